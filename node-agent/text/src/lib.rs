@@ -1,1 +1,5 @@
-//! x
+//! Text in and out of a model: tokenizers and chat templates from GGUF metadata, and sampling.
+
+pub mod sampler;
+
+pub use sampler::SamplingParams;

@@ -1,0 +1,364 @@
+//! RingPlan: who runs which layers, in which order, in how many rounds.
+//!
+//! A plan is immutable and complete: it leaves the agents that execute it no choices. It carries a generation,
+//! by which agents refuse senders that still follow an older plan. This file decides what a well-formed plan is
+//! ([`RingPlanSpec::validate`]); it never decides which plan is good (that is the planner's).
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What an agent reads: the plan of one ring for one model.
+#[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "prima.dev",
+    version = "v1alpha1",
+    kind = "RingPlan",
+    namespaced,
+    shortname = "rp",
+    category = "prima"
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RingPlanSpec {
+    /// Counts up with every new plan of the same model. A frame of another generation is refused.
+    pub generation: i64,
+    /// The model that the ring runs.
+    pub model: PlannedModel,
+    /// Positions that one sequence may hold (prompt and answer together).
+    pub context_length: i32,
+    /// Sequences that may hold a KV cache at the same time.
+    pub max_concurrent_requests: i32,
+    /// Number format of activations between members.
+    #[serde(default)]
+    pub activation_dtype: ActivationDtype,
+    /// k: how often a token's activation goes round the ring. Every member has one window a round.
+    pub rounds: i32,
+    /// The ring in order; the first member is rank 0, the last hands back to it.
+    pub members: Vec<RingMember>,
+}
+
+/// The model file and what a member must find in it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PlannedModel {
+    /// The name that clients ask for.
+    pub name: String,
+    /// Path of the GGUF file on every member.
+    pub file: String,
+    /// Length of the file in bytes; a file of another length is another model.
+    pub size_bytes: i64,
+    /// Transformer layers (L).
+    pub layers: i32,
+}
+
+/// One node of the ring.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RingMember {
+    /// Unique in the ring; in a cluster the Node's name.
+    pub name: String,
+    /// `host:port` where the member's ring service listens.
+    pub address: String,
+    /// One layer window a round, `rounds` in all. May be empty (`first` = `last`).
+    pub windows: Vec<PlannedWindow>,
+}
+
+/// Layers `first..last` (last excluded), of which the last `gpuLayers` run on the GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PlannedWindow {
+    pub first: i32,
+    pub last: i32,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub gpu_layers: i32,
+}
+
+/// Number format of activations between members. Only F32 keeps a split model bit-identical to a whole one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ActivationDtype {
+    #[default]
+    F32,
+    BF16,
+    F16,
+}
+
+/// Why a document is no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum RingPlanError {
+    #[error("{name}: not a RingPlan document")]
+    Parse {
+        name: String,
+        #[source]
+        source: serde_saphyr::Error,
+    },
+    #[error("{name}: {field} is {found}, expected {expected}")]
+    Header {
+        name: String,
+        field: &'static str,
+        found: String,
+        expected: &'static str,
+    },
+    #[error("RingPlan field {field}: {problem}")]
+    Field { field: String, problem: String },
+}
+
+/// Bounds that keep a hostile plan from asking for absurd allocations.
+const MAX_MEMBERS: usize = 1024;
+const MAX_ROUNDS: i32 = 1024;
+const MAX_LAYERS: i32 = 4096;
+const MAX_CONTEXT: i32 = 1 << 24;
+const MAX_CONCURRENT_REQUESTS: i32 = 4096;
+
+impl RingPlan {
+    /// Reads a plan from YAML (or JSON) and validates it. `name` (a path) is used in errors.
+    pub fn from_yaml(name: &str, text: &str) -> Result<Self, RingPlanError> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct TypeMeta {
+            #[serde(default)]
+            api_version: String,
+            #[serde(default)]
+            kind: String,
+        }
+        let parse = |source| RingPlanError::Parse {
+            name: name.to_owned(),
+            source,
+        };
+        // The header first: a document of another kind should be called that, not a list of missing fields.
+        let meta: TypeMeta = serde_saphyr::from_str(text).map_err(parse)?;
+        for (field, found, expected) in [
+            ("apiVersion", meta.api_version, "prima.dev/v1alpha1"),
+            ("kind", meta.kind, "RingPlan"),
+        ] {
+            if found != expected {
+                return Err(RingPlanError::Header {
+                    name: name.to_owned(),
+                    field,
+                    found: format!("{found:?}"),
+                    expected,
+                });
+            }
+        }
+        let plan: Self = serde_saphyr::from_str(text).map_err(parse)?;
+        plan.spec.validate()?;
+        Ok(plan)
+    }
+}
+
+impl RingPlanSpec {
+    /// Checks everything that an executor relies on: counts within bounds, unique names, and windows that cover
+    /// layers `0..layers` once, in ring order, round after round.
+    pub fn validate(&self) -> Result<(), RingPlanError> {
+        let bounded = |field: &str, value: i64, low: i64, high: i64| {
+            if (low..=high).contains(&value) {
+                return Ok(());
+            }
+            Err(field_error(
+                field,
+                format!("{value} is outside {low}..={high}"),
+            ))
+        };
+        bounded("generation", self.generation, 1, i64::MAX)?;
+        bounded("model.sizeBytes", self.model.size_bytes, 1, i64::MAX)?;
+        bounded(
+            "model.layers",
+            self.model.layers.into(),
+            1,
+            MAX_LAYERS.into(),
+        )?;
+        bounded(
+            "contextLength",
+            self.context_length.into(),
+            1,
+            MAX_CONTEXT.into(),
+        )?;
+        bounded(
+            "maxConcurrentRequests",
+            self.max_concurrent_requests.into(),
+            1,
+            MAX_CONCURRENT_REQUESTS.into(),
+        )?;
+        bounded("rounds", self.rounds.into(), 1, MAX_ROUNDS.into())?;
+        bounded(
+            "members (count)",
+            self.members.len() as i64,
+            1,
+            MAX_MEMBERS as i64,
+        )?;
+        if self.model.file.is_empty() {
+            return Err(field_error("model.file", "must name the GGUF file".into()));
+        }
+
+        let mut names = HashSet::new();
+        for (rank, member) in self.members.iter().enumerate() {
+            if member.name.is_empty() || !names.insert(&member.name) {
+                let problem = format!("{:?} must be non-empty and unique in the ring", member.name);
+                return Err(field_error(&format!("members[{rank}].name"), problem));
+            }
+            if member.windows.len() != self.rounds as usize {
+                return Err(field_error(
+                    &format!("members[{rank}].windows"),
+                    format!(
+                        "{} windows, expected one for each of the {} rounds",
+                        member.windows.len(),
+                        self.rounds
+                    ),
+                ));
+            }
+        }
+
+        let mut next = 0;
+        for round in 0..self.rounds as usize {
+            for (rank, member) in self.members.iter().enumerate() {
+                let window = &member.windows[round];
+                let field = format!("members[{rank}].windows[{round}]");
+                if window.first != next || window.last < window.first {
+                    let problem = format!(
+                        "layers {}..{} do not continue at layer {next}; windows must cover every layer once, in ring order, round after round",
+                        window.first, window.last
+                    );
+                    return Err(field_error(&field, problem));
+                }
+                if !(0..=window.last - window.first).contains(&window.gpu_layers) {
+                    let problem = format!(
+                        "gpuLayers is {}, expected 0..={}",
+                        window.gpu_layers,
+                        window.last - window.first
+                    );
+                    return Err(field_error(&field, problem));
+                }
+                next = window.last;
+            }
+        }
+        if next != self.model.layers {
+            let problem = format!(
+                "the windows end at layer {next}, but the model has {} layers",
+                self.model.layers
+            );
+            return Err(field_error("members", problem));
+        }
+        Ok(())
+    }
+
+    /// The rank of the member called `name`.
+    pub fn rank_of(&self, name: &str) -> Option<usize> {
+        self.members.iter().position(|member| member.name == name)
+    }
+}
+
+impl PlannedWindow {
+    /// The window's layers. Only for validated plans, whose bounds are not negative.
+    pub fn layers(&self) -> Range<usize> {
+        self.first as usize..self.last as usize
+    }
+}
+
+fn field_error(field: &str, problem: String) -> RingPlanError {
+    RingPlanError::Field {
+        field: format!("spec.{field}"),
+        problem,
+    }
+}
+
+fn is_zero(value: &i32) -> bool {
+    *value == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(windows: &[&[(i32, i32)]]) -> RingPlanSpec {
+        RingPlanSpec {
+            generation: 1,
+            model: PlannedModel {
+                name: "tiny".into(),
+                file: "/models/tiny.gguf".into(),
+                size_bytes: 1024,
+                layers: 6,
+            },
+            context_length: 128,
+            max_concurrent_requests: 4,
+            activation_dtype: ActivationDtype::F32,
+            rounds: windows[0].len() as i32,
+            members: windows
+                .iter()
+                .enumerate()
+                .map(|(rank, windows)| RingMember {
+                    name: format!("m{rank}"),
+                    address: format!("127.0.0.1:{}", 7000 + rank),
+                    windows: windows
+                        .iter()
+                        .map(|&(first, last)| PlannedWindow {
+                            first,
+                            last,
+                            gpu_layers: 0,
+                        })
+                        .collect(),
+                })
+                .collect(),
+        }
+    }
+
+    fn problem(spec: &RingPlanSpec) -> String {
+        spec.validate().expect_err("must be refused").to_string()
+    }
+
+    #[test]
+    fn accepts_rounds_uneven_and_empty_windows() {
+        plan(&[&[(0, 6)]]).validate().unwrap();
+        plan(&[&[(0, 1), (4, 5)], &[(1, 4), (5, 6)]])
+            .validate()
+            .unwrap();
+        plan(&[&[(0, 3)], &[(3, 3)], &[(3, 6)]]).validate().unwrap();
+    }
+
+    #[test]
+    fn names_the_window_that_leaves_a_gap_an_overlap_or_a_rest() {
+        assert!(problem(&plan(&[&[(0, 2)], &[(3, 6)]])).contains("members[1].windows[0]"));
+        assert!(problem(&plan(&[&[(0, 4)], &[(3, 6)]])).contains("continue at layer 4"));
+        assert!(problem(&plan(&[&[(0, 2)], &[(2, 5)]])).contains("end at layer 5"));
+        assert!(problem(&plan(&[&[(0, 7)]])).contains("end at layer 7"));
+        assert!(problem(&plan(&[&[(0, -1)]])).contains("windows[0]"));
+    }
+
+    #[test]
+    fn names_the_field_of_a_bad_count_or_name() {
+        let mut spec = plan(&[&[(0, 3)], &[(3, 6)]]);
+        spec.members[1].name = "m0".into();
+        assert!(problem(&spec).contains("spec.members[1].name"));
+
+        let mut spec = plan(&[&[(0, 6)]]);
+        spec.rounds = 2;
+        assert!(problem(&spec).contains("expected one for each of the 2 rounds"));
+        spec.rounds = 0;
+        assert!(problem(&spec).contains("spec.rounds"));
+
+        let mut spec = plan(&[&[(0, 6)]]);
+        spec.members[0].windows[0].gpu_layers = 7;
+        assert!(problem(&spec).contains("gpuLayers is 7, expected 0..=6"));
+    }
+
+    #[test]
+    fn survives_a_trip_through_yaml_and_refuses_other_documents() {
+        let plan = RingPlan::new("tiny", plan(&[&[(0, 2)], &[(2, 6)]]));
+        let yaml = serde_saphyr::to_string(&plan).unwrap();
+        assert_eq!(
+            RingPlan::from_yaml("plan.yaml", &yaml).unwrap().spec,
+            plan.spec
+        );
+
+        let other = yaml.replace("kind: RingPlan", "kind: Pod");
+        let error = RingPlan::from_yaml("plan.yaml", &other).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "plan.yaml: kind is \"Pod\", expected RingPlan"
+        );
+
+        let unknown = yaml.replace("contextLength:", "contextLenght:");
+        assert!(RingPlan::from_yaml("plan.yaml", &unknown).is_err());
+    }
+}

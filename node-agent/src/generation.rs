@@ -1,0 +1,204 @@
+//! The contract between the gateway (what a client asked for) and `decode` (what the ring does): plain types and
+//! one channel. Nothing here computes, tokenizes or speaks HTTP.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prima_text::SamplingParams;
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// One prompt to continue, `choices` times.
+#[derive(Clone, Debug)]
+pub struct GenerationRequest {
+    /// Token ids of the prompt, special tokens included. Not empty.
+    pub prompt: Arc<[u32]>,
+    /// Choice i samples with `sampling.seed + i`.
+    pub sampling: SamplingParams,
+    /// Tokens to generate at most, per choice; the context length bounds it anyway.
+    pub max_tokens: usize,
+    /// Generation ends before the first occurrence of any of these in the text.
+    pub stop: Vec<String>,
+    /// `Some(n)`: every token carries its logprob and the n most likely alternatives.
+    pub logprobs: Option<usize>,
+    /// Independent continuations of the same prompt (OpenAI's `n`).
+    pub choices: usize,
+}
+
+/// What comes back, in order per choice.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GenerationEvent {
+    /// One token. `text` holds only complete characters and no part of a possible stop string, so it may be
+    /// empty, and may hold the text of earlier tokens too.
+    Token {
+        choice: usize,
+        token: u32,
+        text: String,
+        logprob: Option<TokenLogprob>,
+    },
+    /// The last event of a choice. `text` is what was held back and turned out to be no stop string.
+    Finished {
+        choice: usize,
+        reason: FinishReason,
+        text: String,
+    },
+    /// The last event of the whole request after every choice has finished.
+    Usage(Usage),
+    /// The last event of a request that failed. Nothing follows.
+    Failed(GenerationError),
+}
+
+/// Log-probabilities (natural log, of the model's own distribution).
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprob {
+    pub logprob: f32,
+    /// Most likely first: token id and its logprob.
+    pub top: Vec<(u32, f32)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// An end-of-generation token or a stop string.
+    Stop,
+    /// `max_tokens` or the end of the context.
+    Length,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Usage {
+    pub prompt_tokens: usize,
+    pub completion_tokens: usize,
+    /// Prefill: from the start of computing to the first token.
+    pub prompt_seconds: f64,
+    /// Decode: from the first to the last token.
+    pub completion_seconds: f64,
+}
+
+/// Why a request that had been accepted could not be finished.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GenerationError {
+    #[error("ring member {member} was lost: {cause}")]
+    MemberLost { member: String, cause: String },
+    #[error("no answer from the ring within {seconds} s")]
+    Deadline { seconds: u64 },
+    #[error("the ring refused the request: {reason}")]
+    Refused { reason: String },
+    #[error("the model produced no usable logits: {reason}")]
+    Logits { reason: String },
+    #[error("the ring is shutting down")]
+    ShuttingDown,
+}
+
+/// Why a request was not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    #[error(
+        "{running} requests are running and {waiting} waiting, which is the limit; try again later"
+    )]
+    Full {
+        running: usize,
+        waiting: usize,
+        retry_after: Duration,
+    },
+    #[error("the prompt has {prompt} tokens, but the context holds {context}")]
+    ContextExceeded { prompt: usize, context: usize },
+    #[error("the ring is not ready: {reason}")]
+    NotReady { reason: String },
+    #[error("{field}: {problem}")]
+    Invalid {
+        field: &'static str,
+        problem: String,
+    },
+}
+
+/// What the gateway hands to `decode`.
+pub struct Submission {
+    pub request: GenerationRequest,
+    /// Where events go. When the receiver is dropped, the request is cancelled and its KV freed on every member.
+    pub events: mpsc::Sender<GenerationEvent>,
+    /// Answered at once: accepted, or why not.
+    pub accepted: oneshot::Sender<Result<(), SubmitError>>,
+}
+
+/// The gateway's handle on the ring. Cheap to clone.
+#[derive(Clone)]
+pub struct Generator {
+    submissions: mpsc::Sender<Submission>,
+    status: watch::Receiver<RingStatus>,
+}
+
+/// Room for events of a client that reads slowly, before `decode` gives it up as gone.
+const EVENT_BUFFER: usize = 4096;
+
+impl Generator {
+    pub fn new(submissions: mpsc::Sender<Submission>, status: watch::Receiver<RingStatus>) -> Self {
+        Self {
+            submissions,
+            status,
+        }
+    }
+
+    /// Hands a request to the ring. Dropping the receiver cancels it.
+    pub async fn submit(
+        &self,
+        request: GenerationRequest,
+    ) -> Result<mpsc::Receiver<GenerationEvent>, SubmitError> {
+        let stopped = || SubmitError::NotReady {
+            reason: "it is shutting down".into(),
+        };
+        let (events, receiver) = mpsc::channel(EVENT_BUFFER);
+        let (accepted, answer) = oneshot::channel();
+        let submission = Submission {
+            request,
+            events,
+            accepted,
+        };
+        self.submissions
+            .send(submission)
+            .await
+            .map_err(|_| stopped())?;
+        answer.await.map_err(|_| stopped())??;
+        Ok(receiver)
+    }
+
+    /// The ring's state now; `watch::Receiver::changed` tells of changes.
+    pub fn status(&self) -> watch::Receiver<RingStatus> {
+        self.status.clone()
+    }
+}
+
+/// The state of the ring as rank 0 sees it: for /health, /metrics and the chat page.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct RingStatus {
+    pub readiness: Readiness,
+    pub plan_generation: i64,
+    pub rounds: usize,
+    pub members: Vec<MemberStatus>,
+    pub running_requests: usize,
+    pub waiting_requests: usize,
+    pub kv_bytes: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "camelCase", tag = "state", content = "reason")]
+pub enum Readiness {
+    /// What is awaited, for people.
+    Loading(String),
+    /// A token went round.
+    Ready,
+    /// Why the ring cannot serve.
+    Failed(String),
+}
+
+/// One member, and what its windows cost over all frames so far (totals only grow, as Prometheus counters do).
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
+pub struct MemberStatus {
+    pub name: String,
+    pub address: String,
+    /// `[first, last)` per round.
+    pub windows: Vec<(usize, usize)>,
+    pub frames: u64,
+    pub compute_seconds: f64,
+    /// From the end of this member's computing to the arrival at its successor.
+    pub network_seconds: f64,
+    pub disk_seconds: f64,
+}
