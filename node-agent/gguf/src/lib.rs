@@ -1,1 +1,42 @@
-//! x
+//! Reads the header of GGUF model files: bytes that nobody trusts in, metadata and tensor index out.
+//!
+//! Decides: whether a header is well formed, and where every tensor lies in the file. After [`Gguf::parse`] returned `Ok`, every
+//! tensor's range is inside the file, aligned, free of overlaps and of exactly the size that its type and shape ask for, so
+//! that nobody downstream checks it again.
+//!
+//! Refuses: to read tensor data, to know what a key means to a model (but `general.alignment`, which the format itself needs),
+//! to repair anything, and to allocate by a number from the file before that number is held against the bytes that are there.
+//!
+//! Format: GGUF versions 2 and 3, little-endian, as in <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
+//! [`writer`] writes the same format, for tools and tests that make model files.
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod gguf;
+mod metadata;
+mod name_index;
+mod open;
+mod reader;
+mod tensor;
+pub mod writer;
+
+pub use error::GgufError;
+pub use gguf::Gguf;
+pub use metadata::{Array, Metadata, Value};
+pub use tensor::{GgmlType, TensorInfo};
+
+/// The first four bytes of every GGUF file.
+const MAGIC: [u8; 4] = *b"GGUF";
+
+/// The most bytes that header, metadata and tensor index may take together: 1 GiB.
+///
+/// The largest header seen in a published model is below 32 MiB (a vocabulary of 262,144 tokens with merges); whoever fetches a
+/// header piece by piece needs an end to it.
+pub const MAX_HEADER_LEN: u64 = 1 << 30;
+
+/// Alignment of tensor data where `general.alignment` is absent.
+const DEFAULT_ALIGNMENT: u64 = 32;
+
+/// The metadata key that the format itself gives a meaning to.
+const ALIGNMENT_KEY: &str = "general.alignment";
