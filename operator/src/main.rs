@@ -1,1 +1,46 @@
-fn main() {}
+//! The `prima` command. This file decides what the command line looks like, and turns an error into text and an
+//! exit status; what a subcommand does lives in its own module.
+
+mod local;
+
+use std::error::Error;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// One machine for large language models, made of several.
+#[derive(Parser)]
+#[command(name = "prima", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a model on a ring of agents on this machine, without a cluster
+    Run(local::RunArgs),
+}
+
+/// One thread: it only waits for children, and children die with the thread that started them.
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Run(args) => local::run(args).await,
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let mut text = format!("prima: {error}");
+            let mut cause = error.source();
+            while let Some(error) = cause {
+                text.push_str(&format!(": {error}"));
+                cause = error.source();
+            }
+            // Nobody may be reading any more; the exit status says it anyway.
+            let _ = writeln!(io::stderr(), "{text}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -92,7 +92,8 @@ pub enum RingPlanError {
     Parse {
         name: String,
         #[source]
-        source: serde_saphyr::Error,
+        // Boxed, as it would make every result of this module large.
+        source: Box<serde_saphyr::Error>,
     },
     #[error("{name}: {field} is {found}, expected {expected}")]
     Header {
@@ -125,7 +126,7 @@ impl RingPlan {
         }
         let parse = |source| RingPlanError::Parse {
             name: name.to_owned(),
-            source,
+            source: Box::new(source),
         };
         // The header first: a document of another kind should be called that, not a list of missing fields.
         let meta: TypeMeta = serde_saphyr::from_str(text).map_err(parse)?;

@@ -1,0 +1,292 @@
+//! `prima run`: a ring on this machine, without a cluster. It writes the same RingPlan that a cluster would carry,
+//! starts one agent a member, waits until a token went round, and ends everything when the user or a member ends.
+//!
+//! This file decides the order of these steps and which ports are used. How layers are split is `split`'s to
+//! decide, how processes start and end is `agents`', what people see is `screen`'s. No part of this runs a layer.
+
+mod agents;
+mod health;
+mod model_file;
+mod screen;
+mod split;
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use prima_crds::v1alpha1::ring_plan::{
+    ActivationDtype, PlannedModel, RingMember, RingPlan, RingPlanError, RingPlanSpec,
+};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use agents::{AgentOptions, Agents, AgentsError};
+use health::Health;
+use model_file::{ModelFile, ModelFileError};
+use screen::Screen;
+use split::SplitError;
+
+#[derive(clap::Args)]
+pub struct RunArgs {
+    /// The model, a GGUF file
+    #[arg(value_name = "MODEL.gguf")]
+    model: PathBuf,
+    /// Agents to start [default: as many as --split names, else 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    members: Option<u16>,
+    /// Layers of each member, in ring order, in all rounds together; 0 is allowed [default: even]
+    #[arg(long, value_name = "LAYERS,..", value_delimiter = ',')]
+    split: Option<Vec<u16>>,
+    /// How often a token goes round the ring; every member's layers are spread over the rounds
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    rounds: u16,
+    /// Port of the HTTP endpoint on 127.0.0.1, 0 for any free one [default: 8080, or the next free one]
+    #[arg(long, value_name = "P")]
+    port: Option<u16>,
+    /// Tokens that prompt and answer may have together [default: what the model was trained for, at most 8192]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    context: Option<u32>,
+    /// Threads of each member [default: all cores; a member that waits uses none]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Ask clients for this key
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "PRIMA_API_KEY",
+        hide_env_values = true
+    )]
+    api_key: Option<String>,
+}
+
+/// Why `prima run` ended with an error.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalError {
+    #[error(transparent)]
+    Model(#[from] ModelFileError),
+    #[error(transparent)]
+    Split(#[from] SplitError),
+    #[error(
+        "--port {port}: cannot listen on 127.0.0.1:{port}; choose another port, or 0 for any free one"
+    )]
+    Port {
+        port: u16,
+        #[source]
+        source: io::Error,
+    },
+    #[error("no free port in {first}..{last} on 127.0.0.1; choose one with --port")]
+    NoFreePort { first: u16, last: u16 },
+    #[error("cannot make a plan from these arguments")]
+    Plan(#[source] RingPlanError),
+    #[error("cannot write the ring's plan to {}", path.display())]
+    WritePlan {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot turn the ring's plan into YAML")]
+    SerializePlan(#[source] serde_saphyr::ser::Error),
+    #[error("cannot wait for signals")]
+    Signals(#[source] io::Error),
+    #[error(transparent)]
+    Agents(#[from] AgentsError),
+    #[error("{0}")]
+    MemberDied(agents::MemberExit),
+}
+
+/// A key/value cache of a very long context would take more memory than the model; who wants one says --context.
+const DEFAULT_CONTEXT: u32 = 8192;
+/// Sequences that may hold a KV cache at once.
+const MAX_CONCURRENT_REQUESTS: i32 = 16;
+const DEFAULT_MEMBERS: usize = 3;
+const DEFAULT_PORT: u16 = 8080;
+/// How many ports above the default are tried.
+const PORTS_TRIED: u16 = 100;
+const HEALTH_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Runs the ring until Ctrl-C, SIGTERM or SIGHUP (`Ok`), or until a member dies (`Err`). No agent outlives it.
+pub async fn run(args: RunArgs) -> Result<(), LocalError> {
+    let model = ModelFile::read(&args.model)?;
+    let shares = split::shares(
+        model.layers,
+        args.members.map(usize::from),
+        args.split.as_deref(),
+        DEFAULT_MEMBERS,
+    )?;
+    let windows = split::windows(&shares, usize::from(args.rounds))?;
+    let http = http_address(args.port)?;
+    let members = windows
+        .into_iter()
+        .zip(ring_ports(shares.len())?)
+        .enumerate()
+        .map(|(rank, (windows, port))| RingMember {
+            name: format!("m{rank}"),
+            address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string(),
+            windows,
+        })
+        .collect();
+    let context = args
+        .context
+        .unwrap_or(model.trained_context.min(DEFAULT_CONTEXT));
+    let plan = RingPlan::new(
+        "local",
+        RingPlanSpec {
+            generation: 1,
+            model: PlannedModel {
+                name: model.name.clone(),
+                file: model.path.display().to_string(),
+                size_bytes: model.size_bytes as i64,
+                layers: model.layers as i32,
+            },
+            context_length: context as i32,
+            max_concurrent_requests: MAX_CONCURRENT_REQUESTS,
+            activation_dtype: ActivationDtype::F32,
+            rounds: args.rounds.into(),
+            members,
+        },
+    );
+    plan.spec.validate().map_err(LocalError::Plan)?;
+
+    let directory = tempfile::Builder::new()
+        .prefix("prima-run-")
+        .tempdir()
+        .map_err(|source| LocalError::WritePlan {
+            path: std::env::temp_dir(),
+            source,
+        })?;
+    let plan_file = directory.path().join("ring-plan.yaml");
+    write_plan(&plan, &plan_file)?;
+
+    let screen = Screen::new();
+    // Before the first agent, so that no signal finds agents and nobody who would end them.
+    let mut stop = StopSignals::install().map_err(LocalError::Signals)?;
+    let mut agents = Agents::start(
+        &plan.spec,
+        &AgentOptions {
+            plan_file: &plan_file,
+            http,
+            threads: args.threads.map(usize::from),
+            api_key: args.api_key.as_deref(),
+        },
+        &screen,
+    )?;
+    let pids = agents.pids();
+    let outcome = tokio::select! {
+        exit = agents.first_exit() => Err(LocalError::MemberDied(exit)),
+        () = stop.received() => Ok(()),
+        never = announce(&plan.spec, &model, http, &args, &screen, pids) => match never {},
+    };
+    screen.status(match outcome {
+        Ok(()) => "shutting down",
+        Err(_) => "a member died, shutting down",
+    });
+    tokio::select! {
+        () = agents.shut_down() => {}
+        // Whoever asks twice does not want to wait.
+        () = stop.received() => agents.kill().await,
+    }
+    screen.finish();
+    outcome
+}
+
+/// Waits until rank 0 answers that a token went round, tells the user how to use the ring, and then waits for ever.
+async fn announce(
+    plan: &RingPlanSpec,
+    model: &ModelFile,
+    http: SocketAddr,
+    args: &RunArgs,
+    screen: &Screen,
+    pids: Vec<u32>,
+) -> std::convert::Infallible {
+    screen.status(&format!("starting {} agents", plan.members.len()));
+    loop {
+        match health::get(http).await {
+            Health::Ready => break,
+            Health::Loading(message) => screen.status(&message),
+            Health::NoAnswer => {}
+        }
+        tokio::time::sleep(HEALTH_INTERVAL).await;
+    }
+    screen.ready(
+        plan,
+        &model.bytes_per_member(plan),
+        http,
+        &pids,
+        args.api_key.is_some(),
+    );
+    std::future::pending().await
+}
+
+/// The signals that end `prima run` in good order.
+struct StopSignals([Signal; 3]);
+
+impl StopSignals {
+    fn install() -> io::Result<Self> {
+        Ok(Self([
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::hangup())?,
+        ]))
+    }
+
+    async fn received(&mut self) {
+        let [interrupt, terminate, hangup] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    }
+}
+
+fn write_plan(plan: &RingPlan, path: &Path) -> Result<(), LocalError> {
+    let yaml = serde_saphyr::to_string(plan).map_err(LocalError::SerializePlan)?;
+    std::fs::write(path, yaml).map_err(|source| LocalError::WritePlan {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// A port that was asked for must be free; the default gives way to the next free one.
+fn http_address(asked: Option<u16>) -> Result<SocketAddr, LocalError> {
+    match asked {
+        Some(port) => listen_once(port).map_err(|source| LocalError::Port { port, source }),
+        None => {
+            let last = DEFAULT_PORT + PORTS_TRIED;
+            (DEFAULT_PORT..last)
+                .find_map(|port| listen_once(port).ok())
+                .ok_or(LocalError::NoFreePort {
+                    first: DEFAULT_PORT,
+                    last,
+                })
+        }
+    }
+}
+
+/// Ports for the members' ring services. They lie below the range from which Linux takes ports of outgoing
+/// connections, and where the search starts depends on the process id: so neither such a connection nor another
+/// `prima run` started at the same moment is likely to take a port before its agent does. If one does, the agent
+/// says so and the run ends.
+fn ring_ports(count: usize) -> Result<Vec<u16>, LocalError> {
+    const FIRST: u16 = 10_000;
+    const LAST: u16 = 30_000;
+    const SPAN: u32 = (LAST - FIRST) as u32;
+    let start = std::process::id().wrapping_mul(16) % SPAN;
+    let ports: Vec<u16> = (0..SPAN)
+        .map(|step| FIRST + ((start + step) % SPAN) as u16)
+        .filter(|&port| listen_once(port).is_ok())
+        .take(count)
+        .collect();
+    if ports.len() < count {
+        return Err(LocalError::NoFreePort {
+            first: FIRST,
+            last: LAST,
+        });
+    }
+    Ok(ports)
+}
+
+/// Whether one can listen on this port of 127.0.0.1 (0: any), and the address then.
+fn listen_once(port: u16) -> io::Result<SocketAddr> {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, port))?.local_addr()
+}

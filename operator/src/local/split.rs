@@ -1,0 +1,184 @@
+//! Which member runs which layers when nobody plans: as even as possible, or as `--split` says. Pure.
+//!
+//! This file decides the windows of a local ring. It does not weigh devices against each other; that is the
+//! planner's work.
+
+use prima_crds::v1alpha1::ring_plan::PlannedWindow;
+
+/// Why the layers cannot be split as asked.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SplitError {
+    #[error(
+        "--members {members}: the model has only {layers} layers, and without --split every member gets at least one"
+    )]
+    MoreMembersThanLayers { members: usize, layers: usize },
+    #[error(
+        "--split {split}: expected numbers that sum to the model's {expected} layers, found a sum of {found}"
+    )]
+    Sum {
+        split: String,
+        expected: usize,
+        found: usize,
+    },
+    #[error("--split {split}: expected {expected} numbers, as --members says, found {found}")]
+    Count {
+        split: String,
+        expected: usize,
+        found: usize,
+    },
+    #[error(
+        "--rounds {rounds}: no member has more than {most} layers, so a whole round would be empty; use at most {most} rounds"
+    )]
+    EmptyRound { rounds: usize, most: usize },
+}
+
+/// Layers of each member in all rounds together. Without `split`: even, earlier members take the rest; `members`
+/// defaults to `default_members`, or fewer where the model has fewer layers.
+pub fn shares(
+    layers: usize,
+    members: Option<usize>,
+    split: Option<&[u16]>,
+    default_members: usize,
+) -> Result<Vec<usize>, SplitError> {
+    let Some(split) = split else {
+        let members = members.unwrap_or(default_members.min(layers));
+        if members > layers {
+            return Err(SplitError::MoreMembersThanLayers { members, layers });
+        }
+        return Ok(even(layers, members).collect());
+    };
+    let shares: Vec<usize> = split.iter().copied().map(usize::from).collect();
+    let written = || {
+        let numbers: Vec<String> = split.iter().map(u16::to_string).collect();
+        numbers.join(",")
+    };
+    if let Some(expected) = members
+        && expected != shares.len()
+    {
+        return Err(SplitError::Count {
+            split: written(),
+            expected,
+            found: shares.len(),
+        });
+    }
+    let found = shares.iter().sum();
+    if found != layers {
+        return Err(SplitError::Sum {
+            split: written(),
+            expected: layers,
+            found,
+        });
+    }
+    Ok(shares)
+}
+
+/// One row per member, one window per round: each member's share spread evenly over the rounds (earlier rounds take
+/// the rest), layers counted through the ring round after round. Windows may be empty, whole rounds may not.
+pub fn windows(shares: &[usize], rounds: usize) -> Result<Vec<Vec<PlannedWindow>>, SplitError> {
+    let most = shares.iter().copied().max().unwrap_or(0);
+    if rounds > most {
+        return Err(SplitError::EmptyRound { rounds, most });
+    }
+    let counts: Vec<Vec<usize>> = shares
+        .iter()
+        .map(|&share| even(share, rounds).collect())
+        .collect();
+    let mut windows = vec![Vec::with_capacity(rounds); shares.len()];
+    let mut next = 0;
+    for round in 0..rounds {
+        for (member, counts) in windows.iter_mut().zip(&counts) {
+            let last = next + counts[round];
+            member.push(PlannedWindow {
+                first: next as i32,
+                last: last as i32,
+                gpu_layers: 0,
+            });
+            next = last;
+        }
+    }
+    Ok(windows)
+}
+
+/// `total` in `parts` numbers that differ by at most one, the larger ones first.
+fn even(total: usize, parts: usize) -> impl Iterator<Item = usize> {
+    (0..parts).map(move |part| total / parts + usize::from(part < total % parts))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ranges(shares: &[usize], rounds: usize) -> Vec<Vec<(i32, i32)>> {
+        windows(shares, rounds)
+            .unwrap()
+            .iter()
+            .map(|member| member.iter().map(|w| (w.first, w.last)).collect())
+            .collect()
+    }
+
+    #[test]
+    fn splits_evenly_and_gives_the_rest_to_the_first() {
+        assert_eq!(shares(30, Some(3), None, 3), Ok(vec![10, 10, 10]));
+        assert_eq!(shares(32, Some(5), None, 3), Ok(vec![7, 7, 6, 6, 6]));
+        assert_eq!(shares(30, None, None, 3), Ok(vec![10, 10, 10]));
+        assert_eq!(shares(2, None, None, 3), Ok(vec![1, 1]));
+    }
+
+    #[test]
+    fn counts_layers_through_the_ring_round_after_round() {
+        assert_eq!(ranges(&[10, 12, 8], 1), [[(0, 10)], [(10, 22)], [(22, 30)]]);
+        assert_eq!(
+            ranges(&[3, 0, 2], 2),
+            [[(0, 2), (3, 4)], [(2, 2), (4, 4)], [(2, 3), (4, 5)]]
+        );
+    }
+
+    #[test]
+    fn every_layer_is_run_once_whatever_the_split() {
+        for layers in 1..40usize {
+            for members in 1..=layers.min(7) {
+                for rounds in 1..=layers.div_ceil(members) {
+                    let shares = shares(layers, Some(members), None, 3).unwrap();
+                    let rows = ranges(&shares, rounds);
+                    let mut next = 0;
+                    for round in 0..rounds {
+                        let before = next;
+                        for member in &rows {
+                            assert_eq!(member[round].0, next);
+                            next = member[round].1;
+                        }
+                        assert!(next > before, "round {round} of {shares:?} is empty");
+                    }
+                    assert_eq!(next as usize, layers);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn refuses_what_does_not_add_up() {
+        assert_eq!(
+            shares(30, Some(31), None, 3),
+            Err(SplitError::MoreMembersThanLayers {
+                members: 31,
+                layers: 30
+            })
+        );
+        assert_eq!(
+            shares(30, None, Some(&[10, 12, 9]), 3)
+                .unwrap_err()
+                .to_string(),
+            "--split 10,12,9: expected numbers that sum to the model's 30 layers, found a sum of 31"
+        );
+        assert_eq!(
+            shares(30, Some(2), Some(&[10, 12, 8]), 3)
+                .unwrap_err()
+                .to_string(),
+            "--split 10,12,8: expected 2 numbers, as --members says, found 3"
+        );
+        assert_eq!(
+            windows(&[2, 1], 3),
+            Err(SplitError::EmptyRound { rounds: 3, most: 2 })
+        );
+    }
+}
