@@ -1,0 +1,47 @@
+# What people type. `make help` lists it; every target is one command or two, and what takes more is in a script.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help run test lint fmt bench check-cuda fuzz assets
+
+PYTHON ?= python3
+# The model that `make run` fetches; with MODEL=path nothing is fetched.
+FETCHED_MODEL := $(or $(PRIMA_CACHE),$(HOME)/.cache/prima)/models/SmolLM2-135M-Instruct-Q4_1.gguf
+MODEL ?= $(FETCHED_MODEL)
+MEMBERS ?= 3
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "Variables of run: MODEL=file.gguf MEMBERS=3 PORT=8080 ARGS='--rounds 2 --split 15,10,5'"
+
+run: ## Build, fetch a small model (93 MB, once), answer from a ring of three agents on this machine
+	cargo build --release --locked -p prima -p prima-node-agent
+	$(if $(filter $(FETCHED_MODEL),$(MODEL)),$(PYTHON) tests/assets/fetch.py run)
+	target/release/prima run '$(MODEL)' --members $(MEMBERS) $(if $(PORT),--port $(PORT)) $(ARGS)
+
+test: ## Run every test; installs and fetches what they need, and says what it had to leave out
+	tests/run.sh
+
+lint: ## Formatting, clippy, and cargo-deny (dependency directions, licenses, sources)
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	tests/tool.sh cargo-deny 0.20.2
+	cargo deny --offline --locked check --hide-inclusion-graph bans licenses sources
+
+fmt: ## Format the code
+	cargo fmt --all
+
+bench: ## Measure speed and memory against llama.cpp, side by side; prints one table
+	$(PYTHON) tests/assets/fetch.py bench
+	cargo build --release --locked -p prima -p prima-node-agent
+	cargo run --release --locked -p prima-tests --bin bench
+
+check-cuda: ## Compile the CUDA build on a machine without a GPU
+	node-agent/engine/check-cuda.sh
+
+fuzz: ## Fuzz the GGUF reader for a minute
+	node-agent/gguf/fuzz.sh
+
+assets: ## Fetch the models, texts and tools of the tests (in ~/.cache/prima, or PRIMA_CACHE)
+	$(PYTHON) tests/assets/fetch.py test

