@@ -1,5 +1,19 @@
-//! Text in and out of a model: tokenizers and chat templates from GGUF metadata, and sampling.
+//! Text into tokens and back, conversations into prompts, logits into the next token. Everything a model's file says about its
+//! text is read here, from GGUF metadata.
+//!
+//! Decides: which tokens a text is made of ([`Tokenizer`]), when bytes of an answer are whole characters ([`Detokenizer`]), what
+//! prompt a conversation becomes ([`ChatTemplate`]), and which token comes next ([`Sampler`]).
+//!
+//! Refuses: to guess. A tokenizer, pre-tokenizer or template construct that is not known is an error that names it. Knows nothing
+//! of models, rings, files or HTTP.
 
-pub mod sampler;
+mod bpe;
+mod detokenizer;
+mod merge;
+mod pre_tokenizer;
+mod sentencepiece;
+mod tokenizer;
+mod vocabulary;
 
-pub use sampler::SamplingParams;
+pub use detokenizer::Detokenizer;
+pub use tokenizer::{Tokenizer, TokenizerError};

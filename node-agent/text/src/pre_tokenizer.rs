@@ -1,0 +1,281 @@
+//! Pre-tokenizers: how a text is cut into the words within which byte-pair encoding merges.
+//!
+//! Decides: the words, exactly as llama.cpp cuts them for the names in [`KNOWN`]. Refuses: any other name, and the name `default`,
+//! which in llama.cpp stands for "the converter did not know".
+//!
+//! The patterns are those of the models' published tokenizers, as llama.cpp reads them, with one change: they end in
+//! `\s+(?!\S)|\s+`, and a look-ahead would need a backtracking engine, which hostile text can keep busy or make give up. The same is
+//! said with `\s+` and [`Step::words`], in time linear in the text.
+
+use regex::Regex;
+
+use crate::tokenizer::TokenizerError;
+
+/// A pre-tokenizer, and what else its name says about a tokenizer.
+#[derive(Debug)]
+pub(crate) struct PreTokenizer {
+    steps: Vec<Step>,
+    /// Whether a word that is a token as it stands is not merged from its bytes.
+    pub(crate) ignore_merges: bool,
+    /// Whether prompts begin with BOS unless the metadata says otherwise.
+    pub(crate) add_bos: bool,
+}
+
+impl PreTokenizer {
+    /// The one that `tokenizer.ggml.pre` names.
+    pub(crate) fn from_name(name: &str) -> Result<Self, TokenizerError> {
+        let Some((_, family)) = KNOWN.iter().find(|(known, _)| *known == name) else {
+            return Err(TokenizerError::UnknownPreTokenizer {
+                found: name.to_owned(),
+                known: known_names(),
+            });
+        };
+        let mut steps = Vec::new();
+        for (cut, pattern) in family.steps() {
+            let regex = Regex::new(pattern).map_err(|source| TokenizerError::Pattern {
+                pre_tokenizer: name.to_owned(),
+                source,
+            })?;
+            steps.push(Step { cut: *cut, regex });
+        }
+        Ok(Self {
+            steps,
+            ignore_merges: *family == Family::Llama3,
+            add_bos: *family == Family::Llama3,
+        })
+    }
+
+    /// The words of `text`, which put together are `text`.
+    pub(crate) fn words<'t>(&self, text: &'t str) -> Vec<&'t str> {
+        let mut words = vec![text];
+        for step in &self.steps {
+            let mut cut = Vec::with_capacity(words.len());
+            for word in words {
+                step.words(word, &mut cut);
+            }
+            words = cut;
+        }
+        words.retain(|word| !word.is_empty());
+        words
+    }
+}
+
+/// The names that are known, for errors.
+pub(crate) fn known_names() -> String {
+    KNOWN.map(|(name, _)| name).join(", ")
+}
+
+const KNOWN: [(&str, Family); 9] = [
+    ("llama-bpe", Family::Llama3),
+    ("llama3", Family::Llama3),
+    ("llama-v3", Family::Llama3),
+    ("qwen2", Family::Qwen2),
+    ("deepseek-r1-qwen", Family::Qwen2),
+    ("smollm", Family::SmolLm),
+    ("gpt-2", Family::Gpt2),
+    ("deepseek-llm", Family::DeepSeekLlm),
+    ("deepseek-coder", Family::DeepSeekCoder),
+];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Family {
+    Llama3,
+    Qwen2,
+    SmolLm,
+    Gpt2,
+    DeepSeekLlm,
+    DeepSeekCoder,
+}
+
+impl Family {
+    /// What is done one after the other, each to the words that the one before left.
+    fn steps(self) -> &'static [(Cut, &'static str)] {
+        match self {
+            Family::Llama3 => &[(
+                Cut::Spaces {
+                    newlines_apart: true,
+                },
+                LLAMA3_WORDS,
+            )],
+            Family::Qwen2 => &[(
+                Cut::Spaces {
+                    newlines_apart: true,
+                },
+                QWEN2_WORDS,
+            )],
+            Family::Gpt2 => &[(
+                Cut::Spaces {
+                    newlines_apart: false,
+                },
+                GPT2_WORDS,
+            )],
+            Family::SmolLm => &[
+                (Cut::Matches, r"\p{N}"),
+                (
+                    Cut::Spaces {
+                        newlines_apart: false,
+                    },
+                    GPT2_WORDS,
+                ),
+            ],
+            Family::DeepSeekLlm => &[
+                (Cut::Matches, r"[\r\n]"),
+                (Cut::Matches, CASED_LETTERS),
+                // The last range begins at U+3001: U+3000, with which the published pattern begins it, is white space to llama.cpp
+                // before it is anything else.
+                (
+                    Cut::Matches,
+                    r"\s?[!-/:-~\u{FF01}-\u{FF0F}\u{FF1A}-\u{FF5E}\u{2018}-\u{201F}\u{3001}-\u{3002}]+",
+                ),
+                (Cut::Matches, r"\s+$"),
+                (Cut::Matches, CJK),
+                (Cut::Matches, r"\p{N}+"),
+            ],
+            Family::DeepSeekCoder => &[
+                (Cut::Matches, r"[\r\n]"),
+                (Cut::Matches, r"\s?\p{L}+"),
+                (Cut::Matches, r"\s?\p{P}+"),
+                (Cut::Matches, CJK),
+                (Cut::Matches, r"\p{N}"),
+            ],
+        }
+    }
+}
+
+/// Contractions, words with a space before them, numbers with one, other characters with one, white space.
+const GPT2_WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+";
+
+/// Contractions in either case, words with any one character before them, up to three digits, other characters with the ends of
+/// lines after them, white space up to the end of a line, white space.
+const LLAMA3_WORDS: &str = r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+";
+
+/// As [`LLAMA3_WORDS`], but every digit is a word.
+const QWEN2_WORDS: &str = r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+";
+
+/// DeepSeek's name for this is CJK, but the range U+0800 to U+4E00 takes in much else. White space in it is white space first.
+const CJK: &str = r"[[\u{4E00}-\u{9FA5}\u{800}-\u{4E00}\u{AC00}-\u{D7FF}]--\s]+";
+
+/// DeepSeek LLM's list of the letters that have case.
+const CASED_LETTERS: &str = concat!(
+    r"\s?[A-Za-z\u{B5}\u{C0}-\u{D6}\u{D8}-\u{F6}\u{F8}-\u{1BA}\u{1BC}-\u{1BF}\u{1C4}-\u{293}\u{295}-\u{2AF}\u{370}-\u{373}\u{376}",
+    r"\u{377}\u{37B}-\u{37D}\u{37F}\u{386}\u{388}-\u{38A}\u{38C}\u{38E}-\u{3A1}\u{3A3}-\u{3F5}\u{3F7}-\u{481}\u{48A}-\u{52F}",
+    r"\u{531}-\u{556}\u{10A0}-\u{10C5}\u{13A0}-\u{13F5}\u{13F8}-\u{13FD}\u{1C90}-\u{1CBA}\u{1CBD}-\u{1CBF}\u{1D00}-\u{1D2B}",
+    r"\u{1D6B}-\u{1D77}\u{1D79}-\u{1D9A}\u{1E00}-\u{1F15}\u{1F18}-\u{1F1D}\u{1F20}-\u{1F45}\u{1F48}-\u{1F4D}\u{1F50}-\u{1F57}",
+    r"\u{1F59}\u{1F5B}\u{1F5D}\u{1F5F}-\u{1F7D}\u{1F80}-\u{1FB4}\u{1FB6}-\u{1FBC}\u{1FBE}\u{1FC2}-\u{1FC4}\u{1FC6}-\u{1FCC}",
+    r"\u{1FD0}-\u{1FD3}\u{1FD6}-\u{1FDB}\u{1FE0}-\u{1FEC}\u{1FF2}-\u{1FF4}\u{1FF6}-\u{1FFC}\u{2102}\u{2107}\u{210A}-\u{2113}",
+    r"\u{2115}\u{2119}-\u{211D}\u{2124}\u{2126}\u{2128}\u{212A}-\u{212D}\u{212F}-\u{2134}\u{2139}\u{213C}-\u{213F}\u{2145}-\u{2149}",
+    r"\u{214E}\u{2183}\u{2184}\u{2C00}-\u{2C7B}\u{2C7E}-\u{2CE4}\u{2CEB}-\u{2CEE}\u{2CF2}\u{2CF3}\u{A640}-\u{A66D}\u{A680}-\u{A69B}",
+    r"\u{A722}-\u{A76F}\u{A771}-\u{A787}\u{A78B}-\u{A78E}\u{AB70}-\u{ABBF}\u{FB00}-\u{FB06}\u{FB13}-\u{FB17}\u{FF21}-\u{FF3A}",
+    r"\u{FF41}-\u{FF5A}\u{10400}-\u{1044F}\u{104B0}-\u{104D3}\u{104D8}-\u{104FB}\u{10C80}-\u{10CB2}\u{10CC0}-\u{10CF2}",
+    r"\u{118A0}-\u{118DF}\u{1E900}-\u{1E943}]+"
+);
+
+#[derive(Debug)]
+struct Step {
+    cut: Cut,
+    regex: Regex,
+}
+
+/// What is a word besides every match and every stretch between matches.
+#[derive(Debug, Clone, Copy)]
+enum Cut {
+    /// Nothing.
+    Matches,
+    /// White space before something else gives its last character to what follows, unless it is one character, or ends a line and
+    /// the pattern has a branch for the ends of lines.
+    Spaces { newlines_apart: bool },
+}
+
+impl Step {
+    fn words<'t>(&self, text: &'t str, words: &mut Vec<&'t str>) {
+        let mut from = 0;
+        while let Some(found) = self.regex.find_at(text, from) {
+            words.push(&text[from..found.start()]);
+            let word = found.as_str();
+            let given = match self.cut {
+                Cut::Spaces { newlines_apart } if found.end() < text.len() => {
+                    given_away(word, newlines_apart)
+                }
+                _ => 0,
+            };
+            from = found.end() - given;
+            words.push(&text[found.start()..from]);
+        }
+        words.push(&text[from..]);
+    }
+}
+
+/// How many bytes at the end of `word` belong to the next word. Only the branch `\s+` matches a word that ends in white space, but for
+/// the ends of lines.
+fn given_away(word: &str, newlines_apart: bool) -> usize {
+    let mut characters = word.chars();
+    match characters.next_back() {
+        Some('\r' | '\n') if newlines_apart => 0,
+        Some(last) if last.is_whitespace() && characters.next().is_some() => last.len_utf8(),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn words(name: &str, text: &'static str) -> Vec<&'static str> {
+        PreTokenizer::from_name(name).unwrap().words(text)
+    }
+
+    #[test]
+    fn white_space_gives_its_last_character_to_the_next_word() {
+        assert_eq!(words("gpt-2", "a   b"), ["a", "  ", " b"]);
+        assert_eq!(words("gpt-2", "a\n\nb\n\n"), ["a", "\n", "\n", "b", "\n\n"]);
+        assert_eq!(
+            words("llama-bpe", "a \n\n  b\t\tc  "),
+            ["a", " \n\n", " ", " b", "\t", "\tc", "  "]
+        );
+        assert_eq!(
+            words("qwen2", "a\u{3000}\u{3000}."),
+            ["a", "\u{3000}", "\u{3000}", "."]
+        );
+    }
+
+    #[test]
+    fn digits_are_grouped_as_each_model_was_taught() {
+        assert_eq!(words("gpt-2", "in 12345"), ["in", " 12345"]);
+        assert_eq!(words("llama-bpe", "in 12345"), ["in", " ", "123", "45"]);
+        assert_eq!(words("qwen2", "in 123"), ["in", " ", "1", "2", "3"]);
+        assert_eq!(words("smollm", "in  123"), ["in", "  ", "1", "2", "3"]);
+        assert_eq!(words("deepseek-coder", "in 12"), ["in", " ", "1", "2"]);
+        assert_eq!(words("deepseek-llm", "in 12"), ["in", " ", "12"]);
+    }
+
+    #[test]
+    fn contractions_in_capitals_are_for_the_newer_models_only() {
+        assert_eq!(words("gpt-2", "I'LL I'll"), ["I", "'", "LL", " I", "'ll"]);
+        assert_eq!(words("llama-bpe", "I'LL we'Re"), ["I", "'LL", " we", "'Re"]);
+        // U+017F folds to "s", but is none.
+        assert_eq!(words("llama-bpe", "a'ſ"), ["a", "'ſ"]);
+    }
+
+    #[test]
+    fn an_unknown_name_is_refused_with_what_is_known() {
+        for name in ["default", "mpt", ""] {
+            let message = PreTokenizer::from_name(name).unwrap_err().to_string();
+            assert!(message.contains(&format!("{name:?}")), "{message}");
+            assert!(
+                message.contains("llama-bpe, llama3, llama-v3, qwen2"),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn words_put_together_are_the_text() {
+        let all = KNOWN.map(|(name, _)| (name, PreTokenizer::from_name(name).unwrap()));
+        proptest!(|(text in r"(\PC|[ \t\r\n]|[a-z' ]{1,5}|[0-9]){0,60}")| {
+            for (name, pre_tokenizer) in &all {
+                prop_assert_eq!(pre_tokenizer.words(&text).concat(), text.as_str(), "{}", name);
+            }
+        });
+    }
+}

@@ -1,0 +1,370 @@
+//! The tokenizer of a model, from its GGUF metadata.
+//!
+//! Decides: where a text holds special tokens, and what begins and ends a prompt, as llama.cpp does; the text between special tokens is
+//! for [`crate::bpe`] or [`crate::sentencepiece`]. Refuses: tokenizers that it does not know, and vocabularies that do not add up.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use prima_gguf::{GgufError, Metadata};
+
+use crate::bpe::{self, Bpe};
+use crate::detokenizer::Detokenizer;
+use crate::sentencepiece::{self, SentencePiece};
+use crate::vocabulary::{TokenKind, Vocabulary};
+
+/// Text to tokens and back. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Tokenizer(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    vocabulary: Vocabulary,
+    model: Model,
+    /// Tokens that are found in text before anything else is, the longest first.
+    special: Vec<Special>,
+    /// The token that `add_special` puts at the beginning.
+    begin: Option<u32>,
+    /// The token that `add_special` puts at the end.
+    end: Option<u32>,
+}
+
+#[derive(Debug)]
+enum Model {
+    Bpe(Box<Bpe>),
+    SentencePiece(Box<SentencePiece>),
+}
+
+#[derive(Debug)]
+struct Special {
+    token: u32,
+    text: String,
+    /// Found only where the caller asks for it: control tokens, and the unknown token.
+    on_request: bool,
+    /// White space after it belongs to it.
+    strips_right: bool,
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.ggml.*`. Errors name the key, what it holds and what would do.
+    pub fn from_gguf(metadata: &Metadata) -> Result<Self, TokenizerError> {
+        let name = metadata.require_str(MODEL)?;
+        // Defaults of the special tokens and of adding them are llama.cpp's; it has BOS and EOS 11 for byte-pair encoding, which
+        // is Falcon's and wrong for every other model, so here there is none.
+        let (vocabulary, model, add_bos) = match name {
+            "gpt2" => {
+                let vocabulary = Vocabulary::from_gguf(metadata, None, None)?;
+                let bpe = Bpe::from_gguf(metadata, &vocabulary)?;
+                let add_bos = bpe.add_bos();
+                (vocabulary, Model::Bpe(Box::new(bpe)), add_bos)
+            }
+            "llama" => {
+                let vocabulary = Vocabulary::from_gguf(metadata, Some(1), Some(2))?;
+                let sentencepiece = SentencePiece::from_gguf(metadata, &vocabulary)?;
+                (
+                    vocabulary,
+                    Model::SentencePiece(Box::new(sentencepiece)),
+                    true,
+                )
+            }
+            found => {
+                return Err(TokenizerError::UnknownModel {
+                    found: found.to_owned(),
+                });
+            }
+        };
+        let begin = added(metadata, ADD_BOS, add_bos, vocabulary.bos, "BOS")?;
+        let end = added(metadata, ADD_EOS, false, vocabulary.eos, "EOS")?;
+        let special = special_tokens(metadata, &vocabulary)?;
+        Ok(Self(Arc::new(Inner {
+            vocabulary,
+            model,
+            special,
+            begin,
+            end,
+        })))
+    }
+
+    /// The tokens of `text`. `add_special` adds BOS and EOS where the model wants them; `parse_special` finds control tokens in the
+    /// text (for prompts out of a chat template), without it they are text like any other (for what users write). The error is a text
+    /// that the vocabulary cannot spell.
+    pub fn encode(
+        &self,
+        text: &str,
+        add_special: bool,
+        parse_special: bool,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        let mut tokens = Vec::with_capacity(text.len() / 3 + 2);
+        if add_special {
+            tokens.extend(self.0.begin);
+        }
+        let mut after_special = true;
+        for fragment in self.fragments(text, parse_special) {
+            match (fragment, &self.0.model) {
+                (Fragment::Token(token), _) => tokens.push(token),
+                (Fragment::Text(text), Model::Bpe(bpe)) => bpe.encode(text, &mut tokens),
+                (Fragment::Text(text), Model::SentencePiece(sentencepiece)) => {
+                    sentencepiece.encode(text, after_special, &mut tokens)?;
+                }
+            }
+            after_special = matches!(fragment, Fragment::Token(_));
+        }
+        if add_special {
+            tokens.extend(self.0.end);
+        }
+        Ok(tokens)
+    }
+
+    /// The text of `tokens` from the beginning of a text: control tokens add nothing, and the space that SentencePiece puts before a
+    /// text is taken off again. Bytes that are no UTF-8 are U+FFFD.
+    pub fn decode(&self, tokens: &[u32]) -> String {
+        let mut bytes = Vec::new();
+        for &token in tokens {
+            bytes.extend_from_slice(&self.token_bytes(token));
+        }
+        let prefixed = match &self.0.model {
+            Model::SentencePiece(sentencepiece) => sentencepiece.add_space_prefix,
+            Model::Bpe(_) => false,
+        };
+        let bytes = match bytes.strip_prefix(b" ") {
+            Some(rest) if prefixed => rest,
+            _ => &bytes,
+        };
+        String::from_utf8_lossy(bytes).into_owned()
+    }
+
+    /// What `token` adds to a text that it continues: nothing for control tokens, and for ids outside the vocabulary (a model may have
+    /// more rows than tokens). Often not whole characters; see [`Tokenizer::detokenizer`].
+    pub fn token_bytes(&self, token: u32) -> Cow<'_, [u8]> {
+        let Some((text, kind)) = self.0.vocabulary.get(token) else {
+            return Cow::Borrowed(&[]);
+        };
+        match (kind, &self.0.model) {
+            (TokenKind::Normal, Model::Bpe(_)) => bpe::token_bytes(text),
+            (TokenKind::Normal, Model::SentencePiece(_)) => sentencepiece::token_bytes(text),
+            (TokenKind::UserDefined, _) => Cow::Borrowed(text.as_bytes()),
+            (TokenKind::Byte(byte), _) => Cow::Owned(vec![byte]),
+            (TokenKind::Control | TokenKind::Unknown | TokenKind::Unused, _) => Cow::Borrowed(&[]),
+        }
+    }
+
+    /// The token as the file writes it, control tokens too; empty for ids outside the vocabulary.
+    pub fn token_text(&self, token: u32) -> &str {
+        self.0.vocabulary.get(token).map_or("", |(text, _)| text)
+    }
+
+    /// Number of tokens.
+    pub fn vocab_size(&self) -> usize {
+        self.0.vocabulary.len()
+    }
+
+    /// The token that begins texts, where the model has one; whether [`Tokenizer::encode`] adds it is another question.
+    pub fn bos(&self) -> Option<u32> {
+        self.0.vocabulary.bos
+    }
+
+    /// The token that ends texts, where the model has one. More than this one may end an answer.
+    pub fn eos(&self) -> Option<u32> {
+        self.0.vocabulary.eos
+    }
+
+    /// Whether a model that produces `token` has finished its answer: EOS, end of turn, end of message and their like.
+    pub fn is_end_of_generation(&self, token: u32) -> bool {
+        self.0.vocabulary.is_end_of_generation(token)
+    }
+
+    /// Begins the text of an answer, token by token. An answer continues its prompt: a space at its beginning is kept.
+    pub fn detokenizer(&self) -> Detokenizer {
+        Detokenizer::new(self.clone())
+    }
+
+    /// Cuts special tokens out of `text`: all occurrences of the longest first, then of the next in what is left.
+    fn fragments<'t>(&self, text: &'t str, parse_special: bool) -> Vec<Fragment<'t>> {
+        let mut fragments = vec![Fragment::Text(text)];
+        for special in &self.0.special {
+            if special.on_request && !parse_special {
+                continue;
+            }
+            // Most special tokens are not in most texts.
+            if !text.contains(&special.text) {
+                continue;
+            }
+            let mut cut = Vec::with_capacity(fragments.len() + 2);
+            for fragment in fragments {
+                match fragment {
+                    Fragment::Text(text) => special.cut_out_of(text, &mut cut),
+                    token @ Fragment::Token(_) => cut.push(token),
+                }
+            }
+            fragments = cut;
+        }
+        fragments.retain(|fragment| !matches!(fragment, Fragment::Text("")));
+        fragments
+    }
+}
+
+/// Why a model's file has no usable tokenizer, or a text has no tokens.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenizerError {
+    #[error("cannot read the tokenizer's metadata")]
+    Metadata {
+        #[from]
+        source: GgufError,
+    },
+
+    #[error(
+        "metadata key \"{MODEL}\": expected \"gpt2\" (byte-pair encoding) or \"llama\" (SentencePiece), found {found:?}"
+    )]
+    UnknownModel { found: String },
+
+    #[error("metadata key \"tokenizer.ggml.pre\": expected one of {known}, found {found:?}")]
+    UnknownPreTokenizer { found: String, known: String },
+
+    #[error(
+        "metadata key \"tokenizer.ggml.pre\": expected one of {known}, found no such key: convert the model again with a current converter"
+    )]
+    MissingPreTokenizer { known: String },
+
+    #[error("cannot build the patterns of the pre-tokenizer {pre_tokenizer}")]
+    Pattern {
+        pre_tokenizer: String,
+        source: regex::Error,
+    },
+
+    #[error("metadata key \"{key}\": expected {expected}, found {found} elements")]
+    Length {
+        key: &'static str,
+        expected: String,
+        found: usize,
+    },
+
+    #[error(
+        "metadata key \"tokenizer.ggml.tokens\": expected every token once, found {text:?} as {first} and {second}"
+    )]
+    DuplicateToken {
+        text: String,
+        first: u32,
+        second: u32,
+    },
+
+    #[error(
+        "metadata key \"tokenizer.ggml.token_type\", token {token}: expected a type from 0 to 6, found {found}"
+    )]
+    TokenType { token: u32, found: i32 },
+
+    #[error(
+        "metadata key \"tokenizer.ggml.tokens\": expected the byte token {token} to be written like \"<0x0A>\", found {text:?}"
+    )]
+    ByteToken { token: u32, text: String },
+
+    #[error(
+        "metadata key \"{key}\": expected a token of the vocabulary of {vocabulary}, found {id}"
+    )]
+    SpecialTokenId {
+        key: &'static str,
+        id: u32,
+        vocabulary: usize,
+    },
+
+    #[error("metadata key \"{key}\" asks for a {name} token: expected one to be named, found none")]
+    NoSuchSpecialToken {
+        key: &'static str,
+        name: &'static str,
+    },
+
+    #[error(
+        "metadata key \"tokenizer.ggml.merges\", line {rank}: expected two tokens whose union is a token, found {line:?}"
+    )]
+    Merge { rank: u32, line: String },
+
+    #[error(
+        "metadata key \"{key}\": expected an array of F32, one for each token, found no such key"
+    )]
+    MissingScores { key: &'static str },
+
+    #[error("metadata key \"tokenizer.ggml.scores\", token {token}: expected a number, found NaN")]
+    Score { token: u32 },
+
+    #[error(
+        "cannot tokenize the text: it needs a token for the byte 0x{byte:02X}, and the vocabulary has none"
+    )]
+    NoByteToken { byte: u8 },
+}
+
+const MODEL: &str = "tokenizer.ggml.model";
+const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
+const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
+
+/// A text, taken apart: special tokens, and what is between them.
+#[derive(Debug, Clone, Copy)]
+enum Fragment<'t> {
+    Token(u32),
+    Text(&'t str),
+}
+
+impl Special {
+    fn cut_out_of<'t>(&self, text: &'t str, fragments: &mut Vec<Fragment<'t>>) {
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once(&self.text) {
+            fragments.push(Fragment::Text(before));
+            fragments.push(Fragment::Token(self.token));
+            rest = if self.strips_right {
+                after.trim_start_matches(is_c_space)
+            } else {
+                after
+            };
+        }
+        fragments.push(Fragment::Text(rest));
+    }
+}
+
+/// The token that is put at one end of every prompt, where key or default say so.
+fn added(
+    metadata: &Metadata,
+    key: &'static str,
+    default: bool,
+    token: Option<u32>,
+    name: &'static str,
+) -> Result<Option<u32>, TokenizerError> {
+    if !metadata.bool(key)?.unwrap_or(default) {
+        return Ok(None);
+    }
+    match token {
+        Some(token) => Ok(Some(token)),
+        None => Err(TokenizerError::NoSuchSpecialToken { key, name }),
+    }
+}
+
+fn special_tokens(
+    metadata: &Metadata,
+    vocabulary: &Vocabulary,
+) -> Result<Vec<Special>, TokenizerError> {
+    // GGUF has no field for what tokens strip; llama.cpp knows it of Phi-3, by the model's name.
+    let model = metadata.str("general.name")?.unwrap_or_default();
+    let model = model.to_ascii_lowercase();
+    let is_phi3 = model.contains("phi-3") || model.contains("phi3");
+    let mut special: Vec<Special> = vocabulary
+        .iter()
+        .filter_map(|(token, text, kind)| {
+            let on_request = match kind {
+                TokenKind::UserDefined => false,
+                TokenKind::Control | TokenKind::Unknown => true,
+                TokenKind::Normal | TokenKind::Unused | TokenKind::Byte(_) => return None,
+            };
+            Some(Special {
+                token,
+                text: text.to_owned(),
+                on_request,
+                strips_right: is_phi3 && !matches!(text, "<unk>" | "<s>" | "<|endoftext|>"),
+            })
+        })
+        .collect();
+    special.sort_by_key(|special| std::cmp::Reverse(special.text.len()));
+    Ok(special)
+}
+
+/// What C's `isspace` takes for white space.
+fn is_c_space(character: char) -> bool {
+    matches!(character, ' ' | '\t' | '\n' | '\u{B}' | '\u{C}' | '\r')
+}
