@@ -58,8 +58,7 @@ impl Gguf {
         let version = read_version(&mut reader)?;
         let tensor_count = reader.count(MIN_TENSOR_LEN, &"the number of tensors")?;
         let pair_count = reader.count(MIN_PAIR_LEN, &"the number of metadata pairs")?;
-        let metadata = read_metadata(&mut reader, pair_count)?;
-        let alignment = read_alignment(&reader, &metadata)?;
+        let (metadata, alignment) = read_metadata(&mut reader, pair_count)?;
 
         let mut tensors = Vec::with_capacity(tensor_count);
         let mut entry_offsets = Vec::with_capacity(tensor_count);
@@ -99,30 +98,32 @@ impl Gguf {
 }
 
 fn read_version(reader: &mut Reader<'_>) -> Result<u32, GgufError> {
+    let file = reader.file().to_owned();
     let magic: [u8; 4] = reader.array(&"the magic \"GGUF\"")?;
-    let file = || reader.file().to_owned();
     if magic != MAGIC {
-        return Err(GgufError::Magic {
-            file: file(),
-            found: magic.escape_ascii().to_string(),
-        });
+        let found = magic.escape_ascii().to_string();
+        return Err(GgufError::Magic { file, found });
     }
-    let version = reader.u32(&"the version")?;
-    match version {
-        2 | 3 => Ok(version),
+    match reader.u32(&"the version")? {
+        version @ (2 | 3) => Ok(version),
         // A number whose low half is empty is a small one in the other byte order.
-        _ if version & 0xffff == 0 && version != 0 => Err(GgufError::BigEndian {
-            file: reader.file().to_owned(),
-            found: version.swap_bytes(),
-        }),
-        _ => Err(GgufError::Version {
-            file: reader.file().to_owned(),
-            found: version,
-        }),
+        swapped if swapped & 0xffff == 0 && swapped != 0 => {
+            let found = swapped.swap_bytes();
+            Err(GgufError::BigEndian { file, found })
+        }
+        found => Err(GgufError::Version { file, found }),
     }
 }
 
-fn read_metadata(reader: &mut Reader<'_>, pair_count: usize) -> Result<Metadata, GgufError> {
+/// The alignment that `value`, stored as `general.alignment`, stands for; `None` where it stands for none.
+pub(crate) fn alignment_of(value: &Value) -> Option<u64> {
+    let alignment = u64::try_from(value.integer()?).ok()?;
+    (alignment.is_power_of_two() && (8..=MAX_ALIGNMENT).contains(&alignment)).then_some(alignment)
+}
+
+/// Reads the key-value pairs; returns them, and the alignment of tensor data.
+fn read_metadata(reader: &mut Reader<'_>, pair_count: usize) -> Result<(Metadata, u64), GgufError> {
+    let mut alignment = DEFAULT_ALIGNMENT;
     let mut entries = Vec::with_capacity(pair_count);
     let mut key_offsets = Vec::with_capacity(pair_count);
     for position in 0..pair_count {
@@ -132,11 +133,24 @@ fn read_metadata(reader: &mut Reader<'_>, pair_count: usize) -> Result<Metadata,
         if key.is_empty() {
             return Err(reader.invalid(offset, &what, "a key of at least 1 byte", "an empty key"));
         }
+        let value_offset = reader.position();
         let value = read_value(reader, key)?;
+        if key == ALIGNMENT_KEY {
+            alignment = alignment_of(&value).ok_or_else(|| {
+                let expected = format!("a power of two from 8 to {MAX_ALIGNMENT}");
+                reader.invalid(
+                    value_offset,
+                    &Quoted("metadata key", key),
+                    expected,
+                    value.describe(),
+                )
+            })?;
+        }
         key_offsets.push(offset);
         entries.push((key.to_owned(), value));
     }
-    Metadata::from_file(reader.file(), entries, |position| key_offsets[position])
+    let metadata = Metadata::from_file(reader.file(), entries, |position| key_offsets[position])?;
+    Ok((metadata, alignment))
 }
 
 /// Reads the type and the value of the pair called `key`.
@@ -249,23 +263,6 @@ fn to_bool(
         1 => Ok(true),
         _ => Err(reader.invalid(offset, what, "a bool of 0 or 1", byte)),
     }
-}
-
-fn read_alignment(reader: &Reader<'_>, metadata: &Metadata) -> Result<u64, GgufError> {
-    let Some(alignment) = metadata.u64(ALIGNMENT_KEY)? else {
-        return Ok(DEFAULT_ALIGNMENT);
-    };
-    if alignment.is_power_of_two() && (8..=MAX_ALIGNMENT).contains(&alignment) {
-        return Ok(alignment);
-    }
-    // The value's own place is not kept; the tensor index that it would govern begins here.
-    let expected = format!("a power of two from 8 to {MAX_ALIGNMENT}");
-    Err(reader.invalid(
-        reader.position(),
-        &Quoted("metadata key", ALIGNMENT_KEY),
-        expected,
-        alignment,
-    ))
 }
 
 /// Reads one entry of the tensor index; its offset is still relative to the start of tensor data.

@@ -230,7 +230,7 @@ impl Metadata {
 
 impl Value {
     /// The number, where this is an integer of any width.
-    fn integer(&self) -> Option<i128> {
+    pub(crate) fn integer(&self) -> Option<i128> {
         match *self {
             Value::U8(number) => Some(number.into()),
             Value::I8(number) => Some(number.into()),
@@ -247,7 +247,7 @@ impl Value {
     }
 
     /// Type and content for an error: short, whatever the file holds.
-    fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         match self {
             Value::U8(number) => format!("U8 {number}"),
             Value::I8(number) => format!("I8 {number}"),

@@ -6,8 +6,8 @@
 
 use std::fmt::Display;
 
+use crate::MAX_HEADER_LEN;
 use crate::error::GgufError;
-use crate::{MAX_HEADER_LEN, error::shown};
 
 /// The longest string: 256 MiB. Whole tokenizer documents are stored as one string, some tens of megabytes long.
 pub(crate) const MAX_STRING_LEN: u64 = 256 << 20;
@@ -110,13 +110,18 @@ impl<'a> Reader<'a> {
         let start = self.position();
         let bytes = self.take(len, &format_args!("{len} bytes of {what}"))?;
         std::str::from_utf8(bytes).map_err(|error| {
-            let at = start + error.valid_up_to() as u64;
-            let found = shown(&String::from_utf8_lossy(bytes));
+            let bad = error.valid_up_to();
+            // An excerpt only: the string may be as long as the header.
+            let excerpt = &bytes[bad.saturating_sub(16)..bytes.len().min(bad + 16)];
             self.invalid(
-                at,
+                start + bad as u64,
                 what,
                 "UTF-8",
-                format_args!("byte 0x{:02x} in {found}", bytes[error.valid_up_to()]),
+                format_args!(
+                    "byte 0x{:02x} in \"{}\"",
+                    bytes[bad],
+                    excerpt.escape_ascii()
+                ),
             )
         })
     }

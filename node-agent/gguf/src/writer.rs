@@ -1,13 +1,14 @@
 //! Writes GGUF version 3 files, streaming: header first, then the tensors' bytes in order.
 //!
-//! Decides: offsets and padding. Refuses: to know what the bytes mean, and whatever [`crate::Gguf::parse`] would refuse about
-//! shapes; a tensor with another number of bytes than its type and shape ask for; a file with tensors left out.
+//! Decides: offsets and padding. Refuses: to know what the bytes mean; whatever [`Gguf::parse`] would refuse; a tensor with
+//! another number of bytes than its type and shape ask for; a file with tensors left out.
 
 use std::io::{self, Write};
 
-use crate::metadata::{Array, Metadata, Value};
+use crate::gguf::alignment_of;
+use crate::metadata::{Array, Value};
 use crate::tensor::{self, GgmlType};
-use crate::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, GgufError, MAGIC};
+use crate::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Gguf, GgufError, MAGIC};
 
 /// Collects metadata and the tensor index, then writes the header.
 ///
@@ -39,22 +40,9 @@ pub enum WriterError {
         source: io::Error,
     },
 
-    /// Metadata that no reader would take: a key given twice, or an alignment that is no number.
-    #[error("cannot write this metadata")]
-    Metadata { source: GgufError },
-
-    /// `general.alignment` is no power of two of at least 8.
-    #[error("general.alignment: expected a power of two of at least 8, found {found}")]
-    Alignment { found: u64 },
-
-    /// No tensor has this shape.
-    #[error("tensor {tensor:?} of type {ggml_type}: expected {expected}, found {found}")]
-    Shape {
-        tensor: String,
-        ggml_type: GgmlType,
-        expected: String,
-        found: String,
-    },
+    /// [`Gguf::parse`] would refuse the header: a name given twice, a shape without whole blocks, a bad alignment.
+    #[error("cannot write a header that no reader takes")]
+    Refused { source: GgufError },
 
     /// A tensor came with another number of bytes than its type and shape ask for.
     #[error("tensor {tensor:?}: expected {expected} bytes, found {found}")]
@@ -94,52 +82,40 @@ impl GgufWriter {
 
     /// Writes the header to `out`, up to where tensor data begins. Tensor data follows through what this returns.
     pub fn write_header<W: Write>(self, mut out: W) -> Result<TensorDataWriter<W>, WriterError> {
-        let metadata = Metadata::new("metadata", self.metadata)
-            .map_err(|source| WriterError::Metadata { source })?;
-        let alignment = metadata
-            .u64(ALIGNMENT_KEY)
-            .map_err(|source| WriterError::Metadata { source })?
-            .unwrap_or(DEFAULT_ALIGNMENT);
-        if !alignment.is_power_of_two() || alignment < 8 {
-            return Err(WriterError::Alignment { found: alignment });
-        }
+        // Whatever has no alignment or no size gets a stand-in here and is refused below, by the parser itself.
+        let alignment = self.metadata.iter().find(|(key, _)| key == ALIGNMENT_KEY);
+        let alignment = alignment.map_or(Some(DEFAULT_ALIGNMENT), |(_, value)| alignment_of(value));
+        let alignment = alignment.unwrap_or(DEFAULT_ALIGNMENT);
 
         let mut header = Vec::new();
         header.extend(MAGIC);
         header.extend(3u32.to_le_bytes());
         header.extend((self.tensors.len() as u64).to_le_bytes());
-        header.extend((metadata.iter().len() as u64).to_le_bytes());
-        for (key, value) in metadata.iter() {
+        header.extend((self.metadata.len() as u64).to_le_bytes());
+        for (key, value) in &self.metadata {
             put_string(&mut header, key);
             put_value(&mut header, value);
         }
         let mut pending = Vec::with_capacity(self.tensors.len());
-        let mut offset = 0u64;
+        let mut data_len = 0u64;
         for (name, ggml_type, shape) in self.tensors {
-            let refuse = |(expected, found)| WriterError::Shape {
-                tensor: name.clone(),
-                ggml_type,
-                expected,
-                found,
-            };
-            let byte_len = tensor::byte_len(ggml_type, &shape).map_err(refuse)?;
+            let byte_len = tensor::byte_len(ggml_type, &shape).unwrap_or(0);
             put_string(&mut header, &name);
             header.extend((shape.len() as u32).to_le_bytes());
             header.extend(shape.iter().flat_map(|dimension| dimension.to_le_bytes()));
             header.extend(ggml_type.id().to_le_bytes());
-            header.extend(offset.to_le_bytes());
-            offset = offset
-                .checked_add(byte_len)
-                .and_then(|end| end.checked_next_multiple_of(alignment))
-                .ok_or_else(|| {
-                    refuse((
-                        "fewer than 2^64 bytes in the file".to_owned(),
-                        format!("{shape:?}"),
-                    ))
-                })?;
+            header.extend(data_len.to_le_bytes());
+            let end = data_len.saturating_add(byte_len);
+            data_len = end.checked_next_multiple_of(alignment).unwrap_or(u64::MAX);
             pending.push((name, byte_len));
         }
         header.resize(header.len().next_multiple_of(alignment as usize), 0);
+        Gguf::parse(
+            "new file",
+            &header,
+            data_len.saturating_add(header.len() as u64),
+        )
+        .map_err(|source| WriterError::Refused { source })?;
         out.write_all(&header)
             .map_err(|source| WriterError::Write {
                 what: "the header",
