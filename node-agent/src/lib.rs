@@ -2,3 +2,4 @@
 //! tokenizer, embedding, output head and sampling (`decode`) and serves HTTP (`gateway`).
 
 pub mod generation;
+pub mod inspect;
