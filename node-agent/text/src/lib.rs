@@ -11,9 +11,11 @@ mod bpe;
 mod detokenizer;
 mod merge;
 mod pre_tokenizer;
+mod sampler;
 mod sentencepiece;
 mod tokenizer;
 mod vocabulary;
 
 pub use detokenizer::Detokenizer;
+pub use sampler::SamplingParams;
 pub use tokenizer::{Tokenizer, TokenizerError};
