@@ -1,37 +1,605 @@
-//! Sampling: which token follows, given the model's logits.
+//! The next token from the model's logits.
+//!
+//! Decides: in this order, logit bias, penalties, then either the most likely token (temperature 0) or top-k, top-p, min-p, temperature
+//! and a seeded draw; the order of filters is llama.cpp's default. Refuses: logits that are not numbers, parameters outside their range.
+//!
+//! The penalties: `repetition_penalty` is that of the CTRL paper (Keskar et al. 2019, section 4.1), over prompt and answer; frequency
+//! and presence penalties are OpenAI's, over the answer only, as vLLM has them too. There is no window: all tokens count.
+//!
+//! The same parameters, seed, tokens and logits give the same tokens on every machine that computes `exp` the same.
 
-/// How a token is drawn from the logits. The default draws from the model's own distribution.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SamplingParams {
-    /// 0 = greedy.
-    pub temperature: f32,
-    /// 0 = off.
-    pub top_k: usize,
-    /// 1 = off.
-    pub top_p: f32,
-    /// 0 = off.
-    pub min_p: f32,
-    /// 1 = off.
-    pub repetition_penalty: f32,
-    pub frequency_penalty: f32,
-    pub presence_penalty: f32,
-    /// Added to the logits of these tokens.
-    pub logit_bias: Vec<(u32, f32)>,
-    pub seed: u64,
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+use crate::random::Random;
+use crate::sampling_params::SamplingParams;
+
+/// A token, and how likely the model itself found it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    pub token: u32,
+    /// Natural logarithm of the token's probability by the model, before bias, penalties and temperature; 0 where none was asked for.
+    pub logprob: f32,
+    /// The tokens that the model finds most likely with their logprobs, the most likely first.
+    pub top: Vec<(u32, f32)>,
 }
 
-impl Default for SamplingParams {
-    fn default() -> Self {
-        Self {
-            temperature: 1.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            frequency_penalty: 0.0,
-            presence_penalty: 0.0,
-            logit_bias: Vec::new(),
-            seed: 0,
+/// Chooses the tokens of one answer.
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    params: SamplingParams,
+    random: Random,
+    /// What has occurred, where penalties need it.
+    occurred: HashMap<u32, Occurred>,
+    /// Room for logits that bias and penalties change, and for tokens to choose from; kept from token to token.
+    adjusted: Vec<f32>,
+    candidates: Vec<Candidate>,
+}
+
+impl Sampler {
+    /// Begins an answer. The error names the parameter that is out of range.
+    pub fn new(params: SamplingParams) -> Result<Self, SamplingError> {
+        params.validate()?;
+        Ok(Self {
+            random: Random::from_seed(params.seed),
+            params,
+            occurred: HashMap::new(),
+            adjusted: Vec::new(),
+            candidates: Vec::new(),
+        })
+    }
+
+    /// Tells what the prompt is, for the repetition penalty.
+    pub fn accept_prompt(&mut self, tokens: &[u32]) {
+        if self.params.penalizes() {
+            for token in tokens {
+                self.occurred.entry(*token).or_default();
+            }
+        }
+    }
+
+    /// Tells that `token` is part of the answer, for all penalties. [`Sampler::sample`] does not do so itself.
+    pub fn accept(&mut self, token: u32) {
+        if self.params.penalizes() {
+            self.occurred.entry(token).or_default().generated += 1;
+        }
+    }
+
+    /// Chooses the next token. `logits`: one for each token of the vocabulary, natural logarithms up to a constant; minus infinity
+    /// rules a token out. `top_logprobs`: `Some(n)` also answers how likely the token and the n most likely ones are.
+    pub fn sample(
+        &mut self,
+        logits: &[f32],
+        top_logprobs: Option<usize>,
+    ) -> Result<Sample, SamplingError> {
+        check(logits)?;
+        let token = if self.params.logit_bias.is_empty() && self.occurred.is_empty() {
+            self.choose(logits)?
+        } else {
+            let mut adjusted = std::mem::take(&mut self.adjusted);
+            adjusted.clear();
+            adjusted.extend_from_slice(logits);
+            self.adjust(&mut adjusted)?;
+            let token = self.choose(&adjusted)?;
+            self.adjusted = adjusted;
+            token
+        };
+        Ok(match top_logprobs {
+            None => Sample {
+                token,
+                logprob: 0.0,
+                top: Vec::new(),
+            },
+            Some(count) => with_logprobs(token, logits, count),
+        })
+    }
+
+    fn adjust(&self, logits: &mut [f32]) -> Result<(), SamplingError> {
+        let vocabulary = logits.len();
+        for (token, bias) in &self.params.logit_bias {
+            let logit = logits
+                .get_mut(*token as usize)
+                .ok_or(SamplingError::NoSuchToken {
+                    token: *token,
+                    vocabulary,
+                })?;
+            *logit += bias;
+        }
+        for (token, Occurred { generated }) in &self.occurred {
+            let logit = logits
+                .get_mut(*token as usize)
+                .ok_or(SamplingError::NoSuchToken {
+                    token: *token,
+                    vocabulary,
+                })?;
+            if *logit > 0.0 {
+                *logit /= self.params.repetition_penalty;
+            } else {
+                *logit *= self.params.repetition_penalty;
+            }
+            if *generated > 0 {
+                *logit -= *generated as f32 * self.params.frequency_penalty
+                    + self.params.presence_penalty;
+            }
+        }
+        Ok(())
+    }
+
+    fn choose(&mut self, logits: &[f32]) -> Result<u32, SamplingError> {
+        let Some(best) = best(logits) else {
+            return Err(SamplingError::NothingPossible);
+        };
+        let SamplingParams {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            ..
+        } = self.params;
+        if temperature == 0.0 || top_k == 1 {
+            return Ok(best.token);
+        }
+        let candidates = &mut self.candidates;
+        candidates.clear();
+        let possible =
+            candidates_of(logits).filter(|candidate| candidate.logit > f32::NEG_INFINITY);
+        candidates.extend(possible);
+        if top_k > 0 {
+            keep_top_k(candidates, top_k);
+        }
+        if top_p < 1.0 {
+            keep_top_p(candidates, top_p, best.logit);
+        }
+        if min_p > 0.0 {
+            let least = best.logit + min_p.ln();
+            candidates.retain(|candidate| candidate.logit >= least);
+        }
+        Ok(draw(candidates, best, temperature, self.random.unit()))
+    }
+}
+
+/// Why no token can be chosen.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SamplingError {
+    #[error("{parameter}: expected {expected}, found {found}")]
+    Range {
+        parameter: &'static str,
+        expected: &'static str,
+        found: f32,
+    },
+
+    #[error("token {token} has a bias or occurred: expected one of the vocabulary of {vocabulary}")]
+    NoSuchToken { token: u32, vocabulary: usize },
+
+    #[error(
+        "the model's logit of token {token}: expected a number below infinity, found {found}: its weights are damaged or out of their range"
+    )]
+    Logit { token: u32, found: f32 },
+
+    #[error("the model's logits rule out every token")]
+    NothingPossible,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Occurred {
+    /// How often in the answer; a token that is only in the prompt has 0.
+    generated: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Candidate {
+    token: u32,
+    logit: f32,
+}
+
+impl Candidate {
+    /// The more likely first, the lower id among equals. Logits are no NaN.
+    fn order(&self, other: &Self) -> Ordering {
+        let by_logit = other.logit.partial_cmp(&self.logit);
+        by_logit
+            .unwrap_or(Ordering::Equal)
+            .then(self.token.cmp(&other.token))
+    }
+}
+
+fn candidates_of(logits: &[f32]) -> impl Iterator<Item = Candidate> {
+    (0..)
+        .zip(logits)
+        .map(|(token, &logit)| Candidate { token, logit })
+}
+
+fn check(logits: &[f32]) -> Result<(), SamplingError> {
+    // One comparison for both: NaN compares false.
+    let is_usable = |logit: &f32| *logit < f32::INFINITY;
+    if logits.iter().all(is_usable) {
+        return Ok(());
+    }
+    match candidates_of(logits).find(|candidate| !is_usable(&candidate.logit)) {
+        Some(Candidate {
+            token,
+            logit: found,
+        }) => Err(SamplingError::Logit { token, found }),
+        None => Ok(()),
+    }
+}
+
+/// The most likely token, the lowest id among equals, unless none is possible.
+fn best(logits: &[f32]) -> Option<Candidate> {
+    let mut best = None;
+    let mut most = f32::NEG_INFINITY;
+    for candidate in candidates_of(logits) {
+        if candidate.logit > most {
+            most = candidate.logit;
+            best = Some(candidate);
+        }
+    }
+    best
+}
+
+fn keep_top_k(candidates: &mut Vec<Candidate>, count: usize) {
+    if count < candidates.len() {
+        candidates.select_nth_unstable_by(count - 1, Candidate::order);
+        candidates.truncate(count);
+    }
+    candidates.sort_unstable_by(Candidate::order);
+}
+
+/// Keeps the most likely candidates up to and with the one that makes their probability `top_p`.
+fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f32, best: f32) {
+    let weight = |candidate: &Candidate| f64::from(candidate.logit - best).exp();
+    let wanted = f64::from(top_p) * candidates.iter().map(weight).sum::<f64>();
+    let mut sum = 0.0;
+    // Most distributions reach their mass in few of the vocabulary's tokens: only so many are sorted.
+    let mut sorted = 0;
+    let mut next = 256;
+    while sorted < candidates.len() {
+        let rest = &mut candidates[sorted..];
+        let count = next.min(rest.len());
+        if count < rest.len() {
+            rest.select_nth_unstable_by(count - 1, Candidate::order);
+        }
+        rest[..count].sort_unstable_by(Candidate::order);
+        for at in sorted..sorted + count {
+            sum += weight(&candidates[at]);
+            if sum >= wanted {
+                candidates.truncate(at + 1);
+                return;
+            }
+        }
+        sorted += count;
+        next *= 4;
+    }
+}
+
+/// The candidate in whose part of the whole `at`, from 0 to 1, falls.
+fn draw(candidates: &[Candidate], best: Candidate, temperature: f32, at: f64) -> u32 {
+    let weight = |candidate: &Candidate| {
+        (f64::from(candidate.logit - best.logit) / f64::from(temperature)).exp()
+    };
+    let mut left = at * candidates.iter().map(weight).sum::<f64>();
+    for candidate in candidates {
+        left -= weight(candidate);
+        if left < 0.0 {
+            return candidate.token;
+        }
+    }
+    // Reached only where rounding left a last sliver of the whole.
+    best.token
+}
+
+fn with_logprobs(token: u32, logits: &[f32], count: usize) -> Sample {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits
+        .iter()
+        .map(|logit| f64::from(logit - most).exp())
+        .sum();
+    let whole = f64::from(most) + sum.ln();
+    let logprob = |logit: f32| (f64::from(logit) - whole) as f32;
+
+    let mut top: Vec<Candidate> = Vec::with_capacity(count.min(logits.len()) + 1);
+    for candidate in candidates_of(logits) {
+        let place = top.partition_point(|other| other.order(&candidate).is_lt());
+        if place < count {
+            top.insert(place, candidate);
+            top.truncate(count);
+        }
+    }
+    Sample {
+        token,
+        logprob: logits
+            .get(token as usize)
+            .map_or(f32::NEG_INFINITY, |logit| logprob(*logit)),
+        top: top
+            .iter()
+            .map(|candidate| (candidate.token, logprob(candidate.logit)))
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sampler(params: SamplingParams) -> Sampler {
+        Sampler::new(params).unwrap()
+    }
+
+    fn greedy() -> SamplingParams {
+        SamplingParams {
+            temperature: 0.0,
+            ..SamplingParams::default()
+        }
+    }
+
+    /// Logits like a model's: a few likely tokens, a long tail; ties included.
+    fn logits(vocabulary: usize, seed: u64) -> Vec<f32> {
+        let mut random = Random::from_seed(seed);
+        (0..vocabulary)
+            .map(|_| {
+                ((random.unit() + random.unit() + random.unit()).powi(3) * 8.0).round() as f32 / 8.0
+            })
+            .collect()
+    }
+
+    /// What the module's documentation says, written as plainly as can be: the tokens that may be drawn with their probabilities.
+    fn distribution(params: &SamplingParams, logits: &[f32]) -> Vec<(u32, f64)> {
+        fn softmax(tokens: &[(u32, f64)]) -> Vec<f64> {
+            let most = tokens
+                .iter()
+                .map(|token| token.1)
+                .fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = tokens.iter().map(|token| (token.1 - most).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            weights.iter().map(|weight| weight / sum).collect()
+        }
+        let mut tokens: Vec<(u32, f64)> = (0..)
+            .zip(logits.iter().map(|logit| f64::from(*logit)))
+            .collect();
+        tokens.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        if params.top_k > 0 {
+            tokens.truncate(params.top_k);
+        }
+        let mut sum = 0.0;
+        let mut kept = 0;
+        for probability in softmax(&tokens) {
+            kept += 1;
+            sum += probability;
+            if sum >= f64::from(params.top_p) {
+                break;
+            }
+        }
+        tokens.truncate(kept);
+        let probabilities = softmax(&tokens);
+        let least = probabilities[0] * f64::from(params.min_p);
+        let kept = probabilities
+            .iter()
+            .filter(|probability| **probability >= least * (1.0 - 1e-6))
+            .count();
+        tokens.truncate(kept);
+        for token in &mut tokens {
+            token.1 /= f64::from(params.temperature);
+        }
+        let probabilities = softmax(&tokens);
+        tokens
+            .iter()
+            .zip(probabilities)
+            .map(|(token, probability)| (token.0, probability))
+            .collect()
+    }
+
+    #[test]
+    fn greedy_takes_the_largest_and_the_lowest_id_among_equals() {
+        let mut sampler = sampler(greedy());
+        assert_eq!(
+            sampler.sample(&[1.0, 3.0, 3.0, 2.0], None).unwrap().token,
+            1
+        );
+        assert_eq!(
+            sampler
+                .sample(&[-5.0, f32::NEG_INFINITY, -4.0], None)
+                .unwrap()
+                .token,
+            2
+        );
+        let logits = logits(150_000, 7);
+        let most = logits.iter().copied().fold(f32::MIN, f32::max);
+        let first = logits.iter().position(|logit| *logit == most).unwrap();
+        assert_eq!(sampler.sample(&logits, None).unwrap().token as usize, first);
+    }
+
+    #[test]
+    fn drawn_tokens_follow_the_distribution() {
+        let logits = logits(1000, 1);
+        let default = SamplingParams {
+            seed: 42,
+            ..SamplingParams::default()
+        };
+        for params in [
+            default.clone(),
+            SamplingParams {
+                temperature: 0.5,
+                ..default.clone()
+            },
+            SamplingParams {
+                top_k: 12,
+                temperature: 2.0,
+                ..default.clone()
+            },
+            SamplingParams {
+                top_p: 0.8,
+                ..default.clone()
+            },
+            SamplingParams {
+                min_p: 0.2,
+                temperature: 1.5,
+                ..default.clone()
+            },
+            SamplingParams {
+                top_k: 40,
+                top_p: 0.9,
+                min_p: 0.05,
+                temperature: 0.7,
+                ..default
+            },
+        ] {
+            let expected = distribution(&params, &logits);
+            let mut sampler = sampler(params.clone());
+            let draws = 20_000;
+            let mut counts = HashMap::<u32, u32>::new();
+            for _ in 0..draws {
+                *counts
+                    .entry(sampler.sample(&logits, None).unwrap().token)
+                    .or_default() += 1;
+            }
+            assert!(
+                counts
+                    .keys()
+                    .all(|token| expected.iter().any(|(known, _)| known == token)),
+                "{params:?}"
+            );
+            // Pearson's chi-square over the tokens that are expected at least ten times, the others as one.
+            let mut statistic = 0.0;
+            let mut classes = 0;
+            let (mut other_expected, mut other_found) = (0.0, f64::from(draws));
+            for (token, probability) in &expected {
+                let expected = probability * f64::from(draws);
+                if expected < 10.0 {
+                    other_expected += expected;
+                    continue;
+                }
+                let found = f64::from(counts.get(token).copied().unwrap_or(0));
+                other_found -= found;
+                statistic += (found - expected).powi(2) / expected;
+                classes += 1;
+            }
+            if other_expected >= 10.0 {
+                statistic += (other_found - other_expected).powi(2) / other_expected;
+                classes += 1;
+            }
+            // Four standard deviations above the mean of the chi-square distribution: about one seed in 10,000 would fail.
+            let freedom = f64::from(classes - 1);
+            assert!(
+                statistic < freedom + 4.0 * (2.0 * freedom).sqrt() + 4.0,
+                "{params:?}: {statistic} of {freedom}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_tokens_again_and_another_gives_others() {
+        let logits = logits(500, 3);
+        let tokens = |seed| {
+            let mut sampler = sampler(SamplingParams {
+                seed,
+                ..SamplingParams::default()
+            });
+            (0..32)
+                .map(|_| sampler.sample(&logits, None).unwrap().token)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(tokens(1), tokens(1));
+        assert_ne!(tokens(1), tokens(2));
+    }
+
+    #[test]
+    fn penalties_and_bias_change_the_logits_they_are_for() {
+        let params = SamplingParams {
+            repetition_penalty: 2.0,
+            frequency_penalty: 0.5,
+            presence_penalty: 0.25,
+            logit_bias: vec![(4, 1.5)],
+            ..greedy()
+        };
+        let mut sampler = sampler(params);
+        sampler.accept_prompt(&[0, 0, 1]);
+        sampler.accept(1);
+        sampler.accept(2);
+        sampler.accept(2);
+        let mut logits = [4.0, 4.0, -4.0, 1.0, 1.0];
+        sampler.adjust(&mut logits).unwrap();
+        assert_eq!(logits, [2.0, 1.25, -9.25, 1.0, 2.5]);
+        assert_eq!(
+            sampler
+                .sample(&[4.0, 4.0, -4.0, 1.0, 1.0], None)
+                .unwrap()
+                .token,
+            4
+        );
+    }
+
+    #[test]
+    fn logprobs_are_of_the_models_own_distribution() {
+        let params = SamplingParams {
+            logit_bias: vec![(0, 100.0)],
+            ..greedy()
+        };
+        let logits = [1.0_f32, 3.0, 2.0, 3.0];
+        let sample = sampler(params).sample(&logits, Some(3)).unwrap();
+        let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+        let logprob = |logit: f64| (logit - sum.ln()) as f32;
+        assert_eq!(sample.token, 0);
+        assert!((sample.logprob - logprob(1.0)).abs() < 1e-6);
+        assert_eq!(
+            sample.top,
+            [(1, logprob(3.0)), (3, logprob(3.0)), (2, logprob(2.0))]
+        );
+        let none = sampler(greedy()).sample(&logits, Some(0)).unwrap();
+        assert!(none.top.is_empty() && none.logprob < 0.0);
+        let all = sampler(greedy()).sample(&logits, Some(20)).unwrap().top;
+        let whole: f32 = all.iter().map(|(_, logprob)| logprob.exp()).sum();
+        assert!(all.len() == 4 && (whole - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn logits_that_are_no_numbers_are_an_error() {
+        let mut sampler = sampler(SamplingParams::default());
+        let message = |result: Result<Sample, SamplingError>| result.unwrap_err().to_string();
+        assert!(message(sampler.sample(&[0.0, f32::NAN], None)).contains("token 1"));
+        assert!(message(sampler.sample(&[f32::INFINITY, 0.0], None)).contains("found inf"));
+        assert_eq!(
+            sampler.sample(&[], None),
+            Err(SamplingError::NothingPossible)
+        );
+        assert_eq!(
+            sampler.sample(&[f32::NEG_INFINITY; 3], None),
+            Err(SamplingError::NothingPossible)
+        );
+        // Minus infinity only rules out.
+        assert_eq!(
+            sampler
+                .sample(&[f32::NEG_INFINITY, 0.0], None)
+                .unwrap()
+                .token,
+            1
+        );
+        let mut biased = self::sampler(SamplingParams {
+            logit_bias: vec![(9, 1.0)],
+            ..greedy()
+        });
+        assert!(message(biased.sample(&[0.0; 9], None)).contains("token 9"));
+    }
+
+    proptest! {
+        #[test]
+        fn filters_keep_what_the_plain_reference_keeps(
+            seed: u64, vocabulary in 1..3000usize, top_k in 0..600usize, top_p in 0.0..1.0f32, min_p in 0.0..0.5f32,
+        ) {
+            let logits = logits(vocabulary, seed);
+            let params = SamplingParams { top_k, top_p, min_p, ..SamplingParams::default() };
+            let expected = distribution(&params, &logits);
+            let mut sampler = sampler(params);
+            sampler.sample(&logits, None).unwrap();
+            if top_k != 1 {
+                let kept: Vec<u32> = sampler.candidates.iter().map(|candidate| candidate.token).collect();
+                // Sums in another order may fall to the other side of the bound, by one token.
+                let (longer, shorter) = if kept.len() > expected.len() { (kept.len(), expected.len()) } else { (expected.len(), kept.len()) };
+                prop_assert!(longer - shorter <= 1);
+                for (kept, expected) in kept.iter().zip(&expected) {
+                    prop_assert_eq!(*kept, expected.0);
+                }
+            }
         }
     }
 }
