@@ -1,1 +1,3 @@
-//! x
+//! Runs windows of transformer layers over memory-mapped GGUF weights. Synchronous; no network.
+
+pub mod kernels;

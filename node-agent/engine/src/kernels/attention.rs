@@ -1,0 +1,323 @@
+//! Causal attention over the KV cache: grouped query heads share the reads of their KV head, scores exist for
+//! one block of positions at a time, nothing is concatenated or repeated. Decides the layout of a KV block
+//! and the order in which positions are summed, which is the same for every batch and number of threads.
+//!
+//! The softmax is taken block by block with a running maximum (Milakov and Gimelshein 2018; Rabe and Staats
+//! 2021): blocks of a chunk are folded in order, and chunks are folded in order, so that in decode the
+//! chunks of a long context can be computed by several threads.
+
+use half::f16;
+
+use super::level::Level;
+use super::shared_slice::SharedSlice;
+use super::thread_pool::ThreadPool;
+
+mod span;
+
+use span::Partial;
+
+/// Positions in a KV block.
+pub const BLOCK_POSITIONS: usize = 64;
+
+/// The keys, or the values, of one position in one layer: `kv_heads` heads of `head_dim` numbers.
+///
+/// In a block, KV heads follow one another. Within a head, keys lie as `[16 positions][head_dim][16]`, so that
+/// 16 scores are computed side by side; values lie as `[position][head_dim]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvShape {
+    pub kv_heads: usize,
+    pub head_dim: usize,
+}
+
+/// What is the same for all sequences of a batch.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionShape {
+    /// Query heads, a multiple of the KV heads.
+    pub heads: usize,
+    pub kv: KvShape,
+    /// What scores are multiplied by before the softmax: 1 / sqrt(head_dim) in most models.
+    pub scale: f32,
+}
+
+/// The attention of consecutive rows of one sequence in one layer.
+pub struct SequenceAttention<'a> {
+    /// Rows of `heads * head_dim` numbers.
+    pub queries: &'a [f32],
+    /// Row `r` stands at position `first_position + r`, and sees the positions up to its own.
+    pub first_position: usize,
+    /// Blocks of keys as [`KvShape::store_key`] fills them, from position 0 on, at least to the last row's.
+    pub keys: &'a [&'a [f16]],
+    /// Blocks of values as [`KvShape::store_value`] fills them.
+    pub values: &'a [&'a [f16]],
+    /// As long as `queries`.
+    pub out: &'a mut [f32],
+}
+
+/// Positions that keys interleave.
+const KEY_LANES: usize = 16;
+
+impl KvShape {
+    /// Numbers in a block of keys, or of values.
+    pub fn block_len(&self) -> usize {
+        BLOCK_POSITIONS * self.row_len()
+    }
+
+    /// Numbers of one position.
+    pub fn row_len(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Writes the keys of one position (`kv_heads * head_dim` numbers) into its place in a block. What
+    /// exceeds the range of F16 becomes its largest number.
+    ///
+    /// # Panics
+    /// When `position` is not below [`BLOCK_POSITIONS`], or block or row have the wrong length.
+    pub fn store_key(&self, block: &mut [f16], position: usize, row: &[f32]) {
+        self.check(block, position, row);
+        let (group, lane) = (position / KEY_LANES, position % KEY_LANES);
+        let heads = block.chunks_exact_mut(BLOCK_POSITIONS * self.head_dim);
+        for (block, row) in heads.zip(row.chunks_exact(self.head_dim)) {
+            let block = &mut block[group * KEY_LANES * self.head_dim..];
+            for (lanes, number) in block.chunks_exact_mut(KEY_LANES).zip(row) {
+                lanes[lane] = saturating_f16(*number);
+            }
+        }
+    }
+
+    /// Writes the values of one position into its place in a block, as [`store_key`](Self::store_key) does keys.
+    ///
+    /// # Panics
+    /// As `store_key`.
+    pub fn store_value(&self, block: &mut [f16], position: usize, row: &[f32]) {
+        self.check(block, position, row);
+        let heads = block.chunks_exact_mut(BLOCK_POSITIONS * self.head_dim);
+        for (block, row) in heads.zip(row.chunks_exact(self.head_dim)) {
+            let block = &mut block[position * self.head_dim..][..self.head_dim];
+            for (place, number) in block.iter_mut().zip(row) {
+                *place = saturating_f16(*number);
+            }
+        }
+    }
+
+    fn check(&self, block: &[f16], position: usize, row: &[f32]) {
+        assert!(position < BLOCK_POSITIONS, "position {position} of a block");
+        assert_eq!(block.len(), self.block_len(), "numbers in a KV block");
+        assert_eq!(row.len(), self.row_len(), "numbers of a position");
+    }
+}
+
+/// Computes the attention of every sequence of a batch:
+/// `out = softmax(scale * queries keysᵀ, causal) values`, head by head, query head `h` with KV head
+/// `h * kv_heads / heads`. A row's result does not depend on the other rows, nor on the pool.
+///
+/// # Panics
+/// When lengths do not fit the shape, or a sequence lacks blocks for its last row.
+pub fn attention(
+    pool: &ThreadPool,
+    shape: &AttentionShape,
+    sequences: &mut [SequenceAttention<'_>],
+) {
+    let sequences: Vec<Sequence<'_>> = sequences
+        .iter_mut()
+        .map(|sequence| Sequence::new(shape, sequence))
+        .collect();
+    let mut tiles: Vec<Tile> = Vec::new();
+    for (index, sequence) in sequences.iter().enumerate() {
+        let queries = sequence.rows * sequence.group;
+        for kv_head in 0..shape.kv.kv_heads {
+            tiles.extend((0..queries).step_by(TILE).map(|first| Tile {
+                sequence: index,
+                kv_head,
+                first,
+                count: TILE.min(queries - first),
+            }));
+        }
+    }
+    if tiles.len() >= TILES_PER_THREAD * pool.threads() || pool.threads() == 1 {
+        pool.run(tiles.len(), &|piece| {
+            let tile = &tiles[piece];
+            let sequence = &sequences[tile.sequence];
+            let mut total = Partial::new(tile.count, shape.kv.head_dim);
+            let mut chunk = Partial::new(tile.count, shape.kv.head_dim);
+            for index in 0..sequence.chunks(tile) {
+                sequence.chunk(pool.level(), tile, index, &mut chunk);
+                total.fold(pool.level(), &chunk);
+            }
+            sequence.finish(tile, &total);
+        });
+        return;
+    }
+
+    // Few rows: the chunks of positions are the pieces, and are folded afterwards, in the same order.
+    let mut chunks: Vec<(&Tile, usize)> = Vec::new();
+    for tile in &tiles {
+        let count = sequences[tile.sequence].chunks(tile);
+        chunks.extend((0..count).map(|index| (tile, index)));
+    }
+    let mut partials: Vec<Partial> = chunks
+        .iter()
+        .map(|(tile, _)| Partial::new(tile.count, shape.kv.head_dim))
+        .collect();
+    let shared = SharedSlice::new(&mut partials);
+    pool.run(chunks.len(), &|piece| {
+        let (tile, index) = chunks[piece];
+        // SAFETY: every piece has its own partial result.
+        let partial = unsafe { &mut shared.part(piece..piece + 1)[0] };
+        sequences[tile.sequence].chunk(pool.level(), tile, index, partial);
+    });
+    let mut partials = partials.into_iter();
+    for tile in &tiles {
+        let sequence = &sequences[tile.sequence];
+        let mut total = Partial::new(tile.count, shape.kv.head_dim);
+        for chunk in partials.by_ref().take(sequence.chunks(tile)) {
+            total.fold(pool.level(), &chunk);
+        }
+        sequence.finish(tile, &total);
+    }
+}
+
+/// Blocks in a chunk of positions.
+const CHUNK_BLOCKS: usize = 4;
+
+/// Queries that share each read of keys and values.
+const TILE: usize = span::MAX_QUERIES;
+
+/// From this many tiles on there is no need to split positions to keep the threads busy.
+const TILES_PER_THREAD: usize = 4;
+
+/// Some queries of one KV head: those from `first` on, counted over rows and, within a row, over the query
+/// heads of the KV head.
+struct Tile {
+    sequence: usize,
+    kv_head: usize,
+    first: usize,
+    count: usize,
+}
+
+struct Sequence<'a> {
+    shape: AttentionShape,
+    /// Query heads per KV head.
+    group: usize,
+    rows: usize,
+    queries: &'a [f32],
+    first_position: usize,
+    keys: &'a [&'a [f16]],
+    values: &'a [&'a [f16]],
+    out: SharedSlice<'a, f32>,
+}
+
+impl<'a> Sequence<'a> {
+    fn new(shape: &AttentionShape, sequence: &'a mut SequenceAttention<'_>) -> Self {
+        let KvShape { kv_heads, head_dim } = shape.kv;
+        assert!(
+            kv_heads > 0 && head_dim > 0 && shape.heads > 0 && shape.heads.is_multiple_of(kv_heads),
+            "{} query heads for {kv_heads} KV heads of {head_dim}",
+            shape.heads
+        );
+        let row = shape.heads * head_dim;
+        assert!(
+            sequence.queries.len().is_multiple_of(row),
+            "whole rows of queries"
+        );
+        assert_eq!(
+            sequence.out.len(),
+            sequence.queries.len(),
+            "outputs for the queries"
+        );
+        let rows = sequence.queries.len() / row;
+        let positions = if rows == 0 {
+            0
+        } else {
+            sequence.first_position + rows
+        };
+        for blocks in [sequence.keys, sequence.values] {
+            assert!(
+                blocks.len() * BLOCK_POSITIONS >= positions,
+                "{} KV blocks for {positions} positions",
+                blocks.len()
+            );
+            for block in blocks {
+                assert_eq!(block.len(), shape.kv.block_len(), "numbers in a KV block");
+            }
+        }
+        Sequence {
+            shape: *shape,
+            group: shape.heads / kv_heads,
+            rows,
+            queries: sequence.queries,
+            first_position: sequence.first_position,
+            keys: sequence.keys,
+            values: sequence.values,
+            out: SharedSlice::new(sequence.out),
+        }
+    }
+
+    /// Where query `index` of a KV head begins in `queries` and `out`.
+    fn offset(&self, kv_head: usize, index: usize) -> usize {
+        let (row, head) = (
+            index / self.group,
+            kv_head * self.group + index % self.group,
+        );
+        (row * self.shape.heads + head) * self.shape.kv.head_dim
+    }
+
+    /// How many positions query `index` sees.
+    fn visible(&self, index: usize) -> usize {
+        self.first_position + index / self.group + 1
+    }
+
+    /// Chunks of positions that some query of the tile sees.
+    fn chunks(&self, tile: &Tile) -> usize {
+        self.visible(tile.first + tile.count - 1)
+            .div_ceil(CHUNK_BLOCKS * BLOCK_POSITIONS)
+    }
+
+    /// The attention of the tile's queries over the positions of one chunk.
+    fn chunk(&self, level: Level, tile: &Tile, index: usize, chunk: &mut Partial) {
+        let KvShape { head_dim, .. } = self.shape.kv;
+        let mut queries = vec![0.0; tile.count * head_dim];
+        for (query, scaled) in queries.chunks_exact_mut(head_dim).enumerate() {
+            let at = self.offset(tile.kv_head, tile.first + query);
+            for (scaled, number) in scaled.iter_mut().zip(&self.queries[at..at + head_dim]) {
+                *scaled = number * self.shape.scale;
+            }
+        }
+        chunk.clear();
+        let last = self.visible(tile.first + tile.count - 1);
+        let first_block = index * CHUNK_BLOCKS;
+        for block in first_block..(first_block + CHUNK_BLOCKS).min(last.div_ceil(BLOCK_POSITIONS)) {
+            let head = tile.kv_head * BLOCK_POSITIONS * head_dim..;
+            let visible = std::array::from_fn(|query| {
+                if query < tile.count {
+                    self.visible(tile.first + query)
+                        .saturating_sub(block * BLOCK_POSITIONS)
+                        .min(BLOCK_POSITIONS)
+                } else {
+                    0
+                }
+            });
+            span::add_block(
+                level,
+                &queries,
+                &self.keys[block][head.clone()][..BLOCK_POSITIONS * head_dim],
+                &self.values[block][head][..BLOCK_POSITIONS * head_dim],
+                &visible,
+                chunk,
+            );
+        }
+    }
+
+    fn finish(&self, tile: &Tile, total: &Partial) {
+        for query in 0..tile.count {
+            let at = self.offset(tile.kv_head, tile.first + query);
+            // SAFETY: each query of each head is in one tile, and a tile is finished once.
+            let out = unsafe { self.out.part(at..at + self.shape.kv.head_dim) };
+            total.write(query, out);
+        }
+    }
+}
+
+fn saturating_f16(number: f32) -> f16 {
+    const LARGEST: f32 = 65_504.0;
+    f16::from_f32(number.clamp(-LARGEST, LARGEST))
+}

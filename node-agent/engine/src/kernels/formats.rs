@@ -1,0 +1,41 @@
+//! The block formats of quantized weights, as ggml lays them out (ggml/src/ggml-common.h): how one block
+//! becomes small unsigned numbers with a scale, and where the format has one a minimum, per group.
+//! This is the specification that the kernels of every level share. Refuses to know about rows,
+//! activations or instruction sets.
+
+mod k_quants;
+mod legacy;
+
+pub(super) use k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
+pub(super) use legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+
+/// A format of blocks of `BLOCK` weights in `BYTES` bytes. A weight of group `g` is
+/// `scales[g] * (value - OFFSET)`, and `+ minimums[g]` where `AFFINE`.
+pub(super) trait BlockFormat {
+    /// Weights per block: 32 or 256.
+    const BLOCK: usize;
+    const BYTES: usize;
+    /// Weights that share a scale: 16 or 32.
+    const GROUP: usize;
+    /// Values are below `1 << BITS`. (How much headroom 16-bit sums have: of no use to plain Rust.)
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    const BITS: u32;
+    const OFFSET: i32;
+    const AFFINE: bool;
+
+    /// Unpacks one block. `block` has `BYTES` bytes, `values` has `BLOCK` places, `scales` and
+    /// `minimums` have `BLOCK / GROUP` (`minimums` is left alone unless `AFFINE`).
+    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]);
+}
+
+/// The largest block of any format, in weights.
+pub(super) const MAX_BLOCK: usize = 256;
+
+/// The smallest group of any format, in weights.
+pub(super) const MIN_GROUP: usize = 16;
+
+/// The number that the two little-endian bytes at `offset` hold in half precision.
+#[inline(always)]
+fn f16_at(block: &[u8], offset: usize) -> f32 {
+    super::numerics::f16_to_f32(u16::from_le_bytes([block[offset], block[offset + 1]]))
+}

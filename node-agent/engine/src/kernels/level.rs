@@ -1,0 +1,147 @@
+//! Decides which instruction set the kernels of this process use: detected once, or lowered by
+//! `PRIMA_CPU_LEVEL`. Refuses a level that the processor lacks; never guesses from a CPU name.
+
+use std::fmt;
+
+/// An instruction-set level for which kernels exist. Only a level that this processor has can be
+/// obtained: that is what the `target_feature` functions of the kernels rely on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Level(Kind);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Kind {
+    Scalar,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
+}
+
+/// The environment variable that lowers the level, for tests and for comparing.
+pub const LEVEL_VARIABLE: &str = "PRIMA_CPU_LEVEL";
+
+/// Why a requested level cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LevelError {
+    #[error(
+        "choosing the CPU kernels: {LEVEL_VARIABLE}={requested} is not a level that this processor has; it has: {available}"
+    )]
+    Unavailable {
+        requested: String,
+        available: String,
+    },
+}
+
+impl Level {
+    /// The plain Rust kernels, on every processor; what the other levels are tested against.
+    pub const SCALAR: Level = Level(Kind::Scalar);
+
+    /// The highest level that this processor has.
+    pub fn detect() -> Level {
+        Self::available().last().copied().unwrap_or(Self::SCALAR)
+    }
+
+    /// The levels that this processor has, lowest first.
+    pub fn available() -> Vec<Level> {
+        let mut levels = vec![Self::SCALAR];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if has_avx2() {
+                levels.push(Level(Kind::Avx2));
+                if has_avx512_vnni() {
+                    levels.push(Level(Kind::Avx512Vnni));
+                }
+            }
+        }
+        levels
+    }
+
+    /// The level named by `PRIMA_CPU_LEVEL`, or the highest one where that is unset or empty.
+    ///
+    /// # Errors
+    /// [`LevelError::Unavailable`] for a name that is unknown or that this processor lacks.
+    pub fn from_environment() -> Result<Level, LevelError> {
+        match std::env::var_os(LEVEL_VARIABLE) {
+            Some(name) if !name.is_empty() => Self::by_name(&name.to_string_lossy()),
+            _ => Ok(Self::detect()),
+        }
+    }
+
+    /// The level called `name` (`scalar`, `avx2`, `avx512`).
+    ///
+    /// # Errors
+    /// [`LevelError::Unavailable`] for a name that is unknown or that this processor lacks.
+    pub fn by_name(name: &str) -> Result<Level, LevelError> {
+        let available = Self::available();
+        available
+            .iter()
+            .copied()
+            .find(|level| level.name() == name)
+            .ok_or_else(|| LevelError::Unavailable {
+                requested: name.to_string(),
+                available: available
+                    .iter()
+                    .map(Level::name)
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            })
+    }
+
+    /// The name by which `PRIMA_CPU_LEVEL` knows this level.
+    pub fn name(&self) -> &'static str {
+        match self.0 {
+            Kind::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Vnni => "avx512",
+        }
+    }
+
+    pub(super) fn kind(self) -> Kind {
+        self.0
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx512_vnni() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vnni")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_available_level_is_found_by_its_name() {
+        for level in Level::available() {
+            assert_eq!(Level::by_name(level.name()).unwrap(), level);
+        }
+    }
+
+    #[test]
+    fn an_unknown_level_is_refused_with_the_list_of_what_there_is() {
+        let error = Level::by_name("avx9000").unwrap_err().to_string();
+        assert!(
+            error.contains("avx9000") && error.contains("scalar"),
+            "{error}"
+        );
+    }
+}

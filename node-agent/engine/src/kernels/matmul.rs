@@ -1,0 +1,120 @@
+//! Products of activations with weight matrices: prepares the activations once for all matrices that share
+//! them, cuts the rows of the matrices into pieces, and runs the kernel of the pool's level on each.
+//! Decides the sizes of pieces; the arithmetic is in the files of the levels.
+
+use prima_gguf::GgmlType;
+
+use super::activations::{Form, QuantizedRows};
+use super::level::Kind;
+use super::matrix::Matrix;
+use super::scalar;
+use super::shared_slice::SharedSlice;
+use super::thread_pool::ThreadPool;
+
+/// Multiplies: for each matrix of `outputs`, row `i` of its output (`n` rows of `matrix.rows()`) becomes the
+/// matrix times row `i` of `x` (`n` rows of `matrix.cols()`, the same for all matrices).
+///
+/// Quantized weights are multiplied in integers with activations quantized to 8 bits (per 32, or per 256
+/// for K-quants, as llama.cpp does); float weights with `x` as it is. Each element of a result is the same
+/// to the bit whatever `n`, the other matrices and the number of threads.
+///
+/// # Panics
+/// When the lengths of `x` and of the outputs are not those of the matrices.
+pub fn matmul(pool: &ThreadPool, x: &[f32], n: usize, outputs: &mut [(Matrix<'_>, &mut [f32])]) {
+    let Some(cols) = outputs.first().map(|(matrix, _)| matrix.cols()) else {
+        return;
+    };
+    assert_eq!(x.len(), n * cols, "activations for {n} rows of {cols}");
+    for (matrix, out) in outputs.iter() {
+        assert_eq!(matrix.cols(), cols, "matrices that share activations");
+        assert_eq!(out.len(), n * matrix.rows(), "outputs of {n} rows");
+    }
+    if n == 0 {
+        return;
+    }
+
+    let mut quantized: Vec<(Form, QuantizedRows)> = Vec::new();
+    for (matrix, _) in outputs.iter() {
+        let form = Form::of(matrix.ggml_type());
+        if form != Form::Float && quantized.iter().all(|(known, _)| *known != form) {
+            quantized.push((form, QuantizedRows::new(pool, form, x, n, cols)));
+        }
+    }
+
+    let products: Vec<Product<'_>> = outputs
+        .iter_mut()
+        .map(|(matrix, out)| {
+            let form = Form::of(matrix.ggml_type());
+            let activations = match quantized.iter().find(|(known, _)| *known == form) {
+                Some((_, rows)) => Activations::Quantized(rows),
+                None => Activations::Float(x),
+            };
+            Product {
+                matrix: *matrix,
+                activations,
+                n,
+                out: SharedSlice::new(out),
+            }
+        })
+        .collect();
+
+    let rows: usize = products.iter().map(|product| product.matrix.rows()).sum();
+    let piece_rows = piece_rows(rows, pool.threads());
+    let pieces = |product: &Product<'_>| product.matrix.rows().div_ceil(piece_rows);
+    pool.run(products.iter().map(pieces).sum(), &|piece| {
+        let mut piece = piece;
+        for product in &products {
+            if piece < pieces(product) {
+                let first = piece * piece_rows;
+                let last = (first + piece_rows).min(product.matrix.rows());
+                product.run(pool.level().kind(), first..last);
+                return;
+            }
+            piece -= pieces(product);
+        }
+    });
+}
+
+/// Weight rows that the kernels take together; pieces are multiples of it.
+pub(super) const PANEL: usize = 16;
+
+/// One matrix with what it multiplies and where the result goes.
+pub(super) struct Product<'a> {
+    pub(super) matrix: Matrix<'a>,
+    pub(super) activations: Activations<'a>,
+    /// Rows of activations.
+    pub(super) n: usize,
+    /// `n` rows of `matrix.rows()`. A piece writes the columns of its weight rows and no others.
+    pub(super) out: SharedSlice<'a, f32>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Activations<'a> {
+    Float(&'a [f32]),
+    Quantized(&'a QuantizedRows),
+}
+
+impl Product<'_> {
+    fn run(&self, kind: Kind, rows: std::ops::Range<usize>) {
+        match kind {
+            Kind::Scalar => scalar::multiply(self, rows),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => scalar::multiply(self, rows),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Vnni => scalar::multiply(self, rows),
+        }
+    }
+}
+
+/// Enough pieces for threads of unequal speed to end together, few enough that handing them out costs
+/// nothing beside computing them.
+fn piece_rows(rows: usize, threads: usize) -> usize {
+    const PIECES_PER_THREAD: usize = 8;
+    let panels = rows.div_ceil(PANEL).div_ceil(threads * PIECES_PER_THREAD);
+    panels.max(1) * PANEL
+}
+
+/// The type is not one of those that `Matrix::new` lets pass.
+pub(super) fn no_kernel(ggml_type: GgmlType) -> ! {
+    unreachable!("a matrix of {ggml_type} cannot be made")
+}

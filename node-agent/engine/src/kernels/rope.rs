@@ -1,0 +1,209 @@
+//! Rotary position embedding (Su et al. 2021): pairs of a head's numbers are turned by an angle proportional to
+//! the position. Decides the angles, once per position for all layers; which numbers pair is the model's.
+
+use super::shared_slice::SharedSlice;
+use super::thread_pool::ThreadPool;
+
+/// Which numbers of a head are turned together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopePairing {
+    /// Neighbours, `(2i, 2i + 1)`: GGUF's llama.
+    Interleaved,
+    /// The halves, `(i, i + dims / 2)`: GPT-NeoX and qwen2.
+    Halves,
+}
+
+/// The frequencies of a model's rotation.
+#[derive(Debug, Clone)]
+pub struct Rope {
+    pairing: RopePairing,
+    /// Radians per position, one for each pair.
+    frequencies: Vec<f64>,
+}
+
+/// The sines and cosines for the positions of a batch.
+#[derive(Debug, Clone)]
+pub struct RopeAngles {
+    pairing: RopePairing,
+    pairs: usize,
+    /// Per position: `pairs` cosines, then `pairs` sines.
+    turns: Vec<f32>,
+}
+
+impl Rope {
+    /// The rotation of the first `dims` numbers of each head: pair `i` turns by
+    /// `scale / factors[i] * base^(-2i / dims)` radians per position. `factors` is Llama 3.1's
+    /// `rope_freqs.weight` (one per pair), absent for plain models; `scale` is 1 but for linear scaling,
+    /// where it is one over the context's growth.
+    ///
+    /// # Panics
+    /// When `dims` is odd or there are `factors` but not one per pair.
+    pub fn new(
+        pairing: RopePairing,
+        dims: usize,
+        base: f32,
+        scale: f32,
+        factors: Option<&[f32]>,
+    ) -> Rope {
+        assert!(
+            dims.is_multiple_of(2),
+            "rotated dimensions come in pairs, not {dims}"
+        );
+        if let Some(factors) = factors {
+            assert_eq!(factors.len(), dims / 2, "a frequency factor per pair");
+        }
+        let frequencies = (0..dims / 2)
+            .map(|pair| {
+                let frequency = f64::from(base).powf(-2.0 * pair as f64 / dims as f64);
+                let factor = factors.map_or(1.0, |factors| f64::from(factors[pair]));
+                frequency * f64::from(scale) / factor
+            })
+            .collect();
+        Rope {
+            pairing,
+            frequencies,
+        }
+    }
+
+    /// The angles for rows at these positions, in order.
+    pub fn angles(&self, positions: impl IntoIterator<Item = usize>) -> RopeAngles {
+        let mut turns = Vec::new();
+        for position in positions {
+            let angles = self.frequencies.iter().map(|f| position as f64 * f);
+            // In f64: an f32 angle at position 100,000 would be off by a hundredth of a radian.
+            turns.extend(angles.clone().map(|angle| angle.cos() as f32));
+            turns.extend(angles.map(|angle| angle.sin() as f32));
+        }
+        RopeAngles {
+            pairing: self.pairing,
+            pairs: self.frequencies.len(),
+            turns,
+        }
+    }
+}
+
+/// Rows per piece of work.
+const PIECE_ROWS: usize = 16;
+
+/// Turns every head of `x` in place: one row of `heads * head_dim` numbers for each position of `angles`.
+/// Numbers of a head beyond the rotated dimensions stay.
+///
+/// # Panics
+/// When `x` is not that long, or a head is shorter than what is rotated.
+pub fn rotate(
+    pool: &ThreadPool,
+    angles: &RopeAngles,
+    x: &mut [f32],
+    heads: usize,
+    head_dim: usize,
+) {
+    let (pairs, row) = (angles.pairs, heads * head_dim);
+    if pairs == 0 {
+        return;
+    }
+    let rows = angles.turns.len() / (2 * pairs);
+    assert_eq!(
+        x.len(),
+        rows * row,
+        "{rows} rows of {heads} heads of {head_dim}"
+    );
+    assert!(2 * pairs <= head_dim, "{} rotated of {head_dim}", 2 * pairs);
+    let x = SharedSlice::new(x);
+    pool.run(rows.div_ceil(PIECE_ROWS), &|piece| {
+        let (first, last) = (piece * PIECE_ROWS, ((piece + 1) * PIECE_ROWS).min(rows));
+        // SAFETY: pieces are disjoint ranges of rows.
+        let x = unsafe { x.part(first * row..last * row) };
+        let turns = angles.turns[first * 2 * pairs..].chunks_exact(2 * pairs);
+        for (x, turns) in x.chunks_exact_mut(row).zip(turns) {
+            let (cosines, sines) = turns.split_at(pairs);
+            for head in x.chunks_exact_mut(head_dim) {
+                match angles.pairing {
+                    RopePairing::Interleaved => {
+                        turn_neighbours(&mut head[..2 * pairs], cosines, sines)
+                    }
+                    RopePairing::Halves => turn_halves(&mut head[..2 * pairs], cosines, sines),
+                }
+            }
+        }
+    });
+}
+
+fn turn_neighbours(head: &mut [f32], cosines: &[f32], sines: &[f32]) {
+    let (pairs, _) = head.as_chunks_mut::<2>();
+    for ((pair, cos), sin) in pairs.iter_mut().zip(cosines).zip(sines) {
+        let [a, b] = *pair;
+        *pair = [a * cos - b * sin, a * sin + b * cos];
+    }
+}
+
+fn turn_halves(head: &mut [f32], cosines: &[f32], sines: &[f32]) {
+    let (first, second) = head.split_at_mut(cosines.len());
+    for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cosines).zip(sines) {
+        (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::level::Level;
+    use super::*;
+
+    /// The definition: complex multiplication by e^(i position frequency).
+    fn expected(
+        x: &[f32],
+        position: usize,
+        pairing: RopePairing,
+        dims: usize,
+        factors: Option<&[f32]>,
+    ) -> Vec<f64> {
+        let mut out: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
+        for pair in 0..dims / 2 {
+            let (i, j) = match pairing {
+                RopePairing::Interleaved => (2 * pair, 2 * pair + 1),
+                RopePairing::Halves => (pair, pair + dims / 2),
+            };
+            let frequency = 10_000_f64.powf(-2.0 * pair as f64 / dims as f64)
+                / factors.map_or(1.0, |f| f64::from(f[pair]));
+            let (sin, cos) = (position as f64 * frequency).sin_cos();
+            let (a, b) = (f64::from(x[i]), f64::from(x[j]));
+            (out[i], out[j]) = (a * cos - b * sin, a * sin + b * cos);
+        }
+        out
+    }
+
+    #[test]
+    fn rotations_are_complex_multiplications() {
+        let (heads, head_dim) = (3, 24);
+        let positions: Vec<usize> = (0..37).map(|i| i * i * 90).collect();
+        let x: Vec<f32> = (0..37 * heads * head_dim)
+            .map(|i| (i as f32).cos())
+            .collect();
+        let factors: Vec<f32> = (0..8).map(|i| 1.0 + i as f32).collect();
+        let pool = ThreadPool::new(2, Level::detect()).unwrap();
+        for pairing in [RopePairing::Interleaved, RopePairing::Halves] {
+            for (dims, factors) in [(24, None), (16, Some(factors.as_slice()))] {
+                let rope = Rope::new(pairing, dims, 10_000.0, 1.0, factors);
+                let angles = rope.angles(positions.iter().copied());
+                let mut turned = x.clone();
+                rotate(&pool, &angles, &mut turned, heads, head_dim);
+                for (row, position) in positions.iter().enumerate() {
+                    for head in 0..heads {
+                        let at = (row * heads + head) * head_dim;
+                        let exact =
+                            expected(&x[at..at + head_dim], *position, pairing, dims, factors);
+                        for (turned, exact) in turned[at..].iter().zip(exact) {
+                            assert!((f64::from(*turned) - exact).abs() < 5e-7);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn linear_scaling_divides_the_positions() {
+        let plain = Rope::new(RopePairing::Halves, 16, 500.0, 1.0, None);
+        let scaled = Rope::new(RopePairing::Halves, 16, 500.0, 0.25, None);
+        assert_eq!(plain.angles([3, 5]).turns, scaled.angles([12, 20]).turns);
+    }
+}

@@ -1,0 +1,226 @@
+//! Attention: the textbook formula in f64, and the same bits whatever the batch, the chunks of a prefill and
+//! the pool.
+
+use half::f16;
+use prima_engine::kernels::{
+    AttentionShape, BLOCK_POSITIONS, KvShape, Level, SequenceAttention, ThreadPool, attention,
+};
+
+use crate::reference::Random;
+
+struct Case {
+    shape: AttentionShape,
+    /// Rows of `heads * head_dim`, for every position.
+    queries: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    key_blocks: Vec<Vec<f16>>,
+    value_blocks: Vec<Vec<f16>>,
+}
+
+impl Case {
+    fn new(seed: u64, heads: usize, kv_heads: usize, head_dim: usize, positions: usize) -> Case {
+        let mut random = Random(seed);
+        let kv = KvShape { kv_heads, head_dim };
+        let (row, kv_row) = (heads * head_dim, kv_heads * head_dim);
+        let mut case = Case {
+            shape: AttentionShape {
+                heads,
+                kv,
+                scale: 1.0 / (head_dim as f32).sqrt(),
+            },
+            queries: random
+                .units(positions * row)
+                .iter()
+                .map(|q| q * 6.0)
+                .collect(),
+            keys: random.units(positions * kv_row),
+            values: random.units(positions * kv_row),
+            key_blocks: Vec::new(),
+            value_blocks: Vec::new(),
+        };
+        for position in 0..positions {
+            if position % BLOCK_POSITIONS == 0 {
+                // What lies behind the last position must not matter: it is the worst there can be.
+                case.key_blocks.push(vec![f16::NAN; kv.block_len()]);
+                case.value_blocks.push(vec![f16::NAN; kv.block_len()]);
+            }
+            let (block, within) = (position / BLOCK_POSITIONS, position % BLOCK_POSITIONS);
+            let at = position * kv_row..(position + 1) * kv_row;
+            kv.store_key(&mut case.key_blocks[block], within, &case.keys[at.clone()]);
+            kv.store_value(&mut case.value_blocks[block], within, &case.values[at]);
+        }
+        case
+    }
+
+    fn row(&self) -> usize {
+        self.shape.heads * self.shape.kv.head_dim
+    }
+
+    /// Rows `first..first + rows` in one call.
+    fn run(&self, pool: &ThreadPool, first: usize, rows: usize) -> Vec<f32> {
+        let keys: Vec<&[f16]> = self.key_blocks.iter().map(Vec::as_slice).collect();
+        let values: Vec<&[f16]> = self.value_blocks.iter().map(Vec::as_slice).collect();
+        let mut out = vec![f32::NAN; rows * self.row()];
+        attention(
+            pool,
+            &self.shape,
+            &mut [SequenceAttention {
+                queries: &self.queries[first * self.row()..(first + rows) * self.row()],
+                first_position: first,
+                keys: &keys,
+                values: &values,
+                out: &mut out,
+            }],
+        );
+        out
+    }
+
+    /// The definition, with keys and values as F16 holds them.
+    fn exact(&self, position: usize, head: usize) -> Vec<f64> {
+        let KvShape { kv_heads, head_dim } = self.shape.kv;
+        let kv_head = head * kv_heads / self.shape.heads;
+        let stored = |numbers: &[f32], position: usize| -> Vec<f64> {
+            let at = (position * kv_heads + kv_head) * head_dim;
+            numbers[at..at + head_dim]
+                .iter()
+                .map(|x| f16::from_f32(*x).to_f64())
+                .collect()
+        };
+        let at = (position * self.shape.heads + head) * head_dim;
+        let query = &self.queries[at..at + head_dim];
+        let scores: Vec<f64> = (0..=position)
+            .map(|p| {
+                let key = stored(&self.keys, p);
+                query
+                    .iter()
+                    .zip(key)
+                    .map(|(q, k)| f64::from(*q) * k)
+                    .sum::<f64>()
+                    * f64::from(self.shape.scale)
+            })
+            .collect();
+        let largest = scores.iter().copied().fold(f64::MIN, f64::max);
+        let sum: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
+        let mut out = vec![0.0; head_dim];
+        for (p, score) in scores.iter().enumerate() {
+            let weight = (score - largest).exp() / sum;
+            for (out, value) in out.iter_mut().zip(stored(&self.values, p)) {
+                *out += weight * value;
+            }
+        }
+        out
+    }
+}
+
+fn bits(numbers: &[f32]) -> Vec<u32> {
+    numbers.iter().map(|number| number.to_bits()).collect()
+}
+
+/// Heads, KV heads, head dimension, positions: grouped and not, odd dimensions, more than one chunk.
+const CASES: [(usize, usize, usize, usize); 6] = [
+    (9, 3, 64, 140),
+    (4, 4, 32, 70),
+    (14, 2, 16, 65),
+    (2, 1, 24, 300),
+    (3, 1, 13, 33),
+    (11, 1, 128, 20),
+];
+
+#[test]
+fn attention_is_the_textbook_formula() {
+    for level in Level::available() {
+        for (heads, kv_heads, head_dim, positions) in CASES {
+            let case = Case::new(7, heads, kv_heads, head_dim, positions);
+            let out = case.run(&ThreadPool::new(2, level).unwrap(), 0, positions);
+            for position in (0..positions).step_by(7).chain([positions - 1]) {
+                for head in 0..heads {
+                    let exact = case.exact(position, head);
+                    let at = (position * heads + head) * head_dim;
+                    for (got, exact) in out[at..].iter().zip(exact) {
+                        assert!(
+                            (f64::from(*got) - exact).abs() < 4e-6,
+                            "{level} head {head} at {position}: {got} for {exact}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_however_a_prefill_is_cut_and_whoever_computes_it() {
+    for level in Level::available() {
+        for (heads, kv_heads, head_dim, positions) in CASES {
+            let case = Case::new(8, heads, kv_heads, head_dim, positions);
+            let whole = case.run(&ThreadPool::new(1, level).unwrap(), 0, positions);
+            for (threads, chunk) in [(1, 1), (2, 1), (8, 1), (2, 5), (3, 64), (40, positions)] {
+                let pool = ThreadPool::new(threads, level).unwrap();
+                for first in (0..positions).step_by(chunk) {
+                    let rows = chunk.min(positions - first);
+                    let got = case.run(&pool, first, rows);
+                    let expected = &whole[first * case.row()..(first + rows) * case.row()];
+                    assert_eq!(bits(&got), bits(expected), "{level} rows {first}+{rows}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sequences_of_a_batch_do_not_change_each_other() {
+    let cases = [
+        Case::new(9, 6, 2, 32, 90),
+        Case::new(10, 6, 2, 32, 20),
+        Case::new(11, 6, 2, 32, 400),
+    ];
+    for level in Level::available() {
+        for threads in [1, 2, 16] {
+            let pool = ThreadPool::new(threads, level).unwrap();
+            let blocks: Vec<(Vec<&[f16]>, Vec<&[f16]>)> = cases
+                .iter()
+                .map(|case| {
+                    (
+                        case.key_blocks.iter().map(Vec::as_slice).collect(),
+                        case.value_blocks.iter().map(Vec::as_slice).collect(),
+                    )
+                })
+                .collect();
+            let firsts = [89, 15, 399];
+            let mut outs: Vec<Vec<f32>> = Vec::new();
+            for (case, first) in cases.iter().zip(firsts) {
+                outs.push(vec![0.0; case.queries.len() - first * case.row()]);
+            }
+            let mut batch: Vec<SequenceAttention<'_>> = Vec::new();
+            for (((case, first), blocks), out) in
+                cases.iter().zip(firsts).zip(&blocks).zip(&mut outs)
+            {
+                batch.push(SequenceAttention {
+                    queries: &case.queries[first * case.row()..],
+                    first_position: first,
+                    keys: &blocks.0,
+                    values: &blocks.1,
+                    out,
+                });
+            }
+            attention(&pool, &cases[0].shape, &mut batch);
+            for ((case, first), out) in cases.iter().zip(firsts).zip(&outs) {
+                let alone = case.run(&pool, first, out.len() / case.row());
+                assert_eq!(bits(out), bits(&alone), "{level} on {threads}");
+            }
+        }
+    }
+}
+
+#[test]
+fn numbers_beyond_half_precision_are_stored_as_its_largest() {
+    let shape = KvShape {
+        kv_heads: 1,
+        head_dim: 4,
+    };
+    let mut block = vec![f16::ZERO; shape.block_len()];
+    shape.store_value(&mut block, 3, &[1e9, -1e9, f32::INFINITY, f32::NAN]);
+    assert_eq!(block[12..15], [f16::MAX, f16::MIN, f16::MAX]);
+    assert!(block[15].is_nan());
+}

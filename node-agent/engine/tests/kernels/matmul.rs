@@ -1,0 +1,214 @@
+//! Matrix products: within the bounds that 8-bit activations allow of the exact product, and the same bits
+//! whatever the batch, the pool and the company of other matrices.
+
+use prima_engine::kernels::{Level, Matrix, ThreadPool, matmul};
+use prima_gguf::GgmlType;
+
+use crate::reference::{FORMATS, Random, Scales, random_weights, weights};
+
+fn pool(threads: usize, level: Level) -> ThreadPool {
+    ThreadPool::new(threads, level).unwrap()
+}
+
+fn product(pool: &ThreadPool, matrix: Matrix<'_>, x: &[f32]) -> Vec<f32> {
+    let n = x.len() / matrix.cols();
+    let mut out = vec![f32::NAN; n * matrix.rows()];
+    matmul(pool, x, n, &mut [(matrix, &mut out)]);
+    out
+}
+
+fn bits(numbers: &[f32]) -> Vec<u32> {
+    numbers.iter().map(|number| number.to_bits()).collect()
+}
+
+/// Shapes with whole panels and tails, one block and many, in units of the format's block for columns.
+fn shapes(format: GgmlType) -> Vec<(usize, usize)> {
+    let block = format.block_len();
+    let unit = if block == 256 { 256 } else { 32 };
+    let mut shapes: Vec<(usize, usize)> = [(1, 1), (15, 2), (16, 3), (17, 5), (50, 18), (33, 9)]
+        .map(|(rows, blocks)| (rows, blocks * unit))
+        .to_vec();
+    if block == 1 {
+        shapes.extend([(5, 1), (18, 31), (16, 33), (20, 300)]);
+    }
+    shapes
+}
+
+#[test]
+fn products_are_exact_to_within_the_quantization_of_activations() {
+    let mut random = Random(2);
+    for level in Level::available() {
+        let pool = pool(2, level);
+        for format in FORMATS {
+            for (rows, cols) in shapes(format) {
+                let n = 1 + random.below(12);
+                let bytes = random_weights(&mut random, format, rows * cols, Scales::Usual);
+                let x = random.units(n * cols);
+                let out = product(&pool, Matrix::new(format, rows, cols, &bytes).unwrap(), &x);
+                let w = weights(format, &bytes);
+                for i in 0..n {
+                    for row in 0..rows {
+                        let (mut exact, mut bound) = (0.0, 0.0);
+                        for col in 0..cols {
+                            let (w, x) = (w[row * cols + col], f64::from(x[i * cols + col]));
+                            exact += w * x;
+                            bound += activation_error(format) * w.abs() + 1e-6 * (w * x).abs();
+                        }
+                        let got = f64::from(out[i * rows + row]);
+                        assert!(
+                            (got - exact).abs() <= bound + 1e-6,
+                            "{level} {format} {rows}x{cols} row {row} of {i}/{n}: {got} for {exact}, bound {bound}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The most by which an activation of at most 1 is off after quantization: half a step of 1/127, and the
+/// rounding of the scale to half precision; twice that where minimums are multiplied by rounded sums.
+fn activation_error(format: GgmlType) -> f64 {
+    match format {
+        GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => 0.0,
+        _ => 2.0 * (0.5 / 127.0 + 1.0 / 2048.0),
+    }
+}
+
+#[test]
+fn quantized_products_have_the_same_bits_at_every_level() {
+    let mut random = Random(3);
+    for format in FORMATS {
+        if format.block_len() == 1 {
+            continue;
+        }
+        for scales in [Scales::Usual, Scales::Extreme] {
+            for (rows, cols) in shapes(format) {
+                for n in [1, 2, 9] {
+                    let bytes = random_weights(&mut random, format, rows * cols, scales);
+                    let mut x = random.units(n * cols);
+                    if scales == Scales::Extreme {
+                        for x in &mut x {
+                            *x = [-127.0, 127.0, 0.0, *x][random.below(4)];
+                        }
+                    }
+                    let matrix = Matrix::new(format, rows, cols, &bytes).unwrap();
+                    let expected = product(&pool(1, Level::SCALAR), matrix, &x);
+                    for level in Level::available() {
+                        let got = product(&pool(2, level), matrix, &x);
+                        assert_eq!(
+                            bits(&got),
+                            bits(&expected),
+                            "{level} {format} {rows}x{cols} x{n}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_in_every_batch() {
+    let mut random = Random(4);
+    for level in Level::available() {
+        for format in FORMATS {
+            let (rows, cols) = (
+                37,
+                if format.block_len() == 256 {
+                    1280
+                } else {
+                    1120
+                },
+            );
+            let bytes = random_weights(&mut random, format, rows * cols, Scales::Usual);
+            let matrix = Matrix::new(format, rows, cols, &bytes).unwrap();
+            let x = random.units(40 * cols);
+            let alone: Vec<u32> = x
+                .chunks_exact(cols)
+                .flat_map(|x| bits(&product(&pool(1, level), matrix, x)))
+                .collect();
+            for n in 1..=40 {
+                for threads in [1, 3] {
+                    let got = product(&pool(threads, level), matrix, &x[..n * cols]);
+                    assert_eq!(bits(&got), alone[..n * rows], "{level} {format} x{n}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn matrices_that_share_activations_do_not_change_each_other() {
+    let mut random = Random(5);
+    let cols = 768;
+    let kinds: Vec<(GgmlType, usize, Vec<u8>)> = FORMATS
+        .iter()
+        .map(|format| {
+            let rows = 1 + random.below(70);
+            (
+                *format,
+                rows,
+                random_weights(&mut random, *format, rows * cols, Scales::Usual),
+            )
+        })
+        .collect();
+    let x = random.units(3 * cols);
+    for level in Level::available() {
+        let pool = pool(3, level);
+        let mut outs: Vec<Vec<f32>> = kinds
+            .iter()
+            .map(|(_, rows, _)| vec![0.0; 3 * rows])
+            .collect();
+        let mut outputs: Vec<(Matrix<'_>, &mut [f32])> = kinds
+            .iter()
+            .zip(&mut outs)
+            .map(|((format, rows, bytes), out)| {
+                (
+                    Matrix::new(*format, *rows, cols, bytes).unwrap(),
+                    out.as_mut_slice(),
+                )
+            })
+            .collect();
+        matmul(&pool, &x, 3, &mut outputs);
+        for ((format, rows, bytes), out) in kinds.iter().zip(&outs) {
+            let alone = product(&pool, Matrix::new(*format, *rows, cols, bytes).unwrap(), &x);
+            assert_eq!(bits(out), bits(&alone), "{level} {format}");
+        }
+    }
+}
+
+#[test]
+fn weights_may_begin_at_any_byte() {
+    let mut random = Random(6);
+    for level in Level::available() {
+        let pool = pool(1, level);
+        for format in FORMATS {
+            let (rows, cols) = (18, 512);
+            let bytes = random_weights(&mut random, format, rows * cols, Scales::Usual);
+            let x = random.units(2 * cols);
+            let expected = product(&pool, Matrix::new(format, rows, cols, &bytes).unwrap(), &x);
+            for shift in 1..4 {
+                let mut moved = vec![0xff; shift];
+                moved.extend_from_slice(&bytes);
+                let matrix = Matrix::new(format, rows, cols, &moved[shift..]).unwrap();
+                assert_eq!(
+                    bits(&product(&pool, matrix, &x)),
+                    bits(&expected),
+                    "{level} {format}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn no_rows_and_no_activations_give_nothing() {
+    let pool = pool(2, Level::detect());
+    let none = Matrix::new(GgmlType::Q4_1, 0, 64, &[]).unwrap();
+    assert_eq!(product(&pool, none, &[1.0; 64]), []);
+    let bytes = vec![0; 40];
+    let some = Matrix::new(GgmlType::Q4_1, 1, 64, &bytes).unwrap();
+    assert_eq!(product(&pool, some, &[]), []);
+    matmul(&pool, &[], 0, &mut []);
+}
