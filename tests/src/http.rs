@@ -1,0 +1,130 @@
+//! The least HTTP client that the suites can do with: one request a connection, in HTTP/1.0 so that an answer ends
+//! with the connection. Blocking, and every read has a deadline, so that no test hangs. It does not follow,
+//! retry or reuse anything; what clients of the real world do is for the suites with OpenAI's client.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// How long a test waits for any next byte. Longer than every deadline of the ring, so that a ring which keeps its
+/// deadlines never runs into this one.
+pub const READ_DEADLINE: Duration = Duration::from_secs(120);
+
+#[derive(Debug)]
+pub struct Response {
+    pub status: u16,
+    /// Names in lower case.
+    pub headers: Vec<(String, String)>,
+    pub body: String,
+}
+
+impl Response {
+    /// The body as JSON; panics with the body if it is none.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| {
+            panic!(
+                "expected JSON ({error}), got {}: {}",
+                self.status, self.body
+            )
+        })
+    }
+}
+
+pub fn get(address: SocketAddr, path: &str) -> io::Result<Response> {
+    let mut stream = connect(address)?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
+    read_response(BufReader::new(stream))
+}
+
+pub fn post(address: SocketAddr, path: &str, body: &Value) -> io::Result<Response> {
+    read_response(BufReader::new(send(address, path, body)?))
+}
+
+/// Posts and returns the answer's server-sent events as they come.
+pub fn post_streaming(address: SocketAddr, path: &str, body: &Value) -> io::Result<EventStream> {
+    let mut reader = BufReader::new(send(address, path, body)?);
+    let (status, headers) = read_head(&mut reader)?;
+    Ok(EventStream {
+        status,
+        headers,
+        reader,
+    })
+}
+
+/// The `data:` lines of an answer, one by one; ends where the server ends it, `Err` where the connection breaks.
+pub struct EventStream {
+    pub status: u16,
+    pub headers: Vec<(String, String)>,
+    reader: BufReader<TcpStream>,
+}
+
+impl Iterator for EventStream {
+    type Item = io::Result<String>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let mut line = String::new();
+            match self.reader.read_line(&mut line) {
+                Ok(0) => return None,
+                Ok(_) => {
+                    if let Some(data) = line.trim_end().strip_prefix("data: ") {
+                        return Some(Ok(data.to_owned()));
+                    }
+                }
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+}
+
+fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&address, READ_DEADLINE)?;
+    stream.set_read_timeout(Some(READ_DEADLINE))?;
+    stream.set_write_timeout(Some(READ_DEADLINE))?;
+    Ok(stream)
+}
+
+fn send(address: SocketAddr, path: &str, body: &Value) -> io::Result<TcpStream> {
+    let mut stream = connect(address)?;
+    let body = body.to_string();
+    write!(
+        stream,
+        "POST {path} HTTP/1.0\r\nHost: {address}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )?;
+    Ok(stream)
+}
+
+fn read_response(mut reader: impl BufRead) -> io::Result<Response> {
+    let (status, headers) = read_head(&mut reader)?;
+    let mut body = String::new();
+    reader.read_to_string(&mut body)?;
+    Ok(Response {
+        status,
+        headers,
+        body,
+    })
+}
+
+fn read_head(reader: &mut impl BufRead) -> io::Result<(u16, Vec<(String, String)>)> {
+    let mut line = String::new();
+    reader.read_line(&mut line)?;
+    let status = line
+        .split(' ')
+        .nth(1)
+        .and_then(|status| status.parse().ok())
+        .ok_or_else(|| io::Error::other(format!("not a status line: {line:?}")))?;
+    let mut headers = Vec::new();
+    loop {
+        line.clear();
+        if reader.read_line(&mut line)? == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+        }
+        let Some((name, value)) = line.trim_end().split_once(": ") else {
+            return Ok((status, headers));
+        };
+        headers.push((name.to_ascii_lowercase(), value.to_owned()));
+    }
+}

@@ -1,0 +1,342 @@
+//! Rings of real processes: starts the `prima` that cargo built beside the tests as a user would, and reads what it
+//! prints. Run with `--workspace`, since cargo builds `prima` and `prima-node-agent` only then.
+//!
+//! A ring that is dropped is killed. Nothing here looks inside a process: only its output, exit status, and /proc.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::Read;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use crate::http;
+
+/// Arguments of `prima run`.
+#[derive(Default)]
+pub struct LocalRingBuilder {
+    args: Vec<OsString>,
+}
+
+/// A ring that serves.
+pub struct LocalRing {
+    prima: Process,
+    members: Vec<Member>,
+    address: SocketAddr,
+    model: String,
+}
+
+/// One agent of a ring.
+#[derive(Clone, Debug)]
+pub struct Member {
+    pub name: String,
+    pub pid: u32,
+}
+
+/// How `prima run` ended and what it had written.
+#[derive(Debug)]
+pub struct Ended {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// How long a ring may take to serve, or to end. Far more than it does take; only a ring that hangs gets there.
+const DEADLINE: Duration = Duration::from_secs(120);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// The last line that `prima run` prints when its ring serves.
+const READY: &str = "Ctrl-C stops the ring.";
+
+impl LocalRingBuilder {
+    pub fn model(self, path: &Path) -> Self {
+        self.arg(path)
+    }
+
+    pub fn members(self, count: usize) -> Self {
+        self.arg("--members").arg(count.to_string())
+    }
+
+    pub fn rounds(self, rounds: usize) -> Self {
+        self.arg("--rounds").arg(rounds.to_string())
+    }
+
+    /// Layers of each member, in all rounds together.
+    pub fn split(self, layers: &[usize]) -> Self {
+        let layers: Vec<String> = layers.iter().map(usize::to_string).collect();
+        self.arg("--split").arg(layers.join(","))
+    }
+
+    /// Any further argument.
+    pub fn arg(mut self, arg: impl Into<OsString>) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+
+    /// Starts the ring and waits until it serves. Panics with what `prima` wrote if it does not.
+    pub fn start(self) -> LocalRing {
+        let mut prima = self.spawn();
+        prima.wait_for_output(READY);
+        let printed = prima.stdout.lock().unwrap().clone();
+        let (model, _) = printed.split_once(" is ready").expect("the model's name");
+        let (_, rest) = printed.split_once("http://").expect("the endpoint");
+        let address = rest.split('/').next().and_then(|it| it.parse().ok());
+        LocalRing {
+            members: agents_of(prima.child.id()),
+            address: address.expect("the endpoint's address"),
+            model: model.trim().to_owned(),
+            prima,
+        }
+    }
+
+    /// Runs `prima` where it is expected to end by itself, and waits for that.
+    pub fn run_to_end(self) -> Ended {
+        self.spawn().wait()
+    }
+
+    fn spawn(mut self) -> Process {
+        if !self.args.iter().any(|arg| arg == "--port") {
+            self = self.arg("--port").arg("0");
+        }
+        let mut command = Command::new(built_binary("prima"));
+        command
+            .arg("run")
+            .args(&self.args)
+            .env_remove("PRIMA_API_KEY");
+        Process::spawn(command)
+    }
+}
+
+impl LocalRing {
+    /// Like `prima run`, on any free port unless `--port` is given.
+    pub fn builder() -> LocalRingBuilder {
+        LocalRingBuilder::default()
+    }
+
+    /// Where the HTTP endpoint listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The name that requests give.
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// In ring order.
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// The line that `prima run` offers to paste into a shell.
+    pub fn curl_line(&self) -> String {
+        let printed = self.prima.stdout.lock().unwrap();
+        let line = printed.lines().find(|line| line.contains("curl "));
+        line.expect("a curl line").trim().to_owned()
+    }
+
+    /// The greedy continuation of `prompt`, at most `max_tokens` tokens; panics unless the answer is 200.
+    pub fn complete(&self, prompt: &str, max_tokens: usize) -> String {
+        let body = json!({
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+        });
+        self.answer("/v1/completions", &body, "/choices/0/text")
+    }
+
+    /// The greedy answer to one message of a chat; panics unless the answer is 200.
+    pub fn chat(&self, message: &str, max_tokens: usize) -> String {
+        let body = json!({
+            "model": self.model,
+            "messages": [{"role": "user", "content": message}],
+            "max_tokens": max_tokens,
+            "temperature": 0,
+        });
+        self.answer("/v1/chat/completions", &body, "/choices/0/message/content")
+    }
+
+    /// Sends `signal` to `prima`, and waits until it has ended.
+    pub fn end_by(mut self, signal: Signal) -> Ended {
+        send_signal(self.prima.child.id(), signal);
+        self.prima.wait()
+    }
+
+    /// Waits until `prima` ends by itself.
+    pub fn wait_for_end(mut self) -> Ended {
+        self.prima.wait()
+    }
+
+    /// Ends the ring as Ctrl-C does, and checks that it ends well: status 0, and no member left.
+    pub fn stop(self) {
+        let members = self.members.clone();
+        let ended = self.end_by(Signal::INT);
+        assert!(ended.status.success(), "{ended:#?}");
+        assert_none_left(&members);
+    }
+
+    fn answer(&self, path: &str, body: &Value, text_at: &str) -> String {
+        let response = http::post(self.address, path, body).expect("an answer");
+        assert_eq!(response.status, 200, "{}", response.body);
+        let json = response.json();
+        let text = json.pointer(text_at).and_then(Value::as_str);
+        text.unwrap_or_else(|| panic!("no {text_at} in {json}"))
+            .to_owned()
+    }
+}
+
+/// Panics with what is left, if a member's process is.
+pub fn assert_none_left(members: &[Member]) {
+    // The kernel may still be taking a killed process apart.
+    let deadline = Instant::now() + DEADLINE;
+    for member in members {
+        while agent_arguments(member.pid).is_some() {
+            assert!(Instant::now() < deadline, "{member:?} is still running");
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+}
+
+pub fn send_signal(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(pid as i32).expect("a process id");
+    kill_process(pid, signal).expect("send a signal");
+}
+
+/// A program that cargo built: it lies one folder above the test that runs.
+pub fn built_binary(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("own path");
+    let folder = test.parent().and_then(Path::parent).expect("target folder");
+    let binary = folder.join(name);
+    assert!(
+        binary.is_file(),
+        "{} is not there: run the tests with --workspace, so that cargo builds it",
+        binary.display()
+    );
+    binary
+}
+
+/// A child whose output is collected while it runs.
+struct Process {
+    child: Child,
+    stdout: Arc<Mutex<String>>,
+    stderr: Arc<Mutex<String>>,
+    readers: Vec<JoinHandle<()>>,
+}
+
+impl Process {
+    fn spawn(mut command: Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
+        let (stdout, stderr) = (Arc::default(), Arc::default());
+        let readers = vec![
+            collect(child.stdout.take().expect("stdout"), &stdout),
+            collect(child.stderr.take().expect("stderr"), &stderr),
+        ];
+        Self {
+            child,
+            stdout,
+            stderr,
+            readers,
+        }
+    }
+
+    fn wait_for_output(&mut self, text: &str) {
+        let deadline = Instant::now() + DEADLINE;
+        while !self.stdout.lock().unwrap().contains(text) {
+            let ended = self.child.try_wait().expect("wait for a child");
+            assert!(
+                ended.is_none() && Instant::now() < deadline,
+                "no {text:?} from a process that {}:\n{}",
+                ended.map_or("hangs".into(), |status| format!("ended with {status}")),
+                self.stderr.lock().unwrap(),
+            );
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    fn wait(&mut self) -> Ended {
+        let deadline = Instant::now() + DEADLINE;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("wait for a child") {
+                break status;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "still running after {DEADLINE:?}:\n{}",
+                self.stderr.lock().unwrap(),
+            );
+            thread::sleep(POLL_INTERVAL);
+        };
+        for reader in self.readers.drain(..) {
+            reader.join().expect("a reader that did not panic");
+        }
+        Ended {
+            status,
+            stdout: std::mem::take(&mut self.stdout.lock().unwrap()),
+            stderr: std::mem::take(&mut self.stderr.lock().unwrap()),
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both fail only where it has ended already. A killed `prima` takes its agents along.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn collect(mut from: impl Read + Send + 'static, into: &Arc<Mutex<String>>) -> JoinHandle<()> {
+    let into = into.clone();
+    thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Ok(count @ 1..) = from.read(&mut buffer) {
+            let text = String::from_utf8_lossy(&buffer[..count]);
+            into.lock().unwrap().push_str(&text);
+        }
+    })
+}
+
+/// The agents that `parent` started, by rank: they are called m0, m1, and so on.
+fn agents_of(parent: u32) -> Vec<Member> {
+    let mut members: Vec<Member> = fs::read_dir("/proc")
+        .expect("/proc")
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|&pid| parent_of(pid) == Some(parent))
+        .filter_map(|pid| {
+            let arguments = agent_arguments(pid)?;
+            let at = arguments.iter().position(|arg| arg == "--member")?;
+            Some(Member {
+                name: arguments.get(at + 1)?.clone(),
+                pid,
+            })
+        })
+        .collect();
+    members.sort_by_key(|member| member.name[1..].parse::<usize>().expect("a rank"));
+    members
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // pid (name) state parent ...; the name may hold anything.
+    let (_, after_name) = stat.rsplit_once(')')?;
+    after_name.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// The arguments of the agent with this process id; `None` if there is none, or if it has ended.
+fn agent_arguments(pid: u32) -> Option<Vec<String>> {
+    let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+    let arguments: Vec<String> = line.split_terminator('\0').map(str::to_owned).collect();
+    let program = Path::new(arguments.first()?).file_name()?;
+    (program == "prima-node-agent").then_some(arguments)
+}
