@@ -1,3 +1,49 @@
-//! Runs windows of transformer layers over memory-mapped GGUF weights. Synchronous; no network.
+//! Runs windows of transformer layers over memory-mapped GGUF weights: token embedding, layer windows, output head.
+//!
+//! Decides: how a pass is computed, on the CPU or on an accelerator, and where keys and values are kept. Refuses: to know of
+//! requests, rings or clocks; to load weights (they stay in the map); to run what it does not compute exactly.
+//!
+//! One pass, on one machine that has all layers:
+//!
+//! ```no_run
+//! # use prima_engine::{BatchEntry, Compute, LayerDevices, Model};
+//! # fn main() -> Result<(), prima_engine::EngineError> {
+//! let model = Model::open("model.gguf".as_ref())?;
+//! let layers = 0..model.config().layers;
+//! let window = model.layer_window(layers.clone(), &LayerDevices::cpu())?;
+//! let mut kv = model.kv_cache(&[layers], model.config().context_length);
+//! let compute = Compute::new(Compute::available_threads())?;
+//!
+//! let tokens = [1, 2, 3];
+//! let mut activation = vec![0.0; tokens.len() * model.config().hidden];
+//! model.embedding()?.embed(&tokens, &mut activation)?;
+//! let rows = BatchEntry { kv: &mut kv, first_position: 0, rows: tokens.len() };
+//! window.forward(&compute, &mut activation, &mut [rows])?;
+//! let mut logits = Vec::new();
+//! model.output_head()?.logits(&compute, &activation, &mut logits)?;
+//! # Ok(())
+//! # }
+//! ```
 
+pub mod architecture;
+mod compute;
+mod config;
+mod device;
+mod embedding;
+mod error;
 pub mod kernels;
+mod kv_cache;
+mod layer_window;
+mod mapped_weights;
+mod model;
+mod output_head;
+
+pub use compute::Compute;
+pub use config::ModelConfig;
+pub use device::LayerDevices;
+pub use embedding::Embedding;
+pub use error::EngineError;
+pub use kv_cache::KvCache;
+pub use layer_window::{BatchEntry, LayerWindow};
+pub use model::Model;
+pub use output_head::OutputHead;

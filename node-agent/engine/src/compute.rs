@@ -1,0 +1,82 @@
+//! What computing on the CPU needs once per process: the threads, and the buffers between the steps of a layer.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use crate::error::EngineError;
+use crate::kernels::{Level, ThreadPool};
+
+/// The compute threads of a process and their scratch memory. Windows that run on the same `Compute` take turns.
+pub struct Compute {
+    pool: ThreadPool,
+    scratch: Mutex<Scratch>,
+}
+
+/// Buffers that grow to the largest batch seen and are then reused.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    pub normed: Buffer,
+    pub queries: Buffer,
+    pub keys: Buffer,
+    pub values: Buffer,
+    pub attended: Buffer,
+    pub gate: Buffer,
+    pub up: Buffer,
+    pub projected: Buffer,
+}
+
+/// One such buffer.
+#[derive(Default)]
+pub(crate) struct Buffer(Vec<f32>);
+
+impl Compute {
+    /// `threads` compute threads (at least one; the thread that calls is one of them), with the best kernels of this processor,
+    /// or those that `PRIMA_CPU_LEVEL` names.
+    ///
+    /// # Errors
+    /// [`EngineError::Threads`] when the system refuses a thread, [`EngineError::KernelLevel`] when this processor lacks the level.
+    pub fn new(threads: usize) -> Result<Compute, EngineError> {
+        let level =
+            Level::from_environment().map_err(|source| EngineError::KernelLevel { source })?;
+        let pool =
+            ThreadPool::new(threads, level).map_err(|source| EngineError::Threads { source })?;
+        Ok(Compute {
+            pool,
+            scratch: Mutex::default(),
+        })
+    }
+
+    /// How many threads this process can keep busy: its share of the processors by affinity and cgroup quota.
+    pub fn available_threads() -> usize {
+        thread::available_parallelism().map_or(1, |threads| threads.get())
+    }
+
+    /// The kernels' instruction set: `scalar`, `avx2`, ...
+    pub fn level(&self) -> &'static str {
+        self.pool.level().name()
+    }
+
+    /// How many threads compute.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    pub(crate) fn pool(&self) -> &ThreadPool {
+        &self.pool
+    }
+
+    pub(crate) fn scratch(&self) -> MutexGuard<'_, Scratch> {
+        // Whoever panicked with it left numbers behind that the next one overwrites.
+        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Buffer {
+    /// The first `len` numbers, left over from whoever used the buffer last.
+    pub fn take(&mut self, len: usize) -> &mut [f32] {
+        if self.0.len() < len {
+            self.0.resize(len, 0.0);
+        }
+        &mut self.0[..len]
+    }
+}

@@ -1,0 +1,135 @@
+//! Why the engine refuses a model or a call. Messages name the file and the tensor, key or argument at fault.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use prima_gguf::{GgmlType, GgufError};
+
+use crate::kernels;
+
+/// What the engine could not do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    #[error("cannot open model file {path}")]
+    Open {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+
+    #[error("cannot map model file {path} into memory")]
+    Map {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+
+    #[error("cannot read the header of the model file")]
+    Header { source: GgufError },
+
+    #[error("cannot read the model's configuration")]
+    Metadata { source: GgufError },
+
+    #[error(
+        "{file}: general.architecture is {found:?}, which this engine does not run; it runs {known}"
+    )]
+    UnknownArchitecture {
+        file: String,
+        found: String,
+        known: String,
+    },
+
+    #[error("{file}: metadata key {key:?}: expected {expected}, found {found}")]
+    Config {
+        file: String,
+        key: String,
+        expected: String,
+        found: String,
+    },
+
+    #[error("{file}: tensor {tensor:?} is missing; architecture {architecture} needs it")]
+    MissingTensor {
+        file: String,
+        tensor: String,
+        architecture: &'static str,
+    },
+
+    #[error(
+        "{file}: tensor {tensor:?} is not one that architecture {architecture} computes with here; leaving it out would give wrong answers"
+    )]
+    UnknownTensor {
+        file: String,
+        tensor: String,
+        architecture: &'static str,
+    },
+
+    #[error("{file}: tensor {tensor:?}: expected shape {expected:?}, found {found:?}")]
+    TensorShape {
+        file: String,
+        tensor: String,
+        expected: Vec<u64>,
+        found: Vec<u64>,
+    },
+
+    #[error("{file}: tensor {tensor:?}: expected {expected}, found {found}")]
+    TensorType {
+        file: String,
+        tensor: String,
+        expected: String,
+        found: GgmlType,
+    },
+
+    #[error("{file}: tensor {tensor:?} cannot be used")]
+    Tensor {
+        file: String,
+        tensor: String,
+        source: kernels::MatrixError,
+    },
+
+    #[error(
+        "cannot make a window of layers {}..{}: the model has layers 0..{layers}, and a window is not empty",
+        window.start, window.end
+    )]
+    Window { window: Range<usize>, layers: usize },
+
+    #[error("cannot start the compute threads")]
+    Threads { source: kernels::ThreadPoolError },
+
+    #[error("cannot choose the CPU's kernels")]
+    KernelLevel { source: kernels::LevelError },
+
+    #[error("cannot embed token {token}: the vocabulary has {vocabulary}")]
+    Token { token: u32, vocabulary: usize },
+
+    #[error("{what}: expected {expected} numbers, found {found}")]
+    Length {
+        what: &'static str,
+        expected: usize,
+        found: usize,
+    },
+
+    #[error(
+        "batch entry {entry}: its KV cache does not cover layers {}..{} of this model",
+        window.start, window.end
+    )]
+    KvLayers { entry: usize, window: Range<usize> },
+
+    #[error(
+        "batch entry {entry}: rows begin at position {first_position}, but layer {layer} holds {held} positions; truncate the cache first, or send what is missing"
+    )]
+    Position {
+        entry: usize,
+        layer: usize,
+        first_position: usize,
+        held: usize,
+    },
+
+    #[error(
+        "batch entry {entry}: positions {first_position}..{end} exceed the context length of {context_length}"
+    )]
+    ContextFull {
+        entry: usize,
+        first_position: usize,
+        end: usize,
+        context_length: usize,
+    },
+}

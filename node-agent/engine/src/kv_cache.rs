@@ -1,0 +1,159 @@
+//! The keys and values of one sequence, for the layers that this process runs.
+//!
+//! Decides: when memory is taken (a block of positions at a time) and shared (forks share blocks until one of them writes). The
+//! layout inside a block is the attention kernel's. Refuses: gaps and overwriting. A layer takes the position that follows its last
+//! one; going back is `truncate`.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use half::f16;
+
+use crate::config::ModelConfig;
+use crate::kernels::{BLOCK_POSITIONS, KvShape};
+
+/// The KV cache of one sequence, F16.
+pub struct KvCache {
+    shape: KvShape,
+    context_length: usize,
+    /// In the order of their layers.
+    layers: Vec<LayerKv>,
+}
+
+/// The cache of one layer.
+#[derive(Clone)]
+pub(crate) struct LayerKv {
+    layer: usize,
+    /// Positions held.
+    len: usize,
+    keys: Vec<Arc<[f16]>>,
+    values: Vec<Arc<[f16]>>,
+}
+
+impl KvCache {
+    pub(crate) fn new(
+        config: &ModelConfig,
+        layers: &[Range<usize>],
+        context_length: usize,
+    ) -> KvCache {
+        let mut layers: Vec<usize> = layers.iter().cloned().flatten().collect();
+        layers.sort_unstable();
+        layers.dedup();
+        KvCache {
+            shape: config.attention_shape().kv,
+            context_length,
+            layers: layers.into_iter().map(LayerKv::new).collect(),
+        }
+    }
+
+    /// Positions that every layer holds. While a batch is between two windows of this process, the earlier window holds more.
+    pub fn len(&self) -> usize {
+        self.layers.iter().map(|layer| layer.len).min().unwrap_or(0)
+    }
+
+    /// Whether some layer holds nothing yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The most positions that it takes.
+    pub fn context_length(&self) -> usize {
+        self.context_length
+    }
+
+    /// Forgets all but the first `positions` positions, in every layer, and frees the blocks that held only others.
+    pub fn truncate(&mut self, positions: usize) {
+        for layer in &mut self.layers {
+            layer.truncate(positions);
+        }
+    }
+
+    /// A cache of the same content. Memory is shared until either is written to, and then copied a block at a time.
+    pub fn fork(&self) -> KvCache {
+        KvCache {
+            shape: self.shape,
+            context_length: self.context_length,
+            layers: self.layers.clone(),
+        }
+    }
+
+    /// Bytes of the blocks held, those shared with forks included.
+    pub fn bytes(&self) -> u64 {
+        let blocks: usize = self
+            .layers
+            .iter()
+            .map(|layer| layer.keys.len() + layer.values.len())
+            .sum();
+        (blocks * self.shape.block_len() * size_of::<f16>()) as u64
+    }
+
+    pub(crate) fn shape(&self) -> KvShape {
+        self.shape
+    }
+
+    /// The caches of `layers`, in order; `None` when one of them is not here.
+    pub(crate) fn window(&mut self, layers: Range<usize>) -> Option<&mut [LayerKv]> {
+        let first = self
+            .layers
+            .binary_search_by_key(&layers.start, |kv| kv.layer)
+            .ok()?;
+        let window = self.layers.get_mut(first..first + layers.len())?;
+        // Layers are in order and without duplicates, so the last one tells for all.
+        (window.last()?.layer + 1 == layers.end).then_some(window)
+    }
+}
+
+impl LayerKv {
+    fn new(layer: usize) -> LayerKv {
+        LayerKv {
+            layer,
+            len: 0,
+            keys: Vec::new(),
+            values: Vec::new(),
+        }
+    }
+
+    pub fn layer(&self) -> usize {
+        self.layer
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Appends positions: `keys` and `values` are rows of `kv_heads * head_dim` numbers.
+    pub fn append(&mut self, shape: KvShape, keys: &[f32], values: &[f32]) {
+        let row = shape.row_len();
+        for (key, value) in keys.chunks_exact(row).zip(values.chunks_exact(row)) {
+            let (block, position) = (self.len / BLOCK_POSITIONS, self.len % BLOCK_POSITIONS);
+            if block == self.keys.len() {
+                self.keys.push(new_block(shape));
+                self.values.push(new_block(shape));
+            }
+            shape.store_key(Arc::make_mut(&mut self.keys[block]), position, key);
+            shape.store_value(Arc::make_mut(&mut self.values[block]), position, value);
+            self.len += 1;
+        }
+    }
+
+    /// The blocks of keys, as the attention kernel takes them.
+    pub fn keys(&self) -> Vec<&[f16]> {
+        self.keys.iter().map(|block| &**block).collect()
+    }
+
+    /// The blocks of values.
+    pub fn values(&self) -> Vec<&[f16]> {
+        self.values.iter().map(|block| &**block).collect()
+    }
+
+    fn truncate(&mut self, positions: usize) {
+        self.len = self.len.min(positions);
+        let blocks = self.len.div_ceil(BLOCK_POSITIONS);
+        self.keys.truncate(blocks);
+        self.values.truncate(blocks);
+    }
+}
+
+fn new_block(shape: KvShape) -> Arc<[f16]> {
+    std::iter::repeat_n(f16::ZERO, shape.block_len()).collect()
+}

@@ -1,0 +1,372 @@
+//! The forward pass through a range of layers, on the CPU.
+//!
+//! Decides: the order of the steps of a layer, and what a batch must look like. Refuses: to mix rows; each row's numbers come from its
+//! own sequence only and do not depend on how rows are batched or where layers are split, to the bit (the kernels' promise, kept
+//! here by doing nothing across rows).
+
+use std::ops::Range;
+
+use crate::architecture as tensors;
+use crate::compute::{Compute, Scratch};
+use crate::config::ModelConfig;
+use crate::device::LayerDevices;
+use crate::error::EngineError;
+use crate::kernels::{self, Rope, RopeAngles, SequenceAttention, ThreadPool};
+use crate::kv_cache::{KvCache, LayerKv};
+use crate::mapped_weights::MappedTensor;
+use crate::model::Model;
+
+/// A contiguous range of a model's layers, ready to run.
+pub struct LayerWindow {
+    layers: Range<usize>,
+    config: ModelConfig,
+    rope: Rope,
+    cpu_layers: Vec<Layer>,
+}
+
+/// The rows of one sequence in a batch.
+pub struct BatchEntry<'a> {
+    /// The sequence's cache; it must cover the window's layers.
+    pub kv: &'a mut KvCache,
+    /// Position of the first row: what the cache already holds in the window's layers.
+    pub first_position: usize,
+    /// Consecutive positions.
+    pub rows: usize,
+}
+
+impl LayerWindow {
+    pub(crate) fn new(
+        model: &Model,
+        layers: Range<usize>,
+        _devices: &LayerDevices,
+    ) -> Result<LayerWindow, EngineError> {
+        let cpu_layers = layers
+            .clone()
+            .map(|layer| Layer::load(model, layer))
+            .collect::<Result<_, _>>()?;
+        Ok(LayerWindow {
+            layers,
+            config: model.config().clone(),
+            rope: model.config().rope(model.rope_factors()?.as_deref()),
+            cpu_layers,
+        })
+    }
+
+    /// The layers of this window.
+    pub fn layers(&self) -> Range<usize> {
+        self.layers.clone()
+    }
+
+    /// Takes the rows of `batch` through the window's layers, and their keys and values into the caches. `activation` is
+    /// rows x hidden, row-major, the rows of one entry after those of the entry before; it is updated in place.
+    ///
+    /// # Errors
+    /// An activation of another size than the batch, or an entry whose cache does not cover the window, holds another number of
+    /// positions than `first_position`, or would exceed its context length. Nothing has been computed then.
+    pub fn forward(
+        &self,
+        compute: &Compute,
+        activation: &mut [f32],
+        batch: &mut [BatchEntry<'_>],
+    ) -> Result<(), EngineError> {
+        let mut sequences = self.check(activation, batch)?;
+        let angles = self
+            .rope
+            .angles(sequences.iter().flat_map(Sequence::positions));
+        let mut scratch = compute.scratch();
+        for (index, layer) in self.cpu_layers.iter().enumerate() {
+            let step = LayerStep {
+                config: &self.config,
+                pool: compute.pool(),
+                angles: &angles,
+                layer,
+                index,
+            };
+            step.attention(&mut scratch, activation, &mut sequences);
+            step.feed_forward(&mut scratch, activation);
+        }
+        Ok(())
+    }
+
+    fn check<'a>(
+        &self,
+        activation: &[f32],
+        batch: &'a mut [BatchEntry<'_>],
+    ) -> Result<Vec<Sequence<'a>>, EngineError> {
+        let rows = batch
+            .iter()
+            .try_fold(0_usize, |sum, entry| sum.checked_add(entry.rows))
+            .unwrap_or(usize::MAX);
+        let expected = rows.saturating_mul(self.config.hidden);
+        if activation.len() != expected {
+            return Err(EngineError::Length {
+                what: "the activation (rows x hidden)",
+                expected,
+                found: activation.len(),
+            });
+        }
+        batch
+            .iter_mut()
+            .enumerate()
+            .map(|(index, entry)| self.check_entry(index, entry))
+            .collect()
+    }
+
+    fn check_entry<'a>(
+        &self,
+        index: usize,
+        entry: &'a mut BatchEntry<'_>,
+    ) -> Result<Sequence<'a>, EngineError> {
+        let BatchEntry {
+            kv,
+            first_position,
+            rows,
+        } = entry;
+        let (first_position, rows) = (*first_position, *rows);
+        let end = first_position.saturating_add(rows);
+        if end > kv.context_length() {
+            return Err(EngineError::ContextFull {
+                entry: index,
+                first_position,
+                end,
+                context_length: kv.context_length(),
+            });
+        }
+        let same_shape = kv.shape() == self.config.attention_shape().kv;
+        let layers = kv
+            .window(self.layers.clone())
+            .filter(|_| same_shape)
+            .ok_or_else(|| EngineError::KvLayers {
+                entry: index,
+                window: self.layers.clone(),
+            })?;
+        match layers.iter().find(|layer| layer.len() != first_position) {
+            None => Ok(Sequence {
+                layers,
+                first_position,
+                rows,
+            }),
+            Some(layer) => Err(EngineError::Position {
+                entry: index,
+                layer: layer.layer(),
+                first_position,
+                held: layer.len(),
+            }),
+        }
+    }
+}
+
+/// A checked batch entry.
+struct Sequence<'a> {
+    /// The caches of the window's layers.
+    layers: &'a mut [LayerKv],
+    first_position: usize,
+    rows: usize,
+}
+
+impl Sequence<'_> {
+    fn positions(&self) -> Range<usize> {
+        self.first_position..self.first_position + self.rows
+    }
+}
+
+/// The weights of one layer: matrices in the map, the small vectors as numbers.
+struct Layer {
+    attention_norm: Vec<f32>,
+    query: MappedTensor,
+    key: MappedTensor,
+    value: MappedTensor,
+    biases: Option<AttentionBiases>,
+    attention_output: MappedTensor,
+    feed_forward_norm: Vec<f32>,
+    gate: MappedTensor,
+    up: MappedTensor,
+    down: MappedTensor,
+}
+
+struct AttentionBiases {
+    query: Vec<f32>,
+    key: Vec<f32>,
+    value: Vec<f32>,
+}
+
+impl Layer {
+    fn load(model: &Model, layer: usize) -> Result<Layer, EngineError> {
+        let tensor = |spec| model.tensor(spec, Some(layer));
+        let vector = |spec| model.vector(spec, Some(layer));
+        let biases = match model.config().architecture.attention_biases {
+            true => Some(AttentionBiases {
+                query: vector(&tensors::QUERY_BIAS)?,
+                key: vector(&tensors::KEY_BIAS)?,
+                value: vector(&tensors::VALUE_BIAS)?,
+            }),
+            false => None,
+        };
+        Ok(Layer {
+            attention_norm: vector(&tensors::ATTENTION_NORM)?,
+            query: tensor(&tensors::QUERY)?,
+            key: tensor(&tensors::KEY)?,
+            value: tensor(&tensors::VALUE)?,
+            biases,
+            attention_output: tensor(&tensors::ATTENTION_OUTPUT)?,
+            feed_forward_norm: vector(&tensors::FEED_FORWARD_NORM)?,
+            gate: tensor(&tensors::GATE)?,
+            up: tensor(&tensors::UP)?,
+            down: tensor(&tensors::DOWN)?,
+        })
+    }
+}
+
+/// One layer's part of a pass.
+struct LayerStep<'a> {
+    config: &'a ModelConfig,
+    pool: &'a ThreadPool,
+    angles: &'a RopeAngles,
+    layer: &'a Layer,
+    /// Of the layer in the window.
+    index: usize,
+}
+
+impl LayerStep<'_> {
+    /// activation += output(attention(rope(queries, keys of the norm), values of the norm))
+    fn attention(
+        &self,
+        scratch: &mut Scratch,
+        activation: &mut [f32],
+        sequences: &mut [Sequence<'_>],
+    ) {
+        let LayerStep {
+            config,
+            pool,
+            angles,
+            layer,
+            ..
+        } = *self;
+        let shape = config.attention_shape();
+        let rows = activation.len() / config.hidden;
+        let query_row = config.heads * config.head_dim;
+        let kv_row = shape.kv.row_len();
+
+        let normed = scratch.normed.take(activation.len());
+        kernels::rms_norm(
+            pool,
+            activation,
+            &layer.attention_norm,
+            config.norm_epsilon,
+            normed,
+        );
+        let queries = scratch.queries.take(rows * query_row);
+        let keys = scratch.keys.take(rows * kv_row);
+        let values = scratch.values.take(rows * kv_row);
+        kernels::matmul(
+            pool,
+            normed,
+            rows,
+            &mut [
+                (layer.query.matrix(), &mut *queries),
+                (layer.key.matrix(), &mut *keys),
+                (layer.value.matrix(), &mut *values),
+            ],
+        );
+        if let Some(biases) = &layer.biases {
+            kernels::add_bias(pool, queries, &biases.query);
+            kernels::add_bias(pool, keys, &biases.key);
+            kernels::add_bias(pool, values, &biases.value);
+        }
+        kernels::rotate(pool, angles, queries, config.heads, config.head_dim);
+        kernels::rotate(pool, angles, keys, config.kv_heads, config.head_dim);
+
+        let attended = scratch.attended.take(rows * query_row);
+        self.attend(sequences, queries, keys, values, attended);
+
+        let projected = scratch.projected.take(activation.len());
+        kernels::matmul(
+            pool,
+            attended,
+            rows,
+            &mut [(layer.attention_output.matrix(), &mut *projected)],
+        );
+        kernels::add(pool, activation, projected);
+    }
+
+    /// Stores the new keys and values, then attends to them and to all before.
+    fn attend(
+        &self,
+        sequences: &mut [Sequence<'_>],
+        queries: &[f32],
+        keys: &[f32],
+        values: &[f32],
+        attended: &mut [f32],
+    ) {
+        let shape = self.config.attention_shape();
+        let query_row = self.config.heads * self.config.head_dim;
+        let kv_row = shape.kv.row_len();
+        let mut row = 0;
+        for sequence in sequences.iter_mut() {
+            let rows = row * kv_row..(row + sequence.rows) * kv_row;
+            sequence.layers[self.index].append(shape.kv, &keys[rows.clone()], &values[rows]);
+            row += sequence.rows;
+        }
+        let blocks: Vec<_> = sequences
+            .iter()
+            .map(|sequence| {
+                let kv = &sequence.layers[self.index];
+                (kv.keys(), kv.values())
+            })
+            .collect();
+        let (mut queries, mut attended) = (queries, attended);
+        let mut batch = Vec::with_capacity(sequences.len());
+        for (sequence, (keys, values)) in sequences.iter().zip(&blocks) {
+            let (own, rest) = queries.split_at(sequence.rows * query_row);
+            let (out, rest_out) = attended.split_at_mut(own.len());
+            (queries, attended) = (rest, rest_out);
+            batch.push(SequenceAttention {
+                queries: own,
+                first_position: sequence.first_position,
+                keys,
+                values,
+                out,
+            });
+        }
+        kernels::attention(self.pool, &shape, &mut batch);
+    }
+
+    /// activation += down(silu(gate(norm)) * up(norm))
+    fn feed_forward(&self, scratch: &mut Scratch, activation: &mut [f32]) {
+        let LayerStep {
+            config,
+            pool,
+            layer,
+            ..
+        } = *self;
+        let rows = activation.len() / config.hidden;
+        let normed = scratch.normed.take(activation.len());
+        kernels::rms_norm(
+            pool,
+            activation,
+            &layer.feed_forward_norm,
+            config.norm_epsilon,
+            normed,
+        );
+        let gate = scratch.gate.take(rows * config.feed_forward);
+        let up = scratch.up.take(rows * config.feed_forward);
+        kernels::matmul(
+            pool,
+            normed,
+            rows,
+            &mut [
+                (layer.gate.matrix(), &mut *gate),
+                (layer.up.matrix(), &mut *up),
+            ],
+        );
+        kernels::swiglu(pool, gate, up);
+        let projected = scratch.projected.take(activation.len());
+        kernels::matmul(
+            pool,
+            gate,
+            rows,
+            &mut [(layer.down.matrix(), &mut *projected)],
+        );
+        kernels::add(pool, activation, projected);
+    }
+}

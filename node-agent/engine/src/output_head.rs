@@ -1,0 +1,56 @@
+//! The last step of a pass, on rank 0: activations to logits.
+
+use crate::compute::Compute;
+use crate::error::EngineError;
+use crate::kernels;
+use crate::mapped_weights::MappedTensor;
+
+/// The output norm and the output head.
+pub struct OutputHead {
+    norm: Vec<f32>,
+    head: MappedTensor,
+    norm_epsilon: f32,
+}
+
+impl OutputHead {
+    pub(crate) fn new(norm: Vec<f32>, head: MappedTensor, norm_epsilon: f32) -> OutputHead {
+        OutputHead {
+            norm,
+            head,
+            norm_epsilon,
+        }
+    }
+
+    /// Replaces `out` with the logits of the activations `hidden` (n x hidden, row-major): n x vocabulary.
+    ///
+    /// # Errors
+    /// [`EngineError::Length`] when `hidden` is not whole rows.
+    pub fn logits(
+        &self,
+        compute: &Compute,
+        hidden: &[f32],
+        out: &mut Vec<f32>,
+    ) -> Result<(), EngineError> {
+        let rows = hidden.len() / self.norm.len();
+        if hidden.len() != rows * self.norm.len() {
+            return Err(EngineError::Length {
+                what: "the activations before the output head (rows x hidden)",
+                expected: (rows + 1) * self.norm.len(),
+                found: hidden.len(),
+            });
+        }
+        let matrix = self.head.matrix();
+        out.resize(rows * matrix.rows(), 0.0);
+        let mut scratch = compute.scratch();
+        let normed = scratch.normed.take(hidden.len());
+        kernels::rms_norm(
+            compute.pool(),
+            hidden,
+            &self.norm,
+            self.norm_epsilon,
+            normed,
+        );
+        kernels::matmul(compute.pool(), normed, rows, &mut [(matrix, out)]);
+        Ok(())
+    }
+}

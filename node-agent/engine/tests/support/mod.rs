@@ -1,0 +1,330 @@
+//! What the engine's tests share: the real model's path, small made-up models of any shape, and a plain way to run them.
+
+#![allow(dead_code)] // Every test binary uses its own part.
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use half::f16;
+use prima_engine::{BatchEntry, Compute, KvCache, LayerDevices, LayerWindow, Model};
+use prima_gguf::GgmlType;
+use prima_gguf::writer::GgufWriter;
+
+/// SmolLM2-135M-Instruct, Q4_1.
+pub fn smollm2() -> PathBuf {
+    let cache = std::env::var_os("PRIMA_CACHE").map_or_else(
+        || {
+            let home = std::env::var_os("HOME").expect("HOME is set");
+            Path::new(&home).join(".cache/prima")
+        },
+        PathBuf::from,
+    );
+    let path = cache.join("models/SmolLM2-135M-Instruct-Q4_1.gguf");
+    assert!(
+        path.exists(),
+        "{} is missing: run `make assets`",
+        path.display()
+    );
+    path
+}
+
+/// Reproducible random numbers (SplitMix64).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// In `range`.
+    pub fn within(&mut self, range: Range<usize>) -> usize {
+        range.start + (self.next() % (range.len() as u64)) as usize
+    }
+
+    /// Uniform in -1..1.
+    pub fn uniform(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+}
+
+/// A made-up model: right in form, random in content.
+#[derive(Clone)]
+pub struct MadeUpModel {
+    pub architecture: &'static str,
+    pub layers: usize,
+    pub hidden: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub feed_forward: usize,
+    pub vocabulary: usize,
+    pub context_length: u32,
+    pub tied: bool,
+    pub rope_factors: bool,
+    /// Taken in turn by the matrices.
+    pub formats: Vec<GgmlType>,
+    pub seed: u64,
+}
+
+impl Default for MadeUpModel {
+    fn default() -> Self {
+        MadeUpModel {
+            architecture: "llama",
+            layers: 5,
+            hidden: 256,
+            heads: 8,
+            kv_heads: 2,
+            feed_forward: 512,
+            vocabulary: 96,
+            context_length: 512,
+            tied: true,
+            rope_factors: false,
+            formats: vec![GgmlType::Q4_1, GgmlType::Q8_0, GgmlType::Q4K, GgmlType::F32],
+            seed: 1,
+        }
+    }
+}
+
+/// One tensor of a made-up model: name, format, shape in GGUF order.
+pub type Tensor = (String, GgmlType, Vec<u64>);
+
+impl MadeUpModel {
+    pub fn qwen2() -> Self {
+        MadeUpModel {
+            architecture: "qwen2",
+            tied: false,
+            ..Self::default()
+        }
+    }
+
+    pub fn metadata(&self, writer: &mut GgufWriter) {
+        let mut number = |key: &str, value: usize| {
+            writer.metadata(&format!("{}.{key}", self.architecture), value as u32);
+        };
+        number("block_count", self.layers);
+        number("embedding_length", self.hidden);
+        number("attention.head_count", self.heads);
+        number("attention.head_count_kv", self.kv_heads);
+        number("feed_forward_length", self.feed_forward);
+        number("context_length", self.context_length as usize);
+        let epsilon = format!("{}.attention.layer_norm_rms_epsilon", self.architecture);
+        writer.metadata(&epsilon, 1e-5_f32);
+        writer.metadata("general.architecture", self.architecture);
+    }
+
+    pub fn tensors(&self) -> Vec<Tensor> {
+        let (hidden, inner) = (self.hidden as u64, self.feed_forward as u64);
+        let head_dim = (self.hidden / self.heads) as u64;
+        let kv = head_dim * self.kv_heads as u64;
+        let vocabulary = self.vocabulary as u64;
+        let mut formats = self.formats.iter().copied().cycle();
+        let mut tensors = Vec::new();
+        let mut tensor = |name: String, shape: &[u64]| {
+            let format = match shape {
+                [_, _] => formats.next().expect("a format"),
+                _ => GgmlType::F32,
+            };
+            tensors.push((name, format, shape.to_vec()));
+        };
+        tensor("token_embd.weight".into(), &[hidden, vocabulary]);
+        if self.rope_factors {
+            tensor("rope_freqs.weight".into(), &[head_dim / 2]);
+        }
+        for layer in 0..self.layers {
+            let mut part = |name: &str, shape: &[u64]| tensor(format!("blk.{layer}.{name}"), shape);
+            part("attn_norm.weight", &[hidden]);
+            part("attn_q.weight", &[hidden, hidden]);
+            part("attn_k.weight", &[hidden, kv]);
+            part("attn_v.weight", &[hidden, kv]);
+            if self.architecture == "qwen2" {
+                part("attn_q.bias", &[hidden]);
+                part("attn_k.bias", &[kv]);
+                part("attn_v.bias", &[kv]);
+            }
+            part("attn_output.weight", &[hidden, hidden]);
+            part("ffn_norm.weight", &[hidden]);
+            part("ffn_gate.weight", &[hidden, inner]);
+            part("ffn_up.weight", &[hidden, inner]);
+            part("ffn_down.weight", &[inner, hidden]);
+        }
+        tensor("output_norm.weight".into(), &[hidden]);
+        if !self.tied {
+            tensor("output.weight".into(), &[hidden, vocabulary]);
+        }
+        tensors
+    }
+
+    /// Writes the model into `directory` and returns its path.
+    pub fn write(&self, directory: &Path) -> PathBuf {
+        let path = directory.join(format!("{}-{}.gguf", self.architecture, self.seed));
+        self.write_with(&path, self.tensors(), |_| {});
+        path
+    }
+
+    /// Writes a model of these tensors and of metadata that `change` had its way with.
+    pub fn write_with(
+        &self,
+        path: &Path,
+        tensors: Vec<Tensor>,
+        change: impl FnOnce(&mut GgufWriter),
+    ) {
+        let mut writer = GgufWriter::new();
+        self.metadata(&mut writer);
+        change(&mut writer);
+        for (name, format, shape) in &tensors {
+            writer.tensor(name, *format, shape);
+        }
+        let file = BufWriter::new(File::create(path).expect("a model file"));
+        let mut data = writer.write_header(file).expect("a header");
+        let mut random = Random(self.seed);
+        for (name, format, shape) in &tensors {
+            let bytes = match name.as_str() {
+                "rope_freqs.weight" => (0..shape[0])
+                    .flat_map(|pair| (1.0 + pair as f32 / 4.0).to_le_bytes())
+                    .collect(),
+                name if name.ends_with("norm.weight") => (0..shape[0])
+                    .flat_map(|_| (1.0 + 0.3 * random.uniform()).to_le_bytes())
+                    .collect(),
+                _ => weights(&mut random, *format, shape),
+            };
+            data.tensor(&bytes).expect("tensor data");
+        }
+        data.finish().expect("a whole file");
+    }
+}
+
+/// Random blocks whose weights have zero mean and a deviation that keeps activations in range.
+fn weights(random: &mut Random, format: GgmlType, shape: &[u64]) -> Vec<u8> {
+    let deviation = 1.0 / (shape[0] as f32).sqrt();
+    let count: u64 = shape.iter().product();
+    let blocks = count as usize / format.block_len();
+    let mut bytes = Vec::with_capacity(blocks * format.block_bytes());
+    let half = |number: f32| f16::from_f32(number).to_le_bytes();
+    for _ in 0..blocks {
+        let mut noise = |bytes: &mut Vec<u8>, count: usize| {
+            bytes.extend((0..count).map(|_| random.next() as u8));
+        };
+        match format {
+            GgmlType::F32 => bytes.extend((random.uniform() * deviation * 1.7).to_le_bytes()),
+            GgmlType::F16 => bytes.extend(half(random.uniform() * deviation * 1.7)),
+            GgmlType::Q8_0 => {
+                bytes.extend(half(deviation / 74.0));
+                noise(&mut bytes, 32);
+            }
+            GgmlType::Q4_0 => {
+                bytes.extend(half(deviation / 4.6));
+                noise(&mut bytes, 16);
+            }
+            GgmlType::Q4_1 => {
+                bytes.extend(half(deviation / 4.6));
+                bytes.extend(half(deviation / 4.6 * -7.5));
+                noise(&mut bytes, 16);
+            }
+            GgmlType::Q4K => {
+                // Weights are d * scale * q - dmin * min, with 6-bit scales and minimums of mean 32.
+                bytes.extend(half(deviation / 4.6 / 32.0));
+                bytes.extend(half(deviation / 4.6 * 7.5 / 32.0));
+                noise(&mut bytes, 140);
+            }
+            GgmlType::Q6K => {
+                noise(&mut bytes, 192);
+                bytes.extend([1; 16]);
+                bytes.extend(half(deviation / 18.5));
+            }
+            other => panic!("no recipe for random blocks of {other}"),
+        }
+    }
+    bytes
+}
+
+/// A whole model, in windows that end at `ends`, with what a pass needs.
+pub struct Runner {
+    pub model: Model,
+    pub windows: Vec<LayerWindow>,
+    pub compute: Compute,
+}
+
+impl Runner {
+    pub fn new(path: &Path, threads: usize) -> Runner {
+        let model = Model::open(path).expect("a model");
+        let layers = model.config().layers;
+        Runner::split(&model, &[layers], threads)
+    }
+
+    pub fn split(model: &Model, ends: &[usize], threads: usize) -> Runner {
+        let starts = std::iter::once(0).chain(ends.iter().copied());
+        let windows = starts
+            .zip(ends)
+            .map(|(first, &end)| {
+                model
+                    .layer_window(first..end, &LayerDevices::cpu())
+                    .expect("a window")
+            })
+            .collect();
+        Runner {
+            model: model.clone(),
+            windows,
+            compute: Compute::new(threads).expect("threads"),
+        }
+    }
+
+    pub fn kv_cache(&self) -> KvCache {
+        let ranges: Vec<_> = self.windows.iter().map(LayerWindow::layers).collect();
+        self.model
+            .kv_cache(&ranges, self.model.config().context_length)
+    }
+
+    /// Runs the next tokens of several sequences as one batch; the activations after the last layer, tokens x hidden.
+    pub fn run(&self, sequences: &mut [(&mut KvCache, &[u32])]) -> Vec<f32> {
+        let tokens: Vec<u32> = sequences
+            .iter()
+            .flat_map(|(_, tokens)| *tokens)
+            .copied()
+            .collect();
+        let mut activation = vec![0.0; tokens.len() * self.model.config().hidden];
+        let embedding = self.model.embedding().expect("an embedding");
+        embedding
+            .embed(&tokens, &mut activation)
+            .expect("known tokens");
+        let first: Vec<usize> = sequences.iter().map(|(kv, _)| kv.len()).collect();
+        for window in &self.windows {
+            let mut batch: Vec<_> = sequences
+                .iter_mut()
+                .zip(&first)
+                .map(|((kv, tokens), first)| BatchEntry {
+                    kv,
+                    first_position: *first,
+                    rows: tokens.len(),
+                })
+                .collect();
+            window
+                .forward(&self.compute, &mut activation, &mut batch)
+                .expect("a pass");
+        }
+        activation
+    }
+
+    /// The logits after each of `tokens`.
+    pub fn logits(&self, kv: &mut KvCache, tokens: &[u32]) -> Vec<Vec<f32>> {
+        let activation = self.run(&mut [(kv, tokens)]);
+        let mut logits = Vec::new();
+        let head = self.model.output_head().expect("an output head");
+        head.logits(&self.compute, &activation, &mut logits)
+            .expect("logits");
+        logits
+            .chunks_exact(self.model.config().vocabulary)
+            .map(<[f32]>::to_vec)
+            .collect()
+    }
+}
+
+/// The index of the largest.
+pub fn greedy(logits: &[f32]) -> u32 {
+    let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+    best.expect("logits") as u32
+}
