@@ -27,6 +27,7 @@ lint: ## Formatting, clippy, and cargo-deny (dependency directions, licenses, so
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	tests/tool.sh cargo-deny 0.20.2
+	cargo fetch --locked
 	cargo deny --offline --locked check --hide-inclusion-graph bans licenses sources
 
 fmt: ## Format the code
