@@ -77,8 +77,10 @@ struct Agent {
     last_lines: Arc<Mutex<VecDeque<String>>>,
 }
 
-/// From SIGTERM to SIGKILL.
+/// How long running requests may go on when the ring is asked to end: who pressed Ctrl-C is waiting.
 const GRACE: Duration = Duration::from_secs(5);
+/// How long an agent may take to end at once.
+const LAST_GRACE: Duration = Duration::from_secs(2);
 /// How long an ended agent's last output is waited for.
 const LAST_OUTPUT: Duration = Duration::from_secs(1);
 /// Lines kept of each agent, to be shown when it dies.
@@ -183,23 +185,12 @@ impl Agents {
         }
     }
 
-    /// Ends rank 0 first, so that its clients hear of it while the ring still stands, then all others at once:
-    /// SIGTERM, and SIGKILL for whoever has not ended within the grace period. Returns when all have ended.
+    /// Ends rank 0 first, so that its clients hear of it while the ring still stands, then all others at once.
+    /// Returns when all have ended.
     pub async fn shut_down(&mut self) {
         let (rank_0, others) = self.agents.split_at_mut(1);
-        for group in [rank_0, others] {
-            for agent in group.iter() {
-                agent.signal(Signal::TERM);
-            }
-            let all_ended = async {
-                for agent in group.iter_mut() {
-                    agent.ended().await;
-                }
-            };
-            if timeout(GRACE, all_ended).await.is_err() {
-                kill(group).await;
-            }
-        }
+        end(rank_0).await;
+        end(others).await;
     }
 
     /// Ends all at once, without grace.
@@ -208,10 +199,27 @@ impl Agents {
     }
 }
 
+/// SIGTERM, at which an agent finishes what runs; again, at which it ends at once; SIGKILL for whoever hangs.
+async fn end(agents: &mut [Agent]) {
+    for patience in [GRACE, LAST_GRACE] {
+        for agent in agents.iter() {
+            agent.signal(Signal::TERM);
+        }
+        if timeout(patience, all_ended(agents)).await.is_ok() {
+            return;
+        }
+    }
+    kill(agents).await;
+}
+
 async fn kill(agents: &mut [Agent]) {
     for agent in agents.iter() {
         agent.signal(Signal::KILL);
     }
+    all_ended(agents).await;
+}
+
+async fn all_ended(agents: &mut [Agent]) {
     for agent in agents {
         agent.ended().await;
     }
