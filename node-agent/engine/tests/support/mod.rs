@@ -187,7 +187,7 @@ impl MadeUpModel {
                 "rope_freqs.weight" => (0..shape[0])
                     .flat_map(|pair| (1.0 + pair as f32 / 4.0).to_le_bytes())
                     .collect(),
-                name if name.ends_with("norm.weight") => (0..shape[0])
+                name if name.ends_with("norm.weight") && *format == GgmlType::F32 => (0..shape[0])
                     .flat_map(|_| (1.0 + 0.3 * random.uniform()).to_le_bytes())
                     .collect(),
                 _ => weights(&mut random, *format, shape),
@@ -236,7 +236,7 @@ fn weights(random: &mut Random, format: GgmlType, shape: &[u64]) -> Vec<u8> {
                 bytes.extend([1; 16]);
                 bytes.extend(half(deviation / 18.5));
             }
-            other => panic!("no recipe for random blocks of {other}"),
+            other => noise(&mut bytes, other.block_bytes()),
         }
     }
     bytes

@@ -1,0 +1,125 @@
+//! Prints how fast a model decodes and prefills on this machine's CPU, and how long each step of a token takes in all.
+//!
+//!     cargo bench -p prima-engine --bench decode -- MODEL.gguf [threads]
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use prima_engine::{
+    BatchEntry, Compute, Embedding, EngineError, LayerDevices, LayerWindow, Model, OutputHead,
+};
+
+/// As llama-bench: 128 tokens decoded, prompts of 512.
+const DECODED: usize = 128;
+const PROMPT: usize = 512;
+const REPETITIONS: usize = 3;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // Cargo adds `--bench`.
+    let mut arguments = std::env::args()
+        .skip(1)
+        .filter(|argument| argument != "--bench");
+    let Some(path) = arguments.next() else {
+        println!("usage: decode MODEL.gguf [threads]");
+        return Ok(());
+    };
+    let threads = match arguments.next() {
+        Some(threads) => threads.parse()?,
+        None => Compute::available_threads(),
+    };
+    let bench = Bench::new(Path::new(&path), threads)?;
+    println!(
+        "{path}: {threads} threads, {} kernels",
+        bench.compute.level()
+    );
+    for repetition in 0..REPETITIONS {
+        let decode = bench.decode()?;
+        let prefill = bench.prefill()?;
+        println!(
+            "run {repetition}: decode {:.1} tok/s (layers {:.2} ms, output head {:.2} ms a token), prefill {:.1} tok/s",
+            DECODED as f64 / (decode.layers + decode.head).as_secs_f64(),
+            decode.layers.as_secs_f64() * 1e3 / DECODED as f64,
+            decode.head.as_secs_f64() * 1e3 / DECODED as f64,
+            PROMPT as f64 / prefill.as_secs_f64(),
+        );
+    }
+    Ok(())
+}
+
+struct Bench {
+    model: Model,
+    embedding: Embedding,
+    window: LayerWindow,
+    head: OutputHead,
+    compute: Compute,
+}
+
+struct DecodeTime {
+    layers: Duration,
+    head: Duration,
+}
+
+impl Bench {
+    fn new(path: &Path, threads: usize) -> Result<Bench, EngineError> {
+        let model = Model::open(path)?;
+        Ok(Bench {
+            embedding: model.embedding()?,
+            window: model.layer_window(0..model.config().layers, &LayerDevices::cpu())?,
+            head: model.output_head()?,
+            compute: Compute::new(threads)?,
+            model,
+        })
+    }
+
+    fn decode(&self) -> Result<DecodeTime, EngineError> {
+        let config = self.model.config();
+        let mut kv = self.model.kv_cache(&[self.window.layers()], DECODED);
+        let mut activation = vec![0.0; config.hidden];
+        let mut logits = Vec::new();
+        let mut time = DecodeTime {
+            layers: Duration::ZERO,
+            head: Duration::ZERO,
+        };
+        let mut token = 1;
+        for position in 0..DECODED {
+            let start = Instant::now();
+            self.embedding.embed(&[token], &mut activation)?;
+            let rows = BatchEntry {
+                kv: &mut kv,
+                first_position: position,
+                rows: 1,
+            };
+            self.window
+                .forward(&self.compute, &mut activation, &mut [rows])?;
+            let after_layers = Instant::now();
+            self.head.logits(&self.compute, &activation, &mut logits)?;
+            time.layers += after_layers - start;
+            time.head += after_layers.elapsed();
+            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+            token = best.unwrap_or(0) as u32;
+        }
+        Ok(time)
+    }
+
+    fn prefill(&self) -> Result<Duration, EngineError> {
+        let config = self.model.config();
+        let mut kv = self.model.kv_cache(&[self.window.layers()], PROMPT);
+        let tokens: Vec<u32> = (0..PROMPT)
+            .map(|i| (i * 31 % config.vocabulary) as u32)
+            .collect();
+        let mut activation = vec![0.0; PROMPT * config.hidden];
+        let start = Instant::now();
+        self.embedding.embed(&tokens, &mut activation)?;
+        let rows = BatchEntry {
+            kv: &mut kv,
+            first_position: 0,
+            rows: PROMPT,
+        };
+        self.window
+            .forward(&self.compute, &mut activation, &mut [rows])?;
+        let mut logits = Vec::new();
+        let last = &activation[(PROMPT - 1) * config.hidden..];
+        self.head.logits(&self.compute, last, &mut logits)?;
+        Ok(start.elapsed())
+    }
+}

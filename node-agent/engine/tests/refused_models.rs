@@ -1,0 +1,249 @@
+//! Models that the engine must not run: each refused when it is opened, by a message that names what is wrong.
+
+mod support;
+
+use std::error::Error;
+use std::path::Path;
+
+use prima_engine::Model;
+use prima_gguf::GgmlType;
+use prima_gguf::writer::GgufWriter;
+
+use support::{MadeUpModel, Tensor};
+
+/// The whole chain of messages with which the model is refused.
+fn refusal(
+    directory: &Path,
+    model: &MadeUpModel,
+    tensors: Vec<Tensor>,
+    change: impl FnOnce(&mut GgufWriter),
+) -> String {
+    let path = directory.join("refused.gguf");
+    model.write_with(&path, tensors, change);
+    let error = Model::open(&path).err().expect("a refusal");
+    let mut message = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        message = format!("{message}: {cause}");
+        source = cause.source();
+    }
+    message
+}
+
+#[test]
+fn wrong_tensors_are_named_with_what_was_expected_and_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = MadeUpModel::default();
+    type Change = fn(&mut Vec<Tensor>);
+    let cases: [(Change, &[&str]); 9] = [
+        (
+            |tensors| tensors.retain(|tensor| tensor.0 != "blk.3.ffn_up.weight"),
+            &["\"blk.3.ffn_up.weight\" is missing", "llama"],
+        ),
+        (
+            |tensors| find(tensors, "blk.1.attn_k.weight").2 = vec![256, 128],
+            &[
+                "\"blk.1.attn_k.weight\"",
+                "expected shape [256, 64]",
+                "found [256, 128]",
+            ],
+        ),
+        (
+            |tensors| find(tensors, "blk.4.ffn_down.weight").2 = vec![256, 512],
+            &[
+                "\"blk.4.ffn_down.weight\"",
+                "expected shape [512, 256]",
+                "found [256, 512]",
+            ],
+        ),
+        (
+            |tensors| find(tensors, "output_norm.weight").2 = vec![256, 1],
+            &["\"output_norm.weight\"", "expected shape [256]"],
+        ),
+        (
+            |tensors| find(tensors, "blk.0.attn_norm.weight").1 = GgmlType::Q8_0,
+            &[
+                "\"blk.0.attn_norm.weight\"",
+                "expected F32, F16 or BF16",
+                "found Q8_0",
+            ],
+        ),
+        (
+            |tensors| find(tensors, "blk.2.attn_q.weight").1 = GgmlType::Iq2Xxs,
+            &["\"blk.2.attn_q.weight\"", "IQ2_XXS"],
+        ),
+        (
+            |tensors| tensors.push(("blk.0.attn_q.bias".into(), GgmlType::F32, vec![256])),
+            &[
+                "\"blk.0.attn_q.bias\" is not one that architecture llama",
+                "wrong answers",
+            ],
+        ),
+        (
+            |tensors| {
+                tensors.push((
+                    "blk.0.ffn_gate_inp.weight".into(),
+                    GgmlType::F32,
+                    vec![256, 8],
+                ))
+            },
+            &["\"blk.0.ffn_gate_inp.weight\""],
+        ),
+        (
+            |tensors| tensors.push(("rope_freqs.weight".into(), GgmlType::F32, vec![32])),
+            &["\"rope_freqs.weight\"", "expected shape [16]", "found [32]"],
+        ),
+    ];
+    for (change, expected) in cases {
+        let mut tensors = model.tensors();
+        change(&mut tensors);
+        let message = refusal(directory.path(), &model, tensors, |_| {});
+        for part in expected.iter().chain(&["refused.gguf"]) {
+            assert!(message.contains(part), "{part:?} is not in {message:?}");
+        }
+    }
+}
+
+fn find<'a>(tensors: &'a mut [Tensor], name: &str) -> &'a mut Tensor {
+    tensors.iter_mut().find(|tensor| tensor.0 == name).unwrap()
+}
+
+#[test]
+fn qwen2_needs_its_biases() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = MadeUpModel::qwen2();
+    let mut tensors = model.tensors();
+    tensors.retain(|tensor| tensor.0 != "blk.2.attn_v.bias");
+    let message = refusal(directory.path(), &model, tensors, |_| {});
+    assert!(
+        message.contains("\"blk.2.attn_v.bias\" is missing"),
+        "{message}"
+    );
+}
+
+#[test]
+fn metadata_that_is_not_computed_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = MadeUpModel::default();
+    type Change = fn(&mut GgufWriter);
+    let cases: [(Change, &[&str]); 8] = [
+        (
+            |writer| {
+                writer.metadata("llama.rope.scaling.type", "yarn");
+            },
+            &["\"llama.rope.scaling.type\"", "\"linear\"", "\"yarn\""],
+        ),
+        (
+            |writer| {
+                writer.metadata("llama.expert_count", 8_u32);
+            },
+            &["\"llama.expert_count\"", "mixture of experts", "found 8"],
+        ),
+        (
+            |writer| {
+                writer.metadata("llama.attention.value_length", 64_u32);
+            },
+            &[
+                "\"llama.attention.value_length\"",
+                "expected 32",
+                "found 64",
+            ],
+        ),
+        (
+            |writer| {
+                writer.metadata("llama.rope.dimension_count", 33_u32);
+            },
+            &["\"llama.rope.dimension_count\"", "even", "found 33"],
+        ),
+        (
+            |writer| {
+                writer.metadata("llama.rope.freq_base", -1.0_f32);
+            },
+            &["\"llama.rope.freq_base\"", "positive", "found -1"],
+        ),
+        (
+            |writer| {
+                writer.metadata("llama.rope.freq_base", f32::NAN);
+            },
+            &["\"llama.rope.freq_base\"", "positive", "found NaN"],
+        ),
+        (
+            |writer| {
+                writer.metadata("llama.rope.scaling.factor", 0.0_f32);
+            },
+            &["\"llama.rope.scaling.factor\"", "positive"],
+        ),
+        (
+            |writer| {
+                writer.metadata("llama.attention.key_length", u32::MAX);
+            },
+            &["\"llama.attention.key_length\"", "found 4294967295"],
+        ),
+    ];
+    for (change, expected) in cases {
+        let message = refusal(directory.path(), &model, model.tensors(), change);
+        for part in expected {
+            assert!(message.contains(part), "{part:?} is not in {message:?}");
+        }
+    }
+}
+
+#[test]
+fn an_unknown_architecture_is_named_with_the_known_ones() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = MadeUpModel {
+        architecture: "mamba",
+        ..MadeUpModel::default()
+    };
+    let message = refusal(directory.path(), &model, model.tensors(), |_| {});
+    assert!(
+        message.contains("\"mamba\"") && message.contains("llama, qwen2"),
+        "{message}"
+    );
+}
+
+#[test]
+fn heads_that_cannot_be_grouped_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = MadeUpModel {
+        kv_heads: 3,
+        ..MadeUpModel::default()
+    };
+    let message = refusal(directory.path(), &model, model.tensors(), |_| {});
+    assert!(
+        message.contains("\"llama.attention.head_count_kv\""),
+        "{message}"
+    );
+    assert!(
+        message.contains("a divisor of the 8 query heads, found 3"),
+        "{message}"
+    );
+}
+
+#[test]
+fn files_that_are_no_models_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let missing = directory.path().join("missing.gguf");
+    let message = Model::open(&missing).err().unwrap().to_string();
+    assert!(message.contains("missing.gguf"), "{message}");
+
+    for (name, content) in [
+        ("empty.gguf", &b""[..]),
+        ("text.gguf", b"not a model at all, just text"),
+    ] {
+        let path = directory.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        let error = Model::open(&path).err().unwrap();
+        let cause = error.source().expect("a cause").to_string();
+        assert!(
+            format!("{error}: {cause}").contains(name),
+            "{error}: {cause}"
+        );
+    }
+
+    // Cut off in the middle of the tensors.
+    let path = MadeUpModel::default().write(directory.path());
+    let bytes = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+    assert!(Model::open(&path).is_err());
+}

@@ -1,0 +1,123 @@
+//! However a pass is cut into windows, chunks and batches, and whatever the number of threads: the same bits.
+
+mod support;
+
+use prima_engine::{KvCache, Model};
+
+use support::{MadeUpModel, Random, Runner};
+
+#[test]
+fn any_split_chunking_and_batching_gives_the_same_bits() {
+    let directory = tempfile::tempdir().unwrap();
+    for (family, made_up) in [MadeUpModel::default(), MadeUpModel::qwen2()]
+        .into_iter()
+        .enumerate()
+    {
+        let path = made_up.write(directory.path());
+        let model = Model::open(&path).unwrap();
+        let whole = Runner::new(&path, 1);
+        for seed in 0..12 {
+            let mut random = Random(seed * 2 + family as u64);
+            let prompts: Vec<Vec<u32>> = (0..random.within(1..5))
+                .map(|_| {
+                    let length = random.within(1..180);
+                    (0..length).map(|_| random.within(0..96) as u32).collect()
+                })
+                .collect();
+            let expected: Vec<Vec<f32>> = prompts
+                .iter()
+                .map(|prompt| whole.run(&mut [(&mut whole.kv_cache(), prompt)]))
+                .collect();
+
+            let ends = random_ends(&mut random, model.config().layers);
+            let threads = random.within(1..4);
+            let split = Runner::split(&model, &ends, threads);
+            let found = run_in_random_batches(&mut random, &split, &prompts);
+            assert!(
+                found == expected,
+                "{}, seed {seed}: windows that end at {ends:?}, {threads} threads",
+                made_up.architecture
+            );
+        }
+    }
+}
+
+fn random_ends(random: &mut Random, layers: usize) -> Vec<usize> {
+    let mut ends: Vec<usize> = (1..layers).filter(|_| random.within(0..2) == 0).collect();
+    ends.push(layers);
+    ends
+}
+
+/// Feeds the prompts in chunks of random length, each time those of a random choice of prompts as one batch.
+fn run_in_random_batches(
+    random: &mut Random,
+    runner: &Runner,
+    prompts: &[Vec<u32>],
+) -> Vec<Vec<f32>> {
+    let hidden = runner.model.config().hidden;
+    let mut caches: Vec<KvCache> = prompts.iter().map(|_| runner.kv_cache()).collect();
+    let mut results: Vec<Vec<f32>> = prompts.iter().map(|_| Vec::new()).collect();
+    while caches
+        .iter()
+        .zip(prompts)
+        .any(|(kv, prompt)| kv.len() < prompt.len())
+    {
+        let mut chosen = Vec::new();
+        let mut batch = Vec::new();
+        for (index, (kv, prompt)) in caches.iter_mut().zip(prompts).enumerate() {
+            let rest = &prompt[kv.len()..];
+            if rest.is_empty() || random.within(0..3) == 0 {
+                continue;
+            }
+            let rows = match random.within(0..3) {
+                0 => 1,
+                1 => rest.len(),
+                _ => random.within(1..rest.len() + 1),
+            };
+            chosen.push((index, rows));
+            batch.push((kv, &rest[..rows]));
+        }
+        let mut activation = &runner.run(&mut batch)[..];
+        for (index, rows) in chosen {
+            let (own, others) = activation.split_at(rows * hidden);
+            results[index].extend(own);
+            activation = others;
+        }
+    }
+    results
+}
+
+#[test]
+fn a_window_needs_only_its_own_layers_in_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = MadeUpModel::default().write(directory.path());
+    let model = Model::open(&path).unwrap();
+
+    let mut bytes = std::fs::read(&path).unwrap();
+    for tensor in &model.gguf().tensors {
+        if !tensor.name.starts_with("blk.2.") && !tensor.name.starts_with("blk.3.") {
+            bytes[tensor.offset as usize..][..tensor.byte_len as usize].fill(0);
+        }
+    }
+    let sparse = directory.path().join("sparse.gguf");
+    std::fs::write(&sparse, bytes).unwrap();
+
+    let run = |model: &Model| {
+        let window = model
+            .layer_window(2..4, &prima_engine::LayerDevices::cpu())
+            .unwrap();
+        let mut kv = model.kv_cache(&[2..4], 16);
+        let mut activation: Vec<f32> = (0..3 * 256).map(|i| (i as f32).sin()).collect();
+        let compute = prima_engine::Compute::new(1).unwrap();
+        let entry = prima_engine::BatchEntry {
+            kv: &mut kv,
+            first_position: 0,
+            rows: 3,
+        };
+        window
+            .forward(&compute, &mut activation, &mut [entry])
+            .unwrap();
+        activation
+    };
+    assert_eq!(run(&model), run(&Model::open(&sparse).unwrap()));
+}
