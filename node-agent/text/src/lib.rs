@@ -1,12 +1,14 @@
 //! Text into tokens and back, conversations into prompts, logits into the next token. Everything a model's file says about its
 //! text is read here, from GGUF metadata.
 //!
-//! Decides: which tokens a text is made of ([`Tokenizer`]), when bytes of an answer are whole characters ([`Detokenizer`]), and which token comes next ([`Sampler`]).
+//! Decides: which tokens a text is made of ([`Tokenizer`]), when bytes of an answer are whole characters ([`Detokenizer`]), what
+//! prompt a conversation becomes ([`ChatTemplate`]), and which token comes next ([`Sampler`]).
 //!
 //! Refuses: to guess. A tokenizer, pre-tokenizer or template construct that is not known is an error that names it. Knows nothing
 //! of models, rings, files or HTTP.
 
 mod bpe;
+mod chat_template;
 mod detokenizer;
 mod merge;
 mod pre_tokenizer;
@@ -14,9 +16,11 @@ mod random;
 mod sampler;
 mod sampling_params;
 mod sentencepiece;
+mod template_python;
 mod tokenizer;
 mod vocabulary;
 
+pub use chat_template::{ChatTemplate, ChatTemplateError};
 pub use detokenizer::Detokenizer;
 pub use sampler::{Sample, Sampler, SamplingError};
 pub use sampling_params::SamplingParams;

@@ -1,0 +1,373 @@
+//! Conversations into prompts, by the template that the model's file carries.
+//!
+//! Decides: what a template means, which is what Hugging Face's `apply_chat_template` takes it to mean (transformers,
+//! `utils/chat_template_utils.py`): Jinja with `trim_blocks`, `lstrip_blocks` and loop controls, `{% generation %}`, Python's methods on
+//! strings and dictionaries, and the variables that models are published with. Refuses: constructs that minijinja lacks (the error names the
+//! line), and a template of its own for models that carry none.
+
+use std::error::Error as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
+use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value};
+use prima_gguf::{GgufError, Metadata};
+use regex::Regex;
+use serde_json::Map;
+
+use crate::template_python::{self, RaisedByTemplate};
+use crate::tokenizer::Tokenizer;
+
+/// A model's chat templates, read and ready to render. Most models carry one; some have another for conversations with tools.
+#[derive(Debug, Clone)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    /// Whether there is a template named [`TOOL_USE`] besides the default one.
+    has_tool_use: bool,
+    /// `bos_token` and the others, as texts.
+    special_tokens: Vec<(&'static str, String)>,
+}
+
+impl ChatTemplate {
+    /// Reads `tokenizer.chat_template`, and `tokenizer.chat_template.tool_use` where it is there. `None`: the model carries no template
+    /// (a base model). The error is a template that Jinja does not take, or that uses what minijinja lacks.
+    pub fn from_gguf(
+        metadata: &Metadata,
+        tokenizer: &Tokenizer,
+    ) -> Result<Option<Self>, ChatTemplateError> {
+        let Some(default) = metadata.str(TEMPLATE)? else {
+            return Ok(None);
+        };
+        let tool_use = metadata.str(TOOL_USE_TEMPLATE)?;
+        let mut special_tokens = Vec::new();
+        for (name, key) in SPECIAL_TOKENS {
+            let token = match name {
+                "bos_token" => tokenizer.bos(),
+                "eos_token" => tokenizer.eos(),
+                _ => metadata.u32(key)?,
+            };
+            if let Some(token) = token {
+                special_tokens.push((name, tokenizer.token_text(token).to_owned()));
+            }
+        }
+        Self::new(default, tool_use, special_tokens).map(Some)
+    }
+
+    fn new(
+        default: &str,
+        tool_use: Option<&str>,
+        special_tokens: Vec<(&'static str, String)>,
+    ) -> Result<Self, ChatTemplateError> {
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .keep_trailing_newline(false)
+            .build()
+            .map_err(|source| ChatTemplateError::Syntax {
+                name: DEFAULT,
+                line: 0,
+                source,
+            })?;
+        environment.set_syntax(syntax);
+        environment.set_undefined_behavior(UndefinedBehavior::Lenient);
+        environment.set_fuel(Some(FUEL));
+        environment.set_debug(false);
+        template_python::add_to(&mut environment);
+        let templates = [(DEFAULT, Some(default)), (TOOL_USE, tool_use)];
+        for (name, source) in templates {
+            if let Some(source) = source {
+                environment
+                    .add_template_owned(name, without_generation_blocks(source)?)
+                    .map_err(|source| ChatTemplateError::Syntax {
+                        name,
+                        line: source.line().unwrap_or(0),
+                        source,
+                    })?;
+            }
+        }
+        Ok(Self {
+            environment,
+            has_tool_use: tool_use.is_some(),
+            special_tokens,
+        })
+    }
+
+    /// The prompt for `messages`, an array of objects with `role` and `content` as OpenAI's API has them. With
+    /// `add_generation_prompt` it ends where the assistant's answer begins. `extra` are further variables: `tools`, `documents`, and
+    /// what a model's template understands besides (`enable_thinking`); they may replace `bos_token` and its like.
+    ///
+    /// Special tokens are in it as text: encode it with `parse_special`. BOS is in it where the template writes it.
+    pub fn render(
+        &self,
+        messages: &serde_json::Value,
+        add_generation_prompt: bool,
+        extra: &Map<String, serde_json::Value>,
+    ) -> Result<String, ChatTemplateError> {
+        let has_tools = extra.get("tools").is_some_and(|tools| !tools.is_null());
+        let name = if self.has_tool_use && has_tools {
+            TOOL_USE
+        } else {
+            DEFAULT
+        };
+        let failed = |error: minijinja::Error| failure(name, error);
+        let special_tokens = self
+            .special_tokens
+            .iter()
+            .map(|(name, text)| ((*name).to_owned(), Value::from(text.as_str())));
+        let given = extra
+            .iter()
+            .map(|(name, value)| (name.clone(), Value::from(Serde(value))));
+        // Later ones win. Hugging Face defines tools and documents, as none, where nobody gives any.
+        let absent = ["tools", "documents"].map(|name| (name.to_owned(), Value::from(())));
+        let conversation = [
+            ("messages", Value::from(Serde(messages))),
+            ("add_generation_prompt", Value::from(add_generation_prompt)),
+        ];
+        let conversation = conversation.map(|(name, value)| (name.to_owned(), value));
+        let variables = Value::from_pairs(
+            absent
+                .into_iter()
+                .chain(special_tokens)
+                .chain(given)
+                .chain(conversation),
+        );
+        let template = self.environment.get_template(name).map_err(failed)?;
+        // minijinja 3.0.5 panics where a template turns an empty list around (`[][::-1]`). Template and conversation both come
+        // from outside, so that must end this prompt and nothing else. Rendering leaves
+        // nothing behind in the environment that a panic could have left half done.
+        catch_unwind(AssertUnwindSafe(|| template.render(variables)))
+            .map_err(|_| ChatTemplateError::Engine { name })?
+            .map_err(failed)
+    }
+}
+
+/// Why there is no prompt.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChatTemplateError {
+    #[error("cannot read the chat template from the metadata")]
+    Metadata {
+        #[from]
+        source: GgufError,
+    },
+
+    /// The template itself refuses the conversation: the client's mistake.
+    #[error("the model's chat template refuses this conversation: {message}")]
+    Refused { message: String },
+
+    /// Not Jinja, or Jinja that minijinja lacks.
+    #[error("cannot read the chat template {name:?}, line {line}")]
+    Syntax {
+        name: &'static str,
+        line: usize,
+        source: minijinja::Error,
+    },
+
+    /// The template does what it cannot, with this conversation or with any.
+    #[error("cannot render the chat template {name:?}, line {line}")]
+    Render {
+        name: &'static str,
+        line: usize,
+        source: minijinja::Error,
+    },
+
+    #[error("the chat template {name:?} does not come to an end: stopped after {FUEL} steps")]
+    TooLong { name: &'static str },
+
+    #[error("cannot render the chat template {name:?}: minijinja panicked over it")]
+    Engine { name: &'static str },
+
+    #[error("cannot build the pattern for generation blocks")]
+    Pattern { source: regex::Error },
+}
+
+const TEMPLATE: &str = "tokenizer.chat_template";
+const TOOL_USE_TEMPLATE: &str = "tokenizer.chat_template.tool_use";
+
+/// Names of the templates, as Hugging Face has them.
+const DEFAULT: &str = "default";
+const TOOL_USE: &str = "tool_use";
+
+/// Variables of the special tokens, and the keys of their ids.
+const SPECIAL_TOKENS: [(&str, &str); 6] = [
+    ("bos_token", "tokenizer.ggml.bos_token_id"),
+    ("eos_token", "tokenizer.ggml.eos_token_id"),
+    ("unk_token", "tokenizer.ggml.unknown_token_id"),
+    // The misspelling is the format's.
+    ("sep_token", "tokenizer.ggml.seperator_token_id"),
+    ("pad_token", "tokenizer.ggml.padding_token_id"),
+    ("mask_token", "tokenizer.ggml.mask_token_id"),
+];
+
+/// Instructions that a template may take: it comes from a file that nobody trusts, and loops can be nested. Templates in use take
+/// some hundreds for each message.
+const FUEL: u64 = 20_000_000;
+
+/// `{% generation %}` marks the assistant's part for training and changes nothing about the text: a `with` block has its scope and its
+/// white space control.
+fn without_generation_blocks(source: &str) -> Result<String, ChatTemplateError> {
+    let tag = Regex::new(r"\{%([-+]?)(\s*)(end)?generation(\s*)([-+]?)%\}")
+        .map_err(|source| ChatTemplateError::Pattern { source })?;
+    Ok(tag
+        .replace_all(source, "{%${1}${2}${3}with${4}${5}%}")
+        .into_owned())
+}
+
+fn failure(name: &'static str, error: minijinja::Error) -> ChatTemplateError {
+    if error.kind() == ErrorKind::OutOfFuel {
+        return ChatTemplateError::TooLong { name };
+    }
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        if let Some(RaisedByTemplate(message)) = inner.downcast_ref() {
+            return ChatTemplateError::Refused {
+                message: message.clone(),
+            };
+        }
+        cause = inner.source();
+    }
+    ChatTemplateError::Render {
+        name,
+        line: error.line().unwrap_or(0),
+        source: error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn template(source: &str) -> ChatTemplate {
+        ChatTemplate::new(source, None, vec![("bos_token", "<s>".to_owned())]).unwrap()
+    }
+
+    fn render(source: &str, extra: serde_json::Value) -> Result<String, ChatTemplateError> {
+        let messages = json!([{"role": "user", "content": "Hi <b> é"}, {"role": "assistant", "content": null}]);
+        let serde_json::Value::Object(extra) = extra else {
+            panic!("not an object");
+        };
+        template(source).render(&messages, true, &extra)
+    }
+
+    #[track_caller]
+    fn renders(source: &str, expected: &str) {
+        assert_eq!(render(source, json!({})).unwrap(), expected, "{source}");
+    }
+
+    #[test]
+    fn white_space_is_trimmed_as_hugging_face_does() {
+        renders("  {% if true %}\n  a\n  {% endif %}\nb\n", "  a\nb");
+        renders("{{ bos_token }}\n\n", "<s>\n");
+        renders("x  {%- if true -%}  a  {%- endif +%}\nb", "xa\nb");
+        renders("{# note #}\na", "a");
+    }
+
+    #[test]
+    fn values_print_as_in_python() {
+        renders(
+            "{{ true }} {{ none }} {{ [1, 'a', 2.0] }} {{ {'k': none} }} {{ missing }}.",
+            "True None [1, 'a', 2.0] {'k': None} .",
+        );
+        renders(
+            "{{ messages[1].content }}{{ messages[1].content ~ 1 }}",
+            "NoneNone1",
+        );
+        renders(
+            "{{ 'a-b'.split('-')[::-1] }}{{ ' x '.strip() }}",
+            "['b', 'a']x",
+        );
+        renders(
+            "{{ messages[0].get('x', 'y') }}{% for k, v in messages[0].items() %}{{ k }}{% endfor %}",
+            "yrolecontent",
+        );
+    }
+
+    #[test]
+    fn variables_of_the_caller_and_of_hugging_face_are_there() {
+        renders(
+            "{{ tools is defined and tools is none }}{{ documents is none }}{{ add_generation_prompt }}",
+            "TrueTrueTrue",
+        );
+        let extra = json!({"bos_token": "<B>", "enable_thinking": false, "messages": []});
+        let source = "{{ bos_token }}{{ enable_thinking }}{{ messages | length }}";
+        assert_eq!(render(source, extra).unwrap(), "<B>False2");
+    }
+
+    #[test]
+    fn generation_blocks_are_their_content() {
+        renders("a {%- generation -%} b {%- endgeneration %} c", "ab c");
+        renders(
+            "{% generation %}\n  {% set x = 1 %}{{ x }}\n{% endgeneration %}\n{{ x is defined }}",
+            "1\nFalse",
+        );
+    }
+
+    #[test]
+    fn what_a_template_raises_is_the_clients_mistake() {
+        for source in [
+            "{{ raise_exception('Roles must ' + 'alternate!') }}",
+            "{% macro m() %}{{ raise_exception('Roles must alternate!') }}{% endmacro %}{{ m() }}",
+        ] {
+            let error = render(source, json!({})).unwrap_err();
+            assert!(
+                matches!(&error, ChatTemplateError::Refused { message } if message == "Roles must alternate!"),
+                "{error:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_an_error_with_its_line() {
+        let error = ChatTemplate::new("a\n{% frobnicate %}", None, Vec::new()).unwrap_err();
+        assert!(
+            matches!(error, ChatTemplateError::Syntax { line: 2, .. }),
+            "{error:?}"
+        );
+        for source in [
+            "a\n\n{{ 'x' | frobnicate }}",
+            "a\n\n{{ 'x'.frobnicate() }}",
+            "a\n\n{{ missing.field.field }}",
+        ] {
+            let error = render(source, json!({})).unwrap_err();
+            assert!(
+                matches!(error, ChatTemplateError::Render { line: 3, .. }),
+                "{error:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_panic_of_the_engine_is_an_error() {
+        let error = render("{{ [][::-1] | list }}", json!({})).unwrap_err();
+        assert!(
+            matches!(error, ChatTemplateError::Engine { .. }),
+            "{error:?}"
+        );
+    }
+
+    #[test]
+    fn a_template_that_never_ends_is_stopped() {
+        let source =
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+        let error = render(source, json!({})).unwrap_err();
+        assert!(
+            matches!(error, ChatTemplateError::TooLong { .. }),
+            "{error:?}"
+        );
+    }
+
+    #[test]
+    fn conversations_with_tools_have_their_own_template() {
+        let template = ChatTemplate::new("plain", Some("tools"), Vec::new()).unwrap();
+        let render = |extra: serde_json::Value| {
+            template
+                .render(&json!([]), true, extra.as_object().unwrap())
+                .unwrap()
+        };
+        assert_eq!(render(json!({})), "plain");
+        assert_eq!(render(json!({"tools": null})), "plain");
+        assert_eq!(render(json!({"tools": []})), "tools");
+    }
+}
