@@ -42,9 +42,9 @@ pub(super) struct QuantizedRows {
     pub(super) values: Vec<i8>,
     /// What a value of the group is worth.
     pub(super) scales: Vec<f32>,
-    /// The sum of the group's values.
-    pub(super) sums: Vec<i32>,
-    /// The same times the scale.
+    /// Minus the sum of the group's values: what, times a format's offset, corrects for that.
+    pub(super) negated_sums: Vec<i32>,
+    /// The sum of the group's values times the scale.
     pub(super) scaled_sums: Vec<f32>,
 }
 
@@ -64,35 +64,35 @@ impl QuantizedRows {
             groups,
             values: vec![0; n * cols],
             scales: vec![0.0; n * groups],
-            sums: vec![0; n * groups],
+            negated_sums: vec![0; n * groups],
             scaled_sums: vec![0.0; n * groups],
         };
         let values = SharedSlice::new(&mut rows.values);
         let scales = SharedSlice::new(&mut rows.scales);
-        let sums = SharedSlice::new(&mut rows.sums);
+        let negated_sums = SharedSlice::new(&mut rows.negated_sums);
         let scaled_sums = SharedSlice::new(&mut rows.scaled_sums);
         pool.run(n.div_ceil(PIECE_ROWS), &|piece| {
             let (first, last) = (piece * PIECE_ROWS, ((piece + 1) * PIECE_ROWS).min(n));
             let x = &x[first * cols..last * cols];
             // SAFETY: each piece takes the parts of its own rows, and rows are in one piece each.
-            let (values, scales, sums, scaled_sums) = unsafe {
+            let (values, scales, negated_sums, scaled_sums) = unsafe {
                 (
                     values.part(first * cols..last * cols),
                     scales.part(first * groups..last * groups),
-                    sums.part(first * groups..last * groups),
+                    negated_sums.part(first * groups..last * groups),
                     scaled_sums.part(first * groups..last * groups),
                 )
             };
             // Rows are whole numbers of blocks, so several are quantized like one long row.
             match form {
                 Form::SuperBlocks { group: 16 } => {
-                    super_blocks_16(pool.level(), x, values, scales, sums, scaled_sums);
+                    super_blocks_16(pool.level(), x, values, scales, negated_sums, scaled_sums);
                 }
                 Form::SuperBlocks { .. } => {
-                    super_blocks_32(pool.level(), x, values, scales, sums, scaled_sums);
+                    super_blocks_32(pool.level(), x, values, scales, negated_sums, scaled_sums);
                 }
                 Form::Blocks | Form::Float => {
-                    blocks(pool.level(), x, values, scales, sums, scaled_sums);
+                    blocks(pool.level(), x, values, scales, negated_sums, scaled_sums);
                 }
             }
         });
@@ -101,7 +101,7 @@ impl QuantizedRows {
 }
 
 per_level! {
-    fn blocks(level, x: &[f32], values: &mut [i8], scales: &mut [f32], sums: &mut [i32], scaled_sums: &mut [f32]) {
+    fn blocks(level, x: &[f32], values: &mut [i8], scales: &mut [f32], negated_sums: &mut [i32], scaled_sums: &mut [f32]) {
         for (block, x) in x.as_chunks::<32>().0.iter().enumerate() {
             let largest = largest_magnitude(x);
             let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
@@ -110,20 +110,20 @@ per_level! {
             // The file formats hold these two in half precision, and llama.cpp computes with what they hold.
             scales[block] = round_to_f16_precision(scale);
             scaled_sums[block] = round_to_f16_precision(scale * sum as f32);
-            sums[block] = sum;
+            negated_sums[block] = -sum;
         }
     }
 }
 
 per_level! {
-    fn super_blocks_16(level, x: &[f32], values: &mut [i8], scales: &mut [f32], sums: &mut [i32], scaled_sums: &mut [f32]) {
-        super_blocks::<16>(x, values, scales, sums, scaled_sums);
+    fn super_blocks_16(level, x: &[f32], values: &mut [i8], scales: &mut [f32], negated_sums: &mut [i32], scaled_sums: &mut [f32]) {
+        super_blocks::<16>(x, values, scales, negated_sums, scaled_sums);
     }
 }
 
 per_level! {
-    fn super_blocks_32(level, x: &[f32], values: &mut [i8], scales: &mut [f32], sums: &mut [i32], scaled_sums: &mut [f32]) {
-        super_blocks::<32>(x, values, scales, sums, scaled_sums);
+    fn super_blocks_32(level, x: &[f32], values: &mut [i8], scales: &mut [f32], negated_sums: &mut [i32], scaled_sums: &mut [f32]) {
+        super_blocks::<32>(x, values, scales, negated_sums, scaled_sums);
     }
 }
 
@@ -132,7 +132,7 @@ fn super_blocks<const GROUP: usize>(
     x: &[f32],
     values: &mut [i8],
     scales: &mut [f32],
-    sums: &mut [i32],
+    negated_sums: &mut [i32],
     scaled_sums: &mut [f32],
 ) {
     for (block, x) in x.as_chunks::<256>().0.iter().enumerate() {
@@ -144,7 +144,7 @@ fn super_blocks<const GROUP: usize>(
             let group = 256 / GROUP * block + within;
             let sum = quantize(x, inverse, &mut values[GROUP * within..][..GROUP]);
             scales[group] = scale;
-            sums[group] = sum;
+            negated_sums[group] = -sum;
             scaled_sums[group] = scale * sum as f32;
         }
     }
@@ -214,9 +214,9 @@ mod tests {
                     // Half a step, and what rounding the scale to 11 bits adds at most.
                     assert!(error <= scale * (0.5 + 127.0 / 2048.0), "{form:?} {i}");
                 }
-                for (group_index, sum) in rows.sums.iter().enumerate() {
+                for (group_index, sum) in rows.negated_sums.iter().enumerate() {
                     let values = &rows.values[group_index * group..][..group];
-                    assert_eq!(*sum, values.iter().map(|v| i32::from(*v)).sum::<i32>());
+                    assert_eq!(-*sum, values.iter().map(|v| i32::from(*v)).sum::<i32>());
                 }
             }
         }
@@ -239,7 +239,7 @@ mod tests {
                 let pool = ThreadPool::new(1, level).unwrap();
                 let rows = QuantizedRows::new(&pool, form, &x, 2, 768);
                 assert_eq!(rows.values, expected.values);
-                assert_eq!(rows.sums, expected.sums);
+                assert_eq!(rows.negated_sums, expected.negated_sums);
                 assert_eq!(rows.scales, expected.scales);
                 assert_eq!(rows.scaled_sums, expected.scaled_sums);
             }

@@ -117,9 +117,10 @@ per_level! {
 per_level! {
     fn gate_in_place(level, gate: &mut [f32], up: &[f32]) {
         for (gate, up) in gate.iter_mut().zip(up) {
-            // Below -88 the gate is 0 to within f32.
             let sigmoid = 1.0 / (1.0 + exp((-*gate).min(88.0)));
-            *gate = *gate * sigmoid * up;
+            // Below -88, what the sigmoid is clamped to would grow with the gate.
+            let silu = if *gate < -88.0 { -0.0 } else { *gate * sigmoid };
+            *gate = silu * up;
         }
     }
 }

@@ -3,6 +3,8 @@
 //! This is the specification that the kernels of every level share. Refuses to know about rows,
 //! activations or instruction sets.
 
+use super::numerics::Halves;
+
 mod k_quants;
 mod legacy;
 
@@ -25,7 +27,7 @@ pub(super) trait BlockFormat {
 
     /// Unpacks one block. `block` has `BYTES` bytes, `values` has `BLOCK` places, `scales` and
     /// `minimums` have `BLOCK / GROUP` (`minimums` is left alone unless `AFFINE`).
-    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]);
+    fn unpack<H: Halves>(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]);
 }
 
 /// The largest block of any format, in weights.
@@ -36,6 +38,6 @@ pub(super) const MIN_GROUP: usize = 16;
 
 /// The number that the two little-endian bytes at `offset` hold in half precision.
 #[inline(always)]
-fn f16_at(block: &[u8], offset: usize) -> f32 {
-    super::numerics::f16_to_f32(u16::from_le_bytes([block[offset], block[offset + 1]]))
+fn f16_at<H: Halves>(block: &[u8], offset: usize) -> f32 {
+    H::to_f32(u16::from_le_bytes([block[offset], block[offset + 1]]))
 }

@@ -7,9 +7,13 @@ use prima_gguf::GgmlType;
 use super::activations::{Form, QuantizedRows};
 use super::level::Kind;
 use super::matrix::Matrix;
+#[cfg(target_arch = "x86_64")]
+use super::panel::Place;
 use super::scalar;
 use super::shared_slice::SharedSlice;
 use super::thread_pool::ThreadPool;
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
 
 /// Multiplies: for each matrix of `outputs`, row `i` of its output (`n` rows of `matrix.rows()`) becomes the
 /// matrix times row `i` of `x` (`n` rows of `matrix.cols()`, the same for all matrices).
@@ -99,10 +103,26 @@ impl Product<'_> {
         match kind {
             Kind::Scalar => scalar::multiply(self, rows),
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => scalar::multiply(self, rows),
+            // SAFETY: a `Level` of this kind exists only on processors that have its instructions; pieces
+            // are disjoint ranges of rows, so no other thread writes the columns of this one.
+            Kind::Avx2 => unsafe { avx2::multiply(self, rows) },
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512Vnni => scalar::multiply(self, rows),
+            // SAFETY: as above.
+            Kind::Avx512Vnni => unsafe { avx512::multiply(self, rows) },
         }
+    }
+
+    /// The places in row `i` of the output that belong to a panel.
+    ///
+    /// # Safety
+    /// The panel is of the piece that this thread computes, and no other slice of these places is in use.
+    #[cfg(target_arch = "x86_64")]
+    #[allow(clippy::mut_from_ref)]
+    #[inline(always)]
+    pub(super) unsafe fn columns(&self, i: usize, place: &Place) -> &mut [f32] {
+        let first = i * self.matrix.rows() + place.row;
+        // SAFETY: passed on to the caller.
+        unsafe { self.out.part(first..first + place.rows) }
     }
 }
 

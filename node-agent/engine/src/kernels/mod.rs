@@ -8,16 +8,25 @@
 
 mod activations;
 mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod elementwise;
 mod formats;
+mod lanes;
 mod level;
 mod matmul;
 mod matrix;
 mod numerics;
+#[cfg(target_arch = "x86_64")]
+mod panel;
 mod rope;
 mod scalar;
 mod shared_slice;
 mod thread_pool;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 pub use attention::{AttentionShape, BLOCK_POSITIONS, KvShape, SequenceAttention, attention};
 pub use elementwise::{add, add_bias, rms_norm, swiglu};

@@ -1,6 +1,7 @@
 //! The K-quants: blocks of 256 weights whose groups of 16 or 32 have integer scales (and minimums) in
 //! units of one or two half-precision numbers per block: Q2_K, Q3_K, Q4_K, Q5_K, Q6_K.
 
+use super::super::numerics::Halves;
 use super::{BlockFormat, f16_at};
 
 /// `group scales and minimums: [u8; 16], quants: [u8; 64], d: f16, dmin: f16`; groups of 16, each with a
@@ -16,8 +17,13 @@ impl BlockFormat for Q2K {
     const AFFINE: bool = true;
 
     #[inline(always)]
-    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]) {
-        let (d, dmin) = (f16_at(block, 80), f16_at(block, 82));
+    fn unpack<H: Halves>(
+        block: &[u8],
+        values: &mut [u8],
+        scales: &mut [f32],
+        minimums: &mut [f32],
+    ) {
+        let (d, dmin) = (f16_at::<H>(block, 80), f16_at::<H>(block, 82));
         for (group, packed) in block[..16].iter().enumerate() {
             scales[group] = d * f32::from(packed & 15);
             minimums[group] = -(dmin * f32::from(packed >> 4));
@@ -39,8 +45,8 @@ impl BlockFormat for Q3K {
     const AFFINE: bool = false;
 
     #[inline(always)]
-    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
-        let d = f16_at(block, 108);
+    fn unpack<H: Halves>(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
+        let d = f16_at::<H>(block, 108);
         let packed = &block[96..108];
         for (group, scale) in scales[..16].iter_mut().enumerate() {
             let low = (packed[group % 8] >> (4 * (group / 8))) & 15;
@@ -69,8 +75,13 @@ impl BlockFormat for Q4K {
     const AFFINE: bool = true;
 
     #[inline(always)]
-    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]) {
-        six_bit_scales(block, scales, minimums);
+    fn unpack<H: Halves>(
+        block: &[u8],
+        values: &mut [u8],
+        scales: &mut [f32],
+        minimums: &mut [f32],
+    ) {
+        six_bit_scales::<H>(block, scales, minimums);
         nibble_rows(&block[16..144], values);
     }
 }
@@ -87,8 +98,13 @@ impl BlockFormat for Q5K {
     const AFFINE: bool = true;
 
     #[inline(always)]
-    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]) {
-        six_bit_scales(block, scales, minimums);
+    fn unpack<H: Halves>(
+        block: &[u8],
+        values: &mut [u8],
+        scales: &mut [f32],
+        minimums: &mut [f32],
+    ) {
+        six_bit_scales::<H>(block, scales, minimums);
         nibble_rows(&block[48..176], values);
         let fifth = &block[16..48];
         for (row, values) in values[..256].chunks_exact_mut(32).enumerate() {
@@ -112,8 +128,8 @@ impl BlockFormat for Q6K {
     const AFFINE: bool = false;
 
     #[inline(always)]
-    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
-        let d = f16_at(block, 208);
+    fn unpack<H: Halves>(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
+        let d = f16_at::<H>(block, 208);
         for (scale, byte) in scales[..16].iter_mut().zip(&block[192..208]) {
             *scale = d * f32::from(byte.cast_signed());
         }
@@ -165,8 +181,8 @@ fn nibble_rows(bytes: &[u8], values: &mut [u8]) {
 /// The eight 6-bit scales and minimums of Q4_K and Q5_K in the 12 bytes from offset 4 on: the first
 /// four of each in whole bytes, whose upper two bits are the upper bits of the last four.
 #[inline(always)]
-fn six_bit_scales(block: &[u8], scales: &mut [f32], minimums: &mut [f32]) {
-    let (d, dmin) = (f16_at(block, 0), f16_at(block, 2));
+fn six_bit_scales<H: Halves>(block: &[u8], scales: &mut [f32], minimums: &mut [f32]) {
+    let (d, dmin) = (f16_at::<H>(block, 0), f16_at::<H>(block, 2));
     let word =
         |at: usize| u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);
     let (first, second, third) = (word(4), word(8), word(12));

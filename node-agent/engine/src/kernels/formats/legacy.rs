@@ -1,6 +1,7 @@
 //! The formats with one scale per block of 32 weights: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0. In the 4- and 5-bit
 //! ones, byte `j` holds weight `j` in its low half and weight `j + 16` in its high half.
 
+use super::super::numerics::Halves;
 use super::{BlockFormat, f16_at};
 
 /// `d: f16, nibbles: [u8; 16]`; weight = d * (nibble - 8).
@@ -15,8 +16,8 @@ impl BlockFormat for Q4_0 {
     const AFFINE: bool = false;
 
     #[inline(always)]
-    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
-        scales[0] = f16_at(block, 0);
+    fn unpack<H: Halves>(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
+        scales[0] = f16_at::<H>(block, 0);
         nibbles(&block[2..18], values);
     }
 }
@@ -33,9 +34,14 @@ impl BlockFormat for Q4_1 {
     const AFFINE: bool = true;
 
     #[inline(always)]
-    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]) {
-        scales[0] = f16_at(block, 0);
-        minimums[0] = f16_at(block, 2);
+    fn unpack<H: Halves>(
+        block: &[u8],
+        values: &mut [u8],
+        scales: &mut [f32],
+        minimums: &mut [f32],
+    ) {
+        scales[0] = f16_at::<H>(block, 0);
+        minimums[0] = f16_at::<H>(block, 2);
         nibbles(&block[4..20], values);
     }
 }
@@ -52,8 +58,8 @@ impl BlockFormat for Q5_0 {
     const AFFINE: bool = false;
 
     #[inline(always)]
-    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
-        scales[0] = f16_at(block, 0);
+    fn unpack<H: Halves>(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
+        scales[0] = f16_at::<H>(block, 0);
         nibbles(&block[6..22], values);
         fifth_bits(&block[2..6], values);
     }
@@ -71,9 +77,14 @@ impl BlockFormat for Q5_1 {
     const AFFINE: bool = true;
 
     #[inline(always)]
-    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]) {
-        scales[0] = f16_at(block, 0);
-        minimums[0] = f16_at(block, 2);
+    fn unpack<H: Halves>(
+        block: &[u8],
+        values: &mut [u8],
+        scales: &mut [f32],
+        minimums: &mut [f32],
+    ) {
+        scales[0] = f16_at::<H>(block, 0);
+        minimums[0] = f16_at::<H>(block, 2);
         nibbles(&block[8..24], values);
         fifth_bits(&block[4..8], values);
     }
@@ -91,8 +102,8 @@ impl BlockFormat for Q8_0 {
     const AFFINE: bool = false;
 
     #[inline(always)]
-    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
-        scales[0] = f16_at(block, 0);
+    fn unpack<H: Halves>(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
+        scales[0] = f16_at::<H>(block, 0);
         let bytes = &block[2..34];
         for (value, byte) in values[..32].iter_mut().zip(bytes) {
             *value = byte ^ 0x80;

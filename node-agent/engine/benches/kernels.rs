@@ -1,0 +1,190 @@
+//! Measures the matrix kernels: format by level, decode in GB/s of weights beside the memory's own speed, and
+//! prefill in billions of operations per second. `cargo bench -p prima-engine --bench kernels [FORMAT...]`,
+//! `THREADS=n` for another number of threads than cores.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use half::f16;
+use prima_engine::kernels::{
+    AttentionShape, BLOCK_POSITIONS, KvShape, Level, Matrix, SequenceAttention, ThreadPool,
+    attention, matmul,
+};
+use prima_gguf::GgmlType;
+
+const FORMATS: [GgmlType; 13] = [
+    GgmlType::F32,
+    GgmlType::F16,
+    GgmlType::BF16,
+    GgmlType::Q4_0,
+    GgmlType::Q4_1,
+    GgmlType::Q5_0,
+    GgmlType::Q5_1,
+    GgmlType::Q8_0,
+    GgmlType::Q2K,
+    GgmlType::Q3K,
+    GgmlType::Q4K,
+    GgmlType::Q5K,
+    GgmlType::Q6K,
+];
+
+/// Columns and rows of a feed-forward matrix of a 1B model.
+const COLS: usize = 2048;
+const ROWS: usize = 8192;
+/// Rows of activations in a prefill.
+const PREFILL: usize = 128;
+
+fn main() {
+    let threads = std::env::var("THREADS")
+        .ok()
+        .and_then(|threads| threads.parse().ok())
+        .or_else(|| std::thread::available_parallelism().ok().map(Into::into))
+        .unwrap_or(1);
+    let wanted: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|argument| !argument.starts_with("--"))
+        .collect();
+    println!(
+        "{threads} threads; reading memory: {:.1} GB/s",
+        memory_gb_per_s(threads)
+    );
+    println!(
+        "{:<6} {:<7} {:>14} {:>20}",
+        "format", "level", "decode, GB/s", "prefill, GOP/s"
+    );
+    for format in FORMATS {
+        if !wanted.is_empty() && !wanted.contains(&format.to_string()) {
+            continue;
+        }
+        for level in Level::available() {
+            let Ok(pool) = ThreadPool::new(threads, level) else {
+                return;
+            };
+            let (decode, prefill) = matrix_product(&pool, format);
+            println!(
+                "{:<6} {:<7} {decode:>14.1} {prefill:>20.0}",
+                format.to_string(),
+                level.name()
+            );
+        }
+    }
+    for level in Level::available() {
+        let Ok(pool) = ThreadPool::new(threads, level) else {
+            return;
+        };
+        println!(
+            "attention, 32 heads on 8 of 64, {}: decode at 4096: {:.0} µs; prefill 512: {:.1} ms",
+            level.name(),
+            attention_seconds(&pool, 4095, 1) * 1e6,
+            attention_seconds(&pool, 0, 512) * 1e3,
+        );
+        println!(
+            "an empty job, {}: {:.2} µs",
+            level.name(),
+            dispatch_seconds(&pool) * 1e6
+        );
+    }
+}
+
+/// The shortest of several runs, in seconds.
+fn shortest(mut work: impl FnMut()) -> f64 {
+    let begin = Instant::now();
+    let mut best = f64::MAX;
+    let mut runs = 0;
+    while runs < 3 || (begin.elapsed().as_secs_f64() < 0.6 && runs < 1000) {
+        let start = Instant::now();
+        work();
+        best = best.min(start.elapsed().as_secs_f64());
+        runs += 1;
+    }
+    best
+}
+
+/// Sums of a buffer far beyond the caches, read by all threads.
+fn memory_gb_per_s(threads: usize) -> f64 {
+    let buffer = vec![1_u64; 32 << 20];
+    let seconds = shortest(|| {
+        std::thread::scope(|scope| {
+            for part in buffer.chunks(buffer.len().div_ceil(threads)) {
+                scope.spawn(move || {
+                    let mut sums = [0_u64; 32];
+                    for words in part.as_chunks::<32>().0 {
+                        for (sum, word) in sums.iter_mut().zip(words) {
+                            *sum = sum.wrapping_add(*word);
+                        }
+                    }
+                    black_box(sums)
+                });
+            }
+        });
+    });
+    (buffer.len() * 8) as f64 / seconds / 1e9
+}
+
+/// GB/s of weights read at one row of activations; GOP/s at many.
+fn matrix_product(pool: &ThreadPool, format: GgmlType) -> (f64, f64) {
+    // So many copies that none is still in the cache when its turn comes again.
+    let one = ROWS * COLS / format.block_len() * format.block_bytes();
+    let copies = (192_usize << 20).div_ceil(one);
+    let weights: Vec<u8> = (0..copies * one).map(|i| (i * 31 % 61) as u8).collect();
+    let x: Vec<f32> = (0..PREFILL * COLS).map(|i| (i as f32).sin()).collect();
+    let mut out = vec![0.0; PREFILL * ROWS];
+    let mut run = |copy: usize, n: usize| {
+        let bytes = &weights[copy * one..][..one];
+        if let Ok(matrix) = Matrix::new(format, ROWS, COLS, bytes) {
+            matmul(
+                pool,
+                &x[..n * COLS],
+                n,
+                &mut [(matrix, &mut out[..n * ROWS])],
+            );
+        }
+    };
+    let decode = shortest(|| (0..copies).for_each(|copy| run(copy, 1)));
+    let prefill = shortest(|| run(0, PREFILL));
+    (
+        weights.len() as f64 / decode / 1e9,
+        2.0 * (ROWS * COLS * PREFILL) as f64 / prefill / 1e9,
+    )
+}
+
+fn attention_seconds(pool: &ThreadPool, first_position: usize, rows: usize) -> f64 {
+    let kv = KvShape {
+        kv_heads: 8,
+        head_dim: 64,
+    };
+    let shape = AttentionShape {
+        heads: 32,
+        kv,
+        scale: 0.125,
+    };
+    let blocks = (first_position + rows).div_ceil(BLOCK_POSITIONS);
+    let block: Vec<Vec<f16>> = vec![vec![f16::from_f32(0.25); kv.block_len()]; blocks];
+    let block: Vec<&[f16]> = block.iter().map(Vec::as_slice).collect();
+    let queries = vec![0.5; rows * 32 * 64];
+    let mut out = vec![0.0; rows * 32 * 64];
+    shortest(|| {
+        attention(
+            pool,
+            &shape,
+            &mut [SequenceAttention {
+                queries: &queries,
+                first_position,
+                keys: &block,
+                values: &block,
+                out: &mut out,
+            }],
+        );
+    })
+}
+
+fn dispatch_seconds(pool: &ThreadPool) -> f64 {
+    const JOBS: usize = 2000;
+    shortest(|| {
+        for _ in 0..JOBS {
+            pool.run(16, &|piece| {
+                black_box(piece);
+            });
+        }
+    }) / JOBS as f64
+}

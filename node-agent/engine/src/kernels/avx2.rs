@@ -1,0 +1,308 @@
+//! The matrix kernels for AVX2 with FMA and F16C. 8-bit products are summed in pairs to 16 bits, as many of these
+//! as cannot overflow are added up, and then widened to 32 bits.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::activations::QuantizedRows;
+use super::formats::BlockFormat;
+use super::lanes::{Avx2Lanes, HardwareHalves};
+use super::matmul::{PANEL, Product};
+use super::panel::{Floats, Integers, Panel, Place};
+use super::x86::{Bf16, F16, F32, multiply_by_format};
+
+/// Computes the columns `rows` of the product's output.
+///
+/// # Safety
+/// No other thread writes these columns meanwhile.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn multiply(product: &Product<'_>, rows: Range<usize>) {
+    // SAFETY: passed on from the caller; this function is compiled for, and only called with, these
+    // instructions.
+    unsafe { multiply_by_format::<Avx2>(product, rows) }
+}
+
+pub(super) struct Avx2;
+
+/// How many sums of two products, each of a value below `1 << bits` and one of -127 to 127, fit in 16 bits.
+const fn sums_without_overflow(bits: u32) -> usize {
+    let largest = 2 * 127 * ((1 << bits) - 1);
+    (i16::MAX as usize) / largest
+}
+
+impl Integers for Avx2 {
+    type Halves = HardwareHalves;
+    const TILE: usize = 4;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn transpose(from: *const u8, stride: usize, to: *mut u8) {
+        for half in 0..2 {
+            // SAFETY: rows 0 to 15 lie at multiples of the stride, 32 bytes each, and 8 times 64 bytes
+            // are written, all within the contract.
+            unsafe {
+                let mut rows = [_mm256_setzero_si256(); 8];
+                for (row, words) in rows.iter_mut().enumerate() {
+                    *words = _mm256_loadu_si256(from.add((8 * half + row) * stride).cast());
+                }
+                store(to.cast::<f32>().add(8 * half), rows);
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn tile<F: BlockFormat, const ROWS: usize>(
+        panel: &Panel,
+        place: &Place,
+        x: &QuantizedRows,
+        first: usize,
+        product: &Product<'_>,
+    ) {
+        for half in 0..2 {
+            if half * 8 < place.rows {
+                // SAFETY: passed on from the caller.
+                unsafe { half_tile::<F, ROWS>(panel, half, place, x, first, product) };
+            }
+        }
+    }
+}
+
+/// [`Integers::tile`] for rows 0 to 7 (`half` 0) or 8 to 15 (`half` 1) of the panel.
+///
+/// # Safety
+/// As there.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn half_tile<F: BlockFormat, const ROWS: usize>(
+    panel: &Panel,
+    half: usize,
+    place: &Place,
+    x: &QuantizedRows,
+    first: usize,
+    product: &Product<'_>,
+) {
+    let groups = place.columns.len() / F::GROUP;
+    let first_group = place.columns.start / F::GROUP;
+    let x_values = &x.values[first * x.cols..][..ROWS * x.cols];
+    let x_groups = first * x.groups..(first + ROWS) * x.groups;
+    let x_scales = &x.scales[x_groups.clone()];
+    let x_sums = &x.negated_sums[x_groups.clone()];
+    let x_scaled_sums = &x.scaled_sums[x_groups];
+    debug_assert!(place.columns.end <= x.cols && first_group + groups <= x.groups);
+    let lanes = 8 * half..place.rows.min(8 * half + 8);
+    // SAFETY: the slices above hold `ROWS` whole rows; `place` lies within the columns (the asserted
+    // relations hold for every place that `panel::quantized` makes) and within the panel's arrays.
+    unsafe {
+        let mut totals = [_mm256_setzero_ps(); ROWS];
+        if place.columns.start > 0 {
+            for (row, total) in totals.iter_mut().enumerate() {
+                let mut eight = [0.0; 8];
+                let from = &product.columns(first + row, place)[lanes.clone()];
+                eight[..from.len()].copy_from_slice(from);
+                *total = _mm256_loadu_ps(eight.as_ptr());
+            }
+        }
+        for group in 0..groups {
+            let weights = panel
+                .values
+                .as_ptr()
+                .add(group * F::GROUP * PANEL + 32 * half);
+            let x_quads = x_values
+                .as_ptr()
+                .add(place.columns.start + group * F::GROUP);
+            let mut sums = if F::BITS == 8 {
+                signed_sums::<F, ROWS>(weights, x_quads, x.cols)
+            } else {
+                unsigned_sums::<F, ROWS>(weights, x_quads, x.cols)
+            };
+            if F::OFFSET != 0 && F::BITS != 8 {
+                for (row, sum) in sums.iter_mut().enumerate() {
+                    let x_sum = *x_sums.get_unchecked(row * x.groups + first_group + group);
+                    *sum = _mm256_add_epi32(*sum, _mm256_set1_epi32(F::OFFSET * x_sum));
+                }
+            }
+            let scales = _mm256_load_ps(panel.scales.as_ptr().add(group * PANEL + 8 * half));
+            for row in 0..ROWS {
+                let at = row * x.groups + first_group + group;
+                let x_scale = _mm256_set1_ps(*x_scales.get_unchecked(at));
+                let scale = _mm256_mul_ps(scales, x_scale);
+                totals[row] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[row]), scale, totals[row]);
+                if F::AFFINE {
+                    let minimums = panel.minimums.as_ptr().add(group * PANEL + 8 * half);
+                    let x_sum = _mm256_set1_ps(*x_scaled_sums.get_unchecked(at));
+                    totals[row] = _mm256_fmadd_ps(_mm256_load_ps(minimums), x_sum, totals[row]);
+                }
+            }
+        }
+        for (row, total) in totals.into_iter().enumerate() {
+            let mut eight = [0.0; 8];
+            _mm256_storeu_ps(eight.as_mut_ptr(), total);
+            let to = &mut product.columns(first + row, place)[lanes.clone()];
+            to.copy_from_slice(&eight[..to.len()]);
+        }
+    }
+}
+
+/// The sums of one group's products, for values below 128.
+///
+/// # Safety
+/// AVX2; a group of 8 weight rows at `weights` and of `ROWS` rows of activations, `x_stride` apart, at
+/// `x_quads` are readable.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn unsigned_sums<F: BlockFormat, const ROWS: usize>(
+    weights: *const u8,
+    x_quads: *const i8,
+    x_stride: usize,
+) -> [__m256i; ROWS] {
+    // SAFETY: readable by the contract.
+    unsafe {
+        let ones = _mm256_set1_epi16(1);
+        let mut sums = [_mm256_setzero_si256(); ROWS];
+        let mut quad = 0;
+        while quad < F::GROUP / 4 {
+            let end = (quad + sums_without_overflow(F::BITS)).min(F::GROUP / 4);
+            let mut pairs = [_mm256_setzero_si256(); ROWS];
+            for quad in quad..end {
+                let four = _mm256_load_si256(weights.add(quad * 4 * PANEL).cast());
+                for (row, pairs) in pairs.iter_mut().enumerate() {
+                    let x_four = x_quads.add(row * x_stride + 4 * quad).cast::<i32>();
+                    let x_four = _mm256_set1_epi32(x_four.read_unaligned());
+                    *pairs = _mm256_add_epi16(*pairs, _mm256_maddubs_epi16(four, x_four));
+                }
+            }
+            for (sum, pairs) in sums.iter_mut().zip(pairs) {
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, ones));
+            }
+            quad = end;
+        }
+        sums
+    }
+}
+
+/// The sums of one group's products, for 8-bit values with an offset of 128: multiplied as signed numbers, the
+/// sign moved to the activations, so that no pair overflows (2 * 128 * 127 is below 2^15).
+///
+/// # Safety
+/// As [`unsigned_sums`].
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn signed_sums<F: BlockFormat, const ROWS: usize>(
+    weights: *const u8,
+    x_quads: *const i8,
+    x_stride: usize,
+) -> [__m256i; ROWS] {
+    // SAFETY: readable by the contract.
+    unsafe {
+        let ones = _mm256_set1_epi16(1);
+        let sign_bit = _mm256_set1_epi8(i8::MIN);
+        let mut sums = [_mm256_setzero_si256(); ROWS];
+        for quad in 0..F::GROUP / 4 {
+            let four = _mm256_load_si256(weights.add(quad * 4 * PANEL).cast());
+            let four = _mm256_xor_si256(four, sign_bit);
+            let magnitudes = _mm256_abs_epi8(four);
+            for (row, sum) in sums.iter_mut().enumerate() {
+                let x_four = x_quads.add(row * x_stride + 4 * quad).cast::<i32>();
+                let x_four = _mm256_sign_epi8(_mm256_set1_epi32(x_four.read_unaligned()), four);
+                let pairs = _mm256_maddubs_epi16(magnitudes, x_four);
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, ones));
+            }
+        }
+        sums
+    }
+}
+
+impl Floats<F32> for Avx2 {
+    type Lanes = Avx2Lanes;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn transpose(from: &[*const u8; PANEL], to: *mut f32) {
+        for half in 0..2 {
+            // SAFETY: 8 weights of 4 bytes at each of `from`; 128 floats at `to`.
+            unsafe {
+                let mut rows = [_mm256_setzero_si256(); 8];
+                for (row, words) in rows.iter_mut().enumerate() {
+                    *words = _mm256_loadu_si256(from[8 * half + row].cast());
+                }
+                store(to.add(8 * half), rows);
+            }
+        }
+    }
+}
+
+impl Floats<F16> for Avx2 {
+    type Lanes = Avx2Lanes;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn transpose(from: &[*const u8; PANEL], to: *mut f32) {
+        for half in 0..2 {
+            // SAFETY: 8 weights of 2 bytes at each of `from`; 128 floats at `to`.
+            unsafe {
+                let mut rows = [_mm256_setzero_si256(); 8];
+                for (row, words) in rows.iter_mut().enumerate() {
+                    let wide = _mm256_cvtph_ps(_mm_loadu_si128(from[8 * half + row].cast()));
+                    *words = _mm256_castps_si256(wide);
+                }
+                store(to.add(8 * half), rows);
+            }
+        }
+    }
+}
+
+impl Floats<Bf16> for Avx2 {
+    type Lanes = Avx2Lanes;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn transpose(from: &[*const u8; PANEL], to: *mut f32) {
+        for half in 0..2 {
+            // SAFETY: 8 weights of 2 bytes at each of `from`; 128 floats at `to`.
+            unsafe {
+                let mut rows = [_mm256_setzero_si256(); 8];
+                for (row, words) in rows.iter_mut().enumerate() {
+                    let brains = _mm_loadu_si128(from[8 * half + row].cast());
+                    *words = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(brains));
+                }
+                store(to.add(8 * half), rows);
+            }
+        }
+    }
+}
+
+/// Turns 8 rows of 8 words into 8 columns, and writes these, a panel's 16 words apart.
+///
+/// # Safety
+/// The instructions of the level; 8 floats are writable at `to` and at each of the next seven places 16 floats on.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn store(to: *mut f32, rows: [__m256i; 8]) {
+    let [a, b, c, d, e, f, g, h] = rows;
+    // In each half: words of two rows, then of four rows.
+    let ab = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+    let cd = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+    let ef = (_mm256_unpacklo_epi32(e, f), _mm256_unpackhi_epi32(e, f));
+    let gh = (_mm256_unpacklo_epi32(g, h), _mm256_unpackhi_epi32(g, h));
+    let first = [
+        _mm256_unpacklo_epi64(ab.0, cd.0),
+        _mm256_unpackhi_epi64(ab.0, cd.0),
+        _mm256_unpacklo_epi64(ab.1, cd.1),
+        _mm256_unpackhi_epi64(ab.1, cd.1),
+    ];
+    let second = [
+        _mm256_unpacklo_epi64(ef.0, gh.0),
+        _mm256_unpackhi_epi64(ef.0, gh.0),
+        _mm256_unpacklo_epi64(ef.1, gh.1),
+        _mm256_unpackhi_epi64(ef.1, gh.1),
+    ];
+    // The lower half holds columns 0 to 3, the upper 4 to 7.
+    for column in 0..4 {
+        let low = _mm256_permute2x128_si256::<0x20>(first[column], second[column]);
+        let high = _mm256_permute2x128_si256::<0x31>(first[column], second[column]);
+        // SAFETY: writable by the contract.
+        unsafe {
+            _mm256_storeu_si256(to.add(column * PANEL).cast(), low);
+            _mm256_storeu_si256(to.add((column + 4) * PANEL).cast(), high);
+        }
+    }
+}
