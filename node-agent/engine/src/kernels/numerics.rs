@@ -52,14 +52,14 @@ pub(super) fn round_to_f16_precision(value: f32) -> f32 {
 pub(super) const ROUNDER: f32 = 12_582_912.0;
 
 /// `e^x` for `x <= 88`, to within 2 units in the last place; 0 below about -87.3 and for -infinity;
-/// exactly 1 for 0. NaN and larger arguments give meaningless numbers.
+/// exactly 1 for 0. NaN for NaN; the value at 88 beyond.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     // x = k ln 2 + r with |r| <= ln 2 / 2; ln 2 in two parts, so that k times the first is exact.
-    let clamped = x.max(-87.336_54).min(88.0);
+    let clamped = x.clamp(-87.336_54, 88.0);
     let shifted = clamped * std::f32::consts::LOG2_E + ROUNDER;
     let k = shifted - ROUNDER;
-    let r = (clamped - k * 0.693_359_375) - k * -2.121_944_4e-4;
+    let r = (clamped - k * (355.0 / 512.0)) - k * -2.121_944_4e-4;
     // Minimax polynomial of degree 6 (Cephes expf).
     let mut p = 1.987_569_1e-4;
     p = p * r + 1.398_199_9e-3;

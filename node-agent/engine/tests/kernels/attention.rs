@@ -178,14 +178,13 @@ fn sequences_of_a_batch_do_not_change_each_other() {
     for level in Level::available() {
         for threads in [1, 2, 16] {
             let pool = ThreadPool::new(threads, level).unwrap();
-            let blocks: Vec<(Vec<&[f16]>, Vec<&[f16]>)> = cases
+            let keys: Vec<Vec<&[f16]>> = cases
                 .iter()
-                .map(|case| {
-                    (
-                        case.key_blocks.iter().map(Vec::as_slice).collect(),
-                        case.value_blocks.iter().map(Vec::as_slice).collect(),
-                    )
-                })
+                .map(|case| case.key_blocks.iter().map(Vec::as_slice).collect())
+                .collect();
+            let values: Vec<Vec<&[f16]>> = cases
+                .iter()
+                .map(|case| case.value_blocks.iter().map(Vec::as_slice).collect())
                 .collect();
             let firsts = [89, 15, 399];
             let mut outs: Vec<Vec<f32>> = Vec::new();
@@ -193,14 +192,13 @@ fn sequences_of_a_batch_do_not_change_each_other() {
                 outs.push(vec![0.0; case.queries.len() - first * case.row()]);
             }
             let mut batch: Vec<SequenceAttention<'_>> = Vec::new();
-            for (((case, first), blocks), out) in
-                cases.iter().zip(firsts).zip(&blocks).zip(&mut outs)
-            {
+            for (index, out) in outs.iter_mut().enumerate() {
+                let case = &cases[index];
                 batch.push(SequenceAttention {
-                    queries: &case.queries[first * case.row()..],
-                    first_position: first,
-                    keys: &blocks.0,
-                    values: &blocks.1,
+                    queries: &case.queries[firsts[index] * case.row()..],
+                    first_position: firsts[index],
+                    keys: &keys[index],
+                    values: &values[index],
                     out,
                 });
             }
