@@ -14,7 +14,7 @@ use super::thread_pool::ThreadPool;
 
 mod span;
 
-use span::Partial;
+use span::{HeadBlock, Partial};
 
 /// Positions in a KV block.
 pub const BLOCK_POSITIONS: usize = 64;
@@ -141,7 +141,7 @@ pub fn attention(
             let mut chunk = Partial::new(tile.count, shape.kv.head_dim);
             for index in 0..sequence.chunks(tile) {
                 sequence.chunk(pool.level(), tile, index, &mut chunk);
-                total.fold(pool.level(), &chunk);
+                total.fold(&chunk);
             }
             sequence.finish(tile, &total);
         });
@@ -170,7 +170,7 @@ pub fn attention(
         let sequence = &sequences[tile.sequence];
         let mut total = Partial::new(tile.count, shape.kv.head_dim);
         for chunk in partials.by_ref().take(sequence.chunks(tile)) {
-            total.fold(pool.level(), &chunk);
+            total.fold(&chunk);
         }
         sequence.finish(tile, &total);
     }
@@ -286,24 +286,21 @@ impl<'a> Sequence<'a> {
         let last = self.visible(tile.first + tile.count - 1);
         let first_block = index * CHUNK_BLOCKS;
         for block in first_block..(first_block + CHUNK_BLOCKS).min(last.div_ceil(BLOCK_POSITIONS)) {
-            let head = tile.kv_head * BLOCK_POSITIONS * head_dim..;
-            let visible = std::array::from_fn(|query| {
-                if query < tile.count {
-                    self.visible(tile.first + query)
-                        .saturating_sub(block * BLOCK_POSITIONS)
-                        .min(BLOCK_POSITIONS)
-                } else {
-                    0
-                }
-            });
-            span::add_block(
-                level,
-                &queries,
-                &self.keys[block][head.clone()][..BLOCK_POSITIONS * head_dim],
-                &self.values[block][head][..BLOCK_POSITIONS * head_dim],
-                &visible,
-                chunk,
-            );
+            let mut visible = [0; TILE];
+            for (query, visible) in visible[..tile.count].iter_mut().enumerate() {
+                *visible = self
+                    .visible(tile.first + query)
+                    .saturating_sub(block * BLOCK_POSITIONS)
+                    .min(BLOCK_POSITIONS);
+            }
+            let head = tile.kv_head * BLOCK_POSITIONS * head_dim;
+            let head = head..head + BLOCK_POSITIONS * head_dim;
+            let block = HeadBlock {
+                head_dim,
+                keys: &self.keys[block][head.clone()],
+                values: &self.values[block][head],
+            };
+            span::add_block(level, &queries, &block, &visible[..tile.count], chunk);
         }
     }
 

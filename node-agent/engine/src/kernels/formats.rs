@@ -41,3 +41,36 @@ pub(super) const MIN_GROUP: usize = 16;
 fn f16_at<H: Halves>(block: &[u8], offset: usize) -> f32 {
     H::to_f32(u16::from_le_bytes([block[offset], block[offset + 1]]))
 }
+
+/// The `N` bytes at `offset`.
+#[inline(always)]
+fn bytes_at<const N: usize>(block: &[u8], offset: usize) -> [u8; N] {
+    block[offset..offset + N].as_chunks::<N>().0[0]
+}
+
+/// Part `index` of `N` values.
+#[inline(always)]
+fn part<const N: usize>(values: &mut [u8], index: usize) -> &mut [u8; N] {
+    &mut values[N * index..N * index + N].as_chunks_mut::<N>().0[0]
+}
+
+/// `function` of every byte. From copy to copy: the compiler makes vector instructions of it only where it
+/// sees that what is read and what is written do not overlap.
+#[inline(always)]
+fn map<const N: usize>(bytes: [u8; N], function: impl Fn(u8) -> u8) -> [u8; N] {
+    let mut out = [0; N];
+    for i in 0..N {
+        out[i] = function(bytes[i]);
+    }
+    out
+}
+
+/// `function` of every pair of bytes.
+#[inline(always)]
+fn zip<const N: usize>(a: [u8; N], b: [u8; N], function: impl Fn(u8, u8) -> u8) -> [u8; N] {
+    let mut out = [0; N];
+    for i in 0..N {
+        out[i] = function(a[i], b[i]);
+    }
+    out
+}

@@ -31,6 +31,8 @@ pub(super) trait Lanes: Copy {
 
     fn add(self, other: Self) -> Self;
 
+    fn multiply(self, other: Self) -> Self;
+
     /// `self * factor + addend`; fused but for plain Rust on processors without such an instruction.
     fn multiply_add(self, factor: Self, addend: Self) -> Self;
 }
@@ -65,6 +67,11 @@ impl Lanes for [f32; LANES] {
     #[inline(always)]
     fn add(self, other: Self) -> Self {
         std::array::from_fn(|lane| self[lane] + other[lane])
+    }
+
+    #[inline(always)]
+    fn multiply(self, other: Self) -> Self {
+        std::array::from_fn(|lane| self[lane] * other[lane])
     }
 
     #[inline(always)]

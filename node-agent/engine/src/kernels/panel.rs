@@ -35,9 +35,18 @@ pub(super) struct Panel {
 #[repr(C, align(64))]
 pub(super) struct FloatPanel([f32; PANEL * FLOAT_COLUMNS]);
 
-/// Blocks of up to [`MAX_BLOCK`] columns of each row, unpacked: `[16 rows][MAX_BLOCK]`.
+/// Up to [`MAX_BLOCK`] columns of 16 rows, unpacked row by row.
 #[repr(C, align(64))]
-pub(super) struct Unpacked([u8; PANEL * MAX_BLOCK]);
+struct Unpacked {
+    /// `[16 rows][MAX_BLOCK]`
+    values: [u8; PANEL * MAX_BLOCK],
+    /// `[16 rows][MAX_GROUPS]`
+    scales: [f32; PANEL * MAX_GROUPS],
+    /// `[16 rows][MAX_GROUPS]`
+    minimums: [f32; PANEL * MAX_GROUPS],
+}
+
+const MAX_GROUPS: usize = MAX_BLOCK / MIN_GROUP;
 
 /// The part of a product for which one panel is responsible.
 pub(super) struct Place {
@@ -93,7 +102,11 @@ pub(super) unsafe fn quantized<I: Integers, F: BlockFormat>(
         scales: [0.0; PANEL * COLUMNS / MIN_GROUP],
         minimums: [0.0; PANEL * COLUMNS / MIN_GROUP],
     };
-    let mut unpacked = Unpacked([0; PANEL * MAX_BLOCK]);
+    let mut unpacked = Unpacked {
+        values: [0; PANEL * MAX_BLOCK],
+        scales: [0.0; PANEL * MAX_GROUPS],
+        minimums: [0.0; PANEL * MAX_GROUPS],
+    };
     for row in rows.clone().step_by(PANEL) {
         for column in (0..x.cols).step_by(COLUMNS) {
             let place = Place {
@@ -146,35 +159,56 @@ unsafe fn fill<I: Integers, F: BlockFormat>(
     let groups_of_block = F::BLOCK / F::GROUP;
     for column in place.columns.clone().step_by(MAX_BLOCK) {
         let columns = MAX_BLOCK.min(place.columns.end - column);
-        let first_group = (column - place.columns.start) / F::GROUP;
         for lane in 0..PANEL {
             // Beyond the last row: the last again, whose results are not kept.
             let bytes = matrix.row(place.row + lane.min(place.rows - 1));
             let bytes = &bytes[column / F::BLOCK * F::BYTES..][..columns / F::BLOCK * F::BYTES];
-            let values = &mut unpacked.0[lane * MAX_BLOCK..][..columns];
-            let blocks = bytes
-                .chunks_exact(F::BYTES)
-                .zip(values.chunks_exact_mut(F::BLOCK));
-            for (block, (bytes, values)) in blocks.enumerate() {
-                let mut scales = [0.0; MAX_BLOCK / MIN_GROUP];
-                let mut minimums = [0.0; MAX_BLOCK / MIN_GROUP];
-                F::unpack::<I::Halves>(bytes, values, &mut scales, &mut minimums);
-                for group in 0..groups_of_block {
-                    let at = (first_group + block * groups_of_block + group) * PANEL + lane;
-                    panel.scales[at] = scales[group];
-                    if F::AFFINE {
-                        panel.minimums[at] = minimums[group];
-                    }
-                }
+            let values = &mut unpacked.values[lane * MAX_BLOCK..][..MAX_BLOCK];
+            let scales = &mut unpacked.scales[lane * MAX_GROUPS..][..MAX_GROUPS];
+            let minimums = &mut unpacked.minimums[lane * MAX_GROUPS..][..MAX_GROUPS];
+            for (block, bytes) in bytes.chunks_exact(F::BYTES).enumerate() {
+                let groups = block * groups_of_block..(block + 1) * groups_of_block;
+                F::unpack::<I::Halves>(
+                    bytes,
+                    &mut values[block * F::BLOCK..][..F::BLOCK],
+                    &mut scales[groups.clone()],
+                    &mut minimums[groups],
+                );
             }
         }
+        let first = column - place.columns.start;
         for part in (0..columns).step_by(32) {
-            let from = &unpacked.0[part..][..(PANEL - 1) * MAX_BLOCK + 32];
-            let to =
-                &mut panel.values[(column - place.columns.start + part) * PANEL..][..32 * PANEL];
+            let from = &unpacked.values[part..][..(PANEL - 1) * MAX_BLOCK + 32];
+            let to = &mut panel.values[(first + part) * PANEL..][..32 * PANEL];
             // SAFETY: the slices are as long as the contract asks.
             unsafe { I::transpose(from.as_ptr(), MAX_BLOCK, to.as_mut_ptr()) };
         }
+        // Eight floats are 32 bytes too. Where there are fewer groups, what is behind them is never read.
+        for group in (0..columns / F::GROUP).step_by(8) {
+            let from = group..group + (PANEL - 1) * MAX_GROUPS + 8;
+            let to = (first / F::GROUP + group) * PANEL..(first / F::GROUP + group + 8) * PANEL;
+            transpose_floats::<I>(
+                &unpacked.scales[from.clone()],
+                &mut panel.scales[to.clone()],
+            );
+            if F::AFFINE {
+                transpose_floats::<I>(&unpacked.minimums[from], &mut panel.minimums[to]);
+            }
+        }
+    }
+}
+
+/// Turns 8 floats of 16 rows, `MAX_GROUPS` apart, into 8 times 16.
+#[inline(always)]
+fn transpose_floats<I: Integers>(from: &[f32], to: &mut [f32]) {
+    assert!(from.len() == (PANEL - 1) * MAX_GROUPS + 8 && to.len() == 8 * PANEL);
+    // SAFETY: the slices are as long as the contract asks.
+    unsafe {
+        I::transpose(
+            from.as_ptr().cast(),
+            MAX_GROUPS * size_of::<f32>(),
+            to.as_mut_ptr().cast(),
+        );
     }
 }
 
@@ -241,21 +275,31 @@ unsafe fn fill_floats<L: Floats<T>, T: FloatFormat>(
     place: &Place,
 ) {
     const STEP: usize = 8;
-    let mut rest = [[0_u8; 4 * STEP]; PANEL];
-    for column in place.columns.clone().step_by(STEP) {
-        let bytes = STEP.min(place.columns.end - column) * T::BYTES;
-        let mut from = [std::ptr::null(); PANEL];
-        for lane in 0..PANEL {
-            let row = matrix.row(place.row + lane.min(place.rows - 1));
-            let row = &row[column * T::BYTES..][..bytes];
-            from[lane] = row.as_ptr();
-            if bytes < STEP * T::BYTES {
-                rest[lane][..bytes].copy_from_slice(row);
-                from[lane] = rest[lane].as_ptr();
+    let mut from = [std::ptr::null(); PANEL];
+    for (lane, from) in from.iter_mut().enumerate() {
+        let row = matrix.row(place.row + lane.min(place.rows - 1));
+        *from = row[place.columns.start * T::BYTES..place.columns.end * T::BYTES].as_ptr();
+    }
+    let (steps, rest) = (place.columns.len() / STEP, place.columns.len() % STEP);
+    for to in panel.0.chunks_exact_mut(STEP * PANEL).take(steps) {
+        // SAFETY: each of `from` points to 8 weights of its row, not yet passed; `to` has 8 times 16 places.
+        unsafe {
+            L::transpose(&from, to.as_mut_ptr());
+            for from in &mut from {
+                *from = from.add(STEP * T::BYTES);
             }
         }
-        let to = &mut panel.0[(column - place.columns.start) * PANEL..][..STEP * PANEL];
-        // SAFETY: each of `from` points to 8 weights, of the row or of its copy; `to` has 8 times 16 places.
+    }
+    if rest > 0 {
+        let mut padded = [[0_u8; 4 * STEP]; PANEL];
+        for (padded, from) in padded.iter_mut().zip(&mut from) {
+            // SAFETY: as many weights of the row are left.
+            let weights = unsafe { std::slice::from_raw_parts(*from, rest * T::BYTES) };
+            padded[..weights.len()].copy_from_slice(weights);
+            *from = padded.as_ptr();
+        }
+        let to = &mut panel.0[steps * STEP * PANEL..][..STEP * PANEL];
+        // SAFETY: each of `from` points to 8 weights, copied; `to` has 8 times 16 places.
         unsafe { L::transpose(&from, to.as_mut_ptr()) };
     }
 }
@@ -275,8 +319,7 @@ unsafe fn float_tile<L: Lanes, const ROWS: usize>(
 ) -> usize {
     let cols = product.matrix.cols();
     let columns = place.columns.len();
-    let x: [&[f32]; ROWS] =
-        std::array::from_fn(|row| &x[(first + row) * cols + place.columns.start..][..columns]);
+    let x = &x[first * cols..(first + ROWS) * cols];
     let mut totals = [L::splat(0.0); ROWS];
     if place.columns.start > 0 {
         for (row, total) in totals.iter_mut().enumerate() {
@@ -290,13 +333,13 @@ unsafe fn float_tile<L: Lanes, const ROWS: usize>(
     for group in (0..columns).step_by(FLOAT_GROUP) {
         let mut sums = [L::splat(0.0); ROWS];
         for column in group..(group + FLOAT_GROUP).min(columns) {
-            // SAFETY: `column` is below the panel's columns, each of 16 floats, and below the length that
-            // the rows of activations were cut to.
+            // SAFETY: `column` is below the panel's columns, each of 16 floats; with what comes before the
+            // panel it is below `cols`, and `x` holds `ROWS` rows of these.
             unsafe {
                 let weights = L::load(panel.0.as_ptr().add(column * PANEL));
-                for row in 0..ROWS {
-                    let x = L::splat(*x[row].get_unchecked(column));
-                    sums[row] = weights.multiply_add(x, sums[row]);
+                let x = x.as_ptr().add(place.columns.start + column);
+                for (row, sum) in sums.iter_mut().enumerate() {
+                    *sum = weights.multiply_add(L::splat(*x.add(row * cols)), *sum);
                 }
             }
         }

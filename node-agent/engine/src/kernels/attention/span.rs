@@ -3,8 +3,11 @@
 
 use half::f16;
 
+use super::super::lanes::Lanes;
+#[cfg(target_arch = "x86_64")]
+use super::super::lanes::{Avx2Lanes, Avx512Lanes};
 use super::super::level::{Kind, Level};
-use super::super::numerics::{LANES, exp, f16_to_f32, multiply_add, sum_lanes};
+use super::super::numerics::{LANES, exp, sum_lanes};
 use super::{BLOCK_POSITIONS, KEY_LANES};
 
 /// The most queries taken together.
@@ -12,7 +15,8 @@ pub(super) const MAX_QUERIES: usize = 8;
 
 /// The attention of some queries over some positions, before it is divided by the sum of the weights.
 pub(super) struct Partial {
-    head_dim: usize,
+    /// From one query to the next in `values`: the head's dimensions, rounded up to whole lanes.
+    stride: usize,
     /// Per query: the largest score so far, the sum of `e^(score - largest)`.
     largest: [f32; MAX_QUERIES],
     sum: [f32; MAX_QUERIES],
@@ -20,13 +24,23 @@ pub(super) struct Partial {
     values: Vec<f32>,
 }
 
+/// One KV head's part of a block.
+pub(super) struct HeadBlock<'a> {
+    pub(super) head_dim: usize,
+    /// `[BLOCK_POSITIONS / KEY_LANES][head_dim][KEY_LANES]`
+    pub(super) keys: &'a [f16],
+    /// `[BLOCK_POSITIONS][head_dim]`
+    pub(super) values: &'a [f16],
+}
+
 impl Partial {
     pub(super) fn new(queries: usize, head_dim: usize) -> Self {
+        let stride = head_dim.next_multiple_of(LANES);
         Partial {
-            head_dim,
+            stride,
             largest: [f32::NEG_INFINITY; MAX_QUERIES],
             sum: [0.0; MAX_QUERIES],
-            values: vec![0.0; queries * head_dim],
+            values: vec![0.0; queries * stride],
         }
     }
 
@@ -37,12 +51,13 @@ impl Partial {
     }
 
     /// Adds the later positions of `next`.
-    pub(super) fn fold(&mut self, _level: Level, next: &Partial) {
-        for (query, values) in self.values.chunks_exact_mut(self.head_dim).enumerate() {
+    pub(super) fn fold(&mut self, next: &Partial) {
+        let values = self.values.chunks_exact_mut(self.stride);
+        let next_values = next.values.chunks_exact(self.stride);
+        for (query, (values, next_values)) in values.zip(next_values).enumerate() {
             if next.largest[query] == f32::NEG_INFINITY {
                 continue;
             }
-            let next_values = &next.values[query * self.head_dim..][..self.head_dim];
             let largest = self.largest[query].max(next.largest[query]);
             let keep = exp(self.largest[query] - largest);
             let take = exp(next.largest[query] - largest);
@@ -56,7 +71,7 @@ impl Partial {
 
     /// Writes the finished attention of one query.
     pub(super) fn write(&self, query: usize, out: &mut [f32]) {
-        let values = &self.values[query * self.head_dim..][..self.head_dim];
+        let values = &self.values[query * self.stride..][..out.len()];
         let inverse = 1.0 / self.sum[query];
         for (out, value) in out.iter_mut().zip(values) {
             *out = value * inverse;
@@ -64,74 +79,203 @@ impl Partial {
     }
 }
 
-/// Folds one block of positions into `chunk`: `queries` are rows of `head_dim`, scaled; `keys` and `values` are
-/// one KV head's part of a block; of the block's positions, query `i` sees the first `visible[i]`.
+/// Folds one block of positions into `chunk`: `queries` are rows of `head_dim`, scaled; of the block's positions,
+/// query `i` sees the first `visible[i]`, which do not become fewer from one query to the next.
 pub(super) fn add_block(
     level: Level,
     queries: &[f32],
-    keys: &[f16],
-    values: &[f16],
-    visible: &[usize; MAX_QUERIES],
+    block: &HeadBlock<'_>,
+    visible: &[usize],
     chunk: &mut Partial,
 ) {
-    match level.kind() {
-        Kind::Scalar => body(queries, keys, values, visible, chunk),
-        #[cfg(target_arch = "x86_64")]
-        Kind::Avx2 => body(queries, keys, values, visible, chunk),
-        #[cfg(target_arch = "x86_64")]
-        Kind::Avx512Vnni => body(queries, keys, values, visible, chunk),
+    let HeadBlock {
+        head_dim,
+        keys,
+        values,
+    } = *block;
+    assert!(head_dim > 0 && keys.len() == BLOCK_POSITIONS * head_dim);
+    assert!(values.len() == keys.len() && queries.len() == visible.len() * head_dim);
+    assert!(visible.len() <= MAX_QUERIES && visible.iter().all(|count| *count <= BLOCK_POSITIONS));
+    assert!(chunk.stride == head_dim.next_multiple_of(LANES));
+    assert!(chunk.values.len() >= visible.len() * chunk.stride);
+    // SAFETY: the lengths are checked above; a `Level` of a kind exists only on processors that have its
+    // instructions.
+    unsafe {
+        match level.kind() {
+            Kind::Scalar => in_tiles::<[f32; LANES]>(queries, block, visible, chunk),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => avx2(queries, block, visible, chunk),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Vnni => avx512(queries, block, visible, chunk),
+        }
     }
 }
 
+/// # Safety
+/// As [`tile`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn avx2(queries: &[f32], block: &HeadBlock<'_>, visible: &[usize], chunk: &mut Partial) {
+    // SAFETY: passed on from the caller.
+    unsafe { in_tiles::<Avx2Lanes>(queries, block, visible, chunk) }
+}
+
+/// # Safety
+/// As [`tile`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn avx512(queries: &[f32], block: &HeadBlock<'_>, visible: &[usize], chunk: &mut Partial) {
+    // SAFETY: passed on from the caller.
+    unsafe { in_tiles::<Avx512Lanes>(queries, block, visible, chunk) }
+}
+
+/// # Safety
+/// As [`tile`], but that `queries` and `visible` are those of all queries.
 #[inline(always)]
-fn body(
+unsafe fn in_tiles<L: Lanes>(
     queries: &[f32],
-    keys: &[f16],
-    values: &[f16],
-    visible: &[usize; MAX_QUERIES],
+    block: &HeadBlock<'_>,
+    visible: &[usize],
     chunk: &mut Partial,
 ) {
-    let head_dim = chunk.head_dim;
-    let mut weighted = vec![0.0; head_dim];
-    for (query, q) in queries.chunks_exact(head_dim).enumerate() {
-        let visible = visible[query];
-        if visible == 0 {
-            continue;
+    let mut first = 0;
+    while first < visible.len() {
+        let count = (visible.len() - first).min(L::TILE);
+        // SAFETY: passed on from the caller.
+        unsafe {
+            match count {
+                8.. => tile::<L, 8>(queries, block, visible, first, chunk),
+                7 => tile::<L, 7>(queries, block, visible, first, chunk),
+                6 => tile::<L, 6>(queries, block, visible, first, chunk),
+                5 => tile::<L, 5>(queries, block, visible, first, chunk),
+                4 => tile::<L, 4>(queries, block, visible, first, chunk),
+                3 => tile::<L, 3>(queries, block, visible, first, chunk),
+                2 => tile::<L, 2>(queries, block, visible, first, chunk),
+                _ => tile::<L, 1>(queries, block, visible, first, chunk),
+            }
         }
-        let mut scores = [0.0_f32; BLOCK_POSITIONS];
-        let groups = keys.chunks_exact(KEY_LANES * head_dim);
-        for (scores, keys) in scores.chunks_exact_mut(KEY_LANES).zip(groups) {
-            for (q, keys) in q.iter().zip(keys.chunks_exact(KEY_LANES)) {
-                for (score, key) in scores.iter_mut().zip(keys) {
-                    *score = multiply_add(*q, f16_to_f32(key.to_bits()), *score);
+        first += count;
+    }
+}
+
+/// Queries `first..first + QUERIES`.
+///
+/// # Safety
+/// The processor has the instructions of `L`, and the lengths are those that [`add_block`] checks.
+#[inline(always)]
+unsafe fn tile<L: Lanes, const QUERIES: usize>(
+    queries: &[f32],
+    block: &HeadBlock<'_>,
+    visible: &[usize],
+    first: usize,
+    chunk: &mut Partial,
+) {
+    let head_dim = block.head_dim;
+    let visible = &visible[first..first + QUERIES];
+    let seen = visible[QUERIES - 1];
+    if seen == 0 {
+        return;
+    }
+    let mut weights = [[f32::NEG_INFINITY; BLOCK_POSITIONS]; QUERIES];
+
+    for group in 0..seen.div_ceil(KEY_LANES) {
+        let mut scores = [L::splat(0.0); QUERIES];
+        for dim in 0..head_dim {
+            // SAFETY: `group` is below the block's groups and `dim` below the head's dimensions; query
+            // `first + QUERIES - 1` exists.
+            unsafe {
+                let keys = block
+                    .keys
+                    .as_ptr()
+                    .add((group * head_dim + dim) * KEY_LANES);
+                let keys = L::load_halves(keys);
+                let query = queries.as_ptr().add(first * head_dim + dim);
+                for (index, score) in scores.iter_mut().enumerate() {
+                    *score = keys.multiply_add(L::splat(*query.add(index * head_dim)), *score);
                 }
             }
         }
-        scores[visible..].fill(f32::NEG_INFINITY);
-        let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let mut lanes = [0.0; LANES];
-        for scores in scores.chunks_exact_mut(LANES) {
-            for (score, lane) in scores.iter_mut().zip(&mut lanes) {
-                *score = exp(*score - largest);
-                *lane += *score;
-            }
-        }
-        let sum = sum_lanes(lanes);
-        weighted.fill(0.0);
-        for (weight, values) in scores[..visible].iter().zip(values.chunks_exact(head_dim)) {
-            for (weighted, value) in weighted.iter_mut().zip(values) {
-                *weighted = multiply_add(*weight, f16_to_f32(value.to_bits()), *weighted);
-            }
-        }
-
-        let total = chunk.largest[query].max(largest);
-        let keep = exp(chunk.largest[query] - total);
-        let take = exp(largest - total);
-        chunk.largest[query] = total;
-        chunk.sum[query] = chunk.sum[query] * keep + sum * take;
-        let so_far = &mut chunk.values[query * head_dim..][..head_dim];
-        for (so_far, weighted) in so_far.iter_mut().zip(&weighted) {
-            *so_far = *so_far * keep + weighted * take;
+        for (weights, score) in weights.iter_mut().zip(scores) {
+            // SAFETY: 16 of the 64 places.
+            unsafe { score.store(weights.as_mut_ptr().add(group * KEY_LANES)) };
         }
     }
+
+    let mut keep = [0.0; QUERIES];
+    let mut take = [0.0; QUERIES];
+    for (index, weights) in weights.iter_mut().enumerate() {
+        let query = first + index;
+        weights[visible[index]..].fill(f32::NEG_INFINITY);
+        let (largest, sum) = softmax(weights);
+        // A query that sees nothing of the block keeps what it has: e^0, and weights of 0.
+        let total = chunk.largest[query].max(largest);
+        (keep[index], take[index]) = if largest == f32::NEG_INFINITY {
+            weights.fill(0.0);
+            (1.0, 0.0)
+        } else {
+            (exp(chunk.largest[query] - total), exp(largest - total))
+        };
+        chunk.largest[query] = total;
+        if largest != f32::NEG_INFINITY {
+            chunk.sum[query] = chunk.sum[query] * keep[index] + sum * take[index];
+        }
+    }
+
+    for dim in (0..head_dim).step_by(LANES) {
+        let whole = dim + LANES <= head_dim;
+        let mut weighted = [L::splat(0.0); QUERIES];
+        for position in 0..seen {
+            let from = position * head_dim + dim;
+            // SAFETY: a whole register of the position's values, or a copy of what is left of them.
+            let values = unsafe {
+                if whole {
+                    L::load_halves(block.values.as_ptr().add(from))
+                } else {
+                    let mut padded = [f16::ZERO; LANES];
+                    let rest = &block.values[from..from + head_dim - dim];
+                    padded[..rest.len()].copy_from_slice(rest);
+                    L::load_halves(padded.as_ptr())
+                }
+            };
+            for (weighted, weights) in weighted.iter_mut().zip(&weights) {
+                *weighted = values.multiply_add(L::splat(weights[position]), *weighted);
+            }
+        }
+        for (index, weighted) in weighted.into_iter().enumerate() {
+            // SAFETY: query `first + index` has `stride` places, a multiple of 16 and at least `dim + 16`.
+            unsafe {
+                let values = chunk.values.as_mut_ptr();
+                let so_far = values.add((first + index) * chunk.stride + dim);
+                let kept = L::load(so_far).multiply(L::splat(keep[index]));
+                weighted
+                    .multiply_add(L::splat(take[index]), kept)
+                    .store(so_far);
+            }
+        }
+    }
+}
+
+/// Turns scores into `e^(score - largest)`; returns the largest and the sum.
+#[inline(always)]
+fn softmax(scores: &mut [f32; BLOCK_POSITIONS]) -> (f32, f32) {
+    let (groups, _) = scores.as_chunks_mut::<LANES>();
+    let mut lanes = groups[0];
+    for group in &groups[1..] {
+        for lane in 0..LANES {
+            lanes[lane] = if group[lane] > lanes[lane] {
+                group[lane]
+            } else {
+                lanes[lane]
+            };
+        }
+    }
+    let largest = lanes.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    let mut sums = [0.0; LANES];
+    for group in groups {
+        for lane in 0..LANES {
+            group[lane] = exp(group[lane] - largest);
+            sums[lane] += group[lane];
+        }
+    }
+    (largest, sum_lanes(sums))
 }

@@ -2,7 +2,7 @@
 //! units of one or two half-precision numbers per block: Q2_K, Q3_K, Q4_K, Q5_K, Q6_K.
 
 use super::super::numerics::Halves;
-use super::{BlockFormat, f16_at};
+use super::{BlockFormat, bytes_at, f16_at, map, part, zip};
 
 /// `group scales and minimums: [u8; 16], quants: [u8; 64], d: f16, dmin: f16`; groups of 16, each with a
 /// 4-bit scale (low half) and a 4-bit minimum (high half).
@@ -24,11 +24,12 @@ impl BlockFormat for Q2K {
         minimums: &mut [f32],
     ) {
         let (d, dmin) = (f16_at::<H>(block, 80), f16_at::<H>(block, 82));
-        for (group, packed) in block[..16].iter().enumerate() {
-            scales[group] = d * f32::from(packed & 15);
-            minimums[group] = -(dmin * f32::from(packed >> 4));
+        let packed = bytes_at::<16>(block, 0);
+        for group in 0..16 {
+            scales[group] = d * f32::from(packed[group] & 15);
+            minimums[group] = -(dmin * f32::from(packed[group] >> 4));
         }
-        two_bits(&block[16..80], values);
+        two_bits(bytes_at(block, 16), values);
     }
 }
 
@@ -47,19 +48,22 @@ impl BlockFormat for Q3K {
     #[inline(always)]
     fn unpack<H: Halves>(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
         let d = f16_at::<H>(block, 108);
-        let packed = &block[96..108];
-        for (group, scale) in scales[..16].iter_mut().enumerate() {
-            let low = (packed[group % 8] >> (4 * (group / 8))) & 15;
-            let high = (packed[8 + group % 4] >> (2 * (group / 4))) & 3;
-            *scale = d * (f32::from(low | (high << 4)) - 32.0);
-        }
-        two_bits(&block[32..96], values);
-        let third = &block[..32];
-        for (row, values) in values[..256].chunks_exact_mut(32).enumerate() {
-            for (value, byte) in values.iter_mut().zip(third) {
-                *value |= ((byte >> row) & 1) << 2;
+        let low = u64::from_le_bytes(bytes_at(block, 96));
+        let high = u32::from_le_bytes(bytes_at(block, 104));
+        let spread = |shift: u32| u64::from((high >> shift) & 0x0303_0303) << 4;
+        // Bytes of scales 0 to 7, then 8 to 15; their upper two bits are in `high`, four scales a pair.
+        let halves = [
+            (low & NIBBLES) | spread(0) | (spread(2) << 32),
+            ((low >> 4) & NIBBLES) | spread(4) | (spread(6) << 32),
+        ];
+        for (half, bytes) in halves.iter().enumerate() {
+            let bytes = bytes.to_le_bytes();
+            for i in 0..8 {
+                scales[8 * half + i] = d * (f32::from(bytes[i]) - 32.0);
             }
         }
+        two_bits(bytes_at(block, 32), values);
+        add_bit(bytes_at(block, 0), 2, values);
     }
 }
 
@@ -82,7 +86,7 @@ impl BlockFormat for Q4K {
         minimums: &mut [f32],
     ) {
         six_bit_scales::<H>(block, scales, minimums);
-        nibble_rows(&block[16..144], values);
+        nibble_rows(bytes_at(block, 16), values);
     }
 }
 
@@ -105,13 +109,8 @@ impl BlockFormat for Q5K {
         minimums: &mut [f32],
     ) {
         six_bit_scales::<H>(block, scales, minimums);
-        nibble_rows(&block[48..176], values);
-        let fifth = &block[16..48];
-        for (row, values) in values[..256].chunks_exact_mut(32).enumerate() {
-            for (value, byte) in values.iter_mut().zip(fifth) {
-                *value |= ((byte >> row) & 1) << 4;
-            }
-        }
+        nibble_rows(bytes_at(block, 48), values);
+        add_bit(bytes_at(block, 16), 4, values);
     }
 }
 
@@ -130,51 +129,56 @@ impl BlockFormat for Q6K {
     #[inline(always)]
     fn unpack<H: Halves>(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
         let d = f16_at::<H>(block, 208);
-        for (scale, byte) in scales[..16].iter_mut().zip(&block[192..208]) {
-            *scale = d * f32::from(byte.cast_signed());
+        let bytes = bytes_at::<16>(block, 192);
+        for group in 0..16 {
+            scales[group] = d * f32::from(bytes[group].cast_signed());
         }
-        let halves = values[..256].chunks_exact_mut(128);
-        let low = block[..128].chunks_exact(64);
-        let high = block[128..192].chunks_exact(32);
-        for ((values, low), high) in halves.zip(low).zip(high) {
-            for (row, values) in values.chunks_exact_mut(32).enumerate() {
-                let low = &low[32 * (row % 2)..][..32];
-                let (low_shift, high_shift) = (4 * (row / 2), 2 * row);
-                for ((value, low), high) in values.iter_mut().zip(low).zip(high) {
-                    *value = ((low >> low_shift) & 15) | (((high >> high_shift) & 3) << 4);
-                }
-            }
+        for half in 0..2 {
+            let first = bytes_at::<32>(block, 64 * half);
+            let second = bytes_at::<32>(block, 64 * half + 32);
+            let high = bytes_at::<32>(block, 128 + 32 * half);
+            *part(values, 4 * half) = zip(first, high, |low, high| (low & 15) | ((high & 3) << 4));
+            *part(values, 4 * half + 1) =
+                zip(second, high, |low, high| (low & 15) | ((high & 12) << 2));
+            *part(values, 4 * half + 2) = zip(first, high, |low, high| (low >> 4) | (high & 48));
+            *part(values, 4 * half + 3) =
+                zip(second, high, |low, high| (low >> 4) | ((high >> 2) & 48));
         }
     }
 }
 
+const NIBBLES: u64 = 0x0f0f_0f0f_0f0f_0f0f;
+
 /// Each 32 bytes hold four rows of 32 weights, two bits each, the first row lowest.
 #[inline(always)]
-fn two_bits(bytes: &[u8], values: &mut [u8]) {
-    for (values, bytes) in values[..256]
-        .chunks_exact_mut(128)
-        .zip(bytes.chunks_exact(32))
-    {
-        for (row, values) in values.chunks_exact_mut(32).enumerate() {
-            for (value, byte) in values.iter_mut().zip(bytes) {
-                *value = (byte >> (2 * row)) & 3;
-            }
-        }
+fn two_bits(bytes: [u8; 64], values: &mut [u8]) {
+    for half in 0..2 {
+        let bytes = bytes_at::<32>(&bytes, 32 * half);
+        *part(values, 4 * half) = map(bytes, |byte| byte & 3);
+        *part(values, 4 * half + 1) = map(bytes, |byte| (byte >> 2) & 3);
+        *part(values, 4 * half + 2) = map(bytes, |byte| (byte >> 4) & 3);
+        *part(values, 4 * half + 3) = map(bytes, |byte| byte >> 6);
     }
 }
 
 /// Each 32 bytes hold two rows of 32 weights, four bits each, the first row lowest.
 #[inline(always)]
-fn nibble_rows(bytes: &[u8], values: &mut [u8]) {
-    for (values, bytes) in values[..256]
-        .chunks_exact_mut(64)
-        .zip(bytes.chunks_exact(32))
-    {
-        let (low, high) = values.split_at_mut(32);
-        for ((byte, low), high) in bytes.iter().zip(low).zip(high) {
-            *low = byte & 15;
-            *high = byte >> 4;
-        }
+fn nibble_rows(bytes: [u8; 128], values: &mut [u8]) {
+    for quarter in 0..4 {
+        let bytes = bytes_at::<32>(&bytes, 32 * quarter);
+        *part(values, 2 * quarter) = map(bytes, |byte| byte & 15);
+        *part(values, 2 * quarter + 1) = map(bytes, |byte| byte >> 4);
+    }
+}
+
+/// Bit `row` of each byte is bit `place` of the weight at the byte's place in that row of 32.
+#[inline(always)]
+fn add_bit(bytes: [u8; 32], place: usize, values: &mut [u8]) {
+    for row in 0..8 {
+        let values = part::<32>(values, row);
+        *values = zip(*values, bytes, |value, byte| {
+            value | (((byte >> row) & 1) << place)
+        });
     }
 }
 
@@ -183,27 +187,18 @@ fn nibble_rows(bytes: &[u8], values: &mut [u8]) {
 #[inline(always)]
 fn six_bit_scales<H: Halves>(block: &[u8], scales: &mut [f32], minimums: &mut [f32]) {
     let (d, dmin) = (f16_at::<H>(block, 0), f16_at::<H>(block, 2));
-    let word =
-        |at: usize| u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);
-    let (first, second, third) = (word(4), word(8), word(12));
+    let [first, second, third] = [4, 8, 12].map(|at| u32::from_le_bytes(bytes_at(block, at)));
+    let pack = |low: u32, high: u32| (u64::from(low) | (u64::from(high) << 32)).to_le_bytes();
     let top_bits = 0x3030_3030;
-    let scale_words = [
-        first & 0x3f3f_3f3f,
-        (third & 0x0f0f_0f0f) | ((first >> 2) & top_bits),
-    ];
-    let minimum_words = [
-        second & 0x3f3f_3f3f,
-        ((third >> 4) & 0x0f0f_0f0f) | ((second >> 2) & top_bits),
-    ];
-    for half in 0..2 {
-        for (byte, (scale, minimum)) in scale_words[half]
-            .to_le_bytes()
-            .into_iter()
-            .zip(minimum_words[half].to_le_bytes())
-            .enumerate()
-        {
-            scales[4 * half + byte] = d * f32::from(scale);
-            minimums[4 * half + byte] = -(dmin * f32::from(minimum));
-        }
+    let (nibbles, sixes) = (0x0f0f_0f0f, 0x3f3f_3f3f);
+    let scale_bytes = pack(first & sixes, (third & nibbles) | ((first >> 2) & top_bits));
+    let minimum_bytes = pack(
+        second & sixes,
+        ((third >> 4) & nibbles) | ((second >> 2) & top_bits),
+    );
+    let (scales, minimums) = (&mut scales[..8], &mut minimums[..8]);
+    for group in 0..8 {
+        scales[group] = d * f32::from(scale_bytes[group]);
+        minimums[group] = -(dmin * f32::from(minimum_bytes[group]));
     }
 }

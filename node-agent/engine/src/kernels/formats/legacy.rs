@@ -2,7 +2,7 @@
 //! ones, byte `j` holds weight `j` in its low half and weight `j + 16` in its high half.
 
 use super::super::numerics::Halves;
-use super::{BlockFormat, f16_at};
+use super::{BlockFormat, bytes_at, f16_at, map, part, zip};
 
 /// `d: f16, nibbles: [u8; 16]`; weight = d * (nibble - 8).
 pub(in super::super) struct Q4_0;
@@ -18,7 +18,7 @@ impl BlockFormat for Q4_0 {
     #[inline(always)]
     fn unpack<H: Halves>(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
         scales[0] = f16_at::<H>(block, 0);
-        nibbles(&block[2..18], values);
+        nibbles(bytes_at(block, 2), values);
     }
 }
 
@@ -42,7 +42,7 @@ impl BlockFormat for Q4_1 {
     ) {
         scales[0] = f16_at::<H>(block, 0);
         minimums[0] = f16_at::<H>(block, 2);
-        nibbles(&block[4..20], values);
+        nibbles(bytes_at(block, 4), values);
     }
 }
 
@@ -60,8 +60,8 @@ impl BlockFormat for Q5_0 {
     #[inline(always)]
     fn unpack<H: Halves>(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
         scales[0] = f16_at::<H>(block, 0);
-        nibbles(&block[6..22], values);
-        fifth_bits(&block[2..6], values);
+        nibbles(bytes_at(block, 6), values);
+        fifth_bits(bytes_at(block, 2), values);
     }
 }
 
@@ -85,8 +85,8 @@ impl BlockFormat for Q5_1 {
     ) {
         scales[0] = f16_at::<H>(block, 0);
         minimums[0] = f16_at::<H>(block, 2);
-        nibbles(&block[8..24], values);
-        fifth_bits(&block[4..8], values);
+        nibbles(bytes_at(block, 8), values);
+        fifth_bits(bytes_at(block, 4), values);
     }
 }
 
@@ -104,27 +104,28 @@ impl BlockFormat for Q8_0 {
     #[inline(always)]
     fn unpack<H: Halves>(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
         scales[0] = f16_at::<H>(block, 0);
-        let bytes = &block[2..34];
-        for (value, byte) in values[..32].iter_mut().zip(bytes) {
-            *value = byte ^ 0x80;
-        }
+        *part::<32>(values, 0) = map(bytes_at(block, 2), |byte| byte ^ 0x80);
     }
 }
 
 #[inline(always)]
-fn nibbles(bytes: &[u8], values: &mut [u8]) {
-    let (low, high) = values[..32].split_at_mut(16);
-    for ((byte, low), high) in bytes[..16].iter().zip(low).zip(high) {
-        *low = byte & 15;
-        *high = byte >> 4;
-    }
+fn nibbles(bytes: [u8; 16], values: &mut [u8]) {
+    *part::<16>(values, 0) = map(bytes, |byte| byte & 15);
+    *part::<16>(values, 1) = map(bytes, |byte| byte >> 4);
 }
 
 #[inline(always)]
-fn fifth_bits(bytes: &[u8], values: &mut [u8]) {
-    for (eight, byte) in values[..32].chunks_exact_mut(8).zip(bytes) {
-        for (bit, value) in eight.iter_mut().enumerate() {
-            *value |= ((byte >> bit) & 1) << 4;
-        }
+fn fifth_bits(bytes: [u8; 4], values: &mut [u8]) {
+    let (mut repeated, mut tests) = ([0; 32], [0; 32]);
+    for i in 0..32 {
+        repeated[i] = bytes[i / 8];
+        tests[i] = 1 << (i % 8);
     }
+    let bits = zip(
+        repeated,
+        tests,
+        |byte, test| if byte & test != 0 { 16 } else { 0 },
+    );
+    let values = part::<32>(values, 0);
+    *values = zip(*values, bits, |value, bit| value | bit);
 }

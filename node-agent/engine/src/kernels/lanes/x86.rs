@@ -46,6 +46,12 @@ impl Lanes for Avx512Lanes {
     }
 
     #[inline(always)]
+    fn multiply(self, other: Self) -> Self {
+        // SAFETY: as in `splat`.
+        unsafe { Self(_mm512_mul_ps(self.0, other.0)) }
+    }
+
+    #[inline(always)]
     fn multiply_add(self, factor: Self, addend: Self) -> Self {
         // SAFETY: as in `splat`.
         unsafe { Self(_mm512_fmadd_ps(self.0, factor.0, addend.0)) }
@@ -98,6 +104,17 @@ impl Lanes for Avx2Lanes {
             Self(
                 _mm256_add_ps(self.0, other.0),
                 _mm256_add_ps(self.1, other.1),
+            )
+        }
+    }
+
+    #[inline(always)]
+    fn multiply(self, other: Self) -> Self {
+        // SAFETY: as in `splat`.
+        unsafe {
+            Self(
+                _mm256_mul_ps(self.0, other.0),
+                _mm256_mul_ps(self.1, other.1),
             )
         }
     }
