@@ -1,0 +1,273 @@
+//! Who may call: API keys, web origins (CORS) and, against DNS rebinding, host names. It keeps no users and no rate
+//! limits, and never logs a key.
+
+use std::net::IpAddr;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer, ExposeHeaders};
+
+use super::openai_error::ApiError;
+use super::{Gateway, GatewayError, GatewayOptions, request_id};
+
+/// Bounds the work of comparing.
+pub const MAX_KEY_BYTES: usize = 512;
+
+/// The checked form of the access options.
+pub struct Access {
+    keys: Vec<String>,
+    origins: Origins,
+    /// Only loopback without keys is open to a page that rebinds its own name to 127.0.0.1; with keys it cannot know
+    /// one, and on other addresses the names under which people reach the server are not ours to know.
+    check_host: bool,
+}
+
+enum Origins {
+    Any,
+    /// Beside these: pages served from localhost. A server's own page needs no permission.
+    Listed(Vec<String>),
+}
+
+impl Access {
+    pub fn new(options: &GatewayOptions, on_loopback: bool) -> Result<Self, GatewayError> {
+        let usable = |key: &String| {
+            (1..=MAX_KEY_BYTES).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic())
+        };
+        if let Some(position) = options.api_keys.iter().position(|key| !usable(key)) {
+            return Err(GatewayError::ApiKey {
+                number: position + 1,
+            });
+        }
+        let origins = if options.cors_origins.iter().any(|origin| origin == "*") {
+            Origins::Any
+        } else {
+            let listed = options.cors_origins.iter().map(|text| {
+                normal_origin(text).ok_or_else(|| GatewayError::CorsOrigin {
+                    origin: text.clone(),
+                })
+            });
+            Origins::Listed(listed.collect::<Result<_, _>>()?)
+        };
+        Ok(Self {
+            check_host: on_loopback && options.api_keys.is_empty(),
+            keys: options.api_keys.clone(),
+            origins,
+        })
+    }
+
+    /// What a browser is told. The headers of a preflight are mirrored because `*` does not cover `Authorization`.
+    pub fn cors(&self) -> CorsLayer {
+        let origins = match &self.origins {
+            Origins::Any => AllowOrigin::any(),
+            Origins::Listed(listed) => {
+                let listed = listed.clone();
+                AllowOrigin::predicate(move |origin: &HeaderValue, _| {
+                    origin.to_str().is_ok_and(|origin| {
+                        host_of_origin(origin).is_some_and(|host| is_localhost(&host))
+                            || normal_origin(origin).is_some_and(|origin| listed.contains(&origin))
+                    })
+                })
+            }
+        };
+        CorsLayer::new()
+            .allow_origin(origins)
+            .allow_methods([Method::GET, Method::POST])
+            .allow_headers(AllowHeaders::mirror_request())
+            .expose_headers(ExposeHeaders::list([
+                request_id::HEADER.clone(),
+                header::RETRY_AFTER,
+            ]))
+    }
+
+    fn check_key(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+        if self.keys.is_empty() {
+            return Ok(());
+        }
+        let sent = sent_key(headers).ok_or(ApiError::NoKey)?;
+        // Every key is compared, whichever matches.
+        let known = self.keys.iter().fold(false, |known, key| {
+            known | equal_in_constant_time(sent, key.as_bytes())
+        });
+        if known {
+            Ok(())
+        } else {
+            Err(ApiError::WrongKey)
+        }
+    }
+
+    fn check_host(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+        if !self.check_host {
+            return Ok(());
+        }
+        // A client without a Host header is no browser.
+        let Some(host) = headers
+            .get(header::HOST)
+            .and_then(|host| host.to_str().ok())
+        else {
+            return Ok(());
+        };
+        let name = host_of_origin(&format!("http://{host}"));
+        let known = name.is_some_and(|name| {
+            is_localhost(&name)
+                || name.parse::<IpAddr>().is_ok()
+                || match &self.origins {
+                    Origins::Any => true,
+                    Origins::Listed(listed) => listed
+                        .iter()
+                        .any(|origin| host_of_origin(origin).as_deref() == Some(&name)),
+                }
+        });
+        if known {
+            Ok(())
+        } else {
+            Err(ApiError::UnknownHost { host: host.into() })
+        }
+    }
+}
+
+pub async fn require_key(
+    State(gateway): State<Gateway>,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    gateway.0.access.check_key(request.headers())?;
+    Ok(next.run(request).await)
+}
+
+pub async fn require_known_host(
+    State(gateway): State<Gateway>,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    gateway.0.access.check_host(request.headers())?;
+    Ok(next.run(request).await)
+}
+
+fn sent_key(headers: &HeaderMap) -> Option<&[u8]> {
+    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
+        let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
+        scheme
+            .eq_ignore_ascii_case("bearer")
+            .then_some(key.trim().as_bytes())
+    });
+    bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes))
+}
+
+/// Takes as long for a near miss as for a far one; only the lengths show in its time.
+fn equal_in_constant_time(a: &[u8], b: &[u8]) -> bool {
+    if a.len() != b.len() {
+        return false;
+    }
+    let difference = a.iter().zip(b).fold(0u8, |difference, (a, b)| {
+        std::hint::black_box(difference | (a ^ b))
+    });
+    difference == 0
+}
+
+/// `scheme://host[:port]` in lower case, as browsers write origins; `None` for anything else.
+fn normal_origin(text: &str) -> Option<String> {
+    let uri: Uri = text.parse().ok()?;
+    let (scheme, authority) = (uri.scheme_str()?, uri.authority()?);
+    let only_an_origin = uri.path() == "/" && uri.query().is_none() && !text.contains('@');
+    only_an_origin.then(|| format!("{scheme}://{authority}").to_ascii_lowercase())
+}
+
+/// The host of an origin in lower case, without port and without the brackets of an IPv6 address.
+fn host_of_origin(origin: &str) -> Option<String> {
+    let uri: Uri = origin.parse().ok()?;
+    let host = uri.host()?.trim_start_matches('[').trim_end_matches(']');
+    Some(host.to_ascii_lowercase())
+}
+
+fn is_localhost(host: &str) -> bool {
+    host == "localhost"
+        || host.ends_with(".localhost")
+        || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn access(api_keys: &[&str], cors_origins: &[&str]) -> Result<Access, GatewayError> {
+        let owned = |list: &[&str]| list.iter().map(|s| s.to_string()).collect();
+        let options = GatewayOptions {
+            model_name: "m".into(),
+            api_keys: owned(api_keys),
+            cors_origins: owned(cors_origins),
+        };
+        Access::new(&options, true)
+    }
+
+    fn host(name: &'static str) -> HeaderMap {
+        HeaderMap::from_iter([(header::HOST, HeaderValue::from_static(name))])
+    }
+
+    #[test]
+    fn an_empty_key_is_refused_rather_than_meaning_no_key() {
+        for bad in ["", "two words", "new\nline", &"k".repeat(MAX_KEY_BYTES + 1)] {
+            let refused = access(&["good", bad], &[]);
+            assert!(
+                matches!(refused, Err(GatewayError::ApiKey { number: 2 })),
+                "{bad:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn only_origins_are_taken_as_origins() {
+        for bad in [
+            "chat.example",
+            "https://chat.example/path",
+            "https://u@chat.example",
+            "",
+        ] {
+            let refused = access(&[], &[bad]);
+            assert!(
+                matches!(refused, Err(GatewayError::CorsOrigin { .. })),
+                "{bad:?}"
+            );
+        }
+        assert!(
+            access(
+                &[],
+                &["https://chat.example:8443", "http://[::1]:3000", "*"]
+            )
+            .is_ok()
+        );
+    }
+
+    #[test]
+    fn a_rebound_name_is_refused_and_addresses_are_not() {
+        let open = access(&[], &["https://chat.example"]).unwrap();
+        for known in [
+            "localhost:8080",
+            "127.0.0.1:8080",
+            "[::1]:8080",
+            "192.168.1.5",
+            "CHAT.example:8080",
+        ] {
+            assert!(open.check_host(&host(known)).is_ok(), "{known}");
+        }
+        for unknown in [
+            "evil.example:8080",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "a b",
+        ] {
+            assert!(open.check_host(&host(unknown)).is_err(), "{unknown}");
+        }
+        let keyed = access(&["key"], &[]).unwrap();
+        assert!(keyed.check_host(&host("evil.example")).is_ok());
+    }
+
+    #[test]
+    fn keys_are_compared_whole() {
+        assert!(equal_in_constant_time(b"abc", b"abc"));
+        for other in [&b"abd"[..], b"Abc", b"ab", b"abcd", b""] {
+            assert!(!equal_in_constant_time(b"abc", other));
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! POST /v1/completions: prompts as text or as token ids, continued as they are, without a chat template.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use prima_text::Tokenizer;
+use serde_json::{Value, json};
+
+use crate::generation::{FinishReason, TokenLogprob};
+
+use super::answer::{self, Envelope};
+use super::in_flight::InFlight;
+use super::logprobs::completion_tokens;
+use super::openai_error::ApiError;
+use super::request::{Fields, GenerationOptions, JsonObject, MAX_TOP_LOGPROBS, token_id};
+use super::sse::{self, ChunkFormat, choice};
+use super::{Gateway, ModelText};
+
+/// Each runs as a request of its own.
+const MAX_PROMPTS: usize = 16;
+/// OpenAI's default for this route, where chat completions have none.
+const DEFAULT_MAX_TOKENS: usize = 16;
+
+pub async fn create(
+    State(gateway): State<Gateway>,
+    JsonObject(body): JsonObject,
+) -> Result<Response, ApiError> {
+    let text = gateway.ready()?;
+    let fields = Fields::new(&body);
+    if let Some(model) = fields.string("model")? {
+        gateway.0.model.check(model)?;
+    }
+    let options = GenerationOptions::parse(&fields, text.tokenizer.vocab_size())?;
+    refuse_unsupported(&fields, &options)?;
+    let logprobs = fields.integer("logprobs", 0..=MAX_TOP_LOGPROBS as i64)?;
+    let logprobs = logprobs.map(|top| top as usize);
+    let prompts = prompts(&fields, text.tokenizer.vocab_size())?;
+    let prompts = tokens_of(Arc::clone(&text), prompts).await?;
+
+    let max_tokens = options.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
+    let in_flight = InFlight::submit(&gateway, prompts, &options, logprobs, max_tokens).await?;
+    let envelope = Envelope::new("cmpl", &gateway.0.model.name);
+    if options.stream {
+        let format = CompletionChunks {
+            text,
+            envelope,
+            offsets: vec![0; in_flight.choices()],
+        };
+        return Ok(sse::stream(in_flight, format, options.include_usage));
+    }
+    let (choices, usage) = in_flight.collect().await?;
+    let choices = choices.into_iter().enumerate().map(|(index, answered)| {
+        let logprobs = logprobs.map_or(Value::Null, |_| {
+            completion_tokens(&text.tokenizer, &answered.tokens, &mut 0)
+        });
+        let reason = answer::finish_reason(answered.reason).into();
+        choice(index, ("text", answered.text.into()), logprobs, reason)
+    });
+    let mut body = envelope.around("text_completion", choices.collect());
+    body["usage"] = answer::usage(&usage);
+    body["timings"] = answer::timings(&usage);
+    Ok(Json(body).into_response())
+}
+
+struct CompletionChunks {
+    text: Arc<ModelText>,
+    envelope: Envelope,
+    /// Characters of each choice's text so far, by its tokens.
+    offsets: Vec<usize>,
+}
+
+impl ChunkFormat for CompletionChunks {
+    fn opening(&self, _: usize) -> Option<Value> {
+        None
+    }
+
+    fn delta(&mut self, index: usize, text: &str, token: Option<(u32, TokenLogprob)>) -> Value {
+        let logprobs = match (&token, self.offsets.get_mut(index)) {
+            (Some(token), Some(offset)) => completion_tokens(&self.text.tokenizer, [token], offset),
+            _ => Value::Null,
+        };
+        choice(index, ("text", text.into()), logprobs, Value::Null)
+    }
+
+    fn finish(&self, index: usize, reason: FinishReason) -> Value {
+        let reason = answer::finish_reason(reason).into();
+        choice(index, ("text", json!("")), Value::Null, reason)
+    }
+
+    fn chunk(&self, choices: Vec<Value>) -> Value {
+        self.envelope.around("text_completion", choices)
+    }
+}
+
+#[derive(Debug, PartialEq)]
+enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+fn refuse_unsupported(fields: &Fields<'_>, options: &GenerationOptions) -> Result<(), ApiError> {
+    if fields.boolean("echo")?.unwrap_or(false) {
+        return Err(ApiError::not_supported(
+            "echo",
+            "echo is not supported by this server",
+        ));
+    }
+    if fields
+        .string("suffix")?
+        .is_some_and(|suffix| !suffix.is_empty())
+    {
+        return Err(ApiError::not_supported(
+            "suffix",
+            "suffix is not supported by this server",
+        ));
+    }
+    let best_of = fields.integer("best_of", 1..=i64::MAX)?;
+    if best_of.is_some_and(|best_of| best_of != options.choices as i64) {
+        return Err(ApiError::not_supported(
+            "best_of",
+            "best_of other than n is not supported by this server",
+        ));
+    }
+    Ok(())
+}
+
+/// `"text"`, `["text", ...]`, `[id, ...]` or `[[id, ...], ...]`.
+fn prompts(fields: &Fields<'_>, vocabulary: usize) -> Result<Vec<Prompt>, ApiError> {
+    let value = fields
+        .get("prompt")
+        .ok_or_else(|| fields.missing("prompt"))?;
+    let must = "a string, an array of strings, an array of token ids or an array of such arrays";
+    let wrong = || fields.wrong("prompt", must, value);
+    let tokens = |ids: &[Value]| -> Result<Prompt, ApiError> {
+        let read = |value: &Value| {
+            token_id(value, vocabulary).ok_or_else(|| {
+                let must = format!("token ids below {vocabulary} throughout");
+                fields.wrong("prompt", &must, value)
+            })
+        };
+        Ok(Prompt::Tokens(
+            ids.iter().map(read).collect::<Result<_, _>>()?,
+        ))
+    };
+    let prompts = match value {
+        Value::String(text) => vec![Prompt::Text(text.clone())],
+        Value::Array(items) if items.first().is_some_and(Value::is_number) => vec![tokens(items)?],
+        Value::Array(items) => {
+            let read = |item: &Value| match item {
+                Value::String(text) => Ok(Prompt::Text(text.clone())),
+                Value::Array(ids) => tokens(ids),
+                _ => Err(wrong()),
+            };
+            items.iter().map(read).collect::<Result<Vec<_>, _>>()?
+        }
+        _ => return Err(wrong()),
+    };
+    if !(1..=MAX_PROMPTS).contains(&prompts.len()) {
+        return Err(ApiError::invalid(
+            "prompt",
+            format!(
+                "prompt must hold 1 to {MAX_PROMPTS} prompts, but holds {}",
+                prompts.len()
+            ),
+        ));
+    }
+    Ok(prompts)
+}
+
+/// Off the event loop: a long prompt takes a while.
+async fn tokens_of(
+    text: Arc<ModelText>,
+    prompts: Vec<Prompt>,
+) -> Result<Vec<Arc<[u32]>>, ApiError> {
+    let tokenize = move || {
+        prompts
+            .into_iter()
+            .map(|prompt| encode(&text.tokenizer, prompt))
+            .collect()
+    };
+    tokio::task::spawn_blocking(tokenize)
+        .await
+        .map_err(|_| ApiError::Internal {
+            action: "tokenizing the prompt",
+        })?
+}
+
+fn encode(tokenizer: &Tokenizer, prompt: Prompt) -> Result<Arc<[u32]>, ApiError> {
+    let tokens = match prompt {
+        Prompt::Tokens(tokens) => tokens,
+        Prompt::Text(text) => tokenizer
+            .encode(&text, true, true)
+            .map_err(|error| ApiError::invalid("prompt", error.to_string()))?,
+    };
+    if tokens.is_empty() {
+        return Err(ApiError::invalid("prompt", "the prompt has no tokens"));
+    }
+    Ok(tokens.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(prompt: Value) -> Result<Vec<Prompt>, ApiError> {
+        let Value::Object(map) = json!({ "prompt": prompt }) else {
+            panic!("not an object")
+        };
+        prompts(&Fields::new(&map), 10)
+    }
+
+    #[test]
+    fn prompts_come_in_four_shapes() {
+        let text = |text: &str| Prompt::Text(text.into());
+        assert_eq!(parse(json!("a")).unwrap(), [text("a")]);
+        assert_eq!(parse(json!(["a", ""])).unwrap(), [text("a"), text("")]);
+        assert_eq!(parse(json!([1, 9])).unwrap(), [Prompt::Tokens(vec![1, 9])]);
+        let two = [Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2, 3])];
+        assert_eq!(parse(json!([[1], [2, 3]])).unwrap(), two);
+    }
+
+    #[test]
+    fn other_shapes_and_unknown_tokens_are_refused() {
+        let many = vec!["x"; MAX_PROMPTS + 1];
+        for bad in [
+            json!(null),
+            json!(1),
+            json!({}),
+            json!([]),
+            json!([10]),
+            json!([-1]),
+            json!([1.5]),
+            json!([1, "a"]),
+            json!(["a", 1]),
+            json!([[1], [10]]),
+            json!([[["a"]]]),
+            json!([true]),
+            json!(many),
+        ] {
+            let error = parse(bad.clone()).expect_err(&bad.to_string());
+            assert_eq!(error.body()["error"]["param"], "prompt", "{bad}");
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! One HTTP request's generations: submitted, merged into one stream of events, metered, and cancelled when dropped.
+//! A completions request may bring several prompts; from here on only numbered choices are left of them.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures::StreamExt;
+use futures::stream::{BoxStream, SelectAll, unfold};
+use tokio::sync::mpsc::Receiver;
+
+use crate::generation::{
+    FinishReason, GenerationError, GenerationEvent, GenerationRequest, TokenLogprob, Usage,
+};
+
+use super::Gateway;
+use super::metrics::Outcome;
+use super::openai_error::ApiError;
+use super::request::GenerationOptions;
+
+/// What happens to an HTTP request's choices, numbered prompt by prompt.
+pub enum Progress {
+    Token {
+        choice: usize,
+        token: u32,
+        text: String,
+        logprob: Option<TokenLogprob>,
+    },
+    Finished {
+        choice: usize,
+        reason: FinishReason,
+        text: String,
+    },
+    /// The last one: token counts summed over the prompts, which ran side by side.
+    Done(Usage),
+    /// The last one.
+    Failed(GenerationError),
+}
+
+/// A whole answer.
+pub struct Choice {
+    pub text: String,
+    /// Filled when logprobs were asked for.
+    pub tokens: Vec<(u32, TokenLogprob)>,
+    pub reason: FinishReason,
+}
+
+/// Dropping it cancels what has not finished.
+pub struct InFlight {
+    events: SelectAll<BoxStream<'static, (usize, GenerationEvent)>>,
+    choices_per_prompt: usize,
+    prompts: Vec<Prompt>,
+    usage: Usage,
+    /// Prompts whose usage has come.
+    ended: usize,
+    started: Instant,
+    gateway: Gateway,
+}
+
+impl InFlight {
+    /// Hands every prompt to the ring; if it refuses one, none runs.
+    pub async fn submit(
+        gateway: &Gateway,
+        prompts: Vec<Arc<[u32]>>,
+        options: &GenerationOptions,
+        logprobs: Option<usize>,
+        max_tokens: usize,
+    ) -> Result<Self, ApiError> {
+        let mut in_flight = Self {
+            events: SelectAll::new(),
+            choices_per_prompt: options.choices,
+            prompts: Vec::with_capacity(prompts.len()),
+            usage: Usage::default(),
+            ended: 0,
+            started: Instant::now(),
+            gateway: gateway.clone(),
+        };
+        for prompt in prompts {
+            let prompt_tokens = prompt.len();
+            let request = GenerationRequest {
+                prompt,
+                sampling: options.sampling.clone(),
+                max_tokens,
+                stop: options.stop.clone(),
+                logprobs,
+                choices: options.choices,
+            };
+            let events = gateway.0.generator.submit(request).await?;
+            let number = in_flight.prompts.len();
+            in_flight.prompts.push(Prompt {
+                tokens: prompt_tokens,
+                computed: false,
+                choices: vec![ChoiceClock::default(); options.choices],
+            });
+            in_flight.events.push(
+                until_the_end(events)
+                    .map(move |event| (number, event))
+                    .boxed(),
+            );
+        }
+        Ok(in_flight)
+    }
+
+    pub fn choices(&self) -> usize {
+        self.prompts.len() * self.choices_per_prompt
+    }
+
+    /// `None` after [`Progress::Done`] or [`Progress::Failed`].
+    pub async fn next(&mut self) -> Option<Progress> {
+        while let Some((prompt, event)) = self.events.next().await {
+            let offset = prompt * self.choices_per_prompt;
+            match event {
+                GenerationEvent::Token {
+                    choice,
+                    token,
+                    text,
+                    logprob,
+                } => {
+                    self.note_token(prompt, choice);
+                    return Some(Progress::Token {
+                        choice: offset + choice,
+                        token,
+                        text,
+                        logprob,
+                    });
+                }
+                GenerationEvent::Finished {
+                    choice,
+                    reason,
+                    text,
+                } => {
+                    self.note_finished(prompt, choice, reason);
+                    return Some(Progress::Finished {
+                        choice: offset + choice,
+                        reason,
+                        text,
+                    });
+                }
+                GenerationEvent::Usage(usage) => {
+                    self.usage.prompt_tokens += usage.prompt_tokens;
+                    self.usage.completion_tokens += usage.completion_tokens;
+                    self.usage.prompt_seconds = self.usage.prompt_seconds.max(usage.prompt_seconds);
+                    self.usage.completion_seconds =
+                        self.usage.completion_seconds.max(usage.completion_seconds);
+                    self.ended += 1;
+                    if self.ended == self.prompts.len() {
+                        return Some(Progress::Done(self.usage));
+                    }
+                }
+                GenerationEvent::Failed(error) => {
+                    self.note_open_choices(Outcome::Failed);
+                    self.events.clear();
+                    return Some(Progress::Failed(error));
+                }
+            }
+        }
+        None
+    }
+
+    /// Waits for everything.
+    pub async fn collect(mut self) -> Result<(Vec<Choice>, Usage), GenerationError> {
+        let empty = || Choice {
+            text: String::new(),
+            tokens: Vec::new(),
+            reason: FinishReason::Stop,
+        };
+        let mut choices: Vec<Choice> = std::iter::repeat_with(empty).take(self.choices()).collect();
+        while let Some(progress) = self.next().await {
+            match progress {
+                Progress::Token {
+                    choice,
+                    token,
+                    text,
+                    logprob,
+                } => {
+                    if let Some(choice) = choices.get_mut(choice) {
+                        choice.text.push_str(&text);
+                        choice
+                            .tokens
+                            .extend(logprob.map(|logprob| (token, logprob)));
+                    }
+                }
+                Progress::Finished {
+                    choice,
+                    reason,
+                    text,
+                } => {
+                    if let Some(choice) = choices.get_mut(choice) {
+                        choice.text.push_str(&text);
+                        choice.reason = reason;
+                    }
+                }
+                Progress::Done(usage) => return Ok((choices, usage)),
+                Progress::Failed(error) => return Err(error),
+            }
+        }
+        Err(abandoned())
+    }
+
+    fn note_token(&mut self, prompt: usize, choice: usize) {
+        let now = Instant::now();
+        let metrics = &self.gateway.0.metrics;
+        let Some(prompt) = self.prompts.get_mut(prompt) else {
+            return;
+        };
+        if !prompt.computed {
+            prompt.computed = true;
+            metrics.first_token(prompt.tokens, now - self.started);
+        }
+        metrics.token();
+        if let Some(clock) = prompt.choices.get_mut(choice) {
+            clock.tokens += 1;
+            let (_, last) = clock.first_and_last.get_or_insert((now, now));
+            *last = now;
+        }
+    }
+
+    fn note_finished(&mut self, prompt: usize, choice: usize, reason: FinishReason) {
+        let metrics = &self.gateway.0.metrics;
+        let clock = self
+            .prompts
+            .get_mut(prompt)
+            .and_then(|prompt| prompt.choices.get_mut(choice));
+        if let Some(clock) = clock {
+            clock.over = true;
+            if let (Some((first, last)), 2..) = (clock.first_and_last, clock.tokens) {
+                metrics.time_per_token((last - first) / (clock.tokens - 1));
+            }
+        }
+        metrics.finished(match reason {
+            FinishReason::Stop => Outcome::Stop,
+            FinishReason::Length => Outcome::Length,
+        });
+    }
+
+    fn note_open_choices(&mut self, outcome: Outcome) {
+        let choices = self
+            .prompts
+            .iter_mut()
+            .flat_map(|prompt| &mut prompt.choices);
+        for choice in choices.filter(|choice| !choice.over) {
+            choice.over = true;
+            self.gateway.0.metrics.finished(outcome);
+        }
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.note_open_choices(Outcome::Cancelled);
+    }
+}
+
+struct Prompt {
+    tokens: usize,
+    /// Its first token has come.
+    computed: bool,
+    choices: Vec<ChoiceClock>,
+}
+
+#[derive(Clone, Default)]
+struct ChoiceClock {
+    first_and_last: Option<(Instant, Instant)>,
+    tokens: u32,
+    over: bool,
+}
+
+/// A prompt's events up to and with the last one; a channel that closes early has failed.
+fn until_the_end(
+    events: Receiver<GenerationEvent>,
+) -> impl futures::Stream<Item = GenerationEvent> + Send + 'static {
+    unfold(Some(events), |open| async move {
+        let mut events = open?;
+        match events.recv().await {
+            Some(last @ (GenerationEvent::Usage(_) | GenerationEvent::Failed(_))) => {
+                Some((last, None))
+            }
+            Some(event) => Some((event, Some(events))),
+            None => Some((GenerationEvent::Failed(abandoned()), None)),
+        }
+    })
+}
+
+fn abandoned() -> GenerationError {
+    GenerationError::Refused {
+        reason: "it ended without an answer".into(),
+    }
+}

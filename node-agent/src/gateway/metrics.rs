@@ -1,0 +1,302 @@
+//! GET /metrics: what this server measured, as OpenMetrics text. Own names begin with `prima_`; a few are repeated
+//! under vLLM's names, so that dashboards and autoscalers made for vLLM work. Every label value comes from a bounded
+//! set: our routes, statuses and outcomes, and the plan's members.
+
+use std::fmt;
+use std::time::Duration;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::header;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use crate::generation::{Readiness, RingStatus};
+
+use super::Gateway;
+use super::openai_error::ApiError;
+
+/// The counters and histograms that requests feed; what the ring counts itself is read at the scrape.
+pub struct Metrics {
+    requests: Family<RequestLabels, Counter>,
+    generations: Family<OutcomeLabel, Counter>,
+    prompt_tokens: Counter,
+    generated_tokens: Counter,
+    time_to_first_token: Histogram,
+    time_per_token: Histogram,
+    model_name: String,
+}
+
+/// How a choice ended.
+#[derive(Clone, Copy, Debug)]
+pub enum Outcome {
+    Stop,
+    Length,
+    /// By its client, who hung up.
+    Cancelled,
+    Failed,
+}
+
+/// Seconds, from a small model on one machine to a long prompt on slow ones.
+const FIRST_TOKEN_BUCKETS: [f64; 16] = [
+    0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0,
+];
+const PER_TOKEN_BUCKETS: [f64; 13] = [
+    0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4,
+];
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+impl Metrics {
+    pub fn new(model_name: &str) -> Self {
+        Self {
+            requests: Family::default(),
+            generations: Family::default(),
+            prompt_tokens: Counter::default(),
+            generated_tokens: Counter::default(),
+            time_to_first_token: Histogram::new(FIRST_TOKEN_BUCKETS),
+            time_per_token: Histogram::new(PER_TOKEN_BUCKETS),
+            model_name: model_name.into(),
+        }
+    }
+
+    /// The first token of a prompt of `prompt_tokens` came `after` its submission.
+    pub fn first_token(&self, prompt_tokens: usize, after: Duration) {
+        self.prompt_tokens.inc_by(prompt_tokens as u64);
+        self.time_to_first_token.observe(after.as_secs_f64());
+    }
+
+    pub fn token(&self) {
+        self.generated_tokens.inc();
+    }
+
+    /// Mean time between the tokens of one choice.
+    pub fn time_per_token(&self, mean: Duration) {
+        self.time_per_token.observe(mean.as_secs_f64());
+    }
+
+    pub fn finished(&self, outcome: Outcome) {
+        let outcome = match outcome {
+            Outcome::Stop => "stop",
+            Outcome::Length => "length",
+            Outcome::Cancelled => "cancelled",
+            Outcome::Failed => "failed",
+        };
+        self.generations
+            .get_or_create(&OutcomeLabel { outcome })
+            .inc();
+    }
+
+    /// Prompt and generated tokens since the start.
+    pub fn tokens(&self) -> (u64, u64) {
+        (self.prompt_tokens.get(), self.generated_tokens.get())
+    }
+
+    fn text(&self, ring: RingStatus) -> Result<String, fmt::Error> {
+        let mut registry = Registry::default();
+        registry.register(
+            "prima_requests",
+            "HTTP requests answered",
+            self.requests.clone(),
+        );
+        registry.register(
+            "prima_generations",
+            "Generated choices that ended, by how",
+            self.generations.clone(),
+        );
+        registry.register(
+            "prima_prompt_tokens",
+            "Prompt tokens computed",
+            self.prompt_tokens.clone(),
+        );
+        registry.register(
+            "prima_generated_tokens",
+            "Tokens generated",
+            self.generated_tokens.clone(),
+        );
+        registry.register(
+            "prima_time_to_first_token_seconds",
+            "From a prompt's submission to its first token",
+            self.time_to_first_token.clone(),
+        );
+        registry.register(
+            "prima_time_per_output_token_seconds",
+            "Mean time between the tokens of a choice",
+            self.time_per_token.clone(),
+        );
+        let vllm =
+            registry.sub_registry_with_label(("model_name".into(), self.model_name.clone().into()));
+        vllm.register(
+            "vllm:prompt_tokens",
+            "Alias of prima_prompt_tokens",
+            self.prompt_tokens.clone(),
+        );
+        vllm.register(
+            "vllm:generation_tokens",
+            "Alias of prima_generated_tokens",
+            self.generated_tokens.clone(),
+        );
+        vllm.register(
+            "vllm:time_to_first_token_seconds",
+            "Alias of prima_time_to_first_token_seconds",
+            self.time_to_first_token.clone(),
+        );
+        vllm.register(
+            "vllm:time_per_output_token_seconds",
+            "Alias of prima_time_per_output_token_seconds",
+            self.time_per_token.clone(),
+        );
+        vllm.register(
+            "vllm:num_requests_running",
+            "Alias of prima_requests_running",
+            ConstGauge::new(ring.running_requests as u64),
+        );
+        vllm.register(
+            "vllm:num_requests_waiting",
+            "Alias of prima_requests_waiting",
+            ConstGauge::new(ring.waiting_requests as u64),
+        );
+        registry.register_collector(Box::new(RingCollector(ring)));
+        let mut text = String::new();
+        encode(&mut text, &registry)?;
+        Ok(text)
+    }
+}
+
+pub async fn scrape(State(gateway): State<Gateway>) -> Result<Response, ApiError> {
+    let ring = gateway.0.generator.status().borrow().clone();
+    let text = gateway
+        .0
+        .metrics
+        .text(ring)
+        .map_err(|_| ApiError::Internal {
+            action: "writing the metrics",
+        })?;
+    Ok(([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response())
+}
+
+/// Counts what was answered, by route and status.
+pub async fn count_request(
+    State(gateway): State<Gateway>,
+    request: Request,
+    next: Next,
+) -> Response {
+    // Not the path: whoever scans for paths would make a label of each.
+    let route = match request.extensions().get::<MatchedPath>() {
+        Some(path) => path.as_str().to_string(),
+        None => "none".into(),
+    };
+    let response = next.run(request).await;
+    let status = response.status().as_u16();
+    let labels = RequestLabels { route, status };
+    gateway.0.metrics.requests.get_or_create(&labels).inc();
+    response
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    route: String,
+    status: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MemberLabel {
+    member: String,
+}
+
+/// The ring's own counts, as they are at the scrape.
+#[derive(Debug)]
+struct RingCollector(RingStatus);
+
+impl Collector for RingCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        let RingStatus {
+            readiness,
+            plan_generation,
+            rounds,
+            members,
+            running_requests,
+            waiting_requests,
+            kv_bytes,
+        } = &self.0;
+        let ready = i64::from(*readiness == Readiness::Ready);
+        for (name, help, value) in [
+            ("prima_ring_ready", "1 when the ring can serve", ready),
+            (
+                "prima_plan_generation",
+                "Generation of the plan that the ring runs",
+                *plan_generation,
+            ),
+            ("prima_ring_rounds", "Rounds per token (k)", *rounds as i64),
+            (
+                "prima_ring_members",
+                "Members of the ring",
+                members.len() as i64,
+            ),
+            (
+                "prima_requests_running",
+                "Requests being computed",
+                *running_requests as i64,
+            ),
+            (
+                "prima_requests_waiting",
+                "Requests waiting for room",
+                *waiting_requests as i64,
+            ),
+            (
+                "prima_kv_cache_bytes",
+                "KV caches on all members",
+                *kv_bytes as i64,
+            ),
+        ] {
+            let gauge = ConstGauge::new(value);
+            gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
+        }
+        type Count = (
+            &'static str,
+            &'static str,
+            fn(&crate::generation::MemberStatus) -> f64,
+        );
+        let counts: [Count; 4] = [
+            ("prima_member_frames", "Frames computed", |member| {
+                member.frames as f64
+            }),
+            ("prima_member_compute_seconds", "Time computing", |member| {
+                member.compute_seconds
+            }),
+            (
+                "prima_member_network_seconds",
+                "Time from the end of computing to the arrival at the successor",
+                |member| member.network_seconds,
+            ),
+            (
+                "prima_member_disk_seconds",
+                "Time waiting for disk",
+                |member| member.disk_seconds,
+            ),
+        ];
+        for (name, help, count) in counts {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for member in members {
+                let labels = MemberLabel {
+                    member: member.name.clone(),
+                };
+                ConstCounter::new(count(member)).encode(metric.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,167 @@
+//! The OpenAI-compatible HTTP API of rank 0: which routes exist, who may call them, and how their answers look.
+//! It turns bodies into [`crate::generation::GenerationRequest`]s and events into JSON. It does not compute, sample,
+//! queue or know of members beyond the [`crate::generation::RingStatus`] that it shows.
+//!
+//! It listens from the start, before the model file is open and before a token went round: the model list and the
+//! probes answer at once, the generation routes answer 503 with `Retry-After` until the ring is ready.
+
+mod answer;
+mod auth;
+mod chat_completions;
+mod completions;
+mod in_flight;
+mod logprobs;
+mod metrics;
+mod models;
+mod openai_error;
+mod page;
+mod probes;
+mod request;
+mod request_id;
+mod sse;
+
+use std::future::Future;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::routing::{get, post};
+use axum::serve::ListenerExt;
+use prima_text::{ChatTemplate, Tokenizer};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::generation::{Generator, Readiness};
+
+use self::auth::Access;
+use self::metrics::Metrics;
+use self::models::ModelCard;
+use self::openai_error::ApiError;
+
+/// What the person who starts the server decides.
+#[derive(Clone, Debug)]
+pub struct GatewayOptions {
+    /// The name under which clients find the model, the only one that they may ask for.
+    pub model_name: String,
+    /// Any of these opens `/v1/*` and `/ring`. Empty: open to whoever reaches the listener.
+    pub api_keys: Vec<String>,
+    /// Web origins (`https://chat.example`) whose pages may call this server, beside its own page and pages served
+    /// from localhost; `*` allows every origin.
+    pub cors_origins: Vec<String>,
+}
+
+/// What turns a client's text into tokens and back; known once the model file is open.
+pub struct ModelText {
+    pub tokenizer: Tokenizer,
+    /// `None`: the model was not trained for chat, or its file carries no template.
+    pub chat_template: Option<ChatTemplate>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum GatewayError {
+    #[error(
+        "an API key must be 1 to {} visible ASCII characters, but number {number} is not (an empty variable?)",
+        auth::MAX_KEY_BYTES
+    )]
+    ApiKey { number: usize },
+    #[error(
+        "`{origin}` is no web origin; write it as scheme://host or scheme://host:port, or `*` for every origin"
+    )]
+    CorsOrigin { origin: String },
+    #[error("reading the address that the HTTP server listens on")]
+    ListenAddress(#[source] std::io::Error),
+    #[error("serving HTTP")]
+    Serve(#[source] std::io::Error),
+}
+
+/// Bytes of a request's body. A prompt of 131,072 token ids written as JSON numbers stays below.
+const MAX_BODY_BYTES: usize = 4 << 20;
+
+/// Serves HTTP on `listener` until `shutdown` completes and the requests then in flight have been answered; the caller
+/// bounds how long that may take. `text` may hold `None` until the model file is open.
+pub async fn serve(
+    listener: TcpListener,
+    options: GatewayOptions,
+    generator: Generator,
+    text: watch::Receiver<Option<Arc<ModelText>>>,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), GatewayError> {
+    let address = listener.local_addr().map_err(GatewayError::ListenAddress)?;
+    let access = Access::new(&options, address.ip().is_loopback())?;
+    let gateway = Gateway(Arc::new(Shared {
+        metrics: Metrics::new(&options.model_name),
+        model: ModelCard::new(options.model_name),
+        access,
+        generator,
+        text,
+    }));
+    // Tokens leave one by one in small packets; Nagle would hold them back.
+    let listener = listener.tap_io(|stream| {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "TCP_NODELAY not set");
+        }
+    });
+    axum::serve(listener, router(gateway))
+        .with_graceful_shutdown(shutdown)
+        .await
+        .map_err(GatewayError::Serve)
+}
+
+/// What every handler shares.
+#[derive(Clone)]
+struct Gateway(Arc<Shared>);
+
+struct Shared {
+    model: ModelCard,
+    access: Access,
+    metrics: Metrics,
+    generator: Generator,
+    text: watch::Receiver<Option<Arc<ModelText>>>,
+}
+
+impl Gateway {
+    /// The model's text side once the ring can serve, else why it cannot.
+    fn ready(&self) -> Result<Arc<ModelText>, ApiError> {
+        match &self.0.generator.status().borrow().readiness {
+            Readiness::Loading(_) => return Err(ApiError::Loading),
+            Readiness::Failed(reason) => {
+                return Err(ApiError::RingFailed {
+                    reason: reason.clone(),
+                });
+            }
+            Readiness::Ready => {}
+        }
+        self.0.text.borrow().clone().ok_or(ApiError::Loading)
+    }
+}
+
+fn router(gateway: Gateway) -> Router {
+    let cors = gateway.0.access.cors();
+    let protected = Router::new()
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::get))
+        .route("/v1/chat/completions", post(chat_completions::create))
+        .route("/v1/completions", post(completions::create))
+        .route("/ring", get(probes::ring))
+        .method_not_allowed_fallback(openai_error::method_not_allowed)
+        .layer(from_fn_with_state(gateway.clone(), auth::require_key));
+    Router::new()
+        .route("/", get(page::chat))
+        .route("/health", get(probes::health))
+        .route("/livez", get(probes::live))
+        .route("/readyz", get(probes::health))
+        .route("/metrics", get(metrics::scrape))
+        .method_not_allowed_fallback(openai_error::method_not_allowed)
+        .merge(protected)
+        .fallback(openai_error::no_such_route)
+        .layer(from_fn_with_state(
+            gateway.clone(),
+            auth::require_known_host,
+        ))
+        .layer(cors)
+        .layer(from_fn_with_state(gateway.clone(), metrics::count_request))
+        .layer(from_fn(request_id::attach))
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .with_state(gateway)
+}

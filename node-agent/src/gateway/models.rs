@@ -1,0 +1,59 @@
+//! GET /v1/models and /v1/models/{id}: the one model that this ring serves, also while it loads.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Json;
+use axum::extract::{Path, State};
+use serde_json::{Value, json};
+
+use super::Gateway;
+use super::openai_error::ApiError;
+
+/// The served model as clients see it.
+pub struct ModelCard {
+    pub name: String,
+    /// When serving began, in Unix seconds.
+    created: u64,
+}
+
+impl ModelCard {
+    pub fn new(name: String) -> Self {
+        Self {
+            name,
+            created: unix_seconds(),
+        }
+    }
+
+    /// A request may leave `model` out (llama.cpp's clients do); one that names a model must name this one.
+    pub fn check(&self, asked: &str) -> Result<(), ApiError> {
+        if asked == self.name {
+            return Ok(());
+        }
+        Err(ApiError::NoSuchModel {
+            asked: asked.into(),
+            served: self.name.clone(),
+        })
+    }
+
+    fn json(&self) -> Value {
+        json!({"id": self.name, "object": "model", "created": self.created, "owned_by": "prima"})
+    }
+}
+
+pub async fn list(State(gateway): State<Gateway>) -> Json<Value> {
+    Json(json!({"object": "list", "data": [gateway.0.model.json()]}))
+}
+
+pub async fn get(
+    State(gateway): State<Gateway>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    gateway.0.model.check(&id)?;
+    Ok(Json(gateway.0.model.json()))
+}
+
+pub fn unix_seconds() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}

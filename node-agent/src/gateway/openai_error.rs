@@ -1,0 +1,237 @@
+//! Every refusal that the gateway can give, and how it looks: OpenAI's body
+//! `{"error":{"message","type","param","code"}}` with the status and headers that clients act on.
+
+use axum::Json;
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::generation::{GenerationError, SubmitError};
+
+#[derive(Debug, thiserror::Error)]
+pub enum ApiError {
+    /// A field of the body is missing, of the wrong type or out of range.
+    #[error("{problem}")]
+    Invalid { param: String, problem: String },
+    #[error("the body is not a JSON object: {problem}")]
+    NotJson { problem: String },
+    /// Understood, but this server does not do it.
+    #[error("{problem}")]
+    NotSupported { param: String, problem: String },
+    #[error(
+        "this server needs an API key: send it as `Authorization: Bearer KEY` or `X-Api-Key: KEY`"
+    )]
+    NoKey,
+    #[error("the API key is not one of this server's")]
+    WrongKey,
+    #[error(
+        "the host `{host}` is not a name of this server, which listens on loopback without an API key; \
+         call it by its address, or start it with --api-key, or with --cors-origin for that host"
+    )]
+    UnknownHost { host: String },
+    #[error("no such route: {method} {path}")]
+    NoSuchRoute { method: Method, path: String },
+    #[error("{path} does not take {method}; the Allow header names what it takes")]
+    MethodNotAllowed { method: Method, path: String },
+    #[error("the model `{asked}` does not exist; this server serves `{served}`")]
+    NoSuchModel { asked: String, served: String },
+    #[error("the body is larger than {limit} bytes")]
+    BodyTooLarge { limit: usize },
+    #[error("the body could not be read: {problem}")]
+    BodyUnreadable { problem: String },
+    #[error("send JSON with `Content-Type: application/json`, not {found}")]
+    MediaType { found: String },
+    #[error("Loading model")]
+    Loading,
+    #[error("the ring cannot serve: {reason}")]
+    RingFailed { reason: String },
+    #[error("{0}")]
+    Submit(#[from] SubmitError),
+    #[error("{0}")]
+    Generation(#[from] GenerationError),
+    /// A defect of ours.
+    #[error("internal error while {action}")]
+    Internal { action: &'static str },
+}
+
+/// OpenAI's `type`.
+const INVALID_REQUEST: &str = "invalid_request_error";
+const SERVER: &str = "server_error";
+/// llama.cpp's `type` while a model loads, on which its clients wait and retry.
+const UNAVAILABLE: &str = "unavailable_error";
+const NOT_SUPPORTED: &str = "not_supported_error";
+
+/// Seconds after which asking a loading ring again is worth it.
+const LOADING_RETRY_SECONDS: u64 = 2;
+
+/// OpenAI's own clients retry every 5xx unless this header says that it is pointless.
+static SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
+impl ApiError {
+    pub fn invalid(param: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Invalid {
+            param: param.into(),
+            problem: problem.into(),
+        }
+    }
+
+    pub fn not_supported(param: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::NotSupported {
+            param: param.into(),
+            problem: problem.into(),
+        }
+    }
+
+    /// `{"error":{...}}`: the answer's body, and the last event of a stream that failed.
+    pub fn body(&self) -> Value {
+        let look = self.look();
+        json!({"error": {
+            "message": self.to_string(),
+            "type": look.kind,
+            "param": self.param(),
+            "code": look.code,
+        }})
+    }
+
+    fn param(&self) -> Option<&str> {
+        match self {
+            Self::Invalid { param, .. } | Self::NotSupported { param, .. } => Some(param),
+            Self::NoSuchModel { .. } => Some("model"),
+            Self::Submit(SubmitError::Invalid { field, .. }) => Some(field),
+            _ => None,
+        }
+    }
+
+    fn look(&self) -> Look {
+        let look = |status, kind, code: &str| Look {
+            status,
+            kind,
+            code: code.into(),
+            retry_after: None,
+        };
+        let bad_request = |code| look(StatusCode::BAD_REQUEST, INVALID_REQUEST, code);
+        let unavailable = || Look {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            kind: UNAVAILABLE,
+            code: 503.into(),
+            retry_after: Some(LOADING_RETRY_SECONDS),
+        };
+        match self {
+            Self::Invalid { .. } => bad_request("invalid_value"),
+            Self::NotJson { .. } => bad_request("invalid_json"),
+            Self::BodyUnreadable { .. } => bad_request("invalid_body"),
+            Self::NotSupported { .. } => {
+                look(StatusCode::NOT_IMPLEMENTED, NOT_SUPPORTED, "not_supported")
+            }
+            Self::NoKey | Self::WrongKey => {
+                look(StatusCode::UNAUTHORIZED, INVALID_REQUEST, "invalid_api_key")
+            }
+            Self::UnknownHost { .. } => {
+                look(StatusCode::FORBIDDEN, INVALID_REQUEST, "unknown_host")
+            }
+            Self::NoSuchRoute { .. } => {
+                look(StatusCode::NOT_FOUND, INVALID_REQUEST, "no_such_route")
+            }
+            Self::NoSuchModel { .. } => {
+                look(StatusCode::NOT_FOUND, INVALID_REQUEST, "model_not_found")
+            }
+            Self::MethodNotAllowed { .. } => look(
+                StatusCode::METHOD_NOT_ALLOWED,
+                INVALID_REQUEST,
+                "method_not_allowed",
+            ),
+            Self::BodyTooLarge { .. } => look(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                INVALID_REQUEST,
+                "body_too_large",
+            ),
+            Self::MediaType { .. } => look(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                INVALID_REQUEST,
+                "unsupported_media_type",
+            ),
+            Self::Loading | Self::RingFailed { .. } => unavailable(),
+            Self::Submit(error) => match error {
+                SubmitError::Full { retry_after, .. } => Look {
+                    // At least 1: a client told to wait 0 s would hammer a full server.
+                    retry_after: Some(retry_after.as_secs_f64().ceil().max(1.0) as u64),
+                    ..look(
+                        StatusCode::TOO_MANY_REQUESTS,
+                        "rate_limit_error",
+                        "rate_limit_exceeded",
+                    )
+                },
+                SubmitError::ContextExceeded { .. } => look(
+                    StatusCode::PAYLOAD_TOO_LARGE,
+                    INVALID_REQUEST,
+                    "context_length_exceeded",
+                ),
+                SubmitError::NotReady { .. } => unavailable(),
+                SubmitError::Invalid { .. } => bad_request("invalid_value"),
+            },
+            Self::Generation(error) => match error {
+                GenerationError::MemberLost { .. } => {
+                    look(StatusCode::BAD_GATEWAY, SERVER, "member_lost")
+                }
+                GenerationError::Deadline { .. } => {
+                    look(StatusCode::GATEWAY_TIMEOUT, SERVER, "deadline_exceeded")
+                }
+                GenerationError::Refused { .. } => {
+                    look(StatusCode::INTERNAL_SERVER_ERROR, SERVER, "ring_refused")
+                }
+                GenerationError::Logits { .. } => {
+                    look(StatusCode::INTERNAL_SERVER_ERROR, SERVER, "bad_logits")
+                }
+                GenerationError::ShuttingDown => Look {
+                    retry_after: Some(LOADING_RETRY_SECONDS),
+                    ..look(StatusCode::SERVICE_UNAVAILABLE, SERVER, "shutting_down")
+                },
+            },
+            Self::Internal { .. } => look(StatusCode::INTERNAL_SERVER_ERROR, SERVER, "internal"),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let look = self.look();
+        let mut response = (look.status, Json(self.body())).into_response();
+        let headers = response.headers_mut();
+        if let Some(seconds) = look.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        match self {
+            Self::NoKey | Self::WrongKey => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            Self::NotSupported { .. } => {
+                headers.insert(SHOULD_RETRY.clone(), HeaderValue::from_static("false"));
+            }
+            _ => {}
+        }
+        response
+    }
+}
+
+pub async fn no_such_route(method: Method, uri: Uri) -> ApiError {
+    ApiError::NoSuchRoute {
+        method,
+        path: uri.path().into(),
+    }
+}
+
+pub async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
+    ApiError::MethodNotAllowed {
+        method,
+        path: uri.path().into(),
+    }
+}
+
+/// All of an error's look that is not its words.
+struct Look {
+    status: StatusCode,
+    kind: &'static str,
+    /// A word, or a number where llama.cpp's clients expect one.
+    code: Value,
+    retry_after: Option<u64>,
+}

@@ -1,0 +1,32 @@
+//! /livez (the event loop turns), /health and /readyz (a token went round), and /ring (what the chat page shows).
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::Gateway;
+
+/// Says nothing about the ring: a probe that restarts a loading process would never let it finish.
+pub async fn live() -> &'static str {
+    "ok"
+}
+
+pub async fn health(State(gateway): State<Gateway>) -> Response {
+    match gateway.ready() {
+        Ok(_) => (StatusCode::OK, Json(json!({"status": "ok"}))).into_response(),
+        Err(error) => error.into_response(),
+    }
+}
+
+/// `{"model", "ring": RingStatus, "tokens": {"prompt", "generated"}}`; the tokens are totals since the start.
+pub async fn ring(State(gateway): State<Gateway>) -> Json<Value> {
+    let status = gateway.0.generator.status().borrow().clone();
+    let (prompt, generated) = gateway.0.metrics.tokens();
+    Json(json!({
+        "model": gateway.0.model.name,
+        "ring": status,
+        "tokens": {"prompt": prompt, "generated": generated},
+    }))
+}

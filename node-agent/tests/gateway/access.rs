@@ -1,0 +1,170 @@
+//! API keys, web origins, host names and request ids.
+
+use prima_node_agent::gateway::{GatewayError, GatewayOptions};
+use serde_json::json;
+
+use crate::client::{get, post, request};
+use crate::server::{Server, options, text};
+
+fn keyed() -> GatewayOptions {
+    GatewayOptions {
+        api_keys: vec!["first-key".into(), "second-key".into()],
+        ..options()
+    }
+}
+
+#[tokio::test]
+async fn keys_open_the_api_and_nothing_else_needs_one() {
+    let mut server = Server::start_with(keyed(), Some(text(None))).await;
+    let with = |name: &str, value: &str| get("/v1/models").header(name, value);
+    for good in [
+        with("authorization", "Bearer first-key"),
+        with("authorization", "bearer second-key"),
+        with("x-api-key", "second-key"),
+    ] {
+        assert_eq!(good.send(server.address).await.status, 200);
+    }
+    for bad in [
+        get("/v1/models"),
+        with("authorization", "Bearer first-ke"),
+        with("authorization", "Bearer first-key2"),
+        with("authorization", "Bearer"),
+        with("authorization", "Basic first-key"),
+        with("x-api-key", "FIRST-KEY"),
+        get("/ring"),
+        get("/v1/models/x"),
+        post("/v1/completions", &json!({"prompt": "a"})),
+        post("/v1/chat/completions", &json!({})),
+    ] {
+        let reply = bad.send(server.address).await;
+        assert_eq!(
+            (reply.status, reply.header("www-authenticate")),
+            (401, Some("Bearer"))
+        );
+        let body = reply.text().await;
+        assert!(
+            body.contains("invalid_api_key") && !body.contains("first-key"),
+            "{body}"
+        );
+    }
+    for open in ["/", "/health", "/livez", "/readyz", "/metrics"] {
+        assert_eq!(get(open).send(server.address).await.status, 200, "{open}");
+    }
+    assert!(server.nothing_submitted());
+}
+
+#[tokio::test]
+async fn options_that_protect_nothing_are_refused_at_the_start() {
+    let empty_key = GatewayOptions {
+        api_keys: vec![String::new()],
+        ..options()
+    };
+    let server = Server::start_with(empty_key, None).await;
+    let refused = server.serving.await.unwrap();
+    assert!(matches!(refused, Err(GatewayError::ApiKey { number: 1 })));
+}
+
+#[tokio::test]
+async fn a_name_that_was_rebound_to_loopback_is_refused() {
+    let server = Server::start().await;
+    let reply = get("/v1/models")
+        .header("host", "evil.example")
+        .send(server.address)
+        .await;
+    assert_eq!(reply.status, 403);
+    assert_eq!(reply.json().await["error"]["code"], "unknown_host");
+    let reply = get("/v1/models")
+        .header("host", "localhost:1")
+        .send(server.address)
+        .await;
+    assert_eq!(reply.status, 200);
+}
+
+#[tokio::test]
+async fn pages_of_other_origins_need_permission() {
+    let listed = GatewayOptions {
+        cors_origins: vec!["https://chat.example".into()],
+        ..keyed()
+    };
+    let any = GatewayOptions {
+        cors_origins: vec!["*".into()],
+        ..keyed()
+    };
+    let (by_default, listed, any) = (
+        Server::start_with(keyed(), None).await,
+        Server::start_with(listed, None).await,
+        Server::start_with(any, None).await,
+    );
+    for (server, origin, allowed) in [
+        (
+            &by_default,
+            "http://localhost:3000",
+            Some("http://localhost:3000"),
+        ),
+        (&by_default, "https://chat.example", None),
+        (&by_default, "http://localhost.evil.example", None),
+        (&by_default, "null", None),
+        (
+            &listed,
+            "https://chat.example",
+            Some("https://chat.example"),
+        ),
+        (&listed, "http://chat.example", None),
+        (&listed, "https://evil.example", None),
+        (&any, "https://evil.example", Some("*")),
+    ] {
+        // A browser asks first, without the key.
+        let asked = request("OPTIONS", "/v1/chat/completions")
+            .header("origin", origin)
+            .header("access-control-request-method", "POST")
+            .header(
+                "access-control-request-headers",
+                "authorization,content-type",
+            )
+            .send(server.address)
+            .await;
+        assert_eq!(asked.status, 200);
+        assert_eq!(
+            asked.header("access-control-allow-origin"),
+            allowed,
+            "{origin}"
+        );
+        let mirrored = asked.header("access-control-allow-headers");
+        assert_eq!(mirrored, Some("authorization,content-type"));
+        // Refusals are readable to the page too.
+        let reply = get("/v1/models")
+            .header("origin", origin)
+            .send(server.address)
+            .await;
+        assert_eq!(reply.status, 401);
+        assert_eq!(
+            reply.header("access-control-allow-origin"),
+            allowed,
+            "{origin}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn request_ids_are_echoed_or_made() {
+    let server = Server::start().await;
+    let sent = get("/livez")
+        .header("x-request-id", "abc-123")
+        .send(server.address)
+        .await;
+    assert_eq!(sent.header("x-request-id"), Some("abc-123"));
+    let mut made = Vec::new();
+    for odd in ["a b".to_string(), "x".repeat(129)] {
+        let reply = get("/nowhere")
+            .header("x-request-id", &odd)
+            .send(server.address)
+            .await;
+        made.push(reply.header("x-request-id").unwrap().to_string());
+    }
+    assert!(
+        made.iter()
+            .all(|id| id.starts_with("req-") && id.len() == 36),
+        "{made:?}"
+    );
+    assert_ne!(made[0], made[1]);
+}

@@ -1,0 +1,17 @@
+//! The gateway over real TCP, with the test in the ring's place: every status code, body and stream, and what happens
+//! when the client or the ring goes away. What the ring itself answers is tested where there is one.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "these are tests"
+)]
+
+mod access;
+mod client;
+mod generating;
+mod observing;
+mod refusals;
+mod server;
+mod streaming;

@@ -1,0 +1,222 @@
+//! The model list, the metrics, the ring's state and the page.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use prima_node_agent::generation::{FinishReason, GenerationError};
+use serde_json::json;
+
+use crate::client::{get, post};
+use crate::server::{MODEL, Server};
+
+#[tokio::test]
+async fn the_model_is_listed_under_its_name() {
+    let server = Server::start().await;
+    let list = get("/v1/models").send(server.address).await.json().await;
+    assert_eq!(
+        (&list["object"], list["data"].as_array().unwrap().len()),
+        (&json!("list"), 1)
+    );
+    let model = &list["data"][0];
+    assert_eq!(
+        (&model["id"], &model["object"]),
+        (&json!(MODEL), &json!("model"))
+    );
+    assert!(model["created"].is_u64() && model["owned_by"].is_string());
+    let one = get(format!("/v1/models/{MODEL}"))
+        .send(server.address)
+        .await;
+    assert_eq!(&one.json().await, model);
+}
+
+#[tokio::test]
+async fn metrics_count_what_happened() {
+    let mut server = Server::start().await;
+    for path in ["/v1/nothing", "/scan/1", "/scan/2"] {
+        get(path).send(server.address).await;
+    }
+    let completion = post("/v1/completions", &json!({"prompt": "abc", "n": 2}));
+    let (reply, ()) = tokio::join!(completion.send(server.address), async {
+        let accepted = server.accept().await;
+        for _ in 0..3 {
+            accepted.token(0, "x").await;
+        }
+        accepted.token(1, "x").await;
+        accepted.finish(0, FinishReason::Length, "").await;
+        accepted.finish(1, FinishReason::Stop, "").await;
+        accepted.usage(4, 4).await;
+    });
+    assert_eq!(reply.status, 200);
+    let failing = post("/v1/completions", &json!({"prompt": "a"}));
+    tokio::join!(failing.send(server.address), async {
+        server
+            .accept()
+            .await
+            .fail(GenerationError::Deadline { seconds: 1 })
+            .await;
+    });
+    let streaming = post("/v1/completions", &json!({"prompt": "a", "stream": true}));
+    let (reply, accepted) = tokio::join!(streaming.send(server.address), server.accept());
+    drop(reply);
+    accepted.cancelled().await;
+
+    let reply = get("/metrics").send(server.address).await;
+    assert!(
+        reply
+            .header("content-type")
+            .unwrap()
+            .starts_with("application/openmetrics-text")
+    );
+    let samples = parse_open_metrics(&reply.text().await);
+    let value = |name: &str| {
+        *samples
+            .get(name)
+            .unwrap_or_else(|| panic!("no {name} in {:#?}", samples.keys()))
+    };
+    assert_eq!(
+        value("prima_requests_total{route=\"none\",status=\"404\"}"),
+        3.0
+    );
+    assert_eq!(
+        value("prima_requests_total{route=\"/v1/completions\",status=\"200\"}"),
+        2.0
+    );
+    assert_eq!(
+        value("prima_requests_total{route=\"/v1/completions\",status=\"504\"}"),
+        1.0
+    );
+    for outcome in ["stop", "length", "failed", "cancelled"] {
+        assert_eq!(
+            value(&format!("prima_generations_total{{outcome=\"{outcome}\"}}")),
+            1.0
+        );
+    }
+    // Four tokens of the prompt `abc` with its beginning of sequence; the others were not computed.
+    assert_eq!(value("prima_prompt_tokens_total"), 4.0);
+    assert_eq!(value("prima_generated_tokens_total"), 4.0);
+    assert_eq!(value("prima_time_to_first_token_seconds_count"), 1.0);
+    // Only choice 0 has two tokens to measure between.
+    assert_eq!(value("prima_time_per_output_token_seconds_count"), 1.0);
+    assert_eq!(value("prima_requests_running"), 2.0);
+    assert_eq!(value("prima_requests_waiting"), 1.0);
+    assert_eq!(value("prima_kv_cache_bytes"), 4096.0);
+    assert_eq!(value("prima_ring_ready"), 1.0);
+    assert_eq!(
+        value("prima_member_compute_seconds_total{member=\"laptop\"}"),
+        8.0
+    );
+    assert_eq!(
+        value("prima_member_network_seconds_total{member=\"laptop\"}"),
+        4.0
+    );
+    assert_eq!(
+        value("prima_member_disk_seconds_total{member=\"laptop\"}"),
+        0.0
+    );
+    assert_eq!(
+        value("prima_member_frames_total{member=\"desk\\\"top\"}"),
+        12.0
+    );
+    for (alias, expected) in [
+        ("num_requests_running", 2.0),
+        ("num_requests_waiting", 1.0),
+        ("time_to_first_token_seconds_count", 1.0),
+        ("time_per_output_token_seconds_count", 1.0),
+        ("prompt_tokens_total", 4.0),
+        ("generation_tokens_total", 4.0),
+    ] {
+        assert_eq!(
+            value(&format!("vllm:{alias}{{model_name=\"{MODEL}\"}}")),
+            expected
+        );
+    }
+}
+
+/// Every sample by name and labels, after checking the exposition as the OpenMetrics text format 1.0 defines it:
+/// one TYPE per family before its samples, families not interleaved, suffixes by type, `# EOF` last.
+fn parse_open_metrics(text: &str) -> BTreeMap<String, f64> {
+    let body = text.strip_suffix("# EOF\n").expect("# EOF at the end");
+    let (mut samples, mut seen) = (BTreeMap::new(), BTreeSet::new());
+    let (mut family, mut kind) = (String::new(), String::new());
+    for line in body.lines() {
+        if let Some(described) = line.strip_prefix("# TYPE ") {
+            let (name, of_kind) = described.split_once(' ').unwrap();
+            assert!(seen.insert(name.to_string()), "{name} is described twice");
+            (family, kind) = (name.into(), of_kind.into());
+            continue;
+        }
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            assert!(
+                help.split_once(' ')
+                    .is_some_and(|(_, words)| !words.is_empty()),
+                "{line}"
+            );
+            continue;
+        }
+        let (series, value) = line.rsplit_once(' ').unwrap();
+        let name = series.split('{').next().unwrap();
+        let name_is_legal = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+        assert!(name.chars().all(name_is_legal), "{line}");
+        let suffix = name
+            .strip_prefix(&family)
+            .unwrap_or_else(|| panic!("{line} in {family}"));
+        let suffixes: &[&str] = match kind.as_str() {
+            "counter" => &["_total"],
+            "gauge" => &[""],
+            "histogram" => &["_sum", "_count", "_bucket"],
+            other => panic!("type {other}"),
+        };
+        assert!(suffixes.contains(&suffix), "{line} is no {kind}");
+        let value: f64 = value.parse().unwrap_or_else(|_| panic!("{line}"));
+        assert!(value >= 0.0, "{line}");
+        assert!(
+            samples.insert(series.to_string(), value).is_none(),
+            "{line} twice"
+        );
+    }
+    samples
+}
+
+#[tokio::test]
+async fn the_rings_state_is_shown_as_it_is_now() {
+    let server = Server::start().await;
+    let shown = get("/ring").send(server.address).await.json().await;
+    assert_eq!(
+        (&shown["model"], &shown["tokens"]),
+        (&json!(MODEL), &json!({"prompt": 0, "generated": 0}))
+    );
+    assert_eq!(shown["ring"]["members"][1]["windows"], json!([[20, 30]]));
+    assert_eq!(shown["ring"]["readiness"], json!({"state": "ready"}));
+    server
+        .status
+        .send_modify(|status| status.running_requests = 7);
+    let shown = get("/ring").send(server.address).await.json().await;
+    assert_eq!(shown["ring"]["running_requests"], 7);
+}
+
+#[tokio::test]
+async fn the_page_needs_nothing_from_elsewhere() {
+    let server = Server::start().await;
+    let reply = get("/").send(server.address).await;
+    assert_eq!(
+        reply.header("content-type"),
+        Some("text/html; charset=utf-8")
+    );
+    let policy = reply.header("content-security-policy").unwrap();
+    assert!(
+        policy.starts_with("default-src 'none'") && policy.contains("connect-src 'self'"),
+        "{policy}"
+    );
+    let page = reply.text().await;
+    assert!(page.contains("<title>prima"));
+    for foreign in [
+        "http://",
+        "https://",
+        "//cdn",
+        "innerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+    ] {
+        assert!(!page.contains(foreign), "{foreign} in the page");
+    }
+}
