@@ -6,10 +6,10 @@ use std::ops::Range;
 
 use super::activations::QuantizedRows;
 use super::formats::BlockFormat;
-use super::lanes::{Avx2Lanes, HardwareHalves};
+use super::lanes::Avx2Words;
 use super::matmul::{PANEL, Product};
-use super::panel::{Floats, Integers, Panel, Place};
-use super::x86::{Bf16, F16, F32, multiply_by_format};
+use super::panel::{Integers, Panel, Place};
+use super::x86::multiply_by_format;
 
 /// Computes the columns `rows` of the product's output.
 ///
@@ -31,24 +31,8 @@ const fn sums_without_overflow(bits: u32) -> usize {
 }
 
 impl Integers for Avx2 {
-    type Halves = HardwareHalves;
+    type Words = Avx2Words;
     const TILE: usize = 4;
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn transpose(from: *const u8, stride: usize, to: *mut u8) {
-        for half in 0..2 {
-            // SAFETY: rows 0 to 15 lie at multiples of the stride, 32 bytes each, and 8 times 64 bytes
-            // are written, all within the contract.
-            unsafe {
-                let mut rows = [_mm256_setzero_si256(); 8];
-                for (row, words) in rows.iter_mut().enumerate() {
-                    *words = _mm256_loadu_si256(from.add((8 * half + row) * stride).cast());
-                }
-                store(to.cast::<f32>().add(8 * half), rows);
-            }
-        }
-    }
 
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn tile<F: BlockFormat, const ROWS: usize>(
@@ -90,7 +74,7 @@ unsafe fn half_tile<F: BlockFormat, const ROWS: usize>(
     debug_assert!(place.columns.end <= x.cols && first_group + groups <= x.groups);
     let lanes = 8 * half..place.rows.min(8 * half + 8);
     // SAFETY: the slices above hold `ROWS` whole rows; `place` lies within the columns (the asserted
-    // relations hold for every place that `panel::quantized` makes) and within the panel's arrays.
+    // relations hold for every place that `panel::multiply` makes) and within the panel's arrays.
     unsafe {
         let mut totals = [_mm256_setzero_ps(); ROWS];
         if place.columns.start > 0 {
@@ -208,101 +192,5 @@ unsafe fn signed_sums<F: BlockFormat, const ROWS: usize>(
             }
         }
         sums
-    }
-}
-
-impl Floats<F32> for Avx2 {
-    type Lanes = Avx2Lanes;
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn transpose(from: &[*const u8; PANEL], to: *mut f32) {
-        for half in 0..2 {
-            // SAFETY: 8 weights of 4 bytes at each of `from`; 128 floats at `to`.
-            unsafe {
-                let mut rows = [_mm256_setzero_si256(); 8];
-                for (row, words) in rows.iter_mut().enumerate() {
-                    *words = _mm256_loadu_si256(from[8 * half + row].cast());
-                }
-                store(to.add(8 * half), rows);
-            }
-        }
-    }
-}
-
-impl Floats<F16> for Avx2 {
-    type Lanes = Avx2Lanes;
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn transpose(from: &[*const u8; PANEL], to: *mut f32) {
-        for half in 0..2 {
-            // SAFETY: 8 weights of 2 bytes at each of `from`; 128 floats at `to`.
-            unsafe {
-                let mut rows = [_mm256_setzero_si256(); 8];
-                for (row, words) in rows.iter_mut().enumerate() {
-                    let wide = _mm256_cvtph_ps(_mm_loadu_si128(from[8 * half + row].cast()));
-                    *words = _mm256_castps_si256(wide);
-                }
-                store(to.add(8 * half), rows);
-            }
-        }
-    }
-}
-
-impl Floats<Bf16> for Avx2 {
-    type Lanes = Avx2Lanes;
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn transpose(from: &[*const u8; PANEL], to: *mut f32) {
-        for half in 0..2 {
-            // SAFETY: 8 weights of 2 bytes at each of `from`; 128 floats at `to`.
-            unsafe {
-                let mut rows = [_mm256_setzero_si256(); 8];
-                for (row, words) in rows.iter_mut().enumerate() {
-                    let brains = _mm_loadu_si128(from[8 * half + row].cast());
-                    *words = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(brains));
-                }
-                store(to.add(8 * half), rows);
-            }
-        }
-    }
-}
-
-/// Turns 8 rows of 8 words into 8 columns, and writes these, a panel's 16 words apart.
-///
-/// # Safety
-/// The instructions of the level; 8 floats are writable at `to` and at each of the next seven places 16 floats on.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn store(to: *mut f32, rows: [__m256i; 8]) {
-    let [a, b, c, d, e, f, g, h] = rows;
-    // In each half: words of two rows, then of four rows.
-    let ab = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
-    let cd = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
-    let ef = (_mm256_unpacklo_epi32(e, f), _mm256_unpackhi_epi32(e, f));
-    let gh = (_mm256_unpacklo_epi32(g, h), _mm256_unpackhi_epi32(g, h));
-    let first = [
-        _mm256_unpacklo_epi64(ab.0, cd.0),
-        _mm256_unpackhi_epi64(ab.0, cd.0),
-        _mm256_unpacklo_epi64(ab.1, cd.1),
-        _mm256_unpackhi_epi64(ab.1, cd.1),
-    ];
-    let second = [
-        _mm256_unpacklo_epi64(ef.0, gh.0),
-        _mm256_unpackhi_epi64(ef.0, gh.0),
-        _mm256_unpacklo_epi64(ef.1, gh.1),
-        _mm256_unpackhi_epi64(ef.1, gh.1),
-    ];
-    // The lower half holds columns 0 to 3, the upper 4 to 7.
-    for column in 0..4 {
-        let low = _mm256_permute2x128_si256::<0x20>(first[column], second[column]);
-        let high = _mm256_permute2x128_si256::<0x31>(first[column], second[column]);
-        // SAFETY: writable by the contract.
-        unsafe {
-            _mm256_storeu_si256(to.add(column * PANEL).cast(), low);
-            _mm256_storeu_si256(to.add((column + 4) * PANEL).cast(), high);
-        }
     }
 }

@@ -1,9 +1,7 @@
 //! The block formats of quantized weights, as ggml lays them out (ggml/src/ggml-common.h): how one block
 //! becomes small unsigned numbers with a scale, and where the format has one a minimum, per group.
-//! This is the specification that the kernels of every level share. Refuses to know about rows,
-//! activations or instruction sets.
-
-use super::numerics::Halves;
+//! This is the specification; the vector levels unpack 16 rows at once (`panel/`) to the same numbers.
+//! Refuses to know about rows, activations or instruction sets.
 
 mod k_quants;
 mod legacy;
@@ -27,7 +25,7 @@ pub(super) trait BlockFormat {
 
     /// Unpacks one block. `block` has `BYTES` bytes, `values` has `BLOCK` places, `scales` and
     /// `minimums` have `BLOCK / GROUP` (`minimums` is left alone unless `AFFINE`).
-    fn unpack<H: Halves>(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]);
+    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]);
 }
 
 /// The largest block of any format, in weights.
@@ -38,8 +36,8 @@ pub(super) const MIN_GROUP: usize = 16;
 
 /// The number that the two little-endian bytes at `offset` hold in half precision.
 #[inline(always)]
-fn f16_at<H: Halves>(block: &[u8], offset: usize) -> f32 {
-    H::to_f32(u16::from_le_bytes([block[offset], block[offset + 1]]))
+fn f16_at(block: &[u8], offset: usize) -> f32 {
+    super::numerics::f16_to_f32(u16::from_le_bytes([block[offset], block[offset + 1]]))
 }
 
 /// The `N` bytes at `offset`.

@@ -1,16 +1,22 @@
-//! Sixteen floats side by side, as each instruction set holds them. Kernels in floats are written once over
-//! this, and computed in the same order everywhere.
+//! Sixteen floats, or sixteen 32-bit words, side by side, as each instruction set holds them. What works on them is
+//! written once, and computed in the same order everywhere.
+//!
+//! The implementations for an instruction set may only be used in code that runs where the processor has it:
+//! that is part of the safety contract of every function that is generic over these traits.
 
 #[cfg(target_arch = "x86_64")]
-mod x86;
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{Avx2Lanes, Avx512Lanes, HardwareHalves};
+pub(super) use avx2::{Avx2Lanes, Avx2Words};
+#[cfg(target_arch = "x86_64")]
+pub(super) use avx512::{Avx512Lanes, Avx512Words};
 
 use super::numerics::{LANES, f16_to_f32, multiply_add};
 
-/// Sixteen floats. Implementations for an instruction set may only be used in code that runs where the
-/// processor has it: that is part of the safety contract of every function that is generic over this.
+/// Sixteen floats.
 pub(super) trait Lanes: Copy {
     /// Rows or queries whose sums the registers hold at once.
     const TILE: usize;
@@ -35,6 +41,60 @@ pub(super) trait Lanes: Copy {
 
     /// `self * factor + addend`; fused but for plain Rust on processors without such an instruction.
     fn multiply_add(self, factor: Self, addend: Self) -> Self;
+}
+
+/// A 32-bit word of each of sixteen rows of a matrix. Blocks unpack without a word ever leaving its row's lane.
+#[cfg(target_arch = "x86_64")]
+pub(super) trait Words: Copy {
+    type Floats: Lanes;
+
+    /// The 4 bytes at `offset` behind each of `rows`.
+    ///
+    /// # Safety
+    /// They are readable.
+    unsafe fn load_4(rows: &[*const u8; LANES], offset: usize) -> Self;
+
+    /// The 16 bytes at `offset` behind each of `rows`, a word at a time.
+    ///
+    /// # Safety
+    /// They are readable.
+    unsafe fn load_16(rows: &[*const u8; LANES], offset: usize) -> [Self; 4];
+
+    /// The 32 bytes at `offset` behind each of `rows`, a word at a time.
+    ///
+    /// # Safety
+    /// They are readable.
+    unsafe fn load_32(rows: &[*const u8; LANES], offset: usize) -> [Self; 8];
+
+    /// # Safety
+    /// 64 bytes at `to` are writable.
+    unsafe fn store(self, to: *mut u8);
+
+    fn and(self, mask: u32) -> Self;
+
+    fn or(self, other: Self) -> Self;
+
+    fn xor(self, mask: u32) -> Self;
+
+    fn add(self, number: i32) -> Self;
+
+    fn multiply(self, number: i32) -> Self;
+
+    fn shift_left(self, bits: i32) -> Self;
+
+    fn shift_right(self, bits: i32) -> Self;
+
+    /// With copies of the sign bit.
+    fn shift_right_signed(self, bits: i32) -> Self;
+
+    /// The words as signed integers.
+    fn to_floats(self) -> Self::Floats;
+
+    /// The words as bits of floats.
+    fn as_floats(self) -> Self::Floats;
+
+    /// The lower halves of the words as half-precision numbers.
+    fn halves_to_floats(self) -> Self::Floats;
 }
 
 impl Lanes for [f32; LANES] {

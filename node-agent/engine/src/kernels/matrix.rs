@@ -4,7 +4,7 @@
 use prima_gguf::GgmlType;
 
 use super::formats::{self, BlockFormat, MAX_BLOCK, MIN_GROUP};
-use super::numerics::{PortableHalves, bf16_to_f32, f16_to_f32};
+use super::numerics::{bf16_to_f32, f16_to_f32};
 
 /// A row-major matrix of `rows` outputs by `cols` inputs in the blocks of `ggml_type`.
 #[derive(Clone, Copy)]
@@ -173,7 +173,7 @@ fn dequantize<F: BlockFormat>(bytes: &[u8], out: &mut [f32]) {
         .chunks_exact(F::BYTES)
         .zip(out.chunks_exact_mut(F::BLOCK))
     {
-        F::unpack::<PortableHalves>(block, &mut values, &mut scales, &mut minimums);
+        F::unpack(block, &mut values, &mut scales, &mut minimums);
         for (group, out) in out.chunks_exact_mut(F::GROUP).enumerate() {
             for (out, value) in out.iter_mut().zip(&values[group * F::GROUP..]) {
                 let weight = scales[group] * (i32::from(*value) - F::OFFSET) as f32;

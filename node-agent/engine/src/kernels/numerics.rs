@@ -1,21 +1,6 @@
 //! The scalar arithmetic that every level shares: half and brain floats, the exponential, rounding.
 //! Written without branches so that the compiler vectorises the loops that use it.
 
-/// How half-precision numbers are converted: by plain arithmetic, or by the processor. Both give the same.
-pub(super) trait Halves {
-    fn to_f32(half: u16) -> f32;
-}
-
-/// Plain arithmetic, on every processor.
-pub(super) struct PortableHalves;
-
-impl Halves for PortableHalves {
-    #[inline(always)]
-    fn to_f32(half: u16) -> f32 {
-        f16_to_f32(half)
-    }
-}
-
 /// The value of a half-precision number, subnormals, infinities and NaN included.
 #[inline(always)]
 pub(super) fn f16_to_f32(half: u16) -> f32 {

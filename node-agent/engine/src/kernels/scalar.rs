@@ -12,7 +12,7 @@ use prima_gguf::GgmlType;
 use super::activations::QuantizedRows;
 use super::formats::{self, BlockFormat, MAX_BLOCK, MIN_GROUP};
 use super::matmul::{Activations, Product, no_kernel};
-use super::numerics::{PortableHalves, bf16_to_f32, f16_to_f32, multiply_add};
+use super::numerics::{bf16_to_f32, f16_to_f32, multiply_add};
 
 /// Products summed before they are added to the total, for float weights.
 pub(super) const FLOAT_GROUP: usize = 32;
@@ -50,7 +50,7 @@ fn quantized<F: BlockFormat>(product: &Product<'_>, x: &QuantizedRows, rows: Ran
     for row in rows {
         let weights = product.matrix.row(row);
         for (block, bytes) in weights.chunks_exact(F::BYTES).enumerate() {
-            F::unpack::<PortableHalves>(bytes, &mut values, &mut scales, &mut minimums);
+            F::unpack(bytes, &mut values, &mut scales, &mut minimums);
             for i in 0..product.n {
                 let mut total = if block == 0 {
                     0.0

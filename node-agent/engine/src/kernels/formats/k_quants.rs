@@ -1,7 +1,6 @@
 //! The K-quants: blocks of 256 weights whose groups of 16 or 32 have integer scales (and minimums) in
 //! units of one or two half-precision numbers per block: Q2_K, Q3_K, Q4_K, Q5_K, Q6_K.
 
-use super::super::numerics::Halves;
 use super::{BlockFormat, bytes_at, f16_at, map, part, zip};
 
 /// `group scales and minimums: [u8; 16], quants: [u8; 64], d: f16, dmin: f16`; groups of 16, each with a
@@ -17,13 +16,8 @@ impl BlockFormat for Q2K {
     const AFFINE: bool = true;
 
     #[inline(always)]
-    fn unpack<H: Halves>(
-        block: &[u8],
-        values: &mut [u8],
-        scales: &mut [f32],
-        minimums: &mut [f32],
-    ) {
-        let (d, dmin) = (f16_at::<H>(block, 80), f16_at::<H>(block, 82));
+    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]) {
+        let (d, dmin) = (f16_at(block, 80), f16_at(block, 82));
         let packed = bytes_at::<16>(block, 0);
         for group in 0..16 {
             scales[group] = d * f32::from(packed[group] & 15);
@@ -46,8 +40,8 @@ impl BlockFormat for Q3K {
     const AFFINE: bool = false;
 
     #[inline(always)]
-    fn unpack<H: Halves>(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
-        let d = f16_at::<H>(block, 108);
+    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
+        let d = f16_at(block, 108);
         let low = u64::from_le_bytes(bytes_at(block, 96));
         let high = u32::from_le_bytes(bytes_at(block, 104));
         let spread = |shift: u32| u64::from((high >> shift) & 0x0303_0303) << 4;
@@ -79,13 +73,8 @@ impl BlockFormat for Q4K {
     const AFFINE: bool = true;
 
     #[inline(always)]
-    fn unpack<H: Halves>(
-        block: &[u8],
-        values: &mut [u8],
-        scales: &mut [f32],
-        minimums: &mut [f32],
-    ) {
-        six_bit_scales::<H>(block, scales, minimums);
+    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]) {
+        six_bit_scales(block, scales, minimums);
         nibble_rows(bytes_at(block, 16), values);
     }
 }
@@ -102,13 +91,8 @@ impl BlockFormat for Q5K {
     const AFFINE: bool = true;
 
     #[inline(always)]
-    fn unpack<H: Halves>(
-        block: &[u8],
-        values: &mut [u8],
-        scales: &mut [f32],
-        minimums: &mut [f32],
-    ) {
-        six_bit_scales::<H>(block, scales, minimums);
+    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]) {
+        six_bit_scales(block, scales, minimums);
         nibble_rows(bytes_at(block, 48), values);
         add_bit(bytes_at(block, 16), 4, values);
     }
@@ -127,8 +111,8 @@ impl BlockFormat for Q6K {
     const AFFINE: bool = false;
 
     #[inline(always)]
-    fn unpack<H: Halves>(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
-        let d = f16_at::<H>(block, 208);
+    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
+        let d = f16_at(block, 208);
         let bytes = bytes_at::<16>(block, 192);
         for group in 0..16 {
             scales[group] = d * f32::from(bytes[group].cast_signed());
@@ -185,8 +169,8 @@ fn add_bit(bytes: [u8; 32], place: usize, values: &mut [u8]) {
 /// The eight 6-bit scales and minimums of Q4_K and Q5_K in the 12 bytes from offset 4 on: the first
 /// four of each in whole bytes, whose upper two bits are the upper bits of the last four.
 #[inline(always)]
-fn six_bit_scales<H: Halves>(block: &[u8], scales: &mut [f32], minimums: &mut [f32]) {
-    let (d, dmin) = (f16_at::<H>(block, 0), f16_at::<H>(block, 2));
+fn six_bit_scales(block: &[u8], scales: &mut [f32], minimums: &mut [f32]) {
+    let (d, dmin) = (f16_at(block, 0), f16_at(block, 2));
     let [first, second, third] = [4, 8, 12].map(|at| u32::from_le_bytes(bytes_at(block, at)));
     let pack = |low: u32, high: u32| (u64::from(low) | (u64::from(high) << 32)).to_le_bytes();
     let top_bits = 0x3030_3030;

@@ -1,7 +1,6 @@
 //! The formats with one scale per block of 32 weights: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0. In the 4- and 5-bit
 //! ones, byte `j` holds weight `j` in its low half and weight `j + 16` in its high half.
 
-use super::super::numerics::Halves;
 use super::{BlockFormat, bytes_at, f16_at, map, part, zip};
 
 /// `d: f16, nibbles: [u8; 16]`; weight = d * (nibble - 8).
@@ -16,8 +15,8 @@ impl BlockFormat for Q4_0 {
     const AFFINE: bool = false;
 
     #[inline(always)]
-    fn unpack<H: Halves>(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
-        scales[0] = f16_at::<H>(block, 0);
+    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
+        scales[0] = f16_at(block, 0);
         nibbles(bytes_at(block, 2), values);
     }
 }
@@ -34,14 +33,9 @@ impl BlockFormat for Q4_1 {
     const AFFINE: bool = true;
 
     #[inline(always)]
-    fn unpack<H: Halves>(
-        block: &[u8],
-        values: &mut [u8],
-        scales: &mut [f32],
-        minimums: &mut [f32],
-    ) {
-        scales[0] = f16_at::<H>(block, 0);
-        minimums[0] = f16_at::<H>(block, 2);
+    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]) {
+        scales[0] = f16_at(block, 0);
+        minimums[0] = f16_at(block, 2);
         nibbles(bytes_at(block, 4), values);
     }
 }
@@ -58,8 +52,8 @@ impl BlockFormat for Q5_0 {
     const AFFINE: bool = false;
 
     #[inline(always)]
-    fn unpack<H: Halves>(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
-        scales[0] = f16_at::<H>(block, 0);
+    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
+        scales[0] = f16_at(block, 0);
         nibbles(bytes_at(block, 6), values);
         fifth_bits(bytes_at(block, 2), values);
     }
@@ -77,14 +71,9 @@ impl BlockFormat for Q5_1 {
     const AFFINE: bool = true;
 
     #[inline(always)]
-    fn unpack<H: Halves>(
-        block: &[u8],
-        values: &mut [u8],
-        scales: &mut [f32],
-        minimums: &mut [f32],
-    ) {
-        scales[0] = f16_at::<H>(block, 0);
-        minimums[0] = f16_at::<H>(block, 2);
+    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]) {
+        scales[0] = f16_at(block, 0);
+        minimums[0] = f16_at(block, 2);
         nibbles(bytes_at(block, 8), values);
         fifth_bits(bytes_at(block, 4), values);
     }
@@ -102,8 +91,8 @@ impl BlockFormat for Q8_0 {
     const AFFINE: bool = false;
 
     #[inline(always)]
-    fn unpack<H: Halves>(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
-        scales[0] = f16_at::<H>(block, 0);
+    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
+        scales[0] = f16_at(block, 0);
         *part::<32>(values, 0) = map(bytes_at(block, 2), |byte| byte ^ 0x80);
     }
 }

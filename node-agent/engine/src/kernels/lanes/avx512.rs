@@ -1,0 +1,225 @@
+//! Sixteen floats or words in one 512-bit register. The functions here are inlined into kernels that are compiled for
+//! AVX-512 and only run where the processor has it.
+
+use std::arch::x86_64::*;
+
+use half::f16;
+
+use super::super::numerics::LANES;
+use super::{Lanes, Words};
+
+#[derive(Clone, Copy)]
+pub(in super::super) struct Avx512Lanes(pub(in super::super) __m512);
+
+impl Lanes for Avx512Lanes {
+    const TILE: usize = 8;
+
+    #[inline(always)]
+    fn splat(number: f32) -> Self {
+        // SAFETY: only used where the processor has AVX-512 (the traits' contract); so everywhere below.
+        unsafe { Self(_mm512_set1_ps(number)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: readable by the contract.
+        unsafe { Self(_mm512_loadu_ps(from)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_halves(from: *const f16) -> Self {
+        // SAFETY: readable by the contract.
+        unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(from.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: writable by the contract.
+        unsafe { _mm512_storeu_ps(to, self.0) }
+    }
+
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        // SAFETY: as in `splat`.
+        unsafe { Self(_mm512_add_ps(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    fn multiply(self, other: Self) -> Self {
+        // SAFETY: as in `splat`.
+        unsafe { Self(_mm512_mul_ps(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    fn multiply_add(self, factor: Self, addend: Self) -> Self {
+        // SAFETY: as in `splat`.
+        unsafe { Self(_mm512_fmadd_ps(self.0, factor.0, addend.0)) }
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(in super::super) struct Avx512Words(__m512i);
+
+impl Words for Avx512Words {
+    type Floats = Avx512Lanes;
+
+    #[inline(always)]
+    unsafe fn load_4(rows: &[*const u8; LANES], offset: usize) -> Self {
+        let mut words = [0_i32; LANES];
+        for lane in 0..LANES {
+            // SAFETY: readable by the contract.
+            words[lane] = unsafe { rows[lane].add(offset).cast::<i32>().read_unaligned() };
+        }
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = words;
+        // SAFETY: as in `splat`.
+        unsafe {
+            Self(_mm512_setr_epi32(
+                a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p,
+            ))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_16(rows: &[*const u8; LANES], offset: usize) -> [Self; 4] {
+        // SAFETY: readable by the contract.
+        unsafe {
+            transpose_4([
+                quarters(rows, 0, offset),
+                quarters(rows, 1, offset),
+                quarters(rows, 2, offset),
+                quarters(rows, 3, offset),
+            ])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_32(rows: &[*const u8; LANES], offset: usize) -> [Self; 8] {
+        // SAFETY: readable by the contract.
+        unsafe {
+            let [a, b, c, d] = Self::load_16(rows, offset);
+            let [e, f, g, h] = Self::load_16(rows, offset + 16);
+            [a, b, c, d, e, f, g, h]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut u8) {
+        // SAFETY: writable by the contract.
+        unsafe { _mm512_storeu_si512(to.cast(), self.0) }
+    }
+
+    #[inline(always)]
+    fn and(self, mask: u32) -> Self {
+        // SAFETY: as in `splat`.
+        unsafe {
+            Self(_mm512_and_si512(
+                self.0,
+                _mm512_set1_epi32(mask.cast_signed()),
+            ))
+        }
+    }
+
+    #[inline(always)]
+    fn or(self, other: Self) -> Self {
+        // SAFETY: as in `splat`.
+        unsafe { Self(_mm512_or_si512(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    fn xor(self, mask: u32) -> Self {
+        // SAFETY: as in `splat`.
+        unsafe {
+            Self(_mm512_xor_si512(
+                self.0,
+                _mm512_set1_epi32(mask.cast_signed()),
+            ))
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, number: i32) -> Self {
+        // SAFETY: as in `splat`.
+        unsafe { Self(_mm512_add_epi32(self.0, _mm512_set1_epi32(number))) }
+    }
+
+    #[inline(always)]
+    fn multiply(self, number: i32) -> Self {
+        // SAFETY: as in `splat`.
+        unsafe { Self(_mm512_mullo_epi32(self.0, _mm512_set1_epi32(number))) }
+    }
+
+    #[inline(always)]
+    fn shift_left(self, bits: i32) -> Self {
+        // SAFETY: as in `splat`.
+        unsafe { Self(_mm512_sll_epi32(self.0, _mm_cvtsi32_si128(bits))) }
+    }
+
+    #[inline(always)]
+    fn shift_right(self, bits: i32) -> Self {
+        // SAFETY: as in `splat`.
+        unsafe { Self(_mm512_srl_epi32(self.0, _mm_cvtsi32_si128(bits))) }
+    }
+
+    #[inline(always)]
+    fn shift_right_signed(self, bits: i32) -> Self {
+        // SAFETY: as in `splat`.
+        unsafe { Self(_mm512_sra_epi32(self.0, _mm_cvtsi32_si128(bits))) }
+    }
+
+    #[inline(always)]
+    fn to_floats(self) -> Avx512Lanes {
+        // SAFETY: as in `splat`.
+        unsafe { Avx512Lanes(_mm512_cvtepi32_ps(self.0)) }
+    }
+
+    #[inline(always)]
+    fn as_floats(self) -> Avx512Lanes {
+        // SAFETY: as in `splat`.
+        unsafe { Avx512Lanes(_mm512_castsi512_ps(self.0)) }
+    }
+
+    #[inline(always)]
+    fn halves_to_floats(self) -> Avx512Lanes {
+        // SAFETY: as in `splat`.
+        unsafe { Avx512Lanes(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(self.0))) }
+    }
+}
+
+/// 16 bytes of rows `row`, `row + 4`, `row + 8` and `row + 12`.
+///
+/// # Safety
+/// AVX-512; they are readable.
+#[inline(always)]
+unsafe fn quarters(rows: &[*const u8; LANES], row: usize, offset: usize) -> __m512i {
+    // SAFETY: readable by the contract.
+    unsafe {
+        let first = _mm_loadu_si128(rows[row].add(offset).cast());
+        let second = _mm_loadu_si128(rows[row + 4].add(offset).cast());
+        let third = _mm_loadu_si128(rows[row + 8].add(offset).cast());
+        let fourth = _mm_loadu_si128(rows[row + 12].add(offset).cast());
+        let all = _mm512_castsi128_si512(first);
+        let all = _mm512_inserti32x4::<1>(all, second);
+        let all = _mm512_inserti32x4::<2>(all, third);
+        _mm512_inserti32x4::<3>(all, fourth)
+    }
+}
+
+/// In each quarter, four rows of four words become four columns.
+///
+/// # Safety
+/// AVX-512.
+#[inline(always)]
+unsafe fn transpose_4(rows: [__m512i; 4]) -> [Avx512Words; 4] {
+    let [a, b, c, d] = rows;
+    // SAFETY: register operations only.
+    unsafe {
+        let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+        let (ab_high, cd_high) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+        [
+            Avx512Words(_mm512_unpacklo_epi64(ab, cd)),
+            Avx512Words(_mm512_unpackhi_epi64(ab, cd)),
+            Avx512Words(_mm512_unpacklo_epi64(ab_high, cd_high)),
+            Avx512Words(_mm512_unpackhi_epi64(ab_high, cd_high)),
+        ]
+    }
+}

@@ -1,0 +1,210 @@
+//! Panels of float weights: F32, F16 and BF16, widened to F32 and multiplied in F32.
+
+use std::ops::Range;
+
+use super::super::lanes::{Lanes, Words};
+use super::super::matmul::{PANEL, Product};
+use super::super::matrix::Matrix;
+use super::super::scalar::FLOAT_GROUP;
+use super::{Place, Rows};
+
+/// Columns of a panel: 12 KiB, as of a quantized one.
+const COLUMNS: usize = 192;
+
+/// Part of 16 rows: `[columns][16 rows]`.
+#[repr(C, align(64))]
+struct FloatPanel([f32; PANEL * COLUMNS]);
+
+/// A format of float weights.
+pub(in super::super) trait FloatFormat {
+    const BYTES: usize;
+
+    /// Writes 8 columns of 16 rows as `[8][16 rows]`.
+    ///
+    /// # Safety
+    /// The processor has the instructions of `W`; 8 weights of every row are readable and 128 floats at `to`
+    /// writable.
+    unsafe fn widen_rows<W: Words>(rows: &Rows, to: *mut f32);
+}
+
+pub(in super::super) struct F32;
+pub(in super::super) struct F16;
+pub(in super::super) struct Bf16;
+
+impl FloatFormat for F32 {
+    const BYTES: usize = 4;
+
+    #[inline(always)]
+    unsafe fn widen_rows<W: Words>(rows: &Rows, to: *mut f32) {
+        // SAFETY: 32 bytes of each row; 8 times 16 floats.
+        unsafe {
+            for (column, words) in W::load_32(rows, 0).into_iter().enumerate() {
+                words.as_floats().store(to.add(column * PANEL));
+            }
+        }
+    }
+}
+
+impl FloatFormat for F16 {
+    const BYTES: usize = 2;
+
+    #[inline(always)]
+    unsafe fn widen_rows<W: Words>(rows: &Rows, to: *mut f32) {
+        // SAFETY: 16 bytes of each row; 8 times 16 floats.
+        unsafe {
+            for (pair, words) in W::load_16(rows, 0).into_iter().enumerate() {
+                words.halves_to_floats().store(to.add(2 * pair * PANEL));
+                let second = words.shift_right(16).halves_to_floats();
+                second.store(to.add((2 * pair + 1) * PANEL));
+            }
+        }
+    }
+}
+
+impl FloatFormat for Bf16 {
+    const BYTES: usize = 2;
+
+    #[inline(always)]
+    unsafe fn widen_rows<W: Words>(rows: &Rows, to: *mut f32) {
+        // SAFETY: 16 bytes of each row; 8 times 16 floats.
+        unsafe {
+            for (pair, words) in W::load_16(rows, 0).into_iter().enumerate() {
+                words
+                    .shift_left(16)
+                    .as_floats()
+                    .store(to.add(2 * pair * PANEL));
+                let second = words.and(0xffff_0000).as_floats();
+                second.store(to.add((2 * pair + 1) * PANEL));
+            }
+        }
+    }
+}
+
+/// Computes the columns `rows` of the output.
+///
+/// # Safety
+/// The processor has the instructions of `W`, and no other thread writes these columns.
+#[inline(always)]
+pub(in super::super) unsafe fn multiply<W: Words, T: FloatFormat>(
+    product: &Product<'_>,
+    x: &[f32],
+    rows: Range<usize>,
+) {
+    let cols = product.matrix.cols();
+    let mut panel = FloatPanel([0.0; PANEL * COLUMNS]);
+    for row in rows.clone().step_by(PANEL) {
+        for column in (0..cols).step_by(COLUMNS) {
+            let place = Place {
+                row,
+                rows: PANEL.min(rows.end - row),
+                columns: column..(column + COLUMNS).min(cols),
+            };
+            // SAFETY: passed on from the caller.
+            unsafe {
+                fill::<W, T>(&mut panel, &product.matrix, &place);
+                let mut first = 0;
+                while first < product.n {
+                    let left = product.n - first;
+                    first += match left.min(<W::Floats as Lanes>::TILE) {
+                        8.. => tile::<W::Floats, 8>(&panel, &place, x, first, product),
+                        4..8 => tile::<W::Floats, 4>(&panel, &place, x, first, product),
+                        2..4 => tile::<W::Floats, 2>(&panel, &place, x, first, product),
+                        _ => tile::<W::Floats, 1>(&panel, &place, x, first, product),
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The processor has the instructions of `W`.
+#[inline(always)]
+unsafe fn fill<W: Words, T: FloatFormat>(
+    panel: &mut FloatPanel,
+    matrix: &Matrix<'_>,
+    place: &Place,
+) {
+    const STEP: usize = 8;
+    let columns = place.columns.len();
+    let mut rows = place.rows(matrix, T::BYTES, 1);
+    let (steps, rest) = (columns / STEP, columns % STEP);
+    for to in panel.0.chunks_exact_mut(STEP * PANEL).take(steps) {
+        // SAFETY: 8 weights of each row that were not yet passed; 8 times 16 places.
+        unsafe {
+            T::widen_rows::<W>(&rows, to.as_mut_ptr());
+            for row in &mut rows {
+                *row = row.add(STEP * T::BYTES);
+            }
+        }
+    }
+    if rest > 0 {
+        let mut padded = [[0_u8; 4 * STEP]; PANEL];
+        for (padded, row) in padded.iter_mut().zip(&mut rows) {
+            // SAFETY: as many weights of the row are left.
+            let weights = unsafe { std::slice::from_raw_parts(*row, rest * T::BYTES) };
+            padded[..weights.len()].copy_from_slice(weights);
+            *row = padded.as_ptr();
+        }
+        let to = &mut panel.0[steps * STEP * PANEL..][..STEP * PANEL];
+        // SAFETY: 8 weights of each row, copied; 8 times 16 places.
+        unsafe { T::widen_rows::<W>(&rows, to.as_mut_ptr()) };
+    }
+}
+
+/// Adds the panel's products with `ROWS` rows of activations from `first` on to the output, or sets it where the
+/// panel's columns are the first. Returns `ROWS`.
+///
+/// # Safety
+/// The processor has the instructions of `L`; `first + ROWS` rows of activations exist; `place` is of the piece
+/// that this thread computes.
+#[inline(always)]
+unsafe fn tile<L: Lanes, const ROWS: usize>(
+    panel: &FloatPanel,
+    place: &Place,
+    x: &[f32],
+    first: usize,
+    product: &Product<'_>,
+) -> usize {
+    let cols = product.matrix.cols();
+    let columns = place.columns.len();
+    let x = &x[first * cols..(first + ROWS) * cols];
+    let mut totals = [L::splat(0.0); ROWS];
+    if place.columns.start > 0 {
+        for (row, total) in totals.iter_mut().enumerate() {
+            let mut lanes = [0.0; PANEL];
+            // SAFETY: the columns of the output that belong to this piece.
+            lanes[..place.rows].copy_from_slice(unsafe { product.columns(first + row, place) });
+            // SAFETY: 16 floats.
+            *total = unsafe { L::load(lanes.as_ptr()) };
+        }
+    }
+    for group in (0..columns).step_by(FLOAT_GROUP) {
+        let mut sums = [L::splat(0.0); ROWS];
+        for column in group..(group + FLOAT_GROUP).min(columns) {
+            // SAFETY: `column` is below the panel's columns, each of 16 floats; with what comes before the
+            // panel it is below `cols`, and `x` holds `ROWS` rows of these.
+            unsafe {
+                let weights = L::load(panel.0.as_ptr().add(column * PANEL));
+                let x = x.as_ptr().add(place.columns.start + column);
+                for (row, sum) in sums.iter_mut().enumerate() {
+                    *sum = weights.multiply_add(L::splat(*x.add(row * cols)), *sum);
+                }
+            }
+        }
+        for (total, sum) in totals.iter_mut().zip(sums) {
+            *total = total.add(sum);
+        }
+    }
+    for (row, total) in totals.into_iter().enumerate() {
+        let mut lanes = [0.0; PANEL];
+        // SAFETY: 16 floats; then the columns of the output that belong to this piece.
+        unsafe {
+            total.store(lanes.as_mut_ptr());
+            product
+                .columns(first + row, place)
+                .copy_from_slice(&lanes[..place.rows]);
+        }
+    }
+    ROWS
+}

@@ -1,0 +1,191 @@
+//! Unpacking the K-quants for 16 rows at once.
+
+use super::super::formats::{Q2K, Q3K, Q4K, Q5K, Q6K};
+use super::super::lanes::{Lanes, Words};
+use super::{Destination, PanelFormat, Rows};
+
+const NIBBLES: u32 = 0x0f0f_0f0f;
+const TWO_BITS: u32 = 0x0303_0303;
+const ONE_BIT: u32 = 0x0101_0101;
+
+impl PanelFormat for Q2K {
+    #[inline(always)]
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+        // SAFETY: the block's 84 bytes; a block's places.
+        unsafe {
+            let both = W::load_4(rows, 80);
+            let d = both.halves_to_floats();
+            let minus_dmin = both.shift_right(16).xor(0x8000).halves_to_floats();
+            for (word, packed) in W::load_16(rows, 0).into_iter().enumerate() {
+                let (scales, minimums) = (packed.and(NIBBLES), packed.shift_right(4).and(NIBBLES));
+                for byte in 0..4 {
+                    to.scale(4 * word + byte, byte_of(scales, byte).multiply(d));
+                    to.minimum(
+                        4 * word + byte,
+                        byte_of(minimums, byte).multiply(minus_dmin),
+                    );
+                }
+            }
+            for half in 0..2 {
+                let words = W::load_32(rows, 16 + 32 * half);
+                for row in 0..4 {
+                    for (quad, words) in words.into_iter().enumerate() {
+                        let low = words.shift_right(2 * row as i32).and(TWO_BITS);
+                        to.values(8 * (4 * half + row) + quad, low);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl PanelFormat for Q3K {
+    #[inline(always)]
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+        // SAFETY: the block's 110 bytes; a block's places.
+        unsafe {
+            let d = W::load_4(rows, 106).shift_right(16).halves_to_floats();
+            let low = [W::load_4(rows, 96), W::load_4(rows, 100)];
+            let high = W::load_4(rows, 104);
+            for word in 0..4 {
+                let low = low[word % 2]
+                    .shift_right(4 * (word as i32 / 2))
+                    .and(NIBBLES);
+                let high = high
+                    .shift_right(2 * word as i32)
+                    .and(TWO_BITS)
+                    .shift_left(4);
+                let scales = low.or(high);
+                for byte in 0..4 {
+                    let scale = scales.shift_right(8 * byte).and(0xff).add(-32);
+                    to.scale(4 * word + byte as usize, scale.to_floats().multiply(d));
+                }
+            }
+            let third = W::load_32(rows, 0);
+            for half in 0..2 {
+                let words = W::load_32(rows, 32 + 32 * half);
+                for row in 0..4 {
+                    for quad in 0..8 {
+                        let low = words[quad].shift_right(2 * row as i32).and(TWO_BITS);
+                        let row = 4 * half + row;
+                        to.values(8 * row + quad, low.or(bit(third[quad], row, 2)));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl PanelFormat for Q4K {
+    #[inline(always)]
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+        // SAFETY: the block's 144 bytes; a block's places.
+        unsafe {
+            six_bit_scales::<W>(rows, to);
+            for row in (0..8).step_by(2) {
+                for (quad, words) in W::load_32(rows, 16 + 16 * row).into_iter().enumerate() {
+                    to.values(8 * row + quad, words.and(NIBBLES));
+                    to.values(8 * row + 8 + quad, words.shift_right(4).and(NIBBLES));
+                }
+            }
+        }
+    }
+}
+
+impl PanelFormat for Q5K {
+    #[inline(always)]
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+        // SAFETY: the block's 176 bytes; a block's places.
+        unsafe {
+            six_bit_scales::<W>(rows, to);
+            let fifth = W::load_32(rows, 16);
+            for row in (0..8).step_by(2) {
+                for (quad, words) in W::load_32(rows, 48 + 16 * row).into_iter().enumerate() {
+                    let high = words.shift_right(4).and(NIBBLES);
+                    to.values(
+                        8 * row + quad,
+                        words.and(NIBBLES).or(bit(fifth[quad], row, 4)),
+                    );
+                    to.values(8 * row + 8 + quad, high.or(bit(fifth[quad], row + 1, 4)));
+                }
+            }
+        }
+    }
+}
+
+impl PanelFormat for Q6K {
+    #[inline(always)]
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+        // SAFETY: the block's 210 bytes; a block's places.
+        unsafe {
+            let d = W::load_4(rows, 206).shift_right(16).halves_to_floats();
+            for (word, scales) in W::load_16(rows, 192).into_iter().enumerate() {
+                for byte in 0..4 {
+                    let scale = scales.shift_left(24 - 8 * byte).shift_right_signed(24);
+                    to.scale(4 * word + byte as usize, scale.to_floats().multiply(d));
+                }
+            }
+            for half in 0..2 {
+                let high = W::load_32(rows, 128 + 32 * half);
+                for row in 0..2 {
+                    let low = W::load_32(rows, 64 * half + 32 * row);
+                    for quad in 0..8 {
+                        let (low, high) = (low[quad], high[quad].shift_right(2 * row as i32));
+                        let first = high.and(TWO_BITS).shift_left(4);
+                        let third = high.and(TWO_BITS << 4);
+                        let at = 32 * half + 8 * row + quad;
+                        to.values(at, low.and(NIBBLES).or(first));
+                        to.values(at + 16, low.shift_right(4).and(NIBBLES).or(third));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Byte `byte` of each word.
+#[inline(always)]
+fn byte_of<W: Words>(words: W, byte: usize) -> W::Floats {
+    words.shift_right(8 * byte as i32).and(0xff).to_floats()
+}
+
+/// Bit `row` of each byte, moved to bit `place`.
+#[inline(always)]
+fn bit<W: Words>(words: W, row: usize, place: i32) -> W {
+    words.shift_right(row as i32).and(ONE_BIT).shift_left(place)
+}
+
+/// The scales and minimums of Q4_K and Q5_K (see `formats`).
+///
+/// # Safety
+/// 16 bytes of each row are readable; `to` is a block's places.
+#[inline(always)]
+unsafe fn six_bit_scales<W: Words>(rows: &Rows, to: Destination) {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let [both, first, second, third] = W::load_16(rows, 0);
+        let d = both.halves_to_floats();
+        let minus_dmin = both.shift_right(16).xor(0x8000).halves_to_floats();
+        let (sixes, top_bits) = (0x3f3f_3f3f, 0x3030_3030);
+        let scales = [
+            first.and(sixes),
+            third.and(NIBBLES).or(first.shift_right(2).and(top_bits)),
+        ];
+        let minimums = [
+            second.and(sixes),
+            third
+                .shift_right(4)
+                .and(NIBBLES)
+                .or(second.shift_right(2).and(top_bits)),
+        ];
+        for word in 0..2 {
+            for byte in 0..4 {
+                to.scale(4 * word + byte, byte_of(scales[word], byte).multiply(d));
+                to.minimum(
+                    4 * word + byte,
+                    byte_of(minimums[word], byte).multiply(minus_dmin),
+                );
+            }
+        }
+    }
+}
