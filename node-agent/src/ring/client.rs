@@ -1,0 +1,383 @@
+//! Rank 0's hold on the ring: begins rounds and hears what comes home. It numbers sessions and sequences, keeps what
+//! is in flight, and says what a round cost. It decides nothing about requests, sampling or text (`decode` does).
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher as _, RandomState};
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use super::frame::{
+    Activation, Frame, HopTiming, Input, MAX_FRAME_ROWS, News, Operation, Reset, SessionId,
+};
+use super::hop::Homecoming;
+use super::transport::Inbound;
+
+/// Sessions on the ring, by id, and the ring's answers.
+pub struct RingClient {
+    inbox: mpsc::Sender<Inbound>,
+    home: mpsc::UnboundedReceiver<Homecoming>,
+    sessions: HashMap<SessionId, Open>,
+    last_session: SessionId,
+    last_nonce: u64,
+    members: usize,
+    /// Makes trace ids unlike those of other rings.
+    random: RandomState,
+}
+
+/// What the ring tells rank 0.
+#[derive(Debug)]
+pub enum RingEvent {
+    Answer {
+        session: SessionId,
+        /// `vocabulary` numbers a row that was asked for, else empty.
+        logits: Vec<f32>,
+        cost: RoundCost,
+    },
+    /// The session's KV cache is free on every member.
+    Released { session: SessionId },
+    /// The probe of this nonce has come home.
+    Whole { nonce: u64 },
+    /// A member did not compute a frame of this session.
+    Refused { session: SessionId, reason: String },
+    /// The ring is broken at this rank; all sessions are gone.
+    Lost { rank: usize, cause: String },
+}
+
+/// What one frame cost on its way through all rounds.
+#[derive(Clone, Debug)]
+pub struct RoundCost {
+    /// From the beginning to the homecoming.
+    pub elapsed: Duration,
+    /// Per member, on that member's clock.
+    pub members: Vec<HopTiming>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RingError {
+    #[error("the ring has stopped")]
+    Stopped,
+    #[error("session {session} is not open")]
+    NoSession { session: SessionId },
+    #[error("the ring is broken at rank {rank}: {cause}")]
+    Lost { rank: usize, cause: String },
+    #[error("the ring refused a frame: {reason}")]
+    Refused { reason: String },
+    #[error("no answer from the ring within {} s", limit.as_secs())]
+    Deadline { limit: Duration },
+}
+
+/// A frame that has not come home after this long never will.
+pub const ROUND_DEADLINE: Duration = Duration::from_secs(300);
+
+struct Open {
+    /// Positions begun.
+    length: usize,
+    /// Of the last frame begun.
+    sequence: u64,
+    traceparent: String,
+    /// Activations on their way, oldest first: sequence and beginning.
+    in_flight: VecDeque<(u64, Instant)>,
+}
+
+impl RingClient {
+    pub(super) fn new(
+        inbox: mpsc::Sender<Inbound>,
+        home: mpsc::UnboundedReceiver<Homecoming>,
+        members: usize,
+    ) -> Self {
+        Self {
+            inbox,
+            home,
+            sessions: HashMap::new(),
+            last_session: 0,
+            last_nonce: 0,
+            members,
+            random: RandomState::new(),
+        }
+    }
+
+    /// Asks whether the ring is whole, and drops all sessions. [`RingEvent::Whole`] with the nonce answers.
+    pub async fn probe(&mut self) -> Result<u64, RingError> {
+        self.sessions.clear();
+        self.last_nonce += 1;
+        let nonce = self.last_nonce;
+        let frame = Frame {
+            session: 0,
+            sequence: 0,
+            round: 0,
+            traceparent: String::new(),
+            timings: Vec::new(),
+            operation: Operation::Reset(Reset::Probe { nonce }),
+        };
+        self.begin(frame).await?;
+        Ok(nonce)
+    }
+
+    /// Opens a session on every member.
+    pub async fn create(&mut self) -> Result<SessionId, RingError> {
+        let session = self.open(0);
+        self.operate(session, Operation::Create).await?;
+        Ok(session)
+    }
+
+    /// Sends the next `tokens` (at most [`MAX_FRAME_ROWS`]) of a session round the ring. [`RingEvent::Answer`] brings
+    /// the logits of the last `wanted` of them.
+    pub async fn send(
+        &mut self,
+        session: SessionId,
+        tokens: &[u32],
+        wanted: usize,
+    ) -> Result<(), RingError> {
+        let open = self.session(session)?;
+        let first_position = open.length;
+        open.length += tokens.len();
+        open.in_flight
+            .push_back((open.sequence + 1, Instant::now()));
+        let activation = Activation {
+            first_position,
+            rows: tokens.len(),
+            output_rows: wanted,
+            input: Input::Tokens(tokens.to_vec()),
+        };
+        self.operate(session, Operation::Activation(activation))
+            .await
+    }
+
+    /// Opens a session that continues where `session` stands now.
+    pub async fn fork(&mut self, session: SessionId) -> Result<SessionId, RingError> {
+        let length = self.session(session)?.length;
+        let child = self.open(length);
+        self.operate(session, Operation::Fork { child }).await?;
+        Ok(child)
+    }
+
+    /// Shortens a session to its first `positions` positions.
+    pub async fn truncate(
+        &mut self,
+        session: SessionId,
+        positions: usize,
+    ) -> Result<(), RingError> {
+        let open = self.session(session)?;
+        open.length = open.length.min(positions);
+        self.operate(session, Operation::Truncate { positions })
+            .await
+    }
+
+    /// Closes a session. [`RingEvent::Released`] tells when every member has freed it; answers still on their way are
+    /// dropped.
+    pub async fn release(&mut self, session: SessionId) -> Result<(), RingError> {
+        self.operate(session, Operation::Release).await?;
+        self.sessions.remove(&session);
+        Ok(())
+    }
+
+    /// What the ring tells next; `None` when it has stopped. Safe to cancel.
+    pub async fn next(&mut self) -> Option<RingEvent> {
+        loop {
+            let homecoming = self.home.recv().await?;
+            if let Some(event) = self.event(homecoming) {
+                return Some(event);
+            }
+        }
+    }
+
+    /// What the ring has told already, without waiting.
+    pub fn try_next(&mut self) -> Option<RingEvent> {
+        loop {
+            let homecoming = self.home.try_recv().ok()?;
+            if let Some(event) = self.event(homecoming) {
+                return Some(event);
+            }
+        }
+    }
+
+    /// Sends `tokens` in chunks, several in flight, and waits for the logits of the last one (`vocabulary` numbers).
+    /// For callers with one session at a time: what happens to other sessions meanwhile is not reported.
+    pub async fn forward(
+        &mut self,
+        session: SessionId,
+        tokens: &[u32],
+    ) -> Result<Vec<f32>, RingError> {
+        let mut chunks = tokens.chunks(MAX_FRAME_ROWS).peekable();
+        let mut in_flight = 0;
+        let mut last = Vec::new();
+        while in_flight > 0 || chunks.peek().is_some() {
+            if in_flight <= self.members
+                && let Some(chunk) = chunks.next()
+            {
+                let wanted = usize::from(chunks.peek().is_none());
+                self.send(session, chunk, wanted).await?;
+                in_flight += 1;
+                continue;
+            }
+            match self.next_for(session).await? {
+                RingEvent::Answer { logits, .. } => {
+                    in_flight -= 1;
+                    last = logits;
+                }
+                RingEvent::Refused { reason, .. } => return Err(RingError::Refused { reason }),
+                RingEvent::Lost { rank, cause } => return Err(RingError::Lost { rank, cause }),
+                RingEvent::Released { .. } | RingEvent::Whole { .. } => {}
+            }
+        }
+        Ok(last)
+    }
+
+    /// Probes until the ring is whole.
+    pub async fn ready(&mut self) -> Result<(), RingError> {
+        const PAUSE: Duration = Duration::from_millis(50);
+        let limit = Instant::now() + ROUND_DEADLINE;
+        while Instant::now() < limit {
+            let probe = self.probe().await?;
+            let answer = tokio::time::timeout(PAUSE, async {
+                loop {
+                    match self.next().await {
+                        Some(RingEvent::Whole { nonce }) if nonce == probe => return Ok(()),
+                        Some(_) => {}
+                        None => return Err(RingError::Stopped),
+                    }
+                }
+            });
+            if let Ok(answer) = answer.await {
+                return answer;
+            }
+        }
+        Err(RingError::Deadline {
+            limit: ROUND_DEADLINE,
+        })
+    }
+
+    /// A session with an activation that began more than [`ROUND_DEADLINE`] before `now`.
+    pub fn overdue(&self, now: Instant) -> Option<SessionId> {
+        self.sessions
+            .iter()
+            .find(|(_, open)| {
+                open.in_flight.front().is_some_and(|(_, begun)| {
+                    now.saturating_duration_since(*begun) > ROUND_DEADLINE
+                })
+            })
+            .map(|(session, _)| *session)
+    }
+
+    async fn next_for(&mut self, session: SessionId) -> Result<RingEvent, RingError> {
+        let limit = ROUND_DEADLINE;
+        let wait = async {
+            loop {
+                match self.next().await {
+                    None => return Err(RingError::Stopped),
+                    Some(
+                        RingEvent::Answer { session: other, .. }
+                        | RingEvent::Refused { session: other, .. },
+                    ) if other != session => {}
+                    Some(event) => return Ok(event),
+                }
+            }
+        };
+        tokio::time::timeout(limit, wait)
+            .await
+            .unwrap_or(Err(RingError::Deadline { limit }))
+    }
+
+    /// What decode learns from a homecoming; nothing when its session is closed already.
+    fn event(&mut self, homecoming: Homecoming) -> Option<RingEvent> {
+        match homecoming {
+            Homecoming::Answer {
+                session,
+                sequence,
+                logits,
+                timings,
+            } => {
+                let in_flight = &mut self.sessions.get_mut(&session)?.in_flight;
+                // Frames of a session come home in order.
+                let (_, begun) = in_flight
+                    .pop_front()
+                    .filter(|(expected, _)| *expected == sequence)?;
+                Some(RingEvent::Answer {
+                    session,
+                    logits,
+                    cost: RoundCost {
+                        elapsed: begun.elapsed(),
+                        members: timings,
+                    },
+                })
+            }
+            Homecoming::Released { session } => Some(RingEvent::Released { session }),
+            Homecoming::Whole { nonce } => Some(RingEvent::Whole { nonce }),
+            Homecoming::News(event) => match event.news {
+                News::Refused {
+                    session, refusal, ..
+                } => self
+                    .sessions
+                    .contains_key(&session)
+                    .then(|| RingEvent::Refused {
+                        session,
+                        reason: format!("rank {}: {refusal}", event.rank),
+                    }),
+                News::Failed { session, cause, .. } => {
+                    self.sessions
+                        .contains_key(&session)
+                        .then(|| RingEvent::Refused {
+                            session,
+                            reason: format!("rank {}: {cause}", event.rank),
+                        })
+                }
+                News::Unreachable { rank, cause } => {
+                    self.sessions.clear();
+                    Some(RingEvent::Lost { rank, cause })
+                }
+            },
+        }
+    }
+
+    fn open(&mut self, length: usize) -> SessionId {
+        self.last_session += 1;
+        let session = self.last_session;
+        let open = Open {
+            length,
+            sequence: 0,
+            traceparent: self.traceparent(session),
+            in_flight: VecDeque::new(),
+        };
+        self.sessions.insert(session, open);
+        session
+    }
+
+    fn session(&mut self, session: SessionId) -> Result<&mut Open, RingError> {
+        self.sessions
+            .get_mut(&session)
+            .ok_or(RingError::NoSession { session })
+    }
+
+    async fn operate(&mut self, session: SessionId, operation: Operation) -> Result<(), RingError> {
+        let open = self.session(session)?;
+        open.sequence += 1;
+        let frame = Frame {
+            session,
+            sequence: open.sequence,
+            round: 0,
+            traceparent: open.traceparent.clone(),
+            timings: Vec::with_capacity(self.members),
+            operation,
+        };
+        self.begin(frame).await
+    }
+
+    async fn begin(&self, frame: Frame) -> Result<(), RingError> {
+        self.inbox
+            .send(Inbound::Begin(frame))
+            .await
+            .map_err(|_| RingError::Stopped)
+    }
+
+    /// A trace of its own per session, in the form of <https://www.w3.org/TR/trace-context/#traceparent-header>.
+    fn traceparent(&self, session: SessionId) -> String {
+        let part = |salt: u64| self.random.hash_one((session, salt));
+        format!(
+            "00-{:016x}{:016x}-{:016x}-01",
+            part(0),
+            part(1),
+            part(2) | 1
+        )
+    }
+}

@@ -1,0 +1,142 @@
+//! The ring's domain types: what goes round, what it cost, why it may be refused. They know no protobuf (`wire`
+//! converts) and no sockets (`transport` carries).
+
+use bytes::Bytes;
+
+/// Counts up over the life of a ring; 0 belongs to no session.
+pub type SessionId = u64;
+
+/// Rows that one frame may carry at most: long prompts go round in chunks of this size, several in flight.
+pub const MAX_FRAME_ROWS: usize = 128;
+
+/// One operation on one session, on its way through one round.
+#[derive(Clone, Debug)]
+pub struct Frame {
+    pub session: SessionId,
+    /// Counts up within a session; the same in every round.
+    pub sequence: u64,
+    /// The round whose window the receiver runs (see `schedule`).
+    pub round: usize,
+    /// W3C traceparent, or empty.
+    pub traceparent: String,
+    /// At most one entry a member, summed over rounds.
+    pub timings: Vec<HopTiming>,
+    pub operation: Operation,
+}
+
+#[derive(Clone, Debug)]
+pub enum Operation {
+    Create,
+    Activation(Activation),
+    /// Shorten the session to this many positions.
+    Truncate {
+        positions: usize,
+    },
+    /// Make `child` a copy of the session.
+    Fork {
+        child: SessionId,
+    },
+    Release,
+    /// Drop all sessions. The only operation without a session.
+    Reset(Reset),
+}
+
+#[derive(Clone, Debug)]
+pub struct Activation {
+    pub first_position: usize,
+    pub rows: usize,
+    /// Of how many rows, from the end, rank 0 reads the output; after the last window only these are carried.
+    pub output_rows: usize,
+    pub input: Input,
+}
+
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// Only on rank 0, in round 0: not yet embedded.
+    Tokens(Vec<u32>),
+    /// Row-major numbers in the plan's activation dtype, little-endian.
+    Rows(Bytes),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reset {
+    /// Rank 0 asks whether the ring is whole.
+    Probe { nonce: u64 },
+    /// A member has lost its predecessor.
+    Lost { rank: usize, cause: String },
+}
+
+/// What one member spent on a frame, on its own monotonic clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HopTiming {
+    pub rank: usize,
+    pub compute_ns: u64,
+    pub wait_ns: u64,
+    pub disk_ns: u64,
+    /// A gauge, not a sum: KV cache of all sessions on that member.
+    pub kv_bytes: u64,
+}
+
+/// Why a frame was not computed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("frame field {field}: expected {expected}, found {found}")]
+pub struct Refusal {
+    pub field: String,
+    pub expected: String,
+    pub found: String,
+}
+
+/// News on the way back to rank 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HopEvent {
+    /// The member that tells it.
+    pub rank: usize,
+    pub news: News,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// A frame broke a rule and was not computed.
+    Refused {
+        session: SessionId,
+        sequence: u64,
+        refusal: Refusal,
+    },
+    /// Computing an admitted frame failed.
+    Failed {
+        session: SessionId,
+        sequence: u64,
+        cause: String,
+    },
+    /// There is no stream to the member of this rank.
+    Unreachable { rank: usize, cause: String },
+}
+
+impl Frame {
+    /// Adds what this member spent to its entry.
+    pub fn add_timing(&mut self, spent: HopTiming) {
+        match self
+            .timings
+            .iter_mut()
+            .find(|timing| timing.rank == spent.rank)
+        {
+            Some(timing) => {
+                timing.compute_ns += spent.compute_ns;
+                timing.wait_ns += spent.wait_ns;
+                timing.disk_ns += spent.disk_ns;
+                timing.kv_bytes = spent.kv_bytes;
+            }
+            None => self.timings.push(spent),
+        }
+    }
+}
+
+impl Refusal {
+    pub fn new(field: impl Into<String>, expected: impl ToString, found: impl ToString) -> Self {
+        Self {
+            field: field.into(),
+            expected: expected.to_string(),
+            found: found.to_string(),
+        }
+    }
+}

@@ -1,0 +1,484 @@
+//! A member at work: admits what arrives, runs what waits for the same window as one batch, and hands it on.
+//!
+//! Everything of a member happens on one thread, in one loop, so that a hop wakes nobody up but its successor. Only a
+//! batch that takes long leaves the thread for its computing, so that large activations flow and pings are answered
+//! meanwhile. Control operations (create, fork, truncate, release, reset) keep their place among the activations.
+//!
+//! Decides what becomes of a frame: computed and sent on, refused, or failed; the latter two are told to rank 0 and
+//! end one request, never the ring. Losing a neighbour ends all sessions.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+use tonic::Status;
+
+use super::frame::{
+    Activation, Frame, HopEvent, HopTiming, Input, MAX_FRAME_ROWS, News, Operation, Reset,
+    SessionId,
+};
+use super::schedule::Schedule;
+use super::session::SessionTable;
+use super::transport::Inbound;
+use super::wire::{self, FrameLimits, proto};
+use super::worker::{Product, Work, Worker, WorkerError};
+
+/// One member's loop.
+pub struct Hop {
+    schedule: Schedule,
+    limits: FrameLimits,
+    table: SessionTable,
+    /// Shared with the batch that is being computed beside this thread; never waited for.
+    worker: Arc<Mutex<Worker>>,
+    queue: VecDeque<Queued>,
+    successor: Successor,
+    /// Events for the predecessor, while it is connected.
+    predecessor: Option<mpsc::Sender<Result<proto::HopEvent, Status>>>,
+    /// Rank 0 only: what comes home.
+    home: Option<mpsc::UnboundedSender<Homecoming>>,
+    /// What a row cost in the last batch of each stage.
+    row_cost: Vec<Option<Duration>>,
+    held: Arc<AtomicUsize>,
+}
+
+/// What a round brings back to rank 0.
+#[derive(Debug)]
+pub enum Homecoming {
+    /// An activation: the logits of its output rows (output_rows x vocabulary), and what it cost on the way.
+    Answer {
+        session: SessionId,
+        sequence: u64,
+        logits: Vec<f32>,
+        timings: Vec<HopTiming>,
+    },
+    /// A release: no member holds the session any more.
+    Released { session: SessionId },
+    /// A probe: the ring is whole.
+    Whole { nonce: u64 },
+    /// Something went wrong on the way.
+    News(HopEvent),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum HopError {
+    #[error("computing a batch ended in a panic")]
+    Panicked(#[source] tokio::task::JoinError),
+}
+
+struct Queued {
+    frame: Frame,
+    arrived: Instant,
+}
+
+enum Successor {
+    /// A ring of one.
+    Itself,
+    Connected(mpsc::Sender<proto::Frame>),
+    Missing(String),
+}
+
+/// A batch that probably takes less than this is computed without leaving the thread: handing it over and back costs
+/// two wake-ups, about 0.05 ms.
+const INLINE_LIMIT: Duration = Duration::from_millis(2);
+/// Rows of one batch. Beyond it a batch gains nothing and others wait.
+const MAX_BATCH_ROWS: usize = 2 * MAX_FRAME_ROWS;
+/// Rank 0 ends its sessions within minutes; what is idle for this long was left behind.
+const SESSION_IDLE_LIMIT: Duration = Duration::from_secs(600);
+const IDLE_SWEEP: Duration = Duration::from_secs(60);
+
+impl Hop {
+    /// `home` is given on rank 0 only; `held` shows how many sessions have a KV cache here.
+    pub fn new(
+        schedule: Schedule,
+        limits: FrameLimits,
+        table: SessionTable,
+        worker: Worker,
+        home: Option<mpsc::UnboundedSender<Homecoming>>,
+        held: Arc<AtomicUsize>,
+    ) -> Self {
+        let successor = match schedule.members {
+            1 => Successor::Itself,
+            _ => Successor::Missing("not connected yet".into()),
+        };
+        Self {
+            row_cost: vec![None; schedule.stages()],
+            schedule,
+            limits,
+            table,
+            worker: Arc::new(Mutex::new(worker)),
+            queue: VecDeque::new(),
+            successor,
+            predecessor: None,
+            home,
+            held,
+        }
+    }
+
+    /// Works until all senders of `inbox` are gone.
+    pub async fn run(mut self, mut inbox: mpsc::Receiver<Inbound>) -> Result<(), HopError> {
+        let mut sweep = tokio::time::interval(IDLE_SWEEP);
+        loop {
+            if self.queue.is_empty() {
+                tokio::select! {
+                    inbound = inbox.recv() => match inbound {
+                        Some(inbound) => self.take(inbound),
+                        None => return Ok(()),
+                    },
+                    _ = sweep.tick() => self.expire(),
+                }
+            }
+            while let Ok(inbound) = inbox.try_recv() {
+                self.take(inbound);
+            }
+            self.work().await?;
+            if !self.queue.is_empty() {
+                // Lets what was sent reach the socket before the next batch takes the thread.
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    fn take(&mut self, inbound: Inbound) {
+        match inbound {
+            Inbound::Frame { frame, arrived } => {
+                let (session, sequence) = (frame.session, frame.sequence);
+                match wire::frame_from_proto(frame, &self.limits) {
+                    Ok(frame) => self.admit(frame, arrived),
+                    Err(refusal) => self.tell(News::Refused {
+                        session,
+                        sequence,
+                        refusal,
+                    }),
+                }
+            }
+            Inbound::Begin(frame) => self.admit(frame, Instant::now()),
+            Inbound::Event(event) => self.pass_back(event),
+            Inbound::PredecessorConnected { events } => {
+                tracing::info!(
+                    rank = self.schedule.predecessor(),
+                    "the predecessor is connected"
+                );
+                self.predecessor = Some(events);
+            }
+            Inbound::PredecessorLost { cause } => {
+                let rank = self.schedule.predecessor();
+                tracing::warn!(rank, cause, "lost the predecessor; its sessions end");
+                self.predecessor = None;
+                self.forget_all();
+                if self.schedule.rank == 0 {
+                    self.tell(News::Unreachable { rank, cause });
+                } else {
+                    // The members behind hold the same sessions, and rank 0 hears of it this way, too.
+                    let operation = Operation::Reset(Reset::Lost { rank, cause });
+                    self.queue.push_back(Queued {
+                        frame: sessionless(operation),
+                        arrived: Instant::now(),
+                    });
+                }
+            }
+            Inbound::SuccessorConnected { frames } => self.successor = Successor::Connected(frames),
+            Inbound::SuccessorLost { cause } => {
+                if let Successor::Connected(_) = self.successor {
+                    self.forget_all();
+                    self.tell(News::Unreachable {
+                        rank: self.schedule.successor(),
+                        cause: cause.clone(),
+                    });
+                }
+                self.successor = Successor::Missing(cause);
+            }
+        }
+    }
+
+    fn admit(&mut self, frame: Frame, arrived: Instant) {
+        if self.schedule.rank == 0
+            && frame.round > 0
+            && let Operation::Reset(reset) = frame.operation
+        {
+            match reset {
+                // Sessions begun since the probe was sent stay.
+                Reset::Probe { nonce } => self.bring_home(Homecoming::Whole { nonce }),
+                Reset::Lost { rank, cause } => {
+                    self.forget_all();
+                    self.tell(News::Unreachable { rank, cause });
+                }
+            }
+            return;
+        }
+        match self.table.admit(&frame, arrived) {
+            Ok(()) => self.queue.push_back(Queued { frame, arrived }),
+            Err(refusal) => {
+                tracing::debug!(session = frame.session, traceparent = frame.traceparent, %refusal, "refused a frame");
+                self.tell(News::Refused {
+                    session: frame.session,
+                    sequence: frame.sequence,
+                    refusal,
+                });
+            }
+        }
+    }
+
+    /// Does what is first in the queue, and with it all that can be batched.
+    async fn work(&mut self) -> Result<(), HopError> {
+        let Some(first) = self.queue.front() else {
+            return Ok(());
+        };
+        if let Operation::Activation(_) = first.frame.operation {
+            let round = first.frame.round;
+            let batch = take_batch(&mut self.queue);
+            return self.compute(round, batch).await;
+        }
+        let Some(Queued { frame, arrived }) = self.queue.pop_front() else {
+            return Ok(());
+        };
+        self.control(&frame);
+        self.hand_on(frame, arrived).await;
+        Ok(())
+    }
+
+    fn control(&mut self, frame: &Frame) {
+        let (round, session) = (frame.round, frame.session);
+        match &frame.operation {
+            Operation::Create => self.worker().create(round, session),
+            Operation::Truncate { positions } => self.worker().truncate(round, session, *positions),
+            Operation::Fork { child } => self.worker().fork(round, session, *child),
+            Operation::Release => self.worker().release(round, session),
+            Operation::Reset(_) => self.worker().clear(),
+            Operation::Activation(_) => {}
+        }
+        self.count();
+    }
+
+    async fn compute(&mut self, round: usize, batch: Vec<Queued>) -> Result<(), HopError> {
+        let last_hop = round < self.schedule.rounds && self.schedule.is_last_hop(round);
+        let mut frames = Vec::with_capacity(batch.len());
+        let mut work = Vec::with_capacity(batch.len());
+        for Queued { mut frame, arrived } in batch {
+            let Operation::Activation(activation) = &mut frame.operation else {
+                continue;
+            };
+            let Activation {
+                first_position,
+                rows,
+                output_rows,
+                input,
+            } = activation;
+            let narrowed = last_hop || round == self.schedule.rounds;
+            work.push(Work {
+                session: frame.session,
+                first_position: *first_position,
+                rows: *rows,
+                wanted: if narrowed { *output_rows } else { *rows },
+                input: std::mem::replace(input, Input::Tokens(Vec::new())),
+            });
+            frames.push((frame, arrived, work.last().map_or(0, |work| work.rows)));
+        }
+        let total_rows: usize = work.iter().map(|work| work.rows).sum();
+        let started = Instant::now();
+        let products = self.produce(round, work, total_rows).await?;
+        let spent = started.elapsed();
+        self.row_cost[round] = Some(spent / total_rows.max(1) as u32);
+
+        let products = match products {
+            Ok(products) => products,
+            Err(error) => {
+                let cause = crate::error_chain(&error);
+                tracing::error!(round, cause, "computing a batch failed");
+                for (frame, ..) in frames {
+                    self.tell(News::Failed {
+                        session: frame.session,
+                        sequence: frame.sequence,
+                        cause: cause.clone(),
+                    });
+                }
+                return Ok(());
+            }
+        };
+        let kv_bytes = self.worker().kv_bytes();
+        for ((mut frame, arrived, rows), product) in frames.into_iter().zip(products) {
+            // A row's share of the batch is its compute time; what it waited for its neighbours' rows is waiting.
+            let compute = spent.mul_f64(rows as f64 / total_rows.max(1) as f64);
+            frame.add_timing(HopTiming {
+                rank: self.schedule.rank,
+                compute_ns: nanoseconds(compute),
+                wait_ns: nanoseconds(arrived.elapsed().saturating_sub(compute)),
+                disk_ns: 0,
+                kv_bytes,
+            });
+            match product {
+                Product::Rows(payload) => {
+                    if let Operation::Activation(activation) = &mut frame.operation {
+                        activation.input = Input::Rows(payload);
+                    }
+                    self.hand_on(frame, Instant::now()).await;
+                }
+                Product::Logits(logits) => self.bring_home(Homecoming::Answer {
+                    session: frame.session,
+                    sequence: frame.sequence,
+                    logits,
+                    timings: frame.timings,
+                }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the worker, on this thread or beside it.
+    async fn produce(
+        &self,
+        round: usize,
+        work: Vec<Work>,
+        rows: usize,
+    ) -> Result<Result<Vec<Product>, WorkerError>, HopError> {
+        let expected = self.row_cost[round].map(|cost| cost * rows as u32);
+        if expected.is_some_and(|expected| expected < INLINE_LIMIT) {
+            return Ok(self.worker().run(round, work));
+        }
+        let worker = self.worker.clone();
+        tokio::task::spawn_blocking(move || lock(&worker).run(round, work))
+            .await
+            .map_err(HopError::Panicked)
+    }
+
+    fn worker(&self) -> MutexGuard<'_, Worker> {
+        lock(&self.worker)
+    }
+
+    /// Sends a frame that this member is done with where it goes next.
+    async fn hand_on(&mut self, mut frame: Frame, now: Instant) {
+        if self.schedule.rank == 0 && frame.round == self.schedule.rounds {
+            if let Operation::Release = frame.operation {
+                self.bring_home(Homecoming::Released {
+                    session: frame.session,
+                });
+            }
+            return;
+        }
+        frame.round = self.schedule.next_round(frame.round);
+        match &self.successor {
+            Successor::Itself => self.admit(frame, now),
+            Successor::Connected(frames) => {
+                if let Some(frame) = wire::frame_to_proto(frame, &self.limits) {
+                    // Fails when the stream has just ended, of which the inbox tells next.
+                    let _ = frames.send(frame).await;
+                }
+            }
+            Successor::Missing(cause) => {
+                let cause = cause.clone();
+                self.tell(News::Unreachable {
+                    rank: self.schedule.successor(),
+                    cause,
+                });
+            }
+        }
+    }
+
+    fn tell(&mut self, news: News) {
+        self.pass_back(HopEvent {
+            rank: self.schedule.rank,
+            news,
+        });
+    }
+
+    /// An event's next step towards rank 0.
+    fn pass_back(&mut self, event: HopEvent) {
+        if self.home.is_some() {
+            return self.bring_home(Homecoming::News(event));
+        }
+        if let Some(predecessor) = &self.predecessor
+            && predecessor
+                .try_send(Ok(wire::event_to_proto(event)))
+                .is_err()
+        {
+            tracing::warn!("the predecessor takes no more events; one was dropped");
+        }
+    }
+
+    fn bring_home(&self, homecoming: Homecoming) {
+        if let Some(home) = &self.home {
+            // Fails only when decode has ended, and the process with it.
+            let _ = home.send(homecoming);
+        }
+    }
+
+    fn forget_all(&mut self) {
+        self.queue.clear();
+        self.table.clear();
+        self.worker().clear();
+        self.count();
+    }
+
+    fn expire(&mut self) {
+        for session in self.table.expire(Instant::now(), SESSION_IDLE_LIMIT) {
+            tracing::warn!(
+                session,
+                "dropped a session that was idle for {} s",
+                SESSION_IDLE_LIMIT.as_secs()
+            );
+            self.worker().forget(session);
+        }
+        self.count();
+    }
+
+    fn count(&self) {
+        self.held.store(self.worker().caches(), Ordering::Relaxed);
+    }
+}
+
+/// The first activation and all others that can run with it: same round, at most one a session, and none that would
+/// overtake a frame of its own session or a control operation.
+fn take_batch(queue: &mut VecDeque<Queued>) -> Vec<Queued> {
+    let round = queue.front().map_or(0, |first| first.frame.round);
+    let mut batch = Vec::new();
+    let mut rest = VecDeque::with_capacity(queue.len());
+    let mut seen = HashSet::new();
+    let mut rows = 0;
+    let mut open = true;
+    for queued in queue.drain(..) {
+        let fits = match &queued.frame.operation {
+            Operation::Activation(activation) => {
+                let own = activation.rows;
+                // `insert` also blocks what follows in a session of which something stays behind.
+                let fits = open
+                    && seen.insert(queued.frame.session)
+                    && queued.frame.round == round
+                    && (rows == 0 || rows + own <= MAX_BATCH_ROWS);
+                rows += if fits { own } else { 0 };
+                fits
+            }
+            _ => {
+                open = false;
+                false
+            }
+        };
+        if fits {
+            batch.push(queued);
+        } else {
+            rest.push_back(queued);
+        }
+    }
+    *queue = rest;
+    batch
+}
+
+/// A panic while it was held ends the member anyway (see [`HopError::Panicked`]).
+fn lock(worker: &Mutex<Worker>) -> MutexGuard<'_, Worker> {
+    worker.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn sessionless(operation: Operation) -> Frame {
+    Frame {
+        session: 0,
+        sequence: 0,
+        round: 0,
+        traceparent: String::new(),
+        timings: Vec::new(),
+        operation,
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

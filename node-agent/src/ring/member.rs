@@ -1,0 +1,192 @@
+//! Starts a member: its windows, its thread, its streams to both neighbours; and ends it. The order of steps is
+//! decided here; what the member does is `hop`'s.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
+use prima_engine::{Compute, EngineError, Model};
+use tokio::runtime::{self, Handle};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::client::RingClient;
+use super::hop::{Hop, HopError};
+use super::schedule::Schedule;
+use super::session::SessionTable;
+use super::transport::{self, LinkOptions, TransportError};
+use super::wire::FrameLimits;
+use super::worker::{Worker, WorkerError};
+
+/// One member of a ring, running on a thread of its own until it is dropped.
+pub struct Member {
+    handle: Handle,
+    /// Dropped to stop the thread.
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+    outcome: watch::Receiver<Option<Arc<MemberError>>>,
+    held: Arc<AtomicUsize>,
+    client: Option<RingClient>,
+}
+
+/// What a member is started with.
+pub struct MemberOptions {
+    /// Validated, and fitting the model.
+    pub plan: Arc<RingPlanSpec>,
+    pub rank: usize,
+    pub model: Model,
+    /// Compute threads.
+    pub threads: usize,
+    /// Where the predecessor connects. A ring of one does not use it.
+    pub listener: TcpListener,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum MemberError {
+    #[error("the plan has no member of rank {rank}")]
+    Rank { rank: usize },
+    #[error("cannot start the compute threads")]
+    Threads(#[source] Box<EngineError>),
+    #[error("cannot open this member's part of the model")]
+    Open(#[source] WorkerError),
+    #[error("cannot start the ring's thread")]
+    Thread(#[source] std::io::Error),
+    #[error("the member cannot compute any more")]
+    Hop(#[source] HopError),
+    #[error("the member cannot be reached any more")]
+    Transport(#[source] TransportError),
+    #[error("the ring's thread has ended")]
+    Stopped,
+}
+
+impl Member {
+    /// Opens the windows of `rank` and joins the ring. Neighbours may start later, or come back: sessions end with a
+    /// lost neighbour, the member does not.
+    pub fn start(options: MemberOptions) -> Result<Self, MemberError> {
+        let MemberOptions {
+            plan,
+            rank,
+            model,
+            threads,
+            listener,
+        } = options;
+        let schedule = Schedule::new(&plan, rank).ok_or(MemberError::Rank { rank })?;
+        let limits = FrameLimits::new(&plan, &schedule, model.config().hidden);
+        let table = SessionTable::new(
+            plan.max_concurrent_requests as usize,
+            plan.context_length as usize,
+            schedule.stages(),
+        );
+        let compute =
+            Arc::new(Compute::new(threads).map_err(|error| MemberError::Threads(Box::new(error)))?);
+        let worker = Worker::new(model, compute, &plan, &schedule).map_err(MemberError::Open)?;
+
+        let link = LinkOptions {
+            generation: plan.generation,
+            rank,
+            predecessor: schedule.predecessor(),
+            max_message_bytes: limits.max_message_bytes(),
+            // Each session has at most a few frames on their way, and a prompt a chunk or two a member.
+            buffered_frames: 64 + 4 * (plan.max_concurrent_requests as usize + schedule.members),
+        };
+        let (inbox, received) = mpsc::channel(link.buffered_frames);
+        let (home, homecomings) = mpsc::unbounded_channel();
+        let client =
+            (rank == 0).then(|| RingClient::new(inbox.clone(), homecomings, schedule.members));
+        let home = (rank == 0).then_some(home);
+        let held = Arc::new(AtomicUsize::new(0));
+        let successor = (schedule.members > 1).then(|| plan.members[schedule.successor()].clone());
+        let hop = Hop::new(schedule, limits, table, worker, home, held.clone());
+
+        let runtime = runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(MemberError::Thread)?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel();
+        let (told, outcome) = watch::channel(None);
+        let work = async move {
+            let connect = async {
+                match &successor {
+                    Some(next) => {
+                        transport::connect(&next.name, &next.address, link, inbox.clone()).await
+                    }
+                    None => std::future::pending().await,
+                }
+            };
+            let serve = async {
+                match &successor {
+                    Some(_) => transport::serve(listener, link, inbox.clone()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                result = tokio::spawn(hop.run(received)) => match result {
+                    Ok(Ok(())) => None,
+                    Ok(Err(error)) => Some(MemberError::Hop(error)),
+                    Err(panic) => Some(MemberError::Hop(HopError::Panicked(panic))),
+                },
+                result = serve => result.err().map(MemberError::Transport),
+                () = connect => None,
+                _ = stopped => None,
+            }
+        };
+        let thread = thread::Builder::new()
+            .name("ring".into())
+            .spawn(move || {
+                let outcome = runtime.block_on(work);
+                if let Some(error) = outcome {
+                    told.send_replace(Some(Arc::new(error)));
+                }
+            })
+            .map_err(MemberError::Thread)?;
+        Ok(Self {
+            handle,
+            stop: Some(stop),
+            thread: Some(thread),
+            outcome,
+            held,
+            client,
+        })
+    }
+
+    /// Rank 0's hold on the ring; `None` on other ranks, and the second time.
+    pub fn take_client(&mut self) -> Option<RingClient> {
+        self.client.take()
+    }
+
+    /// The ring's thread, for what must not cost a wake-up a token: decoding on rank 0.
+    pub fn runtime(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Sessions with a KV cache on this member now.
+    pub fn sessions(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the member cannot go on, and says why.
+    pub async fn ended(&self) -> Arc<MemberError> {
+        let mut outcome = self.outcome.clone();
+        loop {
+            if let Some(error) = outcome.borrow_and_update().clone() {
+                return error;
+            }
+            if outcome.changed().await.is_err() {
+                return Arc::new(MemberError::Stopped);
+            }
+        }
+    }
+}
+
+impl Drop for Member {
+    /// Closes all connections at once. Neighbours see it as a loss.
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // It ends by itself; a panic in it has been printed.
+            let _ = thread.join();
+        }
+    }
+}

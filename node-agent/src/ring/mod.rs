@@ -1,0 +1,24 @@
+//! The ring: every member runs its layer windows on what arrives and hands it to its successor.
+//!
+//! `schedule` and `session` are pure and decide; `worker` computes; `hop` brings them together on one thread;
+//! `transport` and `wire` carry frames between members; `client` is rank 0's hold on the ring; `member` starts it all.
+
+mod client;
+mod frame;
+mod hop;
+mod member;
+mod schedule;
+mod session;
+#[cfg(test)]
+pub(crate) mod test_plan;
+mod transport;
+mod wire;
+mod worker;
+
+pub use client::{ROUND_DEADLINE, RingClient, RingError, RingEvent, RoundCost};
+pub use frame::{HopTiming, MAX_FRAME_ROWS, SessionId};
+pub use hop::HopError;
+pub use member::{Member, MemberError, MemberOptions};
+pub use transport::{GENERATION_KEY, RANK_KEY, TransportError};
+pub use wire::proto;
+pub use worker::WorkerError;

@@ -1,0 +1,465 @@
+//! Streams between neighbours: accepts the predecessor's, keeps one open to the successor, and reports what happens
+//! to both. It decides who may be a neighbour and when a neighbour is lost; it never looks into a frame.
+//!
+//! There is one predecessor at a time, known by plan generation and rank: a second one is refused while the first
+//! lives, so that a stray client cannot disturb a ring. A killed neighbour shows as a broken connection at once, a
+//! silent one (power, network, a stopped process) by unanswered HTTP/2 pings.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::MetadataMap;
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Endpoint, Server};
+use tonic::{Code, Request, Response, Status, Streaming};
+
+use super::frame::{Frame, HopEvent};
+use super::wire::proto::ring_client::RingClient;
+use super::wire::proto::ring_server::{Ring, RingServer};
+use super::wire::{self, MAX_EVENT_BYTES, proto};
+
+/// What a member's hop task is told.
+#[derive(Debug)]
+pub enum Inbound {
+    /// The predecessor's stream is open; events for it go here.
+    PredecessorConnected {
+        events: mpsc::Sender<Result<proto::HopEvent, Status>>,
+    },
+    PredecessorLost {
+        cause: String,
+    },
+    /// Not yet checked.
+    Frame {
+        frame: proto::Frame,
+        arrived: Instant,
+    },
+    /// The stream to the successor is open; frames for it go here.
+    SuccessorConnected {
+        frames: mpsc::Sender<proto::Frame>,
+    },
+    /// Also when an attempt to connect failed.
+    SuccessorLost {
+        cause: String,
+    },
+    /// From the successor, on its way to rank 0.
+    Event(HopEvent),
+    /// Rank 0 begins a round.
+    Begin(Frame),
+}
+
+/// What both directions agree on.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkOptions {
+    pub generation: i64,
+    /// This member's rank.
+    pub rank: usize,
+    /// The only rank that may be the predecessor.
+    pub predecessor: usize,
+    /// The largest message that may arrive.
+    pub max_message_bytes: usize,
+    /// Frames that may wait for a neighbour.
+    pub buffered_frames: usize,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TransportError {
+    #[error("the ring service stopped")]
+    Serve(#[source] tonic::transport::Error),
+    #[error("the ring's listener cannot be used")]
+    Listener(#[source] std::io::Error),
+}
+
+/// Metadata by which a successor knows its predecessor.
+pub const GENERATION_KEY: &str = "prima-plan-generation";
+pub const RANK_KEY: &str = "prima-member-rank";
+
+/// An idle or stuck neighbour is asked for a sign of life this often, and lost after this much silence.
+const PING_INTERVAL: Duration = Duration::from_secs(5);
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const FIRST_RETRY: Duration = Duration::from_millis(50);
+const LAST_RETRY: Duration = Duration::from_secs(2);
+/// A member that waits for its successor says so this often.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Events are rare and small; more than this unread means that the predecessor is stuck.
+const BUFFERED_EVENTS: usize = 256;
+/// A member has one predecessor, and strangers should not find much room.
+const MAX_STREAMS_PER_CONNECTION: u32 = 4;
+
+/// Serves the predecessor on `listener` until the future is dropped.
+pub async fn serve(
+    listener: std::net::TcpListener,
+    options: LinkOptions,
+    inbox: mpsc::Sender<Inbound>,
+) -> Result<(), TransportError> {
+    listener
+        .set_nonblocking(true)
+        .map_err(TransportError::Listener)?;
+    let listener = tokio::net::TcpListener::from_std(listener).map_err(TransportError::Listener)?;
+    let service = RingServer::new(Acceptor {
+        options,
+        inbox,
+        occupied: Arc::new(AtomicBool::new(false)),
+    })
+    .max_decoding_message_size(options.max_message_bytes);
+    Server::builder()
+        .initial_stream_window_size(window_bytes(options.max_message_bytes))
+        .initial_connection_window_size(window_bytes(options.max_message_bytes))
+        .max_frame_size(frame_bytes(options.max_message_bytes))
+        .max_concurrent_streams(MAX_STREAMS_PER_CONNECTION)
+        .http2_keepalive_interval(Some(PING_INTERVAL))
+        .http2_keepalive_timeout(Some(PING_TIMEOUT))
+        .add_service(service)
+        .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)))
+        .await
+        .map_err(TransportError::Serve)
+}
+
+/// Keeps a stream open to the successor, whose name is for logs, until the inbox is closed or the future dropped.
+pub async fn connect(
+    name: &str,
+    address: &str,
+    options: LinkOptions,
+    inbox: mpsc::Sender<Inbound>,
+) {
+    let mut retry = FIRST_RETRY;
+    let mut waiting_since = Instant::now();
+    let mut progress_told = waiting_since;
+    loop {
+        let cause = match open(address, options).await {
+            Ok((frames, mut events)) => {
+                tracing::info!(successor = name, address, "connected to the successor");
+                retry = FIRST_RETRY;
+                if inbox
+                    .send(Inbound::SuccessorConnected { frames })
+                    .await
+                    .is_err()
+                {
+                    return;
+                }
+                let cause = loop {
+                    match events.next().await {
+                        Some(Ok(event)) => {
+                            if let Some(event) = wire::event_from_proto(event)
+                                && inbox.send(Inbound::Event(event)).await.is_err()
+                            {
+                                return;
+                            }
+                        }
+                        Some(Err(status)) => break root_cause(&status),
+                        None => break "it closed the stream".to_owned(),
+                    }
+                };
+                tracing::warn!(successor = name, address, cause, "lost the successor");
+                waiting_since = Instant::now();
+                progress_told = waiting_since;
+                cause
+            }
+            Err(cause) => {
+                if progress_told.elapsed() >= PROGRESS_INTERVAL {
+                    progress_told = Instant::now();
+                    let seconds = waiting_since.elapsed().as_secs();
+                    tracing::info!(
+                        successor = name,
+                        address,
+                        cause,
+                        "still waiting for the successor after {seconds} s"
+                    );
+                }
+                cause
+            }
+        };
+        if inbox.send(Inbound::SuccessorLost { cause }).await.is_err() {
+            return;
+        }
+        tokio::time::sleep(retry).await;
+        retry = (retry * 2).min(LAST_RETRY);
+    }
+}
+
+struct Acceptor {
+    options: LinkOptions,
+    inbox: mpsc::Sender<Inbound>,
+    occupied: Arc<AtomicBool>,
+}
+
+#[tonic::async_trait]
+impl Ring for Acceptor {
+    type HopStream = ReceiverStream<Result<proto::HopEvent, Status>>;
+
+    async fn hop(
+        &self,
+        request: Request<Streaming<proto::Frame>>,
+    ) -> Result<Response<Self::HopStream>, Status> {
+        let expected = [
+            (GENERATION_KEY, self.options.generation),
+            (RANK_KEY, self.options.predecessor as i64),
+        ];
+        for (key, expected) in expected {
+            let found = decimal(request.metadata(), key)?;
+            if found != expected {
+                return Err(Status::failed_precondition(format!(
+                    "{key}: expected {expected}, found {found}"
+                )));
+            }
+        }
+        let place = Place::claim(&self.occupied).ok_or_else(|| {
+            Status::already_exists(format!(
+                "rank {} is connected already",
+                self.options.predecessor
+            ))
+        })?;
+        let (events, receiver) = mpsc::channel(BUFFERED_EVENTS);
+        tokio::spawn(read(
+            request.into_inner(),
+            events,
+            self.inbox.clone(),
+            place,
+        ));
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}
+
+/// Reads the predecessor's frames until its stream ends.
+async fn read(
+    mut frames: Streaming<proto::Frame>,
+    events: mpsc::Sender<Result<proto::HopEvent, Status>>,
+    inbox: mpsc::Sender<Inbound>,
+    place: Place,
+) {
+    if inbox
+        .send(Inbound::PredecessorConnected { events })
+        .await
+        .is_err()
+    {
+        return;
+    }
+    let cause = loop {
+        match frames.message().await {
+            Ok(Some(frame)) => {
+                let arrived = Instant::now();
+                if inbox.send(Inbound::Frame { frame, arrived }).await.is_err() {
+                    return;
+                }
+            }
+            Ok(None) => break "it closed the stream".to_owned(),
+            Err(status) => break root_cause(&status),
+        }
+    };
+    // Told before the place is free, so that the next predecessor is heard of after it.
+    let _ = inbox.send(Inbound::PredecessorLost { cause }).await;
+    drop(place);
+}
+
+/// The predecessor's place, freed on drop.
+struct Place(Arc<AtomicBool>);
+
+impl Place {
+    fn claim(occupied: &Arc<AtomicBool>) -> Option<Self> {
+        let free = !occupied.swap(true, Ordering::AcqRel);
+        free.then(|| Self(occupied.clone()))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+async fn open(
+    address: &str,
+    options: LinkOptions,
+) -> Result<(mpsc::Sender<proto::Frame>, Streaming<proto::HopEvent>), String> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|error| root_cause(&error))?
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .keep_alive_while_idle(true);
+    let channel = endpoint
+        .connect()
+        .await
+        .map_err(|error| root_cause(&error))?;
+    let (frames, receiver) = mpsc::channel(options.buffered_frames);
+    let mut request = Request::new(ReceiverStream::new(receiver));
+    request
+        .metadata_mut()
+        .insert(GENERATION_KEY, options.generation.into());
+    request.metadata_mut().insert(RANK_KEY, options.rank.into());
+    let mut client = RingClient::new(channel).max_decoding_message_size(MAX_EVENT_BYTES);
+    match tokio::time::timeout(CONNECT_TIMEOUT, client.hop(request)).await {
+        Ok(Ok(response)) => Ok((frames, response.into_inner())),
+        Ok(Err(status)) if status.code() == Code::FailedPrecondition => {
+            tracing::error!(
+                address,
+                reason = status.message(),
+                "the successor does not follow this plan"
+            );
+            Err(status.message().to_owned())
+        }
+        Ok(Err(status)) => Err(root_cause(&status)),
+        Err(_) => Err(format!("no answer within {} s", CONNECT_TIMEOUT.as_secs())),
+    }
+}
+
+fn decimal(metadata: &MetadataMap, key: &str) -> Result<i64, Status> {
+    metadata
+        .get(key)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.parse().ok())
+        .ok_or_else(|| {
+            Status::failed_precondition(format!(
+                "metadata {key}: expected a decimal number, found none"
+            ))
+        })
+}
+
+/// The innermost message of an error: what happened to the socket, rather than what it meant to the layers above.
+fn root_cause(error: &(dyn Error + 'static)) -> String {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    match innermost.downcast_ref::<Status>() {
+        Some(status) => status.message().to_owned(),
+        None => innermost.to_string(),
+    }
+}
+
+/// Flow control must not stop a chunk half way: room for two of the largest messages.
+fn window_bytes(max_message_bytes: usize) -> u32 {
+    const LARGEST: usize = (1 << 31) - 1;
+    (2 * max_message_bytes).clamp(1 << 20, LARGEST) as u32
+}
+
+fn frame_bytes(max_message_bytes: usize) -> u32 {
+    max_message_bytes.clamp(1 << 14, (1 << 24) - 1) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(predecessor: usize) -> LinkOptions {
+        LinkOptions {
+            generation: 7,
+            rank: 1,
+            predecessor,
+            max_message_bytes: 4096,
+            buffered_frames: 8,
+        }
+    }
+
+    /// A listening member of rank 1 whose predecessor is rank 0.
+    async fn member() -> (String, mpsc::Receiver<Inbound>) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (inbox, received) = mpsc::channel(8);
+        tokio::spawn(serve(listener, options(0), inbox));
+        (address, received)
+    }
+
+    fn as_rank(rank: usize) -> LinkOptions {
+        LinkOptions { rank, ..options(0) }
+    }
+
+    #[tokio::test]
+    async fn only_the_predecessor_of_the_same_plan_is_let_in_and_only_once() {
+        let (address, mut received) = member().await;
+        let stale = LinkOptions {
+            generation: 6,
+            ..as_rank(0)
+        };
+        let refusal = open(&address, stale).await.err().unwrap();
+        assert_eq!(refusal, "prima-plan-generation: expected 7, found 6");
+        let refusal = open(&address, as_rank(2)).await.err().unwrap();
+        assert_eq!(refusal, "prima-member-rank: expected 0, found 2");
+
+        let (frames, _events) = open(&address, as_rank(0)).await.unwrap();
+        assert!(matches!(
+            received.recv().await,
+            Some(Inbound::PredecessorConnected { .. })
+        ));
+        let refusal = open(&address, as_rank(0)).await.err().unwrap();
+        assert_eq!(refusal, "rank 0 is connected already");
+
+        frames
+            .send(proto::Frame {
+                session: 5,
+                ..Default::default()
+            })
+            .await
+            .unwrap();
+        assert!(
+            matches!(received.recv().await, Some(Inbound::Frame { frame, .. }) if frame.session == 5)
+        );
+        drop(frames);
+        assert!(matches!(
+            received.recv().await,
+            Some(Inbound::PredecessorLost { .. })
+        ));
+        // Its place is free again.
+        let again = open(&address, as_rank(0)).await;
+        assert!(again.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_stream_without_metadata_and_bytes_that_are_no_http_leave_the_place_free() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+        let (address, mut received) = member().await;
+        let mut stranger = tokio::net::TcpStream::connect(&address).await.unwrap();
+        stranger.write_all(&[0xff; 4096]).await.unwrap();
+        let mut answer = Vec::new();
+        // Closed by the member (an error counts as closed); this read does not hang.
+        let _ = stranger.read_to_end(&mut answer).await;
+
+        let channel = Endpoint::from_shared(format!("http://{address}"))
+            .unwrap()
+            .connect()
+            .await
+            .unwrap();
+        let status = RingClient::new(channel)
+            .hop(tokio_stream::iter([proto::Frame::default()]))
+            .await
+            .unwrap_err();
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        assert!(status.message().contains(GENERATION_KEY));
+
+        let _open = open(&address, as_rank(0)).await.unwrap();
+        assert!(matches!(
+            received.recv().await,
+            Some(Inbound::PredecessorConnected { .. })
+        ));
+    }
+
+    #[tokio::test]
+    async fn a_message_above_the_limit_ends_the_stream_unread() {
+        let (address, mut received) = member().await;
+        let (frames, mut events) = open(&address, as_rank(0)).await.unwrap();
+        assert!(matches!(
+            received.recv().await,
+            Some(Inbound::PredecessorConnected { .. })
+        ));
+        let large = proto::Frame {
+            traceparent: "x".repeat(5000),
+            ..Default::default()
+        };
+        frames.send(large).await.unwrap();
+        let Some(Inbound::PredecessorLost { cause }) = received.recv().await else {
+            panic!("the frame must not arrive");
+        };
+        assert!(cause.contains("4096"), "{cause}");
+        drop(received);
+        assert!(!matches!(events.next().await, Some(Ok(_))));
+    }
+}

@@ -1,0 +1,681 @@
+//! Protobuf to domain types and back: free functions at the edge. What arrives is untrusted; every field is checked
+//! against the plan before a byte of payload is copied. Which frame may come next is `session`'s to decide.
+
+use std::ops::RangeInclusive;
+
+use bytes::Bytes;
+use half::{bf16, f16};
+use prima_crds::v1alpha1::ring_plan::{ActivationDtype, RingPlanSpec};
+
+use super::frame::{
+    Activation, Frame, HopEvent, HopTiming, Input, MAX_FRAME_ROWS, News, Operation, Refusal, Reset,
+};
+use super::schedule::Schedule;
+
+/// The generated types of `proto/ring/v1/ring.proto`.
+pub mod proto {
+    #![allow(clippy::all, missing_docs)]
+    tonic::include_proto!("prima.ring.v1");
+}
+
+/// What a plan allows a frame to be, on one member.
+#[derive(Clone, Debug)]
+pub struct FrameLimits {
+    pub generation: i64,
+    pub hidden: usize,
+    pub dtype: ActivationDtype,
+    pub members: usize,
+    pub rounds: usize,
+    /// Rounds that a frame from the predecessor may carry: rank 0 begins round 0 itself.
+    pub arriving: RangeInclusive<usize>,
+}
+
+/// A traceparent of version 00 has 55 characters; later versions may be longer.
+const MAX_TRACEPARENT: usize = 128;
+/// Text in errors and causes: longer ones are cut.
+const MAX_TEXT: usize = 512;
+/// Protobuf around a payload: the fields of a frame, without its timings.
+const FRAME_OVERHEAD: usize = 1024;
+/// One timing in protobuf, at most: five numbers and their tags.
+const TIMING_BYTES: usize = 64;
+/// An event in protobuf, at most.
+pub const MAX_EVENT_BYTES: usize = 4 * MAX_TEXT + 1024;
+
+impl FrameLimits {
+    /// `hidden`: the model's activation width in numbers.
+    pub fn new(plan: &RingPlanSpec, schedule: &Schedule, hidden: usize) -> Self {
+        Self {
+            generation: plan.generation,
+            hidden,
+            dtype: plan.activation_dtype,
+            members: schedule.members,
+            rounds: schedule.rounds,
+            arriving: if schedule.rank == 0 {
+                1..=schedule.rounds
+            } else {
+                0..=schedule.rounds - 1
+            },
+        }
+    }
+
+    /// The largest message that a valid frame makes, in bytes: what the transport may buffer.
+    pub fn max_message_bytes(&self) -> usize {
+        MAX_FRAME_ROWS * self.hidden * bytes_per_number(self.dtype)
+            + self.members * TIMING_BYTES
+            + FRAME_OVERHEAD
+    }
+}
+
+/// Checks what a predecessor sent against the limits. The payload stays where it was received.
+pub fn frame_from_proto(frame: proto::Frame, limits: &FrameLimits) -> Result<Frame, Refusal> {
+    use proto::frame::Operation as Wire;
+
+    let proto::Frame {
+        session,
+        generation,
+        sequence,
+        round,
+        traceparent,
+        timings,
+        operation,
+    } = frame;
+    if generation != limits.generation {
+        return Err(Refusal::new("generation", limits.generation, generation));
+    }
+    let round = round as usize;
+    if !limits.arriving.contains(&round) {
+        let expected = format!("{}..={}", limits.arriving.start(), limits.arriving.end());
+        return Err(Refusal::new("round", expected, round));
+    }
+    if traceparent.len() > MAX_TRACEPARENT {
+        let expected = format!("at most {MAX_TRACEPARENT} bytes");
+        return Err(Refusal::new("traceparent", expected, traceparent.len()));
+    }
+    if timings.len() > limits.members {
+        let expected = format!("at most {} entries", limits.members);
+        return Err(Refusal::new("timings", expected, timings.len()));
+    }
+    let operation = match operation {
+        Some(Wire::Create(proto::Create {})) => Operation::Create,
+        Some(Wire::Activation(activation)) => {
+            Operation::Activation(activation_from_proto(activation, round, limits)?)
+        }
+        Some(Wire::Truncate(proto::Truncate { positions })) => Operation::Truncate {
+            positions: to_usize("truncate.positions", positions)?,
+        },
+        Some(Wire::Fork(proto::Fork { child })) => Operation::Fork { child },
+        Some(Wire::Release(proto::Release {})) => Operation::Release,
+        Some(Wire::Reset(reset)) => Operation::Reset(reset_from_proto(reset)),
+        None => return Err(Refusal::new("operation", "one of six operations", "none")),
+    };
+    let sessionless = matches!(operation, Operation::Reset(_));
+    if sessionless != (session == 0) {
+        let expected = if sessionless {
+            "0 for a reset"
+        } else {
+            "above 0"
+        };
+        return Err(Refusal::new("session", expected, session));
+    }
+    Ok(Frame {
+        session,
+        sequence,
+        round,
+        traceparent,
+        timings: timings.into_iter().map(timing_from_proto).collect(),
+        operation,
+    })
+}
+
+/// What goes to the successor. `None` for tokens, which never leave rank 0.
+pub fn frame_to_proto(frame: Frame, limits: &FrameLimits) -> Option<proto::Frame> {
+    use proto::frame::Operation as Wire;
+
+    let operation = match frame.operation {
+        Operation::Create => Wire::Create(proto::Create {}),
+        Operation::Activation(activation) => {
+            let Input::Rows(payload) = activation.input else {
+                return None;
+            };
+            Wire::Activation(proto::Activation {
+                first_position: activation.first_position as u64,
+                rows: activation.rows as u32,
+                hidden: limits.hidden as u32,
+                dtype: dtype_to_proto(limits.dtype).into(),
+                output_rows: activation.output_rows as u32,
+                payload,
+            })
+        }
+        Operation::Truncate { positions } => Wire::Truncate(proto::Truncate {
+            positions: positions as u64,
+        }),
+        Operation::Fork { child } => Wire::Fork(proto::Fork { child }),
+        Operation::Release => Wire::Release(proto::Release {}),
+        Operation::Reset(Reset::Probe { nonce }) => Wire::Reset(proto::Reset {
+            nonce,
+            ..Default::default()
+        }),
+        Operation::Reset(Reset::Lost { rank, cause }) => Wire::Reset(proto::Reset {
+            nonce: 0,
+            lost_rank: rank as u32,
+            cause: cut(cause),
+        }),
+    };
+    Some(proto::Frame {
+        session: frame.session,
+        generation: limits.generation,
+        sequence: frame.sequence,
+        round: frame.round as u32,
+        traceparent: frame.traceparent,
+        timings: frame.timings.into_iter().map(timing_to_proto).collect(),
+        operation: Some(operation),
+    })
+}
+
+/// `None` for an event without content, which a newer member may send.
+pub fn event_from_proto(event: proto::HopEvent) -> Option<HopEvent> {
+    use proto::hop_event::Event as Wire;
+
+    let news = match event.event? {
+        Wire::Refused(refused) => News::Refused {
+            session: refused.session,
+            sequence: refused.sequence,
+            refusal: Refusal {
+                field: cut(refused.field),
+                expected: cut(refused.expected),
+                found: cut(refused.found),
+            },
+        },
+        Wire::Failed(failed) => News::Failed {
+            session: failed.session,
+            sequence: failed.sequence,
+            cause: cut(failed.cause),
+        },
+        Wire::Unreachable(unreachable) => News::Unreachable {
+            rank: unreachable.lost_rank as usize,
+            cause: cut(unreachable.cause),
+        },
+    };
+    Some(HopEvent {
+        rank: event.rank as usize,
+        news,
+    })
+}
+
+pub fn event_to_proto(event: HopEvent) -> proto::HopEvent {
+    use proto::hop_event::Event as Wire;
+
+    let news = match event.news {
+        News::Refused {
+            session,
+            sequence,
+            refusal,
+        } => Wire::Refused(proto::Refused {
+            session,
+            sequence,
+            field: cut(refusal.field),
+            expected: cut(refusal.expected),
+            found: cut(refusal.found),
+        }),
+        News::Failed {
+            session,
+            sequence,
+            cause,
+        } => Wire::Failed(proto::Failed {
+            session,
+            sequence,
+            cause: cut(cause),
+        }),
+        News::Unreachable { rank, cause } => Wire::Unreachable(proto::Unreachable {
+            lost_rank: rank as u32,
+            cause: cut(cause),
+        }),
+    };
+    proto::HopEvent {
+        rank: event.rank as u32,
+        event: Some(news),
+    }
+}
+
+/// Appends a payload's numbers to `out`.
+pub fn append_numbers(dtype: ActivationDtype, payload: &[u8], out: &mut Vec<f32>) {
+    match dtype {
+        ActivationDtype::F32 => out.extend(
+            payload
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .map(|bytes| f32::from_le_bytes(*bytes)),
+        ),
+        ActivationDtype::BF16 => out.extend(
+            payload
+                .as_chunks::<2>()
+                .0
+                .iter()
+                .map(|bytes| bf16::from_le_bytes(*bytes).to_f32()),
+        ),
+        ActivationDtype::F16 => out.extend(
+            payload
+                .as_chunks::<2>()
+                .0
+                .iter()
+                .map(|bytes| f16::from_le_bytes(*bytes).to_f32()),
+        ),
+    }
+}
+
+/// A payload of these numbers, rounded to the dtype.
+pub fn payload(dtype: ActivationDtype, numbers: &[f32]) -> Bytes {
+    let mut bytes = vec![0; numbers.len() * bytes_per_number(dtype)];
+    match dtype {
+        ActivationDtype::F32 => {
+            for (to, number) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(numbers) {
+                *to = number.to_le_bytes();
+            }
+        }
+        ActivationDtype::BF16 => {
+            for (to, number) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(numbers) {
+                *to = bf16::from_f32(*number).to_le_bytes();
+            }
+        }
+        ActivationDtype::F16 => {
+            for (to, number) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(numbers) {
+                *to = f16::from_f32(*number).to_le_bytes();
+            }
+        }
+    }
+    bytes.into()
+}
+
+pub fn bytes_per_number(dtype: ActivationDtype) -> usize {
+    match dtype {
+        ActivationDtype::F32 => 4,
+        ActivationDtype::BF16 | ActivationDtype::F16 => 2,
+    }
+}
+
+fn activation_from_proto(
+    activation: proto::Activation,
+    round: usize,
+    limits: &FrameLimits,
+) -> Result<Activation, Refusal> {
+    let proto::Activation {
+        first_position,
+        rows,
+        hidden,
+        dtype,
+        output_rows,
+        payload,
+    } = activation;
+    let (rows, output_rows) = (rows as usize, output_rows as usize);
+    if !(1..=MAX_FRAME_ROWS).contains(&rows) {
+        return Err(Refusal::new(
+            "activation.rows",
+            format!("1..={MAX_FRAME_ROWS}"),
+            rows,
+        ));
+    }
+    if output_rows > rows {
+        return Err(Refusal::new(
+            "activation.output_rows",
+            format!("at most {rows} (rows)"),
+            output_rows,
+        ));
+    }
+    if hidden as usize != limits.hidden {
+        return Err(Refusal::new("activation.hidden", limits.hidden, hidden));
+    }
+    let expected = dtype_to_proto(limits.dtype);
+    if dtype != i32::from(expected) {
+        let found = proto::Dtype::try_from(dtype).map_or_else(
+            |_| dtype.to_string(),
+            |dtype| dtype.as_str_name().to_owned(),
+        );
+        return Err(Refusal::new(
+            "activation.dtype",
+            expected.as_str_name(),
+            found,
+        ));
+    }
+    let carried = if round == limits.rounds {
+        output_rows
+    } else {
+        rows
+    };
+    let bytes = carried * limits.hidden * bytes_per_number(limits.dtype);
+    if payload.len() != bytes {
+        let expected = format!(
+            "{bytes} bytes ({carried} rows of {} numbers)",
+            limits.hidden
+        );
+        return Err(Refusal::new("activation.payload", expected, payload.len()));
+    }
+    Ok(Activation {
+        first_position: to_usize("activation.first_position", first_position)?,
+        rows,
+        output_rows,
+        input: Input::Rows(payload),
+    })
+}
+
+fn reset_from_proto(reset: proto::Reset) -> Reset {
+    match reset.nonce {
+        0 => Reset::Lost {
+            rank: reset.lost_rank as usize,
+            cause: cut(reset.cause),
+        },
+        nonce => Reset::Probe { nonce },
+    }
+}
+
+fn timing_from_proto(timing: proto::HopTiming) -> HopTiming {
+    let proto::HopTiming {
+        rank,
+        compute_ns,
+        wait_ns,
+        disk_ns,
+        kv_bytes,
+    } = timing;
+    HopTiming {
+        rank: rank as usize,
+        compute_ns,
+        wait_ns,
+        disk_ns,
+        kv_bytes,
+    }
+}
+
+fn timing_to_proto(timing: HopTiming) -> proto::HopTiming {
+    proto::HopTiming {
+        rank: timing.rank as u32,
+        compute_ns: timing.compute_ns,
+        wait_ns: timing.wait_ns,
+        disk_ns: timing.disk_ns,
+        kv_bytes: timing.kv_bytes,
+    }
+}
+
+fn dtype_to_proto(dtype: ActivationDtype) -> proto::Dtype {
+    match dtype {
+        ActivationDtype::F32 => proto::Dtype::F32,
+        ActivationDtype::BF16 => proto::Dtype::Bf16,
+        ActivationDtype::F16 => proto::Dtype::F16,
+    }
+}
+
+fn to_usize(field: &str, value: u64) -> Result<usize, Refusal> {
+    usize::try_from(value).map_err(|_| Refusal::new(field, "a number that fits the machine", value))
+}
+
+/// Text from a peer or for a peer, bounded.
+fn cut(mut text: String) -> String {
+    if text.len() > MAX_TEXT {
+        let end = (0..=MAX_TEXT).rev().find(|&end| text.is_char_boundary(end));
+        text.truncate(end.unwrap_or(0));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use prost::Message as _;
+
+    use super::*;
+    use crate::ring::test_plan::plan;
+
+    const HIDDEN: usize = 8;
+
+    fn limits(rank: usize) -> FrameLimits {
+        let plan = plan(4, 3, 2, &[1, 2, 3]);
+        FrameLimits::new(&plan, &Schedule::new(&plan, rank).unwrap(), HIDDEN)
+    }
+
+    fn valid() -> proto::Frame {
+        let numbers: Vec<f32> = (0..2 * HIDDEN).map(|number| number as f32 / 3.0).collect();
+        proto::Frame {
+            session: 1,
+            generation: 7,
+            sequence: 2,
+            round: 1,
+            traceparent: String::new(),
+            timings: Vec::new(),
+            operation: Some(proto::frame::Operation::Activation(proto::Activation {
+                first_position: 5,
+                rows: 2,
+                hidden: HIDDEN as u32,
+                dtype: proto::Dtype::F32.into(),
+                output_rows: 1,
+                payload: payload(ActivationDtype::F32, &numbers),
+            })),
+        }
+    }
+
+    fn activation(change: impl Fn(&mut proto::Activation)) -> proto::Frame {
+        let mut frame = valid();
+        if let Some(proto::frame::Operation::Activation(activation)) = &mut frame.operation {
+            change(activation);
+        }
+        frame
+    }
+
+    #[test]
+    fn each_broken_field_is_refused_by_name() {
+        let cases: Vec<(&str, proto::Frame)> = vec![
+            (
+                "generation",
+                proto::Frame {
+                    generation: 6,
+                    ..valid()
+                },
+            ),
+            (
+                "round",
+                proto::Frame {
+                    round: 2,
+                    ..valid()
+                },
+            ),
+            (
+                "round",
+                proto::Frame {
+                    round: u32::MAX,
+                    ..valid()
+                },
+            ),
+            (
+                "session",
+                proto::Frame {
+                    session: 0,
+                    ..valid()
+                },
+            ),
+            (
+                "operation",
+                proto::Frame {
+                    operation: None,
+                    ..valid()
+                },
+            ),
+            (
+                "traceparent",
+                proto::Frame {
+                    traceparent: "x".repeat(129),
+                    ..valid()
+                },
+            ),
+            (
+                "timings",
+                proto::Frame {
+                    timings: vec![proto::HopTiming::default(); 4],
+                    ..valid()
+                },
+            ),
+            (
+                "session",
+                proto::Frame {
+                    operation: Some(proto::frame::Operation::Reset(proto::Reset::default())),
+                    ..valid()
+                },
+            ),
+            ("activation.rows", activation(|a| a.rows = 0)),
+            (
+                "activation.rows",
+                activation(|a| a.rows = MAX_FRAME_ROWS as u32 + 1),
+            ),
+            ("activation.rows", activation(|a| a.rows = u32::MAX)),
+            ("activation.output_rows", activation(|a| a.output_rows = 3)),
+            ("activation.hidden", activation(|a| a.hidden = 9)),
+            (
+                "activation.dtype",
+                activation(|a| a.dtype = proto::Dtype::F16.into()),
+            ),
+            ("activation.dtype", activation(|a| a.dtype = 99)),
+            (
+                "activation.payload",
+                activation(|a| a.payload = Bytes::new()),
+            ),
+            ("activation.payload", activation(|a| a.rows = 1)),
+        ];
+        for (field, frame) in cases {
+            let refusal =
+                frame_from_proto(frame.clone(), &limits(1)).expect_err(&format!("{frame:?}"));
+            assert_eq!(refusal.field, field, "{refusal}");
+        }
+    }
+
+    #[test]
+    fn rank_0_takes_homecoming_frames_only_with_their_output_rows() {
+        let home = |rows: usize| {
+            let mut frame = activation(|a| {
+                a.payload = payload(ActivationDtype::F32, &vec![1.0; rows * HIDDEN])
+            });
+            frame.round = 2;
+            frame_from_proto(frame, &limits(0))
+        };
+        assert!(home(1).is_ok());
+        assert_eq!(home(2).unwrap_err().field, "activation.payload");
+        let begun = proto::Frame {
+            round: 0,
+            ..valid()
+        };
+        assert_eq!(
+            frame_from_proto(begun, &limits(0)).unwrap_err().field,
+            "round"
+        );
+    }
+
+    #[test]
+    fn frames_and_events_survive_the_wire() {
+        let limits = limits(1);
+        let wire = valid();
+        let frame = frame_from_proto(wire.clone(), &limits).unwrap();
+        assert_eq!(frame_to_proto(frame, &limits), Some(wire));
+        for operation in [
+            Operation::Create,
+            Operation::Truncate { positions: 3 },
+            Operation::Fork { child: 9 },
+            Operation::Release,
+        ] {
+            let mut frame = frame_from_proto(valid(), &limits).unwrap();
+            frame.operation = operation;
+            frame.add_timing(HopTiming {
+                rank: 1,
+                compute_ns: 5,
+                wait_ns: 6,
+                disk_ns: 7,
+                kv_bytes: 8,
+            });
+            frame.add_timing(HopTiming {
+                rank: 1,
+                compute_ns: 5,
+                wait_ns: 6,
+                disk_ns: 7,
+                kv_bytes: 9,
+            });
+            let sent = frame_to_proto(frame.clone(), &limits).unwrap();
+            let back = frame_from_proto(sent, &limits).unwrap();
+            assert_eq!(format!("{frame:?}"), format!("{back:?}"));
+            assert_eq!(
+                back.timings,
+                [HopTiming {
+                    rank: 1,
+                    compute_ns: 10,
+                    wait_ns: 12,
+                    disk_ns: 14,
+                    kv_bytes: 9
+                }]
+            );
+        }
+        for news in [
+            News::Refused {
+                session: 1,
+                sequence: 2,
+                refusal: Refusal::new("round", 1, 2),
+            },
+            News::Failed {
+                session: 1,
+                sequence: 2,
+                cause: "out of memory".into(),
+            },
+            News::Unreachable {
+                rank: 2,
+                cause: "broken pipe".into(),
+            },
+        ] {
+            let event = HopEvent { rank: 1, news };
+            assert_eq!(event_from_proto(event_to_proto(event.clone())), Some(event));
+        }
+    }
+
+    #[test]
+    fn a_largest_frame_fits_the_message_limit() {
+        let limits = limits(1);
+        let mut frame = activation(|a| {
+            a.rows = MAX_FRAME_ROWS as u32;
+            a.first_position = u64::MAX >> 1;
+            a.payload = payload(ActivationDtype::F32, &vec![1.0; MAX_FRAME_ROWS * HIDDEN]);
+        });
+        frame.session = u64::MAX;
+        frame.sequence = u64::MAX;
+        frame.traceparent = "0".repeat(MAX_TRACEPARENT);
+        frame.timings = vec![
+            proto::HopTiming {
+                rank: u32::MAX,
+                compute_ns: u64::MAX,
+                wait_ns: u64::MAX,
+                disk_ns: u64::MAX,
+                kv_bytes: u64::MAX
+            };
+            3
+        ];
+        assert!(frame.encoded_len() <= limits.max_message_bytes());
+        assert!(frame_from_proto(frame, &limits).is_ok());
+    }
+
+    proptest! {
+        /// F32 payloads carry every bit; the 16-bit dtypes carry what they can represent.
+        #[test]
+        fn payloads_carry_numbers(bits in prop::collection::vec(any::<u32>(), 0..64)) {
+            let numbers: Vec<f32> = bits.iter().map(|&bits| f32::from_bits(bits)).collect();
+            let mut back = Vec::new();
+            append_numbers(ActivationDtype::F32, &payload(ActivationDtype::F32, &numbers), &mut back);
+            prop_assert_eq!(back.iter().map(|number| number.to_bits()).collect::<Vec<_>>(), bits);
+            for dtype in [ActivationDtype::BF16, ActivationDtype::F16] {
+                let halves: Vec<f32> = (0..32).map(|number| number as f32 / 4.0).collect();
+                let mut back = Vec::new();
+                append_numbers(dtype, &payload(dtype, &halves), &mut back);
+                prop_assert_eq!(&back, &halves);
+            }
+        }
+
+        /// Any bytes that happen to parse are either refused or within the limits.
+        #[test]
+        fn garbage_is_refused_or_bounded(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let limits = limits(1);
+            if let Ok(Ok(frame)) = proto::Frame::decode(bytes.as_slice()).map(|frame| frame_from_proto(frame, &limits)) {
+                prop_assert!(frame.round < 2 && frame.timings.len() <= 3);
+            }
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! What a member computes: its layer windows, and on rank 0 the embedding before and the output head behind them.
+//! Owns weights and KV caches. Synchronous; it trusts that `session` has admitted what it is given, and knows neither
+//! frames nor neighbours.
+//!
+//! Every round has KV caches of its own, because chunks of one prompt may be in different rounds at a time.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use prima_crds::v1alpha1::ring_plan::{ActivationDtype, RingPlanSpec};
+use prima_engine::{
+    BatchEntry, Compute, Embedding, EngineError, KvCache, LayerDevices, LayerWindow, Model,
+    OutputHead,
+};
+
+use super::frame::{Input, SessionId};
+use super::schedule::Schedule;
+use super::wire;
+
+pub struct Worker {
+    model: Model,
+    compute: Arc<Compute>,
+    dtype: ActivationDtype,
+    context_length: usize,
+    stages: Vec<Stage>,
+    /// Only on rank 0.
+    ends: Option<Ends>,
+    /// Rows of the batch at hand; kept for its capacity.
+    rows: Vec<f32>,
+}
+
+/// Consecutive positions of one session.
+pub struct Work {
+    pub session: SessionId,
+    pub first_position: usize,
+    pub rows: usize,
+    /// Of how many rows, from the end, the result is wanted.
+    pub wanted: usize,
+    pub input: Input,
+}
+
+/// The result of one [`Work`].
+pub enum Product {
+    /// `wanted` rows in the plan's activation dtype.
+    Rows(Bytes),
+    /// The output head's answer to `wanted` rows: wanted x vocabulary.
+    Logits(Vec<f32>),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    #[error("cannot open the model's {what}")]
+    Open {
+        what: String,
+        #[source]
+        source: Box<EngineError>,
+    },
+    #[error("cannot compute round {round}")]
+    Compute {
+        round: usize,
+        #[source]
+        source: Box<EngineError>,
+    },
+    #[error("session {session} has no KV cache in round {round}")]
+    NoCache { session: SessionId, round: usize },
+}
+
+/// One round: the window, unless it is empty, and its KV caches.
+#[derive(Default)]
+struct Stage {
+    window: Option<LayerWindow>,
+    caches: HashMap<SessionId, KvCache>,
+}
+
+struct Ends {
+    embedding: Embedding,
+    output_head: OutputHead,
+}
+
+impl Worker {
+    /// Opens this member's windows; on rank 0 embedding and output head too. `plan` must fit the model.
+    pub fn new(
+        model: Model,
+        compute: Arc<Compute>,
+        plan: &RingPlanSpec,
+        schedule: &Schedule,
+    ) -> Result<Self, WorkerError> {
+        let open = |what: String| {
+            move |source| WorkerError::Open {
+                what,
+                source: Box::new(source),
+            }
+        };
+        let stages = schedule
+            .windows
+            .iter()
+            .map(|layers| {
+                let mut stage = Stage::default();
+                if !layers.is_empty() {
+                    let window = model
+                        .layer_window(layers.clone(), &LayerDevices::cpu())
+                        .map_err(open(format!("layers {}..{}", layers.start, layers.end)))?;
+                    stage.window = Some(window);
+                }
+                Ok(stage)
+            })
+            .collect::<Result<_, WorkerError>>()?;
+        let ends = match schedule.rank {
+            0 => Some(Ends {
+                embedding: model.embedding().map_err(open("embedding".into()))?,
+                output_head: model.output_head().map_err(open("output head".into()))?,
+            }),
+            _ => None,
+        };
+        Ok(Self {
+            compute,
+            dtype: plan.activation_dtype,
+            context_length: plan.context_length as usize,
+            stages,
+            ends,
+            rows: Vec::new(),
+            model,
+        })
+    }
+
+    pub fn create(&mut self, round: usize, session: SessionId) {
+        if let Some(Stage {
+            window: Some(window),
+            caches,
+        }) = self.stages.get_mut(round)
+        {
+            let cache = self.model.kv_cache(&[window.layers()], self.context_length);
+            caches.insert(session, cache);
+        }
+    }
+
+    pub fn fork(&mut self, round: usize, session: SessionId, child: SessionId) {
+        if let Some(stage) = self.stages.get_mut(round)
+            && let Some(fork) = stage.caches.get(&session).map(KvCache::fork)
+        {
+            stage.caches.insert(child, fork);
+        }
+    }
+
+    pub fn truncate(&mut self, round: usize, session: SessionId, positions: usize) {
+        if let Some(cache) = self
+            .stages
+            .get_mut(round)
+            .and_then(|stage| stage.caches.get_mut(&session))
+        {
+            cache.truncate(positions);
+        }
+    }
+
+    pub fn release(&mut self, round: usize, session: SessionId) {
+        if let Some(stage) = self.stages.get_mut(round) {
+            stage.caches.remove(&session);
+        }
+    }
+
+    /// Releases `session` in all rounds.
+    pub fn forget(&mut self, session: SessionId) {
+        for stage in &mut self.stages {
+            stage.caches.remove(&session);
+        }
+    }
+
+    pub fn clear(&mut self) {
+        for stage in &mut self.stages {
+            stage.caches.clear();
+        }
+    }
+
+    /// Bytes of KV cache held, over all sessions and rounds.
+    pub fn kv_bytes(&self) -> u64 {
+        self.stages
+            .iter()
+            .flat_map(|stage| stage.caches.values())
+            .map(KvCache::bytes)
+            .sum()
+    }
+
+    /// Sessions with a KV cache in any round.
+    pub fn caches(&self) -> usize {
+        let mut sessions: Vec<SessionId> = self
+            .stages
+            .iter()
+            .flat_map(|stage| stage.caches.keys().copied())
+            .collect();
+        sessions.sort_unstable();
+        sessions.dedup();
+        sessions.len()
+    }
+
+    /// Runs the window of `round` (on rank 0 in round `rounds`, the output head) over all of `batch` as one. A session
+    /// occurs at most once. Results come in the order of the batch. On error nothing may be used of any of them.
+    pub fn run(&mut self, round: usize, batch: Vec<Work>) -> Result<Vec<Product>, WorkerError> {
+        let hidden = self.model.config().hidden;
+        let compute = |source| WorkerError::Compute {
+            round,
+            source: Box::new(source),
+        };
+        let is_head = round == self.stages.len();
+
+        // Nothing to compute: what came goes on as it is.
+        let passes = !is_head && self.stages[round].window.is_none();
+        if passes
+            && batch
+                .iter()
+                .all(|work| matches!(work.input, Input::Rows(_)) && work.wanted == work.rows)
+        {
+            return Ok(batch
+                .into_iter()
+                .filter_map(|work| match work.input {
+                    Input::Rows(payload) => Some(Product::Rows(payload)),
+                    Input::Tokens(_) => None,
+                })
+                .collect());
+        }
+
+        self.rows.clear();
+        for work in &batch {
+            match &work.input {
+                Input::Rows(payload) => wire::append_numbers(self.dtype, payload, &mut self.rows),
+                Input::Tokens(tokens) => {
+                    let start = self.rows.len();
+                    self.rows.resize(start + tokens.len() * hidden, 0.0);
+                    if let Some(ends) = &self.ends {
+                        ends.embedding
+                            .embed(tokens, &mut self.rows[start..])
+                            .map_err(compute)?;
+                    }
+                }
+            }
+        }
+        if is_head {
+            return self.head(&batch).map_err(compute);
+        }
+        if let Stage {
+            window: Some(window),
+            caches,
+        } = &mut self.stages[round]
+        {
+            let mut taken = Vec::with_capacity(batch.len());
+            for work in &batch {
+                match caches.remove(&work.session) {
+                    Some(cache) => taken.push(cache),
+                    None => break,
+                }
+            }
+            let complete = taken.len() == batch.len();
+            let result = if complete {
+                let mut entries: Vec<BatchEntry<'_>> = taken
+                    .iter_mut()
+                    .zip(&batch)
+                    .map(|(kv, work)| BatchEntry {
+                        kv,
+                        first_position: work.first_position,
+                        rows: work.rows,
+                    })
+                    .collect();
+                window
+                    .forward(&self.compute, &mut self.rows, &mut entries)
+                    .map_err(compute)
+            } else {
+                let session = batch[taken.len()].session;
+                Err(WorkerError::NoCache { session, round })
+            };
+            for (cache, work) in taken.into_iter().zip(&batch) {
+                caches.insert(work.session, cache);
+            }
+            result?;
+        }
+        let mut products = Vec::with_capacity(batch.len());
+        let mut rest = self.rows.as_slice();
+        for work in &batch {
+            let (own, after) = rest.split_at(work.rows * hidden);
+            let wanted = &own[(work.rows - work.wanted) * hidden..];
+            products.push(Product::Rows(wire::payload(self.dtype, wanted)));
+            rest = after;
+        }
+        Ok(products)
+    }
+
+    /// Logits of the rows that came home, which are the wanted ones only.
+    fn head(&self, batch: &[Work]) -> Result<Vec<Product>, EngineError> {
+        let vocabulary = self.model.config().vocabulary;
+        let mut logits = Vec::new();
+        if let Some(ends) = &self.ends
+            && !self.rows.is_empty()
+        {
+            ends.output_head
+                .logits(&self.compute, &self.rows, &mut logits)?;
+        }
+        if let [_] = batch {
+            return Ok(vec![Product::Logits(logits)]);
+        }
+        let mut rest = logits.as_slice();
+        Ok(batch
+            .iter()
+            .map(|work| {
+                let (own, after) = rest.split_at(work.wanted * vocabulary);
+                rest = after;
+                Product::Logits(own.to_vec())
+            })
+            .collect())
+    }
+}

@@ -1,0 +1,147 @@
+//! Rings for tests: a made-up model, a plan cut anywhere, members on free ports.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use prima_crds::v1alpha1::ring_plan::{
+    ActivationDtype, PlannedModel, PlannedWindow, RingMember, RingPlanSpec,
+};
+use prima_engine::Model;
+use prima_node_agent::ring::{Member, MemberOptions, RingClient};
+use tempfile::TempDir;
+
+use crate::support::{MadeUpModel, Random, Runner};
+
+pub const CONTEXT: usize = 512;
+pub const GENERATION: i64 = 7;
+
+/// A model in a folder that lives as long as this.
+pub struct ModelFile {
+    _folder: TempDir,
+    pub path: PathBuf,
+    pub model: Model,
+}
+
+impl ModelFile {
+    pub fn made_up() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = MadeUpModel::default().write(folder.path());
+        let model = Model::open(&path).unwrap();
+        Self {
+            _folder: folder,
+            path,
+            model,
+        }
+    }
+
+    pub fn layers(&self) -> usize {
+        self.model.config().layers
+    }
+
+    /// What one process computes without any ring, in one pass: the logits behind each of `tokens`.
+    pub fn logits(&self, tokens: &[u32]) -> Vec<Vec<f32>> {
+        let whole = Runner::split(&self.model, &[self.layers()], 2);
+        whole.logits(&mut whole.kv_cache(), tokens)
+    }
+}
+
+/// A plan over free ports, and the listeners that hold them.
+pub struct Planned {
+    pub plan: RingPlanSpec,
+    pub listeners: Vec<TcpListener>,
+}
+
+/// `ends`: where each window ends, in the order in which a token meets them (round by round, member by member).
+pub fn plan(file: &Path, layers: usize, members: usize, ends: &[usize]) -> Planned {
+    let rounds = ends.len() / members;
+    let window = |index: usize| PlannedWindow {
+        first: if index == 0 {
+            0
+        } else {
+            ends[index - 1] as i32
+        },
+        last: ends[index] as i32,
+        gpu_layers: 0,
+    };
+    let listeners: Vec<_> = (0..members)
+        .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
+        .collect();
+    let members = listeners
+        .iter()
+        .enumerate()
+        .map(|(rank, listener)| RingMember {
+            name: format!("m{rank}"),
+            address: listener.local_addr().unwrap().to_string(),
+            windows: (0..rounds)
+                .map(|round| window(round * members + rank))
+                .collect(),
+        })
+        .collect();
+    let plan = RingPlanSpec {
+        generation: GENERATION,
+        model: PlannedModel {
+            name: "made-up".into(),
+            file: file.display().to_string(),
+            size_bytes: file.metadata().unwrap().len() as i64,
+            layers: layers as i32,
+        },
+        context_length: CONTEXT as i32,
+        max_concurrent_requests: 4,
+        activation_dtype: ActivationDtype::F32,
+        rounds: rounds as i32,
+        members,
+    };
+    plan.validate().unwrap();
+    Planned { plan, listeners }
+}
+
+/// A running ring.
+pub struct Ring {
+    pub members: Vec<Member>,
+    pub plan: Arc<RingPlanSpec>,
+}
+
+impl Ring {
+    pub fn start(model: &Model, planned: Planned) -> (Self, RingClient) {
+        let plan = Arc::new(planned.plan);
+        let mut members: Vec<Member> = planned
+            .listeners
+            .into_iter()
+            .enumerate()
+            .map(|(rank, listener)| member(model, &plan, rank, listener))
+            .collect();
+        let client = members[0].take_client().unwrap();
+        (Self { members, plan }, client)
+    }
+
+    pub fn sessions(&self) -> Vec<usize> {
+        self.members.iter().map(Member::sessions).collect()
+    }
+}
+
+pub fn member(
+    model: &Model,
+    plan: &Arc<RingPlanSpec>,
+    rank: usize,
+    listener: TcpListener,
+) -> Member {
+    Member::start(MemberOptions {
+        plan: plan.clone(),
+        rank,
+        model: model.clone(),
+        threads: 1,
+        listener,
+    })
+    .unwrap()
+}
+
+/// Tokens of the made-up vocabulary that look like no pattern.
+pub fn tokens(count: usize) -> Vec<u32> {
+    let mut random = Random(count as u64);
+    (0..count).map(|_| random.within(0..96) as u32).collect()
+}
+
+pub fn bits(logits: &[f32]) -> Vec<u32> {
+    logits.iter().map(|logit| logit.to_bits()).collect()
+}

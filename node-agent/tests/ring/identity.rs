@@ -1,0 +1,166 @@
+//! The ring computes what one process computes, to the bit; and its sessions do not touch one another.
+
+use prima_crds::v1alpha1::ring_plan::ActivationDtype;
+use prima_node_agent::ring::RingEvent;
+
+use crate::harness::{ModelFile, Ring, bits, plan, tokens};
+
+/// Members, and where windows end: even, uneven and empty windows, the whole model on one member, k of 1 to 3.
+const SPLITS: &[(usize, &[usize])] = &[
+    (1, &[5]),
+    (1, &[2, 5]),
+    (1, &[1, 1, 5]),
+    (2, &[3, 5]),
+    (2, &[0, 5]),
+    (2, &[5, 5]),
+    (2, &[1, 2, 4, 5]),
+    (3, &[2, 4, 5]),
+    (3, &[0, 5, 5]),
+    (3, &[1, 1, 2, 3, 5, 5]),
+    (3, &[0, 1, 1, 2, 3, 3, 4, 5, 5]),
+    (5, &[1, 2, 3, 4, 5]),
+    (5, &[0, 0, 5, 5, 5]),
+    (5, &[1, 1, 1, 2, 2, 3, 3, 4, 5, 5]),
+    (5, &[0, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 5, 5, 5, 5]),
+];
+
+#[tokio::test]
+async fn any_split_gives_the_logits_of_one_process_to_the_bit() {
+    let file = ModelFile::made_up();
+    // Three chunks, then single tokens.
+    let (prompt, answer) = (300, 4);
+    let text = tokens(prompt + answer);
+    let expected = file.logits(&text);
+    for (members, ends) in SPLITS {
+        let (ring, mut client) =
+            Ring::start(&file.model, plan(&file.path, file.layers(), *members, ends));
+        client.ready().await.unwrap();
+        let session = client.create().await.unwrap();
+        let logits = client.forward(session, &text[..prompt]).await.unwrap();
+        assert!(
+            bits(&logits) == bits(&expected[prompt - 1]),
+            "prefill, {members} members, windows end at {ends:?}"
+        );
+        for position in prompt..prompt + answer {
+            let logits = client
+                .forward(session, &text[position..=position])
+                .await
+                .unwrap();
+            assert!(
+                bits(&logits) == bits(&expected[position]),
+                "position {position}, {members} members, windows end at {ends:?}"
+            );
+        }
+        drop(ring);
+    }
+}
+
+#[tokio::test]
+async fn sessions_in_flight_at_once_are_batched_without_touching_one_another() {
+    let file = ModelFile::made_up();
+    let (_ring, mut client) = Ring::start(
+        &file.model,
+        plan(&file.path, file.layers(), 3, &[1, 2, 3, 4, 5, 5]),
+    );
+    client.ready().await.unwrap();
+    let texts: Vec<Vec<u32>> = (0..4).map(|index| tokens(20 + index)).collect();
+    let mut sessions = Vec::new();
+    for text in &texts {
+        let session = client.create().await.unwrap();
+        client.send(session, &text[..10], 0).await.unwrap();
+        sessions.push(session);
+    }
+    // Every session has its chunk and all its tokens in flight at the same time.
+    for position in 10..23 {
+        for (text, session) in texts.iter().zip(&sessions) {
+            if let Some(token) = text.get(position) {
+                client.send(*session, &[*token], 1).await.unwrap();
+            }
+        }
+    }
+    let mut heard: Vec<Vec<Vec<f32>>> = vec![Vec::new(); texts.len()];
+    while heard.iter().map(Vec::len).sum::<usize>()
+        < texts.iter().map(|text| text.len() - 10 + 1).sum()
+    {
+        match client.next().await.unwrap() {
+            RingEvent::Answer {
+                session, logits, ..
+            } => {
+                let index = sessions.iter().position(|other| *other == session).unwrap();
+                heard[index].push(logits);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    for (text, heard) in texts.iter().zip(&heard) {
+        let expected = file.logits(text);
+        assert!(heard[0].is_empty(), "no logits were asked for");
+        for (position, logits) in heard.iter().skip(1).enumerate() {
+            assert!(
+                bits(logits) == bits(&expected[10 + position]),
+                "position {}",
+                10 + position
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn forks_and_truncations_go_round_in_order() {
+    let file = ModelFile::made_up();
+    let (ring, mut client) = Ring::start(
+        &file.model,
+        plan(&file.path, file.layers(), 3, &[1, 2, 3, 4, 4, 5]),
+    );
+    client.ready().await.unwrap();
+    let text = tokens(40);
+    let parent = client.create().await.unwrap();
+    client.forward(parent, &text[..30]).await.unwrap();
+    let child = client.fork(parent).await.unwrap();
+    // The parent goes back and elsewhere; the child goes on.
+    client.truncate(parent, 10).await.unwrap();
+    let other = [3, 1, 4, 1, 5];
+    let parents = client.forward(parent, &other).await.unwrap();
+    let childs = client.forward(child, &text[30..]).await.unwrap();
+    let elsewhere: Vec<u32> = text[..10].iter().chain(&other).copied().collect();
+    assert!(bits(&parents) == bits(file.logits(&elsewhere).last().unwrap()));
+    assert!(bits(&childs) == bits(file.logits(&text).last().unwrap()));
+
+    assert_eq!(ring.sessions(), [2, 2, 2]);
+    for session in [parent, child] {
+        client.release(session).await.unwrap();
+        while !matches!(client.next().await.unwrap(), RingEvent::Released { session: released } if released == session)
+        {
+        }
+    }
+    assert_eq!(ring.sessions(), [0, 0, 0]);
+}
+
+#[tokio::test]
+async fn sixteen_bit_activations_stay_near_the_exact_answer() {
+    let file = ModelFile::made_up();
+    let text = tokens(20);
+    let expected = file.logits(&text).pop().unwrap();
+    let mut differences = Vec::new();
+    for dtype in [ActivationDtype::F16, ActivationDtype::BF16] {
+        let mut planned = plan(&file.path, file.layers(), 3, &[2, 4, 5]);
+        planned.plan.activation_dtype = dtype;
+        let (_ring, mut client) = Ring::start(&file.model, planned);
+        client.ready().await.unwrap();
+        let session = client.create().await.unwrap();
+        let logits = client.forward(session, &text).await.unwrap();
+        let difference = |(a, b): (&f32, &f32)| (a - b).abs();
+        differences.push(
+            logits
+                .iter()
+                .zip(&expected)
+                .map(difference)
+                .fold(0.0, f32::max),
+        );
+    }
+    // F16 has three bits more than BF16; the logits are a few units wide.
+    let [f16, bf16] = differences[..] else {
+        panic!("{differences:?}");
+    };
+    assert!(0.0 < f16 && f16 < bf16 && bf16 < 0.5, "{differences:?}");
+}

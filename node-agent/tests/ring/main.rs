@@ -1,0 +1,14 @@
+//! Whole rings in one process, over real sockets: what the ring computes, and what becomes of it when something breaks.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "these are tests"
+)]
+
+mod faults;
+mod harness;
+mod identity;
+#[path = "../../engine/tests/support/mod.rs"]
+mod support;
