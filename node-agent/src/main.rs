@@ -1,1 +1,64 @@
-fn main() {}
+//! The `prima-node-agent` command: reads arguments, sets up logging to stderr, and turns errors into exit codes.
+//! What its subcommands do is the library's.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use prima_node_agent::inspect::{OutputFormat, inspect};
+use prima_node_agent::serve::{self, ServeArgs};
+use tracing_subscriber::EnvFilter;
+
+/// One member of a ring that runs a large language model together.
+#[derive(Parser)]
+#[command(name = "prima-node-agent", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Runs one member of a ring: its layers, and on rank 0 the HTTP endpoint
+    Serve(ServeArgs),
+    /// Shows a model's layers, formats and sizes
+    Inspect {
+        /// The model, a GGUF file
+        #[arg(value_name = "MODEL.gguf")]
+        model: PathBuf,
+        /// For people or for programs
+        #[arg(long, value_enum, default_value = "table")]
+        format: OutputFormat,
+    },
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info")),
+        )
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+    let result = match cli.command {
+        Command::Serve(args) => {
+            serve::run(args).map_err(|error| prima_node_agent::error_chain(&error))
+        }
+        Command::Inspect { model, format } => inspect(&model, format)
+            .map_err(|error| prima_node_agent::error_chain(&error))
+            .map(|text| {
+                // A reader that closes the pipe early has seen enough.
+                let _ = std::io::stdout().write_all(text.as_bytes());
+            }),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! `prima-node-agent serve`: one member of a ring, from its plan to its end. Decides the order of starting (on rank 0
+//! HTTP first, so that clients hear that the model is loading) and of ending (what runs is finished, within a limit).
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
+use prima_engine::{Compute, Model};
+use prima_text::{ChatTemplate, ChatTemplateError, Tokenizer, TokenizerError};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+
+use crate::decode::{self, Decode};
+use crate::gateway::{self, GatewayError, GatewayOptions, ModelText};
+use crate::generation::{Generator, RingStatus, Submission};
+use crate::plan_source::{self, PlanSourceError};
+use crate::ring::{Member, MemberError, MemberOptions};
+
+#[derive(clap::Args)]
+pub struct ServeArgs {
+    /// The ring's plan: a RingPlan document in YAML
+    #[arg(long, value_name = "FILE")]
+    plan: PathBuf,
+    /// Which of the plan's members this process is
+    #[arg(long, value_name = "NAME")]
+    member: String,
+    /// Compute threads [default: all cores; a member that waits uses none]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Where the ring's predecessor connects [default: the member's address in the plan]
+    #[arg(long, value_name = "HOST:PORT")]
+    listen: Option<String>,
+    /// Where rank 0 serves HTTP; other members ignore it
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8080")]
+    http: SocketAddr,
+    /// Ask HTTP clients for this key; may be repeated
+    #[arg(
+        long = "api-key",
+        value_name = "KEY",
+        env = "PRIMA_API_KEY",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    api_keys: Vec<String>,
+    /// Let web pages of this origin call the HTTP endpoint (`*`: any); may be repeated
+    #[arg(long = "cors-origin", value_name = "ORIGIN")]
+    cors_origins: Vec<String>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    #[error(transparent)]
+    Plan(#[from] PlanSourceError),
+    #[error("cannot listen on {address} ({what}); is another process using it?")]
+    Listen {
+        address: String,
+        what: &'static str,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot start")]
+    Start(#[source] io::Error),
+    #[error("cannot read the model's tokenizer")]
+    Tokenizer(#[source] TokenizerError),
+    #[error("cannot read the model's chat template")]
+    ChatTemplate(#[source] ChatTemplateError),
+    #[error("cannot run this member")]
+    Member(#[source] Arc<MemberError>),
+    #[error("cannot serve HTTP")]
+    Gateway(#[source] GatewayError),
+}
+
+/// How long running requests may take to finish when the process is asked to end.
+const DRAIN_LIMIT: Duration = Duration::from_secs(30);
+const DRAIN_INTERVAL: Duration = Duration::from_millis(50);
+/// Requests on their way from the gateway to `decode`, which answers each at once.
+const SUBMISSIONS: usize = 64;
+
+/// Runs the member until SIGTERM or SIGINT (`Ok`), or until it cannot go on.
+pub fn run(args: ServeArgs) -> Result<(), ServeError> {
+    // Beside the ring's own thread: HTTP and signals.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .map_err(ServeError::Start)?;
+    let result = runtime.block_on(serve(args));
+    // What is still being opened or answered is not waited for.
+    runtime.shutdown_background();
+    result
+}
+
+async fn serve(args: ServeArgs) -> Result<(), ServeError> {
+    let mut stop = StopSignal::new()?;
+    let (plan, rank) = plan_source::read(&args.plan, &args.member)?;
+    let plan = Arc::new(plan);
+    let address = args
+        .listen
+        .unwrap_or_else(|| plan.members[rank].address.clone());
+    let listener = TcpListener::bind(&address).map_err(|source| ServeError::Listen {
+        address,
+        what: "address in the plan, or --listen",
+        source,
+    })?;
+    let threads = args
+        .threads
+        .map_or_else(Compute::available_threads, usize::from);
+
+    let mut front = match rank {
+        0 => {
+            let options = GatewayOptions {
+                model_name: plan.model.name.clone(),
+                api_keys: args.api_keys,
+                cors_origins: args.cors_origins,
+            };
+            Some(Front::start(args.http, options, &plan).await?)
+        }
+        _ => None,
+    };
+    let opening = tokio::task::spawn_blocking({
+        let (plan, front) = (
+            plan.clone(),
+            front.as_mut().and_then(|front| front.back.take()),
+        );
+        move || open(plan, rank, threads, listener, front)
+    });
+    let member = tokio::select! {
+        member = opening => member.map_err(|panic| ServeError::Start(io::Error::other(panic)))??,
+        () = stop.received() => return Ok(()),
+    };
+    tracing::info!(member = args.member, rank, "joined the ring");
+
+    tokio::select! {
+        error = member.ended() => return Err(ServeError::Member(error)),
+        error = Front::failed(&mut front) => return Err(error),
+        () = stop.received() => {}
+    }
+    tracing::info!(
+        "asked to end: finishing what runs, for at most {} s; a second signal ends at once",
+        DRAIN_LIMIT.as_secs()
+    );
+    let drained = async {
+        match front.take() {
+            Some(front) => front.finish().await,
+            // Rank 0 tells when a session ends.
+            None => {
+                while member.sessions() > 0 {
+                    tokio::time::sleep(DRAIN_INTERVAL).await;
+                }
+            }
+        }
+    };
+    tokio::select! {
+        () = drained => {}
+        () = tokio::time::sleep(DRAIN_LIMIT) => tracing::warn!("some requests did not finish in time"),
+        () = stop.received() => {}
+    }
+    Ok(())
+}
+
+/// Rank 0's HTTP side.
+struct Front {
+    gateway: JoinHandle<Result<(), GatewayError>>,
+    shutdown: oneshot::Sender<()>,
+    back: Option<Back>,
+}
+
+/// What the model's side of rank 0 is handed when it is open.
+struct Back {
+    submissions: mpsc::Receiver<Submission>,
+    status: watch::Sender<RingStatus>,
+    text: watch::Sender<Option<Arc<ModelText>>>,
+}
+
+impl Front {
+    async fn start(
+        address: SocketAddr,
+        options: GatewayOptions,
+        plan: &RingPlanSpec,
+    ) -> Result<Self, ServeError> {
+        let listener = tokio::net::TcpListener::bind(address)
+            .await
+            .map_err(|source| ServeError::Listen {
+                address: address.to_string(),
+                what: "--http",
+                source,
+            })?;
+        let (sender, submissions) = mpsc::channel(SUBMISSIONS);
+        let (status, seen) = watch::channel(decode::initial_status(plan));
+        let (text, known) = watch::channel(None);
+        let (shutdown, asked) = oneshot::channel();
+        let gateway = tokio::spawn(gateway::serve(
+            listener,
+            options,
+            Generator::new(sender, seen),
+            known,
+            async move {
+                // Also when this process ends without asking.
+                let _ = asked.await;
+            },
+        ));
+        Ok(Self {
+            gateway,
+            shutdown,
+            back: Some(Back {
+                submissions,
+                status,
+                text,
+            }),
+        })
+    }
+
+    /// Waits until HTTP cannot be served any more; for ever where there is no HTTP.
+    async fn failed(front: &mut Option<Self>) -> ServeError {
+        let Some(front) = front else {
+            return std::future::pending().await;
+        };
+        match (&mut front.gateway).await {
+            Ok(Ok(())) => ServeError::Start(io::Error::other("the HTTP server ended unasked")),
+            Ok(Err(error)) => ServeError::Gateway(error),
+            Err(panic) => ServeError::Start(io::Error::other(panic)),
+        }
+    }
+
+    /// Takes no more requests and answers those that run.
+    async fn finish(self) {
+        let _ = self.shutdown.send(());
+        if let Ok(Err(error)) = self.gateway.await {
+            tracing::warn!(%error, "HTTP did not end cleanly");
+        }
+    }
+}
+
+/// Opens the model, starts the member, and on rank 0 the decoding behind `back`.
+fn open(
+    plan: Arc<RingPlanSpec>,
+    rank: usize,
+    threads: usize,
+    listener: TcpListener,
+    back: Option<Back>,
+) -> Result<Member, ServeError> {
+    let model = plan_source::open_model(&plan)?;
+    let text = match &back {
+        Some(_) => Some(model_text(&model)?),
+        None => None,
+    };
+    let vocabulary = model.config().vocabulary;
+    let mut member = Member::start(MemberOptions {
+        plan: plan.clone(),
+        rank,
+        model,
+        threads,
+        listener,
+    })
+    .map_err(|error| ServeError::Member(Arc::new(error)))?;
+    if let (Some(back), Some(text), Some(client)) = (back, text, member.take_client()) {
+        let tokenizer = text.tokenizer.clone();
+        back.text.send_replace(Some(Arc::new(text)));
+        let decode = Decode::new(client, plan, tokenizer, vocabulary, back.status);
+        member.runtime().spawn(async move {
+            decode.run(back.submissions).await;
+            // The gateway keeps its view of the text for as long as it answers.
+            drop(back.text);
+        });
+    }
+    Ok(member)
+}
+
+fn model_text(model: &Model) -> Result<ModelText, ServeError> {
+    let metadata = &model.gguf().metadata;
+    let tokenizer = Tokenizer::from_gguf(metadata).map_err(ServeError::Tokenizer)?;
+    let chat_template =
+        ChatTemplate::from_gguf(metadata, &tokenizer).map_err(ServeError::ChatTemplate)?;
+    Ok(ModelText {
+        tokenizer,
+        chat_template,
+    })
+}
+
+/// SIGTERM or SIGINT.
+struct StopSignal {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl StopSignal {
+    fn new() -> Result<Self, ServeError> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate()).map_err(ServeError::Start)?,
+            interrupt: signal(SignalKind::interrupt()).map_err(ServeError::Start)?,
+        })
+    }
+
+    async fn received(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
