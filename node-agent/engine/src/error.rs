@@ -97,6 +97,17 @@ pub enum EngineError {
     #[error("cannot choose the CPU's kernels")]
     KernelLevel { source: kernels::LevelError },
 
+    #[error(
+        "this build of the engine has no code for GPUs: build it with feature `cuda` or `metal`"
+    )]
+    NoAccelerator,
+
+    #[error("the accelerator cannot {action}")]
+    Accelerator {
+        action: &'static str,
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+
     #[error("cannot embed token {token}: the vocabulary has {vocabulary}")]
     Token { token: u32, vocabulary: usize },
 
@@ -108,7 +119,7 @@ pub enum EngineError {
     },
 
     #[error(
-        "batch entry {entry}: its KV cache does not cover layers {}..{} of this model",
+        "batch entry {entry}: its KV cache does not cover layers {}..{} of this model on the devices of this window",
         window.start, window.end
     )]
     KvLayers { entry: usize, window: Range<usize> },

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use half::f16;
 
+use crate::accelerator::DeviceKv;
 use crate::config::ModelConfig;
 use crate::kernels::{BLOCK_POSITIONS, KvShape};
 
@@ -28,6 +29,8 @@ pub(crate) struct LayerKv {
     len: usize,
     keys: Vec<Arc<[f16]>>,
     values: Vec<Arc<[f16]>>,
+    /// Where the layer runs on an accelerator; there are no blocks then.
+    device: Option<DeviceKv>,
 }
 
 impl KvCache {
@@ -77,14 +80,15 @@ impl KvCache {
         }
     }
 
-    /// Bytes of the blocks held, those shared with forks included.
+    /// Bytes of memory held, here and on an accelerator, those shared with forks included.
     pub fn bytes(&self) -> u64 {
-        let blocks: usize = self
-            .layers
-            .iter()
-            .map(|layer| layer.keys.len() + layer.values.len())
-            .sum();
-        (blocks * self.shape.block_len() * size_of::<f16>()) as u64
+        let block = (self.shape.block_len() * size_of::<f16>()) as u64;
+        let bytes = |layer: &LayerKv| {
+            let blocks = (layer.keys.len() + layer.values.len()) as u64;
+            let device = layer.device.as_ref();
+            blocks * block + device.map_or(0, |device| device.bytes(self.shape))
+        };
+        self.layers.iter().map(bytes).sum()
     }
 
     pub(crate) fn shape(&self) -> KvShape {
@@ -110,7 +114,13 @@ impl LayerKv {
             len: 0,
             keys: Vec::new(),
             values: Vec::new(),
+            device: None,
         }
+    }
+
+    /// Whether a layer that runs on an accelerator, or one that does not, can continue this cache.
+    pub fn fits(&self, on_device: bool) -> bool {
+        self.len == 0 || self.device.is_some() == on_device
     }
 
     pub fn layer(&self) -> usize {
@@ -124,6 +134,7 @@ impl LayerKv {
     /// Appends positions: `keys` and `values` are rows of `kv_heads * head_dim` numbers.
     pub fn append(&mut self, shape: KvShape, keys: &[f32], values: &[f32]) {
         let row = shape.row_len();
+        self.device = None;
         for (key, value) in keys.chunks_exact(row).zip(values.chunks_exact(row)) {
             let (block, position) = (self.len / BLOCK_POSITIONS, self.len % BLOCK_POSITIONS);
             if block == self.keys.len() {
@@ -146,7 +157,32 @@ impl LayerKv {
         self.values.iter().map(|block| &**block).collect()
     }
 
-    fn truncate(&mut self, positions: usize) {
+    /// As [`append`](Self::append), on an accelerator: each kv_heads x rows x head_dim.
+    #[cfg(feature = "accelerator")]
+    pub fn append_on_device(
+        &mut self,
+        keys: &candle_core::Tensor,
+        values: &candle_core::Tensor,
+        context_length: usize,
+    ) -> candle_core::Result<()> {
+        let device = self.device.get_or_insert_default();
+        device.append(self.len, keys, values, context_length)?;
+        self.len += keys.dim(1)?;
+        Ok(())
+    }
+
+    /// The keys and values held, each kv_heads x positions x head_dim; `None` when there are none on an accelerator.
+    #[cfg(feature = "accelerator")]
+    pub fn read_on_device(
+        &self,
+    ) -> candle_core::Result<Option<(candle_core::Tensor, candle_core::Tensor)>> {
+        match &self.device {
+            Some(device) => device.read(self.len),
+            None => Ok(None),
+        }
+    }
+
+    pub fn truncate(&mut self, positions: usize) {
         self.len = self.len.min(positions);
         let blocks = self.len.div_ceil(BLOCK_POSITIONS);
         self.keys.truncate(blocks);

@@ -1,4 +1,4 @@
-//! The forward pass through a range of layers, on the CPU.
+//! The forward pass through a range of layers; here on the CPU, and handed over where layers run on an accelerator.
 //!
 //! Decides: the order of the steps of a layer, and what a batch must look like. Refuses: to mix rows; each row's numbers come from its
 //! own sequence only and do not depend on how rows are batched or where layers are split, to the bit (the kernels' promise, kept
@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use crate::accelerator::AcceleratedLayers;
 use crate::architecture as tensors;
 use crate::compute::{Compute, Scratch};
 use crate::config::ModelConfig;
@@ -22,6 +23,8 @@ pub struct LayerWindow {
     config: ModelConfig,
     rope: Rope,
     cpu_layers: Vec<Layer>,
+    /// The layers that follow.
+    accelerated: Option<AcceleratedLayers>,
 }
 
 /// The rows of one sequence in a batch.
@@ -38,17 +41,25 @@ impl LayerWindow {
     pub(crate) fn new(
         model: &Model,
         layers: Range<usize>,
-        _devices: &LayerDevices,
+        devices: &LayerDevices,
     ) -> Result<LayerWindow, EngineError> {
-        let cpu_layers = layers
+        let mut cpu_layers = layers
             .clone()
             .map(|layer| Layer::load(model, layer))
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<Vec<_>, _>>()?;
+        let accelerated = match devices.gpu_layers(cpu_layers.len()) {
+            None => None,
+            Some((gpu_layers, accelerator)) => {
+                let last = cpu_layers.split_off(cpu_layers.len() - gpu_layers);
+                Some(AcceleratedLayers::load(accelerator, model.config(), &last)?)
+            }
+        };
         Ok(LayerWindow {
             layers,
             config: model.config().clone(),
             rope: model.config().rope(model.rope_factors()?.as_deref()),
             cpu_layers,
+            accelerated,
         })
     }
 
@@ -62,7 +73,8 @@ impl LayerWindow {
     ///
     /// # Errors
     /// An activation of another size than the batch, or an entry whose cache does not cover the window, holds another number of
-    /// positions than `first_position`, or would exceed its context length. Nothing has been computed then.
+    /// positions than `first_position`, or would exceed its context length; a failure of the accelerator. The caches hold then what
+    /// they held before.
     pub fn forward(
         &self,
         compute: &Compute,
@@ -85,7 +97,20 @@ impl LayerWindow {
             step.attention(&mut scratch, activation, &mut sequences);
             step.feed_forward(&mut scratch, activation);
         }
-        Ok(())
+        drop(scratch);
+        let Some(accelerated) = &self.accelerated else {
+            return Ok(());
+        };
+        let result = accelerated.forward(&angles, activation, &mut sequences);
+        if result.is_err() {
+            sequences.iter_mut().for_each(Sequence::undo);
+        }
+        result
+    }
+
+    /// How many of the window's layers run on an accelerator.
+    pub fn gpu_layers(&self) -> usize {
+        self.accelerated.as_ref().map_or(0, AcceleratedLayers::len)
     }
 
     fn check<'a>(
@@ -122,72 +147,95 @@ impl LayerWindow {
             first_position,
             rows,
         } = entry;
-        let (first_position, rows) = (*first_position, *rows);
-        let end = first_position.saturating_add(rows);
-        if end > kv.context_length() {
-            return Err(EngineError::ContextFull {
-                entry: index,
-                first_position,
-                end,
-                context_length: kv.context_length(),
-            });
-        }
+        let context_length = kv.context_length();
         let same_shape = kv.shape() == self.config.attention_shape().kv;
         let layers = kv
             .window(self.layers.clone())
-            .filter(|_| same_shape)
+            .filter(|layers| same_shape && self.fit_devices(layers))
             .ok_or_else(|| EngineError::KvLayers {
                 entry: index,
                 window: self.layers.clone(),
             })?;
-        match layers.iter().find(|layer| layer.len() != first_position) {
-            None => Ok(Sequence {
-                layers,
-                first_position,
-                rows,
-            }),
-            Some(layer) => Err(EngineError::Position {
-                entry: index,
-                layer: layer.layer(),
-                first_position,
-                held: layer.len(),
-            }),
-        }
+        let sequence = Sequence {
+            layers,
+            context_length,
+            first_position: *first_position,
+            rows: *rows,
+        };
+        sequence.check(index)?;
+        Ok(sequence)
+    }
+
+    /// Whether what the layers have cached so far lies where they run.
+    fn fit_devices(&self, layers: &[LayerKv]) -> bool {
+        let on_device = |index| index >= self.cpu_layers.len();
+        let mut layers = layers.iter().enumerate();
+        layers.all(|(index, layer)| layer.fits(on_device(index)))
     }
 }
 
 /// A checked batch entry.
-struct Sequence<'a> {
+pub(crate) struct Sequence<'a> {
     /// The caches of the window's layers.
-    layers: &'a mut [LayerKv],
-    first_position: usize,
-    rows: usize,
+    pub layers: &'a mut [LayerKv],
+    pub context_length: usize,
+    pub first_position: usize,
+    pub rows: usize,
 }
 
 impl Sequence<'_> {
-    fn positions(&self) -> Range<usize> {
+    fn check(&self, entry: usize) -> Result<(), EngineError> {
+        let first_position = self.first_position;
+        let end = first_position.saturating_add(self.rows);
+        if end > self.context_length {
+            return Err(EngineError::ContextFull {
+                entry,
+                first_position,
+                end,
+                context_length: self.context_length,
+            });
+        }
+        match self.layers.iter().find(|kv| kv.len() != first_position) {
+            None => Ok(()),
+            Some(kv) => Err(EngineError::Position {
+                entry,
+                layer: kv.layer(),
+                first_position,
+                held: kv.len(),
+            }),
+        }
+    }
+
+    /// Takes back what a failed pass has stored.
+    fn undo(&mut self) {
+        for layer in &mut *self.layers {
+            layer.truncate(self.first_position);
+        }
+    }
+
+    pub fn positions(&self) -> Range<usize> {
         self.first_position..self.first_position + self.rows
     }
 }
 
 /// The weights of one layer: matrices in the map, the small vectors as numbers.
-struct Layer {
-    attention_norm: Vec<f32>,
-    query: MappedTensor,
-    key: MappedTensor,
-    value: MappedTensor,
-    biases: Option<AttentionBiases>,
-    attention_output: MappedTensor,
-    feed_forward_norm: Vec<f32>,
-    gate: MappedTensor,
-    up: MappedTensor,
-    down: MappedTensor,
+pub(crate) struct Layer {
+    pub attention_norm: Vec<f32>,
+    pub query: MappedTensor,
+    pub key: MappedTensor,
+    pub value: MappedTensor,
+    pub biases: Option<AttentionBiases>,
+    pub attention_output: MappedTensor,
+    pub feed_forward_norm: Vec<f32>,
+    pub gate: MappedTensor,
+    pub up: MappedTensor,
+    pub down: MappedTensor,
 }
 
-struct AttentionBiases {
-    query: Vec<f32>,
-    key: Vec<f32>,
-    value: Vec<f32>,
+pub(crate) struct AttentionBiases {
+    pub query: Vec<f32>,
+    pub key: Vec<f32>,
+    pub value: Vec<f32>,
 }
 
 impl Layer {

@@ -25,6 +25,8 @@
 //! # }
 //! ```
 
+#[cfg_attr(not(feature = "accelerator"), path = "no_accelerator.rs")]
+mod accelerator;
 pub mod architecture;
 mod compute;
 mod config;
@@ -38,6 +40,7 @@ mod mapped_weights;
 mod model;
 mod output_head;
 
+pub use accelerator::Accelerator;
 pub use compute::Compute;
 pub use config::ModelConfig;
 pub use device::LayerDevices;

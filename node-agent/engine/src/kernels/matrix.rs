@@ -150,6 +150,11 @@ impl<'a> Matrix<'a> {
         self.cols
     }
 
+    /// The blocks of all rows.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
     /// The blocks of one row.
     #[inline]
     pub(super) fn row(&self, row: usize) -> &'a [u8] {

@@ -82,6 +82,23 @@ impl Rope {
     }
 }
 
+impl RopeAngles {
+    /// Rows, that is positions.
+    pub fn rows(&self) -> usize {
+        self.turns.len() / (2 * self.pairs).max(1)
+    }
+
+    /// Pairs turned in each head.
+    pub fn pairs(&self) -> usize {
+        self.pairs
+    }
+
+    /// For each row the cosines of its pairs, then their sines.
+    pub fn turns(&self) -> &[f32] {
+        &self.turns
+    }
+}
+
 /// Rows per piece of work.
 const PIECE_ROWS: usize = 16;
 

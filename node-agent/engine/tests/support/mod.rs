@@ -7,7 +7,7 @@ use std::io::BufWriter;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use half::f16;
+use half::{bf16, f16};
 use prima_engine::{BatchEntry, Compute, KvCache, LayerDevices, LayerWindow, Model};
 use prima_gguf::GgmlType;
 use prima_gguf::writer::GgufWriter;
@@ -212,6 +212,10 @@ fn weights(random: &mut Random, format: GgmlType, shape: &[u64]) -> Vec<u8> {
         match format {
             GgmlType::F32 => bytes.extend((random.uniform() * deviation * 1.7).to_le_bytes()),
             GgmlType::F16 => bytes.extend(half(random.uniform() * deviation * 1.7)),
+            GgmlType::BF16 => {
+                let number = bf16::from_f32(random.uniform() * deviation * 1.7);
+                bytes.extend(number.to_le_bytes());
+            }
             GgmlType::Q8_0 => {
                 bytes.extend(half(deviation / 74.0));
                 noise(&mut bytes, 32);
@@ -257,14 +261,14 @@ impl Runner {
     }
 
     pub fn split(model: &Model, ends: &[usize], threads: usize) -> Runner {
+        Runner::on(&LayerDevices::cpu(), model, ends, threads)
+    }
+
+    pub fn on(devices: &LayerDevices, model: &Model, ends: &[usize], threads: usize) -> Runner {
         let starts = std::iter::once(0).chain(ends.iter().copied());
         let windows = starts
             .zip(ends)
-            .map(|(first, &end)| {
-                model
-                    .layer_window(first..end, &LayerDevices::cpu())
-                    .expect("a window")
-            })
+            .map(|(first, &end)| model.layer_window(first..end, devices).expect("a window"))
             .collect();
         Runner {
             model: model.clone(),
