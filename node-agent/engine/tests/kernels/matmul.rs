@@ -206,9 +206,9 @@ fn weights_may_begin_at_any_byte() {
 fn no_rows_and_no_activations_give_nothing() {
     let pool = pool(2, Level::detect());
     let none = Matrix::new(GgmlType::Q4_1, 0, 64, &[]).unwrap();
-    assert_eq!(product(&pool, none, &[1.0; 64]), []);
+    assert!(product(&pool, none, &[1.0; 64]).is_empty());
     let bytes = vec![0; 40];
     let some = Matrix::new(GgmlType::Q4_1, 1, 64, &bytes).unwrap();
-    assert_eq!(product(&pool, some, &[]), []);
+    assert!(product(&pool, some, &[]).is_empty());
     matmul(&pool, &[], 0, &mut []);
 }
