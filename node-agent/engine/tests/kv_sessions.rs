@@ -1,5 +1,16 @@
 //! What a session may do with its KV cache: go back, fork, fill up; and what a batch may not.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "these are tests"
+)]
+#![allow(
+    clippy::single_range_in_vec_init,
+    reason = "one range of layers is meant"
+)]
+
 mod support;
 
 use std::error::Error;

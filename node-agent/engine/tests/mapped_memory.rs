@@ -1,6 +1,13 @@
 //! Weights stay in the map: anonymous memory hardly grows when a model runs. One test in a process of its own, so that no other
 //! test's memory is counted.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "these are tests"
+)]
+
 mod support;
 
 use std::path::Path;

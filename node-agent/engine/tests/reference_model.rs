@@ -1,6 +1,13 @@
 //! The engine's pass against the textbook: every weight as a number, every sum in f64, no cache, no batching, no code shared with the
 //! engine but the decoding of weight formats (which has its own tests).
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "these are tests"
+)]
+
 mod support;
 
 use std::path::Path;

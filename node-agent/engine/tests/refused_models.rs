@@ -1,5 +1,12 @@
 //! Models that the engine must not run: each refused when it is opened, by a message that names what is wrong.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "these are tests"
+)]
+
 mod support;
 
 use std::error::Error;

@@ -1,5 +1,16 @@
 //! However a pass is cut into windows, chunks and batches, and whatever the number of threads: the same bits.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "these are tests"
+)]
+#![allow(
+    clippy::single_range_in_vec_init,
+    reason = "one range of layers is meant"
+)]
+
 mod support;
 
 use prima_engine::{KvCache, Model};
