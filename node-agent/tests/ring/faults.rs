@@ -14,26 +14,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::harness::{GENERATION, ModelFile, Ring, bits, member, plan, tokens};
-
-/// No test waits for ever; far longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-async fn in_time<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, what)
-        .await
-        .expect("nothing may hang")
-}
-
-/// Waits until a condition holds that nothing signals.
-async fn until(what: &str, condition: impl Fn() -> bool) {
-    let waited = tokio::time::timeout(PATIENCE, async {
-        while !condition() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    });
-    assert!(waited.await.is_ok(), "never happened: {what}");
-}
+use crate::harness::{GENERATION, ModelFile, Ring, bits, in_time, member, plan, tokens, until};
 
 #[tokio::test]
 async fn a_lost_member_is_named_its_sessions_end_everywhere_and_it_may_come_back() {

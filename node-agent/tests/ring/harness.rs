@@ -3,11 +3,14 @@
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use prima_crds::v1alpha1::ring_plan::{
     ActivationDtype, PlannedModel, PlannedWindow, RingMember, RingPlanSpec,
 };
 use prima_engine::Model;
+use prima_gguf::writer::GgufWriter;
+use prima_gguf::{Array, Value};
 use prima_node_agent::ring::{Member, MemberOptions, RingClient};
 use tempfile::TempDir;
 
@@ -26,7 +29,9 @@ pub struct ModelFile {
 impl ModelFile {
     pub fn made_up() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let path = MadeUpModel::default().write(folder.path());
+        let path = folder.path().join("made-up.gguf");
+        let made_up = MadeUpModel::default();
+        made_up.write_with(&path, made_up.tensors(), tokenizer);
         let model = Model::open(&path).unwrap();
         Self {
             _folder: folder,
@@ -44,6 +49,26 @@ impl ModelFile {
         let whole = Runner::split(&self.model, &[self.layers()], 2);
         whole.logits(&mut whole.kv_cache(), tokens)
     }
+}
+
+/// Every token one character, but for one that is two and the last, which ends a text.
+fn tokenizer(writer: &mut GgufWriter) {
+    let characters = (b'!'..=b'}').map(|byte| char::from(byte).to_string());
+    let tokens: Vec<String> = characters
+        .chain(["Ġ", "ab", "<end>"].map(String::from))
+        .collect();
+    let kinds: Vec<i32> = (0..tokens.len())
+        .map(|id| if id == 95 { 3 } else { 1 })
+        .collect();
+    writer.metadata("tokenizer.ggml.model", "gpt2");
+    writer.metadata("tokenizer.ggml.pre", "gpt-2");
+    writer.metadata("tokenizer.ggml.tokens", Value::Array(Array::String(tokens)));
+    writer.metadata("tokenizer.ggml.token_type", Value::Array(Array::I32(kinds)));
+    writer.metadata(
+        "tokenizer.ggml.merges",
+        Value::Array(Array::String(vec!["a b".into()])),
+    );
+    writer.metadata("tokenizer.ggml.eos_token_id", 95u32);
 }
 
 /// A plan over free ports, and the listeners that hold them.
@@ -144,4 +169,23 @@ pub fn tokens(count: usize) -> Vec<u32> {
 
 pub fn bits(logits: &[f32]) -> Vec<u32> {
     logits.iter().map(|logit| logit.to_bits()).collect()
+}
+
+/// No test waits for ever; far longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub async fn in_time<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, what)
+        .await
+        .expect("nothing may hang")
+}
+
+/// Waits until a condition holds that nothing signals.
+pub async fn until(what: &str, condition: impl Fn() -> bool) {
+    let waited = tokio::time::timeout(PATIENCE, async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    assert!(waited.await.is_ok(), "never happened: {what}");
 }

@@ -7,6 +7,7 @@
     reason = "these are tests"
 )]
 
+mod decoding;
 mod faults;
 mod harness;
 mod identity;

@@ -1,0 +1,488 @@
+//! Requests on a whole ring: what concurrent clients, stop rules, cancellations and losses come to.
+
+use std::time::Duration;
+
+use prima_engine::Model;
+use prima_node_agent::decode::{self, Decode};
+use prima_node_agent::generation::{
+    FinishReason, GenerationError, GenerationEvent, GenerationRequest, Generator, Readiness,
+    SubmitError, TokenLogprob, Usage,
+};
+use prima_text::{SamplingParams, Tokenizer};
+use tokio::sync::{mpsc, watch};
+
+use crate::harness::{ModelFile, Planned, Ring, in_time, member, plan, tokens, until};
+use crate::support::{Runner, greedy};
+
+/// A ring of three members in two rounds with decoding in front, as rank 0 has it behind its gateway.
+struct Served {
+    ring: Ring,
+    generator: Generator,
+}
+
+impl Served {
+    async fn start(file: &ModelFile) -> Self {
+        let served = Self::loading(
+            &file.model,
+            plan(&file.path, file.layers(), 3, &[1, 2, 3, 4, 4, 5]),
+        );
+        served.ready().await;
+        served
+    }
+
+    fn loading(model: &Model, planned: Planned) -> Self {
+        let (ring, client) = Ring::start(model, planned);
+        let tokenizer = Tokenizer::from_gguf(&model.gguf().metadata).unwrap();
+        let (submissions, received) = mpsc::channel(8);
+        let (status, seen) = watch::channel(decode::initial_status(&ring.plan));
+        let decode = Decode::new(
+            client,
+            ring.plan.clone(),
+            tokenizer,
+            model.config().vocabulary,
+            status,
+        );
+        ring.members[0].runtime().spawn(decode.run(received));
+        Self {
+            ring,
+            generator: Generator::new(submissions, seen),
+        }
+    }
+
+    async fn ready(&self) {
+        let mut status = self.generator.status();
+        in_time(status.wait_for(|status| status.readiness == Readiness::Ready))
+            .await
+            .unwrap();
+    }
+
+    async fn generate(&self, request: GenerationRequest) -> Answer {
+        Answer::read(self.generator.submit(request).await.unwrap()).await
+    }
+
+    async fn all_released(&self) {
+        until("every member has released every session", || {
+            self.ring.sessions() == [0, 0, 0]
+        })
+        .await;
+    }
+}
+
+/// All that came back, sorted by choice.
+#[derive(Debug, Default)]
+struct Answer {
+    choices: Vec<ChoiceAnswer>,
+    usage: Option<Usage>,
+    error: Option<GenerationError>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct ChoiceAnswer {
+    tokens: Vec<u32>,
+    text: String,
+    reason: Option<FinishReason>,
+    logprobs: Vec<TokenLogprob>,
+}
+
+impl Answer {
+    async fn read(mut events: mpsc::Receiver<GenerationEvent>) -> Self {
+        let mut answer = Self::default();
+        while let Some(event) = in_time(events.recv()).await {
+            assert!(
+                answer.usage.is_none() && answer.error.is_none(),
+                "nothing follows the last event: {event:?}"
+            );
+            match event {
+                GenerationEvent::Token {
+                    choice,
+                    token,
+                    text,
+                    logprob,
+                } => {
+                    let choice = answer.choice(choice);
+                    assert_eq!(choice.reason, None);
+                    choice.tokens.push(token);
+                    choice.text += &text;
+                    choice.logprobs.extend(logprob);
+                }
+                GenerationEvent::Finished {
+                    choice,
+                    reason,
+                    text,
+                } => {
+                    let choice = answer.choice(choice);
+                    assert_eq!(choice.reason.replace(reason), None);
+                    choice.text += &text;
+                }
+                GenerationEvent::Usage(usage) => answer.usage = Some(usage),
+                GenerationEvent::Failed(error) => answer.error = Some(error),
+            }
+        }
+        answer
+    }
+
+    fn choice(&mut self, index: usize) -> &mut ChoiceAnswer {
+        if self.choices.len() <= index {
+            self.choices.resize(index + 1, ChoiceAnswer::default());
+        }
+        &mut self.choices[index]
+    }
+}
+
+fn request(prompt: &[u32], max_tokens: usize) -> GenerationRequest {
+    GenerationRequest {
+        prompt: prompt.into(),
+        sampling: SamplingParams {
+            temperature: 0.0,
+            ..SamplingParams::default()
+        },
+        max_tokens,
+        stop: Vec::new(),
+        logprobs: None,
+        choices: 1,
+    }
+}
+
+/// What one process without a ring answers greedily, up to the end-of-generation token.
+fn alone(file: &ModelFile, prompt: &[u32], max_tokens: usize) -> Vec<u32> {
+    let runner = Runner::split(&file.model, &[file.layers()], 1);
+    let tokenizer = Tokenizer::from_gguf(&file.model.gguf().metadata).unwrap();
+    let mut kv = runner.kv_cache();
+    let mut logits = runner.logits(&mut kv, prompt).pop().unwrap();
+    let mut answer = Vec::new();
+    while answer.len() < max_tokens {
+        let token = greedy(&logits);
+        if tokenizer.is_end_of_generation(token) {
+            break;
+        }
+        answer.push(token);
+        logits = runner.logits(&mut kv, &[token]).pop().unwrap();
+    }
+    answer
+}
+
+#[tokio::test]
+async fn answers_to_many_at_once_equal_the_answers_alone() {
+    let file = ModelFile::made_up();
+    let served = Served::start(&file).await;
+    // More requests than sessions, prompts of one to three chunks: some wait, all are mixed.
+    let prompts: Vec<Vec<u32>> = [3, 200, 17, 300, 1, 129, 64, 5].map(tokens).into();
+    let answers = futures::future::join_all(
+        prompts
+            .iter()
+            .map(|prompt| served.generate(request(prompt, 24))),
+    )
+    .await;
+    for (prompt, answer) in prompts.iter().zip(&answers) {
+        assert_eq!(
+            answer.choices[0].tokens,
+            alone(&file, prompt, 24),
+            "prompt of {} tokens",
+            prompt.len()
+        );
+        let usage = answer.usage.unwrap();
+        assert_eq!(
+            (usage.prompt_tokens, usage.completion_tokens),
+            (prompt.len(), answer.choices[0].tokens.len())
+        );
+        assert!(usage.prompt_seconds > 0.0);
+    }
+    served.all_released().await;
+    let status = served.generator.status().borrow().clone();
+    assert_eq!((status.running_requests, status.waiting_requests), (0, 0));
+    for member in &status.members {
+        assert!(
+            member.frames > 0 && member.network_seconds > 0.0,
+            "{member:?}"
+        );
+    }
+    assert!(status.members[0].compute_seconds > 0.0);
+}
+
+#[tokio::test]
+async fn choices_share_a_prompt_and_then_go_their_own_ways() {
+    let file = ModelFile::made_up();
+    let served = Served::start(&file).await;
+    let prompt = tokens(150);
+    let sampled = |choices, seed| GenerationRequest {
+        choices,
+        sampling: SamplingParams {
+            temperature: 1.5,
+            seed,
+            ..SamplingParams::default()
+        },
+        ..request(&prompt, 12)
+    };
+    let together = served.generate(sampled(3, 40)).await;
+    assert_eq!(together.choices.len(), 3);
+    for (index, choice) in together.choices.iter().enumerate() {
+        let single = served.generate(sampled(1, 40 + index as u64)).await;
+        assert_eq!(choice, &single.choices[0], "choice {index}");
+    }
+    assert_ne!(together.choices[0].tokens, together.choices[1].tokens);
+    let total: usize = together
+        .choices
+        .iter()
+        .map(|choice| choice.tokens.len())
+        .sum();
+    assert_eq!(together.usage.unwrap().completion_tokens, total);
+    served.all_released().await;
+}
+
+#[tokio::test]
+async fn a_text_ends_before_its_stop_string_and_after_its_last_token() {
+    let file = ModelFile::made_up();
+    let served = Served::start(&file).await;
+    let prompt = tokens(9);
+    let whole = served
+        .generate(request(&prompt, 30))
+        .await
+        .choices
+        .remove(0);
+    assert_eq!(
+        (whole.tokens.len(), whole.reason),
+        (30, Some(FinishReason::Length))
+    );
+    assert_eq!(
+        whole.text.len(),
+        30,
+        "the made-up tokens are characters: {}",
+        whole.text
+    );
+
+    // Two tokens long, and not where the text began to repeat itself.
+    let stop = whole.text[10..13].to_owned();
+    let expected = whole.text.split(&stop).next().unwrap();
+    let stopped = served
+        .generate(GenerationRequest {
+            stop: vec!["never".into(), stop.clone()],
+            ..request(&prompt, 30)
+        })
+        .await;
+    assert_eq!(stopped.choices[0].text, expected);
+    assert_eq!(stopped.choices[0].reason, Some(FinishReason::Stop));
+
+    // What only began like a stop string is text after all.
+    let beginning = format!("{}#", &whole.text[28..]);
+    let held = served
+        .generate(GenerationRequest {
+            stop: vec![beginning],
+            ..request(&prompt, 30)
+        })
+        .await;
+    assert_eq!(held.choices[0], whole);
+
+    // The end of the context ends the text, too: the last token needs no position.
+    let long = tokens(508);
+    let end = served.generate(request(&long, 100)).await.choices.remove(0);
+    assert_eq!(
+        (end.tokens.len(), end.reason),
+        (5, Some(FinishReason::Length))
+    );
+    served.all_released().await;
+}
+
+#[tokio::test]
+async fn logprobs_are_the_models_own() {
+    let file = ModelFile::made_up();
+    let served = Served::start(&file).await;
+    let prompt = tokens(20);
+    let answer = served
+        .generate(GenerationRequest {
+            logprobs: Some(3),
+            ..request(&prompt, 4)
+        })
+        .await;
+    let choice = &answer.choices[0];
+    assert_eq!(choice.logprobs.len(), 4);
+    let text: Vec<u32> = prompt.iter().chain(&choice.tokens).copied().collect();
+    let logits = file.logits(&text);
+    for (index, logprob) in choice.logprobs.iter().enumerate() {
+        let logits = &logits[prompt.len() - 1 + index];
+        let largest = logits.iter().copied().fold(f32::MIN, f32::max);
+        let sum: f32 = logits.iter().map(|logit| (logit - largest).exp()).sum();
+        let expected = logits[choice.tokens[index] as usize] - largest - sum.ln();
+        assert!(
+            (logprob.logprob - expected).abs() < 1e-4,
+            "{logprob:?}, expected {expected}"
+        );
+        assert_eq!(logprob.top.len(), 3);
+        assert_eq!(
+            logprob.top[0].0, choice.tokens[index],
+            "greedy takes the most likely"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_frees_its_sessions_on_every_member() {
+    let file = ModelFile::made_up();
+    let served = Served::start(&file).await;
+    // One in the middle of its prompt, one in the middle of its answer.
+    let mut answering = served
+        .generator
+        .submit(GenerationRequest {
+            choices: 2,
+            ..request(&tokens(5), 500)
+        })
+        .await
+        .unwrap();
+    in_time(answering.recv()).await.unwrap();
+    let prefilling = served
+        .generator
+        .submit(request(&tokens(500), 5))
+        .await
+        .unwrap();
+    drop(prefilling);
+    drop(answering);
+    served.all_released().await;
+    let mut status = served.generator.status();
+    in_time(status.wait_for(|status| status.running_requests == 0))
+        .await
+        .unwrap();
+    // All sessions can be had again.
+    let answers =
+        futures::future::join_all((0..4).map(|_| served.generate(request(&tokens(3), 3)))).await;
+    assert!(answers.iter().all(|answer| answer.usage.is_some()));
+}
+
+#[tokio::test]
+async fn what_cannot_be_taken_is_refused_at_once_with_the_field() {
+    let file = ModelFile::made_up();
+    let served = Served::start(&file).await;
+    let field = async |request| match served.generator.submit(request).await {
+        Err(SubmitError::Invalid { field, .. }) => field,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(field(request(&[], 1)).await, "prompt");
+    assert_eq!(field(request(&[96], 1)).await, "prompt");
+    assert_eq!(field(request(&[1], 0)).await, "max_tokens");
+    assert_eq!(
+        field(GenerationRequest {
+            choices: 5,
+            ..request(&[1], 1)
+        })
+        .await,
+        "n"
+    );
+    let mut hot = request(&[1], 1);
+    hot.sampling.temperature = -1.0;
+    assert_eq!(field(hot).await, "temperature");
+    let mut biased = request(&[1], 1);
+    biased.sampling.logit_bias = vec![(96, 1.0)];
+    assert_eq!(field(biased).await, "logit_bias");
+    let long = served.generator.submit(request(&tokens(513), 1)).await;
+    assert_eq!(
+        long.err(),
+        Some(SubmitError::ContextExceeded {
+            prompt: 513,
+            context: 512
+        })
+    );
+
+    // Four sessions, sixteen places to wait.
+    let mut running = Vec::new();
+    let full = loop {
+        match served
+            .generator
+            .submit(GenerationRequest {
+                choices: 4,
+                ..request(&tokens(4), 400)
+            })
+            .await
+        {
+            Ok(events) => running.push(events),
+            Err(full) => break full,
+        }
+    };
+    let SubmitError::Full {
+        waiting,
+        retry_after,
+        ..
+    } = full
+    else {
+        panic!("{full}");
+    };
+    assert_eq!(waiting, 16);
+    assert!(retry_after >= Duration::from_secs(1));
+    drop(running);
+    served.all_released().await;
+}
+
+#[tokio::test]
+async fn a_member_lost_in_mid_stream_is_named_to_all_and_the_ring_serves_again_when_it_is_back() {
+    let file = ModelFile::made_up();
+    let mut served = Served::start(&file).await;
+    let prompt = tokens(40);
+    let mut running = Vec::new();
+    for _ in 0..6 {
+        running.push(
+            served
+                .generator
+                .submit(request(&prompt, 470))
+                .await
+                .unwrap(),
+        );
+    }
+    in_time(running[0].recv()).await.unwrap();
+    drop(served.ring.members.remove(1));
+    for events in running {
+        let answer = Answer::read(events).await;
+        match answer.error {
+            Some(GenerationError::MemberLost { member, .. }) => assert_eq!(member, "m1"),
+            other => panic!("{other:?}"),
+        }
+    }
+    until("the others have released their sessions", || {
+        served.ring.sessions() == [0, 0]
+    })
+    .await;
+    let refused = served.generator.submit(request(&prompt, 1)).await.err();
+    assert!(
+        matches!(&refused, Some(SubmitError::NotReady { reason }) if reason.contains("m1")),
+        "{refused:?}"
+    );
+
+    let plan = served.ring.plan.clone();
+    let listener = std::net::TcpListener::bind(&plan.members[1].address).unwrap();
+    served
+        .ring
+        .members
+        .insert(1, member(&file.model, &plan, 1, listener));
+    served.ready().await;
+    let answer = served.generate(request(&prompt, 10)).await;
+    assert_eq!(answer.choices[0].tokens, alone(&file, &prompt, 10));
+}
+
+#[tokio::test]
+async fn until_all_members_are_there_nothing_is_taken_and_the_missing_one_is_named() {
+    let file = ModelFile::made_up();
+    let mut planned = plan(&file.path, file.layers(), 3, &[1, 2, 5]);
+    // Its place is taken by nobody.
+    let missing = planned.listeners.remove(2);
+    drop(missing);
+    let served = Served::loading(&file.model, planned);
+    let mut status = served.generator.status();
+    let named = status.wait_for(
+        |status| matches!(&status.readiness, Readiness::Loading(reason) if reason.contains("m2")),
+    );
+    in_time(named).await.unwrap();
+    let refused = served.generator.submit(request(&[1], 1)).await.err();
+    assert!(
+        matches!(refused, Some(SubmitError::NotReady { .. })),
+        "{refused:?}"
+    );
+}
+
+#[tokio::test]
+async fn decoding_ends_when_its_last_client_has_gone() {
+    let file = ModelFile::made_up();
+    let Served { ring, generator } = Served::start(&file).await;
+    let events = generator.submit(request(&tokens(4), 20)).await.unwrap();
+    let mut status = generator.status();
+    drop(generator);
+    // What had been accepted is finished first.
+    assert!(Answer::read(events).await.usage.is_some());
+    in_time(async { while status.changed().await.is_ok() {} }).await;
+    drop(ring);
+}
