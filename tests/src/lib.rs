@@ -2,5 +2,6 @@
 //!
 //! Nothing here decides what is right: that is the suites' part. A panic here is a failed test.
 
+pub mod assets;
 pub mod http;
 pub mod local_ring;

@@ -368,3 +368,255 @@ fn special_tokens(
 fn is_c_space(character: char) -> bool {
     matches!(character, ' ' | '\t' | '\n' | '\u{B}' | '\u{C}' | '\r')
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prima_gguf::Value;
+
+    /// A vocabulary of byte-level BPE with `<s>`, `</s>`, `<tool>` and a few words.
+    fn bpe() -> Vec<(&'static str, Value)> {
+        let tokens = [
+            "<s>",
+            "</s>",
+            "<tool>",
+            "a",
+            "b",
+            "c",
+            "Ġ",
+            "ab",
+            "Ġab",
+            "Ċ",
+            "<|im_end|>",
+            "<|end|>",
+        ];
+        vec![
+            ("tokenizer.ggml.model", "gpt2".into()),
+            ("tokenizer.ggml.pre", "gpt-2".into()),
+            ("tokenizer.ggml.tokens", texts(&tokens)),
+            (
+                "tokenizer.ggml.token_type",
+                vec![3, 3, 4, 1, 1, 1, 1, 1, 1, 1, 4, 1].into(),
+            ),
+            ("tokenizer.ggml.merges", texts(&["a b", "Ġ ab"])),
+            ("tokenizer.ggml.bos_token_id", 0_u32.into()),
+            ("tokenizer.ggml.eos_token_id", 1_u32.into()),
+        ]
+    }
+
+    /// A vocabulary of SentencePiece with byte tokens for "é" and the scores as given.
+    fn sentencepiece() -> Vec<(&'static str, Value)> {
+        let tokens = [
+            "<unk>", "<s>", "</s>", "<0xC3>", "<0xA9>", "▁", "a", "b", "▁a", "ab", "▁ab", "<s", ">",
+        ];
+        let scores = vec![
+            0.0, 0.0, 0.0, 0.0, 0.0, -9.0, -8.0, -7.0, -2.0, -1.0, -3.0, -4.0, -5.0_f32,
+        ];
+        vec![
+            ("tokenizer.ggml.model", "llama".into()),
+            ("tokenizer.ggml.tokens", texts(&tokens)),
+            ("tokenizer.ggml.scores", scores.into()),
+            (
+                "tokenizer.ggml.token_type",
+                vec![2, 3, 3, 6, 6, 1, 1, 1, 1, 1, 1, 1, 1].into(),
+            ),
+        ]
+    }
+
+    fn texts(texts: &[&str]) -> Value {
+        texts
+            .iter()
+            .map(|text| (*text).to_owned())
+            .collect::<Vec<String>>()
+            .into()
+    }
+
+    fn with(
+        mut entries: Vec<(&'static str, Value)>,
+        key: &'static str,
+        value: Value,
+    ) -> Vec<(&'static str, Value)> {
+        entries.retain(|(other, _)| *other != key);
+        entries.push((key, value));
+        entries
+    }
+
+    fn read(entries: Vec<(&'static str, Value)>) -> Result<Tokenizer, TokenizerError> {
+        let entries = entries
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), value));
+        Tokenizer::from_gguf(&Metadata::new("model.gguf", entries.collect()).unwrap())
+    }
+
+    fn encode(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+        tokenizer.encode(text, false, false).unwrap()
+    }
+
+    #[test]
+    fn words_are_merged_and_special_tokens_found() {
+        let tokenizer = read(bpe()).unwrap();
+        assert_eq!(encode(&tokenizer, "ab ab ba"), [7, 8, 6, 4, 3]);
+        assert_eq!(encode(&tokenizer, "a<tool>b"), [3, 2, 4]);
+        // Bytes without a token are left out, as in llama.cpp: here those of "<s>", which nobody asked to find.
+        assert_eq!(encode(&tokenizer, "a<s>b"), [3, 4]);
+        assert_eq!(tokenizer.encode("a<s>b", false, true).unwrap(), [3, 0, 4]);
+        assert_eq!(tokenizer.decode(&[0, 8, 9, 2, 1, 999]), " ab\n<tool>");
+        assert_eq!(
+            (tokenizer.bos(), tokenizer.eos(), tokenizer.token_text(8)),
+            (Some(0), Some(1), "Ġab")
+        );
+    }
+
+    #[test]
+    fn ends_are_added_where_the_file_says_so() {
+        let add = |key| with(bpe(), key, true.into());
+        let encode = |entries| read(entries).unwrap().encode("c", true, false).unwrap();
+        assert_eq!(encode(bpe()), [5]);
+        assert_eq!(encode(add("tokenizer.ggml.add_bos_token")), [0, 5]);
+        assert_eq!(encode(add("tokenizer.ggml.add_eos_token")), [5, 1]);
+        let llama3 = with(bpe(), "tokenizer.ggml.pre", "llama-bpe".into());
+        assert_eq!(encode(llama3), [0, 5]);
+    }
+
+    #[test]
+    fn generations_end_at_control_tokens_only() {
+        let tokenizer = read(bpe()).unwrap();
+        let ends: Vec<u32> = (0..12)
+            .filter(|token| tokenizer.is_end_of_generation(*token))
+            .collect();
+        // 10 is user-defined, and structure all the same; 11 is a normal token.
+        assert_eq!(ends, [1, 10]);
+        assert_eq!(tokenizer.decode(&[10, 11]), "<|end|>");
+        let with_eot = read(with(bpe(), "tokenizer.ggml.eot_token_id", 9_u32.into())).unwrap();
+        assert!(with_eot.is_end_of_generation(9));
+    }
+
+    #[test]
+    fn the_best_score_is_merged_first_and_bytes_spell_the_rest() {
+        let tokenizer = read(sentencepiece()).unwrap();
+        // "ab" (-1) before "▁a" (-2), then "▁ab".
+        assert_eq!(encode(&tokenizer, "ab"), [10]);
+        assert_eq!(encode(&tokenizer, "é"), [5, 3, 4]);
+        assert_eq!(encode(&tokenizer, ""), [0; 0]);
+        let message = tokenizer.encode("ü", false, false).unwrap_err().to_string();
+        assert!(message.contains("0xBC"), "{message}");
+    }
+
+    #[test]
+    fn text_never_becomes_a_control_token_of_sentencepiece() {
+        let tokenizer = read(sentencepiece()).unwrap();
+        // "<s" and ">" are tokens, and so is their union, with the best of all scores.
+        assert_eq!(encode(&tokenizer, "<s>"), [5, 11, 12]);
+        assert_eq!(tokenizer.encode("<s>", false, true).unwrap(), [1]);
+    }
+
+    #[test]
+    fn the_space_before_a_text_is_kept_only_in_what_continues_another() {
+        let tokenizer = read(sentencepiece()).unwrap();
+        assert_eq!(tokenizer.encode("ab", true, false).unwrap(), [1, 10]);
+        assert_eq!(tokenizer.decode(&[1, 10, 8]), "ab a");
+        assert_eq!(tokenizer.decode(&[10, 8]), "ab a");
+        let mut detokenizer = tokenizer.detokenizer();
+        assert_eq!(detokenizer.push(10) + &detokenizer.push(3), " ab");
+        assert_eq!(detokenizer.push(4), "é");
+        assert_eq!(detokenizer.push(3) + &detokenizer.finish(), "\u{FFFD}");
+        let without = with(
+            sentencepiece(),
+            "tokenizer.ggml.add_space_prefix",
+            false.into(),
+        );
+        let without = read(without).unwrap();
+        assert_eq!(encode(&without, "ab"), [9]);
+        assert_eq!(without.decode(&[10]), " ab");
+    }
+
+    #[test]
+    fn phi_3_strips_what_follows_its_special_tokens() {
+        let named = with(sentencepiece(), "general.name", "Phi-3 Mini".into());
+        let encode = |entries| {
+            read(entries)
+                .unwrap()
+                .encode("</s> \n ab", false, true)
+                .unwrap()
+        };
+        assert_eq!(encode(named), [2, 10]);
+        assert!(
+            read(sentencepiece())
+                .unwrap()
+                .encode("</s> ab", false, true)
+                .unwrap()
+                .len()
+                > 2
+        );
+    }
+
+    #[test]
+    fn what_does_not_add_up_is_refused_by_name() {
+        let tokens = "tokenizer.ggml.tokens";
+        let types = "tokenizer.ggml.token_type";
+        let scores = "tokenizer.ggml.scores";
+        let cases = [
+            (
+                with(bpe(), "tokenizer.ggml.model", "bert".into()),
+                "\"gpt2\" (byte-pair encoding) or \"llama\" (SentencePiece), found \"bert\"",
+            ),
+            (
+                with(bpe(), "tokenizer.ggml.pre", "default".into()),
+                "deepseek-coder, found \"default\"",
+            ),
+            (
+                with(bpe(), "tokenizer.ggml.merges", texts(&["a b", "b x"])),
+                "line 1: expected two tokens whose union is a token, found \"b x\"",
+            ),
+            (
+                with(bpe(), "tokenizer.ggml.merges", texts(&["ab"])),
+                "line 0",
+            ),
+            (
+                with(bpe(), tokens, texts(&["a", "b", "a"])),
+                "found \"a\" as 0 and 2",
+            ),
+            (with(bpe(), tokens, texts(&[])), "at least one token"),
+            (
+                with(bpe(), types, vec![1, 1].into()),
+                "expected 12, one for each token, found 2 elements",
+            ),
+            (
+                with(bpe(), types, vec![9; 12].into()),
+                "token 0: expected a type from 0 to 6, found 9",
+            ),
+            (
+                with(bpe(), types, vec![6; 12].into()),
+                "written like \"<0x0A>\", found \"<s>\"",
+            ),
+            (
+                with(bpe(), "tokenizer.ggml.eos_token_id", 12_u32.into()),
+                "a token of the vocabulary of 12, found 12",
+            ),
+            (
+                with(sentencepiece(), scores, vec![0.0_f32; 3].into()),
+                "found 3 elements",
+            ),
+            (
+                with(sentencepiece(), scores, vec![f32::NAN; 13].into()),
+                "token 0: expected a number",
+            ),
+        ];
+        for (entries, expected) in cases {
+            let message = read(entries).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+        let mut without_pre = bpe();
+        without_pre.retain(|(key, _)| *key != "tokenizer.ggml.pre");
+        assert!(matches!(
+            read(without_pre),
+            Err(TokenizerError::MissingPreTokenizer { .. })
+        ));
+        let mut without_bos = with(bpe(), "tokenizer.ggml.add_bos_token", true.into());
+        without_bos.retain(|(key, _)| *key != "tokenizer.ggml.bos_token_id");
+        assert!(matches!(
+            read(without_bos),
+            Err(TokenizerError::NoSuchSpecialToken { name: "BOS", .. })
+        ));
+    }
+}

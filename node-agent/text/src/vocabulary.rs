@@ -159,14 +159,13 @@ const END_OF_GENERATION_KEYS: [&str; 5] = [
 ];
 
 /// Texts that end a generation in the models that have them as control tokens, whatever the keys say; as llama.cpp has them.
-const END_OF_GENERATION_TEXTS: [&str; 24] = [
+const END_OF_GENERATION_TEXTS: [&str; 23] = [
     "<|eot_id|>",
     "<|eom_id|>",
     "<|im_end|>",
     "<|end|>",
     "<|end_of_text|>",
     "<|endoftext|>",
-    "<|EOT|>",
     "<end_of_turn>",
     "<end_of_utterance>",
     "<EOT>",

@@ -1,0 +1,266 @@
+//! Chat templates of published models against the real Jinja2, over conversations of all kinds.
+//!
+//! Needs `make assets`: the templates that llama.cpp ships, and a Python with jinja2.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use prima_gguf::{Metadata, Value};
+use prima_tests::assets;
+use prima_text::{ChatTemplate, ChatTemplateError, Tokenizer};
+use serde_json::{Map, json};
+
+/// Where minijinja and Jinja2 differ, and that is known: the template, what Jinja2's result holds, what ours is.
+const KNOWN_DIFFERENCES: [(&str, &str, &str); 4] = [
+    // Minijinja loops over none as over nothing, which is what these templates' authors meant.
+    ("", "'NoneType' object is not iterable", "Ok("),
+    // `| map | tojson` without `| list`: Python has a generator there, minijinja a list.
+    (
+        "",
+        "Object of type generator is not JSON serializable",
+        "Ok(",
+    ),
+    // `[][::-1]` in a conversation without messages.
+    ("Reka-Edge / nothing", "assistant:", "minijinja panicked"),
+    // `'a' | safe + text` escapes the text for HTML in Python, of all places in a prompt.
+    ("meetkai-functionary-medium-v3.1 / tool", "&#34;", "Ok("),
+];
+
+#[test]
+fn templates_render_as_jinja2_renders_them() {
+    let templates = templates();
+    let conversations = conversations();
+    assert!(templates.len() >= 60, "{}", templates.len());
+    let expected = jinja2(&templates, &conversations);
+
+    let (mut equal, mut refused, mut failed, mut known_differences) = (0, 0, 0, 0);
+    let mut differences = Vec::new();
+    for (name, source) in &templates {
+        let template = template(source);
+        for (conversation, variables) in &conversations {
+            let expected = &expected[name][conversation];
+            let found = match &template {
+                Ok(template) => render(template, variables),
+                Err(error) => Err(ChatTemplateError::Refused {
+                    message: describe(error),
+                }),
+            };
+            match (&found, expected) {
+                (Ok(found), _) if expected["text"] == **found => equal += 1,
+                (Err(ChatTemplateError::Refused { message }), _)
+                    if expected["raised"] == **message =>
+                {
+                    refused += 1
+                }
+                (Err(ChatTemplateError::Render { .. } | ChatTemplateError::Syntax { .. }), _)
+                    if expected.get("error").is_some() =>
+                {
+                    failed += 1;
+                }
+                _ => {
+                    let found = found.as_ref().map_err(|error| describe(error));
+                    let known = KNOWN_DIFFERENCES.iter().any(|(case, theirs, ours)| {
+                        format!("{name} / {conversation}").starts_with(case)
+                            && expected.to_string().contains(theirs)
+                            && format!("{found:?}").contains(ours)
+                    });
+                    if known {
+                        known_differences += 1;
+                        continue;
+                    }
+                    differences.push(format!(
+                        "{name} / {conversation}:\n  found    {found:?}\n  expected {expected}"
+                    ));
+                }
+            }
+        }
+    }
+    eprintln!(
+        "{} templates, {} conversations: {equal} equal prompts, {refused} equal refusals, {failed} errors in both, {known_differences} known differences, {} others",
+        templates.len(),
+        conversations.len(),
+        differences.len()
+    );
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
+}
+
+/// Conversations as variables of a template.
+fn conversations() -> BTreeMap<String, Map<String, serde_json::Value>> {
+    let system = json!({"role": "system", "content": "You are a pirate. <b>Arr</b> & 'so' on."});
+    let user = |content: &str| json!({"role": "user", "content": content});
+    let assistant = |content: &str| json!({"role": "assistant", "content": content});
+    let tools = json!([{"type": "function", "function": {
+        "name": "get_weather", "description": "The weather in a \"city\" — now.",
+        "parameters": {"type": "object", "required": ["city"], "properties": {
+            "city": {"type": "string", "description": "Its name"},
+            "days": {"type": "integer", "enum": [1, 3], "default": 1},
+            "scale": {"type": ["string", "null"]}}}}}]);
+    let call = json!({"role": "assistant", "content": null, "tool_calls": [{"id": "call00001", "type": "function",
+        "function": {"name": "get_weather", "arguments": {"city": "Zürich", "days": 3, "f": 1.5, "ok": true}}}]});
+    let result = json!({"role": "tool", "tool_call_id": "call00001", "name": "get_weather", "content": "{\"sun\": true}"});
+    let all = [
+        (
+            "one question",
+            json!({"messages": [user("Hello, wörld! 🦀\n\n  indented\n")]}),
+        ),
+        (
+            "system",
+            json!({"messages": [system, user("Who are you?")]}),
+        ),
+        (
+            "turns",
+            json!({"messages": [user("1"), assistant("2"), user("3"), assistant(" 4 "), user("5")]}),
+        ),
+        (
+            "system and turns",
+            json!({"messages": [system, user("1"), assistant("2"), user("3")]}),
+        ),
+        (
+            "finished",
+            json!({"messages": [user("1"), assistant("2")], "add_generation_prompt": false}),
+        ),
+        (
+            "to be continued",
+            json!({"messages": [user("1"), assistant("2")]}),
+        ),
+        ("two users", json!({"messages": [user("1"), user("2")]})),
+        (
+            "system in the middle",
+            json!({"messages": [user("1"), assistant("2"), system, user("3")]}),
+        ),
+        ("nothing", json!({"messages": []})),
+        (
+            "parts",
+            json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]}),
+        ),
+        (
+            "tools",
+            json!({"messages": [system, user("Weather?")], "tools": tools}),
+        ),
+        (
+            "tool call",
+            json!({"messages": [user("Weather?"), call, result], "tools": tools}),
+        ),
+        (
+            "tool call and more",
+            json!({"messages": [user("Weather?"), call, result, assistant("Sunny"), user("Thanks")], "tools": tools}),
+        ),
+        (
+            "thinking off",
+            json!({"messages": [user("Hi")], "enable_thinking": false}),
+        ),
+        (
+            "thoughts",
+            json!({"messages": [user("1"), {"role": "assistant", "content": "<think>\nhm\n</think>\n\n2"}, user("3"),
+            {"role": "assistant", "content": "4", "reasoning_content": "so"}, user("5")], "enable_thinking": true}),
+        ),
+        (
+            "documents",
+            json!({"messages": [user("Hi")], "documents": [{"title": "T", "text": "Text"}]}),
+        ),
+        (
+            "unknown role",
+            json!({"messages": [{"role": "narrator", "content": "x"}]}),
+        ),
+        ("no content", json!({"messages": [{"role": "user"}]})),
+    ];
+    all.into_iter()
+        .map(|(name, variables)| {
+            let mut variables = variables.as_object().unwrap().clone();
+            variables
+                .entry("add_generation_prompt")
+                .or_insert(true.into());
+            for (name, text) in [("bos_token", "<s>"), ("eos_token", "</s>")] {
+                variables.insert(name.to_owned(), text.into());
+            }
+            (name.to_owned(), variables)
+        })
+        .collect()
+}
+
+fn render(
+    template: &ChatTemplate,
+    variables: &Map<String, serde_json::Value>,
+) -> Result<String, ChatTemplateError> {
+    let mut extra = variables.clone();
+    let messages = extra.remove("messages").unwrap();
+    let add_generation_prompt = extra.remove("add_generation_prompt") == Some(true.into());
+    template.render(&messages, add_generation_prompt, &extra)
+}
+
+fn template(source: &str) -> Result<ChatTemplate, ChatTemplateError> {
+    let texts = ["<unk>", "<s>", "</s>"].map(str::to_owned).to_vec();
+    let metadata = Metadata::new(
+        "template",
+        vec![
+            ("tokenizer.ggml.model".to_owned(), Value::from("llama")),
+            ("tokenizer.ggml.tokens".to_owned(), Value::from(texts)),
+            (
+                "tokenizer.ggml.scores".to_owned(),
+                Value::from(vec![0.0_f32; 3]),
+            ),
+            (
+                "tokenizer.ggml.token_type".to_owned(),
+                Value::from(vec![2, 3, 3]),
+            ),
+            ("tokenizer.chat_template".to_owned(), Value::from(source)),
+        ],
+    )
+    .unwrap();
+    let tokenizer = Tokenizer::from_gguf(&metadata).unwrap();
+    Ok(ChatTemplate::from_gguf(&metadata, &tokenizer)?.unwrap())
+}
+
+fn templates() -> BTreeMap<String, String> {
+    std::fs::read_dir(assets::path("templates").unwrap())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "jinja")
+        })
+        .map(|path| {
+            let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+            (name, std::fs::read_to_string(path).unwrap())
+        })
+        .collect()
+}
+
+/// What the oracle says: template, conversation, result.
+fn jinja2(
+    templates: &BTreeMap<String, String>,
+    conversations: &BTreeMap<String, Map<String, serde_json::Value>>,
+) -> BTreeMap<String, BTreeMap<String, serde_json::Value>> {
+    let script = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/oracle/render_chat_templates.py"
+    );
+    let mut oracle = Command::new(assets::path("venv/bin/python").unwrap())
+        .arg(script)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let work = json!({"templates": templates, "conversations": conversations});
+    oracle
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(work.to_string().as_bytes())
+        .unwrap();
+    let output = oracle.wait_with_output().unwrap();
+    assert!(output.status.success());
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// An error with its causes, in one line.
+fn describe(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text += &format!(": {inner}");
+        cause = inner.source();
+    }
+    text
+}

@@ -1,0 +1,199 @@
+//! The tokenizers against llama.cpp itself: hundreds of texts, every token's bytes, and which tokens end a generation.
+//!
+//! Needs `make assets`: the vocabularies that llama.cpp ships, SmolLM2, Moby Dick, and a Python with xllamacpp.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use prima_gguf::{Gguf, Value, writer::GgufWriter};
+use prima_tests::assets;
+use prima_text::Tokenizer;
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::{Config, TestRng, TestRunner};
+use serde_json::json;
+
+#[test]
+fn llama_bpe() {
+    agrees(&vocabulary("llama-bpe"));
+}
+
+#[test]
+fn llama_spm() {
+    agrees(&vocabulary("llama-spm"));
+}
+
+#[test]
+fn qwen2() {
+    agrees(&vocabulary("qwen2"));
+}
+
+#[test]
+fn gpt_2() {
+    agrees(&vocabulary("gpt-2"));
+}
+
+#[test]
+fn deepseek_llm() {
+    agrees(&vocabulary("deepseek-llm"));
+}
+
+#[test]
+fn deepseek_coder() {
+    agrees(&vocabulary("deepseek-coder"));
+}
+
+#[test]
+fn smollm() {
+    agrees(&assets::path("models/SmolLM2-135M-Instruct-Q4_1.gguf").unwrap());
+}
+
+/// No file with this pre-tokenizer is at hand: Qwen2's vocabulary under that name is what such files hold.
+#[test]
+fn deepseek_r1_qwen() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("deepseek-r1-qwen.gguf");
+    let qwen2 = Gguf::open(&vocabulary("qwen2")).unwrap();
+    let mut writer = GgufWriter::new();
+    for (key, value) in qwen2.metadata.iter() {
+        let value = match key {
+            "tokenizer.ggml.pre" => Value::from("deepseek-r1-qwen"),
+            _ => value.clone(),
+        };
+        writer.metadata(key, value);
+    }
+    let file = std::fs::File::create(&path).unwrap();
+    writer.write_header(file).unwrap().finish().unwrap();
+    agrees(&path);
+}
+
+fn agrees(model: &Path) {
+    let gguf = Gguf::open(model).unwrap();
+    let tokenizer = Tokenizer::from_gguf(&gguf.metadata).unwrap();
+    let ids = 0..tokenizer.vocab_size() as u32;
+
+    let mut jobs = Vec::new();
+    for (number, text) in texts(&gguf).into_iter().enumerate() {
+        jobs.push((text, number % 2 == 1, number % 4 >= 2));
+    }
+    let answer = llama_cpp(model, &jobs);
+
+    for ((text, add_special, parse_special), expected) in jobs.iter().zip(&answer.texts) {
+        let found = tokenizer
+            .encode(text, *add_special, *parse_special)
+            .unwrap();
+        assert_eq!(
+            &found, expected,
+            "{text:?}, add {add_special}, parse {parse_special}"
+        );
+    }
+    assert_eq!(answer.texts.len(), jobs.len());
+
+    // Qwen2 has "</s>" as a word of HTML. llama.cpp takes every token with that text for the end; here a normal token is text.
+    let word = |token: u32| {
+        tokenizer.token_text(token) == "</s>" && *tokenizer.token_bytes(token) == b"</s>"[..]
+    };
+    for (token, expected) in ids.clone().zip(&answer.pieces) {
+        if word(token) {
+            continue;
+        }
+        let found = tokenizer.token_bytes(token);
+        assert_eq!(
+            *found,
+            **expected,
+            "{token} {:?}",
+            tokenizer.token_text(token)
+        );
+    }
+    assert_eq!(answer.pieces.len(), tokenizer.vocab_size());
+
+    let ends: Vec<u32> = ids
+        .filter(|token| tokenizer.is_end_of_generation(*token))
+        .collect();
+    let expected: Vec<u32> = answer
+        .ends
+        .into_iter()
+        .filter(|token| !word(*token))
+        .collect();
+    assert_eq!(ends, expected);
+}
+
+/// Prose, random text of many scripts, and special tokens in the midst of it; the same on every run.
+fn texts(gguf: &Gguf) -> Vec<String> {
+    let book = std::fs::read_to_string(assets::path("text/moby-dick.txt").unwrap()).unwrap();
+    let characters: Vec<char> = book.chars().collect();
+    let prose = characters.chunks(1500).take(50).map(String::from_iter);
+
+    let kinds = gguf
+        .metadata
+        .i32s("tokenizer.ggml.token_type")
+        .unwrap()
+        .unwrap();
+    let texts = gguf
+        .metadata
+        .require_strings("tokenizer.ggml.tokens")
+        .unwrap();
+    let special: Vec<String> = texts
+        .iter()
+        .zip(kinds)
+        .filter(|(_, kind)| matches!(kind, 2..=4))
+        .map(|(text, _)| text.clone())
+        .collect();
+    let part = prop_oneof![
+        4 => "[a-zA-Z]{1,9}",
+        2 => "[0-9]{1,6}",
+        3 => "[ \t\r\n\u{85}\u{a0}\u{2009}\u{3000}]{1,4}",
+        2 => "[!-/:-@\\[-`{-~]{1,4}",
+        2 => "('s|'T|'re|'VE|'m|'Ll|'d)",
+        1 => "[а-яА-ЯёЁα-ωΑ-Ω]{1,6}",
+        1 => "[一-龥ぁ-んァ-ン가-힣]{1,6}",
+        1 => "[ก-๛अ-हا-ي]{1,5}",
+        1 => "[\u{300}-\u{36f}\u{200b}-\u{200f}½²٣Ⅻ]{1,3}",
+        1 => "[😀-🙏👨👩👧\u{200d}\u{fe0f}]{1,4}",
+        1 => prop::collection::vec(any::<char>(), 1..4).prop_map(String::from_iter),
+        1 => prop::sample::select(special),
+    ];
+    let text = prop::collection::vec(part, 0..40).prop_map(|parts| parts.concat());
+    let algorithm = prop::test_runner::RngAlgorithm::ChaCha;
+    let rng = TestRng::deterministic_rng(algorithm);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    let random = (0..800).map(|_| text.new_tree(&mut runner).unwrap().current());
+    prose.chain(random.collect::<Vec<_>>()).collect()
+}
+
+#[derive(serde::Deserialize)]
+struct Answer {
+    texts: Vec<Vec<u32>>,
+    pieces: Vec<Vec<u8>>,
+    ends: Vec<u32>,
+}
+
+fn llama_cpp(model: &Path, jobs: &[(String, bool, bool)]) -> Answer {
+    let texts: Vec<_> = jobs
+        .iter()
+        .map(|(text, add_special, parse_special)| {
+            json!({"text": text, "add_special": add_special, "parse_special": parse_special})
+        })
+        .collect();
+    let mut oracle = Command::new(assets::path("venv/bin/python").unwrap())
+        .arg(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/oracle/llama_cpp_tokens.py"
+        ))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let request = json!({"model": model, "texts": texts}).to_string();
+    let mut stdin = oracle.stdin.take().unwrap();
+    stdin.write_all(request.as_bytes()).unwrap();
+    drop(stdin);
+    let output = oracle.wait_with_output().unwrap();
+    assert!(output.status.success());
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn vocabulary(name: &str) -> PathBuf {
+    assets::path(&format!("vocab/ggml-vocab-{name}.gguf")).unwrap()
+}
