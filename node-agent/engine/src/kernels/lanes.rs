@@ -48,6 +48,10 @@ pub(super) trait Lanes: Copy {
 pub(super) trait Words: Copy {
     type Floats: Lanes;
 
+    /// Asks for the cache line at `address`, which need not be valid, into the second-level cache (whose queue
+    /// is the longer one).
+    fn prefetch(address: *const u8);
+
     /// The 4 bytes at `offset` behind each of `rows`.
     ///
     /// # Safety

@@ -76,8 +76,10 @@ impl ThreadPool {
     }
 
     /// Calls `work(piece)` once for every piece in `0..pieces`, on this thread and the workers, and
-    /// returns when all are done. Pieces are taken one by one, so a slow thread holds up the others
-    /// by one piece at most. A panic in a piece is raised again here once no thread is at work.
+    /// returns when all are done. Every thread goes through its own share of consecutive pieces, which
+    /// read memory in order, and then helps with the others' shares; pieces are taken one by one, so a
+    /// slow thread holds up the others by one piece at most. A panic in a piece is raised again here
+    /// once no thread is at work.
     /// `work` must not call `run` of the same pool.
     pub fn run(&self, pieces: usize, work: &(dyn Fn(usize) + Sync)) {
         if self.workers.is_empty() || pieces <= 1 {
@@ -88,9 +90,9 @@ impl ThreadPool {
         self.shared.open(pieces, work);
         self.wake(pieces - 1);
         let job = Job { work, pieces };
-        let own = catch_unwind(AssertUnwindSafe(|| self.shared.take_pieces(&job)));
+        let own = catch_unwind(AssertUnwindSafe(|| self.shared.take_pieces(&job, 0)));
         if own.is_err() {
-            self.shared.next.0.store(pieces, Ordering::Relaxed);
+            self.shared.abandon();
         }
         self.shared.close_and_wait();
         let theirs = self.shared.take_panic();
@@ -134,7 +136,8 @@ struct Padded<T>(T);
 
 struct Shared {
     gate: Padded<AtomicU64>,
-    next: Padded<AtomicUsize>,
+    /// For each thread's share of the pieces, the caller's first: the next piece to be taken.
+    next: Vec<Padded<AtomicUsize>>,
     parked: Vec<Padded<AtomicBool>>,
     job: UnsafeCell<Option<ErasedJob>>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
@@ -164,7 +167,7 @@ impl Shared {
     fn new(workers: usize) -> Self {
         Shared {
             gate: Padded(AtomicU64::new(0)),
-            next: Padded(AtomicUsize::new(0)),
+            next: (0..=workers).map(|_| Padded(AtomicUsize::new(0))).collect(),
             parked: (0..workers)
                 .map(|_| Padded(AtomicBool::new(false)))
                 .collect(),
@@ -181,7 +184,10 @@ impl Shared {
         let work: *const (dyn Fn(usize) + Sync + 'static) = unsafe { std::mem::transmute(work) };
         // SAFETY: the caller holds `turn`, the gate is closed and nobody is in the job: no reader.
         unsafe { *self.job.get() = Some(ErasedJob { work, pieces }) };
-        self.next.0.store(0, Ordering::Relaxed);
+        for (thread, next) in self.next.iter().enumerate() {
+            next.0
+                .store(self.share_start(thread, pieces), Ordering::Relaxed);
+        }
         let before = self.gate.0.load(Ordering::Relaxed);
         let opened = (before & !(OPEN | WORKERS)).wrapping_add(JOB) | OPEN;
         // SeqCst: a worker that is about to park either sees this or is seen parked by `wake`.
@@ -209,13 +215,31 @@ impl Shared {
             .take()
     }
 
-    fn take_pieces(&self, job: &Job<'_>) {
-        loop {
-            let piece = self.next.0.fetch_add(1, Ordering::Relaxed);
-            if piece >= job.pieces {
-                return;
+    /// Takes the pieces of thread `thread`'s share, then of the shares after it, in a circle.
+    fn take_pieces(&self, job: &Job<'_>, thread: usize) {
+        let threads = self.next.len();
+        for share in (thread..threads).chain(0..thread) {
+            let end = self.share_start(share + 1, job.pieces);
+            loop {
+                let piece = self.next[share].0.fetch_add(1, Ordering::Relaxed);
+                if piece >= end {
+                    break;
+                }
+                (job.work)(piece);
             }
-            (job.work)(piece);
+        }
+    }
+
+    /// The first piece of a thread's share.
+    fn share_start(&self, thread: usize, pieces: usize) -> usize {
+        let threads = self.next.len();
+        thread * (pieces / threads) + thread.min(pieces % threads)
+    }
+
+    /// Leaves no piece to be taken.
+    fn abandon(&self) {
+        for next in &self.next {
+            next.0.store(usize::MAX / 2, Ordering::Relaxed);
         }
     }
 
@@ -234,8 +258,9 @@ impl Shared {
                 // SAFETY: `run` keeps the closure alive until this worker has left the job.
                 let work = unsafe { &*work };
                 let job = Job { work, pieces };
-                if let Err(payload) = catch_unwind(AssertUnwindSafe(|| self.take_pieces(&job))) {
-                    self.next.0.store(pieces, Ordering::Relaxed);
+                let taken = catch_unwind(AssertUnwindSafe(|| self.take_pieces(&job, index + 1)));
+                if let Err(payload) = taken {
+                    self.abandon();
                     *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);
                 }
             }

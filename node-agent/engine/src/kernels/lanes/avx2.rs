@@ -89,6 +89,12 @@ impl Words for Avx2Words {
     type Floats = Avx2Lanes;
 
     #[inline(always)]
+    fn prefetch(address: *const u8) {
+        // SAFETY: a prefetch of any address is allowed.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) };
+    }
+
+    #[inline(always)]
     unsafe fn load_4(rows: &[*const u8; LANES], offset: usize) -> Self {
         let mut words = [0_i32; LANES];
         for lane in 0..LANES {
