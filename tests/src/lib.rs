@@ -5,3 +5,4 @@
 pub mod assets;
 pub mod http;
 pub mod local_ring;
+pub mod python;

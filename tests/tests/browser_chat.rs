@@ -1,0 +1,23 @@
+//! The chat page in Debian's Chromium, before a ring of three in two rounds: tests/browser/ holds what it does there.
+
+use prima_tests::local_ring::LocalRing;
+use prima_tests::{assets, python};
+
+#[test]
+fn chat_page_works_in_a_browser() {
+    let model = assets::path("models/SmolLM2-135M-Instruct-Q4_1.gguf").expect("the model");
+    let ring = LocalRing::builder()
+        .model(&model)
+        .members(3)
+        .rounds(2)
+        .arg("--api-key")
+        .arg(python::API_KEY)
+        .start();
+    let members = ring.members().len();
+    let more = [
+        ("PRIMA_MEMBERS", members.to_string()),
+        ("PRIMA_LAYERS", "30".to_string()),
+    ];
+    python::run_suite("browser", &ring, &more);
+    ring.stop();
+}
