@@ -38,8 +38,8 @@ pub struct Hop {
     predecessor: Option<mpsc::Sender<Result<proto::HopEvent, Status>>>,
     /// Rank 0 only: what comes home.
     home: Option<mpsc::UnboundedSender<Homecoming>>,
-    /// What a row cost in the last batch of each stage.
-    row_cost: Vec<Option<Duration>>,
+    /// What a row cost in the last batch of each stage, and when that was.
+    row_cost: Vec<Option<(Duration, Instant)>>,
     held: Arc<AtomicUsize>,
 }
 
@@ -82,6 +82,8 @@ enum Successor {
 /// A batch that probably takes less than this is computed without leaving the thread: handing it over and back costs
 /// two wake-ups, about 0.05 ms.
 const INLINE_LIMIT: Duration = Duration::from_millis(2);
+/// After a pause this long a batch may cost anything: its weights may have left the page cache.
+const COST_LIFETIME: Duration = Duration::from_secs(1);
 /// Rows of one batch. Beyond it a batch gains nothing and others wait.
 const MAX_BATCH_ROWS: usize = 2 * MAX_FRAME_ROWS;
 /// Rank 0 ends its sessions within minutes; what is idle for this long was left behind.
@@ -279,7 +281,7 @@ impl Hop {
         let started = Instant::now();
         let products = self.produce(round, work, total_rows).await?;
         let spent = started.elapsed();
-        self.row_cost[round] = Some(spent / total_rows.max(1) as u32);
+        self.row_cost[round] = Some((spent / total_rows.max(1) as u32, Instant::now()));
 
         let products = match products {
             Ok(products) => products,
@@ -332,8 +334,10 @@ impl Hop {
         work: Vec<Work>,
         rows: usize,
     ) -> Result<Result<Vec<Product>, WorkerError>, HopError> {
-        let expected = self.row_cost[round].map(|cost| cost * rows as u32);
-        if expected.is_some_and(|expected| expected < INLINE_LIMIT) {
+        let quick = self.row_cost[round].is_some_and(|(cost, measured)| {
+            measured.elapsed() < COST_LIFETIME && cost * (rows as u32) < INLINE_LIMIT
+        });
+        if quick {
             return Ok(self.worker().run(round, work));
         }
         let worker = self.worker.clone();

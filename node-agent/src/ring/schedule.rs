@@ -3,9 +3,7 @@
 //! A frame's round names the window that its receiver runs. On rank 0 there is one stage more than rounds: a frame
 //! that comes home with `round == rounds` has been through all layers and belongs to the output head.
 
-use std::ops::Range;
-
-use prima_crds::v1alpha1::ring_plan::{RingMember, RingPlanSpec};
+use prima_crds::v1alpha1::ring_plan::{PlannedWindow, RingPlanSpec};
 
 /// One member's view of the plan.
 #[derive(Clone, Debug)]
@@ -13,23 +11,19 @@ pub struct Schedule {
     pub rank: usize,
     pub members: usize,
     pub rounds: usize,
-    /// `[first, last)` per round; may be empty.
-    pub windows: Vec<Range<usize>>,
+    /// One a round; may be empty.
+    pub windows: Vec<PlannedWindow>,
 }
 
 impl Schedule {
     /// `plan` must be validated and have a member of this rank; else the schedule is `None`.
     pub fn new(plan: &RingPlanSpec, rank: usize) -> Option<Self> {
-        let member: &RingMember = plan.members.get(rank)?;
+        let member = plan.members.get(rank)?;
         Some(Self {
             rank,
             members: plan.members.len(),
             rounds: plan.rounds as usize,
-            windows: member
-                .windows
-                .iter()
-                .map(|window| window.layers())
-                .collect(),
+            windows: member.windows.clone(),
         })
     }
 
@@ -76,7 +70,7 @@ mod tests {
             let (mut rank, mut round, mut layers, mut hops) = (0, 0, Vec::new(), 0);
             while !(rank == 0 && round == rounds) {
                 prop_assert!(round < schedules[rank].stages());
-                layers.extend(schedules[rank].windows[round].clone());
+                layers.extend(schedules[rank].windows[round].layers());
                 let last = schedules[rank].is_last_hop(round);
                 (rank, round) = (schedules[rank].successor(), schedules[rank].next_round(round));
                 prop_assert_eq!(last, rank == 0 && round == rounds);

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use prima_crds::v1alpha1::ring_plan::{ActivationDtype, RingPlanSpec};
 use prima_engine::{
-    BatchEntry, Compute, Embedding, EngineError, KvCache, LayerDevices, LayerWindow, Model,
-    OutputHead,
+    Accelerator, BatchEntry, Compute, Embedding, EngineError, KvCache, LayerDevices, LayerWindow,
+    Model, OutputHead,
 };
 
 use super::frame::{Input, SessionId};
@@ -92,16 +92,25 @@ impl Worker {
                 source: Box::new(source),
             }
         };
+        let accelerator = match schedule.windows.iter().any(|window| window.gpu_layers > 0) {
+            true => {
+                Some(Accelerator::open().map_err(open("GPU layers, which the plan wants".into()))?)
+            }
+            false => None,
+        };
         let stages = schedule
             .windows
             .iter()
-            .map(|layers| {
+            .map(|window| {
+                let layers = window.layers();
                 let mut stage = Stage::default();
                 if !layers.is_empty() {
-                    let window = model
-                        .layer_window(layers.clone(), &LayerDevices::cpu())
-                        .map_err(open(format!("layers {}..{}", layers.start, layers.end)))?;
-                    stage.window = Some(window);
+                    let devices = match &accelerator {
+                        Some(gpu) => LayerDevices::last_on(window.gpu_layers as usize, gpu.clone()),
+                        None => LayerDevices::cpu(),
+                    };
+                    let what = format!("layers {}..{}", layers.start, layers.end);
+                    stage.window = Some(model.layer_window(layers, &devices).map_err(open(what))?);
                 }
                 Ok(stage)
             })
