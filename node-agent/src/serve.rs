@@ -46,6 +46,9 @@ pub struct ServeArgs {
         hide_env_values = true
     )]
     api_keys: Vec<String>,
+    /// End when the process with this id, which started this one, ends in whatever way (on Linux)
+    #[arg(long, value_name = "PID")]
+    exit_with_parent: Option<i32>,
     /// Let web pages of this origin call the HTTP endpoint (`*`: any); may be repeated
     #[arg(long = "cors-origin", value_name = "ORIGIN")]
     cors_origins: Vec<String>,
@@ -62,6 +65,8 @@ pub enum ServeError {
         #[source]
         source: io::Error,
     },
+    #[error("--exit-with-parent {parent}: that process has ended, or did not start this one")]
+    ParentEnded { parent: i32 },
     #[error("cannot start")]
     Start(#[source] io::Error),
     #[error("cannot read the model's tokenizer")]
@@ -82,6 +87,9 @@ const SUBMISSIONS: usize = 64;
 
 /// Runs the member until SIGTERM or SIGINT (`Ok`), or until it cannot go on.
 pub fn run(args: ServeArgs) -> Result<(), ServeError> {
+    if let Some(parent) = args.exit_with_parent {
+        exit_with_parent(parent)?;
+    }
     // Beside the ring's own thread: HTTP and signals.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -158,6 +166,18 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
         () = drained => {}
         () = tokio::time::sleep(DRAIN_LIMIT) => tracing::warn!("some requests did not finish in time"),
         () = stop.received() => {}
+    }
+    Ok(())
+}
+
+/// Has the kernel kill this process when its parent ends, so that no agent outlives a killed `prima run`.
+fn exit_with_parent(parent: i32) -> Result<(), ServeError> {
+    #[cfg(target_os = "linux")]
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+        .map_err(|error| ServeError::Start(error.into()))?;
+    // The parent may have ended before the kernel was asked.
+    if rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(parent) {
+        return Err(ServeError::ParentEnded { parent });
     }
     Ok(())
 }

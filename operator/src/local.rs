@@ -176,10 +176,15 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
         () = stop.received() => Ok(()),
         never = announce(&plan.spec, &model, http, &args, &screen, pids) => match never {},
     };
-    screen.status(match outcome {
-        Ok(()) => "shutting down",
-        Err(_) => "a member died, shutting down",
-    });
+    match outcome {
+        Ok(()) => {
+            screen.status(
+                "shutting down: what runs may finish, for some seconds; Ctrl-C again ends it now",
+            );
+            screen.mute_agents();
+        }
+        Err(_) => screen.status("a member died, shutting down"),
+    }
     tokio::select! {
         () = agents.shut_down() => {}
         // Whoever asks twice does not want to wait.

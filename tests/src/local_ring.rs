@@ -203,6 +203,21 @@ pub fn assert_none_left(members: &[Member]) {
     }
 }
 
+/// The model of `make run`.
+pub fn smollm2() -> PathBuf {
+    let path = match std::env::var_os("PRIMA_CACHE") {
+        Some(cache) => PathBuf::from(cache),
+        None => PathBuf::from(std::env::var_os("HOME").expect("HOME")).join(".cache/prima"),
+    }
+    .join("models/SmolLM2-135M-Instruct-Q4_1.gguf");
+    assert!(
+        path.is_file(),
+        "{} is not there: run `make assets`",
+        path.display()
+    );
+    path
+}
+
 pub fn send_signal(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(pid as i32).expect("a process id");
     kill_process(pid, signal).expect("send a signal");

@@ -4,6 +4,7 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use serde_json::json;
 #[derive(Clone)]
 pub struct Screen {
     spinner: Option<ProgressBar>,
+    agents_muted: Arc<AtomicBool>,
     last_status: Arc<Mutex<String>>,
 }
 
@@ -31,6 +33,7 @@ impl Screen {
         });
         Self {
             spinner,
+            agents_muted: Arc::default(),
             last_status: Arc::default(),
         }
     }
@@ -53,7 +56,14 @@ impl Screen {
 
     /// A line that one of the agents wrote.
     pub fn agent_line(&self, member: &str, text: &str) {
-        self.line(&format!("{member} | {text}"));
+        if !self.agents_muted.load(Ordering::Relaxed) {
+            self.line(&format!("{member} | {text}"));
+        }
+    }
+
+    /// Shows no more of what agents write: that the others are leaving, when all were asked to.
+    pub fn mute_agents(&self) {
+        self.agents_muted.store(true, Ordering::Relaxed);
     }
 
     /// The ring serves: the table, the addresses, and a line to paste.

@@ -1,0 +1,103 @@
+//! A member that dies or hangs in mid-stream: the client is told within the ring's deadlines, `prima run` says which
+//! member it was and ends with an error, and nothing hangs or stays behind.
+
+use prima_tests::http::{self, EventStream};
+use prima_tests::local_ring::{LocalRing, Member, assert_none_left, send_signal, smollm2};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+#[test]
+fn killing_rank_1_fails_the_stream_and_ends_the_ring() {
+    let (ring, events) = ring_in_mid_stream();
+    let victim = ring.members()[1].clone();
+    send_signal(victim.pid, Signal::KILL);
+    assert_told(events, &victim);
+    assert_ring_names(ring, &victim);
+}
+
+#[test]
+fn killing_the_last_rank_fails_the_stream_and_ends_the_ring() {
+    let (ring, events) = ring_in_mid_stream();
+    let victim = ring.members()[2].clone();
+    send_signal(victim.pid, Signal::KILL);
+    assert_told(events, &victim);
+    assert_ring_names(ring, &victim);
+}
+
+/// Rank 0 is who would tell the client; all that its death can say is an answer that breaks off.
+#[test]
+fn killing_rank_0_breaks_the_stream_off_and_ends_the_ring() {
+    let (ring, events) = ring_in_mid_stream();
+    let victim = ring.members()[0].clone();
+    send_signal(victim.pid, Signal::KILL);
+    let rest: Vec<String> = events.map_while(Result::ok).collect();
+    assert_ne!(rest.last().map(String::as_str), Some("[DONE]"));
+    assert_ring_names(ring, &victim);
+}
+
+/// A stopped process keeps its connections: only a deadline can find it.
+#[test]
+fn a_member_that_hangs_is_found_by_its_deadline() {
+    let (ring, events) = ring_in_mid_stream();
+    let victim = ring.members()[1].clone();
+    send_signal(victim.pid, Signal::STOP);
+    let error = last_error(events);
+    assert!(!error.is_empty());
+    ring.stop();
+}
+
+/// A ring of three members, and a stream that is far from its end.
+fn ring_in_mid_stream() -> (LocalRing, EventStream) {
+    let ring = LocalRing::builder().model(&smollm2()).members(3).start();
+    let body = json!({
+        "model": ring.model(),
+        "prompt": "Once upon a time",
+        "max_tokens": 8000,
+        "temperature": 0,
+        "stream": true,
+    });
+    let mut events = http::post_streaming(ring.address(), "/v1/completions", &body).unwrap();
+    assert_eq!(events.status, 200);
+    for _ in 0..5 {
+        let event = events.next().expect("an event").unwrap();
+        assert!(event.contains("choices"), "{event}");
+    }
+    (ring, events)
+}
+
+/// The stream ends with an error event that names the lost member, and never with `[DONE]`.
+fn assert_told(events: EventStream, victim: &Member) {
+    let error = last_error(events);
+    assert!(
+        error.contains(&victim.name) && error.contains("lost"),
+        "expected an error that names {}, found {error:?}",
+        victim.name
+    );
+}
+
+/// The message of the error event with which the stream ends.
+fn last_error(events: EventStream) -> String {
+    let rest: Vec<String> = events.map(|event| event.expect("an orderly end")).collect();
+    let last = rest.last().expect("a last event");
+    let last: Value =
+        serde_json::from_str(last).unwrap_or_else(|_| panic!("expected JSON: {last}"));
+    let message = last.pointer("/error/message").and_then(Value::as_str);
+    message
+        .unwrap_or_else(|| panic!("expected an error event, found {last}"))
+        .to_owned()
+}
+
+/// `prima run` ends by itself, with an error that names the member and the signal, and nothing is left.
+fn assert_ring_names(ring: LocalRing, victim: &Member) {
+    let members = ring.members().to_vec();
+    let ended = ring.wait_for_end();
+    assert_eq!(ended.status.code(), Some(1), "{ended:#?}");
+    let expected = format!("member {} (rank", victim.name);
+    let line = ended
+        .stderr
+        .lines()
+        .find(|line| line.contains(&expected))
+        .unwrap_or_else(|| panic!("no {expected:?} in {ended:#?}"));
+    assert!(line.contains("SIGKILL"), "{line}");
+    assert_none_left(&members);
+}

@@ -1,0 +1,60 @@
+//! What a newcomer runs: rings of several sizes and splits on this machine answer real prompts through HTTP, and
+//! all say the same. That the logits are bit-identical is shown elsewhere; here whole programs are compared.
+
+use prima_tests::local_ring::{LocalRing, LocalRingBuilder, smollm2};
+
+const PROMPTS: [&str; 2] = ["The capital of France is", "def fibonacci(n):\n"];
+const MAX_TOKENS: usize = 16;
+
+#[test]
+fn a_ring_of_three_knows_the_capital_of_france() {
+    let ring = LocalRing::builder().model(&smollm2()).members(3).start();
+    let answer = ring.chat("What is the capital of France?", 40);
+    assert!(answer.contains("Paris"), "{answer:?}");
+    ring.stop();
+}
+
+#[test]
+fn rings_of_one_two_three_and_five_members_say_the_same() {
+    let one = greedy(LocalRing::builder().members(1));
+    assert!(one[0].contains("Paris"), "{one:?}");
+    for members in [2, 3, 5] {
+        assert_eq!(
+            greedy(LocalRing::builder().members(members)),
+            one,
+            "{members} members"
+        );
+    }
+}
+
+#[test]
+fn rounds_uneven_and_empty_windows_change_no_answer() {
+    let whole = greedy(LocalRing::builder().members(1));
+    let cases: [(&[usize], usize); 7] = [
+        (&[30], 3),
+        (&[10, 12, 8], 1),
+        (&[1, 29], 2),
+        (&[7, 16, 7], 2),
+        (&[10, 10, 10], 3),
+        (&[0, 30], 1),
+        (&[13, 0, 17, 0], 3),
+    ];
+    for (split, rounds) in cases {
+        assert_eq!(
+            greedy(LocalRing::builder().split(split).rounds(rounds)),
+            whole,
+            "--split {split:?} --rounds {rounds}"
+        );
+    }
+}
+
+/// The greedy continuations of all prompts by a ring that is started for them.
+fn greedy(builder: LocalRingBuilder) -> Vec<String> {
+    let ring = builder.model(&smollm2()).start();
+    let texts = PROMPTS
+        .iter()
+        .map(|prompt| ring.complete(prompt, MAX_TOKENS))
+        .collect();
+    ring.stop();
+    texts
+}

@@ -1,0 +1,174 @@
+//! How `prima run` begins and ends: what it refuses, what it prints, and that it leaves nothing behind.
+
+use std::fs;
+use std::net::TcpListener;
+
+use prima_tests::http;
+use prima_tests::local_ring::{
+    LocalRing, LocalRingBuilder, assert_none_left, send_signal, smollm2,
+};
+use rustix::process::Signal;
+use serde_json::json;
+
+#[test]
+fn bad_arguments_are_refused_with_what_was_expected_and_found() {
+    let model = smollm2();
+    let busy = TcpListener::bind("127.0.0.1:0").unwrap();
+    let busy_port = busy.local_addr().unwrap().port().to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let text_file = folder.path().join("notes.txt");
+    fs::write(&text_file, "no model").unwrap();
+    let truncated = folder.path().join("truncated.gguf");
+    fs::write(&truncated, &fs::read(&model).unwrap()[..100_000]).unwrap();
+
+    let with_model = || LocalRing::builder().model(&model);
+    let cases: Vec<(LocalRingBuilder, &[&str])> = vec![
+        (
+            LocalRing::builder().model("no/such.gguf".as_ref()),
+            &["no/such.gguf", "No such file"],
+        ),
+        (
+            LocalRing::builder().model(&text_file),
+            &["notes.txt", "not a GGUF file"],
+        ),
+        (
+            LocalRing::builder().model(&truncated),
+            &["truncated.gguf", "98893 bytes left"],
+        ),
+        (
+            with_model().members(31),
+            &["--members 31", "only 30 layers"],
+        ),
+        (with_model().members(0), &["--members", "1..=1024"]),
+        (
+            with_model().split(&[10, 12, 9]),
+            &["--split 10,12,9", "30 layers", "found a sum of 31"],
+        ),
+        (
+            with_model().split(&[10, 20]).members(3),
+            &["--split 10,20", "expected 3", "found 2"],
+        ),
+        (with_model().arg("--split").arg("10,x"), &["--split", "'x'"]),
+        (
+            with_model().rounds(11),
+            &["--rounds 11", "at most 10 rounds"],
+        ),
+        (
+            with_model().arg("--port").arg(&busy_port),
+            &["--port", "in use"],
+        ),
+        (with_model().arg("--context").arg("0"), &["--context", "0"]),
+    ];
+    for (builder, expected) in cases {
+        let ended = builder.run_to_end();
+        assert!(!ended.status.success(), "{ended:#?}");
+        assert_eq!(ended.stdout, "", "nothing to paste from a failure");
+        for part in expected {
+            assert!(ended.stderr.contains(part), "no {part:?} in {ended:#?}");
+        }
+    }
+}
+
+#[test]
+fn the_printed_ring_is_the_running_ring() {
+    let ring = LocalRing::builder()
+        .model(&smollm2())
+        .split(&[12, 8, 10])
+        .rounds(2)
+        .start();
+    let names: Vec<&str> = ring.members().iter().map(|m| m.name.as_str()).collect();
+    assert_eq!(names, ["m0", "m1", "m2"]);
+    let members = ring.members().to_vec();
+    let ended = ring.end_by(Signal::TERM);
+    assert!(ended.status.success(), "{ended:#?}");
+    assert_none_left(&members);
+    let row = |rank: usize| {
+        let pid = members[rank].pid.to_string();
+        ended
+            .stdout
+            .lines()
+            .find(|line| line.contains(&members[rank].name) && line.contains(&pid))
+            .unwrap_or_else(|| panic!("no row of {:?} in {ended:#?}", members[rank]))
+    };
+    assert!(
+        row(0).contains("embedding, 0-5, 15-20, output"),
+        "{}",
+        row(0)
+    );
+    assert!(row(1).contains("6-9, 21-24"), "{}", row(1));
+    assert!(row(2).contains("10-14, 25-29"), "{}", row(2));
+}
+
+/// Runs the line as printed, in a shell, with the curl that people have.
+#[test]
+fn the_printed_curl_line_works() {
+    let ring = LocalRing::builder().model(&smollm2()).members(2).start();
+    let line = ring.curl_line();
+    let output = std::process::Command::new("sh")
+        .args(["-c", &line])
+        .output()
+        .expect("a shell");
+    let answer: serde_json::Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{line}: {output:?}"));
+    let content = answer.pointer("/choices/0/message/content").unwrap();
+    assert!(!content.as_str().unwrap().is_empty(), "{answer}");
+    ring.stop();
+}
+
+#[test]
+fn an_api_key_is_asked_for_and_shown_nowhere() {
+    let ring = LocalRing::builder()
+        .model(&smollm2())
+        .members(2)
+        .arg("--api-key")
+        .arg("open-sesame")
+        .start();
+    let response = http::get(ring.address(), "/v1/models").unwrap();
+    assert_eq!(response.status, 401, "{}", response.body);
+    for member in ring.members() {
+        let arguments = fs::read_to_string(format!("/proc/{}/cmdline", member.pid)).unwrap();
+        assert!(!arguments.contains("open-sesame"), "{arguments}");
+    }
+    let ended = ring.end_by(Signal::INT);
+    assert!(ended.status.success(), "{ended:#?}");
+    assert!(!ended.stdout.contains("open-sesame"), "{}", ended.stdout);
+    assert!(!ended.stderr.contains("open-sesame"), "{}", ended.stderr);
+}
+
+#[test]
+fn ctrl_c_in_mid_stream_leaves_no_process_and_tells_the_client() {
+    let ring = LocalRing::builder().model(&smollm2()).members(3).start();
+    let body = json!({
+        "model": ring.model(),
+        "prompt": "Once upon a time",
+        "max_tokens": 4000,
+        "temperature": 0,
+        "stream": true,
+    });
+    let mut events = http::post_streaming(ring.address(), "/v1/completions", &body).unwrap();
+    assert_eq!(events.status, 200);
+    events.next().expect("a first event").unwrap();
+    ring.stop();
+    let rest: Vec<String> = events.map_while(Result::ok).collect();
+    assert_ne!(
+        rest.last().map(String::as_str),
+        Some("[DONE]"),
+        "an unfinished answer must not look finished"
+    );
+}
+
+#[test]
+fn agents_die_with_a_prima_that_is_killed() {
+    let ring = LocalRing::builder().model(&smollm2()).members(3).start();
+    let members = ring.members().to_vec();
+    assert_eq!(members.len(), 3);
+    ring.end_by(Signal::KILL);
+    assert_none_left(&members);
+}
+
+#[test]
+fn a_member_that_hangs_does_not_keep_the_ring_from_ending() {
+    let ring = LocalRing::builder().model(&smollm2()).members(2).start();
+    send_signal(ring.members()[1].pid, Signal::STOP);
+    ring.stop();
+}
