@@ -6,6 +6,9 @@
 //! The patterns are those of the models' published tokenizers, as llama.cpp reads them, with one change: they end in
 //! `\s+(?!\S)|\s+`, and a look-ahead would need a backtracking engine, which hostile text can keep busy or make give up. The same is
 //! said with `\s+` and [`Step::words`], in time linear in the text.
+//!
+//! Letters, numbers and punctuation are Unicode 16's, llama.cpp's are Unicode 15's: they differ in the 4,395 characters that were not
+//! assigned before, and in no other.
 
 use regex::Regex;
 
