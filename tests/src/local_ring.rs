@@ -223,10 +223,14 @@ pub fn send_signal(pid: u32, signal: Signal) {
     kill_process(pid, signal).expect("send a signal");
 }
 
-/// A program that cargo built: it lies one folder above the test that runs.
+/// A program that cargo built: it lies beside the benchmark that runs, or one folder above the test that runs.
 pub fn built_binary(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("own path");
-    let folder = test.parent().and_then(Path::parent).expect("target folder");
+    let own = std::env::current_exe().expect("own path");
+    let folder = own.parent().expect("own folder");
+    let folder = match folder.ends_with("deps") {
+        true => folder.parent().expect("target folder"),
+        false => folder,
+    };
     let binary = folder.join(name);
     assert!(
         binary.is_file(),

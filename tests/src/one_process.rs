@@ -1,0 +1,115 @@
+//! A whole model in this process, by the engine and the tokenizer alone: what a ring is compared with, and what the parity tests
+//! hold against llama.cpp.
+//!
+//! Refuses to sample or to batch requests; it only turns tokens into logits.
+
+use std::path::Path;
+
+use prima_engine::{
+    BatchEntry, Compute, Embedding, EngineError, KvCache, LayerDevices, LayerWindow, Model,
+    OutputHead,
+};
+use prima_text::{Tokenizer, TokenizerError};
+
+/// What can go wrong when a model is opened or run.
+#[derive(Debug, thiserror::Error)]
+pub enum OneProcessError {
+    #[error("the engine cannot run the model")]
+    Engine(#[from] EngineError),
+    #[error("the model's vocabulary cannot be used")]
+    Tokenizer(#[from] TokenizerError),
+}
+
+/// All layers of one model on the CPU.
+pub struct OneProcess {
+    pub model: Model,
+    pub tokenizer: Tokenizer,
+    compute: Compute,
+    embedding: Embedding,
+    layers: LayerWindow,
+    output_head: OutputHead,
+}
+
+impl OneProcess {
+    /// Opens the model file at `path`, to be computed by `threads` threads.
+    pub fn open(path: &Path, threads: usize) -> Result<Self, OneProcessError> {
+        let model = Model::open(path)?;
+        Ok(OneProcess {
+            tokenizer: Tokenizer::from_gguf(&model.gguf().metadata)?,
+            compute: Compute::new(threads)?,
+            embedding: model.embedding()?,
+            layers: model.layer_window(0..model.config().layers, &LayerDevices::cpu())?,
+            output_head: model.output_head()?,
+            model,
+        })
+    }
+
+    /// An empty sequence of at most `context_length` tokens.
+    pub fn sequence(&self, context_length: usize) -> KvCache {
+        let layers = 0..self.model.config().layers;
+        self.model.kv_cache(&[layers], context_length)
+    }
+
+    /// Appends `tokens` to the sequence, in one batch. Returns the logits after each of them, tokens x vocabulary.
+    pub fn logits(&self, tokens: &[u32], kv: &mut KvCache) -> Result<Vec<f32>, OneProcessError> {
+        let activation = self.forward(tokens, kv)?;
+        self.head(&activation)
+    }
+
+    /// As [`logits`](Self::logits), but only those after the last token, as a decode step needs them.
+    pub fn last_logits(
+        &self,
+        tokens: &[u32],
+        kv: &mut KvCache,
+    ) -> Result<Vec<f32>, OneProcessError> {
+        let activation = self.forward(tokens, kv)?;
+        self.head(&activation[activation.len() - self.model.config().hidden..])
+    }
+
+    fn forward(&self, tokens: &[u32], kv: &mut KvCache) -> Result<Vec<f32>, OneProcessError> {
+        let mut activation = vec![0.0; tokens.len() * self.model.config().hidden];
+        self.embedding.embed(tokens, &mut activation)?;
+        let first_position = kv.len();
+        let entry = BatchEntry {
+            kv,
+            first_position,
+            rows: tokens.len(),
+        };
+        self.layers
+            .forward(&self.compute, &mut activation, &mut [entry])?;
+        Ok(activation)
+    }
+
+    fn head(&self, activation: &[f32]) -> Result<Vec<f32>, OneProcessError> {
+        let mut logits = Vec::new();
+        self.output_head
+            .logits(&self.compute, activation, &mut logits)?;
+        Ok(logits)
+    }
+}
+
+/// The token with the largest logit, the first of equals.
+pub fn most_likely(logits: &[f32]) -> u32 {
+    let better = |best: usize, next: usize| {
+        if logits[next] > logits[best] {
+            next
+        } else {
+            best
+        }
+    };
+    (0..logits.len()).fold(0, better) as u32
+}
+
+/// Natural log probabilities of one row of logits.
+pub fn log_softmax(logits: &[f32]) -> Vec<f32> {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits
+        .iter()
+        .map(|&logit| f64::from(logit - largest).exp())
+        .sum();
+    let log_sum = sum.ln() as f32;
+    logits
+        .iter()
+        .map(|&logit| logit - largest - log_sum)
+        .collect()
+}

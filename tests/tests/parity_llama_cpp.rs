@@ -1,0 +1,317 @@
+//! The engine and the tokenizer against llama.cpp (PyPI xllamacpp): the same file, the same tokens, the same answers.
+//!
+//! Numeric noise, the largest difference of a logit that counts as agreement, is stated per model in [`Bounds`] and asserted.
+//! It has two scales. With F32 weights the KV cache's F16 is all that is rounded: llama.cpp differs from itself (tokens one at a
+//! time, or in one batch) by up to 0.005 in stories15M and 0.01 in SmolLM2. With quantized weights both engines round activations
+//! to eight bits, and a last bit can turn into a quantization step: llama.cpp differs from itself by up to 0.6 in a logit of
+//! SmolLM2 Q4_1. So 0.05 for the top-20 logprobs is asked of SmolLM2's weights written out as F32; on its Q4_1 file greedy choices
+//! and perplexity are compared here, and the distance to the exact logprobs in `parity_weight_formats.rs`.
+//!
+//! Greedy continuations: the engine is fed llama.cpp's tokens one at a time, so all 64 places are compared, whatever happens at one
+//! of them. Where llama.cpp's two best logits are further apart than twice the noise, the engine must choose the same token.
+
+use std::path::PathBuf;
+
+use prima_tests::assets;
+use prima_tests::one_process::{OneProcess, log_softmax, most_likely};
+use prima_tests::oracle::{self, Answer, GreedyJob, NextJob, Request, TextJob};
+
+const THREADS: usize = 2;
+const CONTINUATION: usize = 64;
+const TOP: usize = 20;
+
+/// Stories, facts, dialogue, lists, numbers, code, other scripts; short and long.
+const PROMPTS: [&str; 20] = [
+    "Once upon a time",
+    "The capital of France is",
+    "One day, a little girl named Lily found a needle in her room. She knew it was difficult to play with it because it was sharp.",
+    "def fibonacci(n):\n    \"\"\"Returns the n-th Fibonacci number.\"\"\"\n",
+    "1, 2, 3, 4, 5,",
+    "Q: What is the boiling point of water?\nA:",
+    "\"I do not want to go to bed,\" said Tom. His mother smiled and",
+    "Ingredients:\n- 2 eggs\n- 100 g of sugar\n-",
+    "The three laws of motion, as Newton stated them, are the following. First,",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "Der kleine Hund lief in den Wald und",
+    "Il était une fois une petite fille qui",
+    "#include <stdio.h>\n\nint main(void) {\n",
+    "The sun rose over the hills.   The birds   began to sing,",
+    "In 1969, the first people walked on the Moon. They",
+    "SELECT name, age FROM people WHERE",
+    "Tim had a red ball. He liked to play with his ball in the park. One day, the ball rolled into the pond. Tim was sad. Then a big dog came and",
+    "Привет! Меня зовут",
+    "{\"name\": \"Alice\", \"age\":",
+    "Why did the chicken cross the road? Because",
+];
+
+/// The five prompts after which the most likely tokens are compared.
+const NEXT: [usize; 5] = [0, 1, 2, 8, 16];
+
+/// What counts as agreement on one model.
+struct Bounds {
+    /// The largest difference of a logit, of llama.cpp's two best at each step.
+    noise: f32,
+    /// The least share of places where llama.cpp's choice is beyond the noise, so that the comparison says something.
+    decided: f64,
+}
+
+const F32_BOUNDS: Bounds = Bounds {
+    noise: 0.02,
+    decided: 0.95,
+};
+
+#[test]
+fn stories15m_continues_20_prompts_as_llama_cpp_does() {
+    greedy_agrees("stories15M-F32", &F32_BOUNDS);
+}
+
+#[test]
+fn stories15m_with_llama_3_rope_factors_continues_20_prompts_as_llama_cpp_does() {
+    greedy_agrees("stories15M-llama3-rope-F32", &F32_BOUNDS);
+}
+
+#[test]
+fn qwen2_with_biases_continues_20_prompts_as_llama_cpp_does() {
+    greedy_agrees("stories15M-qwen2-F32", &F32_BOUNDS);
+}
+
+#[test]
+fn smollm2_as_f32_continues_20_prompts_as_llama_cpp_does() {
+    greedy_agrees("SmolLM2-135M-Instruct-F32", &F32_BOUNDS);
+}
+
+#[test]
+fn smollm2_continues_20_prompts_as_llama_cpp_does() {
+    let bounds = Bounds {
+        noise: 1.0,
+        decided: 0.4,
+    };
+    greedy_agrees("SmolLM2-135M-Instruct-Q4_1", &bounds);
+}
+
+#[test]
+fn stories15m_has_the_top_20_logprobs_of_llama_cpp() {
+    top_logprobs_agree("stories15M-F32");
+}
+
+#[test]
+fn stories15m_with_llama_3_rope_factors_has_the_top_20_logprobs_of_llama_cpp() {
+    top_logprobs_agree("stories15M-llama3-rope-F32");
+}
+
+#[test]
+fn qwen2_with_biases_has_the_top_20_logprobs_of_llama_cpp() {
+    top_logprobs_agree("stories15M-qwen2-F32");
+}
+
+#[test]
+fn smollm2_as_f32_has_the_top_20_logprobs_of_llama_cpp() {
+    top_logprobs_agree("SmolLM2-135M-Instruct-F32");
+}
+
+#[test]
+fn stories15m_has_the_perplexity_of_llama_cpp() {
+    perplexity_agrees("stories15M-F32", 256);
+}
+
+#[test]
+fn qwen2_with_biases_has_the_perplexity_of_llama_cpp() {
+    perplexity_agrees("stories15M-qwen2-F32", 256);
+}
+
+#[test]
+fn smollm2_has_the_perplexity_of_llama_cpp() {
+    perplexity_agrees("SmolLM2-135M-Instruct-Q4_1", 512);
+}
+
+#[test]
+fn qwen2_with_zero_biases_computes_what_the_llama_file_computes() {
+    let llama = open("stories15M-F32");
+    let qwen2 = open("stories15M-qwen2-zero-F32");
+    let tokens = llama.tokenizer.encode(PROMPTS[2], true, false).unwrap();
+    let expected = llama.logits(&tokens, &mut llama.sequence(256)).unwrap();
+    let found = qwen2.logits(&tokens, &mut qwen2.sequence(256)).unwrap();
+    // The same sums with their terms in another order, which the KV cache's F16 may round to the other side.
+    let difference = largest_difference(&expected, &found);
+    assert!(
+        difference <= F32_BOUNDS.noise,
+        "the logits differ by up to {difference}"
+    );
+}
+
+fn greedy_agrees(name: &str, bounds: &Bounds) {
+    let engine = open(name);
+    let answer = ask(name, |request| {
+        request.greedy = PROMPTS
+            .iter()
+            .map(|&prompt| GreedyJob {
+                prompt: prompt.to_owned(),
+                tokens: CONTINUATION,
+            })
+            .collect();
+    });
+    let (mut places, mut decided, mut agreed, mut noise) = (0, 0, 0, 0f32);
+    for (prompt, expected) in PROMPTS.iter().zip(&answer.greedy) {
+        let tokens = engine.tokenizer.encode(prompt, true, false).unwrap();
+        assert_eq!(tokens, expected.prompt, "tokens of {prompt:?}");
+        assert_eq!(expected.tokens.len(), CONTINUATION);
+        let mut kv = engine.sequence(tokens.len() + CONTINUATION);
+        let mut logits = engine.last_logits(&tokens, &mut kv).unwrap();
+        for (step, (&token, top)) in expected.tokens.iter().zip(&expected.top).enumerate() {
+            for &(candidate, logit) in top {
+                noise = noise.max((logits[candidate as usize] - logit).abs());
+            }
+            let chosen = most_likely(&logits);
+            let gap = top[0].1 - top[1].1;
+            places += 1;
+            agreed += usize::from(chosen == token);
+            if gap > 2.0 * bounds.noise {
+                decided += 1;
+                assert_eq!(
+                    chosen, token,
+                    "{name}, {prompt:?}, step {step}: llama.cpp's two best logits are {gap} apart"
+                );
+            }
+            logits = engine.last_logits(&[token], &mut kv).unwrap();
+        }
+    }
+    let own = answer
+        .greedy
+        .iter()
+        .map(|job| job.batch_noise)
+        .fold(0.0, f32::max);
+    println!(
+        "{name}: {agreed} of {places} places agree, {decided} decided beyond the noise; a logit differs by up to {noise} \
+         (llama.cpp {} from itself: {own})",
+        answer.version
+    );
+    assert!(
+        noise <= bounds.noise,
+        "{name}: a logit differs by {noise}, stated noise {}",
+        bounds.noise
+    );
+    assert!(
+        decided as f64 >= bounds.decided * places as f64,
+        "{name}: only {decided} of {places} places are beyond the noise"
+    );
+}
+
+fn top_logprobs_agree(name: &str) {
+    const TOLERANCE: f32 = 0.05;
+    let engine = open(name);
+    let answer = ask(name, |request| {
+        request.next = NEXT
+            .iter()
+            .map(|&prompt| NextJob {
+                prompt: PROMPTS[prompt].to_owned(),
+                top: TOP,
+            })
+            .collect();
+    });
+    let mut largest = 0f32;
+    for (&prompt, expected) in NEXT.iter().zip(&answer.next) {
+        let prompt = PROMPTS[prompt];
+        let tokens = engine.tokenizer.encode(prompt, true, false).unwrap();
+        assert_eq!(tokens, expected.prompt, "tokens of {prompt:?}");
+        let mut kv = engine.sequence(tokens.len());
+        let logprobs = log_softmax(&engine.last_logits(&tokens, &mut kv).unwrap());
+        assert_eq!(expected.top.len(), TOP);
+        for &(token, logprob) in &expected.top {
+            largest = largest.max((logprobs[token as usize] - logprob).abs());
+        }
+        let least = expected.top[TOP - 1].1;
+        let above = |&(token, _): &(usize, &f32)| {
+            expected
+                .top
+                .iter()
+                .all(|&(known, _)| known as usize != token)
+        };
+        for (token, &logprob) in logprobs.iter().enumerate().filter(above) {
+            assert!(
+                logprob <= least + TOLERANCE,
+                "{name}, {prompt:?}: token {token} has {logprob}, llama.cpp's 20th has {least}"
+            );
+        }
+    }
+    println!("{name}: a top-20 logprob differs by up to {largest}");
+    assert!(
+        largest <= TOLERANCE,
+        "{name}: a logprob differs by {largest}"
+    );
+}
+
+fn perplexity_agrees(name: &str, window: usize) {
+    const TOKENS: usize = 4096;
+    let engine = open(name);
+    let path = assets::path("text/moby-dick.txt").unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    let expected = ask(name, |request| {
+        request.context = window;
+        request.text = Some(TextJob {
+            path,
+            window,
+            windows: TOKENS / window,
+            top: 1,
+        });
+    })
+    .text
+    .unwrap();
+    assert_eq!(expected.tokens.len(), TOKENS);
+    let start: String = text.chars().take(16 * TOKENS).collect();
+    let tokens = engine.tokenizer.encode(&start, true, false).unwrap();
+    assert_eq!(tokens[..TOKENS], expected.tokens, "tokens of the text");
+
+    let vocabulary = engine.model.config().vocabulary;
+    let mut logprobs = Vec::new();
+    for part in expected.tokens.chunks(window) {
+        let logits = engine.logits(part, &mut engine.sequence(window)).unwrap();
+        let next = part.iter().skip(1);
+        logprobs.extend(
+            logits
+                .chunks(vocabulary)
+                .zip(next)
+                .map(|(row, &token)| f64::from(log_softmax(row)[token as usize])),
+        );
+    }
+    assert_eq!(logprobs.len(), expected.logprobs.len());
+    let (found, wanted) = (perplexity(&logprobs), perplexity(&expected.logprobs));
+    println!("{name}: perplexity {found:.4}, llama.cpp {wanted:.4}");
+    assert!(
+        (found / wanted - 1.0).abs() <= 0.005,
+        "{name}: perplexity {found}, llama.cpp {wanted}"
+    );
+}
+
+fn perplexity(logprobs: &[f64]) -> f64 {
+    (-logprobs.iter().sum::<f64>() / logprobs.len() as f64).exp()
+}
+
+fn open(name: &str) -> OneProcess {
+    OneProcess::open(&model(name), THREADS).unwrap()
+}
+
+fn ask(name: &str, jobs: impl FnOnce(&mut Request)) -> Answer {
+    let mut request = Request {
+        model: model(name),
+        exact: false,
+        threads: THREADS,
+        context: 256,
+        greedy: Vec::new(),
+        next: Vec::new(),
+        text: None,
+    };
+    jobs(&mut request);
+    oracle::ask(&request).unwrap()
+}
+
+fn model(name: &str) -> PathBuf {
+    assets::path(&format!("models/{name}.gguf")).unwrap()
+}
+
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f32::max)
+}
