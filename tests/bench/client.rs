@@ -1,0 +1,136 @@
+//! A client of a ring's endpoint that times the answers, as a user's program would see them.
+//!
+//! Answers are greedy and of exactly the length asked for: the tokens that would end one are forbidden.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::thread;
+use std::time::Instant;
+
+use prima_tests::http;
+use prima_tests::local_ring::LocalRing;
+use prima_tests::one_process::OneProcess;
+use serde_json::{Value, json};
+
+use crate::error::BenchError;
+
+/// A ring of agents on this machine and its client.
+pub struct Client {
+    ring: LocalRing,
+    never: BTreeMap<String, i32>,
+}
+
+impl Client {
+    /// Starts a ring with `prima run` and waits until it serves.
+    pub fn start(
+        model: &Path,
+        members: usize,
+        rounds: usize,
+        threads: usize,
+        never: &[u32],
+    ) -> Client {
+        Client {
+            ring: LocalRing::builder()
+                .model(model)
+                .members(members)
+                .rounds(rounds)
+                .arg("--threads")
+                .arg(threads.to_string())
+                .start(),
+            never: never
+                .iter()
+                .map(|token| (token.to_string(), -100))
+                .collect(),
+        }
+    }
+
+    /// Seconds from one token to the next (TPOT), on average over a greedy continuation of `prompt` by `tokens` tokens.
+    pub fn seconds_per_token(&self, prompt: &str, tokens: usize) -> Result<f64, BenchError> {
+        let body = self.request(prompt, tokens);
+        complete(self.ring.address(), &body, tokens)
+    }
+
+    /// `requests` answers at once: tokens per second of all together, prompts included.
+    pub fn tokens_per_second(&self, requests: usize, tokens: usize) -> Result<f64, BenchError> {
+        let address = self.ring.address();
+        let bodies: Vec<Value> = (0..requests)
+            .map(|i| self.request(&format!("Story number {i}: once upon a time"), tokens))
+            .collect();
+        let start = Instant::now();
+        thread::scope(|scope| {
+            let clients: Vec<_> = bodies
+                .iter()
+                .map(|body| scope.spawn(move || complete(address, body, tokens)))
+                .collect();
+            clients.into_iter().try_for_each(|client| {
+                client
+                    .join()
+                    .expect("a client that does not panic")
+                    .map(drop)
+            })
+        })?;
+        Ok((requests * tokens) as f64 / start.elapsed().as_secs_f64())
+    }
+
+    fn request(&self, prompt: &str, tokens: usize) -> Value {
+        json!({
+            "model": self.ring.model(),
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "logit_bias": self.never,
+            "stream": true,
+            "stream_options": {"include_usage": true},
+        })
+    }
+}
+
+/// The tokens that would end an answer early.
+pub fn end_tokens(engine: &OneProcess) -> Vec<u32> {
+    (0..engine.tokenizer.vocab_size() as u32)
+        .filter(|&token| engine.tokenizer.is_end_of_generation(token))
+        .collect()
+}
+
+fn complete(address: SocketAddr, body: &Value, tokens: usize) -> Result<f64, BenchError> {
+    let http = |source| BenchError::Http { source };
+    let events = http::post_streaming(address, "/v1/completions", body).map_err(http)?;
+    if events.status != 200 {
+        let answer = events
+            .collect::<io::Result<Vec<_>>>()
+            .map_err(http)?
+            .concat();
+        return Err(BenchError::Answer { answer });
+    }
+    let (mut first, mut last, mut found) = (None, Instant::now(), 0);
+    for event in events {
+        let event = event.map_err(http)?;
+        if event == "[DONE]" {
+            break;
+        }
+        let json: Value = serde_json::from_str(&event).unwrap_or(Value::Null);
+        let text = json.pointer("/choices/0/text").and_then(Value::as_str);
+        let usage = json
+            .pointer("/usage/completion_tokens")
+            .and_then(Value::as_u64);
+        if text.is_none() && usage.is_none() {
+            return Err(BenchError::Answer { answer: event });
+        }
+        if text.is_some_and(|text| !text.is_empty()) {
+            last = Instant::now();
+            first.get_or_insert(last);
+        }
+        found = usage.map_or(found, |count| count as usize);
+    }
+    match first {
+        Some(first) if found == tokens && tokens > 1 => {
+            Ok((last - first).as_secs_f64() / (tokens - 1) as f64)
+        }
+        _ => Err(BenchError::Tokens {
+            expected: tokens,
+            found,
+        }),
+    }
+}

@@ -1,0 +1,40 @@
+//! Why a benchmark could not be taken.
+
+use std::path::PathBuf;
+
+use prima_tests::assets::AssetError;
+use prima_tests::one_process::OneProcessError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    #[error("a model or a source is missing")]
+    Asset(#[from] AssetError),
+    #[error("the engine failed")]
+    Engine(#[from] OneProcessError),
+    #[error("cannot run {program}")]
+    Run {
+        program: String,
+        source: std::io::Error,
+    },
+    #[error("{program} failed ({status}):\n{output}")]
+    Failed {
+        program: String,
+        status: std::process::ExitStatus,
+        output: String,
+    },
+    #[error("llama-bench printed something else than its JSON: {output}")]
+    PeerOutput { output: String },
+    #[error("talking to the ring's endpoint failed")]
+    Http { source: std::io::Error },
+    #[error("the endpoint answered: {answer}")]
+    Answer { answer: String },
+    #[error("the endpoint gave {found} tokens, {expected} were asked for")]
+    Tokens { expected: usize, found: usize },
+    #[error("the raw TCP ring failed")]
+    PingPong { source: std::io::Error },
+    #[error("cannot write {}", path.display())]
+    Write {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+}

@@ -1,0 +1,180 @@
+//! The results as Markdown, for people: what was measured, on what, and how it stands against its goals.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use crate::Effort;
+use crate::engine_speed::{EngineSpeed, Pair};
+use crate::error::BenchError;
+use crate::hop_cost::HopCost;
+use crate::ring_speed::{REQUESTS, RingSpeed};
+use crate::statistics::Samples;
+
+/// The goals of the ring's first release.
+const SLOPE_GOAL: f64 = 1.5; // times bare TCP
+const FIXED_GOAL: f64 = 0.3; // milliseconds per token
+const THREE_MEMBERS_GOAL: f64 = 0.85; // of one member's decode
+
+/// The whole report.
+pub fn markdown(
+    effort: &Effort,
+    engine: &[EngineSpeed],
+    hops: &HopCost,
+    ring: &[RingSpeed],
+) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = write!(
+        text,
+        "# What `make bench` measured\n\n{}\n\nMedians of {} turns (smallest to largest); what is compared took turns in one run.\n",
+        machine(),
+        effort.turns
+    );
+    let _ = write!(
+        text,
+        "\n## The engine beside llama.cpp\n\nTokens per second, equal threads; llama-bench of llama-cpp-python 0.3.36, built on this machine.\n\n\
+         | model | threads | | engine | llama.cpp | ratio |\n| --- | --- | --- | --- | --- | --- |\n"
+    );
+    for speed in engine {
+        engine_row(
+            &mut text,
+            speed,
+            &format!("decode {}", effort.decode),
+            &speed.decode,
+        );
+        engine_row(
+            &mut text,
+            speed,
+            &format!("prefill {}", effort.prefill),
+            &speed.prefill,
+        );
+    }
+    hop_section(&mut text, hops);
+    ring_section(&mut text, ring);
+    text
+}
+
+/// Writes a file of the report.
+pub fn write(path: &Path, text: &str) -> Result<(), BenchError> {
+    let write = || {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        std::fs::write(path, text)
+    };
+    write().map_err(|source| BenchError::Write {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn engine_row(text: &mut String, speed: &EngineSpeed, what: &str, pair: &Pair) {
+    let _ = writeln!(
+        text,
+        "| {} | {} | {what} | {} | {} | **{:.2}** |",
+        speed.model,
+        speed.threads,
+        spread(&pair.engine, 1),
+        spread(&pair.llama_cpp, 1),
+        pair.ratio()
+    );
+}
+
+fn hop_section(text: &mut String, cost: &HopCost) {
+    let (ring, tcp) = cost.lines();
+    let slope = ring.slope / tcp.slope;
+    let _ = write!(
+        text,
+        "\n## What a hop costs\n\n{}, one thread per member, loopback, {} bytes a hop. One process computes a token in {} ms; below is \
+         what the ring adds. Bare TCP hands on the same bytes as often, with as much computing between.\n\n\
+         | members x rounds | hops | ring adds, ms per token | bare TCP, ms per token |\n| --- | --- | --- | --- |\n",
+        cost.model,
+        cost.bytes,
+        spread(&cost.one_process, 2)
+    );
+    for shape in &cost.rings {
+        let _ = writeln!(
+            text,
+            "| {} x {} | {} | {} | {} |",
+            shape.members,
+            shape.rounds,
+            shape.hops(),
+            spread(&shape.ring, 3),
+            spread(&shape.tcp, 3)
+        );
+    }
+    let _ = write!(
+        text,
+        "\n| line through the medians | ring | bare TCP | goal | |\n| --- | --- | --- | --- | --- |\n\
+         | ms per hop | {:.4} | {:.4} | at most {SLOPE_GOAL} times bare TCP: {slope:.2} | {} |\n\
+         | ms per token besides | {:.3} | {:.3} | below {FIXED_GOAL} | {} |\n\n![hops](hops.svg)\n",
+        ring.slope,
+        tcp.slope,
+        verdict(slope <= SLOPE_GOAL),
+        ring.fixed,
+        tcp.fixed,
+        verdict(ring.fixed < FIXED_GOAL)
+    );
+}
+
+fn ring_section(text: &mut String, rings: &[RingSpeed]) {
+    let Some((one, three)) = rings.first().zip(rings.last()) else {
+        return;
+    };
+    let _ = write!(
+        text,
+        "\n## Members on one machine, requests at once\n\n{}, {} threads per member, tokens per second at the HTTP endpoint.\n\n\
+         | | {} member | {} members | ratio |\n| --- | --- | --- | --- |\n",
+        one.model, one.threads, one.members, three.members
+    );
+    let mut row = |what: &str, one: &Samples, three: &Samples| {
+        let ratio = three.median() / one.median();
+        let _ = writeln!(
+            text,
+            "| {what} | {} | {} | **{ratio:.2}** |",
+            spread(one, 1),
+            spread(three, 1)
+        );
+    };
+    row("decode, one request", &one.decode, &three.decode);
+    for (requests, (one, three)) in REQUESTS.iter().zip(one.at_once.iter().zip(&three.at_once)) {
+        row(&format!("{requests} at once, in all"), one, three);
+    }
+    let ratio = three.decode.median() / one.decode.median();
+    let _ = writeln!(
+        text,
+        "\nGoal: three members decode at least {THREE_MEMBERS_GOAL} times as fast as one: {ratio:.2}, {}.",
+        verdict(ratio >= THREE_MEMBERS_GOAL)
+    );
+}
+
+fn spread(samples: &Samples, digits: usize) -> String {
+    format!(
+        "{:.digits$} ({:.digits$} to {:.digits$})",
+        samples.median(),
+        samples.smallest(),
+        samples.largest()
+    )
+}
+
+fn verdict(met: bool) -> &'static str {
+    if met { "met" } else { "missed" }
+}
+
+/// Processor, cores and what else was running.
+fn machine() -> String {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let info = read("/proc/cpuinfo");
+    let field = |name: &str| {
+        let line = info.lines().find(|line| line.starts_with(name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let cores = std::thread::available_parallelism().map_or(0, |cores| cores.get());
+    let load = read("/proc/loadavg");
+    format!(
+        "{} ({}), {cores} cores, load average at the end {}.",
+        field("model name").unwrap_or_else(|| "unknown processor".to_owned()),
+        std::env::consts::ARCH,
+        load.split_whitespace().next().unwrap_or("unknown")
+    )
+}
