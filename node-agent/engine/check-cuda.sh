@@ -22,4 +22,5 @@ export CUDA_HOME CUDA_PATH="$CUDA_HOME" PATH="$CUDA_HOME/bin:$PATH"
 # A target must be named where no GPU can be asked: 8.6 is the RTX 30 series.
 export CUDA_COMPUTE_CAP="${CUDA_COMPUTE_CAP:-86}"
 
-cargo check --locked -p prima-engine --features cuda --all-targets
+# A target directory of its own: the other builds have other features, and would be built again.
+cargo check --locked -p prima-engine --features cuda --target-dir target/cuda
