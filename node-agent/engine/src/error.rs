@@ -78,6 +78,16 @@ pub enum EngineError {
         found: GgmlType,
     },
 
+    #[error(
+        "{file}: tensor {tensor:?}: expected {expected}, found {found}; in a sparse file, its bytes are not there yet"
+    )]
+    TensorValue {
+        file: String,
+        tensor: String,
+        expected: &'static str,
+        found: f32,
+    },
+
     #[error("{file}: tensor {tensor:?} cannot be used")]
     Tensor {
         file: String,

@@ -193,3 +193,80 @@ impl LayerKv {
 fn new_block(shape: KvShape) -> Arc<[f16]> {
     std::iter::repeat_n(f16::ZERO, shape.block_len()).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: KvShape = KvShape {
+        kv_heads: 2,
+        head_dim: 16,
+    };
+
+    fn cache(layers: &[usize]) -> KvCache {
+        KvCache {
+            shape: SHAPE,
+            context_length: 1000,
+            layers: layers.iter().copied().map(LayerKv::new).collect(),
+        }
+    }
+
+    fn append(kv: &mut KvCache, rows: usize) {
+        let numbers = vec![1.0; rows * SHAPE.row_len()];
+        for layer in &mut kv.layers {
+            layer.append(SHAPE, &numbers, &numbers);
+        }
+    }
+
+    #[test]
+    fn memory_is_taken_a_block_at_a_time_and_given_back() {
+        let mut kv = cache(&[3, 4]);
+        assert_eq!(kv.bytes(), 0);
+        let block = 2 * 2 * BLOCK_POSITIONS * SHAPE.row_len() * 2;
+        for (rows, blocks) in [
+            (1, 1),
+            (BLOCK_POSITIONS - 1, 1),
+            (1, 2),
+            (BLOCK_POSITIONS, 3),
+        ] {
+            append(&mut kv, rows);
+            assert_eq!(kv.bytes(), (blocks * block) as u64);
+        }
+        kv.truncate(BLOCK_POSITIONS);
+        assert_eq!(kv.bytes(), block as u64);
+        kv.truncate(0);
+        assert_eq!((kv.bytes(), kv.is_empty()), (0, true));
+    }
+
+    #[test]
+    fn a_fork_shares_every_block_but_the_one_that_is_written() {
+        let mut kv = cache(&[0]);
+        append(&mut kv, 2 * BLOCK_POSITIONS + 1);
+        let mut fork = kv.fork();
+        let shared = |a: &KvCache, b: &KvCache| -> Vec<bool> {
+            let blocks = a.layers[0].keys.iter().zip(&b.layers[0].keys);
+            blocks.map(|(a, b)| Arc::ptr_eq(a, b)).collect()
+        };
+        assert_eq!(shared(&kv, &fork), [true, true, true]);
+        append(&mut fork, 1);
+        assert_eq!(shared(&kv, &fork), [true, true, false]);
+        fork.truncate(BLOCK_POSITIONS + 3);
+        append(&mut fork, 1);
+        assert_eq!(shared(&kv, &fork), [true, false]);
+    }
+
+    #[test]
+    fn a_window_is_found_only_where_all_its_layers_are() {
+        let mut kv = cache(&[2, 3, 4, 7, 8]);
+        for (window, found) in [
+            (2..5, true),
+            (3..4, true),
+            (7..9, true),
+            (4..8, false),
+            (0..3, false),
+            (8..10, false),
+        ] {
+            assert_eq!(kv.window(window.clone()).is_some(), found, "{window:?}");
+        }
+    }
+}

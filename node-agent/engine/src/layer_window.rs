@@ -242,6 +242,7 @@ impl Layer {
     fn load(model: &Model, layer: usize) -> Result<Layer, EngineError> {
         let tensor = |spec| model.tensor(spec, Some(layer));
         let vector = |spec| model.vector(spec, Some(layer));
+        let norm = |spec| model.norm(spec, Some(layer));
         let biases = match model.config().architecture.attention_biases {
             true => Some(AttentionBiases {
                 query: vector(&tensors::QUERY_BIAS)?,
@@ -251,13 +252,13 @@ impl Layer {
             false => None,
         };
         Ok(Layer {
-            attention_norm: vector(&tensors::ATTENTION_NORM)?,
+            attention_norm: norm(&tensors::ATTENTION_NORM)?,
             query: tensor(&tensors::QUERY)?,
             key: tensor(&tensors::KEY)?,
             value: tensor(&tensors::VALUE)?,
             biases,
             attention_output: tensor(&tensors::ATTENTION_OUTPUT)?,
-            feed_forward_norm: vector(&tensors::FEED_FORWARD_NORM)?,
+            feed_forward_norm: norm(&tensors::FEED_FORWARD_NORM)?,
             gate: tensor(&tensors::GATE)?,
             up: tensor(&tensors::UP)?,
             down: tensor(&tensors::DOWN)?,

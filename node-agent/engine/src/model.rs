@@ -77,15 +77,18 @@ impl Model {
     /// The token embedding.
     ///
     /// # Errors
-    /// None that [`open`](Self::open) has not reported; so for [`output_head`](Self::output_head).
+    /// None that [`open`](Self::open) has not reported.
     pub fn embedding(&self) -> Result<Embedding, EngineError> {
         Ok(Embedding::new(self.tensor(&architecture::EMBEDDING, None)?))
     }
 
     /// The output norm and the output head, which is the embedding again in models without an `output.weight`.
+    ///
+    /// # Errors
+    /// [`EngineError::TensorValue`] when the norm is not in the bytes of a sparse file.
     pub fn output_head(&self) -> Result<OutputHead, EngineError> {
         Ok(OutputHead::new(
-            self.vector(&architecture::OUTPUT_NORM, None)?,
+            self.norm(&architecture::OUTPUT_NORM, None)?,
             self.tensor(self.output_spec(), None)?,
             self.config().norm_epsilon,
         ))
@@ -94,7 +97,8 @@ impl Model {
     /// The layers `layers`, on the devices that `devices` says.
     ///
     /// # Errors
-    /// [`EngineError::Window`] for a range that is empty or not of this model.
+    /// [`EngineError::Window`] for a range that is empty or not of this model, [`EngineError::TensorValue`] when a layer is not in the
+    /// bytes of a sparse file, [`EngineError::Accelerator`] when the accelerator does not take its layers.
     pub fn layer_window(
         &self,
         layers: Range<usize>,
@@ -116,11 +120,29 @@ impl Model {
 
     /// RoPE's divisors of frequencies, one for each pair, where the file has them.
     pub(crate) fn rope_factors(&self) -> Result<Option<Vec<f32>>, EngineError> {
-        self.inner
-            .gguf
-            .tensor(architecture::ROPE_FACTORS)
-            .map(|info| self.numbers(info))
-            .transpose()
+        let Some(info) = self.inner.gguf.tensor(architecture::ROPE_FACTORS) else {
+            return Ok(None);
+        };
+        let factors = self.numbers(info)?;
+        let bad = |factor: &&f32| **factor <= 0.0 || !factor.is_finite();
+        match factors.iter().find(bad) {
+            None => Ok(Some(factors)),
+            Some(&found) => Err(self.unexpected_value(info, "positive finite numbers", found)),
+        }
+    }
+
+    /// The weights of a norm. All zeros are a hole in a sparse file, and would be silent nonsense.
+    pub(crate) fn norm(
+        &self,
+        spec: &TensorSpec,
+        layer: Option<usize>,
+    ) -> Result<Vec<f32>, EngineError> {
+        let weights = self.vector(spec, layer)?;
+        if weights.iter().all(|weight| *weight == 0.0) {
+            let info = self.find(spec, layer)?;
+            return Err(self.unexpected_value(info, "some number other than 0", 0.0));
+        }
+        Ok(weights)
     }
 
     /// The tensor of `spec`, in layer `layer` where it is one of a layer's.
@@ -175,6 +197,20 @@ impl Model {
         let mut numbers = vec![0.0; tensor.matrix().cols()];
         kernels::dequantize_row(tensor.matrix(), 0, &mut numbers);
         Ok(numbers)
+    }
+
+    fn unexpected_value(
+        &self,
+        info: &TensorInfo,
+        expected: &'static str,
+        found: f32,
+    ) -> EngineError {
+        EngineError::TensorValue {
+            file: self.inner.file.clone(),
+            tensor: info.name.clone(),
+            expected,
+            found,
+        }
     }
 
     fn map_tensor(&self, info: &TensorInfo) -> Result<MappedTensor, EngineError> {

@@ -13,7 +13,7 @@
 
 mod support;
 
-use prima_engine::{KvCache, Model};
+use prima_engine::{BatchEntry, Compute, KvCache, LayerDevices, Model};
 
 use support::{MadeUpModel, Random, Runner};
 
@@ -101,34 +101,53 @@ fn run_in_random_batches(
 #[test]
 fn a_window_needs_only_its_own_layers_in_the_file() {
     let directory = tempfile::tempdir().unwrap();
-    let path = MadeUpModel::default().write(directory.path());
-    let model = Model::open(&path).unwrap();
-
-    let mut bytes = std::fs::read(&path).unwrap();
-    for tensor in &model.gguf().tensors {
-        if !tensor.name.starts_with("blk.2.") && !tensor.name.starts_with("blk.3.") {
-            bytes[tensor.offset as usize..][..tensor.byte_len as usize].fill(0);
+    let made_up = MadeUpModel {
+        rope_factors: true,
+        ..MadeUpModel::default()
+    };
+    let whole = made_up.write(directory.path());
+    let with_only = |name: &str, kept: &[&str]| {
+        let mut bytes = std::fs::read(&whole).unwrap();
+        for tensor in &Model::open(&whole).unwrap().gguf().tensors {
+            if !kept.iter().any(|kept| tensor.name.starts_with(kept)) {
+                bytes[tensor.offset as usize..][..tensor.byte_len as usize].fill(0);
+            }
         }
-    }
-    let sparse = directory.path().join("sparse.gguf");
-    std::fs::write(&sparse, bytes).unwrap();
-
+        let path = directory.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        Model::open(&path).unwrap()
+    };
     let run = |model: &Model| {
-        let window = model
-            .layer_window(2..4, &prima_engine::LayerDevices::cpu())
-            .unwrap();
+        let window = model.layer_window(2..4, &LayerDevices::cpu()).unwrap();
         let mut kv = model.kv_cache(&[2..4], 16);
         let mut activation: Vec<f32> = (0..3 * 256).map(|i| (i as f32).sin()).collect();
-        let compute = prima_engine::Compute::new(1).unwrap();
-        let entry = prima_engine::BatchEntry {
+        let entry = BatchEntry {
             kv: &mut kv,
             first_position: 0,
             rows: 3,
         };
+        let compute = Compute::new(1).unwrap();
         window
             .forward(&compute, &mut activation, &mut [entry])
             .unwrap();
         activation
     };
-    assert_eq!(run(&model), run(&Model::open(&sparse).unwrap()));
+
+    let sparse = with_only("two-layers.gguf", &["blk.2.", "blk.3.", "rope_freqs"]);
+    assert_eq!(run(&sparse), run(&Model::open(&whole).unwrap()));
+    assert!(sparse.output_head().is_err());
+    for (model, tensor) in [
+        (sparse, "\"blk.1.attn_norm.weight\""),
+        (
+            with_only("no-factors.gguf", &["blk."]),
+            "\"rope_freqs.weight\"",
+        ),
+    ] {
+        let refused = model.layer_window(1..4, &LayerDevices::cpu());
+        let message = refused.err().unwrap().to_string();
+        assert!(
+            message.contains(tensor) && message.contains("sparse"),
+            "{message}"
+        );
+    }
 }
