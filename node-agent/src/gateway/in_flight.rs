@@ -147,6 +147,7 @@ impl InFlight {
                     }
                 }
                 GenerationEvent::Failed(error) => {
+                    tracing::warn!(%error, "a generation failed");
                     self.note_open_choices(Outcome::Failed);
                     self.events.clear();
                     return Some(Progress::Failed(error));

@@ -119,7 +119,6 @@ impl<F: ChunkFormat> Chunks<F> {
                 self.in_flight = None;
             }
             Progress::Failed(error) => {
-                tracing::warn!(%error, "failed in mid-stream");
                 self.push(&ApiError::from(error).body());
                 self.in_flight = None;
             }

@@ -11,6 +11,7 @@
 mod access;
 mod client;
 mod generating;
+mod hostile;
 mod observing;
 mod refusals;
 mod server;

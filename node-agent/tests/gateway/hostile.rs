@@ -1,0 +1,131 @@
+//! Bodies that nobody would write: whatever comes in is answered, and never as an error of ours.
+
+use std::time::Duration;
+
+use prima_node_agent::generation::SubmitError;
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+use serde_json::{Map, Value, json};
+
+use crate::client::{get, post};
+use crate::server::Server;
+
+/// Every field that the gateway reads, wherever it reads it.
+const FIELDS: [&str; 34] = [
+    "model",
+    "messages",
+    "role",
+    "content",
+    "type",
+    "text",
+    "name",
+    "tool_calls",
+    "prompt",
+    "echo",
+    "suffix",
+    "best_of",
+    "stream",
+    "stream_options",
+    "include_usage",
+    "stop",
+    "n",
+    "seed",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repeat_penalty",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "logprobs",
+    "top_logprobs",
+    "max_tokens",
+    "max_completion_tokens",
+    "tools",
+    "functions",
+    "response_format",
+];
+
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        (0..3).prop_map(Value::from),
+        ".{0,8}".prop_map(Value::from),
+        proptest::sample::select(vec!["user", "assistant", "tool", "text", "json_object"])
+            .prop_map(Value::from),
+    ];
+    leaf.prop_recursive(4, 32, 4, |inner| {
+        prop_oneof![
+            proptest::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            any_object(inner).prop_map(Value::Object),
+        ]
+    })
+}
+
+fn any_object(value: impl Strategy<Value = Value>) -> impl Strategy<Value = Map<String, Value>> {
+    let name = prop_oneof![
+        9 => proptest::sample::select(&FIELDS[..]).prop_map(String::from),
+        1 => ".{0,4}",
+    ];
+    proptest::collection::vec((name, value), 0..6).prop_map(Map::from_iter)
+}
+
+#[tokio::test]
+async fn no_body_is_answered_with_an_error_of_ours() {
+    let mut server = Server::start().await;
+    let address = server.address;
+    let asking = tokio::spawn(async move {
+        let mut runner = TestRunner::deterministic();
+        let mut submitted = 0;
+        for round in 0..600 {
+            let mut body = any_object(any_json())
+                .new_tree(&mut runner)
+                .unwrap()
+                .current();
+            // Half of them get past the first hurdle.
+            if round % 2 == 0 {
+                body.insert("prompt".into(), json!("a"));
+                body.insert("messages".into(), json!([{"role": "user", "content": "a"}]));
+            }
+            for route in ["/v1/chat/completions", "/v1/completions"] {
+                let body = Value::Object(body.clone());
+                let reply = post(route, &body).send(address).await;
+                let status = reply.status;
+                let error = reply.json().await["error"].take();
+                assert!(error["message"].is_string(), "{route} {body}: {error}");
+                match status {
+                    400 | 404 | 501 => {
+                        assert!(error["param"].is_string(), "{route} {body}: {error}")
+                    }
+                    // What reached the ring: it is full.
+                    429 => submitted += 1,
+                    _ => panic!("{status} to {route} {body}: {error}"),
+                }
+            }
+        }
+        submitted
+    });
+    let full = || SubmitError::Full {
+        running: 1,
+        waiting: 1,
+        retry_after: Duration::from_secs(1),
+    };
+    let refusing = async {
+        loop {
+            server.refuse(full()).await;
+        }
+    };
+    let submitted = tokio::select! {
+        submitted = asking => submitted.unwrap(),
+        () = refusing => unreachable!(),
+    };
+    assert!(submitted > 50, "only {submitted} bodies were taken");
+    assert_eq!(get("/health").send(address).await.status, 200);
+}
