@@ -312,6 +312,9 @@ impl Drop for Process {
         // Both fail only where it has ended already. A killed `prima` takes its agents along.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if thread::panicking() {
+            eprintln!("the ring wrote:\n{}", self.stderr.lock().unwrap());
+        }
     }
 }
 
