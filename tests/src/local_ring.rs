@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use crate::http;
+use crate::{assets, http};
 
 /// Arguments of `prima run`.
 #[derive(Default)]
@@ -205,17 +205,7 @@ pub fn assert_none_left(members: &[Member]) {
 
 /// The model of `make run`.
 pub fn smollm2() -> PathBuf {
-    let path = match std::env::var_os("PRIMA_CACHE") {
-        Some(cache) => PathBuf::from(cache),
-        None => PathBuf::from(std::env::var_os("HOME").expect("HOME")).join(".cache/prima"),
-    }
-    .join("models/SmolLM2-135M-Instruct-Q4_1.gguf");
-    assert!(
-        path.is_file(),
-        "{} is not there: run `make assets`",
-        path.display()
-    );
-    path
+    assets::path("models/SmolLM2-135M-Instruct-Q4_1.gguf").expect("the model of `make run`")
 }
 
 pub fn send_signal(pid: u32, signal: Signal) {
