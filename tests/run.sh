@@ -19,6 +19,8 @@ main() {
     for left_out in "${filters[@]}"; do
         filter+=" and not ($left_out)"
     done
+    # Tests start the real programs, and nextest builds a package's program only for that package's own tests.
+    cargo build --workspace --bins --locked
     cargo nextest run --workspace --locked --no-fail-fast -E "$filter" "$@" || status=$?
 
     mkdir -p target

@@ -1,14 +1,15 @@
 //! The engine and the tokenizer against llama.cpp (PyPI xllamacpp): the same file, the same tokens, the same answers.
 //!
-//! Numeric noise, the largest difference of a logit that counts as agreement, is stated per model in [`Bounds`] and asserted.
+//! Numeric noise, the largest difference of the gap between llama.cpp's two best logits that counts as agreement, is stated per
+//! model in [`Bounds`] and asserted.
 //! It has two scales. With F32 weights the KV cache's F16 is all that is rounded: llama.cpp differs from itself (tokens one at a
 //! time, or in one batch) by up to 0.005 in stories15M and 0.01 in SmolLM2. With quantized weights both engines round activations
-//! to eight bits, and a last bit can turn into a quantization step: llama.cpp differs from itself by up to 0.6 in a logit of
+//! to eight bits, and a last bit can turn into a quantization step: llama.cpp differs from itself by up to 1.3 in a logit of
 //! SmolLM2 Q4_1. So 0.05 for the top-20 logprobs is asked of SmolLM2's weights written out as F32; on its Q4_1 file greedy choices
 //! and perplexity are compared here, and the distance to the exact logprobs in `parity_weight_formats.rs`.
 //!
 //! Greedy continuations: the engine is fed llama.cpp's tokens one at a time, so all 64 places are compared, whatever happens at one
-//! of them. Where llama.cpp's two best logits are further apart than twice the noise, the engine must choose the same token.
+//! of them. Where llama.cpp's two best logits are further apart than the noise, the engine must choose the same token.
 
 use std::path::PathBuf;
 
@@ -49,14 +50,14 @@ const NEXT: [usize; 5] = [0, 1, 2, 8, 16];
 
 /// What counts as agreement on one model.
 struct Bounds {
-    /// The largest difference of a logit, of llama.cpp's two best at each step.
+    /// The largest difference of the gap between llama.cpp's two best logits, at each step.
     noise: f32,
     /// The least share of places where llama.cpp's choice is beyond the noise, so that the comparison says something.
     decided: f64,
 }
 
 const F32_BOUNDS: Bounds = Bounds {
-    noise: 0.02,
+    noise: 0.05,
     decided: 0.95,
 };
 
@@ -83,7 +84,7 @@ fn smollm2_as_f32_continues_20_prompts_as_llama_cpp_does() {
 #[test]
 fn smollm2_continues_20_prompts_as_llama_cpp_does() {
     let bounds = Bounds {
-        noise: 1.0,
+        noise: 2.0,
         decided: 0.4,
     };
     greedy_agrees("SmolLM2-135M-Instruct-Q4_1", &bounds);
@@ -158,14 +159,14 @@ fn greedy_agrees(name: &str, bounds: &Bounds) {
         let mut kv = engine.sequence(tokens.len() + CONTINUATION);
         let mut logits = engine.last_logits(&tokens, &mut kv).unwrap();
         for (step, (&token, top)) in expected.tokens.iter().zip(&expected.top).enumerate() {
-            for &(candidate, logit) in top {
-                noise = noise.max((logits[candidate as usize] - logit).abs());
-            }
+            let [(best, best_logit), (second, second_logit)] = *top;
+            let gap = best_logit - second_logit;
+            let own_gap = logits[best as usize] - logits[second as usize];
+            noise = noise.max((own_gap - gap).abs());
             let chosen = most_likely(&logits);
-            let gap = top[0].1 - top[1].1;
             places += 1;
             agreed += usize::from(chosen == token);
-            if gap > 2.0 * bounds.noise {
+            if gap > bounds.noise {
                 decided += 1;
                 assert_eq!(
                     chosen, token,
@@ -181,13 +182,13 @@ fn greedy_agrees(name: &str, bounds: &Bounds) {
         .map(|job| job.batch_noise)
         .fold(0.0, f32::max);
     println!(
-        "{name}: {agreed} of {places} places agree, {decided} decided beyond the noise; a logit differs by up to {noise} \
-         (llama.cpp {} from itself: {own})",
+        "{name}: {agreed} of {places} places agree, {decided} decided beyond the noise; the gap of the two best logits \
+         differs by up to {noise} (llama.cpp {}: a logit from itself by up to {own})",
         answer.version
     );
     assert!(
         noise <= bounds.noise,
-        "{name}: a logit differs by {noise}, stated noise {}",
+        "{name}: the gap of the two best logits differs by {noise}, stated noise {}",
         bounds.noise
     );
     assert!(
