@@ -33,7 +33,7 @@ lint: ## Formatting, clippy, and cargo-deny (dependency directions, licenses, so
 fmt: ## Format the code
 	cargo fmt --all
 
-bench: ## Measure speed and memory against llama.cpp, side by side; prints one table
+bench: ## Measure speed against llama.cpp and bare TCP, side by side (10 minutes); prints one table
 	$(PYTHON) tests/assets/fetch.py bench
 	cargo build --release --locked -p prima -p prima-node-agent
 	cargo run --release --locked -p prima-tests --bin bench
