@@ -302,6 +302,15 @@ impl Hop {
         for ((mut frame, arrived, rows), product) in frames.into_iter().zip(products) {
             // A row's share of the batch is its compute time; what it waited for its neighbours' rows is waiting.
             let compute = spent.mul_f64(rows as f64 / total_rows.max(1) as f64);
+            tracing::trace!(
+                frame.session,
+                frame.sequence,
+                round,
+                rows,
+                ?compute,
+                frame.traceparent,
+                "computed"
+            );
             frame.add_timing(HopTiming {
                 rank: self.schedule.rank,
                 compute_ns: nanoseconds(compute),
