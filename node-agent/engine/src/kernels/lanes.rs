@@ -35,6 +35,7 @@ pub(super) trait Lanes: Copy {
     /// 16 floats at `to` are writable.
     unsafe fn store(self, to: *mut f32);
 
+    #[cfg(target_arch = "x86_64")]
     fn add(self, other: Self) -> Self;
 
     fn multiply(self, other: Self) -> Self;
@@ -128,6 +129,7 @@ impl Lanes for [f32; LANES] {
         unsafe { to.cast::<Self>().write(self) }
     }
 
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn add(self, other: Self) -> Self {
         std::array::from_fn(|lane| self[lane] + other[lane])

@@ -43,17 +43,14 @@ impl Level {
 
     /// The levels that this processor has, lowest first.
     pub fn available() -> Vec<Level> {
-        let mut levels = vec![Self::SCALAR];
-        #[cfg(target_arch = "x86_64")]
-        {
-            if has_avx2() {
-                levels.push(Level(Kind::Avx2));
-                if has_avx512_vnni() {
-                    levels.push(Level(Kind::Avx512Vnni));
-                }
-            }
-        }
-        levels
+        let levels = [
+            Some(Self::SCALAR),
+            #[cfg(target_arch = "x86_64")]
+            has_avx2().then_some(Level(Kind::Avx2)),
+            #[cfg(target_arch = "x86_64")]
+            (has_avx2() && has_avx512_vnni()).then_some(Level(Kind::Avx512Vnni)),
+        ];
+        levels.into_iter().flatten().collect()
     }
 
     /// The level named by `PRIMA_CPU_LEVEL`, or the highest one where that is unset or empty.

@@ -12,6 +12,7 @@ pub struct Matrix<'a> {
     ggml_type: GgmlType,
     rows: usize,
     cols: usize,
+    row_bytes: usize,
     bytes: &'a [u8],
 }
 
@@ -118,7 +119,8 @@ impl<'a> Matrix<'a> {
                 cols,
             });
         }
-        let expected = rows * (cols / block * ggml_type.block_bytes());
+        let row_bytes = cols / block * ggml_type.block_bytes();
+        let expected = rows * row_bytes;
         if bytes.len() != expected {
             return Err(MatrixError::Length {
                 ggml_type,
@@ -132,6 +134,7 @@ impl<'a> Matrix<'a> {
             ggml_type,
             rows,
             cols,
+            row_bytes,
             bytes,
         })
     }
@@ -158,8 +161,7 @@ impl<'a> Matrix<'a> {
     /// The blocks of one row.
     #[inline]
     pub(super) fn row(&self, row: usize) -> &'a [u8] {
-        let length = self.cols / self.ggml_type.block_len() * self.ggml_type.block_bytes();
-        &self.bytes[row * length..][..length]
+        &self.bytes[row * self.row_bytes..][..self.row_bytes]
     }
 }
 

@@ -41,6 +41,9 @@ pub(super) struct Place {
     pub(super) columns: Range<usize>,
 }
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
 /// Where the weights of each of 16 rows begin.
 pub(super) type Rows = [*const u8; PANEL];
 
@@ -75,6 +78,11 @@ pub(super) struct Destination {
     values: *mut u8,
     scales: *mut f32,
     minimums: *mut f32,
+    /// The same part of the next 16 rows, which is asked for in the order of memory and as fast as this part is
+    /// unpacked: the hardware foresees one long stream, but not 16 short ones.
+    next: *const u8,
+    /// Bytes of `next` for each four columns.
+    next_step: usize,
 }
 
 impl Destination {
@@ -84,6 +92,9 @@ impl Destination {
     /// They are columns of the block.
     #[inline(always)]
     unsafe fn values<W: Words>(self, quad: usize, words: W) {
+        for line in (0..self.next_step).step_by(LINE) {
+            W::prefetch(self.next.wrapping_add(quad * self.next_step + line));
+        }
         // SAFETY: in the place of the block.
         unsafe { words.store(self.values.add(quad * 4 * PANEL)) };
     }
@@ -183,36 +194,26 @@ unsafe fn tile<I: Integers, F: BlockFormat, const ROWS: usize>(
     ROWS
 }
 
-/// Asks for the weights of the next 16 rows, in the order of memory and as fast as those of this panel are unpacked: the
-/// hardware foresees one long stream, but not 16 short ones. `block` counts from the beginning of the rows.
-#[inline(always)]
-fn prefetch<W: Words>(panel_start: *const u8, row_bytes: usize, block: usize, block_bytes: usize) {
-    const LINE: usize = 64;
-    let next = panel_start.wrapping_add(PANEL * (row_bytes + block * block_bytes));
-    for offset in (0..PANEL * block_bytes).step_by(LINE) {
-        W::prefetch(next.wrapping_add(offset));
-    }
-}
-
 /// # Safety
 /// The processor has the instructions of `W`.
 #[inline(always)]
 unsafe fn fill<W: Words, F: PanelFormat>(panel: &mut Panel, matrix: &Matrix<'_>, place: &Place) {
     let mut rows = place.rows(matrix, F::BYTES, F::BLOCK);
-    let (panel_start, row_bytes) = (matrix.row(place.row).as_ptr(), matrix.row(place.row).len());
-    let first_block = place.columns.start / F::BLOCK;
+    let mut next = next_rows(matrix, place, F::BYTES, F::BLOCK);
     let values = panel.values.chunks_exact_mut(PANEL * F::BLOCK);
     let scales = panel.scales.chunks_exact_mut(PANEL * F::BLOCK / F::GROUP);
     let minimums = panel.minimums.chunks_exact_mut(PANEL * F::BLOCK / F::GROUP);
     let places = values.zip(scales).zip(minimums);
     let places = places.take(place.columns.len() / F::BLOCK);
-    for (block, ((values, scales), minimums)) in places.enumerate() {
-        prefetch::<W>(panel_start, row_bytes, first_block + block, F::BYTES);
+    for ((values, scales), minimums) in places {
         let to = Destination {
             values: values.as_mut_ptr(),
             scales: scales.as_mut_ptr(),
             minimums: minimums.as_mut_ptr(),
+            next,
+            next_step: PANEL * F::BYTES / (F::BLOCK / 4),
         };
+        next = next.wrapping_add(PANEL * F::BYTES);
         // SAFETY: a block of each row that was not yet passed, and its place.
         unsafe {
             F::unpack_rows::<W>(&rows, to);
@@ -221,4 +222,13 @@ unsafe fn fill<W: Words, F: PanelFormat>(panel: &mut Panel, matrix: &Matrix<'_>,
             }
         }
     }
+}
+
+/// Where the part of the next 16 rows begins that is as long, and in memory as far on, as this place of these; for
+/// prefetching only, as it may be behind the last row.
+#[inline(always)]
+fn next_rows(matrix: &Matrix<'_>, place: &Place, block_bytes: usize, block: usize) -> *const u8 {
+    let row = matrix.row(place.row);
+    let done = place.columns.start / block * block_bytes;
+    row.as_ptr().wrapping_add(PANEL * (row.len() + done))
 }
