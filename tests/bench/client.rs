@@ -16,6 +16,13 @@ use serde_json::{Value, json};
 
 use crate::error::BenchError;
 
+/// What one token takes.
+pub struct TokenCost {
+    pub seconds: f64,
+    /// Seconds that members computed.
+    pub computing: f64,
+}
+
 /// A ring of agents on this machine and its client.
 pub struct Client {
     ring: LocalRing,
@@ -50,6 +57,32 @@ impl Client {
     pub fn seconds_per_token(&self, prompt: &str, tokens: usize) -> Result<f64, BenchError> {
         let body = self.request(prompt, tokens);
         complete(self.ring.address(), &body, tokens)
+    }
+
+    /// Seconds of one token, and of them those that members computed, by their own clocks: `tokens` tokens after a prompt of one.
+    pub fn token_cost(&self, tokens: usize) -> Result<TokenCost, BenchError> {
+        const ANY_TOKEN: u32 = 1;
+        let mut body = self.request("", tokens);
+        body["prompt"] = json!([ANY_TOKEN]);
+        let before = self.compute_seconds()?;
+        let seconds = complete(self.ring.address(), &body, tokens)?;
+        Ok(TokenCost {
+            seconds,
+            // The prompt's token is computed like any other.
+            computing: (self.compute_seconds()? - before) / tokens as f64,
+        })
+    }
+
+    /// What all members have computed since they started.
+    fn compute_seconds(&self) -> Result<f64, BenchError> {
+        let metrics = http::get(self.ring.address(), "/metrics")
+            .map_err(|source| BenchError::Http { source })?;
+        Ok(metrics
+            .body
+            .lines()
+            .filter(|line| line.starts_with("prima_member_compute_seconds_total{"))
+            .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
+            .sum())
     }
 
     /// `requests` answers at once: tokens per second of all together, prompts included.

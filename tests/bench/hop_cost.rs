@@ -1,8 +1,10 @@
-//! What going round the ring costs: time per token over 2 to 30 hops (members x rounds), less the time that one process computes.
+//! What going round the ring costs: time per token over 1 to 30 hops (members x rounds), less the time that members computed.
 //!
-//! One thread per member, so that the computing is the same everywhere. Beside it, in the same turn, a raw TCP ring that hands
-//! on the same bytes as often, with as much computing between. What a straight line through the medians leaves at zero hops is
-//! the fixed part: gateway, sampling, streaming.
+//! One thread per member. What they computed is by their own clocks, because the noise of computing is greater than what hops
+//! cost; one process is measured beside them, so that a ring that computes more slowly is seen, too. In the same turn, a raw TCP ring that hands
+//! on the same bytes as often, with as much computing between. A ring of one member hands nothing on: what it adds is the fixed
+//! part: gateway, sampling, streaming. A straight line through the medians of all others gives the cost of a hop; it meets zero
+//! hops higher, because the fewer the hops, the longer a member sleeps and the colder are its caches.
 
 use std::time::{Duration, Instant};
 
@@ -19,8 +21,17 @@ use crate::statistics::{Line, Samples};
 const MODEL: &str = "SmolLM2-135M-Instruct-Q4_1";
 const THREADS: usize = 1;
 const PROMPT: &str = "Once upon a time";
-/// Members and rounds.
-const RINGS: [(usize, usize); 7] = [(2, 1), (3, 1), (2, 3), (3, 4), (3, 6), (3, 8), (3, 10)];
+/// Members and rounds; the first has no hops.
+const RINGS: [(usize, usize); 8] = [
+    (1, 1),
+    (2, 1),
+    (3, 1),
+    (2, 3),
+    (3, 4),
+    (3, 6),
+    (3, 8),
+    (3, 10),
+];
 
 /// The costs of all rings measured.
 pub struct HopCost {
@@ -36,7 +47,9 @@ pub struct HopCost {
 pub struct Ring {
     pub members: usize,
     pub rounds: usize,
-    /// Milliseconds per token beyond those of one process.
+    /// Milliseconds per token that members compute.
+    pub computing: Samples,
+    /// Milliseconds per token besides.
     pub ring: Samples,
     /// What handing the same bytes on as often costs on bare TCP, milliseconds per token.
     pub tcp: Samples,
@@ -44,7 +57,10 @@ pub struct Ring {
 
 impl Ring {
     pub fn hops(&self) -> usize {
-        self.members * self.rounds
+        match self.members {
+            1 => 0,
+            members => members * self.rounds,
+        }
     }
 }
 
@@ -55,11 +71,18 @@ impl HopCost {
             let points: Vec<_> = self
                 .rings
                 .iter()
+                .filter(|ring| ring.hops() > 0)
                 .map(|ring| (ring.hops() as f64, of(ring).median()))
                 .collect();
             Line::through(&points)
         };
         (line(|ring| &ring.ring), line(|ring| &ring.tcp))
+    }
+
+    /// Milliseconds per token besides hops: what a ring of one member adds.
+    pub fn fixed(&self) -> f64 {
+        let alone = self.rings.iter().find(|ring| ring.hops() == 0);
+        alone.map_or(f64::NAN, |ring| ring.ring.median())
     }
 }
 
@@ -77,6 +100,7 @@ pub fn measure(effort: &Effort) -> Result<HopCost, BenchError> {
             .map(|&(members, rounds)| Ring {
                 members,
                 rounds,
+                computing: Samples::default(),
                 ring: Samples::default(),
                 tcp: Samples::default(),
             })
@@ -92,14 +116,20 @@ pub fn measure(effort: &Effort) -> Result<HopCost, BenchError> {
             let computing = decode(&engine, effort.decode)?;
             let hops = ring.hops();
             let client = Client::start(&path, ring.members, ring.rounds, THREADS, &never);
-            client.seconds_per_token(PROMPT, 8)?;
-            let on_ring = client.seconds_per_token(PROMPT, effort.decode)?;
+            client.token_cost(8)?;
+            let on_ring = client.token_cost(effort.decode)?;
             drop(client);
-            let between = Duration::from_secs_f64(computing / hops as f64);
-            let messages = (effort.decode * hops).next_multiple_of(2);
-            let tcp = ping_pong::seconds_per_hop(bytes, messages, between)?;
+            let tcp = match hops {
+                0 => 0.0,
+                _ => {
+                    let between = Duration::from_secs_f64(computing / hops as f64);
+                    let messages = (effort.decode * hops).next_multiple_of(2);
+                    ping_pong::seconds_per_hop(bytes, messages, between)?
+                }
+            };
             cost.one_process.push(1e3 * computing);
-            ring.ring.push(1e3 * (on_ring - computing));
+            ring.computing.push(1e3 * on_ring.computing);
+            ring.ring.push(1e3 * (on_ring.seconds - on_ring.computing));
             ring.tcp.push(1e3 * tcp * hops as f64);
         }
     }

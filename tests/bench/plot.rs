@@ -46,7 +46,8 @@ pub fn hops(cost: &HopCost) -> String {
         RING,
         &format!(
             "ring: {:.3} ms per hop, {:.2} ms besides",
-            ring.slope, ring.fixed
+            ring.slope,
+            cost.fixed()
         ),
     );
     legend(

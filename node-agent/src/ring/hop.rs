@@ -80,8 +80,9 @@ enum Successor {
 }
 
 /// A batch that probably takes less than this is computed without leaving the thread: handing it over and back costs
-/// two wake-ups, about 0.05 ms.
-const INLINE_LIMIT: Duration = Duration::from_millis(2);
+/// two wake-ups, 0.05 ms and after a long sleep 0.2 ms. Meanwhile nothing else happens here, so the limit bounds for how
+/// long a large activation on its way out may stop.
+const INLINE_LIMIT: Duration = Duration::from_millis(20);
 /// After a pause this long a batch may cost anything: its weights may have left the page cache.
 const COST_LIFETIME: Duration = Duration::from_secs(1);
 /// Rows of one batch. Beyond it a batch gains nothing and others wait.
@@ -302,7 +303,7 @@ impl Hop {
         for ((mut frame, arrived, rows), product) in frames.into_iter().zip(products) {
             // A row's share of the batch is its compute time; what it waited for its neighbours' rows is waiting.
             let compute = spent.mul_f64(rows as f64 / total_rows.max(1) as f64);
-            tracing::trace!(
+            tracing::debug!(
                 frame.session,
                 frame.sequence,
                 round,
