@@ -21,6 +21,7 @@ mod matrix;
 mod numerics;
 #[cfg(target_arch = "x86_64")]
 mod panel;
+mod placement;
 mod rope;
 mod scalar;
 mod shared_slice;

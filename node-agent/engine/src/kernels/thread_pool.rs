@@ -11,6 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::level::Level;
+use super::placement::{self, Placement};
 
 /// How long an idle worker watches for the next job before it parks. Long enough for the serial
 /// steps between two matrix products of a layer, short against a hop of the ring (about 75 µs).
@@ -21,6 +22,7 @@ pub struct ThreadPool {
     level: Level,
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
+    placement: Placement,
     /// Held for the length of a run: jobs from several callers follow one another.
     turn: Mutex<()>,
 }
@@ -48,19 +50,25 @@ impl ThreadPool {
             level,
             shared: Arc::new(Shared::new(threads - 1)),
             workers: Vec::with_capacity(threads - 1),
+            placement: Placement::default(),
             turn: Mutex::new(()),
         };
         for index in 0..threads - 1 {
             let shared = Arc::clone(&pool.shared);
+            let (tell, told) = std::sync::mpsc::channel();
             let worker = thread::Builder::new()
                 .name(format!("compute-{}", index + 1))
-                .spawn(move || shared.work(index))
+                .spawn(move || {
+                    let _ = tell.send(placement::this_thread());
+                    shared.work(index)
+                })
                 .map_err(|source| ThreadPoolError::Spawn {
                     index: index + 1,
                     threads,
                     source,
                 })?;
             pool.workers.push(worker);
+            pool.placement.add(told.recv().ok());
         }
         Ok(pool)
     }
@@ -104,8 +112,13 @@ impl ThreadPool {
     }
 
     fn wake(&self, helpers: usize) {
+        let mut placed = false;
         for (worker, parked) in self.workers.iter().zip(&self.shared.parked).take(helpers) {
             if parked.0.swap(false, Ordering::SeqCst) {
+                if !placed {
+                    self.placement.keep_off_this_core();
+                    placed = true;
+                }
                 worker.thread().unpark();
             }
         }
