@@ -11,6 +11,8 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::document::{self, DocumentError};
+
 /// What an agent reads: the plan of one ring for one model.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
@@ -88,20 +90,8 @@ pub enum ActivationDtype {
 /// Why a document is no plan.
 #[derive(Debug, thiserror::Error)]
 pub enum RingPlanError {
-    #[error("{name}: not a RingPlan document")]
-    Parse {
-        name: String,
-        #[source]
-        // Boxed, as it would make every result of this module large.
-        source: Box<serde_saphyr::Error>,
-    },
-    #[error("{name}: {field} is {found}, expected {expected}")]
-    Header {
-        name: String,
-        field: &'static str,
-        found: String,
-        expected: &'static str,
-    },
+    #[error(transparent)]
+    Document(#[from] DocumentError),
     #[error("RingPlan field {field}: {problem}")]
     Field { field: String, problem: String },
 }
@@ -116,34 +106,7 @@ const MAX_CONCURRENT_REQUESTS: i32 = 4096;
 impl RingPlan {
     /// Reads a plan from YAML (or JSON) and validates it. `name` (a path) is used in errors.
     pub fn from_yaml(name: &str, text: &str) -> Result<Self, RingPlanError> {
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct TypeMeta {
-            #[serde(default)]
-            api_version: String,
-            #[serde(default)]
-            kind: String,
-        }
-        let parse = |source| RingPlanError::Parse {
-            name: name.to_owned(),
-            source: Box::new(source),
-        };
-        // The header first: a document of another kind should be called that, not a list of missing fields.
-        let meta: TypeMeta = serde_saphyr::from_str(text).map_err(parse)?;
-        for (field, found, expected) in [
-            ("apiVersion", meta.api_version, "prima.dev/v1alpha1"),
-            ("kind", meta.kind, "RingPlan"),
-        ] {
-            if found != expected {
-                return Err(RingPlanError::Header {
-                    name: name.to_owned(),
-                    field,
-                    found: format!("{found:?}"),
-                    expected,
-                });
-            }
-        }
-        let plan: Self = serde_saphyr::from_str(text).map_err(parse)?;
+        let plan: Self = document::read(name, "RingPlan", text)?;
         plan.spec.validate()?;
         Ok(plan)
     }

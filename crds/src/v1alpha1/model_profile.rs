@@ -1,0 +1,179 @@
+//! ModelProfile: what a model asks of machines, as far as planning needs it. Read from a GGUF header, or from a YAML file
+//! where there is no model file yet. No resource of its own in a cluster; it is part of others.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::document::{self, API_VERSION, DocumentError};
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ModelProfile {
+    pub api_version: String,
+    pub kind: String,
+    pub metadata: ModelProfileName,
+    pub spec: ModelProfileSpec,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ModelProfileName {
+    pub name: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ModelProfileSpec {
+    /// Bytes of the file.
+    pub size_bytes: i64,
+    /// Transformer layers (L).
+    pub layers: i32,
+    /// Width of a hidden state (e).
+    pub hidden_size: i32,
+    pub vocabulary_size: i32,
+    /// Positions that the model was trained for.
+    pub trained_context_length: i32,
+    /// Keys and values of one position in one layer, in the KV cache's number format.
+    pub kv_bytes_per_position_and_layer: i64,
+    /// Weights of all layers together, by format.
+    pub layer_weights: Vec<FormatWeights>,
+    /// Weights of output norm and output head, by format.
+    pub output_weights: Vec<FormatWeights>,
+    /// Bytes of the input embedding; one row of it is read for a token.
+    pub embedding_bytes: i64,
+}
+
+/// Weights of one format.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct FormatWeights {
+    /// GGML's name: `Q4_K`, `F16`, ...
+    pub format: String,
+    /// How many numbers.
+    pub weights: i64,
+    pub bytes: i64,
+}
+
+impl ModelProfile {
+    pub fn new(name: &str, spec: ModelProfileSpec) -> Self {
+        Self {
+            api_version: API_VERSION.to_owned(),
+            kind: "ModelProfile".to_owned(),
+            metadata: ModelProfileName {
+                name: name.to_owned(),
+            },
+            spec,
+        }
+    }
+
+    /// Reads a profile from YAML (or JSON) and validates it. `name` (a path) is used in errors.
+    pub fn from_yaml(name: &str, text: &str) -> Result<Self, DocumentError> {
+        let profile: Self = document::read(name, "ModelProfile", text)?;
+        profile.validate(name)?;
+        Ok(profile)
+    }
+
+    /// Checks everything that the planner relies on.
+    pub fn validate(&self, name: &str) -> Result<(), DocumentError> {
+        let field = |field: &str, problem: String| DocumentError::Field {
+            name: name.to_owned(),
+            field: field.to_owned(),
+            problem,
+        };
+        let bounded = |path: &str, value: i64, low: i64, high: i64| match value {
+            value if (low..=high).contains(&value) => Ok(()),
+            value => Err(field(path, format!("{value} is outside {low}..={high}"))),
+        };
+        let ModelProfileSpec {
+            size_bytes,
+            layers,
+            hidden_size,
+            vocabulary_size,
+            trained_context_length,
+            kv_bytes_per_position_and_layer,
+            layer_weights,
+            output_weights,
+            embedding_bytes,
+        } = &self.spec;
+        if self.metadata.name.is_empty() {
+            return Err(field("metadata.name", "must name the model".into()));
+        }
+        for (path, value, high) in [
+            ("spec.sizeBytes", *size_bytes, MAX_BYTES),
+            ("spec.layers", (*layers).into(), 4096),
+            ("spec.hiddenSize", (*hidden_size).into(), 1 << 20),
+            ("spec.vocabularySize", (*vocabulary_size).into(), 1 << 24),
+            (
+                "spec.trainedContextLength",
+                (*trained_context_length).into(),
+                1 << 24,
+            ),
+            (
+                "spec.kvBytesPerPositionAndLayer",
+                *kv_bytes_per_position_and_layer,
+                1 << 30,
+            ),
+            ("spec.embeddingBytes", *embedding_bytes, MAX_BYTES),
+        ] {
+            bounded(path, value, 1, high)?;
+        }
+        for (path, weights) in [
+            ("spec.layerWeights", layer_weights),
+            ("spec.outputWeights", output_weights),
+        ] {
+            if weights.is_empty() {
+                return Err(field(path, "is empty".into()));
+            }
+            for (i, one) in weights.iter().enumerate() {
+                bounded(&format!("{path}[{i}].weights"), one.weights, 1, 16 * MAX_BYTES)?;
+                bounded(&format!("{path}[{i}].bytes"), one.bytes, 1, MAX_BYTES)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// 64 TiB.
+const MAX_BYTES: i64 = 1 << 46;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn profile() -> ModelProfile {
+        let weights = |format: &str, weights, bytes| FormatWeights {
+            format: format.into(),
+            weights,
+            bytes,
+        };
+        ModelProfile::new(
+            "tiny",
+            ModelProfileSpec {
+                size_bytes: 1000,
+                layers: 6,
+                hidden_size: 64,
+                vocabulary_size: 512,
+                trained_context_length: 2048,
+                kv_bytes_per_position_and_layer: 256,
+                layer_weights: vec![weights("Q8_0", 800, 850)],
+                output_weights: vec![weights("F32", 20, 80)],
+                embedding_bytes: 70,
+            },
+        )
+    }
+
+    #[test]
+    fn a_profile_survives_a_trip_through_yaml_and_a_bad_one_is_refused_by_name() {
+        let yaml = serde_saphyr::to_string(&profile()).unwrap();
+        assert_eq!(ModelProfile::from_yaml("m.yaml", &yaml).unwrap(), profile());
+        for (from, to, named) in [
+            ("layers: 6", "layers: 0", "spec.layers"),
+            ("bytes: 850", "bytes: -850", "spec.layerWeights[0].bytes"),
+            ("kind: ModelProfile", "kind: Pod", "kind is \"Pod\""),
+        ] {
+            assert!(yaml.contains(from), "{yaml}");
+            let error = ModelProfile::from_yaml("m.yaml", &yaml.replacen(from, to, 1)).unwrap_err();
+            assert!(error.to_string().contains(named), "{error}");
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! NodeProfile: what one machine can do, as measured on it.
+//!
+//! The spec is the owner's (what may be used), the status is the agent's (what was measured). Units are in the names.
+//! This file decides what a usable profile is ([`NodeProfile::validate`]): whatever the planner reads is there and within
+//! what any machine could have. It never decides what to do with a machine (that is the planner's).
+
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::document::{self, DocumentError};
+
+/// What the owner of a machine allows. Everything is optional.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "prima.dev",
+    version = "v1alpha1",
+    kind = "NodeProfile",
+    shortname = "np",
+    category = "prima",
+    status = "NodeProfileStatus"
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NodeProfileSpec {
+    /// Leave this machine out of all rings.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub exclude: bool,
+    /// Bytes of memory that stay free for the owner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserved_memory_bytes: Option<i64>,
+    /// Bytes of memory that rings use at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_cap_bytes: Option<i64>,
+    /// Whether weights that do not fit into memory may be read from disk for every token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_allowed: Option<bool>,
+}
+
+/// What the agent measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NodeProfileStatus {
+    /// RFC 3339.
+    pub measured_at: String,
+    pub agent_version: String,
+    pub system: SystemProfile,
+    pub cpu: CpuProfile,
+    pub memory: MemoryProfile,
+    pub disk: DiskProfile,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<GpuProfile>,
+    /// To the other machines of a ring.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<LinkProfile>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SystemProfile {
+    pub os: Os,
+    /// The distribution's or the system's own name and version.
+    pub os_name: String,
+    pub kernel: String,
+    /// `x86_64`, `aarch64`, ...
+    pub architecture: String,
+    pub in_container: bool,
+}
+
+/// Which rules memory and disk follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Os {
+    Linux,
+    #[serde(rename = "macOS")]
+    MacOs,
+    Android,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct CpuProfile {
+    pub model: String,
+    /// Threads that the agent computes with.
+    pub threads: i32,
+    pub features: Vec<String>,
+    /// The engine's kernels that were measured: `scalar`, `avx2`, ...
+    pub kernels: String,
+    /// One entry per weight format that the engine runs.
+    pub throughput: Vec<Throughput>,
+    /// What a layer takes beside its weights for one position: norms, rotation, attention over little, waking threads.
+    pub layer_overhead_nanoseconds: i64,
+}
+
+/// How fast weights of one format are multiplied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Throughput {
+    /// GGML's name: `Q4_K`, `F16`, ...
+    pub format: String,
+    /// One position: bytes of weights a second. It contains reading them from memory.
+    pub decode_bytes_per_second: i64,
+    /// Many positions at once: multiplications and additions a second, two for each weight and position.
+    pub prefill_flop_per_second: i64,
+    /// Largest less smallest sample, in percent of the median, of the noisier of the two.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spread_percent: Option<i32>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MemoryProfile {
+    pub total_bytes: i64,
+    /// What can be used now: the smaller of the machine's and the cgroup's.
+    pub available_bytes: i64,
+    /// Android: what can be swapped out to make room, at most what swap has free. 0 elsewhere.
+    #[serde(default)]
+    pub swappable_bytes: i64,
+    pub read_bytes_per_second: i64,
+    /// Appending keys and values to the KV cache.
+    pub kv_append_bytes_per_second: i64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct DiskProfile {
+    /// The folder that was measured: the models'.
+    pub path: String,
+    pub sequential_read_bytes_per_second: i64,
+    pub random_read_bytes_per_second: i64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct GpuProfile {
+    pub name: String,
+    pub backend: GpuBackend,
+    /// Why it cannot be used; what follows is left out then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unusable: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<GpuMeasurements>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct GpuMeasurements {
+    /// Shares its memory with the CPU: nothing is copied.
+    pub unified_memory: bool,
+    pub total_bytes: i64,
+    /// CUDA: free. Metal: the recommended working set.
+    pub available_bytes: i64,
+    pub read_bytes_per_second: i64,
+    pub kv_append_bytes_per_second: i64,
+    /// 0 with unified memory.
+    pub to_gpu_bytes_per_second: i64,
+    pub from_gpu_bytes_per_second: i64,
+    /// One copy of a single hidden state each way, whatever its size.
+    pub copy_overhead_nanoseconds: i64,
+    pub throughput: Vec<Throughput>,
+    pub layer_overhead_nanoseconds: i64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum GpuBackend {
+    #[serde(rename = "CUDA")]
+    Cuda,
+    Metal,
+}
+
+/// The way to one other machine, over the ring's own transport.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LinkProfile {
+    /// That machine's name.
+    pub to: String,
+    /// One way, of a frame without payload: half a round trip.
+    pub latency_nanoseconds: i64,
+    pub bytes_per_second: i64,
+}
+
+impl NodeProfile {
+    /// Reads a profile from YAML (or JSON) and validates it. `name` (a path) is used in errors.
+    pub fn from_yaml(name: &str, text: &str) -> Result<Self, DocumentError> {
+        let profile: Self = document::read(name, "NodeProfile", text)?;
+        profile.validate(name)?;
+        Ok(profile)
+    }
+
+    /// Checks everything that the planner relies on.
+    pub fn validate(&self, name: &str) -> Result<(), DocumentError> {
+        let field = |field: &str, problem: String| DocumentError::Field {
+            name: name.to_owned(),
+            field: field.to_owned(),
+            problem,
+        };
+        let bounded = |path: &str, value: i64, low: i64, high: i64| match value {
+            value if (low..=high).contains(&value) => Ok(()),
+            value => Err(field(
+                path,
+                format!("{value} is outside {low}..={high}, which no machine is"),
+            )),
+        };
+        if self.metadata.name.as_deref().unwrap_or("").is_empty() {
+            return Err(field("metadata.name", "must name the machine".into()));
+        }
+        for (path, value) in [
+            ("spec.reservedMemoryBytes", self.spec.reserved_memory_bytes),
+            ("spec.memoryCapBytes", self.spec.memory_cap_bytes),
+        ] {
+            bounded(path, value.unwrap_or(0), 0, MAX_MEMORY)?;
+        }
+        let Some(status) = &self.status else {
+            return Err(field("status", "is missing: nothing was measured".into()));
+        };
+        let throughputs = |path: &str, throughput: &[Throughput]| {
+            if throughput.is_empty() {
+                return Err(field(path, "is empty: no weight format was measured".into()));
+            }
+            for (i, one) in throughput.iter().enumerate() {
+                let path = format!("{path}[{i}] ({})", one.format);
+                bounded(
+                    &format!("{path}.decodeBytesPerSecond"),
+                    one.decode_bytes_per_second,
+                    MIN_RATE,
+                    MAX_RATE,
+                )?;
+                bounded(
+                    &format!("{path}.prefillFlopPerSecond"),
+                    one.prefill_flop_per_second,
+                    MIN_RATE,
+                    MAX_FLOPS,
+                )?;
+            }
+            Ok(())
+        };
+        let NodeProfileStatus {
+            measured_at: _,
+            agent_version: _,
+            system: _,
+            cpu,
+            memory,
+            disk,
+            gpus,
+            links,
+        } = status;
+        bounded("status.cpu.threads", cpu.threads.into(), 1, 4096)?;
+        throughputs("status.cpu.throughput", &cpu.throughput)?;
+        bounded(
+            "status.cpu.layerOverheadNanoseconds",
+            cpu.layer_overhead_nanoseconds,
+            0,
+            SECOND,
+        )?;
+        bounded("status.memory.totalBytes", memory.total_bytes, 1 << 20, MAX_MEMORY)?;
+        bounded(
+            "status.memory.availableBytes",
+            memory.available_bytes,
+            0,
+            memory.total_bytes,
+        )?;
+        bounded("status.memory.swappableBytes", memory.swappable_bytes, 0, MAX_MEMORY)?;
+        bounded(
+            "status.memory.readBytesPerSecond",
+            memory.read_bytes_per_second,
+            MIN_RATE,
+            MAX_RATE,
+        )?;
+        bounded(
+            "status.memory.kvAppendBytesPerSecond",
+            memory.kv_append_bytes_per_second,
+            MIN_RATE,
+            MAX_RATE,
+        )?;
+        bounded(
+            "status.disk.sequentialReadBytesPerSecond",
+            disk.sequential_read_bytes_per_second,
+            1000,
+            MAX_RATE,
+        )?;
+        bounded(
+            "status.disk.randomReadBytesPerSecond",
+            disk.random_read_bytes_per_second,
+            1000,
+            MAX_RATE,
+        )?;
+        for (i, gpu) in gpus.iter().enumerate() {
+            let path = format!("status.gpus[{i}]");
+            let measured = match (&gpu.measured, &gpu.unusable) {
+                (Some(measured), None) => measured,
+                (None, Some(_)) => continue,
+                _ => {
+                    return Err(field(
+                        &path,
+                        "must have either measured or the reason why it is unusable".into(),
+                    ));
+                }
+            };
+            let path = format!("{path}.measured");
+            throughputs(&format!("{path}.throughput"), &measured.throughput)?;
+            let lowest_copy = if measured.unified_memory { 0 } else { MIN_RATE };
+            for (name, value, low, high) in [
+                ("totalBytes", measured.total_bytes, 1 << 20, MAX_MEMORY),
+                ("availableBytes", measured.available_bytes, 0, measured.total_bytes),
+                ("readBytesPerSecond", measured.read_bytes_per_second, MIN_RATE, MAX_RATE),
+                ("kvAppendBytesPerSecond", measured.kv_append_bytes_per_second, MIN_RATE, MAX_RATE),
+                ("toGpuBytesPerSecond", measured.to_gpu_bytes_per_second, lowest_copy, MAX_RATE),
+                ("fromGpuBytesPerSecond", measured.from_gpu_bytes_per_second, lowest_copy, MAX_RATE),
+                ("copyOverheadNanoseconds", measured.copy_overhead_nanoseconds, 0, SECOND),
+                ("layerOverheadNanoseconds", measured.layer_overhead_nanoseconds, 0, SECOND),
+            ] {
+                bounded(&format!("{path}.{name}"), value, low, high)?;
+            }
+        }
+        for (i, link) in links.iter().enumerate() {
+            let path = format!("status.links[{i}]");
+            if link.to.is_empty() {
+                return Err(field(&format!("{path}.to"), "must name a machine".into()));
+            }
+            bounded(
+                &format!("{path}.latencyNanoseconds"),
+                link.latency_nanoseconds,
+                1,
+                10 * SECOND,
+            )?;
+            bounded(&format!("{path}.bytesPerSecond"), link.bytes_per_second, 100, MAX_RATE)?;
+        }
+        Ok(())
+    }
+}
+
+const SECOND: i64 = 1_000_000_000;
+/// Nothing that computes is slower than this, bytes or operations a second.
+const MIN_RATE: i64 = 100_000;
+/// 100 TB/s.
+const MAX_RATE: i64 = 100_000_000_000_000;
+/// 100 PFLOP/s.
+const MAX_FLOPS: i64 = 100_000_000_000_000_000;
+/// 1 PiB.
+const MAX_MEMORY: i64 = 1 << 50;
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PROFILE: &str = include_str!("../../tests/node-profile.yaml");
+
+    #[test]
+    fn a_profile_survives_a_trip_through_yaml() {
+        let profile = NodeProfile::from_yaml("node.yaml", PROFILE).unwrap();
+        let again = serde_saphyr::to_string(&profile).unwrap();
+        assert_eq!(
+            NodeProfile::from_yaml("again.yaml", &again).unwrap().status,
+            profile.status
+        );
+    }
+
+    #[test]
+    fn a_missing_or_absurd_value_is_refused_by_name() {
+        for (from, to, named) in [
+            ("sequentialReadBytesPerSecond: 3100000000", "sequentialReadBytesPerSecond: 0", "status.disk.sequentialReadBytesPerSecond"),
+            ("availableBytes: 8589934592", "availableBytes: 99999999999999", "status.memory.availableBytes"),
+            ("decodeBytesPerSecond: 20000000000", "decodeBytesPerSecond: -1", "(Q4_K).decodeBytesPerSecond"),
+            ("    readBytesPerSecond: 30000000000\n", "", "readBytesPerSecond"),
+            ("latencyNanoseconds: 200000", "latencyNanoseconds: 0", "status.links[0].latencyNanoseconds"),
+            ("threads: 8", "threads: 0", "status.cpu.threads"),
+            ("name: desk", "name: ''", "metadata.name"),
+        ] {
+            assert!(PROFILE.contains(from), "{from}");
+            let error = NodeProfile::from_yaml("node.yaml", &PROFILE.replacen(from, to, 1)).unwrap_err();
+            let mut text = error.to_string();
+            let mut cause = std::error::Error::source(&error);
+            while let Some(error) = cause {
+                text += &error.to_string();
+                cause = error.source();
+            }
+            assert!(text.contains(named) && text.contains("node.yaml"), "{text}");
+        }
+    }
+}
