@@ -125,7 +125,12 @@ impl ModelProfile {
                 return Err(field(path, "is empty".into()));
             }
             for (i, one) in weights.iter().enumerate() {
-                bounded(&format!("{path}[{i}].weights"), one.weights, 1, 16 * MAX_BYTES)?;
+                bounded(
+                    &format!("{path}[{i}].weights"),
+                    one.weights,
+                    1,
+                    16 * MAX_BYTES,
+                )?;
                 bounded(&format!("{path}[{i}].bytes"), one.bytes, 1, MAX_BYTES)?;
             }
         }

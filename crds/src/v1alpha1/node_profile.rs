@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 use super::document::{self, DocumentError};
 
 /// What the owner of a machine allows. Everything is optional.
-#[derive(CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema,
+)]
 #[kube(
     group = "prima.dev",
     version = "v1alpha1",
@@ -213,7 +215,10 @@ impl NodeProfile {
         };
         let throughputs = |path: &str, throughput: &[Throughput]| {
             if throughput.is_empty() {
-                return Err(field(path, "is empty: no weight format was measured".into()));
+                return Err(field(
+                    path,
+                    "is empty: no weight format was measured".into(),
+                ));
             }
             for (i, one) in throughput.iter().enumerate() {
                 let path = format!("{path}[{i}] ({})", one.format);
@@ -250,14 +255,24 @@ impl NodeProfile {
             0,
             SECOND,
         )?;
-        bounded("status.memory.totalBytes", memory.total_bytes, 1 << 20, MAX_MEMORY)?;
+        bounded(
+            "status.memory.totalBytes",
+            memory.total_bytes,
+            1 << 20,
+            MAX_MEMORY,
+        )?;
         bounded(
             "status.memory.availableBytes",
             memory.available_bytes,
             0,
             memory.total_bytes,
         )?;
-        bounded("status.memory.swappableBytes", memory.swappable_bytes, 0, MAX_MEMORY)?;
+        bounded(
+            "status.memory.swappableBytes",
+            memory.swappable_bytes,
+            0,
+            MAX_MEMORY,
+        )?;
         bounded(
             "status.memory.readBytesPerSecond",
             memory.read_bytes_per_second,
@@ -299,13 +314,48 @@ impl NodeProfile {
             let lowest_copy = if measured.unified_memory { 0 } else { MIN_RATE };
             for (name, value, low, high) in [
                 ("totalBytes", measured.total_bytes, 1 << 20, MAX_MEMORY),
-                ("availableBytes", measured.available_bytes, 0, measured.total_bytes),
-                ("readBytesPerSecond", measured.read_bytes_per_second, MIN_RATE, MAX_RATE),
-                ("kvAppendBytesPerSecond", measured.kv_append_bytes_per_second, MIN_RATE, MAX_RATE),
-                ("toGpuBytesPerSecond", measured.to_gpu_bytes_per_second, lowest_copy, MAX_RATE),
-                ("fromGpuBytesPerSecond", measured.from_gpu_bytes_per_second, lowest_copy, MAX_RATE),
-                ("copyOverheadNanoseconds", measured.copy_overhead_nanoseconds, 0, SECOND),
-                ("layerOverheadNanoseconds", measured.layer_overhead_nanoseconds, 0, SECOND),
+                (
+                    "availableBytes",
+                    measured.available_bytes,
+                    0,
+                    measured.total_bytes,
+                ),
+                (
+                    "readBytesPerSecond",
+                    measured.read_bytes_per_second,
+                    MIN_RATE,
+                    MAX_RATE,
+                ),
+                (
+                    "kvAppendBytesPerSecond",
+                    measured.kv_append_bytes_per_second,
+                    MIN_RATE,
+                    MAX_RATE,
+                ),
+                (
+                    "toGpuBytesPerSecond",
+                    measured.to_gpu_bytes_per_second,
+                    lowest_copy,
+                    MAX_RATE,
+                ),
+                (
+                    "fromGpuBytesPerSecond",
+                    measured.from_gpu_bytes_per_second,
+                    lowest_copy,
+                    MAX_RATE,
+                ),
+                (
+                    "copyOverheadNanoseconds",
+                    measured.copy_overhead_nanoseconds,
+                    0,
+                    SECOND,
+                ),
+                (
+                    "layerOverheadNanoseconds",
+                    measured.layer_overhead_nanoseconds,
+                    0,
+                    SECOND,
+                ),
             ] {
                 bounded(&format!("{path}.{name}"), value, low, high)?;
             }
@@ -321,7 +371,12 @@ impl NodeProfile {
                 1,
                 10 * SECOND,
             )?;
-            bounded(&format!("{path}.bytesPerSecond"), link.bytes_per_second, 100, MAX_RATE)?;
+            bounded(
+                &format!("{path}.bytesPerSecond"),
+                link.bytes_per_second,
+                100,
+                MAX_RATE,
+            )?;
         }
         Ok(())
     }
@@ -360,16 +415,37 @@ mod tests {
     #[test]
     fn a_missing_or_absurd_value_is_refused_by_name() {
         for (from, to, named) in [
-            ("sequentialReadBytesPerSecond: 3100000000", "sequentialReadBytesPerSecond: 0", "status.disk.sequentialReadBytesPerSecond"),
-            ("availableBytes: 8589934592", "availableBytes: 99999999999999", "status.memory.availableBytes"),
-            ("decodeBytesPerSecond: 20000000000", "decodeBytesPerSecond: -1", "(Q4_K).decodeBytesPerSecond"),
-            ("    readBytesPerSecond: 30000000000\n", "", "readBytesPerSecond"),
-            ("latencyNanoseconds: 200000", "latencyNanoseconds: 0", "status.links[0].latencyNanoseconds"),
+            (
+                "sequentialReadBytesPerSecond: 3100000000",
+                "sequentialReadBytesPerSecond: 0",
+                "status.disk.sequentialReadBytesPerSecond",
+            ),
+            (
+                "availableBytes: 8589934592",
+                "availableBytes: 99999999999999",
+                "status.memory.availableBytes",
+            ),
+            (
+                "decodeBytesPerSecond: 20000000000",
+                "decodeBytesPerSecond: -1",
+                "(Q4_K).decodeBytesPerSecond",
+            ),
+            (
+                "    readBytesPerSecond: 30000000000\n",
+                "",
+                "readBytesPerSecond",
+            ),
+            (
+                "latencyNanoseconds: 200000",
+                "latencyNanoseconds: 0",
+                "status.links[0].latencyNanoseconds",
+            ),
             ("threads: 8", "threads: 0", "status.cpu.threads"),
             ("name: desk", "name: ''", "metadata.name"),
         ] {
             assert!(PROFILE.contains(from), "{from}");
-            let error = NodeProfile::from_yaml("node.yaml", &PROFILE.replacen(from, to, 1)).unwrap_err();
+            let error =
+                NodeProfile::from_yaml("node.yaml", &PROFILE.replacen(from, to, 1)).unwrap_err();
             let mut text = error.to_string();
             let mut cause = std::error::Error::source(&error);
             while let Some(error) = cause {

@@ -1,0 +1,468 @@
+//! Documents become numbers: the one place where units are converted. From here on everything is seconds and bytes.
+//!
+//! Decides what a layer costs on each device, and which devices cannot take part at all. A weight is counted once: the
+//! measured decode throughput of a format contains reading the weights from memory, so only the KV cache is read beside it.
+
+use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfile};
+use prima_crds::v1alpha1::node_profile::{
+    GpuBackend, GpuMeasurements, LinkProfile, NodeProfile, Os, Throughput,
+};
+
+/// All that a plan depends on.
+#[derive(Clone, Debug)]
+pub struct PlanningInput {
+    pub model: Model,
+    pub workload: Workload,
+    pub devices: Vec<Device>,
+    /// From each device to each device, in the order of `devices`; the diagonal is unused.
+    pub hops: Vec<Vec<Hop>>,
+    /// The only device that may be rank 0.
+    pub rank0: Option<usize>,
+    /// The only number of rounds.
+    pub rounds: Option<usize>,
+    /// Devices that were left out before planning, and why.
+    pub left_out: Vec<(String, String)>,
+}
+
+/// Layers are taken as equal: each is the mean of all.
+#[derive(Clone, Debug)]
+pub struct Model {
+    pub name: String,
+    pub layers: usize,
+    /// Weights of one layer.
+    pub layer_bytes: f64,
+    /// KV cache of one layer for all the context that was asked for.
+    pub layer_kv_bytes: f64,
+    /// What rank 0 holds beside its layers: output head and the rows of the embedding that are in use.
+    pub head_bytes: f64,
+    /// Activations and the process itself.
+    pub buffer_bytes: f64,
+    /// One position's activation, in F32.
+    pub hidden_state_bytes: f64,
+}
+
+/// What requests look like.
+#[derive(Clone, Copy, Debug)]
+pub struct Workload {
+    pub prompt_tokens: usize,
+    pub answer_tokens: usize,
+    /// Positions of a prompt that are computed together.
+    pub chunk_tokens: usize,
+}
+
+#[derive(Clone, Debug)]
+pub struct Device {
+    pub name: String,
+    /// Gets at least one layer.
+    pub required: bool,
+    pub memory_bytes: f64,
+    pub memory_rule: MemoryRule,
+    /// `None`: weights that do not fit may not be streamed.
+    pub disk_bytes_per_second: Option<f64>,
+    pub cpu: LayerCost,
+    /// Output head for one position, and the embedding.
+    pub head_seconds: f64,
+    pub gpu: Option<Gpu>,
+}
+
+/// What happens to weights that do not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryRule {
+    /// Only the overflow is read again (Linux, Android, macOS without Metal; equations 15 and 17).
+    Overflow,
+    /// Everything is read again (macOS with Metal; equation 16).
+    AllOrNothing,
+}
+
+/// Seconds of one layer for one position.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerCost {
+    /// Alone.
+    pub decode_seconds: f64,
+    /// As one of many.
+    pub prefill_seconds: f64,
+}
+
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    pub layer: LayerCost,
+    /// Of its own, unless memory is unified: then it counts against the device's memory.
+    pub memory_bytes: Option<f64>,
+    /// One hidden state there and back, once per window.
+    pub copy_seconds: f64,
+}
+
+/// One way from device to device.
+#[derive(Clone, Copy, Debug)]
+pub struct Hop {
+    /// One hidden state.
+    pub decode_seconds: f64,
+    /// The hidden states of a chunk of the prompt.
+    pub chunk_seconds: f64,
+}
+
+/// What is asked for beside the documents.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub context_tokens: usize,
+    /// Requests that have a KV cache of the whole context at the same time.
+    pub concurrent_requests: usize,
+    pub prompt_tokens: usize,
+    pub answer_tokens: usize,
+    pub exclude: Vec<String>,
+    pub use_all: bool,
+    pub rank0: Option<String>,
+    pub rounds: Option<usize>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            context_tokens: 4096,
+            concurrent_requests: 1,
+            prompt_tokens: 512,
+            answer_tokens: 256,
+            exclude: Vec::new(),
+            use_all: false,
+            rank0: None,
+            rounds: None,
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum InputError {
+    #[error("no machine to plan with: give at least one NodeProfile that is not excluded")]
+    NoDevice,
+    #[error("two NodeProfiles are named {name}")]
+    SameName { name: String },
+    #[error("{option}: there is no NodeProfile named {name}")]
+    UnknownName { option: &'static str, name: String },
+    #[error("NodeProfile {name}: status is missing: nothing was measured")]
+    NotMeasured { name: String },
+    #[error(
+        "NodeProfile {name}: status.{where_}.throughput has no entry for {format}, a weight format of the model"
+    )]
+    Format {
+        name: String,
+        where_: &'static str,
+        format: String,
+    },
+    #[error(
+        "NodeProfile {from}: status.links has no entry for {to}; measure the links between all machines that are to be planned with"
+    )]
+    Link { from: String, to: String },
+    #[error("{option}: expected {expected}, found {found}")]
+    Range {
+        option: &'static str,
+        expected: String,
+        found: usize,
+    },
+}
+
+/// Positions of a prompt that the ring computes together.
+const CHUNK_TOKENS: usize = 128;
+/// A process, its threads and its network buffers.
+const PROCESS_BYTES: f64 = 48.0 * 1024.0 * 1024.0;
+/// Rows of activations that are held at once, and how many numbers each has in units of the hidden size: the widest buffers
+/// are the two of the feed-forward part, about four times as wide in most models, beside queries, keys, values and output.
+const BUFFER_ROWS: f64 = 128.0;
+const BUFFER_WIDTHS: f64 = 16.0;
+/// Share of the available memory that stays free unless the owner says otherwise: the machine is theirs.
+const RESERVE: f64 = 0.05;
+/// A disk slower than this is not leaned on (s_threshold in the paper).
+const SLOWEST_DISK: i64 = 50_000_000;
+/// An embedding row is read by chance; as many rows as a long text has different words stay in memory.
+const EMBEDDING_SHARE: f64 = 0.1;
+
+impl PlanningInput {
+    /// `links` lie in the NodeProfiles; machines of one name are refused, unmeasured and unusable ones too.
+    pub fn new(
+        model: &ModelProfile,
+        nodes: &[NodeProfile],
+        options: &Options,
+    ) -> Result<Self, InputError> {
+        for (option, found, most) in [
+            ("context", options.context_tokens, 1 << 24),
+            ("concurrent requests", options.concurrent_requests, 4096),
+            ("prompt tokens", options.prompt_tokens, 1 << 24),
+            ("answer tokens", options.answer_tokens, 1 << 24),
+            (
+                "rounds",
+                options.rounds.unwrap_or(1),
+                model.spec.layers as usize,
+            ),
+        ] {
+            if !(1..=most).contains(&found) {
+                return Err(InputError::Range {
+                    option,
+                    expected: format!("1..={most}"),
+                    found,
+                });
+            }
+        }
+        let name_of = |node: &NodeProfile| node.metadata.name.clone().unwrap_or_default();
+        for (i, node) in nodes.iter().enumerate() {
+            if nodes[..i]
+                .iter()
+                .any(|other| name_of(other) == name_of(node))
+            {
+                return Err(InputError::SameName {
+                    name: name_of(node),
+                });
+            }
+        }
+        for name in &options.exclude {
+            if !nodes.iter().any(|node| name_of(node) == *name) {
+                return Err(InputError::UnknownName {
+                    option: "--exclude",
+                    name: name.clone(),
+                });
+            }
+        }
+        let mut left_out = Vec::new();
+        let mut used = Vec::new();
+        for node in nodes {
+            if options.exclude.contains(&name_of(node)) {
+                left_out.push((name_of(node), "excluded by the command".to_owned()));
+            } else if node.spec.exclude {
+                left_out.push((
+                    name_of(node),
+                    "excluded by its owner (spec.exclude)".to_owned(),
+                ));
+            } else {
+                used.push(node);
+            }
+        }
+        if used.is_empty() {
+            return Err(InputError::NoDevice);
+        }
+        let devices = used
+            .iter()
+            .map(|node| device(model, node, options))
+            .collect::<Result<Vec<_>, _>>()?;
+        let chunk_tokens = CHUNK_TOKENS.min(options.prompt_tokens);
+        let hops = used
+            .iter()
+            .map(|from| {
+                used.iter()
+                    .map(|to| match name_of(from) == name_of(to) {
+                        true => Ok(Hop {
+                            decode_seconds: 0.0,
+                            chunk_seconds: 0.0,
+                        }),
+                        false => hop(model, from, &name_of(to), chunk_tokens),
+                    })
+                    .collect()
+            })
+            .collect::<Result<_, _>>()?;
+        let rank0 = match &options.rank0 {
+            None => None,
+            Some(name) => Some(
+                devices
+                    .iter()
+                    .position(|device| device.name == *name)
+                    .ok_or_else(|| InputError::UnknownName {
+                        option: "--rank0",
+                        name: name.clone(),
+                    })?,
+            ),
+        };
+        if options.use_all && devices.len() > model.spec.layers as usize {
+            return Err(InputError::Range {
+                option: "members",
+                expected: format!("at most the model's {} layers", model.spec.layers),
+                found: devices.len(),
+            });
+        }
+        let spec = &model.spec;
+        let layers = f64::from(spec.layers);
+        let positions = (options.context_tokens * options.concurrent_requests) as f64;
+        Ok(Self {
+            model: Model {
+                name: model.metadata.name.clone(),
+                layers: spec.layers as usize,
+                layer_bytes: bytes(&spec.layer_weights) / layers,
+                layer_kv_bytes: spec.kv_bytes_per_position_and_layer as f64 * positions,
+                head_bytes: bytes(&spec.output_weights)
+                    + EMBEDDING_SHARE * spec.embedding_bytes as f64,
+                buffer_bytes: PROCESS_BYTES
+                    + BUFFER_ROWS * BUFFER_WIDTHS * f64::from(spec.hidden_size) * 4.0,
+                hidden_state_bytes: 4.0 * f64::from(spec.hidden_size),
+            },
+            workload: Workload {
+                prompt_tokens: options.prompt_tokens,
+                answer_tokens: options.answer_tokens,
+                chunk_tokens,
+            },
+            devices,
+            hops,
+            rank0,
+            rounds: options.rounds,
+            left_out,
+        })
+    }
+}
+
+fn device(
+    model: &ModelProfile,
+    node: &NodeProfile,
+    options: &Options,
+) -> Result<Device, InputError> {
+    let name = node.metadata.name.clone().unwrap_or_default();
+    let Some(status) = &node.status else {
+        return Err(InputError::NotMeasured { name });
+    };
+    let spec = &model.spec;
+    let layers = f64::from(spec.layers);
+    let kv_position = spec.kv_bytes_per_position_and_layer as f64;
+    // Half of the answer is there when its middle token is computed.
+    let read = options.prompt_tokens as f64 + options.answer_tokens as f64 / 2.0;
+    let cost = |where_, throughput: &[Throughput], overhead, kv_append, read_rate| {
+        let (decode, prefill) = seconds(&name, where_, throughput, &spec.layer_weights)?;
+        let kv_append = kv_position / kv_append as f64;
+        Ok::<_, InputError>(LayerCost {
+            decode_seconds: decode / layers
+                + overhead as f64 / 1e9
+                + kv_append
+                + kv_position * read / read_rate as f64,
+            prefill_seconds: prefill / layers + kv_append,
+        })
+    };
+    let memory = &status.memory;
+    let cpu = cost(
+        "cpu",
+        &status.cpu.throughput,
+        status.cpu.layer_overhead_nanoseconds,
+        memory.kv_append_bytes_per_second,
+        memory.read_bytes_per_second,
+    )?;
+    let (head_seconds, _) = seconds(&name, "cpu", &status.cpu.throughput, &spec.output_weights)?;
+    let measured = status.gpus.iter().find_map(|gpu| {
+        let measured = gpu.measured.as_ref()?;
+        Some((gpu.backend, measured))
+    });
+    let mut metal = None;
+    let gpu = match measured {
+        None => None,
+        Some((backend, measured)) => {
+            let GpuMeasurements {
+                unified_memory,
+                total_bytes: _,
+                available_bytes,
+                read_bytes_per_second,
+                kv_append_bytes_per_second,
+                to_gpu_bytes_per_second,
+                from_gpu_bytes_per_second,
+                copy_overhead_nanoseconds,
+                throughput,
+                layer_overhead_nanoseconds,
+            } = measured;
+            let hidden_state = 4.0 * f64::from(spec.hidden_size);
+            if backend == GpuBackend::Metal {
+                metal = Some(*available_bytes as f64);
+            }
+            Some(Gpu {
+                layer: cost(
+                    "gpus",
+                    throughput,
+                    *layer_overhead_nanoseconds,
+                    *kv_append_bytes_per_second,
+                    *read_bytes_per_second,
+                )?,
+                memory_bytes: (!unified_memory).then_some(*available_bytes as f64),
+                copy_seconds: match unified_memory {
+                    true => 0.0,
+                    false => {
+                        hidden_state / *to_gpu_bytes_per_second as f64
+                            + hidden_state / *from_gpu_bytes_per_second as f64
+                            + 2.0 * *copy_overhead_nanoseconds as f64 / 1e9
+                    }
+                },
+            })
+        }
+    };
+    let available = (memory.available_bytes + memory.swappable_bytes) as f64;
+    let available = metal.unwrap_or(available);
+    let reserve = node
+        .spec
+        .reserved_memory_bytes
+        .map_or(RESERVE * available, |bytes| bytes as f64);
+    let cap = node
+        .spec
+        .memory_cap_bytes
+        .map_or(f64::INFINITY, |bytes| bytes as f64);
+    // macOS reads by chance what its page cache lost; Linux is advised to read in order.
+    let disk = match status.system.os {
+        Os::Linux | Os::Android => status.disk.sequential_read_bytes_per_second,
+        Os::MacOs => status.disk.random_read_bytes_per_second,
+    };
+    let disk_allowed = node.spec.disk_allowed.unwrap_or(true) && disk >= SLOWEST_DISK;
+    Ok(Device {
+        name,
+        required: options.use_all,
+        memory_bytes: (available - reserve).min(cap).max(0.0),
+        memory_rule: match metal {
+            Some(_) => MemoryRule::AllOrNothing,
+            None => MemoryRule::Overflow,
+        },
+        disk_bytes_per_second: disk_allowed.then_some(disk as f64),
+        cpu,
+        head_seconds,
+        gpu,
+    })
+}
+
+/// Seconds to multiply all of `weights` with one position, alone and as one of many.
+fn seconds(
+    name: &str,
+    where_: &'static str,
+    throughput: &[Throughput],
+    weights: &[FormatWeights],
+) -> Result<(f64, f64), InputError> {
+    let mut sum = (0.0, 0.0);
+    for one in weights {
+        let rate = throughput
+            .iter()
+            .find(|rate| rate.format == one.format)
+            .ok_or_else(|| InputError::Format {
+                name: name.to_owned(),
+                where_,
+                format: one.format.clone(),
+            })?;
+        sum.0 += one.bytes as f64 / rate.decode_bytes_per_second as f64;
+        sum.1 += 2.0 * one.weights as f64 / rate.prefill_flop_per_second as f64;
+    }
+    Ok(sum)
+}
+
+fn hop(
+    model: &ModelProfile,
+    from: &NodeProfile,
+    to: &str,
+    chunk_tokens: usize,
+) -> Result<Hop, InputError> {
+    let links = from.status.iter().flat_map(|status| &status.links);
+    let LinkProfile {
+        latency_nanoseconds,
+        bytes_per_second,
+        ..
+    } = links
+        .into_iter()
+        .find(|link| link.to == to)
+        .ok_or_else(|| InputError::Link {
+            from: from.metadata.name.clone().unwrap_or_default(),
+            to: to.to_owned(),
+        })?;
+    let hidden_state = 4.0 * f64::from(model.spec.hidden_size);
+    let latency = *latency_nanoseconds as f64 / 1e9;
+    let per_state = hidden_state / *bytes_per_second as f64;
+    Ok(Hop {
+        decode_seconds: latency + per_state,
+        chunk_seconds: latency + per_state * chunk_tokens as f64,
+    })
+}
+
+fn bytes(weights: &[FormatWeights]) -> f64 {
+    weights.iter().map(|one| one.bytes as f64).sum()
+}

@@ -1,0 +1,296 @@
+//! What an assignment costs: the latency model that plans are made with, one function per term. Seconds and bytes.
+//!
+//! It is the paper's (equations 11 to 20), a sum over the members, because one token is computed by one member at a time,
+//! with these differences. They are settled here and nowhere else:
+//!
+//! - The KV cache is never read from disk: it is memory of the process, so it must fit. Only weights overflow.
+//! - Reading from disk overlaps with other members' work. With D bytes for weights of which B are a read-ahead buffer, a member
+//!   short of o bytes streams S = o + B bytes per token, S/k in each of k rounds. Of a round's share it can read at most B
+//!   bytes ahead, and no more than the disk gives while the others work; for the rest it stalls. The best B leaves
+//!
+//!       z(C) = max(0, (o - (k-1) D) / (k s), o/s - (k-1) (C - busy/k))
+//!
+//!   seconds of stall per round, where s is the disk, C the time of a round and busy the member's own work for a token. With
+//!   one round nothing is hidden: z = o/s, equation 15. C = sum of (busy/k + z(C) + hop) over the members has one solution,
+//!   because z falls as C grows, and a token takes k C.
+//! - A prompt is computed in chunks, one behind the other: the first takes as long as all members together, and every further
+//!   one as long as the slowest member. A member reads its overflow once per chunk.
+//! - A hop costs latency and payload, for every member in every round, unless the ring has one member.
+
+use crate::input::{Device, Gpu, MemoryRule, PlanningInput};
+
+/// Who runs what. `shares` has one entry per device of the input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assignment {
+    pub rounds: usize,
+    /// Devices in ring order, rank 0 first.
+    pub ring: Vec<usize>,
+    pub shares: Vec<Share>,
+}
+
+/// Layers of one device in all rounds together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Share {
+    pub cpu_layers: usize,
+    pub gpu_layers: usize,
+}
+
+impl Share {
+    pub fn layers(self) -> usize {
+        self.cpu_layers + self.gpu_layers
+    }
+}
+
+/// What is predicted of an assignment.
+#[derive(Clone, Debug)]
+pub struct Latency {
+    /// From one token to the next (TPOT).
+    pub token_seconds: f64,
+    /// From the request to the first token (TTFT), nobody waiting before it.
+    pub prompt_seconds: f64,
+    /// In ring order.
+    pub members: Vec<MemberLatency>,
+}
+
+/// Seconds of one member for one token, all rounds together, and its memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MemberLatency {
+    pub cpu_seconds: f64,
+    pub gpu_seconds: f64,
+    /// Between CPU and GPU.
+    pub copy_seconds: f64,
+    /// Output head and embedding, on rank 0.
+    pub head_seconds: f64,
+    /// Waiting for the disk.
+    pub disk_seconds: f64,
+    /// To the successor.
+    pub hop_seconds: f64,
+    /// For one chunk of a prompt, all rounds together.
+    pub chunk_seconds: f64,
+    /// Memory that is left for weights (D).
+    pub weight_room_bytes: f64,
+    /// Of the weights on the CPU, what is read again for every token (o).
+    pub overflow_bytes: f64,
+    /// Weights on the CPU, KV cache and buffers.
+    pub memory_bytes: f64,
+    pub gpu_memory_bytes: f64,
+}
+
+impl MemberLatency {
+    /// Work of its own: everything but waiting for disk and network.
+    pub fn busy_seconds(&self) -> f64 {
+        self.cpu_seconds + self.gpu_seconds + self.copy_seconds + self.head_seconds
+    }
+}
+
+/// Why an assignment is impossible: which device lacks how much.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Violation {
+    NoGpu {
+        device: usize,
+    },
+    GpuMemory {
+        device: usize,
+        missing_bytes: f64,
+    },
+    /// KV cache and buffers, which cannot be read from disk.
+    Memory {
+        device: usize,
+        missing_bytes: f64,
+    },
+    /// Weights, on a device whose disk is too slow or not allowed.
+    Disk {
+        device: usize,
+        missing_bytes: f64,
+    },
+}
+
+/// The seconds that a request takes, which plans make as few as possible: its prompt and all tokens of its answer.
+pub fn request_seconds(input: &PlanningInput, latency: &Latency) -> f64 {
+    latency.prompt_seconds + input.workload.answer_tokens as f64 * latency.token_seconds
+}
+
+/// Predicts `assignment`, whose shares must cover all layers and whose ring holds each device with layers once.
+pub fn predict(input: &PlanningInput, assignment: &Assignment) -> Result<Latency, Violation> {
+    let rounds = assignment.rounds as f64;
+    let mut members = Vec::with_capacity(assignment.ring.len());
+    for (rank, &index) in assignment.ring.iter().enumerate() {
+        let next = assignment.ring[(rank + 1) % assignment.ring.len()];
+        let mut member = work(input, index, assignment.shares[index], rank == 0, rounds);
+        memory(
+            input,
+            index,
+            assignment.shares[index],
+            rank == 0,
+            &mut member,
+        )?;
+        if assignment.ring.len() > 1 {
+            let hop = input.hops[index][next];
+            member.hop_seconds = rounds * hop.decode_seconds;
+            member.chunk_seconds += rounds * hop.chunk_seconds;
+        }
+        members.push(member);
+    }
+    let stalls = stalls(input, assignment, &members);
+    for (member, stall) in members.iter_mut().zip(stalls) {
+        member.disk_seconds = stall;
+    }
+    let token_seconds = members
+        .iter()
+        .map(|member| member.busy_seconds() + member.disk_seconds + member.hop_seconds)
+        .sum();
+    let slowest = members
+        .iter()
+        .map(|member| member.chunk_seconds)
+        .fold(0.0, f64::max);
+    let traversal: f64 = members.iter().map(|member| member.chunk_seconds).sum();
+    Ok(Latency {
+        token_seconds,
+        prompt_seconds: traversal + (chunks(input) - 1.0) * slowest + members[0].head_seconds,
+        members,
+    })
+}
+
+/// Chunks of a prompt; the last is counted for what it holds.
+pub fn chunks(input: &PlanningInput) -> f64 {
+    let workload = &input.workload;
+    (workload.prompt_tokens as f64 / workload.chunk_tokens as f64).max(1.0)
+}
+
+/// Computing and copying, for a token and for a chunk.
+fn work(
+    input: &PlanningInput,
+    index: usize,
+    share: Share,
+    is_rank0: bool,
+    rounds: f64,
+) -> MemberLatency {
+    let device = &input.devices[index];
+    let chunk = input.workload.chunk_tokens as f64;
+    let (cpu_layers, gpu_layers) = (share.cpu_layers as f64, share.gpu_layers as f64);
+    let mut member = MemberLatency {
+        cpu_seconds: cpu_layers * device.cpu.decode_seconds,
+        head_seconds: if is_rank0 { device.head_seconds } else { 0.0 },
+        chunk_seconds: chunk * cpu_layers * device.cpu.prefill_seconds,
+        ..MemberLatency::default()
+    };
+    if let Some(gpu) = device.gpu.as_ref().filter(|_| share.gpu_layers > 0) {
+        member.gpu_seconds = gpu_layers * gpu.layer.decode_seconds;
+        member.copy_seconds = rounds * gpu.copy_seconds;
+        member.chunk_seconds +=
+            chunk * gpu_layers * gpu.layer.prefill_seconds + member.copy_seconds;
+    }
+    member
+}
+
+/// Bytes, the overflow, and what reading it adds to a chunk.
+fn memory(
+    input: &PlanningInput,
+    index: usize,
+    share: Share,
+    is_rank0: bool,
+    member: &mut MemberLatency,
+) -> Result<(), Violation> {
+    let device = &input.devices[index];
+    let model = &input.model;
+    let missing = |bytes: f64| (bytes > SLACK_BYTES).then_some(bytes);
+    let mut layers = share.cpu_layers as f64;
+    if share.gpu_layers > 0 {
+        let gpu_layers = share.gpu_layers as f64;
+        match &device.gpu {
+            None => return Err(Violation::NoGpu { device: index }),
+            Some(Gpu {
+                memory_bytes: None, ..
+            }) => layers += gpu_layers,
+            Some(Gpu {
+                memory_bytes: Some(available),
+                ..
+            }) => {
+                member.gpu_memory_bytes =
+                    gpu_layers * (model.layer_bytes + model.layer_kv_bytes) + model.buffer_bytes;
+                if let Some(missing_bytes) = missing(member.gpu_memory_bytes - available) {
+                    return Err(Violation::GpuMemory {
+                        device: index,
+                        missing_bytes,
+                    });
+                }
+            }
+        }
+    }
+    let head = if is_rank0 { model.head_bytes } else { 0.0 };
+    let weights = layers * model.layer_bytes + head;
+    let fixed = layers * model.layer_kv_bytes + model.buffer_bytes;
+    member.memory_bytes = weights + fixed;
+    if let Some(missing_bytes) = missing(fixed - device.memory_bytes) {
+        return Err(Violation::Memory {
+            device: index,
+            missing_bytes,
+        });
+    }
+    member.weight_room_bytes = (device.memory_bytes - fixed).max(0.0);
+    let Some(overflow) = missing(weights - member.weight_room_bytes) else {
+        return Ok(());
+    };
+    let Some(disk) = device.disk_bytes_per_second else {
+        return Err(Violation::Disk {
+            device: index,
+            missing_bytes: overflow,
+        });
+    };
+    member.overflow_bytes = match device.memory_rule {
+        MemoryRule::Overflow => overflow,
+        MemoryRule::AllOrNothing => weights,
+    };
+    member.chunk_seconds += member.overflow_bytes / disk;
+    Ok(())
+}
+
+/// Less than this is rounding, not memory.
+pub const SLACK_BYTES: f64 = 1024.0;
+
+/// Seconds that each member waits for its disk, per token: where C = sum of (busy/k + z(C) + hop/k).
+fn stalls(input: &PlanningInput, assignment: &Assignment, members: &[MemberLatency]) -> Vec<f64> {
+    let rounds = assignment.rounds as f64;
+    let working: f64 = members
+        .iter()
+        .map(|member| (member.busy_seconds() + member.hop_seconds) / rounds)
+        .sum();
+    let at = |cycle: f64| -> Vec<f64> {
+        let devices = assignment.ring.iter().map(|&index| &input.devices[index]);
+        devices
+            .zip(members)
+            .map(|(device, member)| stall(device, member, rounds, cycle))
+            .collect()
+    };
+    // z falls as C grows, so the stalls of the shortest round bound the longest.
+    let (mut low, mut high) = (working, working + at(working).iter().sum::<f64>());
+    while high - low > 1e-13 * high {
+        let middle = low + (high - low) / 2.0;
+        if working + at(middle).iter().sum::<f64>() > middle {
+            low = middle;
+        } else {
+            high = middle;
+        }
+        if middle == low && middle == high {
+            break;
+        }
+    }
+    at(high).into_iter().map(|stall| stall * rounds).collect()
+}
+
+/// z(C): seconds that a member waits for its disk in a round of `cycle` seconds.
+fn stall(device: &Device, member: &MemberLatency, rounds: f64, cycle: f64) -> f64 {
+    let overflow = member.overflow_bytes;
+    let Some(disk) = device.disk_bytes_per_second.filter(|_| overflow > 0.0) else {
+        return 0.0;
+    };
+    match device.memory_rule {
+        MemoryRule::AllOrNothing => overflow / (rounds * disk),
+        MemoryRule::Overflow => {
+            let by_room = (overflow - (rounds - 1.0) * member.weight_room_bytes) / (rounds * disk);
+            let by_time =
+                overflow / disk - (rounds - 1.0) * (cycle - member.busy_seconds() / rounds);
+            by_room.max(by_time).max(0.0)
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! Halda: who runs which layers, on CPU or GPU, in how many rounds, so that a request is answered soonest.
+//!
+//! Pure: documents in, plan and reasons out; no clock, no environment, no I/O. The mathematics is that of "PRIMA.CPP:
+//! Speeding Up 70B-Scale LLM Inference on Low-Resource Everyday Home Clusters" (Li et al. 2025, arXiv 2504.08791), with
+//! what it leaves open settled as [`latency`] says. [`reference`] is its Algorithm 1 as published, to compare with.
+//!
+//! | paper | here |
+//! | --- | --- |
+//! | M, L, k | `devices.len()`, `model.layers`, `rounds` |
+//! | l_m, l_m^gpu | `Share::cpu_layers + Share::gpu_layers`, `Share::gpu_layers` |
+//! | sum f^q/s^{cpu,q} + t^{kv_cpy} + b'/T | `LayerCost::decode_seconds` |
+//! | b, b' | `model.layer_bytes`, and with `model.layer_kv_bytes` |
+//! | b_i/V, b_o | part of `model.head_bytes` |
+//! | c^cpu, c^gpu | `model.buffer_bytes` |
+//! | d^avail + d^swapout, d_cuda, d_metal | `Device::memory_bytes`, `Gpu::memory_bytes` |
+//! | s^disk | `Device::disk_bytes_per_second` |
+//! | t^comm | `Hop::seconds` |
+
+pub mod check;
+pub mod input;
+pub mod latency;
+mod milp;
+mod order;
+pub mod plan;
+pub mod reference;
+pub mod search;
+
+pub use input::{InputError, Options, PlanningInput};
+pub use plan::{Plan, PlanError, PlanReport, plan};

@@ -1,0 +1,565 @@
+//! The answer and its reasons: which member runs which layers, what that is predicted to take and why, what was left out,
+//! and what would change it. Decides nothing that `search` has not decided; it asks it again for every "what if".
+
+use serde::Serialize;
+
+use crate::input::{Hop, InputError, PlanningInput};
+use crate::latency::MemberLatency;
+use crate::search::{Effort, Found, search};
+
+/// A ring, and why this one.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub rounds: usize,
+    /// In ring order, rank 0 first.
+    pub members: Vec<PlannedMember>,
+    pub report: PlanReport,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedMember {
+    pub name: String,
+    /// One a round.
+    pub windows: Vec<Window>,
+}
+
+/// Layers `first..last`, of which the last `gpu_layers` run on the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    pub first: usize,
+    pub last: usize,
+    pub gpu_layers: usize,
+}
+
+/// What people and programs read of a plan.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlanReport {
+    pub model: String,
+    pub layers: usize,
+    pub rounds: usize,
+    /// From one token to the next.
+    pub tpot_milliseconds: f64,
+    /// From the request to the first token.
+    pub ttft_milliseconds: f64,
+    pub prompt_tokens: usize,
+    pub answer_tokens: usize,
+    /// No plan answers such a request faster by more than this share of its time, within the model.
+    pub proven_gap_percent: f64,
+    pub members: Vec<MemberReport>,
+    pub bottleneck: Bottleneck,
+    pub left_out: Vec<LeftOut>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_best: Option<Alternative>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub what_if: Vec<WhatIf>,
+}
+
+/// One member; milliseconds are for one token, all rounds together.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MemberReport {
+    pub name: String,
+    pub layers: usize,
+    pub gpu_layers: usize,
+    pub cpu_milliseconds: f64,
+    pub gpu_milliseconds: f64,
+    pub copy_milliseconds: f64,
+    pub head_milliseconds: f64,
+    pub disk_milliseconds: f64,
+    pub hop_milliseconds: f64,
+    /// For a chunk of the prompt.
+    pub chunk_milliseconds: f64,
+    pub memory_bytes: u64,
+    pub memory_budget_bytes: u64,
+    pub gpu_memory_bytes: u64,
+    /// Weights that do not fit and are read for every token.
+    pub overflow_bytes: u64,
+    pub why: String,
+}
+
+/// Where most of a token's time goes.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Bottleneck {
+    pub member: String,
+    /// `cpu`, `gpu`, `copy`, `head`, `disk` or `hop`.
+    pub term: &'static str,
+    pub share_percent: f64,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LeftOut {
+    pub name: String,
+    pub why: String,
+}
+
+/// Another plan with other members.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Alternative {
+    pub members: Vec<String>,
+    pub rounds: usize,
+    pub tpot_milliseconds: f64,
+    pub ttft_milliseconds: f64,
+    /// Of a request's time.
+    pub slower_percent: f64,
+}
+
+/// What a change of the machines would do.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WhatIf {
+    pub change: String,
+    pub tpot_milliseconds: f64,
+    pub ttft_milliseconds: f64,
+    /// Of a request's time; negative if it got slower, which is within the proven gap.
+    pub faster_percent: f64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    #[error(transparent)]
+    Input(#[from] InputError),
+    #[error("{model} does not fit: {0}", model = .0.model)]
+    Infeasible(Infeasible),
+}
+
+/// Which constraint binds, by how much, and what would help.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Infeasible {
+    pub model: String,
+    /// Weights, KV cache and buffers.
+    pub needed_bytes: u64,
+    /// Memory that the machines offer, GPUs included.
+    pub available_bytes: u64,
+    /// That much more memory on one machine would do; `None` if none would.
+    pub missing_bytes: Option<u64>,
+    pub binding: String,
+    pub helps: Vec<String>,
+}
+
+impl std::fmt::Display for Infeasible {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{}; it needs {} of memory in all, and the machines offer {}",
+            self.binding,
+            gibibytes(self.needed_bytes as f64),
+            gibibytes(self.available_bytes as f64)
+        )?;
+        if let Some(missing) = self.missing_bytes {
+            write!(f, " ({missing} bytes are missing on one machine)")?;
+        }
+        for help in &self.helps {
+            write!(f, "; {help}")?;
+        }
+        Ok(())
+    }
+}
+
+/// More machines than this, and the reasons for each are told from its own numbers instead of another search each.
+const SEARCH_REASONS: usize = 8;
+/// Reasons need no proof to a thousandth.
+const REASONS: Effort = Effort {
+    relative_gap: 0.01,
+    time_limit_seconds: 0.5,
+};
+const GIB: f64 = (1_u64 << 30) as f64;
+
+/// The best ring for `input`, with its reasons.
+pub fn plan(input: &PlanningInput) -> Result<Plan, PlanError> {
+    let found =
+        search(input, Effort::default()).ok_or_else(|| PlanError::Infeasible(infeasible(input)))?;
+    Ok(Plan {
+        rounds: found.assignment.rounds,
+        members: members(input, &found),
+        report: report(input, &found),
+    })
+}
+
+/// The best ring without its reasons, as exact as `effort` asks.
+pub fn plan_with(input: &PlanningInput, effort: Effort) -> Option<Found> {
+    search(input, effort)
+}
+
+fn members(input: &PlanningInput, found: &Found) -> Vec<PlannedMember> {
+    let rounds = found.assignment.rounds;
+    let mut members: Vec<PlannedMember> = found
+        .assignment
+        .ring
+        .iter()
+        .map(|&index| PlannedMember {
+            name: input.devices[index].name.clone(),
+            windows: Vec::with_capacity(rounds),
+        })
+        .collect();
+    let mut next = 0;
+    for round in 0..rounds {
+        for (member, &index) in members.iter_mut().zip(&found.assignment.ring) {
+            let share = found.assignment.shares[index];
+            let last = next + part(share.layers(), rounds, round);
+            member.windows.push(Window {
+                first: next,
+                last,
+                gpu_layers: part(share.gpu_layers, rounds, round),
+            });
+            next = last;
+        }
+    }
+    members
+}
+
+/// Part `i` of `total` in `parts` numbers that differ by at most one, the larger ones first.
+fn part(total: usize, parts: usize, i: usize) -> usize {
+    total / parts + usize::from(i < total % parts)
+}
+
+fn report(input: &PlanningInput, found: &Found) -> PlanReport {
+    let reasons = reasons(input, found);
+    let mut members = Vec::new();
+    for (&index, latency) in found.assignment.ring.iter().zip(&found.latency.members) {
+        let device = &input.devices[index];
+        let share = found.assignment.shares[index];
+        members.push(MemberReport {
+            name: device.name.clone(),
+            layers: share.layers(),
+            gpu_layers: share.gpu_layers,
+            cpu_milliseconds: latency.cpu_seconds * 1e3,
+            gpu_milliseconds: latency.gpu_seconds * 1e3,
+            copy_milliseconds: latency.copy_seconds * 1e3,
+            head_milliseconds: latency.head_seconds * 1e3,
+            disk_milliseconds: latency.disk_seconds * 1e3,
+            hop_milliseconds: latency.hop_seconds * 1e3,
+            chunk_milliseconds: latency.chunk_seconds * 1e3,
+            memory_bytes: latency.memory_bytes as u64,
+            memory_budget_bytes: device.memory_bytes as u64,
+            gpu_memory_bytes: latency.gpu_memory_bytes as u64,
+            overflow_bytes: latency.overflow_bytes as u64,
+            why: reasons.why[index].clone(),
+        });
+    }
+    let mut left_out: Vec<LeftOut> = input
+        .left_out
+        .iter()
+        .map(|(name, why)| LeftOut {
+            name: name.clone(),
+            why: why.clone(),
+        })
+        .collect();
+    for (index, device) in input.devices.iter().enumerate() {
+        if !found.assignment.ring.contains(&index) {
+            left_out.push(LeftOut {
+                name: device.name.clone(),
+                why: reasons.why[index].clone(),
+            });
+        }
+    }
+    PlanReport {
+        model: input.model.name.clone(),
+        layers: input.model.layers,
+        rounds: found.assignment.rounds,
+        tpot_milliseconds: found.latency.token_seconds * 1e3,
+        ttft_milliseconds: found.latency.prompt_seconds * 1e3,
+        prompt_tokens: input.workload.prompt_tokens,
+        answer_tokens: input.workload.answer_tokens,
+        proven_gap_percent: 100.0 * (found.seconds - found.bound_seconds).max(0.0) / found.seconds,
+        members,
+        bottleneck: bottleneck(input, found),
+        left_out,
+        next_best: reasons.next_best,
+        what_if: what_if(input, found),
+    }
+}
+
+fn terms(member: &MemberLatency) -> [(&'static str, f64); 6] {
+    [
+        ("cpu", member.cpu_seconds),
+        ("gpu", member.gpu_seconds),
+        ("copy", member.copy_seconds),
+        ("head", member.head_seconds),
+        ("disk", member.disk_seconds),
+        ("hop", member.hop_seconds),
+    ]
+}
+
+fn bottleneck(input: &PlanningInput, found: &Found) -> Bottleneck {
+    let mut worst = (0, "cpu", 0.0);
+    for (&index, member) in found.assignment.ring.iter().zip(&found.latency.members) {
+        for (term, seconds) in terms(member) {
+            if seconds > worst.2 {
+                worst = (index, term, seconds);
+            }
+        }
+    }
+    Bottleneck {
+        member: input.devices[worst.0].name.clone(),
+        term: worst.1,
+        share_percent: 100.0 * worst.2 / found.latency.token_seconds,
+    }
+}
+
+struct Reasons {
+    /// One per device.
+    why: Vec<String>,
+    next_best: Option<Alternative>,
+}
+
+/// Why each device is in or out: what the best ring without it, or with it, would take.
+fn reasons(input: &PlanningInput, found: &Found) -> Reasons {
+    if input.devices.len() > SEARCH_REASONS {
+        return Reasons {
+            why: (0..input.devices.len())
+                .map(|index| by_its_numbers(input, found, index))
+                .collect(),
+            next_best: None,
+        };
+    }
+    let mut next_best: Option<(f64, Alternative)> = None;
+    let why = (0..input.devices.len())
+        .map(|index| {
+            let is_in = found.assignment.ring.contains(&index);
+            let name = &input.devices[index].name;
+            if is_in && (input.devices[index].required || input.devices.len() == 1) {
+                return match input.devices.len() {
+                    1 => "the only machine".to_owned(),
+                    _ => "every machine is to take part".to_owned(),
+                };
+            }
+            let mut other = input.clone();
+            if is_in {
+                remove(&mut other, index);
+            } else {
+                other.devices[index].required = true;
+            }
+            let Some(alternative) = search(&other, REASONS) else {
+                return match is_in {
+                    true => "without it the model does not fit".to_owned(),
+                    false => "it cannot hold a layer".to_owned(),
+                };
+            };
+            let slower = 100.0 * (alternative.seconds / found.seconds - 1.0);
+            let tpot = alternative.latency.token_seconds * 1e3;
+            if next_best
+                .as_ref()
+                .is_none_or(|(best, _)| alternative.seconds < *best)
+            {
+                let names = alternative.assignment.ring.iter();
+                let summary = Alternative {
+                    members: names.map(|&i| other.devices[i].name.clone()).collect(),
+                    rounds: alternative.assignment.rounds,
+                    tpot_milliseconds: tpot,
+                    ttft_milliseconds: alternative.latency.prompt_seconds * 1e3,
+                    slower_percent: slower,
+                };
+                next_best = Some((alternative.seconds, summary));
+            }
+            let with = if is_in { "without" } else { "with" };
+            if slower < 100.0 * REASONS.relative_gap {
+                return format!(
+                    "{with} {name}, a request takes about as long ({tpot:.1} ms a token)"
+                );
+            }
+            format!("{with} {name}, a request takes {slower:.0} % longer ({tpot:.1} ms a token)")
+        })
+        .collect();
+    Reasons {
+        why,
+        next_best: next_best.map(|(_, alternative)| alternative),
+    }
+}
+
+fn by_its_numbers(input: &PlanningInput, found: &Found, index: usize) -> String {
+    let layer = |index: usize| {
+        let device = &input.devices[index];
+        let gpu = device.gpu.as_ref().map(|gpu| gpu.layer.decode_seconds);
+        gpu.unwrap_or(f64::INFINITY).min(device.cpu.decode_seconds) * 1e3
+    };
+    let slowest = found
+        .assignment
+        .ring
+        .iter()
+        .map(|&i| layer(i))
+        .fold(0.0, f64::max);
+    let own = layer(index);
+    match found.assignment.ring.contains(&index) {
+        true => format!("a layer takes {own:.2} ms here, {slowest:.2} ms on the slowest member"),
+        false => format!(
+            "not needed: a layer takes {own:.2} ms here, at most {slowest:.2} ms on the members"
+        ),
+    }
+}
+
+fn remove(input: &mut PlanningInput, index: usize) {
+    input.devices.remove(index);
+    input.hops.remove(index);
+    for hops in &mut input.hops {
+        hops.remove(index);
+    }
+    // Whoever had to be rank 0 has moved up, or is gone and anybody may be.
+    input.rank0 = match input.rank0 {
+        Some(rank0) if rank0 > index => Some(rank0 - 1),
+        Some(rank0) if rank0 == index => None,
+        other => other,
+    };
+}
+
+/// What more memory, a faster disk and wires would do, where they could.
+fn what_if(input: &PlanningInput, found: &Found) -> Vec<WhatIf> {
+    let mut changes: Vec<(String, PlanningInput)> = Vec::new();
+    let worst_disk = found
+        .assignment
+        .ring
+        .iter()
+        .zip(&found.latency.members)
+        .filter(|(_, member)| member.overflow_bytes > 0.0)
+        .max_by(|a, b| a.1.disk_seconds.total_cmp(&b.1.disk_seconds));
+    if let Some((&index, _)) = worst_disk {
+        let name = &input.devices[index].name;
+        let mut more = input.clone();
+        more.devices[index].memory_bytes += GIB;
+        changes.push((format!("1 GiB more memory in {name}"), more));
+        let mut faster = input.clone();
+        if let Some(disk) = &mut faster.devices[index].disk_bytes_per_second {
+            *disk *= 2.0;
+        }
+        changes.push((format!("a disk twice as fast in {name}"), faster));
+    }
+    if input.devices.len() > 1 {
+        let mut wired = input.clone();
+        let mut shorter = false;
+        for hop in wired.hops.iter_mut().flatten() {
+            let wire = wire(input, hop);
+            shorter |= wire.decode_seconds < hop.decode_seconds;
+            *hop = wire;
+        }
+        if shorter {
+            changes.push(("wires (1 Gbit/s) between all machines".to_owned(), wired));
+        }
+    }
+    changes
+        .into_iter()
+        .filter_map(|(change, input)| {
+            let then = search(&input, REASONS)?;
+            Some(WhatIf {
+                change,
+                tpot_milliseconds: then.latency.token_seconds * 1e3,
+                ttft_milliseconds: then.latency.prompt_seconds * 1e3,
+                faster_percent: 100.0 * (1.0 - then.seconds / found.seconds),
+            })
+        })
+        .collect()
+}
+
+/// The hop over a wire of 1 Gbit/s, if that is shorter.
+fn wire(input: &PlanningInput, hop: &Hop) -> Hop {
+    const LATENCY: f64 = 0.2e-3;
+    const BYTES_PER_SECOND: f64 = 117e6;
+    let payload = input.model.hidden_state_bytes / BYTES_PER_SECOND;
+    Hop {
+        decode_seconds: hop.decode_seconds.min(LATENCY + payload),
+        chunk_seconds: hop
+            .chunk_seconds
+            .min(LATENCY + payload * input.workload.chunk_tokens as f64),
+    }
+}
+
+fn infeasible(input: &PlanningInput) -> Infeasible {
+    let model = &input.model;
+    let layers = model.layers as f64;
+    let kv = layers * model.layer_kv_bytes;
+    let needed = layers * model.layer_bytes + model.head_bytes + kv + model.buffer_bytes;
+    let available: f64 = input
+        .devices
+        .iter()
+        .map(|device| {
+            let gpu = device.gpu.as_ref().and_then(|gpu| gpu.memory_bytes);
+            device.memory_bytes + gpu.unwrap_or(0.0)
+        })
+        .sum();
+    let possible = |change: &dyn Fn(&mut PlanningInput)| {
+        let mut changed = input.clone();
+        change(&mut changed);
+        search(&changed, REASONS).is_some()
+    };
+    let mut helps = Vec::new();
+    let by_kv = possible(&|input| input.model.layer_kv_bytes = 0.0);
+    if by_kv {
+        let factor = bisect(0.0, 1.0, |factor| {
+            possible(&|input| input.model.layer_kv_bytes *= factor)
+        });
+        helps.push(format!(
+            "a context {:.0} % as long, or that share of the requests at once, would fit",
+            (100.0 * factor).floor()
+        ));
+    }
+    let streaming = possible(&|input| {
+        for device in &mut input.devices {
+            device.disk_bytes_per_second.get_or_insert(1e9);
+        }
+    });
+    if streaming {
+        let names: Vec<&str> = input
+            .devices
+            .iter()
+            .filter(|device| device.disk_bytes_per_second.is_none())
+            .map(|device| device.name.as_str())
+            .collect();
+        helps.push(format!(
+            "reading weights from disk would do, but is not allowed or too slow on {}",
+            names.join(", ")
+        ));
+    }
+    let largest = (0..input.devices.len())
+        .max_by(|&a, &b| {
+            let bytes = |index: usize| input.devices[index].memory_bytes;
+            bytes(a).total_cmp(&bytes(b))
+        })
+        .unwrap_or(0);
+    let with = |bytes: f64| possible(&|input| input.devices[largest].memory_bytes += bytes);
+    let missing = with(needed).then(|| needed - bisect(0.0, needed, |less| with(needed - less)));
+    if let Some(missing) = missing {
+        helps.push(format!(
+            "{} more memory in {} would do",
+            gibibytes(missing),
+            input.devices[largest].name
+        ));
+    }
+    let binding = match (by_kv, streaming, missing) {
+        (true, ..) => format!(
+            "the KV cache of {} does not fit beside the rest",
+            gibibytes(kv)
+        ),
+        (false, true, _) => {
+            "the weights do not fit into memory, and no disk may be read".to_owned()
+        }
+        (false, false, Some(_)) => "the weights do not fit".to_owned(),
+        (false, false, None) => "not every machine that must take part can hold a layer".to_owned(),
+    };
+    Infeasible {
+        model: model.name.clone(),
+        needed_bytes: needed as u64,
+        available_bytes: available as u64,
+        missing_bytes: missing.map(|bytes| bytes.ceil() as u64),
+        binding,
+        helps,
+    }
+}
+
+/// The largest number in `low..=high`, to a thousandth, that `holds`; it holds for `low`, and then up to some number.
+fn bisect(mut low: f64, mut high: f64, holds: impl Fn(f64) -> bool) -> f64 {
+    for _ in 0..10 {
+        let middle = (low + high) / 2.0;
+        match holds(middle) {
+            true => low = middle,
+            false => high = middle,
+        }
+    }
+    low
+}
+
+fn gibibytes(bytes: f64) -> String {
+    format!("{:.2} GiB", bytes / GIB)
+}

@@ -1,0 +1,178 @@
+//! The search around the program of `milp`: rings of one member, every number of rounds, and the order of the ring. Decides
+//! what need not be solved because its bound is worse than what is known, and how good the best is proven to be.
+
+use crate::input::{Device, PlanningInput};
+use crate::latency::{Assignment, Latency, Share, Violation, predict, request_seconds};
+use crate::milp::{self, Outcome, Program, TIE_SECONDS};
+use crate::order;
+
+/// The best assignment that was found.
+#[derive(Clone, Debug)]
+pub struct Found {
+    pub assignment: Assignment,
+    pub latency: Latency,
+    /// Seconds of a request.
+    pub seconds: f64,
+    /// No assignment takes fewer seconds.
+    pub bound_seconds: f64,
+}
+
+/// How long the search may take and how exact it must be.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    pub relative_gap: f64,
+    /// For each program; there is one for each number of rounds that is worth it.
+    pub time_limit_seconds: f64,
+}
+
+impl Default for Effort {
+    fn default() -> Self {
+        Self {
+            relative_gap: 1e-3,
+            time_limit_seconds: 2.0,
+        }
+    }
+}
+
+/// Rings with more rounds than this are not looked at: each window would be a sliver, and hops cost more than they hide.
+const MOST_ROUNDS: usize = 64;
+/// Links that differ by less are one kind of link.
+const SAME_LINK: f64 = 0.02;
+
+/// `None`: nothing is possible.
+pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
+    let mut best: Option<Found> = None;
+    let keep = |candidate: Option<Found>, best: &mut Option<Found>| {
+        if let Some(candidate) = candidate
+            && best
+                .as_ref()
+                .is_none_or(|best| candidate.seconds < best.seconds)
+        {
+            *best = Some(candidate);
+        }
+    };
+    let only = input.devices.len() == 1;
+    keep(alone(input), &mut best);
+    if only {
+        return best.map(proven);
+    }
+
+    // Every number of rounds has a bound; the most promising is solved first, the hopeless never.
+    let ordered = links_differ(input) && input.devices.len() <= order::EXACT;
+    let rounds: Vec<usize> = match input.rounds {
+        Some(rounds) => vec![rounds],
+        None => (1..=input.model.layers.min(MOST_ROUNDS)).collect(),
+    };
+    let program = |rounds, best: &Option<Found>, relaxed| Program {
+        input,
+        rounds,
+        below_seconds: best.as_ref().map_or(f64::INFINITY, |best| best.seconds),
+        relaxed,
+        ordered,
+        relative_gap: effort.relative_gap,
+        time_limit_seconds: effort.time_limit_seconds,
+    };
+    let mut bounds: Vec<(f64, usize)> = rounds
+        .into_iter()
+        .filter_map(|rounds| match milp::solve(&program(rounds, &None, true)) {
+            Outcome::Bound(seconds) => Some((seconds, rounds)),
+            _ => None,
+        })
+        .collect();
+    bounds.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut bound = f64::INFINITY;
+    for (lower, rounds) in bounds {
+        let known = best.as_ref().map_or(f64::INFINITY, |best| best.seconds);
+        if lower >= known * (1.0 - effort.relative_gap) {
+            // And so have all that follow.
+            bound = bound.min(lower);
+            break;
+        }
+        match milp::solve(&program(rounds, &best, false)) {
+            Outcome::Solved(solution) => {
+                bound = bound.min(solution.bound_seconds.max(lower));
+                let ring = order::cheapest(input, &solution.ring, rounds);
+                keep(evaluate(input, rounds, ring, solution.shares), &mut best);
+            }
+            Outcome::TimeOut => bound = bound.min(lower),
+            Outcome::Bound(_) | Outcome::Nothing => {}
+        }
+    }
+    best.map(|found| Found {
+        // Rings of one member were all tried, so the bound is that of the others or what was found.
+        bound_seconds: bound.min(found.seconds),
+        ..found
+    })
+}
+
+fn proven(found: Found) -> Found {
+    Found {
+        bound_seconds: found.seconds,
+        ..found
+    }
+}
+
+/// The best ring of one member.
+fn alone(input: &PlanningInput) -> Option<Found> {
+    let layers = input.model.layers;
+    // Without hops a second round costs copies and gains nothing: others have no work behind which to read.
+    let rounds = input.rounds.unwrap_or(1);
+    let may_be_alone = |index: &usize| {
+        let others_required =
+            |(other, device): (usize, &Device)| other != *index && device.required;
+        input.rank0.is_none_or(|only| only == *index)
+            && !input.devices.iter().enumerate().any(others_required)
+    };
+    (0..input.devices.len())
+        .filter(may_be_alone)
+        .flat_map(|index| {
+            let most = match input.devices[index].gpu {
+                Some(_) => layers,
+                None => 0,
+            };
+            (0..=most).filter_map(move |gpu_layers| {
+                let mut shares = vec![Share::default(); input.devices.len()];
+                shares[index] = Share {
+                    cpu_layers: layers - gpu_layers,
+                    gpu_layers,
+                };
+                evaluate(input, rounds, vec![index], shares)
+            })
+        })
+        .min_by(|a, b| a.seconds.total_cmp(&b.seconds))
+}
+
+pub fn evaluate(
+    input: &PlanningInput,
+    rounds: usize,
+    ring: Vec<usize>,
+    shares: Vec<Share>,
+) -> Option<Found> {
+    let assignment = Assignment {
+        rounds,
+        ring,
+        shares,
+    };
+    let latency: Result<Latency, Violation> = predict(input, &assignment);
+    let latency = latency.ok()?;
+    let ties = TIE_SECONDS * assignment.ring.len() as f64;
+    Some(Found {
+        seconds: request_seconds(input, &latency) + ties,
+        bound_seconds: f64::NEG_INFINITY,
+        assignment,
+        latency,
+    })
+}
+
+fn links_differ(input: &PlanningInput) -> bool {
+    let mut range = (f64::INFINITY, 0.0_f64);
+    for (from, hops) in input.hops.iter().enumerate() {
+        for (to, hop) in hops.iter().enumerate() {
+            if from != to {
+                range.0 = range.0.min(hop.decode_seconds);
+                range.1 = range.1.max(hop.decode_seconds);
+            }
+        }
+    }
+    range.1 > range.0 * (1.0 + SAME_LINK)
+}
