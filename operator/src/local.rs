@@ -6,7 +6,6 @@
 
 mod agents;
 mod health;
-mod model_file;
 mod screen;
 mod split;
 
@@ -22,9 +21,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use agents::{AgentOptions, Agents, AgentsError};
 use health::Health;
-use model_file::{ModelFile, ModelFileError};
 use screen::Screen;
 use split::SplitError;
+
+use crate::model_file::{ModelFile, ModelFileError};
+use crate::plan::DEFAULT_CONTEXT;
 
 #[derive(clap::Args)]
 pub struct RunArgs {
@@ -94,8 +95,6 @@ pub enum LocalError {
     MemberDied(agents::MemberExit),
 }
 
-/// A key/value cache of a very long context would take more memory than the model; who wants one says --context.
-const DEFAULT_CONTEXT: u32 = 8192;
 /// Sequences that may hold a KV cache at once.
 const MAX_CONCURRENT_REQUESTS: i32 = 16;
 const DEFAULT_MEMBERS: usize = 3;
@@ -108,7 +107,7 @@ const HEALTH_INTERVAL: Duration = Duration::from_millis(100);
 pub async fn run(args: RunArgs) -> Result<(), LocalError> {
     let model = ModelFile::read(&args.model)?;
     let shares = split::shares(
-        model.layers,
+        model.profile.spec.layers as usize,
         args.members.map(usize::from),
         args.split.as_deref(),
         DEFAULT_MEMBERS,
@@ -127,16 +126,16 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
         .collect();
     let context = args
         .context
-        .unwrap_or(model.trained_context.min(DEFAULT_CONTEXT));
+        .unwrap_or((model.profile.spec.trained_context_length as u32).min(DEFAULT_CONTEXT));
     let plan = RingPlan::new(
         "local",
         RingPlanSpec {
             generation: 1,
             model: PlannedModel {
-                name: model.name.clone(),
+                name: model.name().to_owned(),
                 file: model.path.display().to_string(),
-                size_bytes: model.size_bytes as i64,
-                layers: model.layers as i32,
+                size_bytes: model.profile.spec.size_bytes,
+                layers: model.profile.spec.layers,
             },
             context_length: context as i32,
             max_concurrent_requests: MAX_CONCURRENT_REQUESTS,

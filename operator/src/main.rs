@@ -2,6 +2,8 @@
 //! exit status; what a subcommand does lives in its own module.
 
 mod local;
+mod model_file;
+mod plan;
 
 use std::error::Error;
 use std::io::{self, Write};
@@ -21,13 +23,16 @@ struct Cli {
 enum Command {
     /// Run a model on a ring of agents on this machine, without a cluster
     Run(local::RunArgs),
+    /// Say which machines would run which layers of a model, how fast, and why
+    Plan(plan::PlanArgs),
 }
 
 /// One thread: it only waits for children, and children die with the thread that started them.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    let result = match Cli::parse().command {
-        Command::Run(args) => local::run(args).await,
+    let result: Result<(), Box<dyn Error>> = match Cli::parse().command {
+        Command::Run(args) => local::run(args).await.map_err(Into::into),
+        Command::Plan(args) => plan::run(&args).map_err(Into::into),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,258 @@
+//! `prima plan`: what a set of machines would do with a model, from documents alone; and the way from documents to a
+//! RingPlan that `prima run` takes, too. Decides what is printed and how; the planning itself is `prima-halda`'s.
+
+mod table;
+mod timeline;
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use prima_crds::v1alpha1::document::{API_VERSION, DocumentError};
+use prima_crds::v1alpha1::model_profile::ModelProfile;
+use prima_crds::v1alpha1::node_profile::NodeProfile;
+use prima_crds::v1alpha1::ring_plan::{
+    ActivationDtype, PlannedModel, PlannedWindow, RingMember, RingPlan, RingPlanError, RingPlanSpec,
+};
+use prima_halda::check::{Finding, check};
+use prima_halda::{Options, Plan, PlanError, PlanReport, PlanningInput};
+use serde::Serialize;
+
+use crate::model_file::{ModelFile, ModelFileError};
+
+#[derive(clap::Args)]
+pub struct PlanArgs {
+    /// The model: a GGUF file, or a ModelProfile document in YAML
+    #[arg(long, value_name = "FILE")]
+    model: PathBuf,
+    /// The machines: NodeProfile documents, as `prima-node-agent profile` writes them
+    #[arg(long, value_name = "YAML", num_args = 1.., required = true)]
+    profiles: Vec<PathBuf>,
+    /// Tokens that prompt and answer may have together [default: what the model was trained for, at most 8192]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    context: Option<u32>,
+    /// Requests that may fill the context at the same time
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    concurrency: u16,
+    /// Tokens of a usual prompt
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    prompt: u32,
+    /// Tokens of a usual answer
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    answer: u32,
+    /// Leave this machine out; may be repeated
+    #[arg(long, value_name = "NAME")]
+    exclude: Vec<String>,
+    /// Give every machine at least one layer
+    #[arg(long)]
+    all: bool,
+    /// The machine that answers clients [default: the best]
+    #[arg(long, value_name = "NAME")]
+    rank0: Option<String>,
+    /// How often a token goes round the ring [default: the best]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    rounds: Option<u16>,
+    /// For people, or for programs
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: Output,
+    /// Draw one token's way round the ring into this file
+    #[arg(long, value_name = "FILE.svg")]
+    timeline: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Output {
+    Table,
+    Yaml,
+    Json,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum PlanCommandError {
+    #[error("cannot read {}", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot write {}", path.display())]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Document(#[from] DocumentError),
+    #[error(transparent)]
+    Model(#[from] ModelFileError),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error("the plan fails its check, which is a mistake of the planner: {finding}")]
+    Check { finding: Finding },
+    #[error("the plan is no RingPlan, which is a mistake of the planner")]
+    RingPlan(#[source] RingPlanError),
+    #[error("cannot turn the plan into YAML")]
+    Yaml(#[source] serde_saphyr::ser::Error),
+    #[error("cannot turn the plan into JSON")]
+    Json(#[source] serde_json::Error),
+}
+
+/// A key/value cache of a very long context would take more memory than the model; who wants one says so.
+pub const DEFAULT_CONTEXT: u32 = 8192;
+/// Where agents listen unless told otherwise; profiles name machines, not addresses.
+const RING_PORT: u16 = 9190;
+/// Larger documents than this are no profiles.
+const MAX_DOCUMENT: u64 = 4 << 20;
+
+pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
+    let model = read_model(&args.model)?;
+    let nodes = args
+        .profiles
+        .iter()
+        .map(|path| read_profile(path))
+        .collect::<Result<Vec<_>, _>>()?;
+    let trained = model.spec.trained_context_length as u32;
+    let context = args.context.unwrap_or(trained.min(DEFAULT_CONTEXT)) as usize;
+    let options = Options {
+        context_tokens: context,
+        concurrent_requests: args.concurrency.into(),
+        prompt_tokens: args.prompt as usize,
+        answer_tokens: args.answer as usize,
+        exclude: args.exclude.clone(),
+        use_all: args.all,
+        rank0: args.rank0.clone(),
+        rounds: args.rounds.map(usize::from),
+    };
+    let plan = checked(&model, &nodes, &options)?;
+    let ring_plan = RingPlan::new(
+        &model.metadata.name,
+        RingPlanSpec {
+            generation: 1,
+            model: PlannedModel {
+                name: model.metadata.name.clone(),
+                file: args.model.display().to_string(),
+                size_bytes: model.spec.size_bytes,
+                layers: model.spec.layers,
+            },
+            context_length: context as i32,
+            max_concurrent_requests: args.concurrency.into(),
+            activation_dtype: ActivationDtype::F32,
+            rounds: plan.rounds as i32,
+            members: members(&plan, |name| format!("{name}:{RING_PORT}")),
+        },
+    );
+    ring_plan
+        .spec
+        .validate()
+        .map_err(PlanCommandError::RingPlan)?;
+    if let Some(path) = &args.timeline {
+        std::fs::write(path, timeline::svg(&plan)).map_err(|source| PlanCommandError::Write {
+            path: path.clone(),
+            source,
+        })?;
+    }
+    let text = match args.output {
+        Output::Table => table::text(&plan.report),
+        Output::Yaml => yaml(&ring_plan, &plan.report)?,
+        Output::Json => json(&ring_plan, &plan.report)?,
+    };
+    // Whoever closed our stdout does not want to know.
+    let _ = writeln!(io::stdout(), "{}", text.trim_end());
+    Ok(())
+}
+
+/// Plans, and has the plan checked by code that did not make it.
+pub fn checked(
+    model: &ModelProfile,
+    nodes: &[NodeProfile],
+    options: &Options,
+) -> Result<Plan, PlanCommandError> {
+    let input = PlanningInput::new(model, nodes, options).map_err(PlanError::from)?;
+    let plan = prima_halda::plan(&input)?;
+    let positions = options.context_tokens * options.concurrent_requests;
+    match check(&plan, model, nodes, positions).into_iter().next() {
+        Some(finding) => Err(PlanCommandError::Check { finding }),
+        None => Ok(plan),
+    }
+}
+
+/// The plan's members as a RingPlan has them, at addresses by name.
+pub fn members(plan: &Plan, address: impl Fn(&str) -> String) -> Vec<RingMember> {
+    plan.members
+        .iter()
+        .map(|member| RingMember {
+            name: member.name.clone(),
+            address: address(&member.name),
+            windows: member
+                .windows
+                .iter()
+                .map(|window| PlannedWindow {
+                    first: window.first as i32,
+                    last: window.last as i32,
+                    gpu_layers: window.gpu_layers as i32,
+                })
+                .collect(),
+        })
+        .collect()
+}
+
+/// A NodeProfile from a file.
+pub fn read_profile(path: &Path) -> Result<NodeProfile, PlanCommandError> {
+    let name = path.display().to_string();
+    Ok(NodeProfile::from_yaml(&name, &read_document(path)?)?)
+}
+
+/// A model by its header, or by its profile.
+fn read_model(path: &Path) -> Result<ModelProfile, PlanCommandError> {
+    let is_document = path.extension().is_some_and(|end| {
+        ["yaml", "yml", "json"]
+            .iter()
+            .any(|known| end.eq_ignore_ascii_case(known))
+    });
+    if is_document {
+        let name = path.display().to_string();
+        return Ok(ModelProfile::from_yaml(&name, &read_document(path)?)?);
+    }
+    Ok(ModelFile::read(path)?.profile)
+}
+
+fn read_document(path: &Path) -> Result<String, PlanCommandError> {
+    let read = || {
+        let length = std::fs::metadata(path)?.len();
+        if length > MAX_DOCUMENT {
+            return Err(io::Error::other(format!(
+                "{length} bytes are too many for a profile (at most {MAX_DOCUMENT})"
+            )));
+        }
+        std::fs::read_to_string(path)
+    };
+    read().map_err(|source| PlanCommandError::Read {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// The report as a document beside the RingPlan.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ReportDocument<'a> {
+    api_version: &'static str,
+    kind: &'static str,
+    report: &'a PlanReport,
+}
+
+fn yaml(plan: &RingPlan, report: &PlanReport) -> Result<String, PlanCommandError> {
+    let report = ReportDocument {
+        api_version: API_VERSION,
+        kind: "PlanReport",
+        report,
+    };
+    let plan = serde_saphyr::to_string(plan).map_err(PlanCommandError::Yaml)?;
+    let report = serde_saphyr::to_string(&report).map_err(PlanCommandError::Yaml)?;
+    Ok(format!("{}\n---\n{report}", plan.trim_end()))
+}
+
+fn json(plan: &RingPlan, report: &PlanReport) -> Result<String, PlanCommandError> {
+    let both = serde_json::json!({"ringPlan": plan, "report": report});
+    serde_json::to_string_pretty(&both).map_err(PlanCommandError::Json)
+}

@@ -1,0 +1,154 @@
+//! A plan for people: one table of the members, and the reasons below it.
+
+use std::fmt::Write;
+
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use indicatif::HumanBytes;
+use prima_halda::PlanReport;
+use prima_halda::plan::MemberReport;
+
+pub fn text(report: &PlanReport) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = writeln!(
+        text,
+        "{}: {} layers on {} of {} machines, {} round{} per token\n",
+        report.model,
+        report.layers,
+        report.members.len(),
+        report.members.len() + report.left_out.len(),
+        report.rounds,
+        if report.rounds == 1 { "" } else { "s" },
+    );
+    let _ = writeln!(
+        text,
+        "  per token (TPOT)   {:>9}   {:.1} tokens/s\n  first token (TTFT) {:>9}   after a prompt of {}\n",
+        milliseconds(report.tpot_milliseconds),
+        1e3 / report.tpot_milliseconds,
+        milliseconds(report.ttft_milliseconds),
+        report.prompt_tokens,
+    );
+    let _ = writeln!(text, "{}\n", members(report));
+    let _ = writeln!(
+        text,
+        "Bottleneck: {} of {}, {:.0} % of a token's time.",
+        report.bottleneck.term, report.bottleneck.member, report.bottleneck.share_percent
+    );
+    for member in &report.members {
+        let _ = writeln!(text, "In:  {}: {}.", member.name, member.why);
+    }
+    for out in &report.left_out {
+        let _ = writeln!(text, "Out: {}: {}.", out.name, out.why);
+    }
+    if let Some(next) = &report.next_best {
+        let _ = writeln!(
+            text,
+            "Next best: {} in {} round{}: {} per token, {:.0} % longer for a request.",
+            next.members.join(" > "),
+            next.rounds,
+            if next.rounds == 1 { "" } else { "s" },
+            milliseconds(next.tpot_milliseconds),
+            next.slower_percent
+        );
+    }
+    for what_if in &report.what_if {
+        let _ = writeln!(
+            text,
+            "With {}: {} per token, requests {:.0} % faster.",
+            what_if.change,
+            milliseconds(what_if.tpot_milliseconds),
+            what_if.faster_percent
+        );
+    }
+    let _ = writeln!(
+        text,
+        "By this model of the machines, no plan is more than {:.2} % better.",
+        report.proven_gap_percent
+    );
+    text
+}
+
+fn members(report: &PlanReport) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_BORDERS_ONLY).set_header([
+        "rank",
+        "member",
+        "layers",
+        "on GPU",
+        "cpu",
+        "gpu",
+        "output",
+        "disk",
+        "network",
+        "memory",
+        "budget",
+        "read per token",
+    ]);
+    for (rank, member) in report.members.iter().enumerate() {
+        let MemberReport {
+            name,
+            layers,
+            gpu_layers,
+            cpu_milliseconds,
+            gpu_milliseconds,
+            copy_milliseconds,
+            head_milliseconds,
+            disk_milliseconds,
+            hop_milliseconds,
+            chunk_milliseconds: _,
+            memory_bytes,
+            memory_budget_bytes,
+            gpu_memory_bytes: _,
+            overflow_bytes,
+            why: _,
+        } = member;
+        let numbers = [
+            layers.to_string(),
+            count(*gpu_layers),
+            time(*cpu_milliseconds),
+            time(gpu_milliseconds + copy_milliseconds),
+            time(*head_milliseconds),
+            time(*disk_milliseconds),
+            time(*hop_milliseconds),
+            HumanBytes(*memory_bytes).to_string(),
+            HumanBytes(*memory_budget_bytes).to_string(),
+            match overflow_bytes {
+                0 => "-".to_owned(),
+                bytes => HumanBytes(*bytes).to_string(),
+            },
+        ];
+        let cells = numbers
+            .into_iter()
+            .map(|number| Cell::new(number).set_alignment(CellAlignment::Right));
+        table.add_row(
+            [Cell::new(rank), Cell::new(name)]
+                .into_iter()
+                .chain(cells)
+                .collect::<Vec<_>>(),
+        );
+    }
+    table
+}
+
+fn count(number: usize) -> String {
+    match number {
+        0 => "-".to_owned(),
+        number => number.to_string(),
+    }
+}
+
+fn time(value: f64) -> String {
+    match value {
+        0.0 => "-".to_owned(),
+        value => milliseconds(value),
+    }
+}
+
+fn milliseconds(value: f64) -> String {
+    match value {
+        value if value >= 10_000.0 => format!("{:.1} s", value / 1e3),
+        value if value >= 100.0 => format!("{value:.0} ms"),
+        value if value >= 1.0 => format!("{value:.1} ms"),
+        value => format!("{value:.2} ms"),
+    }
+}
