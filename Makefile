@@ -10,22 +10,24 @@ PYTHON ?= python3
 FETCHED_MODEL := $(or $(PRIMA_CACHE),$(HOME)/.cache/prima)/models/SmolLM2-135M-Instruct-Q4_1.gguf
 MODEL ?= $(FETCHED_MODEL)
 MEMBERS ?= 3
+# Everything that may build HiGHS, the planner's solver, has what that takes.
+WITH := operator/halda/with-native-tools.sh
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "Variables of run: MODEL=file.gguf MEMBERS=3 PORT=8080 ARGS='--rounds 2 --split 15,10,5'"
 
 run: ## Build, fetch a small model (93 MB, once), answer from a ring of three agents on this machine
-	cargo build --release --locked -p prima -p prima-node-agent
+	$(WITH) cargo build --release --locked -p prima -p prima-node-agent
 	$(if $(filter $(FETCHED_MODEL),$(MODEL)),$(PYTHON) tests/assets/fetch.py run)
 	target/release/prima run '$(MODEL)' --members $(MEMBERS) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 test: ## Run every test; installs and fetches what they need, and says what it had to leave out
-	tests/run.sh
+	$(WITH) tests/run.sh
 
 lint: ## Formatting, clippy, and cargo-deny (dependency directions, licenses, sources)
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
+	$(WITH) cargo clippy --workspace --all-targets --locked -- -D warnings
 	tests/tool.sh cargo-deny 0.20.2
 	cargo fetch --locked
 	cargo deny --offline --locked check --hide-inclusion-graph bans licenses sources
@@ -35,8 +37,8 @@ fmt: ## Format the code
 
 bench: ## Measure speed against llama.cpp and bare TCP, side by side (10 minutes); prints one table
 	$(PYTHON) tests/assets/fetch.py bench
-	cargo build --release --locked -p prima -p prima-node-agent
-	cargo run --release --locked -p prima-tests --bin bench
+	$(WITH) cargo build --release --locked -p prima -p prima-node-agent
+	$(WITH) cargo run --release --locked -p prima-tests --bin bench
 
 check-cuda: ## Compile the CUDA build on a machine without a GPU
 	node-agent/engine/check-cuda.sh

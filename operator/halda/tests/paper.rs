@@ -1,0 +1,318 @@
+//! The paper's home clusters (Table 2), from documents whose sources they name: the shape of the answers and the latencies
+//! of Table 3. Golden: what is planned for each is kept in `paper/plans.txt`, to be read and compared.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use prima_crds::v1alpha1::model_profile::ModelProfile;
+use prima_crds::v1alpha1::node_profile::NodeProfile;
+use prima_halda::check::check;
+use prima_halda::{Options, Plan, PlanError, PlanningInput, plan};
+
+const CONTEXT: usize = 1024;
+const MODELS: [&str; 4] = ["llama-3-8b", "llama-1-13b", "llama-1-30b", "llama-3-70b"];
+const D1_TO_D4: [&str; 4] = ["d1", "d2", "d3", "d4"];
+const ALL: [&str; 6] = ["d1", "d2", "d3", "d4", "d5", "d6"];
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/paper")
+}
+
+fn text(name: &str) -> String {
+    std::fs::read_to_string(folder().join(name)).unwrap()
+}
+
+fn model(name: &str) -> ModelProfile {
+    ModelProfile::from_yaml(name, &text(&format!("{name}.yaml"))).unwrap()
+}
+
+fn nodes(names: &[&str]) -> Vec<NodeProfile> {
+    names
+        .iter()
+        .map(|name| NodeProfile::from_yaml(name, &text(&format!("{name}.yaml"))).unwrap())
+        .collect()
+}
+
+fn options() -> Options {
+    Options {
+        context_tokens: CONTEXT,
+        prompt_tokens: 64,
+        answer_tokens: 128,
+        ..Options::default()
+    }
+}
+
+fn planned(model: &ModelProfile, nodes: &[NodeProfile], options: &Options) -> Plan {
+    let input = PlanningInput::new(model, nodes, options).unwrap();
+    let plan = plan(&input).unwrap();
+    let findings = check(&plan, model, nodes, options.context_tokens);
+    assert!(findings.is_empty(), "{findings:?}");
+    plan
+}
+
+fn described(title: &str, plan: &Plan) -> String {
+    let report = &plan.report;
+    let mut text = format!(
+        "{title}: {} round(s), {:.0} ms per token, {:.0} ms to the first\n",
+        report.rounds, report.tpot_milliseconds, report.ttft_milliseconds
+    );
+    for member in &report.members {
+        let _ = writeln!(
+            text,
+            "  {}: {} layers, {} of them on the GPU; {:.1} GiB in memory, {:.1} GiB read per token",
+            member.name,
+            member.layers,
+            member.gpu_layers,
+            member.memory_bytes as f64 / f64::from(1 << 30),
+            member.overflow_bytes as f64 / f64::from(1 << 30),
+        );
+    }
+    for out in &report.left_out {
+        let _ = writeln!(text, "  out: {}", out.name);
+    }
+    text
+}
+
+#[test]
+fn plans_are_those_that_were_read_and_found_good() {
+    let mut plans = String::new();
+    for name in MODELS {
+        let model = model(name);
+        for (title, names) in [("D1 to D4", &D1_TO_D4[..]), ("D1 to D6", &ALL[..])] {
+            let plan = planned(&model, &nodes(names), &options());
+            plans += &described(&format!("{name} on {title}"), &plan);
+        }
+    }
+    let path = folder().join("plans.txt");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, &plans).unwrap();
+    }
+    let golden = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        plans == golden,
+        "plans differ from {}; if the new ones are better, write them with UPDATE_GOLDEN=1\n{plans}",
+        path.display()
+    );
+}
+
+#[test]
+fn latencies_are_those_of_table_3_within_a_factor_of_one_and_a_half() {
+    let cluster = nodes(&D1_TO_D4);
+    // 8B on one device: the later version of the paper, and llama.cpp on D3.
+    let measured = [
+        ("llama-3-8b", 15.0),
+        ("llama-1-30b", 72.0),
+        ("llama-3-70b", 674.0),
+    ];
+    let mut before = 0.0;
+    for (name, milliseconds) in measured {
+        let predicted = planned(&model(name), &cluster, &options())
+            .report
+            .tpot_milliseconds;
+        let factor = predicted / milliseconds;
+        assert!(
+            (1.0 / 1.5..=1.5).contains(&factor),
+            "{name}: predicted {predicted:.0} ms, measured {milliseconds} ms"
+        );
+        assert!(predicted > before, "the order of rows");
+        before = predicted;
+    }
+}
+
+#[test]
+fn a_model_that_fits_one_gpu_runs_on_one_device() {
+    let plan = planned(&model("llama-3-8b"), &nodes(&D1_TO_D4), &options());
+    let [only] = &plan.report.members[..] else {
+        panic!("{:#?}", plan.report);
+    };
+    assert_eq!(
+        (only.name.as_str(), only.layers, only.gpu_layers),
+        ("d3", 32, 32)
+    );
+    assert_eq!(plan.rounds, 1);
+}
+
+#[test]
+fn when_every_device_must_take_part_the_strong_one_does_nearly_all() {
+    let options = Options {
+        use_all: true,
+        ..options()
+    };
+    let plan = planned(&model("llama-3-8b"), &nodes(&D1_TO_D4), &options);
+    let layers = |name: &str| {
+        let member = plan
+            .report
+            .members
+            .iter()
+            .find(|member| member.name == name);
+        member.unwrap().layers
+    };
+    // The paper's 1:1:29:1.
+    assert_eq!(D1_TO_D4.map(layers), [1, 1, 29, 1]);
+}
+
+/// Powerful GPU, then weak GPU, then CPU, then disk.
+#[test]
+fn gpus_fill_before_cpus_and_cpus_before_disks() {
+    let cluster = nodes(&D1_TO_D4);
+    let eight = planned(&model("llama-3-8b"), &cluster, &options());
+    let thirty = planned(&model("llama-1-30b"), &cluster, &options());
+    let seventy = planned(&model("llama-3-70b"), &cluster, &options());
+    let sums = |plan: &Plan| {
+        let members = &plan.report.members;
+        let gpu: usize = members.iter().map(|member| member.gpu_layers).sum();
+        let cpu: usize = members
+            .iter()
+            .map(|member| member.layers - member.gpu_layers)
+            .sum();
+        let read: u64 = members.iter().map(|member| member.overflow_bytes).sum();
+        (gpu, cpu, read)
+    };
+    assert_eq!(sums(&eight), (32, 0, 0));
+    let (gpu, cpu, read) = sums(&thirty);
+    assert!(gpu > 50 && cpu < 10 && read == 0, "{gpu} {cpu} {read}");
+    let (gpu, cpu, read) = sums(&seventy);
+    assert!(gpu > 40 && cpu > 20 && read > 0, "{gpu} {cpu} {read}");
+}
+
+#[test]
+fn of_six_devices_a_seventy_billion_model_leaves_some_out() {
+    let plan = planned(&model("llama-3-70b"), &nodes(&ALL), &options());
+    assert!(plan.report.members.len() < 6, "{:#?}", plan.report.members);
+    assert!(!plan.report.left_out.is_empty());
+}
+
+/// Figure 2 of the paper: four CPU machines of 8 GiB with disks of 2 GB/s.
+fn four_equal_machines() -> Vec<NodeProfile> {
+    let one = text("d3.yaml")
+        .replace("availableBytes: 10415295692", "availableBytes: 8589934592")
+        .replace(
+            "sequentialReadBytesPerSecond: 3170000000",
+            "sequentialReadBytesPerSecond: 2000000000",
+        );
+    let gpus = one.find("  gpus:").unwrap();
+    let links = one.find("  links:").unwrap();
+    let one = format!("{}{}", &one[..gpus], &one[links..]);
+    (1..=4)
+        .map(|i| {
+            let name = format!("d{i}");
+            let other = one
+                .replace("to: d4", "to: d3")
+                .replace("name: d3", &format!("name: {name}"));
+            let mut node = NodeProfile::from_yaml(&name, &other).unwrap();
+            let status = node.status.as_mut().unwrap();
+            let link = status.links[0].clone();
+            status.links = (1..=4)
+                .map(|to| {
+                    let mut link = link.clone();
+                    link.to = format!("d{to}");
+                    link
+                })
+                .collect();
+            node
+        })
+        .collect()
+}
+
+#[test]
+fn several_rounds_win_when_memory_is_short_and_one_round_when_it_is_not() {
+    let cluster = four_equal_machines();
+    assert_eq!(
+        cluster[0].status.as_ref().unwrap().memory.available_bytes,
+        8 << 30
+    );
+    let seventy = planned(&model("llama-3-70b"), &cluster, &options());
+    assert!(seventy.rounds > 1, "{:#?}", seventy.report);
+    let one_round = Options {
+        rounds: Some(1),
+        ..options()
+    };
+    let once = planned(&model("llama-3-70b"), &cluster, &one_round);
+    assert!(
+        once.report.tpot_milliseconds > 1.2 * seventy.report.tpot_milliseconds,
+        "{} {}",
+        once.report.tpot_milliseconds,
+        seventy.report.tpot_milliseconds
+    );
+    let all = Options {
+        use_all: true,
+        ..options()
+    };
+    assert_eq!(planned(&model("llama-3-8b"), &cluster, &all).rounds, 1);
+    assert_eq!(
+        planned(&model("llama-3-8b"), &cluster, &options()).rounds,
+        1
+    );
+}
+
+#[test]
+fn what_does_not_fit_is_told_with_what_would_help() {
+    let mut cluster = nodes(&["d4"]);
+    cluster[0].spec.disk_allowed = Some(false);
+    let model = model("llama-3-8b");
+    let input = PlanningInput::new(&model, &cluster, &options()).unwrap();
+    let error = plan(&input).unwrap_err();
+    let PlanError::Infeasible(infeasible) = &error else {
+        panic!("{error}");
+    };
+    let text = error.to_string();
+    assert!(text.contains("disk"), "{text}");
+    assert!(text.contains("more memory in d4 would do"), "{text}");
+    // That much more memory does it, and a little less does not.
+    let missing = infeasible.missing_bytes.unwrap();
+    let with = |bytes: u64| {
+        let mut input = input.clone();
+        input.devices[0].memory_bytes += bytes as f64;
+        plan(&input).is_ok()
+    };
+    assert!(
+        with(missing) && !with(missing - (missing >> 7)),
+        "{missing}"
+    );
+}
+
+#[test]
+fn a_long_context_is_what_does_not_fit() {
+    let cluster = nodes(&["d2"]);
+    let model = model("llama-1-30b");
+    let options = Options {
+        context_tokens: 100_000,
+        ..options()
+    };
+    let input = PlanningInput::new(&model, &cluster, &options).unwrap();
+    let text = plan(&input).unwrap_err().to_string();
+    assert!(
+        text.contains("KV cache") && text.contains("% as long"),
+        "{text}"
+    );
+}
+
+#[test]
+fn owners_and_commands_leave_machines_out() {
+    let mut cluster = nodes(&D1_TO_D4);
+    cluster[2].spec.exclude = true;
+    let options = Options {
+        exclude: vec!["d2".into()],
+        ..options()
+    };
+    let plan = planned(&model("llama-3-8b"), &cluster, &options);
+    let out: Vec<_> = plan
+        .report
+        .left_out
+        .iter()
+        .map(|out| (out.name.as_str(), out.why.as_str()))
+        .collect();
+    assert!(
+        out.contains(&("d3", "excluded by its owner (spec.exclude)")),
+        "{out:?}"
+    );
+    assert!(out.contains(&("d2", "excluded by the command")), "{out:?}");
+}
+
+#[test]
+fn planning_again_changes_nothing() {
+    let (model, cluster) = (model("llama-3-70b"), nodes(&D1_TO_D4));
+    let first = planned(&model, &cluster, &options());
+    let second = planned(&model, &cluster, &options());
+    assert_eq!(first.members, second.members);
+}
