@@ -301,7 +301,7 @@ fn heading(summary: &Summary) -> String {
 }
 
 /// Text out of the file as a terminal may get it: without control characters.
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .map(|c| {
             if c.is_control() {
@@ -314,7 +314,7 @@ fn printable(text: &str) -> String {
 }
 
 /// A size in the largest binary unit that keeps it above 1.
-fn bytes(bytes: u64) -> String {
+pub(crate) fn bytes(bytes: u64) -> String {
     scaled(
         bytes,
         1024.0,

@@ -6,6 +6,7 @@ pub mod gateway;
 pub mod generation;
 pub mod inspect;
 pub mod plan_source;
+pub mod profile;
 pub mod ring;
 pub mod serve;
 

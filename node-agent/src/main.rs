@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use prima_node_agent::inspect::{OutputFormat, inspect};
+use prima_node_agent::profile::{self, ProfileArgs};
 use prima_node_agent::serve::{self, ServeArgs};
 use tracing_subscriber::EnvFilter;
 
@@ -22,6 +23,8 @@ struct Cli {
 enum Command {
     /// Runs one member of a ring: its layers, and on rank 0 the HTTP endpoint
     Serve(ServeArgs),
+    /// Measures this machine, for the planner: processor, memory, disk, GPUs, links
+    Profile(ProfileArgs),
     /// Shows a model's layers, formats and sizes
     Inspect {
         /// The model, a GGUF file
@@ -47,12 +50,12 @@ fn main() -> ExitCode {
         Command::Serve(args) => {
             serve::run(args).map_err(|error| prima_node_agent::error_chain(&error))
         }
+        Command::Profile(args) => profile::run(args)
+            .map_err(|error| prima_node_agent::error_chain(&error))
+            .map(|text| print(&text)),
         Command::Inspect { model, format } => inspect(&model, format)
             .map_err(|error| prima_node_agent::error_chain(&error))
-            .map(|text| {
-                // A reader that closes the pipe early has seen enough.
-                let _ = std::io::stdout().write_all(text.as_bytes());
-            }),
+            .map(|text| print(&text)),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -61,4 +64,9 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn print(text: &str) {
+    // A reader that closes the pipe early has seen enough.
+    let _ = std::io::stdout().write_all(text.as_bytes());
 }

@@ -126,8 +126,13 @@ pub struct MemoryProfile {
 pub struct DiskProfile {
     /// The folder that was measured: the models'.
     pub path: String,
+    /// In the order of the file, with the system's read-ahead.
     pub sequential_read_bytes_per_second: i64,
+    /// Single pages of 4 KiB in random order, without read-ahead.
     pub random_read_bytes_per_second: i64,
+    /// Why the figures may be too high: what was read did not all come from the disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub caveat: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -166,6 +171,8 @@ pub enum GpuBackend {
     #[serde(rename = "CUDA")]
     Cuda,
     Metal,
+    /// None that the engine has.
+    Other,
 }
 
 /// The way to one other machine, over the ring's own transport.

@@ -23,6 +23,9 @@ pub enum EngineError {
         source: std::io::Error,
     },
 
+    #[error("cannot tell the system how the map of a file will be read")]
+    Advise { source: std::io::Error },
+
     #[error("cannot read the header of the model file")]
     Header { source: GgufError },
 

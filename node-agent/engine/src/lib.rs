@@ -48,5 +48,6 @@ pub use embedding::Embedding;
 pub use error::EngineError;
 pub use kv_cache::KvCache;
 pub use layer_window::{BatchEntry, LayerWindow};
+pub use mapped_weights::MappedFile;
 pub use model::Model;
 pub use output_head::OutputHead;

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use memmap2::Mmap;
+use memmap2::{Advice, Mmap};
 use prima_gguf::TensorInfo;
 
 use crate::error::EngineError;
@@ -17,7 +17,7 @@ use crate::kernels::{Matrix, MatrixError};
 
 /// A mapped model file. Clones share the map.
 #[derive(Clone)]
-pub(crate) struct MappedFile {
+pub struct MappedFile {
     map: Arc<Mmap>,
 }
 
@@ -38,9 +38,17 @@ impl MappedFile {
             path: path.to_owned(),
             source,
         })?;
+        MappedFile::map(&file, path)
+    }
+
+    /// Maps an open file; `path` is for errors.
+    ///
+    /// # Errors
+    /// [`EngineError::Map`] when the system refuses.
+    pub fn map(file: &File, path: &Path) -> Result<MappedFile, EngineError> {
         // SAFETY: the map is read-only and private, and only ever read as plain bytes, of which every value is valid. That another
         // process changes the file meanwhile cannot be excluded by anyone who maps files; it changes numbers, not types.
-        let map = unsafe { Mmap::map(&file) }.map_err(|source| EngineError::Map {
+        let map = unsafe { Mmap::map(file) }.map_err(|source| EngineError::Map {
             path: path.to_owned(),
             source,
         })?;
@@ -52,12 +60,22 @@ impl MappedFile {
         &self.map
     }
 
+    /// Tells the system that pages will be read in no order: it then reads no more than those that are touched.
+    ///
+    /// # Errors
+    /// [`EngineError::Advise`] when the system refuses.
+    pub fn expect_random_reads(&self) -> Result<(), EngineError> {
+        self.map
+            .advise(Advice::Random)
+            .map_err(|source| EngineError::Advise { source })
+    }
+
     /// The tensor as rows of `shape[0]` columns. `info` comes from this file's header, whose parser saw to it that the range is
     /// inside the file.
     ///
     /// # Errors
     /// A [`MatrixError`] when the CPU has no kernels for the format.
-    pub fn tensor(&self, info: &TensorInfo) -> Result<MappedTensor, MatrixError> {
+    pub(crate) fn tensor(&self, info: &TensorInfo) -> Result<MappedTensor, MatrixError> {
         let cols = info.shape[0] as usize;
         let rows = (info.weights() / info.shape[0]) as usize;
         let bytes = &self.map[info.offset as usize..][..info.byte_len as usize];

@@ -1,11 +1,13 @@
 //! The ring: every member runs its layer windows on what arrives and hands it to its successor.
 //!
 //! `schedule` and `session` are pure and decide; `worker` computes; `hop` brings them together on one thread;
-//! `transport` and `wire` carry frames between members; `client` is rank 0's hold on the ring; `member` starts it all.
+//! `transport` and `wire` carry frames between members; `client` is rank 0's hold on the ring; `link` measures the
+//! way to a member; `member` starts it all.
 
 mod client;
 mod frame;
 mod hop;
+mod link;
 mod member;
 mod schedule;
 mod session;
@@ -18,6 +20,7 @@ mod worker;
 pub use client::{ROUND_DEADLINE, RingClient, RingError, RingEvent, RoundCost};
 pub use frame::{HopTiming, MAX_FRAME_ROWS, SessionId};
 pub use hop::HopError;
+pub use link::{EchoServer, LinkError, LinkMeasurement, MAX_PAYLOAD_BYTES, measure_link};
 pub use member::{Member, MemberError, MemberOptions};
 pub use transport::{GENERATION_KEY, RANK_KEY, TransportError};
 pub use wire::proto;

@@ -19,6 +19,7 @@ use tonic::transport::{Endpoint, Server};
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::frame::{Frame, HopEvent};
+use super::link;
 use super::wire::proto::ring_client::RingClient;
 use super::wire::proto::ring_server::{Ring, RingServer};
 use super::wire::{self, MAX_EVENT_BYTES, proto};
@@ -82,7 +83,7 @@ pub const RANK_KEY: &str = "prima-member-rank";
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(2);
 /// A member that waits for its successor says so this often.
@@ -109,14 +110,9 @@ pub async fn serve(
         occupied: Arc::new(AtomicBool::new(false)),
     })
     .max_decoding_message_size(options.max_message_bytes);
-    Server::builder()
-        .initial_stream_window_size(window_bytes(options.max_message_bytes))
-        .initial_connection_window_size(window_bytes(options.max_message_bytes))
-        .max_frame_size(frame_bytes(options.max_message_bytes))
-        .max_concurrent_streams(MAX_STREAMS_PER_CONNECTION)
-        .http2_keepalive_interval(Some(PING_INTERVAL))
-        .http2_keepalive_timeout(Some(PING_TIMEOUT))
+    server(options.max_message_bytes)
         .add_service(service)
+        .add_service(link::service())
         .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)))
         .await
         .map_err(TransportError::Serve)
@@ -182,6 +178,27 @@ pub async fn connect(
         tokio::time::sleep(retry).await;
         retry = (retry * 2).min(LAST_RETRY);
     }
+}
+
+/// A server that is spoken to in messages of at most this size.
+pub(super) fn server(max_message_bytes: usize) -> Server {
+    Server::builder()
+        .initial_stream_window_size(window_bytes(max_message_bytes))
+        .initial_connection_window_size(window_bytes(max_message_bytes))
+        .max_frame_size(frame_bytes(max_message_bytes))
+        .max_concurrent_streams(MAX_STREAMS_PER_CONNECTION)
+        .http2_keepalive_interval(Some(PING_INTERVAL))
+        .http2_keepalive_timeout(Some(PING_TIMEOUT))
+}
+
+/// How a member is connected to.
+pub(super) fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
+    Ok(Endpoint::from_shared(format!("http://{address}"))?
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .keep_alive_while_idle(true))
 }
 
 struct Acceptor {
@@ -258,11 +275,11 @@ async fn read(
     drop(place);
 }
 
-/// The predecessor's place, freed on drop.
-struct Place(Arc<AtomicBool>);
+/// A place for one, the predecessor's for example; freed on drop.
+pub(super) struct Place(Arc<AtomicBool>);
 
 impl Place {
-    fn claim(occupied: &Arc<AtomicBool>) -> Option<Self> {
+    pub(super) fn claim(occupied: &Arc<AtomicBool>) -> Option<Self> {
         let free = !occupied.swap(true, Ordering::AcqRel);
         free.then(|| Self(occupied.clone()))
     }
@@ -278,14 +295,8 @@ async fn open(
     address: &str,
     options: LinkOptions,
 ) -> Result<(mpsc::Sender<proto::Frame>, Streaming<proto::HopEvent>), String> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+    let channel = endpoint(address)
         .map_err(|error| root_cause(&error))?
-        .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_TIMEOUT)
-        .keep_alive_while_idle(true);
-    let channel = endpoint
         .connect()
         .await
         .map_err(|error| root_cause(&error))?;
@@ -324,7 +335,7 @@ fn decimal(metadata: &MetadataMap, key: &str) -> Result<i64, Status> {
 }
 
 /// The innermost message of an error: what happened to the socket, rather than what it meant to the layers above.
-fn root_cause(error: &(dyn Error + 'static)) -> String {
+pub(super) fn root_cause(error: &(dyn Error + 'static)) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
         innermost = source;
@@ -336,12 +347,12 @@ fn root_cause(error: &(dyn Error + 'static)) -> String {
 }
 
 /// Flow control must not stop a chunk half way: room for two of the largest messages.
-fn window_bytes(max_message_bytes: usize) -> u32 {
+pub(super) fn window_bytes(max_message_bytes: usize) -> u32 {
     const LARGEST: usize = (1 << 31) - 1;
     (2 * max_message_bytes).clamp(1 << 20, LARGEST) as u32
 }
 
-fn frame_bytes(max_message_bytes: usize) -> u32 {
+pub(super) fn frame_bytes(max_message_bytes: usize) -> u32 {
     max_message_bytes.clamp(1 << 14, (1 << 24) - 1) as u32
 }
 

@@ -84,6 +84,19 @@ impl Level {
             })
     }
 
+    /// Which of the features that choose a level this processor has, by their names in Rust. Empty where no level needs any.
+    pub fn detected_features() -> Vec<&'static str> {
+        #[cfg(target_arch = "x86_64")]
+        {
+            x86_features()
+                .into_iter()
+                .filter_map(|(name, present)| present.then_some(name))
+                .collect()
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        Vec::new()
+    }
+
     /// The name by which `PRIMA_CPU_LEVEL` knows this level.
     pub fn name(&self) -> &'static str {
         match self.0 {
@@ -106,20 +119,29 @@ impl fmt::Display for Level {
     }
 }
 
+/// Each feature that the levels of x86 need, those of AVX2 first, and whether this processor has it.
+#[cfg(target_arch = "x86_64")]
+fn x86_features() -> [(&'static str, bool); 8] {
+    [
+        ("avx2", is_x86_feature_detected!("avx2")),
+        ("fma", is_x86_feature_detected!("fma")),
+        ("f16c", is_x86_feature_detected!("f16c")),
+        ("avx512f", is_x86_feature_detected!("avx512f")),
+        ("avx512bw", is_x86_feature_detected!("avx512bw")),
+        ("avx512vl", is_x86_feature_detected!("avx512vl")),
+        ("avx512dq", is_x86_feature_detected!("avx512dq")),
+        ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
+    ]
+}
+
 #[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
-    is_x86_feature_detected!("avx2")
-        && is_x86_feature_detected!("fma")
-        && is_x86_feature_detected!("f16c")
+    x86_features()[..3].iter().all(|(_, present)| *present)
 }
 
 #[cfg(target_arch = "x86_64")]
 fn has_avx512_vnni() -> bool {
-    is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512vl")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vnni")
+    x86_features()[3..].iter().all(|(_, present)| *present)
 }
 
 #[cfg(test)]

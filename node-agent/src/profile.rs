@@ -1,0 +1,314 @@
+//! `prima-node-agent profile`: measures this machine and writes it down as a NodeProfile, for the planner.
+//!
+//! Decides what is measured and how it is split, so that the planner can add up and nothing is counted twice. For one
+//! position a layer takes
+//!
+//! - its weights' bytes / `decodeBytesPerSecond` of their format: this contains reading them from memory,
+//! - `layerOverheadNanoseconds`: everything else but the KV cache (norms, rotation, handing out work to threads),
+//! - the KV cache's bytes of the positions before / `memory.readBytesPerSecond`,
+//! - its own keys' and values' bytes / `memory.kvAppendBytesPerSecond`.
+//!
+//! For many positions (prefill), 2 FLOP for each weight and position / `prefillFlopPerSecond` takes the place of the first.
+//! Weights that are not in memory take their bytes / `disk.sequentialReadBytesPerSecond` in addition. A hop takes
+//! `latencyNanoseconds` + its bytes / `bytesPerSecond` of the link.
+//!
+//! All of it is measured with the engine's own kernels, map and transport, and with as many threads as `serve` takes; the
+//! median of several runs counts. A machine that is busy while it is measured looks slower than it is. Refuses: to guess
+//! what was not measured, and to decide what the machine is used for.
+
+mod cache;
+mod cpu;
+mod disk;
+mod gpu;
+mod links;
+mod memory;
+mod samples;
+mod system;
+mod table;
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use jiff::Timestamp;
+use prima_crds::v1alpha1::document::DocumentError;
+use prima_crds::v1alpha1::node_profile::{
+    CpuProfile, LinkProfile, MemoryProfile, NodeProfile, NodeProfileSpec, NodeProfileStatus,
+    SystemProfile,
+};
+use prima_engine::Compute;
+use prima_engine::kernels::{Level, LevelError, MatrixError, ThreadPool, ThreadPoolError};
+
+use crate::ring::LinkError;
+use cache::CacheKey;
+use cpu::Weights;
+use disk::DiskError;
+use links::LinkTarget;
+use memory::{MemoryError, MemoryNow};
+
+#[derive(clap::Args)]
+pub struct ProfileArgs {
+    /// This machine's name [default: its host name]
+    #[arg(long, value_name = "NAME", value_parser = system::check_name)]
+    name: Option<String>,
+    /// Where models lie, a folder or a GGUF file: its disk is measured [default: `models` in prima's cache]
+    #[arg(long, value_name = "PATH")]
+    models: Option<PathBuf>,
+    /// Compute threads [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Measure the way to another machine, where an agent serves a ring; may be repeated [default: to this machine itself]
+    #[arg(long = "link", value_name = "NAME=HOST:PORT", value_parser = links::parse_target)]
+    links: Vec<LinkTarget>,
+    /// Measure again what was measured in the last seven days
+    #[arg(long)]
+    fresh: bool,
+    /// For people or for programs
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: OutputFormat,
+}
+
+/// How to show the profile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum OutputFormat {
+    /// For people: rounded.
+    Table,
+    /// The NodeProfile document.
+    Yaml,
+    /// The same as JSON.
+    Json,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    #[error("cannot choose the processor's kernels")]
+    Level(#[source] LevelError),
+    #[error("cannot start the compute threads")]
+    Threads(#[source] ThreadPoolError),
+    #[error("cannot measure the processor")]
+    Cpu(#[source] MatrixError),
+    #[error("cannot measure the memory")]
+    Memory(#[source] MemoryError),
+    #[error("cannot measure the disk")]
+    Disk(#[source] DiskError),
+    #[error("cannot measure the link to {name}")]
+    Link {
+        name: String,
+        #[source]
+        source: LinkError,
+    },
+    #[error(
+        "neither PRIMA_CACHE, XDG_CACHE_HOME nor HOME says where models are kept: name the folder with --models"
+    )]
+    NoModelsFolder,
+    #[error("cannot make the models' folder {}; name another one with --models", path.display())]
+    ModelsFolder {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("what was measured makes no sense; measure again, and report it if it stays so")]
+    Invalid(#[source] DocumentError),
+    #[error("cannot write the profile as YAML")]
+    Yaml(#[source] serde_saphyr::SerializeError),
+    #[error("cannot write the profile as JSON")]
+    Json(#[source] serde_json::Error),
+}
+
+/// Measures this machine, or takes what was measured lately, and shows it. Tells on stderr what is going on.
+///
+/// # Errors
+/// Whatever keeps something from being measured. A cache that cannot be written is only told.
+pub fn run(args: ProfileArgs) -> Result<String, ProfileError> {
+    let root = Path::new("/");
+    let system = system::read(root);
+    let now = memory::read(root, system.os).map_err(ProfileError::Memory)?;
+    let threads = args
+        .threads
+        .map_or_else(Compute::available_threads, usize::from);
+    let level = Level::from_environment().map_err(ProfileError::Level)?;
+    let name = args.name.unwrap_or_else(system::host_name);
+    let key = CacheKey {
+        agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+        kernels: level.name().to_owned(),
+        cpu_model: system::cpu_model(root),
+        threads,
+        models: models_path(args.models)?,
+        memory_total_bytes: now.total,
+    };
+
+    let cache_file = cache::folder().map(|folder| folder.join(format!("profiles/{name}.json")));
+    let mut status = match cached(cache_file.as_deref(), &key, args.fresh) {
+        Some(status) => status,
+        None => {
+            let pool = ThreadPool::new(threads, level).map_err(ProfileError::Threads)?;
+            let status = measure(root, system, &key, now, &pool)?;
+            keep(cache_file.as_deref(), key, &status);
+            status
+        }
+    };
+    // What changes from hour to hour is never taken from the cache.
+    let now = memory::read(root, status.system.os).map_err(ProfileError::Memory)?;
+    status.memory.total_bytes = now.total as i64;
+    status.memory.available_bytes = now.available as i64;
+    status.memory.swappable_bytes = now.swappable as i64;
+    if !args.links.is_empty() {
+        status.links = args.links.iter().map(link).collect::<Result<_, _>>()?;
+    }
+
+    let mut profile = NodeProfile::new(&name, NodeProfileSpec::default());
+    profile.status = Some(status);
+    profile.validate(&name).map_err(ProfileError::Invalid)?;
+    show(&profile, args.output)
+}
+
+/// The whole machine, in about ten seconds.
+fn measure(
+    root: &Path,
+    system: SystemProfile,
+    key: &CacheKey,
+    now: MemoryNow,
+    pool: &ThreadPool,
+) -> Result<NodeProfileStatus, ProfileError> {
+    let begun = Instant::now();
+    progress(&format!("measuring the disk of {}", key.models.display()));
+    let disk = disk::measure(&key.models, pool).map_err(ProfileError::Disk)?;
+
+    progress("measuring the memory");
+    let weights = Weights::new(cpu::cache_bytes(root), now.available);
+    let memory = MemoryProfile {
+        total_bytes: now.total as i64,
+        available_bytes: now.available as i64,
+        swappable_bytes: now.swappable as i64,
+        read_bytes_per_second: memory::read_rate(pool, weights.bytes()) as i64,
+        kv_append_bytes_per_second: memory::kv_append_rate(pool, weights.bytes()) as i64,
+    };
+
+    progress(&format!(
+        "measuring the processor: {} formats of weights, {} threads, {} kernels",
+        cpu::formats().count(),
+        pool.threads(),
+        pool.level()
+    ));
+    let throughput = cpu::formats()
+        .map(|format| cpu::throughput(pool, &weights, format))
+        .collect::<Result<_, _>>()
+        .map_err(ProfileError::Cpu)?;
+    let overhead = cpu::layer_overhead_seconds(pool, &weights).map_err(ProfileError::Cpu)?;
+    drop(weights);
+
+    progress("measuring the link to this machine itself");
+    let loopback = links::measure_loopback().map_err(|source| ProfileError::Link {
+        name: links::LOOPBACK.to_owned(),
+        source,
+    })?;
+    progress(&format!(
+        "measured in {:.1} s",
+        begun.elapsed().as_secs_f64()
+    ));
+    Ok(NodeProfileStatus {
+        measured_at: now_to_the_second().to_string(),
+        agent_version: key.agent_version.clone(),
+        system,
+        cpu: CpuProfile {
+            model: key.cpu_model.clone(),
+            threads: key.threads as i32,
+            features: Level::detected_features()
+                .into_iter()
+                .map(str::to_owned)
+                .collect(),
+            kernels: key.kernels.clone(),
+            throughput,
+            layer_overhead_nanoseconds: (overhead * 1e9) as i64,
+        },
+        memory,
+        disk,
+        gpus: gpu::seen(root),
+        links: vec![loopback],
+    })
+}
+
+/// What was measured earlier, if it still counts; tells why not.
+fn cached(file: Option<&Path>, key: &CacheKey, fresh: bool) -> Option<NodeProfileStatus> {
+    match cache::load(file?, key, Timestamp::now()) {
+        _ if fresh => None,
+        Ok(status) => {
+            progress(&format!(
+                "measured at {}; --fresh measures again",
+                status.measured_at
+            ));
+            Some(status)
+        }
+        Err(reason) => {
+            progress(&reason);
+            None
+        }
+    }
+}
+
+fn keep(file: Option<&Path>, key: CacheKey, status: &NodeProfileStatus) {
+    let Some(file) = file else {
+        return;
+    };
+    if let Err(error) = cache::store(file, key, status.clone()) {
+        progress(&crate::error_chain(&error));
+    }
+}
+
+fn link(target: &LinkTarget) -> Result<LinkProfile, ProfileError> {
+    progress(&format!(
+        "measuring the link to {} ({})",
+        target.name, target.address
+    ));
+    links::measure(target).map_err(|source| ProfileError::Link {
+        name: target.name.clone(),
+        source,
+    })
+}
+
+/// The models' folder or file, absolute. The default is made if it is not there; one that was named must be there.
+fn models_path(named: Option<PathBuf>) -> Result<PathBuf, ProfileError> {
+    let path = match named {
+        Some(path) => path,
+        None => {
+            let path = cache::folder()
+                .ok_or(ProfileError::NoModelsFolder)?
+                .join("models");
+            fs::create_dir_all(&path).map_err(|source| ProfileError::ModelsFolder {
+                path: path.clone(),
+                source,
+            })?;
+            path
+        }
+    };
+    path.canonicalize()
+        .map_err(|source| ProfileError::Disk(DiskError::Models { path, source }))
+}
+
+fn show(profile: &NodeProfile, output: OutputFormat) -> Result<String, ProfileError> {
+    match (output, &profile.status) {
+        (OutputFormat::Table, Some(status)) => {
+            let name = profile.metadata.name.as_deref().unwrap_or_default();
+            Ok(table::show(name, status))
+        }
+        (OutputFormat::Json, _) => {
+            let mut text = serde_json::to_string_pretty(profile).map_err(ProfileError::Json)?;
+            text.push('\n');
+            Ok(text)
+        }
+        (OutputFormat::Yaml | OutputFormat::Table, _) => {
+            serde_saphyr::to_string(profile).map_err(ProfileError::Yaml)
+        }
+    }
+}
+
+fn now_to_the_second() -> Timestamp {
+    let now = Timestamp::now();
+    Timestamp::from_second(now.as_second()).unwrap_or(now)
+}
+
+fn progress(text: &str) {
+    // Nobody may be reading; the profile is what counts.
+    let _ = writeln!(io::stderr(), "{text}");
+}

@@ -1,0 +1,198 @@
+//! Keeps what was measured, so that a second call costs nothing. Decides when it counts no longer: when what it depends on
+//! has changed, or after a week. A cache that cannot be read is no error: what it held is measured again.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use jiff::{SignedDuration, Timestamp};
+use prima_crds::v1alpha1::node_profile::NodeProfileStatus;
+use serde::{Deserialize, Serialize};
+
+/// What the measurements depend on. Where one of these is another, they are void.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct CacheKey {
+    pub agent_version: String,
+    pub kernels: String,
+    pub cpu_model: String,
+    pub threads: usize,
+    /// The folder, or the file.
+    pub models: PathBuf,
+    pub memory_total_bytes: u64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum CacheError {
+    #[error("cannot keep the measurements in {}", path.display())]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot write the measurements as JSON")]
+    Json(#[source] serde_json::Error),
+}
+
+/// How long measurements count.
+const MAX_AGE: SignedDuration = SignedDuration::from_hours(7 * 24);
+/// A profile has a few kilobytes.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    key: CacheKey,
+    status: NodeProfileStatus,
+}
+
+/// prima's cache folder: `$PRIMA_CACHE`, or `prima` in `$XDG_CACHE_HOME` or `~/.cache`. `None` where the environment says
+/// nothing of these.
+pub fn folder() -> Option<PathBuf> {
+    let set = |name| {
+        let value = std::env::var_os(name).filter(|value| !value.is_empty());
+        value.map(PathBuf::from)
+    };
+    set("PRIMA_CACHE")
+        .or_else(|| Some(set("XDG_CACHE_HOME")?.join("prima")))
+        .or_else(|| Some(set("HOME")?.join(".cache/prima")))
+}
+
+/// What was measured earlier, or why it has to be measured again, in words.
+pub fn load(path: &Path, key: &CacheKey, now: Timestamp) -> Result<NodeProfileStatus, String> {
+    let mut text = String::new();
+    let read =
+        File::open(path).and_then(|file| file.take(MAX_FILE_BYTES).read_to_string(&mut text));
+    match read {
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err("nothing was measured yet".to_owned());
+        }
+        Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
+    }
+    let entry: Entry = serde_json::from_str(&text)
+        .map_err(|error| format!("{} is not of this version: {error}", path.display()))?;
+    let CacheKey {
+        agent_version,
+        kernels,
+        cpu_model,
+        threads,
+        models,
+        memory_total_bytes,
+    } = &entry.key;
+    for (what, same) in [
+        ("the agent", *agent_version == key.agent_version),
+        ("the kernels", *kernels == key.kernels),
+        ("the processor", *cpu_model == key.cpu_model),
+        ("the number of threads", *threads == key.threads),
+        ("the models' place", *models == key.models),
+        ("the memory", *memory_total_bytes == key.memory_total_bytes),
+    ] {
+        if !same {
+            return Err(format!(
+                "{what} was another when this machine was measured last"
+            ));
+        }
+    }
+    let measured_at: Timestamp = entry
+        .status
+        .measured_at
+        .parse()
+        .map_err(|error| format!("{}: {error}", path.display()))?;
+    let age = now.duration_since(measured_at);
+    if age > MAX_AGE || age < SignedDuration::ZERO {
+        return Err(format!("what was measured at {measured_at} is too old"));
+    }
+    Ok(entry.status)
+}
+
+/// Keeps `status` for calls with the same key.
+///
+/// # Errors
+/// A folder or a file that cannot be written.
+pub fn store(path: &Path, key: CacheKey, status: NodeProfileStatus) -> Result<(), CacheError> {
+    let text = serde_json::to_string_pretty(&Entry { key, status }).map_err(CacheError::Json)?;
+    let folder = path.parent().unwrap_or(Path::new("."));
+    // Whole or not at all: two agents may profile at once.
+    let write = || {
+        fs::create_dir_all(folder)?;
+        let file = tempfile::NamedTempFile::new_in(folder)?;
+        fs::write(file.path(), text)?;
+        file.persist(path)?;
+        Ok(())
+    };
+    write().map_err(|source: io::Error| CacheError::Write {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prima_crds::v1alpha1::node_profile::NodeProfile;
+
+    fn status() -> NodeProfileStatus {
+        let yaml = include_str!("../../../crds/tests/node-profile.yaml");
+        let profile = NodeProfile::from_yaml("node-profile.yaml", yaml).unwrap();
+        profile.status.unwrap()
+    }
+
+    fn key() -> CacheKey {
+        CacheKey {
+            agent_version: "1".into(),
+            kernels: "avx2".into(),
+            cpu_model: "Some CPU".into(),
+            threads: 8,
+            models: "/models".into(),
+            memory_total_bytes: 17_179_869_184,
+        }
+    }
+
+    #[test]
+    fn the_same_key_finds_it_for_a_week_and_any_other_key_does_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("profiles/desk.json");
+        let measured: Timestamp = status().measured_at.parse().unwrap();
+        let later = |hours| measured + SignedDuration::from_hours(hours);
+        let reason = load(&path, &key(), measured).unwrap_err();
+        assert!(reason.contains("nothing"), "{reason}");
+        store(&path, key(), status()).unwrap();
+        assert_eq!(load(&path, &key(), later(167)).unwrap(), status());
+        for time in [later(169), later(-1)] {
+            let reason = load(&path, &key(), time).unwrap_err();
+            assert!(reason.contains("too old"), "{reason}");
+        }
+        type Change = fn(&mut CacheKey);
+        let changes: [(Change, &str); 6] = [
+            (|key| key.agent_version = "2".into(), "agent"),
+            (|key| key.kernels = "scalar".into(), "kernels"),
+            (|key| key.cpu_model = "Another".into(), "processor"),
+            (|key| key.threads = 4, "threads"),
+            (|key| key.models = "/other".into(), "models"),
+            (|key| key.memory_total_bytes = 1, "memory"),
+        ];
+        for (change, named) in changes {
+            let mut other = key();
+            change(&mut other);
+            let reason = load(&path, &other, measured).unwrap_err();
+            assert!(reason.contains(named), "{reason}");
+        }
+    }
+
+    #[test]
+    fn a_broken_file_is_measured_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("desk.json");
+        fs::write(&path, "{\"key\": 3}").unwrap();
+        let reason = load(&path, &key(), Timestamp::UNIX_EPOCH).unwrap_err();
+        assert!(reason.contains("desk.json"), "{reason}");
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_named() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = store(&file.path().join("x/desk.json"), key(), status()).unwrap_err();
+        assert!(error.to_string().contains("x/desk.json"), "{error}");
+    }
+}

@@ -1,0 +1,385 @@
+//! How fast the models' disk is read, through the engine's own map of a file.
+//!
+//! Decides what is read: a file of its own on the models' volume, gone with this process in whatever way that ends, or a
+//! model where no file can be written. Its pages are dropped from the page cache first, and the kernel is asked afterwards
+//! how much of what was read came from the disk; the rest is told in the profile. What a virtual machine's host or a
+//! network's server keeps in memory cannot be seen from here.
+
+use std::fs::{self, File};
+use std::hint::black_box;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use prima_crds::v1alpha1::node_profile::DiskProfile;
+use prima_engine::kernels::ThreadPool;
+use prima_engine::{EngineError, MappedFile};
+
+use super::samples::Samples;
+
+#[derive(Debug, thiserror::Error)]
+pub enum DiskError {
+    #[error("cannot find the models {}; give a folder or a GGUF file with --models", path.display())]
+    Models {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot read {}", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error(
+        "cannot write a file into {} to measure its disk, and no .gguf file is there to read instead: make the folder writable for this user, put a model there, or name another folder with --models",
+        folder.display()
+    )]
+    NotWritable {
+        folder: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error(
+        "{} has room for {free} bytes; measuring its disk takes a file of {MIN_BYTES} and leaves three quarters free: free some, or name a GGUF file with --models",
+        folder.display()
+    )]
+    Full { folder: PathBuf, free: u64 },
+    #[error("cannot write a file into {} to measure its disk", folder.display())]
+    Write {
+        folder: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{} has {found} bytes; measuring a disk takes a file of {MIN_BYTES} at least", path.display())]
+    Small { path: PathBuf, found: u64 },
+    #[error("cannot read a file through the engine's map")]
+    Map(#[source] Box<EngineError>),
+}
+
+/// Bytes that are read at most, and at least.
+const MAX_BYTES: u64 = 256 << 20;
+const MIN_BYTES: u64 = 16 << 20;
+
+/// Measures the disk of `models`, a folder or a GGUF file, with all threads of the pool.
+///
+/// # Errors
+/// A path that is not there, a folder that can neither be written to nor holds a model, a file that is too small.
+pub fn measure(models: &Path, pool: &ThreadPool) -> Result<DiskProfile, DiskError> {
+    let metadata = fs::metadata(models).map_err(|source| DiskError::Models {
+        path: models.to_owned(),
+        source,
+    })?;
+    let (subject, folder) = if metadata.is_dir() {
+        (Subject::in_folder(models)?, models)
+    } else {
+        let folder = models.parent().unwrap_or(Path::new("/"));
+        (Subject::existing(models)?, folder)
+    };
+    let sequential = subject.sequential(pool)?;
+    let random = subject.random(pool)?;
+    Ok(DiskProfile {
+        path: folder.display().to_string(),
+        sequential_read_bytes_per_second: sequential.rate as i64,
+        random_read_bytes_per_second: random.rate as i64,
+        caveat: sequential.caveat(),
+    })
+}
+
+/// The file that is read.
+struct Subject {
+    file: File,
+    path: PathBuf,
+    /// Of it, from its start.
+    bytes: usize,
+}
+
+/// Read rates, and how much came from the disk.
+struct Reading {
+    rate: f64,
+    /// Of the bytes that were read; `None` where the kernel does not say.
+    from_disk: Option<f64>,
+}
+
+/// What is read between two looks at the clock, as threads share a matrix: pieces in order.
+const SECTION: usize = 16 << 20;
+const PIECE: usize = 1 << 20;
+const PAGE: usize = 4096;
+/// Runs stop after so long, each and all together.
+const RUN_LIMIT: Duration = Duration::from_secs(2);
+const ALL_LIMIT: Duration = Duration::from_secs(3);
+const RANDOM_LIMIT: Duration = Duration::from_secs(1);
+const WRITE_LIMIT: Duration = Duration::from_secs(3);
+
+impl Subject {
+    /// A new file without a name, or the folder's largest model where none can be written.
+    fn in_folder(folder: &Path) -> Result<Subject, DiskError> {
+        match tempfile::tempfile_in(folder) {
+            Ok(file) => Subject::written(file, folder),
+            Err(source) => match largest_model(folder)? {
+                Some(model) => Subject::existing(&model),
+                None => Err(DiskError::NotWritable {
+                    folder: folder.to_owned(),
+                    source,
+                }),
+            },
+        }
+    }
+
+    fn existing(path: &Path) -> Result<Subject, DiskError> {
+        let read = |source| DiskError::Read {
+            path: path.to_owned(),
+            source,
+        };
+        let file = File::open(path).map_err(read)?;
+        let found = file.metadata().map_err(read)?.len();
+        if found < MIN_BYTES {
+            return Err(DiskError::Small {
+                path: path.to_owned(),
+                found,
+            });
+        }
+        Ok(Subject {
+            file,
+            path: path.to_owned(),
+            bytes: found.min(MAX_BYTES) as usize,
+        })
+    }
+
+    /// Fills the file, at most with a quarter of what is free, and not for long on a slow disk.
+    fn written(mut file: File, folder: &Path) -> Result<Subject, DiskError> {
+        let write = |source| DiskError::Write {
+            folder: folder.to_owned(),
+            source,
+        };
+        let volume = rustix::fs::fstatvfs(&file).map_err(|error| write(error.into()))?;
+        let free = volume.f_bavail.saturating_mul(volume.f_frsize);
+        let wanted = (free / 4).min(MAX_BYTES);
+        if wanted < MIN_BYTES {
+            return Err(DiskError::Full {
+                folder: folder.to_owned(),
+                free,
+            });
+        }
+        let begun = Instant::now();
+        let mut random = Random(0x2545_f491_4f6c_dd1d);
+        let mut chunk = vec![0; PIECE];
+        let mut bytes = 0;
+        while bytes < wanted && (bytes < MIN_BYTES || begun.elapsed() < WRITE_LIMIT) {
+            // Nothing that a file system could compress, or find twice.
+            for word in chunk.as_chunks_mut::<8>().0 {
+                *word = random.next().to_le_bytes();
+            }
+            file.write_all(&chunk).map_err(write)?;
+            bytes += chunk.len() as u64;
+            if bytes.is_multiple_of(MIN_BYTES) {
+                file.sync_data().map_err(write)?;
+            }
+        }
+        file.sync_all().map_err(write)?;
+        Ok(Subject {
+            file,
+            path: folder.to_owned(),
+            bytes: bytes as usize,
+        })
+    }
+
+    /// In the order of the file: the median of up to three runs.
+    fn sequential(&self, pool: &ThreadPool) -> Result<Reading, DiskError> {
+        let begun = Instant::now();
+        let (mut seconds_per_byte, mut read, mut from_disk) = (Vec::new(), 0, Some(0));
+        while seconds_per_byte.len() < 3 && begun.elapsed() < ALL_LIMIT {
+            let map = self.cold()?;
+            let before = bytes_from_disk();
+            let start = Instant::now();
+            let mut bytes = 0;
+            for section in map.bytes()[..self.bytes].chunks(SECTION) {
+                pool.run(section.len().div_ceil(PIECE), &|piece| {
+                    let piece = &section[piece * PIECE..];
+                    touch(piece[..piece.len().min(PIECE)].iter().step_by(PAGE));
+                });
+                bytes += section.len();
+                if start.elapsed() > RUN_LIMIT {
+                    break;
+                }
+            }
+            seconds_per_byte.push(start.elapsed().as_secs_f64() / bytes as f64);
+            read += bytes as u64;
+            from_disk = sum_of_growth(from_disk, before, bytes_from_disk());
+        }
+        Ok(Reading {
+            rate: 1.0 / seconds_median(seconds_per_byte),
+            from_disk: from_disk.map(|bytes| bytes as f64 / read as f64),
+        })
+    }
+
+    /// Single pages in random order, each once, without read-ahead.
+    fn random(&self, pool: &ThreadPool) -> Result<Reading, DiskError> {
+        let map = self.cold()?;
+        map.expect_random_reads()
+            .map_err(|source| DiskError::Map(Box::new(source)))?;
+        let mut pages: Vec<usize> = (0..self.bytes / PAGE).collect();
+        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        for last in (1..pages.len()).rev() {
+            // Fisher and Yates.
+            pages.swap(last, (random.next() % (last as u64 + 1)) as usize);
+        }
+        let before = bytes_from_disk();
+        let start = Instant::now();
+        let mut read = 0;
+        // Few at a time: a hard disk reads a hundred pages a second.
+        for pages in pages.chunks(16 * pool.threads()) {
+            pool.run(pages.len(), &|index| {
+                touch(map.bytes()[pages[index] * PAGE..].iter().take(1));
+            });
+            read += pages.len() * PAGE;
+            if start.elapsed() > RANDOM_LIMIT {
+                break;
+            }
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        let from_disk = sum_of_growth(Some(0), before, bytes_from_disk());
+        Ok(Reading {
+            rate: read as f64 / seconds.max(1e-9),
+            from_disk: from_disk.map(|bytes| bytes as f64 / read as f64),
+        })
+    }
+
+    /// A map of the file, whose pages were dropped from the page cache as far as no other process uses them.
+    fn cold(&self) -> Result<MappedFile, DiskError> {
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed).map_err(
+            |error| DiskError::Read {
+                path: self.path.clone(),
+                source: error.into(),
+            },
+        )?;
+        MappedFile::map(&self.file, &self.path).map_err(|source| DiskError::Map(Box::new(source)))
+    }
+}
+
+impl Reading {
+    fn caveat(&self) -> Option<String> {
+        match self.from_disk {
+            Some(share) if share >= 0.9 => None,
+            Some(share) => Some(format!(
+                "{:.0} % of what was read was in memory already: the folder is in memory, or another process uses the file",
+                (1.0 - share) * 100.0
+            )),
+            None => Some("the system does not say how much came from the disk".to_owned()),
+        }
+    }
+}
+
+fn touch<'a>(bytes: impl Iterator<Item = &'a u8>) {
+    black_box(bytes.fold(0_u8, |sum, byte| sum.wrapping_add(*byte)));
+}
+
+fn seconds_median(seconds: Vec<f64>) -> f64 {
+    // Samples' floor is for times of whole runs: these are of a byte.
+    let scale = 1e9;
+    Samples::from(seconds.iter().map(|s| s * scale).collect::<Vec<_>>()).median() / scale
+}
+
+fn largest_model(folder: &Path) -> Result<Option<PathBuf>, DiskError> {
+    let entries = fs::read_dir(folder).map_err(|source| DiskError::Read {
+        path: folder.to_owned(),
+        source,
+    })?;
+    let models = entries.flatten().map(|entry| entry.path()).filter(|path| {
+        path.extension()
+            .is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+    });
+    let size = |path: &PathBuf| fs::metadata(path).map_or(0, |metadata| metadata.len());
+    Ok(models.max_by_key(size))
+}
+
+/// What this process had the storage layer read so far; `None` where the kernel does not count it.
+fn bytes_from_disk() -> Option<u64> {
+    read_bytes(&fs::read_to_string("/proc/self/io").ok()?)
+}
+
+/// The line `read_bytes: 1234` of /proc/PID/io (proc(5)).
+fn read_bytes(io: &str) -> Option<u64> {
+    let line = io
+        .lines()
+        .find_map(|line| line.strip_prefix("read_bytes:"))?;
+    line.trim().parse().ok()
+}
+
+fn sum_of_growth(sum: Option<u64>, before: Option<u64>, after: Option<u64>) -> Option<u64> {
+    Some(sum? + after?.saturating_sub(before?))
+}
+
+/// SplitMix64 (Steele, Lea and Flood 2014).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prima_engine::kernels::Level;
+
+    fn pool() -> ThreadPool {
+        ThreadPool::new(2, Level::SCALAR).unwrap()
+    }
+
+    #[test]
+    fn a_folder_is_measured_and_left_as_it_was() {
+        // Beside the build, which lies on a disk wherever it is built.
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let disk = measure(folder.path(), &pool()).unwrap();
+        assert!(
+            disk.sequential_read_bytes_per_second > 0 && disk.random_read_bytes_per_second > 0,
+            "{disk:?}"
+        );
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_file_that_another_map_keeps_in_memory_is_told() {
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let path = folder.path().join("model.gguf");
+        fs::write(&path, vec![1; MIN_BYTES as usize]).unwrap();
+        let held = MappedFile::open(&path).unwrap();
+        touch(held.bytes().iter().step_by(PAGE));
+        let disk = measure(&path, &pool()).unwrap();
+        let caveat = disk.caveat.expect("a caveat");
+        assert!(caveat.contains("100 %"), "{caveat}");
+        assert_eq!(Path::new(&disk.path), folder.path());
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_named_with_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("none");
+        let error = measure(&missing, &pool()).unwrap_err();
+        assert!(matches!(error, DiskError::Models { .. }), "{error}");
+        assert!(error.to_string().contains("none") && error.to_string().contains("--models"));
+        let small = folder.path().join("small.gguf");
+        fs::write(&small, "GGUF").unwrap();
+        let error = measure(&small, &pool()).unwrap_err();
+        assert!(
+            matches!(error, DiskError::Small { found: 4, .. }),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_kernels_count_is_read() {
+        assert_eq!(
+            read_bytes("rchar: 5\nread_bytes: 4096\nwrite_bytes: 0\n"),
+            Some(4096)
+        );
+        assert_eq!(read_bytes("rchar: 5\n"), None);
+    }
+}

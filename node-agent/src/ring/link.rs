@@ -1,0 +1,347 @@
+//! Measures the way to another machine over the ring's own transport: a stream on which every payload comes back. Every
+//! member serves it beside its ring.
+//!
+//! Decides what latency and rate mean (half a round trip, so a way that is faster in one direction is averaged), and how
+//! much a stranger may ask: one stream at a time, payloads of bounded size, no long silences. Refuses to know of rings: no
+//! plan, no session. A member that computes meanwhile answers later than it would at rest.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::runtime;
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt as _};
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::transport::{self, Place};
+use super::wire::proto;
+use super::wire::proto::link_client::LinkClient;
+use super::wire::proto::link_server::{Link, LinkServer};
+
+/// What one way costs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinkMeasurement {
+    /// Of a message without payload.
+    pub latency: Duration,
+    /// Of a payload's bytes, beside the latency.
+    pub bytes_per_second: f64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    #[error("cannot start measuring")]
+    Start(#[source] io::Error),
+    #[error("{address} is not HOST:PORT")]
+    Address {
+        address: String,
+        #[source]
+        source: tonic::transport::Error,
+    },
+    #[error(
+        "cannot connect to {address} ({cause}); is an agent serving there, and reachable from here?"
+    )]
+    Connect { address: String, cause: String },
+    #[error("the agent at {address} does not let its link be measured: {}", .status.message())]
+    Refused { address: String, status: Status },
+    #[error("the agent at {address} stopped answering: {cause}")]
+    Lost { address: String, cause: String },
+    #[error("the agent at {address} sent back {found} bytes of {expected}")]
+    Echo {
+        address: String,
+        expected: usize,
+        found: usize,
+    },
+}
+
+/// The largest payload, and the one whose rate is measured: about a chunk of a prompt in a small model.
+pub const MAX_PAYLOAD_BYTES: usize = 256 << 10;
+/// Of the message around a payload.
+const OVERHEAD_BYTES: usize = 64;
+
+/// A stream that is silent for so long is ended, on both sides.
+const SILENCE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Measures the way to the agent that serves a ring (or an [`EchoServer`]) at `address`, HOST:PORT. Takes about a second
+/// on a fast link; on a slow one what a dozen round trips of a payload take.
+///
+/// # Errors
+/// An address that is none, nobody who listens there or who answers, a busy agent, another program, an answer other than
+/// what was sent.
+pub fn measure_link(address: &str) -> Result<LinkMeasurement, LinkError> {
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(LinkError::Start)?;
+    runtime.block_on(async {
+        let mut echo = Echoes::connect(address).await?;
+        let empty = echo.half_round_trip(Bytes::new(), 20, 200).await?;
+        let payload = Bytes::from(vec![0x5a; MAX_PAYLOAD_BYTES]);
+        let full = echo.half_round_trip(payload, 2, 40).await?;
+        // On a link whose latency exceeds the transfer, noise would make the difference anything.
+        let transfer = full.saturating_sub(empty).max(full / 10);
+        Ok(LinkMeasurement {
+            latency: empty,
+            bytes_per_second: MAX_PAYLOAD_BYTES as f64 / transfer.as_secs_f64(),
+        })
+    })
+}
+
+/// A server that does nothing else, on a port and a thread of its own until it is dropped.
+pub struct EchoServer {
+    address: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl EchoServer {
+    /// Listens on 127.0.0.1.
+    ///
+    /// # Errors
+    /// [`LinkError::Start`] when the system refuses a port or a thread.
+    pub fn start() -> Result<EchoServer, LinkError> {
+        let listener = TcpListener::bind("127.0.0.1:0").map_err(LinkError::Start)?;
+        let address = listener.local_addr().map_err(LinkError::Start)?;
+        listener.set_nonblocking(true).map_err(LinkError::Start)?;
+        let runtime = runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(LinkError::Start)?;
+        let (stop, stopped) = oneshot::channel();
+        let work = async move {
+            let listener = match tokio::net::TcpListener::from_std(listener) {
+                Ok(listener) => listener,
+                Err(error) => return tracing::warn!(%error, "cannot listen for a measurement"),
+            };
+            let serve = transport::server(MAX_PAYLOAD_BYTES + OVERHEAD_BYTES)
+                .add_service(service())
+                .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)));
+            tokio::select! {
+                result = serve => if let Err(error) = result {
+                    tracing::warn!(%error, "the server of a measurement ended");
+                },
+                _ = stopped => {}
+            }
+        };
+        let thread = thread::Builder::new()
+            .name("echo".into())
+            .spawn(move || runtime.block_on(work))
+            .map_err(LinkError::Start)?;
+        Ok(EchoServer {
+            address,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for EchoServer {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic in it has been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What answers a measurement.
+pub(super) fn service() -> LinkServer<Echo> {
+    LinkServer::new(Echo {
+        occupied: Arc::default(),
+    })
+    .max_decoding_message_size(MAX_PAYLOAD_BYTES + OVERHEAD_BYTES)
+}
+
+pub(super) struct Echo {
+    occupied: Arc<AtomicBool>,
+}
+
+#[tonic::async_trait]
+impl Link for Echo {
+    type MeasureStream = Pin<Box<dyn Stream<Item = Result<proto::Payload, Status>> + Send>>;
+
+    async fn measure(
+        &self,
+        request: Request<Streaming<proto::Payload>>,
+    ) -> Result<Response<Self::MeasureStream>, Status> {
+        let place = Place::claim(&self.occupied)
+            .ok_or_else(|| Status::resource_exhausted("another machine measures; try again"))?;
+        let payloads = request.into_inner().timeout(SILENCE_LIMIT);
+        let answers = payloads.map(move |payload| {
+            // Free again when the stream is dropped.
+            let _ = &place;
+            payload.unwrap_or_else(|_| Err(Status::deadline_exceeded("no payload came")))
+        });
+        Ok(Response::new(Box::pin(answers)))
+    }
+}
+
+/// The measuring side of a stream.
+struct Echoes {
+    address: String,
+    payloads: mpsc::Sender<proto::Payload>,
+    answers: Streaming<proto::Payload>,
+}
+
+impl Echoes {
+    async fn connect(address: &str) -> Result<Echoes, LinkError> {
+        let endpoint = transport::endpoint(address).map_err(|source| LinkError::Address {
+            address: address.to_owned(),
+            source,
+        })?;
+        let connect = |cause| LinkError::Connect {
+            address: address.to_owned(),
+            cause,
+        };
+        // As the server of a ring has them, so that both ways are alike.
+        let window = transport::window_bytes(MAX_PAYLOAD_BYTES + OVERHEAD_BYTES);
+        let channel = endpoint
+            .initial_stream_window_size(window)
+            .initial_connection_window_size(window)
+            .max_frame_size(transport::frame_bytes(MAX_PAYLOAD_BYTES + OVERHEAD_BYTES))
+            .connect()
+            .await
+            .map_err(|error| connect(transport::root_cause(&error)))?;
+        let (payloads, receiver) = mpsc::channel(1);
+        let mut client =
+            LinkClient::new(channel).max_decoding_message_size(MAX_PAYLOAD_BYTES + OVERHEAD_BYTES);
+        let opening = client.measure(Request::new(ReceiverStream::new(receiver)));
+        match tokio::time::timeout(transport::CONNECT_TIMEOUT, opening).await {
+            Ok(Ok(answers)) => Ok(Echoes {
+                address: address.to_owned(),
+                payloads,
+                answers: answers.into_inner(),
+            }),
+            Ok(Err(status)) => Err(LinkError::Refused {
+                address: address.to_owned(),
+                status,
+            }),
+            Err(_) => Err(connect(format!(
+                "no answer within {} s",
+                transport::CONNECT_TIMEOUT.as_secs()
+            ))),
+        }
+    }
+
+    /// The median of up to `samples` round trips, halved; fewer where they take more than a second, but three.
+    async fn half_round_trip(
+        &mut self,
+        payload: Bytes,
+        warm_up: usize,
+        samples: usize,
+    ) -> Result<Duration, LinkError> {
+        let begun = Instant::now();
+        for _ in 0..warm_up {
+            self.round_trip(&payload).await?;
+            if begun.elapsed() > Duration::from_secs(1) {
+                break;
+            }
+        }
+        let begun = Instant::now();
+        let mut times = Vec::with_capacity(samples);
+        while times.len() < 3 || (times.len() < samples && begun.elapsed() < Duration::from_secs(1))
+        {
+            times.push(self.round_trip(&payload).await?);
+        }
+        times.sort_unstable();
+        Ok((times[times.len() / 2] / 2).max(Duration::from_nanos(1)))
+    }
+
+    async fn round_trip(&mut self, payload: &Bytes) -> Result<Duration, LinkError> {
+        let lost = |cause| LinkError::Lost {
+            address: self.address.clone(),
+            cause,
+        };
+        let start = Instant::now();
+        let sent = proto::Payload {
+            data: payload.clone(),
+        };
+        if self.payloads.send(sent).await.is_err() {
+            return Err(lost("it closed the stream".to_owned()));
+        }
+        let answer = match tokio::time::timeout(SILENCE_LIMIT, self.answers.message()).await {
+            Ok(Ok(Some(answer))) => answer,
+            Ok(Ok(None)) => return Err(lost("it closed the stream".to_owned())),
+            Ok(Err(status)) => return Err(lost(transport::root_cause(&status))),
+            Err(_) => {
+                return Err(lost(format!(
+                    "no answer within {} s",
+                    SILENCE_LIMIT.as_secs()
+                )));
+            }
+        };
+        let time = start.elapsed();
+        if answer.data.len() != payload.len() {
+            return Err(LinkError::Echo {
+                address: self.address.clone(),
+                expected: payload.len(),
+                found: answer.data.len(),
+            });
+        }
+        Ok(time)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_to_this_machine_is_measured() {
+        let server = EchoServer::start().unwrap();
+        let measured = measure_link(&server.address().to_string()).unwrap();
+        assert!(measured.latency > Duration::ZERO, "{measured:?}");
+        // A payload takes no less than an empty message, so its rate is finite and not the latency's.
+        assert!(
+            (1e6..1e12).contains(&measured.bytes_per_second),
+            "{measured:?}"
+        );
+    }
+
+    #[test]
+    fn an_address_where_nobody_listens_is_named() {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = free.local_addr().unwrap().to_string();
+        drop(free);
+        let error = measure_link(&address).unwrap_err();
+        assert!(
+            matches!(error, LinkError::Connect { .. }) && error.to_string().contains(&address),
+            "{error}"
+        );
+        let error = measure_link("not an address").unwrap_err();
+        assert!(matches!(error, LinkError::Address { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn one_stream_at_a_time_and_no_payload_above_the_limit() {
+        let server = EchoServer::start().unwrap();
+        let address = server.address().to_string();
+        let mut first = Echoes::connect(&address).await.unwrap();
+        first.round_trip(&Bytes::from_static(b"x")).await.unwrap();
+        let refused = Echoes::connect(&address).await.err().unwrap();
+        assert!(matches!(refused, LinkError::Refused { .. }), "{refused}");
+
+        let large = Bytes::from(vec![0; MAX_PAYLOAD_BYTES + OVERHEAD_BYTES]);
+        let error = first.round_trip(&large).await.unwrap_err();
+        assert!(matches!(error, LinkError::Lost { .. }), "{error}");
+        drop(first);
+        // The place is free again, as soon as the server has heard of the end.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while let Err(error) = Echoes::connect(&address).await {
+            assert!(Instant::now() < deadline, "{error}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
