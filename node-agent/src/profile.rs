@@ -138,6 +138,8 @@ pub fn run(args: ProfileArgs) -> Result<String, ProfileError> {
         memory_total_bytes: now.total,
     };
 
+    // First, as they depend on others, and a name that is wrong should be heard of at once. Never from the cache.
+    let links: Vec<LinkProfile> = args.links.iter().map(link).collect::<Result<_, _>>()?;
     let cache_file = cache::folder().map(|folder| folder.join(format!("profiles/{name}.json")));
     let mut status = match cached(cache_file.as_deref(), &key, args.fresh) {
         Some(status) => status,
@@ -153,8 +155,8 @@ pub fn run(args: ProfileArgs) -> Result<String, ProfileError> {
     status.memory.total_bytes = now.total as i64;
     status.memory.available_bytes = now.available as i64;
     status.memory.swappable_bytes = now.swappable as i64;
-    if !args.links.is_empty() {
-        status.links = args.links.iter().map(link).collect::<Result<_, _>>()?;
+    if !links.is_empty() {
+        status.links = links;
     }
 
     let mut profile = NodeProfile::new(&name, NodeProfileSpec::default());

@@ -1,0 +1,250 @@
+//! `prima-node-agent profile` as a user runs it: the real program measures the machine that the tests run on. What it finds
+//! cannot be known here; that it is complete, plausible, affordable and kept can.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use prima_crds::v1alpha1::node_profile::{NodeProfile, NodeProfileStatus};
+use prima_crds::v1alpha1::ring_plan::RingPlan;
+use prima_tests::local_ring::{LocalRing, built_binary, smollm2};
+use tempfile::TempDir;
+
+/// Every weight format that the engine runs.
+const FORMATS: [&str; 13] = [
+    "BF16", "F16", "F32", "Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K",
+    "Q8_0",
+];
+
+#[test]
+fn a_machine_is_measured_whole_and_within_bounds() {
+    let machine = Machine::new();
+    let begun = Instant::now();
+    let ended = machine.profile(&["-o", "yaml", "--name", "desk"]);
+    // Bounds on what it costs, far above what it takes on an idle machine: it must be safe to run anywhere.
+    assert!(begun.elapsed() < Duration::from_secs(60), "{ended:?}");
+    assert!(
+        (1 << 20..1 << 30).contains(&ended.peak_bytes),
+        "{} bytes at the peak",
+        ended.peak_bytes
+    );
+    let status = ended.status("desk");
+
+    let mut formats: Vec<&str> = status
+        .cpu
+        .throughput
+        .iter()
+        .map(|t| t.format.as_str())
+        .collect();
+    formats.sort_unstable();
+    assert_eq!(formats, FORMATS);
+    for one in &status.cpu.throughput {
+        assert!(
+            one.decode_bytes_per_second > 0 && one.prefill_flop_per_second > 0,
+            "{one:?}"
+        );
+    }
+    assert!(status.cpu.layer_overhead_nanoseconds > 0);
+    assert!(status.cpu.threads > 0 && !status.cpu.model.is_empty());
+    assert!(status.memory.available_bytes > 0);
+    assert!(
+        status.memory.read_bytes_per_second > 0 && status.memory.kv_append_bytes_per_second > 0
+    );
+    assert!(status.disk.sequential_read_bytes_per_second > 0);
+    assert!(status.disk.random_read_bytes_per_second > 0);
+    assert_eq!(status.links.len(), 1);
+    assert_eq!(status.links[0].to, "loopback");
+    assert!(!status.system.os_name.is_empty() && !status.system.kernel.is_empty());
+
+    let left: Vec<_> = fs::read_dir(machine.models()).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn what_was_measured_is_kept_until_something_changes() {
+    let machine = Machine::new();
+    let arguments = ["-o", "json", "--name", "desk"];
+    let first = machine.profile(&arguments);
+    assert!(first.stderr.contains("measuring the disk"), "{first:?}");
+    let again = machine.profile(&arguments);
+    assert!(!again.stderr.contains("measuring"), "{again:?}");
+    let (first, again) = (first.status("desk"), again.status("desk"));
+    let but_for_memory = |mut status: NodeProfileStatus| {
+        status.memory.available_bytes = 0;
+        status
+    };
+    assert_eq!(but_for_memory(again), but_for_memory(first.clone()));
+
+    for (changed, reason) in [(&["--threads", "1"][..], "threads"), (&["--fresh"], "")] {
+        let other = machine.profile(&[&arguments, changed].concat());
+        assert!(
+            other.stderr.contains("measuring the disk") && other.stderr.contains(reason),
+            "{other:?}"
+        );
+    }
+    // Another machine's name is another profile.
+    let other = machine.profile(&["--name", "desk-2", "--threads", "1"]);
+    assert!(
+        other.stderr.contains("nothing was measured yet"),
+        "{other:?}"
+    );
+    assert!(
+        other.stdout.starts_with("desk-2: ") && other.stdout.contains("GFLOP/s"),
+        "{other:?}"
+    );
+}
+
+#[test]
+fn the_way_to_a_member_of_a_ring_is_measured_while_it_serves() {
+    let machine = Machine::new();
+    let ring = LocalRing::builder().model(&smollm2()).members(2).start();
+    let address = address_of_member(&ring, 1);
+    let link = format!("laptop={address}");
+    let status = machine
+        .profile(&["-o", "yaml", "--name", "desk", "--link", &link])
+        .status("desk");
+    assert_eq!(status.links.len(), 1);
+    assert_eq!(status.links[0].to, "laptop");
+    assert!(
+        status.links[0].latency_nanoseconds > 0 && status.links[0].bytes_per_second > 1_000_000,
+        "{:?}",
+        status.links
+    );
+    // The ring is none the worse.
+    assert!(
+        ring.complete("The capital of France is", 8)
+            .contains("Paris")
+    );
+    ring.stop();
+
+    let error = machine.refused(&["--name", "desk", "--link", &link]);
+    assert!(
+        error.contains("laptop") && error.contains(&address),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_cannot_be_measured_is_named_with_what_to_do() {
+    let machine = Machine::new();
+    // Nobody can make a file there, not even root.
+    for (arguments, expected) in [
+        (
+            &["--models", "/proc"][..],
+            &["/proc", "make the folder writable", "--models"][..],
+        ),
+        (
+            &["--models", "no/such/folder"],
+            &["no/such/folder", "--models"],
+        ),
+        (&["--name", "My PC"], &["--name", "My PC", "lower-case"]),
+        (&["--link", "laptop"], &["--link", "NAME=HOST:PORT"]),
+        (&["--threads", "0"], &["--threads", "1..=1024"]),
+    ] {
+        let error = machine.refused(arguments);
+        for part in expected {
+            assert!(error.contains(part), "no {part:?} in {error}");
+        }
+    }
+}
+
+/// A cache and a models' folder of a test's own, on the disk on which the tests are built: `/tmp` may be in memory.
+struct Machine(TempDir);
+
+/// How the agent ended and what it had written.
+#[derive(Debug)]
+struct Ended {
+    success: bool,
+    stdout: String,
+    stderr: String,
+    /// Most memory that was resident, by the kernel.
+    peak_bytes: u64,
+}
+
+impl Machine {
+    fn new() -> Machine {
+        let folder = built_binary("prima-node-agent");
+        let folder = tempfile::tempdir_in(folder.parent().unwrap()).unwrap();
+        fs::create_dir(folder.path().join("models")).unwrap();
+        Machine(folder)
+    }
+
+    /// Where models are by default.
+    fn models(&self) -> PathBuf {
+        self.0.path().join("models")
+    }
+
+    fn profile(&self, arguments: &[&str]) -> Ended {
+        let ended = self.run(arguments);
+        assert!(ended.success, "{ended:?}");
+        ended
+    }
+
+    fn refused(&self, arguments: &[&str]) -> String {
+        let ended = self.run(arguments);
+        assert!(!ended.success && ended.stdout.is_empty(), "{ended:?}");
+        ended.stderr
+    }
+
+    fn run(&self, arguments: &[&str]) -> Ended {
+        let (stdout, stderr) = (self.0.path().join("stdout"), self.0.path().join("stderr"));
+        let file = |path: &Path| Stdio::from(fs::File::create(path).unwrap());
+        let mut child = Command::new(built_binary("prima-node-agent"))
+            .arg("profile")
+            .args(arguments)
+            .env("PRIMA_CACHE", self.0.path())
+            .stdin(Stdio::null())
+            .stdout(file(&stdout))
+            .stderr(file(&stderr))
+            .spawn()
+            .unwrap();
+        let mut peak_bytes = 0;
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+            peak_bytes = peak_bytes.max(peak_of(child.id()));
+            thread::sleep(Duration::from_millis(5));
+        };
+        Ended {
+            success: status.success(),
+            stdout: fs::read_to_string(stdout).unwrap(),
+            stderr: fs::read_to_string(stderr).unwrap(),
+            peak_bytes,
+        }
+    }
+}
+
+impl Ended {
+    /// The profile that was printed, which must be a valid one of the machine `name`.
+    fn status(&self, name: &str) -> NodeProfileStatus {
+        let profile = NodeProfile::from_yaml("stdout", &self.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {self:?}"));
+        assert_eq!(profile.metadata.name.as_deref(), Some(name));
+        profile.status.unwrap()
+    }
+}
+
+/// Bytes: the line `VmHWM: 1234 kB` of /proc/PID/status. 0 for a process that has ended.
+fn peak_of(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kilobytes = line.and_then(|line| line.trim().strip_suffix("kB"));
+    kilobytes.map_or(0, |number| number.trim().parse::<u64>().unwrap() * 1024)
+}
+
+/// Where the member of this rank listens, by the plan that it was started with.
+fn address_of_member(ring: &LocalRing, rank: usize) -> String {
+    let command =
+        fs::read_to_string(format!("/proc/{}/cmdline", ring.members()[rank].pid)).unwrap();
+    let plan = command
+        .split('\0')
+        .skip_while(|argument| *argument != "--plan")
+        .nth(1);
+    let plan = plan.expect("the plan's path");
+    let text = fs::read_to_string(plan).unwrap();
+    let plan = RingPlan::from_yaml(plan, &text).unwrap();
+    plan.spec.members[rank].address.clone()
+}
