@@ -6,6 +6,7 @@
 
 mod agents;
 mod health;
+mod planned;
 mod screen;
 mod split;
 
@@ -15,32 +16,36 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use prima_crds::v1alpha1::ring_plan::{
-    ActivationDtype, PlannedModel, RingMember, RingPlan, RingPlanError, RingPlanSpec,
+    ActivationDtype, PlannedModel, PlannedWindow, RingMember, RingPlan, RingPlanError, RingPlanSpec,
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use agents::{AgentOptions, Agents, AgentsError};
 use health::Health;
-use screen::Screen;
+use planned::{PlannedError, Wishes};
+use screen::{Ready, Screen};
 use split::SplitError;
 
 use crate::model_file::{ModelFile, ModelFileError};
-use crate::plan::DEFAULT_CONTEXT;
+use crate::plan::{self, DEFAULT_CONTEXT};
 
 #[derive(clap::Args)]
 pub struct RunArgs {
     /// The model, a GGUF file
     #[arg(value_name = "MODEL.gguf")]
     model: PathBuf,
-    /// Agents to start [default: as many as --split names, else 3]
+    /// Agents to start, each with a part of this machine's memory [default: as many as --split names, else 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     members: Option<u16>,
-    /// Layers of each member, in ring order, in all rounds together; 0 is allowed [default: even]
+    /// Layers of each member, in ring order, in all rounds together; 0 is allowed [default: as planned]
     #[arg(long, value_name = "LAYERS,..", value_delimiter = ',')]
     split: Option<Vec<u16>>,
-    /// How often a token goes round the ring; every member's layers are spread over the rounds
-    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    rounds: u16,
+    /// How often a token goes round the ring; every member's layers are spread over the rounds [default: as planned]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    rounds: Option<u16>,
+    /// Plan with this NodeProfile, instead of measuring the machine (seconds, once a week)
+    #[arg(long, value_name = "YAML")]
+    profile: Option<PathBuf>,
     /// Port of the HTTP endpoint on 127.0.0.1, 0 for any free one [default: 8080, or the next free one]
     #[arg(long, value_name = "P")]
     port: Option<u16>,
@@ -67,6 +72,8 @@ pub enum LocalError {
     Model(#[from] ModelFileError),
     #[error(transparent)]
     Split(#[from] SplitError),
+    #[error(transparent)]
+    Planned(#[from] PlannedError),
     #[error(
         "--port {port}: cannot listen on 127.0.0.1:{port}; choose another port, or 0 for any free one"
     )]
@@ -97,7 +104,6 @@ pub enum LocalError {
 
 /// Sequences that may hold a KV cache at once.
 const MAX_CONCURRENT_REQUESTS: i32 = 16;
-const DEFAULT_MEMBERS: usize = 3;
 const DEFAULT_PORT: u16 = 8080;
 /// How many ports above the default are tried.
 const PORTS_TRIED: u16 = 100;
@@ -106,27 +112,53 @@ const HEALTH_INTERVAL: Duration = Duration::from_millis(100);
 /// Runs the ring until Ctrl-C, SIGTERM or SIGHUP (`Ok`), or until a member dies (`Err`). No agent outlives it.
 pub async fn run(args: RunArgs) -> Result<(), LocalError> {
     let model = ModelFile::read(&args.model)?;
-    let shares = split::shares(
-        model.profile.spec.layers as usize,
-        args.members.map(usize::from),
-        args.split.as_deref(),
-        DEFAULT_MEMBERS,
-    )?;
-    let windows = split::windows(&shares, usize::from(args.rounds))?;
+    let spec = &model.profile.spec;
+    let context = args
+        .context
+        .unwrap_or((spec.trained_context_length as u32).min(DEFAULT_CONTEXT));
     let http = http_address(args.port)?;
+    let screen = Screen::new();
+    // Before the first agent, so that no signal finds agents and nobody who would end them.
+    let mut stop = StopSignals::install().map_err(LocalError::Signals)?;
+    let (rounds, windows, report): (i32, Vec<Vec<PlannedWindow>>, _) = match &args.split {
+        Some(split) => {
+            let members = args.members.map(usize::from);
+            let shares = split::shares(spec.layers as usize, members, split)?;
+            let rounds = args.rounds.unwrap_or(1);
+            (
+                i32::from(rounds),
+                split::windows(&shares, usize::from(rounds))?,
+                None,
+            )
+        }
+        None => {
+            let wishes = Wishes {
+                members: args.members.map(usize::from),
+                rounds: args.rounds.map(usize::from),
+                context: context as usize,
+                threads: args.threads.map(usize::from),
+                profile: args.profile.as_deref(),
+            };
+            let plan = tokio::select! {
+                plan = planned::plan(&model, &wishes, &screen) => plan?,
+                () = stop.received() => return Ok(()),
+            };
+            // One machine's members are alike, so what they are called follows the ring's order.
+            let windows = plan::members(&plan, |_| String::new());
+            let windows = windows.into_iter().map(|member| member.windows).collect();
+            (plan.rounds as i32, windows, Some(plan.report))
+        }
+    };
     let members = windows
-        .into_iter()
-        .zip(ring_ports(shares.len())?)
+        .iter()
+        .zip(ring_ports(windows.len())?)
         .enumerate()
         .map(|(rank, (windows, port))| RingMember {
             name: format!("m{rank}"),
             address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string(),
-            windows,
+            windows: windows.clone(),
         })
         .collect();
-    let context = args
-        .context
-        .unwrap_or((model.profile.spec.trained_context_length as u32).min(DEFAULT_CONTEXT));
     let plan = RingPlan::new(
         "local",
         RingPlanSpec {
@@ -140,7 +172,7 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
             context_length: context as i32,
             max_concurrent_requests: MAX_CONCURRENT_REQUESTS,
             activation_dtype: ActivationDtype::F32,
-            rounds: args.rounds.into(),
+            rounds,
             members,
         },
     );
@@ -156,9 +188,6 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
     let plan_file = directory.path().join("ring-plan.yaml");
     write_plan(&plan, &plan_file)?;
 
-    let screen = Screen::new();
-    // Before the first agent, so that no signal finds agents and nobody who would end them.
-    let mut stop = StopSignals::install().map_err(LocalError::Signals)?;
     let mut agents = Agents::start(
         &plan.spec,
         &AgentOptions {
@@ -169,11 +198,18 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
         },
         &screen,
     )?;
-    let pids = agents.pids();
+    let ring = Ready {
+        plan: &plan.spec,
+        bytes: model.bytes_per_member(&plan.spec),
+        predicted: report.as_ref(),
+        http,
+        pids: agents.pids(),
+        needs_key: args.api_key.is_some(),
+    };
     let outcome = tokio::select! {
         exit = agents.first_exit() => Err(LocalError::MemberDied(exit)),
         () = stop.received() => Ok(()),
-        never = announce(&plan.spec, &model, http, &args, &screen, pids) => match never {},
+        never = announce(ring, &screen) => match never {},
     };
     match outcome {
         Ok(()) => {
@@ -194,30 +230,17 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
 }
 
 /// Waits until rank 0 answers that a token went round, tells the user how to use the ring, and then waits for ever.
-async fn announce(
-    plan: &RingPlanSpec,
-    model: &ModelFile,
-    http: SocketAddr,
-    args: &RunArgs,
-    screen: &Screen,
-    pids: Vec<u32>,
-) -> std::convert::Infallible {
-    screen.status(&format!("starting {} agents", plan.members.len()));
+async fn announce(ring: Ready<'_>, screen: &Screen) -> std::convert::Infallible {
+    screen.status(&format!("starting {} agents", ring.plan.members.len()));
     loop {
-        match health::get(http).await {
+        match health::get(ring.http).await {
             Health::Ready => break,
             Health::Loading(message) => screen.status(&message),
             Health::NoAnswer => {}
         }
         tokio::time::sleep(HEALTH_INTERVAL).await;
     }
-    screen.ready(
-        plan,
-        &model.bytes_per_member(plan),
-        http,
-        &pids,
-        args.api_key.is_some(),
-    );
+    screen.ready(&ring);
     std::future::pending().await
 }
 

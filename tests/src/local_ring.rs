@@ -22,6 +22,7 @@ use crate::{assets, http};
 #[derive(Default)]
 pub struct LocalRingBuilder {
     args: Vec<OsString>,
+    measures: bool,
 }
 
 /// A ring that serves.
@@ -72,6 +73,12 @@ impl LocalRingBuilder {
         self.arg("--split").arg(layers.join(","))
     }
 
+    /// Measures the machine, as `prima run` does, instead of reading a profile; that takes a while.
+    pub fn measured(mut self) -> Self {
+        self.measures = true;
+        self
+    }
+
     /// Any further argument.
     pub fn arg(mut self, arg: impl Into<OsString>) -> Self {
         self.args.push(arg.into());
@@ -102,6 +109,10 @@ impl LocalRingBuilder {
     fn spawn(mut self) -> Process {
         if !self.args.iter().any(|arg| arg == "--port") {
             self = self.arg("--port").arg("0");
+        }
+        if !self.args.iter().any(|arg| arg == "--profile" || arg == "--split") && !self.measures {
+            let profile = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/machine.yaml");
+            self = self.arg("--profile").arg(profile);
         }
         let mut command = Command::new(built_binary("prima"));
         command

@@ -1,6 +1,8 @@
 //! The paper's home clusters (Table 2), from documents whose sources they name: the shape of the answers and the latencies
 //! of Table 3. Golden: what is planned for each is kept in `paper/plans.txt`, to be read and compared.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
+
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 

@@ -88,6 +88,17 @@ const LINES_KEPT: usize = 10;
 /// A longer line is shown in pieces, so that no agent can fill our memory.
 const MAX_LINE: usize = 8192;
 
+/// The agent that lies beside this program.
+pub fn program() -> Result<PathBuf, AgentsError> {
+    let program = std::env::current_exe()
+        .map_err(AgentsError::OwnPath)?
+        .with_file_name(format!("prima-node-agent{}", std::env::consts::EXE_SUFFIX));
+    match program.is_file() {
+        true => Ok(program),
+        false => Err(AgentsError::Missing { path: program }),
+    }
+}
+
 impl Agents {
     /// Starts one agent for each member of `plan`. If one cannot be started, those before it are killed.
     pub fn start(
@@ -95,12 +106,7 @@ impl Agents {
         options: &AgentOptions<'_>,
         screen: &Screen,
     ) -> Result<Self, AgentsError> {
-        let program = std::env::current_exe()
-            .map_err(AgentsError::OwnPath)?
-            .with_file_name(format!("prima-node-agent{}", std::env::consts::EXE_SUFFIX));
-        if !program.is_file() {
-            return Err(AgentsError::Missing { path: program });
-        }
+        let program = program()?;
         let threads = options
             .threads
             .unwrap_or_else(|| available_parallelism().map_or(1, |cores| cores.get()));

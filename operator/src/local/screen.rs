@@ -11,7 +11,20 @@ use std::time::Duration;
 use comfy_table::{Table, presets};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use prima_crds::v1alpha1::ring_plan::{PlannedWindow, RingPlanSpec};
+use prima_halda::PlanReport;
 use serde_json::json;
+
+/// A ring that serves.
+pub struct Ready<'a> {
+    pub plan: &'a RingPlanSpec,
+    /// Of weights, for each member.
+    pub bytes: Vec<u64>,
+    /// Where the planner made the plan.
+    pub predicted: Option<&'a PlanReport>,
+    pub http: SocketAddr,
+    pub pids: Vec<u32>,
+    pub needs_key: bool,
+}
 
 /// Cheap to clone.
 #[derive(Clone)]
@@ -67,17 +80,26 @@ impl Screen {
     }
 
     /// The ring serves: the table, the addresses, and a line to paste.
-    pub fn ready(
-        &self,
-        plan: &RingPlanSpec,
-        bytes: &[u64],
-        http: SocketAddr,
-        pids: &[u32],
-        needs_key: bool,
-    ) {
+    pub fn ready(&self, ring: &Ready<'_>) {
         self.finish();
+        let Ready {
+            plan,
+            bytes,
+            predicted,
+            http,
+            pids,
+            needs_key,
+        } = ring;
+        let predicted = predicted.map_or(String::new(), |report| {
+            format!(
+                "Predicted: {:.0} tokens/s, the first {:.1} s after a prompt of {} tokens\n",
+                1e3 / report.tpot_milliseconds,
+                report.ttft_milliseconds / 1e3,
+                report.prompt_tokens
+            )
+        });
         let text = format!(
-            "\n{} is ready: {}, {}, {}\n\n{}\n\n\
+            "\n{} is ready: {}, {}, {}\n\n{}\n{predicted}\n\
              Chat:  http://{http}/\n\
              API:   http://{http}/v1 (as OpenAI's)\n\n\
              Try it:\n\n{}\n\n\
@@ -87,7 +109,7 @@ impl Screen {
             counted(plan.members.len(), "member"),
             counted(plan.rounds as usize, "round"),
             ring_table(plan, bytes, pids),
-            curl_line(&plan.model.name, http, needs_key),
+            curl_line(&plan.model.name, *http, *needs_key),
         );
         // Whoever closed our stdout does not want to know.
         let _ = writeln!(io::stdout(), "{text}");

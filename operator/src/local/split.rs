@@ -1,17 +1,10 @@
-//! Which member runs which layers when nobody plans: as even as possible, or as `--split` says. Pure.
-//!
-//! This file decides the windows of a local ring. It does not weigh devices against each other; that is the
-//! planner's work.
+//! Which member runs which layers when `--split` says so, instead of the planner. Pure.
 
 use prima_crds::v1alpha1::ring_plan::PlannedWindow;
 
 /// Why the layers cannot be split as asked.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SplitError {
-    #[error(
-        "--members {members}: the model has only {layers} layers, and without --split every member gets at least one"
-    )]
-    MoreMembersThanLayers { members: usize, layers: usize },
     #[error(
         "--split {split}: expected numbers that sum to the model's {expected} layers, found a sum of {found}"
     )]
@@ -32,21 +25,12 @@ pub enum SplitError {
     EmptyRound { rounds: usize, most: usize },
 }
 
-/// Layers of each member in all rounds together. Without `split`: even, earlier members take the rest; `members`
-/// defaults to `default_members`, or fewer where the model has fewer layers.
+/// Layers of each member in all rounds together, as `--split` says.
 pub fn shares(
     layers: usize,
     members: Option<usize>,
-    split: Option<&[u16]>,
-    default_members: usize,
+    split: &[u16],
 ) -> Result<Vec<usize>, SplitError> {
-    let Some(split) = split else {
-        let members = members.unwrap_or(default_members.min(layers));
-        if members > layers {
-            return Err(SplitError::MoreMembersThanLayers { members, layers });
-        }
-        return Ok(even(layers, members).collect());
-    };
     let shares: Vec<usize> = split.iter().copied().map(usize::from).collect();
     let written = || {
         let numbers: Vec<String> = split.iter().map(u16::to_string).collect();
@@ -117,14 +101,6 @@ mod tests {
     }
 
     #[test]
-    fn splits_evenly_and_gives_the_rest_to_the_first() {
-        assert_eq!(shares(30, Some(3), None, 3), Ok(vec![10, 10, 10]));
-        assert_eq!(shares(32, Some(5), None, 3), Ok(vec![7, 7, 6, 6, 6]));
-        assert_eq!(shares(30, None, None, 3), Ok(vec![10, 10, 10]));
-        assert_eq!(shares(2, None, None, 3), Ok(vec![1, 1]));
-    }
-
-    #[test]
     fn counts_layers_through_the_ring_round_after_round() {
         assert_eq!(ranges(&[10, 12, 8], 1), [[(0, 10)], [(10, 22)], [(22, 30)]]);
         assert_eq!(
@@ -138,7 +114,7 @@ mod tests {
         for layers in 1..40usize {
             for members in 1..=layers.min(7) {
                 for rounds in 1..=layers.div_ceil(members) {
-                    let shares = shares(layers, Some(members), None, 3).unwrap();
+                    let shares: Vec<usize> = even(layers, members).collect();
                     let rows = ranges(&shares, rounds);
                     let mut next = 0;
                     for round in 0..rounds {
@@ -158,22 +134,11 @@ mod tests {
     #[test]
     fn refuses_what_does_not_add_up() {
         assert_eq!(
-            shares(30, Some(31), None, 3),
-            Err(SplitError::MoreMembersThanLayers {
-                members: 31,
-                layers: 30
-            })
-        );
-        assert_eq!(
-            shares(30, None, Some(&[10, 12, 9]), 3)
-                .unwrap_err()
-                .to_string(),
+            shares(30, None, &[10, 12, 9]).unwrap_err().to_string(),
             "--split 10,12,9: expected numbers that sum to the model's 30 layers, found a sum of 31"
         );
         assert_eq!(
-            shares(30, Some(2), Some(&[10, 12, 8]), 3)
-                .unwrap_err()
-                .to_string(),
+            shares(30, Some(2), &[10, 12, 8]).unwrap_err().to_string(),
             "--split 10,12,8: expected 2 numbers, as --members says, found 3"
         );
         assert_eq!(
