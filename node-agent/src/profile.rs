@@ -198,6 +198,8 @@ fn measure(
         .collect::<Result<_, _>>()
         .map_err(ProfileError::Cpu)?;
     let overhead = cpu::layer_overhead_seconds(pool, &weights).map_err(ProfileError::Cpu)?;
+    progress("looking for GPUs");
+    let gpus = gpu::measure(root, &weights);
     drop(weights);
 
     progress("measuring the link to this machine itself");
@@ -226,7 +228,7 @@ fn measure(
         },
         memory,
         disk,
-        gpus: gpu::seen(root),
+        gpus,
         links: vec![loopback],
     })
 }

@@ -40,7 +40,7 @@ mod mapped_weights;
 mod model;
 mod output_head;
 
-pub use accelerator::Accelerator;
+pub use accelerator::{Accelerator, DeviceMatrix, DeviceRows, GpuFacts};
 pub use compute::Compute;
 pub use config::ModelConfig;
 pub use device::LayerDevices;

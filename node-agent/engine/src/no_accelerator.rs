@@ -3,12 +3,27 @@
 
 use crate::config::ModelConfig;
 use crate::error::EngineError;
-use crate::kernels::{KvShape, RopeAngles};
+use crate::kernels::{KvShape, Matrix, RopeAngles};
 use crate::layer_window::{Layer, Sequence};
 
 /// A GPU of this machine; this build has code for none.
 #[derive(Debug, Clone)]
 pub enum Accelerator {}
+
+/// What a GPU says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuFacts {
+    pub name: String,
+    pub unified_memory: bool,
+    pub total_bytes: u64,
+    pub available_bytes: u64,
+}
+
+/// A weight matrix on a GPU.
+pub enum DeviceMatrix {}
+
+/// Rows of numbers on a GPU.
+pub enum DeviceRows {}
 
 #[derive(Clone)]
 pub(crate) enum DeviceKv {}
@@ -20,6 +35,42 @@ impl Accelerator {
     /// [`EngineError::NoAccelerator`], always.
     pub fn open() -> Result<Accelerator, EngineError> {
         Err(EngineError::NoAccelerator)
+    }
+
+    pub fn facts(&self) -> Result<GpuFacts, EngineError> {
+        match *self {}
+    }
+
+    pub fn copy_matrix(&self, _matrix: Matrix<'_>) -> Result<DeviceMatrix, EngineError> {
+        match *self {}
+    }
+
+    pub fn copy_rows(&self, _numbers: &[f32], _rows: usize) -> Result<DeviceRows, EngineError> {
+        match *self {}
+    }
+
+    pub fn finish(&self) -> Result<(), EngineError> {
+        match *self {}
+    }
+}
+
+impl DeviceMatrix {
+    pub fn multiply(&self, _rows: &DeviceRows) -> Result<DeviceRows, EngineError> {
+        match *self {}
+    }
+}
+
+impl DeviceRows {
+    pub fn read(&self) -> Result<(), EngineError> {
+        match *self {}
+    }
+
+    pub fn write(&self, _rows: &DeviceRows) -> Result<(), EngineError> {
+        match *self {}
+    }
+
+    pub fn copy_back(&self) -> Result<Vec<f32>, EngineError> {
+        match *self {}
     }
 }
 

@@ -82,6 +82,14 @@ impl Weights {
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
+
+    /// As many matrices of the decode's shape as there are bytes for.
+    ///
+    /// # Errors
+    /// None for a format of [`formats`].
+    pub fn matrices(&self, format: GgmlType) -> Result<Vec<Matrix<'_>>, MatrixError> {
+        Ok(Turns::new(self, format, DECODE_ROWS)?.matrices)
+    }
 }
 
 /// Multiplies weights of one format with one position, and with many.
@@ -191,13 +199,13 @@ pub fn layer_overhead_seconds(pool: &ThreadPool, weights: &Weights) -> Result<f6
 }
 
 /// Columns of every matrix, and rows of a feed-forward matrix: a model of 1B.
-const COLUMNS: usize = 2048;
-const DECODE_ROWS: usize = 8192;
+pub const COLUMNS: usize = 2048;
+pub const DECODE_ROWS: usize = 8192;
 const ONE_F32_MATRIX: usize = COLUMNS * DECODE_ROWS * 4;
 /// Smaller, for processors that would take a second otherwise.
 const PREFILL_ROWS: usize = 2048;
 /// Positions of a prefill that are multiplied at once: half a frame of the ring.
-const POSITIONS: usize = 64;
+pub const POSITIONS: usize = 64;
 /// Bytes at least between two looks at the clock.
 const DECODE_SAMPLE: usize = 24 << 20;
 

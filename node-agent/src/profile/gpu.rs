@@ -1,14 +1,254 @@
 //! The GPUs of this machine: the one that the engine can use, measured; every other one that is seen, with the reason why
 //! it cannot be used. Refuses to estimate: what was not measured is left out.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::BufWriter;
 use std::path::Path;
 
-use prima_crds::v1alpha1::node_profile::{GpuBackend, GpuProfile};
+use prima_crds::v1alpha1::node_profile::{GpuBackend, GpuMeasurements, GpuProfile, Throughput};
+use prima_engine::kernels::MatrixError;
+use prima_engine::{
+    Accelerator, BatchEntry, Compute, EngineError, GpuFacts, LayerDevices, LayerWindow, Model,
+};
+use prima_gguf::GgmlType;
+use prima_gguf::writer::{GgufWriter, WriterError};
 
-/// What is seen of GPUs in the files below `root` (`/`, but in tests), none of them measured.
-pub fn seen(root: &Path) -> Vec<GpuProfile> {
-    let mut gpus = nvidia(root);
+use super::cpu::{self, Weights};
+use super::samples::Samples;
+
+#[derive(Debug, thiserror::Error)]
+pub enum GpuError {
+    #[error("the engine failed")]
+    Engine(#[from] EngineError),
+    #[error("the weights cannot be used")]
+    Matrix(#[from] MatrixError),
+    #[error("none of the engine's weight formats runs on it; the last refusal")]
+    NoFormat(#[source] EngineError),
+    #[error("cannot write a small model to measure with")]
+    File(#[source] std::io::Error),
+    #[error("cannot write a small model to measure with")]
+    Model(#[source] WriterError),
+}
+
+/// All GPUs of this machine: the engine's first, if it has one.
+pub fn measure(root: &Path, weights: &Weights) -> Vec<GpuProfile> {
+    let accelerator = match Accelerator::open() {
+        Ok(accelerator) => accelerator,
+        Err(EngineError::NoAccelerator) => {
+            return seen(
+                root,
+                "this agent was built without CUDA: build it with the feature `cuda`",
+            );
+        }
+        Err(error) => return seen(root, &crate::error_chain(&error)),
+    };
+    let facts = match accelerator.facts() {
+        Ok(facts) => facts,
+        Err(error) => return seen(root, &crate::error_chain(&error)),
+    };
+    let name = facts.name.clone();
+    let backend = match cfg!(feature = "metal") {
+        true => GpuBackend::Metal,
+        false => GpuBackend::Cuda,
+    };
+    let (measured, unusable) = match figures(&accelerator, facts, weights) {
+        Ok(measured) => (Some(measured), None),
+        Err(error) => (None, Some(crate::error_chain(&error))),
+    };
+    let mut others = seen(root, "the engine uses one GPU, the first");
+    if let Some(same) = others.iter().position(|gpu| gpu.name == name) {
+        others.remove(same);
+    }
+    let first = GpuProfile {
+        name,
+        backend,
+        unusable,
+        measured,
+    };
+    std::iter::once(first).chain(others).collect()
+}
+
+/// Columns of rows that are copied, read and written: 64 MiB of them.
+const ROWS: usize = 8192;
+const ROW: usize = 2048;
+
+fn figures(
+    gpu: &Accelerator,
+    facts: GpuFacts,
+    weights: &Weights,
+) -> Result<GpuMeasurements, GpuError> {
+    let numbers = vec![0.5; ROWS * ROW];
+    let bytes = (ROWS * ROW * 4) as f64;
+    let rate = |samples: Samples| (bytes / samples.median()) as i64;
+    let rows = gpu.copy_rows(&numbers, ROWS)?;
+    let other_rows = gpu.copy_rows(&numbers, ROWS)?;
+    let read = Samples::attempted(|| rows.read().and_then(|()| gpu.finish()))?;
+    let written = Samples::attempted(|| rows.write(&other_rows).and_then(|()| gpu.finish()))?;
+    let to = Samples::attempted(|| {
+        gpu.copy_rows(&numbers, ROWS)?;
+        gpu.finish()
+    })?;
+    let from = Samples::attempted(|| rows.copy_back().map(drop))?;
+    // One number there and back: two copies of next to no bytes.
+    let both = Samples::attempted(|| gpu.copy_rows(&[0.5], 1)?.copy_back().map(drop))?;
+    let (to, from) = match facts.unified_memory {
+        true => (0, 0),
+        false => (rate(to), rate(from)),
+    };
+    Ok(GpuMeasurements {
+        unified_memory: facts.unified_memory,
+        total_bytes: facts.total_bytes as i64,
+        available_bytes: facts.available_bytes as i64,
+        read_bytes_per_second: rate(read),
+        kv_append_bytes_per_second: rate(written),
+        to_gpu_bytes_per_second: to,
+        from_gpu_bytes_per_second: from,
+        copy_overhead_nanoseconds: (both.median() / 2.0 * 1e9) as i64,
+        throughput: throughputs(gpu, weights)?,
+        layer_overhead_nanoseconds: (layer_overhead_seconds(gpu)? * 1e9) as i64,
+    })
+}
+
+/// Of every format for which the GPU has kernels.
+fn throughputs(gpu: &Accelerator, weights: &Weights) -> Result<Vec<Throughput>, GpuError> {
+    let mut measured = Vec::new();
+    let mut refusal = None;
+    for format in cpu::formats() {
+        let matrices = weights.matrices(format)?;
+        match throughput(gpu, format, &matrices) {
+            Ok(one) => measured.push(one),
+            Err(error) => refusal = Some(error),
+        }
+    }
+    match (measured.is_empty(), refusal) {
+        (true, Some(error)) => Err(GpuError::NoFormat(error)),
+        _ => Ok(measured),
+    }
+}
+
+fn throughput(
+    gpu: &Accelerator,
+    format: GgmlType,
+    matrices: &[prima_engine::kernels::Matrix<'_>],
+) -> Result<Throughput, EngineError> {
+    let bytes: usize = matrices.iter().map(|matrix| matrix.bytes().len()).sum();
+    let matrices = matrices
+        .iter()
+        .map(|matrix| gpu.copy_matrix(*matrix))
+        .collect::<Result<Vec<_>, _>>()?;
+    let rows = |n: usize| gpu.copy_rows(&vec![0.5; n * cpu::COLUMNS], n);
+    let (one, many) = (rows(1)?, rows(cpu::POSITIONS)?);
+    let decode = Samples::attempted(|| {
+        for matrix in &matrices {
+            matrix.multiply(&one)?;
+        }
+        gpu.finish()
+    })?;
+    let mut turns = matrices.iter().cycle();
+    let prefill = Samples::attempted(|| {
+        if let Some(matrix) = turns.next() {
+            matrix.multiply(&many)?;
+        }
+        gpu.finish()
+    })?;
+    let flop = 2.0 * (cpu::COLUMNS * cpu::DECODE_ROWS * cpu::POSITIONS) as f64;
+    Ok(Throughput {
+        format: format.name().to_owned(),
+        decode_bytes_per_second: (bytes as f64 / decode.median()) as i64,
+        prefill_flop_per_second: (flop / prefill.median()) as i64,
+        spread_percent: Some(
+            decode
+                .spread_percent()
+                .max(prefill.spread_percent())
+                .round() as i32,
+        ),
+    })
+}
+
+/// What one more layer takes whose weights are next to nothing, by the engine's own pass: half of a window's layers less.
+fn layer_overhead_seconds(gpu: &Accelerator) -> Result<f64, GpuError> {
+    const LAYERS: usize = 16;
+    let file = tempfile::NamedTempFile::new().map_err(GpuError::File)?;
+    write_small_model(file.as_file(), LAYERS)?;
+    let model = Model::open(file.path())?;
+    let compute = Compute::new(1)?;
+    let devices = |layers| LayerDevices::last_on(layers, gpu.clone());
+    let seconds = |layers: usize| -> Result<f64, GpuError> {
+        let window = model.layer_window(0..layers, &devices(layers))?;
+        Ok(Samples::attempted(|| one_position(&model, &window, &compute))?.median())
+    };
+    let (half, all) = (seconds(LAYERS / 2)?, seconds(LAYERS)?);
+    Ok((all - half).max(0.0) / (LAYERS - LAYERS / 2) as f64)
+}
+
+fn one_position(model: &Model, window: &LayerWindow, compute: &Compute) -> Result<(), EngineError> {
+    let mut kv = model.kv_cache(&[window.layers()], 1);
+    let mut activation = vec![0.5; model.config().hidden];
+    let mut batch = [BatchEntry {
+        kv: &mut kv,
+        first_position: 0,
+        rows: 1,
+    }];
+    window.forward(compute, &mut activation, &mut batch)
+}
+
+/// A model of the llama family whose matrices are zeros: 160 kB a layer.
+fn write_small_model(file: &File, layers: usize) -> Result<(), GpuError> {
+    const SIDE: u64 = 256;
+    let mut writer = GgufWriter::new();
+    writer.metadata("general.architecture", "llama");
+    for (key, value) in [
+        ("block_count", layers as u32),
+        ("embedding_length", SIDE as u32),
+        ("feed_forward_length", SIDE as u32),
+        ("attention.head_count", 4),
+        ("attention.head_count_kv", 4),
+        ("context_length", 64),
+    ] {
+        writer.metadata(&format!("llama.{key}"), value);
+    }
+    writer.metadata("llama.attention.layer_norm_rms_epsilon", 1e-5_f32);
+    let mut names = vec!["token_embd".to_owned(), "output_norm".to_owned()];
+    let parts = [
+        "attn_norm",
+        "attn_q",
+        "attn_k",
+        "attn_v",
+        "attn_output",
+        "ffn_norm",
+        "ffn_gate",
+        "ffn_up",
+        "ffn_down",
+    ];
+    names.extend((0..layers).flat_map(|layer| parts.map(|part| format!("blk.{layer}.{part}"))));
+    for name in &names {
+        let name = format!("{name}.weight");
+        match name.ends_with("_norm.weight") {
+            true => writer.tensor(&name, GgmlType::F32, &[SIDE]),
+            false => writer.tensor(&name, GgmlType::Q4_0, &[SIDE, SIDE]),
+        };
+    }
+    let ones: Vec<u8> = (0..SIDE).flat_map(|_| 1.0_f32.to_le_bytes()).collect();
+    let blocks = (SIDE * SIDE) as usize / GgmlType::Q4_0.block_len();
+    let zeros = vec![0; blocks * GgmlType::Q4_0.block_bytes()];
+    let mut data = writer
+        .write_header(BufWriter::new(file))
+        .map_err(GpuError::Model)?;
+    for name in &names {
+        let bytes = if name.ends_with("_norm") {
+            &ones
+        } else {
+            &zeros
+        };
+        data.tensor(bytes).map_err(GpuError::Model)?;
+    }
+    data.finish().map(drop).map_err(GpuError::Model)
+}
+
+/// What is seen of GPUs in the files below `root` (`/`, but in tests), none of them measured; `unusable` says why those that
+/// the engine could use are not.
+fn seen(root: &Path, unusable: &str) -> Vec<GpuProfile> {
+    let mut gpus = nvidia(root, unusable);
     let with_driver = !gpus.is_empty();
     for (vendor, device) in display_devices(root) {
         let (name, backend, reason) = match vendor.as_str() {
@@ -38,7 +278,7 @@ fn no_backend(vendor: &str) -> String {
 }
 
 /// What NVIDIA's driver lists.
-fn nvidia(root: &Path) -> Vec<GpuProfile> {
+fn nvidia(root: &Path, unusable: &str) -> Vec<GpuProfile> {
     let mut names: Vec<String> = folders(&root.join("proc/driver/nvidia/gpus"))
         .filter_map(|folder| fs::read_to_string(folder.join("information")).ok())
         .map(|text| {
@@ -47,7 +287,6 @@ fn nvidia(root: &Path) -> Vec<GpuProfile> {
         })
         .collect();
     names.sort();
-    let unusable = "this agent was built without CUDA: build it with the feature `cuda`";
     names
         .into_iter()
         .map(|name| GpuProfile {
@@ -111,6 +350,7 @@ mod tests {
     fn every_gpu_is_listed_once_with_the_reason_why_it_cannot_be_used() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
+        let seen = |root| seen(root, "built without `cuda`");
         assert_eq!(seen(root), []);
         card(root, 0, "0x8086\n", "0x46a6\n");
         card(root, 1, "0x10de\n", "0x2484\n");
@@ -142,5 +382,35 @@ mod tests {
         assert_eq!(with_driver.len(), 2, "{with_driver:?}");
         assert_eq!(with_driver[0].0, "NVIDIA GeForce RTX 3070");
         assert!(with_driver[0].1.contains("`cuda`"), "{with_driver:?}");
+    }
+
+    /// The same operations on the CPU, as there is no GPU where this is built: that they work, not how fast.
+    #[cfg(feature = "accelerator")]
+    #[test]
+    fn every_figure_of_a_gpu_is_measured() {
+        let facts = GpuFacts {
+            name: "CPU".into(),
+            unified_memory: false,
+            total_bytes: 2,
+            available_bytes: 1,
+        };
+        let weights = Weights::new(0, 0);
+        let measured = figures(&Accelerator::emulated(), facts, &weights).unwrap();
+        assert_eq!((measured.total_bytes, measured.available_bytes), (2, 1));
+        for figure in [
+            measured.read_bytes_per_second,
+            measured.kv_append_bytes_per_second,
+            measured.to_gpu_bytes_per_second,
+            measured.from_gpu_bytes_per_second,
+            measured.copy_overhead_nanoseconds,
+            measured.layer_overhead_nanoseconds,
+        ] {
+            assert!(figure > 0, "{measured:?}");
+        }
+        assert_eq!(
+            measured.throughput.len(),
+            cpu::formats().count(),
+            "{measured:?}"
+        );
     }
 }

@@ -31,6 +31,19 @@ impl Samples {
         Samples::from(seconds)
     }
 
+    /// As [`take`](Self::take), for work that may fail, which ends it.
+    pub fn attempted<E>(mut work: impl FnMut() -> Result<(), E>) -> Result<Samples, E> {
+        work()?;
+        let begun = Instant::now();
+        let mut seconds = Vec::new();
+        while seconds.len() < RUNS || begun.elapsed() < BUDGET {
+            let start = Instant::now();
+            work()?;
+            seconds.push(start.elapsed().as_secs_f64());
+        }
+        Ok(Samples::from(seconds))
+    }
+
     pub fn median(&self) -> f64 {
         // A clock too coarse to see the work must not make a rate infinite.
         self.0[self.0.len() / 2].max(1e-9)

@@ -6,6 +6,7 @@
 
 mod kv;
 mod layers;
+mod probe;
 
 use std::borrow::Cow;
 
@@ -18,6 +19,7 @@ use crate::kernels::Matrix;
 
 pub(crate) use kv::DeviceKv;
 pub(crate) use layers::AcceleratedLayers;
+pub use probe::{DeviceMatrix, DeviceRows, GpuFacts};
 
 /// A GPU of this machine. Clones share it.
 #[derive(Debug, Clone)]

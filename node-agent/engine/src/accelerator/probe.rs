@@ -1,0 +1,149 @@
+//! Single operations on a GPU, for whoever measures it: copies, products, reads, each as the layers do it. No clock is read
+//! here, and nothing is computed that anyone needs.
+
+use candle_core::quantized::QMatMul;
+use candle_core::{Module, Result, Tensor};
+
+use super::{Accelerator, error};
+use crate::error::EngineError;
+use crate::kernels::Matrix;
+
+/// What a GPU says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuFacts {
+    pub name: String,
+    /// Shares its memory with the CPU.
+    pub unified_memory: bool,
+    pub total_bytes: u64,
+    /// CUDA: free. Metal: what is left of the recommended working set.
+    pub available_bytes: u64,
+}
+
+/// A weight matrix on a GPU.
+pub struct DeviceMatrix(QMatMul);
+
+/// Rows of numbers on a GPU.
+pub struct DeviceRows(Tensor);
+
+impl Accelerator {
+    /// # Errors
+    /// [`EngineError::Accelerator`] when the driver refuses, and for what only stands in for a GPU.
+    pub fn facts(&self) -> std::result::Result<GpuFacts, EngineError> {
+        facts(&self.device).map_err(|source| error("tell its name and memory", source))
+    }
+
+    /// Copies a matrix to the GPU, as layers are copied.
+    ///
+    /// # Errors
+    /// [`EngineError::Accelerator`]: no memory, or no kernels for the format.
+    pub fn copy_matrix(
+        &self,
+        matrix: Matrix<'_>,
+    ) -> std::result::Result<DeviceMatrix, EngineError> {
+        let copied = self.matrix(matrix);
+        Ok(DeviceMatrix(
+            copied.map_err(|source| error("copy a matrix", source))?,
+        ))
+    }
+
+    /// Copies `rows` rows of numbers to the GPU, as activations are copied.
+    ///
+    /// # Errors
+    /// [`EngineError::Accelerator`], also when the numbers are not whole rows.
+    pub fn copy_rows(
+        &self,
+        numbers: &[f32],
+        rows: usize,
+    ) -> std::result::Result<DeviceRows, EngineError> {
+        let shape = (rows, numbers.len() / rows.max(1));
+        let copied = Tensor::from_slice(numbers, shape, &self.device);
+        Ok(DeviceRows(
+            copied.map_err(|source| error("copy rows", source))?,
+        ))
+    }
+
+    /// Waits until everything asked for is done.
+    ///
+    /// # Errors
+    /// [`EngineError::Accelerator`].
+    pub fn finish(&self) -> std::result::Result<(), EngineError> {
+        let done = self.device.synchronize();
+        done.map_err(|source| error("finish", source))
+    }
+}
+
+impl DeviceMatrix {
+    /// Begins the product with `rows`.
+    ///
+    /// # Errors
+    /// [`EngineError::Accelerator`], also when the rows have another length than the matrix.
+    pub fn multiply(&self, rows: &DeviceRows) -> std::result::Result<DeviceRows, EngineError> {
+        let product = self.0.forward(&rows.0);
+        Ok(DeviceRows(
+            product.map_err(|source| error("multiply", source))?,
+        ))
+    }
+}
+
+impl DeviceRows {
+    /// Begins to read every number once.
+    ///
+    /// # Errors
+    /// [`EngineError::Accelerator`].
+    pub fn read(&self) -> std::result::Result<(), EngineError> {
+        let sum = self.0.sum_all();
+        sum.map(drop).map_err(|source| error("read", source))
+    }
+
+    /// Begins to write `rows` (no more than there are here) over the first ones, as keys and values are appended.
+    ///
+    /// # Errors
+    /// [`EngineError::Accelerator`].
+    pub fn write(&self, rows: &DeviceRows) -> std::result::Result<(), EngineError> {
+        let written = self.0.slice_set(&rows.0, 0, 0);
+        written.map_err(|source| error("write", source))
+    }
+
+    /// Copies the numbers back, waiting for whatever makes them.
+    ///
+    /// # Errors
+    /// [`EngineError::Accelerator`].
+    pub fn copy_back(&self) -> std::result::Result<Vec<f32>, EngineError> {
+        let numbers = self.0.flatten_all().and_then(|flat| flat.to_vec1());
+        numbers.map_err(|source| error("copy rows back", source))
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn facts(device: &candle_core::Device) -> Result<GpuFacts> {
+    let stream = device.as_cuda_device()?.cuda_stream();
+    let context = stream.context();
+    let name = context.name().map_err(candle_core::Error::wrap)?;
+    let (available, total) = context.mem_get_info().map_err(candle_core::Error::wrap)?;
+    Ok(GpuFacts {
+        name,
+        unified_memory: false,
+        total_bytes: total as u64,
+        available_bytes: available as u64,
+    })
+}
+
+#[cfg(all(feature = "metal", not(feature = "cuda")))]
+fn facts(device: &candle_core::Device) -> Result<GpuFacts> {
+    let device = device.as_metal_device()?.metal_device();
+    let total = device.recommended_max_working_set_size() as u64;
+    let used = device.current_allocated_size() as u64;
+    Ok(GpuFacts {
+        name: device.architecture_name(),
+        unified_memory: true,
+        total_bytes: total,
+        available_bytes: total.saturating_sub(used),
+    })
+}
+
+#[cfg(not(any(feature = "cuda", feature = "metal")))]
+fn facts(_device: &candle_core::Device) -> Result<GpuFacts> {
+    Err(candle_core::Error::Msg(
+        "this is the CPU, in place of a GPU".to_owned(),
+    ))
+}
