@@ -231,7 +231,10 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
 
 /// Waits until rank 0 answers that a token went round, tells the user how to use the ring, and then waits for ever.
 async fn announce(ring: Ready<'_>, screen: &Screen) -> std::convert::Infallible {
-    screen.status(&format!("starting {} agents", ring.plan.members.len()));
+    screen.status(&format!(
+        "starting {}",
+        screen::counted(ring.plan.members.len(), "agent")
+    ));
     loop {
         match health::get(ring.http).await {
             Health::Ready => break,

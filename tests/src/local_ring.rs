@@ -110,7 +110,12 @@ impl LocalRingBuilder {
         if !self.args.iter().any(|arg| arg == "--port") {
             self = self.arg("--port").arg("0");
         }
-        if !self.args.iter().any(|arg| arg == "--profile" || arg == "--split") && !self.measures {
+        if !self
+            .args
+            .iter()
+            .any(|arg| arg == "--profile" || arg == "--split")
+            && !self.measures
+        {
             let profile = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/machine.yaml");
             self = self.arg("--profile").arg(profile);
         }

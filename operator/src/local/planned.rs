@@ -1,6 +1,7 @@
 //! The plan of a local ring when nobody says how to split: this machine's profile, measured by the agent or read from a
-//! file, stands for every member. Decides how one machine is counted as several: its members compute in turn, so each
-//! has all of its processors, but a part of its memory.
+//! file, stands for every member. Decides how one machine is counted as several: a token is computed by one member after
+//! the other, so each has all of the processors for it; the chunks of a prompt are computed by all at the same time, so
+//! each has a part of the processors for them, and of memory and disk always.
 
 use std::io;
 use std::path::Path;
@@ -75,7 +76,7 @@ pub async fn plan(
     )?)
 }
 
-/// `count` machines of a `count`th of the memory.
+/// `count` machines that share what `machine` has.
 fn copies(machine: &NodeProfile, count: usize) -> Result<Vec<NodeProfile>, PlannedError> {
     let name = |index: usize| format!("m{index}");
     let mut copies = vec![machine.clone(); count];
@@ -84,7 +85,13 @@ fn copies(machine: &NodeProfile, count: usize) -> Result<Vec<NodeProfile>, Plann
         let Some(status) = &mut copy.status else {
             continue;
         };
-        status.memory.available_bytes /= count as i64;
+        let part = |value: &mut i64| *value = (*value / count as i64).max(1);
+        part(&mut status.memory.available_bytes);
+        part(&mut status.disk.sequential_read_bytes_per_second);
+        part(&mut status.disk.random_read_bytes_per_second);
+        for one in &mut status.cpu.throughput {
+            part(&mut one.prefill_flop_per_second);
+        }
         let Some(link) = status.links.first().cloned() else {
             return Err(PlannedError::NoLink {
                 file: machine.metadata.name.clone().unwrap_or_default(),

@@ -187,7 +187,7 @@ fn curl_line(model: &str, http: SocketAddr, needs_key: bool) -> String {
     )
 }
 
-fn counted(count: usize, noun: &str) -> String {
+pub fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
