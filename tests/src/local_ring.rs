@@ -149,6 +149,11 @@ impl LocalRing {
         &self.members
     }
 
+    /// What `prima` has printed so far, for people to read.
+    pub fn printed(&self) -> String {
+        self.prima.stdout.lock().unwrap().clone()
+    }
+
     /// The line that `prima run` offers to paste into a shell.
     pub fn curl_line(&self) -> String {
         let printed = self.prima.stdout.lock().unwrap();

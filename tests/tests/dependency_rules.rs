@@ -32,14 +32,24 @@ fn no_package_reaches_what_it_must_not() {
                 "candle-core",
             ],
         ),
-        ("prima-node-agent", &["prima", "kube-client"]),
+        (
+            "prima-halda",
+            &["prima-gguf", "prima-engine", "kube-client"],
+        ),
+        ("prima-node-agent", &["prima", "prima-halda", "kube-client"]),
     ] {
         let reached = graph.reached_from(package);
         for name in forbidden {
             assert!(!reached.contains(name), "{package} reaches {name}");
         }
     }
-    for package in ["prima-crds", "prima-gguf", "prima-text", "prima-engine"] {
+    for package in [
+        "prima-crds",
+        "prima-halda",
+        "prima-gguf",
+        "prima-text",
+        "prima-engine",
+    ] {
         let reached = graph.reached_from(package);
         for name in ASYNCHRONOUS {
             assert!(!reached.contains(name), "{package} reaches {name}");

@@ -49,9 +49,14 @@ fn bad_arguments_are_refused_with_what_was_expected_and_found() {
             &["--split 10,20", "expected 3", "found 2"],
         ),
         (with_model().arg("--split").arg("10,x"), &["--split", "'x'"]),
+        (with_model().rounds(31), &["--rounds", "1..=30", "31"]),
         (
-            with_model().rounds(11),
+            with_model().split(&[10, 10, 10]).rounds(11),
             &["--rounds 11", "at most 10 rounds"],
+        ),
+        (
+            with_model().arg("--profile").arg("no/such.yaml"),
+            &["no/such.yaml", "No such file"],
         ),
         (
             with_model().arg("--port").arg(&busy_port),
@@ -171,4 +176,22 @@ fn a_member_that_hangs_does_not_keep_the_ring_from_ending() {
     let ring = LocalRing::builder().model(&smollm2()).members(2).start();
     send_signal(ring.members()[1].pid, Signal::STOP);
     ring.stop();
+}
+
+#[test]
+fn without_a_split_the_machine_is_measured_and_the_ring_is_planned() {
+    let ring = LocalRing::builder()
+        .model(&smollm2())
+        .measured()
+        .members(2)
+        .start();
+    assert_eq!(ring.members().len(), 2);
+    let printed = ring.printed();
+    let predicted = printed.split_once("Predicted: ").expect("a prediction").1;
+    let rate = predicted
+        .split(' ')
+        .next()
+        .and_then(|rate| rate.parse::<f64>().ok());
+    assert!(rate.is_some_and(|rate| rate > 0.1), "{predicted}");
+    assert!(!ring.complete("Once upon a time", 4).is_empty());
 }

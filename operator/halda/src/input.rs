@@ -183,12 +183,12 @@ impl PlanningInput {
         options: &Options,
     ) -> Result<Self, InputError> {
         for (option, found, most) in [
-            ("context", options.context_tokens, 1 << 24),
-            ("concurrent requests", options.concurrent_requests, 4096),
-            ("prompt tokens", options.prompt_tokens, 1 << 24),
-            ("answer tokens", options.answer_tokens, 1 << 24),
+            ("--context", options.context_tokens, 1 << 24),
+            ("--concurrency", options.concurrent_requests, 4096),
+            ("--prompt", options.prompt_tokens, 1 << 24),
+            ("--answer", options.answer_tokens, 1 << 24),
             (
-                "rounds",
+                "--rounds",
                 options.rounds.unwrap_or(1),
                 model.spec.layers as usize,
             ),
@@ -270,7 +270,7 @@ impl PlanningInput {
         };
         if options.use_all && devices.len() > model.spec.layers as usize {
             return Err(InputError::Range {
-                option: "members",
+                option: "--members",
                 expected: format!("at most the model's {} layers", model.spec.layers),
                 found: devices.len(),
             });

@@ -146,6 +146,7 @@ fn build(program: &Program<'_>, cuts: &[Vec<usize>]) -> (RowProblem, Columns) {
     let mut cycle_terms = vec![(cycle, -1.0)];
     let mut stage_terms = Vec::new();
     let mut round_terms = Vec::new();
+    let mut round_fillers = Vec::new();
     for (index, device) in input.devices.iter().enumerate() {
         let Device {
             name: _,
@@ -293,12 +294,25 @@ fn build(program: &Program<'_>, cuts: &[Vec<usize>]) -> (RowProblem, Columns) {
             cycle_terms.push((u, cheapest(|hop| hop.decode_seconds) * ms));
             stage.push((u, k * cheapest(|hop| hop.chunk_seconds) * ms));
         }
+        if k * devices as f64 > layers {
+            let fills_rounds = integer(&mut rows, 0.0, 1.0);
+            row(
+                &mut rows,
+                0.0..,
+                all_layers.iter().copied().chain([(fills_rounds, -k)]),
+            );
+            round_fillers.push((fills_rounds, 1.0));
+        }
         stage_terms.push(stage);
         round_terms.extend(all_layers);
         columns.takes_part.push(u);
         columns.is_rank0.push(r);
         columns.cpu_layers.push(x);
         columns.gpu_layers.push(n);
+    }
+    // No round may be empty: somebody has a layer for each.
+    if !round_fillers.is_empty() {
+        row(&mut rows, 1.0.., round_fillers);
     }
     if program.ordered {
         order(

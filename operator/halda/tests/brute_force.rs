@@ -134,7 +134,9 @@ fn enumerate(input: &PlanningInput) -> Option<(f64, Assignment)> {
     let mut shares = vec![Share::default(); input.devices.len()];
     every_share(input, 0, input.model.layers, &mut shares, &mut |shares| {
         for ring in rings(input, shares) {
-            for rounds in 1..=input.model.layers {
+            // No round may be empty.
+            let most = shares.iter().map(|share| share.layers()).max().unwrap_or(0);
+            for rounds in 1..=most {
                 let assignment = Assignment {
                     rounds,
                     ring: ring.clone(),
