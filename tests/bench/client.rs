@@ -38,14 +38,20 @@ impl Client {
         threads: usize,
         never: &[u32],
     ) -> Client {
+        let ring = LocalRing::builder()
+            .model(model)
+            .members(members)
+            .rounds(rounds)
+            .arg("--threads")
+            .arg(threads.to_string())
+            .start();
+        Self::of(ring, never)
+    }
+
+    /// A client of a ring that serves; `never`: tokens that no answer may hold.
+    pub fn of(ring: LocalRing, never: &[u32]) -> Client {
         Client {
-            ring: LocalRing::builder()
-                .model(model)
-                .members(members)
-                .rounds(rounds)
-                .arg("--threads")
-                .arg(threads.to_string())
-                .start(),
+            ring,
             never: never
                 .iter()
                 .map(|token| (token.to_string(), -100))

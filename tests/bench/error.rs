@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use prima_crds::v1alpha1::document::DocumentError;
+use prima_halda::InputError;
 use prima_tests::assets::AssetError;
 use prima_tests::one_process::OneProcessError;
 
@@ -32,6 +34,14 @@ pub enum BenchError {
     Tokens { expected: usize, found: usize },
     #[error("the raw TCP ring failed")]
     PingPong { source: std::io::Error },
+    #[error("prima run printed no prediction")]
+    NoPrediction,
+    #[error("cannot read a document of operator/halda/tests/paper")]
+    Fixture { source: std::io::Error },
+    #[error("a document of operator/halda/tests/paper is bad")]
+    Document { source: DocumentError },
+    #[error("the machines cannot be planned with")]
+    Planning { source: InputError },
     #[error("cannot write {}", path.display())]
     Write {
         path: PathBuf,

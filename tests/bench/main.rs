@@ -11,7 +11,9 @@ mod error;
 mod hop_cost;
 mod peer;
 mod ping_pong;
+mod planning_speed;
 mod plot;
+mod prediction;
 mod report;
 mod ring_speed;
 mod statistics;
@@ -64,7 +66,10 @@ fn run(quick: bool) -> Result<(), BenchError> {
     let engine = engine_speed::measure(&effort)?;
     let hops = hop_cost::measure(&effort)?;
     let ring = ring_speed::measure(&effort)?;
-    let table = report::markdown(&effort, &engine, &hops, &ring);
+    let predictions = prediction::measure(&effort)?;
+    let planning = planning_speed::measure(&effort)?;
+    let mut table = report::markdown(&effort, &engine, &hops, &ring);
+    table += &report::planner(&predictions, &planning);
     println!("{table}");
     if !quick {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("bench/results");

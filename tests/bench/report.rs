@@ -7,6 +7,8 @@ use crate::Effort;
 use crate::engine_speed::{EngineSpeed, Pair};
 use crate::error::BenchError;
 use crate::hop_cost::HopCost;
+use crate::planning_speed::{MACHINES, PlanningSpeed};
+use crate::prediction::Prediction;
 use crate::ring_speed::{REQUESTS, RingSpeed};
 use crate::statistics::Samples;
 
@@ -14,6 +16,9 @@ use crate::statistics::Samples;
 const SLOPE_GOAL: f64 = 1.5; // times bare TCP
 const FIXED_GOAL: f64 = 0.3; // milliseconds per token
 const THREE_MEMBERS_GOAL: f64 = 0.85; // of one member's decode
+/// The goals of the planner.
+const PREDICTION_GOAL: f64 = 20.0; // percent of the time per token
+const PROOF_GOAL: f64 = 1.0; // seconds
 
 /// The whole report.
 pub fn markdown(
@@ -51,6 +56,38 @@ pub fn markdown(
     }
     hop_section(&mut text, hops);
     ring_section(&mut text, ring);
+    text
+}
+
+/// The section about the planner.
+pub fn planner(predictions: &[Prediction], planning: &PlanningSpeed) -> String {
+    let mut text = String::from(
+        "\n## The planner\n\nTokens per second that `prima run` predicted of its own plan, and what the ring then decoded.\n\n\
+         | model | members x rounds | predicted | measured | error of the time per token | |\n| --- | --- | --- | --- | --- | --- |\n",
+    );
+    for one in predictions {
+        let error = one.error_percent();
+        let _ = writeln!(
+            text,
+            "| {} | {} x {} | {} | {} | {error:+.0} % | {} |",
+            one.model,
+            one.members,
+            one.rounds,
+            spread(&one.predicted, 0),
+            spread(&one.measured, 0),
+            verdict(error.abs() < PREDICTION_GOAL)
+        );
+    }
+    let seconds = planning.seconds.median();
+    let _ = writeln!(
+        text,
+        "\nGoal: an error below {PREDICTION_GOAL} %.\n\nPlanning {} layers on {} machines ({} take part), proven to a thousandth: {} s; goal {PROOF_GOAL} s: {}.",
+        planning.layers,
+        MACHINES,
+        planning.members,
+        spread(&planning.seconds, 3),
+        verdict(seconds <= PROOF_GOAL)
+    );
     text
 }
 

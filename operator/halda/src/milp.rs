@@ -159,7 +159,11 @@ fn build(program: &Program<'_>, cuts: &[Vec<usize>]) -> (RowProblem, Columns) {
             gpu,
         } = device;
         // Of two plans that are equally fast, the one with fewer members.
-        let u = rows.add_integer_column(TIE_SECONDS * ms, f64::from(u8::from(*required))..=1.0);
+        let least = f64::from(u8::from(*required));
+        let u = match program.relaxed {
+            true => rows.add_column(TIE_SECONDS * ms, least..=1.0),
+            false => rows.add_integer_column(TIE_SECONDS * ms, least..=1.0),
+        };
         let may_lead = input.rank0.is_none_or(|rank0| rank0 == index);
         let r = integer(&mut rows, *head_seconds * ms, f64::from(u8::from(may_lead)));
         let x = integer(&mut rows, 0.0, layers);
