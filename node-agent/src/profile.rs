@@ -22,6 +22,7 @@ mod disk;
 mod gpu;
 mod links;
 mod memory;
+mod others;
 mod samples;
 mod system;
 mod table;
@@ -145,8 +146,19 @@ pub fn run(args: ProfileArgs) -> Result<String, ProfileError> {
         Some(status) => status,
         None => {
             let pool = ThreadPool::new(threads, level).map_err(ProfileError::Threads)?;
+            let before = others::Ticks::read(root);
             let status = measure(root, system, &key, now, &pool)?;
-            keep(cache_file.as_deref(), key, &status);
+            let others_percent = match (before, others::Ticks::read(root)) {
+                (Some(before), Some(after)) => after.others_percent(before),
+                _ => 0,
+            };
+            if others_percent > cache::BUSY_PERCENT {
+                progress(&format!(
+                    "other programs used {others_percent} % of the processors meanwhile: this machine looks slower than it is, \
+                     and is measured again in some minutes, or with --fresh"
+                ));
+            }
+            keep(cache_file.as_deref(), key, others_percent, &status);
             status
         }
     };
@@ -251,11 +263,11 @@ fn cached(file: Option<&Path>, key: &CacheKey, fresh: bool) -> Option<NodeProfil
     }
 }
 
-fn keep(file: Option<&Path>, key: CacheKey, status: &NodeProfileStatus) {
+fn keep(file: Option<&Path>, key: CacheKey, others_percent: u8, status: &NodeProfileStatus) {
     let Some(file) = file else {
         return;
     };
-    if let Err(error) = cache::store(file, key, status.clone()) {
+    if let Err(error) = cache::store(file, key, others_percent, status.clone()) {
         progress(&crate::error_chain(&error));
     }
 }

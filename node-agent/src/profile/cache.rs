@@ -1,5 +1,5 @@
 //! Keeps what was measured, so that a second call costs nothing. Decides when it counts no longer: when what it depends on
-//! has changed, or after a week. A cache that cannot be read is no error: what it held is measured again.
+//! has changed, or after a week, or after minutes where other programs were in the way. A cache that cannot be read is no error: what it held is measured again.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -36,6 +36,9 @@ pub enum CacheError {
 
 /// How long measurements count.
 const MAX_AGE: SignedDuration = SignedDuration::from_hours(7 * 24);
+/// How long they count if others used more of the processors' time than [`BUSY_PERCENT`].
+const MAX_AGE_BUSY: SignedDuration = SignedDuration::from_mins(10);
+pub const BUSY_PERCENT: u8 = 10;
 /// A profile has a few kilobytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
@@ -43,6 +46,8 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 #[serde(deny_unknown_fields)]
 struct Entry {
     key: CacheKey,
+    /// Of the processors' time while it was measured.
+    others_percent: u8,
     status: NodeProfileStatus,
 }
 
@@ -100,7 +105,11 @@ pub fn load(path: &Path, key: &CacheKey, now: Timestamp) -> Result<NodeProfileSt
         .parse()
         .map_err(|error| format!("{}: {error}", path.display()))?;
     let age = now.duration_since(measured_at);
-    if age > MAX_AGE || age < SignedDuration::ZERO {
+    let max_age = match entry.others_percent > BUSY_PERCENT {
+        true => MAX_AGE_BUSY,
+        false => MAX_AGE,
+    };
+    if age > max_age || age < SignedDuration::ZERO {
         return Err(format!("what was measured at {measured_at} is too old"));
     }
     Ok(entry.status)
@@ -110,8 +119,18 @@ pub fn load(path: &Path, key: &CacheKey, now: Timestamp) -> Result<NodeProfileSt
 ///
 /// # Errors
 /// A folder or a file that cannot be written.
-pub fn store(path: &Path, key: CacheKey, status: NodeProfileStatus) -> Result<(), CacheError> {
-    let text = serde_json::to_string_pretty(&Entry { key, status }).map_err(CacheError::Json)?;
+pub fn store(
+    path: &Path,
+    key: CacheKey,
+    others_percent: u8,
+    status: NodeProfileStatus,
+) -> Result<(), CacheError> {
+    let entry = Entry {
+        key,
+        others_percent,
+        status,
+    };
+    let text = serde_json::to_string_pretty(&entry).map_err(CacheError::Json)?;
     let folder = path.parent().unwrap_or(Path::new("."));
     // Whole or not at all: two agents may profile at once.
     let write = || {
@@ -157,7 +176,7 @@ mod tests {
         let later = |hours| measured + SignedDuration::from_hours(hours);
         let reason = load(&path, &key(), measured).unwrap_err();
         assert!(reason.contains("nothing"), "{reason}");
-        store(&path, key(), status()).unwrap();
+        store(&path, key(), 0, status()).unwrap();
         assert_eq!(load(&path, &key(), later(167)).unwrap(), status());
         for time in [later(169), later(-1)] {
             let reason = load(&path, &key(), time).unwrap_err();
@@ -181,6 +200,17 @@ mod tests {
     }
 
     #[test]
+    fn what_was_measured_beside_other_programs_counts_for_minutes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("desk.json");
+        let measured: Timestamp = status().measured_at.parse().unwrap();
+        store(&path, key(), BUSY_PERCENT + 1, status()).unwrap();
+        let later = |minutes| measured + SignedDuration::from_mins(minutes);
+        assert!(load(&path, &key(), later(9)).is_ok());
+        assert!(load(&path, &key(), later(11)).is_err());
+    }
+
+    #[test]
     fn a_broken_file_is_measured_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("desk.json");
@@ -192,7 +222,7 @@ mod tests {
     #[test]
     fn a_folder_that_cannot_be_made_is_named() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let error = store(&file.path().join("x/desk.json"), key(), status()).unwrap_err();
+        let error = store(&file.path().join("x/desk.json"), key(), 0, status()).unwrap_err();
         assert!(error.to_string().contains("x/desk.json"), "{error}");
     }
 }
