@@ -30,6 +30,34 @@ pub enum DocumentError {
     },
 }
 
+/// The checks of one document, which is called `name` in errors.
+pub(super) struct Checks<'a> {
+    pub name: &'a str,
+}
+
+impl Checks<'_> {
+    pub fn error(&self, field: &str, problem: impl Into<String>) -> DocumentError {
+        DocumentError::Field {
+            name: self.name.to_owned(),
+            field: field.to_owned(),
+            problem: problem.into(),
+        }
+    }
+
+    pub fn bounded(
+        &self,
+        field: &str,
+        value: i64,
+        low: i64,
+        high: i64,
+    ) -> Result<(), DocumentError> {
+        match value {
+            value if (low..=high).contains(&value) => Ok(()),
+            value => Err(self.error(field, format!("{value} is outside {low}..={high}"))),
+        }
+    }
+}
+
 pub const API_VERSION: &str = "prima.dev/v1alpha1";
 
 /// The document of `kind` in `text`, its header checked and nothing else.

@@ -4,7 +4,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::document::{self, API_VERSION, DocumentError};
+use super::document::{self, API_VERSION, Checks, DocumentError};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -75,15 +75,8 @@ impl ModelProfile {
 
     /// Checks everything that the planner relies on.
     pub fn validate(&self, name: &str) -> Result<(), DocumentError> {
-        let field = |field: &str, problem: String| DocumentError::Field {
-            name: name.to_owned(),
-            field: field.to_owned(),
-            problem,
-        };
-        let bounded = |path: &str, value: i64, low: i64, high: i64| match value {
-            value if (low..=high).contains(&value) => Ok(()),
-            value => Err(field(path, format!("{value} is outside {low}..={high}"))),
-        };
+        let checks = Checks { name };
+        let bounded = |path: &str, value, low, high| checks.bounded(path, value, low, high);
         let ModelProfileSpec {
             size_bytes,
             layers,
@@ -96,7 +89,7 @@ impl ModelProfile {
             embedding_bytes,
         } = &self.spec;
         if self.metadata.name.is_empty() {
-            return Err(field("metadata.name", "must name the model".into()));
+            return Err(checks.error("metadata.name", "must name the model"));
         }
         for (path, value, high) in [
             ("spec.sizeBytes", *size_bytes, MAX_BYTES),
@@ -122,7 +115,7 @@ impl ModelProfile {
             ("spec.outputWeights", output_weights),
         ] {
             if weights.is_empty() {
-                return Err(field(path, "is empty".into()));
+                return Err(checks.error(path, "is empty"));
             }
             for (i, one) in weights.iter().enumerate() {
                 bounded(

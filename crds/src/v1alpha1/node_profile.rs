@@ -8,7 +8,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::document::{self, DocumentError};
+use super::document::{self, Checks, DocumentError};
 
 /// What the owner of a machine allows. Everything is optional.
 #[derive(
@@ -196,20 +196,10 @@ impl NodeProfile {
 
     /// Checks everything that the planner relies on.
     pub fn validate(&self, name: &str) -> Result<(), DocumentError> {
-        let field = |field: &str, problem: String| DocumentError::Field {
-            name: name.to_owned(),
-            field: field.to_owned(),
-            problem,
-        };
-        let bounded = |path: &str, value: i64, low: i64, high: i64| match value {
-            value if (low..=high).contains(&value) => Ok(()),
-            value => Err(field(
-                path,
-                format!("{value} is outside {low}..={high}, which no machine is"),
-            )),
-        };
+        let checks = Checks { name };
+        let bounded = |path: &str, value, low, high| checks.bounded(path, value, low, high);
         if self.metadata.name.as_deref().unwrap_or("").is_empty() {
-            return Err(field("metadata.name", "must name the machine".into()));
+            return Err(checks.error("metadata.name", "must name the machine"));
         }
         for (path, value) in [
             ("spec.reservedMemoryBytes", self.spec.reserved_memory_bytes),
@@ -218,14 +208,11 @@ impl NodeProfile {
             bounded(path, value.unwrap_or(0), 0, MAX_MEMORY)?;
         }
         let Some(status) = &self.status else {
-            return Err(field("status", "is missing: nothing was measured".into()));
+            return Err(checks.error("status", "is missing: nothing was measured"));
         };
         let throughputs = |path: &str, throughput: &[Throughput]| {
             if throughput.is_empty() {
-                return Err(field(
-                    path,
-                    "is empty: no weight format was measured".into(),
-                ));
+                return Err(checks.error(path, "is empty: no weight format was measured"));
             }
             for (i, one) in throughput.iter().enumerate() {
                 let path = format!("{path}[{i}] ({})", one.format);
@@ -310,9 +297,9 @@ impl NodeProfile {
                 (Some(measured), None) => measured,
                 (None, Some(_)) => continue,
                 _ => {
-                    return Err(field(
+                    return Err(checks.error(
                         &path,
-                        "must have either measured or the reason why it is unusable".into(),
+                        "must have either measured or the reason why it is unusable",
                     ));
                 }
             };
@@ -370,7 +357,7 @@ impl NodeProfile {
         for (i, link) in links.iter().enumerate() {
             let path = format!("status.links[{i}]");
             if link.to.is_empty() {
-                return Err(field(&format!("{path}.to"), "must name a machine".into()));
+                return Err(checks.error(&format!("{path}.to"), "must name a machine"));
             }
             bounded(
                 &format!("{path}.latencyNanoseconds"),

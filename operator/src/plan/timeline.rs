@@ -8,7 +8,7 @@ use prima_halda::plan::MemberReport;
 
 const WIDTH: f64 = 960.0;
 const LEFT: f64 = 140.0;
-const RIGHT: f64 = 24.0;
+const RIGHT: f64 = 48.0;
 const TOP: f64 = 72.0;
 const ROW: f64 = 34.0;
 const BAR: f64 = 20.0;
