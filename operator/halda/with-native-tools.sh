@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs a command with what building HiGHS (C++) takes beside a compiler: cmake, and libclang for its bindings. What the
-# machine lacks comes from PyPI, by exact version, into a virtual environment in the cache; no root is needed.
+# Runs a command with what building HiGHS takes: a C++ compiler (Debian's, where root can install it), cmake, and libclang
+# for its bindings. Where the machine lacks the latter two they come from PyPI, by exact version, into a virtual environment
+# in the cache, which needs no root.
 set -euo pipefail
 
 tools="${PRIMA_CACHE:-$HOME/.cache/prima}/native-tools-1"
@@ -27,6 +28,14 @@ has_libclang() {
     return 1
 }
 
+if ! command -v c++ > /dev/null && ! command -v g++ > /dev/null; then
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then
+        echo "building HiGHS takes a C++ compiler: install g++ or clang" >&2
+        exit 1
+    fi
+    echo "installing Debian's g++, which building HiGHS needs" >&2
+    apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ > /dev/null
+fi
 if ! command -v cmake > /dev/null; then
     fetched
     PATH="$PATH:$tools/bin"
