@@ -144,8 +144,10 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
                 () = stop.received() => return Ok(()),
             };
             // One machine's members are alike, so what they are called follows the ring's order.
-            let windows = plan::members(&plan, |_| String::new());
-            let windows = windows.into_iter().map(|member| member.windows).collect();
+            let windows = plan.members.iter();
+            let windows = windows
+                .map(|member| plan::windows(&member.windows))
+                .collect();
             (plan.rounds as i32, windows, Some(plan.report))
         }
     };

@@ -15,6 +15,7 @@ use prima_crds::v1alpha1::ring_plan::{
     ActivationDtype, PlannedModel, PlannedWindow, RingMember, RingPlan, RingPlanError, RingPlanSpec,
 };
 use prima_halda::check::{Finding, check};
+use prima_halda::plan::Window;
 use prima_halda::{Options, Plan, PlanError, PlanReport, PlanningInput};
 use serde::Serialize;
 
@@ -177,21 +178,25 @@ pub fn checked(
 }
 
 /// The plan's members as a RingPlan has them, at addresses by name.
-pub fn members(plan: &Plan, address: impl Fn(&str) -> String) -> Vec<RingMember> {
+fn members(plan: &Plan, address: impl Fn(&str) -> String) -> Vec<RingMember> {
     plan.members
         .iter()
         .map(|member| RingMember {
             name: member.name.clone(),
             address: address(&member.name),
-            windows: member
-                .windows
-                .iter()
-                .map(|window| PlannedWindow {
-                    first: window.first as i32,
-                    last: window.last as i32,
-                    gpu_layers: window.gpu_layers as i32,
-                })
-                .collect(),
+            windows: windows(&member.windows),
+        })
+        .collect()
+}
+
+/// Windows as a RingPlan has them.
+pub fn windows(windows: &[Window]) -> Vec<PlannedWindow> {
+    windows
+        .iter()
+        .map(|window| PlannedWindow {
+            first: window.first as i32,
+            last: window.last as i32,
+            gpu_layers: window.gpu_layers as i32,
         })
         .collect()
 }

@@ -6,8 +6,7 @@ use std::time::Instant;
 
 use prima_crds::v1alpha1::model_profile::ModelProfile;
 use prima_crds::v1alpha1::node_profile::NodeProfile;
-use prima_halda::plan::plan_with;
-use prima_halda::search::Effort;
+use prima_halda::search::{Effort, search};
 use prima_halda::{Options, PlanningInput};
 
 use crate::Effort as Turns;
@@ -50,7 +49,7 @@ pub fn measure(turns: &Turns) -> Result<PlanningSpeed, BenchError> {
     };
     for _ in 0..turns.turns {
         let start = Instant::now();
-        let found = plan_with(&input, Effort::default());
+        let found = search(&input, Effort::default());
         speed.seconds.push(start.elapsed().as_secs_f64());
         speed.members = found.map_or(0, |found| found.assignment.ring.len());
     }

@@ -8,20 +8,12 @@ use serde_json::{Value, json};
 
 #[test]
 fn killing_rank_1_fails_the_stream_and_ends_the_ring() {
-    let (ring, events) = ring_in_mid_stream();
-    let victim = ring.members()[1].clone();
-    send_signal(victim.pid, Signal::KILL);
-    assert_told(events, &victim);
-    assert_ring_names(ring, &victim);
+    kill_and_be_told(1);
 }
 
 #[test]
 fn killing_the_last_rank_fails_the_stream_and_ends_the_ring() {
-    let (ring, events) = ring_in_mid_stream();
-    let victim = ring.members()[2].clone();
-    send_signal(victim.pid, Signal::KILL);
-    assert_told(events, &victim);
-    assert_ring_names(ring, &victim);
+    kill_and_be_told(2);
 }
 
 /// Rank 0 is who would tell the client; all that its death can say is an answer that breaks off.
@@ -43,6 +35,14 @@ fn a_member_that_hangs_is_lost_and_named() {
     send_signal(victim.pid, Signal::STOP);
     assert_told(events, &victim);
     ring.stop();
+}
+
+fn kill_and_be_told(rank: usize) {
+    let (ring, events) = ring_in_mid_stream();
+    let victim = ring.members()[rank].clone();
+    send_signal(victim.pid, Signal::KILL);
+    assert_told(events, &victim);
+    assert_ring_names(ring, &victim);
 }
 
 /// A ring of three members, and a stream that is far from its end.

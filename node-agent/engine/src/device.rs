@@ -1,4 +1,4 @@
-//! Which layers of a window run where. The plan decides; this only carries the decision.
+//! Which layers of a window run where, and what a GPU is. The plan decides the former; this only carries both.
 
 use crate::accelerator::Accelerator;
 
@@ -6,6 +6,17 @@ use crate::accelerator::Accelerator;
 #[derive(Debug, Clone, Default)]
 pub struct LayerDevices {
     gpu: Option<(usize, Accelerator)>,
+}
+
+/// What a GPU says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuFacts {
+    pub name: String,
+    /// Shares its memory with the CPU.
+    pub unified_memory: bool,
+    pub total_bytes: u64,
+    /// CUDA: free. Metal: what is left of the recommended working set.
+    pub available_bytes: u64,
 }
 
 impl LayerDevices {

@@ -40,10 +40,10 @@ mod mapped_weights;
 mod model;
 mod output_head;
 
-pub use accelerator::{Accelerator, DeviceMatrix, DeviceRows, GpuFacts};
+pub use accelerator::{Accelerator, DeviceMatrix, DeviceRows};
 pub use compute::Compute;
 pub use config::ModelConfig;
-pub use device::LayerDevices;
+pub use device::{GpuFacts, LayerDevices};
 pub use embedding::Embedding;
 pub use error::EngineError;
 pub use kv_cache::KvCache;

@@ -2,6 +2,7 @@
 //! conditions.
 
 use crate::config::ModelConfig;
+use crate::device::GpuFacts;
 use crate::error::EngineError;
 use crate::kernels::{KvShape, Matrix, RopeAngles};
 use crate::layer_window::{Layer, Sequence};
@@ -9,15 +10,6 @@ use crate::layer_window::{Layer, Sequence};
 /// A GPU of this machine; this build has code for none.
 #[derive(Debug, Clone)]
 pub enum Accelerator {}
-
-/// What a GPU says of itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GpuFacts {
-    pub name: String,
-    pub unified_memory: bool,
-    pub total_bytes: u64,
-    pub available_bytes: u64,
-}
 
 /// A weight matrix on a GPU.
 pub enum DeviceMatrix {}

@@ -107,17 +107,22 @@ pub fn throughput(
     let (prefill_bytes, prefill) = prefill.time(pool, POSITIONS, 1);
     let weights = prefill_bytes / format.block_bytes() * format.block_len();
     let flop = 2.0 * (weights * POSITIONS) as f64;
-    Ok(Throughput {
+    Ok(rates(format, (decode_bytes, &decode), (flop, &prefill)))
+}
+
+/// What `format` reaches: so many bytes in each of one position's samples, so many operations in each of many positions'.
+pub fn rates(
+    format: GgmlType,
+    (bytes, decode): (usize, &Samples),
+    (flop, prefill): (f64, &Samples),
+) -> Throughput {
+    let spread = decode.spread_percent().max(prefill.spread_percent());
+    Throughput {
         format: format.name().to_owned(),
-        decode_bytes_per_second: (decode_bytes as f64 / decode.median()) as i64,
+        decode_bytes_per_second: (bytes as f64 / decode.median()) as i64,
         prefill_flop_per_second: (flop / prefill.median()) as i64,
-        spread_percent: Some(
-            decode
-                .spread_percent()
-                .max(prefill.spread_percent())
-                .round() as i32,
-        ),
-    })
+        spread_percent: Some(spread.round() as i32),
+    }
 }
 
 /// Seconds that a layer of the shape of TinyLlama 1.1B (hidden 2048, 32 heads on 4 of 64, feed-forward 5632) takes for one

@@ -152,17 +152,7 @@ fn throughput(
         gpu.finish()
     })?;
     let flop = 2.0 * (cpu::COLUMNS * cpu::DECODE_ROWS * cpu::POSITIONS) as f64;
-    Ok(Throughput {
-        format: format.name().to_owned(),
-        decode_bytes_per_second: (bytes as f64 / decode.median()) as i64,
-        prefill_flop_per_second: (flop / prefill.median()) as i64,
-        spread_percent: Some(
-            decode
-                .spread_percent()
-                .max(prefill.spread_percent())
-                .round() as i32,
-        ),
-    })
+    Ok(cpu::rates(format, (bytes, &decode), (flop, &prefill)))
 }
 
 /// What one more layer takes whose weights are next to nothing, by the engine's own pass: half of a window's layers less.

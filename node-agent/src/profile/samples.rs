@@ -1,6 +1,7 @@
 //! Repeated timing of one piece of work. Decides how often: at least three times, then until a budget of time is spent; and
 //! that the median counts.
 
+use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
 /// Seconds of each run, in ascending order; never empty.
@@ -17,26 +18,29 @@ impl Samples {
     }
 
     /// As [`take`](Self::take), with `prepare` untimed before each run.
-    pub fn prepared(mut prepare: impl FnMut(), mut work: impl FnMut()) -> Samples {
-        prepare();
-        work();
-        let begun = Instant::now();
-        let mut seconds = Vec::new();
-        while seconds.len() < RUNS || begun.elapsed() < BUDGET {
-            prepare();
-            let start = Instant::now();
+    pub fn prepared(prepare: impl FnMut(), mut work: impl FnMut()) -> Samples {
+        let Ok(samples) = Samples::time(prepare, || {
             work();
-            seconds.push(start.elapsed().as_secs_f64());
-        }
-        Samples::from(seconds)
+            Ok::<_, Infallible>(())
+        });
+        samples
     }
 
     /// As [`take`](Self::take), for work that may fail, which ends it.
-    pub fn attempted<E>(mut work: impl FnMut() -> Result<(), E>) -> Result<Samples, E> {
+    pub fn attempted<E>(work: impl FnMut() -> Result<(), E>) -> Result<Samples, E> {
+        Samples::time(|| {}, work)
+    }
+
+    fn time<E>(
+        mut prepare: impl FnMut(),
+        mut work: impl FnMut() -> Result<(), E>,
+    ) -> Result<Samples, E> {
+        prepare();
         work()?;
         let begun = Instant::now();
         let mut seconds = Vec::new();
         while seconds.len() < RUNS || begun.elapsed() < BUDGET {
+            prepare();
             let start = Instant::now();
             work()?;
             seconds.push(start.elapsed().as_secs_f64());

@@ -271,9 +271,6 @@ fn stalls(input: &PlanningInput, assignment: &Assignment, members: &[MemberLaten
         } else {
             high = middle;
         }
-        if middle == low && middle == high {
-            break;
-        }
     }
     at(high).into_iter().map(|stall| stall * rounds).collect()
 }

@@ -8,6 +8,8 @@
 //!
 //! A ring of one member has no hops; such rings are enumerated elsewhere (`search`), so here at least two take part.
 
+use std::ops::{RangeBounds, RangeInclusive};
+
 use highs::{Col, HighsModelStatus, RowProblem, Sense};
 
 use crate::input::{Device, MemoryRule, PlanningInput};
@@ -126,10 +128,7 @@ fn build(program: &Program<'_>, cuts: &[Vec<usize>]) -> (RowProblem, Columns) {
     let chunks = chunks(input);
     let devices = input.devices.len();
     let mut rows = RowProblem::default();
-    let integer = |rows: &mut RowProblem, cost: f64, high: f64| match program.relaxed {
-        true => rows.add_column(cost, 0.0..=high),
-        false => rows.add_integer_column(cost, 0.0..=high),
-    };
+    let whole = |rows: &mut RowProblem, cost, range| whole(program, rows, cost, range);
     let ms = MILLISECONDS;
     let units = 1.0 / UNIT_BYTES;
 
@@ -160,15 +159,16 @@ fn build(program: &Program<'_>, cuts: &[Vec<usize>]) -> (RowProblem, Columns) {
         } = device;
         // Of two plans that are equally fast, the one with fewer members.
         let least = f64::from(u8::from(*required));
-        let u = match program.relaxed {
-            true => rows.add_column(TIE_SECONDS * ms, least..=1.0),
-            false => rows.add_integer_column(TIE_SECONDS * ms, least..=1.0),
-        };
+        let u = whole(&mut rows, TIE_SECONDS * ms, least..=1.0);
         let may_lead = input.rank0.is_none_or(|rank0| rank0 == index);
-        let r = integer(&mut rows, *head_seconds * ms, f64::from(u8::from(may_lead)));
-        let x = integer(&mut rows, 0.0, layers);
-        let n = gpu.as_ref().map(|_| integer(&mut rows, 0.0, layers));
-        let g = gpu.as_ref().map(|_| integer(&mut rows, 0.0, 1.0));
+        let r = whole(
+            &mut rows,
+            *head_seconds * ms,
+            0.0..=f64::from(u8::from(may_lead)),
+        );
+        let x = whole(&mut rows, 0.0, 0.0..=layers);
+        let n = gpu.as_ref().map(|_| whole(&mut rows, 0.0, 0.0..=layers));
+        let g = gpu.as_ref().map(|_| whole(&mut rows, 0.0, 0.0..=1.0));
         row(&mut rows, ..=0.0, [(r, 1.0), (u, -1.0)]);
         let all_layers: Vec<(Col, f64)> =
             [(x, 1.0)].into_iter().chain(n.map(|n| (n, 1.0))).collect();
@@ -264,7 +264,7 @@ fn build(program: &Program<'_>, cuts: &[Vec<usize>]) -> (RowProblem, Columns) {
             }
             (Some(disk), MemoryRule::AllOrNothing) => {
                 let disk = disk * units / ms;
-                let y = integer(&mut rows, 0.0, 1.0);
+                let y = whole(&mut rows, 0.0, 0.0..=1.0);
                 let o = rows.add_column(0.0, 0.0..);
                 // With everything on one device, this is what memory lacks at most.
                 let most = (layers * (model.layer_bytes + model.layer_kv_bytes)
@@ -299,7 +299,7 @@ fn build(program: &Program<'_>, cuts: &[Vec<usize>]) -> (RowProblem, Columns) {
             stage.push((u, k * cheapest(|hop| hop.chunk_seconds) * ms));
         }
         if k * devices as f64 > layers {
-            let fills_rounds = integer(&mut rows, 0.0, 1.0);
+            let fills_rounds = whole(&mut rows, 0.0, 0.0..=1.0);
             row(
                 &mut rows,
                 0.0..,
@@ -374,10 +374,7 @@ fn order(
     for (from, stage) in stage_terms.iter_mut().enumerate() {
         for to in (0..devices).filter(|&to| to != from) {
             let hop = input.hops[from][to];
-            let follows = match program.relaxed {
-                true => rows.add_column(0.0, 0.0..=1.0),
-                false => rows.add_integer_column(0.0, 0.0..=1.0),
-            };
+            let follows = whole(program, rows, 0.0, 0.0..=1.0);
             cycle_terms.push((follows, hop.decode_seconds * MILLISECONDS));
             stage.push((follows, k * hop.chunk_seconds * MILLISECONDS));
             columns.follows[from][to] = Some(follows);
@@ -408,9 +405,22 @@ fn order(
     }
 }
 
+/// A column for a whole number, or any number where the program is relaxed.
+fn whole(
+    program: &Program<'_>,
+    rows: &mut RowProblem,
+    cost: f64,
+    range: RangeInclusive<f64>,
+) -> Col {
+    match program.relaxed {
+        true => rows.add_column(cost, range),
+        false => rows.add_integer_column(cost, range),
+    }
+}
+
 fn row(
     rows: &mut RowProblem,
-    bounds: impl std::ops::RangeBounds<f64>,
+    bounds: impl RangeBounds<f64>,
     terms: impl IntoIterator<Item = (Col, f64)>,
 ) {
     rows.add_row(bounds, merged(terms));

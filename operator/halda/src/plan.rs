@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use crate::input::{Hop, InputError, PlanningInput};
-use crate::latency::MemberLatency;
+use crate::latency::{Assignment, MemberLatency, Share};
 use crate::search::{Effort, Found, search};
 
 /// A ring, and why this one.
@@ -180,28 +180,31 @@ pub fn plan(input: &PlanningInput) -> Result<Plan, PlanError> {
     })
 }
 
-/// The best ring without its reasons, as exact as `effort` asks.
-pub fn plan_with(input: &PlanningInput, effort: Effort) -> Option<Found> {
-    search(input, effort)
+fn members(input: &PlanningInput, found: &Found) -> Vec<PlannedMember> {
+    let Assignment {
+        rounds,
+        ring,
+        shares,
+    } = &found.assignment;
+    let in_order: Vec<Share> = ring.iter().map(|&index| shares[index]).collect();
+    ring.iter()
+        .zip(windows(&in_order, *rounds))
+        .map(|(&index, windows)| PlannedMember {
+            name: input.devices[index].name.clone(),
+            windows,
+        })
+        .collect()
 }
 
-fn members(input: &PlanningInput, found: &Found) -> Vec<PlannedMember> {
-    let rounds = found.assignment.rounds;
-    let mut members: Vec<PlannedMember> = found
-        .assignment
-        .ring
-        .iter()
-        .map(|&index| PlannedMember {
-            name: input.devices[index].name.clone(),
-            windows: Vec::with_capacity(rounds),
-        })
-        .collect();
+/// The windows of members with `shares`, in ring order: one row per member, one window per round. Each share is spread evenly
+/// over the rounds (earlier rounds take the rest), and layers are counted through the ring round after round.
+pub fn windows(shares: &[Share], rounds: usize) -> Vec<Vec<Window>> {
+    let mut windows = vec![Vec::with_capacity(rounds); shares.len()];
     let mut next = 0;
     for round in 0..rounds {
-        for (member, &index) in members.iter_mut().zip(&found.assignment.ring) {
-            let share = found.assignment.shares[index];
+        for (member, share) in windows.iter_mut().zip(shares) {
             let last = next + part(share.layers(), rounds, round);
-            member.windows.push(Window {
+            member.push(Window {
                 first: next,
                 last,
                 gpu_layers: part(share.gpu_layers, rounds, round),
@@ -209,7 +212,7 @@ fn members(input: &PlanningInput, found: &Found) -> Vec<PlannedMember> {
             next = last;
         }
     }
-    members
+    windows
 }
 
 /// Part `i` of `total` in `parts` numbers that differ by at most one, the larger ones first.

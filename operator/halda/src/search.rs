@@ -41,20 +41,12 @@ const SAME_LINK: f64 = 0.02;
 
 /// `None`: nothing is possible.
 pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
-    let mut best: Option<Found> = None;
-    let keep = |candidate: Option<Found>, best: &mut Option<Found>| {
-        if let Some(candidate) = candidate
-            && best
-                .as_ref()
-                .is_none_or(|best| candidate.seconds < best.seconds)
-        {
-            *best = Some(candidate);
-        }
-    };
-    let only = input.devices.len() == 1;
-    keep(alone(input), &mut best);
-    if only {
-        return best.map(proven);
+    let mut best = alone(input);
+    if input.devices.len() == 1 {
+        return best.map(|found| Found {
+            bound_seconds: found.seconds,
+            ..found
+        });
     }
 
     // Every number of rounds has a bound; the most promising is solved first, the hopeless never.
@@ -92,7 +84,11 @@ pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
             Outcome::Solved(solution) => {
                 bound = bound.min(solution.bound_seconds.max(lower));
                 let ring = order::cheapest(input, &solution.ring, rounds);
-                keep(evaluate(input, rounds, ring, solution.shares), &mut best);
+                if let Some(found) = evaluate(input, rounds, ring, solution.shares)
+                    && found.seconds < known
+                {
+                    best = Some(found);
+                }
             }
             Outcome::TimeOut => bound = bound.min(lower),
             Outcome::Bound(_) | Outcome::Nothing => {}
@@ -103,13 +99,6 @@ pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
         bound_seconds: bound.min(found.seconds),
         ..found
     })
-}
-
-fn proven(found: Found) -> Found {
-    Found {
-        bound_seconds: found.seconds,
-        ..found
-    }
 }
 
 /// The best ring of one member.
@@ -142,7 +131,7 @@ fn alone(input: &PlanningInput) -> Option<Found> {
         .min_by(|a, b| a.seconds.total_cmp(&b.seconds))
 }
 
-pub fn evaluate(
+fn evaluate(
     input: &PlanningInput,
     rounds: usize,
     ring: Vec<usize>,

@@ -3,9 +3,8 @@
 
 use prima_halda::input::{Device, Gpu, Hop, LayerCost, MemoryRule, Model, PlanningInput, Workload};
 use prima_halda::latency::{Assignment, Share, predict, request_seconds};
-use prima_halda::plan::plan_with;
 use prima_halda::reference;
-use prima_halda::search::Effort;
+use prima_halda::search::{Effort, search};
 
 const INSTANCES: u64 = 2000;
 const EXACT: Effort = Effort {
@@ -222,7 +221,7 @@ fn against_enumeration(seeds: std::ops::Range<u64>) {
     for seed in seeds {
         let input = instance(seed);
         let enumerated = enumerate(&input);
-        let found = plan_with(&input, EXACT);
+        let found = search(&input, EXACT);
         match (&enumerated, &found) {
             (None, None) => {}
             (Some((least, assignment)), Some(found)) => {
@@ -295,7 +294,7 @@ fn the_papers_algorithm_is_never_better_under_the_same_latency_model() {
         let Ok(latency) = predict(&input, &assignment) else {
             continue;
         };
-        let found = plan_with(&input, EXACT).expect("what the reference can do is possible");
+        let found = search(&input, EXACT).expect("what the reference can do is possible");
         let seconds = request_seconds(&input, &latency) + 1e-6 * input.devices.len() as f64;
         assert!(
             found.seconds <= seconds * (1.0 + 1e-5) + 1e-6,

@@ -1,6 +1,9 @@
 //! Which member runs which layers when `--split` says so, instead of the planner. Pure.
 
 use prima_crds::v1alpha1::ring_plan::PlannedWindow;
+use prima_halda::latency::Share;
+
+use crate::plan;
 
 /// Why the layers cannot be split as asked.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -56,41 +59,29 @@ pub fn shares(
     Ok(shares)
 }
 
-/// One row per member, one window per round: each member's share spread evenly over the rounds (earlier rounds take
-/// the rest), layers counted through the ring round after round. Windows may be empty, whole rounds may not.
+/// The windows of members with these shares, as the planner would lay them. Windows may be empty, whole rounds may not.
 pub fn windows(shares: &[usize], rounds: usize) -> Result<Vec<Vec<PlannedWindow>>, SplitError> {
     let most = shares.iter().copied().max().unwrap_or(0);
     if rounds > most {
         return Err(SplitError::EmptyRound { rounds, most });
     }
-    let counts: Vec<Vec<usize>> = shares
-        .iter()
-        .map(|&share| even(share, rounds).collect())
-        .collect();
-    let mut windows = vec![Vec::with_capacity(rounds); shares.len()];
-    let mut next = 0;
-    for round in 0..rounds {
-        for (member, counts) in windows.iter_mut().zip(&counts) {
-            let last = next + counts[round];
-            member.push(PlannedWindow {
-                first: next as i32,
-                last: last as i32,
-                gpu_layers: 0,
-            });
-            next = last;
-        }
-    }
-    Ok(windows)
-}
-
-/// `total` in `parts` numbers that differ by at most one, the larger ones first.
-fn even(total: usize, parts: usize) -> impl Iterator<Item = usize> {
-    (0..parts).map(move |part| total / parts + usize::from(part < total % parts))
+    let on_cpu = |&cpu_layers: &usize| Share {
+        cpu_layers,
+        gpu_layers: 0,
+    };
+    let shares: Vec<Share> = shares.iter().map(on_cpu).collect();
+    let windows = prima_halda::plan::windows(&shares, rounds);
+    Ok(windows.iter().map(|member| plan::windows(member)).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// `total` in `parts` numbers that differ by at most one, the larger ones first.
+    fn even(total: usize, parts: usize) -> impl Iterator<Item = usize> {
+        (0..parts).map(move |part| total / parts + usize::from(part < total % parts))
+    }
 
     fn ranges(shares: &[usize], rounds: usize) -> Vec<Vec<(i32, i32)>> {
         windows(shares, rounds)

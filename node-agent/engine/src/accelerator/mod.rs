@@ -19,7 +19,7 @@ use crate::kernels::Matrix;
 
 pub(crate) use kv::DeviceKv;
 pub(crate) use layers::AcceleratedLayers;
-pub use probe::{DeviceMatrix, DeviceRows, GpuFacts};
+pub use probe::{DeviceMatrix, DeviceRows};
 
 /// A GPU of this machine. Clones share it.
 #[derive(Debug, Clone)]

@@ -5,19 +5,9 @@ use candle_core::quantized::QMatMul;
 use candle_core::{Module, Result, Tensor};
 
 use super::{Accelerator, error};
+use crate::device::GpuFacts;
 use crate::error::EngineError;
 use crate::kernels::Matrix;
-
-/// What a GPU says of itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GpuFacts {
-    pub name: String,
-    /// Shares its memory with the CPU.
-    pub unified_memory: bool,
-    pub total_bytes: u64,
-    /// CUDA: free. Metal: what is left of the recommended working set.
-    pub available_bytes: u64,
-}
 
 /// A weight matrix on a GPU.
 pub struct DeviceMatrix(QMatMul);
