@@ -200,5 +200,13 @@ pub struct MemberStatus {
     pub compute_seconds: f64,
     /// From the end of this member's computing to the arrival at its successor.
     pub network_seconds: f64,
+    /// Of computing, what was waiting for weights from disk.
     pub disk_seconds: f64,
+    /// Weights read from disk.
+    pub read_bytes: u64,
+    /// Weights that are kept in memory now, and that are read for every token.
+    pub resident_bytes: u64,
+    pub streamed_bytes: u64,
+    /// What the plan expects to be read for every token, if it says so.
+    pub planned_read_bytes: Option<u64>,
 }

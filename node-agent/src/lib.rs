@@ -1,10 +1,12 @@
 //! One member of a ring. Every member runs its layer windows and passes activations on (`ring`); rank 0 also owns
 //! tokenizer, embedding, output head and sampling (`decode`) and serves HTTP (`gateway`).
 
+pub mod available_memory;
 pub mod decode;
 pub mod gateway;
 pub mod generation;
 pub mod inspect;
+pub mod memory_watch;
 pub mod plan_source;
 pub mod profile;
 pub mod ring;

@@ -41,12 +41,12 @@ use prima_crds::v1alpha1::node_profile::{
 use prima_engine::Compute;
 use prima_engine::kernels::{Level, LevelError, MatrixError, ThreadPool, ThreadPoolError};
 
+use crate::available_memory::{self, MemoryError, MemoryNow};
 use crate::ring::LinkError;
 use cache::CacheKey;
 use cpu::Weights;
 use disk::DiskError;
 use links::LinkTarget;
-use memory::{MemoryError, MemoryNow};
 
 #[derive(clap::Args)]
 pub struct ProfileArgs {
@@ -124,7 +124,7 @@ pub enum ProfileError {
 pub fn run(args: ProfileArgs) -> Result<String, ProfileError> {
     let root = Path::new("/");
     let system = system::read(root);
-    let now = memory::read(root, system.os).map_err(ProfileError::Memory)?;
+    let now = available_memory::read(root, system.os).map_err(ProfileError::Memory)?;
     let threads = args
         .threads
         .map_or_else(Compute::available_threads, usize::from);
@@ -163,7 +163,7 @@ pub fn run(args: ProfileArgs) -> Result<String, ProfileError> {
         }
     };
     // What changes from hour to hour is never taken from the cache.
-    let now = memory::read(root, status.system.os).map_err(ProfileError::Memory)?;
+    let now = available_memory::read(root, status.system.os).map_err(ProfileError::Memory)?;
     status.memory.total_bytes = now.total as i64;
     status.memory.available_bytes = now.available as i64;
     status.memory.swappable_bytes = now.swappable as i64;

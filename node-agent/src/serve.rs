@@ -17,6 +17,7 @@ use tokio::task::JoinHandle;
 use crate::decode::{self, Decode};
 use crate::gateway::{self, GatewayError, GatewayOptions, ModelText};
 use crate::generation::{Generator, RingStatus, Submission};
+use crate::memory_watch::MemoryLimits;
 use crate::plan_source::{self, PlanSourceError};
 use crate::ring::{Member, MemberError, MemberOptions};
 
@@ -46,6 +47,12 @@ pub struct ServeArgs {
         hide_env_values = true
     )]
     api_keys: Vec<String>,
+    /// Memory that stays free for the machine's owner [default: 5 % of what is available at the start]
+    #[arg(long, value_name = "BYTES")]
+    reserve_memory: Option<u64>,
+    /// Leave all weights to the system's page cache, even when they do not fit into memory
+    #[arg(long, conflicts_with = "reserve_memory")]
+    no_streaming: bool,
     /// End when the process with this id, which started this one, ends in whatever way (on Linux)
     #[arg(long, value_name = "PID")]
     exit_with_parent: Option<i32>,
@@ -129,12 +136,16 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
         }
         _ => None,
     };
+    let memory = (!args.no_streaming).then(|| MemoryLimits {
+        reserve_bytes: args.reserve_memory,
+        members: plan.members[rank].members_on_machine as u64,
+    });
     let opening = tokio::task::spawn_blocking({
         let (plan, front) = (
             plan.clone(),
             front.as_mut().and_then(|front| front.back.take()),
         );
-        move || open(plan, rank, threads, listener, front)
+        move || open(plan, rank, threads, listener, memory, front)
     });
     let member = tokio::select! {
         member = opening => member.map_err(|panic| ServeError::Start(io::Error::other(panic)))??,
@@ -261,6 +272,7 @@ fn open(
     rank: usize,
     threads: usize,
     listener: TcpListener,
+    memory: Option<MemoryLimits>,
     back: Option<Back>,
 ) -> Result<Member, ServeError> {
     let model = plan_source::open_model(&plan)?;
@@ -275,6 +287,7 @@ fn open(
         model,
         threads,
         listener,
+        memory,
     })
     .map_err(|error| ServeError::Member(Arc::new(error)))?;
     if let (Some(back), Some(text), Some(client)) = (back, text, member.take_client()) {

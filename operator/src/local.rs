@@ -151,14 +151,19 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
             (plan.rounds as i32, windows, Some(plan.report))
         }
     };
+    let count = windows.len();
     let members = windows
         .iter()
-        .zip(ring_ports(windows.len())?)
+        .zip(ring_ports(count)?)
         .enumerate()
         .map(|(rank, (windows, port))| RingMember {
             name: format!("m{rank}"),
             address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string(),
             windows: windows.clone(),
+            members_on_machine: count as i32,
+            read_bytes_per_token: report
+                .as_ref()
+                .map(|report| report.members[rank].read_bytes_per_token as i64),
         })
         .collect();
     let plan = RingPlan::new(

@@ -181,10 +181,13 @@ pub fn checked(
 fn members(plan: &Plan, address: impl Fn(&str) -> String) -> Vec<RingMember> {
     plan.members
         .iter()
-        .map(|member| RingMember {
+        .zip(&plan.report.members)
+        .map(|(member, report)| RingMember {
             name: member.name.clone(),
             address: address(&member.name),
             windows: windows(&member.windows),
+            members_on_machine: 1,
+            read_bytes_per_token: Some(report.read_bytes_per_token as i64),
         })
         .collect()
 }

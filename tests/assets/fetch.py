@@ -241,6 +241,11 @@ def make_tinyllama_q4_k_m(out: list[Path]) -> None:
     quantize(CACHE / "models" / "TinyLlama-1.1B-Chat-IQ2_XXS.gguf", "Q4_K", out[0], "--mixed")
 
 
+def make_shape_8b(out: list[Path]) -> None:
+    run([str(VENV_PYTHON), str(HERE / "make_shape.py"), "8b", str(out[0]), "--vocabulary",
+         str(CACHE / "vocab" / "ggml-vocab-llama-bpe.gguf")], "it takes 5 GB of disk")
+
+
 def make_llama_cpp_source(out: list[Path]) -> None:
     """The tree that the benchmark builds its peer from; this script builds nothing."""
     with tarfile.open(LLAMA_CPP.path) as sdist:
@@ -335,6 +340,7 @@ ASSETS: dict[str, Asset] = {
     "tinyllama": Asset(["models/TinyLlama-1.1B-Chat-IQ2_XXS.gguf"], make_tinyllama, [TINYLLAMA_1, TINYLLAMA_2]),
     "tinyllama-q4_k_m": Asset(["models/TinyLlama-1.1B-Chat-Q4_K_M.gguf"], make_tinyllama_q4_k_m, [QUANTIZER],
                               ["venv", "tinyllama"], [HERE / "quantize.py"]),
+    "shape-8b": Asset(["models/shape-8b-Q4_K_M.gguf"], make_shape_8b, needs=["venv", "vocab"], inputs=[HERE / "make_shape.py"]),
     "llama.cpp-source": Asset(["peers/llama.cpp"], make_llama_cpp_source, [LLAMA_CPP]),
 }
 
@@ -342,7 +348,7 @@ SETS: dict[str, list[str]] = {
     "run": ["smollm2"],
     "test": ["smollm2", "smollm2-f32", "vocab", "templates", "text", "venv", "stories15m", "stories15m-llama3-rope", "stories15m-qwen2",
              "stories15m-qwen2-zero", "formats"],
-    "bench": ["smollm2", "stories15m", "tinyllama-q4_k_m", "llama.cpp-source"],
+    "bench": ["smollm2", "stories15m", "tinyllama-q4_k_m", "shape-8b", "llama.cpp-source"],
 }
 
 if __name__ == "__main__":

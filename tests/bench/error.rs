@@ -34,6 +34,8 @@ pub enum BenchError {
     Tokens { expected: usize, found: usize },
     #[error("the raw TCP ring failed")]
     PingPong { source: std::io::Error },
+    #[error("cannot limit a program's memory")]
+    Cgroup { source: std::io::Error },
     #[error("prima run printed no prediction")]
     NoPrediction,
     #[error("cannot read a document of operator/halda/tests/paper")]

@@ -9,6 +9,7 @@ mod client;
 mod engine_speed;
 mod error;
 mod hop_cost;
+mod memory_limit;
 mod peer;
 mod ping_pong;
 mod planning_speed;
@@ -68,7 +69,9 @@ fn run(quick: bool) -> Result<(), BenchError> {
     let ring = ring_speed::measure(&effort)?;
     let predictions = prediction::measure(&effort)?;
     let planning = planning_speed::measure(&effort)?;
+    let limits = memory_limit::measure(&effort)?;
     let mut table = report::markdown(&effort, &engine, &hops, &ring);
+    table += &report::memory_limits(limits.as_deref());
     table += &report::planner(&predictions, &planning);
     println!("{table}");
     if !quick {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use prima_tests::assets;
+use prima_tests::memory_group::MemoryGroup;
 
 use crate::error::BenchError;
 
@@ -53,6 +54,23 @@ pub fn tokens_per_second(
     prefill: usize,
     decode: usize,
 ) -> Result<f64, BenchError> {
+    rate(&mut command(binary, model, threads, prefill, decode))
+}
+
+/// Seconds for each of `decode` tokens of llama-bench inside of `group`, with weights in its map as they are.
+pub fn seconds_per_token_in(
+    group: &MemoryGroup,
+    binary: &Path,
+    model: &Path,
+    threads: usize,
+    decode: usize,
+) -> Result<f64, BenchError> {
+    let mut command = command(binary, model, threads, 0, decode);
+    command.args(["--mmap", "1", "--repack", "0"]);
+    Ok(1.0 / rate(&mut group.enter(command))?)
+}
+
+fn command(binary: &Path, model: &Path, threads: usize, prefill: usize, decode: usize) -> Command {
     let mut command = Command::new(binary);
     command
         .arg("-m")
@@ -60,7 +78,11 @@ pub fn tokens_per_second(
         .args(["-t", &threads.to_string()])
         .args(["-p", &prefill.to_string(), "-n", &decode.to_string()])
         .args(["-r", "1", "-o", "json"]);
-    let output = output("llama-bench", &mut command)?;
+    command
+}
+
+fn rate(command: &mut Command) -> Result<f64, BenchError> {
+    let output = output("llama-bench", command)?;
     serde_json::from_str::<serde_json::Value>(&output)
         .ok()
         .and_then(|runs| runs.get(0)?.get("avg_ts")?.as_f64())

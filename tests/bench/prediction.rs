@@ -58,13 +58,7 @@ pub fn measure(effort: &Effort) -> Result<Vec<Prediction>, BenchError> {
                 .members(members)
                 .rounds(rounds)
                 .start();
-            let printed = ring.printed();
-            let rate = printed
-                .split_once("Predicted: ")
-                .and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
-            prediction
-                .predicted
-                .push(rate.ok_or(BenchError::NoPrediction)?);
+            prediction.predicted.push(predicted(&ring)?);
             let client = Client::of(ring, &never);
             client.seconds_per_token(PROMPT, 8)?;
             let seconds = client.seconds_per_token(PROMPT, effort.decode)?;
@@ -73,4 +67,13 @@ pub fn measure(effort: &Effort) -> Result<Vec<Prediction>, BenchError> {
         predictions.push(prediction);
     }
     Ok(predictions)
+}
+
+/// Tokens per second that `prima run` printed.
+pub fn predicted(ring: &LocalRing) -> Result<f64, BenchError> {
+    let printed = ring.printed();
+    let rate = printed
+        .split_once("Predicted: ")
+        .and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
+    rate.ok_or(BenchError::NoPrediction)
 }

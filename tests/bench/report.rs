@@ -7,6 +7,7 @@ use crate::Effort;
 use crate::engine_speed::{EngineSpeed, Pair};
 use crate::error::BenchError;
 use crate::hop_cost::HopCost;
+use crate::memory_limit::UnderLimit;
 use crate::planning_speed::{MACHINES, PlanningSpeed};
 use crate::prediction::Prediction;
 use crate::ring_speed::{REQUESTS, RingSpeed};
@@ -56,6 +57,38 @@ pub fn markdown(
     }
     hop_section(&mut text, hops);
     ring_section(&mut text, ring);
+    text
+}
+
+/// The section about models that are larger than memory.
+pub fn memory_limits(limits: Option<&[UnderLimit]>) -> String {
+    let mut text = String::from("\n## Less memory than the model\n\n");
+    let Some(limits) = limits else {
+        text += "Left out on this machine: it takes root and a writable memory cgroup.\n";
+        return text;
+    };
+    let _ = write!(
+        text,
+        "{} (4.9 GB) on one machine, tokens per second under a limit of memory, 2 threads. llama.cpp: in its map, not repacked.\n\n\
+         | limit | prima | llama.cpp | ratio | goal | | predicted | MB read a token | planned |\n\
+         | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+        crate::memory_limit::MODEL
+    );
+    for limit in limits {
+        let ratio = limit.ring.median() / limit.llama_cpp.median();
+        let _ = writeln!(
+            text,
+            "| {} MB | {} | {} | **{ratio:.2}** | {} | {} | {} | {} | {} |",
+            limit.megabytes,
+            spread(&limit.ring, 2),
+            spread(&limit.llama_cpp, 2),
+            limit.goal,
+            verdict(ratio >= limit.goal),
+            spread(&limit.predicted, 2),
+            spread(&limit.read, 0),
+            spread(&limit.planned_read, 0),
+        );
+    }
     text
 }
 

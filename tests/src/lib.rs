@@ -5,6 +5,7 @@
 pub mod assets;
 pub mod http;
 pub mod local_ring;
+pub mod memory_group;
 pub mod one_process;
 pub mod oracle;
 pub mod python;

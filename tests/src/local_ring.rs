@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
+use crate::memory_group::MemoryGroup;
 use crate::{assets, http};
 
 /// Arguments of `prima run`.
@@ -87,26 +88,20 @@ impl LocalRingBuilder {
 
     /// Starts the ring and waits until it serves. Panics with what `prima` wrote if it does not.
     pub fn start(self) -> LocalRing {
-        let mut prima = self.spawn();
-        prima.wait_for_output(READY);
-        let printed = prima.stdout.lock().unwrap().clone();
-        let (model, _) = printed.split_once(" is ready").expect("the model's name");
-        let (_, rest) = printed.split_once("http://").expect("the endpoint");
-        let address = rest.split('/').next().and_then(|it| it.parse().ok());
-        LocalRing {
-            members: agents_of(prima.child.id()),
-            address: address.expect("the endpoint's address"),
-            model: model.trim().to_owned(),
-            prima,
-        }
+        LocalRing::serving(Process::spawn(self.command()))
+    }
+
+    /// As [`start`](Self::start), inside of `group`.
+    pub fn start_in(self, group: &MemoryGroup) -> LocalRing {
+        LocalRing::serving(Process::spawn(group.enter(self.command())))
     }
 
     /// Runs `prima` where it is expected to end by itself, and waits for that.
     pub fn run_to_end(self) -> Ended {
-        self.spawn().wait()
+        Process::spawn(self.command()).wait()
     }
 
-    fn spawn(mut self) -> Process {
+    fn command(mut self) -> Command {
         if !self.args.iter().any(|arg| arg == "--port") {
             self = self.arg("--port").arg("0");
         }
@@ -124,7 +119,7 @@ impl LocalRingBuilder {
             .arg("run")
             .args(&self.args)
             .env_remove("PRIMA_API_KEY");
-        Process::spawn(command)
+        command
     }
 }
 
@@ -132,6 +127,20 @@ impl LocalRing {
     /// Like `prima run`, on any free port unless `--port` is given.
     pub fn builder() -> LocalRingBuilder {
         LocalRingBuilder::default()
+    }
+
+    fn serving(mut prima: Process) -> LocalRing {
+        prima.wait_for_output(READY);
+        let printed = prima.stdout.lock().unwrap().clone();
+        let (model, _) = printed.split_once(" is ready").expect("the model's name");
+        let (_, rest) = printed.split_once("http://").expect("the endpoint");
+        let address = rest.split('/').next().and_then(|it| it.parse().ok());
+        LocalRing {
+            members: agents_of(prima.child.id()),
+            address: address.expect("the endpoint's address"),
+            model: model.trim().to_owned(),
+            prima,
+        }
     }
 
     /// Where the HTTP endpoint listens.

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use prima_engine::{
     BatchEntry, Compute, Embedding, EngineError, KvCache, LayerDevices, LayerWindow, Model,
-    OutputHead,
+    OutputHead, Residency,
 };
 use prima_text::{Tokenizer, TokenizerError};
 
@@ -38,8 +38,12 @@ impl OneProcess {
             tokenizer: Tokenizer::from_gguf(&model.gguf().metadata)?,
             compute: Compute::new(threads)?,
             embedding: model.embedding()?,
-            layers: model.layer_window(0..model.config().layers, &LayerDevices::cpu())?,
-            output_head: model.output_head()?,
+            layers: model.layer_window(
+                0..model.config().layers,
+                &LayerDevices::cpu(),
+                &Residency::mapped(),
+            )?,
+            output_head: model.output_head(&Residency::mapped())?,
             model,
         })
     }

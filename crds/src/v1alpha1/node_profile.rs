@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::document::{self, Checks, DocumentError};
 
+/// Share of the available memory that stays free unless the owner says otherwise: the machine is theirs.
+pub const DEFAULT_RESERVE_PERCENT: u64 = 5;
+
 /// What the owner of a machine allows. Everything is optional.
 #[derive(
     CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema,
@@ -27,7 +30,7 @@ pub struct NodeProfileSpec {
     /// Leave this machine out of all rings.
     #[serde(default, skip_serializing_if = "is_false")]
     pub exclude: bool,
-    /// Bytes of memory that stay free for the owner.
+    /// Bytes of memory that stay free for the owner. Absent: [`DEFAULT_RESERVE_PERCENT`] of what is available.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reserved_memory_bytes: Option<i64>,
     /// Bytes of memory that rings use at most.

@@ -66,6 +66,12 @@ pub struct RingMember {
     pub address: String,
     /// One layer window a round, `rounds` in all. May be empty (`first` = `last`).
     pub windows: Vec<PlannedWindow>,
+    /// Members of this ring on the same machine, which share its memory evenly.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub members_on_machine: i32,
+    /// Weights that the planner expects the member to read from its disk for every token; to compare with what it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_bytes_per_token: Option<i64>,
 }
 
 /// Layers `first..last` (last excluded), of which the last `gpuLayers` run on the GPU.
@@ -174,6 +180,14 @@ impl RingPlanSpec {
             }
         }
 
+        for (rank, member) in self.members.iter().enumerate() {
+            let field = |name| format!("members[{rank}].{name}");
+            let (sharing, most) = (member.members_on_machine, self.members.len() as i64);
+            bounded(&field("membersOnMachine"), sharing.into(), 1, most)?;
+            let read = member.read_bytes_per_token.unwrap_or(0);
+            bounded(&field("readBytesPerToken"), read, 0, i64::MAX)?;
+        }
+
         let mut next = 0;
         for round in 0..self.rounds as usize {
             for (rank, member) in self.members.iter().enumerate() {
@@ -231,6 +245,14 @@ fn is_zero(value: &i32) -> bool {
     *value == 0
 }
 
+fn one() -> i32 {
+    1
+}
+
+fn is_one(value: &i32) -> bool {
+    *value == 1
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -262,6 +284,8 @@ mod tests {
                             gpu_layers: 0,
                         })
                         .collect(),
+                    members_on_machine: 1,
+                    read_bytes_per_token: None,
                 })
                 .collect(),
         }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use prima_engine::{
     BatchEntry, Compute, Embedding, EngineError, LayerDevices, LayerWindow, Model, OutputHead,
+    Residency,
 };
 
 /// As llama-bench: 128 tokens decoded, prompts of 512.
@@ -64,8 +65,12 @@ impl Bench {
         let model = Model::open(path)?;
         Ok(Bench {
             embedding: model.embedding()?,
-            window: model.layer_window(0..model.config().layers, &LayerDevices::cpu())?,
-            head: model.output_head()?,
+            window: model.layer_window(
+                0..model.config().layers,
+                &LayerDevices::cpu(),
+                &Residency::mapped(),
+            )?,
+            head: model.output_head(&Residency::mapped())?,
             compute: Compute::new(threads)?,
             model,
         })

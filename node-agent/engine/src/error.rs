@@ -104,6 +104,22 @@ pub enum EngineError {
     )]
     Window { window: Range<usize>, layers: usize },
 
+    #[error("cannot start reading weights ahead from {}", path.display())]
+    ReadAhead {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+
+    #[error(
+        "cannot read weights from {} at byte {offset}; is the disk at fault, or has the file changed?",
+        path.display()
+    )]
+    ReadWeights {
+        path: PathBuf,
+        offset: u64,
+        source: std::io::Error,
+    },
+
     #[error("cannot start the compute threads")]
     Threads { source: kernels::ThreadPoolError },
 

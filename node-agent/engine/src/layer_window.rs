@@ -16,6 +16,7 @@ use crate::kernels::{self, Rope, RopeAngles, SequenceAttention, ThreadPool};
 use crate::kv_cache::{KvCache, LayerKv};
 use crate::mapped_weights::MappedTensor;
 use crate::model::Model;
+use crate::residency::Residency;
 
 /// A contiguous range of a model's layers, ready to run.
 pub struct LayerWindow {
@@ -25,6 +26,7 @@ pub struct LayerWindow {
     cpu_layers: Vec<Layer>,
     /// The layers that follow.
     accelerated: Option<AcceleratedLayers>,
+    residency: Residency,
 }
 
 /// The rows of one sequence in a batch.
@@ -42,6 +44,7 @@ impl LayerWindow {
         model: &Model,
         layers: Range<usize>,
         devices: &LayerDevices,
+        residency: &Residency,
     ) -> Result<LayerWindow, EngineError> {
         let mut cpu_layers = layers
             .clone()
@@ -60,6 +63,7 @@ impl LayerWindow {
             rope: model.config().rope(model.rope_factors()?.as_deref()),
             cpu_layers,
             accelerated,
+            residency: residency.clone(),
         })
     }
 
@@ -73,8 +77,8 @@ impl LayerWindow {
     ///
     /// # Errors
     /// An activation of another size than the batch, or an entry whose cache does not cover the window, holds another number of
-    /// positions than `first_position`, or would exceed its context length; a failure of the accelerator. The caches hold then what
-    /// they held before.
+    /// positions than `first_position`, or would exceed its context length; streamed weights that cannot be read; a failure of the
+    /// accelerator. The caches hold then what they held before.
     pub fn forward(
         &self,
         compute: &Compute,
@@ -85,27 +89,37 @@ impl LayerWindow {
         let angles = self
             .rope
             .angles(sequences.iter().flat_map(Sequence::positions));
+        let mut result = self.forward_on_cpu(compute, &angles, activation, &mut sequences);
+        if let (Ok(()), Some(accelerated)) = (&result, &self.accelerated) {
+            result = accelerated.forward(&angles, activation, &mut sequences);
+        }
+        if result.is_err() {
+            sequences.iter_mut().for_each(Sequence::undo);
+        }
+        result
+    }
+
+    fn forward_on_cpu(
+        &self,
+        compute: &Compute,
+        angles: &RopeAngles,
+        activation: &mut [f32],
+        sequences: &mut [Sequence<'_>],
+    ) -> Result<(), EngineError> {
         let mut scratch = compute.scratch();
         for (index, layer) in self.cpu_layers.iter().enumerate() {
             let step = LayerStep {
                 config: &self.config,
                 pool: compute.pool(),
-                angles: &angles,
+                residency: &self.residency,
+                angles,
                 layer,
                 index,
             };
-            step.attention(&mut scratch, activation, &mut sequences);
-            step.feed_forward(&mut scratch, activation);
+            step.attention(&mut scratch, activation, sequences)?;
+            step.feed_forward(&mut scratch, activation)?;
         }
-        drop(scratch);
-        let Some(accelerated) = &self.accelerated else {
-            return Ok(());
-        };
-        let result = accelerated.forward(&angles, activation, &mut sequences);
-        if result.is_err() {
-            sequences.iter_mut().for_each(Sequence::undo);
-        }
-        result
+        Ok(())
     }
 
     /// How many of the window's layers run on an accelerator.
@@ -270,6 +284,7 @@ impl Layer {
 struct LayerStep<'a> {
     config: &'a ModelConfig,
     pool: &'a ThreadPool,
+    residency: &'a Residency,
     angles: &'a RopeAngles,
     layer: &'a Layer,
     /// Of the layer in the window.
@@ -283,10 +298,11 @@ impl LayerStep<'_> {
         scratch: &mut Scratch,
         activation: &mut [f32],
         sequences: &mut [Sequence<'_>],
-    ) {
+    ) -> Result<(), EngineError> {
         let LayerStep {
             config,
             pool,
+            residency,
             angles,
             layer,
             ..
@@ -307,16 +323,16 @@ impl LayerStep<'_> {
         let queries = scratch.queries.take(rows * query_row);
         let keys = scratch.keys.take(rows * kv_row);
         let values = scratch.values.take(rows * kv_row);
-        kernels::matmul(
+        residency.matmul(
             pool,
             normed,
             rows,
-            &mut [
-                (layer.query.matrix(), &mut *queries),
-                (layer.key.matrix(), &mut *keys),
-                (layer.value.matrix(), &mut *values),
+            [
+                (&layer.query, &mut *queries),
+                (&layer.key, &mut *keys),
+                (&layer.value, &mut *values),
             ],
-        );
+        )?;
         if let Some(biases) = &layer.biases {
             kernels::add_bias(pool, queries, &biases.query);
             kernels::add_bias(pool, keys, &biases.key);
@@ -329,13 +345,10 @@ impl LayerStep<'_> {
         self.attend(sequences, queries, keys, values, attended);
 
         let projected = scratch.projected.take(activation.len());
-        kernels::matmul(
-            pool,
-            attended,
-            rows,
-            &mut [(layer.attention_output.matrix(), &mut *projected)],
-        );
+        let output = (&layer.attention_output, &mut *projected);
+        residency.matmul(pool, attended, rows, [output])?;
         kernels::add(pool, activation, projected);
+        Ok(())
     }
 
     /// Stores the new keys and values, then attends to them and to all before.
@@ -381,10 +394,15 @@ impl LayerStep<'_> {
     }
 
     /// activation += down(silu(gate(norm)) * up(norm))
-    fn feed_forward(&self, scratch: &mut Scratch, activation: &mut [f32]) {
+    fn feed_forward(
+        &self,
+        scratch: &mut Scratch,
+        activation: &mut [f32],
+    ) -> Result<(), EngineError> {
         let LayerStep {
             config,
             pool,
+            residency,
             layer,
             ..
         } = *self;
@@ -399,23 +417,13 @@ impl LayerStep<'_> {
         );
         let gate = scratch.gate.take(rows * config.feed_forward);
         let up = scratch.up.take(rows * config.feed_forward);
-        kernels::matmul(
-            pool,
-            normed,
-            rows,
-            &mut [
-                (layer.gate.matrix(), &mut *gate),
-                (layer.up.matrix(), &mut *up),
-            ],
-        );
+        let inner = [(&layer.gate, &mut *gate), (&layer.up, &mut *up)];
+        residency.matmul(pool, normed, rows, inner)?;
         kernels::swiglu(pool, gate, up);
         let projected = scratch.projected.take(activation.len());
-        kernels::matmul(
-            pool,
-            gate,
-            rows,
-            &mut [(layer.down.matrix(), &mut *projected)],
-        );
+        let output = (&layer.down, &mut *projected);
+        residency.matmul(pool, gate, rows, [output])?;
         kernels::add(pool, activation, projected);
+        Ok(())
     }
 }

@@ -6,11 +6,12 @@
 //! One pass, on one machine that has all layers:
 //!
 //! ```no_run
-//! # use prima_engine::{BatchEntry, Compute, LayerDevices, Model};
+//! # use prima_engine::{BatchEntry, Compute, LayerDevices, Model, Residency};
 //! # fn main() -> Result<(), prima_engine::EngineError> {
 //! let model = Model::open("model.gguf".as_ref())?;
 //! let layers = 0..model.config().layers;
-//! let window = model.layer_window(layers.clone(), &LayerDevices::cpu())?;
+//! let residency = Residency::mapped();
+//! let window = model.layer_window(layers.clone(), &LayerDevices::cpu(), &residency)?;
 //! let mut kv = model.kv_cache(&[layers], model.config().context_length);
 //! let compute = Compute::new(Compute::available_threads())?;
 //!
@@ -20,7 +21,7 @@
 //! let rows = BatchEntry { kv: &mut kv, first_position: 0, rows: tokens.len() };
 //! window.forward(&compute, &mut activation, &mut [rows])?;
 //! let mut logits = Vec::new();
-//! model.output_head()?.logits(&compute, &activation, &mut logits)?;
+//! model.output_head(&residency)?.logits(&compute, &activation, &mut logits)?;
 //! # Ok(())
 //! # }
 //! ```
@@ -39,6 +40,7 @@ mod layer_window;
 mod mapped_weights;
 mod model;
 mod output_head;
+mod residency;
 
 pub use accelerator::{Accelerator, DeviceMatrix, DeviceRows};
 pub use compute::Compute;
@@ -51,3 +53,4 @@ pub use layer_window::{BatchEntry, LayerWindow};
 pub use mapped_weights::MappedFile;
 pub use model::Model;
 pub use output_head::OutputHead;
+pub use residency::{Part, Residency, ResidencyStatus, Rhythm, streaming_seconds};

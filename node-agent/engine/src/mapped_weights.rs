@@ -6,10 +6,12 @@
 //! (SIGBUS): there is no way to read a map that guards against that.
 
 use std::fs::File;
+use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use memmap2::{Advice, Mmap};
+use memmap2::{Advice, Mmap, UncheckedAdvice};
 use prima_gguf::TensorInfo;
 
 use crate::error::EngineError;
@@ -25,6 +27,7 @@ pub struct MappedFile {
 pub(crate) struct MappedTensor {
     /// Not `'static` in truth: borrows `_map`, and leaves this struct only with the lifetime of a borrow of it.
     matrix: Matrix<'static>,
+    offset: u64,
     _map: Arc<Mmap>,
 }
 
@@ -70,6 +73,37 @@ impl MappedFile {
             .map_err(|source| EngineError::Advise { source })
     }
 
+    /// Reads the pages of `range` into memory, as far as they are not there, and waits for them.
+    ///
+    /// # Errors
+    /// What reading met with.
+    pub(crate) fn populate(&self, range: Range<u64>) -> io::Result<()> {
+        let (offset, length) = (range.start as usize, (range.end - range.start) as usize);
+        #[cfg(target_os = "linux")]
+        match self.map.advise_range(Advice::PopulateRead, offset, length) {
+            // Older than Linux 5.14.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
+            result => return result,
+        }
+        self.map.advise_range(Advice::WillNeed, offset, length)
+    }
+
+    /// Takes the whole pages of `range` out of this process; in the page cache they stay.
+    ///
+    /// # Errors
+    /// What the system says against it.
+    pub(crate) fn unmap_pages(&self, range: Range<u64>) -> io::Result<()> {
+        const PAGE: usize = 4096;
+        let first = (range.start as usize).next_multiple_of(PAGE);
+        let last = range.end as usize / PAGE * PAGE;
+        if first >= last {
+            return Ok(());
+        }
+        let advice = UncheckedAdvice::DontNeed;
+        // SAFETY: the map is of a file and read-only: what is touched again is read from the file again.
+        unsafe { self.map.unchecked_advise_range(advice, first, last - first) }
+    }
+
     /// The tensor as rows of `shape[0]` columns. `info` comes from this file's header, whose parser saw to it that the range is
     /// inside the file.
     ///
@@ -85,6 +119,7 @@ impl MappedFile {
             unsafe { std::slice::from_raw_parts(bytes.as_ptr(), bytes.len()) };
         Ok(MappedTensor {
             matrix: Matrix::new(info.ggml_type, rows, cols, bytes)?,
+            offset: info.offset,
             _map: Arc::clone(&self.map),
         })
     }
@@ -94,5 +129,10 @@ impl MappedTensor {
     /// The matrix, borrowed from the map.
     pub fn matrix(&self) -> Matrix<'_> {
         self.matrix
+    }
+
+    /// Where it begins in the file.
+    pub fn offset(&self) -> u64 {
+        self.offset
     }
 }

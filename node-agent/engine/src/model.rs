@@ -19,6 +19,7 @@ use crate::kv_cache::KvCache;
 use crate::layer_window::LayerWindow;
 use crate::mapped_weights::{MappedFile, MappedTensor};
 use crate::output_head::OutputHead;
+use crate::residency::Residency;
 
 /// An open model. Clones share everything.
 #[derive(Clone)]
@@ -86,15 +87,16 @@ impl Model {
     ///
     /// # Errors
     /// [`EngineError::TensorValue`] when the norm is not in the bytes of a sparse file.
-    pub fn output_head(&self) -> Result<OutputHead, EngineError> {
+    pub fn output_head(&self, residency: &Residency) -> Result<OutputHead, EngineError> {
         Ok(OutputHead::new(
             self.norm(&architecture::OUTPUT_NORM, None)?,
-            self.tensor(self.output_spec(), None)?,
+            self.output_tensor()?,
             self.config().norm_epsilon,
+            residency.clone(),
         ))
     }
 
-    /// The layers `layers`, on the devices that `devices` says.
+    /// The layers `layers`, on the devices that `devices` says, with weights where `residency` has them.
     ///
     /// # Errors
     /// [`EngineError::Window`] for a range that is empty or not of this model, [`EngineError::TensorValue`] when a layer is not in the
@@ -103,6 +105,7 @@ impl Model {
         &self,
         layers: Range<usize>,
         devices: &LayerDevices,
+        residency: &Residency,
     ) -> Result<LayerWindow, EngineError> {
         if layers.is_empty() || layers.end > self.config().layers {
             return Err(EngineError::Window {
@@ -110,12 +113,21 @@ impl Model {
                 layers: self.config().layers,
             });
         }
-        LayerWindow::new(self, layers, devices)
+        LayerWindow::new(self, layers, devices, residency)
     }
 
     /// An empty KV cache of one sequence for the layers of `layers`, of at most `context_length` positions. Allocates as it grows.
     pub fn kv_cache(&self, layers: &[Range<usize>], context_length: usize) -> KvCache {
         KvCache::new(self.config(), layers, context_length)
+    }
+
+    /// The matrix of the output head.
+    pub(crate) fn output_tensor(&self) -> Result<MappedTensor, EngineError> {
+        self.tensor(self.output_spec(), None)
+    }
+
+    pub(crate) fn map(&self) -> &MappedFile {
+        &self.inner.map
     }
 
     /// RoPE's divisors of frequencies, one for each pair, where the file has them.

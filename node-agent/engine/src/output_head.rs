@@ -4,27 +4,35 @@ use crate::compute::Compute;
 use crate::error::EngineError;
 use crate::kernels;
 use crate::mapped_weights::MappedTensor;
+use crate::residency::Residency;
 
 /// The output norm and the output head.
 pub struct OutputHead {
     norm: Vec<f32>,
     head: MappedTensor,
     norm_epsilon: f32,
+    residency: Residency,
 }
 
 impl OutputHead {
-    pub(crate) fn new(norm: Vec<f32>, head: MappedTensor, norm_epsilon: f32) -> OutputHead {
+    pub(crate) fn new(
+        norm: Vec<f32>,
+        head: MappedTensor,
+        norm_epsilon: f32,
+        residency: Residency,
+    ) -> OutputHead {
         OutputHead {
             norm,
             head,
             norm_epsilon,
+            residency,
         }
     }
 
     /// Replaces `out` with the logits of the activations `hidden` (n x hidden, row-major): n x vocabulary.
     ///
     /// # Errors
-    /// [`EngineError::Length`] when `hidden` is not whole rows.
+    /// [`EngineError::Length`] when `hidden` is not whole rows, [`EngineError::ReadWeights`] when streamed weights cannot be read.
     pub fn logits(
         &self,
         compute: &Compute,
@@ -39,8 +47,7 @@ impl OutputHead {
                 found: hidden.len(),
             });
         }
-        let matrix = self.head.matrix();
-        out.resize(rows * matrix.rows(), 0.0);
+        out.resize(rows * self.head.matrix().rows(), 0.0);
         let mut scratch = compute.scratch();
         let normed = scratch.normed.take(hidden.len());
         kernels::rms_norm(
@@ -50,7 +57,7 @@ impl OutputHead {
             self.norm_epsilon,
             normed,
         );
-        kernels::matmul(compute.pool(), normed, rows, &mut [(matrix, out)]);
-        Ok(())
+        self.residency
+            .matmul(compute.pool(), normed, rows, [(&self.head, out)])
     }
 }

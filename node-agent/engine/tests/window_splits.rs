@@ -13,7 +13,7 @@
 
 mod support;
 
-use prima_engine::{BatchEntry, Compute, KvCache, LayerDevices, Model};
+use prima_engine::{BatchEntry, Compute, KvCache, LayerDevices, Model, Residency};
 
 use support::{MadeUpModel, Random, Runner};
 
@@ -118,7 +118,9 @@ fn a_window_needs_only_its_own_layers_in_the_file() {
         Model::open(&path).unwrap()
     };
     let run = |model: &Model| {
-        let window = model.layer_window(2..4, &LayerDevices::cpu()).unwrap();
+        let window = model
+            .layer_window(2..4, &LayerDevices::cpu(), &Residency::mapped())
+            .unwrap();
         let mut kv = model.kv_cache(&[2..4], 16);
         let mut activation: Vec<f32> = (0..3 * 256).map(|i| (i as f32).sin()).collect();
         let entry = BatchEntry {
@@ -135,7 +137,7 @@ fn a_window_needs_only_its_own_layers_in_the_file() {
 
     let sparse = with_only("two-layers.gguf", &["blk.2.", "blk.3.", "rope_freqs"]);
     assert_eq!(run(&sparse), run(&Model::open(&whole).unwrap()));
-    assert!(sparse.output_head().is_err());
+    assert!(sparse.output_head(&Residency::mapped()).is_err());
     for (model, tensor) in [
         (sparse, "\"blk.1.attn_norm.weight\""),
         (
@@ -143,7 +145,7 @@ fn a_window_needs_only_its_own_layers_in_the_file() {
             "\"rope_freqs.weight\"",
         ),
     ] {
-        let refused = model.layer_window(1..4, &LayerDevices::cpu());
+        let refused = model.layer_window(1..4, &LayerDevices::cpu(), &Residency::mapped());
         let message = refused.err().unwrap().to_string();
         assert!(
             message.contains(tensor) && message.contains("sparse"),

@@ -24,6 +24,7 @@ impl Tally {
                 .iter()
                 .map(|window| (window.layers().start, window.layers().end))
                 .collect(),
+            planned_read_bytes: member.read_bytes_per_token.map(|bytes| bytes as u64),
             ..MemberStatus::default()
         });
         Self {
@@ -55,6 +56,9 @@ impl Tally {
             if hops > 1 {
                 member.network_seconds += between.as_secs_f64() / hops as f64;
             }
+            member.read_bytes += timing.read_bytes;
+            member.resident_bytes = timing.resident_bytes;
+            member.streamed_bytes = timing.streamed_bytes;
             *kv_bytes = timing.kv_bytes;
         }
     }
@@ -86,7 +90,10 @@ mod tests {
             compute_ns: 2_000_000_000,
             wait_ns: 1_000_000_000,
             disk_ns: 500_000_000,
+            read_bytes: 4096,
             kv_bytes: 64,
+            resident_bytes: 3,
+            streamed_bytes: 2,
         };
         tally.add(&RoundCost {
             elapsed: Duration::from_secs(7),
@@ -102,6 +109,7 @@ mod tests {
                 ),
                 (1, 2.0, 0.5, 0.5)
             );
+            assert_eq!((member.read_bytes, member.resident_bytes), (4096, 3));
         }
         assert_eq!(tally.kv_bytes(), 128);
         tally.add(&RoundCost {

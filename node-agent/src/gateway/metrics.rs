@@ -19,7 +19,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::generation::{Readiness, RingStatus};
+use crate::generation::{MemberStatus, Readiness, RingStatus};
 
 use super::Gateway;
 use super::openai_error::ApiError;
@@ -265,12 +265,9 @@ impl Collector for RingCollector {
             let gauge = ConstGauge::new(value);
             gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
         }
-        type Count = (
-            &'static str,
-            &'static str,
-            fn(&crate::generation::MemberStatus) -> f64,
-        );
-        let counts: [Count; 4] = [
+        type Count = (&'static str, &'static str, fn(&MemberStatus) -> f64);
+        type Gauge = (&'static str, &'static str, fn(&MemberStatus) -> Option<u64>);
+        let counts: [Count; 5] = [
             ("prima_member_frames", "Frames computed", |member| {
                 member.frames as f64
             }),
@@ -284,8 +281,13 @@ impl Collector for RingCollector {
             ),
             (
                 "prima_member_disk_seconds",
-                "Time waiting for disk",
+                "Time of computing that was waiting for weights from disk",
                 |member| member.disk_seconds,
+            ),
+            (
+                "prima_member_read_bytes",
+                "Weights read from disk",
+                |member| member.read_bytes as f64,
             ),
         ];
         for (name, help, count) in counts {
@@ -295,6 +297,35 @@ impl Collector for RingCollector {
                     member: member.name.clone(),
                 };
                 ConstCounter::new(count(member)).encode(metric.encode_family(&labels)?)?;
+            }
+        }
+        let gauges: [Gauge; 3] = [
+            (
+                "prima_member_resident_weight_bytes",
+                "Weights that the member keeps in memory",
+                |member| Some(member.resident_bytes),
+            ),
+            (
+                "prima_member_streamed_weight_bytes",
+                "Weights that the member reads from disk for every token",
+                |member| Some(member.streamed_bytes),
+            ),
+            (
+                "prima_member_planned_read_bytes",
+                "Weights that the plan expects to be read for every token",
+                |member| member.planned_read_bytes,
+            ),
+        ];
+        for (name, help, value) in gauges {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for member in members {
+                let Some(value) = value(member) else {
+                    continue;
+                };
+                let labels = MemberLabel {
+                    member: member.name.clone(),
+                };
+                ConstGauge::new(value).encode(metric.encode_family(&labels)?)?;
             }
         }
         Ok(())

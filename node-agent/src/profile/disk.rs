@@ -1,4 +1,4 @@
-//! How fast the models' disk is read, through the engine's own map of a file.
+//! How fast the models' disk is read: in order, as the engine streams weights; at random, through its map of a file.
 //!
 //! Decides what is read: a file of its own on the models' volume, gone with this process in whatever way that ends, or a
 //! model where no file can be written. Its pages are dropped from the page cache first, and the kernel is asked afterwards
@@ -8,12 +8,13 @@
 use std::fs::{self, File};
 use std::hint::black_box;
 use std::io::{self, Write as _};
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::node_profile::DiskProfile;
 use prima_engine::kernels::ThreadPool;
-use prima_engine::{EngineError, MappedFile};
+use prima_engine::{EngineError, MappedFile, streaming_seconds};
 
 use super::samples::Samples;
 
@@ -53,8 +54,8 @@ pub enum DiskError {
     },
     #[error("{} has {found} bytes; measuring a disk takes a file of {MIN_BYTES} at least", path.display())]
     Small { path: PathBuf, found: u64 },
-    #[error("cannot read a file through the engine's map")]
-    Map(#[source] Box<EngineError>),
+    #[error("cannot read a file as the engine reads weights")]
+    Engine(#[source] Box<EngineError>),
 }
 
 /// Bytes that are read at most, and at least.
@@ -76,7 +77,7 @@ pub fn measure(models: &Path, pool: &ThreadPool) -> Result<DiskProfile, DiskErro
         let folder = models.parent().unwrap_or(Path::new("/"));
         (Subject::existing(models)?, folder)
     };
-    let sequential = subject.sequential(pool)?;
+    let sequential = subject.sequential()?;
     let random = subject.random(pool)?;
     Ok(DiskProfile {
         path: folder.display().to_string(),
@@ -89,7 +90,10 @@ pub fn measure(models: &Path, pool: &ThreadPool) -> Result<DiskProfile, DiskErro
 /// The file that is read.
 struct Subject {
     file: File,
+    /// For errors.
     path: PathBuf,
+    /// Where it can be opened again, also without a name.
+    open_again: PathBuf,
     /// Of it, from its start.
     bytes: usize,
 }
@@ -101,8 +105,6 @@ struct Reading {
     from_disk: Option<f64>,
 }
 
-/// What is read between two looks at the clock, as threads share a matrix: pieces in order.
-const SECTION: usize = 16 << 20;
 const PIECE: usize = 1 << 20;
 const PAGE: usize = 4096;
 /// Runs stop after so long, each and all together.
@@ -142,6 +144,7 @@ impl Subject {
         Ok(Subject {
             file,
             path: path.to_owned(),
+            open_again: path.to_owned(),
             bytes: found.min(MAX_BYTES) as usize,
         })
     }
@@ -178,34 +181,34 @@ impl Subject {
         }
         file.sync_all().map_err(write)?;
         Ok(Subject {
+            open_again: format!("/dev/fd/{}", file.as_raw_fd()).into(),
             file,
             path: folder.to_owned(),
             bytes: bytes as usize,
         })
     }
 
-    /// In the order of the file: the median of up to three runs.
-    fn sequential(&self, pool: &ThreadPool) -> Result<Reading, DiskError> {
+    /// In the order of the file, as weights are streamed: the median of up to three runs.
+    fn sequential(&self) -> Result<Reading, DiskError> {
         let begun = Instant::now();
         let (mut seconds_per_byte, mut read, mut from_disk) = (Vec::new(), 0, Some(0));
+        // A slow disk is not asked for all of it.
+        let mut bytes = MIN_BYTES.min(self.bytes as u64);
         while seconds_per_byte.len() < 3 && begun.elapsed() < ALL_LIMIT {
-            let map = self.cold()?;
+            self.drop_pages()?;
             let before = bytes_from_disk();
-            let start = Instant::now();
-            let mut bytes = 0;
-            for section in map.bytes()[..self.bytes].chunks(SECTION) {
-                pool.run(section.len().div_ceil(PIECE), &|piece| {
-                    let piece = &section[piece * PIECE..];
-                    touch(piece[..piece.len().min(PIECE)].iter().step_by(PAGE));
-                });
-                bytes += section.len();
-                if start.elapsed() > RUN_LIMIT {
-                    break;
-                }
+            let seconds = streaming_seconds(&self.open_again, bytes)
+                .map_err(|source| DiskError::Engine(Box::new(source)))?;
+            let growth = sum_of_growth(Some(0), before, bytes_from_disk());
+            if bytes < self.bytes as u64 && seconds < RUN_LIMIT.as_secs_f64() / 8.0 {
+                bytes = (bytes * 8).min(self.bytes as u64);
+                continue;
             }
-            seconds_per_byte.push(start.elapsed().as_secs_f64() / bytes as f64);
-            read += bytes as u64;
-            from_disk = sum_of_growth(from_disk, before, bytes_from_disk());
+            seconds_per_byte.push(seconds / bytes as f64);
+            read += bytes;
+            from_disk = from_disk
+                .zip(growth)
+                .map(|(sum, more): (u64, u64)| sum + more);
         }
         Ok(Reading {
             rate: 1.0 / seconds_median(seconds_per_byte),
@@ -217,7 +220,7 @@ impl Subject {
     fn random(&self, pool: &ThreadPool) -> Result<Reading, DiskError> {
         let map = self.cold()?;
         map.expect_random_reads()
-            .map_err(|source| DiskError::Map(Box::new(source)))?;
+            .map_err(|source| DiskError::Engine(Box::new(source)))?;
         let mut pages: Vec<usize> = (0..self.bytes / PAGE).collect();
         let mut random = Random(0x9e37_79b9_7f4a_7c15);
         for last in (1..pages.len()).rev() {
@@ -245,8 +248,15 @@ impl Subject {
         })
     }
 
-    /// A map of the file, whose pages were dropped from the page cache as far as no other process uses them.
+    /// A map of the file, whose pages are not in memory.
     fn cold(&self) -> Result<MappedFile, DiskError> {
+        self.drop_pages()?;
+        MappedFile::map(&self.file, &self.path)
+            .map_err(|source| DiskError::Engine(Box::new(source)))
+    }
+
+    /// Drops the file's pages from the page cache, as far as no other process uses them.
+    fn drop_pages(&self) -> Result<(), DiskError> {
         #[cfg(any(target_os = "linux", target_os = "android"))]
         rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed).map_err(
             |error| DiskError::Read {
@@ -254,7 +264,7 @@ impl Subject {
                 source: error.into(),
             },
         )?;
-        MappedFile::map(&self.file, &self.path).map_err(|source| DiskError::Map(Box::new(source)))
+        Ok(())
     }
 }
 
@@ -346,12 +356,11 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_another_map_keeps_in_memory_is_told() {
-        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    #[cfg(target_os = "linux")]
+    fn a_folder_in_memory_is_told() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let path = folder.path().join("model.gguf");
         fs::write(&path, vec![1; MIN_BYTES as usize]).unwrap();
-        let held = MappedFile::open(&path).unwrap();
-        touch(held.bytes().iter().step_by(PAGE));
         let disk = measure(&path, &pool()).unwrap();
         let caveat = disk.caveat.expect("a caveat");
         assert!(caveat.contains("100 %"), "{caveat}");

@@ -9,6 +9,7 @@ use prima_crds::v1alpha1::node_profile::{GpuBackend, GpuMeasurements, GpuProfile
 use prima_engine::kernels::MatrixError;
 use prima_engine::{
     Accelerator, BatchEntry, Compute, EngineError, GpuFacts, LayerDevices, LayerWindow, Model,
+    Residency,
 };
 use prima_gguf::GgmlType;
 use prima_gguf::writer::{GgufWriter, WriterError};
@@ -164,7 +165,7 @@ fn layer_overhead_seconds(gpu: &Accelerator) -> Result<f64, GpuError> {
     let compute = Compute::new(1)?;
     let devices = |layers| LayerDevices::last_on(layers, gpu.clone());
     let seconds = |layers: usize| -> Result<f64, GpuError> {
-        let window = model.layer_window(0..layers, &devices(layers))?;
+        let window = model.layer_window(0..layers, &devices(layers), &Residency::mapped())?;
         Ok(Samples::attempted(|| one_position(&model, &window, &compute))?.median())
     };
     let (half, all) = (seconds(LAYERS / 2)?, seconds(LAYERS)?);

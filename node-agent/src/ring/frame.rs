@@ -73,8 +73,12 @@ pub struct HopTiming {
     pub compute_ns: u64,
     pub wait_ns: u64,
     pub disk_ns: u64,
-    /// A gauge, not a sum: KV cache of all sessions on that member.
+    /// Weights read from disk.
+    pub read_bytes: u64,
+    /// Gauges, not sums: KV cache of all sessions on that member, and weights that it keeps in memory and that it streams.
     pub kv_bytes: u64,
+    pub resident_bytes: u64,
+    pub streamed_bytes: u64,
 }
 
 /// Why a frame was not computed.
@@ -124,7 +128,10 @@ impl Frame {
                 timing.compute_ns += spent.compute_ns;
                 timing.wait_ns += spent.wait_ns;
                 timing.disk_ns += spent.disk_ns;
+                timing.read_bytes += spent.read_bytes;
                 timing.kv_bytes = spent.kv_bytes;
+                timing.resident_bytes = spent.resident_bytes;
+                timing.streamed_bytes = spent.streamed_bytes;
             }
             None => self.timings.push(spent),
         }

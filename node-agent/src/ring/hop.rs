@@ -280,6 +280,7 @@ impl Hop {
         }
         let total_rows: usize = work.iter().map(|work| work.rows).sum();
         let started = Instant::now();
+        let before = self.worker().residency().status();
         let products = self.produce(round, work, total_rows).await?;
         let spent = started.elapsed();
         self.row_cost[round] = Some((spent / total_rows.max(1) as u32, Instant::now()));
@@ -299,10 +300,16 @@ impl Hop {
                 return Ok(());
             }
         };
-        let kv_bytes = self.worker().kv_bytes();
+        let (kv_bytes, weights) = {
+            let worker = self.worker();
+            (worker.kv_bytes(), worker.residency().status())
+        };
         for ((mut frame, arrived, rows), product) in frames.into_iter().zip(products) {
             // A row's share of the batch is its compute time; what it waited for its neighbours' rows is waiting.
-            let compute = spent.mul_f64(rows as f64 / total_rows.max(1) as f64);
+            let share = rows as f64 / total_rows.max(1) as f64;
+            let compute = spent.mul_f64(share);
+            let read_bytes = weights.read_bytes.saturating_sub(before.read_bytes);
+            let waited = weights.waited.saturating_sub(before.waited);
             tracing::debug!(
                 frame.session,
                 frame.sequence,
@@ -316,8 +323,11 @@ impl Hop {
                 rank: self.schedule.rank,
                 compute_ns: nanoseconds(compute),
                 wait_ns: nanoseconds(arrived.elapsed().saturating_sub(compute)),
-                disk_ns: 0,
+                disk_ns: nanoseconds(waited.mul_f64(share)),
+                read_bytes: (read_bytes as f64 * share) as u64,
                 kv_bytes,
+                resident_bytes: weights.resident_bytes,
+                streamed_bytes: weights.streamed_bytes,
             });
             match product {
                 Product::Rows(payload) => {

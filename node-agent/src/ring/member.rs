@@ -18,6 +18,7 @@ use super::session::SessionTable;
 use super::transport::{self, LinkOptions, TransportError};
 use super::wire::FrameLimits;
 use super::worker::{Worker, WorkerError};
+use crate::memory_watch::{MemoryLimits, MemoryWatch};
 
 /// One member of a ring, running on a thread of its own until it is dropped.
 pub struct Member {
@@ -28,6 +29,7 @@ pub struct Member {
     outcome: watch::Receiver<Option<Arc<MemberError>>>,
     held: Arc<AtomicUsize>,
     client: Option<RingClient>,
+    _watch: Option<MemoryWatch>,
 }
 
 /// What a member is started with.
@@ -40,6 +42,8 @@ pub struct MemberOptions {
     pub threads: usize,
     /// Where the predecessor connects. A ring of one does not use it.
     pub listener: TcpListener,
+    /// `None`: all weights are left to the page cache, and never streamed.
+    pub memory: Option<MemoryLimits>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -70,6 +74,7 @@ impl Member {
             model,
             threads,
             listener,
+            memory,
         } = options;
         let schedule = Schedule::new(&plan, rank).ok_or(MemberError::Rank { rank })?;
         let limits = FrameLimits::new(&plan, &schedule, model.config().hidden);
@@ -80,7 +85,10 @@ impl Member {
         );
         let compute =
             Arc::new(Compute::new(threads).map_err(|error| MemberError::Threads(Box::new(error)))?);
-        let worker = Worker::new(model, compute, &plan, &schedule).map_err(MemberError::Open)?;
+        let worker = Worker::new(model, compute, &plan, &schedule, memory.is_some())
+            .map_err(MemberError::Open)?;
+        let watch = memory.map(|limits| MemoryWatch::start(worker.residency().clone(), limits));
+        let watch = watch.transpose().map_err(MemberError::Thread)?;
 
         let link = LinkOptions {
             generation: plan.generation,
@@ -148,6 +156,7 @@ impl Member {
             outcome,
             held,
             client,
+            _watch: watch,
         })
     }
 

@@ -43,6 +43,8 @@ pub fn plan(layers: usize, members: usize, rounds: usize, cuts: &[usize]) -> Rin
                 windows: (0..rounds)
                     .map(|round| window(round * members + rank))
                     .collect(),
+                members_on_machine: members as i32,
+                read_bytes_per_token: None,
             })
             .collect(),
     };

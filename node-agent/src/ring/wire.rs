@@ -375,13 +375,19 @@ fn timing_from_proto(timing: proto::HopTiming) -> HopTiming {
         wait_ns,
         disk_ns,
         kv_bytes,
+        read_bytes,
+        resident_bytes,
+        streamed_bytes,
     } = timing;
     HopTiming {
         rank: rank as usize,
         compute_ns,
         wait_ns,
         disk_ns,
+        read_bytes,
         kv_bytes,
+        resident_bytes,
+        streamed_bytes,
     }
 }
 
@@ -392,6 +398,9 @@ fn timing_to_proto(timing: HopTiming) -> proto::HopTiming {
         wait_ns: timing.wait_ns,
         disk_ns: timing.disk_ns,
         kv_bytes: timing.kv_bytes,
+        read_bytes: timing.read_bytes,
+        resident_bytes: timing.resident_bytes,
+        streamed_bytes: timing.streamed_bytes,
     }
 }
 
@@ -584,14 +593,20 @@ mod tests {
                 compute_ns: 5,
                 wait_ns: 6,
                 disk_ns: 7,
+                read_bytes: 20,
                 kv_bytes: 8,
+                resident_bytes: 1,
+                streamed_bytes: 2,
             });
             frame.add_timing(HopTiming {
                 rank: 1,
                 compute_ns: 5,
                 wait_ns: 6,
                 disk_ns: 7,
+                read_bytes: 22,
                 kv_bytes: 9,
+                resident_bytes: 3,
+                streamed_bytes: 4,
             });
             let sent = frame_to_proto(frame.clone(), &limits).unwrap();
             let back = frame_from_proto(sent, &limits).unwrap();
@@ -603,7 +618,10 @@ mod tests {
                     compute_ns: 10,
                     wait_ns: 12,
                     disk_ns: 14,
-                    kv_bytes: 9
+                    read_bytes: 42,
+                    kv_bytes: 9,
+                    resident_bytes: 3,
+                    streamed_bytes: 4
                 }]
             );
         }
@@ -645,7 +663,10 @@ mod tests {
                 compute_ns: u64::MAX,
                 wait_ns: u64::MAX,
                 disk_ns: u64::MAX,
-                kv_bytes: u64::MAX
+                kv_bytes: u64::MAX,
+                read_bytes: u64::MAX,
+                resident_bytes: u64::MAX,
+                streamed_bytes: u64::MAX
             };
             3
         ];

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use prima_crds::v1alpha1::ring_plan::{ActivationDtype, RingPlanSpec};
 use prima_engine::{
     Accelerator, BatchEntry, Compute, Embedding, EngineError, KvCache, LayerDevices, LayerWindow,
-    Model, OutputHead,
+    Model, OutputHead, Part, Residency, Rhythm,
 };
 
 use super::frame::{Input, SessionId};
@@ -21,6 +21,7 @@ use super::wire;
 pub struct Worker {
     model: Model,
     compute: Arc<Compute>,
+    residency: Residency,
     dtype: ActivationDtype,
     context_length: usize,
     stages: Vec<Stage>,
@@ -79,17 +80,29 @@ struct Ends {
 }
 
 impl Worker {
-    /// Opens this member's windows; on rank 0 embedding and output head too. `plan` must fit the model.
+    /// Opens this member's windows; on rank 0 embedding and output head too. `plan` must fit the model. Weights may be
+    /// streamed if `streaming`.
     pub fn new(
         model: Model,
         compute: Arc<Compute>,
         plan: &RingPlanSpec,
         schedule: &Schedule,
+        streaming: bool,
     ) -> Result<Self, WorkerError> {
         let open = |what: String| {
             move |source| WorkerError::Open {
                 what,
                 source: Box::new(source),
+            }
+        };
+        let residency = match streaming {
+            false => Residency::mapped(),
+            true => {
+                let rhythm = Rhythm {
+                    rounds: schedule.rounds,
+                    shared: schedule.members > 1,
+                };
+                Residency::new(&model, &parts(schedule), rhythm).map_err(open("weights".into()))?
             }
         };
         let accelerator = match schedule.windows.iter().any(|window| window.gpu_layers > 0) {
@@ -110,7 +123,8 @@ impl Worker {
                         None => LayerDevices::cpu(),
                     };
                     let what = format!("layers {}..{}", layers.start, layers.end);
-                    stage.window = Some(model.layer_window(layers, &devices).map_err(open(what))?);
+                    let window = model.layer_window(layers, &devices, &residency);
+                    stage.window = Some(window.map_err(open(what))?);
                 }
                 Ok(stage)
             })
@@ -118,12 +132,15 @@ impl Worker {
         let ends = match schedule.rank {
             0 => Some(Ends {
                 embedding: model.embedding().map_err(open("embedding".into()))?,
-                output_head: model.output_head().map_err(open("output head".into()))?,
+                output_head: model
+                    .output_head(&residency)
+                    .map_err(open("output head".into()))?,
             }),
             _ => None,
         };
         Ok(Self {
             compute,
+            residency,
             dtype: plan.activation_dtype,
             context_length: plan.context_length as usize,
             stages,
@@ -131,6 +148,11 @@ impl Worker {
             rows: Vec::new(),
             model,
         })
+    }
+
+    /// This member's weights.
+    pub fn residency(&self) -> &Residency {
+        &self.residency
     }
 
     pub fn create(&mut self, round: usize, session: SessionId) {
@@ -315,4 +337,14 @@ impl Worker {
             })
             .collect())
     }
+}
+
+/// What this member reads for every token on the CPU, in order.
+fn parts(schedule: &Schedule) -> Vec<Part> {
+    let windows = schedule.windows.iter().map(|window| {
+        let layers = window.layers();
+        Part::Layers(layers.start..layers.end - window.gpu_layers as usize)
+    });
+    let head = (schedule.rank == 0).then_some(Part::OutputHead);
+    windows.chain(head).collect()
 }

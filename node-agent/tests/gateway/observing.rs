@@ -110,8 +110,17 @@ async fn metrics_count_what_happened() {
     );
     assert_eq!(
         value("prima_member_disk_seconds_total{member=\"laptop\"}"),
-        0.0
+        0.5
     );
+    for (name, expected) in [
+        ("read_bytes_total", 1 << 20),
+        ("resident_weight_bytes", 3 << 20),
+        ("streamed_weight_bytes", 1 << 18),
+        ("planned_read_bytes", 1 << 17),
+    ] {
+        let value = value(&format!("prima_member_{name}{{member=\"laptop\"}}"));
+        assert_eq!(value, f64::from(expected), "{name}");
+    }
     assert_eq!(
         value("prima_member_frames_total{member=\"desk\\\"top\"}"),
         12.0

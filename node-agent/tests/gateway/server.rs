@@ -220,7 +220,11 @@ pub fn ring(readiness: Readiness) -> RingStatus {
         frames: 12,
         compute_seconds: seconds,
         network_seconds: seconds / 2.0,
-        disk_seconds: 0.0,
+        disk_seconds: 0.5,
+        read_bytes: 1 << 20,
+        resident_bytes: 3 << 20,
+        streamed_bytes: 1 << 18,
+        planned_read_bytes: Some(1 << 17),
     };
     RingStatus {
         readiness,

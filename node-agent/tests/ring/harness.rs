@@ -101,6 +101,8 @@ pub fn plan(file: &Path, layers: usize, members: usize, ends: &[usize]) -> Plann
             windows: (0..rounds)
                 .map(|round| window(round * members + rank))
                 .collect(),
+            members_on_machine: members as i32,
+            read_bytes_per_token: None,
         })
         .collect();
     let plan = RingPlanSpec {
@@ -157,6 +159,7 @@ pub fn member(
         model: model.clone(),
         threads: 1,
         listener,
+        memory: None,
     })
     .unwrap()
 }

@@ -5,7 +5,7 @@
 
 use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfile};
 use prima_crds::v1alpha1::node_profile::{
-    GpuBackend, GpuMeasurements, LinkProfile, NodeProfile, Os, Throughput,
+    DEFAULT_RESERVE_PERCENT, GpuBackend, GpuMeasurements, LinkProfile, NodeProfile, Os, Throughput,
 };
 
 /// All that a plan depends on.
@@ -168,8 +168,6 @@ const PROCESS_BYTES: f64 = 48.0 * 1024.0 * 1024.0;
 /// are the two of the feed-forward part, about four times as wide in most models, beside queries, keys, values and output.
 const BUFFER_ROWS: f64 = 128.0;
 const BUFFER_WIDTHS: f64 = 16.0;
-/// Share of the available memory that stays free unless the owner says otherwise: the machine is theirs.
-const RESERVE: f64 = 0.05;
 /// A disk slower than this is not leaned on (s_threshold in the paper).
 const SLOWEST_DISK: i64 = 50_000_000;
 /// An embedding row is read by chance; as many rows as a long text has different words stay in memory.
@@ -384,10 +382,10 @@ fn device(
     };
     let available = (memory.available_bytes + memory.swappable_bytes) as f64;
     let available = metal.unwrap_or(available);
-    let reserve = node
-        .spec
-        .reserved_memory_bytes
-        .map_or(RESERVE * available, |bytes| bytes as f64);
+    let reserve = node.spec.reserved_memory_bytes.map_or(
+        available * DEFAULT_RESERVE_PERCENT as f64 / 100.0,
+        |bytes| bytes as f64,
+    );
     let cap = node
         .spec
         .memory_cap_bytes

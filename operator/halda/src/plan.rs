@@ -75,6 +75,8 @@ pub struct MemberReport {
     pub gpu_memory_bytes: u64,
     /// Weights that do not fit and are read for every token.
     pub overflow_bytes: u64,
+    /// Read from disk for every token: the overflow, and with several rounds what the read-ahead buffer displaces.
+    pub read_bytes_per_token: u64,
     pub why: String,
 }
 
@@ -241,6 +243,13 @@ fn report(input: &PlanningInput, found: &Found) -> PlanReport {
             memory_budget_bytes: device.memory_bytes as u64,
             gpu_memory_bytes: latency.gpu_memory_bytes as u64,
             overflow_bytes: latency.overflow_bytes as u64,
+            read_bytes_per_token: match (
+                found.assignment.rounds as f64,
+                found.assignment.ring.len(),
+            ) {
+                (rounds, 2..) if rounds > 1.0 => latency.overflow_bytes * rounds / (rounds - 1.0),
+                _ => latency.overflow_bytes,
+            } as u64,
             why: reasons.why[index].clone(),
         });
     }

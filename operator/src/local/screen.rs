@@ -91,9 +91,10 @@ impl Screen {
             needs_key,
         } = ring;
         let predicted = predicted.map_or(String::new(), |report| {
+            let rate = 1e3 / report.tpot_milliseconds;
+            let digits = if rate < 10.0 { 2 } else { 0 };
             format!(
-                "Predicted: {:.0} tokens/s, the first {:.1} s after a prompt of {} tokens\n",
-                1e3 / report.tpot_milliseconds,
+                "Predicted: {rate:.digits$} tokens/s, the first {:.1} s after a prompt of {} tokens\n",
                 report.ttft_milliseconds / 1e3,
                 report.prompt_tokens
             )

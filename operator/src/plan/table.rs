@@ -99,7 +99,8 @@ fn members(report: &PlanReport) -> Table {
             memory_bytes,
             memory_budget_bytes,
             gpu_memory_bytes: _,
-            overflow_bytes,
+            overflow_bytes: _,
+            read_bytes_per_token,
             why: _,
         } = member;
         let numbers = [
@@ -112,7 +113,7 @@ fn members(report: &PlanReport) -> Table {
             time(*hop_milliseconds),
             HumanBytes(*memory_bytes).to_string(),
             HumanBytes(*memory_budget_bytes).to_string(),
-            match overflow_bytes {
+            match read_bytes_per_token {
                 0 => "-".to_owned(),
                 bytes => HumanBytes(*bytes).to_string(),
             },

@@ -121,6 +121,8 @@ const LAYER: &[TensorSpec] = &[
     UP,
     DOWN,
 ];
+/// A layer's matrices in the order in which a pass uses them.
+pub const MATRICES: &[TensorSpec] = &[QUERY, KEY, VALUE, ATTENTION_OUTPUT, GATE, UP, DOWN];
 const ATTENTION_BIASES: &[TensorSpec] = &[QUERY_BIAS, KEY_BIAS, VALUE_BIAS];
 
 impl Architecture {

@@ -1,6 +1,8 @@
 //! A weight matrix as the file holds it: rows of blocks of one format, borrowed, checked once when it is
 //! made so that the kernels need not check again. Refuses formats without kernels, and sizes that do not fit.
 
+use std::ops::Range;
+
 use prima_gguf::GgmlType;
 
 use super::formats::{self, BlockFormat, MAX_BLOCK, MIN_GROUP};
@@ -151,6 +153,32 @@ impl<'a> Matrix<'a> {
     /// Inputs.
     pub fn cols(&self) -> usize {
         self.cols
+    }
+
+    /// Only these rows.
+    ///
+    /// # Panics
+    /// When there are not so many.
+    pub fn part(self, rows: Range<usize>) -> Matrix<'a> {
+        Matrix {
+            rows: rows.len(),
+            bytes: &self.bytes[rows.start * self.row_bytes..rows.end * self.row_bytes],
+            ..self
+        }
+    }
+
+    /// The same rows elsewhere in memory.
+    ///
+    /// # Panics
+    /// When `bytes` is of another length.
+    pub fn at<'b>(self, bytes: &'b [u8]) -> Matrix<'b> {
+        assert_eq!(bytes.len(), self.bytes.len(), "bytes of the same rows");
+        Matrix { bytes, ..self }
+    }
+
+    /// Bytes of one row.
+    pub fn row_bytes(&self) -> usize {
+        self.row_bytes
     }
 
     /// The blocks of all rows.

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use prima_engine::{BatchEntry, Compute, KvCache, LayerDevices, LayerWindow, Model};
+use prima_engine::{BatchEntry, Compute, KvCache, LayerDevices, LayerWindow, Model, Residency};
 use prima_gguf::GgmlType;
 use prima_gguf::writer::GgufWriter;
 
@@ -250,6 +250,7 @@ fn weights(random: &mut Random, format: GgmlType, shape: &[u64]) -> Vec<u8> {
 pub struct Runner {
     pub model: Model,
     pub windows: Vec<LayerWindow>,
+    pub residency: Residency,
     pub compute: Compute,
 }
 
@@ -265,14 +266,29 @@ impl Runner {
     }
 
     pub fn on(devices: &LayerDevices, model: &Model, ends: &[usize], threads: usize) -> Runner {
+        Runner::with(Residency::mapped(), devices, model, ends, threads)
+    }
+
+    pub fn with(
+        residency: Residency,
+        devices: &LayerDevices,
+        model: &Model,
+        ends: &[usize],
+        threads: usize,
+    ) -> Runner {
         let starts = std::iter::once(0).chain(ends.iter().copied());
         let windows = starts
             .zip(ends)
-            .map(|(first, &end)| model.layer_window(first..end, devices).expect("a window"))
+            .map(|(first, &end)| {
+                model
+                    .layer_window(first..end, devices, &residency)
+                    .expect("a window")
+            })
             .collect();
         Runner {
             model: model.clone(),
             windows,
+            residency,
             compute: Compute::new(threads).expect("threads"),
         }
     }
@@ -317,7 +333,10 @@ impl Runner {
     pub fn logits(&self, kv: &mut KvCache, tokens: &[u32]) -> Vec<Vec<f32>> {
         let activation = self.run(&mut [(kv, tokens)]);
         let mut logits = Vec::new();
-        let head = self.model.output_head().expect("an output head");
+        let head = self
+            .model
+            .output_head(&self.residency)
+            .expect("an output head");
         head.logits(&self.compute, &activation, &mut logits)
             .expect("logits");
         logits

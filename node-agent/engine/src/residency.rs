@@ -1,0 +1,374 @@
+//! Weights under a budget of memory: which stay, which are read anew for every token, and the product with either.
+//!
+//! Decides nothing about the budget: whoever watches the machine sets it, at any time, and results are the same to the bit whatever
+//! it is. Weights that stay lie in the page cache, in this process's map; the others pass through a few buffers (`reader`) in the
+//! order of the cycle (`cycle`). The map stays valid as a whole, so when in doubt a weight is simply read there.
+
+mod cycle;
+mod reader;
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::architecture;
+use crate::error::EngineError;
+use crate::kernels::{self, Matrix, ThreadPool};
+use crate::mapped_weights::{MappedFile, MappedTensor};
+use crate::model::Model;
+
+use cycle::{Cycle, Piece, Split, Tensor};
+use reader::Reader;
+
+pub use cycle::Rhythm;
+
+/// The weights of one member. Clones share everything.
+#[derive(Clone)]
+pub struct Residency {
+    /// `None`: all weights are in the map, and left to the page cache.
+    streams: Option<Arc<Streams>>,
+}
+
+/// Weights that a member uses for every token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// These layers, on the CPU.
+    Layers(Range<usize>),
+    OutputHead,
+}
+
+/// What is where, and what was read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ResidencyStatus {
+    /// Weights that are kept in memory, and that are read for every token.
+    pub resident_bytes: u64,
+    pub streamed_bytes: u64,
+    /// Memory that read-ahead takes.
+    pub buffer_bytes: u64,
+    /// Read since the start.
+    pub read_bytes: u64,
+    /// How long computing waited for reading, since the start.
+    pub waited: Duration,
+}
+
+struct Streams {
+    cycle: Cycle,
+    rhythm: Rhythm,
+    reader: Reader,
+    map: MappedFile,
+    path: PathBuf,
+    /// For advice about its pages.
+    file: File,
+    /// Pieces of the cycle that were looked at by `warm` since the split changed; held while it changes.
+    warmed: Mutex<usize>,
+}
+
+/// Long enough that a disk reaches its full rate with one reading, short enough that few buffers suffice; with the rest of its first
+/// and last page in 8 MiB.
+const PIECE_BYTES: usize = (8 << 20) - 8192;
+
+impl Residency {
+    /// All weights in the map, left to the page cache.
+    pub fn mapped() -> Residency {
+        Residency { streams: None }
+    }
+
+    /// The weights of `parts`, which a token uses in this order. Nothing is streamed until a [`budget`](Self::set_budget) asks for
+    /// it.
+    ///
+    /// # Errors
+    /// [`EngineError::ReadAhead`] when the file cannot be opened again or the system refuses a thread.
+    pub fn new(model: &Model, parts: &[Part], rhythm: Rhythm) -> Result<Residency, EngineError> {
+        Residency::in_pieces(model, parts, rhythm, PIECE_BYTES)
+    }
+
+    /// As [`new`](Self::new), with pieces of about `piece_bytes`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn in_pieces(
+        model: &Model,
+        parts: &[Part],
+        rhythm: Rhythm,
+        piece_bytes: usize,
+    ) -> Result<Residency, EngineError> {
+        let mut tensors = Vec::new();
+        for part in parts {
+            match part {
+                Part::OutputHead => tensors.push(model.output_tensor()?),
+                Part::Layers(layers) => {
+                    for layer in layers.clone() {
+                        for spec in architecture::MATRICES {
+                            tensors.push(model.tensor(spec, Some(layer))?);
+                        }
+                    }
+                }
+            }
+        }
+        let tensors: Vec<Tensor> = tensors.iter().map(Tensor::of).collect();
+        let failed = |source| EngineError::ReadAhead {
+            path: model.path().to_owned(),
+            source,
+        };
+        let residency = Residency {
+            streams: Some(Arc::new(Streams {
+                cycle: Cycle::new(&tensors, piece_bytes),
+                rhythm,
+                reader: Reader::start(model.path()).map_err(failed)?,
+                map: model.map().clone(),
+                path: model.path().to_owned(),
+                file: File::open(model.path()).map_err(failed)?,
+                warmed: Mutex::default(),
+            })),
+        };
+        residency.set_budget(u64::MAX);
+        Ok(residency)
+    }
+
+    /// Bytes of all weights, whether they stay or not; 0 where all are left to the page cache.
+    pub fn weight_bytes(&self) -> u64 {
+        self.streams
+            .as_ref()
+            .map_or(0, |streams| streams.cycle.bytes())
+    }
+
+    /// Lets weights and buffers together take `bytes` of memory. What does not stay any more is given back before this returns;
+    /// what stays from now on comes into memory when it is used, or by [`warm`](Self::warm).
+    pub fn set_budget(&self, bytes: u64) {
+        if let Some(streams) = &self.streams {
+            streams.set_budget(bytes);
+        }
+    }
+
+    /// Reads weights that stay into memory, if others are streamed; the system reads ahead beyond them, and what is streamed of
+    /// that is given back. Ends soon after `limit`; whether there is more to do.
+    pub fn warm(&self, limit: Duration) -> bool {
+        let streams = self.streams.as_ref();
+        streams.is_some_and(|streams| streams.warm(limit))
+    }
+
+    pub fn status(&self) -> ResidencyStatus {
+        let Some(streams) = &self.streams else {
+            return ResidencyStatus::default();
+        };
+        let split = streams.reader.split();
+        let readings = streams.reader.readings();
+        ResidencyStatus {
+            resident_bytes: split.resident_bytes,
+            streamed_bytes: split.streamed_bytes,
+            buffer_bytes: split.memory_bytes() - split.resident_bytes,
+            read_bytes: readings.bytes,
+            waited: readings.waited,
+        }
+    }
+
+    /// [`kernels::matmul`] with weights wherever they are.
+    ///
+    /// # Errors
+    /// [`EngineError::ReadWeights`] when streamed weights cannot be read.
+    pub(crate) fn matmul<const N: usize>(
+        &self,
+        pool: &ThreadPool,
+        x: &[f32],
+        n: usize,
+        outputs: [(&MappedTensor, &mut [f32]); N],
+    ) -> Result<(), EngineError> {
+        let streaming = self.streams.as_deref().and_then(|streams| {
+            let split = streams.reader.split();
+            let streamed =
+                |(tensor, _): &(&MappedTensor, &mut [f32])| !split.of(tensor.offset()).is_empty();
+            outputs.iter().any(streamed).then_some((streams, split))
+        });
+        let Some((streams, split)) = streaming else {
+            let mut outputs = outputs.map(|(tensor, out)| (tensor.matrix(), out));
+            kernels::matmul(pool, x, n, &mut outputs);
+            return Ok(());
+        };
+        for (tensor, out) in outputs {
+            streams.matmul(&split, pool, x, n, tensor, out)?;
+        }
+        Ok(())
+    }
+}
+
+/// Seconds that it takes to stream the first `bytes` of the file at `path` as weights are streamed, without computing.
+///
+/// # Errors
+/// [`EngineError::ReadAhead`] when the file cannot be opened or the system refuses a thread, [`EngineError::ReadWeights`] when it
+/// cannot be read.
+pub fn streaming_seconds(path: &Path, bytes: u64) -> Result<f64, EngineError> {
+    const ROW_BYTES: usize = 1 << 10;
+    let file = Tensor {
+        offset: 0,
+        rows: bytes as usize / ROW_BYTES,
+        row_bytes: ROW_BYTES,
+    };
+    let split = Arc::new(Split::of_all(&Cycle::new(&[file], PIECE_BYTES)));
+    let reader = Reader::start(path).map_err(|source| EngineError::ReadAhead {
+        path: path.to_owned(),
+        source,
+    })?;
+    reader.compare(&split.streamed, split.slot_bytes);
+    let begun = Instant::now();
+    reader.follow(split.clone());
+    for (index, piece) in split.streamed.iter().enumerate() {
+        let loaded = reader.load(&split, index);
+        drop(loaded.map_err(|source| unreadable(path, piece, source))?);
+    }
+    Ok(begun.elapsed().as_secs_f64())
+}
+
+fn unreadable(path: &Path, piece: &Piece, source: io::Error) -> EngineError {
+    EngineError::ReadWeights {
+        path: path.to_owned(),
+        offset: piece.offset,
+        source,
+    }
+}
+
+impl Streams {
+    fn set_budget(&self, bytes: u64) {
+        let mut warmed = lock(&self.warmed);
+        let split = self.cycle.split(bytes, self.rhythm);
+        let before = self.reader.split();
+        if split == *before {
+            return;
+        }
+        if !split.streamed.is_empty() {
+            self.reader.compare(&split.streamed, split.slot_bytes);
+        }
+        let split = Arc::new(split);
+        self.reader.follow(split.clone());
+        let left: HashSet<u64> = before.streamed.iter().map(|piece| piece.offset).collect();
+        let leaving = split.streamed.iter();
+        leaving
+            .filter(|piece| !left.contains(&piece.offset))
+            .for_each(|piece| self.release(piece));
+        *warmed = 0;
+    }
+
+    fn warm(&self, limit: Duration) -> bool {
+        let begun = Instant::now();
+        let mut warmed = lock(&self.warmed);
+        let split = self.reader.split();
+        let pieces = match split.streamed.is_empty() {
+            true => &[],
+            false => self.cycle.pieces(),
+        };
+        let streamed: HashSet<u64> = split.streamed.iter().map(|piece| piece.offset).collect();
+        for piece in pieces.iter().skip(*warmed) {
+            match streamed.contains(&piece.offset) {
+                true => self.release(piece),
+                // What cannot be read now is met again, and reported, when it is computed with.
+                false => drop(self.map.populate(piece.range())),
+            }
+            *warmed += 1;
+            if begun.elapsed() >= limit {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn release(&self, piece: &Piece) {
+        // Without these, the system takes the pages back when it needs them.
+        let _ = self.map.unmap_pages(piece.range());
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        {
+            let length = std::num::NonZeroU64::new(piece.bytes as u64);
+            let _ = rustix::fs::fadvise(
+                &self.file,
+                piece.offset,
+                length,
+                rustix::fs::Advice::DontNeed,
+            );
+        }
+    }
+
+    /// Run after run of rows, as they stay or are streamed.
+    fn matmul(
+        &self,
+        split: &Arc<Split>,
+        pool: &ThreadPool,
+        x: &[f32],
+        n: usize,
+        tensor: &MappedTensor,
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let matrix = tensor.matrix();
+        let mut next = 0;
+        for index in split.of(tensor.offset()) {
+            let piece = &split.streamed[index];
+            multiply_rows(pool, x, n, matrix, next..piece.rows.start, out);
+            next = piece.rows.end;
+            let loaded = self.reader.load(split, index);
+            let loaded = loaded.map_err(|source| unreadable(&self.path, piece, source))?;
+            let rows = matrix.part(piece.rows.clone());
+            let rows = match &loaded {
+                Some(loaded) => rows.at(loaded.bytes()),
+                None => rows,
+            };
+            multiply_part(pool, x, n, rows, piece.rows.start, matrix.rows(), out);
+        }
+        multiply_rows(pool, x, n, matrix, next..matrix.rows(), out);
+        Ok(())
+    }
+}
+
+impl Tensor {
+    fn of(tensor: &MappedTensor) -> Tensor {
+        let matrix = tensor.matrix();
+        Tensor {
+            offset: tensor.offset(),
+            rows: matrix.rows(),
+            row_bytes: matrix.row_bytes(),
+        }
+    }
+}
+
+fn multiply_rows(
+    pool: &ThreadPool,
+    x: &[f32],
+    n: usize,
+    matrix: Matrix<'_>,
+    rows: Range<usize>,
+    out: &mut [f32],
+) {
+    if !rows.is_empty() {
+        let (first, all) = (rows.start, matrix.rows());
+        multiply_part(pool, x, n, matrix.part(rows), first, all, out);
+    }
+}
+
+/// The product with `part`, which begins at row `first` of a matrix of `all` rows, to its place in `out` (`n` rows of `all`).
+fn multiply_part(
+    pool: &ThreadPool,
+    x: &[f32],
+    n: usize,
+    part: Matrix<'_>,
+    first: usize,
+    all: usize,
+    out: &mut [f32],
+) {
+    let columns = first..first + part.rows();
+    if n == 1 {
+        kernels::matmul(pool, x, n, &mut [(part, &mut out[columns])]);
+        return;
+    }
+    let mut product = vec![0.0; n * part.rows()];
+    kernels::matmul(pool, x, n, &mut [(part, &mut product)]);
+    for (row, product) in out
+        .chunks_exact_mut(all)
+        .zip(product.chunks_exact(part.rows()))
+    {
+        row[columns.clone()].copy_from_slice(product);
+    }
+}
+
+fn lock(mutex: &Mutex<usize>) -> MutexGuard<'_, usize> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,314 @@
+//! Which weights stay in memory and which are read anew for every token. Pure.
+//!
+//! A token uses all weights once, always in the same order. Under such a cyclic pattern no policy reads less for each token than
+//! what does not fit (Belady 1966), and any fixed set that stays reaches that, while a cache that evicts what was used longest ago
+//! reads everything. So which weights stay is free to choose: here the streamed ones are spread evenly over the cycle, so that the
+//! disk reads while the processor computes with what is there.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// A matrix in the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// Where its first row begins in the file.
+    pub offset: u64,
+    pub rows: usize,
+    pub row_bytes: usize,
+}
+
+/// Some rows of a tensor: what is kept or streamed as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Offset of the tensor.
+    pub tensor: u64,
+    pub rows: Range<usize>,
+    /// Where the rows begin in the file.
+    pub offset: u64,
+    pub bytes: usize,
+}
+
+/// All weights of a member, in the order in which a token uses them.
+#[derive(Debug)]
+pub struct Cycle {
+    pieces: Vec<Piece>,
+    /// Groups of pieces in the order in which they are given up.
+    order: Vec<Range<usize>>,
+    bytes: u64,
+    slot_bytes: usize,
+}
+
+/// What is streamed under a budget, and how much is read ahead.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Split {
+    /// In the order of use.
+    pub streamed: Vec<Piece>,
+    /// Which of them are a tensor's, by its offset.
+    of_tensor: HashMap<u64, Range<usize>>,
+    pub streamed_bytes: u64,
+    pub resident_bytes: u64,
+    /// Buffers that the streamed pieces are read into.
+    pub slots: usize,
+    /// Bytes of one.
+    pub slot_bytes: usize,
+}
+
+/// How much reading ahead can hide.
+#[derive(Clone, Copy, Debug)]
+pub struct Rhythm {
+    /// k: windows that this member runs for each token.
+    pub rounds: usize,
+    /// Other members work between its windows.
+    pub shared: bool,
+}
+
+/// Kernels take so many rows together; a cut elsewhere would only cost time.
+const PANEL_ROWS: usize = 16;
+/// Direct reads begin and end at multiples of this.
+pub const PAGE: usize = 4096;
+/// Pieces that stay or are streamed together. The system keeps files in folios of up to 2 MiB, and one that reaches into streamed
+/// pieces stays as a whole: fewer places where staying and streamed pieces meet waste less.
+const GROUP: usize = 4;
+/// Buffers at least: a group that is being read while one is computed with and one is filled.
+const LEAST_SLOTS: usize = GROUP + 2;
+/// Of buffers, so that huge pages fit.
+const SLOT_ALIGNMENT: usize = 2 << 20;
+
+impl Cycle {
+    /// `tensors` in the order of use, cut into pieces of about `piece_bytes`.
+    pub fn new(tensors: &[Tensor], piece_bytes: usize) -> Cycle {
+        let mut pieces = Vec::new();
+        for tensor in tensors {
+            let panels = piece_bytes / tensor.row_bytes.max(1) / PANEL_ROWS;
+            let step = panels.max(1) * PANEL_ROWS;
+            for first in (0..tensor.rows).step_by(step) {
+                let rows = first..(first + step).min(tensor.rows);
+                pieces.push(Piece {
+                    tensor: tensor.offset,
+                    offset: tensor.offset + (first * tensor.row_bytes) as u64,
+                    bytes: rows.len() * tensor.row_bytes,
+                    rows,
+                });
+            }
+        }
+        // Multiples of the golden ratio modulo 1, smallest first: however many are given up, they are spread evenly (three-distance
+        // theorem), and another budget moves no more than the difference.
+        const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+        let mut order: Vec<Range<usize>> = (0..pieces.len())
+            .step_by(GROUP)
+            .map(|first| first..(first + GROUP).min(pieces.len()))
+            .collect();
+        order.sort_by_key(|group| ((group.start / GROUP) as u64).wrapping_mul(GOLDEN));
+        let longest = pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0);
+        Cycle {
+            bytes: pieces.iter().map(|piece| piece.bytes as u64).sum(),
+            // A piece may begin and end inside of a page.
+            slot_bytes: match longest.next_multiple_of(PAGE) + PAGE {
+                small if small < SLOT_ALIGNMENT => small,
+                large => large.next_multiple_of(SLOT_ALIGNMENT),
+            },
+            order,
+            pieces,
+        }
+    }
+
+    /// Of all weights.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// What is streamed when weights and buffers together may take `budget` bytes.
+    ///
+    /// With several rounds in a shared ring, a buffer of (need - budget) / (k - 1) bytes lets all reading happen while the others
+    /// work (design: S_m / k = B_m with S_m = need - R_m and R_m = budget - B_m); with one, or alone, a larger buffer only
+    /// displaces weights.
+    pub fn split(&self, budget: u64, rhythm: Rhythm) -> Split {
+        let Some(overflow) = self.bytes.checked_sub(budget).filter(|bytes| *bytes > 0) else {
+            return Split {
+                resident_bytes: self.bytes,
+                slot_bytes: self.slot_bytes,
+                ..Split::default()
+            };
+        };
+        let slot_bytes = self.slot_bytes as u64;
+        let hiding = match rhythm {
+            Rhythm {
+                rounds: 2..,
+                shared: true,
+            } => overflow.div_ceil(rhythm.rounds as u64 - 1) / slot_bytes,
+            _ => 0,
+        };
+        let most = (budget / 2 / slot_bytes).max(LEAST_SLOTS as u64);
+        let slots = hiding.clamp(LEAST_SLOTS as u64, most);
+        let resident = budget.saturating_sub(slots * slot_bytes);
+        let wanted = self.bytes - resident.min(self.bytes);
+        let mut split = Split {
+            slots: slots as usize,
+            slot_bytes: self.slot_bytes,
+            ..Split::default()
+        };
+        let mut streamed = Vec::new();
+        for index in self.order.iter().cloned().flatten() {
+            if split.streamed_bytes >= wanted {
+                break;
+            }
+            split.streamed_bytes += self.pieces[index].bytes as u64;
+            streamed.push(index);
+        }
+        streamed.sort_unstable();
+        for (position, index) in streamed.into_iter().enumerate() {
+            let piece = self.pieces[index].clone();
+            let own = split
+                .of_tensor
+                .entry(piece.tensor)
+                .or_insert(position..position);
+            own.end = position + 1;
+            split.streamed.push(piece);
+        }
+        split.resident_bytes = self.bytes - split.streamed_bytes;
+        split
+    }
+}
+
+impl Piece {
+    /// Its bytes in the file.
+    pub fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.bytes as u64
+    }
+}
+
+impl Split {
+    /// All of `cycle` is streamed.
+    pub fn of_all(cycle: &Cycle) -> Split {
+        cycle.split(
+            0,
+            Rhythm {
+                rounds: 1,
+                shared: false,
+            },
+        )
+    }
+
+    /// The streamed pieces of the tensor at this offset, as indices into `streamed`.
+    pub fn of(&self, tensor: u64) -> Range<usize> {
+        self.of_tensor.get(&tensor).cloned().unwrap_or(0..0)
+    }
+
+    /// Bytes of memory for weights and buffers.
+    pub fn memory_bytes(&self) -> u64 {
+        self.resident_bytes + (self.slots * self.slot_bytes) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALONE: Rhythm = Rhythm {
+        rounds: 1,
+        shared: false,
+    };
+
+    /// `count` tensors of 64 rows of a page, one after the other.
+    fn cycle(count: u64) -> Cycle {
+        let tensors: Vec<Tensor> = (0..count)
+            .map(|index| Tensor {
+                offset: index * 64 * PAGE as u64,
+                rows: 64,
+                row_bytes: PAGE,
+            })
+            .collect();
+        Cycle::new(&tensors, 16 * PAGE)
+    }
+
+    #[test]
+    fn pieces_cover_every_row_once_in_order() {
+        let tensor = Tensor {
+            offset: 1000,
+            rows: 70,
+            row_bytes: 144,
+        };
+        let cycle = Cycle::new(&[tensor], 40 * 144);
+        let rows: Vec<_> = cycle.pieces().iter().map(|p| p.rows.clone()).collect();
+        assert_eq!(rows, [0..32, 32..64, 64..70]);
+        assert_eq!(cycle.pieces()[2].offset, 1000 + 64 * 144);
+        assert_eq!(cycle.bytes(), 70 * 144);
+    }
+
+    #[test]
+    fn what_fits_is_not_streamed() {
+        let cycle = cycle(10);
+        let split = cycle.split(cycle.bytes(), ALONE);
+        assert_eq!((split.streamed.len(), split.slots), (0, 0));
+        assert_eq!(split.resident_bytes, cycle.bytes());
+    }
+
+    #[test]
+    fn weights_and_buffers_keep_to_the_budget_and_reads_to_the_overflow() {
+        let cycle = cycle(100);
+        for percent in [5, 20, 50, 80, 99] {
+            let budget = cycle.bytes() * percent / 100;
+            let split = cycle.split(budget, ALONE);
+            assert!(split.memory_bytes() <= budget, "{percent} %");
+            assert_eq!(split.resident_bytes + split.streamed_bytes, cycle.bytes());
+            let buffers = (split.slots * split.slot_bytes) as u64;
+            let piece = 16 * PAGE as u64;
+            assert!(
+                split.streamed_bytes <= cycle.bytes() - budget + buffers + piece,
+                "{percent} %"
+            );
+        }
+        // Less than the buffers: everything is streamed.
+        let split = cycle.split(PAGE as u64, ALONE);
+        assert_eq!((split.resident_bytes, split.slots), (0, LEAST_SLOTS));
+    }
+
+    #[test]
+    fn streamed_groups_are_spread_evenly() {
+        let cycle = cycle(400);
+        let split = cycle.split(cycle.bytes() * 3 / 4, ALONE);
+        let index = |piece: &Piece| cycle.pieces().iter().position(|p| p == piece).unwrap();
+        let at: Vec<usize> = split.streamed.iter().map(index).collect();
+        let gaps = at.windows(2).map(|pair| pair[1] - pair[0]);
+        let gaps: Vec<usize> = gaps.filter(|gap| *gap > 1).collect();
+        // 8 to 20 pieces that stay between groups of 4 that do not.
+        assert!(gaps.iter().all(|gap| (5..=29).contains(gap)), "{gaps:?}");
+        assert!(
+            gaps.len() > cycle.pieces().len() / 4 / GROUP * 9 / 10,
+            "{gaps:?}"
+        );
+        // Each is found through its tensor.
+        for (position, piece) in split.streamed.iter().enumerate() {
+            assert!(split.of(piece.tensor).contains(&position));
+        }
+        assert_eq!(split.of(12345), 0..0);
+    }
+
+    #[test]
+    fn a_smaller_budget_gives_up_more_and_takes_nothing_back() {
+        let cycle = cycle(100);
+        let split = |percent| cycle.split(cycle.bytes() * percent / 100, ALONE).streamed;
+        let (some, more) = (split(80), split(60));
+        assert!(some.len() < more.len() && some.iter().all(|piece| more.contains(piece)));
+    }
+
+    #[test]
+    fn rounds_in_a_shared_ring_get_room_to_read_ahead() {
+        let cycle = cycle(400);
+        let budget = cycle.bytes() * 9 / 10;
+        let slots = |rounds, shared| cycle.split(budget, Rhythm { rounds, shared }).slots;
+        assert_eq!(slots(1, true), LEAST_SLOTS);
+        assert_eq!(slots(4, false), LEAST_SLOTS);
+        let overflow = cycle.bytes() - budget;
+        let two = (slots(2, true) * cycle.slot_bytes) as u64;
+        assert!(
+            two <= overflow && two > overflow * 9 / 10,
+            "{two} of {overflow}"
+        );
+        assert!(slots(4, true) < slots(2, true));
+    }
+}

@@ -1,0 +1,421 @@
+//! Reads streamed weights ahead of their use: two threads, a few buffers, and the order of the cycle.
+//!
+//! Decides how the file is read: past the page cache where the file system lets it (so that what streams through displaces nothing
+//! that stays), else through it with its pages dropped behind; the faster of both when compared. Two readings are in flight,
+//! so that the disk has work while a thread waits for a processor that computes. Never reads further ahead than its buffers reach.
+//! When weights are asked for in another order than the cycle's, it starts over from there.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+#[cfg(target_os = "linux")]
+use memmap2::Advice;
+use memmap2::MmapMut;
+
+use super::cycle::{PAGE, Piece, Split};
+
+/// A reader at work, until it is dropped.
+pub struct Reader {
+    shared: Arc<Shared>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+/// A piece in memory. Its buffer is read into again when this is dropped.
+pub struct Loaded<'a> {
+    shared: &'a Shared,
+    slot: Option<MmapMut>,
+    /// Where in the buffer the piece begins.
+    skip: usize,
+    bytes: usize,
+}
+
+/// Sums since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Readings {
+    pub bytes: u64,
+    /// How long computing waited for pieces.
+    pub waited: Duration,
+}
+
+struct Shared {
+    source: Source,
+    state: Mutex<State>,
+    /// A buffer is free, or another piece is next.
+    work: Condvar,
+    /// A piece was read, or could not be.
+    done: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    split: Arc<Split>,
+    /// The piece to be read next.
+    next: usize,
+    /// In the order of use.
+    ahead: VecDeque<Reading>,
+    /// Numbers readings.
+    begun: u64,
+    free: Vec<MmapMut>,
+    /// Buffers that exist.
+    slots: usize,
+    readings: Readings,
+    stop: bool,
+}
+
+/// A piece that is being read, or was.
+struct Reading {
+    number: u64,
+    index: usize,
+    result: Option<io::Result<MmapMut>>,
+}
+
+/// Readings at a time.
+const THREADS: usize = 2;
+
+impl Reader {
+    /// Reads from the file at `path`, nothing until [`follow`](Self::follow) says what.
+    ///
+    /// # Errors
+    /// A file that cannot be opened, and a system that refuses a thread.
+    pub fn start(path: &Path) -> io::Result<Reader> {
+        let mut reader = Reader {
+            shared: Arc::new(Shared {
+                source: Source::open(path)?,
+                state: Mutex::default(),
+                work: Condvar::new(),
+                done: Condvar::new(),
+            }),
+            threads: Vec::new(),
+        };
+        for _ in 0..THREADS {
+            let shared = reader.shared.clone();
+            let thread = thread::Builder::new().name("weights".into());
+            reader.threads.push(thread.spawn(move || shared.read())?);
+        }
+        Ok(reader)
+    }
+
+    /// Streams what `split` says from now on.
+    pub fn follow(&self, split: Arc<Split>) {
+        let mut state = self.shared.lock();
+        // Where computing is now, in the new order.
+        let current = state.ahead.front().map_or(state.next, |front| front.index);
+        let current = state.split.streamed.get(current).map(|p| p.offset);
+        let at = |offset| split.streamed.iter().position(|p| p.offset >= offset);
+        state.next = current.and_then(at).unwrap_or(0);
+        state.split = split;
+        while state.pass_over() {}
+        state.trim();
+        drop(state);
+        self.shared.work.notify_all();
+        self.shared.done.notify_all();
+    }
+
+    /// Compares the ways of reading by some of `pieces`, two at least, the first time that it is called.
+    pub fn compare(&self, pieces: &[Piece], slot_bytes: usize) {
+        self.shared.source.compare(pieces, slot_bytes);
+    }
+
+    pub fn split(&self) -> Arc<Split> {
+        self.shared.lock().split.clone()
+    }
+
+    pub fn readings(&self) -> Readings {
+        self.shared.lock().readings
+    }
+
+    /// Piece `index` of `split.streamed`, waiting until it is read. `None` when another split is followed by now.
+    ///
+    /// # Errors
+    /// What reading it met with. It is tried again when it is asked for again.
+    pub fn load(&self, split: &Arc<Split>, index: usize) -> io::Result<Option<Loaded<'_>>> {
+        let begun = Instant::now();
+        let mut state = self.shared.lock();
+        loop {
+            if !Arc::ptr_eq(&state.split, split) {
+                return Ok(None);
+            }
+            if !state.ahead.iter().any(|reading| reading.index == index) {
+                while state.pass_over() {}
+                state.next = index;
+            }
+            while state.ahead.front().is_some_and(|f| f.index != index) {
+                state.pass_over();
+            }
+            let read = state
+                .ahead
+                .front_mut()
+                .and_then(|front| front.result.take());
+            if let Some(result) = read {
+                state.ahead.pop_front();
+                state.readings.waited += begun.elapsed();
+                let piece = &split.streamed[index];
+                let slot = result.inspect_err(|_| state.slots -= 1)?;
+                return Ok(Some(Loaded {
+                    shared: &self.shared,
+                    slot: Some(slot),
+                    skip: (piece.offset % PAGE as u64) as usize,
+                    bytes: piece.bytes,
+                }));
+            }
+            self.shared.work.notify_all();
+            state = wait(&self.shared.done, state);
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.work.notify_all();
+        for thread in self.threads.drain(..) {
+            // A panic in it has been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Loaded<'_> {
+    pub fn bytes(&self) -> &[u8] {
+        match &self.slot {
+            Some(slot) => &slot[self.skip..][..self.bytes],
+            None => &[],
+        }
+    }
+}
+
+impl Drop for Loaded<'_> {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            self.shared.lock().give_back(Ok(slot));
+            self.shared.work.notify_one();
+        }
+    }
+}
+
+impl State {
+    /// Drops the oldest reading, whether it is done or not; whether there was one.
+    fn pass_over(&mut self) -> bool {
+        let Some(reading) = self.ahead.pop_front() else {
+            return false;
+        };
+        if let Some(slot) = reading.result {
+            self.give_back(slot);
+        }
+        true
+    }
+
+    /// A buffer that was read into; one that could not be was dropped.
+    fn give_back(&mut self, slot: io::Result<MmapMut>) {
+        match slot {
+            Ok(slot) => self.free.push(slot),
+            Err(_) => self.slots -= 1,
+        }
+        self.trim();
+    }
+
+    /// Buffers that are not needed any more go back to the system.
+    fn trim(&mut self) {
+        while self.slots > self.split.slots && self.free.pop().is_some() {
+            self.slots -= 1;
+        }
+    }
+
+    /// What can be read now, as which number, and into which buffer.
+    fn claim(&mut self) -> Option<(u64, usize, io::Result<MmapMut>)> {
+        let pieces = self.split.streamed.len();
+        if self.stop || self.ahead.len() >= pieces {
+            return None;
+        }
+        let slot = match self.free.pop() {
+            Some(slot) => Ok(slot),
+            None if self.slots < self.split.slots => {
+                self.slots += 1;
+                slot(self.split.slot_bytes)
+            }
+            None => return None,
+        };
+        let index = self.next.min(pieces - 1);
+        self.next = (index + 1) % pieces;
+        self.begun += 1;
+        self.ahead.push_back(Reading {
+            number: self.begun,
+            index,
+            result: None,
+        });
+        Some((self.begun, index, slot))
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A thread: reads piece after piece, until it is told to stop.
+    fn read(&self) {
+        let mut state = self.lock();
+        while !state.stop {
+            let Some((number, index, slot)) = state.claim() else {
+                state = wait(&self.work, state);
+                continue;
+            };
+            let split = state.split.clone();
+            drop(state);
+            let (mut slot, mut bytes) = (slot, 0);
+            if let Ok(buffer) = &mut slot {
+                match self.source.read(&split.streamed[index], buffer) {
+                    Ok(read) => bytes = read as u64,
+                    Err(error) => slot = Err(error),
+                }
+            }
+            state = self.lock();
+            state.readings.bytes += bytes;
+            match state.ahead.iter_mut().find(|r| r.number == number) {
+                Some(reading) => reading.result = Some(slot),
+                // Passed over.
+                None => state.give_back(slot),
+            }
+            self.done.notify_all();
+        }
+    }
+}
+
+fn slot(bytes: usize) -> io::Result<MmapMut> {
+    let mut slot = MmapMut::map_anon(bytes)?;
+    // Fewer misses of the TLB while computing; where the system has no such pages, it says so, and nothing is lost.
+    #[cfg(target_os = "linux")]
+    let _ = slot.advise(Advice::HugePage);
+    // Its pages are there before the first reading, which would seem slow otherwise.
+    slot.fill(0);
+    Ok(slot)
+}
+
+fn wait<'a>(condition: &Condvar, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    condition
+        .wait(state)
+        .unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The file, and how it is read.
+struct Source {
+    cached: File,
+    /// `None`: the file system refuses.
+    direct: Option<File>,
+    way: OnceLock<Way>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Past the page cache.
+    Direct,
+    /// Through it, and dropped from it.
+    Cached,
+}
+
+/// Pieces by which the ways are compared.
+const TRIALS: usize = 4;
+
+impl Source {
+    fn open(path: &Path) -> io::Result<Source> {
+        Ok(Source {
+            cached: File::open(path)?,
+            direct: open_direct(path),
+            way: OnceLock::new(),
+        })
+    }
+
+    fn compare(&self, pieces: &[Piece], slot_bytes: usize) {
+        self.way.get_or_init(|| {
+            let (Some(_), Ok(mut slot)) = (&self.direct, slot(slot_bytes)) else {
+                return Way::Cached;
+            };
+            // Of different pieces: whatever caches lie below the file system would favour the second way.
+            let (first, second) = pieces.split_at(pieces.len() / 2);
+            let mut seconds = |way, pieces: &[Piece]| {
+                let begun = Instant::now();
+                for piece in pieces.iter().take(TRIALS) {
+                    if self.read_in(way, piece, &mut slot).is_err() {
+                        return f64::INFINITY;
+                    }
+                }
+                begun.elapsed().as_secs_f64()
+            };
+            match seconds(Way::Direct, first) <= seconds(Way::Cached, second) {
+                true => Way::Direct,
+                false => Way::Cached,
+            }
+        });
+    }
+
+    /// Reads the pages that hold the piece to the start of `slot`; how many bytes were read.
+    fn read(&self, piece: &Piece, slot: &mut [u8]) -> io::Result<usize> {
+        self.read_in(*self.way.get().unwrap_or(&Way::Cached), piece, slot)
+    }
+
+    fn read_in(&self, way: Way, piece: &Piece, slot: &mut [u8]) -> io::Result<usize> {
+        if let (Way::Direct, Some(file)) = (way, &self.direct) {
+            return read_pages(file, piece, slot);
+        }
+        // Before it, too: what happens to be in the page cache now will not be there for the next token.
+        self.drop_pages(piece);
+        let read = read_pages(&self.cached, piece, slot)?;
+        self.drop_pages(piece);
+        Ok(read)
+    }
+
+    /// Takes the piece out of the page cache.
+    fn drop_pages(&self, piece: &Piece) {
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        {
+            let length = std::num::NonZeroU64::new(piece.bytes as u64);
+            let advice = rustix::fs::Advice::DontNeed;
+            // Without it the system finds out by itself.
+            let _ = rustix::fs::fadvise(&self.cached, piece.offset, length, advice);
+        }
+    }
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn open_direct(path: &Path) -> Option<File> {
+    use rustix::fs::{Mode, OFlags};
+    rustix::fs::open(
+        path,
+        OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .ok()
+    .map(File::from)
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn open_direct(_path: &Path) -> Option<File> {
+    None
+}
+
+/// Whole pages, from the one in which the piece begins to the one in which it ends; the file may end before that one does.
+fn read_pages(file: &File, piece: &Piece, slot: &mut [u8]) -> io::Result<usize> {
+    let first = piece.offset - piece.offset % PAGE as u64;
+    let needed = (piece.offset - first) as usize + piece.bytes;
+    let wanted = needed.next_multiple_of(PAGE).min(slot.len());
+    let mut read = 0;
+    while read < needed {
+        match rustix::io::pread(file, &mut slot[read..wanted], first + read as u64) {
+            Ok(0) => {
+                return Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "the file is shorter than when it was opened",
+                ));
+            }
+            Ok(bytes) => read += bytes,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(read)
+}

@@ -1,0 +1,325 @@
+//! Keeps a member's weights within the memory that the machine can spare, for as long as the member runs.
+//!
+//! Decides the budget: what is available now (where page cache counts as available, so also what the weights themselves take),
+//! less a reserve for the machine's owner. It gives back at once and takes again slowly. Weights are read from disk again while
+//! memory is short; nothing else changes.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use prima_crds::v1alpha1::node_profile::{DEFAULT_RESERVE_PERCENT, Os};
+use prima_engine::{Residency, ResidencyStatus};
+
+use crate::available_memory;
+
+/// Watches until it is dropped.
+pub struct MemoryWatch {
+    stop: Option<mpsc::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+/// What the owner and other members leave to the weights.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryLimits {
+    /// Stays free; by default [`DEFAULT_RESERVE_PERCENT`] of what is available at the start.
+    pub reserve_bytes: Option<u64>,
+    /// That share this machine's memory evenly, this one included.
+    pub members: u64,
+}
+
+/// Who needs memory waits at most so long for it.
+const INTERVAL: Duration = Duration::from_millis(250);
+/// Looks in a row that must find room before weights take some of it.
+const LOOKS_BEFORE_GROWTH: u32 = 20;
+/// Part of all weights that comes back at a time.
+const GROWTH: u64 = 16;
+/// Part of the available memory by which the reserve grows, until it is a quarter.
+const OVERPROMISED: u64 = 64;
+/// Page faults that had to read, between two looks: more of them, and the system has taken weights away that were to stay.
+const FAULTS: u64 = 32;
+/// Share of the time in which programs waited for memory, from which on there is less of it than the kernel says.
+const STALLED_PERCENT: u64 = 10;
+
+impl MemoryWatch {
+    /// Where the system does not tell how much memory is available, all weights stay in the page cache, which the system
+    /// manages.
+    ///
+    /// # Errors
+    /// A system that refuses a thread.
+    pub fn start(residency: Residency, limits: MemoryLimits) -> io::Result<MemoryWatch> {
+        let (stop, stopped) = mpsc::channel();
+        let thread = thread::Builder::new()
+            .name("memory".into())
+            .spawn(move || {
+                let mut governor = None;
+                let (mut stalls, mut faults) = (stalled_microseconds(), 0);
+                loop {
+                    let warming = match available_memory::read(Path::new("/"), Os::Linux) {
+                        Ok(now) => {
+                            let governor = governor
+                                .get_or_insert_with(|| Governor::new(limits, now.available));
+                            let total = stalled_microseconds();
+                            let stalled = total.saturating_sub(stalls) * 100
+                                > INTERVAL.as_micros() as u64 * STALLED_PERCENT;
+                            stalls = total;
+                            let total = major_faults();
+                            let taken = total.saturating_sub(faults) > FAULTS;
+                            let status = residency.status();
+                            let look = Look {
+                                available: now.available,
+                                stalled,
+                                taken,
+                            };
+                            if let Some(bytes) = governor.budget(&look, &status) {
+                                tracing::debug!(
+                                    bytes,
+                                    ?look,
+                                    ?status,
+                                    "another budget for weights"
+                                );
+                                residency.set_budget(bytes);
+                            }
+                            let warming = residency.warm(INTERVAL);
+                            // That reads, too.
+                            faults = major_faults();
+                            warming
+                        }
+                        Err(error) => {
+                            let error = crate::error_chain(&error);
+                            return tracing::warn!(
+                                error,
+                                "weights stay in the page cache, whatever the memory"
+                            );
+                        }
+                    };
+                    let pause = if warming { Duration::ZERO } else { INTERVAL };
+                    match stopped.recv_timeout(pause) {
+                        Err(RecvTimeoutError::Timeout) => {}
+                        Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+                    }
+                }
+            })?;
+        Ok(MemoryWatch {
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for MemoryWatch {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic in it has been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What a look at the machine found.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    available: u64,
+    /// Programs wait for memory.
+    stalled: bool,
+    /// Weights that were to stay had to be read again.
+    taken: bool,
+}
+
+/// Decides the budget. Pure.
+struct Governor {
+    /// Grows when the kernel turns out to have promised too much: not all that it calls available is.
+    reserve: u64,
+    members: u64,
+    /// Looks in a row that found room.
+    roomy: u32,
+}
+
+impl Governor {
+    fn new(limits: MemoryLimits, available: u64) -> Governor {
+        Governor {
+            reserve: limits
+                .reserve_bytes
+                .unwrap_or(available / 100 * DEFAULT_RESERVE_PERCENT),
+            members: limits.members.max(1),
+            roomy: 0,
+        }
+    }
+
+    /// Another budget for weights and their buffers, if there should be another.
+    fn budget(&mut self, look: &Look, now: &ResidencyStatus) -> Option<u64> {
+        let used = now.resident_bytes + now.buffer_bytes;
+        let weights = now.resident_bytes + now.streamed_bytes;
+        // The buffers are in use, so the kernel does not count them as available.
+        let promised = look.available + now.buffer_bytes;
+        if now.streamed_bytes > 0 && look.taken {
+            self.reserve +=
+                (promised / OVERPROMISED).min(promised / 4 - (promised / 4).min(self.reserve));
+        }
+        let mut room = promised.saturating_sub(self.reserve) / self.members;
+        if look.stalled {
+            room = room.min(used - used / GROWTH);
+        }
+        if room < used {
+            self.roomy = 0;
+            return Some(room);
+        }
+        let step = weights / GROWTH;
+        if now.streamed_bytes == 0 || (room < used + step && room < weights) {
+            self.roomy = 0;
+            return None;
+        }
+        self.roomy += 1;
+        if self.roomy < LOOKS_BEFORE_GROWTH {
+            return None;
+        }
+        self.roomy = 0;
+        Some(room.min(used + step))
+    }
+}
+
+/// How long some program waited for memory since the machine started, where the kernel counts that
+/// (<https://docs.kernel.org/accounting/psi.html>).
+fn stalled_microseconds() -> u64 {
+    fs::read_to_string("/proc/pressure/memory")
+        .ok()
+        .and_then(|text| total_of_some(&text))
+        .unwrap_or(0)
+}
+
+/// Page faults of this process that had to read.
+fn major_faults() -> u64 {
+    fs::read_to_string("/proc/self/stat")
+        .ok()
+        .and_then(|text| major_faults_of(&text))
+        .unwrap_or(0)
+}
+
+/// majflt, field 12 of /proc/PID/stat; the second is the program's name, in parentheses (proc(5)).
+fn major_faults_of(stat: &str) -> Option<u64> {
+    let (_, behind_name) = stat.rsplit_once(')')?;
+    behind_name.split_whitespace().nth(9)?.parse().ok()
+}
+
+fn total_of_some(pressure: &str) -> Option<u64> {
+    let some = pressure
+        .lines()
+        .find_map(|line| line.strip_prefix("some "))?;
+    some.rsplit_once("total=")?.1.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MB: u64 = 1 << 20;
+
+    fn status(resident: u64, streamed: u64, buffers: u64) -> ResidencyStatus {
+        ResidencyStatus {
+            resident_bytes: resident * MB,
+            streamed_bytes: streamed * MB,
+            buffer_bytes: buffers * MB,
+            ..ResidencyStatus::default()
+        }
+    }
+
+    fn governor(available: u64) -> Governor {
+        let limits = MemoryLimits {
+            reserve_bytes: None,
+            members: 1,
+        };
+        Governor::new(limits, available * MB)
+    }
+
+    fn look(available: u64, stalled: bool, taken: bool) -> Look {
+        Look {
+            available: available * MB,
+            stalled,
+            taken,
+        }
+    }
+
+    #[test]
+    fn what_the_system_takes_it_gets() {
+        let mut governor = governor(6400);
+        let now = status(6000, 2000, 48);
+        let budget = governor
+            .budget(&look(6400 - 48, false, true), &now)
+            .unwrap();
+        assert_eq!(budget, (6400 - 320 - 100) * MB);
+        for _ in 0..100 {
+            let (all, buffers) = (8000, 48);
+            let now = status(budget / MB - buffers, all - budget / MB, buffers);
+            governor.budget(&look(6400 - buffers, false, true), &now);
+        }
+        assert_eq!(governor.reserve, 1600 * MB);
+        let stat = "7 (a) b 1) S 1 7 7 0 -1 4194560 100 0 55 0 33 9 0 0 20 0 1 0 100 1 1";
+        assert_eq!(major_faults_of(stat), Some(55));
+    }
+
+    #[test]
+    fn weights_that_fit_are_left_alone() {
+        let mut governor = governor(2000);
+        assert_eq!(
+            governor.budget(&look(2000, false, false), &status(1800, 0, 0)),
+            None
+        );
+    }
+
+    #[test]
+    fn what_is_available_less_the_reserve_is_given_at_once() {
+        let mut governor = governor(2000);
+        let budget = governor.budget(&look(2000, false, false), &status(4000, 0, 0));
+        assert_eq!(budget, Some(1900 * MB));
+        // The buffers are not counted as available.
+        let budget = governor.budget(&look(1500, false, false), &status(1868, 2132, 32));
+        assert_eq!(budget, Some(1432 * MB));
+    }
+
+    #[test]
+    fn memory_comes_back_slowly() {
+        let mut governor = governor(2000);
+        let now = status(1368, 2632, 32);
+        for _ in 1..LOOKS_BEFORE_GROWTH {
+            assert_eq!(governor.budget(&look(3000, false, false), &now), None);
+        }
+        assert_eq!(
+            governor.budget(&look(3000, false, false), &now),
+            Some(1650 * MB)
+        );
+        // A look that finds none in between starts the count anew.
+        assert_eq!(governor.budget(&look(3000, false, false), &now), None);
+        assert_eq!(governor.budget(&look(1500, false, false), &now), None);
+        for _ in 1..LOOKS_BEFORE_GROWTH {
+            assert_eq!(governor.budget(&look(3000, false, false), &now), None);
+        }
+        assert!(governor.budget(&look(3000, false, false), &now).is_some());
+    }
+
+    #[test]
+    fn programs_that_wait_for_memory_are_made_room_for() {
+        let mut governor = governor(3000);
+        let budget = governor.budget(&look(3000, true, false), &status(1600, 0, 0));
+        assert_eq!(budget, Some(1500 * MB));
+        assert_eq!(
+            total_of_some("some avg10=0.00 avg60=0.00 avg300=0.00 total=42\nfull total=7\n"),
+            Some(42)
+        );
+        assert_eq!(total_of_some(""), None);
+    }
+
+    #[test]
+    fn owner_and_other_members_have_their_part() {
+        let limits = MemoryLimits {
+            reserve_bytes: Some(500 * MB),
+            members: 3,
+        };
+        let mut governor = Governor::new(limits, 2000 * MB);
+        let budget = governor.budget(&look(2000, false, false), &status(4000, 0, 0));
+        assert_eq!(budget, Some(500 * MB));
+    }
+}

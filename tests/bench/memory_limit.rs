@@ -1,0 +1,113 @@
+//! A model that is larger than the memory it may use: tokens per second and bytes read for each, beside llama.cpp under the same limit.
+//!
+//! llama.cpp runs at its best setting there: its map, without repacking (with its default it is killed for memory). Each run starts
+//! with an empty page cache, in a cgroup of its own. Leaves itself out where no cgroup can be made.
+
+use std::io;
+use std::path::Path;
+
+use prima_tests::assets;
+use prima_tests::http;
+use prima_tests::local_ring::LocalRing;
+use prima_tests::memory_group::{MemoryGroup, drop_page_cache};
+use prima_tests::one_process::OneProcess;
+
+use crate::Effort;
+use crate::client::{Client, end_tokens};
+use crate::error::BenchError;
+use crate::peer;
+use crate::prediction::predicted;
+use crate::statistics::Samples;
+
+pub const MODEL: &str = "shape-8b-Q4_K_M";
+const THREADS: usize = 2;
+/// Of memory, in units of 10^6 bytes, and how many times as fast as llama.cpp is the goal.
+const LIMITS: [(u64, f64); 2] = [(4000, 3.5), (2560, 1.8)];
+const PROMPT: &str = "Once upon a time";
+const TURNS: usize = 3;
+const TOKENS: usize = 16;
+/// Of llama.cpp, which takes seconds for each.
+const PEER_TOKENS: usize = 4;
+
+/// One limit.
+pub struct UnderLimit {
+    pub megabytes: u64,
+    pub goal: f64,
+    /// Tokens per second.
+    pub ring: Samples,
+    pub llama_cpp: Samples,
+    pub predicted: Samples,
+    /// Megabytes read for each token, and what the plan expected.
+    pub read: Samples,
+    pub planned_read: Samples,
+}
+
+/// `None` where no cgroup can be made.
+pub fn measure(effort: &Effort) -> Result<Option<Vec<UnderLimit>>, BenchError> {
+    if let Err(error) = MemoryGroup::new("try", 1 << 30).and_then(|_| drop_page_cache()) {
+        eprintln!("memory limits: left out, they take root and a writable memory cgroup ({error})");
+        return Ok(None);
+    }
+    let path = assets::path(&format!("models/{MODEL}.gguf"))?;
+    let bench = peer::build()?;
+    let never = end_tokens(&OneProcess::open(&path, 1)?);
+    let mut limits: Vec<UnderLimit> = LIMITS
+        .iter()
+        .map(|&(megabytes, goal)| UnderLimit {
+            megabytes,
+            goal,
+            ring: Samples::default(),
+            llama_cpp: Samples::default(),
+            predicted: Samples::default(),
+            read: Samples::default(),
+            planned_read: Samples::default(),
+        })
+        .collect();
+    for turn in 1..=effort.turns.min(TURNS) {
+        for limit in &mut limits {
+            eprintln!("memory limits, turn {turn}: {} MB", limit.megabytes);
+            let cgroup = |source| BenchError::Cgroup { source };
+            let group = MemoryGroup::new("bench", limit.megabytes * 1_000_000).map_err(cgroup)?;
+            drop_page_cache().map_err(cgroup)?;
+            limit.ring(&path, &group, &never)?;
+            drop_page_cache().map_err(cgroup)?;
+            let seconds = peer::seconds_per_token_in(&group, &bench, &path, THREADS, PEER_TOKENS)?;
+            limit.llama_cpp.push(1.0 / seconds);
+        }
+    }
+    Ok(Some(limits))
+}
+
+impl UnderLimit {
+    fn ring(&mut self, path: &Path, group: &MemoryGroup, never: &[u32]) -> Result<(), BenchError> {
+        let ring = LocalRing::builder()
+            .model(path)
+            .measured()
+            .arg("--threads")
+            .arg(THREADS.to_string())
+            .arg("--context")
+            .arg("512")
+            .start_in(group);
+        self.predicted.push(predicted(&ring)?);
+        let address = ring.address();
+        let client = Client::of(ring, never);
+        // What stays comes into memory.
+        client.seconds_per_token(PROMPT, 8)?;
+        let gauge = |name: &str| {
+            let metrics = http::get(address, "/metrics")?;
+            let line = metrics.body.lines().find(|line| line.starts_with(name));
+            let value = line.and_then(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok());
+            value.ok_or_else(|| io::Error::other(format!("no {name} in /metrics")))
+        };
+        let gauge = |name| gauge(name).map_err(|source| BenchError::Http { source });
+        let before = gauge("prima_member_read_bytes_total{")?;
+        let seconds = client.seconds_per_token(PROMPT, TOKENS)?;
+        let read = gauge("prima_member_read_bytes_total{")? - before;
+        self.ring.push(1.0 / seconds);
+        // The prompt is computed at once, and so read once.
+        self.read.push(read / TOKENS as f64 / 1e6);
+        let planned = gauge("prima_member_planned_read_bytes{")?;
+        self.planned_read.push(planned / 1e6);
+        Ok(())
+    }
+}
