@@ -53,4 +53,4 @@ pub use layer_window::{BatchEntry, LayerWindow};
 pub use mapped_weights::MappedFile;
 pub use model::Model;
 pub use output_head::OutputHead;
-pub use residency::{Part, Residency, ResidencyStatus, Rhythm, streaming_seconds};
+pub use residency::{Part, Residency, ResidencyStatus, Rhythm, streaming_rate};

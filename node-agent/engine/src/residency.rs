@@ -195,12 +195,12 @@ impl Residency {
     }
 }
 
-/// Seconds that it takes to stream the first `bytes` of the file at `path` as weights are streamed, without computing.
+/// Bytes a second at which the first `bytes` of the file at `path` are streamed as weights are, without computing.
 ///
 /// # Errors
 /// [`EngineError::ReadAhead`] when the file cannot be opened or the system refuses a thread, [`EngineError::ReadWeights`] when it
 /// cannot be read.
-pub fn streaming_seconds(path: &Path, bytes: u64) -> Result<f64, EngineError> {
+pub fn streaming_rate(path: &Path, bytes: u64) -> Result<f64, EngineError> {
     const ROW_BYTES: usize = 1 << 10;
     let file = Tensor {
         offset: 0,
@@ -213,13 +213,20 @@ pub fn streaming_seconds(path: &Path, bytes: u64) -> Result<f64, EngineError> {
         source,
     })?;
     reader.compare(&split.streamed, split.slot_bytes);
-    let begun = Instant::now();
+    // The clock starts when the buffers are there and the disk is at work.
+    let untimed = split.slots.min(split.streamed.len() / 2);
+    let (mut begun, mut timed) = (Instant::now(), 0);
     reader.follow(split.clone());
     for (index, piece) in split.streamed.iter().enumerate() {
         let loaded = reader.load(&split, index);
         drop(loaded.map_err(|source| unreadable(path, piece, source))?);
+        if index < untimed {
+            begun = Instant::now();
+        } else {
+            timed += piece.bytes;
+        }
     }
-    Ok(begun.elapsed().as_secs_f64())
+    Ok(timed as f64 / begun.elapsed().as_secs_f64().max(1e-9))
 }
 
 fn unreadable(path: &Path, piece: &Piece, source: io::Error) -> EngineError {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::node_profile::DiskProfile;
 use prima_engine::kernels::ThreadPool;
-use prima_engine::{EngineError, MappedFile, streaming_seconds};
+use prima_engine::{EngineError, MappedFile, streaming_rate};
 
 use super::samples::Samples;
 
@@ -197,14 +197,15 @@ impl Subject {
         while seconds_per_byte.len() < 3 && begun.elapsed() < ALL_LIMIT {
             self.drop_pages()?;
             let before = bytes_from_disk();
-            let seconds = streaming_seconds(&self.open_again, bytes)
+            let start = Instant::now();
+            let rate = streaming_rate(&self.open_again, bytes)
                 .map_err(|source| DiskError::Engine(Box::new(source)))?;
             let growth = sum_of_growth(Some(0), before, bytes_from_disk());
-            if bytes < self.bytes as u64 && seconds < RUN_LIMIT.as_secs_f64() / 8.0 {
+            if bytes < self.bytes as u64 && start.elapsed() < RUN_LIMIT / 8 {
                 bytes = (bytes * 8).min(self.bytes as u64);
                 continue;
             }
-            seconds_per_byte.push(seconds / bytes as f64);
+            seconds_per_byte.push(1.0 / rate);
             read += bytes;
             from_disk = from_disk
                 .zip(growth)
