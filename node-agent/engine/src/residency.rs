@@ -67,9 +67,9 @@ struct Streams {
     warmed: Mutex<usize>,
 }
 
-/// Long enough that a disk reaches its full rate with one reading, short enough that few buffers suffice; with the rest of its first
-/// and last page in 8 MiB.
-const PIECE_BYTES: usize = (8 << 20) - 8192;
+/// Long enough that a disk reaches its full rate with two readings, short enough that little memory is needed for buffers; with the
+/// rest of its first and last page in 4 MiB.
+const PIECE_BYTES: usize = (4 << 20) - 8192;
 
 impl Residency {
     /// All weights in the map, left to the page cache.

@@ -1,7 +1,7 @@
 //! The plan of a local ring when nobody says how to split: this machine's profile, measured by the agent or read from a
 //! file, stands for every member. Decides how one machine is counted as several: a token is computed by one member after
 //! the other, so each has all of the processors for it; the chunks of a prompt are computed by all at the same time, so
-//! each has a part of the processors for them, and of memory and disk always.
+//! each has a part of the processors for them, and of memory always. With one round, one member at a time reads from the disk.
 
 use std::io;
 use std::path::Path;
@@ -66,7 +66,8 @@ pub async fn plan(
     let options = Options {
         context_tokens: wishes.context,
         use_all: true,
-        rounds: wishes.rounds,
+        // Members that share a disk gain nothing by rounds.
+        rounds: wishes.rounds.or(Some(1)),
         ..Options::default()
     };
     Ok(checked(
@@ -87,8 +88,6 @@ fn copies(machine: &NodeProfile, count: usize) -> Result<Vec<NodeProfile>, Plann
         };
         let part = |value: &mut i64| *value = (*value / count as i64).max(1);
         part(&mut status.memory.available_bytes);
-        part(&mut status.disk.sequential_read_bytes_per_second);
-        part(&mut status.disk.random_read_bytes_per_second);
         for one in &mut status.cpu.throughput {
             part(&mut one.prefill_flop_per_second);
         }

@@ -68,9 +68,9 @@ const PANEL_ROWS: usize = 16;
 pub const PAGE: usize = 4096;
 /// Pieces that stay or are streamed together. The system keeps files in folios of up to 2 MiB, and one that reaches into streamed
 /// pieces stays as a whole: fewer places where staying and streamed pieces meet waste less.
-const GROUP: usize = 4;
-/// Buffers at least: a group that is being read while one is computed with and one is filled.
-const LEAST_SLOTS: usize = GROUP + 2;
+const GROUP: usize = 8;
+/// Buffers at least: one is computed with, two are being read, and the rest is read while resident weights are computed with.
+const LEAST_SLOTS: usize = 6;
 /// Of buffers, so that huge pages fit.
 const SLOT_ALIGNMENT: usize = 2 << 20;
 
