@@ -66,7 +66,7 @@ pub fn seconds_per_token_in(
     decode: usize,
 ) -> Result<f64, BenchError> {
     let mut command = command(binary, model, threads, 0, decode);
-    command.args(["--mmap", "1", "--repack", "0"]);
+    command.args(["--load-mode", "mmap", "--repack", "0"]);
     Ok(1.0 / rate(&mut group.enter(command))?)
 }
 
