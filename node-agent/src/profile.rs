@@ -130,12 +130,13 @@ pub fn run(args: ProfileArgs) -> Result<String, ProfileError> {
         .map_or_else(Compute::available_threads, usize::from);
     let level = Level::from_environment().map_err(ProfileError::Level)?;
     let name = args.name.unwrap_or_else(system::host_name);
+    let models = models_path(args.models)?;
     let key = CacheKey {
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         kernels: level.name().to_owned(),
         cpu_model: system::cpu_model(root),
         threads,
-        models: models_path(args.models)?,
+        models: disk::folder(&models).to_owned(),
         memory_total_bytes: now.total,
     };
 
@@ -147,7 +148,7 @@ pub fn run(args: ProfileArgs) -> Result<String, ProfileError> {
         None => {
             let pool = ThreadPool::new(threads, level).map_err(ProfileError::Threads)?;
             let before = others::Ticks::read(root);
-            let status = measure(root, system, &key, now, &pool)?;
+            let status = measure(root, system, &key, &models, now, &pool)?;
             let others_percent = match (before, others::Ticks::read(root)) {
                 (Some(before), Some(after)) => after.others_percent(before),
                 _ => 0,
@@ -182,12 +183,13 @@ fn measure(
     root: &Path,
     system: SystemProfile,
     key: &CacheKey,
+    models: &Path,
     now: MemoryNow,
     pool: &ThreadPool,
 ) -> Result<NodeProfileStatus, ProfileError> {
     let begun = Instant::now();
-    progress(&format!("measuring the disk of {}", key.models.display()));
-    let disk = disk::measure(&key.models, pool).map_err(ProfileError::Disk)?;
+    progress(&format!("measuring the disk of {}", models.display()));
+    let disk = disk::measure(models, pool).map_err(ProfileError::Disk)?;
 
     progress("measuring the memory");
     let weights = Weights::new(cpu::cache_bytes(root), now.available);

@@ -17,7 +17,8 @@ impl Embedding {
     /// Writes the embeddings of `tokens` to `out`: tokens x hidden, row-major.
     ///
     /// # Errors
-    /// [`EngineError::Token`] for a token outside the vocabulary, [`EngineError::Length`] for an `out` of another size.
+    /// [`EngineError::Token`] for a token outside the vocabulary, [`EngineError::Length`] for an `out` of another size,
+    /// [`EngineError::Damaged`] when the file cannot be read any more.
     pub fn embed(&self, tokens: &[u32], out: &mut [f32]) -> Result<(), EngineError> {
         let matrix = self.tokens.matrix();
         if out.len() != tokens.len() * matrix.cols() {
@@ -36,6 +37,6 @@ impl Embedding {
             }
             kernels::dequantize_row(matrix, token as usize, out);
         }
-        Ok(())
+        self.tokens.check()
     }
 }

@@ -120,6 +120,12 @@ pub enum EngineError {
         source: std::io::Error,
     },
 
+    #[error(
+        "a part of model file {} could not be read: the disk failed, or the file was cut; restart this agent with a whole file",
+        path.display()
+    )]
+    Damaged { path: PathBuf },
+
     #[error("cannot start the compute threads")]
     Threads { source: kernels::ThreadPoolError },
 

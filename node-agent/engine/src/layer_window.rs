@@ -77,7 +77,7 @@ impl LayerWindow {
     ///
     /// # Errors
     /// An activation of another size than the batch, or an entry whose cache does not cover the window, holds another number of
-    /// positions than `first_position`, or would exceed its context length; streamed weights that cannot be read; a failure of the
+    /// positions than `first_position`, or would exceed its context length; weights that cannot be read any more; a failure of the
     /// accelerator. The caches hold then what they held before.
     pub fn forward(
         &self,

@@ -1,7 +1,7 @@
 //! Runs windows of transformer layers over memory-mapped GGUF weights: token embedding, layer windows, output head.
 //!
 //! Decides: how a pass is computed, on the CPU or on an accelerator, and where keys and values are kept. Refuses: to know of
-//! requests, rings or clocks; to load weights (they stay in the map); to run what it does not compute exactly.
+//! requests, rings or clocks; to load weights (they stay in the map, or pass through a few buffers); to run what it does not compute exactly.
 //!
 //! One pass, on one machine that has all layers:
 //!
@@ -31,6 +31,7 @@ mod accelerator;
 pub mod architecture;
 mod compute;
 mod config;
+mod damaged_map;
 mod device;
 mod embedding;
 mod error;
@@ -40,6 +41,7 @@ mod layer_window;
 mod mapped_weights;
 mod model;
 mod output_head;
+mod page_cache;
 mod residency;
 
 pub use accelerator::{Accelerator, DeviceMatrix, DeviceRows};
@@ -53,4 +55,5 @@ pub use layer_window::{BatchEntry, LayerWindow};
 pub use mapped_weights::MappedFile;
 pub use model::Model;
 pub use output_head::OutputHead;
+pub use page_cache::drop_pages;
 pub use residency::{Part, Residency, ResidencyStatus, Rhythm, streaming_rate};

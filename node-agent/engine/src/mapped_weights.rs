@@ -2,33 +2,41 @@
 //! owns next to none of it, and several processes on one machine share it.
 //!
 //! Decides: that the map is read-only and private. Refuses: to copy a matrix, and to touch a tensor's bytes before they are used
-//! (a sparse file needs only the tensors that its machine runs). Whoever shortens the file while it is mapped ends this process
-//! (SIGBUS): there is no way to read a map that guards against that.
+//! (a sparse file needs only the tensors that its machine runs). Where the file cannot be read any more, because the disk fails or
+//! somebody cut it, there are zeros, and the map says that it is damaged.
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memmap2::{Advice, Mmap, UncheckedAdvice};
 use prima_gguf::TensorInfo;
 
+use crate::damaged_map::Watched;
 use crate::error::EngineError;
 use crate::kernels::{Matrix, MatrixError};
 
 /// A mapped model file. Clones share the map.
 #[derive(Clone)]
 pub struct MappedFile {
-    map: Arc<Mmap>,
+    map: Arc<Map>,
+}
+
+struct Map {
+    // Dropped first: it watches what the map holds.
+    watched: Watched,
+    bytes: Mmap,
+    path: PathBuf,
 }
 
 /// A matrix (or, with one row, a vector) whose blocks lie in the map; keeps the map alive.
 pub(crate) struct MappedTensor {
-    /// Not `'static` in truth: borrows `_map`, and leaves this struct only with the lifetime of a borrow of it.
+    /// Not `'static` in truth: borrows `map`, and leaves this struct only with the lifetime of a borrow of it.
     matrix: Matrix<'static>,
     offset: u64,
-    _map: Arc<Mmap>,
+    map: Arc<Map>,
 }
 
 impl MappedFile {
@@ -51,25 +59,33 @@ impl MappedFile {
     pub fn map(file: &File, path: &Path) -> Result<MappedFile, EngineError> {
         // SAFETY: the map is read-only and private, and only ever read as plain bytes, of which every value is valid. That another
         // process changes the file meanwhile cannot be excluded by anyone who maps files; it changes numbers, not types.
-        let map = unsafe { Mmap::map(file) }.map_err(|source| EngineError::Map {
+        let bytes = unsafe { Mmap::map(file) }.map_err(|source| EngineError::Map {
             path: path.to_owned(),
             source,
         })?;
+        let start = bytes.as_ptr() as usize;
+        let map = Map {
+            watched: Watched::new(start..start + bytes.len()),
+            bytes,
+            path: path.to_owned(),
+        };
         Ok(MappedFile { map: Arc::new(map) })
     }
 
     /// All bytes of the file.
     pub fn bytes(&self) -> &[u8] {
-        &self.map
+        &self.map.bytes
     }
 
-    /// Tells the system that pages will be read in no order: it then reads no more than those that are touched.
+    /// Tells the system that the pages of `range` will be read in no order: it then reads no more than those that are touched.
     ///
     /// # Errors
     /// [`EngineError::Advise`] when the system refuses.
-    pub fn expect_random_reads(&self) -> Result<(), EngineError> {
+    pub fn expect_random_reads(&self, range: Range<u64>) -> Result<(), EngineError> {
+        let (offset, length) = (range.start as usize, (range.end - range.start) as usize);
         self.map
-            .advise(Advice::Random)
+            .bytes
+            .advise_range(Advice::Random, offset, length)
             .map_err(|source| EngineError::Advise { source })
     }
 
@@ -80,12 +96,18 @@ impl MappedFile {
     pub(crate) fn populate(&self, range: Range<u64>) -> io::Result<()> {
         let (offset, length) = (range.start as usize, (range.end - range.start) as usize);
         #[cfg(target_os = "linux")]
-        match self.map.advise_range(Advice::PopulateRead, offset, length) {
+        match self
+            .map
+            .bytes
+            .advise_range(Advice::PopulateRead, offset, length)
+        {
             // Older than Linux 5.14.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
             result => return result,
         }
-        self.map.advise_range(Advice::WillNeed, offset, length)
+        self.map
+            .bytes
+            .advise_range(Advice::WillNeed, offset, length)
     }
 
     /// Takes the whole pages of `range` out of this process; in the page cache they stay.
@@ -101,7 +123,11 @@ impl MappedFile {
         }
         let advice = UncheckedAdvice::DontNeed;
         // SAFETY: the map is of a file and read-only: what is touched again is read from the file again.
-        unsafe { self.map.unchecked_advise_range(advice, first, last - first) }
+        unsafe {
+            self.map
+                .bytes
+                .unchecked_advise_range(advice, first, last - first)
+        }
     }
 
     /// The tensor as rows of `shape[0]` columns. `info` comes from this file's header, whose parser saw to it that the range is
@@ -112,7 +138,7 @@ impl MappedFile {
     pub(crate) fn tensor(&self, info: &TensorInfo) -> Result<MappedTensor, MatrixError> {
         let cols = info.shape[0] as usize;
         let rows = (info.weights() / info.shape[0]) as usize;
-        let bytes = &self.map[info.offset as usize..][..info.byte_len as usize];
+        let bytes = &self.map.bytes[info.offset as usize..][..info.byte_len as usize];
         // SAFETY: the bytes live as long as the map, at a fixed address, and the map as long as the `Arc` beside the matrix, which
         // hands the matrix out only with the lifetime of a borrow of itself.
         let bytes: &'static [u8] =
@@ -120,7 +146,7 @@ impl MappedFile {
         Ok(MappedTensor {
             matrix: Matrix::new(info.ggml_type, rows, cols, bytes)?,
             offset: info.offset,
-            _map: Arc::clone(&self.map),
+            map: Arc::clone(&self.map),
         })
     }
 }
@@ -134,5 +160,18 @@ impl MappedTensor {
     /// Where it begins in the file.
     pub fn offset(&self) -> u64 {
         self.offset
+    }
+
+    /// Whether what was read from the matrix so far can be used.
+    ///
+    /// # Errors
+    /// [`EngineError::Damaged`] when some page of the file could not be read.
+    pub fn check(&self) -> Result<(), EngineError> {
+        match self.map.watched.is_damaged() {
+            false => Ok(()),
+            true => Err(EngineError::Damaged {
+                path: self.map.path.clone(),
+            }),
+        }
     }
 }

@@ -126,6 +126,13 @@ impl Model {
         self.tensor(self.output_spec(), None)
     }
 
+    /// Where the embedding is, unless it is the output head, too.
+    pub(crate) fn separate_embedding(&self) -> Option<Range<u64>> {
+        self.inner.gguf.tensor(architecture::OUTPUT.name)?;
+        let embedding = self.inner.gguf.tensor(architecture::EMBEDDING.name)?;
+        Some(embedding.offset..embedding.offset + embedding.byte_len)
+    }
+
     pub(crate) fn map(&self) -> &MappedFile {
         &self.inner.map
     }

@@ -20,6 +20,7 @@ use crate::error::EngineError;
 use crate::kernels::{self, Matrix, ThreadPool};
 use crate::mapped_weights::{MappedFile, MappedTensor};
 use crate::model::Model;
+use crate::page_cache::drop_pages;
 
 use cycle::{Cycle, Piece, Split, Tensor};
 use reader::Reader;
@@ -81,7 +82,8 @@ impl Residency {
     /// it.
     ///
     /// # Errors
-    /// [`EngineError::ReadAhead`] when the file cannot be opened again or the system refuses a thread.
+    /// [`EngineError::ReadAhead`] when the file cannot be opened again or the system refuses a thread, [`EngineError::Advise`] when it
+    /// does not take advice.
     pub fn new(model: &Model, parts: &[Part], rhythm: Rhythm) -> Result<Residency, EngineError> {
         Residency::in_pieces(model, parts, rhythm, PIECE_BYTES)
     }
@@ -110,6 +112,10 @@ impl Residency {
             }
         }
         let tensors: Vec<Tensor> = tensors.iter().map(Tensor::of).collect();
+        if let Some(embedding) = model.separate_embedding() {
+            // A token needs one row; what the system reads around it would displace weights that stay.
+            model.map().expect_random_reads(embedding)?;
+        }
         let failed = |source| EngineError::ReadAhead {
             path: model.path().to_owned(),
             source,
@@ -169,7 +175,7 @@ impl Residency {
     /// [`kernels::matmul`] with weights wherever they are.
     ///
     /// # Errors
-    /// [`EngineError::ReadWeights`] when streamed weights cannot be read.
+    /// [`EngineError::ReadWeights`] when streamed weights cannot be read, [`EngineError::Damaged`] when those in the map cannot.
     pub(crate) fn matmul<const N: usize>(
         &self,
         pool: &ThreadPool,
@@ -184,9 +190,10 @@ impl Residency {
             outputs.iter().any(streamed).then_some((streams, split))
         });
         let Some((streams, split)) = streaming else {
+            let tensors = outputs.each_ref().map(|(tensor, _)| *tensor);
             let mut outputs = outputs.map(|(tensor, out)| (tensor.matrix(), out));
             kernels::matmul(pool, x, n, &mut outputs);
-            return Ok(());
+            return tensors.iter().try_for_each(|tensor| tensor.check());
         };
         for (tensor, out) in outputs {
             streams.matmul(&split, pool, x, n, tensor, out)?;
@@ -284,16 +291,7 @@ impl Streams {
     fn release(&self, piece: &Piece) {
         // Without these, the system takes the pages back when it needs them.
         let _ = self.map.unmap_pages(piece.range());
-        #[cfg(any(target_os = "linux", target_os = "android"))]
-        {
-            let length = std::num::NonZeroU64::new(piece.bytes as u64);
-            let _ = rustix::fs::fadvise(
-                &self.file,
-                piece.offset,
-                length,
-                rustix::fs::Advice::DontNeed,
-            );
-        }
+        let _ = drop_pages(&self.file, piece.range());
     }
 
     /// Run after run of rows, as they stay or are streamed.
@@ -322,7 +320,7 @@ impl Streams {
             multiply_part(pool, x, n, rows, piece.rows.start, matrix.rows(), out);
         }
         multiply_rows(pool, x, n, matrix, next..matrix.rows(), out);
-        Ok(())
+        tensor.check()
     }
 }
 

@@ -191,3 +191,31 @@ fn a_file_that_was_cut_is_an_error_and_works_again_when_it_is_whole() {
     fs::write(&path, &bytes).unwrap();
     assert!(runner.logits(&mut kv, &tokens(5)) == expected);
 }
+
+#[test]
+fn a_mapped_file_that_was_cut_is_an_error_and_the_process_lives() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path());
+    let runner = Runner::new(&path, 2);
+    let mut kv = runner.kv_cache();
+    runner.logits(&mut kv, &tokens(5));
+    let file = OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(4096).unwrap();
+
+    let mut activation = vec![0.0; runner.model.config().hidden];
+    let entry = BatchEntry {
+        kv: &mut kv,
+        first_position: 5,
+        rows: 1,
+    };
+    let window = &runner.windows[0];
+    let error = window
+        .forward(&runner.compute, &mut activation, &mut [entry])
+        .unwrap_err();
+    assert!(matches!(error, EngineError::Damaged { .. }), "{error}");
+    assert!(error.to_string().contains(&path.display().to_string()));
+    assert_eq!(kv.len(), 5);
+    // Another model is not concerned.
+    let other = Runner::new(&self::file(tempfile::tempdir().unwrap().path()), 2);
+    other.logits(&mut other.kv_cache(), &tokens(5));
+}

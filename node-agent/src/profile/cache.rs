@@ -17,7 +17,7 @@ pub struct CacheKey {
     pub kernels: String,
     pub cpu_model: String,
     pub threads: usize,
-    /// The folder, or the file.
+    /// Their folder: all of it is on one disk.
     pub models: PathBuf,
     pub memory_total_bytes: u64,
 }

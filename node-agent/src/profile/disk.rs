@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::node_profile::DiskProfile;
 use prima_engine::kernels::ThreadPool;
-use prima_engine::{EngineError, MappedFile, streaming_rate};
+use prima_engine::{EngineError, MappedFile, drop_pages, streaming_rate};
 
 use super::samples::Samples;
 
@@ -71,20 +71,26 @@ pub fn measure(models: &Path, pool: &ThreadPool) -> Result<DiskProfile, DiskErro
         path: models.to_owned(),
         source,
     })?;
-    let (subject, folder) = if metadata.is_dir() {
-        (Subject::in_folder(models)?, models)
-    } else {
-        let folder = models.parent().unwrap_or(Path::new("/"));
-        (Subject::existing(models)?, folder)
+    let subject = match metadata.is_dir() {
+        true => Subject::in_folder(models)?,
+        false => Subject::existing(models)?,
     };
     let sequential = subject.sequential()?;
     let random = subject.random(pool)?;
     Ok(DiskProfile {
-        path: folder.display().to_string(),
+        path: folder(models).display().to_string(),
         sequential_read_bytes_per_second: sequential.rate as i64,
         random_read_bytes_per_second: random.rate as i64,
         caveat: sequential.caveat(),
     })
+}
+
+/// The folder that `models`, a folder or a file, is or is in.
+pub fn folder(models: &Path) -> &Path {
+    match models.is_dir() {
+        true => models,
+        false => models.parent().unwrap_or(Path::new("/")),
+    }
 }
 
 /// The file that is read.
@@ -220,7 +226,7 @@ impl Subject {
     /// Single pages in random order, each once, without read-ahead.
     fn random(&self, pool: &ThreadPool) -> Result<Reading, DiskError> {
         let map = self.cold()?;
-        map.expect_random_reads()
+        map.expect_random_reads(0..self.bytes as u64)
             .map_err(|source| DiskError::Engine(Box::new(source)))?;
         let mut pages: Vec<usize> = (0..self.bytes / PAGE).collect();
         let mut random = Random(0x9e37_79b9_7f4a_7c15);
@@ -256,16 +262,12 @@ impl Subject {
             .map_err(|source| DiskError::Engine(Box::new(source)))
     }
 
-    /// Drops the file's pages from the page cache, as far as no other process uses them.
+    /// Drops the file from the page cache, as far as no other process uses it.
     fn drop_pages(&self) -> Result<(), DiskError> {
-        #[cfg(any(target_os = "linux", target_os = "android"))]
-        rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed).map_err(
-            |error| DiskError::Read {
-                path: self.path.clone(),
-                source: error.into(),
-            },
-        )?;
-        Ok(())
+        drop_pages(&self.file, 0..u64::MAX >> 1).map_err(|source| DiskError::Read {
+            path: self.path.clone(),
+            source,
+        })
     }
 }
 

@@ -273,14 +273,12 @@ mod tests {
         let split = cycle.split(cycle.bytes() * 3 / 4, ALONE);
         let index = |piece: &Piece| cycle.pieces().iter().position(|p| p == piece).unwrap();
         let at: Vec<usize> = split.streamed.iter().map(index).collect();
-        let gaps = at.windows(2).map(|pair| pair[1] - pair[0]);
-        let gaps: Vec<usize> = gaps.filter(|gap| *gap > 1).collect();
-        // 8 to 20 pieces that stay between groups of 4 that do not.
-        assert!(gaps.iter().all(|gap| (5..=29).contains(gap)), "{gaps:?}");
-        assert!(
-            gaps.len() > cycle.pieces().len() / 4 / GROUP * 9 / 10,
-            "{gaps:?}"
-        );
+        let gaps = at.windows(2).map(|pair| pair[1] - pair[0] - 1);
+        let stay: Vec<usize> = gaps.filter(|gap| *gap > 0).collect();
+        // One to seven groups that stay between two that do not; three on average.
+        let apart = |gap: &usize| (1..=7).contains(&(gap / GROUP));
+        assert!(stay.iter().all(apart), "{stay:?}");
+        assert!(stay.len() > cycle.pieces().len() / GROUP / 5, "{stay:?}");
         // Each is found through its tensor.
         for (position, piece) in split.streamed.iter().enumerate() {
             assert!(split.of(piece.tensor).contains(&position));

@@ -18,6 +18,7 @@ use memmap2::Advice;
 use memmap2::MmapMut;
 
 use super::cycle::{PAGE, Piece, Split};
+use crate::page_cache::drop_pages;
 
 /// A reader at work, until it is dropped.
 pub struct Reader {
@@ -362,22 +363,12 @@ impl Source {
         if let (Way::Direct, Some(file)) = (way, &self.direct) {
             return read_pages(file, piece, slot);
         }
-        // Before it, too: what happens to be in the page cache now will not be there for the next token.
-        self.drop_pages(piece);
+        // Before it, too: what happens to be in the page cache now will not be there for the next token. Without it, the system finds
+        // out by itself.
+        let _ = drop_pages(&self.cached, piece.range());
         let read = read_pages(&self.cached, piece, slot)?;
-        self.drop_pages(piece);
+        let _ = drop_pages(&self.cached, piece.range());
         Ok(read)
-    }
-
-    /// Takes the piece out of the page cache.
-    fn drop_pages(&self, piece: &Piece) {
-        #[cfg(any(target_os = "linux", target_os = "android"))]
-        {
-            let length = std::num::NonZeroU64::new(piece.bytes as u64);
-            let advice = rustix::fs::Advice::DontNeed;
-            // Without it the system finds out by itself.
-            let _ = rustix::fs::fadvise(&self.cached, piece.offset, length, advice);
-        }
     }
 }
 
