@@ -14,7 +14,7 @@ use std::time::Duration;
 use prima_crds::v1alpha1::node_profile::{DEFAULT_RESERVE_PERCENT, Os};
 use prima_engine::{Residency, ResidencyStatus};
 
-use crate::available_memory;
+use crate::available_memory::{self, MemoryError};
 
 /// Watches until it is dropped.
 pub struct MemoryWatch {
@@ -55,52 +55,12 @@ impl MemoryWatch {
         let thread = thread::Builder::new()
             .name("memory".into())
             .spawn(move || {
-                let mut governor = None;
-                let (mut stalls, mut faults) = (stalled_microseconds(), 0);
-                loop {
-                    let warming = match available_memory::read(Path::new("/"), Os::Linux) {
-                        Ok(now) => {
-                            let governor = governor
-                                .get_or_insert_with(|| Governor::new(limits, now.available));
-                            let total = stalled_microseconds();
-                            let stalled = total.saturating_sub(stalls) * 100
-                                > INTERVAL.as_micros() as u64 * STALLED_PERCENT;
-                            stalls = total;
-                            let total = major_faults();
-                            let taken = total.saturating_sub(faults) > FAULTS;
-                            let status = residency.status();
-                            let look = Look {
-                                available: now.available,
-                                stalled,
-                                taken,
-                            };
-                            if let Some(bytes) = governor.budget(&look, &status) {
-                                tracing::debug!(
-                                    bytes,
-                                    ?look,
-                                    ?status,
-                                    "another budget for weights"
-                                );
-                                residency.set_budget(bytes);
-                            }
-                            let warming = residency.warm(INTERVAL);
-                            // That reads, too.
-                            faults = major_faults();
-                            warming
-                        }
-                        Err(error) => {
-                            let error = crate::error_chain(&error);
-                            return tracing::warn!(
-                                error,
-                                "weights stay in the page cache, whatever the memory"
-                            );
-                        }
-                    };
-                    let pause = if warming { Duration::ZERO } else { INTERVAL };
-                    match stopped.recv_timeout(pause) {
-                        Err(RecvTimeoutError::Timeout) => {}
-                        Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
-                    }
+                if let Err(error) = watch(&residency, limits, &stopped) {
+                    let error = crate::error_chain(&error);
+                    tracing::warn!(
+                        error,
+                        "weights are left to the page cache, however short memory is"
+                    );
                 }
             })?;
         Ok(MemoryWatch {
@@ -118,6 +78,44 @@ impl Drop for MemoryWatch {
             let _ = thread.join();
         }
     }
+}
+
+/// Until it is told to stop.
+fn watch(
+    residency: &Residency,
+    limits: MemoryLimits,
+    stopped: &mpsc::Receiver<()>,
+) -> Result<(), MemoryError> {
+    let available = || available_memory::read(Path::new("/"), Os::Linux).map(|now| now.available);
+    let mut governor = Governor::new(limits, available()?);
+    let mut before = Counters::read();
+    loop {
+        let look = before.look(Counters::read(), available()?);
+        let status = residency.status();
+        if let Some(bytes) = governor.budget(&look, &status) {
+            tracing::debug!(bytes, ?look, ?status, "another budget for weights");
+            residency.set_budget(bytes);
+        }
+        let pause = match residency.warm(INTERVAL) {
+            true => Duration::ZERO,
+            false => INTERVAL,
+        };
+        // What was read until here was read on purpose.
+        before = Counters::read();
+        match stopped.recv_timeout(pause) {
+            Err(RecvTimeoutError::Timeout) => {}
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+        }
+    }
+}
+
+/// What only grows.
+#[derive(Clone, Copy)]
+struct Counters {
+    /// How long some program waited for memory, in microseconds.
+    stalled: u64,
+    /// Page faults of this process that had to read.
+    major_faults: u64,
 }
 
 /// What a look at the machine found.
@@ -162,7 +160,8 @@ impl Governor {
         }
         let mut room = promised.saturating_sub(self.reserve) / self.members;
         if look.stalled {
-            room = room.min(used - used / GROWTH);
+            // Not for ever less: who waits may do so for a limit of its own, which nothing here can lift.
+            room = room.min((used - used / GROWTH).max(room / 4 * 3));
         }
         if room < used {
             self.roomy = 0;
@@ -182,34 +181,38 @@ impl Governor {
     }
 }
 
-/// How long some program waited for memory since the machine started, where the kernel counts that
-/// (<https://docs.kernel.org/accounting/psi.html>).
-fn stalled_microseconds() -> u64 {
-    fs::read_to_string("/proc/pressure/memory")
-        .ok()
-        .and_then(|text| total_of_some(&text))
-        .unwrap_or(0)
+impl Counters {
+    /// 0 where the kernel does not count.
+    fn read() -> Counters {
+        let text = |path| fs::read_to_string(path).unwrap_or_default();
+        Counters {
+            stalled: total_of_some(&text("/proc/pressure/memory")).unwrap_or(0),
+            major_faults: major_faults_of(&text("/proc/self/stat")).unwrap_or(0),
+        }
+    }
+
+    fn look(self, now: Counters, available: u64) -> Look {
+        let stalled = now.stalled.saturating_sub(self.stalled);
+        Look {
+            available,
+            stalled: stalled * 100 > INTERVAL.as_micros() as u64 * STALLED_PERCENT,
+            taken: now.major_faults.saturating_sub(self.major_faults) > FAULTS,
+        }
+    }
 }
 
-/// Page faults of this process that had to read.
-fn major_faults() -> u64 {
-    fs::read_to_string("/proc/self/stat")
-        .ok()
-        .and_then(|text| major_faults_of(&text))
-        .unwrap_or(0)
+/// The total of the line `some` of /proc/pressure/memory (<https://docs.kernel.org/accounting/psi.html>).
+fn total_of_some(pressure: &str) -> Option<u64> {
+    let some = pressure
+        .lines()
+        .find_map(|line| line.strip_prefix("some "))?;
+    some.rsplit_once("total=")?.1.trim().parse().ok()
 }
 
 /// majflt, field 12 of /proc/PID/stat; the second is the program's name, in parentheses (proc(5)).
 fn major_faults_of(stat: &str) -> Option<u64> {
     let (_, behind_name) = stat.rsplit_once(')')?;
     behind_name.split_whitespace().nth(9)?.parse().ok()
-}
-
-fn total_of_some(pressure: &str) -> Option<u64> {
-    let some = pressure
-        .lines()
-        .find_map(|line| line.strip_prefix("some "))?;
-    some.rsplit_once("total=")?.1.trim().parse().ok()
 }
 
 #[cfg(test)]
@@ -303,8 +306,11 @@ mod tests {
     #[test]
     fn programs_that_wait_for_memory_are_made_room_for() {
         let mut governor = governor(3000);
-        let budget = governor.budget(&look(3000, true, false), &status(1600, 0, 0));
+        let budget = governor.budget(&look(2000, true, false), &status(1600, 0, 0));
         assert_eq!(budget, Some(1500 * MB));
+        // Three quarters of what there is remain.
+        let budget = governor.budget(&look(2000, true, false), &status(1350, 250, 0));
+        assert_eq!(budget, None);
         assert_eq!(
             total_of_some("some avg10=0.00 avg60=0.00 avg300=0.00 total=42\nfull total=7\n"),
             Some(42)
