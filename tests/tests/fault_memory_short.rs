@@ -29,7 +29,7 @@ fn weights_make_room_within_seconds_and_answers_stay_the_same() {
     let short = Instant::now();
     while gauge(&ring, "prima_member_streamed_weight_bytes") == 0 {
         assert!(
-            short.elapsed() < Duration::from_secs(10),
+            short.elapsed() < Duration::from_secs(30),
             "nothing given back"
         );
         assert_eq!(ring.complete(PROMPT, 24), answer);
