@@ -8,6 +8,7 @@ pub mod generation;
 pub mod inspect;
 pub mod memory_watch;
 pub mod plan_source;
+mod process_stat;
 pub mod profile;
 pub mod ring;
 pub mod serve;

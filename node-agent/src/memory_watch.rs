@@ -15,6 +15,7 @@ use prima_crds::v1alpha1::node_profile::{DEFAULT_RESERVE_PERCENT, Os};
 use prima_engine::{Residency, ResidencyStatus};
 
 use crate::available_memory::{self, MemoryError};
+use crate::process_stat;
 
 /// Watches until it is dropped.
 pub struct MemoryWatch {
@@ -209,10 +210,9 @@ fn total_of_some(pressure: &str) -> Option<u64> {
     some.rsplit_once("total=")?.1.trim().parse().ok()
 }
 
-/// majflt, field 12 of /proc/PID/stat; the second is the program's name, in parentheses (proc(5)).
+/// majflt, field 12 of /proc/PID/stat.
 fn major_faults_of(stat: &str) -> Option<u64> {
-    let (_, behind_name) = stat.rsplit_once(')')?;
-    behind_name.split_whitespace().nth(9)?.parse().ok()
+    process_stat::field(stat, 12)
 }
 
 #[cfg(test)]

@@ -40,7 +40,7 @@ pub struct RunArgs {
     /// Layers of each member, in ring order, in all rounds together; 0 is allowed [default: as planned]
     #[arg(long, value_name = "LAYERS,..", value_delimiter = ',')]
     split: Option<Vec<u16>>,
-    /// How often a token goes round the ring; every member's layers are spread over the rounds [default: as planned]
+    /// How often a token goes round the ring; every member's layers are spread over the rounds [default: 1]
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u16).range(1..=1024))]
     rounds: Option<u16>,
     /// Plan with this NodeProfile, instead of measuring the machine (seconds, once a week)

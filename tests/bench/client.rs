@@ -81,14 +81,8 @@ impl Client {
 
     /// What all members have computed since they started.
     fn compute_seconds(&self) -> Result<f64, BenchError> {
-        let metrics = http::get(self.ring.address(), "/metrics")
-            .map_err(|source| BenchError::Http { source })?;
-        Ok(metrics
-            .body
-            .lines()
-            .filter(|line| line.starts_with("prima_member_compute_seconds_total{"))
-            .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
-            .sum())
+        http::metric(self.ring.address(), "prima_member_compute_seconds_total")
+            .map_err(|source| BenchError::Http { source })
     }
 
     /// `requests` answers at once: tokens per second of all together, prompts included.

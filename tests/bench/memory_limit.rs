@@ -3,7 +3,6 @@
 //! llama.cpp runs at its best setting there: its map, without repacking (with its default it is killed for memory). Each run starts
 //! with an empty page cache, in a cgroup of its own. Leaves itself out where no cgroup can be made.
 
-use std::io;
 use std::path::Path;
 
 use prima_tests::assets;
@@ -71,8 +70,8 @@ pub fn measure(effort: &Effort) -> Result<Option<Vec<UnderLimit>>, BenchError> {
             drop_page_cache().map_err(cgroup)?;
             limit.ring(&path, &group, &never)?;
             drop_page_cache().map_err(cgroup)?;
-            let seconds = peer::seconds_per_token_in(&group, &bench, &path, THREADS, PEER_TOKENS)?;
-            limit.llama_cpp.push(1.0 / seconds);
+            let rate = peer::tokens_per_second_in(&group, &bench, &path, THREADS, PEER_TOKENS)?;
+            limit.llama_cpp.push(rate);
         }
     }
     Ok(Some(limits))
@@ -93,20 +92,15 @@ impl UnderLimit {
         let client = Client::of(ring, never);
         // What stays comes into memory.
         client.seconds_per_token(PROMPT, 8)?;
-        let gauge = |name: &str| {
-            let metrics = http::get(address, "/metrics")?;
-            let line = metrics.body.lines().find(|line| line.starts_with(name));
-            let value = line.and_then(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok());
-            value.ok_or_else(|| io::Error::other(format!("no {name} in /metrics")))
-        };
-        let gauge = |name| gauge(name).map_err(|source| BenchError::Http { source });
-        let before = gauge("prima_member_read_bytes_total{")?;
+        let metric =
+            |name| http::metric(address, name).map_err(|source| BenchError::Http { source });
+        let before = metric("prima_member_read_bytes_total")?;
         let seconds = client.seconds_per_token(PROMPT, TOKENS)?;
-        let read = gauge("prima_member_read_bytes_total{")? - before;
+        let read = metric("prima_member_read_bytes_total")? - before;
         self.ring.push(1.0 / seconds);
         // The prompt is computed at once, and so read once.
         self.read.push(read / TOKENS as f64 / 1e6);
-        let planned = gauge("prima_member_planned_read_bytes{")?;
+        let planned = metric("prima_member_planned_read_bytes")?;
         self.planned_read.push(planned / 1e6);
         Ok(())
     }

@@ -57,8 +57,8 @@ pub fn tokens_per_second(
     rate(&mut command(binary, model, threads, prefill, decode))
 }
 
-/// Seconds for each of `decode` tokens of llama-bench inside of `group`, with weights in its map as they are.
-pub fn seconds_per_token_in(
+/// As [`tokens_per_second`], of `decode` tokens inside of `group`, with weights in its map as they are.
+pub fn tokens_per_second_in(
     group: &MemoryGroup,
     binary: &Path,
     model: &Path,
@@ -67,7 +67,7 @@ pub fn seconds_per_token_in(
 ) -> Result<f64, BenchError> {
     let mut command = command(binary, model, threads, 0, decode);
     command.args(["--load-mode", "mmap", "--repack", "0"]);
-    Ok(1.0 / rate(&mut group.enter(command))?)
+    rate(&mut group.enter(command))
 }
 
 fn command(binary: &Path, model: &Path, threads: usize, prefill: usize, decode: usize) -> Command {

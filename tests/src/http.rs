@@ -38,6 +38,26 @@ pub fn get(address: SocketAddr, path: &str) -> io::Result<Response> {
     read_response(BufReader::new(stream))
 }
 
+/// A metric of a ring, over all its members together.
+pub fn metric(address: SocketAddr, name: &str) -> io::Result<f64> {
+    let metrics = get(address, "/metrics")?;
+    let of_member = |line: &str| {
+        line.strip_prefix(name)?
+            .starts_with('{')
+            .then(|| line.to_owned())
+    };
+    let values: Vec<f64> = metrics
+        .body
+        .lines()
+        .filter_map(of_member)
+        .filter_map(|line| line.rsplit_once(' ')?.1.parse().ok())
+        .collect();
+    match values.is_empty() {
+        true => Err(io::Error::other(format!("no {name} in /metrics"))),
+        false => Ok(values.iter().sum()),
+    }
+}
+
 pub fn post(address: SocketAddr, path: &str, body: &Value) -> io::Result<Response> {
     read_response(BufReader::new(send(address, path, body)?))
 }

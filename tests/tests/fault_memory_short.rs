@@ -23,11 +23,11 @@ fn weights_make_room_within_seconds_and_answers_stay_the_same() {
         .arg("512")
         .start_in(&group);
     let answer = ring.complete(PROMPT, 24);
-    assert_eq!(gauge(&ring, "prima_member_streamed_weight_bytes"), 0);
+    assert_eq!(metric(&ring, "prima_member_streamed_weight_bytes"), 0.0);
 
     let other = Other::takes(&group, 170 * MB);
     let short = Instant::now();
-    while gauge(&ring, "prima_member_streamed_weight_bytes") == 0 {
+    while metric(&ring, "prima_member_streamed_weight_bytes") == 0.0 {
         assert!(
             short.elapsed() < Duration::from_secs(30),
             "nothing given back"
@@ -35,19 +35,13 @@ fn weights_make_room_within_seconds_and_answers_stay_the_same() {
         assert_eq!(ring.complete(PROMPT, 24), answer);
     }
     assert_eq!(ring.complete(PROMPT, 24), answer);
-    assert!(gauge(&ring, "prima_member_read_bytes_total") > 0);
+    assert!(metric(&ring, "prima_member_read_bytes_total") > 0.0);
     drop(other);
     ring.stop();
 }
 
-fn gauge(ring: &LocalRing, name: &str) -> u64 {
-    let metrics = http::get(ring.address(), "/metrics").unwrap();
-    let line = metrics
-        .body
-        .lines()
-        .find(|line| line.starts_with(&format!("{name}{{")));
-    let value = line.unwrap_or_else(|| panic!("no {name}")).rsplit_once(' ');
-    value.unwrap().1.parse::<f64>().unwrap() as u64
+fn metric(ring: &LocalRing, name: &str) -> f64 {
+    http::metric(ring.address(), name).unwrap()
 }
 
 /// A program that takes memory and keeps it until it is dropped.

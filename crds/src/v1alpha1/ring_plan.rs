@@ -168,6 +168,11 @@ impl RingPlanSpec {
                 let problem = format!("{:?} must be non-empty and unique in the ring", member.name);
                 return Err(field_error(&format!("members[{rank}].name"), problem));
             }
+            let field = |name| format!("members[{rank}].{name}");
+            let (sharing, most) = (member.members_on_machine, self.members.len() as i64);
+            bounded(&field("membersOnMachine"), sharing.into(), 1, most)?;
+            let read = member.read_bytes_per_token.unwrap_or(0);
+            bounded(&field("readBytesPerToken"), read, 0, i64::MAX)?;
             if member.windows.len() != self.rounds as usize {
                 return Err(field_error(
                     &format!("members[{rank}].windows"),
@@ -178,14 +183,6 @@ impl RingPlanSpec {
                     ),
                 ));
             }
-        }
-
-        for (rank, member) in self.members.iter().enumerate() {
-            let field = |name| format!("members[{rank}].{name}");
-            let (sharing, most) = (member.members_on_machine, self.members.len() as i64);
-            bounded(&field("membersOnMachine"), sharing.into(), 1, most)?;
-            let read = member.read_bytes_per_token.unwrap_or(0);
-            bounded(&field("readBytesPerToken"), read, 0, i64::MAX)?;
         }
 
         let mut next = 0;

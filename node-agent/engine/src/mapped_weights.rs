@@ -72,6 +72,11 @@ impl MappedFile {
         Ok(MappedFile { map: Arc::new(map) })
     }
 
+    /// Where the file was opened.
+    pub(crate) fn path(&self) -> &Path {
+        &self.map.path
+    }
+
     /// All bytes of the file.
     pub fn bytes(&self) -> &[u8] {
         &self.map.bytes
@@ -82,7 +87,7 @@ impl MappedFile {
     /// # Errors
     /// [`EngineError::Advise`] when the system refuses.
     pub fn expect_random_reads(&self, range: Range<u64>) -> Result<(), EngineError> {
-        let (offset, length) = (range.start as usize, (range.end - range.start) as usize);
+        let (offset, length) = span(range);
         self.map
             .bytes
             .advise_range(Advice::Random, offset, length)
@@ -94,7 +99,7 @@ impl MappedFile {
     /// # Errors
     /// What reading met with.
     pub(crate) fn populate(&self, range: Range<u64>) -> io::Result<()> {
-        let (offset, length) = (range.start as usize, (range.end - range.start) as usize);
+        let (offset, length) = span(range);
         #[cfg(target_os = "linux")]
         match self
             .map
@@ -110,23 +115,18 @@ impl MappedFile {
             .advise_range(Advice::WillNeed, offset, length)
     }
 
-    /// Takes the whole pages of `range` out of this process; in the page cache they stay.
+    /// Takes the pages of `range` out of this process; in the page cache they stay.
     ///
     /// # Errors
     /// What the system says against it.
     pub(crate) fn unmap_pages(&self, range: Range<u64>) -> io::Result<()> {
-        const PAGE: usize = 4096;
-        let first = (range.start as usize).next_multiple_of(PAGE);
-        let last = range.end as usize / PAGE * PAGE;
-        if first >= last {
-            return Ok(());
-        }
+        let (offset, length) = span(range);
         let advice = UncheckedAdvice::DontNeed;
         // SAFETY: the map is of a file and read-only: what is touched again is read from the file again.
         unsafe {
             self.map
                 .bytes
-                .unchecked_advise_range(advice, first, last - first)
+                .unchecked_advise_range(advice, offset, length)
         }
     }
 
@@ -149,6 +149,11 @@ impl MappedFile {
             map: Arc::clone(&self.map),
         })
     }
+}
+
+/// Offset and length of a range of the map.
+fn span(range: Range<u64>) -> (usize, usize) {
+    (range.start as usize, (range.end - range.start) as usize)
 }
 
 impl MappedTensor {

@@ -7,11 +7,10 @@
 mod cycle;
 mod reader;
 
-use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -61,7 +60,6 @@ struct Streams {
     rhythm: Rhythm,
     reader: Reader,
     map: MappedFile,
-    path: PathBuf,
     /// For advice about its pages.
     file: File,
     /// Pieces of the cycle that were looked at by `warm` since the split changed; held while it changes.
@@ -126,7 +124,6 @@ impl Residency {
                 rhythm,
                 reader: Reader::start(model.path()).map_err(failed)?,
                 map: model.map().clone(),
-                path: model.path().to_owned(),
                 file: File::open(model.path()).map_err(failed)?,
                 warmed: Mutex::default(),
             })),
@@ -219,7 +216,6 @@ pub fn streaming_rate(path: &Path, bytes: u64) -> Result<f64, EngineError> {
         path: path.to_owned(),
         source,
     })?;
-    reader.compare(&split.streamed, split.slot_bytes);
     // The clock starts when the buffers are there and the disk is at work.
     let untimed = split.slots.min(split.streamed.len() / 2);
     let (mut begun, mut timed) = (Instant::now(), 0);
@@ -252,15 +248,11 @@ impl Streams {
         if split == *before {
             return;
         }
-        if !split.streamed.is_empty() {
-            self.reader.compare(&split.streamed, split.slot_bytes);
-        }
         let split = Arc::new(split);
         self.reader.follow(split.clone());
-        let left: HashSet<u64> = before.streamed.iter().map(|piece| piece.offset).collect();
         let leaving = split.streamed.iter();
         leaving
-            .filter(|piece| !left.contains(&piece.offset))
+            .filter(|piece| !before.streams(piece))
             .for_each(|piece| self.release(piece));
         *warmed = 0;
     }
@@ -273,9 +265,8 @@ impl Streams {
             true => &[],
             false => self.cycle.pieces(),
         };
-        let streamed: HashSet<u64> = split.streamed.iter().map(|piece| piece.offset).collect();
         for piece in pieces.iter().skip(*warmed) {
-            match streamed.contains(&piece.offset) {
+            match split.streams(piece) {
                 true => self.release(piece),
                 // What cannot be read now is met again, and reported, when it is computed with.
                 false => drop(self.map.populate(piece.range())),
@@ -311,7 +302,7 @@ impl Streams {
             multiply_rows(pool, x, n, matrix, next..piece.rows.start, out);
             next = piece.rows.end;
             let loaded = self.reader.load(split, index);
-            let loaded = loaded.map_err(|source| unreadable(&self.path, piece, source))?;
+            let loaded = loaded.map_err(|source| unreadable(self.map.path(), piece, source))?;
             let rows = matrix.part(piece.rows.clone());
             let rows = match &loaded {
                 Some(loaded) => rows.at(loaded.bytes()),

@@ -16,7 +16,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use prima_engine::{BatchEntry, EngineError, LayerDevices, Model, Part, Residency, Rhythm};
+use prima_engine::{
+    BatchEntry, EngineError, KvCache, LayerDevices, Model, Part, Residency, Rhythm,
+};
 use prima_gguf::GgmlType;
 
 use support::{MadeUpModel, Random, Runner};
@@ -161,6 +163,19 @@ fn windows_that_run_out_of_order_give_the_same_bits() {
     }
 }
 
+/// Why the first window cannot take one more row.
+fn failing_pass(runner: &Runner, kv: &mut KvCache) -> EngineError {
+    let mut activation = vec![0.0; runner.model.config().hidden];
+    let entry = BatchEntry {
+        first_position: kv.len(),
+        kv,
+        rows: 1,
+    };
+    runner.windows[0]
+        .forward(&runner.compute, &mut activation, &mut [entry])
+        .unwrap_err()
+}
+
 #[test]
 fn a_file_that_was_cut_is_an_error_and_works_again_when_it_is_whole() {
     let folder = tempfile::tempdir().unwrap();
@@ -174,16 +189,7 @@ fn a_file_that_was_cut_is_an_error_and_works_again_when_it_is_whole() {
     // Within the last layer: what the embedding needs is before it.
     file.set_len(bytes.len() as u64 / 2).unwrap();
 
-    let mut activation = vec![0.0; runner.model.config().hidden];
-    let entry = BatchEntry {
-        kv: &mut kv,
-        first_position: 0,
-        rows: 1,
-    };
-    let window = &runner.windows[0];
-    let error = window
-        .forward(&runner.compute, &mut activation, &mut [entry])
-        .unwrap_err();
+    let error = failing_pass(&runner, &mut kv);
     assert!(matches!(error, EngineError::ReadWeights { .. }), "{error}");
     assert!(error.to_string().contains(&path.display().to_string()));
     assert_eq!(kv.len(), 0);
@@ -202,16 +208,7 @@ fn a_mapped_file_that_was_cut_is_an_error_and_the_process_lives() {
     let file = OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(4096).unwrap();
 
-    let mut activation = vec![0.0; runner.model.config().hidden];
-    let entry = BatchEntry {
-        kv: &mut kv,
-        first_position: 5,
-        rows: 1,
-    };
-    let window = &runner.windows[0];
-    let error = window
-        .forward(&runner.compute, &mut activation, &mut [entry])
-        .unwrap_err();
+    let error = failing_pass(&runner, &mut kv);
     assert!(matches!(error, EngineError::Damaged { .. }), "{error}");
     assert!(error.to_string().contains(&path.display().to_string()));
     assert_eq!(kv.len(), 5);

@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::Path;
 
+use crate::process_stat;
+
 /// Ticks so far, of all processors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ticks {
@@ -47,13 +49,9 @@ fn of_machine(text: &str) -> Option<(u64, u64)> {
     Some((fields.iter().sum(), idle + iowait))
 }
 
-/// utime and stime, fields 14 and 15 of /proc/self/stat; the second is the program's name, in parentheses.
+/// utime and stime, fields 14 and 15 of /proc/self/stat.
 fn of_process(text: &str) -> Option<u64> {
-    let (_, behind_name) = text.rsplit_once(')')?;
-    let mut fields = behind_name.split_whitespace().skip(11);
-    let user: u64 = fields.next()?.parse().ok()?;
-    let system: u64 = fields.next()?.parse().ok()?;
-    Some(user + system)
+    Some(process_stat::field(text, 14)? + process_stat::field(text, 15)?)
 }
 
 #[cfg(test)]

@@ -77,6 +77,16 @@ pub struct MemberLatency {
 }
 
 impl MemberLatency {
+    /// Bytes read from disk for each token: the overflow o, and with several rounds in a shared ring what a read-ahead buffer of
+    /// o / (k - 1), which hides all reading, displaces.
+    pub fn read_bytes(&self, assignment: &Assignment) -> f64 {
+        let rounds = assignment.rounds as f64;
+        match assignment.rounds > 1 && assignment.ring.len() > 1 {
+            true => self.overflow_bytes * rounds / (rounds - 1.0),
+            false => self.overflow_bytes,
+        }
+    }
+
     /// Work of its own: everything but waiting for disk and network.
     pub fn busy_seconds(&self) -> f64 {
         self.cpu_seconds + self.gpu_seconds + self.copy_seconds + self.head_seconds

@@ -243,13 +243,7 @@ fn report(input: &PlanningInput, found: &Found) -> PlanReport {
             memory_budget_bytes: device.memory_bytes as u64,
             gpu_memory_bytes: latency.gpu_memory_bytes as u64,
             overflow_bytes: latency.overflow_bytes as u64,
-            read_bytes_per_token: match (
-                found.assignment.rounds as f64,
-                found.assignment.ring.len(),
-            ) {
-                (rounds, 2..) if rounds > 1.0 => latency.overflow_bytes * rounds / (rounds - 1.0),
-                _ => latency.overflow_bytes,
-            } as u64,
+            read_bytes_per_token: latency.read_bytes(&found.assignment) as u64,
             why: reasons.why[index].clone(),
         });
     }

@@ -80,7 +80,7 @@ pub fn matmul(pool: &ThreadPool, x: &[f32], n: usize, outputs: &mut [(Matrix<'_>
 }
 
 /// Weight rows that the kernels take together; pieces are multiples of it.
-pub(super) const PANEL: usize = 16;
+pub const PANEL: usize = 16;
 
 /// One matrix with what it multiplies and where the result goes.
 pub(super) struct Product<'a> {

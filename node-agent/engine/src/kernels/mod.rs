@@ -32,7 +32,7 @@ mod x86;
 pub use attention::{AttentionShape, BLOCK_POSITIONS, KvShape, SequenceAttention, attention};
 pub use elementwise::{add, add_bias, rms_norm, swiglu};
 pub use level::{LEVEL_VARIABLE, Level, LevelError};
-pub use matmul::matmul;
+pub use matmul::{PANEL, matmul};
 pub use matrix::{Matrix, MatrixError, dequantize_row, supported};
 pub use rope::{Rope, RopeAngles, RopePairing, rotate};
 pub use thread_pool::{ThreadPool, ThreadPoolError};

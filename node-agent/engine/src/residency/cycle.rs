@@ -8,6 +8,8 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use crate::kernels::PANEL;
+
 /// A matrix in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
@@ -62,8 +64,6 @@ pub struct Rhythm {
     pub shared: bool,
 }
 
-/// Kernels take so many rows together; a cut elsewhere would only cost time.
-const PANEL_ROWS: usize = 16;
 /// Direct reads begin and end at multiples of this.
 pub const PAGE: usize = 4096;
 /// Pieces that stay or are streamed together. The system keeps files in folios of up to 2 MiB, and one that reaches into streamed
@@ -79,8 +79,9 @@ impl Cycle {
     pub fn new(tensors: &[Tensor], piece_bytes: usize) -> Cycle {
         let mut pieces = Vec::new();
         for tensor in tensors {
-            let panels = piece_bytes / tensor.row_bytes.max(1) / PANEL_ROWS;
-            let step = panels.max(1) * PANEL_ROWS;
+            // Kernels take so many rows together; a cut elsewhere would only cost time.
+            let panels = piece_bytes / tensor.row_bytes.max(1) / PANEL;
+            let step = panels.max(1) * PANEL;
             for first in (0..tensor.rows).step_by(step) {
                 let rows = first..(first + step).min(tensor.rows);
                 pieces.push(Piece {
@@ -196,6 +197,11 @@ impl Split {
     /// The streamed pieces of the tensor at this offset, as indices into `streamed`.
     pub fn of(&self, tensor: u64) -> Range<usize> {
         self.of_tensor.get(&tensor).cloned().unwrap_or(0..0)
+    }
+
+    /// Whether the piece is streamed.
+    pub fn streams(&self, piece: &Piece) -> bool {
+        self.streamed[self.of(piece.tensor)].contains(piece)
     }
 
     /// Bytes of memory for weights and buffers.

@@ -101,8 +101,11 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Streams what `split` says from now on.
+    /// Streams what `split` says from now on. The first time that it says something, the ways of reading are compared first.
     pub fn follow(&self, split: Arc<Split>) {
+        if !split.streamed.is_empty() {
+            self.shared.source.compare(&split);
+        }
         let mut state = self.shared.lock();
         // Where computing is now, in the new order.
         let current = state.ahead.front().map_or(state.next, |front| front.index);
@@ -115,11 +118,6 @@ impl Reader {
         drop(state);
         self.shared.work.notify_all();
         self.shared.done.notify_all();
-    }
-
-    /// Compares the ways of reading by some of `pieces`, two at least, the first time that it is called.
-    pub fn compare(&self, pieces: &[Piece], slot_bytes: usize) {
-        self.shared.source.compare(pieces, slot_bytes);
     }
 
     pub fn split(&self) -> Arc<Split> {
@@ -331,13 +329,13 @@ impl Source {
         })
     }
 
-    fn compare(&self, pieces: &[Piece], slot_bytes: usize) {
+    fn compare(&self, split: &Split) {
         self.way.get_or_init(|| {
-            let (Some(_), Ok(mut slot)) = (&self.direct, slot(slot_bytes)) else {
+            let (Some(_), Ok(mut slot)) = (&self.direct, slot(split.slot_bytes)) else {
                 return Way::Cached;
             };
             // Of different pieces: whatever caches lie below the file system would favour the second way.
-            let (first, second) = pieces.split_at(pieces.len() / 2);
+            let (first, second) = split.streamed.split_at(split.streamed.len() / 2);
             let mut seconds = |way, pieces: &[Piece]| {
                 let begun = Instant::now();
                 for piece in pieces.iter().take(TRIALS) {

@@ -1,0 +1,9 @@
+//! /proc/PID/stat (proc(5)).
+
+/// The number in field `number` of the text, counted from 1 as proc(5) does; of those behind the program's name, the second, which
+/// is in parentheses and may hold anything.
+pub fn field(stat: &str, number: usize) -> Option<u64> {
+    let (_, behind_name) = stat.rsplit_once(')')?;
+    let index = number.checked_sub(3)?;
+    behind_name.split_whitespace().nth(index)?.parse().ok()
+}
