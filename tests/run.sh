@@ -46,7 +46,7 @@ need() {
     command -v "$1" > /dev/null
 }
 
-# Whether a memory cgroup can be made, of version 1 or 2, and the page cache emptied.
+# Whether a memory cgroup can be made, of version 1 or 2.
 memory_groups() {
     local root=/sys/fs/cgroup limit=memory.max group
     if [ -d /sys/fs/cgroup/memory ]; then
@@ -56,7 +56,7 @@ memory_groups() {
     fi 2> /dev/null
     group=$root/prima-run-$$
     mkdir "$group" 2> /dev/null || return 1
-    echo 1073741824 2> /dev/null > "$group/$limit" && [ -w /proc/sys/vm/drop_caches ]
+    echo 1073741824 2> /dev/null > "$group/$limit"
     local status=$?
     rmdir "$group"
     return $status

@@ -8,7 +8,7 @@ use std::path::Path;
 use prima_tests::assets;
 use prima_tests::http;
 use prima_tests::local_ring::LocalRing;
-use prima_tests::memory_group::{MemoryGroup, drop_page_cache};
+use prima_tests::memory_group::{MemoryGroup, drop_cached};
 use prima_tests::one_process::OneProcess;
 
 use crate::Effort;
@@ -43,7 +43,7 @@ pub struct UnderLimit {
 
 /// `None` where no cgroup can be made.
 pub fn measure(effort: &Effort) -> Result<Option<Vec<UnderLimit>>, BenchError> {
-    if let Err(error) = MemoryGroup::new("try", 1 << 30).and_then(|_| drop_page_cache()) {
+    if let Err(error) = MemoryGroup::new("try", 1 << 30) {
         eprintln!("memory limits: left out, they take root and a writable memory cgroup ({error})");
         return Ok(None);
     }
@@ -67,9 +67,9 @@ pub fn measure(effort: &Effort) -> Result<Option<Vec<UnderLimit>>, BenchError> {
             eprintln!("memory limits, turn {turn}: {} MB", limit.megabytes);
             let cgroup = |source| BenchError::Cgroup { source };
             let group = MemoryGroup::new("bench", limit.megabytes * 1_000_000).map_err(cgroup)?;
-            drop_page_cache().map_err(cgroup)?;
+            drop_cached(&path).map_err(cgroup)?;
             limit.ring(&path, &group, &never)?;
-            drop_page_cache().map_err(cgroup)?;
+            drop_cached(&path).map_err(cgroup)?;
             let rate = peer::tokens_per_second_in(&group, &bench, &path, THREADS, PEER_TOKENS)?;
             limit.llama_cpp.push(rate);
         }

@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
 /// Removed on drop, when its programs have ended.
 pub struct MemoryGroup {
@@ -53,16 +55,37 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // Stays when a program has not ended; it holds nothing then.
-        let _ = fs::remove_dir(&self.folder);
+        // Programs that were killed just now are in it for a moment. When one does not end, the group stays.
+        for _ in 0..100 {
+            if fs::remove_dir(&self.folder).is_ok() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 
-/// Empties the page cache: a page counts in the group that touched it first, so a measured group must touch all of its own.
+/// Drops `file` from the page cache: a page counts in the group that touched it first, so a measured group must touch all of its
+/// own. Pages that some process has mapped stay; who measures beside strangers takes a [`cold_copy`].
 ///
 /// # Errors
-/// Without root.
-pub fn drop_page_cache() -> io::Result<()> {
-    rustix::fs::sync();
-    fs::write("/proc/sys/vm/drop_caches", "3")
+/// A file that cannot be opened.
+pub fn drop_cached(file: &Path) -> io::Result<()> {
+    let file = fs::File::open(file)?;
+    // What is not written yet cannot be dropped.
+    file.sync_all()?;
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+    Ok(())
+}
+
+/// A copy of `file` in `folder` of which nothing is in the page cache.
+///
+/// # Errors
+/// A file that cannot be copied.
+pub fn cold_copy(file: &Path, folder: &Path) -> io::Result<PathBuf> {
+    let name = file.file_name().unwrap_or_default();
+    let copy = folder.join(name);
+    fs::copy(file, &copy)?;
+    drop_cached(&copy)?;
+    Ok(copy)
 }
