@@ -9,7 +9,8 @@
 //! - its own keys' and values' bytes / `memory.kvAppendBytesPerSecond`.
 //!
 //! For many positions (prefill), 2 FLOP for each weight and position / `prefillFlopPerSecond` takes the place of the first.
-//! Weights that are not in memory take their bytes / `disk.sequentialReadBytesPerSecond` in addition. A hop takes
+//! Weights that are not in memory take their bytes / `disk.sequentialReadBytesPerSecond` in addition; as far as that overlaps
+//! with computing, both go on at their shares `readWhileComputingPercent` and `computeWhileReadingPercent`. A hop takes
 //! `latencyNanoseconds` + its bytes / `bytesPerSecond` of the link.
 //!
 //! All of it is measured with the engine's own kernels, map and transport, and with as many threads as `serve` takes; the
@@ -188,11 +189,13 @@ fn measure(
     pool: &ThreadPool,
 ) -> Result<NodeProfileStatus, ProfileError> {
     let begun = Instant::now();
+    let weights = Weights::new(cpu::cache_bytes(root), now.available);
     progress(&format!("measuring the disk of {}", models.display()));
-    let disk = disk::measure(models, pool).map_err(ProfileError::Disk)?;
+    let some_work = cpu::some_work(pool, &weights).map_err(ProfileError::Cpu)?;
+    let disk = disk::measure(models, pool, &some_work).map_err(ProfileError::Disk)?;
+    drop(some_work);
 
     progress("measuring the memory");
-    let weights = Weights::new(cpu::cache_bytes(root), now.available);
     let memory = MemoryProfile {
         total_bytes: now.total as i64,
         available_bytes: now.available as i64,

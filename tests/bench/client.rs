@@ -9,6 +9,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Instant;
 
+use prima_tests::Endpoint;
 use prima_tests::http;
 use prima_tests::local_ring::LocalRing;
 use prima_tests::one_process::OneProcess;
@@ -25,7 +26,7 @@ pub struct TokenCost {
 
 /// A ring of agents on this machine and its client.
 pub struct Client {
-    ring: LocalRing,
+    ring: Box<dyn Endpoint>,
     never: BTreeMap<String, i32>,
 }
 
@@ -49,9 +50,9 @@ impl Client {
     }
 
     /// A client of a ring that serves; `never`: tokens that no answer may hold.
-    pub fn of(ring: LocalRing, never: &[u32]) -> Client {
+    pub fn of(ring: impl Endpoint + 'static, never: &[u32]) -> Client {
         Client {
-            ring,
+            ring: Box::new(ring),
             never: never
                 .iter()
                 .map(|token| (token.to_string(), -100))

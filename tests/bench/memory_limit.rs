@@ -5,10 +5,11 @@
 
 use std::path::Path;
 
+use prima_tests::Endpoint;
 use prima_tests::assets;
 use prima_tests::http;
 use prima_tests::local_ring::LocalRing;
-use prima_tests::memory_group::{MemoryGroup, drop_cached};
+use prima_tests::machine::{Limits, Machine, drop_cached};
 use prima_tests::one_process::OneProcess;
 
 use crate::Effort;
@@ -43,7 +44,7 @@ pub struct UnderLimit {
 
 /// `None` where no cgroup can be made.
 pub fn measure(effort: &Effort) -> Result<Option<Vec<UnderLimit>>, BenchError> {
-    if let Err(error) = MemoryGroup::new("try", 1 << 30) {
+    if let Err(error) = Machine::new("try", &Limits::of_memory(1 << 30), Path::new("/")) {
         eprintln!("memory limits: left out, they take root and a writable memory cgroup ({error})");
         return Ok(None);
     }
@@ -66,11 +67,12 @@ pub fn measure(effort: &Effort) -> Result<Option<Vec<UnderLimit>>, BenchError> {
         for limit in &mut limits {
             eprintln!("memory limits, turn {turn}: {} MB", limit.megabytes);
             let cgroup = |source| BenchError::Cgroup { source };
-            let group = MemoryGroup::new("bench", limit.megabytes * 1_000_000).map_err(cgroup)?;
+            let limits = Limits::of_memory(limit.megabytes * 1_000_000);
+            let machine = Machine::new("bench", &limits, &path).map_err(cgroup)?;
             drop_cached(&path).map_err(cgroup)?;
-            limit.ring(&path, &group, &never)?;
+            limit.ring(&path, &machine, &never)?;
             drop_cached(&path).map_err(cgroup)?;
-            let rate = peer::tokens_per_second_in(&group, &bench, &path, THREADS, PEER_TOKENS)?;
+            let rate = peer::tokens_per_second_in(&machine, &bench, &path, THREADS, PEER_TOKENS)?;
             limit.llama_cpp.push(rate);
         }
     }
@@ -78,7 +80,7 @@ pub fn measure(effort: &Effort) -> Result<Option<Vec<UnderLimit>>, BenchError> {
 }
 
 impl UnderLimit {
-    fn ring(&mut self, path: &Path, group: &MemoryGroup, never: &[u32]) -> Result<(), BenchError> {
+    fn ring(&mut self, path: &Path, machine: &Machine, never: &[u32]) -> Result<(), BenchError> {
         let ring = LocalRing::builder()
             .model(path)
             .measured()
@@ -86,7 +88,7 @@ impl UnderLimit {
             .arg(THREADS.to_string())
             .arg("--context")
             .arg("512")
-            .start_in(group);
+            .start_on(machine);
         self.predicted.push(predicted(&ring)?);
         let address = ring.address();
         let client = Client::of(ring, never);

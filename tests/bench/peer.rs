@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use prima_tests::assets;
-use prima_tests::memory_group::MemoryGroup;
+use prima_tests::machine::Machine;
 
 use crate::error::BenchError;
 
@@ -59,7 +59,7 @@ pub fn tokens_per_second(
 
 /// As [`tokens_per_second`], of `decode` tokens inside of `group`, with weights in its map as they are.
 pub fn tokens_per_second_in(
-    group: &MemoryGroup,
+    machine: &Machine,
     binary: &Path,
     model: &Path,
     threads: usize,
@@ -67,7 +67,7 @@ pub fn tokens_per_second_in(
 ) -> Result<f64, BenchError> {
     let mut command = command(binary, model, threads, 0, decode);
     command.args(["--load-mode", "mmap", "--repack", "0"]);
-    rate(&mut group.enter(command))
+    rate(&mut machine.enter(command))
 }
 
 fn command(binary: &Path, model: &Path, threads: usize, prefill: usize, decode: usize) -> Command {

@@ -5,7 +5,19 @@
 pub mod assets;
 pub mod http;
 pub mod local_ring;
-pub mod memory_group;
+pub mod machine;
+pub mod machine_ring;
 pub mod one_process;
 pub mod oracle;
+pub mod process;
 pub mod python;
+
+use std::net::SocketAddr;
+
+/// A ring that serves.
+pub trait Endpoint {
+    /// Where it serves HTTP.
+    fn address(&self) -> SocketAddr;
+    /// The name that requests give.
+    fn model(&self) -> &str;
+}

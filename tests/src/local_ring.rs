@@ -5,19 +5,18 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::thread;
+use std::time::Instant;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::memory_group::MemoryGroup;
-use crate::{assets, http};
+use crate::machine::Machine;
+use crate::process::{DEADLINE, Ended, POLL_INTERVAL, Process, built_binary, send_signal};
+use crate::{Endpoint, assets, http};
 
 /// Arguments of `prima run`.
 #[derive(Default)]
@@ -41,17 +40,6 @@ pub struct Member {
     pub pid: u32,
 }
 
-/// How `prima run` ended and what it had written.
-#[derive(Debug)]
-pub struct Ended {
-    pub status: ExitStatus,
-    pub stdout: String,
-    pub stderr: String,
-}
-
-/// How long a ring may take to serve, or to end. Far more than it does take; only a ring that hangs gets there.
-const DEADLINE: Duration = Duration::from_secs(120);
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The last line that `prima run` prints when its ring serves.
 const READY: &str = "Ctrl-C stops the ring.";
 
@@ -91,9 +79,9 @@ impl LocalRingBuilder {
         LocalRing::serving(Process::spawn(self.command()))
     }
 
-    /// As [`start`](Self::start), inside of `group`.
-    pub fn start_in(self, group: &MemoryGroup) -> LocalRing {
-        LocalRing::serving(Process::spawn(group.enter(self.command())))
+    /// As [`start`](Self::start), on `machine`.
+    pub fn start_on(self, machine: &Machine) -> LocalRing {
+        LocalRing::serving(Process::spawn(machine.enter(self.command())))
     }
 
     /// Runs `prima` where it is expected to end by itself, and waits for that.
@@ -136,21 +124,11 @@ impl LocalRing {
         let (_, rest) = printed.split_once("http://").expect("the endpoint");
         let address = rest.split('/').next().and_then(|it| it.parse().ok());
         LocalRing {
-            members: agents_of(prima.child.id()),
+            members: agents_of(prima.id()),
             address: address.expect("the endpoint's address"),
             model: model.trim().to_owned(),
             prima,
         }
-    }
-
-    /// Where the HTTP endpoint listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// The name that requests give.
-    pub fn model(&self) -> &str {
-        &self.model
     }
 
     /// In ring order.
@@ -194,7 +172,7 @@ impl LocalRing {
 
     /// Sends `signal` to `prima`, and waits until it has ended.
     pub fn end_by(mut self, signal: Signal) -> Ended {
-        send_signal(self.prima.child.id(), signal);
+        send_signal(self.prima.id(), signal);
         self.prima.wait()
     }
 
@@ -221,6 +199,16 @@ impl LocalRing {
     }
 }
 
+impl Endpoint for LocalRing {
+    fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn model(&self) -> &str {
+        &self.model
+    }
+}
+
 /// Panics with what is left, if a member's process is.
 pub fn assert_none_left(members: &[Member]) {
     // The kernel may still be taking a killed process apart.
@@ -236,117 +224,6 @@ pub fn assert_none_left(members: &[Member]) {
 /// The model of `make run`.
 pub fn smollm2() -> PathBuf {
     assets::path("models/SmolLM2-135M-Instruct-Q4_1.gguf").expect("the model of `make run`")
-}
-
-pub fn send_signal(pid: u32, signal: Signal) {
-    let pid = Pid::from_raw(pid as i32).expect("a process id");
-    kill_process(pid, signal).expect("send a signal");
-}
-
-/// A program that cargo built: it lies beside the benchmark that runs, or one folder above the test that runs.
-pub fn built_binary(name: &str) -> PathBuf {
-    let own = std::env::current_exe().expect("own path");
-    let folder = own.parent().expect("own folder");
-    let folder = match folder.ends_with("deps") {
-        true => folder.parent().expect("target folder"),
-        false => folder,
-    };
-    let binary = folder.join(name);
-    assert!(
-        binary.is_file(),
-        "{} is not there: run the tests with --workspace, so that cargo builds it",
-        binary.display()
-    );
-    binary
-}
-
-/// A child whose output is collected while it runs.
-struct Process {
-    child: Child,
-    stdout: Arc<Mutex<String>>,
-    stderr: Arc<Mutex<String>>,
-    readers: Vec<JoinHandle<()>>,
-}
-
-impl Process {
-    fn spawn(mut command: Command) -> Self {
-        let mut child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
-        let (stdout, stderr) = (Arc::default(), Arc::default());
-        let readers = vec![
-            collect(child.stdout.take().expect("stdout"), &stdout),
-            collect(child.stderr.take().expect("stderr"), &stderr),
-        ];
-        Self {
-            child,
-            stdout,
-            stderr,
-            readers,
-        }
-    }
-
-    fn wait_for_output(&mut self, text: &str) {
-        let deadline = Instant::now() + DEADLINE;
-        while !self.stdout.lock().unwrap().contains(text) {
-            let ended = self.child.try_wait().expect("wait for a child");
-            assert!(
-                ended.is_none() && Instant::now() < deadline,
-                "no {text:?} from a process that {}:\n{}",
-                ended.map_or("hangs".into(), |status| format!("ended with {status}")),
-                self.stderr.lock().unwrap(),
-            );
-            thread::sleep(POLL_INTERVAL);
-        }
-    }
-
-    fn wait(&mut self) -> Ended {
-        let deadline = Instant::now() + DEADLINE;
-        let status = loop {
-            if let Some(status) = self.child.try_wait().expect("wait for a child") {
-                break status;
-            }
-            assert!(
-                Instant::now() < deadline,
-                "still running after {DEADLINE:?}:\n{}",
-                self.stderr.lock().unwrap(),
-            );
-            thread::sleep(POLL_INTERVAL);
-        };
-        for reader in self.readers.drain(..) {
-            reader.join().expect("a reader that did not panic");
-        }
-        Ended {
-            status,
-            stdout: std::mem::take(&mut self.stdout.lock().unwrap()),
-            stderr: std::mem::take(&mut self.stderr.lock().unwrap()),
-        }
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // Both fail only where it has ended already. A killed `prima` takes its agents along.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        if thread::panicking() {
-            eprintln!("the ring wrote:\n{}", self.stderr.lock().unwrap());
-        }
-    }
-}
-
-fn collect(mut from: impl Read + Send + 'static, into: &Arc<Mutex<String>>) -> JoinHandle<()> {
-    let into = into.clone();
-    thread::spawn(move || {
-        let mut buffer = [0; 4096];
-        while let Ok(count @ 1..) = from.read(&mut buffer) {
-            let text = String::from_utf8_lossy(&buffer[..count]);
-            into.lock().unwrap().push_str(&text);
-        }
-    })
 }
 
 /// The agents that `parent` started, by rank: they are called m0, m1, and so on.

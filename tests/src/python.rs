@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use crate::Endpoint;
 use crate::assets;
 use crate::local_ring::LocalRing;
 

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::node_profile::{NodeProfile, NodeProfileStatus};
 use prima_crds::v1alpha1::ring_plan::RingPlan;
-use prima_tests::local_ring::{LocalRing, built_binary, smollm2};
+use prima_tests::local_ring::{LocalRing, smollm2};
+use prima_tests::process::built_binary;
 use tempfile::TempDir;
 
 /// Every weight format that the engine runs.

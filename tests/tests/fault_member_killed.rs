@@ -1,8 +1,10 @@
 //! A member that dies or hangs in mid-stream: the client is told which one within the ring's deadlines (`http`'s is
 //! longer), `prima run` ends with an error that says so where it died, and nothing hangs or stays behind.
 
+use prima_tests::Endpoint;
 use prima_tests::http::{self, EventStream};
-use prima_tests::local_ring::{LocalRing, Member, assert_none_left, send_signal, smollm2};
+use prima_tests::local_ring::{LocalRing, Member, assert_none_left, smollm2};
+use prima_tests::process::send_signal;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 

@@ -5,9 +5,10 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use prima_tests::Endpoint;
 use prima_tests::http;
 use prima_tests::local_ring::{LocalRing, smollm2};
-use prima_tests::memory_group::{MemoryGroup, cold_copy};
+use prima_tests::machine::{Limits, Machine, cold_copy};
 
 const MB: u64 = 1 << 20;
 const LIMIT: u64 = 320 * MB;
@@ -15,21 +16,21 @@ const PROMPT: &str = "Once upon a time";
 
 #[test]
 fn weights_make_room_within_seconds_and_answers_stay_the_same() {
-    let group = MemoryGroup::new("short", LIMIT).unwrap();
-    // Other tests may have the model in memory, where it would not count in this group.
-    let folder = tempfile::tempdir().unwrap();
+    let machine = Machine::new("short", &Limits::of_memory(LIMIT), &smollm2()).unwrap();
+    // Other tests may have the model in memory, where it would not count on this machine.
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let model = cold_copy(&smollm2(), folder.path()).unwrap();
     let ring = LocalRing::builder()
         .model(&model)
         .members(1)
         .arg("--context")
         .arg("512")
-        .start_in(&group);
+        .start_on(&machine);
     let answer = ring.complete(PROMPT, 24);
     assert_eq!(metric(&ring, "prima_member_streamed_weight_bytes"), 0.0);
 
     // Leaves less than the model's 98 MB and what the ring's processes take besides.
-    let other = Other::takes(&group, LIMIT - 110 * MB);
+    let other = Other::takes(&machine, LIMIT - 110 * MB);
     // Members tell what they stream with every token.
     let streams = || {
         assert_eq!(ring.complete(PROMPT, 24), answer);
@@ -59,11 +60,11 @@ fn metric(ring: &LocalRing, name: &str) -> f64 {
 struct Other(Child);
 
 impl Other {
-    fn takes(group: &MemoryGroup, bytes: u64) -> Other {
+    fn takes(machine: &Machine, bytes: u64) -> Other {
         let mut python = Command::new("python3");
         let script = format!("import time; taken = b'x' * {bytes}; time.sleep(600)");
         python.args(["-c", &script]);
-        let mut inside = group.enter(python);
+        let mut inside = machine.enter(python);
         Other(inside.stdin(Stdio::null()).spawn().unwrap())
     }
 }

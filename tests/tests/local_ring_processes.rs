@@ -3,10 +3,10 @@
 use std::fs;
 use std::net::TcpListener;
 
+use prima_tests::Endpoint;
 use prima_tests::http;
-use prima_tests::local_ring::{
-    LocalRing, LocalRingBuilder, assert_none_left, send_signal, smollm2,
-};
+use prima_tests::local_ring::{LocalRing, LocalRingBuilder, assert_none_left, smollm2};
+use prima_tests::process::send_signal;
 use rustix::process::Signal;
 use serde_json::json;
 

@@ -133,6 +133,10 @@ pub struct DiskProfile {
     pub sequential_read_bytes_per_second: i64,
     /// Single pages of 4 KiB in random order, without read-ahead.
     pub random_read_bytes_per_second: i64,
+    /// Of the sequential rate, while all threads compute with weights in memory.
+    pub read_while_computing_percent: i32,
+    /// Of the threads' decode rate, while the disk is read in order.
+    pub compute_while_reading_percent: i32,
     /// Why the figures may be too high: what was read did not all come from the disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub caveat: Option<String>,
@@ -294,6 +298,18 @@ impl NodeProfile {
             1000,
             MAX_RATE,
         )?;
+        for (name, percent) in [
+            (
+                "readWhileComputingPercent",
+                disk.read_while_computing_percent,
+            ),
+            (
+                "computeWhileReadingPercent",
+                disk.compute_while_reading_percent,
+            ),
+        ] {
+            bounded(&format!("status.disk.{name}"), percent.into(), 1, 100)?;
+        }
         for (i, gpu) in gpus.iter().enumerate() {
             let path = format!("status.gpus[{i}]");
             let measured = match (&gpu.measured, &gpu.unusable) {

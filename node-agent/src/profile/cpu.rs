@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::f16;
 use prima_crds::v1alpha1::node_profile::Throughput;
@@ -108,6 +109,24 @@ pub fn throughput(
     let weights = prefill_bytes / format.block_bytes() * format.block_len();
     let flop = 2.0 * (weights * POSITIONS) as f64;
     Ok(rates(format, (decode_bytes, &decode), (flop, &prefill)))
+}
+
+/// A millisecond or more of one position's products with weights of Q4_K, which people use most.
+///
+/// # Errors
+/// None: the engine runs the format.
+pub fn some_work<'a>(
+    pool: &'a ThreadPool,
+    weights: &'a Weights,
+) -> Result<impl Fn() + Sync + 'a, MatrixError> {
+    let turns = Turns::new(weights, GgmlType::Q4K, DECODE_ROWS)?;
+    let x = vec![0.5; COLUMNS];
+    let turn = AtomicUsize::new(0);
+    Ok(move || {
+        let matrix = turns.matrices[turn.fetch_add(1, Ordering::Relaxed) % turns.matrices.len()];
+        let mut out = vec![0.0; turns.rows];
+        kernels::matmul(pool, &x, 1, &mut [(matrix, &mut out)]);
+    })
 }
 
 /// What `format` reaches: so many bytes in each of one position's samples, so many operations in each of many positions'.

@@ -9,7 +9,10 @@ use std::fs::{self, File};
 use std::hint::black_box;
 use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::node_profile::DiskProfile;
@@ -62,11 +65,16 @@ pub enum DiskError {
 const MAX_BYTES: u64 = 256 << 20;
 const MIN_BYTES: u64 = 16 << 20;
 
-/// Measures the disk of `models`, a folder or a GGUF file, with all threads of the pool.
+/// Measures the disk of `models`, a folder or a GGUF file, with all threads of the pool; `compute` is a millisecond or more of
+/// their work with weights in memory.
 ///
 /// # Errors
 /// A path that is not there, a folder that can neither be written to nor holds a model, a file that is too small.
-pub fn measure(models: &Path, pool: &ThreadPool) -> Result<DiskProfile, DiskError> {
+pub fn measure(
+    models: &Path,
+    pool: &ThreadPool,
+    compute: &(dyn Fn() + Sync),
+) -> Result<DiskProfile, DiskError> {
     let metadata = fs::metadata(models).map_err(|source| DiskError::Models {
         path: models.to_owned(),
         source,
@@ -76,11 +84,14 @@ pub fn measure(models: &Path, pool: &ThreadPool) -> Result<DiskProfile, DiskErro
         false => Subject::existing(models)?,
     };
     let sequential = subject.sequential()?;
+    let both = subject.while_computing(&sequential, compute)?;
     let random = subject.random(pool)?;
     Ok(DiskProfile {
         path: folder(models).display().to_string(),
         sequential_read_bytes_per_second: sequential.rate as i64,
-        random_read_bytes_per_second: random.rate as i64,
+        random_read_bytes_per_second: random as i64,
+        read_while_computing_percent: both.read_percent,
+        compute_while_reading_percent: both.compute_percent,
         caveat: sequential.caveat(),
     })
 }
@@ -104,11 +115,19 @@ struct Subject {
     bytes: usize,
 }
 
-/// Read rates, and how much came from the disk.
-struct Reading {
+/// Bytes a second, and how much came from the disk.
+struct Sequential {
     rate: f64,
     /// Of the bytes that were read; `None` where the kernel does not say.
     from_disk: Option<f64>,
+    /// Of one run.
+    bytes: u64,
+}
+
+/// Both at once, each beside what it reaches alone.
+struct Together {
+    read_percent: i32,
+    compute_percent: i32,
 }
 
 const PIECE: usize = 1 << 20;
@@ -116,6 +135,7 @@ const PAGE: usize = 4096;
 /// Runs stop after so long, each and all together.
 const RUN_LIMIT: Duration = Duration::from_secs(2);
 const ALL_LIMIT: Duration = Duration::from_secs(3);
+const COMPUTE_ALONE: Duration = Duration::from_millis(100);
 const RANDOM_LIMIT: Duration = Duration::from_secs(1);
 const WRITE_LIMIT: Duration = Duration::from_secs(3);
 
@@ -195,17 +215,15 @@ impl Subject {
     }
 
     /// In the order of the file, as weights are streamed: the median of up to three runs.
-    fn sequential(&self) -> Result<Reading, DiskError> {
+    fn sequential(&self) -> Result<Sequential, DiskError> {
         let begun = Instant::now();
         let (mut seconds_per_byte, mut read, mut from_disk) = (Vec::new(), 0, Some(0));
         // A slow disk is not asked for all of it.
         let mut bytes = MIN_BYTES.min(self.bytes as u64);
         while seconds_per_byte.len() < 3 && begun.elapsed() < ALL_LIMIT {
-            self.drop_pages()?;
             let before = bytes_from_disk();
             let start = Instant::now();
-            let rate = streaming_rate(&self.open_again, bytes)
-                .map_err(|source| DiskError::Engine(Box::new(source)))?;
+            let rate = self.stream(bytes)?;
             let growth = sum_of_growth(Some(0), before, bytes_from_disk());
             if bytes < self.bytes as u64 && start.elapsed() < RUN_LIMIT / 8 {
                 bytes = (bytes * 8).min(self.bytes as u64);
@@ -217,14 +235,58 @@ impl Subject {
                 .zip(growth)
                 .map(|(sum, more): (u64, u64)| sum + more);
         }
-        Ok(Reading {
+        Ok(Sequential {
             rate: 1.0 / seconds_median(seconds_per_byte),
             from_disk: from_disk.map(|bytes| bytes as f64 / read as f64),
+            bytes,
         })
     }
 
+    /// Streams and computes, alone and both at once in turns: what each keeps of its rate, the median of three runs.
+    fn while_computing(
+        &self,
+        sequential: &Sequential,
+        compute: &(dyn Fn() + Sync),
+    ) -> Result<Together, DiskError> {
+        let (mut read, mut computed) = (Vec::new(), Vec::new());
+        let begun = Instant::now();
+        while read.len() < 3 && begun.elapsed() < ALL_LIMIT {
+            let alone = repetitions(compute, |start| start.elapsed() > COMPUTE_ALONE);
+            let read_alone = self.stream(sequential.bytes)?;
+            let done = AtomicBool::new(false);
+            let (both, read_both) = thread::scope(|scope| {
+                let computing =
+                    scope.spawn(|| repetitions(compute, |_| done.load(Ordering::Relaxed)));
+                let read_both = self.stream(sequential.bytes);
+                done.store(true, Ordering::Relaxed);
+                // A panic of the kernels is one of this thread.
+                let both = computing
+                    .join()
+                    .unwrap_or_else(|panic| resume_unwind(panic));
+                (both, read_both)
+            });
+            computed.push(both / alone);
+            read.push(read_both? / read_alone);
+        }
+        let percent = |shares: Vec<f64>| {
+            let median = Samples::from(shares).median();
+            (100.0 * median).round().clamp(1.0, 100.0) as i32
+        };
+        Ok(Together {
+            read_percent: percent(read),
+            compute_percent: percent(computed),
+        })
+    }
+
+    /// Bytes a second at which the first `bytes` stream, none of them in the page cache before.
+    fn stream(&self, bytes: u64) -> Result<f64, DiskError> {
+        self.drop_pages()?;
+        streaming_rate(&self.open_again, bytes)
+            .map_err(|source| DiskError::Engine(Box::new(source)))
+    }
+
     /// Single pages in random order, each once, without read-ahead.
-    fn random(&self, pool: &ThreadPool) -> Result<Reading, DiskError> {
+    fn random(&self, pool: &ThreadPool) -> Result<f64, DiskError> {
         let map = self.cold()?;
         map.expect_random_reads(0..self.bytes as u64)
             .map_err(|source| DiskError::Engine(Box::new(source)))?;
@@ -234,7 +296,6 @@ impl Subject {
             // Fisher and Yates.
             pages.swap(last, (random.next() % (last as u64 + 1)) as usize);
         }
-        let before = bytes_from_disk();
         let start = Instant::now();
         let mut read = 0;
         // Few at a time: a hard disk reads a hundred pages a second.
@@ -247,12 +308,7 @@ impl Subject {
                 break;
             }
         }
-        let seconds = start.elapsed().as_secs_f64();
-        let from_disk = sum_of_growth(Some(0), before, bytes_from_disk());
-        Ok(Reading {
-            rate: read as f64 / seconds.max(1e-9),
-            from_disk: from_disk.map(|bytes| bytes as f64 / read as f64),
-        })
+        Ok(read as f64 / start.elapsed().as_secs_f64().max(1e-9))
     }
 
     /// A map of the file, whose pages are not in memory.
@@ -271,7 +327,7 @@ impl Subject {
     }
 }
 
-impl Reading {
+impl Sequential {
     fn caveat(&self) -> Option<String> {
         match self.from_disk {
             Some(share) if share >= 0.9 => None,
@@ -280,6 +336,19 @@ impl Reading {
                 (1.0 - share) * 100.0
             )),
             None => Some("the system does not say how much came from the disk".to_owned()),
+        }
+    }
+}
+
+/// How often `work` is done in a second, until `done` says so.
+fn repetitions(work: &dyn Fn(), done: impl Fn(Instant) -> bool) -> f64 {
+    let start = Instant::now();
+    let mut count = 0;
+    loop {
+        work();
+        count += 1;
+        if done(start) {
+            return f64::from(count) / start.elapsed().as_secs_f64();
         }
     }
 }
@@ -342,6 +411,8 @@ mod tests {
     use super::*;
     use prima_engine::kernels::Level;
 
+    const PIECE_OF_WORK: Duration = Duration::from_millis(1);
+
     fn pool() -> ThreadPool {
         ThreadPool::new(2, Level::SCALAR).unwrap()
     }
@@ -350,7 +421,7 @@ mod tests {
     fn a_folder_is_measured_and_left_as_it_was() {
         // Beside the build, which lies on a disk wherever it is built.
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-        let disk = measure(folder.path(), &pool()).unwrap();
+        let disk = measure(folder.path(), &pool(), &|| thread::sleep(PIECE_OF_WORK)).unwrap();
         assert!(
             disk.sequential_read_bytes_per_second > 0 && disk.random_read_bytes_per_second > 0,
             "{disk:?}"
@@ -364,7 +435,7 @@ mod tests {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let path = folder.path().join("model.gguf");
         fs::write(&path, vec![1; MIN_BYTES as usize]).unwrap();
-        let disk = measure(&path, &pool()).unwrap();
+        let disk = measure(&path, &pool(), &|| thread::sleep(PIECE_OF_WORK)).unwrap();
         let caveat = disk.caveat.expect("a caveat");
         assert!(caveat.contains("100 %"), "{caveat}");
         assert_eq!(Path::new(&disk.path), folder.path());
@@ -374,12 +445,12 @@ mod tests {
     fn what_cannot_be_measured_is_named_with_what_to_do() {
         let folder = tempfile::tempdir().unwrap();
         let missing = folder.path().join("none");
-        let error = measure(&missing, &pool()).unwrap_err();
+        let error = measure(&missing, &pool(), &|| ()).unwrap_err();
         assert!(matches!(error, DiskError::Models { .. }), "{error}");
         assert!(error.to_string().contains("none") && error.to_string().contains("--models"));
         let small = folder.path().join("small.gguf");
         fs::write(&small, "GGUF").unwrap();
-        let error = measure(&small, &pool()).unwrap_err();
+        let error = measure(&small, &pool(), &|| ()).unwrap_err();
         assert!(
             matches!(error, DiskError::Small { found: 4, .. }),
             "{error}"

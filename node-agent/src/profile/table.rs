@@ -45,10 +45,12 @@ pub fn show(name: &str, status: &NodeProfileStatus) -> String {
             rate(memory.kv_append_bytes_per_second, "B/s")
         ),
         format!(
-            "disk       {}: read at {} in order, {} page by page",
+            "disk       {}: read at {} in order, {} page by page; reading and computing at once reach {} and {} %",
             printable(&disk.path),
             rate(disk.sequential_read_bytes_per_second, "B/s"),
-            rate(disk.random_read_bytes_per_second, "B/s")
+            rate(disk.random_read_bytes_per_second, "B/s"),
+            disk.read_while_computing_percent,
+            disk.compute_while_reading_percent
         ),
     ];
     lines.extend(

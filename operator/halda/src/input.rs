@@ -59,10 +59,45 @@ pub struct Device {
     pub memory_rule: MemoryRule,
     /// `None`: weights that do not fit may not be streamed.
     pub disk_bytes_per_second: Option<f64>,
+    pub overlap: Overlap,
     pub cpu: LayerCost,
     /// Output head for one position, and the embedding.
     pub head_seconds: f64,
     pub gpu: Option<Gpu>,
+}
+
+/// How reading from disk and a device's own computing go together. Both at once, reading runs at the share d of its rate and
+/// computing at the share c.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Overlap {
+    /// Seconds of reading that are gained in each second of the work that computing alone takes: (c + d - 1) / c.
+    pub hidden: f64,
+    /// Seconds that computing loses for each second of reading behind it: (1 - c) / d.
+    pub slowdown: f64,
+}
+
+impl Overlap {
+    /// From c and d; what gains nothing is done one after the other.
+    pub fn new(compute: f64, read: f64) -> Self {
+        match compute + read > 1.0 {
+            true => Self {
+                hidden: (compute + read - 1.0) / compute,
+                slowdown: (1.0 - compute) / read,
+            },
+            false => Self {
+                hidden: 0.0,
+                slowdown: 1.0,
+            },
+        }
+    }
+
+    /// Seconds that `work` takes longer because of `reading` at the same time, both alone in seconds. Exact for two
+    /// activities at the rates c and d until one of them is done.
+    pub fn stall(self, work: f64, reading: f64) -> f64 {
+        (reading - self.hidden * work)
+            .max(self.slowdown * reading)
+            .max(0.0)
+    }
 }
 
 /// What happens to weights that do not fit.
@@ -405,6 +440,10 @@ fn device(
             None => MemoryRule::Overflow,
         },
         disk_bytes_per_second: disk_allowed.then_some(disk as f64),
+        overlap: Overlap::new(
+            f64::from(status.disk.compute_while_reading_percent) / 100.0,
+            f64::from(status.disk.read_while_computing_percent) / 100.0,
+        ),
         cpu,
         head_seconds,
         gpu,

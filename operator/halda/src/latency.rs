@@ -4,20 +4,24 @@
 //! with these differences. They are settled here and nowhere else:
 //!
 //! - The KV cache is never read from disk: it is memory of the process, so it must fit. Only weights overflow.
-//! - Reading from disk overlaps with other members' work. With D bytes for weights of which B are a read-ahead buffer, a member
-//!   short of o bytes streams S = o + B bytes per token, S/k in each of k rounds. Of a round's share it can read at most B
-//!   bytes ahead, and no more than the disk gives while the others work; for the rest it stalls. The best B leaves
+//! - Reading from disk overlaps with work: with other members' entirely, with the member's own as far as the machine was measured
+//!   to do both at once ([`Overlap`]: h seconds of reading are gained in a second of own work, which loses l for each that is
+//!   read behind it). With D bytes for weights of which B are a read-ahead buffer, a member short of o bytes streams S = o + B
+//!   bytes per token, S/k in each of k rounds. Of a round's share it can read at most B bytes ahead, and no more than the disk
+//!   gives while the others work. The rest, q seconds of reading, goes on during its own work and stalls it by
+//!   z = max(q - h busy/k, l q). The best B leaves
 //!
-//!       z(C) = max(0, (o - (k-1) D) / (k s), o/s - (k-1) (C - busy/k))
+//!       z(C) = max(0, q - h busy/k, l q,                with q = (o - (k-1) D) / (k s), what there is no room for,
+//!                     r - h busy, l r / (k - l (k-1)))  with r = o/s - (k-1) (C - busy/k), what there is no time for
 //!
 //!   seconds of stall per round, where s is the disk, C the time of a round and busy the member's own work for a token. With
-//!   one round nothing is hidden: z = o/s, equation 15. C = sum of (busy/k + z(C) + hop) over the members has one solution,
-//!   because z falls as C grows, and a token takes k C.
+//!   one round, h = 0 and l = 1 this is equation 15: z = o/s. C = sum of (busy/k + z(C) + hop) over the members has one
+//!   solution, because z falls as C grows, and a token takes k C.
 //! - A prompt is computed in chunks, one behind the other: the first takes as long as all members together, and every further
-//!   one as long as the slowest member. A member reads its overflow once per chunk.
+//!   one as long as the slowest member. A member reads its overflow once per chunk, overlapped with its own work alike.
 //! - A hop costs latency and payload, for every member in every round, unless the ring has one member.
 
-use crate::input::{Device, Gpu, MemoryRule, PlanningInput};
+use crate::input::{Device, Gpu, MemoryRule, Overlap, PlanningInput};
 
 /// Who runs what. `shares` has one entry per device of the input.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -247,11 +251,14 @@ fn memory(
             missing_bytes: overflow,
         });
     };
-    member.overflow_bytes = match device.memory_rule {
-        MemoryRule::Overflow => overflow,
-        MemoryRule::AllOrNothing => weights,
+    (member.overflow_bytes, member.chunk_seconds) = match device.memory_rule {
+        MemoryRule::Overflow => {
+            let work = member.chunk_seconds;
+            let stall = device.overlap.stall(work, overflow / disk);
+            (overflow, work + stall)
+        }
+        MemoryRule::AllOrNothing => (weights, member.chunk_seconds + weights / disk),
     };
-    member.chunk_seconds += member.overflow_bytes / disk;
     Ok(())
 }
 
@@ -294,10 +301,15 @@ fn stall(device: &Device, member: &MemberLatency, rounds: f64, cycle: f64) -> f6
     match device.memory_rule {
         MemoryRule::AllOrNothing => overflow / (rounds * disk),
         MemoryRule::Overflow => {
-            let by_room = (overflow - (rounds - 1.0) * member.weight_room_bytes) / (rounds * disk);
+            let busy = member.busy_seconds();
+            let later = rounds - 1.0;
+            let no_room = (overflow - later * member.weight_room_bytes) / (rounds * disk);
+            let by_room = device.overlap.stall(busy / rounds, no_room);
+            let no_time = overflow / disk - later * (cycle - busy / rounds);
+            let Overlap { hidden, slowdown } = device.overlap;
             let by_time =
-                overflow / disk - (rounds - 1.0) * (cycle - member.busy_seconds() / rounds);
-            by_room.max(by_time).max(0.0)
+                (no_time - hidden * busy).max(slowdown * no_time / (rounds - slowdown * later));
+            by_room.max(by_time)
         }
     }
 }

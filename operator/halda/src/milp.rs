@@ -153,6 +153,7 @@ fn build(program: &Program<'_>, cuts: &[Vec<usize>]) -> (RowProblem, Columns) {
             memory_bytes,
             memory_rule,
             disk_bytes_per_second,
+            overlap,
             cpu,
             head_seconds,
             gpu,
@@ -253,14 +254,32 @@ fn build(program: &Program<'_>, cuts: &[Vec<usize>]) -> (RowProblem, Columns) {
                     own.into_iter()
                         .chain([(ahead, 1.0), (cycle, -disk), (z, disk)]),
                 );
-                // What was not read ahead is waited for.
+                // What was not read ahead is waited for, but for what passes behind own work.
+                let rest = [(ahead, 1.0), (o, -1.0 / k), (buffer, -1.0 / k)];
+                let gained = terms(&busy, overlap.hidden * disk / k);
                 row(
                     &mut rows,
-                    0.0..=0.0,
-                    [(z, disk), (ahead, 1.0), (o, -1.0 / k), (buffer, -1.0 / k)],
+                    0.0..,
+                    rest.into_iter().chain([(z, disk)]).chain(gained),
                 );
+                let slowed = terms(&rest, overlap.slowdown);
+                row(&mut rows, 0.0.., slowed.into_iter().chain([(z, disk)]));
                 cycle_terms.push((z, 1.0));
-                stage.push((o, 1.0 / disk));
+                let chunk_stall = rows.add_column(0.0, 0.0..);
+                let gained = terms(&stage, overlap.hidden);
+                row(
+                    &mut rows,
+                    0.0..,
+                    gained
+                        .into_iter()
+                        .chain([(chunk_stall, 1.0), (o, -1.0 / disk)]),
+                );
+                row(
+                    &mut rows,
+                    0.0..,
+                    [(chunk_stall, 1.0), (o, -overlap.slowdown / disk)],
+                );
+                stage.push((chunk_stall, 1.0));
             }
             (Some(disk), MemoryRule::AllOrNothing) => {
                 let disk = disk * units / ms;

@@ -13,21 +13,11 @@ pub fn cheapest(input: &PlanningInput, ring: &[usize], rounds: usize) -> Vec<usi
         let answer = input.workload.answer_tokens as f64;
         rounds as f64 * (answer * hop.decode_seconds + hop.chunk_seconds)
     };
-    if ring.len() <= 3 && symmetric(input, ring) {
-        return ring.to_vec();
-    }
     match ring.len() {
         0..=2 => ring.to_vec(),
         3..=EXACT => held_karp(ring, cost),
         _ => two_opt(ring, cost),
     }
-}
-
-fn symmetric(input: &PlanningInput, ring: &[usize]) -> bool {
-    ring.iter().all(|&a| {
-        ring.iter()
-            .all(|&b| input.hops[a][b].decode_seconds == input.hops[b][a].decode_seconds)
-    })
 }
 
 fn held_karp(ring: &[usize], cost: impl Fn(usize, usize) -> f64) -> Vec<usize> {

@@ -50,7 +50,8 @@ pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
     }
 
     // Every number of rounds has a bound; the most promising is solved first, the hopeless never.
-    let ordered = links_differ(input) && input.devices.len() <= order::EXACT;
+    let differ = links_differ(input);
+    let ordered = differ && input.devices.len() <= order::EXACT;
     let rounds: Vec<usize> = match input.rounds {
         Some(rounds) => vec![rounds],
         None => (1..=input.model.layers.min(MOST_ROUNDS)).collect(),
@@ -83,7 +84,10 @@ pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
         match milp::solve(&program(rounds, &best, false)) {
             Outcome::Solved(solution) => {
                 bound = bound.min(solution.bound_seconds.max(lower));
-                let ring = order::cheapest(input, &solution.ring, rounds);
+                let ring = match differ && !ordered {
+                    true => order::cheapest(input, &solution.ring, rounds),
+                    false => solution.ring,
+                };
                 if let Some(found) = evaluate(input, rounds, ring, solution.shares)
                     && found.seconds < known
                 {

@@ -1,7 +1,9 @@
 //! The production solver against all that there is: on thousands of small random instances, nothing that enumeration finds
 //! is better, and neither is the paper's own algorithm under the same latency model.
 
-use prima_halda::input::{Device, Gpu, Hop, LayerCost, MemoryRule, Model, PlanningInput, Workload};
+use prima_halda::input::{
+    Device, Gpu, Hop, LayerCost, MemoryRule, Model, Overlap, PlanningInput, Workload,
+};
 use prima_halda::latency::{Assignment, Share, predict, request_seconds};
 use prima_halda::reference;
 use prima_halda::search::{Effort, search};
@@ -70,6 +72,11 @@ fn instance(seed: u64) -> PlanningInput {
                     false => MemoryRule::Overflow,
                 },
                 disk_bytes_per_second: (random.below(6) > 0).then(|| random.log(5e7, 7e9)),
+                overlap: match random.below(3) {
+                    0 => Overlap::new(0.5, 0.5),
+                    1 => Overlap::new(1.0, 1.0),
+                    _ => Overlap::new(0.3 + 0.7 * random.unit(), 0.3 + 0.7 * random.unit()),
+                },
                 cpu: LayerCost {
                     decode_seconds: decode,
                     prefill_seconds: decode / random.log(2.0, 40.0),

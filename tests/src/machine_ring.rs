@@ -1,0 +1,175 @@
+//! A ring of machines as in a cluster: each measures itself, one plan is made from what they measured, and on each an agent serves
+//! its part of the plan. The machines are [`Machine`]s of this one, with a copy of the model each.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::Instant;
+
+use prima_crds::v1alpha1::node_profile::{LinkProfile, NodeProfile};
+use prima_crds::v1alpha1::ring_plan::RingPlan;
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::machine::Machine;
+use crate::process::{DEADLINE, POLL_INTERVAL, Process, built_binary, send_signal};
+use crate::{Endpoint, http};
+
+/// A ring that serves.
+pub struct MachineRing {
+    /// In ring order.
+    agents: Vec<Process>,
+    address: SocketAddr,
+    model: String,
+    /// The plan's files.
+    _folder: TempDir,
+}
+
+/// A machine and its copy of the model.
+pub struct Node<'a> {
+    pub machine: &'a Machine,
+    pub model: PathBuf,
+}
+
+/// A plan and what it predicts.
+pub struct Planned {
+    pub plan: RingPlan,
+    pub tokens_per_second: f64,
+}
+
+impl Node<'_> {
+    /// What `prima-node-agent profile` measures there, now. Panics with what it wrote if it fails.
+    pub fn profile(&self) -> NodeProfile {
+        let mut command = Command::new(built_binary("prima-node-agent"));
+        command
+            .args(["profile", "--fresh", "--output", "yaml", "--models"])
+            .arg(&self.model);
+        let ended = Process::spawn(self.machine.enter(command)).wait();
+        assert!(ended.status.success(), "{ended:#?}");
+        NodeProfile::from_yaml("profile", &ended.stdout).expect("a profile")
+    }
+}
+
+/// What `prima plan` makes of `profiles`, each of which takes part, as machines `m0`, `m1`, ...; they reach each other as each reaches
+/// itself. Panics with what it wrote if it fails.
+pub fn plan(model: &Path, profiles: Vec<NodeProfile>, arguments: &[&str]) -> Planned {
+    let name = |index: usize| format!("m{index}");
+    let count = profiles.len();
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = Command::new(built_binary("prima"));
+    command
+        .args(["plan", "--all", "--output", "json"])
+        .args(arguments)
+        .arg("--model")
+        .arg(model)
+        .arg("--profiles");
+    for (index, mut profile) in profiles.into_iter().enumerate() {
+        profile.metadata.name = Some(name(index));
+        let status = profile.status.as_mut().expect("a status");
+        let link = status.links.pop().expect("the link to itself");
+        status.links = (0..count)
+            .filter(|&other| other != index)
+            .map(|other| LinkProfile {
+                to: name(other),
+                ..link.clone()
+            })
+            .collect();
+        let file = folder.path().join(format!("{index}.yaml"));
+        let yaml = serde_saphyr::to_string(&profile).expect("YAML");
+        std::fs::write(&file, yaml).expect("write a profile");
+        command.arg(file);
+    }
+    let ended = Process::spawn(command).wait();
+    assert!(ended.status.success(), "{ended:#?}");
+    let mut both: Value = serde_json::from_str(&ended.stdout).expect("JSON");
+    let milliseconds = both.pointer("/report/tpotMilliseconds");
+    Planned {
+        tokens_per_second: 1e3 / milliseconds.and_then(Value::as_f64).expect("a prediction"),
+        plan: serde_json::from_value(both["ringPlan"].take()).expect("a RingPlan"),
+    }
+}
+
+impl MachineRing {
+    /// Starts the agent of every member of `plan` on its node (`m0` on the first, and so on) with further `arguments`, and waits until a
+    /// token went round. Panics with what an agent wrote if it ends before that.
+    pub fn start(mut plan: RingPlan, nodes: &[Node<'_>], arguments: &[&str]) -> MachineRing {
+        for member in &mut plan.spec.members {
+            member.address = free_port().to_string();
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let address = free_port();
+        let model = plan.spec.model.name.clone();
+        let agents = plan.spec.members.iter().map(|member| {
+            let index: usize = member.name[1..].parse().expect("a number");
+            let mut own = plan.clone();
+            own.spec.model.file = nodes[index].model.display().to_string();
+            let file = folder.path().join(format!("{}.yaml", member.name));
+            std::fs::write(&file, serde_saphyr::to_string(&own).expect("YAML"))
+                .expect("write a plan");
+            let mut command = Command::new(built_binary("prima-node-agent"));
+            command
+                .args(["serve", "--member", &member.name, "--http"])
+                .arg(address.to_string())
+                .args(arguments)
+                .arg("--plan")
+                .arg(file)
+                .env_remove("PRIMA_API_KEY");
+            Process::spawn(nodes[index].machine.enter(command))
+        });
+        let mut ring = MachineRing {
+            agents: agents.collect(),
+            address,
+            model,
+            _folder: folder,
+        };
+        ring.wait();
+        ring
+    }
+
+    fn wait(&mut self) {
+        let begun = Instant::now();
+        while !http::get(self.address, "/health").is_ok_and(|health| health.status == 200) {
+            for agent in &mut self.agents {
+                agent.expect_running();
+            }
+            assert!(begun.elapsed() < 5 * DEADLINE, "the ring hangs");
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    /// The agents' process ids, in ring order.
+    pub fn pids(&self) -> Vec<u32> {
+        self.agents.iter().map(Process::id).collect()
+    }
+}
+
+impl Endpoint for MachineRing {
+    fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn model(&self) -> &str {
+        &self.model
+    }
+}
+
+impl Drop for MachineRing {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            return;
+        }
+        for agent in &mut self.agents {
+            send_signal(agent.id(), Signal::TERM);
+            agent.wait();
+        }
+    }
+}
+
+fn free_port() -> SocketAddr {
+    let bound =
+        || -> io::Result<SocketAddr> { TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr() };
+    bound().expect("a free port")
+}

@@ -1,0 +1,143 @@
+//! Programs that cargo built, as processes whose output is collected. One that is dropped is killed.
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How a program ended and what it had written.
+#[derive(Debug)]
+pub struct Ended {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// How long a ring may take to serve, or to end. Far more than it does take; only one that hangs gets there.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// A child whose output is collected while it runs.
+pub struct Process {
+    child: Child,
+    pub(crate) stdout: Arc<Mutex<String>>,
+    stderr: Arc<Mutex<String>>,
+    readers: Vec<JoinHandle<()>>,
+}
+
+impl Process {
+    pub(crate) fn spawn(mut command: Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
+        let (stdout, stderr) = (Arc::default(), Arc::default());
+        let readers = vec![
+            collect(child.stdout.take().expect("stdout"), &stdout),
+            collect(child.stderr.take().expect("stderr"), &stderr),
+        ];
+        Self {
+            child,
+            stdout,
+            stderr,
+            readers,
+        }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Panics with what it wrote if it has ended.
+    pub(crate) fn expect_running(&mut self) {
+        if let Some(status) = self.child.try_wait().expect("wait for a child") {
+            panic!("it ended with {status}:\n{}", self.stderr.lock().unwrap());
+        }
+    }
+
+    pub(crate) fn wait_for_output(&mut self, text: &str) {
+        let deadline = Instant::now() + DEADLINE;
+        while !self.stdout.lock().unwrap().contains(text) {
+            let ended = self.child.try_wait().expect("wait for a child");
+            assert!(
+                ended.is_none() && Instant::now() < deadline,
+                "no {text:?} from a process that {}:\n{}",
+                ended.map_or("hangs".into(), |status| format!("ended with {status}")),
+                self.stderr.lock().unwrap(),
+            );
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    pub(crate) fn wait(&mut self) -> Ended {
+        let deadline = Instant::now() + DEADLINE;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("wait for a child") {
+                break status;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "still running after {DEADLINE:?}:\n{}",
+                self.stderr.lock().unwrap(),
+            );
+            thread::sleep(POLL_INTERVAL);
+        };
+        for reader in self.readers.drain(..) {
+            reader.join().expect("a reader that did not panic");
+        }
+        Ended {
+            status,
+            stdout: std::mem::take(&mut self.stdout.lock().unwrap()),
+            stderr: std::mem::take(&mut self.stderr.lock().unwrap()),
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both fail only where it has ended already. A killed `prima` takes its agents along.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if thread::panicking() {
+            eprintln!("it wrote:\n{}", self.stderr.lock().unwrap());
+        }
+    }
+}
+
+fn collect(mut from: impl Read + Send + 'static, into: &Arc<Mutex<String>>) -> JoinHandle<()> {
+    let into = into.clone();
+    thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Ok(count @ 1..) = from.read(&mut buffer) {
+            let text = String::from_utf8_lossy(&buffer[..count]);
+            into.lock().unwrap().push_str(&text);
+        }
+    })
+}
+
+pub fn send_signal(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(pid as i32).expect("a process id");
+    kill_process(pid, signal).expect("send a signal");
+}
+
+/// A program that cargo built: it lies beside the benchmark that runs, or one folder above the test that runs.
+pub fn built_binary(name: &str) -> PathBuf {
+    let own = std::env::current_exe().expect("own path");
+    let folder = own.parent().expect("own folder");
+    let folder = match folder.ends_with("deps") {
+        true => folder.parent().expect("target folder"),
+        false => folder,
+    };
+    let binary = folder.join(name);
+    assert!(
+        binary.is_file(),
+        "{} is not there: run the tests with --workspace, so that cargo builds it",
+        binary.display()
+    );
+    binary
+}
