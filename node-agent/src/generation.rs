@@ -207,6 +207,8 @@ pub struct MemberStatus {
     /// Weights that are kept in memory now, and that are read for every token.
     pub resident_bytes: u64,
     pub streamed_bytes: u64,
+    /// What less memory is available on its machine than when it started, as a share of all memory: the paper's memory pressure.
+    pub memory_pressure: f64,
     /// What the plan expects to be read for every token, if it says so.
     pub planned_read_bytes: Option<u64>,
 }

@@ -7,6 +7,8 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
@@ -14,17 +16,22 @@ use std::time::Duration;
 use prima_crds::v1alpha1::node_profile::{DEFAULT_RESERVE_PERCENT, Os};
 use prima_engine::{Residency, ResidencyStatus};
 
-use crate::available_memory::{self, MemoryError};
+use crate::available_memory::{self, MemoryError, MemoryNow};
 use crate::process_stat;
 
 /// Watches until it is dropped.
 pub struct MemoryWatch {
     stop: Option<mpsc::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
+    pressure: Pressure,
 }
 
+/// What less memory is available than when the watch began, as a share of all memory: the paper's memory pressure. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Pressure(Arc<AtomicU64>);
+
 /// What the owner and other members leave to the weights.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct MemoryLimits {
     /// Stays free; by default [`DEFAULT_RESERVE_PERCENT`] of what is available at the start.
     pub reserve_bytes: Option<u64>,
@@ -42,6 +49,8 @@ const GROWTH: u64 = 16;
 const OVERPROMISED: u64 = 64;
 /// Page faults that had to read, between two looks: more of them, and the system has taken weights away that were to stay.
 const FAULTS: u64 = 32;
+/// Looks in a row that must find programs waiting for memory: who starts or loads something waits for a moment, too.
+const STALLED_LOOKS: u32 = 3;
 /// Share of the time in which programs waited for memory, from which on there is less of it than the kernel says.
 const STALLED_PERCENT: u64 = 10;
 
@@ -53,10 +62,12 @@ impl MemoryWatch {
     /// A system that refuses a thread.
     pub fn start(residency: Residency, limits: MemoryLimits) -> io::Result<MemoryWatch> {
         let (stop, stopped) = mpsc::channel();
+        let pressure = Pressure::default();
+        let told = pressure.clone();
         let thread = thread::Builder::new()
             .name("memory".into())
             .spawn(move || {
-                if let Err(error) = watch(&residency, limits, &stopped) {
+                if let Err(error) = watch(&residency, limits, &told, &stopped) {
                     let error = crate::error_chain(&error);
                     tracing::warn!(
                         error,
@@ -67,7 +78,25 @@ impl MemoryWatch {
         Ok(MemoryWatch {
             stop: Some(stop),
             thread: Some(thread),
+            pressure,
         })
+    }
+
+    pub fn pressure(&self) -> &Pressure {
+        &self.pressure
+    }
+}
+
+impl Pressure {
+    /// In millionths.
+    pub fn ppm(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn tell(&self, before: MemoryNow, now: MemoryNow) {
+        let fall = u128::from(before.available.saturating_sub(now.available));
+        let ppm = fall * 1_000_000 / u128::from(before.total.max(1));
+        self.0.store(ppm as u64, Ordering::Relaxed);
     }
 }
 
@@ -85,13 +114,17 @@ impl Drop for MemoryWatch {
 fn watch(
     residency: &Residency,
     limits: MemoryLimits,
+    pressure: &Pressure,
     stopped: &mpsc::Receiver<()>,
 ) -> Result<(), MemoryError> {
-    let available = || available_memory::read(Path::new("/"), Os::Linux).map(|now| now.available);
-    let mut governor = Governor::new(limits, available()?);
+    let memory = || available_memory::read(Path::new("/"), Os::Linux);
+    let at_first = memory()?;
+    let mut governor = Governor::new(limits, at_first.available);
     let mut before = Counters::read();
     loop {
-        let look = before.look(Counters::read(), available()?);
+        let now = memory()?;
+        pressure.tell(at_first, now);
+        let look = before.look(Counters::read(), now.available);
         let status = residency.status();
         if let Some(bytes) = governor.budget(&look, &status) {
             tracing::debug!(bytes, ?look, ?status, "another budget for weights");
@@ -134,8 +167,9 @@ struct Governor {
     /// Grows when the kernel turns out to have promised too much: not all that it calls available is.
     reserve: u64,
     members: u64,
-    /// Looks in a row that found room.
+    /// Looks in a row that found room, and that found programs waiting.
     roomy: u32,
+    stalled: u32,
 }
 
 impl Governor {
@@ -146,6 +180,7 @@ impl Governor {
                 .unwrap_or(available / 100 * DEFAULT_RESERVE_PERCENT),
             members: limits.members.max(1),
             roomy: 0,
+            stalled: 0,
         }
     }
 
@@ -160,7 +195,11 @@ impl Governor {
                 (promised / OVERPROMISED).min(promised / 4 - (promised / 4).min(self.reserve));
         }
         let mut room = promised.saturating_sub(self.reserve) / self.members;
-        if look.stalled {
+        self.stalled = match look.stalled {
+            true => self.stalled + 1,
+            false => 0,
+        };
+        if self.stalled >= STALLED_LOOKS {
             // Not for ever less: who waits may do so for a limit of its own, which nothing here can lift.
             room = room.min((used - used / GROWTH).max(room / 4 * 3));
         }
@@ -265,6 +304,20 @@ mod tests {
     }
 
     #[test]
+    fn pressure_is_the_fall_of_what_is_available() {
+        let now = |available| MemoryNow {
+            total: 8000 * MB,
+            available: available * MB,
+            swappable: 0,
+        };
+        let pressure = Pressure::default();
+        pressure.tell(now(6000), now(5600));
+        assert_eq!(pressure.ppm(), 50_000);
+        pressure.tell(now(6000), now(7000));
+        assert_eq!(pressure.ppm(), 0);
+    }
+
+    #[test]
     fn weights_that_fit_are_left_alone() {
         let mut governor = governor(2000);
         assert_eq!(
@@ -306,6 +359,10 @@ mod tests {
     #[test]
     fn programs_that_wait_for_memory_are_made_room_for() {
         let mut governor = governor(3000);
+        for _ in 1..STALLED_LOOKS {
+            let budget = governor.budget(&look(2000, true, false), &status(1600, 0, 0));
+            assert_eq!(budget, None);
+        }
         let budget = governor.budget(&look(2000, true, false), &status(1600, 0, 0));
         assert_eq!(budget, Some(1500 * MB));
         // Three quarters of what there is remain.

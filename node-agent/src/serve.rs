@@ -19,7 +19,7 @@ use crate::gateway::{self, GatewayError, GatewayOptions, ModelText};
 use crate::generation::{Generator, RingStatus, Submission};
 use crate::memory_watch::MemoryLimits;
 use crate::plan_source::{self, PlanSourceError};
-use crate::ring::{Member, MemberError, MemberOptions};
+use crate::ring::{Member, MemberError, MemberOptions, Reading};
 
 #[derive(clap::Args)]
 pub struct ServeArgs {
@@ -53,6 +53,15 @@ pub struct ServeArgs {
     /// Leave all weights to the system's page cache, even when they do not fit into memory
     #[arg(long, conflicts_with = "reserve_memory")]
     no_streaming: bool,
+    /// For `make bench`: how weights that do not fit are read
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        hide = true,
+        conflicts_with = "no_streaming"
+    )]
+    reading: Reading,
     /// End when the process with this id, which started this one, ends in whatever way (on Linux)
     #[arg(long, value_name = "PID")]
     exit_with_parent: Option<i32>,
@@ -136,16 +145,32 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
         }
         _ => None,
     };
-    let memory = (!args.no_streaming).then(|| MemoryLimits {
+    let memory = MemoryLimits {
         reserve_bytes: args.reserve_memory,
         members: plan.members[rank].members_on_machine as u64,
-    });
+    };
+    let reading = match args.no_streaming {
+        true => Reading::PageCache,
+        false => args.reading,
+    };
     let opening = tokio::task::spawn_blocking({
         let (plan, front) = (
             plan.clone(),
             front.as_mut().and_then(|front| front.back.take()),
         );
-        move || open(plan, rank, threads, listener, memory, front)
+        move || {
+            let model = plan_source::open_model(&plan)?;
+            let options = MemberOptions {
+                plan,
+                rank,
+                model,
+                threads,
+                listener,
+                memory,
+                reading,
+            };
+            open(options, front)
+        }
     });
     let member = tokio::select! {
         member = opening => member.map_err(|panic| ServeError::Start(io::Error::other(panic)))??,
@@ -266,30 +291,15 @@ impl Front {
     }
 }
 
-/// Opens the model, starts the member, and on rank 0 the decoding behind `back`.
-fn open(
-    plan: Arc<RingPlanSpec>,
-    rank: usize,
-    threads: usize,
-    listener: TcpListener,
-    memory: Option<MemoryLimits>,
-    back: Option<Back>,
-) -> Result<Member, ServeError> {
-    let model = plan_source::open_model(&plan)?;
+/// Starts the member, and on rank 0 the decoding behind `back`.
+fn open(options: MemberOptions, back: Option<Back>) -> Result<Member, ServeError> {
     let text = match &back {
-        Some(_) => Some(model_text(&model)?),
+        Some(_) => Some(model_text(&options.model)?),
         None => None,
     };
-    let vocabulary = model.config().vocabulary;
-    let mut member = Member::start(MemberOptions {
-        plan: plan.clone(),
-        rank,
-        model,
-        threads,
-        listener,
-        memory,
-    })
-    .map_err(|error| ServeError::Member(Arc::new(error)))?;
+    let plan = options.plan.clone();
+    let vocabulary = options.model.config().vocabulary;
+    let mut member = Member::start(options).map_err(|error| ServeError::Member(Arc::new(error)))?;
     if let (Some(back), Some(text), Some(client)) = (back, text, member.take_client()) {
         let tokenizer = text.tokenizer.clone();
         back.text.send_replace(Some(Arc::new(text)));

@@ -164,6 +164,9 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
             read_bytes_per_token: report
                 .as_ref()
                 .map(|report| report.members[rank].read_bytes_per_token as i64),
+            read_ahead_bytes: report
+                .as_ref()
+                .map(|report| report.members[rank].read_ahead_bytes as i64),
         })
         .collect();
     let plan = RingPlan::new(

@@ -188,6 +188,7 @@ fn members(plan: &Plan, address: impl Fn(&str) -> String) -> Vec<RingMember> {
             windows: windows(&member.windows),
             members_on_machine: 1,
             read_bytes_per_token: Some(report.read_bytes_per_token as i64),
+            read_ahead_bytes: Some(report.read_ahead_bytes as i64),
         })
         .collect()
 }

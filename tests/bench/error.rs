@@ -36,6 +36,11 @@ pub enum BenchError {
     PingPong { source: std::io::Error },
     #[error("cannot limit a program's memory")]
     Cgroup { source: std::io::Error },
+    #[error("cannot copy {}", path.display())]
+    Copy {
+        path: PathBuf,
+        source: std::io::Error,
+    },
     #[error("prima run printed no prediction")]
     NoPrediction,
     #[error("cannot read a document of operator/halda/tests/paper")]

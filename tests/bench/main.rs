@@ -9,6 +9,7 @@ mod client;
 mod engine_speed;
 mod error;
 mod hop_cost;
+mod machines;
 mod memory_limit;
 mod peer;
 mod ping_pong;
@@ -48,6 +49,27 @@ const QUICK: Effort = Effort {
 
 fn main() -> ExitCode {
     let quick = std::env::args().any(|argument| argument == "--quick");
+    if std::env::args().any(|a| a == "--machines") {
+        let only: Vec<usize> = std::env::var("ONLY")
+            .map(|s| s.split(',').map(|x| x.parse().unwrap()).collect())
+            .unwrap_or_default();
+        let effort = Effort {
+            turns: if quick { 1 } else { 2 },
+            ..FULL
+        };
+        for o in machines::measure_only(&effort, &only).unwrap().unwrap() {
+            println!(
+                "{} | predicted {:.3} measured {:.3} error {:+.0} % | read {:.0} planned {:.0}",
+                o.setting.describe(),
+                o.predicted.median(),
+                o.measured.median(),
+                o.error_percent(),
+                o.read.median(),
+                o.planned_read.median()
+            );
+        }
+        return ExitCode::SUCCESS;
+    }
     match run(quick) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

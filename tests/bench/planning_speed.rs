@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use prima_crds::v1alpha1::model_profile::ModelProfile;
 use prima_crds::v1alpha1::node_profile::NodeProfile;
+use prima_halda::greedy::first_answer;
 use prima_halda::search::{Effort, search};
 use prima_halda::{Options, PlanningInput};
 
@@ -19,6 +20,10 @@ const MODEL: &str = "llama-3-70b";
 pub struct PlanningSpeed {
     pub layers: usize,
     pub members: usize,
+    /// Milliseconds until there is a first answer.
+    pub first: Samples,
+    /// How much longer its requests take than the best, in percent.
+    pub first_worse_percent: f64,
     /// Seconds until the plan is proven.
     pub seconds: Samples,
 }
@@ -45,13 +50,21 @@ pub fn measure(turns: &Turns) -> Result<PlanningSpeed, BenchError> {
     let mut speed = PlanningSpeed {
         layers: input.model.layers,
         members: 0,
+        first: Samples::default(),
+        first_worse_percent: f64::NAN,
         seconds: Samples::default(),
     };
     for _ in 0..turns.turns {
         let start = Instant::now();
+        let first = first_answer(&input);
+        speed.first.push(start.elapsed().as_secs_f64() * 1e3);
+        let start = Instant::now();
         let found = search(&input, Effort::default());
         speed.seconds.push(start.elapsed().as_secs_f64());
-        speed.members = found.map_or(0, |found| found.assignment.ring.len());
+        if let Some((first, found)) = first.zip(found) {
+            speed.first_worse_percent = 100.0 * (first.seconds / found.seconds - 1.0);
+            speed.members = found.assignment.ring.len();
+        }
     }
     Ok(speed)
 }

@@ -163,7 +163,10 @@ impl Drop for MachineRing {
         }
         for agent in &mut self.agents {
             send_signal(agent.id(), Signal::TERM);
-            agent.wait();
+            let ended = agent.wait();
+            if std::env::var_os("DUMP").is_some() {
+                eprintln!("{}", ended.stderr);
+            }
         }
     }
 }

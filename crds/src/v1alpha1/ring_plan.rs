@@ -72,6 +72,10 @@ pub struct RingMember {
     /// Weights that the planner expects the member to read from its disk for every token; to compare with what it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_bytes_per_token: Option<i64>,
+    /// Weights that it reads ahead in each round, while other members work; when other memory is available than planned, in
+    /// proportion to what does not fit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_ahead_bytes: Option<i64>,
 }
 
 /// Layers `first..last` (last excluded), of which the last `gpuLayers` run on the GPU.
@@ -173,6 +177,8 @@ impl RingPlanSpec {
             bounded(&field("membersOnMachine"), sharing.into(), 1, most)?;
             let read = member.read_bytes_per_token.unwrap_or(0);
             bounded(&field("readBytesPerToken"), read, 0, i64::MAX)?;
+            let ahead = member.read_ahead_bytes.unwrap_or(0);
+            bounded(&field("readAheadBytes"), ahead, 0, i64::MAX)?;
             if member.windows.len() != self.rounds as usize {
                 return Err(field_error(
                     &format!("members[{rank}].windows"),
@@ -283,6 +289,7 @@ mod tests {
                         .collect(),
                     members_on_machine: 1,
                     read_bytes_per_token: None,
+                    read_ahead_bytes: None,
                 })
                 .collect(),
         }

@@ -56,4 +56,4 @@ pub use mapped_weights::MappedFile;
 pub use model::Model;
 pub use output_head::OutputHead;
 pub use page_cache::drop_pages;
-pub use residency::{Part, Residency, ResidencyStatus, Rhythm, streaming_rate};
+pub use residency::{Ahead, Part, Residency, ResidencyStatus, Rhythm, streaming_rate};

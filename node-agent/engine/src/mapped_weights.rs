@@ -99,7 +99,8 @@ impl MappedFile {
     /// # Errors
     /// What reading met with.
     pub(crate) fn populate(&self, range: Range<u64>) -> io::Result<()> {
-        let (offset, length) = span(range);
+        #[cfg(target_os = "linux")]
+        let (offset, length) = span(range.clone());
         #[cfg(target_os = "linux")]
         match self
             .map
@@ -110,6 +111,15 @@ impl MappedFile {
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
             result => return result,
         }
+        self.expect_reads(range)
+    }
+
+    /// Has the system begin to read the pages of `range` into the page cache.
+    ///
+    /// # Errors
+    /// What the system says against it.
+    pub(crate) fn expect_reads(&self, range: Range<u64>) -> io::Result<()> {
+        let (offset, length) = span(range);
         self.map
             .bytes
             .advise_range(Advice::WillNeed, offset, length)

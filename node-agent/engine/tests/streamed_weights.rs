@@ -17,7 +17,7 @@ use std::thread;
 use std::time::Duration;
 
 use prima_engine::{
-    BatchEntry, EngineError, KvCache, LayerDevices, Model, Part, Residency, Rhythm,
+    Ahead, BatchEntry, EngineError, KvCache, LayerDevices, Model, Part, Residency, Rhythm,
 };
 use prima_gguf::GgmlType;
 
@@ -27,6 +27,7 @@ const PIECE_BYTES: usize = 16 << 10;
 const ALONE: Rhythm = Rhythm {
     rounds: 1,
     shared: false,
+    ahead: Ahead::Share(1.0),
 };
 
 /// Matrices of several pieces each, so that resident and streamed rows meet within one.

@@ -59,6 +59,7 @@ impl Tally {
             member.read_bytes += timing.read_bytes;
             member.resident_bytes = timing.resident_bytes;
             member.streamed_bytes = timing.streamed_bytes;
+            member.memory_pressure = timing.memory_pressure_ppm as f64 / 1e6;
             *kv_bytes = timing.kv_bytes;
         }
     }
@@ -94,6 +95,7 @@ mod tests {
             kv_bytes: 64,
             resident_bytes: 3,
             streamed_bytes: 2,
+            memory_pressure_ppm: 40_000,
         };
         tally.add(&RoundCost {
             elapsed: Duration::from_secs(7),
@@ -110,6 +112,7 @@ mod tests {
                 (1, 2.0, 0.5, 0.5)
             );
             assert_eq!((member.read_bytes, member.resident_bytes), (4096, 3));
+            assert_eq!(member.memory_pressure, 0.04);
         }
         assert_eq!(tally.kv_bytes(), 128);
         tally.add(&RoundCost {

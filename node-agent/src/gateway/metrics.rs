@@ -266,7 +266,7 @@ impl Collector for RingCollector {
             gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
         }
         type Count = (&'static str, &'static str, fn(&MemberStatus) -> f64);
-        type Gauge = (&'static str, &'static str, fn(&MemberStatus) -> Option<u64>);
+        type Gauge = (&'static str, &'static str, fn(&MemberStatus) -> Option<f64>);
         let counts: [Count; 5] = [
             ("prima_member_frames", "Frames computed", |member| {
                 member.frames as f64
@@ -299,21 +299,26 @@ impl Collector for RingCollector {
                 ConstCounter::new(count(member)).encode(metric.encode_family(&labels)?)?;
             }
         }
-        let gauges: [Gauge; 3] = [
+        let gauges: [Gauge; 4] = [
             (
                 "prima_member_resident_weight_bytes",
                 "Weights that the member keeps in memory",
-                |member| Some(member.resident_bytes),
+                |member| Some(member.resident_bytes as f64),
             ),
             (
                 "prima_member_streamed_weight_bytes",
                 "Weights that the member reads from disk for every token",
-                |member| Some(member.streamed_bytes),
+                |member| Some(member.streamed_bytes as f64),
             ),
             (
                 "prima_member_planned_read_bytes",
                 "Weights that the plan expects to be read for every token",
-                |member| member.planned_read_bytes,
+                |member| member.planned_read_bytes.map(|bytes| bytes as f64),
+            ),
+            (
+                "prima_member_memory_pressure_ratio",
+                "Fall of the machine's available memory since the member started, as a share of all memory",
+                |member| Some(member.memory_pressure),
             ),
         ];
         for (name, help, value) in gauges {

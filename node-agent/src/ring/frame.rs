@@ -75,10 +75,12 @@ pub struct HopTiming {
     pub disk_ns: u64,
     /// Weights read from disk.
     pub read_bytes: u64,
-    /// Gauges, not sums: KV cache of all sessions on that member, and weights that it keeps in memory and that it streams.
+    /// Gauges, not sums: KV cache of all sessions on that member, weights that it keeps in memory and that it streams, and what
+    /// less memory is available there than when it started, in millionths of all.
     pub kv_bytes: u64,
     pub resident_bytes: u64,
     pub streamed_bytes: u64,
+    pub memory_pressure_ppm: u64,
 }
 
 /// Why a frame was not computed.
@@ -132,6 +134,7 @@ impl Frame {
                 timing.kv_bytes = spent.kv_bytes;
                 timing.resident_bytes = spent.resident_bytes;
                 timing.streamed_bytes = spent.streamed_bytes;
+                timing.memory_pressure_ppm = spent.memory_pressure_ppm;
             }
             None => self.timings.push(spent),
         }

@@ -12,8 +12,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use prima_engine::ResidencyStatus;
 use tokio::sync::mpsc;
 use tonic::Status;
+
+use crate::memory_watch::Pressure;
 
 use super::frame::{
     Activation, Frame, HopEvent, HopTiming, Input, MAX_FRAME_ROWS, News, Operation, Reset,
@@ -41,6 +44,22 @@ pub struct Hop {
     /// What a row cost in the last batch of each stage, and when that was.
     row_cost: Vec<Option<(Duration, Instant)>>,
     held: Arc<AtomicUsize>,
+    pressure: Pressure,
+    /// What was read and waited for until the last batch: what is read ahead between batches counts for the next.
+    told: ResidencyStatus,
+}
+
+/// What a [`Hop`] is made of.
+pub struct HopParts {
+    pub schedule: Schedule,
+    pub limits: FrameLimits,
+    pub table: SessionTable,
+    pub worker: Worker,
+    /// Given on rank 0 only.
+    pub home: Option<mpsc::UnboundedSender<Homecoming>>,
+    /// Shows how many sessions have a KV cache here.
+    pub held: Arc<AtomicUsize>,
+    pub pressure: Pressure,
 }
 
 /// What a round brings back to rank 0.
@@ -92,15 +111,16 @@ const SESSION_IDLE_LIMIT: Duration = Duration::from_secs(600);
 const IDLE_SWEEP: Duration = Duration::from_secs(60);
 
 impl Hop {
-    /// `home` is given on rank 0 only; `held` shows how many sessions have a KV cache here.
-    pub fn new(
-        schedule: Schedule,
-        limits: FrameLimits,
-        table: SessionTable,
-        worker: Worker,
-        home: Option<mpsc::UnboundedSender<Homecoming>>,
-        held: Arc<AtomicUsize>,
-    ) -> Self {
+    pub fn new(parts: HopParts) -> Self {
+        let HopParts {
+            schedule,
+            limits,
+            table,
+            worker,
+            home,
+            held,
+            pressure,
+        } = parts;
         let successor = match schedule.members {
             1 => Successor::Itself,
             _ => Successor::Missing("not connected yet".into()),
@@ -116,6 +136,8 @@ impl Hop {
             predecessor: None,
             home,
             held,
+            pressure,
+            told: ResidencyStatus::default(),
         }
     }
 
@@ -280,7 +302,6 @@ impl Hop {
         }
         let total_rows: usize = work.iter().map(|work| work.rows).sum();
         let started = Instant::now();
-        let before = self.worker().residency().status();
         let products = self.produce(round, work, total_rows).await?;
         let spent = started.elapsed();
         self.row_cost[round] = Some((spent / total_rows.max(1) as u32, Instant::now()));
@@ -308,8 +329,8 @@ impl Hop {
             // A row's share of the batch is its compute time; what it waited for its neighbours' rows is waiting.
             let share = rows as f64 / total_rows.max(1) as f64;
             let compute = spent.mul_f64(share);
-            let read_bytes = weights.read_bytes.saturating_sub(before.read_bytes);
-            let waited = weights.waited.saturating_sub(before.waited);
+            let read_bytes = weights.read_bytes.saturating_sub(self.told.read_bytes);
+            let waited = weights.waited.saturating_sub(self.told.waited);
             tracing::debug!(
                 frame.session,
                 frame.sequence,
@@ -328,6 +349,7 @@ impl Hop {
                 kv_bytes,
                 resident_bytes: weights.resident_bytes,
                 streamed_bytes: weights.streamed_bytes,
+                memory_pressure_ppm: self.pressure.ppm(),
             });
             match product {
                 Product::Rows(payload) => {
@@ -344,6 +366,7 @@ impl Hop {
                 }),
             }
         }
+        self.told = weights;
         Ok(())
     }
 

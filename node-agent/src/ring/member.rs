@@ -12,12 +12,12 @@ use tokio::runtime::{self, Handle};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::client::RingClient;
-use super::hop::{Hop, HopError};
+use super::hop::{Hop, HopError, HopParts};
 use super::schedule::Schedule;
 use super::session::SessionTable;
 use super::transport::{self, LinkOptions, TransportError};
 use super::wire::FrameLimits;
-use super::worker::{Worker, WorkerError};
+use super::worker::{Reading, Worker, WorkerError};
 use crate::memory_watch::{MemoryLimits, MemoryWatch};
 
 /// One member of a ring, running on a thread of its own until it is dropped.
@@ -29,7 +29,7 @@ pub struct Member {
     outcome: watch::Receiver<Option<Arc<MemberError>>>,
     held: Arc<AtomicUsize>,
     client: Option<RingClient>,
-    _watch: Option<MemoryWatch>,
+    _watch: MemoryWatch,
 }
 
 /// What a member is started with.
@@ -42,8 +42,8 @@ pub struct MemberOptions {
     pub threads: usize,
     /// Where the predecessor connects. A ring of one does not use it.
     pub listener: TcpListener,
-    /// `None`: all weights are left to the page cache, and never streamed.
-    pub memory: Option<MemoryLimits>,
+    pub memory: MemoryLimits,
+    pub reading: Reading,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +75,7 @@ impl Member {
             threads,
             listener,
             memory,
+            reading,
         } = options;
         let schedule = Schedule::new(&plan, rank).ok_or(MemberError::Rank { rank })?;
         let limits = FrameLimits::new(&plan, &schedule, model.config().hidden);
@@ -85,10 +86,10 @@ impl Member {
         );
         let compute =
             Arc::new(Compute::new(threads).map_err(|error| MemberError::Threads(Box::new(error)))?);
-        let worker = Worker::new(model, compute, &plan, &schedule, memory.is_some())
-            .map_err(MemberError::Open)?;
-        let watch = memory.map(|limits| MemoryWatch::start(worker.residency().clone(), limits));
-        let watch = watch.transpose().map_err(MemberError::Thread)?;
+        let worker =
+            Worker::new(model, compute, &plan, &schedule, reading).map_err(MemberError::Open)?;
+        let watch =
+            MemoryWatch::start(worker.residency().clone(), memory).map_err(MemberError::Thread)?;
 
         let link = LinkOptions {
             generation: plan.generation,
@@ -105,7 +106,15 @@ impl Member {
         let home = (rank == 0).then_some(home);
         let held = Arc::new(AtomicUsize::new(0));
         let successor = (schedule.members > 1).then(|| plan.members[schedule.successor()].clone());
-        let hop = Hop::new(schedule, limits, table, worker, home, held.clone());
+        let hop = Hop::new(HopParts {
+            schedule,
+            limits,
+            table,
+            worker,
+            home,
+            held: held.clone(),
+            pressure: watch.pressure().clone(),
+        });
 
         let runtime = runtime::Builder::new_current_thread()
             .enable_all()

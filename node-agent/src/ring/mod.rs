@@ -9,6 +9,7 @@ mod frame;
 mod hop;
 mod link;
 mod member;
+mod next_window;
 mod schedule;
 mod session;
 #[cfg(test)]
@@ -24,4 +25,4 @@ pub use link::{EchoServer, LinkError, LinkMeasurement, MAX_PAYLOAD_BYTES, measur
 pub use member::{Member, MemberError, MemberOptions};
 pub use transport::{GENERATION_KEY, RANK_KEY, TransportError};
 pub use wire::proto;
-pub use worker::WorkerError;
+pub use worker::{Reading, WorkerError};

@@ -45,6 +45,7 @@ pub fn plan(layers: usize, members: usize, rounds: usize, cuts: &[usize]) -> Rin
                     .collect(),
                 members_on_machine: members as i32,
                 read_bytes_per_token: None,
+                read_ahead_bytes: None,
             })
             .collect(),
     };

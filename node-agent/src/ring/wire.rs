@@ -36,8 +36,8 @@ const MAX_TRACEPARENT: usize = 128;
 const MAX_TEXT: usize = 512;
 /// Protobuf around a payload: the fields of a frame, without its timings.
 const FRAME_OVERHEAD: usize = 1024;
-/// One timing in protobuf, at most: eight numbers and their tags.
-const TIMING_BYTES: usize = 96;
+/// One timing in protobuf, at most: nine numbers and their tags.
+const TIMING_BYTES: usize = 112;
 /// An event in protobuf, at most.
 pub const MAX_EVENT_BYTES: usize = 4 * MAX_TEXT + 1024;
 
@@ -378,6 +378,7 @@ fn timing_from_proto(timing: proto::HopTiming) -> HopTiming {
         read_bytes,
         resident_bytes,
         streamed_bytes,
+        memory_pressure_ppm,
     } = timing;
     HopTiming {
         rank: rank as usize,
@@ -388,6 +389,7 @@ fn timing_from_proto(timing: proto::HopTiming) -> HopTiming {
         kv_bytes,
         resident_bytes,
         streamed_bytes,
+        memory_pressure_ppm,
     }
 }
 
@@ -401,6 +403,7 @@ fn timing_to_proto(timing: HopTiming) -> proto::HopTiming {
         read_bytes: timing.read_bytes,
         resident_bytes: timing.resident_bytes,
         streamed_bytes: timing.streamed_bytes,
+        memory_pressure_ppm: timing.memory_pressure_ppm,
     }
 }
 
@@ -597,6 +600,7 @@ mod tests {
                 kv_bytes: 8,
                 resident_bytes: 1,
                 streamed_bytes: 2,
+                memory_pressure_ppm: 5,
             });
             frame.add_timing(HopTiming {
                 rank: 1,
@@ -607,6 +611,7 @@ mod tests {
                 kv_bytes: 9,
                 resident_bytes: 3,
                 streamed_bytes: 4,
+                memory_pressure_ppm: 6,
             });
             let sent = frame_to_proto(frame.clone(), &limits).unwrap();
             let back = frame_from_proto(sent, &limits).unwrap();
@@ -621,7 +626,8 @@ mod tests {
                     read_bytes: 42,
                     kv_bytes: 9,
                     resident_bytes: 3,
-                    streamed_bytes: 4
+                    streamed_bytes: 4,
+                    memory_pressure_ppm: 6,
                 }]
             );
         }
@@ -666,7 +672,8 @@ mod tests {
                 kv_bytes: u64::MAX,
                 read_bytes: u64::MAX,
                 resident_bytes: u64::MAX,
-                streamed_bytes: u64::MAX
+                streamed_bytes: u64::MAX,
+                memory_pressure_ppm: u64::MAX,
             };
             3
         ];

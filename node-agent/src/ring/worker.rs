@@ -8,13 +8,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use prima_crds::v1alpha1::ring_plan::{ActivationDtype, RingPlanSpec};
+use prima_crds::v1alpha1::ring_plan::{ActivationDtype, RingMember, RingPlanSpec};
 use prima_engine::{
-    Accelerator, BatchEntry, Compute, Embedding, EngineError, KvCache, LayerDevices, LayerWindow,
-    Model, OutputHead, Part, Residency, Rhythm,
+    Accelerator, Ahead, BatchEntry, Compute, Embedding, EngineError, KvCache, LayerDevices,
+    LayerWindow, Model, OutputHead, Part, Residency, Rhythm,
 };
 
 use super::frame::{Input, SessionId};
+use super::next_window::NextWindow;
 use super::schedule::Schedule;
 use super::wire;
 
@@ -29,6 +30,8 @@ pub struct Worker {
     ends: Option<Ends>,
     /// Rows of the batch at hand; kept for its capacity.
     rows: Vec<f32>,
+    /// Only with [`Reading::PageCacheAhead`].
+    next_window: Option<NextWindow>,
 }
 
 /// Consecutive positions of one session.
@@ -57,6 +60,8 @@ pub enum WorkerError {
         #[source]
         source: Box<EngineError>,
     },
+    #[error("cannot start the thread that reads ahead")]
+    Thread(#[source] std::io::Error),
     #[error("cannot compute round {round}")]
     Compute {
         round: usize,
@@ -65,6 +70,21 @@ pub enum WorkerError {
     },
     #[error("session {session} has no KV cache in round {round}")]
     NoCache { session: SessionId, round: usize },
+}
+
+/// How weights that do not fit into memory are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Reading {
+    /// As many as fit stay, the others are read ahead of their use.
+    #[default]
+    Ahead,
+    /// As many as fit stay, the others are read when they are used. To compare with.
+    OnDemand,
+    /// All are left to the page cache.
+    PageCache,
+    /// All are left to the page cache, which is asked for a member's next window when one is computed, as prima.cpp does. To
+    /// compare with.
+    PageCacheAhead,
 }
 
 /// One round: the window, unless it is empty, and its KV caches.
@@ -80,14 +100,14 @@ struct Ends {
 }
 
 impl Worker {
-    /// Opens this member's windows; on rank 0 embedding and output head too. `plan` must fit the model. Weights may be
-    /// streamed if `streaming`.
+    /// Opens this member's windows; on rank 0 embedding and output head too. `plan` must fit the model. `reading`: what
+    /// becomes of weights that do not fit.
     pub fn new(
         model: Model,
         compute: Arc<Compute>,
         plan: &RingPlanSpec,
         schedule: &Schedule,
-        streaming: bool,
+        reading: Reading,
     ) -> Result<Self, WorkerError> {
         let open = |what: String| {
             move |source| WorkerError::Open {
@@ -95,12 +115,16 @@ impl Worker {
                 source: Box::new(source),
             }
         };
-        let residency = match streaming {
-            false => Residency::mapped(),
-            true => {
+        let residency = match reading {
+            Reading::PageCache | Reading::PageCacheAhead => Residency::mapped(),
+            Reading::Ahead | Reading::OnDemand => {
                 let rhythm = Rhythm {
                     rounds: schedule.rounds,
                     shared: schedule.members > 1,
+                    ahead: match reading {
+                        Reading::OnDemand => Ahead::Never,
+                        _ => Ahead::Share(planned_share(&plan.members[schedule.rank])),
+                    },
                 };
                 Residency::new(&model, &parts(schedule), rhythm).map_err(open("weights".into()))?
             }
@@ -146,6 +170,12 @@ impl Worker {
             stages,
             ends,
             rows: Vec::new(),
+            next_window: match reading {
+                Reading::PageCacheAhead => {
+                    Some(NextWindow::start(&model, schedule).map_err(WorkerError::Thread)?)
+                }
+                _ => None,
+            },
             model,
         })
     }
@@ -302,6 +332,9 @@ impl Worker {
                 caches.insert(work.session, cache);
             }
             result?;
+            if let Some(next_window) = &self.next_window {
+                next_window.after(round);
+            }
         }
         let mut products = Vec::with_capacity(batch.len());
         let mut rest = self.rows.as_slice();
@@ -340,6 +373,15 @@ impl Worker {
 }
 
 /// What this member reads for every token on the CPU, in order.
+/// What the plan has this member read ahead, for each byte that does not fit: other memory than planned changes both alike.
+fn planned_share(member: &RingMember) -> f64 {
+    match (member.read_bytes_per_token, member.read_ahead_bytes) {
+        (Some(read), Some(ahead)) if ahead < read => ahead as f64 / (read - ahead) as f64,
+        // All of it, if there are rounds for that.
+        _ => 1.0,
+    }
+}
+
 fn parts(schedule: &Schedule) -> Vec<Part> {
     let windows = schedule.windows.iter().map(|window| {
         let layers = window.layers();

@@ -112,6 +112,10 @@ async fn metrics_count_what_happened() {
         value("prima_member_disk_seconds_total{member=\"laptop\"}"),
         0.5
     );
+    assert_eq!(
+        value("prima_member_memory_pressure_ratio{member=\"laptop\"}"),
+        0.25
+    );
     for (name, expected) in [
         ("read_bytes_total", 1 << 20),
         ("resident_weight_bytes", 3 << 20),

@@ -224,6 +224,7 @@ pub fn ring(readiness: Readiness) -> RingStatus {
         read_bytes: 1 << 20,
         resident_bytes: 3 << 20,
         streamed_bytes: 1 << 18,
+        memory_pressure: 0.25,
         planned_read_bytes: Some(1 << 17),
     };
     RingStatus {

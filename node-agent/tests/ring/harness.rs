@@ -11,7 +11,8 @@ use prima_crds::v1alpha1::ring_plan::{
 use prima_engine::Model;
 use prima_gguf::writer::GgufWriter;
 use prima_gguf::{Array, Value};
-use prima_node_agent::ring::{Member, MemberOptions, RingClient};
+use prima_node_agent::memory_watch::MemoryLimits;
+use prima_node_agent::ring::{Member, MemberOptions, Reading, RingClient};
 use tempfile::TempDir;
 
 use crate::support::{MadeUpModel, Random, Runner};
@@ -103,6 +104,7 @@ pub fn plan(file: &Path, layers: usize, members: usize, ends: &[usize]) -> Plann
                 .collect(),
             members_on_machine: members as i32,
             read_bytes_per_token: None,
+            read_ahead_bytes: None,
         })
         .collect();
     let plan = RingPlanSpec {
@@ -159,7 +161,8 @@ pub fn member(
         model: model.clone(),
         threads: 1,
         listener,
-        memory: None,
+        memory: MemoryLimits::default(),
+        reading: Reading::PageCache,
     })
     .unwrap()
 }

@@ -75,20 +75,17 @@ pub struct MemberLatency {
     pub weight_room_bytes: f64,
     /// Of the weights on the CPU, what is read again for every token (o).
     pub overflow_bytes: f64,
+    /// Read in each round while others work (B).
+    pub read_ahead_bytes: f64,
     /// Weights on the CPU, KV cache and buffers.
     pub memory_bytes: f64,
     pub gpu_memory_bytes: f64,
 }
 
 impl MemberLatency {
-    /// Bytes read from disk for each token: the overflow o, and with several rounds in a shared ring what a read-ahead buffer of
-    /// o / (k - 1), which hides all reading, displaces.
-    pub fn read_bytes(&self, assignment: &Assignment) -> f64 {
-        let rounds = assignment.rounds as f64;
-        match assignment.rounds > 1 && assignment.ring.len() > 1 {
-            true => self.overflow_bytes * rounds / (rounds - 1.0),
-            false => self.overflow_bytes,
-        }
+    /// Bytes read from disk for each token (S): the overflow, and what the read-ahead buffer displaces.
+    pub fn read_bytes(&self) -> f64 {
+        self.overflow_bytes + self.read_ahead_bytes
     }
 
     /// Work of its own: everything but waiting for disk and network.
@@ -153,6 +150,14 @@ pub fn predict(input: &PlanningInput, assignment: &Assignment) -> Result<Latency
         .iter()
         .map(|member| member.busy_seconds() + member.disk_seconds + member.hop_seconds)
         .sum();
+    for (member, &index) in members.iter_mut().zip(&assignment.ring) {
+        member.read_ahead_bytes = read_ahead(
+            &input.devices[index],
+            member,
+            rounds,
+            token_seconds / rounds,
+        );
+    }
     let slowest = members
         .iter()
         .map(|member| member.chunk_seconds)
@@ -290,6 +295,19 @@ fn stalls(input: &PlanningInput, assignment: &Assignment, members: &[MemberLaten
         }
     }
     at(high).into_iter().map(|stall| stall * rounds).collect()
+}
+
+/// B: what is worth to be read ahead, as far as there are time and room for it in a round of `cycle` seconds.
+fn read_ahead(device: &Device, member: &MemberLatency, rounds: f64, cycle: f64) -> f64 {
+    match (device.memory_rule, device.disk_bytes_per_second) {
+        (MemoryRule::Overflow, Some(disk)) if rounds > 1.0 => {
+            let own = (member.busy_seconds() + member.disk_seconds) / rounds;
+            (member.overflow_bytes / (rounds - 1.0))
+                .min(disk * (cycle - own).max(0.0))
+                .min(member.weight_room_bytes)
+        }
+        _ => 0.0,
+    }
 }
 
 /// z(C): seconds that a member waits for its disk in a round of `cycle` seconds.

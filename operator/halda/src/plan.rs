@@ -77,6 +77,8 @@ pub struct MemberReport {
     pub overflow_bytes: u64,
     /// Read from disk for every token: the overflow, and with several rounds what the read-ahead buffer displaces.
     pub read_bytes_per_token: u64,
+    /// Of a round, while others work.
+    pub read_ahead_bytes: u64,
     pub why: String,
 }
 
@@ -243,7 +245,8 @@ fn report(input: &PlanningInput, found: &Found) -> PlanReport {
             memory_budget_bytes: device.memory_bytes as u64,
             gpu_memory_bytes: latency.gpu_memory_bytes as u64,
             overflow_bytes: latency.overflow_bytes as u64,
-            read_bytes_per_token: latency.read_bytes(&found.assignment) as u64,
+            read_bytes_per_token: latency.read_bytes() as u64,
+            read_ahead_bytes: latency.read_ahead_bytes as u64,
             why: reasons.why[index].clone(),
         });
     }

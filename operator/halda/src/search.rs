@@ -1,6 +1,7 @@
 //! The search around the program of `milp`: rings of one member, every number of rounds, and the order of the ring. Decides
 //! what need not be solved because its bound is worse than what is known, and how good the best is proven to be.
 
+use crate::greedy::first_answer;
 use crate::input::{Device, PlanningInput};
 use crate::latency::{Assignment, Latency, Share, Violation, predict, request_seconds};
 use crate::milp::{self, Outcome, Program, TIE_SECONDS};
@@ -41,7 +42,11 @@ const SAME_LINK: f64 = 0.02;
 
 /// `None`: nothing is possible.
 pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
-    let mut best = alone(input);
+    let answers = [alone(input), first_answer(input)];
+    let mut best = answers
+        .into_iter()
+        .flatten()
+        .min_by(|a, b| a.seconds.total_cmp(&b.seconds));
     if input.devices.len() == 1 {
         return best.map(|found| Found {
             bound_seconds: found.seconds,
@@ -135,7 +140,8 @@ fn alone(input: &PlanningInput) -> Option<Found> {
         .min_by(|a, b| a.seconds.total_cmp(&b.seconds))
 }
 
-fn evaluate(
+/// What `shares` in `ring` take; `None` when they are impossible.
+pub fn evaluate(
     input: &PlanningInput,
     rounds: usize,
     ring: Vec<usize>,

@@ -1,6 +1,7 @@
 //! The production solver against all that there is: on thousands of small random instances, nothing that enumeration finds
 //! is better, and neither is the paper's own algorithm under the same latency model.
 
+use prima_halda::greedy::first_answer;
 use prima_halda::input::{
     Device, Gpu, Hop, LayerCost, MemoryRule, Model, Overlap, PlanningInput, Workload,
 };
@@ -225,6 +226,8 @@ fn permutations(of: &[usize]) -> Vec<Vec<usize>> {
 }
 
 fn against_enumeration(seeds: std::ops::Range<u64>) {
+    let mut firsts = Vec::new();
+    let mut possible = 0;
     for seed in seeds {
         let input = instance(seed);
         let enumerated = enumerate(&input);
@@ -232,6 +235,7 @@ fn against_enumeration(seeds: std::ops::Range<u64>) {
         match (&enumerated, &found) {
             (None, None) => {}
             (Some((least, assignment)), Some(found)) => {
+                possible += 1;
                 let tolerance = 1e-5 * least + 1e-6;
                 assert!(
                     (found.seconds - least).abs() <= tolerance,
@@ -239,6 +243,10 @@ fn against_enumeration(seeds: std::ops::Range<u64>) {
                     found.seconds,
                     found.assignment
                 );
+                if let Some(first) = first_answer(&input) {
+                    assert!(first.seconds >= least - tolerance, "seed {seed}");
+                    firsts.push(first.seconds / least);
+                }
                 assert!(
                     found.bound_seconds <= least + tolerance,
                     "seed {seed}: the bound {} is above {least}",
@@ -251,7 +259,18 @@ fn against_enumeration(seeds: std::ops::Range<u64>) {
                 "seed {seed}: enumeration {enumerated:?}, the solver {found:?}\n{input:#?}"
             ),
         }
-    }
+    } // A first answer is there nearly always, and good more often than not.
+    assert!(
+        firsts.len() * 10 > possible * 9,
+        "{} of {possible}",
+        firsts.len()
+    );
+    firsts.sort_by(f64::total_cmp);
+    let median = firsts[firsts.len() / 2];
+    assert!(
+        median < 1.2,
+        "the first answer takes {median} times as long as the best"
+    );
 }
 
 // In four parts, which run side by side.

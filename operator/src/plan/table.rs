@@ -101,6 +101,7 @@ fn members(report: &PlanReport) -> Table {
             gpu_memory_bytes: _,
             overflow_bytes: _,
             read_bytes_per_token,
+            read_ahead_bytes: _,
             why: _,
         } = member;
         let numbers = [

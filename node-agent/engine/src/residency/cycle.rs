@@ -62,6 +62,16 @@ pub struct Rhythm {
     pub rounds: usize,
     /// Other members work between its windows.
     pub shared: bool,
+    pub ahead: Ahead,
+}
+
+/// How far to read ahead while others work.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Ahead {
+    /// In each round so many bytes for each byte that does not fit.
+    Share(f64),
+    /// Not at all, nor while this member works: to compare with.
+    Never,
 }
 
 /// Direct reads begin and end at multiples of this.
@@ -69,6 +79,9 @@ pub const PAGE: usize = 4096;
 /// Pieces that stay or are streamed together. The system keeps files in folios of up to 2 MiB, and one that reaches into streamed
 /// pieces stays as a whole: fewer places where staying and streamed pieces meet waste less.
 const GROUP: usize = 8;
+/// Of the planned read-ahead: a buffer that is a little too small leaves the disk idle in every round, one that is a little too large
+/// costs no more than reading what it displaces.
+const MARGIN: f64 = 1.125;
 /// Buffers at least: one is computed with, two are being read, and the rest is read while resident weights are computed with.
 const LEAST_SLOTS: usize = 6;
 /// Of buffers, so that huge pages fit.
@@ -125,8 +138,8 @@ impl Cycle {
     /// What is streamed when weights and buffers together may take `budget` bytes.
     ///
     /// With several rounds in a shared ring, a buffer of (need - budget) / (k - 1) bytes lets all reading happen while the others
-    /// work (design: S_m / k = B_m with S_m = need - R_m and R_m = budget - B_m); with one, or alone, a larger buffer only
-    /// displaces weights.
+    /// work (design: S_m / k = B_m with S_m = need - R_m and R_m = budget - B_m). Where they do not work that long, the plan knows
+    /// a smaller share. With one round, or alone, a larger buffer only displaces weights.
     pub fn split(&self, budget: u64, rhythm: Rhythm) -> Split {
         let Some(overflow) = self.bytes.checked_sub(budget).filter(|bytes| *bytes > 0) else {
             return Split {
@@ -140,11 +153,19 @@ impl Cycle {
             Rhythm {
                 rounds: 2..,
                 shared: true,
-            } => overflow.div_ceil(rhythm.rounds as u64 - 1) / slot_bytes,
+                ahead: Ahead::Share(share),
+            } => {
+                let all = 1.0 / (rhythm.rounds - 1) as f64;
+                (overflow as f64 * (share * MARGIN).min(all)) as u64 / slot_bytes
+            }
             _ => 0,
         };
         let most = (budget / 2 / slot_bytes).max(LEAST_SLOTS as u64);
-        let slots = hiding.clamp(LEAST_SLOTS as u64, most);
+        let slots = match rhythm.ahead {
+            Ahead::Share(_) => hiding.clamp(LEAST_SLOTS as u64, most),
+            // What is computed with.
+            Ahead::Never => 1,
+        };
         let resident = budget.saturating_sub(slots * slot_bytes);
         let wanted = self.bytes - resident.min(self.bytes);
         let mut split = Split {
@@ -190,6 +211,7 @@ impl Split {
             Rhythm {
                 rounds: 1,
                 shared: false,
+                ahead: Ahead::Share(1.0),
             },
         )
     }
@@ -217,6 +239,7 @@ mod tests {
     const ALONE: Rhythm = Rhythm {
         rounds: 1,
         shared: false,
+        ahead: Ahead::Share(1.0),
     };
 
     /// `count` tensors of 64 rows of a page, one after the other.
@@ -304,7 +327,12 @@ mod tests {
     fn rounds_in_a_shared_ring_get_room_to_read_ahead() {
         let cycle = cycle(400);
         let budget = cycle.bytes() * 9 / 10;
-        let slots = |rounds, shared| cycle.split(budget, Rhythm { rounds, shared }).slots;
+        let rhythm = |rounds, shared| Rhythm {
+            rounds,
+            shared,
+            ahead: Ahead::Share(1.0),
+        };
+        let slots = |rounds, shared| cycle.split(budget, rhythm(rounds, shared)).slots;
         assert_eq!(slots(1, true), LEAST_SLOTS);
         assert_eq!(slots(4, false), LEAST_SLOTS);
         let overflow = cycle.bytes() - budget;
@@ -314,5 +342,21 @@ mod tests {
             "{two} of {overflow}"
         );
         assert!(slots(4, true) < slots(2, true));
+        // No more than there is time for.
+        let short = Rhythm {
+            ahead: Ahead::Share(0.4),
+            ..rhythm(2, true)
+        };
+        let less = cycle.split(budget, short).slots;
+        assert!(
+            less < slots(2, true) / 2 && less > slots(2, true) * 2 / 5,
+            "{less}"
+        );
+        // One, to compute with.
+        let never = Rhythm {
+            ahead: Ahead::Never,
+            ..rhythm(2, true)
+        };
+        assert_eq!(cycle.split(budget, never).slots, 1);
     }
 }

@@ -1,0 +1,187 @@
+//! A first answer in microseconds: layers go where they are computed fastest, for as long as there is memory. It is what the search
+//! starts from, and what is there when there is no time to prove a better one.
+//!
+//! Decides nothing by itself: each of its proposals is weighed by [`crate::latency`]. For rings of the n fastest devices, for every n
+//! and some numbers of rounds: fastest GPU first, then slower ones, processors, and last what overflows to the fastest disk (the order
+//! that the paper finds in its plans, section 4).
+
+use crate::input::{Device, Gpu, PlanningInput};
+use crate::latency::Share;
+use crate::search::{Found, evaluate};
+
+/// Rounds that are tried.
+const ROUNDS: [usize; 5] = [1, 2, 4, 8, 16];
+
+/// Where layers may be computed.
+struct Place {
+    device: usize,
+    on_gpu: bool,
+    layer_seconds: f64,
+    /// Layers that fit.
+    room: usize,
+}
+
+/// The best of the proposals. `None`: none of them is possible, which does not mean that nothing is.
+pub fn first_answer(input: &PlanningInput) -> Option<Found> {
+    let mut by_speed: Vec<usize> = (0..input.devices.len()).collect();
+    by_speed.sort_by(|&a, &b| {
+        // Devices that must take part come first, however slow.
+        let key = |index: usize| {
+            (
+                !input.devices[index].required,
+                fastest(&input.devices[index]),
+            )
+        };
+        let (a, b) = (key(a), key(b));
+        a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+    });
+    let required = by_speed
+        .iter()
+        .filter(|&&index| input.devices[index].required);
+    let fewest = required.count().max(1);
+    let mut best: Option<Found> = None;
+    for count in fewest..=by_speed.len() {
+        let members = &by_speed[..count];
+        for rank0 in leaders(input, members) {
+            let Some((ring, shares)) = fill(input, members, rank0) else {
+                continue;
+            };
+            let most = shares.iter().map(|share| share.layers()).max();
+            let rounds = match input.rounds {
+                Some(only) => vec![only],
+                None if ring.len() == 1 => vec![1],
+                None => ROUNDS.to_vec(),
+            };
+            for rounds in rounds.into_iter().filter(|&rounds| Some(rounds) <= most) {
+                let found = evaluate(input, rounds, ring.clone(), shares.clone());
+                if let Some(found) = found
+                    && best
+                        .as_ref()
+                        .is_none_or(|best| found.seconds < best.seconds)
+                {
+                    best = Some(found);
+                }
+            }
+        }
+    }
+    best
+}
+
+/// Seconds of a layer where the device computes it fastest.
+fn fastest(device: &Device) -> f64 {
+    let gpu = device.gpu.as_ref().map(|gpu| gpu.layer.decode_seconds);
+    gpu.unwrap_or(f64::INFINITY).min(device.cpu.decode_seconds)
+}
+
+/// Who may be rank 0: the one that must, else the first member and the one with the fastest output head.
+fn leaders(input: &PlanningInput, members: &[usize]) -> Vec<usize> {
+    if let Some(only) = input.rank0 {
+        return vec![only];
+    }
+    let head = |index: &usize| input.devices[*index].head_seconds;
+    let fastest = members
+        .iter()
+        .copied()
+        .min_by(|a, b| head(a).total_cmp(&head(b)));
+    let mut leaders: Vec<usize> = members
+        .first()
+        .copied()
+        .into_iter()
+        .chain(fastest)
+        .collect();
+    leaders.dedup();
+    leaders
+}
+
+/// All layers on `members` with `rank0`, and who of them takes part. `None` when there is no room for some.
+fn fill(
+    input: &PlanningInput,
+    members: &[usize],
+    rank0: usize,
+) -> Option<(Vec<usize>, Vec<Share>)> {
+    let model = &input.model;
+    let layer = model.layer_bytes + model.layer_kv_bytes;
+    let mut places = Vec::new();
+    for &index in members {
+        let device = &input.devices[index];
+        let head = if index == rank0 {
+            model.head_bytes
+        } else {
+            0.0
+        };
+        let mut room = layers_in(device.memory_bytes - model.buffer_bytes - head, layer);
+        if let Some(Gpu {
+            layer: cost,
+            memory_bytes,
+            ..
+        }) = &device.gpu
+        {
+            let on_gpu = match memory_bytes {
+                Some(bytes) => layers_in(bytes - model.buffer_bytes, layer),
+                // The same memory; who computes faster takes it.
+                None => std::mem::take(&mut room),
+            };
+            places.push(Place {
+                device: index,
+                on_gpu: true,
+                layer_seconds: cost.decode_seconds,
+                room: on_gpu,
+            });
+        }
+        places.push(Place {
+            device: index,
+            on_gpu: false,
+            layer_seconds: device.cpu.decode_seconds,
+            room,
+        });
+    }
+    places.sort_by(|a, b| a.layer_seconds.total_cmp(&b.layer_seconds));
+    let mut shares = vec![Share::default(); input.devices.len()];
+    let mut left = model.layers;
+    // Whoever must take part has one before the others are filled.
+    for &index in members
+        .iter()
+        .filter(|&&index| input.devices[index].required)
+    {
+        let own = places.iter_mut().filter(|place| place.device == index);
+        let place = own.max_by_key(|place| place.room)?;
+        place.room = place.room.saturating_sub(1);
+        add(&mut shares[index], place.on_gpu, 1);
+        left = left.checked_sub(1)?;
+    }
+    for place in &places {
+        let layers = place.room.min(left);
+        add(&mut shares[place.device], place.on_gpu, layers);
+        left -= layers;
+    }
+    // What no memory is left for is streamed where that costs least.
+    let streamed = |index: &usize| {
+        let device = &input.devices[*index];
+        let disk = device.disk_bytes_per_second?;
+        Some(device.cpu.decode_seconds + model.layer_bytes / disk)
+    };
+    let last = members
+        .iter()
+        .filter_map(|index| Some((streamed(index)?, *index)))
+        .min_by(|a, b| a.0.total_cmp(&b.0));
+    match (left, last) {
+        (0, _) => {}
+        (_, Some((_, index))) => shares[index].cpu_layers += left,
+        (_, None) => return None,
+    }
+    let others = members.iter().copied();
+    let others = others.filter(|&index| index != rank0 && shares[index].layers() > 0);
+    Some(([rank0].into_iter().chain(others).collect(), shares))
+}
+
+fn add(share: &mut Share, on_gpu: bool, layers: usize) {
+    match on_gpu {
+        true => share.gpu_layers += layers,
+        false => share.cpu_layers += layers,
+    }
+}
+
+fn layers_in(bytes: f64, layer: f64) -> usize {
+    // Saturates: nothing is negative.
+    (bytes / layer) as usize
+}

@@ -1,0 +1,342 @@
+//! Rings of separate machines: each with its own limits of memory, processors and disk, and its own copy of the model. What the planner
+//! predicts from what the machines measured of themselves, beside what the ring then takes; and what each part of reading weights
+//! ahead gives. Leaves itself out where no cgroup can be made.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use prima_crds::v1alpha1::node_profile::NodeProfile;
+use prima_tests::Endpoint;
+use prima_tests::assets;
+use prima_tests::http;
+use prima_tests::machine::{Limits, Machine, cold_copy, drop_cached};
+use prima_tests::machine_ring::{MachineRing, Node, plan};
+use prima_tests::one_process::OneProcess;
+use tempfile::TempDir;
+
+use crate::Effort;
+use crate::client::{Client, end_tokens};
+use crate::error::BenchError;
+use crate::statistics::Samples;
+
+pub const LARGE: &str = "shape-8b-Q4_K_M";
+const SMALL: &str = "TinyLlama-1.1B-Chat-Q4_K_M";
+
+/// One ring.
+#[derive(Clone, Copy)]
+pub struct Setting {
+    pub model: &'static str,
+    pub machines: &'static [Limits],
+    pub rounds: usize,
+    pub reading: Reading,
+}
+
+/// How weights that do not fit are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reading {
+    Ahead,
+    OnDemand,
+    PageCache,
+    PageCacheAhead,
+}
+
+/// Of one ring.
+pub struct Outcome {
+    pub setting: Setting,
+    /// Tokens per second.
+    pub predicted: Samples,
+    pub measured: Samples,
+    /// Megabytes that all members read for each token, and what the plan expected.
+    pub read: Samples,
+    pub planned_read: Samples,
+}
+
+const fn machine(megabytes: u64, cpus: f64, disk_megabytes: u64) -> Limits {
+    Limits {
+        memory_bytes: megabytes * 1_000_000,
+        cpus: Some(cpus),
+        disk_bytes_per_second: Some(disk_megabytes * 1_000_000),
+    }
+}
+
+const TWO: &[Limits] = &[machine(2000, 2.0, 600); 2];
+const FOUR: &[Limits] = &[machine(1000, 2.0, 400); 4];
+
+const fn ring(model: &'static str, machines: &'static [Limits], rounds: usize) -> Setting {
+    Setting {
+        model,
+        machines,
+        rounds,
+        reading: Reading::Ahead,
+    }
+}
+
+const fn without(reading: Reading, machines: &'static [Limits], rounds: usize) -> Setting {
+    Setting {
+        model: LARGE,
+        machines,
+        rounds,
+        reading,
+    }
+}
+
+const SETTINGS: [Setting; 19] = [
+    ring(SMALL, &[machine(1500, 2.0, 600)], 1),
+    ring(SMALL, &[machine(1500, 1.0, 600)], 1),
+    ring(
+        SMALL,
+        &[machine(1500, 2.0, 600), machine(1500, 1.0, 600)],
+        1,
+    ),
+    ring(SMALL, &[machine(500, 2.0, 600)], 1),
+    ring(SMALL, &[machine(300, 2.0, 600); 2], 2),
+    ring(LARGE, &[machine(4000, 2.0, 600)], 1),
+    ring(LARGE, &[machine(2560, 2.0, 600)], 1),
+    ring(LARGE, TWO, 1),
+    ring(LARGE, TWO, 2),
+    ring(LARGE, TWO, 4),
+    ring(LARGE, FOUR, 1),
+    ring(LARGE, FOUR, 2),
+    ring(LARGE, FOUR, 4),
+    without(Reading::OnDemand, TWO, 4),
+    without(Reading::PageCacheAhead, TWO, 4),
+    without(Reading::PageCache, TWO, 4),
+    without(Reading::OnDemand, FOUR, 4),
+    without(Reading::PageCacheAhead, FOUR, 4),
+    without(Reading::PageCache, FOUR, 4),
+];
+const TURNS: usize = 2;
+/// A member that takes memory back does so every five seconds.
+const SETTLED: Duration = Duration::from_secs(6);
+const UNSETTLED: Duration = Duration::from_secs(45);
+const PROMPT: &str = "Once upon a time";
+
+/// `None` where no such machines can be made.
+pub fn measure(effort: &Effort) -> Result<Option<Vec<Outcome>>, BenchError> {
+    measure_only(effort, &[])
+}
+pub fn measure_only(effort: &Effort, only: &[usize]) -> Result<Option<Vec<Outcome>>, BenchError> {
+    let large = assets::path(&format!("models/{LARGE}.gguf"))?;
+    if let Err(error) = Machine::new("try", &FOUR[0], &large) {
+        eprintln!("machines: left out, they take root and writable cgroups ({error})");
+        return Ok(None);
+    }
+    let mut copies = Copies::default();
+    let mut outcomes: Vec<Outcome> = SETTINGS
+        .iter()
+        .enumerate()
+        .filter(|(i, _)| only.is_empty() || only.contains(i))
+        .map(|x| x.1)
+        .map(|&setting| Outcome {
+            setting,
+            predicted: Samples::default(),
+            measured: Samples::default(),
+            read: Samples::default(),
+            planned_read: Samples::default(),
+        })
+        .collect();
+    for turn in 1..=effort.turns.min(TURNS) {
+        let mut profiles = Profiles::default();
+        for outcome in &mut outcomes {
+            eprintln!("machines, turn {turn}: {}", outcome.setting.describe());
+            outcome.measure(&mut copies, &mut profiles)?;
+        }
+    }
+    Ok(Some(outcomes))
+}
+
+impl Setting {
+    /// Such as "2 x 2000 MB, 2 processors, 600 MB/s; 4 rounds".
+    pub fn describe(&self) -> String {
+        format!(
+            "{}, {}, {} rounds, {:?}",
+            self.model,
+            self.describe_machines(),
+            self.rounds,
+            self.reading
+        )
+    }
+
+    pub fn describe_machines(&self) -> String {
+        let one = |limits: &Limits| {
+            format!(
+                "{} MB, {} CPU, {} MB/s",
+                limits.memory_bytes / 1_000_000,
+                limits.cpus.unwrap_or_default(),
+                limits.disk_bytes_per_second.unwrap_or_default() / 1_000_000
+            )
+        };
+        let (first, rest) = (&self.machines[0], &self.machines[1..]);
+        match rest.iter().all(|other| other == first) {
+            true => format!("{} x {}", self.machines.len(), one(first)),
+            false => {
+                let all: Vec<String> = self.machines.iter().map(one).collect();
+                all.join(" + ")
+            }
+        }
+    }
+
+    /// Of an answer: enough of them to be measured, without waiting for minutes.
+    fn tokens(&self) -> usize {
+        match (self.model, self.reading) {
+            (SMALL, _) => 48,
+            (_, Reading::Ahead | Reading::OnDemand) => 8,
+            (_, Reading::PageCache | Reading::PageCacheAhead) => 3,
+        }
+    }
+}
+
+impl Outcome {
+    /// Of the time per token, predicted against measured.
+    pub fn error_percent(&self) -> f64 {
+        100.0 * (self.measured.median() / self.predicted.median() - 1.0)
+    }
+
+    fn measure(&mut self, copies: &mut Copies, profiles: &mut Profiles) -> Result<(), BenchError> {
+        let Setting {
+            model,
+            machines: limits,
+            rounds,
+            reading,
+        } = self.setting;
+        let file = assets::path(&format!("models/{model}.gguf"))?;
+        let files = copies.of(&file, limits.len())?;
+        let never = end_tokens(&OneProcess::open(&file, 1)?);
+        let measured = limits
+            .iter()
+            .map(|limits| profiles.of(limits))
+            .collect::<Result<Vec<_>, _>>()?;
+        let rounds = rounds.to_string();
+        let planned = plan(
+            &file,
+            measured,
+            &[
+                "--context",
+                "512",
+                "--prompt",
+                "16",
+                "--answer",
+                "64",
+                "--rounds",
+                &rounds,
+            ],
+        );
+        let machines = limits
+            .iter()
+            .enumerate()
+            .map(|(index, limits)| Machine::new(&format!("bench{index}"), limits, &file))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|source| BenchError::Cgroup { source })?;
+        let nodes: Vec<Node> = machines
+            .iter()
+            .zip(files)
+            .map(|(machine, model)| Node { machine, model })
+            .collect();
+        for node in &nodes {
+            drop_cached(&node.model).map_err(|source| BenchError::Cgroup { source })?;
+        }
+        let members = planned.plan.spec.members.iter();
+        let planned_read: i64 = members
+            .filter_map(|member| member.read_bytes_per_token)
+            .sum();
+        let ring = MachineRing::start(planned.plan, &nodes, &["--reading", reading.argument()]);
+        let address = ring.address();
+        let client = Client::of(ring, &never);
+        let metric =
+            |name| http::metric(address, name).map_err(|source| BenchError::Http { source });
+        settle(&client, || metric("prima_member_streamed_weight_bytes"))?;
+        let read = || metric("prima_member_read_bytes_total");
+        let before = read()?;
+        let tokens = self.setting.tokens();
+        let seconds = client.seconds_per_token(PROMPT, tokens)?;
+        self.measured.push(1.0 / seconds);
+        self.predicted.push(planned.tokens_per_second);
+        // The prompt is computed at once, and so read once.
+        self.read.push((read()? - before) / tokens as f64 / 1e6);
+        self.planned_read.push(planned_read as f64 / 1e6);
+        Ok(())
+    }
+}
+
+/// Lets what stays come into memory, and members find out how much that is.
+fn settle(
+    client: &Client,
+    streamed: impl Fn() -> Result<f64, BenchError>,
+) -> Result<(), BenchError> {
+    let begun = Instant::now();
+    let (mut before, mut since) = (f64::NAN, Instant::now());
+    while since.elapsed() < SETTLED && begun.elapsed() < UNSETTLED {
+        client.seconds_per_token(PROMPT, 2)?;
+        let now = streamed()?;
+        if now != before {
+            (before, since) = (now, Instant::now());
+        }
+    }
+    Ok(())
+}
+
+impl Reading {
+    fn argument(self) -> &'static str {
+        match self {
+            Reading::Ahead => "ahead",
+            Reading::OnDemand => "on-demand",
+            Reading::PageCache => "page-cache",
+            Reading::PageCacheAhead => "page-cache-ahead",
+        }
+    }
+}
+
+/// Copies of models, gone in the end.
+#[derive(Default)]
+struct Copies {
+    folders: Vec<TempDir>,
+}
+
+impl Copies {
+    /// `count` files with what is in `model`, itself the first.
+    fn of(&mut self, model: &Path, count: usize) -> Result<Vec<PathBuf>, BenchError> {
+        let failed = |source| BenchError::Copy {
+            path: model.to_owned(),
+            source,
+        };
+        let name = model.file_name().unwrap_or_default();
+        let mut files = vec![model.to_owned()];
+        for index in 0..count.saturating_sub(1) {
+            if self.folders.len() <= index {
+                let beside = model.parent().unwrap_or(Path::new("."));
+                self.folders
+                    .push(tempfile::tempdir_in(beside).map_err(failed)?);
+            }
+            let folder = self.folders[index].path();
+            let copy = folder.join(name);
+            if !copy.exists() {
+                eprintln!("machines: copying {}", model.display());
+                cold_copy(model, folder).map_err(failed)?;
+            }
+            files.push(copy);
+        }
+        Ok(files)
+    }
+}
+
+/// What kinds of machines measured of themselves in this turn.
+#[derive(Default)]
+struct Profiles(Vec<(Limits, NodeProfile)>);
+
+impl Profiles {
+    fn of(&mut self, limits: &Limits) -> Result<NodeProfile, BenchError> {
+        if let Some((_, profile)) = self.0.iter().find(|(known, _)| known == limits) {
+            return Ok(profile.clone());
+        }
+        let model = assets::path(&format!("models/{LARGE}.gguf"))?;
+        let machine = Machine::new("profile", limits, &model)
+            .map_err(|source| BenchError::Cgroup { source })?;
+        let node = Node {
+            machine: &machine,
+            model,
+        };
+        let profile = node.profile();
+        self.0.push((*limits, profile.clone()));
+        Ok(profile)
+    }
+}
