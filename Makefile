@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lint fmt bench check-cuda fuzz assets
+.PHONY: help run test lint fmt bench bench-70b check-cuda fuzz assets
 
 PYTHON ?= python3
 # The model that `make run` fetches; with MODEL=path nothing is fetched.
@@ -14,7 +14,7 @@ MEMBERS ?= 3
 WITH := operator/halda/with-native-tools.sh
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "Variables of run: MODEL=file.gguf MEMBERS=3 PORT=8080 ARGS='--rounds 2 --split 15,10,5'"
 
 run: ## Build, fetch a small model (93 MB, once), answer from a ring of three agents on this machine
@@ -35,10 +35,15 @@ lint: ## Formatting, clippy, and cargo-deny (dependency directions, licenses, so
 fmt: ## Format the code
 	cargo fmt --all
 
-bench: ## Measure speed against llama.cpp and bare TCP, side by side (18 minutes); prints one table
+bench: ## Measure speed against llama.cpp and bare TCP, side by side (40 minutes); prints one table
 	$(PYTHON) tests/assets/fetch.py bench
 	$(WITH) cargo build --release --locked -p prima -p prima-node-agent
 	$(WITH) cargo run --release --locked -p prima-tests --bin bench
+
+bench-70b: ## Measure a model of 70B in a ring of four machines with 4 GiB each (writes 43 GB, once; root)
+	$(PYTHON) tests/assets/fetch.py bench-70b
+	$(WITH) cargo build --release --locked -p prima -p prima-node-agent
+	$(WITH) cargo run --release --locked -p prima-tests --bin bench -- --70b
 
 check-cuda: ## Compile the CUDA build on a machine without a GPU
 	node-agent/engine/check-cuda.sh

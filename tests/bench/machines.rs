@@ -21,6 +21,7 @@ use crate::statistics::Samples;
 
 pub const LARGE: &str = "shape-8b-Q4_K_M";
 const SMALL: &str = "TinyLlama-1.1B-Chat-Q4_K_M";
+const HUGE: &str = "shape-70b-Q4_K_M";
 
 /// One ring.
 #[derive(Clone, Copy)]
@@ -49,6 +50,9 @@ pub struct Outcome {
     /// Megabytes that all members read for each token, and what the plan expected.
     pub read: Samples,
     pub planned_read: Samples,
+    /// Of the member where it is highest: the paper's memory pressure, in percent, and megabytes of anonymous memory.
+    pub pressure_percent: Samples,
+    pub anonymous: Samples,
 }
 
 const fn machine(megabytes: u64, cpus: f64, disk_megabytes: u64) -> Limits {
@@ -59,8 +63,14 @@ const fn machine(megabytes: u64, cpus: f64, disk_megabytes: u64) -> Limits {
     }
 }
 
-const TWO: &[Limits] = &[machine(2000, 2.0, 600); 2];
-const FOUR: &[Limits] = &[machine(1000, 2.0, 400); 4];
+pub const TWO: &[Limits] = &[machine(2000, 2.0, 500); 2];
+pub const FOUR: &[Limits] = &[machine(1000, 2.0, 250); 4];
+
+const FOUR_WITH_4_GIB: &[Limits] = &[Limits {
+    memory_bytes: 4 << 30,
+    cpus: Some(2.0),
+    disk_bytes_per_second: None,
+}; 4];
 
 const fn ring(model: &'static str, machines: &'static [Limits], rounds: usize) -> Setting {
     Setting {
@@ -113,33 +123,33 @@ const PROMPT: &str = "Once upon a time";
 
 /// `None` where no such machines can be made.
 pub fn measure(effort: &Effort) -> Result<Option<Vec<Outcome>>, BenchError> {
-    measure_only(effort, &[])
+    measure_settings(&SETTINGS, effort.turns.min(TURNS))
 }
-pub fn measure_only(effort: &Effort, only: &[usize]) -> Result<Option<Vec<Outcome>>, BenchError> {
-    let large = assets::path(&format!("models/{LARGE}.gguf"))?;
-    if let Err(error) = Machine::new("try", &FOUR[0], &large) {
+
+/// A model of 70B in a ring of four machines with 4 GiB each, of which it would need ten.
+pub fn measure_70b() -> Result<Option<Vec<Outcome>>, BenchError> {
+    measure_settings(&[ring(HUGE, FOUR_WITH_4_GIB, 1)], 1)
+}
+
+fn measure_settings(
+    settings: &[Setting],
+    turns: usize,
+) -> Result<Option<Vec<Outcome>>, BenchError> {
+    let any = assets::path(&format!("models/{}.gguf", settings[0].model))?;
+    if let Err(error) = Machine::new("try", &FOUR[0], &any) {
         eprintln!("machines: left out, they take root and writable cgroups ({error})");
         return Ok(None);
     }
     let mut copies = Copies::default();
-    let mut outcomes: Vec<Outcome> = SETTINGS
-        .iter()
-        .enumerate()
-        .filter(|(i, _)| only.is_empty() || only.contains(i))
-        .map(|x| x.1)
-        .map(|&setting| Outcome {
-            setting,
-            predicted: Samples::default(),
-            measured: Samples::default(),
-            read: Samples::default(),
-            planned_read: Samples::default(),
-        })
-        .collect();
-    for turn in 1..=effort.turns.min(TURNS) {
+    let mut outcomes: Vec<Outcome> = settings.iter().map(Outcome::new).collect();
+    for turn in 1..=turns {
         let mut profiles = Profiles::default();
         for outcome in &mut outcomes {
-            eprintln!("machines, turn {turn}: {}", outcome.setting.describe());
-            outcome.measure(&mut copies, &mut profiles)?;
+            // What is slow and only there to be compared with is measured once.
+            if turn == 1 || outcome.setting.reading == Reading::Ahead {
+                eprintln!("machines, turn {turn}: {}", outcome.setting.describe());
+                outcome.measure(&mut copies, &mut profiles)?;
+            }
         }
     }
     Ok(Some(outcomes))
@@ -160,10 +170,12 @@ impl Setting {
     pub fn describe_machines(&self) -> String {
         let one = |limits: &Limits| {
             format!(
-                "{} MB, {} CPU, {} MB/s",
+                "{} MB, {} CPU{}",
                 limits.memory_bytes / 1_000_000,
                 limits.cpus.unwrap_or_default(),
-                limits.disk_bytes_per_second.unwrap_or_default() / 1_000_000
+                limits
+                    .disk_bytes_per_second
+                    .map_or(String::new(), |rate| format!(", {} MB/s", rate / 1_000_000))
             )
         };
         let (first, rest) = (&self.machines[0], &self.machines[1..]);
@@ -180,6 +192,7 @@ impl Setting {
     fn tokens(&self) -> usize {
         match (self.model, self.reading) {
             (SMALL, _) => 48,
+            (HUGE, _) => 4,
             (_, Reading::Ahead | Reading::OnDemand) => 8,
             (_, Reading::PageCache | Reading::PageCacheAhead) => 3,
         }
@@ -187,6 +200,18 @@ impl Setting {
 }
 
 impl Outcome {
+    fn new(setting: &Setting) -> Outcome {
+        Outcome {
+            setting: *setting,
+            predicted: Samples::default(),
+            measured: Samples::default(),
+            read: Samples::default(),
+            planned_read: Samples::default(),
+            pressure_percent: Samples::default(),
+            anonymous: Samples::default(),
+        }
+    }
+
     /// Of the time per token, predicted against measured.
     pub fn error_percent(&self) -> f64 {
         100.0 * (self.measured.median() / self.predicted.median() - 1.0)
@@ -200,11 +225,15 @@ impl Outcome {
             reading,
         } = self.setting;
         let file = assets::path(&format!("models/{model}.gguf"))?;
-        let files = copies.of(&file, limits.len())?;
+        let files = match model {
+            // A disk may have no room for four of them; members read different layers of it anyway.
+            HUGE => vec![file.clone(); limits.len()],
+            _ => copies.of(&file, limits.len())?,
+        };
         let never = end_tokens(&OneProcess::open(&file, 1)?);
         let measured = limits
             .iter()
-            .map(|limits| profiles.of(limits))
+            .map(|limits| profiles.of(limits, &file))
             .collect::<Result<Vec<_>, _>>()?;
         let rounds = rounds.to_string();
         let planned = plan(
@@ -240,11 +269,17 @@ impl Outcome {
             .filter_map(|member| member.read_bytes_per_token)
             .sum();
         let ring = MachineRing::start(planned.plan, &nodes, &["--reading", reading.argument()]);
-        let address = ring.address();
+        let (address, pids) = (ring.address(), ring.pids());
         let client = Client::of(ring, &never);
         let metric =
             |name| http::metric(address, name).map_err(|source| BenchError::Http { source });
-        settle(&client, || metric("prima_member_streamed_weight_bytes"))?;
+        match reading {
+            Reading::Ahead | Reading::OnDemand => {
+                settle(&client, || metric("prima_member_streamed_weight_bytes"))?;
+            }
+            // Every token is alike.
+            Reading::PageCache | Reading::PageCacheAhead => {}
+        }
         let read = || metric("prima_member_read_bytes_total");
         let before = read()?;
         let tokens = self.setting.tokens();
@@ -254,6 +289,12 @@ impl Outcome {
         // The prompt is computed at once, and so read once.
         self.read.push((read()? - before) / tokens as f64 / 1e6);
         self.planned_read.push(planned_read as f64 / 1e6);
+        let pressure = http::metrics(address, "prima_member_memory_pressure_ratio")
+            .map_err(|source| BenchError::Http { source })?;
+        self.pressure_percent
+            .push(100.0 * pressure.into_iter().fold(0.0, f64::max));
+        let anonymous = pids.into_iter().map(anonymous_bytes).fold(0.0, f64::max);
+        self.anonymous.push(anonymous / 1e6);
         Ok(())
     }
 }
@@ -276,6 +317,24 @@ fn settle(
 }
 
 impl Reading {
+    /// From the least to the most.
+    pub const ALL: [Reading; 4] = [
+        Reading::PageCache,
+        Reading::PageCacheAhead,
+        Reading::OnDemand,
+        Reading::Ahead,
+    ];
+
+    /// For people.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Reading::PageCache => "page cache alone",
+            Reading::PageCacheAhead => "page cache, next window asked for",
+            Reading::OnDemand => "resident set, no read-ahead",
+            Reading::Ahead => "resident set and read-ahead",
+        }
+    }
+
     fn argument(self) -> &'static str {
         match self {
             Reading::Ahead => "ahead",
@@ -284,6 +343,16 @@ impl Reading {
             Reading::PageCacheAhead => "page-cache-ahead",
         }
     }
+}
+
+/// Of the process; 0 where the system does not say.
+fn anonymous_bytes(pid: u32) -> f64 {
+    let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+    let kilobytes = rollup.lines().find_map(|line| {
+        let number = line.strip_prefix("Anonymous:")?.trim();
+        number.strip_suffix("kB")?.trim().parse::<f64>().ok()
+    });
+    kilobytes.map_or(0.0, |kilobytes| kilobytes * 1024.0)
 }
 
 /// Copies of models, gone in the end.
@@ -324,16 +393,15 @@ impl Copies {
 struct Profiles(Vec<(Limits, NodeProfile)>);
 
 impl Profiles {
-    fn of(&mut self, limits: &Limits) -> Result<NodeProfile, BenchError> {
+    fn of(&mut self, limits: &Limits, model: &Path) -> Result<NodeProfile, BenchError> {
         if let Some((_, profile)) = self.0.iter().find(|(known, _)| known == limits) {
             return Ok(profile.clone());
         }
-        let model = assets::path(&format!("models/{LARGE}.gguf"))?;
-        let machine = Machine::new("profile", limits, &model)
+        let machine = Machine::new("profile", limits, model)
             .map_err(|source| BenchError::Cgroup { source })?;
         let node = Node {
             machine: &machine,
-            model,
+            model: model.to_owned(),
         };
         let profile = node.profile();
         self.0.push((*limits, profile.clone()));

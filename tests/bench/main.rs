@@ -3,7 +3,8 @@
 //! Decides what is measured and in which order: whatever is compared takes turns, again and again, so that a machine that gets
 //! slower does so for both; medians are reported. Refuses to judge by one sample, and to hide what comes out badly.
 //!
-//! `--quick` takes one small sample of everything, to try the bench itself; its numbers mean nothing and are not kept.
+//! `--quick` takes one small sample of everything, to try the bench itself; its numbers mean nothing and are not kept. `--70b` measures
+//! a model of 70B in a small ring, and nothing else.
 
 mod client;
 mod engine_speed;
@@ -20,7 +21,7 @@ mod report;
 mod ring_speed;
 mod statistics;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use error::BenchError;
@@ -48,29 +49,12 @@ const QUICK: Effort = Effort {
 };
 
 fn main() -> ExitCode {
-    let quick = std::env::args().any(|argument| argument == "--quick");
-    if std::env::args().any(|a| a == "--machines") {
-        let only: Vec<usize> = std::env::var("ONLY")
-            .map(|s| s.split(',').map(|x| x.parse().unwrap()).collect())
-            .unwrap_or_default();
-        let effort = Effort {
-            turns: if quick { 1 } else { 2 },
-            ..FULL
-        };
-        for o in machines::measure_only(&effort, &only).unwrap().unwrap() {
-            println!(
-                "{} | predicted {:.3} measured {:.3} error {:+.0} % | read {:.0} planned {:.0}",
-                o.setting.describe(),
-                o.predicted.median(),
-                o.measured.median(),
-                o.error_percent(),
-                o.read.median(),
-                o.planned_read.median()
-            );
-        }
-        return ExitCode::SUCCESS;
-    }
-    match run(quick) {
+    let asked = |option: &str| std::env::args().any(|argument| argument == option);
+    let measured = match asked("--70b") {
+        true => run_70b(),
+        false => run(asked("--quick")),
+    };
+    match measured {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("bench: {error}");
@@ -92,15 +76,33 @@ fn run(quick: bool) -> Result<(), BenchError> {
     let predictions = prediction::measure(&effort)?;
     let planning = planning_speed::measure(&effort)?;
     let limits = memory_limit::measure(&effort)?;
+    let machines = machines::measure(&effort)?;
     let mut table = report::markdown(&effort, &engine, &hops, &ring);
     table += &report::memory_limits(limits.as_deref());
+    table += &report::machines(machines.as_deref());
     table += &report::planner(&predictions, &planning);
     println!("{table}");
     if !quick {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("bench/results");
+        let folder = results();
         report::write(&folder.join("latest.md"), &table)?;
         report::write(&folder.join("hops.svg"), &plot::hops(&hops))?;
+        if let Some(machines) = machines {
+            report::write(&folder.join("reading.svg"), &plot::reading(&machines))?;
+        }
         println!("written to {}", folder.display());
     }
     Ok(())
+}
+
+fn run_70b() -> Result<(), BenchError> {
+    let Some(outcomes) = machines::measure_70b()? else {
+        return Ok(());
+    };
+    let table = report::machines_70b(&outcomes);
+    println!("{table}");
+    report::write(&results().join("70b.md"), &table)
+}
+
+fn results() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("bench/results")
 }

@@ -1,8 +1,11 @@
-//! The cost of hops as a picture: an SVG without scripts or fonts of its own, readable on light and dark pages.
+//! The cost of hops and the gain of reading ahead as pictures: SVG without scripts or fonts of its own, readable on light and dark pages.
 
 use std::fmt::Write;
 
 use crate::hop_cost::{HopCost, Ring};
+use prima_tests::machine::Limits;
+
+use crate::machines::{FOUR, Outcome, Reading, TWO};
 use crate::statistics::{Line, Samples};
 
 const WIDTH: f64 = 640.0;
@@ -58,6 +61,65 @@ pub fn hops(cost: &HopCost) -> String {
     );
     svg.push_str("</svg>\n");
     svg
+}
+
+/// Tokens per second of rings of machines, by how weights that do not fit are read: a bar each.
+pub fn reading(outcomes: &[Outcome]) -> String {
+    const BAR: f64 = 18.0;
+    const LABEL: f64 = 300.0;
+    let rings = [TWO, FOUR];
+    let bars = |machines: &'static [Limits]| {
+        let of = move |reading| {
+            outcomes.iter().filter(move |one| {
+                one.setting.machines == machines && one.setting.reading == reading
+            })
+        };
+        Reading::ALL.into_iter().flat_map(of).collect::<Vec<_>>()
+    };
+    let all = rings.into_iter().flat_map(bars);
+    let highest = all.map(|one| one.measured.median()).fold(0.01, f64::max);
+    let mut y = 44.0;
+    let mut rows = String::new();
+    for machines in rings {
+        let bars = bars(machines);
+        let Some(first) = bars.first() else { continue };
+        y += 14.0;
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            rows,
+            r##"<text x="16" y="{y:.0}" fill="#1b1f24" font-weight="600">{}</text>"##,
+            first.setting.describe_machines()
+        );
+        y += 8.0;
+        for one in bars {
+            let rounds = one.setting.rounds;
+            let value = one.measured.median();
+            let color = if one.setting.reading == Reading::Ahead {
+                RING
+            } else {
+                TCP
+            };
+            let _ = writeln!(
+                rows,
+                r##"<text x="{:.0}" y="{:.0}" text-anchor="end" fill="#57606a">{}, k = {rounds}</text><rect x="{LABEL}" y="{y:.0}" width="{:.1}" height="{BAR}" rx="2" fill="{color}"/><text x="{:.1}" y="{:.0}" fill="#1b1f24">{value:.2}</text>"##,
+                LABEL - 8.0,
+                y + 13.0,
+                one.setting.reading.describe(),
+                value / highest * (WIDTH - LABEL - 64.0),
+                LABEL + value / highest * (WIDTH - LABEL - 64.0) + 6.0,
+                y + 13.0
+            );
+            y += BAR + 5.0;
+        }
+        y += 8.0;
+    }
+    format!(
+        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:.0}" font-family="system-ui, sans-serif" font-size="12">
+<rect width="{WIDTH}" height="{y:.0}" rx="6" fill="#ffffff"/>
+<text x="16" y="24" font-size="14" fill="#1b1f24">Tokens per second of a model of 4.9 GB in rings of machines that cannot hold it</text>
+{rows}</svg>
+"##
+    )
 }
 
 struct Axes {

@@ -7,6 +7,7 @@ use crate::Effort;
 use crate::engine_speed::{EngineSpeed, Pair};
 use crate::error::BenchError;
 use crate::hop_cost::HopCost;
+use crate::machines::{Outcome, Reading};
 use crate::memory_limit::UnderLimit;
 use crate::planning_speed::{MACHINES, PlanningSpeed};
 use crate::prediction::Prediction;
@@ -17,6 +18,8 @@ use crate::statistics::Samples;
 const SLOPE_GOAL: f64 = 1.5; // times bare TCP
 const FIXED_GOAL: f64 = 0.3; // milliseconds per token
 const THREE_MEMBERS_GOAL: f64 = 0.85; // of one member's decode
+/// The goal of residency, percent.
+const PRESSURE_GOAL: f64 = 6.0;
 /// The goals of the planner.
 const PREDICTION_GOAL: f64 = 20.0; // percent of the time per token
 const FIRST_GOAL: f64 = 12.0; // milliseconds
@@ -88,6 +91,100 @@ pub fn memory_limits(limits: Option<&[UnderLimit]>) -> String {
             spread(&limit.predicted, 2),
             spread(&limit.read, 0),
             spread(&limit.planned_read, 0),
+        );
+    }
+    text
+}
+
+/// The section about rings of separate machines.
+pub fn machines(outcomes: Option<&[Outcome]>) -> String {
+    let mut text = String::from("\n## Rings of separate machines\n\n");
+    let Some(outcomes) = outcomes else {
+        text += "Left out on this machine: it takes root and writable cgroups.\n";
+        return text;
+    };
+    text += "Each machine has its own limits of memory, processors and disk, and its own copy of the model. It measures itself, `prima plan` makes the plan. \
+        Memory pressure is the fall of the available memory, as a share of all.\n\n";
+    let (ahead, others): (Vec<&Outcome>, Vec<&Outcome>) = outcomes
+        .iter()
+        .partition(|outcome| outcome.setting.reading == Reading::Ahead);
+    text += &machines_table(&ahead);
+    let _ = writeln!(text, "\nGoal: an error below {PREDICTION_GOAL} %.");
+    let _ = write!(
+        text,
+        "\n### What each part of reading weights gives\n\n{}, tokens per second. \"Next window asked for\" is the page cache with the paper's prefetch: where the window \
+         does not fit into memory, what was read first is gone when it is used.\n\n\
+         | machines | | rounds | tokens per second | times the page cache |\n| --- | --- | --- | --- | --- |\n",
+        crate::machines::LARGE
+    );
+    for machines in [crate::machines::TWO, crate::machines::FOUR] {
+        let of = |reading| {
+            let same = |one: &&&Outcome| {
+                one.setting.machines == machines && one.setting.reading == reading
+            };
+            others
+                .iter()
+                .chain(&ahead)
+                .filter(same)
+                .copied()
+                .collect::<Vec<_>>()
+        };
+        let least = of(Reading::PageCache)
+            .first()
+            .map_or(f64::NAN, |one| one.measured.median());
+        for reading in Reading::ALL {
+            for one in of(reading) {
+                let _ = writeln!(
+                    text,
+                    "| {} | {} | {} | {} | **{:.1}** |",
+                    one.setting.describe_machines(),
+                    reading.describe(),
+                    one.setting.rounds,
+                    spread(&one.measured, 3),
+                    one.measured.median() / least
+                );
+            }
+        }
+    }
+    text += "\n![tokens per second by how weights are read](reading.svg)\n";
+    text
+}
+
+/// The report about a model of 70B.
+pub fn machines_70b(outcomes: &[Outcome]) -> String {
+    let all: Vec<&Outcome> = outcomes.iter().collect();
+    format!(
+        "# What `make bench-70b` measured\n\n{}\n\nRandom weights in the shape of Llama 3 70B (42 GB, Q4_K_M) in a ring of machines with 4 GiB each, that read one file on \
+         one disk.\n\n{}\nGoal: memory pressure below {PRESSURE_GOAL} %: {}.\n",
+        machine(),
+        machines_table(&all),
+        verdict(
+            all.iter()
+                .all(|one| one.pressure_percent.largest() < PRESSURE_GOAL)
+        )
+    )
+}
+
+fn machines_table(outcomes: &[&Outcome]) -> String {
+    let mut text = String::from(
+        "| model | machines | rounds | predicted | measured | error of the time per token | | MB read a token | planned | memory pressure, % | anonymous MB a member |\n\
+         | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+    );
+    for one in outcomes {
+        let error = one.error_percent();
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} | {} | {error:+.0} % | {} | {:.0} | {:.0} | {:.1} | {:.0} |",
+            one.setting.model,
+            one.setting.describe_machines(),
+            one.setting.rounds,
+            spread(&one.predicted, 2),
+            spread(&one.measured, 2),
+            verdict(error.abs() < PREDICTION_GOAL),
+            one.read.median(),
+            one.planned_read.median(),
+            one.pressure_percent.largest(),
+            one.anonymous.largest()
         );
     }
     text

@@ -40,6 +40,11 @@ pub fn get(address: SocketAddr, path: &str) -> io::Result<Response> {
 
 /// A metric of a ring, over all its members together.
 pub fn metric(address: SocketAddr, name: &str) -> io::Result<f64> {
+    Ok(metrics(address, name)?.iter().sum())
+}
+
+/// A metric of each member of a ring; of at least one.
+pub fn metrics(address: SocketAddr, name: &str) -> io::Result<Vec<f64>> {
     let metrics = get(address, "/metrics")?;
     let of_member = |line: &str| {
         line.strip_prefix(name)?
@@ -54,7 +59,7 @@ pub fn metric(address: SocketAddr, name: &str) -> io::Result<f64> {
         .collect();
     match values.is_empty() {
         true => Err(io::Error::other(format!("no {name} in /metrics"))),
-        false => Ok(values.iter().sum()),
+        false => Ok(values),
     }
 }
 
