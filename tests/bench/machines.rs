@@ -99,7 +99,7 @@ const SETTINGS: [Setting; 19] = [
         1,
     ),
     ring(SMALL, &[machine(500, 2.0, 600)], 1),
-    ring(SMALL, &[machine(300, 2.0, 600); 2], 2),
+    ring(SMALL, &[machine(250, 2.0, 600); 2], 1),
     ring(LARGE, &[machine(4000, 2.0, 600)], 1),
     ring(LARGE, &[machine(2560, 2.0, 600)], 1),
     ring(LARGE, TWO, 1),

@@ -62,7 +62,7 @@ impl LocalRingBuilder {
         self.arg("--split").arg(layers.join(","))
     }
 
-    /// Measures the machine, as `prima run` does, instead of reading a profile; that takes a while.
+    /// Measures the machine now, as `prima run` does the first time, instead of reading a profile; that takes a while.
     pub fn measured(mut self) -> Self {
         self.measures = true;
         self
@@ -107,6 +107,10 @@ impl LocalRingBuilder {
             .arg("run")
             .args(&self.args)
             .env_remove("PRIMA_API_KEY");
+        if self.measures {
+            // No cache: measured now, not when an earlier test ran.
+            command.env("PRIMA_CACHE", "/dev/null");
+        }
         command
     }
 }
