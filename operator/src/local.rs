@@ -55,6 +55,12 @@ pub struct RunArgs {
     /// Threads of each member [default: all cores; a member that waits uses none]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
+    /// Memory that stays free for other programs [default: 5 % of what is available at the start]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(..1 << 50))]
+    reserve_memory: Option<u64>,
+    /// Leave all weights to the system's page cache, even when they do not fit into memory
+    #[arg(long, conflicts_with = "reserve_memory")]
+    no_streaming: bool,
     /// Ask clients for this key
     #[arg(
         long,
@@ -120,6 +126,7 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
     let screen = Screen::new();
     // Before the first agent, so that no signal finds agents and nobody who would end them.
     let mut stop = StopSignals::install().map_err(LocalError::Signals)?;
+    let mut reserve_memory = args.reserve_memory;
     let (rounds, windows, report): (i32, Vec<Vec<PlannedWindow>>, _) = match &args.split {
         Some(split) => {
             let members = args.members.map(usize::from);
@@ -137,18 +144,28 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
                 rounds: args.rounds.map(usize::from),
                 context: context as usize,
                 threads: args.threads.map(usize::from),
+                reserve_memory: args.reserve_memory,
                 profile: args.profile.as_deref(),
             };
-            let plan = tokio::select! {
-                plan = planned::plan(&model, &wishes, &screen) => plan?,
+            let planned = tokio::select! {
+                planned = planned::plan(&model, &wishes, &screen) => planned?,
                 () = stop.received() => return Ok(()),
             };
+            reserve_memory = planned.reserve_memory;
+            let plan = planned.plan;
             // One machine's members are alike, so what they are called follows the ring's order.
             let windows = plan.members.iter();
             let windows = windows
                 .map(|member| plan::windows(&member.windows))
                 .collect();
-            (plan.rounds as i32, windows, Some(plan.report))
+            // What the page cache does with weights that do not fit is not predicted.
+            let overflows = plan
+                .report
+                .members
+                .iter()
+                .any(|member| member.overflow_bytes > 0);
+            let report = (!(args.no_streaming && overflows)).then_some(plan.report);
+            (plan.rounds as i32, windows, report)
         }
     };
     let count = windows.len();
@@ -204,6 +221,8 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
             plan_file: &plan_file,
             http,
             threads: args.threads.map(usize::from),
+            reserve_memory,
+            no_streaming: args.no_streaming,
             api_key: args.api_key.as_deref(),
         },
         &screen,

@@ -36,6 +36,8 @@ pub enum BenchError {
     PingPong { source: std::io::Error },
     #[error("cannot limit a program's memory")]
     Cgroup { source: std::io::Error },
+    #[error("cannot drop a model from the page cache")]
+    PageCache { source: std::io::Error },
     #[error("cannot copy {}", path.display())]
     Copy {
         path: PathBuf,

@@ -5,7 +5,9 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use prima_crds::v1alpha1::node_profile::NodeProfile;
+use prima_node_agent::ring::Reading;
 use prima_tests::Endpoint;
 use prima_tests::assets;
 use prima_tests::http;
@@ -17,7 +19,7 @@ use tempfile::TempDir;
 use crate::Effort;
 use crate::client::{Client, end_tokens};
 use crate::error::BenchError;
-use crate::statistics::Samples;
+use crate::statistics::{Samples, error_percent};
 
 pub const LARGE: &str = "shape-8b-Q4_K_M";
 const SMALL: &str = "TinyLlama-1.1B-Chat-Q4_K_M";
@@ -30,15 +32,6 @@ pub struct Setting {
     pub machines: &'static [Limits],
     pub rounds: usize,
     pub reading: Reading,
-}
-
-/// How weights that do not fit are read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reading {
-    Ahead,
-    OnDemand,
-    PageCache,
-    PageCacheAhead,
 }
 
 /// Of one ring.
@@ -108,10 +101,10 @@ const SETTINGS: [Setting; 19] = [
     ring(LARGE, FOUR, 1),
     ring(LARGE, FOUR, 2),
     ring(LARGE, FOUR, 4),
-    without(Reading::OnDemand, TWO, 4),
+    without(Reading::OnePieceAhead, TWO, 4),
     without(Reading::PageCacheAhead, TWO, 4),
     without(Reading::PageCache, TWO, 4),
-    without(Reading::OnDemand, FOUR, 4),
+    without(Reading::OnePieceAhead, FOUR, 4),
     without(Reading::PageCacheAhead, FOUR, 4),
     without(Reading::PageCache, FOUR, 4),
 ];
@@ -123,7 +116,11 @@ const PROMPT: &str = "Once upon a time";
 
 /// `None` where no such machines can be made.
 pub fn measure(effort: &Effort) -> Result<Option<Vec<Outcome>>, BenchError> {
-    measure_settings(&SETTINGS, effort.turns.min(TURNS))
+    let settings = match effort.turns {
+        1 => &SETTINGS[..2],
+        _ => &SETTINGS[..],
+    };
+    measure_settings(settings, effort.turns.min(TURNS))
 }
 
 /// A model of 70B in a ring of four machines with 4 GiB each, of which it would need ten.
@@ -156,7 +153,7 @@ fn measure_settings(
 }
 
 impl Setting {
-    /// Such as "2 x 2000 MB, 2 processors, 600 MB/s; 4 rounds".
+    /// For the log.
     pub fn describe(&self) -> String {
         format!(
             "{}, {}, {} rounds, {:?}",
@@ -167,6 +164,7 @@ impl Setting {
         )
     }
 
+    /// Such as "2 x 2000 MB, 2 CPU, 500 MB/s".
     pub fn describe_machines(&self) -> String {
         let one = |limits: &Limits| {
             format!(
@@ -193,7 +191,7 @@ impl Setting {
         match (self.model, self.reading) {
             (SMALL, _) => 48,
             (HUGE, _) => 4,
-            (_, Reading::Ahead | Reading::OnDemand) => 8,
+            (_, Reading::Ahead | Reading::OnePieceAhead) => 8,
             (_, Reading::PageCache | Reading::PageCacheAhead) => 3,
         }
     }
@@ -214,7 +212,7 @@ impl Outcome {
 
     /// Of the time per token, predicted against measured.
     pub fn error_percent(&self) -> f64 {
-        100.0 * (self.measured.median() / self.predicted.median() - 1.0)
+        error_percent(&self.predicted, &self.measured)
     }
 
     fn measure(&mut self, copies: &mut Copies, profiles: &mut Profiles) -> Result<(), BenchError> {
@@ -262,19 +260,19 @@ impl Outcome {
             .map(|(machine, model)| Node { machine, model })
             .collect();
         for node in &nodes {
-            drop_cached(&node.model).map_err(|source| BenchError::Cgroup { source })?;
+            drop_cached(&node.model).map_err(|source| BenchError::PageCache { source })?;
         }
         let members = planned.plan.spec.members.iter();
         let planned_read: i64 = members
             .filter_map(|member| member.read_bytes_per_token)
             .sum();
-        let ring = MachineRing::start(planned.plan, &nodes, &["--reading", reading.argument()]);
+        let ring = MachineRing::start(planned.plan, &nodes, &["--reading", &argument(reading)]);
         let (address, pids) = (ring.address(), ring.pids());
         let client = Client::of(ring, &never);
         let metric =
             |name| http::metric(address, name).map_err(|source| BenchError::Http { source });
         match reading {
-            Reading::Ahead | Reading::OnDemand => {
+            Reading::Ahead | Reading::OnePieceAhead => {
                 settle(&client, || metric("prima_member_streamed_weight_bytes"))?;
             }
             // Every token is alike.
@@ -316,33 +314,18 @@ fn settle(
     Ok(())
 }
 
-impl Reading {
-    /// From the least to the most.
-    pub const ALL: [Reading; 4] = [
-        Reading::PageCache,
-        Reading::PageCacheAhead,
-        Reading::OnDemand,
-        Reading::Ahead,
-    ];
+/// Ways of reading, from the least to the most, and what people call them.
+pub const READINGS: [(Reading, &str); 4] = [
+    (Reading::PageCache, "page cache alone"),
+    (Reading::PageCacheAhead, "page cache, next window asked for"),
+    (Reading::OnePieceAhead, "resident set, 4 MiB ahead"),
+    (Reading::Ahead, "resident set and read-ahead"),
+];
 
-    /// For people.
-    pub fn describe(self) -> &'static str {
-        match self {
-            Reading::PageCache => "page cache alone",
-            Reading::PageCacheAhead => "page cache, next window asked for",
-            Reading::OnDemand => "resident set, no read-ahead",
-            Reading::Ahead => "resident set and read-ahead",
-        }
-    }
-
-    fn argument(self) -> &'static str {
-        match self {
-            Reading::Ahead => "ahead",
-            Reading::OnDemand => "on-demand",
-            Reading::PageCache => "page-cache",
-            Reading::PageCacheAhead => "page-cache-ahead",
-        }
-    }
+/// Its name as an option's value.
+fn argument(reading: Reading) -> String {
+    let value = reading.to_possible_value();
+    value.map_or(String::new(), |value| value.get_name().to_owned())
 }
 
 /// Of the process; 0 where the system does not say.

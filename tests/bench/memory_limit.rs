@@ -1,7 +1,7 @@
 //! A model that is larger than the memory it may use: tokens per second and bytes read for each, beside llama.cpp under the same limit.
 //!
 //! llama.cpp runs at its best setting there: its map, without repacking (with its default it is killed for memory). Each run starts
-//! with an empty page cache, in a cgroup of its own. Leaves itself out where no cgroup can be made.
+//! with nothing of the model in the page cache, in a cgroup of its own. Leaves itself out where no cgroup can be made.
 
 use std::path::Path;
 
@@ -67,11 +67,12 @@ pub fn measure(effort: &Effort) -> Result<Option<Vec<UnderLimit>>, BenchError> {
         for limit in &mut limits {
             eprintln!("memory limits, turn {turn}: {} MB", limit.megabytes);
             let cgroup = |source| BenchError::Cgroup { source };
+            let page_cache = |source| BenchError::PageCache { source };
             let limits = Limits::of_memory(limit.megabytes * 1_000_000);
             let machine = Machine::new("bench", &limits, &path).map_err(cgroup)?;
-            drop_cached(&path).map_err(cgroup)?;
+            drop_cached(&path).map_err(page_cache)?;
             limit.ring(&path, &machine, &never)?;
-            drop_cached(&path).map_err(cgroup)?;
+            drop_cached(&path).map_err(page_cache)?;
             let rate = peer::tokens_per_second_in(&machine, &bench, &path, THREADS, PEER_TOKENS)?;
             limit.llama_cpp.push(rate);
         }

@@ -57,7 +57,7 @@ pub fn tokens_per_second(
     rate(&mut command(binary, model, threads, prefill, decode))
 }
 
-/// As [`tokens_per_second`], of `decode` tokens inside of `group`, with weights in its map as they are.
+/// As [`tokens_per_second`], of `decode` tokens on `machine`, with weights in its map as they are.
 pub fn tokens_per_second_in(
     machine: &Machine,
     binary: &Path,

@@ -3,9 +3,10 @@
 use std::fmt::Write;
 
 use crate::hop_cost::{HopCost, Ring};
+use prima_node_agent::ring::Reading;
 use prima_tests::machine::Limits;
 
-use crate::machines::{FOUR, Outcome, Reading, TWO};
+use crate::machines::{FOUR, Outcome, READINGS, TWO};
 use crate::statistics::{Line, Samples};
 
 const WIDTH: f64 = 640.0;
@@ -74,15 +75,22 @@ pub fn reading(outcomes: &[Outcome]) -> String {
                 one.setting.machines == machines && one.setting.reading == reading
             })
         };
-        Reading::ALL.into_iter().flat_map(of).collect::<Vec<_>>()
+        READINGS
+            .into_iter()
+            .flat_map(|(reading, name)| of(reading).map(move |one| (one, name)))
+            .collect::<Vec<_>>()
     };
     let all = rings.into_iter().flat_map(bars);
-    let highest = all.map(|one| one.measured.median()).fold(0.01, f64::max);
+    let highest = all
+        .map(|(one, _)| one.measured.median())
+        .fold(0.01, f64::max);
     let mut y = 44.0;
     let mut rows = String::new();
     for machines in rings {
         let bars = bars(machines);
-        let Some(first) = bars.first() else { continue };
+        let Some((first, _)) = bars.first() else {
+            continue;
+        };
         y += 14.0;
         // Writing to a String cannot fail.
         let _ = writeln!(
@@ -91,7 +99,7 @@ pub fn reading(outcomes: &[Outcome]) -> String {
             first.setting.describe_machines()
         );
         y += 8.0;
-        for one in bars {
+        for (one, name) in bars {
             let rounds = one.setting.rounds;
             let value = one.measured.median();
             let color = if one.setting.reading == Reading::Ahead {
@@ -104,7 +112,7 @@ pub fn reading(outcomes: &[Outcome]) -> String {
                 r##"<text x="{:.0}" y="{:.0}" text-anchor="end" fill="#57606a">{}, k = {rounds}</text><rect x="{LABEL}" y="{y:.0}" width="{:.1}" height="{BAR}" rx="2" fill="{color}"/><text x="{:.1}" y="{:.0}" fill="#1b1f24">{value:.2}</text>"##,
                 LABEL - 8.0,
                 y + 13.0,
-                one.setting.reading.describe(),
+                name,
                 value / highest * (WIDTH - LABEL - 64.0),
                 LABEL + value / highest * (WIDTH - LABEL - 64.0) + 6.0,
                 y + 13.0

@@ -7,7 +7,7 @@ use prima_tests::one_process::OneProcess;
 use crate::Effort;
 use crate::client::{Client, end_tokens};
 use crate::error::BenchError;
-use crate::statistics::Samples;
+use crate::statistics::{Samples, error_percent};
 
 /// Model, members, rounds.
 const SETTINGS: [(&str, usize, usize); 6] = [
@@ -34,7 +34,7 @@ pub struct Prediction {
 impl Prediction {
     /// Of the time per token, predicted against measured.
     pub fn error_percent(&self) -> f64 {
-        100.0 * (self.measured.median() / self.predicted.median() - 1.0)
+        error_percent(&self.predicted, &self.measured)
     }
 }
 

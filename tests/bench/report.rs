@@ -7,7 +7,9 @@ use crate::Effort;
 use crate::engine_speed::{EngineSpeed, Pair};
 use crate::error::BenchError;
 use crate::hop_cost::HopCost;
-use crate::machines::{Outcome, Reading};
+use prima_node_agent::ring::Reading;
+
+use crate::machines::{Outcome, READINGS};
 use crate::memory_limit::UnderLimit;
 use crate::planning_speed::{MACHINES, PlanningSpeed};
 use crate::prediction::Prediction;
@@ -132,13 +134,13 @@ pub fn machines(outcomes: Option<&[Outcome]>) -> String {
         let least = of(Reading::PageCache)
             .first()
             .map_or(f64::NAN, |one| one.measured.median());
-        for reading in Reading::ALL {
+        for (reading, name) in READINGS {
             for one in of(reading) {
                 let _ = writeln!(
                     text,
                     "| {} | {} | {} | {} | **{:.1}** |",
                     one.setting.describe_machines(),
-                    reading.describe(),
+                    name,
                     one.setting.rounds,
                     spread(&one.measured, 3),
                     one.measured.median() / least

@@ -29,6 +29,11 @@ impl Samples {
     }
 }
 
+/// By how much the time that rates predict differs from the time that was measured, in percent of the latter.
+pub fn error_percent(predicted: &Samples, measured: &Samples) -> f64 {
+    100.0 * (measured.median() / predicted.median() - 1.0)
+}
+
 /// y = fixed + slope * x.
 #[derive(Debug, Clone, Copy)]
 pub struct Line {

@@ -67,7 +67,10 @@ impl Machine {
                 fs::write(blkio.join("blkio.throttle.read_bps_device"), line)?;
             }
         } else {
-            fs::write(root.join("cgroup.subtree_control"), "+memory +cpu +io")?;
+            let mut controllers = String::from("+memory");
+            controllers += if quota.is_some() { " +cpu" } else { "" };
+            controllers += if disk.is_some() { " +io" } else { "" };
+            fs::write(root.join("cgroup.subtree_control"), controllers)?;
             let all = machine.folder(root, &name)?;
             fs::write(all.join("memory.max"), limits.memory_bytes.to_string())?;
             if let Some(quota) = quota {

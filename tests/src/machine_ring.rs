@@ -45,8 +45,10 @@ impl Node<'_> {
     pub fn profile(&self) -> NodeProfile {
         let mut command = Command::new(built_binary("prima-node-agent"));
         command
-            .args(["profile", "--fresh", "--output", "yaml", "--models"])
-            .arg(&self.model);
+            .args(["profile", "--output", "yaml", "--models"])
+            .arg(&self.model)
+            // No cache: measured now, and nothing kept of a machine that is none.
+            .env("PRIMA_CACHE", "/dev/null");
         let ended = Process::spawn(self.machine.enter(command)).wait();
         assert!(ended.status.success(), "{ended:#?}");
         NodeProfile::from_yaml("profile", &ended.stdout).expect("a profile")
@@ -96,11 +98,12 @@ impl MachineRing {
     /// Starts the agent of every member of `plan` on its node (`m0` on the first, and so on) with further `arguments`, and waits until a
     /// token went round. Panics with what an agent wrote if it ends before that.
     pub fn start(mut plan: RingPlan, nodes: &[Node<'_>], arguments: &[&str]) -> MachineRing {
-        for member in &mut plan.spec.members {
-            member.address = free_port().to_string();
+        let ports = free_ports(plan.spec.members.len() + 1);
+        let address = ports[0];
+        for (member, port) in plan.spec.members.iter_mut().zip(&ports[1..]) {
+            member.address = port.to_string();
         }
         let folder = tempfile::tempdir().expect("a folder");
-        let address = free_port();
         let model = plan.spec.model.name.clone();
         let agents = plan.spec.members.iter().map(|member| {
             let index: usize = member.name[1..].parse().expect("a number");
@@ -168,8 +171,11 @@ impl Drop for MachineRing {
     }
 }
 
-fn free_port() -> SocketAddr {
-    let bound =
-        || -> io::Result<SocketAddr> { TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr() };
-    bound().expect("a free port")
+/// Different ones.
+fn free_ports(count: usize) -> Vec<SocketAddr> {
+    let bound = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+    let all: io::Result<Vec<TcpListener>> = (0..count).map(|_| bound()).collect();
+    let all = all.expect("free ports");
+    let addresses = all.iter().map(|one| one.local_addr().expect("an address"));
+    addresses.collect()
 }

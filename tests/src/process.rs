@@ -17,9 +17,6 @@ pub struct Ended {
     pub stderr: String,
 }
 
-/// How long a ring may take to serve, or to end. Far more than it does take; only one that hangs gets there.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
-pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// A child whose output is collected while it runs.
 pub struct Process {
     child: Child,
@@ -27,6 +24,10 @@ pub struct Process {
     stderr: Arc<Mutex<String>>,
     readers: Vec<JoinHandle<()>>,
 }
+
+/// How long a ring may take to serve, or to end. Far more than it does take; only one that hangs gets there.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 impl Process {
     pub(crate) fn spawn(mut command: Command) -> Self {

@@ -1,7 +1,10 @@
 //! What a newcomer runs: rings of several sizes and splits on this machine answer real prompts through HTTP, and
 //! all say the same. That the logits are bit-identical is shown elsewhere; here whole programs are compared.
 
+use std::time::{Duration, Instant};
+
 use prima_tests::local_ring::{LocalRing, LocalRingBuilder, smollm2};
+use prima_tests::{Endpoint, http};
 
 const PROMPTS: [&str; 2] = ["The capital of France is", "def fibonacci(n):\n"];
 const MAX_TOKENS: usize = 16;
@@ -48,6 +51,28 @@ fn rounds_uneven_and_empty_windows_change_no_answer() {
             "--split {split:?} --rounds {rounds}"
         );
     }
+}
+
+#[test]
+fn a_reserve_that_leaves_no_memory_for_weights_changes_no_answer() {
+    let ring = || LocalRing::builder().model(&smollm2()).split(&[14, 16]);
+    let usual = ring().start();
+    let answer = usual.complete(PROMPTS[0], MAX_TOKENS);
+    usual.stop();
+    let starved = ring()
+        .arg("--reserve-memory")
+        .arg("500000000000000")
+        .start();
+    let metric = |name| http::metric(starved.address(), name).unwrap();
+    // Weights are given back a moment after the start; members tell of it with every token.
+    let begun = Instant::now();
+    while metric("prima_member_streamed_weight_bytes") == 0.0 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "all in memory");
+        assert_eq!(starved.complete(PROMPTS[0], MAX_TOKENS), answer);
+    }
+    assert_eq!(starved.complete(PROMPTS[0], MAX_TOKENS), answer);
+    assert!(metric("prima_member_read_bytes_total") > 0.0);
+    starved.stop();
 }
 
 /// The greedy continuations of all prompts by a ring that is started for them.

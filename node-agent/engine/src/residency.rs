@@ -199,12 +199,17 @@ impl Residency {
     }
 }
 
-/// Bytes a second at which the first `bytes` of the file at `path` are streamed as weights are, without computing.
+/// Bytes a second at which the first `bytes` of the file at `path` are streamed as weights are, without computing. The clock starts, and
+/// `started` is called, when the buffers are there and the disk is at work.
 ///
 /// # Errors
 /// [`EngineError::ReadAhead`] when the file cannot be opened or the system refuses a thread, [`EngineError::ReadWeights`] when it
 /// cannot be read.
-pub fn streaming_rate(path: &Path, bytes: u64) -> Result<f64, EngineError> {
+pub fn streaming_rate(
+    path: &Path,
+    bytes: u64,
+    mut started: impl FnMut(),
+) -> Result<f64, EngineError> {
     const ROW_BYTES: usize = 1 << 10;
     let file = Tensor {
         offset: 0,
@@ -216,16 +221,17 @@ pub fn streaming_rate(path: &Path, bytes: u64) -> Result<f64, EngineError> {
         path: path.to_owned(),
         source,
     })?;
-    // The clock starts when the buffers are there and the disk is at work.
     let untimed = split.slots.min(split.streamed.len() / 2);
     let (mut begun, mut timed) = (Instant::now(), 0);
     reader.follow(split.clone());
     for (index, piece) in split.streamed.iter().enumerate() {
+        if index == untimed {
+            begun = Instant::now();
+            started();
+        }
         let loaded = reader.load(&split, index);
         drop(loaded.map_err(|source| unreadable(path, piece, source))?);
-        if index < untimed {
-            begun = Instant::now();
-        } else {
+        if index >= untimed {
             timed += piece.bytes;
         }
     }

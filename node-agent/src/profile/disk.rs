@@ -1,4 +1,5 @@
-//! How fast the models' disk is read: in order, as the engine streams weights; at random, through its map of a file.
+//! How fast the models' disk is read: in order, as the engine streams weights, also while the processor computes; at random, through the
+//! engine's map of a file.
 //!
 //! Decides what is read: a file of its own on the models' volume, gone with this process in whatever way that ends, or a
 //! model where no file can be written. Its pages are dropped from the page cache first, and the kernel is asked afterwards
@@ -9,9 +10,8 @@ use std::fs::{self, File};
 use std::hint::black_box;
 use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
-use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -132,10 +132,11 @@ struct Together {
 
 const PIECE: usize = 1 << 20;
 const PAGE: usize = 4096;
-/// Runs stop after so long, each and all together.
+/// Runs of one kind stop after so long, each and all together.
 const RUN_LIMIT: Duration = Duration::from_secs(2);
 const ALL_LIMIT: Duration = Duration::from_secs(3);
-const COMPUTE_ALONE: Duration = Duration::from_millis(100);
+/// Several of the periods of 100 ms in which a container's share of the processors is counted.
+const COMPUTE_ALONE: Duration = Duration::from_millis(500);
 const RANDOM_LIMIT: Duration = Duration::from_secs(1);
 const WRITE_LIMIT: Duration = Duration::from_secs(3);
 
@@ -223,7 +224,7 @@ impl Subject {
         while seconds_per_byte.len() < 3 && begun.elapsed() < ALL_LIMIT {
             let before = bytes_from_disk();
             let start = Instant::now();
-            let rate = self.stream(bytes)?;
+            let rate = self.stream(bytes, || {})?;
             let growth = sum_of_growth(Some(0), before, bytes_from_disk());
             if bytes < self.bytes as u64 && start.elapsed() < RUN_LIMIT / 8 {
                 bytes = (bytes * 8).min(self.bytes as u64);
@@ -251,19 +252,33 @@ impl Subject {
         let (mut read, mut computed) = (Vec::new(), Vec::new());
         let begun = Instant::now();
         while read.len() < 3 && begun.elapsed() < ALL_LIMIT {
-            let alone = repetitions(compute, |start| start.elapsed() > COMPUTE_ALONE);
-            let read_alone = self.stream(sequential.bytes)?;
-            let done = AtomicBool::new(false);
-            let (both, read_both) = thread::scope(|scope| {
-                let computing =
-                    scope.spawn(|| repetitions(compute, |_| done.load(Ordering::Relaxed)));
-                let read_both = self.stream(sequential.bytes);
+            let alone = {
+                let (start, mut count) = (Instant::now(), 0);
+                while start.elapsed() < COMPUTE_ALONE {
+                    compute();
+                    count += 1;
+                }
+                f64::from(count) / start.elapsed().as_secs_f64()
+            };
+            let read_alone = self.stream(sequential.bytes, || {})?;
+            let (done, count) = (AtomicBool::new(false), AtomicU32::new(0));
+            // Only what is computed while the disk's own clock runs.
+            let mut clock = (Instant::now(), 0);
+            let (read_both, both) = thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !done.load(Ordering::Relaxed) {
+                        compute();
+                        count.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+                let read_both = self.stream(sequential.bytes, || {
+                    clock = (Instant::now(), count.load(Ordering::Relaxed));
+                });
+                let (start, before) = clock;
+                let counted = count.load(Ordering::Relaxed) - before;
+                let both = f64::from(counted) / start.elapsed().as_secs_f64().max(1e-9);
                 done.store(true, Ordering::Relaxed);
-                // A panic of the kernels is one of this thread.
-                let both = computing
-                    .join()
-                    .unwrap_or_else(|panic| resume_unwind(panic));
-                (both, read_both)
+                (read_both, both)
             });
             computed.push(both / alone);
             read.push(read_both? / read_alone);
@@ -278,10 +293,10 @@ impl Subject {
         })
     }
 
-    /// Bytes a second at which the first `bytes` stream, none of them in the page cache before.
-    fn stream(&self, bytes: u64) -> Result<f64, DiskError> {
+    /// Bytes a second at which the first `bytes` stream, none of them in the page cache before; `started` as there.
+    fn stream(&self, bytes: u64, started: impl FnMut()) -> Result<f64, DiskError> {
         self.drop_pages()?;
-        streaming_rate(&self.open_again, bytes)
+        streaming_rate(&self.open_again, bytes, started)
             .map_err(|source| DiskError::Engine(Box::new(source)))
     }
 
@@ -336,19 +351,6 @@ impl Sequential {
                 (1.0 - share) * 100.0
             )),
             None => Some("the system does not say how much came from the disk".to_owned()),
-        }
-    }
-}
-
-/// How often `work` is done in a second, until `done` says so.
-fn repetitions(work: &dyn Fn(), done: impl Fn(Instant) -> bool) -> f64 {
-    let start = Instant::now();
-    let mut count = 0;
-    loop {
-        work();
-        count += 1;
-        if done(start) {
-            return f64::from(count) / start.elapsed().as_secs_f64();
         }
     }
 }
@@ -424,6 +426,11 @@ mod tests {
         let disk = measure(folder.path(), &pool(), &|| thread::sleep(PIECE_OF_WORK)).unwrap();
         assert!(
             disk.sequential_read_bytes_per_second > 0 && disk.random_read_bytes_per_second > 0,
+            "{disk:?}"
+        );
+        // Sleeping is not slowed down by reading, nor reading by sleeping; other tests may be at work.
+        assert!(
+            disk.compute_while_reading_percent > 50 && disk.read_while_computing_percent > 10,
             "{disk:?}"
         );
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);

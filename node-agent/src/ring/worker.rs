@@ -78,8 +78,8 @@ pub enum Reading {
     /// As many as fit stay, the others are read ahead of their use.
     #[default]
     Ahead,
-    /// As many as fit stay, the others are read when they are used. To compare with.
-    OnDemand,
+    /// As many as fit stay, of the others at most 4 MiB are read ahead. To compare with.
+    OnePieceAhead,
     /// All are left to the page cache.
     PageCache,
     /// All are left to the page cache, which is asked for a member's next window when one is computed, as prima.cpp does. To
@@ -117,12 +117,12 @@ impl Worker {
         };
         let residency = match reading {
             Reading::PageCache | Reading::PageCacheAhead => Residency::mapped(),
-            Reading::Ahead | Reading::OnDemand => {
+            Reading::Ahead | Reading::OnePieceAhead => {
                 let rhythm = Rhythm {
                     rounds: schedule.rounds,
                     shared: schedule.members > 1,
                     ahead: match reading {
-                        Reading::OnDemand => Ahead::Never,
+                        Reading::OnePieceAhead => Ahead::OnePiece,
                         _ => Ahead::Share(planned_share(&plan.members[schedule.rank])),
                     },
                 };
@@ -372,7 +372,6 @@ impl Worker {
     }
 }
 
-/// What this member reads for every token on the CPU, in order.
 /// What the plan has this member read ahead, for each byte that does not fit: other memory than planned changes both alike.
 fn planned_share(member: &RingMember) -> f64 {
     match (member.read_bytes_per_token, member.read_ahead_bytes) {
@@ -382,6 +381,7 @@ fn planned_share(member: &RingMember) -> f64 {
     }
 }
 
+/// What this member reads for every token on the CPU, in order.
 fn parts(schedule: &Schedule) -> Vec<Part> {
     let windows = schedule.windows.iter().map(|window| {
         let layers = window.layers();
@@ -389,4 +389,23 @@ fn parts(schedule: &Schedule) -> Vec<Part> {
     });
     let head = (schedule.rank == 0).then_some(Part::OutputHead);
     windows.chain(head).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ring::test_plan::plan;
+
+    #[test]
+    fn the_planned_read_ahead_is_a_share_of_what_does_not_fit() {
+        let mut member = plan(4, 2, 2, &[2]).members[0].clone();
+        let mut share = |read, ahead| {
+            (member.read_bytes_per_token, member.read_ahead_bytes) = (read, ahead);
+            planned_share(&member)
+        };
+        assert_eq!(share(None, None), 1.0);
+        assert_eq!(share(Some(3), Some(1)), 0.5);
+        assert_eq!(share(Some(3), Some(0)), 0.0);
+        assert_eq!(share(Some(0), Some(0)), 1.0);
+    }
 }

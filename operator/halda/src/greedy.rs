@@ -118,7 +118,7 @@ fn fill(
         {
             let on_gpu = match memory_bytes {
                 Some(bytes) => layers_in(bytes - model.buffer_bytes, layer),
-                // The same memory; who computes faster takes it.
+                // The same memory, which the GPU takes.
                 None => std::mem::take(&mut room),
             };
             places.push(Place {

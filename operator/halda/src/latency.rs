@@ -267,6 +267,8 @@ fn memory(
     Ok(())
 }
 
+/// Seconds that computing may lose for a second of reading without being worth another byte to be read.
+const FREE: f64 = 0.05;
 /// Less than this is rounding, not memory.
 pub const SLACK_BYTES: f64 = 1024.0;
 
@@ -297,12 +299,17 @@ fn stalls(input: &PlanningInput, assignment: &Assignment, members: &[MemberLaten
     at(high).into_iter().map(|stall| stall * rounds).collect()
 }
 
-/// B: what is worth to be read ahead, as far as there are time and room for it in a round of `cycle` seconds.
+/// B: what is worth to be read ahead, as far as there are time and room for it in a round of `cycle` seconds. Where reading costs
+/// computing next to nothing, what passes behind own work need not be read ahead.
 fn read_ahead(device: &Device, member: &MemberLatency, rounds: f64, cycle: f64) -> f64 {
     match (device.memory_rule, device.disk_bytes_per_second) {
         (MemoryRule::Overflow, Some(disk)) if rounds > 1.0 => {
             let own = (member.busy_seconds() + member.disk_seconds) / rounds;
-            (member.overflow_bytes / (rounds - 1.0))
+            let behind = match device.overlap.slowdown < FREE {
+                true => disk * device.overlap.hidden * member.busy_seconds(),
+                false => 0.0,
+            };
+            ((member.overflow_bytes - behind).max(0.0) / (rounds - 1.0))
                 .min(disk * (cycle - own).max(0.0))
                 .min(member.weight_room_bytes)
         }

@@ -2,8 +2,8 @@
 //! rank 0, and in which order they stand where the links differ. Solved by HiGHS to a proven bound.
 //!
 //! It states the same latency as [`crate::latency`], with these variables per device: u takes part, r is rank 0, x and n
-//! layers on CPU and GPU, g has GPU layers, o overflow, B read-ahead buffer, h bytes read ahead in a round, z stall of a
-//! round, y everything is read again (macOS with Metal); and C the time of a round, P the slowest stage of a prompt.
+//! layers on CPU and GPU, g has GPU layers, o overflow, B read-ahead buffer, A bytes read ahead in a round, z stall of a
+//! round, e stall of a chunk, y everything is read again (macOS with Metal); and C the time of a round, P the slowest stage of a prompt.
 //! Bytes are in units of 64 MiB and seconds in milliseconds here, so that numbers are of one order.
 //!
 //! A ring of one member has no hops; such rings are enumerated elsewhere (`search`), so here at least two take part.

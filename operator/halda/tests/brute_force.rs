@@ -259,7 +259,8 @@ fn against_enumeration(seeds: std::ops::Range<u64>) {
                 "seed {seed}: enumeration {enumerated:?}, the solver {found:?}\n{input:#?}"
             ),
         }
-    } // A first answer is there nearly always, and good more often than not.
+    }
+    // A first answer is there nearly always, and good more often than not.
     assert!(
         firsts.len() * 10 > possible * 9,
         "{} of {possible}",

@@ -36,6 +36,10 @@ pub struct AgentOptions<'a> {
     pub http: SocketAddr,
     /// Of each member; all cores if not said.
     pub threads: Option<usize>,
+    /// Bytes that stay free on the machine; the agents' default if not said.
+    pub reserve_memory: Option<u64>,
+    /// All weights are left to the page cache.
+    pub no_streaming: bool,
     /// What rank 0 asks its clients for.
     pub api_key: Option<&'a str>,
 }
@@ -127,6 +131,12 @@ impl Agents {
                 // A group of its own: Ctrl-C on the terminal is for prima, which ends the agents in order.
                 .process_group(0)
                 .kill_on_drop(true);
+            if let Some(bytes) = options.reserve_memory {
+                command.args(["--reserve-memory", &bytes.to_string()]);
+            }
+            if options.no_streaming {
+                command.arg("--no-streaming");
+            }
             if rank == 0 {
                 command.args(["--http", &options.http.to_string()]);
                 if let Some(key) = options.api_key {

@@ -45,7 +45,16 @@ pub struct Wishes<'a> {
     pub rounds: Option<usize>,
     pub context: usize,
     pub threads: Option<usize>,
+    /// Bytes that stay free on the machine, all members together; as the profile says if not said.
+    pub reserve_memory: Option<u64>,
     pub profile: Option<&'a Path>,
+}
+
+/// A plan and what it leaves free.
+pub struct Planned {
+    pub plan: Plan,
+    /// Bytes, all members together; the agents' default if not said.
+    pub reserve_memory: Option<u64>,
 }
 
 /// Plans a ring of members `m0`, `m1`, ...: as many as were wished for, else this machine alone.
@@ -53,16 +62,19 @@ pub async fn plan(
     model: &ModelFile,
     wishes: &Wishes<'_>,
     screen: &Screen,
-) -> Result<Plan, PlannedError> {
+) -> Result<Planned, PlannedError> {
     let members = wishes.members.unwrap_or(1);
     let layers = model.profile.spec.layers as usize;
     if members > layers {
         return Err(PlannedError::MoreMembersThanLayers { members, layers });
     }
-    let machine = match wishes.profile {
+    let mut machine = match wishes.profile {
         Some(path) => read_profile(path)?,
         None => measured(model, wishes.threads, screen).await?,
     };
+    if let Some(bytes) = wishes.reserve_memory {
+        machine.spec.reserved_memory_bytes = Some(bytes as i64);
+    }
     let options = Options {
         context_tokens: wishes.context,
         use_all: true,
@@ -70,11 +82,10 @@ pub async fn plan(
         rounds: wishes.rounds.or(Some(1)),
         ..Options::default()
     };
-    Ok(checked(
-        &model.profile,
-        &copies(&machine, members)?,
-        &options,
-    )?)
+    Ok(Planned {
+        plan: checked(&model.profile, &copies(&machine, members)?, &options)?,
+        reserve_memory: machine.spec.reserved_memory_bytes.map(|bytes| bytes as u64),
+    })
 }
 
 /// `count` machines that share what `machine` has.
@@ -88,6 +99,17 @@ fn copies(machine: &NodeProfile, count: usize) -> Result<Vec<NodeProfile>, Plann
         };
         let part = |value: &mut i64| *value = (*value / count as i64).max(1);
         part(&mut status.memory.available_bytes);
+        let owners = &mut copy.spec;
+        for bytes in [
+            &mut owners.reserved_memory_bytes,
+            &mut owners.memory_cap_bytes,
+        ]
+        .into_iter()
+        .flatten()
+        {
+            part(bytes);
+        }
+        status.memory.swappable_bytes /= count as i64;
         for one in &mut status.cpu.throughput {
             part(&mut one.prefill_flop_per_second);
         }

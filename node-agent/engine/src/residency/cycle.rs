@@ -70,8 +70,8 @@ pub struct Rhythm {
 pub enum Ahead {
     /// In each round so many bytes for each byte that does not fit.
     Share(f64),
-    /// Not at all, nor while this member works: to compare with.
-    Never,
+    /// No further than the piece that is used next, for want of a second buffer: to compare with.
+    OnePiece,
 }
 
 /// Direct reads begin and end at multiples of this.
@@ -163,8 +163,8 @@ impl Cycle {
         let most = (budget / 2 / slot_bytes).max(LEAST_SLOTS as u64);
         let slots = match rhythm.ahead {
             Ahead::Share(_) => hiding.clamp(LEAST_SLOTS as u64, most),
-            // What is computed with.
-            Ahead::Never => 1,
+            // What is computed with, or used next.
+            Ahead::OnePiece => 1,
         };
         let resident = budget.saturating_sub(slots * slot_bytes);
         let wanted = self.bytes - resident.min(self.bytes);
@@ -352,11 +352,10 @@ mod tests {
             less < slots(2, true) / 2 && less > slots(2, true) * 2 / 5,
             "{less}"
         );
-        // One, to compute with.
-        let never = Rhythm {
-            ahead: Ahead::Never,
+        let one = Rhythm {
+            ahead: Ahead::OnePiece,
             ..rhythm(2, true)
         };
-        assert_eq!(cycle.split(budget, never).slots, 1);
+        assert_eq!(cycle.split(budget, one).slots, 1);
     }
 }
