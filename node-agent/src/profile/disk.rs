@@ -430,7 +430,7 @@ mod tests {
         );
         // Sleeping is not slowed down by reading, nor reading by sleeping; other tests may be at work.
         assert!(
-            disk.compute_while_reading_percent > 50 && disk.read_while_computing_percent > 10,
+            disk.compute_while_reading_percent > 20 && disk.read_while_computing_percent > 5,
             "{disk:?}"
         );
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
