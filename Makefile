@@ -35,7 +35,7 @@ lint: ## Formatting, clippy, and cargo-deny (dependency directions, licenses, so
 fmt: ## Format the code
 	cargo fmt --all
 
-bench: ## Measure speed against llama.cpp and bare TCP, side by side (40 minutes); prints one table
+bench: ## Measure speed against llama.cpp and bare TCP, side by side (45 minutes); prints one table
 	$(PYTHON) tests/assets/fetch.py bench
 	$(WITH) cargo build --release --locked -p prima -p prima-node-agent
 	$(WITH) cargo run --release --locked -p prima-tests --bin bench
