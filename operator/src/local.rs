@@ -173,17 +173,16 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
         .iter()
         .zip(ring_ports(count)?)
         .enumerate()
-        .map(|(rank, (windows, port))| RingMember {
-            name: format!("m{rank}"),
-            address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string(),
-            windows: windows.clone(),
-            members_on_machine: count as i32,
-            read_bytes_per_token: report
-                .as_ref()
-                .map(|report| report.members[rank].read_bytes_per_token as i64),
-            read_ahead_bytes: report
-                .as_ref()
-                .map(|report| report.members[rank].read_ahead_bytes as i64),
+        .map(|(rank, (windows, port))| {
+            let planned = report.as_ref().map(|report| &report.members[rank]);
+            RingMember {
+                name: format!("m{rank}"),
+                address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string(),
+                windows: windows.clone(),
+                members_on_machine: count as i32,
+                read_bytes_per_token: planned.map(|member| member.read_bytes_per_token as i64),
+                read_ahead_bytes: planned.map(|member| member.read_ahead_bytes as i64),
+            }
         })
         .collect();
     let plan = RingPlan::new(

@@ -111,7 +111,7 @@ pub fn throughput(
     Ok(rates(format, (decode_bytes, &decode), (flop, &prefill)))
 }
 
-/// A millisecond or more of one position's products with weights of Q4_K, which people use most.
+/// One position's product with a matrix of Q4_K, the format that people use most; each time with the next matrix.
 ///
 /// # Errors
 /// None: the engine runs the format.

@@ -65,8 +65,8 @@ pub enum DiskError {
 const MAX_BYTES: u64 = 256 << 20;
 const MIN_BYTES: u64 = 16 << 20;
 
-/// Measures the disk of `models`, a folder or a GGUF file, with all threads of the pool; `compute` is a millisecond or more of
-/// their work with weights in memory.
+/// Measures the disk of `models`, a folder or a GGUF file, with all threads of the pool; `compute` is a little of their work with
+/// weights in memory.
 ///
 /// # Errors
 /// A path that is not there, a folder that can neither be written to nor holds a model, a file that is too small.
