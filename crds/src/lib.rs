@@ -4,4 +4,5 @@
 //! has no client and does no I/O. Checks that a schema cannot express (a plan must cover every layer once)
 //! live beside the type they belong to.
 
+pub mod definitions;
 pub mod v1alpha1;

@@ -247,6 +247,7 @@ fn measure(
         disk,
         gpus,
         links: vec![loopback],
+        agent: None,
     })
 }
 

@@ -182,6 +182,8 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
                 members_on_machine: count as i32,
                 read_bytes_per_token: planned.map(|member| member.read_bytes_per_token as i64),
                 read_ahead_bytes: planned.map(|member| member.read_ahead_bytes as i64),
+                memory_bytes: planned.map(|member| member.memory_bytes as i64),
+                gpu_memory_bytes: planned.map(|member| member.gpu_memory_bytes as i64),
             }
         })
         .collect();
@@ -194,12 +196,16 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
                 file: model.path.display().to_string(),
                 size_bytes: model.profile.spec.size_bytes,
                 layers: model.profile.spec.layers,
+                source: None,
+                version: None,
             },
             context_length: context as i32,
             max_concurrent_requests: MAX_CONCURRENT_REQUESTS,
             activation_dtype: ActivationDtype::F32,
             rounds,
             members,
+            http_port: None,
+            api_key_sha256: Vec::new(),
         },
     );
     plan.spec.validate().map_err(LocalError::Plan)?;

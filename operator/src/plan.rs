@@ -134,12 +134,16 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
                 file: args.model.display().to_string(),
                 size_bytes: model.spec.size_bytes,
                 layers: model.spec.layers,
+                source: None,
+                version: None,
             },
             context_length: context as i32,
             max_concurrent_requests: args.concurrency.into(),
             activation_dtype: ActivationDtype::F32,
             rounds: plan.rounds as i32,
             members: members(&plan, |name| format!("{name}:{RING_PORT}")),
+            http_port: None,
+            api_key_sha256: Vec::new(),
         },
     );
     ring_plan
@@ -189,6 +193,8 @@ fn members(plan: &Plan, address: impl Fn(&str) -> String) -> Vec<RingMember> {
             members_on_machine: 1,
             read_bytes_per_token: Some(report.read_bytes_per_token as i64),
             read_ahead_bytes: Some(report.read_ahead_bytes as i64),
+            memory_bytes: Some(report.memory_bytes as i64),
+            gpu_memory_bytes: Some(report.gpu_memory_bytes as i64),
         })
         .collect()
 }

@@ -1,6 +1,7 @@
 //! Version `v1alpha1` of the API group `prima.dev`.
 
 pub mod document;
+pub mod model;
 pub mod model_profile;
 pub mod node_profile;
 pub mod ring_plan;

@@ -9,6 +9,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::document::{self, Checks, DocumentError};
+use super::model_profile::ModelProfileSpec;
+use super::ring_plan::FileVersion;
 
 /// Share of the available memory that stays free unless the owner says otherwise: the machine is theirs.
 pub const DEFAULT_RESERVE_PERCENT: u64 = 5;
@@ -23,7 +25,32 @@ pub const DEFAULT_RESERVE_PERCENT: u64 = 5;
     kind = "NodeProfile",
     shortname = "np",
     category = "prima",
-    status = "NodeProfileStatus"
+    status = "NodeProfileStatus",
+    doc = "What one machine can do, as its agent measured it, and what its owner allows.",
+    printcolumn(name = "Threads", type_ = "integer", json_path = ".status.cpu.threads"),
+    printcolumn(name = "Kernels", type_ = "string", json_path = ".status.cpu.kernels"),
+    printcolumn(name = "Memory", type_ = "string", json_path = ".status.agent.memory"),
+    printcolumn(name = "Disk", type_ = "string", json_path = ".status.agent.disk"),
+    printcolumn(name = "GPU", type_ = "string", json_path = ".status.gpus[*].name"),
+    printcolumn(name = "Measured", type_ = "date", json_path = ".status.measuredAt"),
+    printcolumn(
+        name = "Excluded",
+        type_ = "boolean",
+        json_path = ".spec.exclude",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Processor",
+        type_ = "string",
+        json_path = ".status.cpu.model",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Address",
+        type_ = "string",
+        json_path = ".status.agent.address",
+        priority = 1
+    )
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NodeProfileSpec {
@@ -32,18 +59,20 @@ pub struct NodeProfileSpec {
     pub exclude: bool,
     /// Bytes of memory that stay free for the owner. Absent: [`DEFAULT_RESERVE_PERCENT`] of what is available.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
     pub reserved_memory_bytes: Option<i64>,
     /// Bytes of memory that rings use at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
     pub memory_cap_bytes: Option<i64>,
     /// Whether weights that do not fit into memory may be read from disk for every token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_allowed: Option<bool>,
 }
 
-/// What the agent measured.
+/// What the agent measured. An older operator leaves out what a newer agent says beside it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct NodeProfileStatus {
     /// RFC 3339.
     pub measured_at: String,
@@ -57,6 +86,39 @@ pub struct NodeProfileStatus {
     /// To the other machines of a ring.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<LinkProfile>,
+    /// In a cluster: the agent that runs there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<AgentProfile>,
+}
+
+/// The agent on this machine, as others reach it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AgentProfile {
+    /// IP address of its ring ports; another one after its pod was made anew.
+    pub address: String,
+    /// For people: available of total memory.
+    pub memory: String,
+    /// For people: the disk's sequential rate.
+    pub disk: String,
+    /// What it has of the files that Models name by a path on the machine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub local_models: Vec<LocalModel>,
+}
+
+/// A file that a Model names by a path on the machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LocalModel {
+    pub path: String,
+    /// What the header says; absent where there is a problem.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<ModelProfileSpec>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<FileVersion>,
+    /// Why it cannot be used here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -247,6 +309,7 @@ impl NodeProfile {
             disk,
             gpus,
             links,
+            agent: _,
         } = status;
         bounded("status.cpu.threads", cpu.threads.into(), 1, 4096)?;
         throughputs("status.cpu.throughput", &cpu.throughput)?;

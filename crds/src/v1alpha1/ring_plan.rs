@@ -7,22 +7,46 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use kube::CustomResource;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::document::{self, DocumentError};
+use super::model::ModelSource;
 
 /// What an agent reads: the plan of one ring for one model.
-#[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "prima.dev",
     version = "v1alpha1",
     kind = "RingPlan",
     namespaced,
     shortname = "rp",
-    category = "prima"
+    category = "prima",
+    status = "RingPlanStatus",
+    doc = "Which machine runs which layers of a model. Written by the operator, executed by the agents.",
+    printcolumn(name = "Model", type_ = "string", json_path = ".spec.model.name"),
+    printcolumn(name = "Generation", type_ = "integer", json_path = ".spec.generation"),
+    printcolumn(name = "Rounds", type_ = "integer", json_path = ".spec.rounds"),
+    printcolumn(
+        name = "Members",
+        type_ = "string",
+        json_path = ".spec.members[*].name"
+    ),
+    printcolumn(
+        name = "States",
+        type_ = "string",
+        json_path = ".status.members[*].state"
+    ),
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp"
+    )
 )]
+#[x_kube(validation = Rule::new("self == oldSelf")
+    .message("a RingPlan does not change; a new plan is a new RingPlan"))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RingPlanSpec {
     /// Counts up with every new plan of the same model. A frame of another generation is refused.
@@ -39,7 +63,16 @@ pub struct RingPlanSpec {
     /// k: how often a token's activation goes round the ring. Every member has one window a round.
     pub rounds: i32,
     /// The ring in order; the first member is rank 0, the last hands back to it.
+    #[schemars(length(max = 256))]
     pub members: Vec<RingMember>,
+    /// Port at rank 0's address where it serves HTTP. Absent: where the agent is told to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 65535))]
+    pub http_port: Option<i32>,
+    /// SHA-256 of each key that HTTP clients may send, in hexadecimal; none: no key is asked for. Agents so need no Secrets.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(max = 64)))]
+    pub api_key_sha256: Vec<String>,
 }
 
 /// The model file and what a member must find in it.
@@ -47,13 +80,41 @@ pub struct RingPlanSpec {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PlannedModel {
     /// The name that clients ask for.
+    #[schemars(length(max = 253))]
     pub name: String,
-    /// Path of the GGUF file on every member.
+    /// The GGUF file: its path on every member; with a source to fetch it from, its name.
+    #[schemars(length(max = 2000))]
     pub file: String,
     /// Length of the file in bytes; a file of another length is another model.
     pub size_bytes: i64,
     /// Transformer layers (L).
     pub layers: i32,
+    /// Where members fetch their parts of the file from. Absent: they have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<ModelSource>,
+    /// Which version of the file; another one is never mixed with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<FileVersion>,
+}
+
+/// What tells one version of a file from another. What is absent was not told by its server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct FileVersion {
+    /// Of the GGUF header, in hexadecimal: every member must have the same.
+    #[schemars(length(max = 64))]
+    pub header_sha256: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 500))]
+    pub etag: Option<String>,
+    /// Of the whole file, in hexadecimal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub sha256: Option<String>,
+    /// The commit that the revision was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 100))]
+    pub commit: Option<String>,
 }
 
 /// One node of the ring.
@@ -61,10 +122,13 @@ pub struct PlannedModel {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RingMember {
     /// Unique in the ring; in a cluster the Node's name.
+    #[schemars(length(max = 253))]
     pub name: String,
     /// `host:port` where the member's ring service listens.
+    #[schemars(length(max = 300))]
     pub address: String,
     /// One layer window a round, `rounds` in all. May be empty (`first` = `last`).
+    #[schemars(length(max = 1024))]
     pub windows: Vec<PlannedWindow>,
     /// Members of this ring on the same machine, which share its memory evenly.
     #[serde(default = "one", skip_serializing_if = "is_one")]
@@ -76,6 +140,11 @@ pub struct RingMember {
     /// proportion to what does not fit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_ahead_bytes: Option<i64>,
+    /// Memory that the plan counts on: weights that stay, KV cache, buffers. What one plan was promised is not promised again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_memory_bytes: Option<i64>,
 }
 
 /// Layers `first..last` (last excluded), of which the last `gpuLayers` run on the GPU.
@@ -97,6 +166,63 @@ pub enum ActivationDtype {
     F16,
 }
 
+/// What became of the plan. Each agent writes its own entry of `members`, the operator the conditions.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RingPlanStatus {
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    pub members: Vec<MemberStatus>,
+}
+
+/// How far one member is with the plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MemberStatus {
+    /// As in the plan's members.
+    #[schemars(length(max = 253))]
+    pub name: String,
+    pub state: MemberState,
+    /// For people: what it does, or what is wrong and what would help.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 1000))]
+    pub message: String,
+    /// Of its part of the file, what is on its disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fetched_bytes: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total_bytes: Option<i64>,
+    /// Rank 0: from one token to the next, the median of its last answers (TPOT).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_microseconds: Option<i64>,
+    /// Rank 0: from the request to the first token, the median of its last answers (TTFT).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_token_microseconds: Option<i64>,
+}
+
+/// In this order, if all goes well.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+pub enum MemberState {
+    /// The plan cannot be honoured by this machine.
+    Refused,
+    /// It went wrong; it is tried again.
+    Failed,
+    Fetching,
+    /// The weights are there, the process starts.
+    Loading,
+    /// The process runs its layers and waits for its neighbours.
+    Loaded,
+    /// Rank 0: a token went round the ring.
+    Ready,
+}
+
 /// Why a document is no plan.
 #[derive(Debug, thiserror::Error)]
 pub enum RingPlanError {
@@ -107,7 +233,7 @@ pub enum RingPlanError {
 }
 
 /// Bounds that keep a hostile plan from asking for absurd allocations.
-const MAX_MEMBERS: usize = 1024;
+const MAX_MEMBERS: usize = 256;
 const MAX_ROUNDS: i32 = 1024;
 const MAX_LAYERS: i32 = 4096;
 const MAX_CONTEXT: i32 = 1 << 24;
@@ -268,6 +394,8 @@ mod tests {
                 file: "/models/tiny.gguf".into(),
                 size_bytes: 1024,
                 layers: 6,
+                source: None,
+                version: None,
             },
             context_length: 128,
             max_concurrent_requests: 4,
@@ -290,8 +418,12 @@ mod tests {
                     members_on_machine: 1,
                     read_bytes_per_token: None,
                     read_ahead_bytes: None,
+                    memory_bytes: None,
+                    gpu_memory_bytes: None,
                 })
                 .collect(),
+            http_port: None,
+            api_key_sha256: Vec::new(),
         }
     }
 

@@ -16,6 +16,7 @@ pub fn show(name: &str, status: &NodeProfileStatus) -> String {
         disk,
         gpus,
         links,
+        agent: _,
     } = status;
     let container = if system.in_container {
         ", in a container"

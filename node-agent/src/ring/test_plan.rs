@@ -31,6 +31,8 @@ pub fn plan(layers: usize, members: usize, rounds: usize, cuts: &[usize]) -> Rin
             file: "test.gguf".into(),
             size_bytes: 1,
             layers: layers as i32,
+            source: None,
+            version: None,
         },
         context_length: 256,
         max_concurrent_requests: 4,
@@ -46,8 +48,12 @@ pub fn plan(layers: usize, members: usize, rounds: usize, cuts: &[usize]) -> Rin
                 members_on_machine: members as i32,
                 read_bytes_per_token: None,
                 read_ahead_bytes: None,
+                memory_bytes: None,
+                gpu_memory_bytes: None,
             })
             .collect(),
+        http_port: None,
+        api_key_sha256: Vec::new(),
     };
     plan.validate().unwrap();
     plan

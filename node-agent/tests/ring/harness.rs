@@ -105,6 +105,8 @@ pub fn plan(file: &Path, layers: usize, members: usize, ends: &[usize]) -> Plann
             members_on_machine: members as i32,
             read_bytes_per_token: None,
             read_ahead_bytes: None,
+            memory_bytes: None,
+            gpu_memory_bytes: None,
         })
         .collect();
     let plan = RingPlanSpec {
@@ -114,12 +116,16 @@ pub fn plan(file: &Path, layers: usize, members: usize, ends: &[usize]) -> Plann
             file: file.display().to_string(),
             size_bytes: file.metadata().unwrap().len() as i64,
             layers: layers as i32,
+            source: None,
+            version: None,
         },
         context_length: CONTEXT as i32,
         max_concurrent_requests: 4,
         activation_dtype: ActivationDtype::F32,
         rounds: rounds as i32,
         members,
+        http_port: None,
+        api_key_sha256: Vec::new(),
     };
     plan.validate().unwrap();
     Planned { plan, listeners }

@@ -1,0 +1,308 @@
+//! Model: which model a user wants to be answered, and what became of it.
+//!
+//! The spec is the user's, the status the operator's. Six lines are enough; everything but `source` has a default. This
+//! file decides what a well-formed wish is, by rules that the API server checks, so that `kubectl apply` refuses the others.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::{CustomResource, KubeSchema};
+use serde::{Deserialize, Serialize};
+
+use super::model_profile::ModelProfileSpec;
+use super::ring_plan::{ActivationDtype, FileVersion};
+
+/// What the user wants.
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[kube(
+    group = "prima.dev",
+    version = "v1alpha1",
+    kind = "Model",
+    namespaced,
+    shortname = "pm",
+    category = "prima",
+    status = "ModelStatus",
+    doc = "A large language model that the machines of the cluster answer together.",
+    derive = "PartialEq",
+    // Its Service is named after it.
+    validation = Rule::new("self.metadata.name.size() <= 50 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')")
+        .message("metadata.name names a Service, too: expected a lower-case letter first, then letters, digits and '-', 50 characters at most"),
+    printcolumn(name = "Model", type_ = "string", json_path = ".status.file"),
+    printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.ringNodes"),
+    printcolumn(name = "Tok/s", type_ = "string", json_path = ".status.tokensPerSecond"),
+    printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Ring", type_ = "string", json_path = ".status.ring", priority = 1),
+    printcolumn(name = "Message", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].message"#, priority = 1)
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelSpec {
+    /// Where the model's GGUF file comes from; exactly one of the fields.
+    pub source: ModelSource,
+    /// Tokens that prompt and answer may have together. Absent: what the model was trained for, at most 8192.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 16777216))]
+    pub context_length: Option<i32>,
+    /// Requests that are answered at the same time, each with memory for a whole context. Absent: 16, which share the memory of
+    /// one whole context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 4096))]
+    pub max_concurrent_requests: Option<i32>,
+    /// Labels that a Node must have to take part.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 32))]
+    pub node_selector: BTreeMap<String, String>,
+    /// The Node that sees prompts and answers, and serves HTTP. Absent: the fastest plan's choice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub rank0: Option<String>,
+    /// Number format of activations between machines. Only F32 computes to the bit what one machine would.
+    #[serde(default, skip_serializing_if = "is_f32")]
+    pub activation_dtype: ActivationDtype,
+    /// A key that clients have to send (`Authorization: Bearer ...`), from a Secret in the Model's namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api_key_secret_ref: Option<SecretKeyRef>,
+    /// How the Model's Service is reached.
+    #[serde(default, skip_serializing_if = "is_cluster_ip")]
+    pub service_type: ServiceType,
+    /// Release the machines; the files stay in their caches.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub suspend: bool,
+}
+
+/// Exactly one of these.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[x_kube(
+    validation = Rule::new("(has(self.huggingFace) ? 1 : 0) + (has(self.url) ? 1 : 0) + (has(self.hostPath) ? 1 : 0) + (has(self.persistentVolumeClaim) ? 1 : 0) == 1")
+        .message("expected exactly one of huggingFace, url, hostPath, persistentVolumeClaim")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelSource {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hugging_face: Option<HuggingFaceSource>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<UrlSource>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_path: Option<HostPathSource>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub persistent_volume_claim: Option<ClaimSource>,
+}
+
+/// A file of a repository on the Hugging Face hub, or on what speaks like it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HuggingFaceSource {
+    /// `owner/name`.
+    #[schemars(length(max = 200), regex(pattern = r"^[A-Za-z0-9][\w.-]*/[\w.-]+$"))]
+    pub repo: String,
+    /// The GGUF file's path in the repository.
+    #[schemars(length(min = 1, max = 500))]
+    #[x_kube(validation = Rule::new("!self.contains('..') && !self.startsWith('/') && self.endsWith('.gguf')")
+        .message("expected the path of a .gguf file in the repository, without '..'"))]
+    pub file: String,
+    /// Branch, tag or commit.
+    #[serde(default = "main_branch")]
+    #[schemars(length(min = 1, max = 200), regex(pattern = r"^[\w][\w./-]*$"))]
+    pub revision: String,
+    /// Another hub. Absent: what the operator and the agents were installed with, else <https://huggingface.co>.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 500), regex(pattern = "^https?://"))]
+    pub endpoint: Option<String>,
+}
+
+/// A file on an HTTP server that serves ranges.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UrlSource {
+    #[schemars(length(max = 2000), regex(pattern = "^https?://"))]
+    pub url: String,
+    /// The file's checksum, in hexadecimal. It is verified where a machine has the whole file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = "^[0-9a-f]{64}$"))]
+    pub sha256: Option<String>,
+    /// Whether a machine may fetch the whole file from a server that cannot serve ranges of it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub allow_full_download: bool,
+}
+
+/// A file that is on the machines already. Machines without it take no part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HostPathSource {
+    /// Absolute, in a folder that the agents were installed with (values `agent.dataDir` and `agent.modelDirs`).
+    #[schemars(length(max = 1000))]
+    #[x_kube(validation = Rule::new("self.startsWith('/') && !self.contains('/../') && self.endsWith('.gguf')")
+        .message("expected the absolute path of a .gguf file, without '..'"))]
+    pub path: String,
+}
+
+/// A file on a volume that the agents were installed with (value `agent.persistentVolumeClaims`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ClaimSource {
+    /// A claim in the agents' namespace.
+    #[schemars(length(max = 253), regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    pub claim_name: String,
+    /// The file's path in the volume.
+    #[schemars(length(max = 1000))]
+    #[x_kube(validation = Rule::new("!self.startsWith('/') && !self.contains('..') && self.endsWith('.gguf')")
+        .message("expected the path of a .gguf file in the volume, without '..'"))]
+    pub path: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SecretKeyRef {
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    #[schemars(length(min = 1, max = 253))]
+    pub key: String,
+}
+
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
+pub enum ServiceType {
+    #[default]
+    ClusterIP,
+    NodePort,
+    LoadBalancer,
+}
+
+/// What became of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelStatus {
+    /// The `metadata.generation` that this status is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// `Resolved`, `Profiled`, `Planned`, `Downloaded`, `Loaded`, `Ready`, `Degraded`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+    /// The file's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// What the file's header says, and which version of the file it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resolved: Option<ResolvedModel>,
+    /// The generation of the RingPlan that serves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan_generation: Option<i64>,
+    /// The ring in a line: `pi4 [0, 6) -> desk [6, 30)`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ring: Option<String>,
+    /// Machines in the ring.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ring_nodes: Option<i32>,
+    /// Measured where rank 0 has answered, else predicted (with a `~`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_second: Option<String>,
+    /// What the plan promises.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted: Option<ModelSpeed>,
+    /// What rank 0 measured, in the middle of its last answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<ModelSpeed>,
+    /// Why each machine is in the ring or out of it, and what it has of its part of the file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    pub nodes: Vec<NodeShare>,
+    /// Base URL for OpenAI clients in the cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedModel {
+    /// The source that was read; another source in the spec is read anew.
+    pub source: ModelSource,
+    pub version: FileVersion,
+    pub profile: ModelProfileSpec,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelSpeed {
+    /// From one token to the next (TPOT).
+    pub token_microseconds: i64,
+    /// From the request to the first token (TTFT).
+    pub first_token_microseconds: i64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeShare {
+    pub name: String,
+    pub in_ring: bool,
+    /// For people: the layers and what bounds them, or why the machine is out.
+    pub why: String,
+    /// Of its part of the file, what is on its disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fetched_bytes: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total_bytes: Option<i64>,
+}
+
+impl ModelSource {
+    /// The file's name, for people.
+    pub fn file_name(&self) -> &str {
+        let path = match self {
+            Self {
+                hugging_face: Some(source),
+                ..
+            } => &source.file,
+            Self {
+                url: Some(source), ..
+            } => source.url.split(['?', '#']).next().unwrap_or(""),
+            Self {
+                host_path: Some(source),
+                ..
+            } => &source.path,
+            Self {
+                persistent_volume_claim: Some(source),
+                ..
+            } => &source.path,
+            _ => "",
+        };
+        path.rsplit('/').next().unwrap_or(path)
+    }
+
+    /// Where machines that have the file themselves find it; `None` for what is fetched.
+    pub fn local_path(&self) -> Option<String> {
+        match self {
+            Self {
+                host_path: Some(source),
+                ..
+            } => Some(source.path.clone()),
+            Self {
+                persistent_volume_claim: Some(source),
+                ..
+            } => Some(format!(
+                "{CLAIMS_FOLDER}/{}/{}",
+                source.claim_name, source.path
+            )),
+            _ => None,
+        }
+    }
+}
+
+/// Where agents have the volumes of claims, each in a folder of its name.
+pub const CLAIMS_FOLDER: &str = "/var/lib/prima-claims";
+
+fn main_branch() -> String {
+    "main".to_owned()
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+fn is_f32(value: &ActivationDtype) -> bool {
+    *value == ActivationDtype::F32
+}
+
+fn is_cluster_ip(value: &ServiceType) -> bool {
+    *value == ServiceType::ClusterIP
+}
