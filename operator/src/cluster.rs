@@ -19,9 +19,11 @@ use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::{Controller, watcher};
 use kube::{Api, Client};
 use prima_crds::v1alpha1::model::Model;
+use prima_weights::Token;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::model_controller::resolve::{Hub, RETRY};
 use crate::model_controller::{self, Context};
 use election::{Election, ElectionError};
 use metrics::Metrics;
@@ -47,7 +49,12 @@ pub struct OperatorArgs {
     #[arg(long, value_name = "DOMAIN", default_value = "cluster.local")]
     cluster_domain: String,
     /// The hub of Models that name none
-    #[arg(long, value_name = "URL", env = "HF_ENDPOINT", default_value = "https://huggingface.co")]
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "HF_ENDPOINT",
+        default_value = "https://huggingface.co"
+    )]
     hub: String,
     /// What the hub asks for gated repositories
     #[arg(long, value_name = "TOKEN", env = "HF_TOKEN", hide_env_values = true)]
@@ -74,16 +81,20 @@ pub enum OperatorError {
     Signals(#[source] io::Error),
     #[error(transparent)]
     Election(#[from] ElectionError),
-    #[error("the API server does not answer with {what}; are the CRDs installed (prima crds | kubectl apply -f -) and may this account read them?")]
+    #[error(
+        "the API server does not answer with {what}; are the CRDs installed (prima crds | kubectl apply -f -) and may this account read them?"
+    )]
     Watch { what: &'static str },
+    #[error("cannot make a client for model servers")]
+    Http(#[from] prima_weights::ClientError),
+    #[error("--hub-token (HF_TOKEN) cannot be used")]
+    Token(#[from] prima_weights::SourceError),
     #[error("lost the leader's Lease: another instance may lead now")]
     LostLease,
     #[error("the HTTP server of probes and metrics ended")]
     Probes(#[source] io::Error),
 }
 
-/// Models are looked at again after this time even if nothing is heard.
-const RESYNC: Duration = Duration::from_secs(600);
 /// Changes that come together are handled together.
 const DEBOUNCE: Duration = Duration::from_millis(200);
 /// Models that are reconciled at the same time; planning takes a processor.
@@ -97,10 +108,13 @@ pub async fn run(args: OperatorArgs) -> Result<(), OperatorError> {
     let mut stop = StopSignal::install().map_err(OperatorError::Signals)?;
     let metrics = Arc::new(Metrics::new());
     let probes = Arc::new(Probes::new(metrics.clone()));
-    let listener = TcpListener::bind(args.listen).await.map_err(|source| OperatorError::Listen {
-        address: args.listen,
-        source,
-    })?;
+    let listener =
+        TcpListener::bind(args.listen)
+            .await
+            .map_err(|source| OperatorError::Listen {
+                address: args.listen,
+                source,
+            })?;
     let config = kube::Config::infer()
         .await
         .map_err(|error| OperatorError::Config(Box::new(error)))?;
@@ -146,13 +160,29 @@ async fn control(
     probes: &Probes,
     metrics: Arc<Metrics>,
 ) -> Result<(), OperatorError> {
-    stores.ready().await.map_err(|what| OperatorError::Watch { what })?;
-    let controller = Controller::new(Api::<Model>::all(client.clone()), watcher::Config::default())
-        .with_config(Config::default().debounce(DEBOUNCE).concurrency(CONCURRENCY))
-        .owns_stream(changes.plans.map(Ok))
-        .owns_stream(changes.services.map(Ok))
-        .owns_stream(changes.slices.map(Ok))
-        .reconcile_all_on(changes.any);
+    stores
+        .ready()
+        .await
+        .map_err(|what| OperatorError::Watch { what })?;
+    let token = args.hub_token.as_deref().filter(|token| !token.is_empty());
+    let hub = Hub {
+        client: prima_weights::Client::new(RETRY)?,
+        endpoint: args.hub.trim_end_matches('/').to_owned(),
+        token: token.map(Token::new).transpose()?,
+    };
+    let controller = Controller::new(
+        Api::<Model>::all(client.clone()),
+        watcher::Config::default(),
+    )
+    .with_config(
+        Config::default()
+            .debounce(DEBOUNCE)
+            .concurrency(CONCURRENCY),
+    )
+    .owns_stream(changes.plans.map(Ok))
+    .owns_stream(changes.services.map(Ok))
+    .owns_stream(changes.slices.map(Ok))
+    .reconcile_all_on(changes.any);
     let reporter = Reporter {
         controller: "prima.dev/operator".to_owned(),
         instance: Some(args.identity.clone()),

@@ -9,7 +9,7 @@ mod apply;
 mod candidates;
 mod dereference;
 mod plan;
-mod resolve;
+pub mod resolve;
 mod update_status;
 
 use std::collections::HashMap;
@@ -121,10 +121,12 @@ async fn steps(
     let decision = plan::decide(model, &world, &resolution, memory, &context.metrics).await?;
     let ring = apply::apply(model, &world, &decision, context, memory).await?;
     update_status::update_status(model, &resolution, &decision, &ring, context, memory).await?;
-    Ok(Action::requeue(match decision.awaits() || resolution.awaits() {
-        true => AWAITING,
-        false => SAFETY,
-    }))
+    Ok(Action::requeue(
+        match decision.awaits() || resolution.awaits() {
+            true => AWAITING,
+            false => SAFETY,
+        },
+    ))
 }
 
 /// When a Model that failed is tried again.

@@ -26,7 +26,11 @@ impl Metrics {
         let reconcile_seconds = Histogram::new(exponential_buckets(0.001, 4.0, 8));
         let planning_seconds = Histogram::new(exponential_buckets(0.001, 4.0, 8));
         let (models, ready_models) = (Gauge::default(), Gauge::default());
-        registry.register("reconciles", "Times that a Model was looked at", reconciles.clone());
+        registry.register(
+            "reconciles",
+            "Times that a Model was looked at",
+            reconciles.clone(),
+        );
         registry.register(
             "reconcile_failures",
             "Times that this failed and was put off",

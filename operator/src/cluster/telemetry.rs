@@ -29,11 +29,17 @@ const ENDPOINTS: [&str; 2] = [
 impl Telemetry {
     /// Once a process. Needs the async runtime.
     pub fn start() -> Result<Self, TelemetryError> {
-        let asked = ENDPOINTS.iter().any(|name| std::env::var_os(name).is_some());
+        let asked = ENDPOINTS
+            .iter()
+            .any(|name| std::env::var_os(name).is_some());
         let provider = match asked {
             true => {
                 let exporter = SpanExporter::builder().with_tonic().build()?;
-                Some(SdkTracerProvider::builder().with_batch_exporter(exporter).build())
+                Some(
+                    SdkTracerProvider::builder()
+                        .with_batch_exporter(exporter)
+                        .build(),
+                )
             }
             false => None,
         };

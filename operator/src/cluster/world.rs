@@ -12,9 +12,9 @@ use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::PartialObjectMeta;
+use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::watcher::{self, Event};
-use kube::runtime::{WatchStreamExt, metadata_watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_crds::v1alpha1::ring_plan::RingPlan;
@@ -154,14 +154,15 @@ impl Stores {
         let (sender, any) = mpsc::channel(1);
         let (profiles, profile_changes) =
             watched(watcher::watcher(Api::all(client.clone()), all()));
-        let (nodes, node_changes) =
-            watched(metadata_watcher(Api::<Node>::all(client.clone()), all()));
+        let (nodes, node_changes) = watched(watcher::watcher(
+            Api::<PartialObjectMeta<Node>>::all(client.clone()),
+            all(),
+        ));
         let leases = Api::<Lease>::namespaced(client.clone(), agent_namespace);
         let (leases, lease_changes) = watched(watcher::watcher(leases, all()));
         let (services, service_changes) =
             watched(watcher::watcher(Api::all(client.clone()), ours()));
-        let (slices, slice_changes) =
-            watched(watcher::watcher(Api::all(client.clone()), ours()));
+        let (slices, slice_changes) = watched(watcher::watcher(Api::all(client.clone()), ours()));
         // A plan's own Model hears of it by ownership; others, which may use what it frees, when it goes.
         let freed = sender.clone();
         let plans = watcher::watcher(Api::all(client.clone()), all()).inspect(move |event| {
@@ -178,9 +179,8 @@ impl Stores {
             future::ready(came.then_some(()))
         });
         let looked = agents.clone();
-        let looked = IntervalStream::new(tokio::time::interval(LOOK)).filter_map(move |_| {
-            future::ready(lock(&looked).look(Instant::now()).then_some(()))
-        });
+        let looked = IntervalStream::new(tokio::time::interval(LOOK))
+            .filter_map(move |_| future::ready(lock(&looked).look(Instant::now()).then_some(())));
         // A kubelet touches its Node all the time; only labels matter here.
         let mut labels: HashMap<String, BTreeMap<String, String>> = HashMap::new();
         let relabelled = node_changes.filter_map(move |node| {
@@ -286,7 +286,13 @@ fn watched<K>(
     events: impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
 ) -> (Store<K>, BoxStream<'static, K>)
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
+    K: Resource<DynamicType = ()>
+        + Clone
+        + DeserializeOwned
+        + std::fmt::Debug
+        + Send
+        + Sync
+        + 'static,
 {
     let (store, writer) = reflector::store();
     let changes = events
@@ -340,7 +346,10 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         assert!(agents.hear(&lease(5), start), "news: there is one");
         assert!(!agents.hear(&lease(15), at(10)), "no news: it lives on");
-        assert!(!agents.hear(&lease(15), at(45)), "a Lease that is only listed again");
+        assert!(
+            !agents.hear(&lease(15), at(45)),
+            "a Lease that is only listed again"
+        );
         assert!(!agents.look(at(50)));
         assert!(agents.look(at(51)), "news: it is gone");
         assert!(!agents.look(at(52)), "which is said once");
@@ -365,7 +374,10 @@ mod tests {
         let start = Instant::now();
         let agents = Agents::new(start);
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert!(matches!(agents.state("pi4", at(40)), AgentState::Alive { .. }));
+        assert!(matches!(
+            agents.state("pi4", at(40)),
+            AgentState::Alive { .. }
+        ));
         assert_eq!(agents.state("pi4", at(41)), AgentState::Unknown);
     }
 }

@@ -130,7 +130,9 @@ fn usable<'a>(
         return Err(soon("its agent measures it"));
     };
     if profile.spec.exclude {
-        return Err(out("its owner excludes it (NodeProfile spec.exclude)".to_owned()));
+        return Err(out(
+            "its owner excludes it (NodeProfile spec.exclude)".to_owned()
+        ));
     }
     let mut wanted = model.spec.node_selector.iter();
     if let Some((key, value)) = wanted.find(|&(key, value)| machine.labels.get(key) != Some(value))
@@ -154,8 +156,15 @@ fn usable<'a>(
     let weights = resolved.profile.layer_weights.iter();
     let weights = weights.chain(&resolved.profile.output_weights);
     for format in weights.map(|weights| &weights.format) {
-        if !status.cpu.throughput.iter().any(|one| one.format == *format) {
-            return Err(out(format!("its agent does not run {format}, a weight format of the model")));
+        if !status
+            .cpu
+            .throughput
+            .iter()
+            .any(|one| one.format == *format)
+        {
+            return Err(out(format!(
+                "its agent does not run {format}, a weight format of the model"
+            )));
         }
     }
     if let Some(path) = model.spec.source.local_path() {
@@ -171,10 +180,13 @@ fn has_file(agent: &AgentProfile, path: &str, resolved: &ResolvedModel) -> Resul
     if let Some(problem) = &file.problem {
         return Err(problem.clone());
     }
-    let header = |version: &prima_crds::v1alpha1::ring_plan::FileVersion| version.header_sha256.clone();
+    let header =
+        |version: &prima_crds::v1alpha1::ring_plan::FileVersion| version.header_sha256.clone();
     match file.version.as_ref().map(header) == Some(header(&resolved.version)) {
         true => Ok(()),
-        false => Err(format!("its {path} is another file than the other machines'")),
+        false => Err(format!(
+            "its {path} is another file than the other machines'"
+        )),
     }
 }
 
@@ -188,7 +200,10 @@ fn take_promised(status: &mut NodeProfileStatus, name: &str, others: &[Arc<RingP
     let gpu: i64 = members().filter_map(|member| member.gpu_memory_bytes).sum();
     let left = &mut status.memory.available_bytes;
     *left = left.saturating_sub(memory).max(0);
-    let measured = status.gpus.iter_mut().filter_map(|gpu| gpu.measured.as_mut());
+    let measured = status
+        .gpus
+        .iter_mut()
+        .filter_map(|gpu| gpu.measured.as_mut());
     for gpu_memory in measured {
         gpu_memory.available_bytes = gpu_memory.available_bytes.saturating_sub(gpu).max(0);
     }

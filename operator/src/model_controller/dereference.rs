@@ -76,6 +76,7 @@ async fn api_key(model: &Model, context: &Context) -> Result<ApiKey, ControllerE
     })
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// In hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -8,20 +8,19 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kube::ResourceExt;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt;
 use prima_crds::v1alpha1::model::{Model, NodeShare, ResolvedModel};
 use prima_crds::v1alpha1::model_profile::ModelProfile;
-use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_crds::v1alpha1::ring_plan::{
     MemberState, PlannedModel, RingMember, RingPlan, RingPlanSpec,
 };
 use prima_halda::{Options, Plan};
 
+use super::ControllerError;
 use super::candidates::Candidates;
 use super::dereference::{ApiKey, World};
-use super::resolve::Resolution;
-use super::ControllerError;
+use super::resolve::{FailedLook, Resolution};
 use crate::cluster::metrics::Metrics;
 use crate::plan::{self, DEFAULT_CONTEXT};
 
@@ -32,8 +31,7 @@ pub struct Memory {
     pub ready: bool,
     /// What was written of each object: its content's hash, and the version that came of it.
     pub written: BTreeMap<String, (u64, Option<String>)>,
-    /// Failed looks at a source, and when the next is due.
-    pub source: Option<(String, u32, Instant)>,
+    pub failed_look: Option<FailedLook>,
     fresh: Option<Fresh>,
     refused: BTreeMap<String, (String, Instant)>,
 }
@@ -58,11 +56,18 @@ pub enum Kind {
     /// No ring: machines are released.
     Suspended,
     /// No ring can be planned, now or at all.
-    Impossible { reason: &'static str, message: String },
+    Impossible {
+        reason: &'static str,
+        message: String,
+    },
     /// This plan goes on.
     Keep(Arc<RingPlan>),
     /// A new plan. If it does not fit beside the one that runs, that one has to end before.
-    New { spec: Box<RingPlanSpec>, retire_first: bool, why: String },
+    New {
+        spec: Box<RingPlanSpec>,
+        retire_first: bool,
+        why: String,
+    },
 }
 
 impl Decision {
@@ -123,8 +128,7 @@ pub async fn decide(
         }));
     };
     let refused = memory.note_refusals(current);
-    let candidates =
-        Candidates::new(model, resolved, &world.machines, &world.others, &refused);
+    let candidates = Candidates::new(model, resolved, &world.machines, &world.others, &refused);
     let skeleton = skeleton(model, resolved, &key);
     let works = current
         .map(|plan| still_right(plan, &skeleton, &candidates))
@@ -333,9 +337,7 @@ async fn fresh(
     metrics
         .planning_seconds
         .observe(begun.elapsed().as_secs_f64());
-    let plan = planned
-        .map(Arc::new)
-        .map_err(|error| super::chain(&error));
+    let plan = planned.map(Arc::new).map_err(|error| super::chain(&error));
     memory.fresh = Some(Fresh {
         fingerprint,
         plan: plan.clone(),
@@ -348,9 +350,8 @@ fn fingerprint(model: &Model, resolved: &ResolvedModel, candidates: &Candidates)
     let steps = |value: i64| (value.max(1) as f64).log(1.25).round() as i64;
     let machines = candidates.profiles.iter().map(|profile| {
         let status = profile.status.as_ref();
-        let memory = status.map(|status| {
-            status.memory.available_bytes * 20 / status.memory.total_bytes.max(1)
-        });
+        let memory = status
+            .map(|status| status.memory.available_bytes * 20 / status.memory.total_bytes.max(1));
         let links: Vec<_> = status
             .into_iter()
             .flat_map(|status| &status.links)
@@ -363,10 +364,17 @@ fn fingerprint(model: &Model, resolved: &ResolvedModel, candidates: &Candidates)
             })
             .collect();
         let measured = status.map(|status| (&status.measured_at, &status.gpus));
-        format!("{} {:?} {memory:?} {measured:?} {links:?}", profile.name_any(), profile.spec)
+        format!(
+            "{} {:?} {memory:?} {measured:?} {links:?}",
+            profile.name_any(),
+            profile.spec
+        )
     });
     let machines: Vec<String> = machines.collect();
-    format!("{:?} {} {machines:?}", model.spec, resolved.version.header_sha256)
+    format!(
+        "{:?} {} {machines:?}",
+        model.spec, resolved.version.header_sha256
+    )
 }
 
 /// Whether the machines have memory for the new ring while the old ones still run. Layers that a machine has in both are in
@@ -378,7 +386,9 @@ fn fits_beside(spec: &RingPlanSpec, old: &[Arc<RingPlan>], candidates: &Candidat
             .and_then(|profile| Some(profile.status.as_ref()?.memory.available_bytes));
         let layers = |member: &RingMember| -> HashSet<i32> {
             let windows = member.windows.iter();
-            windows.flat_map(|window| window.first..window.last).collect()
+            windows
+                .flat_map(|window| window.first..window.last)
+                .collect()
         };
         let ours = layers(member);
         let held: i64 = old
@@ -423,14 +433,20 @@ fn out_of_ring(kind: &Kind, candidates: &Candidates, memory: &Memory) -> Vec<Nod
         Kind::New { spec, .. } => &spec.members,
         Kind::Suspended | Kind::Impossible { .. } => &[],
     };
-    let report = memory.fresh.as_ref().and_then(|fresh| fresh.plan.as_ref().ok());
+    let report = memory
+        .fresh
+        .as_ref()
+        .and_then(|fresh| fresh.plan.as_ref().ok());
     let idle = candidates.profiles.iter().map(|profile| {
         let name = profile.name_any();
         let left_out = report
             .and_then(|plan| plan.report.left_out.iter().find(|out| out.name == name))
             .map(|out| out.why.clone());
         let why = left_out.unwrap_or_else(|| match kind {
-            Kind::Keep(_) => "a ring with it would not be so much faster that it is worth an interruption".to_owned(),
+            Kind::Keep(_) => {
+                "a ring with it would not be so much faster that it is worth an interruption"
+                    .to_owned()
+            }
             _ => "it could take part".to_owned(),
         });
         (name, why)
@@ -462,8 +478,11 @@ impl Memory {
                 self.refused.insert(member.name.clone(), refusal);
             }
         }
-        self.refused.retain(|_, (_, at)| now.duration_since(*at) < REFUSED_FOR);
+        self.refused
+            .retain(|_, (_, at)| now.duration_since(*at) < REFUSED_FOR);
         let refused = self.refused.iter();
-        refused.map(|(name, (why, _))| (name.clone(), why.clone())).collect()
+        refused
+            .map(|(name, (why, _))| (name.clone(), why.clone()))
+            .collect()
     }
 }

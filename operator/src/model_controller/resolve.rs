@@ -3,19 +3,39 @@
 //! the file is another source (a revision, a URL).
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-use kube::ResourceExt;
 use prima_crds::v1alpha1::model::{Model, ModelSource, ResolvedModel};
 use prima_crds::v1alpha1::node_profile::LocalModel;
+use prima_crds::v1alpha1::ring_plan::FileVersion;
+use prima_weights::{Client, Location, Remote, Retry, Source, Token, model_profile};
+use sha2::{Digest, Sha256};
 
-use super::dereference::World;
+use super::dereference::{World, hex};
+use super::plan::Memory;
 use crate::cluster::world::AgentState;
+
+/// How files on servers are reached.
+pub struct Hub {
+    pub client: Client,
+    /// Of Models that name no other.
+    pub endpoint: String,
+    pub token: Option<Token>,
+}
 
 pub enum Resolution {
     Done(Box<ResolvedModel>),
     /// Nobody has looked yet.
     Awaited(String),
     Failed(String),
+}
+
+/// A failed look at a server, and when the next is due.
+pub struct FailedLook {
+    source: ModelSource,
+    times: u32,
+    next: Instant,
+    message: String,
 }
 
 impl Resolution {
@@ -28,11 +48,113 @@ impl Resolution {
 
     /// Whether to look again soon.
     pub fn awaits(&self) -> bool {
-        matches!(self, Self::Awaited(_))
+        matches!(self, Self::Awaited(_) | Self::Failed(_))
     }
 }
 
-pub fn local(model: &Model, path: &str, world: &World, pinned: Option<&ResolvedModel>) -> Resolution {
+/// A look that found the server busy or away is made again by the controller, not within one reconcile.
+pub const RETRY: Retry = Retry {
+    attempts: 2,
+    first_pause: Duration::from_millis(500),
+    longest_pause: Duration::from_secs(5),
+};
+const FIRST_PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+
+pub async fn resolve(model: &Model, world: &World, hub: &Hub, memory: &mut Memory) -> Resolution {
+    let source = &model.spec.source;
+    let pinned = pinned(model);
+    if let Some(path) = source.local_path() {
+        return local(source, &path, world, pinned);
+    }
+    if let Some(pinned) = pinned {
+        return Resolution::Done(Box::new(pinned.clone()));
+    }
+    let now = Instant::now();
+    let before = memory
+        .failed_look
+        .take()
+        .filter(|look| look.source == *source);
+    if let Some(look) = before.as_ref().filter(|look| now < look.next) {
+        let message = look.message.clone();
+        memory.failed_look = before;
+        return Resolution::Failed(message);
+    }
+    match read_header(source, hub).await {
+        Ok(resolved) => Resolution::Done(Box::new(resolved)),
+        Err(message) => {
+            let times = before.map_or(0, |look| look.times) + 1;
+            let pause = FIRST_PAUSE.saturating_mul(1 << (times - 1).min(16));
+            memory.failed_look = Some(FailedLook {
+                source: source.clone(),
+                times,
+                next: now + pause.min(LONGEST_PAUSE),
+                message: message.clone(),
+            });
+            Resolution::Failed(message)
+        }
+    }
+}
+
+/// Of a file on a server: its version, and what its header says. Errors in one line, for people.
+async fn read_header(source: &ModelSource, hub: &Hub) -> Result<ResolvedModel, String> {
+    let chain = |error: &dyn std::error::Error| super::chain(error);
+    let remote = Remote::open(&hub.client, &location(source, hub)?)
+        .await
+        .map_err(|error| chain(&error))?;
+    let (gguf, header) = remote.read_header().await.map_err(|error| chain(&error))?;
+    let profile = model_profile(&remote.shown(), &gguf).map_err(|error| chain(&error))?;
+    let identity = remote.identity();
+    Ok(ResolvedModel {
+        source: source.clone(),
+        version: FileVersion {
+            header_sha256: hex(&Sha256::digest(&header)),
+            etag: identity.etag.clone(),
+            sha256: identity.sha256.clone(),
+            commit: identity.revision_commit.clone(),
+        },
+        profile,
+    })
+}
+
+fn location(source: &ModelSource, hub: &Hub) -> Result<Source, String> {
+    let location = match source {
+        ModelSource {
+            hugging_face: Some(source),
+            ..
+        } => Location::HuggingFace {
+            endpoint: source
+                .endpoint
+                .clone()
+                .unwrap_or_else(|| hub.endpoint.clone()),
+            repo: source.repo.clone(),
+            revision: source.revision.clone(),
+            file: source.file.clone(),
+        },
+        ModelSource {
+            url: Some(source), ..
+        } => Location::Url {
+            url: source.url.clone(),
+            sha256: source.sha256.clone(),
+        },
+        _ => return Err("spec.source: expected huggingFace or url".to_owned()),
+    };
+    // The token is the hub's; another hub's or server's owner must not see it.
+    let for_hub =
+        matches!(&location, Location::HuggingFace { endpoint, .. } if *endpoint == hub.endpoint);
+    Ok(Source {
+        location,
+        token: hub.token.clone().filter(|_| for_hub),
+    })
+}
+
+/// Of a file on the machines, as their agents describe it.
+fn local(
+    source: &ModelSource,
+    path: &str,
+    world: &World,
+    pinned: Option<&ResolvedModel>,
+) -> Resolution {
     let mut versions: BTreeMap<&str, (usize, &LocalModel)> = BTreeMap::new();
     let mut problems = Vec::new();
     let mut looked = false;
@@ -64,9 +186,17 @@ pub fn local(model: &Model, path: &str, world: &World, pinned: Option<&ResolvedM
     let chosen = pinned
         .and_then(|pinned| versions.get(pinned.version.header_sha256.as_str()))
         .or_else(|| versions.values().max_by_key(|(machines, _)| *machines));
-    if let Some((_, LocalModel { profile: Some(profile), version: Some(version), .. })) = chosen {
+    if let Some((
+        _,
+        LocalModel {
+            profile: Some(profile),
+            version: Some(version),
+            ..
+        },
+    )) = chosen
+    {
         return Resolution::Done(Box::new(ResolvedModel {
-            source: model.spec.source.clone(),
+            source: source.clone(),
             version: version.clone(),
             profile: profile.clone(),
         }));
@@ -89,15 +219,15 @@ pub fn pinned(model: &Model) -> Option<&ResolvedModel> {
 /// For messages.
 pub fn shown(source: &ModelSource) -> String {
     match source {
-        ModelSource { hugging_face: Some(source), .. } => {
+        ModelSource {
+            hugging_face: Some(source),
+            ..
+        } => {
             format!("{}/{} at {}", source.repo, source.file, source.revision)
         }
-        ModelSource { url: Some(source), .. } => source.url.clone(),
+        ModelSource {
+            url: Some(source), ..
+        } => source.url.clone(),
         other => other.local_path().unwrap_or_default(),
     }
-}
-
-/// For messages about a Model.
-pub fn name(model: &Model) -> String {
-    format!("{}/{}", model.namespace().unwrap_or_default(), model.name_any())
 }

@@ -46,7 +46,12 @@ pub async fn update_status(
             what: format!("the status of Model {namespace}/{name}"),
             source: Box::new(source),
         })?;
-    for (kind, good) in [("Resolved", true), ("Planned", true), ("Ready", true), ("Degraded", false)] {
+    for (kind, good) in [
+        ("Resolved", true),
+        ("Planned", true),
+        ("Ready", true),
+        ("Degraded", false),
+    ] {
         let (was, is) = (condition(&before, kind), condition(&status, kind));
         let Some(is) = is else { continue };
         let as_wished = (is.status == "True") == good;
@@ -54,7 +59,11 @@ pub async fn update_status(
         // That a condition is not met yet is no event; that it is not any more is.
         let worth = match as_wished {
             true => was.is_some_and(|was| was.status != is.status) || (good && was.is_none()),
-            false => was.is_some_and(|was| was.status != is.status) || is.reason.ends_with("Failed") || is.reason == "DoesNotFit",
+            false => {
+                was.is_some_and(|was| was.status != is.status)
+                    || is.reason.ends_with("Failed")
+                    || is.reason == "DoesNotFit"
+            }
         };
         if news && worth {
             let type_ = match as_wished {
@@ -77,7 +86,11 @@ pub async fn event(model: &Model, context: &Context, type_: EventType, reason: &
         action: "Reconcile".to_owned(),
         secondary: None,
     };
-    if let Err(error) = context.recorder.publish(&event, &model.object_ref(&())).await {
+    if let Err(error) = context
+        .recorder
+        .publish(&event, &model.object_ref(&()))
+        .await
+    {
         tracing::warn!(%error, reason, "could not write an event");
     }
 }
@@ -105,7 +118,13 @@ fn status(
     let mut nodes: Vec<NodeShare> = ring
         .newest
         .as_deref()
-        .map(|plan| plan.spec.members.iter().map(|member| share(plan, member)).collect())
+        .map(|plan| {
+            plan.spec
+                .members
+                .iter()
+                .map(|member| share(plan, member))
+                .collect()
+        })
         .unwrap_or_default();
     nodes.extend(decision.out.iter().cloned());
     let file = model.spec.source.file_name();
@@ -140,7 +159,10 @@ fn conditions(
     ring: &Ring,
 ) -> Vec<Condition> {
     let mut conditions = Conditions {
-        before: model.status.as_ref().map_or(&[], |status| &status.conditions),
+        before: model
+            .status
+            .as_ref()
+            .map_or(&[], |status| &status.conditions),
         generation: model.metadata.generation,
         made: Vec::new(),
     };
@@ -148,15 +170,30 @@ fn conditions(
     match resolution {
         Resolution::Done(resolved) => {
             let bytes = resolved.profile.size_bytes;
-            conditions.add("Resolved", true, "Resolved", format!("{source}: {bytes} bytes, {} layers", resolved.profile.layers));
+            conditions.add(
+                "Resolved",
+                true,
+                "Resolved",
+                format!(
+                    "{source}: {bytes} bytes, {} layers",
+                    resolved.profile.layers
+                ),
+            );
         }
-        Resolution::Awaited(message) => conditions.add("Resolved", false, "Resolving", message.clone()),
+        Resolution::Awaited(message) => {
+            conditions.add("Resolved", false, "Resolving", message.clone())
+        }
         Resolution::Failed(message) => {
             conditions.add("Resolved", false, "ResolveFailed", message.clone());
         }
     }
     match decision.awaited.as_slice() {
-        [] => conditions.add("Profiled", true, "Profiled", "all machines are measured".to_owned()),
+        [] => conditions.add(
+            "Profiled",
+            true,
+            "Profiled",
+            "all machines are measured".to_owned(),
+        ),
         awaited => conditions.add("Profiled", false, "AwaitingMachines", awaited.join("; ")),
     }
     let plan = ring.newest.as_deref();
@@ -176,14 +213,19 @@ fn conditions(
     }
     let Some(plan) = plan else {
         let (reason, message) = match &decision.kind {
-            Kind::Suspended => ("Suspended", "spec.suspend is true; set it to false to load the model again".to_owned()),
+            Kind::Suspended => (
+                "Suspended",
+                "spec.suspend is true; set it to false to load the model again".to_owned(),
+            ),
             Kind::Impossible { reason, message } => (*reason, message.clone()),
             _ => ("Planning", "no plan yet".to_owned()),
         };
         // A source that cannot be read is the reason behind.
         let (reason, message) = match resolution {
             Resolution::Failed(message) => ("ResolveFailed", message.clone()),
-            Resolution::Awaited(message) if !matches!(decision.kind, Kind::Suspended) => ("Resolving", message.clone()),
+            Resolution::Awaited(message) if !matches!(decision.kind, Kind::Suspended) => {
+                ("Resolving", message.clone())
+            }
             _ => (reason, message),
         };
         for kind in ["Downloaded", "Loaded", "Ready"] {
@@ -206,20 +248,40 @@ fn conditions(
             .collect()
     };
     match lacking(MemberState::Loading).as_slice() {
-        [] => conditions.add("Downloaded", true, "Downloaded", "every machine has its part of the file".to_owned()),
+        [] => conditions.add(
+            "Downloaded",
+            true,
+            "Downloaded",
+            "every machine has its part of the file".to_owned(),
+        ),
         lacking => conditions.add("Downloaded", false, "Downloading", lacking.join("; ")),
     }
     match lacking(MemberState::Loaded).as_slice() {
-        [] => conditions.add("Loaded", true, "Loaded", "every machine runs its layers".to_owned()),
+        [] => conditions.add(
+            "Loaded",
+            true,
+            "Loaded",
+            "every machine runs its layers".to_owned(),
+        ),
         lacking => conditions.add("Loaded", false, "Loading", lacking.join("; ")),
     }
     match &ring.serving {
-        Some(serving) => conditions.add("Ready", true, "Ready", format!("answers on {}", line(serving))),
+        Some(serving) => conditions.add(
+            "Ready",
+            true,
+            "Ready",
+            format!("answers on {}", line(serving)),
+        ),
         None => {
             let gone: Vec<_> = decision
                 .out
                 .iter()
-                .filter(|out| plan.spec.members.iter().any(|member| member.name == out.name))
+                .filter(|out| {
+                    plan.spec
+                        .members
+                        .iter()
+                        .any(|member| member.name == out.name)
+                })
                 .map(|out| format!("{}: {}", out.name, out.why))
                 .collect();
             let lacking = lacking(MemberState::Loaded);
@@ -239,16 +301,26 @@ fn conditions(
             "Degraded",
             true,
             "Replacing",
-            format!("generation {} serves until generation {} has loaded", serving.spec.generation, plan.spec.generation),
+            format!(
+                "generation {} serves until generation {} has loaded",
+                serving.spec.generation, plan.spec.generation
+            ),
         ),
         _ => {
             let failed: Vec<String> = states
                 .iter()
-                .filter(|(_, status)| status.is_some_and(|status| status.state <= MemberState::Failed))
+                .filter(|(_, status)| {
+                    status.is_some_and(|status| status.state <= MemberState::Failed)
+                })
                 .map(|(member, status)| said(member, *status))
                 .collect();
             match failed.as_slice() {
-                [] => conditions.add("Degraded", false, "AsPlanned", "the ring is as planned".to_owned()),
+                [] => conditions.add(
+                    "Degraded",
+                    false,
+                    "AsPlanned",
+                    "the ring is as planned".to_owned(),
+                ),
                 failed => conditions.add("Degraded", true, "MemberFailed", failed.join("; ")),
             }
         }
@@ -288,7 +360,10 @@ fn now() -> Time {
 }
 
 fn condition<'a>(status: &'a ModelStatus, kind: &str) -> Option<&'a Condition> {
-    status.conditions.iter().find(|condition| condition.type_ == kind)
+    status
+        .conditions
+        .iter()
+        .find(|condition| condition.type_ == kind)
 }
 
 fn is_true(status: &ModelStatus, kind: &str) -> bool {
