@@ -320,9 +320,15 @@ mod tests {
         let path = folder.path().join("m.gguf");
         let file = some_bytes(&path);
         file.clone().discard().unwrap();
-        assert!(matches!(file.try_write(), Err(LocalFileError::Removed { .. })));
+        assert!(matches!(
+            file.try_write(),
+            Err(LocalFileError::Removed { .. })
+        ));
         let _anew = LocalFile::open(&path, &identity(1000, "1")).unwrap();
-        assert!(matches!(file.try_write(), Err(LocalFileError::Removed { .. })));
+        assert!(matches!(
+            file.try_write(),
+            Err(LocalFileError::Removed { .. })
+        ));
     }
 
     /// A ledger must not vouch for holes.
