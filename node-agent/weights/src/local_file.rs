@@ -80,13 +80,13 @@ impl LocalFile {
         let length = data.metadata().map_err(failed("learn the length"))?.len();
         let ledger_path = ledger_path(path);
         let mut ledger = Ledger::read(&ledger_path).map_err(failed("read the ledger"))?;
-        if let Some(found) = &ledger {
-            if let Err(difference) = identity.same_file(&found.identity) {
-                return Err(LocalFileError::OtherVersion {
-                    path: path.to_owned(),
-                    difference,
-                });
-            }
+        if let Some(found) = &ledger
+            && let Err(difference) = identity.same_file(&found.identity)
+        {
+            return Err(LocalFileError::OtherVersion {
+                path: path.to_owned(),
+                difference,
+            });
         }
         if length != identity.size_bytes {
             // Somebody replaced or cut the file: the ledger is of another one.

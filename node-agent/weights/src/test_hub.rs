@@ -223,7 +223,7 @@ impl Drop for TestHub {
 }
 
 /// A request that is not answered with the file.
-type Refusal = Response<Body>;
+type Refusal = Box<Response<Body>>;
 
 async fn set_control(State(shared): State<Arc<Shared>>, Json(control): Json<Control>) {
     *lock(&shared.control) = control;
@@ -346,7 +346,7 @@ async fn plain_file(
     let counted = shared.count(client, request.uri().path(), request.headers());
     shared
         .send(&path, counted, &request)
-        .unwrap_or_else(|refusal| refusal)
+        .unwrap_or_else(|refusal| *refusal)
 }
 
 /// A file of the folder as it is now.
@@ -409,7 +409,7 @@ impl Shared {
     ) -> Result<Response<Body>, Refusal> {
         let known = self
             .file(path)
-            .ok_or_else(|| answer(StatusCode::NOT_FOUND, &[], Body::empty()))?;
+            .ok_or_else(|| Box::new(answer(StatusCode::NOT_FOUND, &[], Body::empty())))?;
         let (control, cut) = self.next_fault()?;
         let mut fields = Vec::new();
         if !control.no_etag {
@@ -425,11 +425,11 @@ impl Shared {
             Some(asked) => {
                 let range = byte_range(asked, known.length).ok_or_else(|| {
                     let size = format!("bytes */{}", known.length);
-                    answer(
+                    Box::new(answer(
                         StatusCode::RANGE_NOT_SATISFIABLE,
                         &[(CONTENT_RANGE.as_str(), size)],
                         Body::empty(),
-                    )
+                    ))
                 })?;
                 let content = format!("bytes {}-{}/{}", range.start, range.end - 1, known.length);
                 fields.push((CONTENT_RANGE.as_str(), content));
@@ -471,7 +471,7 @@ impl Shared {
             let after = fail
                 .retry_after_seconds
                 .map(|seconds| (RETRY_AFTER.as_str(), seconds.to_string()));
-            return Err(answer(status, after.as_slice(), Body::empty()));
+            return Err(Box::new(answer(status, after.as_slice(), Body::empty())));
         }
         let cut = control.cut.as_mut().filter(|cut| cut.times > 0).map(|cut| {
             cut.times -= 1;
@@ -499,6 +499,8 @@ impl Sent {
         let start = self.left.start;
         let end = self.left.end.min(start + CHUNK_BYTES).min(self.cut_at);
         if start == end {
+            // What came before the cut shall arrive: nobody learns of it while the connection is busy.
+            tokio::time::sleep(Duration::from_millis(20)).await;
             return Some((Err(io::Error::other("cut off, as was asked")), self));
         }
         if let Some(rate) = self.bytes_per_second {

@@ -1,7 +1,5 @@
 //! A disk without room. The disk is a tmpfs of a few megabytes, which takes root to mount: where that cannot be, `tests/run.sh` leaves
-//! this file out and says so.
-
-mod support;
+//! these tests out and says so.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +7,7 @@ use std::process::Command;
 use prima_weights::{Download, DownloadError, LocalFile, Progress};
 use tokio::sync::watch;
 
-use support::{Setup, download};
+use crate::support::{Setup, download};
 
 /// A disk of its own, for as long as this lives.
 struct Disk(PathBuf);
