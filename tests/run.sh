@@ -27,6 +27,10 @@ main() {
         tests/cluster/images.sh > /dev/null
     fi
 
+    if ! small_disk; then
+        leave_out 'package(prima-weights) and test(/^no_room::/)' "downloads to a disk that is full: mounting a small disk takes root"
+    fi
+
     local status=0 filter=all\(\)
     for left_out in "${filters[@]}"; do
         filter+=" and not ($left_out)"
@@ -89,6 +93,17 @@ conntrack conntrack
 mmdebstrap mmdebstrap
 buildah buildah
 END
+}
+
+# Whether a tmpfs can be mounted.
+small_disk() {
+    local folder status
+    folder=$(mktemp -d)
+    mount -t tmpfs -o size=1m tmpfs "$folder" 2> /dev/null
+    status=$?
+    [ $status = 0 ] && umount "$folder"
+    rmdir "$folder"
+    return $status
 }
 
 # leave_out FILTER REASON

@@ -5,6 +5,8 @@
 //!
 //! Refuses: to send the token to another server than the source's own, and to hand out bytes of a file that changed meanwhile.
 
+use std::error::Error;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -73,6 +75,11 @@ pub enum RemoteError {
 
     #[error("cannot fetch {url}")]
     Request { url: String, source: reqwest::Error },
+
+    #[error(
+        "{url}: the server's certificate is not trusted: look at the address, or name a file with its authority in SSL_CERT_FILE"
+    )]
+    Untrusted { url: String, source: reqwest::Error },
 
     #[error("{url}: the server cannot answer now ({status})")]
     Busy {
@@ -618,13 +625,13 @@ async fn get(
     if let Some(token) = source.token.as_ref().filter(|_| same_server(url, start)) {
         request = request.header(AUTHORIZATION, token.header());
     }
-    let response = request
-        .send()
-        .await
-        .map_err(|source| RemoteError::Request {
-            url: shown(url),
-            source: source.without_url(),
-        })?;
+    let response = request.send().await.map_err(|source| {
+        let (url, source) = (shown(url), source.without_url());
+        match is_about_certificate(&source) {
+            true => RemoteError::Untrusted { url, source },
+            false => RemoteError::Request { url, source },
+        }
+    })?;
     let status = response.status();
     if status.is_server_error()
         || matches!(
@@ -640,6 +647,23 @@ async fn get(
         });
     }
     Ok(response)
+}
+
+/// Whether a request failed for the server's certificate, which trying again does not change.
+fn is_about_certificate(error: &reqwest::Error) -> bool {
+    let mut next: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(error) = next {
+        if let Some(rustls::Error::InvalidCertificate(_)) = error.downcast_ref() {
+            return true;
+        }
+        // An I/O error's source is that of the error in it, so the error in it would be passed over.
+        let inside = error.downcast_ref().and_then(io::Error::get_ref);
+        next = match inside {
+            Some(inside) => Some(inside),
+            None => error.source(),
+        };
+    }
+    false
 }
 
 /// Whether what is for one is for the other: scheme, host and port.
