@@ -4,6 +4,7 @@
 mod local;
 mod model_file;
 mod plan;
+mod probe;
 
 use std::error::Error;
 use std::io::{self, Write};
@@ -25,6 +26,8 @@ enum Command {
     Run(local::RunArgs),
     /// Say which machines would run which layers of a model, how fast, and why
     Plan(plan::PlanArgs),
+    /// Ask addresses by HTTP, and fail unless each answers 200
+    Probe(probe::ProbeArgs),
 }
 
 /// One thread: it only waits for children, and children die with the thread that started them.
@@ -33,6 +36,9 @@ async fn main() -> ExitCode {
     let result: Result<(), Box<dyn Error>> = match Cli::parse().command {
         Command::Run(args) => local::run(args).await.map_err(Into::into),
         Command::Plan(args) => plan::run(&args).map_err(Into::into),
+        Command::Probe(args) => probe::run(&args)
+            .map(|text| print!("{text}"))
+            .map_err(Into::into),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
