@@ -26,11 +26,6 @@
 system:serviceaccount:{{ include "prima.agent.namespace" . }}:{{ include "prima.agent.name" . }}
 {{- end }}
 
-{{- /* The Service that the operator keeps for a Model: Service names have no dots. */}}
-{{- define "prima.model.service" -}}
-{{ .name | replace "." "-" }}
-{{- end }}
-
 {{- /* Labels. Selectors: (dict "context" $ "component" "operator") */}}
 
 {{- define "prima.selectorLabels" -}}
