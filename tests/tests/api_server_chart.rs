@@ -1,0 +1,369 @@
+//! What a real API server says of the chart: it takes every document of every scenario as it stands, finds no fault in the
+//! types of the admission policies' expressions, and lets an agent write what is its own and nothing else.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use prima_tests::api_server::{ApiServer, Backend};
+use tempfile::NamedTempFile;
+
+#[test]
+fn an_api_server_takes_the_chart_and_its_samples() {
+    let mut api = ApiServer::start(Backend::Etcd);
+    api.start_controller_manager();
+    for namespace in ["prima", "prima-agents", "models"] {
+        api.kubectl(&["create", "namespace", namespace])
+            .expect("a namespace");
+        // Which pods that name none need, such as the test's.
+        let account = [
+            "wait",
+            "--for=create",
+            "serviceaccount/default",
+            "--timeout=30s",
+            "-n",
+            namespace,
+        ];
+        api.kubectl(&account).expect("its account");
+    }
+    install_definitions(&api);
+    for scenario in files_of("charts/prima/ci") {
+        // Definitions of other projects are not there.
+        let foreign = [
+            "serviceMonitor.enabled",
+            "prometheusRule.enabled",
+            "httpRoute.enabled",
+        ];
+        let foreign = foreign.map(|value| format!("{value}=false")).join(",");
+        let rendered = template(&api, &["--values", &scenario, "--set", &foreign]);
+        try_out(&api, &rendered).unwrap_or_else(|error| panic!("{scenario}: {error}"));
+    }
+    for sample in files_of("charts/prima/samples") {
+        let text = fs::read_to_string(&sample).expect("a sample");
+        try_out(&api, &text).unwrap_or_else(|error| panic!("{sample}: {error}"));
+    }
+}
+
+#[test]
+fn an_agent_writes_only_what_is_its_own() {
+    let mut api = ApiServer::start(Backend::Etcd);
+    api.start_controller_manager();
+    let chart = repository().join("charts/prima");
+    let install = [
+        "install",
+        "prima",
+        text(&chart),
+        "--namespace",
+        "prima",
+        "--create-namespace",
+    ];
+    api.helm(&install).expect("is installed");
+    definitions_are_established(&api);
+    expressions_are_well_typed(&api);
+    api.apply(RING).expect("a plan");
+
+    let desk = Agent::on(&api, "desk");
+    let laptop = Agent::on(&api, "laptop");
+    policies_are_in_force(&laptop);
+
+    // Its NodeProfile, whose spec is the owner's.
+    desk.apply(&profile("desk", "")).expect("its own profile");
+    desk.apply(&profile("desk", ""))
+        .expect("the same once more");
+    let refused = desk.apply(&profile("laptop", ""));
+    assert_refused(refused, "may only write the NodeProfile of that name");
+    let refused = laptop.apply(&profile("laptop", "memoryCapBytes: 1"));
+    assert_refused(refused, "an agent creates it empty");
+    let exclude = r#"{"spec":{"exclude":true}}"#;
+    assert_refused(
+        desk.patch("nodeprofile/desk", exclude, &[]),
+        "an agent may not change it",
+    );
+    api.kubectl(&["patch", "nodeprofile/desk", "--type=merge", "-p", exclude])
+        .expect("its owner");
+    desk.patch(
+        "nodeprofile/desk",
+        r#"{"metadata":{"labels":{"a":"b"}}}"#,
+        &[],
+    )
+    .expect("beside what the owner wrote");
+
+    // Its Lease; the operator's would make it the leader.
+    desk.apply(&lease("prima-agent-desk"))
+        .expect("its own Lease");
+    desk.apply(&lease("prima-agent-desk")).expect("renewed");
+    assert_refused(
+        desk.apply(&lease("prima-agent-laptop")),
+        "may only write the Lease prima-agent-desk",
+    );
+    assert_refused(
+        desk.apply(&lease("prima-operator")),
+        "may only write the Lease prima-agent-desk",
+    );
+
+    // Its entry in a ring, beside the others'.
+    desk.report("- {name: desk, state: Fetching}")
+        .expect("its own entry");
+    laptop
+        .report("- {name: laptop, state: Fetching}")
+        .expect("its own entry");
+    desk.report("- {name: desk, state: Loaded}")
+        .expect("its own entry again");
+    let states = [
+        "get",
+        "ringplan/ring",
+        "-o",
+        "jsonpath={.status.members[*].state}",
+    ];
+    assert_eq!(api.kubectl(&states).expect("the plan"), "Loaded Fetching");
+    let others = "may only write its own entry of status.members";
+    assert_refused(
+        desk.report("- {name: desk, state: Loaded}\n  - {name: laptop, state: Failed}"),
+        others,
+    );
+    assert_refused(
+        desk.report("- {name: desk, state: Loaded}\n  - {name: pi4, state: Failed}"),
+        others,
+    );
+    let status = |patch| desk.patch("ringplan/ring", patch, &["--subresource=status"]);
+    assert_refused(
+        status(r#"{"status":{"members":[{"name":"desk","state":"Loaded"}]}}"#),
+        others,
+    );
+    assert_refused(status(r#"{"status":null}"#), others);
+    let ready = r#"{"status":{"conditions":[{"type":"Ready","status":"True","reason":"A","message":"","lastTransitionTime":"2026-01-01T00:00:00Z"}]}}"#;
+    assert_refused(status(ready), "may only write status.members");
+    api.kubectl(&[
+        "patch",
+        "ringplan/ring",
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        ready,
+    ])
+    .expect("the operator's part");
+    desk.report("- {name: desk, state: Ready}")
+        .expect("beside the operator's part");
+
+    // What RBAC alone refuses.
+    let refused = desk.patch("ringplan/ring", r#"{"spec":{"generation":2}}"#, &[]);
+    assert_refused(refused, "cannot patch resource \"ringplans\"");
+    let refused = desk.kubectl(&["get", "secrets", "--namespace", "prima"]);
+    assert_refused(refused, "cannot list resource \"secrets\"");
+
+    // A token that was not made for a pod tells no node.
+    let token = api.kubectl(&["create", "token", "prima-agent", "--namespace", "prima"]);
+    let loose = Agent {
+        api: &api,
+        node: "none",
+        token: token.expect("a token").trim().into(),
+    };
+    assert_refused(
+        loose.apply(&profile("desk", "")),
+        "must be bound to a pod on a node",
+    );
+}
+
+const RING: &str = "
+apiVersion: prima.dev/v1alpha1
+kind: RingPlan
+metadata: {name: ring, namespace: default}
+spec:
+  generation: 1
+  model: {name: ring, file: /models/tiny.gguf, sizeBytes: 1024, layers: 2}
+  contextLength: 128
+  maxConcurrentRequests: 1
+  rounds: 1
+  members:
+  - {name: desk, address: '10.0.0.1:9200', windows: [{first: 0, last: 1}]}
+  - {name: laptop, address: '10.0.0.2:9200', windows: [{first: 1, last: 2}]}
+";
+
+fn profile(name: &str, spec: &str) -> String {
+    format!(
+        "apiVersion: prima.dev/v1alpha1\nkind: NodeProfile\nmetadata: {{name: {name}}}\nspec: {{{spec}}}\n"
+    )
+}
+
+fn lease(name: &str) -> String {
+    format!(
+        "apiVersion: coordination.k8s.io/v1\nkind: Lease\nmetadata: {{name: {name}, namespace: prima}}\nspec: {{holderIdentity: {name}}}\n"
+    )
+}
+
+/// An agent's service account, by a token that is bound to a pod on a node, as the kubelet hands it out.
+struct Agent<'a> {
+    api: &'a ApiServer,
+    node: &'static str,
+    token: String,
+}
+
+impl<'a> Agent<'a> {
+    fn on(api: &'a ApiServer, node: &'static str) -> Self {
+        api.apply(&format!(
+            "{{apiVersion: v1, kind: Node, metadata: {{name: {node}}}}}\n---\n\
+             {{apiVersion: v1, kind: Pod, metadata: {{name: agent-{node}, namespace: prima}}, spec: {{\
+             nodeName: {node}, serviceAccountName: prima-agent, containers: [{{name: agent, image: agent}}]}}}}\n"
+        ))
+        .expect("a node and its pod");
+        let pod = format!("agent-{node}");
+        let token = api.kubectl(&[
+            "create",
+            "token",
+            "prima-agent",
+            "--namespace",
+            "prima",
+            "--bound-object-kind=Pod",
+            "--bound-object-name",
+            &pod,
+        ]);
+        Agent {
+            api,
+            node,
+            token: token.expect("a token").trim().into(),
+        }
+    }
+
+    fn apply(&self, yaml: &str) -> Result<String, String> {
+        self.server_side_apply(yaml, &[])
+    }
+
+    /// Applies its report on the plan.
+    fn report(&self, members: &str) -> Result<String, String> {
+        let plan = "apiVersion: prima.dev/v1alpha1\nkind: RingPlan\nmetadata: {name: ring, namespace: default}\n";
+        self.server_side_apply(
+            &format!("{plan}status:\n  members:\n  {members}\n"),
+            &["--subresource=status"],
+        )
+    }
+
+    /// Each agent has a field manager of its own: what one applies no longer, its manager removes.
+    fn server_side_apply(&self, yaml: &str, more: &[&str]) -> Result<String, String> {
+        let manager = format!("--field-manager=prima-node-agent-{}", self.node);
+        let file = file_with(yaml);
+        let args = ["apply", "--server-side", &manager, "-f", text(file.path())];
+        self.kubectl(&[&args[..], more].concat())
+    }
+
+    fn patch(&self, object: &str, patch: &str, more: &[&str]) -> Result<String, String> {
+        self.kubectl(&[&["patch", object, "--type=merge", "-p", patch], more].concat())
+    }
+
+    fn kubectl(&self, args: &[&str]) -> Result<String, String> {
+        let token = format!("--token={}", self.token);
+        let result = self.api.kubectl(&[&[&*token], args].concat());
+        result.map_err(|error| error.to_string())
+    }
+}
+
+fn assert_refused(result: Result<String, String>, why: &str) {
+    match result {
+        Ok(text) => panic!("not refused ({why}): {text}"),
+        Err(error) => assert!(
+            error.contains(why),
+            "refused, but not because {why}: {error}"
+        ),
+    }
+}
+
+/// kube-controller-manager checks the expressions' types against the definitions, and says what is wrong in the status.
+fn expressions_are_well_typed(api: &ApiServer) {
+    for resource in ["nodeprofiles", "ringplans", "leases"] {
+        let policy = format!("validatingadmissionpolicy/prima-agent-{resource}");
+        api.kubectl(&[
+            "wait",
+            &policy,
+            "--for=jsonpath={.status.observedGeneration}=1",
+            "--timeout=60s",
+        ])
+        .expect("is checked");
+        let warnings = api.kubectl(&[
+            "get",
+            &policy,
+            "-o",
+            "jsonpath={.status.typeChecking.expressionWarnings}",
+        ]);
+        assert_eq!(warnings.expect("a status"), "", "{policy}");
+    }
+}
+
+/// The API server learns of a new policy a moment later.
+fn policies_are_in_force(agent: &Agent) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while agent.apply(&lease("not-an-agents")).is_ok() {
+        assert!(Instant::now() < deadline, "the policies are not in force");
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn install_definitions(api: &ApiServer) {
+    for file in files_of("charts/prima/files/crds") {
+        api.apply(&fs::read_to_string(&file).expect("a definition"))
+            .expect("is valid");
+    }
+    definitions_are_established(api);
+}
+
+fn definitions_are_established(api: &ApiServer) {
+    api.kubectl(&[
+        "wait",
+        "--for=condition=Established",
+        "crd",
+        "--all",
+        "--timeout=30s",
+    ])
+    .expect("are established");
+}
+
+/// What would happen, with unknown fields refused.
+fn try_out(api: &ApiServer, yaml: &str) -> Result<String, String> {
+    let file = file_with(yaml);
+    let args = [
+        "apply",
+        "--server-side",
+        "--dry-run=server",
+        "--validate=strict",
+        "-f",
+        text(file.path()),
+    ];
+    api.kubectl(&args).map_err(|error| error.to_string())
+}
+
+fn file_with(yaml: &str) -> NamedTempFile {
+    let file = NamedTempFile::new().expect("a temporary file");
+    fs::write(file.path(), yaml).expect("a temporary file");
+    file
+}
+
+fn template(api: &ApiServer, args: &[&str]) -> String {
+    let chart = repository().join("charts/prima");
+    api.helm(
+        &[
+            &["template", "prima", text(&chart), "--namespace", "prima"],
+            args,
+        ]
+        .concat(),
+    )
+    .expect("renders")
+}
+
+fn files_of(folder: &str) -> Vec<String> {
+    let folder = repository().join(folder);
+    let entries =
+        fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut files: Vec<_> = entries
+        .map(|entry| text(&entry.expect("an entry").path()).to_owned())
+        .collect();
+    files.sort();
+    assert!(!files.is_empty(), "{} is empty", folder.display());
+    files
+}
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path in UTF-8")
+}
