@@ -103,12 +103,12 @@ fn an_agent_writes_only_what_is_its_own() {
     );
 
     // Its entry in a ring, beside the others'.
-    desk.report("- {name: desk, state: Fetching}")
+    desk.report("{name: desk, state: Fetching}")
         .expect("its own entry");
     laptop
-        .report("- {name: laptop, state: Fetching}")
+        .report("{name: laptop, state: Fetching}")
         .expect("its own entry");
-    desk.report("- {name: desk, state: Loaded}")
+    desk.report("{name: desk, state: Loaded}")
         .expect("its own entry again");
     let states = [
         "get",
@@ -119,31 +119,30 @@ fn an_agent_writes_only_what_is_its_own() {
     assert_eq!(api.kubectl(&states).expect("the plan"), "Loaded Fetching");
     let others = "may only write its own entry of status.members";
     assert_refused(
-        desk.report("- {name: desk, state: Loaded}\n  - {name: laptop, state: Failed}"),
+        desk.report("{name: desk, state: Loaded}, {name: laptop, state: Failed}"),
         others,
     );
     assert_refused(
-        desk.report("- {name: desk, state: Loaded}\n  - {name: pi4, state: Failed}"),
+        desk.report("{name: desk, state: Loaded}, {name: pi4, state: Failed}"),
         others,
     );
-    let status = |patch| desk.patch("ringplan/ring", patch, &["--subresource=status"]);
-    assert_refused(
-        status(r#"{"status":{"members":[{"name":"desk","state":"Loaded"}]}}"#),
-        others,
-    );
-    assert_refused(status(r#"{"status":null}"#), others);
-    let ready = r#"{"status":{"conditions":[{"type":"Ready","status":"True","reason":"A","message":"","lastTransitionTime":"2026-01-01T00:00:00Z"}]}}"#;
-    assert_refused(status(ready), "may only write status.members");
-    api.kubectl(&[
-        "patch",
-        "ringplan/ring",
+    // As another agent's field manager it would remove what that one wrote.
+    let alone = "members: [{name: desk, state: Loaded}]";
+    assert_refused(desk.write_status("prima-node-agent-laptop", alone), others);
+    let ready = "conditions: [{type: Ready, status: 'True', reason: Answered, message: '', lastTransitionTime: '2026-01-01T00:00:00Z'}]";
+    let refused = desk.write_status("prima-node-agent-desk", ready);
+    assert_refused(refused, "may only write status.members");
+    let conditions = file_with(&status_of_the_plan(ready));
+    let operator = [
+        "apply",
+        "--server-side",
         "--subresource=status",
-        "--type=merge",
-        "-p",
-        ready,
-    ])
-    .expect("the operator's part");
-    desk.report("- {name: desk, state: Ready}")
+        "--field-manager=prima-operator",
+        "-f",
+    ];
+    api.kubectl(&[&operator[..], &[text(conditions.path())]].concat())
+        .expect("the operator's part");
+    desk.report("{name: desk, state: Ready}")
         .expect("beside the operator's part");
 
     // What RBAC alone refuses.
@@ -179,6 +178,12 @@ spec:
   - {name: desk, address: '10.0.0.1:9200', windows: [{first: 0, last: 1}]}
   - {name: laptop, address: '10.0.0.2:9200', windows: [{first: 1, last: 2}]}
 ";
+
+fn status_of_the_plan(status: &str) -> String {
+    format!(
+        "apiVersion: prima.dev/v1alpha1\nkind: RingPlan\nmetadata: {{name: ring, namespace: default}}\nstatus: {{{status}}}\n"
+    )
+}
 
 fn profile(name: &str, spec: &str) -> String {
     format!(
@@ -226,24 +231,29 @@ impl<'a> Agent<'a> {
     }
 
     fn apply(&self, yaml: &str) -> Result<String, String> {
-        self.server_side_apply(yaml, &[])
-    }
-
-    /// Applies its report on the plan.
-    fn report(&self, members: &str) -> Result<String, String> {
-        let plan = "apiVersion: prima.dev/v1alpha1\nkind: RingPlan\nmetadata: {name: ring, namespace: default}\n";
-        self.server_side_apply(
-            &format!("{plan}status:\n  members:\n  {members}\n"),
-            &["--subresource=status"],
-        )
-    }
-
-    /// Each agent has a field manager of its own: what one applies no longer, its manager removes.
-    fn server_side_apply(&self, yaml: &str, more: &[&str]) -> Result<String, String> {
-        let manager = format!("--field-manager=prima-node-agent-{}", self.node);
         let file = file_with(yaml);
-        let args = ["apply", "--server-side", &manager, "-f", text(file.path())];
-        self.kubectl(&[&args[..], more].concat())
+        self.kubectl(&["apply", "--server-side", "-f", text(file.path())])
+    }
+
+    /// Applies its entries of the plan's `status.members`. Each agent has a field manager of its own: what a manager
+    /// applies no longer is removed.
+    fn report(&self, members: &str) -> Result<String, String> {
+        let manager = format!("prima-node-agent-{}", self.node);
+        self.write_status(&manager, &format!("members: [{members}]"))
+    }
+
+    fn write_status(&self, manager: &str, status: &str) -> Result<String, String> {
+        let file = file_with(&status_of_the_plan(status));
+        let manager = format!("--field-manager={manager}");
+        let args = [
+            "apply",
+            "--server-side",
+            "--subresource=status",
+            "--force-conflicts",
+            &manager,
+            "-f",
+        ];
+        self.kubectl(&[&args[..], &[text(file.path())]].concat())
     }
 
     fn patch(&self, object: &str, patch: &str, more: &[&str]) -> Result<String, String> {
