@@ -46,20 +46,44 @@ fn an_api_server_takes_the_chart_and_its_samples() {
 }
 
 #[test]
+fn with_agents_apart_the_operator_fits_the_restricted_level() {
+    let mut api = ApiServer::start(Backend::Etcd);
+    api.start_controller_manager();
+    api.apply(
+        "{apiVersion: v1, kind: Namespace, metadata: {name: prima, labels: {pod-security.kubernetes.io/enforce: restricted}}}",
+    )
+    .expect("a namespace");
+    api.apply(
+        "{apiVersion: v1, kind: Node, metadata: {name: desk, labels: {kubernetes.io/os: linux}}}",
+    )
+    .expect("a node");
+    let values = repository().join("charts/prima/ci/restricted-values.yaml");
+    install(&api, &["--values", text(&values)]);
+    for (namespace, pods) in [("prima", 2), ("prima-agents", 1)] {
+        let ready = format!("{pods} pods in {namespace}");
+        wait_until(&ready, || {
+            let names = api.kubectl(&["get", "pods", "-o", "name", "--namespace", namespace]);
+            names.expect("pods").lines().count() == pods
+        });
+    }
+    let test = template(
+        &api,
+        &[
+            "--values",
+            text(&values),
+            "--show-only",
+            "templates/tests/answers.yaml",
+        ],
+    );
+    api.apply(&test).expect("the test's pod");
+}
+
+#[test]
 fn an_agent_writes_only_what_is_its_own() {
     let mut api = ApiServer::start(Backend::Etcd);
     api.start_controller_manager();
-    let chart = repository().join("charts/prima");
-    let install = [
-        "install",
-        "prima",
-        text(&chart),
-        "--namespace",
-        "prima",
-        "--create-namespace",
-    ];
-    api.helm(&install).expect("is installed");
-    definitions_are_established(&api);
+    install_definitions(&api);
+    install(&api, &["--set", "crds.install=false"]);
     expressions_are_well_typed(&api);
     api.apply(RING).expect("a plan");
 
@@ -300,11 +324,31 @@ fn expressions_are_well_typed(api: &ApiServer) {
 
 /// The API server learns of a new policy a moment later.
 fn policies_are_in_force(agent: &Agent) {
+    wait_until("the policies are in force", || {
+        agent.apply(&lease("not-an-agents")).is_err()
+    });
+}
+
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(30);
-    while agent.apply(&lease("not-an-agents")).is_ok() {
-        assert!(Instant::now() < deadline, "the policies are not in force");
+    while !holds() {
+        assert!(Instant::now() < deadline, "waited in vain: {what}");
         thread::sleep(Duration::from_millis(100));
     }
+}
+
+fn install(api: &ApiServer, args: &[&str]) {
+    let chart = repository().join("charts/prima");
+    let install = [
+        "install",
+        "prima",
+        text(&chart),
+        "--namespace",
+        "prima",
+        "--create-namespace",
+    ];
+    api.helm(&[&install[..], args].concat())
+        .expect("is installed");
 }
 
 fn install_definitions(api: &ApiServer) {
