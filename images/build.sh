@@ -19,13 +19,15 @@ main() {
     local image arguments
     [ $# -gt 0 ] || set -- operator node-agent
     for image in "$@"; do
-        arguments=(--file "images/${image%-cuda}.Containerfile")
+        # Stages by name, though these are the defaults: buildah sees what a stage is made of only where it is told.
+        arguments=(BINARIES=compiled)
         case $image in
-            operator | node-agent) ;;
-            node-agent-cuda) arguments+=(--build-arg BUILDER=builder-cuda --build-arg BASE=runtime-cuda --build-arg FEATURES=cuda) ;;
+            operator) arguments+=(BASE=runtime) ;;
+            node-agent) arguments+=(BUILDER=rust BASE=runtime) ;;
+            node-agent-cuda) arguments+=(BUILDER=builder-cuda BASE=runtime-cuda FEATURES=cuda) ;;
             *) echo "no image is called $image" >&2; exit 1 ;;
         esac
-        build "$registry/prima-$image:$tag" "${arguments[@]}" .
+        build "$registry/prima-$image:$tag" --file "images/${image%-cuda}.Containerfile" "${arguments[@]/#/--build-arg=}" .
     done
 }
 

@@ -169,6 +169,28 @@ fn an_agent_writes_only_what_is_its_own() {
     desk.report("{name: desk, state: Ready}")
         .expect("beside the operator's part");
 
+    // The longest ring there may be, with the longest messages, is not too much for the expressions.
+    let message = "m".repeat(1000);
+    let crowd: Vec<_> = (0..254)
+        .map(|node| format!("{{name: node-{node}, state: Failed, message: {message}}}"))
+        .collect();
+    let crowd = file_with(&status_of_the_plan(&format!(
+        "members: [{}]",
+        crowd.join(", ")
+    )));
+    let others = [
+        "apply",
+        "--server-side",
+        "--subresource=status",
+        "--force-conflicts",
+        "--field-manager=others",
+        "-f",
+    ];
+    api.kubectl(&[&others[..], &[text(crowd.path())]].concat())
+        .expect("many members");
+    desk.report("{name: desk, state: Fetching}")
+        .expect("one of 256");
+
     // What RBAC alone refuses.
     let refused = desk.patch("ringplan/ring", r#"{"spec":{"generation":2}}"#, &[]);
     assert_refused(refused, "cannot patch resource \"ringplans\"");
