@@ -146,6 +146,12 @@ pub fn run(args: ProfileArgs) -> Result<String, ProfileError> {
     show(&profile, args.output)
 }
 
+/// How many weight formats a profile has figures for.
+#[cfg(test)]
+pub(crate) fn formats() -> usize {
+    cpu::formats().count()
+}
+
 /// How a machine is measured.
 pub struct Measuring<'a> {
     /// Absolute: the folder or file whose disk is measured.
