@@ -1,0 +1,225 @@
+//! Model files in one folder: a name for each, how much of the disk they take, and which go when they take too much.
+//!
+//! Decides: that the least recently used goes first, with whatever broken downloads left behind. Refuses: to remove what any process
+//! on this machine has open as a [`LocalFile`], and to touch files whose names are not the cache's.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{self, File, Metadata, TryLockError};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use sha2::{Digest, Sha256};
+
+use crate::local_file::{LocalFile, LocalFileError, lock_folder, remove};
+use crate::remote::Identity;
+use crate::source::Source;
+
+/// Of a file's own name, what is kept for people to recognize.
+const PREFIX_BYTES: usize = 64;
+const HASH_DIGITS: usize = 16;
+const SUFFIXES: [&str; 3] = ["gguf", "ledger", "ledger.new"];
+/// What `st_blocks` counts in, whatever the file system's blocks are.
+const BLOCK_BYTES: u64 = 512;
+
+/// A folder of model files.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    folder: PathBuf,
+}
+
+/// One model file, or what is left of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheEntry {
+    /// Where the model file is, or would be.
+    pub path: PathBuf,
+    /// On the disk, which for a file with holes is less than its length; with its ledger.
+    pub allocated_bytes: u64,
+    pub last_used: SystemTime,
+}
+
+/// What was removed, and what could not be.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Collected {
+    pub removed: Vec<PathBuf>,
+    pub freed_bytes: u64,
+    /// What the cache takes now; above the budget when what is in use takes so much.
+    pub remaining_bytes: u64,
+}
+
+/// Why the cache cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CacheError {
+    #[error("{}: cannot {action}", path.display())]
+    Io {
+        path: PathBuf,
+        action: &'static str,
+        source: io::Error,
+    },
+    #[error(transparent)]
+    File(#[from] LocalFileError),
+}
+
+impl Cache {
+    /// The cache in `folder`, which is made where it is not there.
+    ///
+    /// # Errors
+    /// [`CacheError::Io`] when it cannot be made.
+    pub fn open(folder: &Path) -> Result<Cache, CacheError> {
+        fs::create_dir_all(folder).map_err(failed(folder, "make the folder"))?;
+        Ok(Cache {
+            folder: folder.to_owned(),
+        })
+    }
+
+    /// Where this version of the source's file is kept.
+    pub fn path(&self, source: &Source, identity: &Identity) -> PathBuf {
+        let version = identity.sha256.as_ref().or(identity.etag.as_ref());
+        let mut hash = Sha256::new();
+        for part in [
+            &source.place(),
+            &identity.size_bytes.to_string(),
+            version.unwrap_or(&String::new()),
+        ] {
+            hash.update(part.len().to_le_bytes());
+            hash.update(part);
+        }
+        let hash = format!("{:x}", hash.finalize());
+        let name = source.file_name();
+        let prefix: String = name
+            .strip_suffix(".gguf")
+            .unwrap_or(&name)
+            .chars()
+            .map(|c| {
+                if c.is_ascii_alphanumeric() || "-_.".contains(c) {
+                    c
+                } else {
+                    '_'
+                }
+            })
+            .take(PREFIX_BYTES)
+            .collect();
+        let prefix = prefix.trim_start_matches('.');
+        self.folder
+            .join(format!("{prefix}-{}.gguf", &hash[..HASH_DIGITS]))
+    }
+
+    /// The file for this version of the source's file, in use until it is dropped.
+    ///
+    /// # Errors
+    /// As [`LocalFile::open`].
+    pub fn file(&self, source: &Source, identity: &Identity) -> Result<LocalFile, CacheError> {
+        Ok(LocalFile::open(&self.path(source, identity), identity)?)
+    }
+
+    /// Everything in the cache, least recently used first.
+    ///
+    /// # Errors
+    /// [`CacheError::Io`] when the folder cannot be read.
+    pub fn entries(&self) -> Result<Vec<CacheEntry>, CacheError> {
+        let cannot_list = || failed(&self.folder, "list the folder");
+        let mut entries = BTreeMap::<PathBuf, CacheEntry>::new();
+        for file in fs::read_dir(&self.folder).map_err(cannot_list())? {
+            let file = file.map_err(cannot_list())?;
+            let Some(path) = entry_path(&file.path()) else {
+                continue;
+            };
+            let Some(metadata) =
+                metadata(&file.path()).map_err(failed(&file.path(), "look at the file"))?
+            else {
+                continue;
+            };
+            let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+            let entry = entries.entry(path.clone()).or_insert(CacheEntry {
+                path,
+                allocated_bytes: 0,
+                last_used: modified,
+            });
+            entry.allocated_bytes += metadata.blocks() * BLOCK_BYTES;
+            entry.last_used = entry.last_used.max(modified);
+        }
+        let mut entries: Vec<CacheEntry> = entries.into_values().collect();
+        entries.sort_by_key(|entry| entry.last_used);
+        Ok(entries)
+    }
+
+    /// Removes files, least recently used first, until the cache takes at most `budget_bytes` of the disk; none of `in_use`, and
+    /// none that any process has open.
+    ///
+    /// # Errors
+    /// [`CacheError::Io`] when a file cannot be looked at or removed.
+    pub fn collect(
+        &self,
+        budget_bytes: u64,
+        in_use: &HashSet<PathBuf>,
+    ) -> Result<Collected, CacheError> {
+        let entries = self.entries()?;
+        let mut collected = Collected {
+            remaining_bytes: entries.iter().map(|entry| entry.allocated_bytes).sum(),
+            ..Collected::default()
+        };
+        for entry in entries {
+            if collected.remaining_bytes <= budget_bytes {
+                break;
+            }
+            if in_use.contains(&entry.path)
+                || !remove_unless_open(&entry.path).map_err(failed(&entry.path, "remove"))?
+            {
+                continue;
+            }
+            collected.remaining_bytes -= entry.allocated_bytes;
+            collected.freed_bytes += entry.allocated_bytes;
+            collected.removed.push(entry.path);
+        }
+        Ok(collected)
+    }
+}
+
+/// Removes the file at `path` and what belongs to it; `false` when somebody has it open.
+fn remove_unless_open(path: &Path) -> io::Result<bool> {
+    // Files are opened under this lock, so nobody opens it from here on.
+    let _folder = lock_folder(path)?;
+    let held = match File::open(path) {
+        Ok(file) => Some(file),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(error),
+    };
+    match held.as_ref().map_or(Ok(()), File::try_lock) {
+        Ok(()) => remove(path).map(|()| true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// The model file that a file in the folder is or belongs to; `None` for files that are not the cache's.
+fn entry_path(path: &Path) -> Option<PathBuf> {
+    let name = path.file_name()?.to_str()?;
+    let stem = SUFFIXES
+        .iter()
+        .find_map(|suffix| name.strip_suffix(suffix)?.strip_suffix('.'))?;
+    let (_, hash) = stem.rsplit_once('-')?;
+    let ours = hash.len() == HASH_DIGITS
+        && hash
+            .bytes()
+            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    ours.then(|| path.with_file_name(format!("{stem}.gguf")))
+}
+
+fn metadata(path: &Path) -> io::Result<Option<Metadata>> {
+    match fs::symlink_metadata(path) {
+        Ok(metadata) => Ok(metadata.is_file().then_some(metadata)),
+        // Another process removed it meanwhile.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn failed(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> CacheError {
+    let path = path.to_owned();
+    move |source| CacheError::Io {
+        path,
+        action,
+        source,
+    }
+}

@@ -1,0 +1,67 @@
+//! The HTTP client of all fetches: which servers it trusts, and what it does not do by itself.
+//!
+//! Decides: public authorities are built in; those of the system, or of the file that SSL_CERT_FILE names, are trusted, too, so that a
+//! mirror at home can have a certificate of its own. Refuses: to follow redirects, since that is [`crate::Remote`]'s to decide.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::redirect::Policy;
+use rustls::{ClientConfig, RootCertStore};
+
+use crate::retry::Retry;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+/// A body of which nothing comes for so long is given up.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Connections that all fetches of a process share.
+#[derive(Debug, Clone)]
+pub struct Client {
+    pub(crate) http: reqwest::Client,
+    pub(crate) retry: Retry,
+}
+
+/// Why there is no client.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error("cannot set up TLS")]
+    Tls { source: rustls::Error },
+    #[error("cannot set up the HTTP client")]
+    Http { source: reqwest::Error },
+}
+
+impl Client {
+    /// A client that tries again as `retry` says.
+    ///
+    /// # Errors
+    /// [`ClientError`] when TLS or HTTP cannot be set up.
+    pub fn new(retry: Retry) -> Result<Client, ClientError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let tls = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|source| ClientError::Tls { source })?
+            .with_root_certificates(roots())
+            .with_no_client_auth();
+        let http = reqwest::Client::builder()
+            .tls_backend_preconfigured(tls)
+            .redirect(Policy::none())
+            .connect_timeout(CONNECT_TIMEOUT)
+            .read_timeout(READ_TIMEOUT)
+            .user_agent(concat!("prima/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .map_err(|source| ClientError::Http { source })?;
+        Ok(Client { http, retry })
+    }
+}
+
+fn roots() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+    let native = rustls_native_certs::load_native_certs();
+    for error in &native.errors {
+        tracing::warn!(%error, "cannot read a certificate authority");
+    }
+    roots.add_parsable_certificates(native.certs);
+    roots
+}

@@ -1,0 +1,345 @@
+//! A model file on this machine's disk, of which parts may be there: `name.gguf`, as long as the whole file with holes where nothing
+//! was fetched, and beside it `name.ledger`, which says what is there.
+//!
+//! Decides: who may do what at the same time. Whoever has a [`LocalFile`] holds a shared lock on it, so no process on this machine
+//! removes it; one process at a time writes to it. Refuses: to open a file of another version than the one expected.
+
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use crate::ledger::{Ledger, LedgerWriter};
+use crate::remote::{Difference, Identity};
+use crate::tensors::{merged, without};
+
+/// A model file in use. Clones share the lock, which goes with the last of them.
+#[derive(Debug, Clone)]
+pub struct LocalFile {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    path: PathBuf,
+    identity: Identity,
+    /// Holds the shared lock.
+    data: File,
+}
+
+/// Why a file on the disk cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalFileError {
+    #[error("{}: cannot {action}", path.display())]
+    Io {
+        path: PathBuf,
+        action: &'static str,
+        source: io::Error,
+    },
+    #[error("{}: holds another version of the file: {} is {}, expected {}", path.display(), difference.what, difference.found, difference.expected)]
+    OtherVersion {
+        path: PathBuf,
+        difference: Difference,
+    },
+    #[error("{}: expected a name that ends in .gguf", path.display())]
+    Name { path: PathBuf },
+    #[error("{}: the file was removed meanwhile: open it again", path.display())]
+    Removed { path: PathBuf },
+}
+
+impl LocalFile {
+    /// Opens the file at `path`, or begins it with nothing there. Its folder must be there.
+    ///
+    /// # Errors
+    /// [`LocalFileError::OtherVersion`] when it holds another version; it is left as it is.
+    pub fn open(path: &Path, identity: &Identity) -> Result<LocalFile, LocalFileError> {
+        let failed = |action| {
+            move |source| LocalFileError::Io {
+                path: path.to_owned(),
+                action,
+                source,
+            }
+        };
+        if path.extension().is_none_or(|extension| extension != "gguf") {
+            return Err(LocalFileError::Name {
+                path: path.to_owned(),
+            });
+        }
+        let _folder = lock_folder(path).map_err(failed("lock the folder"))?;
+        let data = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(failed("open"))?;
+        data.lock_shared().map_err(failed("lock"))?;
+        let length = data.metadata().map_err(failed("learn the length"))?.len();
+        let ledger_path = ledger_path(path);
+        let mut ledger = Ledger::read(&ledger_path).map_err(failed("read the ledger"))?;
+        if let Some(found) = &ledger {
+            if let Err(difference) = identity.same_file(&found.identity) {
+                return Err(LocalFileError::OtherVersion {
+                    path: path.to_owned(),
+                    difference,
+                });
+            }
+        }
+        if length != identity.size_bytes {
+            // Somebody replaced or cut the file: the ledger is of another one.
+            ledger = None;
+        }
+        if ledger.is_none() {
+            remove_if_there(&ledger_path).map_err(failed("remove the ledger"))?;
+            data.set_len(identity.size_bytes)
+                .map_err(failed("set the length"))?;
+            Ledger::create(&ledger_path, identity).map_err(failed("write the ledger"))?;
+        }
+        let inner = Inner {
+            path: path.to_owned(),
+            identity: identity.clone(),
+            data,
+        };
+        inner.mark_used();
+        Ok(LocalFile {
+            inner: Arc::new(inner),
+        })
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.inner.path
+    }
+
+    pub fn identity(&self) -> &Identity {
+        &self.inner.identity
+    }
+
+    /// What of `wanted` is not there yet. With nothing missing no server is needed.
+    ///
+    /// # Errors
+    /// [`LocalFileError::Io`] when the ledger cannot be read.
+    pub fn missing(&self, wanted: &[Range<u64>]) -> Result<Vec<Range<u64>>, LocalFileError> {
+        let ledger = Ledger::read(&ledger_path(self.path()))
+            .map_err(|source| self.failed("read the ledger", source))?;
+        let present = ledger.map_or_else(Vec::new, |ledger| ledger.present);
+        Ok(without(&merged(wanted.to_vec(), 0), &present))
+    }
+
+    /// Removes the file. Whoever has it open keeps what was there; the next [`open`](Self::open) begins anew.
+    ///
+    /// # Errors
+    /// [`LocalFileError::Io`] when it cannot be removed.
+    pub fn discard(self) -> Result<(), LocalFileError> {
+        let removed = lock_folder(self.path()).and_then(|_folder| remove(self.path()));
+        removed.map_err(|source| self.failed("remove", source))
+    }
+
+    /// The right to write, `None` while somebody else has it.
+    pub(crate) fn try_write(&self) -> Result<Option<(Writer, Ledger)>, LocalFileError> {
+        let _folder =
+            lock_folder(self.path()).map_err(|source| self.failed("lock the folder", source))?;
+        // A ledger begun since then is of another file, and must not vouch for what is written to this one.
+        if !self.is_in_place() {
+            return Err(LocalFileError::Removed {
+                path: self.path().to_owned(),
+            });
+        }
+        let opened = LedgerWriter::try_open(&ledger_path(self.path()))
+            .map_err(|source| self.failed("open the ledger", source))?;
+        Ok(opened.map(|(ledger, read)| {
+            let writer = Writer {
+                file: self.clone(),
+                ledger: Arc::new(Mutex::new(ledger)),
+            };
+            (writer, read)
+        }))
+    }
+
+    pub(crate) fn data(&self) -> &File {
+        &self.inner.data
+    }
+
+    fn is_in_place(&self) -> bool {
+        match (self.data().metadata(), fs::metadata(self.path())) {
+            (Ok(held), Ok(there)) => (held.dev(), held.ino()) == (there.dev(), there.ino()),
+            _ => false,
+        }
+    }
+
+    fn failed(&self, action: &'static str, source: io::Error) -> LocalFileError {
+        LocalFileError::Io {
+            path: self.path().to_owned(),
+            action,
+            source,
+        }
+    }
+}
+
+impl Inner {
+    /// The ledger's time is the time of last use. A file whose use cannot be noted only goes sooner.
+    fn mark_used(&self) {
+        let ledger = File::options().append(true).open(ledger_path(&self.path));
+        if let Err(error) = ledger.and_then(|ledger| ledger.set_modified(SystemTime::now())) {
+            tracing::debug!(%error, path = %self.path.display(), "cannot note the use of a file");
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.mark_used();
+    }
+}
+
+/// The right to write to a file. Clones share it, and it ends with the last of them.
+#[derive(Debug, Clone)]
+pub(crate) struct Writer {
+    file: LocalFile,
+    ledger: Arc<Mutex<LedgerWriter>>,
+}
+
+impl Writer {
+    /// Writes `bytes` at `offset`; they are on the disk for good before the ledger says so.
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let data = self.file.data();
+        data.write_all_at(bytes, offset)?;
+        data.sync_data()?;
+        self.ledger()
+            .present(&(offset..offset + bytes.len() as u64))
+    }
+
+    /// The ledger as it is now.
+    pub(crate) fn read(&self) -> io::Result<Option<Ledger>> {
+        self.ledger().read()
+    }
+
+    /// Notes that the file has its digest.
+    pub(crate) fn verified(&self) -> io::Result<()> {
+        self.ledger().verified()
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, LedgerWriter> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// `name.ledger` beside `name.gguf`.
+pub(crate) fn ledger_path(path: &Path) -> PathBuf {
+    path.with_extension("ledger")
+}
+
+/// Files in the folder of `path` begin and end under this lock, which nobody holds for long.
+pub(crate) fn lock_folder(path: &Path) -> io::Result<File> {
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let folder = File::open(folder.unwrap_or(Path::new(".")))?;
+    folder.lock()?;
+    Ok(folder)
+}
+
+/// Removes the file at `path` and what belongs to it. The ledger first: data without it vouches for nothing.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    remove_if_there(&ledger_path(path))?;
+    remove_if_there(&path.with_extension("ledger.new"))?;
+    remove_if_there(path)
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(size_bytes: u64, etag: &str) -> Identity {
+        Identity {
+            size_bytes,
+            etag: Some(etag.to_owned()),
+            sha256: None,
+            revision_commit: None,
+        }
+    }
+
+    fn some_bytes(path: &Path) -> LocalFile {
+        let file = LocalFile::open(path, &identity(1000, "1")).unwrap();
+        let (writer, _) = file.try_write().unwrap().unwrap();
+        writer.write(100, &[7; 200]).unwrap();
+        file
+    }
+
+    #[test]
+    fn what_was_written_is_not_missing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.gguf");
+        let file = some_bytes(&path);
+        for file in [
+            file.clone(),
+            LocalFile::open(&path, &identity(1000, "1")).unwrap(),
+        ] {
+            assert_eq!(
+                file.missing(&[50..150, 140..400]).unwrap(),
+                [50..100, 300..400]
+            );
+        }
+        let bytes = fs::read(&path).unwrap();
+        assert_eq!((bytes.len(), &bytes[100..300]), (1000, &[7; 200][..]));
+    }
+
+    #[test]
+    fn another_version_is_refused_and_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.gguf");
+        drop(some_bytes(&path));
+        let error = LocalFile::open(&path, &identity(1000, "2")).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("version (ETag) is 1, expected 2"),
+            "{error}"
+        );
+        let file = LocalFile::open(&path, &identity(1000, "1")).unwrap();
+        assert_eq!(file.missing(&[0..300]).unwrap(), [0..100]);
+        file.discard().unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        let file = LocalFile::open(&path, &identity(1000, "2")).unwrap();
+        assert_eq!(file.missing(&[0..300]).unwrap(), [0..300]);
+    }
+
+    #[test]
+    fn nobody_writes_to_a_file_that_was_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.gguf");
+        let file = some_bytes(&path);
+        file.clone().discard().unwrap();
+        assert!(matches!(file.try_write(), Err(LocalFileError::Removed { .. })));
+        let _anew = LocalFile::open(&path, &identity(1000, "1")).unwrap();
+        assert!(matches!(file.try_write(), Err(LocalFileError::Removed { .. })));
+    }
+
+    /// A ledger must not vouch for holes.
+    #[test]
+    fn a_file_that_somebody_took_away_or_cut_is_begun_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.gguf");
+        for damage in [
+            |path: &Path| fs::remove_file(path),
+            |path: &Path| File::options().write(true).open(path)?.set_len(10),
+            |path: &Path| fs::write(ledger_path(path), "nonsense"),
+        ] {
+            drop(some_bytes(&path));
+            damage(&path).unwrap();
+            let file = LocalFile::open(&path, &identity(1000, "1")).unwrap();
+            assert_eq!(file.missing(&[0..1000]).unwrap(), [0..1000]);
+            assert_eq!(fs::metadata(&path).unwrap().len(), 1000);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! How often a request that failed is tried again, and how long before that.
+//!
+//! Decides: pauses that double, or what the server asks for; an end where nothing new comes. Refuses: to repeat what cannot get better.
+
+use std::time::Duration;
+
+use crate::remote::RemoteError;
+
+/// The longest that a server can make its clients wait.
+const LONGEST_ASKED_PAUSE: Duration = Duration::from_secs(15 * 60);
+
+/// When to try again, and when to stop.
+#[derive(Debug, Clone, Copy)]
+pub struct Retry {
+    /// Tries in a row that bring nothing, before giving up.
+    pub attempts: u32,
+    pub first_pause: Duration,
+    pub longest_pause: Duration,
+}
+
+impl Default for Retry {
+    /// Two minutes of a dead line, about.
+    fn default() -> Self {
+        Retry {
+            attempts: 9,
+            first_pause: Duration::from_millis(500),
+            longest_pause: Duration::from_secs(30),
+        }
+    }
+}
+
+/// The tries of one request.
+pub(crate) struct Attempts {
+    retry: Retry,
+    failed: u32,
+}
+
+impl Attempts {
+    pub(crate) fn new(retry: Retry) -> Self {
+        Attempts { retry, failed: 0 }
+    }
+
+    /// The last try brought something: the next failure counts as the first.
+    pub(crate) fn progress(&mut self) {
+        self.failed = 0;
+    }
+
+    /// Waits until the request may be tried again; gives `error` back where it must not be.
+    pub(crate) async fn failed(&mut self, error: RemoteError) -> Result<(), RemoteError> {
+        if !error.is_transient() {
+            return Err(error);
+        }
+        self.failed += 1;
+        if self.failed >= self.retry.attempts {
+            return Err(RemoteError::GaveUp {
+                attempts: self.failed,
+                source: Box::new(error),
+            });
+        }
+        let pause = match error.asked_pause() {
+            Some(asked) => asked.min(LONGEST_ASKED_PAUSE),
+            None => pause(self.retry, self.failed),
+        };
+        tracing::warn!(%error, ?pause, "trying again");
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+}
+
+/// The pause after `failed` failures in a row.
+fn pause(retry: Retry, failed: u32) -> Duration {
+    let factor = 2u32.saturating_pow(failed.saturating_sub(1));
+    retry
+        .first_pause
+        .saturating_mul(factor)
+        .min(retry.longest_pause)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_longest() {
+        let retry = Retry::default();
+        let seconds: Vec<f32> = (1..9)
+            .map(|failed| pause(retry, failed).as_secs_f32())
+            .collect();
+        assert_eq!(seconds, [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]);
+        assert_eq!(pause(retry, u32::MAX), retry.longest_pause);
+    }
+}
