@@ -184,6 +184,7 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
                 read_ahead_bytes: planned.map(|member| member.read_ahead_bytes as i64),
                 memory_bytes: planned.map(|member| member.memory_bytes as i64),
                 gpu_memory_bytes: planned.map(|member| member.gpu_memory_bytes as i64),
+                why: planned.map(|member| member.why.clone()),
             }
         })
         .collect();
@@ -204,6 +205,7 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
             activation_dtype: ActivationDtype::F32,
             rounds,
             members,
+            predicted: report.as_ref().map(plan::speed),
             http_port: None,
             api_key_sha256: Vec::new(),
         },

@@ -1,7 +1,9 @@
 //! The `prima` command. This file decides what the command line looks like, and turns an error into text and an
 //! exit status; what a subcommand does lives in its own module.
 
+mod cluster;
 mod local;
+mod model_controller;
 mod model_file;
 mod plan;
 
@@ -25,6 +27,10 @@ enum Command {
     Run(local::RunArgs),
     /// Say which machines would run which layers of a model, how fast, and why
     Plan(plan::PlanArgs),
+    /// Turn the Models of a Kubernetes cluster into rings, until told to end
+    Operator(cluster::OperatorArgs),
+    /// Print the definitions of Model, NodeProfile and RingPlan, for `kubectl apply -f -`
+    Crds,
 }
 
 /// One thread: it only waits for children, and children die with the thread that started them.
@@ -33,6 +39,8 @@ async fn main() -> ExitCode {
     let result: Result<(), Box<dyn Error>> = match Cli::parse().command {
         Command::Run(args) => local::run(args).await.map_err(Into::into),
         Command::Plan(args) => plan::run(&args).map_err(Into::into),
+        Command::Operator(args) => cluster::run(args).await.map_err(Into::into),
+        Command::Crds => print_definitions().map_err(Into::into),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -48,4 +56,14 @@ async fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn print_definitions() -> Result<(), serde_saphyr::ser::Error> {
+    let definitions: Vec<String> = prima_crds::definitions::all()
+        .iter()
+        .map(prima_crds::definitions::yaml)
+        .collect::<Result<_, _>>()?;
+    // Whoever closed our stdout does not want to know.
+    let _ = write!(io::stdout(), "{}", definitions.join("---\n"));
+    Ok(())
 }

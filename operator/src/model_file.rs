@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use prima_crds::v1alpha1::model_profile::ModelProfile;
 use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
 use prima_gguf::{Gguf, GgufError};
-use prima_weights::model_profile::{ModelProfileError, model_profile};
-use prima_weights::tensors::layer_of;
+use prima_weights::{ModelProfileError, layer_of, model_profile};
 
 pub struct ModelFile {
     /// Absolute, since the agents' working directories are their own.
@@ -54,7 +53,7 @@ impl ModelFile {
         let mut layer_bytes = vec![0; spec.layers as usize];
         let mut other_bytes = 0;
         for tensor in &gguf.tensors {
-            let layer = layer_of(tensor).and_then(|layer| layer_bytes.get_mut(layer));
+            let layer = layer_of(&tensor.name).and_then(|layer| layer_bytes.get_mut(layer));
             *layer.unwrap_or(&mut other_bytes) += tensor.byte_len;
         }
         Ok(Self {

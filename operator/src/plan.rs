@@ -12,7 +12,8 @@ use prima_crds::v1alpha1::document::{API_VERSION, DocumentError};
 use prima_crds::v1alpha1::model_profile::ModelProfile;
 use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_crds::v1alpha1::ring_plan::{
-    ActivationDtype, PlannedModel, PlannedWindow, RingMember, RingPlan, RingPlanError, RingPlanSpec,
+    ActivationDtype, PlannedModel, PlannedWindow, RingMember, RingPlan, RingPlanError,
+    RingPlanSpec, Speed,
 };
 use prima_halda::check::{Finding, check};
 use prima_halda::plan::Window;
@@ -142,6 +143,7 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
             activation_dtype: ActivationDtype::F32,
             rounds: plan.rounds as i32,
             members: members(&plan, |name| format!("{name}:{RING_PORT}")),
+            predicted: Some(speed(&plan.report)),
             http_port: None,
             api_key_sha256: Vec::new(),
         },
@@ -182,7 +184,7 @@ pub fn checked(
 }
 
 /// The plan's members as a RingPlan has them, at addresses by name.
-fn members(plan: &Plan, address: impl Fn(&str) -> String) -> Vec<RingMember> {
+pub fn members(plan: &Plan, address: impl Fn(&str) -> String) -> Vec<RingMember> {
     plan.members
         .iter()
         .zip(&plan.report.members)
@@ -195,8 +197,17 @@ fn members(plan: &Plan, address: impl Fn(&str) -> String) -> Vec<RingMember> {
             read_ahead_bytes: Some(report.read_ahead_bytes as i64),
             memory_bytes: Some(report.memory_bytes as i64),
             gpu_memory_bytes: Some(report.gpu_memory_bytes as i64),
+            why: Some(report.why.clone()),
         })
         .collect()
+}
+
+/// What a plan promises, as a RingPlan has it.
+pub fn speed(report: &PlanReport) -> Speed {
+    Speed {
+        token_microseconds: (report.tpot_milliseconds * 1e3) as i64,
+        first_token_microseconds: (report.ttft_milliseconds * 1e3) as i64,
+    }
 }
 
 /// Windows as a RingPlan has them.

@@ -10,7 +10,7 @@ use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
 use super::model_profile::ModelProfileSpec;
-use super::ring_plan::{ActivationDtype, FileVersion};
+use super::ring_plan::{ActivationDtype, FileVersion, Speed};
 
 /// What the user wants.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -200,10 +200,10 @@ pub struct ModelStatus {
     pub tokens_per_second: Option<String>,
     /// What the plan promises.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub predicted: Option<ModelSpeed>,
+    pub predicted: Option<Speed>,
     /// What rank 0 measured, in the middle of its last answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub measured: Option<ModelSpeed>,
+    pub measured: Option<Speed>,
     /// Why each machine is in the ring or out of it, and what it has of its part of the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
@@ -220,15 +220,6 @@ pub struct ResolvedModel {
     pub source: ModelSource,
     pub version: FileVersion,
     pub profile: ModelProfileSpec,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct ModelSpeed {
-    /// From one token to the next (TPOT).
-    pub token_microseconds: i64,
-    /// From the request to the first token (TTFT).
-    pub first_token_microseconds: i64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]

@@ -65,6 +65,9 @@ pub struct RingPlanSpec {
     /// The ring in order; the first member is rank 0, the last hands back to it.
     #[schemars(length(max = 256))]
     pub members: Vec<RingMember>,
+    /// What the planner expects of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted: Option<Speed>,
     /// Port at rank 0's address where it serves HTTP. Absent: where the agent is told to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
@@ -145,6 +148,20 @@ pub struct RingMember {
     pub memory_bytes: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_memory_bytes: Option<i64>,
+    /// For people: why it has these layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2000))]
+    pub why: Option<String>,
+}
+
+/// How fast answers come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Speed {
+    /// From one token to the next (TPOT).
+    pub token_microseconds: i64,
+    /// From the request to the first token (TTFT).
+    pub first_token_microseconds: i64,
 }
 
 /// Layers `first..last` (last excluded), of which the last `gpuLayers` run on the GPU.
@@ -197,12 +214,9 @@ pub struct MemberStatus {
     pub fetched_bytes: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_bytes: Option<i64>,
-    /// Rank 0: from one token to the next, the median of its last answers (TPOT).
+    /// Rank 0: medians of its last answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub token_microseconds: Option<i64>,
-    /// Rank 0: from the request to the first token, the median of its last answers (TTFT).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub first_token_microseconds: Option<i64>,
+    pub measured: Option<Speed>,
 }
 
 /// In this order, if all goes well.
@@ -430,8 +444,10 @@ mod tests {
                     read_ahead_bytes: None,
                     memory_bytes: None,
                     gpu_memory_bytes: None,
+                    why: None,
                 })
                 .collect(),
+            predicted: None,
             http_port: None,
             api_key_sha256: Vec::new(),
         }

@@ -50,8 +50,10 @@ pub fn plan(layers: usize, members: usize, rounds: usize, cuts: &[usize]) -> Rin
                 read_ahead_bytes: None,
                 memory_bytes: None,
                 gpu_memory_bytes: None,
+                why: None,
             })
             .collect(),
+        predicted: None,
         http_port: None,
         api_key_sha256: Vec::new(),
     };

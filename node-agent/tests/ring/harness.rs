@@ -107,6 +107,7 @@ pub fn plan(file: &Path, layers: usize, members: usize, ends: &[usize]) -> Plann
             read_ahead_bytes: None,
             memory_bytes: None,
             gpu_memory_bytes: None,
+            why: None,
         })
         .collect();
     let plan = RingPlanSpec {
@@ -124,6 +125,7 @@ pub fn plan(file: &Path, layers: usize, members: usize, ends: &[usize]) -> Plann
         activation_dtype: ActivationDtype::F32,
         rounds: rounds as i32,
         members,
+        predicted: None,
         http_port: None,
         api_key_sha256: Vec::new(),
     };

@@ -1,8 +1,7 @@
 //! Fetches model files over HTTP: their headers for whoever plans, and of their weights only what one member runs.
 //!
 //! Decides: where a file is and whether it is still the same ([`Remote`]), which of its bytes a member needs ([`tensors`]), what of
-//! them is already on the disk ([`LocalFile`]), how the rest gets there ([`Download`]), and which files may go ([`Cache`]); and, of a
-//! header that was read, what planning must know of the model ([`model_profile`]).
+//! them is already on the disk ([`LocalFile`]), how the rest gets there ([`Download`]), and which files may go ([`Cache`]).
 //!
 //! Refuses: to mix the bytes of two versions of a file; to call anything fetched that would not survive a power failure; to send a
 //! token to another server than the one it was given for; to know what Kubernetes or a ring is.
@@ -15,7 +14,7 @@ mod download;
 mod header;
 mod ledger;
 mod local_file;
-pub mod model_profile;
+mod model_profile;
 mod remote;
 mod retry;
 mod source;
@@ -28,6 +27,7 @@ pub use client::{Client, ClientError};
 pub use download::{Download, DownloadError, Progress};
 pub use header::HeaderError;
 pub use local_file::{LocalFile, LocalFileError};
+pub use model_profile::{ModelProfileError, layer_of, model_profile};
 pub use remote::{Difference, Identity, Remote, RemoteError};
 pub use retry::Retry;
 pub use source::{Location, Source, SourceError, Token};

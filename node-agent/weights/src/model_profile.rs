@@ -1,25 +1,23 @@
-//! What planning must know of a model, from its file's header: layers, formats and bytes. Whether the model can be run at all is the
-//! agents' to say.
+//! What planning must know of a model, from its header: layers, formats and bytes. Whether the model can be run at all is
+//! the agents' to say.
 
 use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfileSpec};
 use prima_gguf::{Gguf, GgufError, TensorInfo};
 
-use crate::tensors::layer_of;
-
-/// Why a model cannot be planned. `file` is what the header was read from, for people.
+/// Why a model cannot be planned with. `name` is where its header came from.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelProfileError {
     #[error(transparent)]
     Header(#[from] GgufError),
-    #[error("{file}: metadata key {key}: expected 1..={most}, found {found}")]
+    #[error("{name}: metadata key {key}: expected 1..={most}, found {found}")]
     OutOfRange {
-        file: String,
+        name: String,
         key: String,
         most: u32,
         found: u32,
     },
-    #[error("{file}: expected a tensor {tensor}, found none")]
-    NoTensor { file: String, tensor: &'static str },
+    #[error("{name}: expected a tensor {tensor}, found none")]
+    NoTensor { name: String, tensor: &'static str },
 }
 
 /// No known model comes near; a plan allows no more.
@@ -33,17 +31,17 @@ const OUTPUT: &str = "output.weight";
 /// Keys and values are cached as F16.
 const KV_BYTES: i64 = 2;
 
-/// What the header of `file` says to a planner.
+/// The profile of the model with this header. `name` (a path, an address) is used in errors.
 ///
 /// # Errors
-/// [`ModelProfileError`]: a header without what every model has, and numbers that no model has.
-pub fn model_profile(file: &str, gguf: &Gguf) -> Result<ModelProfileSpec, ModelProfileError> {
+/// [`ModelProfileError`] for a header that lacks what every model has, or has it out of bounds.
+pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, ModelProfileError> {
     let metadata = &gguf.metadata;
     let architecture = metadata.require_str("general.architecture")?;
     let checked = |key: String, found: u32, most: u32| match found {
         found if (1..=most).contains(&found) => Ok(found),
         found => Err(ModelProfileError::OutOfRange {
-            file: file.to_owned(),
+            name: name.to_owned(),
             key,
             most,
             found,
@@ -67,10 +65,10 @@ pub fn model_profile(file: &str, gguf: &Gguf) -> Result<ModelProfileSpec, ModelP
     let key_length = optional("attention.key_length", head)?;
     let value_length = optional("attention.value_length", head)?;
 
-    let tensor = |name: &'static str| {
-        gguf.tensor(name).ok_or_else(|| ModelProfileError::NoTensor {
-            file: file.to_owned(),
-            tensor: name,
+    let tensor = |tensor: &'static str| {
+        gguf.tensor(tensor).ok_or_else(|| ModelProfileError::NoTensor {
+            name: name.to_owned(),
+            tensor,
         })
     };
     let embedding = tensor(EMBEDDING)?;
@@ -81,11 +79,11 @@ pub fn model_profile(file: &str, gguf: &Gguf) -> Result<ModelProfileSpec, ModelP
     let in_layers = gguf
         .tensors
         .iter()
-        .filter(|tensor| layer_of(tensor).is_some_and(|layer| layer < layers as usize));
+        .filter(|tensor| layer_of(&tensor.name).is_some_and(|layer| layer < layers as usize));
     let layer_weights = by_format(in_layers);
     if layer_weights.is_empty() {
         return Err(ModelProfileError::NoTensor {
-            file: file.to_owned(),
+            name: name.to_owned(),
             tensor: "blk.0.*",
         });
     }
@@ -125,4 +123,22 @@ fn by_format<'a>(tensors: impl IntoIterator<Item = &'a TensorInfo>) -> Vec<Forma
         }
     }
     sums
+}
+
+/// The layer that a tensor belongs to: 7 for `blk.7.attn_q.weight`.
+pub fn layer_of(tensor: &str) -> Option<usize> {
+    tensor.strip_prefix("blk.")?.split('.').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tells_a_layers_tensor_from_the_others() {
+        assert_eq!(layer_of("blk.7.attn_q.weight"), Some(7));
+        assert_eq!(layer_of("blk.12.ffn_norm.weight"), Some(12));
+        assert_eq!(layer_of("token_embd.weight"), None);
+        assert_eq!(layer_of("blk.x.attn_q.weight"), None);
+    }
 }

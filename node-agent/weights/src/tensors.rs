@@ -91,7 +91,7 @@ pub(crate) fn without(wanted: &[Range<u64>], present: &[Range<u64>]) -> Vec<Rang
 }
 
 /// The layer that a tensor belongs to: 7 for `blk.7.attn_q.weight`.
-pub fn layer_of(tensor: &TensorInfo) -> Option<usize> {
+fn layer_of(tensor: &TensorInfo) -> Option<usize> {
     tensor
         .name
         .strip_prefix("blk.")?
@@ -192,13 +192,6 @@ mod tests {
                 "output_norm.weight"
             ]
         );
-    }
-
-    #[test]
-    fn tells_a_layers_tensor_from_the_others() {
-        let gguf = model(&["blk.7.attn_q.weight", "blk.12.ffn_norm.weight", "token_embd.weight", "blk.x.attn_q.weight"]);
-        let layers: Vec<_> = gguf.tensors.iter().map(layer_of).collect();
-        assert_eq!(layers, [Some(7), Some(12), None, None]);
     }
 
     #[test]

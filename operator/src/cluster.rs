@@ -1,0 +1,236 @@
+//! `prima operator`: turns Models into rings, in a cluster. This file decides what runs beside what: watches, leader election,
+//! the HTTP server for probes and metrics, and the controller. What is done for a Model is `model_controller`'s to decide.
+
+mod election;
+pub mod metrics;
+mod probes;
+mod telemetry;
+pub mod world;
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use kube::runtime::controller::Config;
+use kube::runtime::events::{Recorder, Reporter};
+use kube::runtime::{Controller, watcher};
+use kube::{Api, Client};
+use prima_crds::v1alpha1::model::Model;
+use prima_weights::Token;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::model_controller::resolve::{Hub, RETRY};
+use crate::model_controller::{self, Context};
+use election::{Election, ElectionError};
+use metrics::Metrics;
+use probes::Probes;
+use telemetry::{Telemetry, TelemetryError};
+use world::Stores;
+
+#[derive(clap::Args)]
+pub struct OperatorArgs {
+    /// The operator's own namespace: its Lease is there
+    #[arg(long, value_name = "NAMESPACE", env = "POD_NAMESPACE")]
+    namespace: String,
+    /// Where the agents' Leases are [default: the operator's namespace]
+    #[arg(long, value_name = "NAMESPACE")]
+    agent_namespace: Option<String>,
+    /// Who this instance is among its replicas
+    #[arg(long, value_name = "NAME", env = "POD_NAME", default_value_t = process_name())]
+    identity: String,
+    /// Where /healthz, /readyz and /metrics are served
+    #[arg(long, value_name = "IP:PORT", default_value = "0.0.0.0:8080")]
+    listen: SocketAddr,
+    /// The cluster's DNS domain, for the endpoints that Models show
+    #[arg(long, value_name = "DOMAIN", default_value = "cluster.local")]
+    cluster_domain: String,
+    /// The hub of Models that name none
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "HF_ENDPOINT",
+        default_value = "https://huggingface.co"
+    )]
+    hub: String,
+    /// What the hub asks for gated repositories
+    #[arg(long, value_name = "TOKEN", env = "HF_TOKEN", hide_env_values = true)]
+    hub_token: Option<String>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum OperatorError {
+    #[error(
+        "cannot find the cluster's API server: neither a kubeconfig (KUBECONFIG, ~/.kube/config) nor a service account is here"
+    )]
+    Config(#[source] Box<kube::config::InferConfigError>),
+    #[error("cannot make a client for the API server")]
+    Client(#[source] Box<kube::Error>),
+    #[error(transparent)]
+    Telemetry(#[from] TelemetryError),
+    #[error("cannot listen on {address} (--listen)")]
+    Listen {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot wait for signals")]
+    Signals(#[source] io::Error),
+    #[error(transparent)]
+    Election(#[from] ElectionError),
+    #[error(
+        "the API server does not answer with {what}; are the CRDs installed (prima crds | kubectl apply -f -) and may this account read them?"
+    )]
+    Watch { what: &'static str },
+    #[error("cannot make a client for model servers")]
+    Http(#[from] prima_weights::ClientError),
+    #[error("--hub-token (HF_TOKEN) cannot be used")]
+    Token(#[from] prima_weights::SourceError),
+    #[error("lost the leader's Lease: another instance may lead now")]
+    LostLease,
+    #[error("the HTTP server of probes and metrics ended")]
+    Probes(#[source] io::Error),
+}
+
+/// Models are looked at again after this time even if nothing is heard.
+const RESYNC: Duration = Duration::from_secs(600);
+/// Changes that come together are handled together.
+const DEBOUNCE: Duration = Duration::from_millis(200);
+/// Models that are reconciled at the same time; planning takes a processor.
+const CONCURRENCY: u16 = 4;
+
+/// Runs until SIGTERM or SIGINT (`Ok`), or until it may not or cannot go on.
+pub async fn run(args: OperatorArgs) -> Result<(), OperatorError> {
+    // Two libraries bring a provider each; without a choice rustls refuses to choose.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let telemetry = Telemetry::start()?;
+    let mut stop = StopSignal::install().map_err(OperatorError::Signals)?;
+    let metrics = Arc::new(Metrics::new());
+    let probes = Arc::new(Probes::new(metrics.clone()));
+    let listener =
+        TcpListener::bind(args.listen)
+            .await
+            .map_err(|source| OperatorError::Listen {
+                address: args.listen,
+                source,
+            })?;
+    let config = kube::Config::infer()
+        .await
+        .map_err(|error| OperatorError::Config(Box::new(error)))?;
+    let client =
+        Client::try_from(config).map_err(|error| OperatorError::Client(Box::new(error)))?;
+
+    let result = tokio::select! {
+        result = lead(&args, client, &probes, metrics) => result,
+        result = probes.serve(listener) => result.map_err(OperatorError::Probes),
+        () = stop.received() => Ok(()),
+    };
+    telemetry.flush();
+    result
+}
+
+/// Becomes the leader, then controls Models for as long as it is.
+async fn lead(
+    args: &OperatorArgs,
+    client: Client,
+    probes: &Probes,
+    metrics: Arc<Metrics>,
+) -> Result<(), OperatorError> {
+    probes.set_alive();
+    let election = Election::start(client.clone(), &args.namespace, &args.identity).await?;
+    let mut election = pin!(election);
+    election.as_mut().get_mut().won().await;
+    tracing::info!(identity = args.identity, "leads");
+
+    let agents = args.agent_namespace.as_deref().unwrap_or(&args.namespace);
+    let (stores, changes) = Stores::watch(&client, agents, model_controller::OURS);
+    let result = tokio::select! {
+        result = control(args, client, stores, changes, probes, metrics) => result,
+        () = election.as_mut().get_mut().lost() => Err(OperatorError::LostLease),
+    };
+    result
+}
+
+async fn control(
+    args: &OperatorArgs,
+    client: Client,
+    stores: Stores,
+    changes: world::Changes,
+    probes: &Probes,
+    metrics: Arc<Metrics>,
+) -> Result<(), OperatorError> {
+    stores
+        .ready()
+        .await
+        .map_err(|what| OperatorError::Watch { what })?;
+    let token = args.hub_token.as_deref().filter(|token| !token.is_empty());
+    let hub = Hub {
+        client: prima_weights::Client::new(RETRY)?,
+        endpoint: args.hub.trim_end_matches('/').to_owned(),
+        token: token.map(Token::new).transpose()?,
+    };
+    let controller = Controller::new(
+        Api::<Model>::all(client.clone()),
+        watcher::Config::default(),
+    )
+    .with_config(
+        Config::default()
+            .debounce(DEBOUNCE)
+            .concurrency(CONCURRENCY),
+    )
+    .owns_stream(changes.plans.map(Ok))
+    .owns_stream(changes.services.map(Ok))
+    .owns_stream(changes.slices.map(Ok))
+    .reconcile_all_on(changes.any);
+    let reporter = Reporter {
+        controller: "prima.dev/operator".to_owned(),
+        instance: Some(args.identity.clone()),
+    };
+    let context = Arc::new(Context {
+        recorder: Recorder::new(client.clone(), reporter),
+        client,
+        stores,
+        metrics,
+        cluster_domain: args.cluster_domain.clone(),
+        hub,
+        memories: Default::default(),
+    });
+    probes.set_ready();
+    controller
+        .run(
+            model_controller::reconcile,
+            model_controller::after_failure,
+            context,
+        )
+        .for_each(|_| async {})
+        .await;
+    Ok(())
+}
+
+/// Unique enough among processes outside a cluster.
+fn process_name() -> String {
+    format!("prima-{}", std::process::id())
+}
+
+/// SIGTERM or SIGINT.
+struct StopSignal([tokio::signal::unix::Signal; 2]);
+
+impl StopSignal {
+    fn install() -> io::Result<Self> {
+        Ok(Self([
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::interrupt())?,
+        ]))
+    }
+
+    async fn received(&mut self) {
+        let [terminate, interrupt] = &mut self.0;
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! What the operator knows of the cluster without asking: watched NodeProfiles, RingPlans, Nodes and the agents' Leases. Decides
+//! when an agent counts as gone. Reconciling reads from here and never lists.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::stream::{BoxStream, StreamExt};
+use futures::{Stream, future};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::api::PartialObjectMeta;
+use kube::runtime::reflector::{self, Store};
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt, metadata_watcher};
+use kube::{Api, Client, Resource, ResourceExt};
+use prima_crds::v1alpha1::node_profile::NodeProfile;
+use prima_crds::v1alpha1::ring_plan::RingPlan;
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::{IntervalStream, ReceiverStream};
+
+/// What there is to react to.
+pub struct Changes {
+    /// Something happened that any Model may depend on.
+    pub any: BoxStream<'static, ()>,
+    /// What belongs to a Model changed.
+    pub plans: BoxStream<'static, RingPlan>,
+    pub services: BoxStream<'static, Service>,
+    pub slices: BoxStream<'static, EndpointSlice>,
+}
+
+pub struct Stores {
+    profiles: Store<NodeProfile>,
+    plans: Store<RingPlan>,
+    pub services: Store<Service>,
+    pub slices: Store<EndpointSlice>,
+    nodes: Store<PartialObjectMeta<Node>>,
+    agents: Arc<Mutex<Agents>>,
+    leases: Store<Lease>,
+}
+
+/// One machine as far as it is known.
+#[derive(Clone)]
+pub struct Machine {
+    pub name: String,
+    /// Absent while its agent measures it.
+    pub profile: Option<Arc<NodeProfile>>,
+    pub labels: BTreeMap<String, String>,
+    pub agent: AgentState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AgentState {
+    /// Renews its Lease. For how long it has been known.
+    Alive { known_for: Duration },
+    /// Did once.
+    Silent { since: Duration },
+    /// Was never heard of.
+    Unknown,
+}
+
+/// Lease name of the agent on a Node.
+const LEASE_PREFIX: &str = "prima-agent-";
+/// An agent renews every 10 s; one that was not heard for so long is gone.
+const EXPIRY: Duration = Duration::from_secs(40);
+/// How often is looked whether one has gone.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// An API server that is being started or upgraded answers within that.
+const READY_LIMIT: Duration = Duration::from_secs(120);
+
+/// When each agent's Lease was last seen to change, by this process's clock: machines' clocks differ.
+struct Agents {
+    heard: HashMap<String, Heard>,
+    since: Instant,
+}
+
+struct Heard {
+    renewed: Option<MicroTime>,
+    at: Instant,
+    first: Instant,
+    alive: bool,
+}
+
+impl Agents {
+    fn new(now: Instant) -> Self {
+        Self {
+            heard: HashMap::new(),
+            since: now,
+        }
+    }
+
+    /// Takes a Lease in; whether an agent came back or is new.
+    fn hear(&mut self, lease: &Lease, now: Instant) -> bool {
+        let name = lease.name_any();
+        let Some(node) = name.strip_prefix(LEASE_PREFIX) else {
+            return false;
+        };
+        let renewed = lease.spec.as_ref().and_then(|spec| spec.renew_time.clone());
+        let heard = self.heard.entry(node.to_owned()).or_insert(Heard {
+            renewed: None,
+            at: now,
+            first: now,
+            alive: false,
+        });
+        if heard.renewed == renewed {
+            return false;
+        }
+        heard.renewed = renewed;
+        heard.at = now;
+        if !heard.alive {
+            heard.first = now;
+        }
+        !std::mem::replace(&mut heard.alive, true)
+    }
+
+    /// Whether an agent has gone since the last look.
+    fn look(&mut self, now: Instant) -> bool {
+        let mut gone = false;
+        for heard in self.heard.values_mut() {
+            if heard.alive && now.duration_since(heard.at) > EXPIRY {
+                heard.alive = false;
+                gone = true;
+            }
+        }
+        gone
+    }
+
+    fn state(&self, node: &str, now: Instant) -> AgentState {
+        match self.heard.get(node) {
+            // Who has just begun to listen must not take the others for gone.
+            None if now.duration_since(self.since) <= EXPIRY => AgentState::Alive {
+                known_for: now.duration_since(self.since),
+            },
+            None => AgentState::Unknown,
+            Some(heard) if heard.alive => AgentState::Alive {
+                known_for: now.duration_since(heard.first),
+            },
+            Some(heard) => AgentState::Silent {
+                since: now.duration_since(heard.at),
+            },
+        }
+    }
+}
+
+impl Stores {
+    /// Starts to watch. `ours`: the label selector of what the operator makes.
+    pub fn watch(client: &Client, agent_namespace: &str, ours: &str) -> (Self, Changes) {
+        let all = watcher::Config::default;
+        let ours = || all().labels(ours);
+        let (sender, any) = mpsc::channel(1);
+        let (profiles, profile_changes) =
+            watched(watcher::watcher(Api::all(client.clone()), all()));
+        let (nodes, node_changes) =
+            watched(metadata_watcher(Api::<Node>::all(client.clone()), all()));
+        let leases = Api::<Lease>::namespaced(client.clone(), agent_namespace);
+        let (leases, lease_changes) = watched(watcher::watcher(leases, all()));
+        let (services, service_changes) =
+            watched(watcher::watcher(Api::all(client.clone()), ours()));
+        let (slices, slice_changes) = watched(watcher::watcher(Api::all(client.clone()), ours()));
+        // A plan's own Model hears of it by ownership; others, which may use what it frees, when it goes.
+        let freed = sender.clone();
+        let plans = watcher::watcher(Api::all(client.clone()), all()).inspect(move |event| {
+            if matches!(event, Ok(Event::Delete(_))) {
+                let _ = freed.try_send(());
+            }
+        });
+        let (plans, plan_changes) = watched(plans);
+
+        let agents = Arc::new(Mutex::new(Agents::new(Instant::now())));
+        let heard = agents.clone();
+        let heard = lease_changes.filter_map(move |lease| {
+            let came = lock(&heard).hear(&lease, Instant::now());
+            future::ready(came.then_some(()))
+        });
+        let looked = agents.clone();
+        let looked = IntervalStream::new(tokio::time::interval(LOOK))
+            .filter_map(move |_| future::ready(lock(&looked).look(Instant::now()).then_some(())));
+        // A kubelet touches its Node all the time; only labels matter here.
+        let mut labels: HashMap<String, BTreeMap<String, String>> = HashMap::new();
+        let relabelled = node_changes.filter_map(move |node| {
+            let now = node.labels().clone();
+            let before = labels.insert(node.name_any(), now.clone());
+            future::ready((before.as_ref() != Some(&now)).then_some(()))
+        });
+        let mut changes = futures::stream::select_all([
+            profile_changes.map(|_: NodeProfile| ()).boxed(),
+            relabelled.boxed(),
+            heard.boxed(),
+            looked.boxed(),
+        ]);
+        // Read on its own, so that the stores fill before the controller asks for the first change.
+        tokio::spawn(async move {
+            while changes.next().await.is_some() {
+                // One that waits says as much as many.
+                if let Err(mpsc::error::TrySendError::Closed(())) = sender.try_send(()) {
+                    return;
+                }
+            }
+        });
+        let stores = Self {
+            profiles,
+            plans,
+            services,
+            slices,
+            nodes,
+            agents,
+            leases,
+        };
+        let changes = Changes {
+            any: ReceiverStream::new(any).boxed(),
+            plans: plan_changes,
+            services: service_changes,
+            slices: slice_changes,
+        };
+        (stores, changes)
+    }
+
+    /// Waits until what no controller reads was listed once; else what was not.
+    pub async fn ready(&self) -> Result<(), &'static str> {
+        let deadline = tokio::time::Instant::now() + READY_LIMIT;
+        listed("NodeProfiles", &self.profiles, deadline).await?;
+        listed("Nodes", &self.nodes, deadline).await?;
+        listed("Leases", &self.leases, deadline).await
+    }
+
+    /// All machines that run an agent or did, by name.
+    pub fn machines(&self) -> Vec<Machine> {
+        let now = Instant::now();
+        let mut machines: BTreeMap<String, Option<Arc<NodeProfile>>> = self
+            .profiles
+            .state()
+            .into_iter()
+            .map(|profile| (profile.name_any(), Some(profile)))
+            .collect();
+        let labels: HashMap<String, BTreeMap<String, String>> = self
+            .nodes
+            .state()
+            .into_iter()
+            .map(|node| (node.name_any(), node.labels().clone()))
+            .collect();
+        let agents = lock(&self.agents);
+        for node in agents.heard.keys() {
+            machines.entry(node.clone()).or_default();
+        }
+        machines
+            .into_iter()
+            .map(|(name, profile)| Machine {
+                labels: labels.get(&name).cloned().unwrap_or_default(),
+                agent: agents.state(&name, now),
+                profile,
+                name,
+            })
+            .collect()
+    }
+
+    /// All plans that are not being deleted.
+    pub fn plans(&self) -> Vec<Arc<RingPlan>> {
+        let mut plans = self.plans.state();
+        plans.retain(|plan| plan.metadata.deletion_timestamp.is_none());
+        plans
+    }
+}
+
+async fn listed<K>(
+    what: &'static str,
+    store: &Store<K>,
+    deadline: tokio::time::Instant,
+) -> Result<(), &'static str>
+where
+    K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
+{
+    match tokio::time::timeout_at(deadline, store.wait_until_ready()).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(_)) | Err(_) => Err(what),
+    }
+}
+
+/// A store, and the objects that are put into it or removed.
+fn watched<K>(
+    events: impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
+) -> (Store<K>, BoxStream<'static, K>)
+where
+    K: Resource<DynamicType = ()>
+        + Clone
+        + DeserializeOwned
+        + std::fmt::Debug
+        + Send
+        + Sync
+        + 'static,
+{
+    let (store, writer) = reflector::store();
+    let changes = events
+        .default_backoff()
+        .reflect(writer)
+        .filter_map(|event| {
+            future::ready(match event {
+                Ok(Event::Apply(object) | Event::InitApply(object) | Event::Delete(object)) => {
+                    Some(object)
+                }
+                Ok(Event::Init | Event::InitDone) => None,
+                Err(error) => {
+                    let kind = K::kind(&());
+                    tracing::warn!(%kind, %error, "a watch failed, and is tried again");
+                    None
+                }
+            })
+        })
+        .boxed();
+    (store, changes)
+}
+
+fn lock(agents: &Mutex<Agents>) -> std::sync::MutexGuard<'_, Agents> {
+    // Nothing in there can be half changed.
+    agents.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::coordination::v1::LeaseSpec;
+    use k8s_openapi::jiff::Timestamp;
+
+    use super::*;
+
+    fn lease(renewed: i64) -> Lease {
+        let mut lease = Lease {
+            spec: Some(LeaseSpec {
+                renew_time: Some(MicroTime(Timestamp::from_second(renewed).unwrap())),
+                ..LeaseSpec::default()
+            }),
+            ..Lease::default()
+        };
+        lease.metadata.name = Some("prima-agent-pi4".to_owned());
+        lease
+    }
+
+    #[test]
+    fn an_agent_is_gone_40_seconds_after_its_lease_last_changed_whatever_its_clock_says() {
+        let start = Instant::now();
+        let mut agents = Agents::new(start);
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert!(agents.hear(&lease(5), start), "news: there is one");
+        assert!(!agents.hear(&lease(15), at(10)), "no news: it lives on");
+        assert!(
+            !agents.hear(&lease(15), at(45)),
+            "a Lease that is only listed again"
+        );
+        assert!(!agents.look(at(50)));
+        assert!(agents.look(at(51)), "news: it is gone");
+        assert!(!agents.look(at(52)), "which is said once");
+        let since = Duration::from_secs(50);
+        assert_eq!(agents.state("pi4", at(60)), AgentState::Silent { since });
+        assert!(agents.hear(&lease(70), at(70)), "news: it is back");
+        let known_for = Duration::from_secs(5);
+        assert_eq!(agents.state("pi4", at(75)), AgentState::Alive { known_for });
+    }
+
+    #[test]
+    fn other_leases_are_no_agents() {
+        let start = Instant::now();
+        let mut agents = Agents::new(start);
+        let mut other = lease(5);
+        other.metadata.name = Some("prima-operator".to_owned());
+        assert!(!agents.hear(&other, start));
+    }
+
+    #[test]
+    fn an_operator_that_has_just_started_takes_nobody_for_gone() {
+        let start = Instant::now();
+        let agents = Agents::new(start);
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert!(matches!(
+            agents.state("pi4", at(40)),
+            AgentState::Alive { .. }
+        ));
+        assert_eq!(agents.state("pi4", at(41)), AgentState::Unknown);
+    }
+}

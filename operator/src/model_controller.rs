@@ -1,0 +1,153 @@
+//! Turns one Model into a ring, in named steps: dereference (what is known), resolve (which file), plan (who runs what), apply
+//! (RingPlan, Service, EndpointSlice) and update_status. Only the first and the last two speak to the API server, resolving
+//! also to the file's server; planning is pure.
+//!
+//! There is no finalizer: all that is made for a Model belongs to it and goes with it, and agents end what a plan that is gone
+//! had started, also those that come back later. So nothing has to wait for a machine that may never return.
+
+mod apply;
+mod candidates;
+mod dereference;
+mod plan;
+pub mod resolve;
+mod update_status;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kube::runtime::controller::Action;
+use kube::runtime::events::Recorder;
+use kube::{Client, Resource, ResourceExt};
+use prima_crds::v1alpha1::model::Model;
+
+use crate::cluster::metrics::Metrics;
+use crate::cluster::world::Stores;
+pub use apply::OURS;
+use plan::Memory;
+
+/// What all reconciles share.
+pub struct Context {
+    pub client: Client,
+    pub stores: Stores,
+    pub recorder: Recorder,
+    pub metrics: Arc<Metrics>,
+    pub cluster_domain: String,
+    pub hub: resolve::Hub,
+    pub memories: Memories,
+}
+
+/// What is remembered of each Model between reconciles, by uid. All of it can be found out again.
+#[derive(Default)]
+pub struct Memories(Mutex<HashMap<String, Memory>>);
+
+impl Memories {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Memory>> {
+        // Every entry is replaced as a whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Why a Model is looked at again later.
+#[derive(Debug, thiserror::Error)]
+pub enum ControllerError {
+    #[error("the Model has no {0}, which every object in a cluster has")]
+    Metadata(&'static str),
+    #[error("cannot read the Secret {name}")]
+    Secret {
+        name: String,
+        #[source]
+        source: Box<kube::Error>,
+    },
+    #[error("cannot write {what}")]
+    Write {
+        what: String,
+        #[source]
+        source: Box<kube::Error>,
+    },
+    #[error("planning ended without an answer")]
+    Planning(#[source] tokio::task::JoinError),
+}
+
+/// Nothing that matters goes unheard, but a missed event must not matter for ever.
+const SAFETY: Duration = Duration::from_secs(480);
+/// While something is awaited that comes with time: measurements, machines that settle.
+const AWAITING: Duration = Duration::from_secs(5);
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_secs(300);
+
+/// One look at one Model.
+#[tracing::instrument(skip_all, fields(model = %model.name_any(), namespace = model.namespace()))]
+pub async fn reconcile(
+    model: Arc<Model>,
+    context: Arc<Context>,
+) -> Result<Action, ControllerError> {
+    let begun = Instant::now();
+    context.metrics.reconciles.inc();
+    let uid = model
+        .uid()
+        .ok_or(ControllerError::Metadata("metadata.uid"))?;
+    if model.meta().deletion_timestamp.is_some() {
+        context.memories.lock().remove(&uid);
+        return Ok(Action::await_change());
+    }
+    let mut memory = context.memories.lock().remove(&uid).unwrap_or_default();
+    let outcome = steps(&model, &context, &mut memory).await;
+    if outcome.is_ok() {
+        memory.failures = 0;
+    } else {
+        memory.failures += 1;
+        context.metrics.failures.inc();
+    }
+    let mut memories = context.memories.lock();
+    memories.insert(uid, memory);
+    let ready = memories.values().filter(|memory| memory.ready).count();
+    context.metrics.models.set(memories.len() as i64);
+    context.metrics.ready_models.set(ready as i64);
+    context
+        .metrics
+        .reconcile_seconds
+        .observe(begun.elapsed().as_secs_f64());
+    outcome
+}
+
+async fn steps(
+    model: &Model,
+    context: &Context,
+    memory: &mut Memory,
+) -> Result<Action, ControllerError> {
+    let world = dereference::dereference(model, context).await?;
+    let resolution = resolve::resolve(model, &world, &context.hub, memory).await;
+    let decision = plan::decide(model, &world, &resolution, memory, &context.metrics).await?;
+    let ring = apply::apply(model, &world, &decision, context, memory).await?;
+    update_status::update_status(model, &resolution, &decision, &ring, context, memory).await?;
+    Ok(Action::requeue(
+        match decision.awaits() || resolution.awaits() {
+            true => AWAITING,
+            false => SAFETY,
+        },
+    ))
+}
+
+/// When a Model that failed is tried again.
+pub fn after_failure(model: Arc<Model>, error: &ControllerError, context: Arc<Context>) -> Action {
+    let failures = model
+        .uid()
+        .and_then(|uid| Some(context.memories.lock().get(&uid)?.failures))
+        .unwrap_or(1);
+    let delay = FIRST_RETRY.saturating_mul(1 << failures.saturating_sub(1).min(16));
+    let chain = chain(error);
+    tracing::warn!(model = %model.name_any(), error = chain, "could not reconcile");
+    Action::requeue(delay.min(LONGEST_RETRY))
+}
+
+/// An error with its causes, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,312 @@
+//! Fourth step: makes the cluster as decided. Writes RingPlans, the Model's Service and its EndpointSlice, and deletes plans
+//! that a newer one has replaced. Clients are sent to the newest plan that answers; an old ring so serves until the new one has
+//! loaded, unless machines lack the memory for both.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::api::{DeleteParams, ObjectMeta, Patch, PatchParams};
+use kube::runtime::events::EventType;
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Api, Resource, ResourceExt};
+use prima_crds::v1alpha1::model::{Model, ServiceType};
+use prima_crds::v1alpha1::ring_plan::{MemberState, RingPlan};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::dereference::World;
+use super::plan::{Decision, Kind, Memory};
+use super::{Context, ControllerError, update_status};
+use crate::cluster::world::{AgentState, Machine};
+
+/// What is ours, by label.
+pub const OURS: &str = "app.kubernetes.io/managed-by=prima-operator";
+pub const MANAGER: &str = "prima-operator";
+const MODEL_LABEL: &str = "prima.dev/model";
+/// Of the Service; rank 0's own port is the plan's.
+pub const SERVICE_PORT: i32 = 80;
+const PORT_NAME: &str = "http";
+
+/// The Model's rings as they are.
+pub struct Ring {
+    /// The plan that should serve.
+    pub newest: Option<Arc<RingPlan>>,
+    /// The plan that clients are sent to.
+    pub serving: Option<Arc<RingPlan>>,
+}
+
+pub async fn apply(
+    model: &Model,
+    world: &World,
+    decision: &Decision,
+    context: &Context,
+    memory: &mut Memory,
+) -> Result<Ring, ControllerError> {
+    let writer = Writer::new(model, context)?;
+    let mut plans = world.plans.clone();
+    match &decision.kind {
+        Kind::Suspended => writer.delete(&mut plans, |_| true).await?,
+        Kind::Impossible { .. } | Kind::Keep(_) => {}
+        Kind::New {
+            spec,
+            retire_first,
+            why,
+        } => {
+            if *retire_first {
+                writer.delete(&mut plans, |_| true).await?;
+            }
+            let name = format!("{}-{}", model.name_any(), spec.generation);
+            let mut plan = RingPlan::new(&name, spec.as_ref().clone());
+            plan.metadata = writer.metadata(&name);
+            let plan = writer.write(plan).await?;
+            let members: Vec<&str> = spec.members.iter().map(|m| m.name.as_str()).collect();
+            let note = format!("{name} on {}: {why}", members.join(", "));
+            update_status::event(model, context, EventType::Normal, "RingPlanned", &note).await;
+            plans.push(Arc::new(plan));
+        }
+    }
+    let serving = plans
+        .iter()
+        .rev()
+        .find(|plan| answers(plan, &world.machines))
+        .cloned();
+    let newest = plans.last().cloned();
+    writer.endpoint(serving.as_deref(), memory).await?;
+    // Only after clients are sent elsewhere.
+    if let (Some(serving), Some(newest)) = (&serving, &newest)
+        && serving.spec.generation == newest.spec.generation
+    {
+        let newest = newest.spec.generation;
+        writer
+            .delete(&mut plans, |plan| plan.spec.generation < newest)
+            .await?;
+    } else if serving.is_none()
+        && let Some(newest) = &newest
+    {
+        // An old ring that does not answer only takes memory.
+        let newest = newest.spec.generation;
+        writer
+            .delete(&mut plans, |plan| plan.spec.generation < newest)
+            .await?;
+    }
+    Ok(Ring { newest, serving })
+}
+
+/// Whether a token went round this ring and all its machines still are there.
+fn answers(plan: &RingPlan, machines: &[Machine]) -> bool {
+    let Some(status) = &plan.status else {
+        return false;
+    };
+    plan.spec.members.iter().enumerate().all(|(rank, member)| {
+        let wanted = match rank {
+            0 => MemberState::Ready,
+            _ => MemberState::Loaded,
+        };
+        let state = status.members.iter().find(|one| one.name == member.name);
+        let alive = machines.iter().any(|machine| {
+            machine.name == member.name && matches!(machine.agent, AgentState::Alive { .. })
+        });
+        alive && state.is_some_and(|state| state.state >= wanted)
+    })
+}
+
+/// Writes what belongs to one Model.
+struct Writer<'a> {
+    context: &'a Context,
+    model: &'a Model,
+    namespace: String,
+}
+
+impl<'a> Writer<'a> {
+    fn new(model: &'a Model, context: &'a Context) -> Result<Self, ControllerError> {
+        let namespace = model
+            .namespace()
+            .ok_or(ControllerError::Metadata("metadata.namespace"))?;
+        Ok(Self {
+            context,
+            model,
+            namespace,
+        })
+    }
+
+    fn metadata(&self, name: &str) -> ObjectMeta {
+        let labels = [
+            ("app.kubernetes.io/managed-by", MANAGER.to_owned()),
+            ("app.kubernetes.io/part-of", "prima".to_owned()),
+            (MODEL_LABEL, self.model.name_any()),
+        ];
+        ObjectMeta {
+            name: Some(name.to_owned()),
+            namespace: Some(self.namespace.clone()),
+            labels: Some(
+                labels
+                    .map(|(key, value)| (key.to_owned(), value))
+                    .into_iter()
+                    .collect(),
+            ),
+            owner_references: Some(self.model.controller_owner_ref(&()).into_iter().collect()),
+            ..ObjectMeta::default()
+        }
+    }
+
+    /// Server-side apply; our fields are ours whoever wrote them last.
+    async fn write<K>(&self, object: K) -> Result<K, ControllerError>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+            + Clone
+            + Serialize
+            + DeserializeOwned
+            + std::fmt::Debug,
+    {
+        let name = object.name_any();
+        Api::<K>::namespaced(self.context.client.clone(), &self.namespace)
+            .patch(
+                &name,
+                &PatchParams::apply(MANAGER).force(),
+                &Patch::Apply(&object),
+            )
+            .await
+            .map_err(|source| ControllerError::Write {
+                what: format!("{} {}/{name}", K::kind(&()), self.namespace),
+                source: Box::new(source),
+            })
+    }
+
+    /// Deletes the plans that are told, and takes them out of the list.
+    async fn delete(
+        &self,
+        plans: &mut Vec<Arc<RingPlan>>,
+        gone: impl Fn(&RingPlan) -> bool,
+    ) -> Result<(), ControllerError> {
+        let api = Api::<RingPlan>::namespaced(self.context.client.clone(), &self.namespace);
+        for plan in plans.iter().filter(|plan| gone(plan)) {
+            let name = plan.name_any();
+            match api.delete(&name, &DeleteParams::background()).await {
+                Ok(_) => {}
+                Err(kube::Error::Api(status)) if status.is_not_found() => {}
+                Err(source) => {
+                    return Err(ControllerError::Write {
+                        what: format!("the end of RingPlan {}/{name}", self.namespace),
+                        source: Box::new(source),
+                    });
+                }
+            }
+        }
+        plans.retain(|plan| !gone(plan));
+        Ok(())
+    }
+
+    /// The Service, and where it leads: rank 0 of the plan that serves, or nowhere.
+    async fn endpoint(
+        &self,
+        serving: Option<&RingPlan>,
+        memory: &mut Memory,
+    ) -> Result<(), ControllerError> {
+        let name = self.model.name_any();
+        let service = Service {
+            metadata: self.metadata(&name),
+            spec: Some(ServiceSpec {
+                type_: Some(
+                    match self.model.spec.service_type {
+                        ServiceType::ClusterIP => "ClusterIP",
+                        ServiceType::NodePort => "NodePort",
+                        ServiceType::LoadBalancer => "LoadBalancer",
+                    }
+                    .to_owned(),
+                ),
+                ports: Some(vec![ServicePort {
+                    name: Some(PORT_NAME.to_owned()),
+                    port: SERVICE_PORT,
+                    protocol: Some("TCP".to_owned()),
+                    target_port: Some(IntOrString::String(PORT_NAME.to_owned())),
+                    app_protocol: Some("http".to_owned()),
+                    ..ServicePort::default()
+                }]),
+                ..ServiceSpec::default()
+            }),
+            ..Service::default()
+        };
+        let target = serving.and_then(|plan| {
+            let rank0 = plan.spec.members.first()?;
+            let (host, _) = rank0.address.rsplit_once(':')?;
+            let host: IpAddr = host.trim_matches(['[', ']']).parse().ok()?;
+            Some((host, plan.spec.http_port?, rank0.name.clone()))
+        });
+        let family = match target {
+            Some((IpAddr::V6(_), ..)) => "IPv6",
+            _ => "IPv4",
+        };
+        let mut slice = EndpointSlice {
+            // The family of an EndpointSlice cannot change.
+            metadata: self.metadata(&format!("{name}-{}", family.to_lowercase())),
+            address_type: family.to_owned(),
+            endpoints: target
+                .iter()
+                .map(|(host, _, node)| Endpoint {
+                    addresses: vec![host.to_string()],
+                    conditions: Some(EndpointConditions {
+                        ready: Some(true),
+                        ..EndpointConditions::default()
+                    }),
+                    node_name: Some(node.clone()),
+                    ..Endpoint::default()
+                })
+                .collect(),
+            ports: target.iter().next().map(|(_, port, _)| {
+                vec![EndpointPort {
+                    name: Some(PORT_NAME.to_owned()),
+                    port: Some(*port),
+                    protocol: Some("TCP".to_owned()),
+                    app_protocol: Some("http".to_owned()),
+                }]
+            }),
+        };
+        let labels = slice.metadata.labels.get_or_insert_default();
+        for (key, value) in [
+            ("kubernetes.io/service-name", name.as_str()),
+            ("endpointslice.kubernetes.io/managed-by", MANAGER),
+        ] {
+            labels.insert(key.to_owned(), value.to_owned());
+        }
+        let stores = &self.context.stores;
+        self.write_once(service, &stores.services, memory).await?;
+        self.write_once(slice, &stores.slices, memory).await
+    }
+
+    /// Writes what differs from what was written last, or was changed by somebody else since.
+    async fn write_once<K>(
+        &self,
+        object: K,
+        store: &Store<K>,
+        memory: &mut Memory,
+    ) -> Result<(), ControllerError>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+            + Clone
+            + Serialize
+            + DeserializeOwned
+            + std::fmt::Debug,
+    {
+        let name = object.name_any();
+        let key = format!("{}/{name}", K::kind(&()));
+        let mut hasher = DefaultHasher::new();
+        // A value that cannot be serialized cannot be written either, which says so.
+        serde_json::to_string(&object)
+            .unwrap_or_default()
+            .hash(&mut hasher);
+        let hash = hasher.finish();
+        let there = store.get(&ObjectRef::new(&name).within(&self.namespace));
+        let version = there.and_then(|there| there.resource_version());
+        if version.is_none() || memory.written.get(&key) != Some(&(hash, version)) {
+            let written = self.write(object).await?;
+            memory
+                .written
+                .insert(key, (hash, written.resource_version()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,82 @@
+//! First step: everything that the other steps need to know, from what is watched and, for an API key, from its Secret.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, ResourceExt};
+use prima_crds::v1alpha1::model::Model;
+use prima_crds::v1alpha1::ring_plan::RingPlan;
+use sha2::{Digest, Sha256};
+
+use super::{Context, ControllerError};
+use crate::cluster::world::Machine;
+
+pub struct World {
+    pub machines: Vec<Machine>,
+    /// This Model's plans, oldest generation first.
+    pub plans: Vec<Arc<RingPlan>>,
+    /// Other Models' plans, which machines have promised memory to.
+    pub others: Vec<Arc<RingPlan>>,
+    pub api_key: ApiKey,
+}
+
+pub enum ApiKey {
+    None,
+    /// Its SHA-256, in hexadecimal.
+    Digest(String),
+    /// A ring that should ask for a key must not run without one.
+    Missing(String),
+}
+
+pub async fn dereference(model: &Model, context: &Context) -> Result<World, ControllerError> {
+    let uid = model.uid();
+    let (mut plans, others): (Vec<_>, Vec<_>) =
+        context.stores.plans().into_iter().partition(|plan| {
+            let mut owners = plan.owner_references().iter();
+            owners.any(|owner| Some(&owner.uid) == uid.as_ref())
+        });
+    plans.sort_by_key(|plan| plan.spec.generation);
+    Ok(World {
+        machines: context.stores.machines(),
+        plans,
+        others,
+        api_key: api_key(model, context).await?,
+    })
+}
+
+async fn api_key(model: &Model, context: &Context) -> Result<ApiKey, ControllerError> {
+    let Some(reference) = &model.spec.api_key_secret_ref else {
+        return Ok(ApiKey::None);
+    };
+    let namespace = model
+        .namespace()
+        .ok_or(ControllerError::Metadata("metadata.namespace"))?;
+    let name = format!("{namespace}/{}", reference.name);
+    let secret = Api::<Secret>::namespaced(context.client.clone(), &namespace)
+        .get_opt(&reference.name)
+        .await
+        .map_err(|source| ControllerError::Secret {
+            name: name.clone(),
+            source: Box::new(source),
+        })?;
+    let Some(secret) = secret else {
+        return Ok(ApiKey::Missing(format!(
+            "spec.apiKeySecretRef: there is no Secret {name}"
+        )));
+    };
+    let value = secret.data.unwrap_or_default().remove(&reference.key);
+    let value = value.map(|value| value.0).unwrap_or_default();
+    let key = value.trim_ascii();
+    Ok(match key.is_empty() {
+        true => ApiKey::Missing(format!(
+            "spec.apiKeySecretRef: the Secret {name} has nothing at key {}",
+            reference.key
+        )),
+        false => ApiKey::Digest(hex(&Sha256::digest(key))),
+    })
+}
+
+/// In hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,489 @@
+//! Third step: whether the ring that runs is still right, and which one should be there if not. Planning itself is prima-halda's
+//! and `crate::plan`'s; here is decided when to plan, when a better plan is worth an interruption, and how plans get their ports.
+//!
+//! A working ring is only replaced by one that is predicted to be a fifth faster, and not within ten minutes of the last
+//! change; a ring that cannot work any more is replaced at once.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt;
+use prima_crds::v1alpha1::model::{Model, NodeShare, ResolvedModel};
+use prima_crds::v1alpha1::model_profile::ModelProfile;
+use prima_crds::v1alpha1::node_profile::NodeProfile;
+use prima_crds::v1alpha1::ring_plan::{
+    MemberState, PlannedModel, RingMember, RingPlan, RingPlanSpec,
+};
+use prima_halda::{Options, Plan};
+
+use super::ControllerError;
+use super::candidates::Candidates;
+use super::dereference::{ApiKey, World};
+use super::resolve::{FailedLook, Resolution};
+use crate::cluster::metrics::Metrics;
+use crate::plan::{self, DEFAULT_CONTEXT};
+
+/// What is remembered of one Model.
+#[derive(Default)]
+pub struct Memory {
+    pub failures: u32,
+    pub ready: bool,
+    /// What was written of each object: its content's hash, and the version that came of it.
+    pub written: BTreeMap<String, (u64, Option<String>)>,
+    pub failed_look: Option<FailedLook>,
+    fresh: Option<Fresh>,
+    refused: BTreeMap<String, (String, Instant)>,
+}
+
+/// The best plan for a state of the world.
+#[derive(Clone)]
+struct Fresh {
+    fingerprint: String,
+    plan: Result<Arc<Plan>, String>,
+}
+
+/// What should be.
+pub struct Decision {
+    pub kind: Kind,
+    /// Machines that are not in the ring, and why.
+    pub out: Vec<NodeShare>,
+    /// What is waited for, in words; empty if nothing.
+    pub awaited: Vec<String>,
+}
+
+pub enum Kind {
+    /// No ring: machines are released.
+    Suspended,
+    /// No ring can be planned, now or at all.
+    Impossible {
+        reason: &'static str,
+        message: String,
+    },
+    /// This plan goes on.
+    Keep(Arc<RingPlan>),
+    /// A new plan. If it does not fit beside the one that runs, that one has to end before.
+    New {
+        spec: Box<RingPlanSpec>,
+        retire_first: bool,
+        why: String,
+    },
+}
+
+impl Decision {
+    fn new(kind: Kind) -> Self {
+        Self {
+            kind,
+            out: Vec::new(),
+            awaited: Vec::new(),
+        }
+    }
+
+    pub fn awaits(&self) -> bool {
+        !self.awaited.is_empty()
+    }
+}
+
+/// Requests that share the memory of one context, unless the Model says how many have one each.
+const CONCURRENT_REQUESTS: i32 = 16;
+/// A new plan must be predicted to take at most this share of the time per token, in percent.
+const WORTH_PERCENT: i64 = 80;
+const SETTLE: SignedDuration = SignedDuration::from_mins(10);
+/// How long a machine that refused a plan is not asked again.
+const REFUSED_FOR: Duration = Duration::from_secs(600);
+/// Ports of members and of rank 0's HTTP; the chart opens as many.
+const RING_PORTS: i32 = 9200;
+const HTTP_PORTS: i32 = 9400;
+const SLOTS: i32 = 200;
+
+pub async fn decide(
+    model: &Model,
+    world: &World,
+    resolution: &Resolution,
+    memory: &mut Memory,
+    metrics: &Metrics,
+) -> Result<Decision, ControllerError> {
+    let current = world.plans.last();
+    if model.spec.suspend {
+        return Ok(Decision::new(Kind::Suspended));
+    }
+    let key = match &world.api_key {
+        ApiKey::None => Vec::new(),
+        ApiKey::Digest(digest) => vec![digest.clone()],
+        ApiKey::Missing(message) => {
+            return Ok(Decision::new(Kind::Impossible {
+                reason: "NoApiKey",
+                message: message.clone(),
+            }));
+        }
+    };
+    let Some(resolved) = resolution.done() else {
+        // What runs does not end because its source cannot be seen; an edited source is another model.
+        return Ok(Decision::new(match current {
+            Some(plan) if same_file(plan, model) => Kind::Keep(plan.clone()),
+            _ => Kind::Impossible {
+                reason: "NotResolved",
+                message: "the model file is not known yet".to_owned(),
+            },
+        }));
+    };
+    let refused = memory.note_refusals(current);
+    let candidates = Candidates::new(model, resolved, &world.machines, &world.others, &refused);
+    let skeleton = skeleton(model, resolved, &key);
+    let works = current
+        .map(|plan| still_right(plan, &skeleton, &candidates))
+        .transpose();
+    let mut decision = match (current, works) {
+        (_, _) if candidates.profiles.is_empty() => Decision::new(Kind::Impossible {
+            reason: "NoMachines",
+            message: no_machines(&candidates),
+        }),
+        // A first plan can wait for a machine that is being measured; a broken ring cannot.
+        (None, _) if !candidates.awaited.is_empty() => Decision::new(Kind::Impossible {
+            reason: "AwaitingMachines",
+            message: format!("waiting for {}", candidates.awaited.join("; ")),
+        }),
+        (current, works) => {
+            let fresh = fresh(model, resolved, &candidates, memory, metrics).await?;
+            choose(current, works, fresh, skeleton, &candidates, world)
+        }
+    };
+    decision.out = out_of_ring(&decision.kind, &candidates, memory);
+    decision.awaited = candidates.awaited;
+    Ok(decision)
+}
+
+/// Between the plan that is there and the best one.
+fn choose(
+    current: Option<&Arc<RingPlan>>,
+    works: Result<Option<()>, String>,
+    fresh: Result<Arc<Plan>, String>,
+    skeleton: RingPlanSpec,
+    candidates: &Candidates,
+    world: &World,
+) -> Decision {
+    let broken = match (current, &works) {
+        (Some(current), Ok(_)) => {
+            let kept = || Decision::new(Kind::Keep(current.clone()));
+            let (Ok(fresh), Some(then)) = (&fresh, &current.spec.predicted) else {
+                return kept();
+            };
+            let now = plan::speed(&fresh.report).token_microseconds;
+            let faster = now * 100 < then.token_microseconds * WORTH_PERCENT;
+            let settled = current
+                .creation_timestamp()
+                .is_none_or(|made| Timestamp::now().duration_since(made.0) > SETTLE);
+            if !faster || !settled {
+                return kept();
+            }
+            format!(
+                "a token would take {} instead of {} microseconds",
+                now, then.token_microseconds
+            )
+        }
+        (Some(_), Err(why)) => why.clone(),
+        (None, _) => "the first plan".to_owned(),
+    };
+    let plan = match fresh {
+        Ok(plan) => plan,
+        Err(message) => {
+            return Decision::new(Kind::Impossible {
+                reason: "DoesNotFit",
+                message,
+            });
+        }
+    };
+    let Some(slot) = free_slot(world) else {
+        return Decision::new(Kind::Impossible {
+            reason: "NoPorts",
+            message: format!("all {SLOTS} ring ports are in use; delete or suspend other Models"),
+        });
+    };
+    let address = |name: &str| {
+        let host = candidates.address(name).unwrap_or_default();
+        match host.contains(':') {
+            true => format!("[{host}]:{}", RING_PORTS + slot),
+            false => format!("{host}:{}", RING_PORTS + slot),
+        }
+    };
+    let generation = world.plans.last().map_or(0, |plan| plan.spec.generation);
+    let spec = RingPlanSpec {
+        generation: generation + 1,
+        rounds: plan.rounds as i32,
+        members: plan::members(&plan, address),
+        predicted: Some(plan::speed(&plan.report)),
+        http_port: Some(HTTP_PORTS + slot),
+        ..skeleton
+    };
+    let retire_first = !world.plans.is_empty() && !fits_beside(&spec, &world.plans, candidates);
+    Decision::new(Kind::New {
+        spec: Box::new(spec),
+        retire_first,
+        why: broken,
+    })
+}
+
+/// What the Model alone says of a plan.
+fn skeleton(model: &Model, resolved: &ResolvedModel, keys: &[String]) -> RingPlanSpec {
+    let source = &model.spec.source;
+    let local = source.local_path();
+    let fetched = local.is_none().then(|| source.clone());
+    RingPlanSpec {
+        generation: 1,
+        model: PlannedModel {
+            name: model.name_any(),
+            file: local.unwrap_or_else(|| source.file_name().to_owned()),
+            size_bytes: resolved.profile.size_bytes,
+            layers: resolved.profile.layers,
+            source: fetched,
+            version: Some(resolved.version.clone()),
+        },
+        context_length: context_length(model, resolved),
+        max_concurrent_requests: model
+            .spec
+            .max_concurrent_requests
+            .unwrap_or(CONCURRENT_REQUESTS),
+        activation_dtype: model.spec.activation_dtype,
+        rounds: 1,
+        members: Vec::new(),
+        predicted: None,
+        http_port: None,
+        api_key_sha256: keys.to_vec(),
+    }
+}
+
+fn context_length(model: &Model, resolved: &ResolvedModel) -> i32 {
+    let trained = resolved.profile.trained_context_length;
+    model
+        .spec
+        .context_length
+        .unwrap_or(trained.min(DEFAULT_CONTEXT as i32))
+}
+
+/// Whether `plan` still can work and is what the Model asks for; else why not, for people.
+fn still_right(
+    plan: &RingPlan,
+    skeleton: &RingPlanSpec,
+    candidates: &Candidates,
+) -> Result<(), String> {
+    let asked = RingPlanSpec {
+        generation: plan.spec.generation,
+        rounds: plan.spec.rounds,
+        members: plan.spec.members.clone(),
+        predicted: plan.spec.predicted,
+        http_port: plan.spec.http_port,
+        ..skeleton.clone()
+    };
+    if asked != plan.spec {
+        return Err("the Model was changed".to_owned());
+    }
+    for member in &plan.spec.members {
+        let name = &member.name;
+        let Some(address) = candidates.address(name) else {
+            let out = candidates.out.iter().find(|(out, _)| out == name);
+            let why = out.map_or("it has no NodeProfile", |(_, why)| why);
+            return Err(format!("{name} is out: {why}"));
+        };
+        let planned = member.address.rsplit_once(':').map(|(host, _)| host);
+        if planned.map(|host| host.trim_matches(['[', ']'])) != Some(address) {
+            return Err(format!("{name} has another address now"));
+        }
+    }
+    Ok(())
+}
+
+fn same_file(plan: &RingPlan, model: &Model) -> bool {
+    let planned = &plan.spec.model;
+    let source = &model.spec.source;
+    match source.local_path() {
+        Some(path) => planned.source.is_none() && planned.file == path,
+        None => planned.source.as_ref() == Some(source),
+    }
+}
+
+/// The best plan now; planned anew only when something changed that a plan depends on.
+async fn fresh(
+    model: &Model,
+    resolved: &ResolvedModel,
+    candidates: &Candidates,
+    memory: &mut Memory,
+    metrics: &Metrics,
+) -> Result<Result<Arc<Plan>, String>, ControllerError> {
+    let fingerprint = fingerprint(model, resolved, candidates);
+    if let Some(known) = &memory.fresh
+        && known.fingerprint == fingerprint
+    {
+        return Ok(known.plan.clone());
+    }
+    if let Some(name) = &model.spec.rank0
+        && candidates.profile(name).is_none()
+    {
+        let out = candidates.out.iter().find(|(out, _)| out == name);
+        let why = out.map_or("there is no NodeProfile of that name", |(_, why)| why);
+        return Ok(Err(format!("spec.rank0 is {name}, but {why}")));
+    }
+    let profile = ModelProfile::new(&model.name_any(), resolved.profile.clone());
+    let options = Options {
+        context_tokens: context_length(model, resolved) as usize,
+        concurrent_requests: model.spec.max_concurrent_requests.unwrap_or(1) as usize,
+        rank0: model.spec.rank0.clone(),
+        ..Options::default()
+    };
+    let profiles = candidates.profiles.clone();
+    let begun = Instant::now();
+    let planned = tokio::task::spawn_blocking(move || plan::checked(&profile, &profiles, &options))
+        .await
+        .map_err(ControllerError::Planning)?;
+    metrics
+        .planning_seconds
+        .observe(begun.elapsed().as_secs_f64());
+    let plan = planned.map(Arc::new).map_err(|error| super::chain(&error));
+    memory.fresh = Some(Fresh {
+        fingerprint,
+        plan: plan.clone(),
+    });
+    Ok(plan)
+}
+
+/// Equal as long as a plan would hardly change. Memory counts in steps of a twentieth, links in steps of a quarter.
+fn fingerprint(model: &Model, resolved: &ResolvedModel, candidates: &Candidates) -> String {
+    let steps = |value: i64| (value.max(1) as f64).log(1.25).round() as i64;
+    let machines = candidates.profiles.iter().map(|profile| {
+        let status = profile.status.as_ref();
+        let memory = status
+            .map(|status| status.memory.available_bytes * 20 / status.memory.total_bytes.max(1));
+        let links: Vec<_> = status
+            .into_iter()
+            .flat_map(|status| &status.links)
+            .map(|link| {
+                (
+                    &link.to,
+                    steps(link.latency_nanoseconds),
+                    steps(link.bytes_per_second),
+                )
+            })
+            .collect();
+        let measured = status.map(|status| (&status.measured_at, &status.gpus));
+        format!(
+            "{} {:?} {memory:?} {measured:?} {links:?}",
+            profile.name_any(),
+            profile.spec
+        )
+    });
+    let machines: Vec<String> = machines.collect();
+    format!(
+        "{:?} {} {machines:?}",
+        model.spec, resolved.version.header_sha256
+    )
+}
+
+/// Whether the machines have memory for the new ring while the old ones still run. Layers that a machine has in both are in
+/// its page cache once.
+fn fits_beside(spec: &RingPlanSpec, old: &[Arc<RingPlan>], candidates: &Candidates) -> bool {
+    spec.members.iter().all(|member| {
+        let available = candidates
+            .profile(&member.name)
+            .and_then(|profile| Some(profile.status.as_ref()?.memory.available_bytes));
+        let layers = |member: &RingMember| -> HashSet<i32> {
+            let windows = member.windows.iter();
+            windows
+                .flat_map(|window| window.first..window.last)
+                .collect()
+        };
+        let ours = layers(member);
+        let held: i64 = old
+            .iter()
+            .flat_map(|plan| &plan.spec.members)
+            .filter(|before| before.name == member.name)
+            .map(|before| {
+                let theirs = layers(before);
+                let shared = theirs.intersection(&ours).count() as i64;
+                let bytes = before.memory_bytes.unwrap_or(0);
+                bytes - bytes * shared / (theirs.len() as i64).max(1)
+            })
+            .sum();
+        available.is_none_or(|available| member.memory_bytes.unwrap_or(0) + held <= available)
+    })
+}
+
+/// A pair of ports that no plan uses.
+fn free_slot(world: &World) -> Option<i32> {
+    let used: HashSet<i32> = world
+        .plans
+        .iter()
+        .chain(&world.others)
+        .filter_map(|plan| Some(plan.spec.http_port? - HTTP_PORTS))
+        .collect();
+    (0..SLOTS).find(|slot| !used.contains(slot))
+}
+
+fn no_machines(candidates: &Candidates) -> String {
+    match candidates.out.as_slice() {
+        [] => "no agent has been heard of; is the DaemonSet of agents running (kubectl get pods -A -l app.kubernetes.io/component=node-agent)?".to_owned(),
+        out => {
+            let out: Vec<_> = out.iter().map(|(name, why)| format!("{name}: {why}")).collect();
+            format!("no machine can take part: {}", out.join("; "))
+        }
+    }
+}
+
+fn out_of_ring(kind: &Kind, candidates: &Candidates, memory: &Memory) -> Vec<NodeShare> {
+    let members: &[RingMember] = match kind {
+        Kind::Keep(plan) => &plan.spec.members,
+        Kind::New { spec, .. } => &spec.members,
+        Kind::Suspended | Kind::Impossible { .. } => &[],
+    };
+    let report = memory
+        .fresh
+        .as_ref()
+        .and_then(|fresh| fresh.plan.as_ref().ok());
+    let idle = candidates.profiles.iter().map(|profile| {
+        let name = profile.name_any();
+        let left_out = report
+            .and_then(|plan| plan.report.left_out.iter().find(|out| out.name == name))
+            .map(|out| out.why.clone());
+        let why = left_out.unwrap_or_else(|| match kind {
+            Kind::Keep(_) => {
+                "a ring with it would not be so much faster that it is worth an interruption"
+                    .to_owned()
+            }
+            _ => "it could take part".to_owned(),
+        });
+        (name, why)
+    });
+    candidates
+        .out
+        .iter()
+        .cloned()
+        .chain(idle)
+        .filter(|(name, _)| members.iter().all(|member| member.name != *name))
+        .map(|(name, why)| NodeShare {
+            name,
+            in_ring: false,
+            why,
+            fetched_bytes: None,
+            total_bytes: None,
+        })
+        .collect()
+}
+
+impl Memory {
+    /// Machines that refused a plan a short while ago, and why.
+    fn note_refusals(&mut self, current: Option<&Arc<RingPlan>>) -> BTreeMap<String, String> {
+        let now = Instant::now();
+        let members = current.iter().flat_map(|plan| &plan.status);
+        for member in members.flat_map(|status| &status.members) {
+            if member.state == MemberState::Refused {
+                let refusal = (member.message.clone(), now);
+                self.refused.insert(member.name.clone(), refusal);
+            }
+        }
+        self.refused
+            .retain(|_, (_, at)| now.duration_since(*at) < REFUSED_FOR);
+        let refused = self.refused.iter();
+        refused
+            .map(|(name, (why, _))| (name.clone(), why.clone()))
+            .collect()
+    }
+}

@@ -1,0 +1,233 @@
+//! Second step: which file a Model is, and what its header says. A file on the machines is described by their agents; one on a
+//! server is read from there once, its header only. What was resolved is pinned in the Model's status: another version of
+//! the file is another source (a revision, a URL).
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use prima_crds::v1alpha1::model::{Model, ModelSource, ResolvedModel};
+use prima_crds::v1alpha1::node_profile::LocalModel;
+use prima_crds::v1alpha1::ring_plan::FileVersion;
+use prima_weights::{Client, Location, Remote, Retry, Source, Token, model_profile};
+use sha2::{Digest, Sha256};
+
+use super::dereference::{World, hex};
+use super::plan::Memory;
+use crate::cluster::world::AgentState;
+
+/// How files on servers are reached.
+pub struct Hub {
+    pub client: Client,
+    /// Of Models that name no other.
+    pub endpoint: String,
+    pub token: Option<Token>,
+}
+
+pub enum Resolution {
+    Done(Box<ResolvedModel>),
+    /// Nobody has looked yet.
+    Awaited(String),
+    Failed(String),
+}
+
+/// A failed look at a server, and when the next is due.
+pub struct FailedLook {
+    source: ModelSource,
+    times: u32,
+    next: Instant,
+    message: String,
+}
+
+impl Resolution {
+    pub fn done(&self) -> Option<&ResolvedModel> {
+        match self {
+            Self::Done(resolved) => Some(resolved),
+            _ => None,
+        }
+    }
+
+    /// Whether to look again soon.
+    pub fn awaits(&self) -> bool {
+        matches!(self, Self::Awaited(_) | Self::Failed(_))
+    }
+}
+
+/// A look that found the server busy or away is made again by the controller, not within one reconcile.
+pub const RETRY: Retry = Retry {
+    attempts: 2,
+    first_pause: Duration::from_millis(500),
+    longest_pause: Duration::from_secs(5),
+};
+const FIRST_PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+
+pub async fn resolve(model: &Model, world: &World, hub: &Hub, memory: &mut Memory) -> Resolution {
+    let source = &model.spec.source;
+    let pinned = pinned(model);
+    if let Some(path) = source.local_path() {
+        return local(source, &path, world, pinned);
+    }
+    if let Some(pinned) = pinned {
+        return Resolution::Done(Box::new(pinned.clone()));
+    }
+    let now = Instant::now();
+    let before = memory
+        .failed_look
+        .take()
+        .filter(|look| look.source == *source);
+    if let Some(look) = before.as_ref().filter(|look| now < look.next) {
+        let message = look.message.clone();
+        memory.failed_look = before;
+        return Resolution::Failed(message);
+    }
+    match read_header(source, hub).await {
+        Ok(resolved) => Resolution::Done(Box::new(resolved)),
+        Err(message) => {
+            let times = before.map_or(0, |look| look.times) + 1;
+            let pause = FIRST_PAUSE.saturating_mul(1 << (times - 1).min(16));
+            memory.failed_look = Some(FailedLook {
+                source: source.clone(),
+                times,
+                next: now + pause.min(LONGEST_PAUSE),
+                message: message.clone(),
+            });
+            Resolution::Failed(message)
+        }
+    }
+}
+
+/// Of a file on a server: its version, and what its header says. Errors in one line, for people.
+async fn read_header(source: &ModelSource, hub: &Hub) -> Result<ResolvedModel, String> {
+    let chain = |error: &dyn std::error::Error| super::chain(error);
+    let remote = Remote::open(&hub.client, &location(source, hub)?)
+        .await
+        .map_err(|error| chain(&error))?;
+    let (gguf, header) = remote.read_header().await.map_err(|error| chain(&error))?;
+    let profile = model_profile(&remote.shown(), &gguf).map_err(|error| chain(&error))?;
+    let identity = remote.identity();
+    Ok(ResolvedModel {
+        source: source.clone(),
+        version: FileVersion {
+            header_sha256: hex(&Sha256::digest(&header)),
+            etag: identity.etag.clone(),
+            sha256: identity.sha256.clone(),
+            commit: identity.revision_commit.clone(),
+        },
+        profile,
+    })
+}
+
+fn location(source: &ModelSource, hub: &Hub) -> Result<Source, String> {
+    let location = match source {
+        ModelSource {
+            hugging_face: Some(source),
+            ..
+        } => Location::HuggingFace {
+            endpoint: source
+                .endpoint
+                .clone()
+                .unwrap_or_else(|| hub.endpoint.clone()),
+            repo: source.repo.clone(),
+            revision: source.revision.clone(),
+            file: source.file.clone(),
+        },
+        ModelSource {
+            url: Some(source), ..
+        } => Location::Url {
+            url: source.url.clone(),
+            sha256: source.sha256.clone(),
+        },
+        _ => return Err("spec.source: expected huggingFace or url".to_owned()),
+    };
+    // The token is the hub's; another hub's or server's owner must not see it.
+    let for_hub =
+        matches!(&location, Location::HuggingFace { endpoint, .. } if *endpoint == hub.endpoint);
+    Ok(Source {
+        location,
+        token: hub.token.clone().filter(|_| for_hub),
+    })
+}
+
+/// Of a file on the machines, as their agents describe it.
+fn local(
+    source: &ModelSource,
+    path: &str,
+    world: &World,
+    pinned: Option<&ResolvedModel>,
+) -> Resolution {
+    let mut versions: BTreeMap<&str, (usize, &LocalModel)> = BTreeMap::new();
+    let mut problems = Vec::new();
+    let mut looked = false;
+    for machine in &world.machines {
+        let alive = matches!(machine.agent, AgentState::Alive { .. });
+        let agent = machine
+            .profile
+            .as_deref()
+            .and_then(|profile| profile.status.as_ref()?.agent.as_ref());
+        let Some(agent) = agent.filter(|_| alive) else {
+            continue;
+        };
+        looked = true;
+        let Some(file) = agent.local_models.iter().find(|file| file.path == path) else {
+            continue;
+        };
+        match (&file.version, &file.problem) {
+            (_, Some(problem)) => problems.push(format!("{}: {problem}", machine.name)),
+            (Some(version), None) => {
+                versions
+                    .entry(&version.header_sha256)
+                    .or_insert((0, file))
+                    .0 += 1;
+            }
+            (None, None) => {}
+        }
+    }
+    // A version that is in use stays the Model's while any machine has it; else the most machines decide.
+    let chosen = pinned
+        .and_then(|pinned| versions.get(pinned.version.header_sha256.as_str()))
+        .or_else(|| versions.values().max_by_key(|(machines, _)| *machines));
+    if let Some((
+        _,
+        LocalModel {
+            profile: Some(profile),
+            version: Some(version),
+            ..
+        },
+    )) = chosen
+    {
+        return Resolution::Done(Box::new(ResolvedModel {
+            source: source.clone(),
+            version: version.clone(),
+            profile: profile.clone(),
+        }));
+    }
+    match (looked, problems.is_empty()) {
+        (false, _) => Resolution::Awaited(format!("no machine has looked for {path} yet")),
+        (true, false) => Resolution::Failed(problems.join("; ")),
+        (true, true) => Resolution::Awaited(format!(
+            "no machine has the file {path}; put it there, in the same place on every machine that may take part"
+        )),
+    }
+}
+
+/// What was resolved before, if it still is what the spec asks for.
+pub fn pinned(model: &Model) -> Option<&ResolvedModel> {
+    let resolved = model.status.as_ref()?.resolved.as_ref()?;
+    (resolved.source == model.spec.source).then_some(resolved)
+}
+
+/// For messages.
+pub fn shown(source: &ModelSource) -> String {
+    match source {
+        ModelSource {
+            hugging_face: Some(source),
+            ..
+        } => {
+            format!("{}/{} at {}", source.repo, source.file, source.revision)
+        }
+        ModelSource {
+            url: Some(source), ..
+        } => source.url.clone(),
+        other => other.local_path().unwrap_or_default(),
+    }
+}
