@@ -10,7 +10,6 @@ use std::time::Duration;
 use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
 use prima_engine::{Compute, Model};
 use prima_text::{ChatTemplate, ChatTemplateError, Tokenizer, TokenizerError};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -20,6 +19,7 @@ use crate::generation::{Generator, RingStatus, Submission};
 use crate::memory_watch::MemoryLimits;
 use crate::plan_source::{self, PlanSourceError};
 use crate::ring::{Member, MemberError, MemberOptions, Reading};
+use crate::stop_signal::StopSignal;
 
 #[derive(clap::Args)]
 pub struct ServeArgs {
@@ -122,7 +122,7 @@ pub fn run(args: ServeArgs) -> Result<(), ServeError> {
 }
 
 async fn serve(args: ServeArgs) -> Result<(), ServeError> {
-    let mut stop = StopSignal::new()?;
+    let mut stop = StopSignal::new().map_err(ServeError::Start)?;
     let (plan, rank) = plan_source::read(&args.plan, &args.member)?;
     let plan = Arc::new(plan);
     let address = args
@@ -181,11 +181,7 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
         () = stop.received() => return Ok(()),
     };
     // On stdout and of one form: whoever started this process reads it.
-    let _ = writeln!(
-        io::stdout(),
-        "{JOINED} as {} (rank {rank})",
-        args.member
-    );
+    let _ = writeln!(io::stdout(), "{JOINED} as {} (rank {rank})", args.member);
 
     tokio::select! {
         error = member.ended() => return Err(ServeError::Member(error)),
@@ -331,26 +327,4 @@ fn model_text(model: &Model) -> Result<ModelText, ServeError> {
         tokenizer,
         chat_template,
     })
-}
-
-/// SIGTERM or SIGINT.
-struct StopSignal {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl StopSignal {
-    fn new() -> Result<Self, ServeError> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate()).map_err(ServeError::Start)?,
-            interrupt: signal(SignalKind::interrupt()).map_err(ServeError::Start)?,
-        })
-    }
-
-    async fn received(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
 }

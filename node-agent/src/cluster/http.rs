@@ -49,6 +49,10 @@ async fn scrape(State(shown): State<Shown>) -> Response {
     let mut text = String::new();
     match encode(&mut text, &shown.figures.registry()) {
         Ok(()) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
-        Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, "cannot write the metrics").into_response(),
+        Err(_) => (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "cannot write the metrics",
+        )
+            .into_response(),
     }
 }

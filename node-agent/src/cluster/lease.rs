@@ -45,7 +45,11 @@ pub async fn keep(client: Client, namespace: &str, node: &str, holder: &str) {
             None => INTERVAL,
             Some(problem) => {
                 if !failing {
-                    tracing::warn!(lease = name, problem, "cannot renew the Lease; trying again");
+                    tracing::warn!(
+                        lease = name,
+                        problem,
+                        "cannot renew the Lease; trying again"
+                    );
                 }
                 failing = true;
                 RETRY

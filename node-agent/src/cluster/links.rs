@@ -121,7 +121,12 @@ impl Links {
             // No agent runs there yet.
             return;
         };
-        let known = self.profile.borrow().links.iter().any(|link| link.to == name);
+        let known = self
+            .profile
+            .borrow()
+            .links
+            .iter()
+            .any(|link| link.to == name);
         peers.seen(name, address, known, Instant::now());
     }
 

@@ -210,7 +210,11 @@ fn problem_without_file(
     }
     Some(match path.strip_prefix(CLAIMS_FOLDER) {
         Some(claim) => {
-            let claim = claim.trim_start_matches('/').split('/').next().unwrap_or("");
+            let claim = claim
+                .trim_start_matches('/')
+                .split('/')
+                .next()
+                .unwrap_or("");
             format!(
                 "the agents have no volume of claim {claim}: add it to the chart's value agent.persistentVolumeClaims"
             )
@@ -247,7 +251,8 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_a_copy_says_nothing_and_one_without_the_folder_says_which_value_is_missing() {
+    fn a_machine_without_a_copy_says_nothing_and_one_without_the_folder_says_which_value_is_missing()
+     {
         assert_eq!(missing("/srv/models/sub/a.gguf", true), None);
         assert_eq!(missing("/var/lib/prima-claims/models/a.gguf", true), None);
         assert_eq!(missing("/home/me/a.gguf", false), None);

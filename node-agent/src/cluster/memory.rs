@@ -70,7 +70,10 @@ pub async fn follow(profile: watch::Sender<NodeProfileStatus>, children: Childre
                 profile.send_if_modified(|status| update(status, now));
             }
             Err(error) => {
-                tracing::warn!(problem = crate::error_chain(&error), "cannot look at the memory");
+                tracing::warn!(
+                    problem = crate::error_chain(&error),
+                    "cannot look at the memory"
+                );
             }
         }
     }

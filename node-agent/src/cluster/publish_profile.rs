@@ -28,7 +28,9 @@ use crate::profile::links::LOOPBACK;
 pub enum PublishError {
     #[error("cannot read Node {node}, which owns this machine's NodeProfile: {reason}")]
     Node { node: String, reason: String },
-    #[error("there is no Node {node}: --node (NODE_NAME) must be the name of the Node that this agent runs on")]
+    #[error(
+        "there is no Node {node}: --node (NODE_NAME) must be the name of the Node that this agent runs on"
+    )]
     NoNode { node: String },
     #[error("cannot read NodeProfile {node}: {reason}")]
     Read { node: String, reason: String },
@@ -90,10 +92,7 @@ pub async fn publish(
 }
 
 /// The links that this machine's NodeProfile has from before: a new agent need not make the planner forget them.
-pub async fn published_links(
-    client: Client,
-    node: &str,
-) -> Result<Vec<LinkProfile>, PublishError> {
+pub async fn published_links(client: Client, node: &str) -> Result<Vec<LinkProfile>, PublishError> {
     let profiles: Api<NodeProfile> = Api::all(client);
     let known = match timeout(api::DEADLINE, profiles.get_opt(node)).await? {
         Ok(known) => known,
@@ -199,12 +198,7 @@ async fn write(
         "status": status,
     }));
     let params = PatchParams::apply(FIELD_MANAGER).force();
-    match timeout(
-        api::DEADLINE,
-        profiles.patch_status(node, &params, &patch),
-    )
-    .await?
-    {
+    match timeout(api::DEADLINE, profiles.patch_status(node, &params, &patch)).await? {
         Ok(_) => Ok(()),
         Err(error) if api::is_status(&error, 404) => Err(PublishError::Gone {
             node: node.to_owned(),
@@ -285,7 +279,9 @@ mod tests {
             })
             .collect();
         status.agent = Some(agent);
-        let bytes = serde_json::to_string(&json!({"status": status})).unwrap().len();
+        let bytes = serde_json::to_string(&json!({"status": status}))
+            .unwrap()
+            .len();
         assert!(bytes < 8 << 10, "{bytes} bytes");
     }
 }

@@ -308,7 +308,13 @@ mod tests {
         let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(digest_of_hex(abc), Some(digest("abc")));
         assert_eq!(digest_of_hex(&abc.to_uppercase()), Some(digest("abc")));
-        for bad in [&abc[1..], &abc[2..], "", &abc.replace('b', "x"), &abc.replace("ba", "ä")] {
+        for bad in [
+            &abc[1..],
+            &abc[2..],
+            "",
+            &abc.replace('b', "x"),
+            &abc.replace("ba", "ä"),
+        ] {
             assert_eq!(digest_of_hex(bad), None, "{bad}");
         }
     }
