@@ -7,8 +7,10 @@
 //! token to another server than the one it was given for; to know what Kubernetes or a ring is.
 
 #![forbid(unsafe_code)]
-// A list of one range is what is meant, everywhere.
-#![allow(clippy::single_range_in_vec_init)]
+#![allow(
+    clippy::single_range_in_vec_init,
+    reason = "a list of one range is meant"
+)]
 
 mod cache;
 mod client;

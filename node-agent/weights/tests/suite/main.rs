@@ -1,8 +1,15 @@
 //! What the package promises, against a server that behaves as the Hugging Face hub does, and misbehaves.
 
-// A list of one range is what is meant, everywhere.
-#![allow(clippy::single_range_in_vec_init)]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(
+    clippy::single_range_in_vec_init,
+    reason = "a list of one range is meant"
+)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "these are tests"
+)]
 
 mod cache;
 mod faults;

@@ -27,7 +27,11 @@ async fn opener() {
     let client = Client::new(quick()).unwrap();
     match Remote::open(&client, &source).await {
         Ok(remote) => println!("\nopened {}", remote.identity().size_bytes),
-        Err(error) => println!("\nrefused {}", chain(&error)),
+        Err(error) => println!(
+            "\nrefused {} transient {}",
+            chain(&error),
+            error.is_transient()
+        ),
     }
 }
 
@@ -67,10 +71,14 @@ async fn an_authority_in_ssl_cert_file_is_trusted() {
         "{trusted}"
     );
     let unknown = open(None);
-    assert!(
-        unknown.contains("refused") && unknown.contains("UnknownIssuer"),
-        "{unknown}"
-    );
+    for part in [
+        "refused",
+        "UnknownIssuer",
+        "SSL_CERT_FILE",
+        "transient false",
+    ] {
+        assert!(unknown.contains(part), "{part:?} in {unknown:?}");
+    }
 }
 
 /// The hub at `hub` again, over TLS with a certificate of `authority` for localhost.
