@@ -22,6 +22,16 @@ fn no_package_reaches_what_it_must_not() {
             &["prima-crds", "prima-text", "prima-engine", "candle-core"],
         ),
         ("prima-text", &["prima-crds", "prima-engine", "candle-core"]),
+        (
+            "prima-weights",
+            &[
+                "prima-crds",
+                "prima-text",
+                "prima-engine",
+                "kube",
+                "aws-lc-sys",
+            ],
+        ),
         ("prima-engine", &["prima-crds", "prima-text", "kube"]),
         (
             "prima",

@@ -282,7 +282,9 @@ impl<'a> Download<'a> {
             return Ok(());
         };
         let path = self.file.path();
-        let ledger = writer.read().map_err(|source| self.io("read the ledger", source))?;
+        let ledger = writer
+            .read()
+            .map_err(|source| self.io("read the ledger", source))?;
         let whole = ledger.is_some_and(|ledger| {
             !ledger.verified && without(&[0..identity.size_bytes], &ledger.present).is_empty()
         });

@@ -7,6 +7,10 @@
 //! token to another server than the one it was given for; to know what Kubernetes or a ring is.
 
 #![forbid(unsafe_code)]
+#![allow(
+    clippy::single_range_in_vec_init,
+    reason = "a list of one range is meant"
+)]
 
 mod cache;
 mod client;

@@ -80,13 +80,13 @@ impl LocalFile {
         let length = data.metadata().map_err(failed("learn the length"))?.len();
         let ledger_path = ledger_path(path);
         let mut ledger = Ledger::read(&ledger_path).map_err(failed("read the ledger"))?;
-        if let Some(found) = &ledger {
-            if let Err(difference) = identity.same_file(&found.identity) {
-                return Err(LocalFileError::OtherVersion {
-                    path: path.to_owned(),
-                    difference,
-                });
-            }
+        if let Some(found) = &ledger
+            && let Err(difference) = identity.same_file(&found.identity)
+        {
+            return Err(LocalFileError::OtherVersion {
+                path: path.to_owned(),
+                difference,
+            });
         }
         if length != identity.size_bytes {
             // Somebody replaced or cut the file: the ledger is of another one.
@@ -320,9 +320,15 @@ mod tests {
         let path = folder.path().join("m.gguf");
         let file = some_bytes(&path);
         file.clone().discard().unwrap();
-        assert!(matches!(file.try_write(), Err(LocalFileError::Removed { .. })));
+        assert!(matches!(
+            file.try_write(),
+            Err(LocalFileError::Removed { .. })
+        ));
         let _anew = LocalFile::open(&path, &identity(1000, "1")).unwrap();
-        assert!(matches!(file.try_write(), Err(LocalFileError::Removed { .. })));
+        assert!(matches!(
+            file.try_write(),
+            Err(LocalFileError::Removed { .. })
+        ));
     }
 
     /// A ledger must not vouch for holes.

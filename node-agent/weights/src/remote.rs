@@ -5,6 +5,8 @@
 //!
 //! Refuses: to send the token to another server than the source's own, and to hand out bytes of a file that changed meanwhile.
 
+use std::error::Error;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -73,6 +75,11 @@ pub enum RemoteError {
 
     #[error("cannot fetch {url}")]
     Request { url: String, source: reqwest::Error },
+
+    #[error(
+        "{url}: the server's certificate is not trusted: look at the address, or name a file with its authority in SSL_CERT_FILE"
+    )]
+    Untrusted { url: String, source: reqwest::Error },
 
     #[error("{url}: the server cannot answer now ({status})")]
     Busy {
@@ -640,6 +647,26 @@ async fn get(
         });
     }
     Ok(response)
+}
+
+/// Whether a request failed for the server's certificate, which trying again does not change.
+fn is_about_certificate(error: &reqwest::Error) -> bool {
+    let mut next: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(error) = next {
+        // An I/O error's source is that of the error in it, so the error in it would be passed over.
+        let inside = error
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref);
+        let tls = match inside {
+            Some(inside) => inside.downcast_ref::<rustls::Error>(),
+            None => error.downcast_ref::<rustls::Error>(),
+        };
+        if let Some(rustls::Error::InvalidCertificate(_)) = tls {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 /// Whether what is for one is for the other: scheme, host and port.

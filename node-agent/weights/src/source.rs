@@ -174,7 +174,7 @@ fn repo_parts(repo: &str) -> Result<Vec<&str>, SourceError> {
             .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
         !part.is_empty() && part.len() <= 96 && letters && !part.contains("..") && *part != "."
     };
-    if parts.len() > 2 || !parts.iter().all(|part| sound(part)) {
+    if parts.len() > 2 || !parts.iter().all(sound) {
         return Err(refused(
             "repo",
             "owner/name in letters, digits, '-', '_' and '.'",
@@ -207,7 +207,7 @@ fn file_parts(file: &str) -> Result<Vec<&str>, SourceError> {
     let sound = |part: &&str| !part.is_empty() && *part != "." && *part != "..";
     let characters =
         file.len() <= MAX_FIELD_BYTES && !file.chars().any(|c| c.is_control() || c == '\\');
-    if !characters || !parts.iter().all(|part| sound(part)) {
+    if !characters || !parts.iter().all(sound) {
         return Err(refused(
             "file",
             "a path inside the repository, such as model-Q4_K_M.gguf",

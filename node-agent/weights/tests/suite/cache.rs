@@ -1,0 +1,249 @@
+//! The cache's files go by age, never from under anyone.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime};
+
+use prima_weights::{Cache, Download, Identity, LocalFile, Progress, Source};
+use tokio::sync::watch;
+
+use crate::support::{Setup, hub_source};
+
+const HELD: &str = "PRIMA_TEST_HELD";
+const SIZE: u64 = 64 << 20;
+
+fn identity(etag: &str) -> Identity {
+    Identity {
+        size_bytes: SIZE,
+        etag: Some(etag.to_owned()),
+        sha256: None,
+        revision_commit: None,
+    }
+}
+
+fn source(name: &str) -> Source {
+    hub_source(
+        "https://hub",
+        "owner/models",
+        "main",
+        &format!("{name}.gguf"),
+    )
+}
+
+/// A file of the cache with a megabyte in it, last used `age` hours ago.
+fn entry(cache: &Cache, name: &str, age: u64) -> PathBuf {
+    let file = cache.file(&source(name), &identity("1")).unwrap();
+    let path = file.path().to_owned();
+    drop(file);
+    let data = File::options().write(true).open(&path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&data, &vec![1; 1 << 20], 5 << 20).unwrap();
+    used(&path, age);
+    path
+}
+
+fn used(path: &Path, age: u64) {
+    let time = SystemTime::now() - Duration::from_secs(age * 3600);
+    for path in [path.to_owned(), path.with_extension("ledger")]
+        .iter()
+        .filter(|path| path.exists())
+    {
+        File::options()
+            .write(true)
+            .open(path)
+            .unwrap()
+            .set_modified(time)
+            .unwrap();
+    }
+}
+
+#[test]
+fn files_have_names_for_people_and_versions() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::open(folder.path()).unwrap();
+    let path = |source: &Source, identity: &Identity| {
+        cache
+            .path(source, identity)
+            .file_name()
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .to_owned()
+    };
+    let one = path(&source("Llama 3.2/../x"), &identity("1"));
+    assert!(
+        one.starts_with("x-") && one.ends_with(".gguf") && one.len() == 2 + 16 + 5,
+        "{one}"
+    );
+    let names: HashSet<String> = [
+        path(&source("m"), &identity("1")),
+        path(&source("m"), &identity("2")),
+        path(&source("n"), &identity("1")),
+        path(
+            &hub_source("https://other", "owner/models", "main", "m.gguf"),
+            &identity("1"),
+        ),
+    ]
+    .into();
+    assert_eq!(names.len(), 4);
+    // Another commit with the same file is the same file.
+    let commit = hub_source("https://hub", "owner/models", "abc", "m.gguf");
+    assert_eq!(
+        path(&commit, &identity("1")),
+        path(&source("m"), &identity("1"))
+    );
+}
+
+#[test]
+fn the_oldest_go_first_until_the_rest_fits() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::open(&folder.path().join("models")).unwrap();
+    let (newest, oldest, middle) = (
+        entry(&cache, "newest", 1),
+        entry(&cache, "oldest", 3),
+        entry(&cache, "middle", 2),
+    );
+    let foreign = folder.path().join("models/notes.gguf");
+    fs::write(&foreign, vec![1; 1 << 20]).unwrap();
+    let entries = cache.entries().unwrap();
+    assert_eq!(
+        entries.iter().map(|entry| &entry.path).collect::<Vec<_>>(),
+        [&oldest, &middle, &newest]
+    );
+    let each = entries[0].allocated_bytes;
+    assert!(
+        (1 << 20..2 << 20).contains(&each),
+        "{each} bytes on the disk of a file of {SIZE}"
+    );
+
+    let nothing = cache.collect(10 * each, &HashSet::new()).unwrap();
+    assert_eq!((nothing.removed.len(), nothing.freed_bytes), (0, 0));
+    let collected = cache.collect(2 * each, &HashSet::new()).unwrap();
+    assert_eq!(
+        (collected.removed, collected.freed_bytes),
+        (vec![oldest.clone()], each)
+    );
+    assert!(!oldest.exists() && !oldest.with_extension("ledger").exists());
+    // What the caller says is in use stays, though older.
+    let collected = cache
+        .collect(each, &HashSet::from([middle.clone()]))
+        .unwrap();
+    assert_eq!(collected.removed, [newest]);
+    assert_eq!(collected.remaining_bytes, each);
+    assert!(middle.exists() && foreign.exists());
+}
+
+#[test]
+fn what_is_left_of_broken_downloads_counts_and_goes() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::open(folder.path()).unwrap();
+    let data_only = entry(&cache, "data", 3);
+    fs::remove_file(data_only.with_extension("ledger")).unwrap();
+    let ledger_only = entry(&cache, "ledger", 2);
+    fs::remove_file(&ledger_only).unwrap();
+    fs::write(ledger_only.with_extension("ledger.new"), vec![1; 100_000]).unwrap();
+    let entries = cache.entries().unwrap();
+    assert_eq!(entries.len(), 2);
+    assert!(
+        entries[0].allocated_bytes >= 1 << 20 && entries[1].allocated_bytes >= 100_000,
+        "{entries:?}"
+    );
+    let collected = cache.collect(0, &HashSet::new()).unwrap();
+    assert_eq!((collected.removed.len(), collected.remaining_bytes), (2, 0));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+/// Holds a file open until its input ends.
+#[test]
+#[ignore = "started by the test below"]
+fn holder() {
+    let path = PathBuf::from(std::env::var(HELD).expect("started by the test below"));
+    let _file = LocalFile::open(&path, &identity("1")).unwrap();
+    println!("\nheld");
+    std::io::stdin().lines().for_each(drop);
+}
+
+#[test]
+fn nothing_goes_that_any_process_has_open() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::open(folder.path()).unwrap();
+    let (other, here, free) = (
+        entry(&cache, "other", 3),
+        entry(&cache, "here", 2),
+        entry(&cache, "free", 1),
+    );
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "cache::holder", "--ignored", "--nocapture"])
+        .env(HELD, &other)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap() == "held"));
+    let held = cache.file(&source("here"), &identity("1")).unwrap();
+    let clone = held.clone();
+    drop(held);
+    used(&other, 30);
+    used(&here, 20);
+
+    let collected = cache.collect(0, &HashSet::new()).unwrap();
+    assert_eq!(collected.removed, [free]);
+    assert!(collected.remaining_bytes >= 2 << 20);
+    assert!(other.exists() && here.exists());
+
+    drop(clone);
+    // The end of its use is its last use.
+    let last_used = cache
+        .entries()
+        .unwrap()
+        .into_iter()
+        .find(|entry| entry.path == here)
+        .unwrap()
+        .last_used;
+    assert!(last_used.elapsed().unwrap() < Duration::from_secs(3600));
+    assert_eq!(cache.collect(0, &HashSet::new()).unwrap().removed, [here]);
+    drop(child.stdin.take());
+    drop(lines);
+    child.wait().unwrap();
+    assert_eq!(cache.collect(0, &HashSet::new()).unwrap().removed, [other]);
+}
+
+/// Collects all the time while a download runs: the file stays until nobody has it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_under_way_is_never_collected() {
+    let setup = Setup::new().await;
+    let remote = setup.open().await;
+    let cache = Cache::open(&setup.path("models")).unwrap();
+    let file = cache.file(&setup.source(), remote.identity()).unwrap();
+    let collector = cache.clone();
+    let (stop, stopped) = watch::channel(false);
+    let collecting = std::thread::spawn(move || {
+        let mut rounds = 0;
+        while !*stopped.borrow() {
+            assert_eq!(
+                collector.collect(0, &HashSet::new()).unwrap().removed,
+                [] as [PathBuf; 0]
+            );
+            rounds += 1;
+        }
+        rounds
+    });
+    setup
+        .hub
+        .control(|control| control.bytes_per_second = Some(2 << 20));
+    let (sender, _receiver) = watch::channel(Progress::default());
+    Download::new(&remote, &file, &setup.whole())
+        .piece_bytes(64 << 10)
+        .run(&sender)
+        .await
+        .unwrap();
+    stop.send(true).unwrap();
+    assert!(collecting.join().unwrap() > 10);
+    setup.assert_same(file.path(), &setup.whole());
+    let path = file.path().to_owned();
+    drop(file);
+    assert_eq!(cache.collect(0, &HashSet::new()).unwrap().removed, [path]);
+}

@@ -1,0 +1,116 @@
+//! A mirror at home has a certificate of an authority of its own: it is trusted where SSL_CERT_FILE says so, and only there.
+
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use prima_weights::{Client, Location, Remote, Source};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustls::ServerConfig;
+use rustls::pki_types::PrivateKeyDer;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+
+use crate::support::{FILE, REPO, Setup, chain, quick};
+
+const ADDRESS: &str = "PRIMA_TEST_ADDRESS";
+
+/// Opens a file; the authorities that it trusts are those of its environment.
+#[tokio::test]
+#[ignore = "started by the test below"]
+async fn opener() {
+    let url = std::env::var(ADDRESS).expect("started by the test below");
+    let source = Source {
+        location: Location::Url { url, sha256: None },
+        token: None,
+    };
+    let client = Client::new(quick()).unwrap();
+    match Remote::open(&client, &source).await {
+        Ok(remote) => println!("\nopened {}", remote.identity().size_bytes),
+        Err(error) => println!(
+            "\nrefused {} transient {}",
+            chain(&error),
+            error.is_transient()
+        ),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_authority_in_ssl_cert_file_is_trusted() {
+    let setup = Setup::new().await;
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    let authority = params.self_signed(&key).unwrap();
+    let bundle = setup.path("authority.pem");
+    std::fs::write(&bundle, authority.pem()).unwrap();
+    let hub = setup
+        .hub
+        .endpoint()
+        .trim_start_matches("http://")
+        .parse()
+        .unwrap();
+    let mirror = mirror(hub, &Issuer::new(params, key)).await;
+
+    let url = format!("https://localhost:{}/_files/{REPO}/{FILE}", mirror.port());
+    let open = |bundle: Option<&std::path::Path>| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "tls::opener", "--ignored", "--nocapture"])
+            .env(ADDRESS, &url)
+            .env_remove("SSL_CERT_FILE");
+        if let Some(bundle) = bundle {
+            command.env("SSL_CERT_FILE", bundle);
+        }
+        let output = command.stderr(Stdio::inherit()).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let trusted = open(Some(&bundle));
+    assert!(
+        trusted.contains(&format!("opened {}", setup.model.len())),
+        "{trusted}"
+    );
+    let unknown = open(None);
+    for part in [
+        "refused",
+        "UnknownIssuer",
+        "SSL_CERT_FILE",
+        "transient false",
+    ] {
+        assert!(unknown.contains(part), "{part:?} in {unknown:?}");
+    }
+}
+
+/// The hub at `hub` again, over TLS with a certificate of `authority` for localhost.
+async fn mirror(hub: SocketAddr, authority: &Issuer<'static, KeyPair>) -> SocketAddr {
+    let key = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+    let certificate = params.signed_by(&key, authority).unwrap();
+    let config =
+        ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(
+                vec![certificate.der().clone()],
+                PrivateKeyDer::Pkcs8(key.serialize_der().into()),
+            )
+            .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                // A client that does not trust the certificate hangs up here.
+                let Ok(mut client) = acceptor.accept(client).await else {
+                    return;
+                };
+                let mut hub = TcpStream::connect(hub).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut client, &mut hub).await;
+            });
+        }
+    });
+    address
+}
