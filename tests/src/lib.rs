@@ -2,7 +2,10 @@
 //!
 //! Nothing here decides what is right: that is the suites' part. A panic here is a failed test.
 
+pub mod api_server;
 pub mod assets;
+pub mod cluster;
+pub mod command;
 pub mod http;
 pub mod local_ring;
 pub mod machine;
@@ -10,7 +13,9 @@ pub mod machine_ring;
 pub mod one_process;
 pub mod oracle;
 pub mod process;
+pub mod programs;
 pub mod python;
+mod service;
 
 use std::net::SocketAddr;
 

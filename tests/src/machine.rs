@@ -8,6 +8,8 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
+use crate::process::under;
+
 /// Its cgroups are removed on drop, when its programs have ended.
 pub struct Machine {
     folders: Vec<PathBuf>,
@@ -96,16 +98,8 @@ impl Machine {
         inside
             .arg("-c")
             .arg("for group in $0; do echo $$ > $group/cgroup.procs || exit; done; exec \"$@\"")
-            .arg(self.words())
-            .arg(command.get_program())
-            .args(command.get_args());
-        for (key, value) in command.get_envs() {
-            match value {
-                Some(value) => inside.env(key, value),
-                None => inside.env_remove(key),
-            };
-        }
-        inside
+            .arg(self.words());
+        under(inside, &command)
     }
 
     /// The cgroups; their names have no spaces.

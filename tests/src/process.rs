@@ -121,6 +121,21 @@ fn collect(mut from: impl Read + Send + 'static, into: &Arc<Mutex<String>>) -> J
     })
 }
 
+/// `command` as the last arguments of `wrapper`, which starts it in turn.
+pub(crate) fn under(mut wrapper: Command, command: &Command) -> Command {
+    wrapper.arg(command.get_program()).args(command.get_args());
+    for (key, value) in command.get_envs() {
+        match value {
+            Some(value) => wrapper.env(key, value),
+            None => wrapper.env_remove(key),
+        };
+    }
+    if let Some(folder) = command.get_current_dir() {
+        wrapper.current_dir(folder);
+    }
+    wrapper
+}
+
 pub fn send_signal(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(pid as i32).expect("a process id");
     kill_process(pid, signal).expect("send a signal");

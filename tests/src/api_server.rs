@@ -1,0 +1,263 @@
+//! A real API server for one test: kube-apiserver with its own store, certificates and accounts, ready in some seconds.
+//!
+//! It takes no root, no fixed port and no fixed path: any number of them run beside each other, each on an address of its own. What a
+//! test does with it goes through [`kubectl`](ApiServer::kubectl), or any client that reads its [`kubeconfig`](ApiServer::kubeconfig).
+
+mod credentials;
+mod site;
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::command::{CommandError, run};
+use crate::programs::program;
+use crate::service::Service;
+pub(crate) use credentials::Account;
+use credentials::Credentials;
+pub(crate) use site::Site;
+
+/// What keeps the API server's objects.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Backend {
+    Etcd,
+    /// SQLite behind etcd's protocol, as k3s has it.
+    Kine,
+}
+
+const PORT: u16 = 6443;
+const STORE_PORT: u16 = 2379;
+/// Who has an account beside the administrator and the kubelets.
+const COMPONENTS: [&str; 3] = ["kube-controller-manager", "kube-scheduler", "kube-proxy"];
+const SERVICE_NETWORK: &str = "10.96.0.0/16";
+
+/// It and what was started beside it ends on drop.
+pub struct ApiServer {
+    // Dropped in this order: first who talks, then whom they talk to, last the files of all.
+    components: Vec<Service>,
+    server: Option<Service>,
+    _store: Service,
+    site: Site,
+    credentials: Credentials,
+    kubeconfig: PathBuf,
+    folder: TempDir,
+}
+
+impl ApiServer {
+    /// Starts an API server on loopback, and waits until it is ready. Panics with the end of a log if it does not get there.
+    pub fn start(backend: Backend) -> ApiServer {
+        ApiServer::start_at(Site::loopback(), backend, &[])
+    }
+
+    /// As [`start`](Self::start), where `site` is, with accounts for the kubelets of `nodes`.
+    pub(crate) fn start_at(site: Site, backend: Backend, nodes: &[String]) -> ApiServer {
+        let folder = tempfile::Builder::new()
+            .prefix("prima-api-server-")
+            .tempdir();
+        let folder = folder.expect("a temporary folder");
+        let path = folder.path();
+        let mut accounts: Vec<Account> = nodes.iter().map(|node| Account::kubelet(node)).collect();
+        accounts.push(Account::admin());
+        accounts.extend(COMPONENTS.map(Account::component));
+        let credentials = Credentials::create(path, site.address(), &accounts);
+        let store = site.enter(store_command(backend, site.address(), path));
+        let mut server = ApiServer {
+            components: Vec::new(),
+            server: None,
+            _store: Service::start("store", store, path),
+            kubeconfig: path.join("kubeconfig"),
+            site,
+            credentials,
+            folder,
+        };
+        server.write_kubeconfig(&server.kubeconfig, &Account::admin().token());
+        server.start_server();
+        server
+    }
+
+    /// Stops the API server as a crash does, and starts it again where it was, on what it had stored.
+    pub fn restart(&mut self) {
+        self.server = None;
+        self.start_server();
+    }
+
+    /// Starts kube-controller-manager beside the API server: garbage collection, service accounts, DaemonSets, lost nodes.
+    pub fn start_controller_manager(&mut self) {
+        let mut command = Command::new(program("kube-controller-manager"));
+        command
+            .arg("--use-service-account-credentials")
+            .arg("--node-monitor-grace-period=20s")
+            .arg(self.file_option("service-account-private-key-file", "service-accounts.key"))
+            .arg(self.file_option("root-ca-file", "ca.crt"));
+        self.start_component("kube-controller-manager", command);
+    }
+
+    /// Starts kube-scheduler beside the API server.
+    pub fn start_scheduler(&mut self) {
+        self.start_component("kube-scheduler", Command::new(program("kube-scheduler")));
+    }
+
+    /// The administrator's.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// Writes to `path` the kubeconfig of whomever `token` belongs to, such as a service account.
+    pub fn write_kubeconfig(&self, path: &Path, token: &str) {
+        let (address, authority) = (self.site.address(), self.authority());
+        let authority = authority.display();
+        let text = format!(
+            "apiVersion: v1
+kind: Config
+clusters: [{{name: test, cluster: {{server: \"https://{address}:{PORT}\", certificate-authority: \"{authority}\"}}}}]
+users: [{{name: test, user: {{token: \"{token}\"}}}}]
+contexts: [{{name: test, context: {{cluster: test, user: test}}}}]
+current-context: test
+"
+        );
+        fs::write(path, text)
+            .unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
+    }
+
+    /// The certificate of whoever vouches for the server, and for it to kubelets.
+    pub(crate) fn authority(&self) -> PathBuf {
+        self.credentials.path("ca.crt")
+    }
+
+    /// What kubectl prints, as the administrator, or whoever `--token` or `--as` says.
+    ///
+    /// # Errors
+    /// What it wrote on stderr, where it fails.
+    pub fn kubectl(&self, args: &[&str]) -> Result<String, CommandError> {
+        self.run("kubectl", args, "")
+    }
+
+    /// `kubectl apply --server-side` of these documents.
+    ///
+    /// # Errors
+    /// As [`kubectl`](Self::kubectl).
+    pub fn apply(&self, yaml: &str) -> Result<String, CommandError> {
+        self.run("kubectl", &["apply", "--server-side", "-f", "-"], yaml)
+    }
+
+    /// What helm prints, as the administrator.
+    ///
+    /// # Errors
+    /// As [`kubectl`](Self::kubectl).
+    pub fn helm(&self, args: &[&str]) -> Result<String, CommandError> {
+        self.run("helm", args, "")
+    }
+
+    /// `program`, to be started where it reaches the API server, with the administrator's kubeconfig.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command
+            .env("KUBECONFIG", &self.kubeconfig)
+            // Their caches, apart from those of other tests.
+            .env("HOME", self.folder.path());
+        self.site.enter(command)
+    }
+
+    fn run(&self, name: &str, args: &[&str], input: &str) -> Result<String, CommandError> {
+        let mut command = self.command(program(name));
+        command.args(args);
+        run(command, input)
+    }
+
+    fn start_server(&mut self) {
+        let address = self.site.address();
+        let mut command = Command::new(program("kube-apiserver"));
+        command
+            .arg(format!("--etcd-servers={}", store_url(address)))
+            .arg(format!("--bind-address={address}"))
+            .arg(format!("--advertise-address={address}"))
+            .arg(format!("--secure-port={PORT}"))
+            .arg(format!("--service-cluster-ip-range={SERVICE_NETWORK}"))
+            .arg("--service-account-issuer=https://kubernetes.default.svc")
+            .arg("--authorization-mode=Node,RBAC")
+            .arg("--enable-admission-plugins=NodeRestriction")
+            .arg("--kubelet-preferred-address-types=InternalIP")
+            .arg("--allow-privileged")
+            .arg(self.file_option("tls-cert-file", "server.crt"))
+            .arg(self.file_option("tls-private-key-file", "server.key"))
+            .arg(self.file_option("token-auth-file", "tokens.csv"))
+            .arg(self.file_option("kubelet-client-certificate", "kubelet-client.crt"))
+            .arg(self.file_option("kubelet-client-key", "kubelet-client.key"))
+            .arg(self.file_option("service-account-key-file", "service-accounts.pub"))
+            .arg(self.file_option("service-account-signing-key-file", "service-accounts.key"));
+        if address.is_loopback() {
+            // The Service `kubernetes` cannot have such an endpoint, and there is no pod to ask for one.
+            command.arg("--endpoint-reconciler-type=none");
+        }
+        let mut server = self.start_service("kube-apiserver", command);
+        server.wait_until(|| self.kubectl(&["get", "--raw", "/readyz"]).map(drop));
+        self.server = Some(server);
+    }
+
+    fn start_component(&mut self, name: &str, mut command: Command) {
+        let kubeconfig = self.credentials.path(&format!("{name}.kubeconfig"));
+        self.write_kubeconfig(&kubeconfig, &Account::component(name).token());
+        command
+            .arg(format!("--bind-address={}", self.site.address()))
+            .arg("--leader-elect=false")
+            .arg("--kubeconfig")
+            .arg(kubeconfig);
+        self.components.push(self.start_service(name, command));
+    }
+
+    fn start_service(&self, name: &str, command: Command) -> Service {
+        Service::start(name, self.site.enter(command), self.folder.path())
+    }
+
+    fn file_option(&self, name: &str, file: &str) -> OsString {
+        let mut option = OsString::from(format!("--{name}="));
+        option.push(self.credentials.path(file));
+        option
+    }
+}
+
+fn store_command(backend: Backend, address: Ipv4Addr, folder: &Path) -> Command {
+    let url = store_url(address);
+    let data = folder.join("store");
+    match backend {
+        Backend::Etcd => {
+            let peers = format!("http://{address}:2380");
+            let mut etcd = Command::new(program("etcd"));
+            etcd.arg("--data-dir")
+                .arg(data)
+                .args([
+                    "--listen-client-urls",
+                    &url,
+                    "--advertise-client-urls",
+                    &url,
+                ])
+                .args([
+                    "--listen-peer-urls",
+                    &peers,
+                    "--initial-advertise-peer-urls",
+                    &peers,
+                ])
+                .args(["--initial-cluster", &format!("default={peers}")])
+                .arg("--log-level=warn")
+                // What a crash of the machine would lose, no test asks for.
+                .arg("--unsafe-no-fsync");
+            etcd
+        }
+        Backend::Kine => {
+            let mut kine = Command::new(program("kine"));
+            let options = "_journal=WAL&cache=shared&_busy_timeout=30000&_txlock=immediate";
+            kine.arg(format!("--endpoint=sqlite://{}?{options}", data.display()))
+                .arg(format!("--listen-address={url}"))
+                .arg("--metrics-bind-address=0");
+            kine
+        }
+    }
+}
+
+fn store_url(address: Ipv4Addr) -> String {
+    format!("http://{address}:{STORE_PORT}")
+}

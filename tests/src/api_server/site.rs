@@ -1,0 +1,52 @@
+//! Where an API server runs: on an address of loopback that no other has, or on a host of a test's own network.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::net::{Ipv4Addr, TcpListener};
+use std::process::Command;
+use std::sync::Arc;
+
+use super::PORT;
+use crate::cluster::Host;
+
+pub(crate) struct Site {
+    address: Ipv4Addr,
+    /// `None`: this machine, as it is.
+    host: Option<Arc<Host>>,
+}
+
+impl Site {
+    /// All of 127.0.0.0/8 is this machine, so that each server can have the usual ports.
+    pub(crate) fn loopback() -> Site {
+        let random = RandomState::new();
+        let is_free = |address: &Ipv4Addr| TcpListener::bind((*address, PORT)).is_ok();
+        let candidates = (0..100).map(|attempt| {
+            let [a, b, c, ..] = random.hash_one(attempt).to_le_bytes();
+            Ipv4Addr::new(127, a, b, c)
+        });
+        let address = { candidates }.find(is_free);
+        Site {
+            address: address.expect("a free address in 127.0.0.0/8"),
+            host: None,
+        }
+    }
+
+    pub(crate) fn host(host: Arc<Host>, address: Ipv4Addr) -> Site {
+        Site {
+            address,
+            host: Some(host),
+        }
+    }
+
+    pub(crate) fn address(&self) -> Ipv4Addr {
+        self.address
+    }
+
+    /// `command`, to be started there.
+    pub(crate) fn enter(&self, command: Command) -> Command {
+        match &self.host {
+            Some(host) => host.enter(command),
+            None => command,
+        }
+    }
+}

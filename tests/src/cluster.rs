@@ -1,0 +1,170 @@
+//! A real cluster on this machine for one test: a control plane and nodes, each on a host of its own, with kubelets that run pods in
+//! containerd. Takes root, Debian's packages (`run.sh` installs them) and cgroups of version 1.
+//!
+//! The network is the cluster's own: what talks to the API server, to pods or to Services is started by [`command`](Cluster::command),
+//! or runs [`within`](Cluster::within) it.
+
+mod host;
+mod network;
+mod node;
+
+use std::ffi::OsStr;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::thread;
+
+use tempfile::TempDir;
+
+use crate::api_server::{ApiServer, Backend, Site};
+use crate::command::CommandError;
+use crate::programs::{folder_made_by, program};
+use crate::service::Service;
+pub(crate) use host::Host;
+use network::CONTROL_PLANE;
+pub use node::Node;
+
+/// Everything that belongs to it ends on drop, and leaves nothing.
+pub struct Cluster {
+    // Dropped in this order.
+    nodes: Vec<Node>,
+    api_server: ApiServer,
+    control_plane: Arc<Host>,
+    folder: TempDir,
+}
+
+impl Cluster {
+    /// Starts a cluster of this many nodes and waits until they are ready. Panics with the end of a log if it does not get there.
+    pub fn start(nodes: usize) -> Cluster {
+        let folder = tempfile::Builder::new().prefix("prima-cluster-").tempdir();
+        let folder = folder.expect("a temporary folder");
+        let path = folder.path();
+        let group = path.file_name().expect("a name").to_string_lossy();
+        let control_plane = Host::start(
+            &format!("{group}-control-plane"),
+            "control-plane",
+            &path.join("control-plane/var"),
+        );
+        let control_plane = Arc::new(control_plane);
+        network::make_bridge(&control_plane, nodes).expect("a network");
+
+        let names: Vec<String> = (0..nodes).map(node::node_name).collect();
+        let site = Site::host(control_plane.clone(), CONTROL_PLANE);
+        let mut api_server = ApiServer::start_at(site, Backend::Etcd, &names);
+        api_server.start_controller_manager();
+        api_server.start_scheduler();
+
+        let nodes =
+            (0..nodes).map(|index| Node::new(index, nodes, path, &api_server, &control_plane));
+        let mut cluster = Cluster {
+            nodes: nodes.collect(),
+            api_server,
+            control_plane,
+            folder,
+        };
+        let tools = image("tools");
+        thread::scope(|scope| {
+            for node in &mut cluster.nodes {
+                scope.spawn(|| {
+                    node.start();
+                    node.import_image(&tools);
+                });
+            }
+        });
+        let nodes: Vec<String> = names.iter().map(|name| format!("node/{name}")).collect();
+        for condition in ["create", "condition=Ready"] {
+            let condition = format!("--for={condition}");
+            let mut wait = vec!["wait", &condition, "--timeout=90s"];
+            wait.extend(nodes.iter().map(String::as_str));
+            cluster.kubectl(&wait).expect("nodes that are ready");
+        }
+        cluster
+    }
+
+    /// Puts the image of an OCI archive on every node, under the name that it has in there; nothing can be pulled.
+    pub fn import_image(&self, archive: &Path) {
+        thread::scope(|scope| {
+            for node in &self.nodes {
+                scope.spawn(|| node.import_image(archive));
+            }
+        });
+    }
+
+    /// Counts from 0.
+    pub fn node(&mut self, index: usize) -> &mut Node {
+        &mut self.nodes[index]
+    }
+
+    /// What kubectl prints.
+    ///
+    /// # Errors
+    /// What it wrote on stderr, where it fails.
+    pub fn kubectl(&self, args: &[&str]) -> Result<String, CommandError> {
+        self.api_server.kubectl(args)
+    }
+
+    /// `kubectl apply --server-side` of these documents.
+    ///
+    /// # Errors
+    /// As [`kubectl`](Self::kubectl).
+    pub fn apply(&self, yaml: &str) -> Result<String, CommandError> {
+        self.api_server.apply(yaml)
+    }
+
+    /// What helm prints.
+    ///
+    /// # Errors
+    /// As [`kubectl`](Self::kubectl).
+    pub fn helm(&self, args: &[&str]) -> Result<String, CommandError> {
+        self.api_server.helm(args)
+    }
+
+    /// `kubectl port-forward` to a port of `target`, for example `service/NAME`.
+    pub fn port_forward(&self, target: &str, port: u16) -> PortForward {
+        let mut command = self.api_server.command(program("kubectl"));
+        command.args(["port-forward", target, &format!(":{port}")]);
+        let logs = tempfile::tempdir_in(self.folder.path()).expect("a temporary folder");
+        let mut service = Service::start("port-forward", command, logs.path());
+        let line = service.wait_for_line("Forwarding from ");
+        let address = line
+            .split_whitespace()
+            .nth(2)
+            .and_then(|word| word.parse().ok());
+        PortForward {
+            _service: service,
+            address: address.unwrap_or_else(|| panic!("no address in {line:?}")),
+            _logs: logs,
+        }
+    }
+
+    /// `program`, to be started in the control plane's network, with the administrator's kubeconfig.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        self.api_server.command(program)
+    }
+
+    /// Where pods reach a test's own servers: whatever is bound to this address [`within`](Self::within) the cluster's network.
+    pub fn address(&self) -> Ipv4Addr {
+        CONTROL_PLANE
+    }
+
+    /// Does `work` in the control plane's network, from where pods and nodes can be reached. A socket that is made there stays there:
+    /// a test's own server is bound like this, and then serves from any thread.
+    pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        self.control_plane.within(work)
+    }
+}
+
+/// It ends on drop.
+pub struct PortForward {
+    _service: Service,
+    /// On loopback of the control plane's host.
+    pub address: SocketAddr,
+    _logs: TempDir,
+}
+
+/// The OCI archive of an image that `cluster/images.sh` makes: `base`, what a Containerfile can be built on here
+/// (`buildah bud --build-arg BASE=oci-archive:PATH`), or `tools`, with busybox, which is on every node as `localhost/tools`.
+pub fn image(name: &str) -> PathBuf {
+    folder_made_by("cluster/images.sh").join(format!("{name}.tar"))
+}

@@ -1,0 +1,70 @@
+//! The network of a cluster: which addresses its hosts and pods have, and the links that tests cut. All of it lies in the control
+//! plane's own network, so that every cluster has the same addresses.
+
+use std::net::Ipv4Addr;
+use std::process::Command;
+
+use super::host::Host;
+use crate::command::{CommandError, run};
+
+pub(crate) const CONTROL_PLANE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
+/// Of all pods.
+pub(crate) const POD_NETWORK: &str = "10.244.0.0/16";
+
+pub(crate) fn node_address(node: usize) -> Ipv4Addr {
+    Ipv4Addr::new(172, 30, 0, 10 + node as u8)
+}
+
+/// Of the pods of one node.
+pub(crate) fn pod_network(node: usize) -> String {
+    format!("10.244.{node}.0/24")
+}
+
+/// Makes the bridge that all nodes are linked to; every host knows the way to every pod.
+pub(crate) fn make_bridge(control_plane: &Host, nodes: usize) -> Result<(), CommandError> {
+    control_plane.run("ip link add nodes type bridge")?;
+    control_plane.run(&format!("ip address add {CONTROL_PLANE}/24 dev nodes"))?;
+    control_plane.run("ip link set nodes up")?;
+    add_routes(control_plane, 0..nodes)
+}
+
+/// Links a node's host, of which there are `nodes`, to the bridge.
+pub(crate) fn link_node(
+    control_plane: &Host,
+    host: &Host,
+    node: usize,
+    nodes: usize,
+) -> Result<(), CommandError> {
+    let mut link = Command::new("ip");
+    link.args(["link", "add", &link_name(node), "netns"])
+        .arg(control_plane.process().to_string())
+        .args(["type", "veth", "peer", "name", "uplink", "netns"])
+        .arg(host.process().to_string());
+    run(link, "")?;
+    control_plane.run(&format!("ip link set {} master nodes up", link_name(node)))?;
+    let address = node_address(node);
+    host.run(&format!("ip address add {address}/24 dev uplink"))?;
+    host.run("ip link set uplink up")?;
+    host.run(&format!("ip route add default via {CONTROL_PLANE}"))?;
+    add_routes(host, (0..nodes).filter(|&other| other != node))
+}
+
+/// As if someone pulled its plug, or put it back.
+pub(crate) fn set_link(control_plane: &Host, node: usize, up: bool) -> Result<(), CommandError> {
+    let state = if up { "up" } else { "down" };
+    let set = control_plane.run(&format!("ip link set {} {state}", link_name(node)));
+    set.map(drop)
+}
+
+fn add_routes(host: &Host, nodes: impl Iterator<Item = usize>) -> Result<(), CommandError> {
+    for node in nodes {
+        let (network, address) = (pod_network(node), node_address(node));
+        host.run(&format!("ip route add {network} via {address}"))?;
+    }
+    Ok(())
+}
+
+/// Of the end of a node's link that is at the bridge.
+fn link_name(node: usize) -> String {
+    format!("node-{node}")
+}

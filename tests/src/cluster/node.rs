@@ -1,0 +1,213 @@
+//! A node of a cluster: a host with a containerd, a kubelet and a kube-proxy as on any machine, and images without a registry.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use super::host::Host;
+use super::network::{self, POD_NETWORK, node_address, pod_network};
+use crate::api_server::{Account, ApiServer};
+use crate::command::run;
+use crate::programs::program;
+use crate::service::Service;
+
+pub struct Node {
+    name: String,
+    index: usize,
+    nodes: usize,
+    /// Configuration and logs; its disk is below.
+    folder: PathBuf,
+    control_plane: Arc<Host>,
+    /// `None`: without power.
+    running: Option<Running>,
+}
+
+struct Running {
+    // Dropped in this order.
+    _services: Vec<Service>,
+    host: Host,
+}
+
+const CONTAINERD_CONFIG: &str = r#"
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+  # Of the pods' networks. It is imported, never fetched.
+  sandbox_image = "localhost/tools:latest"
+  # This machine may not let a container be safer from being killed for memory than the test is.
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/usr/lib/cni"
+    conf_dir = "FOLDER/cni"
+"#;
+
+impl Node {
+    /// Prepares the node `index` of `nodes`; it is off.
+    pub(crate) fn new(
+        index: usize,
+        nodes: usize,
+        folder: &Path,
+        api_server: &ApiServer,
+        control_plane: &Arc<Host>,
+    ) -> Node {
+        let name = node_name(index);
+        let node = Node {
+            folder: folder.join(&name),
+            name,
+            index,
+            nodes,
+            control_plane: control_plane.clone(),
+            running: None,
+        };
+        let folder = node.folder.display();
+        fs::create_dir_all(node.folder.join("cni")).expect("a folder of a node");
+        node.write(
+            "containerd.toml",
+            &CONTAINERD_CONFIG.replace("FOLDER", &folder.to_string()),
+        );
+        node.write("cni/pods.conflist", &node.pod_network_config());
+        node.write(
+            "kubelet.yaml",
+            &node.kubelet_config(&api_server.authority()),
+        );
+        let kubelet = Account::kubelet(&node.name).token();
+        api_server.write_kubeconfig(&node.path("kubelet.kubeconfig"), &kubelet);
+        let proxy = Account::component("kube-proxy").token();
+        api_server.write_kubeconfig(&node.path("kube-proxy.kubeconfig"), &proxy);
+        node
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Ends every process of the node at once, pods too, as when it loses power.
+    pub fn kill(&mut self) {
+        self.running = None;
+    }
+
+    /// Starts the node after [`kill`](Self::kill), with the disk that it had.
+    pub fn restart(&mut self) {
+        self.kill();
+        self.start();
+    }
+
+    /// Takes the node off the network; what runs on it goes on.
+    pub fn cut_link(&self) {
+        network::set_link(&self.control_plane, self.index, false).expect("cut a link");
+    }
+
+    pub fn restore_link(&self) {
+        network::set_link(&self.control_plane, self.index, true).expect("restore a link");
+    }
+
+    pub(crate) fn start(&mut self) {
+        let group = self
+            .folder
+            .parent()
+            .and_then(Path::file_name)
+            .expect("the name of a cluster");
+        let group = format!("{}-{}", group.to_string_lossy(), self.name);
+        let host = Host::start(&group, &self.name, &self.path("var"));
+        network::link_node(&self.control_plane, &host, self.index, self.nodes).expect("a link");
+        let start = |name: &str, command| {
+            Service::start(
+                &format!("{}-{name}", self.name),
+                host.enter(command),
+                &self.folder,
+            )
+        };
+
+        let mut containerd = Command::new("containerd");
+        containerd.arg("--config").arg(self.path("containerd.toml"));
+        let mut containerd = start("containerd", containerd);
+        containerd.wait_until(|| host.run("ctr version").map(drop));
+
+        let mut kubelet = Command::new(program("kubelet"));
+        kubelet
+            .arg("--config")
+            .arg(self.path("kubelet.yaml"))
+            .arg("--kubeconfig")
+            .arg(self.path("kubelet.kubeconfig"))
+            .arg(format!("--hostname-override={}", self.name))
+            .arg(format!("--node-ip={}", node_address(self.index)));
+        let mut proxy = Command::new(program("kube-proxy"));
+        proxy
+            .arg("--kubeconfig")
+            .arg(self.path("kube-proxy.kubeconfig"))
+            .arg(format!("--hostname-override={}", self.name))
+            .arg(format!("--cluster-cidr={POD_NETWORK}"))
+            .arg("--proxy-mode=iptables")
+            // The table of connections is the machine's.
+            .arg("--conntrack-max-per-core=0");
+        self.running = Some(Running {
+            _services: vec![
+                containerd,
+                start("kubelet", kubelet),
+                start("kube-proxy", proxy),
+            ],
+            host,
+        });
+    }
+
+    pub(crate) fn import_image(&self, archive: &Path) {
+        let running = self.running.as_ref().expect("a node that runs");
+        let mut import = Command::new("ctr");
+        import
+            .args(["--namespace", "k8s.io", "images", "import"])
+            .arg(archive);
+        let imported = run(running.host.enter(import), "");
+        imported.unwrap_or_else(|error| panic!("{}: {error}", self.name));
+    }
+
+    fn kubelet_config(&self, authority: &Path) -> String {
+        format!(
+            r#"
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+address: {address}
+authentication: {{anonymous: {{enabled: false}}, x509: {{clientCAFile: "{authority}"}}}}
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+resolvConf: ""
+# What this machine has in cgroups and swap, it has: they are not the kubelet's to judge or to arrange.
+failCgroupV1: false
+failSwapOn: false
+cgroupDriver: cgroupfs
+cgroupsPerQOS: false
+enforceNodeAllocatable: []
+# The disk is the machine's too: a full one is no reason to evict pods, or to delete images that cannot be fetched again.
+evictionHard: {{memory.available: "0%", nodefs.available: "0%", nodefs.inodesFree: "0%", imagefs.available: "0%"}}
+imageGCHighThresholdPercent: 100
+localStorageCapacityIsolation: false
+"#,
+            address = node_address(self.index),
+            authority = authority.display(),
+        )
+    }
+
+    fn pod_network_config(&self) -> String {
+        let subnet = pod_network(self.index);
+        format!(
+            r#"
+{{"cniVersion": "0.4.0", "name": "pods", "plugins": [
+  {{"type": "ptp", "ipam": {{"type": "host-local", "dataDir": "/run/cni", "ranges": [[{{"subnet": "{subnet}"}}]], "routes": [{{"dst": "0.0.0.0/0"}}]}}}},
+  {{"type": "portmap", "capabilities": {{"portMappings": true}}}}
+]}}
+"#
+        )
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        let path = self.path(name);
+        fs::write(&path, text)
+            .unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
+    }
+}
+
+pub(crate) fn node_name(index: usize) -> String {
+    format!("node-{index}")
+}

@@ -1,0 +1,258 @@
+//! The harness's cluster is a real one: its nodes run pods from an image that was built here, pods reach each other, Services, the API
+//! server and a test's own server, and a node can lose its power or its link, and get them back.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+
+use prima_tests::cluster::{self, Cluster};
+use prima_tests::http;
+
+const NODES: usize = 3;
+
+/// A web server on every node that tells the node's name, as little trusted as a pod can be.
+const ECHO: &str = r#"
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: echo, namespace: default}
+spec:
+  selector: {matchLabels: {app: echo}}
+  template:
+    metadata: {labels: {app: echo}}
+    spec:
+      automountServiceAccountToken: false
+      securityContext: {runAsNonRoot: true, runAsUser: 65532, seccompProfile: {type: RuntimeDefault}}
+      terminationGracePeriodSeconds: 0
+      containers:
+      - name: echo
+        image: localhost/echo:smoke
+        args: [/www]
+        env: [{name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]
+        readinessProbe: {httpGet: {port: 8080, path: /}, periodSeconds: 1}
+        resources: {limits: {memory: 64Mi}}
+        securityContext: {readOnlyRootFilesystem: true, allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+        volumeMounts: [{name: www, mountPath: /www}]
+      volumes: [{name: www, emptyDir: {}}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: echo, namespace: default}
+spec: {selector: {app: echo}, ports: [{port: 80, targetPort: 8080}]}
+"#;
+
+const CONTAINERFILE: &str = r#"
+ARG BASE
+FROM ${BASE}
+COPY serve /bin/serve
+ENTRYPOINT ["/bin/busybox", "sh", "/bin/serve"]
+"#;
+
+const SERVE: &str = r#"
+cd "$1"
+echo "$NODE" > index.html
+echo "serves on $NODE as $(/bin/busybox id -u)"
+exec /bin/busybox httpd -f -p 8080
+"#;
+
+#[test]
+fn pods_run_on_every_node_and_reach_each_other() {
+    let mut cluster = Cluster::start(NODES);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    cluster.import_image(&build_echo_image(folder.path()));
+    cluster.apply(ECHO).expect("a DaemonSet and a Service");
+    roll_out(&cluster);
+
+    let pods = pods(&cluster);
+    assert_eq!(pods.len(), NODES);
+    for from in &pods {
+        let log = cluster.kubectl(&["logs", &from.name]).expect("a log");
+        assert_eq!(log, format!("serves on {} as 65532\n", from.node));
+        for to in &pods {
+            let answer = get_from(&cluster, from, &format!("http://{}:8080/", to.address));
+            assert_eq!(answer.expect("an answer of a pod").trim(), to.node);
+        }
+        let service =
+            cluster.kubectl(&["get", "service", "echo", "-o", "jsonpath={.spec.clusterIP}"]);
+        let service = service.expect("the Service's address");
+        // Often enough that it went to pods of this node and of others.
+        for _ in 0..5 {
+            let answer = get_from(&cluster, from, &format!("http://{service}/"));
+            assert!(
+                answer
+                    .expect("an answer of the Service")
+                    .starts_with("node-")
+            );
+        }
+    }
+    let written = exec(&cluster, &pods[0], &["touch", "/bin/new"]);
+    assert!(
+        written
+            .expect_err("a read-only root")
+            .contains("Read-only file system")
+    );
+
+    let forward = cluster.port_forward("service/echo", 80);
+    let answer = cluster.within(|| http::get(forward.address, "/"));
+    assert!(
+        answer
+            .expect("an answer through the API server")
+            .body
+            .starts_with("node-")
+    );
+
+    let own_server = serve_once(&cluster);
+    let answer = get_from(&cluster, &pods[0], &format!("http://{own_server}/"));
+    assert_eq!(
+        answer.expect("an answer of the test"),
+        "hello from the test"
+    );
+    let charts = cluster.helm(&["list", "--all-namespaces"]).expect("helm");
+    assert!(charts.starts_with("NAME"), "{charts}");
+
+    let (first, last) = (&pods[0], &pods[NODES - 1]);
+    let url = format!("http://{}:8080/", last.address);
+    cluster.node(NODES - 1).cut_link();
+    get_from(&cluster, first, &url).expect_err("the link is cut");
+    cluster.node(NODES - 1).restore_link();
+    get_from(&cluster, first, &url).expect("the link is back");
+
+    cluster.node(1).kill();
+    let lost = [
+        "wait",
+        "--for=condition=Ready=Unknown",
+        "node/node-1",
+        "--timeout=60s",
+    ];
+    cluster.kubectl(&lost).expect("a lost node");
+    cluster.node(1).restart();
+    let back = [
+        "wait",
+        "--for=condition=Ready",
+        "node/node-1",
+        "--timeout=60s",
+    ];
+    cluster.kubectl(&back).expect("a node that is back");
+    roll_out(&cluster);
+    let answer = get_from(
+        &cluster,
+        first,
+        &format!("http://{}:8080/", address_of_node(&cluster, "node-1")),
+    );
+    assert_eq!(
+        answer.expect("an answer of a restarted pod").trim(),
+        "node-1"
+    );
+}
+
+struct Pod {
+    name: String,
+    node: String,
+    address: String,
+}
+
+fn roll_out(cluster: &Cluster) {
+    let status = ["rollout", "status", "daemonset/echo", "--timeout=60s"];
+    if let Err(error) = cluster.kubectl(&status) {
+        let pods = cluster.kubectl(&["describe", "pods"]);
+        panic!("{error}\n{}", pods.unwrap_or_default());
+    }
+}
+
+fn pods(cluster: &Cluster) -> Vec<Pod> {
+    let columns =
+        "{range .items[*]}{.metadata.name} {.spec.nodeName} {.status.podIP}{\"\\n\"}{end}";
+    let printed = cluster.kubectl(&["get", "pods", "-o", &format!("jsonpath={columns}")]);
+    let printed = printed.expect("pods");
+    let pods = printed.lines().map(|line| {
+        let mut words = line.split(' ').map(str::to_owned);
+        let mut next = || words.next().expect("a column");
+        Pod {
+            name: next(),
+            node: next(),
+            address: next(),
+        }
+    });
+    pods.collect()
+}
+
+fn address_of_node(cluster: &Cluster, node: &str) -> String {
+    let pod = pods(cluster).into_iter().find(|pod| pod.node == node);
+    pod.expect("a pod of the node").address
+}
+
+fn get_from(cluster: &Cluster, pod: &Pod, url: &str) -> Result<String, String> {
+    exec(
+        cluster,
+        pod,
+        &["timeout", "5", "/bin/busybox", "wget", "-q", "-O", "-", url],
+    )
+}
+
+fn exec(cluster: &Cluster, pod: &Pod, command: &[&str]) -> Result<String, String> {
+    let mut args = vec!["exec", &pod.name, "--", "/bin/busybox"];
+    args.extend(command);
+    cluster.kubectl(&args).map_err(|error| error.to_string())
+}
+
+/// Answers one request, where pods reach it.
+fn serve_once(cluster: &Cluster) -> SocketAddr {
+    let listener = cluster.within(|| TcpListener::bind((cluster.address(), 0)));
+    let listener = listener.expect("a port in the cluster's network");
+    let address = listener.local_addr().expect("its address");
+    thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a pod");
+        let mut request = [0; 1024];
+        let length = stream.read(&mut request).expect("a request");
+        assert!(request[..length].starts_with(b"GET / "));
+        let answer = b"HTTP/1.0 200 OK\r\n\r\nhello from the test";
+        stream.write_all(answer).expect("answer a pod");
+    });
+    address
+}
+
+/// As the images of users are built, but for the base.
+fn build_echo_image(folder: &Path) -> PathBuf {
+    fs::write(folder.join("Containerfile"), CONTAINERFILE).expect("write a file");
+    fs::write(folder.join("serve"), SERVE).expect("write a file");
+    let archive = folder.join("echo.tar");
+    let base = cluster::image("tools");
+    let run = |args: &[&str]| {
+        let storage = folder.join("storage");
+        let mut buildah = Command::new("buildah");
+        buildah
+            .arg("--root")
+            .arg(&storage)
+            .arg("--runroot")
+            .arg(storage.join("run"));
+        buildah
+            .args(["--storage-driver", "vfs"])
+            .args(args)
+            .current_dir(folder);
+        let output = buildah.output().expect("buildah");
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    };
+    let base = format!("BASE=oci-archive:{}", base.display());
+    run(&[
+        "bud",
+        "--isolation",
+        "chroot",
+        "--build-arg",
+        &base,
+        "-t",
+        "localhost/echo:smoke",
+        ".",
+    ]);
+    run(&[
+        "push",
+        "localhost/echo:smoke",
+        &format!("oci-archive:{}:localhost/echo:smoke", archive.display()),
+    ]);
+    archive
+}
