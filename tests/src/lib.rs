@@ -10,6 +10,7 @@ pub mod http;
 pub mod local_ring;
 pub mod machine;
 pub mod machine_ring;
+pub mod node_agent;
 pub mod one_process;
 pub mod oracle;
 pub mod process;

@@ -171,8 +171,8 @@ fn read(path: &str) -> LocalModel {
     let read = local_header::read(Path::new(path))
         .map_err(|error| crate::error_chain(&error))
         .and_then(|header| {
-            let profile = model_profile::model_profile(path, &header.gguf)
-                .map_err(|error| crate::error_chain(&error))?;
+            let profile =
+                model_profile(path, &header.gguf).map_err(|error| crate::error_chain(&error))?;
             Ok((profile, header.sha256))
         });
     match read {

@@ -18,7 +18,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use super::api;
 use super::figures::Figures;
 use super::member_process::{MemberProcess, ProcessError, Start};
-use super::member_status::{self, Health, Observed, Share, Writer};
+use super::member_status::{self, Observed, Share, Writer};
 use super::memory::Children;
 use super::pauses::Pauses;
 use super::plan_checks::{self, PlanRefused};
@@ -178,7 +178,9 @@ impl Member {
             TcpListener::bind(address).map_err(|source| MemberError::Port { address, source })?;
         }
 
-        self.observe(&Observed::Fetching);
+        if plan_checks::is_fetched(&spec) {
+            self.observe(&Observed::Fetching);
+        }
         let held = machine
             .weights
             .obtain(&spec, order.rank, |share| {
@@ -210,9 +212,10 @@ impl Member {
             tell.send_replace(Some(member_status::status(&machine.node, observed, share)));
         };
         observe(&Observed::Started);
+        let joined = process.joined();
         tokio::select! {
             why = process.ended() => return Err(MemberError::Ended(why)),
-            () = process.joined() => {}
+            () = joined => {}
         }
         let Some(http) = order.http else {
             observe(&Observed::Joined(None));

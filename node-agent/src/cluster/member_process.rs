@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::future::pending;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -124,9 +124,12 @@ impl MemberProcess {
     }
 
     /// Waits until it has joined its ring; for ever if it does not.
-    pub async fn joined(&mut self) {
-        if self.joined.wait_for(|joined| *joined).await.is_err() {
-            pending().await
+    pub fn joined(&self) -> impl Future<Output = ()> + use<> {
+        let mut joined = self.joined.clone();
+        async move {
+            if joined.wait_for(|joined| *joined).await.is_err() {
+                pending().await
+            }
         }
     }
 
@@ -213,7 +216,7 @@ impl Output {
             self.joined.send_replace(true);
         }
         // It has a time and a level of its own.
-        eprintln!("{}: {text}", self.plan);
+        let _ = writeln!(io::stderr(), "{}: {text}", self.plan);
         let mut last_lines = self
             .last_lines
             .lock()

@@ -99,6 +99,12 @@ pub fn check(
     }
 }
 
+/// Whether members fetch the model's file, rather than have it.
+pub fn is_fetched(plan: &RingPlanSpec) -> bool {
+    let source = plan.model.source.as_ref();
+    source.is_some_and(|source| source.local_path().is_none())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

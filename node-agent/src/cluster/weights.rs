@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 
 use prima_crds::v1alpha1::model::{HuggingFaceSource, ModelSource, UrlSource};
@@ -334,17 +335,15 @@ impl Weights {
         let missing = tensors::total_bytes(&file.missing(&wanted)?);
         self.collect(missing).await;
         let (tell, mut told) = watch::channel(Progress::default());
-        let download = Download::new(&remote, &file, &wanted)
-            .allow_full_download(allow_full_download)
-            .run(&tell);
-        let mut download = std::pin::pin!(download);
         let mut counted: Option<u64> = None;
         let mut note = |now: Progress| {
             if now.total_bytes == 0 {
                 return;
             }
             // What was there before was not fetched now.
-            let new = now.done_bytes - counted.unwrap_or(now.done_bytes).min(now.done_bytes);
+            let new = now
+                .done_bytes
+                .saturating_sub(counted.unwrap_or(now.done_bytes));
             self.0.fetched_bytes.inc_by(new);
             counted = Some(now.done_bytes);
             progress(Share {
@@ -352,10 +351,16 @@ impl Weights {
                 total_bytes: now.total_bytes,
             });
         };
-        let outcome = loop {
-            tokio::select! {
-                outcome = &mut download => break outcome,
-                Ok(()) = told.changed() => note(*told.borrow_and_update()),
+        let outcome = {
+            let download = Download::new(&remote, &file, &wanted)
+                .allow_full_download(allow_full_download)
+                .run(&tell);
+            let mut download = pin!(download);
+            loop {
+                tokio::select! {
+                    outcome = &mut download => break outcome,
+                    Ok(()) = told.changed() => note(*told.borrow_and_update()),
+                }
             }
         };
         note(*told.borrow_and_update());
