@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lint fmt bench bench-70b check-cuda fuzz assets
+.PHONY: help run test lint fmt images bench bench-70b check-cuda fuzz assets
 
 PYTHON ?= python3
 # The model that `make run` fetches; with MODEL=path nothing is fetched.
@@ -34,6 +34,9 @@ lint: ## Formatting, clippy, and cargo-deny (dependency directions, licenses, so
 
 fmt: ## Format the code
 	cargo fmt --all
+
+images: ## Build the container images for this machine's processor; arm64, GPUs and names: images/build.sh
+	images/build.sh
 
 bench: ## Measure speed against llama.cpp and bare TCP, side by side (45 minutes); prints one table
 	$(PYTHON) tests/assets/fetch.py bench

@@ -18,6 +18,14 @@ main() {
     if ! memory_groups; then
         leave_out 'binary(fault_memory_short)' "weights that make room for another program: memory limits take root and a writable memory cgroup"
     fi
+    tests/control-plane/build.sh > /dev/null
+    local lack
+    lack=$(cluster_lack)
+    if [ -n "$lack" ]; then
+        leave_out 'binary(/^cluster_/)' "clusters of real nodes: $lack"
+    else
+        tests/cluster/images.sh > /dev/null
+    fi
 
     if ! small_disk; then
         leave_out 'package(prima-weights) and test(/^no_room::/)' "downloads to a disk that is full: mounting a small disk takes root"
@@ -64,6 +72,27 @@ memory_groups() {
     local status=$?
     rmdir "$group"
     return $status
+}
+
+# Says what this machine lacks to be several nodes; nothing if it lacks nothing.
+cluster_lack() {
+    [ "$(id -u)" = 0 ] || { echo "they take root"; return; }
+    [ -d /sys/fs/cgroup/memory ] || { echo "they take cgroups of version 1"; return; }
+    unshare --mount --uts --ipc --net --pid --cgroup --fork mount -t tmpfs tmpfs /mnt 2> /dev/null ||
+        { echo "namespaces of its own are not allowed here"; return; }
+    local command package
+    while read -r command package; do
+        need "$command" "$package" || { echo "$package is not installed, and apt-get could not install it"; return; }
+    done << END
+ip iproute2
+containerd containerd
+runc runc
+/usr/lib/cni/ptp containernetworking-plugins
+iptables iptables
+conntrack conntrack
+mmdebstrap mmdebstrap
+buildah buildah
+END
 }
 
 # Whether a tmpfs can be mounted.

@@ -37,6 +37,14 @@ enum Command {
         #[arg(long, value_enum, default_value = "table")]
         format: OutputFormat,
     },
+    /// Gives a folder, but not what is in it, to a user; in a cluster, where the kubelet makes it for root
+    Chown {
+        #[arg(long, value_name = "ID")]
+        uid: u32,
+        #[arg(long, value_name = "ID")]
+        gid: u32,
+        folder: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
@@ -62,6 +70,10 @@ fn main() -> ExitCode {
         Command::Inspect { model, format } => inspect(&model, format)
             .map_err(|error| prima_node_agent::error_chain(&error))
             .map(|text| print(&text)),
+        Command::Chown { uid, gid, folder } => {
+            std::os::unix::fs::chown(&folder, Some(uid), Some(gid))
+                .map_err(|error| format!("cannot give {} to user {uid}: {error}", folder.display()))
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -95,8 +95,6 @@ pub enum OperatorError {
     Probes(#[source] io::Error),
 }
 
-/// Models are looked at again after this time even if nothing is heard.
-const RESYNC: Duration = Duration::from_secs(600);
 /// Changes that come together are handled together.
 const DEBOUNCE: Duration = Duration::from_millis(200);
 /// Models that are reconciled at the same time; planning takes a processor.

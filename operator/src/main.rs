@@ -6,6 +6,7 @@ mod local;
 mod model_controller;
 mod model_file;
 mod plan;
+mod probe;
 
 use std::error::Error;
 use std::io::{self, Write};
@@ -31,6 +32,8 @@ enum Command {
     Operator(cluster::OperatorArgs),
     /// Print the definitions of Model, NodeProfile and RingPlan, for `kubectl apply -f -`
     Crds,
+    /// Ask addresses by HTTP, and fail unless each answers 200
+    Probe(probe::ProbeArgs),
 }
 
 /// One thread: it only waits for children, and children die with the thread that started them.
@@ -41,6 +44,9 @@ async fn main() -> ExitCode {
         Command::Plan(args) => plan::run(&args).map_err(Into::into),
         Command::Operator(args) => cluster::run(args).await.map_err(Into::into),
         Command::Crds => print_definitions().map_err(Into::into),
+        Command::Probe(args) => probe::run(&args)
+            .map(|text| print!("{text}"))
+            .map_err(Into::into),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -65,8 +65,10 @@ fn pods_run_on_every_node_and_reach_each_other() {
     cluster.apply(ECHO).expect("a DaemonSet and a Service");
     roll_out(&cluster);
 
-    let pods = pods(&cluster);
+    let pods = pods_by_node(&cluster);
     assert_eq!(pods.len(), NODES);
+    let service = cluster.kubectl(&["get", "service/echo", "-o", "jsonpath={.spec.clusterIP}"]);
+    let service = service.expect("the Service's address");
     for from in &pods {
         let log = cluster.kubectl(&["logs", &from.name]).expect("a log");
         assert_eq!(log, format!("serves on {} as 65532\n", from.node));
@@ -74,41 +76,24 @@ fn pods_run_on_every_node_and_reach_each_other() {
             let answer = get_from(&cluster, from, &format!("http://{}:8080/", to.address));
             assert_eq!(answer.expect("an answer of a pod").trim(), to.node);
         }
-        let service =
-            cluster.kubectl(&["get", "service", "echo", "-o", "jsonpath={.spec.clusterIP}"]);
-        let service = service.expect("the Service's address");
-        // Often enough that it went to pods of this node and of others.
+        // Often enough that it went to the pod of this node and to others.
         for _ in 0..5 {
             let answer = get_from(&cluster, from, &format!("http://{service}/"));
-            assert!(
-                answer
-                    .expect("an answer of the Service")
-                    .starts_with("node-")
-            );
+            let answer = answer.expect("an answer of the Service");
+            assert!(answer.starts_with("node-"), "{answer}");
         }
     }
-    let written = exec(&cluster, &pods[0], &["touch", "/bin/new"]);
-    assert!(
-        written
-            .expect_err("a read-only root")
-            .contains("Read-only file system")
-    );
+    let refused = exec(&cluster, &pods[0], &["touch", "/bin/new"]).expect_err("a read-only root");
+    assert!(refused.contains("Read-only file system"), "{refused}");
 
     let forward = cluster.port_forward("service/echo", 80);
     let answer = cluster.within(|| http::get(forward.address, "/"));
-    assert!(
-        answer
-            .expect("an answer through the API server")
-            .body
-            .starts_with("node-")
-    );
+    let answer = answer.expect("an answer through the API server");
+    assert!(answer.body.starts_with("node-"), "{}", answer.body);
 
     let own_server = serve_once(&cluster);
     let answer = get_from(&cluster, &pods[0], &format!("http://{own_server}/"));
-    assert_eq!(
-        answer.expect("an answer of the test"),
-        "hello from the test"
-    );
+    assert_eq!(answer.expect("an answer of the test"), "hello");
     let charts = cluster.helm(&["list", "--all-namespaces"]).expect("helm");
     assert!(charts.starts_with("NAME"), "{charts}");
 
@@ -120,31 +105,13 @@ fn pods_run_on_every_node_and_reach_each_other() {
     get_from(&cluster, first, &url).expect("the link is back");
 
     cluster.node(1).kill();
-    let lost = [
-        "wait",
-        "--for=condition=Ready=Unknown",
-        "node/node-1",
-        "--timeout=60s",
-    ];
-    cluster.kubectl(&lost).expect("a lost node");
+    wait_for(&cluster, "node/node-1", "Ready=Unknown");
     cluster.node(1).restart();
-    let back = [
-        "wait",
-        "--for=condition=Ready",
-        "node/node-1",
-        "--timeout=60s",
-    ];
-    cluster.kubectl(&back).expect("a node that is back");
+    wait_for(&cluster, "node/node-1", "Ready");
     roll_out(&cluster);
-    let answer = get_from(
-        &cluster,
-        first,
-        &format!("http://{}:8080/", address_of_node(&cluster, "node-1")),
-    );
-    assert_eq!(
-        answer.expect("an answer of a restarted pod").trim(),
-        "node-1"
-    );
+    let url = format!("http://{}:8080/", pods_by_node(&cluster)[1].address);
+    let answer = get_from(&cluster, first, &url).expect("an answer of a restarted pod");
+    assert_eq!(answer.trim(), "node-1");
 }
 
 struct Pod {
@@ -161,26 +128,30 @@ fn roll_out(cluster: &Cluster) {
     }
 }
 
-fn pods(cluster: &Cluster) -> Vec<Pod> {
-    let columns =
-        "{range .items[*]}{.metadata.name} {.spec.nodeName} {.status.podIP}{\"\\n\"}{end}";
-    let printed = cluster.kubectl(&["get", "pods", "-o", &format!("jsonpath={columns}")]);
-    let printed = printed.expect("pods");
-    let pods = printed.lines().map(|line| {
-        let mut words = line.split(' ').map(str::to_owned);
-        let mut next = || words.next().expect("a column");
-        Pod {
-            name: next(),
-            node: next(),
-            address: next(),
-        }
-    });
-    pods.collect()
+fn wait_for(cluster: &Cluster, what: &str, condition: &str) {
+    let condition = format!("--for=condition={condition}");
+    let waited = cluster.kubectl(&["wait", &condition, what, "--timeout=90s"]);
+    waited.unwrap_or_else(|error| panic!("{error}"));
 }
 
-fn address_of_node(cluster: &Cluster, node: &str) -> String {
-    let pod = pods(cluster).into_iter().find(|pod| pod.node == node);
-    pod.expect("a pod of the node").address
+fn pods_by_node(cluster: &Cluster) -> Vec<Pod> {
+    let pod = "{.metadata.name} {.spec.nodeName} {.status.podIP}";
+    let template = format!("jsonpath={{range .items[*]}}{pod}{{\"\\n\"}}{{end}}");
+    let printed = cluster.kubectl(&["get", "pods", "-o", &template]);
+    let printed = printed.expect("pods");
+    let mut pods: Vec<Pod> = printed.lines().map(pod_of).collect();
+    pods.sort_by(|a, b| a.node.cmp(&b.node));
+    pods
+}
+
+fn pod_of(line: &str) -> Pod {
+    let mut words = line.split(' ').map(str::to_owned);
+    let mut next = || words.next().expect("a column");
+    Pod {
+        name: next(),
+        node: next(),
+        address: next(),
+    }
 }
 
 fn get_from(cluster: &Cluster, pod: &Pod, url: &str) -> Result<String, String> {
@@ -207,7 +178,7 @@ fn serve_once(cluster: &Cluster) -> SocketAddr {
         let mut request = [0; 1024];
         let length = stream.read(&mut request).expect("a request");
         assert!(request[..length].starts_with(b"GET / "));
-        let answer = b"HTTP/1.0 200 OK\r\n\r\nhello from the test";
+        let answer = b"HTTP/1.0 200 OK\r\n\r\nhello";
         stream.write_all(answer).expect("answer a pod");
     });
     address

@@ -625,13 +625,13 @@ async fn get(
     if let Some(token) = source.token.as_ref().filter(|_| same_server(url, start)) {
         request = request.header(AUTHORIZATION, token.header());
     }
-    let response = request
-        .send()
-        .await
-        .map_err(|source| RemoteError::Request {
-            url: shown(url),
-            source: source.without_url(),
-        })?;
+    let response = request.send().await.map_err(|source| {
+        let (url, source) = (shown(url), source.without_url());
+        match is_about_certificate(&source) {
+            true => RemoteError::Untrusted { url, source },
+            false => RemoteError::Request { url, source },
+        }
+    })?;
     let status = response.status();
     if status.is_server_error()
         || matches!(
@@ -653,18 +653,15 @@ async fn get(
 fn is_about_certificate(error: &reqwest::Error) -> bool {
     let mut next: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = next {
-        // An I/O error's source is that of the error in it, so the error in it would be passed over.
-        let inside = error
-            .downcast_ref::<io::Error>()
-            .and_then(io::Error::get_ref);
-        let tls = match inside {
-            Some(inside) => inside.downcast_ref::<rustls::Error>(),
-            None => error.downcast_ref::<rustls::Error>(),
-        };
-        if let Some(rustls::Error::InvalidCertificate(_)) = tls {
+        if let Some(rustls::Error::InvalidCertificate(_)) = error.downcast_ref() {
             return true;
         }
-        next = error.source();
+        // An I/O error's source is that of the error in it, so the error in it would be passed over.
+        let inside = error.downcast_ref().and_then(io::Error::get_ref);
+        next = match inside {
+            Some(inside) => Some(inside),
+            None => error.source(),
+        };
     }
     false
 }

@@ -12,9 +12,9 @@ use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::PartialObjectMeta;
+use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::watcher::{self, Event};
-use kube::runtime::{WatchStreamExt, metadata_watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_crds::v1alpha1::ring_plan::RingPlan;
@@ -154,8 +154,10 @@ impl Stores {
         let (sender, any) = mpsc::channel(1);
         let (profiles, profile_changes) =
             watched(watcher::watcher(Api::all(client.clone()), all()));
-        let (nodes, node_changes) =
-            watched(metadata_watcher(Api::<Node>::all(client.clone()), all()));
+        let (nodes, node_changes) = watched(watcher::watcher(
+            Api::<PartialObjectMeta<Node>>::all(client.clone()),
+            all(),
+        ));
         let leases = Api::<Lease>::namespaced(client.clone(), agent_namespace);
         let (leases, lease_changes) = watched(watcher::watcher(leases, all()));
         let (services, service_changes) =

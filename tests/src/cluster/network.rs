@@ -22,7 +22,8 @@ pub(crate) fn pod_network(node: usize) -> String {
 
 /// Makes the bridge that all nodes are linked to; every host knows the way to every pod.
 pub(crate) fn make_bridge(control_plane: &Host, nodes: usize) -> Result<(), CommandError> {
-    control_plane.run("ip link add nodes type bridge")?;
+    // A bridge that is not told its own address takes one of its links', which come and go.
+    control_plane.run("ip link add nodes address 02:00:00:00:00:01 type bridge")?;
     control_plane.run(&format!("ip address add {CONTROL_PLANE}/24 dev nodes"))?;
     control_plane.run("ip link set nodes up")?;
     add_routes(control_plane, 0..nodes)
@@ -36,9 +37,12 @@ pub(crate) fn link_node(
     nodes: usize,
 ) -> Result<(), CommandError> {
     let mut link = Command::new("ip");
+    // A machine that restarts has the address that the others remember.
+    let hardware_address = format!("02:00:00:00:01:{node:02x}");
     link.args(["link", "add", &link_name(node), "netns"])
         .arg(control_plane.process().to_string())
-        .args(["type", "veth", "peer", "name", "uplink", "netns"])
+        .args(["type", "veth", "peer", "name", "uplink"])
+        .args(["address", &hardware_address, "netns"])
         .arg(host.process().to_string());
     run(link, "")?;
     control_plane.run(&format!("ip link set {} master nodes up", link_name(node)))?;

@@ -206,7 +206,7 @@ fn nothing_goes_that_any_process_has_open() {
     assert!(last_used.elapsed().unwrap() < Duration::from_secs(3600));
     assert_eq!(cache.collect(0, &HashSet::new()).unwrap().removed, [here]);
     drop(child.stdin.take());
-    drop(lines);
+    lines.for_each(drop);
     child.wait().unwrap();
     assert_eq!(cache.collect(0, &HashSet::new()).unwrap().removed, [other]);
 }

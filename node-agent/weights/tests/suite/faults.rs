@@ -185,17 +185,11 @@ async fn a_server_that_stops_sending_ranges_is_told_so() {
 #[tokio::test]
 async fn an_address_that_expired_is_asked_for_again() {
     let setup = Setup::new().await;
-    setup.hub.control(|control| control.signed_for_millis = 1);
-    let remote = Remote::open(&setup.client, &setup.source()).await;
-    // An address of a millisecond may have expired before its first use.
-    let remote = match remote {
-        Ok(remote) => remote,
-        Err(_) => {
-            setup.hub.control(|control| control.signed_for_millis = 300);
-            setup.open().await
-        }
-    };
-    tokio::time::sleep(Duration::from_millis(400)).await;
+    setup
+        .hub
+        .control(|control| control.signed_for_millis = 1000);
+    let remote = setup.open().await;
+    tokio::time::sleep(Duration::from_millis(1200)).await;
     setup
         .hub
         .control(|control| control.signed_for_millis = 60_000);
@@ -216,10 +210,12 @@ async fn an_address_that_expired_is_asked_for_again() {
 #[tokio::test]
 async fn an_address_that_leads_to_another_version_meanwhile_is_refused() {
     let setup = Setup::new().await;
-    setup.hub.control(|control| control.signed_for_millis = 200);
+    setup
+        .hub
+        .control(|control| control.signed_for_millis = 1000);
     let remote = setup.open().await;
     let file = setup.local("m.gguf", &remote);
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    tokio::time::sleep(Duration::from_millis(1200)).await;
     let mut changed = setup.model.clone();
     changed[5000] ^= 1;
     setup.publish(FILE, &changed);

@@ -1,0 +1,445 @@
+//! What a real API server says of the chart: it takes every document of every scenario as it stands, finds no fault in the
+//! types of the admission policies' expressions, and lets an agent write what is its own and nothing else.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use prima_tests::api_server::{ApiServer, Backend};
+use tempfile::NamedTempFile;
+
+#[test]
+fn an_api_server_takes_the_chart_and_its_samples() {
+    let mut api = ApiServer::start(Backend::Etcd);
+    api.start_controller_manager();
+    for namespace in ["prima", "prima-agents", "models"] {
+        api.kubectl(&["create", "namespace", namespace])
+            .expect("a namespace");
+        // Which pods that name none need, such as the test's.
+        let account = [
+            "wait",
+            "--for=create",
+            "serviceaccount/default",
+            "--timeout=30s",
+            "-n",
+            namespace,
+        ];
+        api.kubectl(&account).expect("its account");
+    }
+    install_definitions(&api);
+    for scenario in files_of("charts/prima/ci") {
+        // Definitions of other projects are not there.
+        let foreign = [
+            "serviceMonitor.enabled",
+            "prometheusRule.enabled",
+            "httpRoute.enabled",
+        ];
+        let foreign = foreign.map(|value| format!("{value}=false")).join(",");
+        let rendered = template(&api, &["--values", &scenario, "--set", &foreign]);
+        try_out(&api, &rendered).unwrap_or_else(|error| panic!("{scenario}: {error}"));
+    }
+    for sample in files_of("charts/prima/samples") {
+        let text = fs::read_to_string(&sample).expect("a sample");
+        try_out(&api, &text).unwrap_or_else(|error| panic!("{sample}: {error}"));
+    }
+}
+
+#[test]
+fn with_agents_apart_the_operator_fits_the_restricted_level() {
+    let mut api = ApiServer::start(Backend::Etcd);
+    api.start_controller_manager();
+    api.apply(
+        "{apiVersion: v1, kind: Namespace, metadata: {name: prima, labels: {pod-security.kubernetes.io/enforce: restricted}}}",
+    )
+    .expect("a namespace");
+    api.apply(
+        "{apiVersion: v1, kind: Node, metadata: {name: desk, labels: {kubernetes.io/os: linux}}}",
+    )
+    .expect("a node");
+    let values = repository().join("charts/prima/ci/restricted-values.yaml");
+    install(&api, &["--values", text(&values)]);
+    for (namespace, pods) in [("prima", 2), ("prima-agents", 1)] {
+        let ready = format!("{pods} pods in {namespace}");
+        wait_until(&ready, || {
+            let names = api.kubectl(&["get", "pods", "-o", "name", "--namespace", namespace]);
+            names.expect("pods").lines().count() == pods
+        });
+    }
+    let test = template(
+        &api,
+        &[
+            "--values",
+            text(&values),
+            "--show-only",
+            "templates/tests/answers.yaml",
+        ],
+    );
+    api.apply(&test).expect("the test's pod");
+}
+
+#[test]
+fn an_agent_writes_only_what_is_its_own() {
+    let mut api = ApiServer::start(Backend::Etcd);
+    api.start_controller_manager();
+    install_definitions(&api);
+    install(&api, &["--set", "crds.install=false"]);
+    expressions_are_well_typed(&api);
+    api.apply(RING).expect("a plan");
+
+    let desk = Agent::on(&api, "desk");
+    let laptop = Agent::on(&api, "laptop");
+    policies_are_in_force(&laptop);
+
+    // Its NodeProfile, whose spec is the owner's.
+    desk.apply(&profile("desk", "")).expect("its own profile");
+    desk.apply(&profile("desk", ""))
+        .expect("the same once more");
+    let refused = desk.apply(&profile("laptop", ""));
+    assert_refused(refused, "may only write the NodeProfile of that name");
+    let refused = laptop.apply(&profile("laptop", "memoryCapBytes: 1"));
+    assert_refused(refused, "an agent creates it empty");
+    let exclude = r#"{"spec":{"exclude":true}}"#;
+    assert_refused(
+        desk.patch("nodeprofile/desk", exclude, &[]),
+        "an agent may not change it",
+    );
+    api.kubectl(&["patch", "nodeprofile/desk", "--type=merge", "-p", exclude])
+        .expect("its owner");
+    desk.patch(
+        "nodeprofile/desk",
+        r#"{"metadata":{"labels":{"a":"b"}}}"#,
+        &[],
+    )
+    .expect("beside what the owner wrote");
+
+    // Its Lease; the operator's would make it the leader.
+    desk.apply(&lease("prima-agent-desk"))
+        .expect("its own Lease");
+    desk.apply(&lease("prima-agent-desk")).expect("renewed");
+    assert_refused(
+        desk.apply(&lease("prima-agent-laptop")),
+        "may only write the Lease prima-agent-desk",
+    );
+    assert_refused(
+        desk.apply(&lease("prima-operator")),
+        "may only write the Lease prima-agent-desk",
+    );
+
+    // Its entry in a ring, beside the others'.
+    desk.report("{name: desk, state: Fetching}")
+        .expect("its own entry");
+    laptop
+        .report("{name: laptop, state: Fetching}")
+        .expect("its own entry");
+    desk.report("{name: desk, state: Loaded}")
+        .expect("its own entry again");
+    let states = [
+        "get",
+        "ringplan/ring",
+        "-o",
+        "jsonpath={.status.members[*].state}",
+    ];
+    assert_eq!(api.kubectl(&states).expect("the plan"), "Loaded Fetching");
+    let others = "may only write its own entry of status.members";
+    assert_refused(
+        desk.report("{name: desk, state: Loaded}, {name: laptop, state: Failed}"),
+        others,
+    );
+    assert_refused(
+        desk.report("{name: desk, state: Loaded}, {name: pi4, state: Failed}"),
+        others,
+    );
+    // As another agent's field manager it would remove what that one wrote.
+    let alone = "members: [{name: desk, state: Loaded}]";
+    assert_refused(desk.write_status("prima-node-agent-laptop", alone), others);
+    let ready = "conditions: [{type: Ready, status: 'True', reason: Answered, message: '', lastTransitionTime: '2026-01-01T00:00:00Z'}]";
+    let refused = desk.write_status("prima-node-agent-desk", ready);
+    assert_refused(refused, "may only write status.members");
+    let conditions = file_with(&status_of_the_plan(ready));
+    let operator = [
+        "apply",
+        "--server-side",
+        "--subresource=status",
+        "--field-manager=prima-operator",
+        "-f",
+    ];
+    api.kubectl(&[&operator[..], &[text(conditions.path())]].concat())
+        .expect("the operator's part");
+    desk.report("{name: desk, state: Ready}")
+        .expect("beside the operator's part");
+
+    // The longest ring there may be, with the longest messages, is not too much for the expressions.
+    let message = "m".repeat(1000);
+    let crowd: Vec<_> = (0..254)
+        .map(|node| format!("{{name: node-{node}, state: Failed, message: {message}}}"))
+        .collect();
+    let crowd = file_with(&status_of_the_plan(&format!(
+        "members: [{}]",
+        crowd.join(", ")
+    )));
+    let others = [
+        "apply",
+        "--server-side",
+        "--subresource=status",
+        "--force-conflicts",
+        "--field-manager=others",
+        "-f",
+    ];
+    api.kubectl(&[&others[..], &[text(crowd.path())]].concat())
+        .expect("many members");
+    desk.report("{name: desk, state: Fetching}")
+        .expect("one of 256");
+
+    // What RBAC alone refuses.
+    let refused = desk.patch("ringplan/ring", r#"{"spec":{"generation":2}}"#, &[]);
+    assert_refused(refused, "cannot patch resource \"ringplans\"");
+    let refused = desk.kubectl(&["get", "secrets", "--namespace", "prima"]);
+    assert_refused(refused, "cannot list resource \"secrets\"");
+
+    // A token that was not made for a pod tells no node.
+    let token = api.kubectl(&["create", "token", "prima-agent", "--namespace", "prima"]);
+    let loose = Agent {
+        api: &api,
+        node: "none",
+        token: token.expect("a token").trim().into(),
+    };
+    assert_refused(
+        loose.apply(&profile("desk", "")),
+        "must be bound to a pod on a node",
+    );
+}
+
+const RING: &str = "
+apiVersion: prima.dev/v1alpha1
+kind: RingPlan
+metadata: {name: ring, namespace: default}
+spec:
+  generation: 1
+  model: {name: ring, file: /models/tiny.gguf, sizeBytes: 1024, layers: 2}
+  contextLength: 128
+  maxConcurrentRequests: 1
+  rounds: 1
+  members:
+  - {name: desk, address: '10.0.0.1:9200', windows: [{first: 0, last: 1}]}
+  - {name: laptop, address: '10.0.0.2:9200', windows: [{first: 1, last: 2}]}
+";
+
+fn status_of_the_plan(status: &str) -> String {
+    format!(
+        "apiVersion: prima.dev/v1alpha1\nkind: RingPlan\nmetadata: {{name: ring, namespace: default}}\nstatus: {{{status}}}\n"
+    )
+}
+
+fn profile(name: &str, spec: &str) -> String {
+    format!(
+        "apiVersion: prima.dev/v1alpha1\nkind: NodeProfile\nmetadata: {{name: {name}}}\nspec: {{{spec}}}\n"
+    )
+}
+
+fn lease(name: &str) -> String {
+    format!(
+        "apiVersion: coordination.k8s.io/v1\nkind: Lease\nmetadata: {{name: {name}, namespace: prima}}\nspec: {{holderIdentity: {name}}}\n"
+    )
+}
+
+/// An agent's service account, by a token that is bound to a pod on a node, as the kubelet hands it out.
+struct Agent<'a> {
+    api: &'a ApiServer,
+    node: &'static str,
+    token: String,
+}
+
+impl<'a> Agent<'a> {
+    fn on(api: &'a ApiServer, node: &'static str) -> Self {
+        api.apply(&format!(
+            "{{apiVersion: v1, kind: Node, metadata: {{name: {node}}}}}\n---\n\
+             {{apiVersion: v1, kind: Pod, metadata: {{name: agent-{node}, namespace: prima}}, spec: {{\
+             nodeName: {node}, serviceAccountName: prima-agent, containers: [{{name: agent, image: agent}}]}}}}\n"
+        ))
+        .expect("a node and its pod");
+        let pod = format!("agent-{node}");
+        let token = api.kubectl(&[
+            "create",
+            "token",
+            "prima-agent",
+            "--namespace",
+            "prima",
+            "--bound-object-kind=Pod",
+            "--bound-object-name",
+            &pod,
+        ]);
+        Agent {
+            api,
+            node,
+            token: token.expect("a token").trim().into(),
+        }
+    }
+
+    fn apply(&self, yaml: &str) -> Result<String, String> {
+        let file = file_with(yaml);
+        self.kubectl(&["apply", "--server-side", "-f", text(file.path())])
+    }
+
+    /// Applies its entries of the plan's `status.members`. Each agent has a field manager of its own: what a manager
+    /// applies no longer is removed.
+    fn report(&self, members: &str) -> Result<String, String> {
+        let manager = format!("prima-node-agent-{}", self.node);
+        self.write_status(&manager, &format!("members: [{members}]"))
+    }
+
+    fn write_status(&self, manager: &str, status: &str) -> Result<String, String> {
+        let file = file_with(&status_of_the_plan(status));
+        let manager = format!("--field-manager={manager}");
+        let args = [
+            "apply",
+            "--server-side",
+            "--subresource=status",
+            "--force-conflicts",
+            &manager,
+            "-f",
+        ];
+        self.kubectl(&[&args[..], &[text(file.path())]].concat())
+    }
+
+    fn patch(&self, object: &str, patch: &str, more: &[&str]) -> Result<String, String> {
+        self.kubectl(&[&["patch", object, "--type=merge", "-p", patch], more].concat())
+    }
+
+    fn kubectl(&self, args: &[&str]) -> Result<String, String> {
+        let token = format!("--token={}", self.token);
+        let result = self.api.kubectl(&[&[&*token], args].concat());
+        result.map_err(|error| error.to_string())
+    }
+}
+
+fn assert_refused(result: Result<String, String>, why: &str) {
+    match result {
+        Ok(text) => panic!("not refused ({why}): {text}"),
+        Err(error) => assert!(
+            error.contains(why),
+            "refused, but not because {why}: {error}"
+        ),
+    }
+}
+
+/// kube-controller-manager checks the expressions' types against the definitions, and says what is wrong in the status.
+fn expressions_are_well_typed(api: &ApiServer) {
+    for resource in ["nodeprofiles", "ringplans", "leases"] {
+        let policy = format!("validatingadmissionpolicy/prima-agent-{resource}");
+        api.kubectl(&[
+            "wait",
+            &policy,
+            "--for=jsonpath={.status.observedGeneration}=1",
+            "--timeout=60s",
+        ])
+        .expect("is checked");
+        let warnings = api.kubectl(&[
+            "get",
+            &policy,
+            "-o",
+            "jsonpath={.status.typeChecking.expressionWarnings}",
+        ]);
+        assert_eq!(warnings.expect("a status"), "", "{policy}");
+    }
+}
+
+/// The API server learns of a new policy a moment later.
+fn policies_are_in_force(agent: &Agent) {
+    wait_until("the policies are in force", || {
+        agent.apply(&lease("not-an-agents")).is_err()
+    });
+}
+
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !holds() {
+        assert!(Instant::now() < deadline, "waited in vain: {what}");
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn install(api: &ApiServer, args: &[&str]) {
+    let chart = repository().join("charts/prima");
+    let install = [
+        "install",
+        "prima",
+        text(&chart),
+        "--namespace",
+        "prima",
+        "--create-namespace",
+    ];
+    api.helm(&[&install[..], args].concat())
+        .expect("is installed");
+}
+
+fn install_definitions(api: &ApiServer) {
+    for file in files_of("charts/prima/files/crds") {
+        api.apply(&fs::read_to_string(&file).expect("a definition"))
+            .expect("is valid");
+    }
+    definitions_are_established(api);
+}
+
+fn definitions_are_established(api: &ApiServer) {
+    api.kubectl(&[
+        "wait",
+        "--for=condition=Established",
+        "crd",
+        "--all",
+        "--timeout=30s",
+    ])
+    .expect("are established");
+}
+
+/// What would happen, with unknown fields refused.
+fn try_out(api: &ApiServer, yaml: &str) -> Result<String, String> {
+    let file = file_with(yaml);
+    let args = [
+        "apply",
+        "--server-side",
+        "--dry-run=server",
+        "--validate=strict",
+        "-f",
+        text(file.path()),
+    ];
+    api.kubectl(&args).map_err(|error| error.to_string())
+}
+
+fn file_with(yaml: &str) -> NamedTempFile {
+    let file = NamedTempFile::new().expect("a temporary file");
+    fs::write(file.path(), yaml).expect("a temporary file");
+    file
+}
+
+fn template(api: &ApiServer, args: &[&str]) -> String {
+    let chart = repository().join("charts/prima");
+    api.helm(
+        &[
+            &["template", "prima", text(&chart), "--namespace", "prima"],
+            args,
+        ]
+        .concat(),
+    )
+    .expect("renders")
+}
+
+fn files_of(folder: &str) -> Vec<String> {
+    let folder = repository().join(folder);
+    let entries =
+        fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut files: Vec<_> = entries
+        .map(|entry| text(&entry.expect("an entry").path()).to_owned())
+        .collect();
+    files.sort();
+    assert!(!files.is_empty(), "{} is empty", folder.display());
+    files
+}
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path in UTF-8")
+}
