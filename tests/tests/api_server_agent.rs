@@ -12,7 +12,11 @@ use prima_crds::definitions;
 use prima_tests::api_server::{ApiServer, Backend};
 use prima_tests::node_agent::{AgentMachine, NodeAgent};
 use prima_tests::{assets, http};
+use prima_weights::test_hub::TestHub;
+use prima_weights::{Client, Location, Remote, Retry, Source};
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use tokio::runtime::Runtime;
 
 const NAMESPACE: &str = "prima-agents";
 const RING_PORT: u16 = 9200;
@@ -135,6 +139,29 @@ fn plan(
             "apiKeySha256": [ABC],
         },
     })
+}
+
+/// As the operator would know the file: its identity, and its header's checksum.
+fn version(source: &Source) -> Value {
+    let known = async {
+        let client = Client::new(Retry::default()).expect("a client");
+        let remote = Remote::open(&client, source).await.expect("the file");
+        let (_, header) = remote.read_header().await.expect("a header");
+        let identity = remote.identity();
+        let digest = Sha256::digest(header);
+        let header_sha256: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        json!({
+            "headerSha256": header_sha256,
+            "etag": identity.etag,
+            "sha256": identity.sha256,
+            "commit": identity.revision_commit,
+        })
+    };
+    runtime().block_on(known)
+}
+
+fn runtime() -> Runtime {
+    Runtime::new().expect("a runtime")
 }
 
 fn chat(address: SocketAddr, key: &str) -> http::Response {
@@ -341,4 +368,74 @@ fn agents_tell_of_their_machines_and_run_the_plans_that_name_them() {
 
     assert!(one.terminate().success() && two.terminate().success());
     assert_eq!(stage.member("smollm2-other", "one")["state"], "Failed");
+}
+
+#[test]
+fn each_member_fetches_its_layers_and_an_agent_that_comes_back_needs_no_hub() {
+    let stage = Stage::new();
+    let runtime = runtime();
+    let files = stage.folder.path().join("hub");
+    fs::create_dir_all(files.join("people/models")).expect("a folder for a hub");
+    fs::copy(model(), files.join("people/models/smollm2.gguf")).expect("a copy of a model");
+    let hub = runtime.block_on(TestHub::start(&files)).expect("a hub");
+    let location = Location::HuggingFace {
+        endpoint: hub.endpoint(),
+        repo: "people/models".into(),
+        revision: "main".into(),
+        file: "smollm2.gguf".into(),
+    };
+    let version = version(&Source {
+        location,
+        token: None,
+    });
+    let machines = ["one", "two"].map(|node| AgentMachine::new(node, stage.folder.path()));
+    let [mut one, mut two] = [&machines[0], &machines[1]].map(|machine| start(&stage, machine));
+
+    let mut ring = plan("fetched", &machines, &model(), "", (RING_PORT, HTTP_PORT));
+    ring["spec"]["model"]["file"] = json!("smollm2.gguf");
+    ring["spec"]["model"]["source"] = json!({"huggingFace": {
+        "repo": "people/models",
+        "file": "smollm2.gguf",
+        "endpoint": hub.endpoint(),
+    }});
+    ring["spec"]["model"]["version"] = version;
+    stage.api.apply(&ring.to_string()).expect("a RingPlan");
+    one.wait_until_ready();
+    two.wait_until_ready();
+    stage.wait_for_state("fetched", "one", "Ready");
+    let second = stage.wait_for_state("fetched", "two", "Loaded");
+    let http = SocketAddr::from((machines[0].address, HTTP_PORT));
+    assert_eq!(chat(http, "abc").status, 200);
+
+    // The second has half of the layers, and neither embedding nor output head.
+    let whole = fs::metadata(model()).expect("a model").len();
+    let total = second["totalBytes"].as_u64().expect("bytes");
+    assert_eq!(second["fetchedBytes"], second["totalBytes"]);
+    assert!((1..whole / 2).contains(&total), "{total} of {whole} bytes");
+    let fetched = format!("prima_agent_fetched_bytes_total {total}");
+    assert!(
+        two.metrics().contains(&fetched),
+        "expected {fetched}: {}",
+        two.metrics()
+    );
+
+    drop((hub, runtime));
+    drop(two);
+    let mut two = start(&stage, &machines[1]);
+    two.wait_until_ready();
+    wait_for(|| match two.members().len() {
+        1 => Ok(()),
+        members => Err(format!("{members} members")),
+    });
+    wait_for(|| match chat(http, "abc").status {
+        200 => Ok(()),
+        status => Err(format!("the ring answers {status}")),
+    });
+    let member = stage.wait_for_state("fetched", "two", "Loaded");
+    assert_eq!(member["fetchedBytes"], second["fetchedBytes"]);
+    assert!(
+        two.metrics().contains("prima_agent_fetched_bytes_total 0"),
+        "{}",
+        two.metrics()
+    );
 }

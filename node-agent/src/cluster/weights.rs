@@ -335,17 +335,15 @@ impl Weights {
         let missing = tensors::total_bytes(&file.missing(&wanted)?);
         self.collect(missing).await;
         let (tell, mut told) = watch::channel(Progress::default());
-        let mut counted: Option<u64> = None;
+        // What was there before is not fetched now.
+        let mut counted = tensors::total_bytes(&wanted) - missing;
         let mut note = |now: Progress| {
             if now.total_bytes == 0 {
                 return;
             }
-            // What was there before was not fetched now.
-            let new = now
-                .done_bytes
-                .saturating_sub(counted.unwrap_or(now.done_bytes));
+            let new = now.done_bytes.saturating_sub(counted);
             self.0.fetched_bytes.inc_by(new);
-            counted = Some(now.done_bytes);
+            counted += new;
             progress(Share {
                 fetched_bytes: now.done_bytes,
                 total_bytes: now.total_bytes,

@@ -73,7 +73,7 @@ spec:
             - --node=$(NODE_NAME)
             - --pod-ip=$(POD_IP)
             - --namespace=$(POD_NAMESPACE)
-            - --cache=/var/lib/prima
+            - --data=/var/lib/prima
             {{- with $values.cacheBudgetBytes }}
             - --cache-budget={{ int64 . }}
             {{- end }}
