@@ -2,6 +2,7 @@
 //! tokenizer, embedding, output head and sampling (`decode`) and serves HTTP (`gateway`).
 
 pub mod available_memory;
+pub mod cluster;
 pub mod decode;
 pub mod gateway;
 pub mod generation;
@@ -12,6 +13,7 @@ mod process_stat;
 pub mod profile;
 pub mod ring;
 pub mod serve;
+mod stop_signal;
 
 use std::error::Error;
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use prima_node_agent::cluster::{self, RunArgs};
 use prima_node_agent::inspect::{OutputFormat, inspect};
 use prima_node_agent::profile::{self, ProfileArgs};
 use prima_node_agent::serve::{self, ServeArgs};
@@ -21,6 +22,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// In a cluster: measures this machine and runs its member of every ring that is planned with it
+    Run(RunArgs),
     /// Runs one member of a ring: its layers, and on rank 0 the HTTP endpoint
     Serve(ServeArgs),
     /// Measures this machine, for the planner: processor, memory, disk, GPUs, links
@@ -55,6 +58,9 @@ fn main() -> ExitCode {
         .with_target(false)
         .init();
     let result = match cli.command {
+        Command::Run(args) => {
+            cluster::run(args).map_err(|error| prima_node_agent::error_chain(&error))
+        }
         Command::Serve(args) => {
             serve::run(args).map_err(|error| prima_node_agent::error_chain(&error))
         }

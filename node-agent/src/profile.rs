@@ -21,11 +21,11 @@ mod cache;
 mod cpu;
 mod disk;
 mod gpu;
-mod links;
+pub(crate) mod links;
 mod memory;
 mod others;
 mod samples;
-mod system;
+pub(crate) mod system;
 mod table;
 
 use std::fs;
@@ -123,33 +123,76 @@ pub enum ProfileError {
 /// # Errors
 /// Whatever keeps something from being measured. A cache that cannot be written is only told.
 pub fn run(args: ProfileArgs) -> Result<String, ProfileError> {
+    let name = args.name.unwrap_or_else(system::host_name);
+    let models = models_path(args.models)?;
+    // First, as they depend on others, and a name that is wrong should be heard of at once. Never from the cache.
+    let links: Vec<LinkProfile> = args.links.iter().map(link).collect::<Result<_, _>>()?;
+    let cache_file = cache::folder().map(|folder| folder.join(format!("profiles/{name}.json")));
+    let mut status = measured(&Measuring {
+        models: &models,
+        threads: args
+            .threads
+            .map_or_else(Compute::available_threads, usize::from),
+        cache_file: cache_file.as_deref(),
+        fresh: args.fresh,
+    })?;
+    if !links.is_empty() {
+        status.links = links;
+    }
+
+    let mut profile = NodeProfile::new(&name, NodeProfileSpec::default());
+    profile.status = Some(status);
+    profile.validate(&name).map_err(ProfileError::Invalid)?;
+    show(&profile, args.output)
+}
+
+/// How many weight formats a profile has figures for.
+#[cfg(test)]
+pub(crate) fn formats() -> usize {
+    cpu::formats().count()
+}
+
+/// How a machine is measured.
+pub struct Measuring<'a> {
+    /// Absolute: the folder or file whose disk is measured.
+    pub models: &'a Path,
+    /// Compute threads.
+    pub threads: usize,
+    /// Where measurements are kept. `None`: nowhere.
+    pub cache_file: Option<&'a Path>,
+    /// Measure again what was measured lately.
+    pub fresh: bool,
+}
+
+/// What this machine can do, measured now or lately, with the memory that is available now. Tells on stderr what is going on.
+///
+/// # Errors
+/// As [`run`].
+pub fn measured(measuring: &Measuring<'_>) -> Result<NodeProfileStatus, ProfileError> {
+    let Measuring {
+        models,
+        threads,
+        cache_file,
+        fresh,
+    } = *measuring;
     let root = Path::new("/");
     let system = system::read(root);
     let now = available_memory::read(root, system.os).map_err(ProfileError::Memory)?;
-    let threads = args
-        .threads
-        .map_or_else(Compute::available_threads, usize::from);
     let level = Level::from_environment().map_err(ProfileError::Level)?;
-    let name = args.name.unwrap_or_else(system::host_name);
-    let models = models_path(args.models)?;
     let key = CacheKey {
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         kernels: level.name().to_owned(),
         cpu_model: system::cpu_model(root),
         threads,
-        models: disk::folder(&models).to_owned(),
+        models: disk::folder(models).to_owned(),
         memory_total_bytes: now.total,
     };
-
-    // First, as they depend on others, and a name that is wrong should be heard of at once. Never from the cache.
-    let links: Vec<LinkProfile> = args.links.iter().map(link).collect::<Result<_, _>>()?;
-    let cache_file = cache::folder().map(|folder| folder.join(format!("profiles/{name}.json")));
-    let mut status = match cached(cache_file.as_deref(), &key, args.fresh) {
+    let mut status = match cached(cache_file, &key, fresh) {
         Some(status) => status,
         None => {
             let pool = ThreadPool::new(threads, level).map_err(ProfileError::Threads)?;
             let before = others::Ticks::read(root);
-            let status = measure(root, system, &key, &models, now, &pool)?;
+            let status = measure(root, system, &key, models, now, &pool)?;
             let others_percent = match (before, others::Ticks::read(root)) {
                 (Some(before), Some(after)) => after.others_percent(before),
                 _ => 0,
@@ -160,7 +203,7 @@ pub fn run(args: ProfileArgs) -> Result<String, ProfileError> {
                      and is measured again in some minutes, or with --fresh"
                 ));
             }
-            keep(cache_file.as_deref(), key, others_percent, &status);
+            keep(cache_file, key, others_percent, &status);
             status
         }
     };
@@ -169,14 +212,7 @@ pub fn run(args: ProfileArgs) -> Result<String, ProfileError> {
     status.memory.total_bytes = now.total as i64;
     status.memory.available_bytes = now.available as i64;
     status.memory.swappable_bytes = now.swappable as i64;
-    if !links.is_empty() {
-        status.links = links;
-    }
-
-    let mut profile = NodeProfile::new(&name, NodeProfileSpec::default());
-    profile.status = Some(status);
-    profile.validate(&name).map_err(ProfileError::Invalid)?;
-    show(&profile, args.output)
+    Ok(status)
 }
 
 /// The whole machine, in about ten seconds.

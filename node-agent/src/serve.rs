@@ -1,7 +1,7 @@
 //! `prima-node-agent serve`: one member of a ring, from its plan to its end. Decides the order of starting (on rank 0
 //! HTTP first, so that clients hear that the model is loading) and of ending (what runs is finished, within a limit).
 
-use std::io;
+use std::io::{self, Write as _};
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,7 +10,6 @@ use std::time::Duration;
 use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
 use prima_engine::{Compute, Model};
 use prima_text::{ChatTemplate, ChatTemplateError, Tokenizer, TokenizerError};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -20,6 +19,7 @@ use crate::generation::{Generator, RingStatus, Submission};
 use crate::memory_watch::MemoryLimits;
 use crate::plan_source::{self, PlanSourceError};
 use crate::ring::{Member, MemberError, MemberOptions, Reading};
+use crate::stop_signal::StopSignal;
 
 #[derive(clap::Args)]
 pub struct ServeArgs {
@@ -101,6 +101,9 @@ const DRAIN_INTERVAL: Duration = Duration::from_millis(50);
 /// Requests on their way from the gateway to `decode`, which answers each at once.
 const SUBMISSIONS: usize = 64;
 
+/// How the line on stdout begins that tells that the member has its layers open and waits for its neighbours.
+pub const JOINED: &str = "joined the ring";
+
 /// Runs the member until SIGTERM or SIGINT (`Ok`), or until it cannot go on.
 pub fn run(args: ServeArgs) -> Result<(), ServeError> {
     if let Some(parent) = args.exit_with_parent {
@@ -119,7 +122,7 @@ pub fn run(args: ServeArgs) -> Result<(), ServeError> {
 }
 
 async fn serve(args: ServeArgs) -> Result<(), ServeError> {
-    let mut stop = StopSignal::new()?;
+    let mut stop = StopSignal::new().map_err(ServeError::Start)?;
     let (plan, rank) = plan_source::read(&args.plan, &args.member)?;
     let plan = Arc::new(plan);
     let address = args
@@ -139,6 +142,7 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
             let options = GatewayOptions {
                 model_name: plan.model.name.clone(),
                 api_keys: args.api_keys,
+                api_key_sha256: plan.api_key_sha256.clone(),
                 cors_origins: args.cors_origins,
             };
             Some(Front::start(args.http, options, &plan).await?)
@@ -176,7 +180,8 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
         member = opening => member.map_err(|panic| ServeError::Start(io::Error::other(panic)))??,
         () = stop.received() => return Ok(()),
     };
-    tracing::info!(member = args.member, rank, "joined the ring");
+    // On stdout and of one form: whoever started this process reads it.
+    let _ = writeln!(io::stdout(), "{JOINED} as {} (rank {rank})", args.member);
 
     tokio::select! {
         error = member.ended() => return Err(ServeError::Member(error)),
@@ -322,26 +327,4 @@ fn model_text(model: &Model) -> Result<ModelText, ServeError> {
         tokenizer,
         chat_template,
     })
-}
-
-/// SIGTERM or SIGINT.
-struct StopSignal {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl StopSignal {
-    fn new() -> Result<Self, ServeError> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate()).map_err(ServeError::Start)?,
-            interrupt: signal(SignalKind::interrupt()).map_err(ServeError::Start)?,
-        })
-    }
-
-    async fn received(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
 }

@@ -19,7 +19,7 @@ use crate::programs::program;
 use crate::service::Service;
 pub(crate) use credentials::Account;
 use credentials::Credentials;
-pub(crate) use site::Site;
+pub(crate) use site::{Site, free_loopback_address};
 
 /// What keeps the API server's objects.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -64,12 +64,23 @@ pub fn metrics(address: SocketAddr, name: &str) -> io::Result<Vec<f64>> {
 }
 
 pub fn post(address: SocketAddr, path: &str, body: &Value) -> io::Result<Response> {
-    read_response(BufReader::new(send(address, path, body)?))
+    read_response(BufReader::new(send(address, path, "", body)?))
+}
+
+/// Posts with an API key.
+pub fn post_with_key(
+    address: SocketAddr,
+    path: &str,
+    key: &str,
+    body: &Value,
+) -> io::Result<Response> {
+    let authorization = format!("Authorization: Bearer {key}\r\n");
+    read_response(BufReader::new(send(address, path, &authorization, body)?))
 }
 
 /// Posts and returns the answer's server-sent events as they come.
 pub fn post_streaming(address: SocketAddr, path: &str, body: &Value) -> io::Result<EventStream> {
-    let mut reader = BufReader::new(send(address, path, body)?);
+    let mut reader = BufReader::new(send(address, path, "", body)?);
     let (status, headers) = read_head(&mut reader)?;
     Ok(EventStream {
         status,
@@ -114,12 +125,12 @@ fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-fn send(address: SocketAddr, path: &str, body: &Value) -> io::Result<TcpStream> {
+fn send(address: SocketAddr, path: &str, headers: &str, body: &Value) -> io::Result<TcpStream> {
     let mut stream = connect(address)?;
     let body = body.to_string();
     write!(
         stream,
-        "POST {path} HTTP/1.0\r\nHost: {address}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        "POST {path} HTTP/1.0\r\nHost: {address}\r\nContent-Type: application/json\r\n{headers}Content-Length: {}\r\n\r\n{body}",
         body.len()
     )?;
     Ok(stream)

@@ -11,6 +11,7 @@ pub mod http;
 pub mod local_ring;
 pub mod machine;
 pub mod machine_ring;
+pub mod node_agent;
 pub mod one_process;
 pub mod operator;
 pub mod oracle;

@@ -7,7 +7,7 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{LazyLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -86,6 +86,23 @@ impl Service {
                 .ok_or_else(|| format!("no line starts with {start:?}"))
         });
         found.expect("a line that was waited for")
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Panics with its log's tail if it does not end in time.
+    pub(crate) fn wait_for_end(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("wait for a child") {
+                return status;
+            }
+            let in_time = Instant::now() < deadline;
+            assert!(in_time, "{} does not end\n{}", self.name, self.log_tail());
+            thread::sleep(POLL_INTERVAL);
+        }
     }
 
     pub(crate) fn log_tail(&self) -> String {

@@ -302,6 +302,16 @@ impl RingPlanSpec {
             1,
             MAX_MEMBERS as i64,
         )?;
+        let port = self.http_port.unwrap_or(1);
+        bounded("httpPort", port.into(), 1, u16::MAX.into())?;
+        for (number, digest) in self.api_key_sha256.iter().enumerate() {
+            if digest.len() != 64 || !digest.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+                return Err(field_error(
+                    &format!("apiKeySha256[{number}]"),
+                    "expected 64 hexadecimal digits, the SHA-256 of a key".into(),
+                ));
+            }
+        }
         if self.model.file.is_empty() {
             return Err(field_error("model.file", "must name the GGUF file".into()));
         }

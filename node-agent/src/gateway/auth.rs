@@ -7,6 +7,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::Response;
+use sha2::{Digest, Sha256};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer, ExposeHeaders};
 
 use super::openai_error::ApiError;
@@ -17,7 +18,8 @@ pub const MAX_KEY_BYTES: usize = 512;
 
 /// The checked form of the access options.
 pub struct Access {
-    keys: Vec<String>,
+    /// SHA-256 of each key, so that keys of which only that is known are no special case.
+    keys: Vec<[u8; 32]>,
     origins: Origins,
     /// Only loopback without keys is open to a page that rebinds its own name to 127.0.0.1; with keys it cannot know
     /// one, and on other addresses the names under which people reach the server are not ours to know.
@@ -40,6 +42,12 @@ impl Access {
                 number: position + 1,
             });
         }
+        let mut keys: Vec<[u8; 32]> = options.api_keys.iter().map(digest).collect();
+        for (position, text) in options.api_key_sha256.iter().enumerate() {
+            keys.push(digest_of_hex(text).ok_or(GatewayError::ApiKeySha256 {
+                number: position + 1,
+            })?);
+        }
         let origins = if options.cors_origins.iter().any(|origin| origin == "*") {
             Origins::Any
         } else {
@@ -51,8 +59,8 @@ impl Access {
             Origins::Listed(listed.collect::<Result<_, _>>()?)
         };
         Ok(Self {
-            check_host: on_loopback && options.api_keys.is_empty(),
-            keys: options.api_keys.clone(),
+            check_host: on_loopback && keys.is_empty(),
+            keys,
             origins,
         })
     }
@@ -85,10 +93,10 @@ impl Access {
         if self.keys.is_empty() {
             return Ok(());
         }
-        let sent = sent_key(headers).ok_or(ApiError::NoKey)?;
+        let sent = digest(sent_key(headers).ok_or(ApiError::NoKey)?);
         // Every key is compared, whichever matches.
         let known = self.keys.iter().fold(false, |known, key| {
-            known | equal_in_constant_time(sent, key.as_bytes())
+            known | equal_in_constant_time(&sent, key)
         });
         if known {
             Ok(())
@@ -155,11 +163,28 @@ fn sent_key(headers: &HeaderMap) -> Option<&[u8]> {
     bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes))
 }
 
-/// Takes as long for a near miss as for a far one; only the lengths show in its time.
-fn equal_in_constant_time(a: &[u8], b: &[u8]) -> bool {
-    if a.len() != b.len() {
-        return false;
+fn digest(key: impl AsRef<[u8]>) -> [u8; 32] {
+    Sha256::digest(key).into()
+}
+
+/// A digest in hexadecimal.
+fn digest_of_hex(text: &str) -> Option<[u8; 32]> {
+    let (pairs, []) = text.as_bytes().as_chunks::<2>() else {
+        return None;
+    };
+    let mut digest = [0; 32];
+    if pairs.len() != digest.len() {
+        return None;
     }
+    let value = |digit: u8| char::from(digit).to_digit(16);
+    for (byte, [high, low]) in digest.iter_mut().zip(pairs) {
+        *byte = (value(*high)? << 4 | value(*low)?) as u8;
+    }
+    Some(digest)
+}
+
+/// Takes as long for a near miss as for a far one.
+fn equal_in_constant_time(a: &[u8; 32], b: &[u8; 32]) -> bool {
     let difference = a.iter().zip(b).fold(0u8, |difference, (a, b)| {
         std::hint::black_box(difference | (a ^ b))
     });
@@ -196,6 +221,7 @@ mod tests {
         let options = GatewayOptions {
             model_name: "m".into(),
             api_keys: owned(api_keys),
+            api_key_sha256: Vec::new(),
             cors_origins: owned(cors_origins),
         };
         Access::new(&options, true)
@@ -265,9 +291,31 @@ mod tests {
 
     #[test]
     fn keys_are_compared_whole() {
-        assert!(equal_in_constant_time(b"abc", b"abc"));
-        for other in [&b"abd"[..], b"Abc", b"ab", b"abcd", b""] {
-            assert!(!equal_in_constant_time(b"abc", other));
+        assert!(equal_in_constant_time(&digest("abc"), &digest("abc")));
+        for other in ["abd", "Abc", "ab", "abcd", ""] {
+            assert!(!equal_in_constant_time(&digest("abc"), &digest(other)));
+        }
+        let (mut first, mut last) = (digest("abc"), digest("abc"));
+        first[0] ^= 1;
+        last[31] ^= 1;
+        assert!(!equal_in_constant_time(&digest("abc"), &first));
+        assert!(!equal_in_constant_time(&digest("abc"), &last));
+    }
+
+    #[test]
+    fn a_digest_is_64_hexadecimal_digits() {
+        // FIPS 180-2, B.1.
+        let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(digest_of_hex(abc), Some(digest("abc")));
+        assert_eq!(digest_of_hex(&abc.to_uppercase()), Some(digest("abc")));
+        for bad in [
+            &abc[1..],
+            &abc[2..],
+            "",
+            &abc.replace('b', "x"),
+            &abc.replace("ba", "ä"),
+        ] {
+            assert_eq!(digest_of_hex(bad), None, "{bad}");
         }
     }
 }

@@ -23,6 +23,7 @@ use crate::generation::{MemberStatus, Readiness, RingStatus};
 
 use super::Gateway;
 use super::openai_error::ApiError;
+use super::recent::Recent;
 
 /// The counters and histograms that requests feed; what the ring counts itself is read at the scrape.
 pub struct Metrics {
@@ -32,6 +33,8 @@ pub struct Metrics {
     generated_tokens: Counter,
     time_to_first_token: Histogram,
     time_per_token: Histogram,
+    recent_first_tokens: Recent,
+    recent_tokens: Recent,
     model_name: String,
 }
 
@@ -64,6 +67,8 @@ impl Metrics {
             generated_tokens: Counter::default(),
             time_to_first_token: Histogram::new(FIRST_TOKEN_BUCKETS),
             time_per_token: Histogram::new(PER_TOKEN_BUCKETS),
+            recent_first_tokens: Recent::default(),
+            recent_tokens: Recent::default(),
             model_name: model_name.into(),
         }
     }
@@ -72,6 +77,7 @@ impl Metrics {
     pub fn first_token(&self, prompt_tokens: usize, after: Duration) {
         self.prompt_tokens.inc_by(prompt_tokens as u64);
         self.time_to_first_token.observe(after.as_secs_f64());
+        self.recent_first_tokens.add(after);
     }
 
     pub fn token(&self) {
@@ -81,6 +87,7 @@ impl Metrics {
     /// Mean time between the tokens of one choice.
     pub fn time_per_token(&self, mean: Duration) {
         self.time_per_token.observe(mean.as_secs_f64());
+        self.recent_tokens.add(mean);
     }
 
     pub fn finished(&self, outcome: Outcome) {
@@ -98,6 +105,14 @@ impl Metrics {
     /// Prompt and generated tokens since the start.
     pub fn tokens(&self) -> (u64, u64) {
         (self.prompt_tokens.get(), self.generated_tokens.get())
+    }
+
+    /// Of the last answers, the medians: to the first token, and from one token to the next.
+    pub fn recent(&self) -> (Option<Duration>, Option<Duration>) {
+        (
+            self.recent_first_tokens.median(),
+            self.recent_tokens.median(),
+        )
     }
 
     fn text(&self, ring: RingStatus) -> Result<String, fmt::Error> {

@@ -16,6 +16,7 @@ mod models;
 mod openai_error;
 mod page;
 mod probes;
+mod recent;
 mod request;
 mod request_id;
 mod sse;
@@ -46,6 +47,8 @@ pub struct GatewayOptions {
     pub model_name: String,
     /// Any of these opens `/v1/*` and `/ring`. Empty: open to whoever reaches the listener.
     pub api_keys: Vec<String>,
+    /// As `api_keys`, for keys that this process need not know: their SHA-256 in hexadecimal.
+    pub api_key_sha256: Vec<String>,
     /// Web origins (`https://chat.example`) whose pages may call this server, beside its own page and pages served
     /// from localhost; `*` allows every origin.
     pub cors_origins: Vec<String>,
@@ -65,6 +68,10 @@ pub enum GatewayError {
         auth::MAX_KEY_BYTES
     )]
     ApiKey { number: usize },
+    #[error(
+        "apiKeySha256: expected 64 hexadecimal digits, the SHA-256 of a key, but number {number} is something else"
+    )]
+    ApiKeySha256 { number: usize },
     #[error(
         "`{origin}` is no web origin; write it as scheme://host or scheme://host:port, or `*` for every origin"
     )]

@@ -13,11 +13,22 @@ pub async fn live() -> &'static str {
     "ok"
 }
 
+/// `{"status": "ok"}`, and of the last answers the medians to the first token and from one token to the next.
 pub async fn health(State(gateway): State<Gateway>) -> Response {
-    match gateway.ready() {
-        Ok(_) => (StatusCode::OK, Json(json!({"status": "ok"}))).into_response(),
-        Err(error) => error.into_response(),
+    if let Err(error) = gateway.ready() {
+        return error.into_response();
     }
+    let (first_token, token) = gateway.0.metrics.recent();
+    let mut body = json!({"status": "ok"});
+    for (name, time) in [
+        ("firstTokenMicroseconds", first_token),
+        ("tokenMicroseconds", token),
+    ] {
+        if let Some(time) = time {
+            body[name] = json!(time.as_micros() as u64);
+        }
+    }
+    (StatusCode::OK, Json(body)).into_response()
 }
 
 /// `{"model", "ring": RingStatus, "tokens": {"prompt", "generated"}}`; the tokens are totals since the start.

@@ -1,6 +1,8 @@
 //! The ways to other machines, measured over the ring's transport (`ring::link`); without any, the way to this machine
 //! itself, which is what a ring on one machine uses.
 
+use std::net::Ipv4Addr;
+
 use prima_crds::v1alpha1::node_profile::LinkProfile;
 
 use crate::ring::{EchoServer, LinkError, LinkMeasurement, measure_link};
@@ -49,7 +51,7 @@ pub fn measure(target: &LinkTarget) -> Result<LinkProfile, LinkError> {
 /// # Errors
 /// As [`measure_link`].
 pub fn measure_loopback() -> Result<LinkProfile, LinkError> {
-    let server = EchoServer::start()?;
+    let server = EchoServer::start((Ipv4Addr::LOCALHOST, 0).into())?;
     Ok(profile(
         LOOPBACK,
         measure_link(&server.address().to_string())?,

@@ -39,6 +39,12 @@ pub struct LinkMeasurement {
 pub enum LinkError {
     #[error("cannot start measuring")]
     Start(#[source] io::Error),
+    #[error("cannot listen on {address}, where other agents measure their link to this one")]
+    Listen {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
     #[error("{address} is not HOST:PORT")]
     Address {
         address: String,
@@ -94,7 +100,7 @@ pub fn measure_link(address: &str) -> Result<LinkMeasurement, LinkError> {
     })
 }
 
-/// A server that does nothing else, on a port and a thread of its own until it is dropped.
+/// A server that does nothing else, on a thread of its own until it is dropped.
 pub struct EchoServer {
     address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
@@ -102,12 +108,13 @@ pub struct EchoServer {
 }
 
 impl EchoServer {
-    /// Listens on 127.0.0.1.
+    /// Listens at `address`.
     ///
     /// # Errors
-    /// [`LinkError::Start`] when the system refuses a port or a thread.
-    pub fn start() -> Result<EchoServer, LinkError> {
-        let listener = TcpListener::bind("127.0.0.1:0").map_err(LinkError::Start)?;
+    /// [`LinkError::Listen`] when the system refuses the address, [`LinkError::Start`] when it refuses a thread.
+    pub fn start(address: SocketAddr) -> Result<EchoServer, LinkError> {
+        let listener =
+            TcpListener::bind(address).map_err(|source| LinkError::Listen { address, source })?;
         let address = listener.local_addr().map_err(LinkError::Start)?;
         listener.set_nonblocking(true).map_err(LinkError::Start)?;
         let runtime = runtime::Builder::new_current_thread()
@@ -296,11 +303,15 @@ impl Echoes {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
     use super::*;
+
+    const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
     #[test]
     fn the_way_to_this_machine_is_measured() {
-        let server = EchoServer::start().unwrap();
+        let server = EchoServer::start(ANY_PORT).unwrap();
         let measured = measure_link(&server.address().to_string()).unwrap();
         assert!(measured.latency > Duration::ZERO, "{measured:?}");
         // A payload takes no less than an empty message, so its rate is finite and not the latency's.
@@ -326,7 +337,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_stream_at_a_time_and_no_payload_above_the_limit() {
-        let server = EchoServer::start().unwrap();
+        let server = EchoServer::start(ANY_PORT).unwrap();
         let address = server.address().to_string();
         let mut first = Echoes::connect(&address).await.unwrap();
         first.round_trip(&Bytes::from_static(b"x")).await.unwrap();

@@ -54,6 +54,25 @@ async fn keys_open_the_api_and_nothing_else_needs_one() {
 }
 
 #[tokio::test]
+async fn a_key_of_which_only_the_digest_is_known_opens_beside_the_others() {
+    let digested = GatewayOptions {
+        // Of "abc".
+        api_key_sha256: vec![
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad".into(),
+        ],
+        ..keyed()
+    };
+    let server = Server::start_with(digested, Some(text(None))).await;
+    for (key, status) in [("abc", 200), ("first-key", 200), ("abd", 401), ("", 401)] {
+        let reply = get("/v1/models")
+            .header("authorization", &format!("Bearer {key}"))
+            .send(server.address)
+            .await;
+        assert_eq!(reply.status, status, "{key:?}");
+    }
+}
+
+#[tokio::test]
 async fn options_that_protect_nothing_are_refused_at_the_start() {
     let empty_key = GatewayOptions {
         api_keys: vec![String::new()],

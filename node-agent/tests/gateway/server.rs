@@ -144,6 +144,7 @@ pub fn options() -> GatewayOptions {
     GatewayOptions {
         model_name: MODEL.into(),
         api_keys: Vec::new(),
+        api_key_sha256: Vec::new(),
         cors_origins: Vec::new(),
     }
 }

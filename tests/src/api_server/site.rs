@@ -18,15 +18,8 @@ pub(crate) struct Site {
 impl Site {
     /// All of 127.0.0.0/8 is this machine, so that each server can have the usual ports.
     pub(crate) fn loopback() -> Site {
-        let random = RandomState::new();
-        let is_free = |address: &Ipv4Addr| TcpListener::bind((*address, PORT)).is_ok();
-        let candidates = (0..100).map(|attempt| {
-            let [a, b, c, ..] = random.hash_one(attempt).to_le_bytes();
-            Ipv4Addr::new(127, a, b, c)
-        });
-        let address = { candidates }.find(is_free);
         Site {
-            address: address.expect("a free address in 127.0.0.0/8"),
+            address: free_loopback_address(PORT),
             host: None,
         }
     }
@@ -49,4 +42,16 @@ impl Site {
             None => command,
         }
     }
+}
+
+/// An address of this machine at which nobody has `port`, and that no other test is likely to take.
+pub(crate) fn free_loopback_address(port: u16) -> Ipv4Addr {
+    let random = RandomState::new();
+    let is_free = |address: &Ipv4Addr| TcpListener::bind((*address, port)).is_ok();
+    let candidates = (0..100).map(|attempt| {
+        let [a, b, c, ..] = random.hash_one(attempt).to_le_bytes();
+        Ipv4Addr::new(127, a, b, c)
+    });
+    let address = { candidates }.find(is_free);
+    address.expect("a free address in 127.0.0.0/8")
 }

@@ -1,0 +1,300 @@
+//! `prima-node-agent run`: the agent of a machine in a cluster. It measures the machine and tells the cluster what it can do,
+//! and for every plan that names the machine it keeps a process that is its member (`prima-node-agent serve`), so that
+//! serving in a cluster is the same program as serving at a desk.
+//!
+//! Decides how its parts are put together, and in which order they begin and end. Refuses to run layers itself, and to decide
+//! who runs which: that is in the plans.
+//!
+//! All of it runs on one thread: there is little to do, and the kernel ends the members' processes with the thread that
+//! started them.
+
+mod api;
+mod figures;
+mod http;
+mod lease;
+mod links;
+mod local_header;
+mod local_models;
+mod member;
+mod member_process;
+mod member_status;
+mod memory;
+mod pauses;
+mod plan_checks;
+mod plan_watch;
+mod publish_profile;
+mod rank0;
+mod weights;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::{env, fs};
+
+use kube::Client;
+use prima_crds::v1alpha1::node_profile::NodeProfileStatus;
+use prima_engine::Compute;
+use tokio::sync::{Notify, watch};
+use tokio::task::{JoinError, JoinSet, spawn_blocking};
+
+use self::figures::{Established, Figures};
+use self::links::Links;
+use self::member::Machine;
+use self::memory::Children;
+use self::weights::{Weights, WeightsError, WeightsOptions};
+use crate::profile::{self, Measuring, ProfileError, system};
+use crate::ring::{EchoServer, LinkError};
+use crate::stop_signal::StopSignal;
+
+#[derive(clap::Args)]
+pub struct RunArgs {
+    /// The Node that this agent runs on
+    #[arg(long, value_name = "NAME", env = "NODE_NAME", value_parser = system::check_name)]
+    node: String,
+    /// Address of this agent's pod, where the other agents reach it
+    #[arg(long, value_name = "IP", env = "POD_IP")]
+    pod_ip: IpAddr,
+    /// Where this agent's Lease is
+    #[arg(long, value_name = "NAMESPACE", env = "POD_NAMESPACE", value_parser = system::check_name)]
+    namespace: String,
+    /// Keeps in it what is fetched and measured
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/prima")]
+    data: PathBuf,
+    /// What fetched model files may take of the disk [default: what keeps a tenth of the file system free]
+    #[arg(long, value_name = "BYTES")]
+    cache_budget: Option<u64>,
+    /// Where other agents measure their link to this one; the port is the same on all machines [default: port 9190 of --pod-ip]
+    #[arg(long, value_name = "IP:PORT")]
+    listen: Option<SocketAddr>,
+    /// Where /healthz, /readyz and /metrics are
+    #[arg(long, value_name = "IP:PORT", default_value = "0.0.0.0:9191")]
+    http: SocketAddr,
+    /// Compute threads of each member [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    #[error("cannot start")]
+    Start(#[source] io::Error),
+    #[error(
+        "cannot make the folder {}: name one that this user may write to with --data", path.display()
+    )]
+    Folder {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot listen on {address} (--http); is another process using it?")]
+    Http {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot answer the measurements of other agents (--listen)")]
+    Links(#[source] LinkError),
+    #[error("cannot find the cluster: neither a service account nor KUBECONFIG")]
+    Config(#[source] kube::config::InferConfigError),
+    #[error("cannot set up requests to the API server")]
+    Client(#[source] kube::Error),
+    #[error("cannot keep model files")]
+    Weights(#[source] WeightsError),
+    #[error("cannot measure this machine")]
+    Profile(#[source] ProfileError),
+    #[error("a part of the agent ended")]
+    Part(#[source] JoinError),
+    #[error("a part of the agent ended: {0}")]
+    Ended(&'static str),
+}
+
+const LINKS_PORT: u16 = 9190;
+
+/// Runs until SIGTERM or SIGINT (`Ok`), or until it cannot go on.
+pub fn run(args: RunArgs) -> Result<(), ClusterError> {
+    // It fails only where one was chosen already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(ClusterError::Start)?;
+    let result = runtime.block_on(run_agent(args));
+    runtime.shutdown_background();
+    result
+}
+
+async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
+    let RunArgs {
+        node,
+        pod_ip,
+        namespace,
+        data,
+        cache_budget,
+        listen,
+        http,
+        threads,
+    } = args;
+    let mut stop = StopSignal::new().map_err(ClusterError::Start)?;
+    let folder = |name: &str| {
+        let path = data.join(name);
+        match fs::create_dir_all(&path) {
+            Ok(()) => Ok(path),
+            Err(source) => Err(ClusterError::Folder { path, source }),
+        }
+    };
+    folder("models")?;
+    let (cache, plans) = (folder("cache")?, folder("plans")?);
+    let figures = Figures::default();
+    let established = Established::default();
+    let weights = Weights::open(WeightsOptions {
+        folder: cache,
+        budget_bytes: cache_budget,
+        hub: set("HF_ENDPOINT"),
+        token: set("HF_TOKEN"),
+        fetched_bytes: figures.fetched_bytes.clone(),
+    })
+    .map_err(ClusterError::Weights)?;
+    let listen = listen.unwrap_or(SocketAddr::new(pod_ip, LINKS_PORT));
+    let _echo = EchoServer::start(listen).map_err(ClusterError::Links)?;
+    let listener = tokio::net::TcpListener::bind(http).await;
+    let listener = listener.map_err(|source| ClusterError::Http {
+        address: http,
+        source,
+    })?;
+    let config = kube::Config::infer().await.map_err(ClusterError::Config)?;
+    let client = Client::try_from(config).map_err(ClusterError::Client)?;
+
+    // Each for as long as the agent runs.
+    let mut parts = JoinSet::new();
+    parts.spawn({
+        let (figures, established) = (figures.clone(), established.clone());
+        async move {
+            match http::serve(listener, figures, established).await {
+                Ok(()) | Err(_) => "its HTTP server",
+            }
+        }
+    });
+    parts.spawn({
+        let (client, node) = (client.clone(), node.clone());
+        let pod = set("POD_NAME").unwrap_or_else(system::host_name);
+        async move {
+            lease::keep(client, &namespace, &node, &pod).await;
+            "the Lease"
+        }
+    });
+
+    let begin = begin(&client, &node, pod_ip, data, threads);
+    let profile = tokio::select! {
+        profile = begin => profile?,
+        () = stop.received() => return Ok(()),
+    };
+    let (profile, published) = watch::channel(profile);
+    let deleted = Arc::new(Notify::new());
+    let children = Children::default();
+    parts.spawn({
+        let (client, node) = (client.clone(), node.clone());
+        let (deleted, established) = (deleted.clone(), established.clone());
+        async move {
+            publish_profile::publish(client, &node, published, deleted, established).await;
+            "publishing the profile"
+        }
+    });
+    parts.spawn({
+        let (profile, children) = (profile.clone(), children.clone());
+        async move {
+            memory::follow(profile, children).await;
+            "following the memory"
+        }
+    });
+    parts.spawn({
+        let (client, profile) = (client.clone(), profile.clone());
+        let established = established.clone();
+        async move {
+            local_models::follow(client, profile, established).await;
+            "watching Models"
+        }
+    });
+    parts.spawn({
+        let links = Links {
+            node: node.clone(),
+            port: listen.port(),
+            profile,
+            deleted,
+            established: established.clone(),
+        };
+        let client = client.clone();
+        async move {
+            links::follow(client, links).await;
+            "watching NodeProfiles"
+        }
+    });
+
+    weights.collect(0).await;
+    let machine = Arc::new(Machine {
+        client,
+        node,
+        address: pod_ip,
+        threads,
+        plans_folder: plans,
+        weights,
+        children,
+        figures,
+    });
+    let mut outcome = Ok(());
+    let ending = async {
+        outcome = tokio::select! {
+            () = stop.received() => Ok(()),
+            Some(ended) = parts.join_next() => Err(match ended {
+                Ok(part) => ClusterError::Ended(part),
+                Err(error) => ClusterError::Part(error),
+            }),
+        };
+        tracing::info!("the agent ends: its members finish what runs");
+    };
+    plan_watch::follow(machine, established, ending).await;
+    outcome
+}
+
+/// What the machine can do, measured now or lately, with the links that its agent had measured before.
+async fn begin(
+    client: &Client,
+    node: &str,
+    address: IpAddr,
+    data: PathBuf,
+    threads: Option<u16>,
+) -> Result<NodeProfileStatus, ClusterError> {
+    let measuring = spawn_blocking(move || measured(&data, threads));
+    let mut status = measuring.await.map_err(ClusterError::Part)??;
+    status.agent = Some(publish_profile::agent_profile(address, &status));
+    match publish_profile::published_links(client.clone(), node).await {
+        Ok(links) => status.links.extend(links),
+        Err(error) => {
+            let problem = crate::error_chain(&error);
+            tracing::warn!(
+                problem,
+                "links that were measured before are measured again"
+            );
+        }
+    }
+    Ok(status)
+}
+
+fn measured(data: &Path, threads: Option<u16>) -> Result<NodeProfileStatus, ClusterError> {
+    let models = data.canonicalize().map_err(|source| ClusterError::Folder {
+        path: data.to_owned(),
+        source,
+    })?;
+    profile::measured(&Measuring {
+        models: &models,
+        threads: threads.map_or_else(Compute::available_threads, usize::from),
+        cache_file: Some(&data.join("profile.json")),
+        fresh: false,
+    })
+    .map_err(ClusterError::Profile)
+}
+
+/// A variable of the environment that is there and not empty.
+fn set(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}

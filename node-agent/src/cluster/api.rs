@@ -1,0 +1,55 @@
+//! What all requests to the API server have in common: the field manager, a deadline, and how a refusal is told.
+
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use futures::stream::BoxStream;
+use kube::api::{ApiResource, DynamicObject};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client, Resource};
+
+/// Of everything that an agent alone writes.
+pub const FIELD_MANAGER: &str = "prima-node-agent";
+
+/// For one request's answer.
+pub const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Why a request failed, without the answer's every field.
+pub fn reason(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        error => crate::error_chain(error),
+    }
+}
+
+/// Whether the API server answered with this HTTP status.
+pub fn is_status(error: &kube::Error, code: u16) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == code)
+}
+
+/// All objects of the kind `K`, in all namespaces, as they come and go. They are not parsed: one that a newer operator wrote
+/// must not end the watch of the others. Failures are told and tried again.
+pub fn watch_all<K>(client: Client) -> BoxStream<'static, Event<DynamicObject>>
+where
+    K: Resource<DynamicType = ()>,
+{
+    let resource = ApiResource::erase::<K>(&());
+    let kind = resource.kind.clone();
+    let objects: Api<DynamicObject> = Api::all_with(client, &resource);
+    watcher(objects, watcher::Config::default())
+        .default_backoff()
+        .filter_map(move |event| {
+            let event = event
+                .inspect_err(|error| {
+                    tracing::warn!(
+                        kind,
+                        problem = crate::error_chain(error),
+                        "the watch failed; trying again"
+                    );
+                })
+                .ok();
+            std::future::ready(event)
+        })
+        .boxed()
+}

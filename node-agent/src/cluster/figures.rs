@@ -1,0 +1,199 @@
+//! What the agent counts of itself, and what it waits for: the figures behind /metrics and /readyz. Label values are the
+//! states of members, and nothing else.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use prima_crds::v1alpha1::ring_plan::MemberState;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+/// Clones count together.
+#[derive(Clone, Debug, Default)]
+pub struct Figures {
+    pub fetched_bytes: Counter,
+    pub restarts: Counter,
+    members: Family<StateLabel, Gauge>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StateLabel {
+    state: &'static str,
+}
+
+impl Figures {
+    pub fn registry(&self) -> Registry {
+        let Self {
+            fetched_bytes,
+            restarts,
+            members,
+        } = self.clone();
+        let mut registry = Registry::default();
+        registry.register(
+            "prima_agent_fetched_bytes",
+            "Bytes of model files fetched",
+            fetched_bytes,
+        );
+        registry.register(
+            "prima_agent_member_restarts",
+            "Processes of ring members that were started again",
+            restarts,
+        );
+        registry.register(
+            "prima_agent_members",
+            "Ring members on this machine, by state",
+            members,
+        );
+        registry
+    }
+
+    /// A member, to be counted in its state until it is dropped.
+    pub fn member(&self) -> CountedMember {
+        CountedMember {
+            members: self.members.clone(),
+            state: None,
+        }
+    }
+}
+
+pub struct CountedMember {
+    members: Family<StateLabel, Gauge>,
+    state: Option<MemberState>,
+}
+
+impl CountedMember {
+    pub fn is(&mut self, state: MemberState) {
+        self.leave();
+        self.members.get_or_create(&label(state)).inc();
+        self.state = Some(state);
+    }
+
+    fn leave(&mut self) {
+        if let Some(state) = self.state.take() {
+            self.members.get_or_create(&label(state)).dec();
+        }
+    }
+}
+
+impl Drop for CountedMember {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+fn label(state: MemberState) -> StateLabel {
+    let state = match state {
+        MemberState::Refused => "refused",
+        MemberState::Failed => "failed",
+        MemberState::Fetching => "fetching",
+        MemberState::Loading => "loading",
+        MemberState::Loaded => "loaded",
+        MemberState::Ready => "ready",
+    };
+    StateLabel { state }
+}
+
+/// What an agent has to have done before it is ready. Clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct Established(Arc<Steps>);
+
+#[derive(Debug, Default)]
+struct Steps {
+    profile: AtomicBool,
+    plans: AtomicBool,
+    profiles: AtomicBool,
+    models: AtomicBool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Step {
+    /// The own NodeProfile was published.
+    Profile,
+    /// RingPlans are watched.
+    Plans,
+    /// Other machines' NodeProfiles are watched.
+    Profiles,
+    /// Models are watched.
+    Models,
+}
+
+impl Established {
+    pub fn done(&self, step: Step) {
+        let Steps {
+            profile,
+            plans,
+            profiles,
+            models,
+        } = &*self.0;
+        let step = match step {
+            Step::Profile => profile,
+            Step::Plans => plans,
+            Step::Profiles => profiles,
+            Step::Models => models,
+        };
+        step.store(true, Ordering::Relaxed);
+    }
+
+    /// For people; empty when nothing is missing.
+    pub fn missing(&self) -> Vec<&'static str> {
+        let Steps {
+            profile,
+            plans,
+            profiles,
+            models,
+        } = &*self.0;
+        [
+            (profile, "this machine's NodeProfile is not published yet"),
+            (plans, "RingPlans cannot be watched yet"),
+            (profiles, "NodeProfiles cannot be watched yet"),
+            (models, "Models cannot be watched yet"),
+        ]
+        .into_iter()
+        .filter(|(done, _)| !done.load(Ordering::Relaxed))
+        .map(|(_, what)| what)
+        .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+
+    use super::*;
+
+    #[test]
+    fn a_member_is_counted_in_one_state_until_it_is_gone() {
+        let figures = Figures::default();
+        let text = || {
+            let mut text = String::new();
+            encode(&mut text, &figures.registry()).unwrap();
+            text
+        };
+        let mut member = figures.member();
+        member.is(MemberState::Loading);
+        member.is(MemberState::Ready);
+        let shown = text();
+        assert!(
+            shown.contains("prima_agent_members{state=\"loading\"} 0")
+                && shown.contains("prima_agent_members{state=\"ready\"} 1"),
+            "{shown}"
+        );
+        drop(member);
+        assert!(text().contains("prima_agent_members{state=\"ready\"} 0"));
+    }
+
+    #[test]
+    fn what_is_missing_is_named_until_it_is_there() {
+        let established = Established::default();
+        assert_eq!(established.missing().len(), 4);
+        for step in [Step::Profile, Step::Profiles, Step::Models] {
+            established.done(step);
+        }
+        assert_eq!(established.missing(), ["RingPlans cannot be watched yet"]);
+        established.done(Step::Plans);
+        assert!(established.missing().is_empty());
+    }
+}

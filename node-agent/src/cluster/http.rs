@@ -1,0 +1,58 @@
+//! The agent's own HTTP: /healthz (the event loop turns), /readyz (the profile is published and all watches stand) and
+//! /metrics. Models are answered by the members' processes, not here.
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use prometheus_client::encoding::text::encode;
+use tokio::net::TcpListener;
+
+use super::figures::{Established, Figures};
+
+#[derive(Clone)]
+struct Shown {
+    figures: Figures,
+    established: Established,
+}
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Serves for as long as the process runs.
+pub async fn serve(
+    listener: TcpListener,
+    figures: Figures,
+    established: Established,
+) -> std::io::Result<()> {
+    let router = Router::new()
+        // Whoever answers lives.
+        .route("/healthz", get(|| async { "ok" }))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(scrape))
+        .with_state(Shown {
+            figures,
+            established,
+        });
+    axum::serve(listener, router).await
+}
+
+async fn ready(State(shown): State<Shown>) -> Response {
+    let missing = shown.established.missing();
+    match missing.is_empty() {
+        true => "ok".into_response(),
+        false => (StatusCode::SERVICE_UNAVAILABLE, missing.join("\n")).into_response(),
+    }
+}
+
+async fn scrape(State(shown): State<Shown>) -> Response {
+    let mut text = String::new();
+    match encode(&mut text, &shown.figures.registry()) {
+        Ok(()) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
+        Err(_) => (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "cannot write the metrics",
+        )
+            .into_response(),
+    }
+}

@@ -1,0 +1,79 @@
+//! Tells the operator that this agent lives: a Lease, renewed every ten seconds by one request each time. Refuses to decide
+//! anything by it; whether a machine counts as lost is the operator's.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use tokio::time::{sleep, timeout};
+
+use super::api::{self, FIELD_MANAGER};
+use super::pauses::jittered;
+
+/// A machine counts as lost when its Lease was not renewed for so long.
+const DURATION_SECONDS: i32 = 40;
+const INTERVAL: Duration = Duration::from_secs(10);
+/// After a failure: three tries before the Lease expires.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Renews the Lease of `node` in `namespace` for ever. `holder` is the pod's name.
+pub async fn keep(client: Client, namespace: &str, node: &str, holder: &str) {
+    let leases: Api<Lease> = Api::namespaced(client, namespace);
+    let name = name(node);
+    // Nobody else writes it, but for the agent's own predecessor on this node.
+    let params = PatchParams::apply(FIELD_MANAGER).force();
+    let acquired = MicroTime(Timestamp::now());
+    let mut failing = false;
+    loop {
+        let now = MicroTime(Timestamp::now());
+        let patch = Patch::Apply(lease(&name, holder, &acquired, &now));
+        let problem = match timeout(api::DEADLINE, leases.patch(&name, &params, &patch)).await {
+            Ok(Ok(_)) => None,
+            Ok(Err(error)) => Some(api::reason(&error)),
+            Err(_) => Some("no answer from the API server".to_owned()),
+        };
+        let pause = match problem {
+            None if failing => {
+                tracing::info!(lease = name, "the Lease is renewed again");
+                failing = false;
+                INTERVAL
+            }
+            None => INTERVAL,
+            Some(problem) => {
+                if !failing {
+                    tracing::warn!(
+                        lease = name,
+                        problem,
+                        "cannot renew the Lease; trying again"
+                    );
+                }
+                failing = true;
+                RETRY
+            }
+        };
+        sleep(jittered(pause)).await;
+    }
+}
+
+/// The Lease of the agent on `node`.
+fn name(node: &str) -> String {
+    format!("prima-agent-{node}")
+}
+
+fn lease(name: &str, holder: &str, acquired: &MicroTime, renewed: &MicroTime) -> Value {
+    json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": name},
+        "spec": {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": DURATION_SECONDS,
+            "acquireTime": acquired,
+            "renewTime": renewed,
+        },
+    })
+}

@@ -1,0 +1,50 @@
+//! The header of a model file on this machine, and its checksum, by which members of a ring know that they have the same
+//! file.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use prima_gguf::{Gguf, GgufError};
+use sha2::{Digest as _, Sha256};
+
+pub struct LocalHeader {
+    pub gguf: Gguf,
+    /// In hexadecimal, of the bytes from the file's start to where tensor data begins.
+    pub sha256: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum LocalHeaderError {
+    #[error(transparent)]
+    Header(#[from] GgufError),
+    #[error("{}: cannot read the header", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// # Errors
+/// A file that cannot be read, or is no GGUF file.
+pub fn read(path: &Path) -> Result<LocalHeader, LocalHeaderError> {
+    let gguf = Gguf::open(path)?;
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(gguf.data_offset).read_to_end(&mut bytes))
+        .map_err(|source| LocalHeaderError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+    Ok(LocalHeader {
+        sha256: sha256(&bytes),
+        gguf,
+    })
+}
+
+/// In hexadecimal.
+pub fn sha256(bytes: &[u8]) -> String {
+    let digest: [u8; 32] = Sha256::digest(bytes).into();
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,328 @@
+//! What this machine has of the files that Models name by a path: the operator plans such a Model from what agents read in
+//! their files' headers.
+//!
+//! Decides when to look: when Models change, and once a minute, since people copy files when they like. A file that is not
+//! there is nothing to tell; a folder that this agent was not given is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, Metadata};
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use kube::api::DynamicObject;
+use kube::runtime::watcher::Event;
+use kube::{Client, ResourceExt as _};
+use prima_crds::v1alpha1::model::{CLAIMS_FOLDER, Model, ModelSource};
+use prima_crds::v1alpha1::node_profile::{LocalModel, NodeProfileStatus};
+use prima_crds::v1alpha1::ring_plan::FileVersion;
+use prima_weights::model_profile;
+use serde::Deserialize as _;
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep_until};
+
+use super::api;
+use super::figures::{Established, Step};
+use super::local_header;
+use super::pauses::jittered;
+
+const INTERVAL: Duration = Duration::from_secs(60);
+
+/// Looks for ever.
+pub async fn follow(
+    client: Client,
+    profile: watch::Sender<NodeProfileStatus>,
+    established: Established,
+) {
+    let in_container = profile.borrow().system.in_container;
+    let mut events = api::watch_all::<Model>(client);
+    let mut wanted = Wanted::default();
+    let mut listed = BTreeSet::new();
+    let mut seen = Seen::new();
+    let mut again = Instant::now();
+    loop {
+        let changed = tokio::select! {
+            event = events.next() => match event {
+                Some(Event::Init) => {
+                    listed.clear();
+                    false
+                }
+                Some(Event::InitApply(model)) => {
+                    listed.insert(key(&model));
+                    wanted.seen(&model);
+                    false
+                }
+                Some(Event::InitDone) => {
+                    established.done(Step::Models);
+                    wanted.0.retain(|model, _| listed.contains(model));
+                    true
+                }
+                Some(Event::Apply(model)) => wanted.seen(&model),
+                Some(Event::Delete(model)) => wanted.0.remove(&key(&model)).is_some(),
+                // Watches do not end.
+                None => return,
+            },
+            () = sleep_until(again) => true,
+        };
+        if !changed {
+            continue;
+        }
+        again = Instant::now() + jittered(INTERVAL);
+        let paths: BTreeSet<String> = wanted.0.values().cloned().collect();
+        let looking = spawn_blocking(move || look(&paths, seen, in_container));
+        // A panic has been printed; what was seen is read again.
+        seen = looking.await.unwrap_or_default();
+        let found: Vec<LocalModel> = seen
+            .values()
+            .filter_map(|(_, found)| found.clone())
+            .collect();
+        profile.send_if_modified(|status| match &mut status.agent {
+            Some(agent) if agent.local_models != found => {
+                agent.local_models = found;
+                true
+            }
+            _ => false,
+        });
+    }
+}
+
+/// The paths that Models name.
+#[derive(Default)]
+struct Wanted(BTreeMap<(String, String), String>);
+
+impl Wanted {
+    /// Whether something changed.
+    fn seen(&mut self, model: &DynamicObject) -> bool {
+        let source = model.data.pointer("/spec/source");
+        // A source of a newer version is none that this agent has on its disk.
+        let path = source
+            .and_then(|source| ModelSource::deserialize(source).ok())
+            .and_then(|source| source.local_path());
+        let key = key(model);
+        match path {
+            Some(path) if self.0.get(&key) != Some(&path) => {
+                self.0.insert(key, path);
+                true
+            }
+            Some(_) => false,
+            None => self.0.remove(&key).is_some(),
+        }
+    }
+}
+
+fn key(model: &DynamicObject) -> (String, String) {
+    (model.namespace().unwrap_or_default(), model.name_any())
+}
+
+/// By path, the file as it was when it was looked at, and what is to be told of it.
+type Seen = BTreeMap<String, (Stamp, Option<LocalModel>)>;
+
+/// What changes with a file's content.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Stamp {
+    File {
+        length: u64,
+        modified: Option<std::time::SystemTime>,
+    },
+    NoFile,
+}
+
+/// Reads the headers of files that are new or have changed since `seen`.
+fn look(paths: &BTreeSet<String>, mut seen: Seen, in_container: bool) -> Seen {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let look_at = |path: &String| {
+        let (stamp, found) = match fs::metadata(path) {
+            Ok(metadata) => {
+                let stamp = stamp(&metadata);
+                if let Some((before, found)) = seen.remove(path)
+                    && before == stamp
+                {
+                    return (path.clone(), (before, found));
+                }
+                (stamp, Some(read(path)))
+            }
+            Err(error) => (
+                Stamp::NoFile,
+                problem_without_file(path, &error, in_container, &mounts).map(|problem| {
+                    LocalModel {
+                        path: path.clone(),
+                        profile: None,
+                        version: None,
+                        problem: Some(problem),
+                    }
+                }),
+            ),
+        };
+        (path.clone(), (stamp, found))
+    };
+    paths.iter().map(look_at).collect()
+}
+
+fn stamp(metadata: &Metadata) -> Stamp {
+    Stamp::File {
+        length: metadata.len(),
+        modified: metadata.modified().ok(),
+    }
+}
+
+fn read(path: &str) -> LocalModel {
+    let read = local_header::read(Path::new(path))
+        .map_err(|error| crate::error_chain(&error))
+        .and_then(|header| {
+            let profile =
+                model_profile(path, &header.gguf).map_err(|error| crate::error_chain(&error))?;
+            Ok((profile, header.sha256))
+        });
+    match read {
+        Ok((profile, header_sha256)) => LocalModel {
+            path: path.to_owned(),
+            profile: Some(profile),
+            version: Some(FileVersion {
+                header_sha256,
+                ..FileVersion::default()
+            }),
+            problem: None,
+        },
+        Err(problem) => LocalModel {
+            path: path.to_owned(),
+            profile: None,
+            version: None,
+            problem: Some(problem),
+        },
+    }
+}
+
+/// What keeps a file from being there at all, if it is not that this machine just has no copy.
+fn problem_without_file(
+    path: &str,
+    error: &io::Error,
+    in_container: bool,
+    mounts: &str,
+) -> Option<String> {
+    if error.kind() != io::ErrorKind::NotFound {
+        return Some(format!("{path}: {error}"));
+    }
+    // Outside of a container every folder of the machine is there.
+    if !in_container || is_mounted(path, mounts) {
+        return None;
+    }
+    Some(match path.strip_prefix(CLAIMS_FOLDER) {
+        Some(claim) => {
+            let claim = claim
+                .trim_start_matches('/')
+                .split('/')
+                .next()
+                .unwrap_or("");
+            format!(
+                "the agents have no volume of claim {claim}: add it to the chart's value agent.persistentVolumeClaims"
+            )
+        }
+        None => format!(
+            "the agents have no folder that {path} is in: add one to the chart's value agent.modelDirs"
+        ),
+    })
+}
+
+/// Whether the path is below something that is mounted, but for the root itself: a container's own files are no models.
+fn is_mounted(path: &str, mountinfo: &str) -> bool {
+    let mut points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4));
+    points.any(|point| point != "/" && Path::new(path).starts_with(point))
+}
+
+#[cfg(test)]
+mod tests {
+    use prima_gguf::GgmlType;
+    use prima_gguf::writer::GgufWriter;
+    use serde_json::json;
+
+    use super::*;
+
+    const MOUNTS: &str = "\
+22 1 0:21 / / rw - overlay overlay rw
+23 22 8:1 /srv/models /srv/models ro - ext4 /dev/sda1 rw
+24 22 8:2 / /var/lib/prima-claims/models ro - ext4 /dev/sdb1 rw
+";
+
+    fn missing(path: &str, in_container: bool) -> Option<String> {
+        let error = io::Error::from(io::ErrorKind::NotFound);
+        problem_without_file(path, &error, in_container, MOUNTS)
+    }
+
+    #[test]
+    fn a_machine_without_a_copy_says_nothing_and_one_without_the_folder_says_which_value_is_missing()
+     {
+        assert_eq!(missing("/srv/models/sub/a.gguf", true), None);
+        assert_eq!(missing("/var/lib/prima-claims/models/a.gguf", true), None);
+        assert_eq!(missing("/home/me/a.gguf", false), None);
+        let problem = missing("/home/me/a.gguf", true).unwrap();
+        assert!(
+            problem.contains("agent.modelDirs") && problem.contains("/home/me/a.gguf"),
+            "{problem}"
+        );
+        let problem = missing("/var/lib/prima-claims/other/x/a.gguf", true).unwrap();
+        assert!(
+            problem.contains("claim other:") && problem.contains("agent.persistentVolumeClaims"),
+            "{problem}"
+        );
+        let denied = io::Error::from(io::ErrorKind::PermissionDenied);
+        let problem = problem_without_file("/srv/models/a.gguf", &denied, true, MOUNTS).unwrap();
+        assert!(problem.contains("permission denied"), "{problem}");
+    }
+
+    fn model(name: &str, spec: serde_json::Value) -> DynamicObject {
+        serde_json::from_value(json!({
+            "apiVersion": "prima.dev/v1alpha1",
+            "kind": "Model",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": spec,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn only_models_with_a_path_are_looked_for() {
+        let mut wanted = Wanted::default();
+        let local = json!({"source": {"hostPath": {"path": "/srv/models/a.gguf"}}});
+        let claim =
+            json!({"source": {"persistentVolumeClaim": {"claimName": "c", "path": "b.gguf"}}});
+        let hub = json!({"source": {"huggingFace": {"repo": "a/b", "file": "c.gguf"}}});
+        assert!(wanted.seen(&model("a", local.clone())));
+        assert!(!wanted.seen(&model("a", local)));
+        assert!(wanted.seen(&model("b", claim)));
+        assert!(!wanted.seen(&model("c", hub.clone())));
+        assert!(!wanted.seen(&model("d", json!({"source": {"carrierPigeon": {}}}))));
+        let paths: Vec<&str> = wanted.0.values().map(String::as_str).collect();
+        assert_eq!(
+            paths,
+            ["/srv/models/a.gguf", "/var/lib/prima-claims/c/b.gguf"]
+        );
+        assert!(wanted.seen(&model("a", hub)));
+    }
+
+    #[test]
+    fn a_file_that_is_no_model_is_told_with_its_problem_and_read_again_when_it_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.gguf");
+        let paths = BTreeSet::from([path.display().to_string()]);
+        let found = |seen: &Seen| seen.values().next().unwrap().1.clone();
+        let seen = look(&paths, Seen::new(), false);
+        assert_eq!(found(&seen), None);
+
+        fs::write(&path, "not a model").unwrap();
+        let seen = look(&paths, seen, false);
+        let told = found(&seen).unwrap();
+        assert!(told.problem.unwrap().contains("a.gguf"));
+        assert_eq!((told.profile, told.version), (None, None));
+
+        let mut writer = GgufWriter::new();
+        writer.tensor("token_embd.weight", GgmlType::F32, &[10]);
+        let mut data = writer.write_header(Vec::new()).unwrap();
+        data.tensor(&[1; 40]).unwrap();
+        fs::write(&path, data.finish().unwrap()).unwrap();
+        let told = found(&look(&paths, seen, false)).unwrap();
+        let problem = told.problem.unwrap();
+        assert!(problem.contains("general.architecture"), "{problem}");
+    }
+}

@@ -1,0 +1,299 @@
+//! One plan on this machine, from the moment it is seen until it is gone: checked, its weights fetched, its process started,
+//! watched, started again when it ends, and ended.
+//!
+//! Decides the order of these steps, and when one is tried again. How each is done is that step's module's.
+
+use std::convert::Infallible;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use std::{fs, io};
+
+use kube::Client;
+use prima_crds::v1alpha1::ring_plan::{MemberStatus, RingPlan, RingPlanSpec};
+use tokio::sync::{oneshot, watch};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+
+use super::api;
+use super::figures::Figures;
+use super::member_process::{MemberProcess, ProcessError, Start};
+use super::member_status::{self, Observed, Share, Writer};
+use super::memory::Children;
+use super::pauses::Pauses;
+use super::plan_checks::{self, PlanRefused};
+use super::plan_watch::PlanKey;
+use super::rank0;
+use super::weights::{Held, Weights, WeightsError};
+
+/// What all members on this machine have in common.
+pub struct Machine {
+    pub client: Client,
+    pub node: String,
+    pub address: std::net::IpAddr,
+    pub threads: Option<u16>,
+    /// For the plans that the processes read.
+    pub plans_folder: PathBuf,
+    pub weights: Weights,
+    pub children: Children,
+    pub figures: Figures,
+}
+
+/// A plan that names this machine.
+pub struct PlanOnMachine {
+    pub key: PlanKey,
+    /// Or why it cannot be understood.
+    pub spec: Result<RingPlanSpec, String>,
+}
+
+/// Why a member is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    PlanGone,
+    /// The plan stays, and so must not say that the member is ready.
+    AgentEnds,
+}
+
+/// Why an attempt ended.
+#[derive(Debug, thiserror::Error)]
+enum MemberError {
+    #[error("RingPlan: {0}")]
+    Unreadable(String),
+    #[error(transparent)]
+    Refused(#[from] PlanRefused),
+    #[error(
+        "cannot listen on {address}, which the plan gives this machine; another program may use the port"
+    )]
+    Port {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    #[error("cannot write the plan to {} for the member's process", path.display())]
+    PlanFile {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot write the plan as YAML")]
+    Yaml(#[source] serde_saphyr::SerializeError),
+    #[error("cannot start the member's process")]
+    Process(#[from] ProcessError),
+    #[error("{0}")]
+    Ended(String),
+}
+
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(120);
+/// What ran for so long begins with short pauses again.
+const STEADY: Duration = Duration::from_secs(600);
+const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
+/// With which layers it may be used: what the build can do.
+const GPUS: bool = cfg!(any(
+    feature = "accelerator",
+    feature = "cuda",
+    feature = "metal"
+));
+
+/// Runs the member until it is told to end, and then until it has ended.
+pub async fn run(machine: Arc<Machine>, plan: PlanOnMachine, end: oneshot::Receiver<End>) {
+    let (tell, told) = watch::channel(None);
+    let mut writer = Writer::new(
+        machine.client.clone(),
+        plan.key.clone(),
+        &machine.node,
+        machine.figures.member(),
+    );
+    let mut member = Member {
+        tell,
+        share: None,
+        process: None,
+        held: None,
+        starts: 0,
+        machine,
+        plan,
+    };
+    let end = tokio::select! {
+        // Who dropped the sender wants the member no more.
+        end = end => end.unwrap_or(End::AgentEnds),
+        never = member.keep_up() => match never {},
+        () = writer.follow(told) => End::AgentEnds,
+    };
+    tracing::info!(plan = %member.plan.key, ?end, "the member ends");
+    if end == End::AgentEnds {
+        let status = member.status(&Observed::Ending);
+        if let Ok(Err(problem)) = timeout(api::DEADLINE, writer.write(status)).await {
+            tracing::warn!(plan = %member.plan.key, problem, "cannot write the member's status");
+        }
+    }
+    member.end().await;
+}
+
+struct Member {
+    machine: Arc<Machine>,
+    plan: PlanOnMachine,
+    tell: watch::Sender<Option<MemberStatus>>,
+    share: Option<Share>,
+    process: Option<MemberProcess>,
+    /// Nobody removes the file meanwhile.
+    held: Option<Held>,
+    starts: u32,
+}
+
+impl Member {
+    /// Tries for ever, with pauses.
+    async fn keep_up(&mut self) -> Infallible {
+        let mut pauses = Pauses::new(FIRST_PAUSE, LONGEST_PAUSE);
+        loop {
+            let begun = Instant::now();
+            let error = match self.attempt().await {
+                Ok(never) => match never {},
+                Err(error) => error,
+            };
+            self.process = None;
+            self.held = None;
+            if begun.elapsed() > STEADY {
+                pauses.reset();
+            }
+            let pause = pauses.next();
+            let observed = observed(&error, pause);
+            tracing::warn!(
+                plan = %self.plan.key,
+                problem = crate::error_chain(&error),
+                again_in_seconds = pause.as_secs(),
+                "the member does not run"
+            );
+            self.observe(&observed);
+            sleep(pause).await;
+        }
+    }
+
+    async fn attempt(&mut self) -> Result<Infallible, MemberError> {
+        let machine = self.machine.clone();
+        let spec = self.plan.spec.clone().map_err(MemberError::Unreadable)?;
+        let order = plan_checks::check(&spec, &machine.node, machine.address, GPUS)?;
+        for address in [Some(order.listen), order.http].into_iter().flatten() {
+            TcpListener::bind(address).map_err(|source| MemberError::Port { address, source })?;
+        }
+
+        if plan_checks::is_fetched(&spec) {
+            self.observe(&Observed::Fetching);
+        }
+        let held = machine
+            .weights
+            .obtain(&spec, order.rank, |share| {
+                self.share = Some(share);
+                self.observe(&Observed::Fetching);
+            })
+            .await?;
+        self.share = held.share;
+        let plan_file = self.plan_file();
+        write_plan(&plan_file, &self.plan.key, spec, &held)?;
+        self.held = Some(held);
+
+        let start = Start {
+            plan: self.plan.key.to_string(),
+            plan_file: &plan_file,
+            member: &machine.node,
+            order,
+            threads: machine.threads,
+        };
+        let process = self
+            .process
+            .insert(MemberProcess::start(start, &machine.children)?);
+        if self.starts > 0 {
+            machine.figures.restarts.inc();
+        }
+        self.starts += 1;
+        let (tell, share) = (&self.tell, self.share);
+        let observe = |observed: &Observed| {
+            tell.send_replace(Some(member_status::status(&machine.node, observed, share)));
+        };
+        observe(&Observed::Started);
+        let joined = process.joined();
+        tokio::select! {
+            why = process.ended() => return Err(MemberError::Ended(why)),
+            () = joined => {}
+        }
+        let Some(http) = order.http else {
+            observe(&Observed::Joined(None));
+            return Err(MemberError::Ended(process.ended().await));
+        };
+        let follow = async {
+            let mut ticks = interval(HEALTH_INTERVAL);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                ticks.tick().await;
+                observe(&Observed::Joined(Some(rank0::health(http).await)));
+            }
+        };
+        tokio::select! {
+            why = process.ended() => Err(MemberError::Ended(why)),
+            never = follow => never,
+        }
+    }
+
+    fn observe(&self, observed: &Observed) {
+        self.tell.send_replace(Some(self.status(observed)));
+    }
+
+    fn status(&self, observed: &Observed) -> MemberStatus {
+        member_status::status(&self.machine.node, observed, self.share)
+    }
+
+    /// By the plan's identity, so that a plan of the same name never reads it.
+    fn plan_file(&self) -> PathBuf {
+        let file = format!("{}.yaml", self.plan.key.uid);
+        self.machine.plans_folder.join(file)
+    }
+
+    async fn end(self) {
+        let plan_file = self.plan_file();
+        if let Some(process) = self.process {
+            process.end().await;
+        }
+        drop(self.held);
+        // There is none where the member never started.
+        let _ = fs::remove_file(plan_file);
+        self.machine.weights.collect(0).await;
+    }
+}
+
+/// What a failed attempt is to the outside. A refusal has planners leave this machine out for a while, so it must be the
+/// machine's or the plan's fault, and not the moment's.
+fn observed(error: &MemberError, again_in: Duration) -> Observed {
+    let why = crate::error_chain(error);
+    let refused = match error {
+        // The pod was made anew; the machine is as good as before.
+        MemberError::Refused(PlanRefused::OtherAddress { .. }) => false,
+        MemberError::Unreadable(_) | MemberError::Refused(_) => true,
+        MemberError::Port { source, .. } => source.kind() != io::ErrorKind::AddrInUse,
+        MemberError::Weights(error) => error.is_refusal(),
+        MemberError::PlanFile { .. }
+        | MemberError::Yaml(_)
+        | MemberError::Process(_)
+        | MemberError::Ended(_) => false,
+    };
+    match refused {
+        true => Observed::Refused(why),
+        false => Observed::Failed { why, again_in },
+    }
+}
+
+/// The plan as the process reads it: the model's file where it is on this machine.
+fn write_plan(
+    path: &PathBuf,
+    key: &PlanKey,
+    mut spec: RingPlanSpec,
+    held: &Held,
+) -> Result<(), MemberError> {
+    spec.model.file = held.path.display().to_string();
+    let yaml =
+        serde_saphyr::to_string(&RingPlan::new(&key.name, spec)).map_err(MemberError::Yaml)?;
+    fs::write(path, yaml).map_err(|source| MemberError::PlanFile {
+        path: path.clone(),
+        source,
+    })
+}

@@ -1,0 +1,376 @@
+//! What a member tells of itself in its RingPlan: from what the agent sees of it to its entry of `status.members`, and which
+//! change is worth a write to the API server.
+//!
+//! Decides: a change of state or of what people read is told at once, progress and speed when they have moved and seconds
+//! have passed. Refuses to know where its observations come from.
+
+use std::time::Duration;
+
+use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
+use kube::{Client, Resource as _};
+use prima_crds::v1alpha1::ring_plan::{MemberState, MemberStatus, RingPlan, Speed};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::api;
+use super::figures::CountedMember;
+use super::pauses::Pauses;
+use super::plan_watch::PlanKey;
+
+/// What the agent sees of a member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Observed {
+    /// It cannot be tried; why, and what would help.
+    Refused(String),
+    /// It went wrong.
+    Failed {
+        why: String,
+        again_in: Duration,
+    },
+    /// The agent itself ends, and the member with it.
+    Ending,
+    Fetching,
+    /// Its process runs, but has not joined the ring.
+    Started,
+    /// Its process has joined the ring. On rank 0: what its HTTP endpoint says.
+    Joined(Option<Health>),
+}
+
+/// What rank 0 says of the ring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// A token went round.
+    Ready(Option<Speed>),
+    /// Not yet, or not any more; in its words.
+    NotReady(String),
+}
+
+/// Of a member's part of the file, what is on the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    pub fetched_bytes: u64,
+    pub total_bytes: u64,
+}
+
+/// What the resource allows.
+const MAX_MESSAGE: usize = 1000;
+
+/// What the member `name` tells.
+pub fn status(name: &str, observed: &Observed, share: Option<Share>) -> MemberStatus {
+    let (state, message, measured) = match observed {
+        Observed::Refused(why) => (MemberState::Refused, why.clone(), None),
+        Observed::Failed { why, again_in } => {
+            let message = format!("{why} (tried again in {} s)", again_in.as_secs().max(1));
+            (MemberState::Failed, message, None)
+        }
+        Observed::Ending => (
+            MemberState::Failed,
+            "the agent of this machine ends".to_owned(),
+            None,
+        ),
+        Observed::Fetching => (
+            MemberState::Fetching,
+            "fetches its part of the model".to_owned(),
+            None,
+        ),
+        Observed::Started => (
+            MemberState::Loading,
+            "the weights are there, the process starts".to_owned(),
+            None,
+        ),
+        Observed::Joined(None) => (
+            MemberState::Loaded,
+            "runs its layers for the ring".to_owned(),
+            None,
+        ),
+        Observed::Joined(Some(Health::NotReady(why))) => (
+            MemberState::Loaded,
+            format!("waits until a token went round the ring: {why}"),
+            None,
+        ),
+        Observed::Joined(Some(Health::Ready(speed))) => (
+            MemberState::Ready,
+            "a token went round the ring".to_owned(),
+            *speed,
+        ),
+    };
+    MemberStatus {
+        name: name.to_owned(),
+        state,
+        message: message.chars().take(MAX_MESSAGE).collect(),
+        fetched_bytes: share.map(|share| share.fetched_bytes as i64),
+        total_bytes: share.map(|share| share.total_bytes as i64),
+        measured,
+    }
+}
+
+/// When to write `now`, after `told` was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Worth {
+    Nothing,
+    /// Some seconds after the last write.
+    Soon,
+    AtOnce,
+}
+
+fn worth(told: Option<&MemberStatus>, now: &MemberStatus) -> Worth {
+    let MemberStatus {
+        name: _,
+        state,
+        message,
+        fetched_bytes,
+        total_bytes,
+        measured,
+    } = now;
+    let Some(told) = told else {
+        return Worth::AtOnce;
+    };
+    if told.state != *state {
+        return Worth::AtOnce;
+    }
+    let faster_or_slower = match (told.measured, *measured) {
+        (Some(told), Some(now)) => {
+            tenth_apart(told.token_microseconds, now.token_microseconds)
+                || tenth_apart(told.first_token_microseconds, now.first_token_microseconds)
+        }
+        (told, now) => told != now,
+    };
+    let further = fetched_bytes != &told.fetched_bytes || total_bytes != &told.total_bytes;
+    match told.message != *message || further || faster_or_slower {
+        true => Worth::Soon,
+        false => Worth::Nothing,
+    }
+}
+
+fn tenth_apart(told: i64, now: i64) -> bool {
+    told.abs_diff(now) > told.unsigned_abs() / 10
+}
+
+/// Between two writes in the same state.
+const INTERVAL: Duration = Duration::from_secs(5);
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Where a member's entry is written.
+pub struct Writer {
+    plans: Api<DynamicObject>,
+    plan: PlanKey,
+    params: PatchParams,
+    told: Option<MemberStatus>,
+    counted: CountedMember,
+}
+
+impl Writer {
+    pub fn new(client: Client, plan: PlanKey, node: &str, counted: CountedMember) -> Self {
+        let resource = ApiResource::erase::<RingPlan>(&());
+        Self {
+            plans: Api::namespaced_with(client, &plan.namespace, &resource),
+            plan,
+            params: PatchParams::apply(&field_manager(node)).force(),
+            told: None,
+            counted,
+        }
+    }
+
+    /// Writes what is worth it, for ever.
+    pub async fn follow(&mut self, mut status: watch::Receiver<Option<MemberStatus>>) {
+        let mut pauses = Pauses::new(FIRST_PAUSE, LONGEST_PAUSE);
+        let mut written_at: Option<Instant> = None;
+        loop {
+            let now = status.borrow_and_update().clone();
+            let worth = match &now {
+                Some(now) => {
+                    self.counted.is(now.state);
+                    worth(self.told.as_ref(), now)
+                }
+                None => Worth::Nothing,
+            };
+            let wait = match worth {
+                Worth::Nothing => None,
+                Worth::AtOnce => Some(Duration::ZERO),
+                Worth::Soon => Some(written_at.map_or(Duration::ZERO, |written| {
+                    INTERVAL.saturating_sub(written.elapsed())
+                })),
+            };
+            match wait {
+                None => {
+                    if status.changed().await.is_err() {
+                        return;
+                    }
+                    continue;
+                }
+                Some(wait) if !wait.is_zero() => {
+                    // What comes meanwhile may be worth more.
+                    if let Ok(changed) = timeout(wait, status.changed()).await {
+                        match changed {
+                            Ok(()) => continue,
+                            Err(_) => return,
+                        }
+                    }
+                }
+                Some(_) => {}
+            }
+            if let Some(now) = now {
+                match self.write(now).await {
+                    Ok(()) => {
+                        pauses.reset();
+                        written_at = Some(Instant::now());
+                    }
+                    Err(problem) => {
+                        tracing::warn!(plan = %self.plan, problem, "cannot write the member's status; trying again");
+                        sleep(pauses.next()).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes it, whatever was written before.
+    pub async fn write(&mut self, status: MemberStatus) -> Result<(), String> {
+        self.counted.is(status.state);
+        let patch = Patch::Apply(json!({
+            "apiVersion": RingPlan::api_version(&()),
+            "kind": RingPlan::kind(&()),
+            // Never into another plan of the same name.
+            "metadata": {"name": self.plan.name, "uid": self.plan.uid},
+            "status": {"members": [status]},
+        }));
+        let request = self
+            .plans
+            .patch_status(&self.plan.name, &self.params, &patch);
+        match timeout(api::DEADLINE, request).await {
+            Ok(Ok(_)) => {
+                self.told = Some(status);
+                Ok(())
+            }
+            Ok(Err(error)) => Err(api::reason(&error)),
+            Err(_) => Err("no answer from the API server".to_owned()),
+        }
+    }
+}
+
+/// One for each node: with server-side apply a manager owns what it applied last and nothing else, so agents that shared a
+/// name would remove each other's entries.
+fn field_manager(node: &str) -> String {
+    /// What the API server takes.
+    const MAX: usize = 128;
+    let mut name = format!("{}-{node}", api::FIELD_MANAGER);
+    // Names of nodes are ASCII.
+    name.truncate(MAX);
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SPEED: Speed = Speed {
+        token_microseconds: 50_000,
+        first_token_microseconds: 900_000,
+    };
+
+    fn joined(health: Health) -> Observed {
+        Observed::Joined(Some(health))
+    }
+
+    fn told(observed: &Observed) -> MemberStatus {
+        status("desk", observed, None)
+    }
+
+    #[test]
+    fn what_is_seen_becomes_a_state_and_a_message() {
+        use MemberState as State;
+        let cases = [
+            (Observed::Refused("no".into()), State::Refused, "no"),
+            (
+                Observed::Failed {
+                    why: "it broke".into(),
+                    again_in: Duration::from_secs(8),
+                },
+                State::Failed,
+                "it broke (tried again in 8 s)",
+            ),
+            (
+                Observed::Ending,
+                State::Failed,
+                "the agent of this machine ends",
+            ),
+            (Observed::Fetching, State::Fetching, "fetches"),
+            (Observed::Started, State::Loading, "the process starts"),
+            (Observed::Joined(None), State::Loaded, "runs its layers"),
+            (
+                joined(Health::NotReady("Loading model".into())),
+                State::Loaded,
+                "a token went round the ring: Loading model",
+            ),
+            (joined(Health::Ready(None)), State::Ready, "went round"),
+        ];
+        for (observed, state, message) in cases {
+            let told = told(&observed);
+            assert_eq!(told.state, state, "{observed:?}");
+            assert!(told.message.contains(message), "{told:?}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_told_in_all_states_and_speed_when_ready_and_no_message_is_too_long() {
+        let share = Share {
+            fetched_bytes: 3,
+            total_bytes: 9,
+        };
+        let told = status("desk", &joined(Health::Ready(Some(SPEED))), Some(share));
+        assert_eq!(
+            (told.fetched_bytes, told.total_bytes, told.measured),
+            (Some(3), Some(9), Some(SPEED))
+        );
+        let told = status("desk", &Observed::Refused("ä".repeat(2000)), Some(share));
+        assert_eq!(
+            (told.message.chars().count(), told.fetched_bytes),
+            (1000, Some(3))
+        );
+    }
+
+    #[test]
+    fn a_state_is_told_at_once_progress_soon_and_noise_never() {
+        let ready = |microseconds| {
+            told(&joined(Health::Ready(Some(Speed {
+                token_microseconds: microseconds,
+                ..SPEED
+            }))))
+        };
+        let fetching = |bytes| {
+            let share = Share {
+                fetched_bytes: bytes,
+                total_bytes: 100,
+            };
+            status("desk", &Observed::Fetching, Some(share))
+        };
+        let loaded = |why: &str| told(&joined(Health::NotReady(why.into())));
+        for (before, now, expected) in [
+            (fetching(1), fetching(1), Worth::Nothing),
+            (fetching(1), fetching(2), Worth::Soon),
+            (fetching(100), told(&Observed::Started), Worth::AtOnce),
+            (loaded("a"), loaded("b"), Worth::Soon),
+            (loaded("a"), ready(50_000), Worth::AtOnce),
+            (ready(50_000), loaded("a"), Worth::AtOnce),
+            (ready(50_000), ready(54_000), Worth::Nothing),
+            (ready(50_000), ready(46_000), Worth::Nothing),
+            (ready(50_000), ready(56_000), Worth::Soon),
+            (
+                told(&joined(Health::Ready(None))),
+                ready(50_000),
+                Worth::Soon,
+            ),
+        ] {
+            assert_eq!(worth(Some(&before), &now), expected, "{before:?} {now:?}");
+        }
+        assert_eq!(worth(None, &fetching(0)), Worth::AtOnce);
+    }
+
+    #[test]
+    fn every_node_is_a_manager_of_its_own_and_none_is_too_long() {
+        assert_eq!(field_manager("desk"), "prima-node-agent-desk");
+        assert_eq!(field_manager(&"n".repeat(253)).len(), 128);
+    }
+}

@@ -1,0 +1,155 @@
+//! Which RingPlans name this machine: each gets a member, and loses it when it is gone.
+//!
+//! Plans are parsed one by one: one that this agent cannot read is refused, with a message, and disturbs no other. Refuses to
+//! judge plans otherwise.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+
+use futures::StreamExt as _;
+use kube::ResourceExt as _;
+use kube::api::DynamicObject;
+use kube::runtime::watcher::Event;
+use prima_crds::v1alpha1::ring_plan::{RingPlan, RingPlanSpec};
+use serde::Deserialize as _;
+use serde_json::Value;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+
+use super::api;
+use super::figures::{Established, Step};
+use super::member::{self, End, Machine, PlanOnMachine};
+
+/// Which plan; another one of the same name has another uid.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlanKey {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+}
+
+impl fmt::Display for PlanKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Keeps members of all plans until `stop`, and returns when all of them have ended.
+pub async fn follow(
+    machine: Arc<Machine>,
+    established: Established,
+    stop: impl Future<Output = ()>,
+) {
+    let mut events = api::watch_all::<RingPlan>(machine.client.clone());
+    let mut members = Members {
+        machine,
+        running: BTreeMap::new(),
+        tasks: JoinSet::new(),
+    };
+    let mut listed = BTreeSet::new();
+    let mut stop = std::pin::pin!(stop);
+    loop {
+        tokio::select! {
+            () = &mut stop => break,
+            // What has ended is nobody's to keep.
+            Some(_) = members.tasks.join_next() => {}
+            event = events.next() => match event {
+                Some(Event::Init) => listed.clear(),
+                Some(Event::InitApply(plan)) => {
+                    listed.insert(plan.uid().unwrap_or_default());
+                    members.seen(&plan);
+                }
+                Some(Event::InitDone) => {
+                    established.done(Step::Plans);
+                    members.end(End::PlanGone, |uid| !listed.contains(uid));
+                }
+                Some(Event::Apply(plan)) => members.seen(&plan),
+                Some(Event::Delete(plan)) => {
+                    let gone = plan.uid().unwrap_or_default();
+                    members.end(End::PlanGone, |uid| *uid == gone);
+                }
+                // Watches do not end.
+                None => break,
+            }
+        }
+    }
+    members.end(End::AgentEnds, |_| true);
+    while members.tasks.join_next().await.is_some() {}
+}
+
+struct Members {
+    machine: Arc<Machine>,
+    /// By the plan's uid.
+    running: BTreeMap<String, oneshot::Sender<End>>,
+    /// Also of members that are ending.
+    tasks: JoinSet<()>,
+}
+
+impl Members {
+    fn seen(&mut self, plan: &DynamicObject) {
+        let uid = plan.uid().unwrap_or_default();
+        if plan.metadata.deletion_timestamp.is_some() {
+            return self.end(End::PlanGone, |running| *running == uid);
+        }
+        let spec = plan.data.get("spec").unwrap_or(&Value::Null);
+        if self.running.contains_key(&uid) || !names(spec, &self.machine.node) {
+            return;
+        }
+        let key = PlanKey {
+            namespace: plan.namespace().unwrap_or_default(),
+            name: plan.name_any(),
+            uid: uid.clone(),
+        };
+        tracing::info!(plan = %key, "a plan names this machine");
+        let spec = RingPlanSpec::deserialize(spec).map_err(|error| {
+            format!(
+                "this agent (version {}) cannot read it: {error}; update operator and agents to the same version",
+                env!("CARGO_PKG_VERSION")
+            )
+        });
+        let (end, ended) = oneshot::channel();
+        self.running.insert(uid, end);
+        let plan = PlanOnMachine { key, spec };
+        self.tasks
+            .spawn(member::run(self.machine.clone(), plan, ended));
+    }
+
+    fn end(&mut self, why: End, which: impl Fn(&String) -> bool) {
+        for (_, end) in self.running.extract_if(.., |uid, _| which(uid)) {
+            // One that ended by itself has no use for it.
+            let _ = end.send(why);
+        }
+    }
+}
+
+/// Whether the plan has this machine for a member, as far as can be told of a plan of any version.
+fn names(spec: &Value, node: &str) -> bool {
+    let members = spec.get("members").and_then(Value::as_array);
+    members
+        .into_iter()
+        .flatten()
+        .any(|member| member.get("name").and_then(Value::as_str) == Some(node))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_plan_of_any_version_says_whom_it_is_for() {
+        let plan = json!({"members": [{"name": "pi", "wings": 2}, {"name": "desk"}], "more": 1});
+        assert!(names(&plan, "desk") && names(&plan, "pi") && !names(&plan, "d"));
+        for other in [
+            json!({}),
+            json!(null),
+            json!({"members": 3}),
+            json!({"members": [1]}),
+        ] {
+            assert!(!names(&other, "desk"), "{other}");
+        }
+    }
+}

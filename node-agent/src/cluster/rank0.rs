@@ -1,0 +1,103 @@
+//! Asks rank 0 how the ring is: one GET of /health, in HTTP/1.0 so that the answer simply ends with the connection. Nothing
+//! here retries.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use prima_crds::v1alpha1::ring_plan::Speed;
+use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::member_status::Health;
+
+const DEADLINE: Duration = Duration::from_secs(5);
+/// A health answer is a line; whoever sends more is not rank 0.
+const MAX_ANSWER: u64 = 64 << 10;
+
+pub async fn health(address: SocketAddr) -> Health {
+    let problem = match timeout(DEADLINE, exchange(address)).await {
+        Ok(Ok(answer)) => return read_answer(&answer),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("no answer within {} s", DEADLINE.as_secs()),
+    };
+    Health::NotReady(format!("its HTTP endpoint at {address}: {problem}"))
+}
+
+async fn exchange(address: SocketAddr) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream
+        .write_all(format!("GET /health HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes())
+        .await?;
+    let mut answer = Vec::new();
+    stream.take(MAX_ANSWER).read_to_end(&mut answer).await?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+fn read_answer(answer: &str) -> Health {
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((answer, ""));
+    let body: Value = serde_json::from_str(body).unwrap_or_default();
+    match head.split_whitespace().nth(1) {
+        Some("200") => {
+            let time = |name: &str| body.get(name)?.as_i64();
+            let speed = time("tokenMicroseconds")
+                .zip(time("firstTokenMicroseconds"))
+                .map(|(token_microseconds, first_token_microseconds)| Speed {
+                    token_microseconds,
+                    first_token_microseconds,
+                });
+            Health::Ready(speed)
+        }
+        status => {
+            let message = body.pointer("/error/message").and_then(Value::as_str);
+            let status = || format!("its HTTP endpoint answered {}", status.unwrap_or("nothing"));
+            Health::NotReady(message.map_or_else(status, str::to_owned))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn understands_what_rank_0_answers() {
+        let ready = "HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\n{\"status\":\"ok\"}";
+        assert_eq!(read_answer(ready), Health::Ready(None));
+        let measured = "HTTP/1.0 200 OK\r\n\r\n{\"status\":\"ok\",\"firstTokenMicroseconds\":9,\"tokenMicroseconds\":2}";
+        let speed = Speed {
+            token_microseconds: 2,
+            first_token_microseconds: 9,
+        };
+        assert_eq!(read_answer(measured), Health::Ready(Some(speed)));
+        let loading =
+            r#"{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}"#;
+        let answer = format!("HTTP/1.0 503 Service Unavailable\r\n\r\n{loading}");
+        assert_eq!(
+            read_answer(&answer),
+            Health::NotReady("Loading model".into())
+        );
+        for (stranger, said) in [
+            ("", "answered nothing"),
+            ("SSH-2.0-OpenSSH_9.2 hello", "answered hello"),
+            ("HTTP/1.0 404 Not Found\r\n\r\n", "answered 404"),
+        ] {
+            let Health::NotReady(why) = read_answer(stranger) else {
+                panic!("{stranger}");
+            };
+            assert!(why.ends_with(said), "{why}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_closed_port_is_not_ready() {
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = closed.local_addr().unwrap();
+        drop(closed);
+        let Health::NotReady(why) = health(address).await else {
+            panic!("nobody listens");
+        };
+        assert!(why.contains(&address.to_string()), "{why}");
+    }
+}

@@ -1,0 +1,499 @@
+//! A member's part of its model's file: found on the machine, or fetched into the cache, and held there for as long as the
+//! member runs.
+//!
+//! Decides which layers are fetched (the plan's, on rank 0 with the model's ends) and that a file of another version than the
+//! plan's is never used. Refuses to use the network where everything is on the disk.
+
+use std::collections::HashSet;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::Arc;
+
+use prima_crds::v1alpha1::model::{HuggingFaceSource, ModelSource, UrlSource};
+use prima_crds::v1alpha1::ring_plan::{FileVersion, RingPlanSpec};
+use prima_weights::{
+    Cache, CacheError, Client, ClientError, Download, DownloadError, HeaderError, Identity,
+    LocalFile, LocalFileError, Location, Progress, Remote, RemoteError, Retry, Source, SourceError,
+    Token, tensors,
+};
+use prometheus_client::metrics::counter::Counter;
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+
+use super::local_header::{self, LocalHeader, LocalHeaderError};
+use super::member_status::Share;
+
+/// Where people without a mirror fetch from.
+const PUBLIC_HUB: &str = "https://huggingface.co";
+
+/// The agent's store of model files. Clones are one.
+#[derive(Clone)]
+pub struct Weights(Arc<Store>);
+
+struct Store {
+    cache: Cache,
+    folder: PathBuf,
+    /// `None`: what keeps a tenth of the file system free.
+    budget_bytes: Option<u64>,
+    client: Client,
+    /// Of plans that name no hub.
+    hub: String,
+    token: Option<Token>,
+    fetched_bytes: Counter,
+}
+
+/// A file with a member's part in it, in use until this is dropped.
+pub struct Held {
+    pub path: PathBuf,
+    /// `None` for people's own files, of which nothing was fetched.
+    pub share: Option<Share>,
+    _file: Option<LocalFile>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum WeightsError {
+    #[error("cannot use the cache of model files")]
+    Cache(#[from] CacheError),
+    #[error("cannot learn how large the file system of {} is", folder.display())]
+    FileSystem {
+        folder: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot set up fetching")]
+    Client(#[from] ClientError),
+    #[error("HF_TOKEN cannot be used")]
+    Token(#[source] SourceError),
+    #[error(
+        "spec.model.version: expected the version of a file that is to be fetched, found none; plan again"
+    )]
+    NoVersion,
+    #[error("spec.model.source: expected one of huggingFace, url, hostPath, persistentVolumeClaim")]
+    NoSource,
+    #[error(
+        "{path} is not on this machine: copy it there, or leave this machine out (spec.nodeSelector of the Model)"
+    )]
+    NotHere { path: String },
+    #[error("cannot use the model's file")]
+    LocalHeader(#[source] LocalHeaderError),
+    #[error(
+        "{file} is another file than the plan was made for: the checksum of its header is {found}, expected {expected}; copy the same file to all machines, or plan again"
+    )]
+    OtherHeader {
+        file: String,
+        expected: String,
+        found: String,
+    },
+    #[error(
+        "{file} has {found} bytes, the plan was made for a file of {expected}: it is another file, or an incomplete copy; copy it again, or plan again"
+    )]
+    OtherSize {
+        file: String,
+        expected: i64,
+        found: u64,
+    },
+    #[error("spec.members[].windows: the model does not have these layers; plan again")]
+    Layers(#[source] tensors::TensorsError),
+    #[error("cannot reach the model's file")]
+    Remote(#[source] RemoteError),
+    #[error("cannot fetch the model's header")]
+    RemoteHeader(#[source] HeaderError),
+    #[error("cannot fetch this machine's part of the model")]
+    Download(#[source] DownloadError),
+    #[error("cannot use what was fetched before")]
+    LocalFile(#[from] LocalFileError),
+    #[error("reading a file was cut short")]
+    Panicked(#[source] tokio::task::JoinError),
+}
+
+impl WeightsError {
+    /// Whether the machine cannot honour the plan, rather than not now.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Self::NoVersion
+            | Self::NoSource
+            | Self::NotHere { .. }
+            | Self::OtherHeader { .. }
+            | Self::OtherSize { .. }
+            | Self::Layers(_)
+            | Self::LocalHeader(LocalHeaderError::Header(_)) => true,
+            Self::Remote(error) => {
+                !error.is_transient() && !matches!(error, RemoteError::GaveUp { .. })
+            }
+            Self::Download(error) => matches!(
+                error,
+                DownloadError::Changed { .. }
+                    | DownloadError::OutOfRange { .. }
+                    | DownloadError::NoRoom { .. }
+            ),
+            Self::Cache(_)
+            | Self::FileSystem { .. }
+            | Self::Client(_)
+            | Self::Token(_)
+            | Self::LocalHeader(LocalHeaderError::Read { .. })
+            | Self::RemoteHeader(_)
+            | Self::LocalFile(_)
+            | Self::Panicked(_) => false,
+        }
+    }
+}
+
+/// From where and how much is fetched.
+pub struct WeightsOptions {
+    /// For what is fetched.
+    pub folder: PathBuf,
+    pub budget_bytes: Option<u64>,
+    /// The hub of plans that name none; the public one if absent.
+    pub hub: Option<String>,
+    pub token: Option<String>,
+    pub fetched_bytes: Counter,
+}
+
+impl Weights {
+    pub fn open(options: WeightsOptions) -> Result<Self, WeightsError> {
+        let WeightsOptions {
+            folder,
+            budget_bytes,
+            hub,
+            token,
+            fetched_bytes,
+        } = options;
+        Ok(Self(Arc::new(Store {
+            cache: Cache::open(&folder)?,
+            folder,
+            budget_bytes,
+            client: Client::new(Retry::default())?,
+            hub: hub.unwrap_or_else(|| PUBLIC_HUB.to_owned()),
+            token: token
+                .map(|token| Token::new(&token))
+                .transpose()
+                .map_err(WeightsError::Token)?,
+            fetched_bytes,
+        })))
+    }
+
+    /// What the member of `rank` needs of the plan's model. `progress` hears of what is fetched.
+    pub async fn obtain(
+        &self,
+        plan: &RingPlanSpec,
+        rank: usize,
+        progress: impl FnMut(Share),
+    ) -> Result<Held, WeightsError> {
+        let local = match &plan.model.source {
+            None => Some(plan.model.file.clone()),
+            Some(source) => source.local_path(),
+        };
+        match (local, &plan.model.source) {
+            (Some(path), _) => own_file(plan, path).await,
+            (None, Some(source)) => {
+                let version = plan.model.version.as_ref().ok_or(WeightsError::NoVersion)?;
+                let (source, allow_full_download) = self.source(source, version)?;
+                let share = Wanted {
+                    plan,
+                    rank,
+                    version,
+                    source,
+                    allow_full_download,
+                };
+                self.fetched(share, progress).await
+            }
+            (None, None) => Err(WeightsError::NoSource),
+        }
+    }
+
+    /// Removes what was not used for longest, until the cache keeps to its budget with `more` bytes. What members use stays.
+    pub async fn collect(&self, more: u64) {
+        let store = self.0.clone();
+        let collecting = spawn_blocking(move || {
+            let budget = store.budget()?.saturating_sub(more);
+            Ok::<_, WeightsError>(store.cache.collect(budget, &HashSet::new())?)
+        });
+        match collecting.await.map_err(WeightsError::Panicked) {
+            Ok(Ok(collected)) if !collected.removed.is_empty() => tracing::info!(
+                files = collected.removed.len(),
+                freed_bytes = collected.freed_bytes,
+                "removed model files that were not used for longest"
+            ),
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) | Err(error) => {
+                let problem = crate::error_chain(&error);
+                tracing::warn!(problem, "cannot look after the cache of model files");
+            }
+        }
+    }
+
+    fn source(
+        &self,
+        source: &ModelSource,
+        version: &FileVersion,
+    ) -> Result<(Source, bool), WeightsError> {
+        let (location, allow_full_download) = match source {
+            ModelSource {
+                hugging_face:
+                    Some(HuggingFaceSource {
+                        repo,
+                        file,
+                        revision,
+                        endpoint,
+                    }),
+                ..
+            } => {
+                let location = Location::HuggingFace {
+                    endpoint: endpoint.clone().unwrap_or_else(|| self.0.hub.clone()),
+                    repo: repo.clone(),
+                    // A branch may have moved on since the plan was made.
+                    revision: version.commit.as_ref().unwrap_or(revision).clone(),
+                    file: file.clone(),
+                };
+                (location, false)
+            }
+            ModelSource {
+                url:
+                    Some(UrlSource {
+                        url,
+                        sha256,
+                        allow_full_download,
+                    }),
+                ..
+            } => {
+                let location = Location::Url {
+                    url: url.clone(),
+                    sha256: sha256.clone(),
+                };
+                (location, *allow_full_download)
+            }
+            _ => return Err(WeightsError::NoSource),
+        };
+        // The token is the hub's that the agents were installed with; a Model must not send it elsewhere.
+        let token = match &location {
+            Location::HuggingFace { endpoint, .. } if *endpoint == self.0.hub => {
+                self.0.token.clone()
+            }
+            _ => None,
+        };
+        Ok((Source { location, token }, allow_full_download))
+    }
+
+    async fn fetched(
+        &self,
+        share: Wanted<'_>,
+        mut progress: impl FnMut(Share),
+    ) -> Result<Held, WeightsError> {
+        let Wanted {
+            plan,
+            rank,
+            version,
+            source,
+            allow_full_download,
+        } = share;
+        let identity = Identity {
+            size_bytes: plan.model.size_bytes as u64,
+            etag: version.etag.clone(),
+            sha256: version.sha256.clone(),
+            revision_commit: version.commit.clone(),
+        };
+        let layers: Vec<Range<usize>> = plan.members[rank]
+            .windows
+            .iter()
+            .map(|window| window.layers())
+            .collect();
+        let file = {
+            let (store, source) = (self.0.clone(), source.clone());
+            blocking(move || store.cache.file(&source, &identity)).await??
+        };
+        let held = |file: LocalFile, wanted: &[Range<u64>]| {
+            let total_bytes = tensors::total_bytes(wanted);
+            Held {
+                path: file.path().to_owned(),
+                share: Some(Share {
+                    fetched_bytes: total_bytes,
+                    total_bytes,
+                }),
+                _file: Some(file),
+            }
+        };
+        let expected = version.header_sha256.clone();
+        let there = {
+            let (file, layers, expected) = (file.clone(), layers.clone(), expected.clone());
+            blocking(move || complete(&file, &layers, rank == 0, &expected)).await?
+        };
+        if let Some(wanted) = there {
+            return Ok(held(file, &wanted));
+        }
+
+        let remote = Remote::open(&self.0.client, &source)
+            .await
+            .map_err(WeightsError::Remote)?;
+        let (gguf, header) = remote
+            .read_header()
+            .await
+            .map_err(WeightsError::RemoteHeader)?;
+        same_header(&remote.shown(), &expected, local_header::sha256(&header))?;
+        let wanted = tensors::ranges(&gguf, &layers, rank == 0).map_err(WeightsError::Layers)?;
+        let missing = tensors::total_bytes(&file.missing(&wanted)?);
+        self.collect(missing).await;
+        let (tell, mut told) = watch::channel(Progress::default());
+        // What was there before is not fetched now.
+        let mut counted = tensors::total_bytes(&wanted) - missing;
+        let mut note = |now: Progress| {
+            if now.total_bytes == 0 {
+                return;
+            }
+            let new = now.done_bytes.saturating_sub(counted);
+            self.0.fetched_bytes.inc_by(new);
+            counted += new;
+            progress(Share {
+                fetched_bytes: now.done_bytes,
+                total_bytes: now.total_bytes,
+            });
+        };
+        let outcome = {
+            let download = Download::new(&remote, &file, &wanted)
+                .allow_full_download(allow_full_download)
+                .run(&tell);
+            let mut download = pin!(download);
+            loop {
+                tokio::select! {
+                    outcome = &mut download => break outcome,
+                    Ok(()) = told.changed() => note(*told.borrow_and_update()),
+                }
+            }
+        };
+        note(*told.borrow_and_update());
+        outcome.map_err(WeightsError::Download)?;
+        Ok(held(file, &wanted))
+    }
+}
+
+/// A member's share of a file that is fetched.
+struct Wanted<'a> {
+    plan: &'a RingPlanSpec,
+    rank: usize,
+    version: &'a FileVersion,
+    source: Source,
+    allow_full_download: bool,
+}
+
+impl Store {
+    fn budget(&self) -> Result<u64, WeightsError> {
+        if let Some(budget) = self.budget_bytes {
+            return Ok(budget);
+        }
+        let room = rustix::fs::statvfs(&self.folder).map_err(|error| WeightsError::FileSystem {
+            folder: self.folder.clone(),
+            source: error.into(),
+        })?;
+        let taken: u64 = self
+            .cache
+            .entries()?
+            .iter()
+            .map(|entry| entry.allocated_bytes)
+            .sum();
+        let bytes = |blocks: u64| blocks.saturating_mul(room.f_frsize);
+        Ok(default_budget(
+            bytes(room.f_blocks),
+            bytes(room.f_bavail),
+            taken,
+        ))
+    }
+}
+
+/// What keeps a tenth of the file system free.
+fn default_budget(total: u64, free: u64, taken: u64) -> u64 {
+    (taken + free).saturating_sub(total / 10)
+}
+
+/// A file that people put on the machine.
+async fn own_file(plan: &RingPlanSpec, path: String) -> Result<Held, WeightsError> {
+    let expected = plan
+        .model
+        .version
+        .clone()
+        .map(|version| version.header_sha256);
+    let (size, layers) = (plan.model.size_bytes, plan.model.layers);
+    blocking(move || {
+        let metadata = std::fs::metadata(&path);
+        let found = match metadata {
+            Ok(metadata) => metadata.len(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(WeightsError::NotHere { path });
+            }
+            Err(source) => {
+                return Err(WeightsError::LocalHeader(LocalHeaderError::Read {
+                    path: path.into(),
+                    source,
+                }));
+            }
+        };
+        if found != size as u64 {
+            return Err(WeightsError::OtherSize {
+                file: path,
+                expected: size,
+                found,
+            });
+        }
+        let LocalHeader { gguf, sha256 } =
+            local_header::read(Path::new(&path)).map_err(WeightsError::LocalHeader)?;
+        if let Some(expected) = expected {
+            same_header(&path, &expected, sha256)?;
+        }
+        let all: Range<usize> = 0..layers as usize;
+        tensors::ranges(&gguf, &[all], true).map_err(WeightsError::Layers)?;
+        Ok(Held {
+            path: path.into(),
+            share: None,
+            _file: None,
+        })
+    })
+    .await?
+}
+
+fn same_header(file: &str, expected: &str, found: String) -> Result<(), WeightsError> {
+    if found.eq_ignore_ascii_case(expected) {
+        return Ok(());
+    }
+    Err(WeightsError::OtherHeader {
+        file: file.to_owned(),
+        expected: expected.to_owned(),
+        found,
+    })
+}
+
+/// The ranges that the member needs, if all of them are on the disk.
+fn complete(
+    file: &LocalFile,
+    layers: &[Range<usize>],
+    rank_0: bool,
+    expected: &str,
+) -> Option<Vec<Range<u64>>> {
+    // Where the header was not fetched yet there are zeros.
+    let header = local_header::read(file.path()).ok()?;
+    let wanted = tensors::ranges(&header.gguf, layers, rank_0).ok()?;
+    let there =
+        header.sha256.eq_ignore_ascii_case(expected) && file.missing(&wanted).ok()?.is_empty();
+    there.then_some(wanted)
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, WeightsError> {
+    spawn_blocking(work).await.map_err(WeightsError::Panicked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_budget_a_tenth_of_the_file_system_stays_free() {
+        // Nothing cached, half free: four tenths may be cached.
+        assert_eq!(default_budget(1000, 500, 0), 400);
+        // As much cached as may be.
+        assert_eq!(default_budget(1000, 100, 400), 400);
+        // Others have filled the disk: the cache makes room.
+        assert_eq!(default_budget(1000, 20, 400), 320);
+        assert_eq!(default_budget(1000, 0, 50), 0);
+    }
+}

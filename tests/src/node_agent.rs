@@ -1,0 +1,98 @@
+//! The agent of a machine, `prima-node-agent run`, as a process beside a test's API server. Each machine is an address of
+//! loopback, so that all of them have the usual ports.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+
+use rustix::process::Signal;
+
+use crate::api_server::{ApiServer, free_loopback_address};
+use crate::http;
+use crate::process::{built_binary, send_signal};
+use crate::service::Service;
+
+/// A machine of a test: what stays when its agent is started anew.
+pub struct AgentMachine {
+    pub node: String,
+    pub address: Ipv4Addr,
+    /// The agent's folder, and its log.
+    data: PathBuf,
+}
+
+/// Killed on drop, with its members.
+pub struct NodeAgent {
+    service: Service,
+    http: SocketAddr,
+}
+
+const LINKS_PORT: u16 = 9190;
+const HTTP_PORT: u16 = 9191;
+
+impl AgentMachine {
+    /// The machine of Node `node`, which the test creates; its files are in a folder of that name in `folder`.
+    pub fn new(node: &str, folder: &Path) -> AgentMachine {
+        let data = folder.join(node);
+        fs::create_dir_all(&data).expect("a folder for an agent");
+        AgentMachine {
+            node: node.to_owned(),
+            address: free_loopback_address(LINKS_PORT),
+            data,
+        }
+    }
+
+    /// Its agent, as a pod called `agent-NODE` in `namespace`.
+    pub fn start_agent(&self, api: &ApiServer, namespace: &str) -> NodeAgent {
+        let mut command = api.command(built_binary("prima-node-agent"));
+        let http = SocketAddr::from((self.address, HTTP_PORT));
+        command
+            .arg("run")
+            .args(["--node", &self.node])
+            .args(["--pod-ip", &self.address.to_string()])
+            .args(["--namespace", namespace])
+            .arg("--data")
+            .arg(&self.data)
+            .args(["--http", &http.to_string()])
+            .args(["--threads", "1"])
+            .env("POD_NAME", format!("agent-{}", self.node));
+        let name = format!("agent-{}", self.node);
+        let service = Service::start(&name, command, &self.data);
+        NodeAgent { service, http }
+    }
+}
+
+impl NodeAgent {
+    /// Until its profile is published and its watches stand.
+    pub fn wait_until_ready(&mut self) {
+        let http = self.http;
+        self.service
+            .wait_until(|| match http::get(http, "/readyz") {
+                Ok(answer) if answer.status == 200 => Ok(()),
+                Ok(answer) => Err(answer.body),
+                Err(error) => Err(error.to_string()),
+            });
+    }
+
+    /// The text of its /metrics.
+    pub fn metrics(&self) -> String {
+        http::get(self.http, "/metrics").expect("metrics").body
+    }
+
+    /// Process ids of its members.
+    pub fn members(&self) -> Vec<u32> {
+        let id = self.service.id();
+        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
+        let children = children.expect("an agent that runs");
+        children
+            .split_whitespace()
+            .map(|id| id.parse().expect("a process id"))
+            .collect()
+    }
+
+    /// Asks it to end, and waits until it has.
+    pub fn terminate(mut self) -> ExitStatus {
+        send_signal(self.service.id(), Signal::TERM);
+        self.service.wait_for_end()
+    }
+}

@@ -1,0 +1,441 @@
+//! Two agents beside a real API server, each the machine of a Node: what they tell of their machines, and what they do with
+//! plans that name them, until rank 0 answers a chat; what a refusal says; what is left after an agent was killed, and after
+//! a plan is gone.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use prima_crds::definitions;
+use prima_tests::api_server::{ApiServer, Backend};
+use prima_tests::node_agent::{AgentMachine, NodeAgent};
+use prima_tests::{assets, http};
+use prima_weights::test_hub::TestHub;
+use prima_weights::{Client, Location, Remote, Retry, Source};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use tokio::runtime::Runtime;
+
+const NAMESPACE: &str = "prima-agents";
+const RING_PORT: u16 = 9200;
+const HTTP_PORT: u16 = 9400;
+/// SHA-256 of the key "abc" (FIPS 180-2, B.1).
+const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+/// For what takes seconds on an idle machine.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+struct Stage {
+    api: ApiServer,
+    folder: tempfile::TempDir,
+}
+
+impl Stage {
+    /// An API server with the definitions and the Nodes `one` and `two`.
+    fn new() -> Stage {
+        let api = ApiServer::start(Backend::Etcd);
+        for definition in definitions::all() {
+            let yaml = definitions::yaml(&definition).expect("a definition as YAML");
+            api.apply(&yaml)
+                .expect("a definition that the API server takes");
+        }
+        api.kubectl(&["wait", "--for=condition=Established", "crd", "--all"])
+            .expect("established definitions");
+        api.kubectl(&["create", "namespace", NAMESPACE])
+            .expect("a namespace");
+        for node in ["one", "two"] {
+            let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}});
+            api.apply(&node.to_string()).expect("a Node");
+        }
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        Stage { api, folder }
+    }
+
+    fn get(&self, args: &[&str]) -> Value {
+        let args = [&["get", "-o", "json"], args].concat();
+        let text = self.api.kubectl(&args).expect("an object");
+        serde_json::from_str(&text).expect("JSON")
+    }
+
+    fn profile(&self, node: &str) -> Value {
+        self.get(&["nodeprofile", node])
+    }
+
+    /// The entry of `node` in the plan's status; null while there is none.
+    fn member(&self, plan: &str, node: &str) -> Value {
+        let plan = self.get(&["ringplan", plan]);
+        let members = plan["status"]["members"].as_array().cloned();
+        members
+            .unwrap_or_default()
+            .into_iter()
+            .find(|member| member["name"] == node)
+            .unwrap_or_default()
+    }
+
+    /// Waits until the member is in this state, and returns its entry.
+    fn wait_for_state(&self, plan: &str, node: &str, state: &str) -> Value {
+        wait_for(|| {
+            let member = self.member(plan, node);
+            match member["state"] == state {
+                true => Ok(member),
+                false => Err(format!(
+                    "{node} in {plan}, which should be {state}: {member}"
+                )),
+            }
+        })
+    }
+}
+
+fn wait_for<T>(mut look: impl FnMut() -> Result<T, String>) -> T {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        match look() {
+            Ok(seen) => return seen,
+            Err(what) => assert!(Instant::now() < deadline, "{what}"),
+        }
+        thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// A plan of two members, each with half of the 30 layers.
+fn plan(
+    name: &str,
+    machines: &[AgentMachine; 2],
+    model: &Path,
+    header_sha256: &str,
+    ports: (u16, u16),
+) -> Value {
+    let members: Vec<Value> = machines
+        .iter()
+        .zip([(0, 15), (15, 30)])
+        .map(|(machine, (first, last))| {
+            json!({
+                "name": machine.node,
+                "address": format!("{}:{}", machine.address, ports.0),
+                "windows": [{"first": first, "last": last}],
+                "membersOnMachine": 2,
+            })
+        })
+        .collect();
+    json!({
+        "apiVersion": "prima.dev/v1alpha1",
+        "kind": "RingPlan",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "generation": 1,
+            "model": {
+                "name": "smollm2",
+                "file": model,
+                "sizeBytes": fs::metadata(model).expect("a model file").len(),
+                "layers": 30,
+                "version": {"headerSha256": header_sha256},
+            },
+            "contextLength": 512,
+            "maxConcurrentRequests": 2,
+            "rounds": 1,
+            "members": members,
+            "httpPort": ports.1,
+            "apiKeySha256": [ABC],
+        },
+    })
+}
+
+/// As the operator would know the file: its identity, and its header's checksum.
+fn version(source: &Source) -> Value {
+    let known = async {
+        let client = Client::new(Retry::default()).expect("a client");
+        let remote = Remote::open(&client, source).await.expect("the file");
+        let (_, header) = remote.read_header().await.expect("a header");
+        let identity = remote.identity();
+        let digest = Sha256::digest(header);
+        let header_sha256: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        json!({
+            "headerSha256": header_sha256,
+            "etag": identity.etag,
+            "sha256": identity.sha256,
+            "commit": identity.revision_commit,
+        })
+    };
+    runtime().block_on(known)
+}
+
+fn runtime() -> Runtime {
+    Runtime::new().expect("a runtime")
+}
+
+fn chat(address: SocketAddr, key: &str) -> http::Response {
+    let body = json!({
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "Say hello."}],
+        "max_tokens": 8,
+        "temperature": 0,
+    });
+    http::post_with_key(address, "/v1/chat/completions", key, &body).expect("an answer")
+}
+
+fn start(stage: &Stage, machine: &AgentMachine) -> NodeAgent {
+    machine.start_agent(&stage.api, NAMESPACE)
+}
+
+fn model() -> PathBuf {
+    let path = assets::path("models/SmolLM2-135M-Instruct-Q4_1.gguf").expect("a model");
+    path.canonicalize().expect("an absolute path")
+}
+
+#[test]
+fn agents_tell_of_their_machines_and_run_the_plans_that_name_them() {
+    let stage = Stage::new();
+    let model = model();
+    let machines = ["one", "two"].map(|node| AgentMachine::new(node, stage.folder.path()));
+    let [mut one, mut two] = [&machines[0], &machines[1]].map(|machine| start(&stage, machine));
+    one.wait_until_ready();
+    two.wait_until_ready();
+
+    // Its NodeProfile: of the Node, with what others must know to reach it.
+    let profile = stage.profile("one");
+    let owner = &profile["metadata"]["ownerReferences"][0];
+    assert_eq!(
+        (&owner["kind"], &owner["name"]),
+        (&json!("Node"), &json!("one"))
+    );
+    assert_eq!(owner["uid"], stage.get(&["node", "one"])["metadata"]["uid"]);
+    assert_eq!(owner["controller"], Value::Null);
+    let agent = &profile["status"]["agent"];
+    assert_eq!(agent["address"], machines[0].address.to_string());
+    assert!(
+        agent["memory"]
+            .as_str()
+            .is_some_and(|text| text.ends_with(" GiB")),
+        "{agent}"
+    );
+    let bytes = profile.to_string().len();
+    assert!(bytes < 8 << 10, "{bytes} bytes");
+
+    // Its Lease.
+    let lease = stage.get(&["lease", "prima-agent-one", "-n", NAMESPACE]);
+    let spec = &lease["spec"];
+    assert_eq!(
+        (&spec["holderIdentity"], &spec["leaseDurationSeconds"]),
+        (&json!("agent-one"), &json!(40))
+    );
+
+    // The links, both ways.
+    for (node, other) in [("one", "two"), ("two", "one")] {
+        wait_for(|| {
+            let links = stage.profile(node)["status"]["links"].clone();
+            let to = |name| {
+                links
+                    .as_array()
+                    .is_some_and(|links| links.iter().any(|link| link["to"] == name))
+            };
+            match to(other) && to("loopback") {
+                true => Ok(()),
+                false => Err(format!("the links of {node}: {links}")),
+            }
+        });
+    }
+
+    // What it has of a model that is named by a path.
+    let object = json!({
+        "apiVersion": "prima.dev/v1alpha1",
+        "kind": "Model",
+        "metadata": {"name": "smollm2", "namespace": "default"},
+        "spec": {"source": {"hostPath": {"path": model}}},
+    });
+    stage.api.apply(&object.to_string()).expect("a Model");
+    let local = wait_for(|| {
+        let agent = stage.profile("two")["status"]["agent"].clone();
+        match agent["localModels"].get(0) {
+            Some(local) => Ok(local.clone()),
+            None => Err(format!("no local model: {agent}")),
+        }
+    });
+    assert_eq!(
+        (&local["path"], &local["profile"]["layers"]),
+        (&json!(model), &json!(30))
+    );
+    let header = local["version"]["headerSha256"]
+        .as_str()
+        .expect("a checksum");
+
+    // A plan, until it answers, with the key whose digest it has and with no other.
+    let ring = plan(
+        "smollm2-1",
+        &machines,
+        &model,
+        header,
+        (RING_PORT, HTTP_PORT),
+    );
+    stage.api.apply(&ring.to_string()).expect("a RingPlan");
+    stage.wait_for_state("smollm2-1", "one", "Ready");
+    stage.wait_for_state("smollm2-1", "two", "Loaded");
+    let http = SocketAddr::from((machines[0].address, HTTP_PORT));
+    assert_eq!(chat(http, "abd").status, 401);
+    let answer = chat(http, "abc");
+    let content = answer.json()["choices"][0]["message"]["content"].clone();
+    assert!(
+        content.as_str().is_some_and(|text| !text.is_empty()),
+        "{}",
+        answer.body
+    );
+    wait_for(|| {
+        let member = stage.member("smollm2-1", "one");
+        match &member["measured"]["tokenMicroseconds"] {
+            Value::Number(_) => Ok(()),
+            _ => Err(format!("no speed: {member}")),
+        }
+    });
+
+    // A second plan at the same time, for another file: both refuse it and say why, the first goes on.
+    let other = plan(
+        "smollm2-other",
+        &machines,
+        &model,
+        &"0".repeat(64),
+        (RING_PORT + 1, HTTP_PORT + 1),
+    );
+    stage.api.apply(&other.to_string()).expect("a RingPlan");
+    for node in ["one", "two"] {
+        let refused = stage.wait_for_state("smollm2-other", node, "Refused");
+        let message = refused["message"].as_str().expect("a message");
+        assert!(
+            message.contains("another file than the plan was made for"),
+            "{message}"
+        );
+    }
+    assert_eq!((one.members().len(), two.members().len()), (1, 1));
+    assert!(
+        two.metrics()
+            .contains("prima_agent_members{state=\"refused\"} 1"),
+        "{}",
+        two.metrics()
+    );
+
+    // A member's process that dies is started again, and the ring comes back.
+    let member = two.members()[0];
+    prima_tests::process::send_signal(member, rustix::process::Signal::KILL);
+    wait_for(|| match two.members()[..] {
+        [again] if again != member => Ok(()),
+        ref others => Err(format!("members of two: {others:?}")),
+    });
+    wait_for(|| match chat(http, "abc").status {
+        200 => Ok(()),
+        status => Err(format!("the ring answers {status}")),
+    });
+    assert!(
+        two.metrics()
+            .contains("prima_agent_member_restarts_total 1"),
+        "{}",
+        two.metrics()
+    );
+
+    // An agent that is killed takes its members along; the next one measures nothing anew and goes on.
+    let measured_at = stage.profile("two")["status"]["measuredAt"].clone();
+    let members = two.members();
+    drop(two);
+    wait_for(|| {
+        match members
+            .iter()
+            .any(|id| Path::new(&format!("/proc/{id}")).exists())
+        {
+            false => Ok(()),
+            true => Err("a member outlives its agent".to_owned()),
+        }
+    });
+    wait_for(
+        || match stage.member("smollm2-1", "one")["state"] != "Ready" {
+            true => Ok(()),
+            false => Err("rank 0 is ready without its ring".to_owned()),
+        },
+    );
+    let mut two = start(&stage, &machines[1]);
+    two.wait_until_ready();
+    stage.wait_for_state("smollm2-1", "one", "Ready");
+    assert_eq!(chat(http, "abc").status, 200);
+    assert_eq!(stage.profile("two")["status"]["measuredAt"], measured_at);
+
+    // A plan that is gone takes its members along.
+    stage
+        .api
+        .kubectl(&["delete", "ringplan", "smollm2-1"])
+        .expect("deleted");
+    wait_for(|| match (one.members().len(), two.members().len()) {
+        (0, 0) => Ok(()),
+        members => Err(format!("members of a plan that is gone: {members:?}")),
+    });
+    assert_eq!(stage.member("smollm2-other", "two")["state"], "Refused");
+
+    assert!(one.terminate().success() && two.terminate().success());
+    assert_eq!(stage.member("smollm2-other", "one")["state"], "Failed");
+}
+
+#[test]
+fn each_member_fetches_its_layers_and_an_agent_that_comes_back_needs_no_hub() {
+    let stage = Stage::new();
+    let runtime = runtime();
+    let files = stage.folder.path().join("hub");
+    fs::create_dir_all(files.join("people/models")).expect("a folder for a hub");
+    fs::copy(model(), files.join("people/models/smollm2.gguf")).expect("a copy of a model");
+    let hub = runtime.block_on(TestHub::start(&files)).expect("a hub");
+    let location = Location::HuggingFace {
+        endpoint: hub.endpoint(),
+        repo: "people/models".into(),
+        revision: "main".into(),
+        file: "smollm2.gguf".into(),
+    };
+    let version = version(&Source {
+        location,
+        token: None,
+    });
+    let machines = ["one", "two"].map(|node| AgentMachine::new(node, stage.folder.path()));
+    let [mut one, mut two] = [&machines[0], &machines[1]].map(|machine| start(&stage, machine));
+
+    let mut ring = plan("fetched", &machines, &model(), "", (RING_PORT, HTTP_PORT));
+    ring["spec"]["model"]["file"] = json!("smollm2.gguf");
+    ring["spec"]["model"]["source"] = json!({"huggingFace": {
+        "repo": "people/models",
+        "file": "smollm2.gguf",
+        "endpoint": hub.endpoint(),
+    }});
+    ring["spec"]["model"]["version"] = version;
+    stage.api.apply(&ring.to_string()).expect("a RingPlan");
+    one.wait_until_ready();
+    two.wait_until_ready();
+    stage.wait_for_state("fetched", "one", "Ready");
+    let second = stage.wait_for_state("fetched", "two", "Loaded");
+    let http = SocketAddr::from((machines[0].address, HTTP_PORT));
+    assert_eq!(chat(http, "abc").status, 200);
+
+    // The second has half of the layers, and neither embedding nor output head.
+    let whole = fs::metadata(model()).expect("a model").len();
+    let total = second["totalBytes"].as_u64().expect("bytes");
+    assert_eq!(second["fetchedBytes"], second["totalBytes"]);
+    assert!((1..whole / 2).contains(&total), "{total} of {whole} bytes");
+    let fetched = format!("prima_agent_fetched_bytes_total {total}");
+    assert!(
+        two.metrics().contains(&fetched),
+        "expected {fetched}: {}",
+        two.metrics()
+    );
+
+    drop((hub, runtime));
+    drop(two);
+    let mut two = start(&stage, &machines[1]);
+    two.wait_until_ready();
+    wait_for(|| match two.members().len() {
+        1 => Ok(()),
+        members => Err(format!("{members} members")),
+    });
+    wait_for(|| match chat(http, "abc").status {
+        200 => Ok(()),
+        status => Err(format!("the ring answers {status}")),
+    });
+    let member = stage.wait_for_state("fetched", "two", "Loaded");
+    assert_eq!(member["fetchedBytes"], second["fetchedBytes"]);
+    assert!(
+        two.metrics().contains("prima_agent_fetched_bytes_total 0"),
+        "{}",
+        two.metrics()
+    );
+}
