@@ -5,6 +5,7 @@
 //! or runs [`within`](Cluster::within) it.
 
 mod host;
+mod image;
 mod network;
 mod node;
 
@@ -23,6 +24,7 @@ use crate::command::CommandError;
 use crate::programs::{folder_made_by, program};
 use crate::service::Service;
 pub(crate) use host::Host;
+pub use image::{PrimaImages, build_image};
 use network::CONTROL_PLANE;
 pub use node::Node;
 
@@ -110,6 +112,11 @@ impl Cluster {
         &mut self.nodes[index]
     }
 
+    /// The folder of this machine that is the /var of the node with this index.
+    pub fn var_of(&self, index: usize) -> PathBuf {
+        self.nodes[index].var()
+    }
+
     /// What kubectl prints.
     ///
     /// # Errors
@@ -134,10 +141,16 @@ impl Cluster {
         self.api_server.helm(args)
     }
 
-    /// `kubectl port-forward` to a port of `target`, for example `service/NAME`.
-    pub fn port_forward(&self, target: &str, port: u16) -> PortForward {
+    /// `kubectl port-forward` to a port of `target`, for example `service/NAME`, in `namespace`.
+    pub fn port_forward(&self, namespace: &str, target: &str, port: u16) -> PortForward {
         let mut command = self.api_server.command(program("kubectl"));
-        command.args(["port-forward", target, &format!(":{port}")]);
+        command.args([
+            "port-forward",
+            "--namespace",
+            namespace,
+            target,
+            &format!(":{port}"),
+        ]);
         let logs = tempfile::tempdir_in(self.folder.path()).expect("a temporary folder");
         let mut service = Service::start("port-forward", command, logs.path());
         let line = service.wait_for_line("Forwarding from ");

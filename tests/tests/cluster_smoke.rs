@@ -5,7 +5,6 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread;
 
 use prima_tests::cluster::{self, Cluster};
@@ -88,7 +87,7 @@ fn pods_run_on_every_node_and_reach_each_other() {
     let version = version.expect("an answer of the API server");
     assert!(version.contains("v1.36"), "{version}");
 
-    let forward = cluster.port_forward("service/echo", 80);
+    let forward = cluster.port_forward("default", "service/echo", 80);
     let answer = cluster.within(|| http::get(forward.address, "/"));
     let answer = answer.expect("an answer through the API server");
     assert!(answer.body.starts_with("node-"), "{}", answer.body);
@@ -187,46 +186,9 @@ fn serve_once(cluster: &Cluster) -> SocketAddr {
     address
 }
 
-/// As the images of users are built, but for the base.
 fn build_echo_image(folder: &Path) -> PathBuf {
     fs::write(folder.join("Containerfile"), CONTAINERFILE).expect("write a file");
     fs::write(folder.join("serve"), SERVE).expect("write a file");
-    let archive = folder.join("echo.tar");
-    let base = cluster::image("tools");
-    let run = |args: &[&str]| {
-        let storage = folder.join("storage");
-        let mut buildah = Command::new("buildah");
-        buildah
-            .arg("--root")
-            .arg(&storage)
-            .arg("--runroot")
-            .arg(storage.join("run"));
-        buildah
-            .args(["--storage-driver", "vfs"])
-            .args(args)
-            .current_dir(folder);
-        let output = buildah.output().expect("buildah");
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-    };
-    let base = format!("BASE=oci-archive:{}", base.display());
-    run(&[
-        "bud",
-        "--isolation",
-        "chroot",
-        "--build-arg",
-        &base,
-        "-t",
-        "localhost/echo:smoke",
-        ".",
-    ]);
-    run(&[
-        "push",
-        "localhost/echo:smoke",
-        &format!("oci-archive:{}:localhost/echo:smoke", archive.display()),
-    ]);
-    archive
+    let containerfile = folder.join("Containerfile");
+    cluster::build_image(folder, &containerfile, "tools", "localhost/echo:smoke")
 }
