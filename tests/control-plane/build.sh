@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Builds the Kubernetes, etcd, Helm, kubeconform and kine of the versions in go.mod and kine/go.mod, once (7 minutes on two
-# cores, 2 GB to download), into a folder of the cache that is named by what it was built from. The last line that it
+# Builds the Kubernetes, etcd, Helm, kubeconform, kine and CoreDNS of the versions in go.mod and beside/go.mod, once (9
+# minutes on two cores, 2 GB to download), into a folder of the cache that is named by what it was built from. The last line that it
 # prints is the folder of the programs.
 set -euo pipefail
 cd "$(dirname "$0")"
 
 cache=${PRIMA_CACHE:-$HOME/.cache/prima}/control-plane
-version=$(cat go.mod go.sum kine/go.mod kine/go.sum build.sh | sha256sum | cut -c 1-16)
+version=$(cat go.mod go.sum beside/go.mod beside/go.sum build.sh | sha256sum | cut -c 1-16)
 
 main() {
     mkdir -p "$cache"
@@ -33,8 +33,8 @@ build() {
     echo "building Kubernetes $kubernetes and what the tests need beside it (once, takes some minutes)" >&2
     CGO_ENABLED=0 GOBIN=$1 install_tools "$flags"
     mv "$1/server" "$1/etcd"
-    # SQLite is C.
-    (cd kine && CGO_ENABLED=1 GOBIN=$1 install_tools "-s -w")
+    # SQLite, in kine, is C.
+    (cd beside && CGO_ENABLED=1 GOBIN=$1 install_tools "-s -w")
 }
 
 # install_tools LINKER_FLAGS: says how far it is, since this is thousands of packages.

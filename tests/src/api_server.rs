@@ -194,7 +194,10 @@ current-context: test
             command.arg("--endpoint-reconciler-type=none");
         }
         let mut server = self.start_service("kube-apiserver", command);
-        server.wait_until(|| self.kubectl(&["get", "--raw", "/readyz"]).map(drop));
+        server.wait_until(|| {
+            self.kubectl(&["get", "--raw", "/readyz", "--request-timeout=5s"])
+                .map(drop)
+        });
         self.server = Some(server);
     }
 

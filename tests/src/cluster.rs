@@ -9,6 +9,7 @@ mod network;
 mod node;
 
 use std::ffi::OsStr;
+use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,10 +30,22 @@ pub use node::Node;
 pub struct Cluster {
     // Dropped in this order.
     nodes: Vec<Node>,
+    _names: Service,
     api_server: ApiServer,
     control_plane: Arc<Host>,
     folder: TempDir,
 }
+
+/// Of the Services, as everywhere; of names elsewhere nobody here knows.
+const COREFILE: &str = "
+.:53 {
+    bind ADDRESS
+    kubernetes cluster.local {
+        kubeconfig KUBECONFIG
+    }
+    errors
+}
+";
 
 impl Cluster {
     /// Starts a cluster of this many nodes and waits until they are ready. Panics with the end of a log if it does not get there.
@@ -59,6 +72,7 @@ impl Cluster {
             (0..nodes).map(|index| Node::new(index, nodes, path, &api_server, &control_plane));
         let mut cluster = Cluster {
             nodes: nodes.collect(),
+            _names: start_name_server(&api_server, path),
             api_server,
             control_plane,
             folder,
@@ -153,6 +167,22 @@ impl Cluster {
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.control_plane.within(work)
     }
+}
+
+/// CoreDNS beside the API server, not in a pod, so that it is there when the first pod asks.
+fn start_name_server(api_server: &ApiServer, folder: &Path) -> Service {
+    let kubeconfig = api_server.kubeconfig().display().to_string();
+    let corefile = COREFILE
+        .replace("ADDRESS", &CONTROL_PLANE.to_string())
+        .replace("KUBECONFIG", &kubeconfig);
+    let path = folder.join("Corefile");
+    fs::write(&path, corefile)
+        .unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
+    let mut command = api_server.command(program("coredns"));
+    command.arg("-conf").arg(path);
+    let mut server = Service::start("coredns", command, folder);
+    server.wait_for_line("CoreDNS-");
+    server
 }
 
 /// It ends on drop.

@@ -48,7 +48,7 @@ pub fn metrics(address: SocketAddr, name: &str) -> io::Result<Vec<f64>> {
     let metrics = get(address, "/metrics")?;
     let of_member = |line: &str| {
         line.strip_prefix(name)?
-            .starts_with('{')
+            .starts_with(['{', ' '])
             .then(|| line.to_owned())
     };
     let values: Vec<f64> = metrics

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use prima_tests::control_plane::program;
+use prima_tests::programs::program;
 use serde_json::Value;
 
 #[test]

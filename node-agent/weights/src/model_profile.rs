@@ -66,10 +66,11 @@ pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, ModelP
     let value_length = optional("attention.value_length", head)?;
 
     let tensor = |tensor: &'static str| {
-        gguf.tensor(tensor).ok_or_else(|| ModelProfileError::NoTensor {
-            name: name.to_owned(),
-            tensor,
-        })
+        gguf.tensor(tensor)
+            .ok_or_else(|| ModelProfileError::NoTensor {
+                name: name.to_owned(),
+                tensor,
+            })
     };
     let embedding = tensor(EMBEDDING)?;
     // Where there is no output head, the embedding is it.

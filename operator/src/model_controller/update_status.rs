@@ -126,6 +126,8 @@ fn status(
                 .collect()
         })
         .unwrap_or_default();
+    // A machine that is lost to a ring is out of it, whatever the plan says.
+    nodes.retain(|node| decision.out.iter().all(|out| out.name != node.name));
     nodes.extend(decision.out.iter().cloned());
     let file = model.spec.source.file_name();
     ModelStatus {

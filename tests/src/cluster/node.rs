@@ -6,12 +6,13 @@ use std::process::Command;
 use std::sync::Arc;
 
 use super::host::Host;
-use super::network::{self, POD_NETWORK, node_address, pod_network};
+use super::network::{self, CONTROL_PLANE, POD_NETWORK, node_address, pod_network};
 use crate::api_server::{Account, ApiServer};
 use crate::command::run;
 use crate::programs::program;
 use crate::service::Service;
 
+/// A machine of a cluster, which is on until it is killed.
 pub struct Node {
     name: String,
     index: usize,
@@ -81,6 +82,11 @@ impl Node {
         &self.name
     }
 
+    /// The folder of this machine that is the node's /var, where pods mount a hostPath.
+    pub fn var(&self) -> PathBuf {
+        self.path("var")
+    }
+
     /// Ends every process of the node at once, pods too, as when it loses power.
     pub fn kill(&mut self) {
         self.running = None;
@@ -108,7 +114,7 @@ impl Node {
             .and_then(Path::file_name)
             .expect("the name of a cluster");
         let group = format!("{}-{}", group.to_string_lossy(), self.name);
-        let host = Host::start(&group, &self.name, &self.path("var"));
+        let host = Host::start(&group, &self.name, &self.var());
         network::link_node(&self.control_plane, &host, self.index, self.nodes).expect("a link");
         let start = |name: &str, command| {
             Service::start(
@@ -168,6 +174,8 @@ kind: KubeletConfiguration
 address: {address}
 authentication: {{anonymous: {{enabled: false}}, x509: {{clientCAFile: "{authority}"}}}}
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+clusterDNS: ["{CONTROL_PLANE}"]
+clusterDomain: cluster.local
 resolvConf: ""
 # What this machine has in cgroups and swap, it has: they are not the kubelet's to judge or to arrange.
 failCgroupV1: false

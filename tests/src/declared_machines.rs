@@ -1,0 +1,205 @@
+//! Machines that only declare themselves: they write what agents write (NodeProfile, Lease, their part of a plan's status), without
+//! running layers. For tests of what the operator makes of many machines, or of machines as nobody has them here.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::StreamExt;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, ResourceExt};
+use prima_crds::v1alpha1::node_profile::{AgentProfile, LinkProfile, LocalModel, NodeProfile};
+use prima_crds::v1alpha1::ring_plan::{MemberState, RingPlan};
+use serde_json::json;
+use tokio::runtime::Runtime;
+
+use crate::api_server::ApiServer;
+use crate::operator::NAMESPACE;
+
+/// Gone when dropped: then nothing renews their Leases.
+pub struct DeclaredMachines {
+    runtime: Runtime,
+    client: Client,
+    silent: Arc<Mutex<HashSet<String>>>,
+    /// How far machines go with a plan; as far as they can unless said.
+    most: Arc<Mutex<BTreeMap<String, MemberState>>>,
+    names: Vec<String>,
+}
+
+/// What agents do every ten seconds; more often, so that a test need not wait for the first.
+const RENEWAL: Duration = Duration::from_secs(5);
+const GIB: i64 = 1 << 30;
+
+impl DeclaredMachines {
+    /// Machines by name and gibibytes of memory, which all have the file of `model`.
+    pub fn start(api: &ApiServer, machines: &[(&str, i64)], model: &LocalModel) -> Self {
+        let runtime = Runtime::new().expect("a runtime");
+        let client = runtime.block_on(client(api));
+        let declared = Self {
+            runtime,
+            client,
+            silent: Arc::default(),
+            most: Arc::default(),
+            names: machines
+                .iter()
+                .map(|(name, _)| (*name).to_owned())
+                .collect(),
+        };
+        for (index, (name, gibibytes)) in machines.iter().enumerate() {
+            declared.renew(name);
+            let profile = profile(&declared.names, index, *gibibytes, model);
+            declared.runtime.block_on(declared.publish(&profile));
+        }
+        declared.follow_plans();
+        declared
+    }
+
+    /// The machine is not heard of any more.
+    pub fn silence(&self, name: &str) {
+        self.silent.lock().unwrap().insert(name.to_owned());
+    }
+
+    pub fn wake(&self, name: &str) {
+        self.silent.lock().unwrap().remove(name);
+    }
+
+    /// From now on the machine goes no further than this with any plan.
+    pub fn stop_at(&self, name: &str, state: MemberState) {
+        self.most.lock().unwrap().insert(name.to_owned(), state);
+    }
+
+    /// Publishes a machine's profile anew, changed.
+    pub fn change(&self, name: &str, change: impl FnOnce(&mut NodeProfile)) {
+        self.runtime.block_on(async {
+            let api = Api::<NodeProfile>::all(self.client.clone());
+            let mut profile = api.get(name).await.expect("its profile");
+            profile.metadata.managed_fields = None;
+            change(&mut profile);
+            self.publish(&profile).await;
+        });
+    }
+
+    async fn publish(&self, profile: &NodeProfile) {
+        let api = Api::<NodeProfile>::all(self.client.clone());
+        let name = profile.name_any();
+        let object = json!({"apiVersion": "prima.dev/v1alpha1", "kind": "NodeProfile", "metadata": {"name": name}, "spec": {}});
+        let as_agent = PatchParams::apply("prima-node-agent").force();
+        api.patch(&name, &as_agent, &Patch::Apply(&object))
+            .await
+            .expect("a profile");
+        let status = json!({"apiVersion": "prima.dev/v1alpha1", "kind": "NodeProfile", "metadata": {"name": name}, "status": profile.status});
+        api.patch_status(&name, &as_agent, &Patch::Apply(&status))
+            .await
+            .expect("a profile's status");
+    }
+
+    fn renew(&self, name: &str) {
+        let (client, silent, name) = (self.client.clone(), self.silent.clone(), name.to_owned());
+        self.runtime.spawn(async move {
+            let api = Api::<Lease>::namespaced(client, NAMESPACE);
+            let mut lease = Lease::default();
+            lease.metadata.name = Some(format!("prima-agent-{name}"));
+            loop {
+                if !silent.lock().unwrap().contains(&name) {
+                    lease.spec = Some(LeaseSpec {
+                        holder_identity: Some(name.clone()),
+                        lease_duration_seconds: Some(40),
+                        renew_time: Some(MicroTime(Timestamp::now())),
+                        ..LeaseSpec::default()
+                    });
+                    let params = PatchParams::apply("prima-node-agent").force();
+                    // An API server that is being restarted is asked again.
+                    let _ = api
+                        .patch(&lease.name_any(), &params, &Patch::Apply(&lease))
+                        .await;
+                }
+                tokio::time::sleep(RENEWAL).await;
+            }
+        });
+    }
+
+    /// Every member of a plan that is heard of says at once that it does what it should.
+    fn follow_plans(&self) {
+        let (client, silent, most) = (self.client.clone(), self.silent.clone(), self.most.clone());
+        let names = self.names.clone();
+        self.runtime.spawn(async move {
+            let plans = watcher(Api::<RingPlan>::all(client.clone()), watcher::Config::default());
+            let mut plans = std::pin::pin!(plans.default_backoff().applied_objects());
+            while let Some(plan) = plans.next().await {
+                let Ok(plan) = plan else { continue };
+                for (rank, member) in plan.spec.members.iter().enumerate() {
+                    let name = &member.name;
+                    let known = plan.status.iter().flat_map(|status| &status.members);
+                    let state = match rank {
+                        0 => MemberState::Ready,
+                        _ => MemberState::Loaded,
+                    };
+                    let state = most.lock().unwrap().get(name).map_or(state, |most| state.min(*most));
+                    let said = known.into_iter().any(|one| one.name == *name && one.state == state);
+                    if said || !names.contains(name) || silent.lock().unwrap().contains(name) {
+                        continue;
+                    }
+                    let status = json!({
+                        "apiVersion": "prima.dev/v1alpha1",
+                        "kind": "RingPlan",
+                        "metadata": {"name": plan.name_any()},
+                        "status": {"members": [{"name": name, "state": state, "message": "declared"}]},
+                    });
+                    let manager = PatchParams::apply(&format!("prima-node-agent-{name}")).force();
+                    let namespace = plan.namespace().unwrap_or_default();
+                    // A plan that is gone by now needs no status.
+                    let _ = Api::<RingPlan>::namespaced(client.clone(), &namespace)
+                        .patch_status(&plan.name_any(), &manager, &Patch::Apply(&status))
+                        .await;
+                }
+            }
+        });
+    }
+}
+
+/// A client as the administrator.
+pub async fn client(api: &ApiServer) -> Client {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let kubeconfig = Kubeconfig::read_from(api.kubeconfig()).expect("a kubeconfig");
+    let options = KubeConfigOptions::default();
+    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await;
+    Client::try_from(config.expect("a configuration")).expect("a client")
+}
+
+fn profile(names: &[String], index: usize, gibibytes: i64, model: &LocalModel) -> NodeProfile {
+    let yaml = include_str!("../../crds/tests/node-profile.yaml");
+    let mut profile = NodeProfile::from_yaml("node-profile.yaml", yaml).expect("a profile");
+    profile.metadata.name = Some(names[index].clone());
+    let status = profile.status.as_mut().expect("a status");
+    status.memory.total_bytes = gibibytes * GIB;
+    status.memory.available_bytes = gibibytes * GIB;
+    let template = status.cpu.throughput[0].clone();
+    status.cpu.throughput = ["Q4_K", "Q6_K", "F32", "Q4_1", "Q8_0"]
+        .map(|format| {
+            let mut throughput = template.clone();
+            throughput.format = format.to_owned();
+            throughput
+        })
+        .to_vec();
+    let link = status.links[0].clone();
+    status.links = names
+        .iter()
+        .filter(|name| **name != names[index])
+        .map(|name| LinkProfile {
+            to: name.clone(),
+            ..link.clone()
+        })
+        .collect();
+    status.agent = Some(AgentProfile {
+        address: format!("10.1.{}.{}", index / 250, index % 250 + 1),
+        memory: format!("{gibibytes} GiB"),
+        disk: "3.1 GB/s".to_owned(),
+        local_models: vec![model.clone()],
+    });
+    profile
+}

@@ -1,0 +1,102 @@
+//! `prima operator` as a process beside an API server, with the rights that the chart gives it and no others.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::api_server::ApiServer;
+use crate::process::built_binary;
+use crate::service::Service;
+
+/// Where the chart is installed.
+pub const NAMESPACE: &str = "prima";
+
+/// Installs the chart: definitions, rights and policies. Its pods are not run, as there is no node.
+pub fn install_chart(api: &ApiServer) {
+    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/prima");
+    let chart = chart.to_str().expect("a path in UTF-8");
+    api.helm(&[
+        "install",
+        "prima",
+        chart,
+        "--namespace",
+        NAMESPACE,
+        "--create-namespace",
+    ])
+    .expect("the chart is installed");
+    api.kubectl(&[
+        "wait",
+        "--for=condition=Established",
+        "crd",
+        "--all",
+        "--timeout=30s",
+    ])
+    .expect("definitions are established");
+}
+
+/// Killed on drop, as a pod on a node that fails.
+pub struct Operator {
+    service: Service,
+    address: SocketAddr,
+    _folder: TempDir,
+}
+
+impl Operator {
+    /// Starts an operator called `identity`, and waits until it listens.
+    pub fn start(api: &ApiServer, identity: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let token = api
+            .kubectl(&[
+                "create",
+                "token",
+                "prima-operator",
+                "--namespace",
+                NAMESPACE,
+            ])
+            .expect("a token");
+        let kubeconfig = folder.path().join("kubeconfig");
+        api.write_kubeconfig(&kubeconfig, token.trim());
+        let address = free_address();
+        let mut command = Command::new(built_binary("prima"));
+        command
+            .arg("operator")
+            .args(["--namespace", NAMESPACE, "--identity", identity])
+            .args(["--listen", &address.to_string()])
+            .env("KUBECONFIG", &kubeconfig);
+        let mut service = Service::start("operator", command, folder.path());
+        service.wait_until(|| crate::http::get(address, "/healthz").map(drop));
+        Self {
+            service,
+            address,
+            _folder: folder,
+        }
+    }
+
+    /// What /readyz says.
+    pub fn ready(&self) -> String {
+        match crate::http::get(self.address, "/readyz") {
+            Ok(response) => response.body.trim().to_owned(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    /// A figure of /metrics.
+    pub fn metric(&self, name: &str) -> f64 {
+        crate::http::metric(self.address, name).unwrap_or_else(|error| {
+            panic!("no metric {name}: {error}\n{}", self.service.log_tail())
+        })
+    }
+
+    /// The end of its log.
+    pub fn log_tail(&self) -> String {
+        self.service.log_tail()
+    }
+}
+
+/// An address that was free a moment ago.
+fn free_address() -> SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("its address")
+}

@@ -1,0 +1,462 @@
+//! The operator against a real API server, with the rights that the chart gives it: what it makes of Models and machines, and that
+//! it makes the same whatever happens to it. The machines declare themselves; rings that compute are the cluster suite's.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfileSpec};
+use prima_crds::v1alpha1::node_profile::LocalModel;
+use prima_crds::v1alpha1::ring_plan::{FileVersion, MemberState};
+use prima_tests::api_server::{ApiServer, Backend};
+use prima_tests::declared_machines::DeclaredMachines;
+use prima_tests::operator::{NAMESPACE, Operator, install_chart};
+use serde_json::Value;
+
+const FILE: &str = "/var/lib/prima/models/made-up.gguf";
+const MACHINES: [(&str, i64); 3] = [("desk", 6), ("laptop", 4), ("pi4", 3)];
+
+#[test]
+fn a_model_becomes_a_ring_and_leaves_nothing_behind() {
+    let test = Test::start(Backend::Etcd);
+    let _machines = test.machines(&MACHINES);
+    let operator = Operator::start(&test.api, "one");
+    test.api.apply(&model("made-up", "")).expect("a model");
+    test.wait_for("model/made-up", "Ready", "True", &operator);
+
+    let plan = test.json(&["get", "ringplan", "made-up-1"]);
+    let members = plan["spec"]["members"].as_array().expect("members");
+    assert!(
+        members.len() > 1,
+        "8 GB fit on no single machine: {members:?}"
+    );
+    let rank0 = &members[0];
+    let slice = test.json(&["get", "endpointslice", "made-up-ipv4"]);
+    let address = rank0["address"].as_str().expect("an address");
+    let host = address.rsplit_once(':').expect("host:port").0;
+    assert_eq!(slice["endpoints"][0]["addresses"][0], host);
+    assert_eq!(slice["endpoints"][0]["nodeName"], rank0["name"]);
+    assert_eq!(slice["ports"][0]["port"], plan["spec"]["httpPort"]);
+    let service = test.json(&["get", "service", "made-up"]);
+    assert_eq!(service["spec"]["ports"][0]["port"], 80);
+
+    let model = test.json(&["get", "model", "made-up"]);
+    let status = &model["status"];
+    assert_eq!(status["ringNodes"], members.len());
+    assert_eq!(
+        status["endpoint"],
+        "http://made-up.default.svc.cluster.local/v1"
+    );
+    assert!(
+        status["tokensPerSecond"]
+            .as_str()
+            .expect("a speed")
+            .starts_with('~')
+    );
+    for condition in [
+        "Resolved",
+        "Profiled",
+        "Planned",
+        "Downloaded",
+        "Loaded",
+        "Ready",
+    ] {
+        assert_eq!(
+            test.condition("model/made-up", condition).0,
+            "True",
+            "{condition}"
+        );
+    }
+    assert_eq!(test.condition("model/made-up", "Degraded").0, "False");
+    let events = test.kubectl(&[
+        "get",
+        "events.events.k8s.io",
+        "-o",
+        "jsonpath={.items[*].reason}",
+    ]);
+    for reason in ["Resolved", "RingPlanned", "Ready"] {
+        assert!(events.contains(reason), "{reason} is not among {events}");
+    }
+
+    // Suspended, machines are released, and the way back is there.
+    test.patch("model/made-up", r#"{"spec":{"suspend":true}}"#);
+    wait_until("the ring ends", || test.names("ringplans").is_empty());
+    wait_until("it says so", || {
+        test.condition("model/made-up", "Ready").1 == "Suspended"
+    });
+    let slice = test.json(&["get", "endpointslice", "made-up-ipv4"]);
+    assert_eq!(slice["endpoints"].as_array().map_or(0, Vec::len), 0);
+    test.patch("model/made-up", r#"{"spec":{"suspend":false}}"#);
+    test.wait_for("model/made-up", "Ready", "True", &operator);
+
+    test.kubectl(&["delete", "model", "made-up", "--timeout=30s"]);
+    for kind in ["ringplans", "services", "endpointslices"] {
+        wait_until(kind, || {
+            let left = test.names(kind);
+            left.iter().all(|name| !name.contains("made-up"))
+        });
+    }
+}
+
+#[test]
+fn a_second_look_changes_nothing_whoever_looks() {
+    let test = Test::start(Backend::Kine);
+    let _machines = test.machines(&MACHINES);
+    let operator = Operator::start(&test.api, "one");
+    test.api.apply(&model("made-up", "")).expect("a model");
+    test.wait_for("model/made-up", "Ready", "True", &operator);
+    // The last events of becoming ready are handled.
+    thread::sleep(Duration::from_secs(2));
+    let before = test.versions();
+    assert!(before.len() >= 4, "{before:?}");
+    drop(operator);
+    // Its Lease runs out, the next one leads and looks at everything.
+    let operator = Operator::start(&test.api, "two");
+    wait_until("another leads", || operator.ready() == "leads");
+    wait_until("it has looked", || {
+        operator.metric("prima_operator_reconciles_total") > 0.0
+    });
+    let reconciles = operator.metric("prima_operator_reconciles_total");
+    // A label nobody knows makes it look once more.
+    test.patch(
+        "model/made-up",
+        r#"{"metadata":{"labels":{"seen":"twice"}}}"#,
+    );
+    wait_until("it has looked again", || {
+        operator.metric("prima_operator_reconciles_total") > reconciles
+    });
+    thread::sleep(Duration::from_secs(1));
+    let mut after = test.versions();
+    // But for the label itself.
+    let labelled = |entry: &(String, String)| entry.0.starts_with("models/");
+    after.retain(|entry| !labelled(entry));
+    let mut before = before;
+    before.retain(|entry| !labelled(entry));
+    assert_eq!(after, before);
+    assert_eq!(
+        operator.metric("prima_operator_reconcile_failures_total"),
+        0.0
+    );
+}
+
+#[test]
+fn a_lost_machine_is_replaced_and_said_to_be_lost() {
+    let test = Test::start(Backend::Etcd);
+    let machines = test.machines(&[("desk", 9), ("laptop", 9), ("pi4", 9)]);
+    let operator = Operator::start(&test.api, "one");
+    // Rank 0 is told, so that the test knows whom to lose.
+    test.api
+        .apply(&model("made-up", "rank0: laptop"))
+        .expect("a model");
+    test.wait_for("model/made-up", "Ready", "True", &operator);
+    assert_eq!(
+        test.json(&["get", "ringplan", "made-up-1"])["spec"]["members"][0]["name"],
+        "laptop"
+    );
+
+    machines.silence("laptop");
+    let lost = Instant::now();
+    wait_until("readiness is withdrawn", || {
+        test.condition("model/made-up", "Ready").0 == "False"
+    });
+    let took = lost.elapsed();
+    assert!(took <= Duration::from_secs(45), "took {took:?}");
+    let (_, reason, message) = test.condition("model/made-up", "Planned");
+    assert!(
+        message.contains("laptop") && message.contains("not heard of"),
+        "{reason}: {message}"
+    );
+    let slice = test.json(&["get", "endpointslice", "made-up-ipv4"]);
+    assert_eq!(slice["endpoints"].as_array().map_or(0, Vec::len), 0);
+
+    // Without the wish, the others do.
+    test.patch("model/made-up", r#"{"spec":{"rank0":null}}"#);
+    test.wait_for("model/made-up", "Ready", "True", &operator);
+    let model = test.json(&["get", "model", "made-up"]);
+    let nodes = model["status"]["nodes"].as_array().expect("nodes");
+    let laptop = nodes
+        .iter()
+        .find(|node| node["name"] == "laptop")
+        .expect("the lost one");
+    assert_eq!(laptop["inRing"], false);
+    assert!(
+        laptop["why"]
+            .as_str()
+            .expect("a reason")
+            .contains("not heard of"),
+        "{laptop}"
+    );
+    assert_eq!(test.names("ringplans").len(), 1, "the old plan is gone");
+}
+
+#[test]
+fn what_does_not_fit_says_by_how_much_and_promised_memory_is_not_promised_again() {
+    let test = Test::start(Backend::Etcd);
+    let machines = test.machines(&[("desk", 9)]);
+    machines.change("desk", |profile| {
+        // No disk to lean on: what does not fit does not run.
+        let status = profile.status.as_mut().expect("a status");
+        status.disk.sequential_read_bytes_per_second = 10_000_000;
+    });
+    let operator = Operator::start(&test.api, "one");
+    test.api.apply(&model("first", "")).expect("a model");
+    test.wait_for("model/first", "Ready", "True", &operator);
+    test.api.apply(&model("second", "")).expect("a model");
+    test.wait_for("model/second", "Planned", "False", &operator);
+    let (_, reason, message) = test.condition("model/second", "Planned");
+    assert_eq!(reason, "DoesNotFit");
+    assert!(message.contains("bytes are missing"), "{message}");
+    test.kubectl(&["delete", "model", "first", "--timeout=30s"]);
+    test.wait_for("model/second", "Ready", "True", &operator);
+}
+
+#[test]
+fn machines_that_refuse_lack_the_file_or_are_not_wanted_are_out_and_say_why() {
+    let test = Test::start(Backend::Etcd);
+    let machines = test.machines(&[("desk", 9), ("laptop", 9), ("pi4", 9), ("nas", 9)]);
+    test.api
+        .apply("{apiVersion: v1, kind: Node, metadata: {name: desk, labels: {place: office}}}\n---\n{apiVersion: v1, kind: Node, metadata: {name: laptop, labels: {place: office}}}\n---\n{apiVersion: v1, kind: Node, metadata: {name: nas, labels: {place: office}}}")
+        .expect("nodes");
+    machines.stop_at("desk", MemberState::Refused);
+    machines.change("nas", |profile| {
+        let agent = profile
+            .status
+            .as_mut()
+            .and_then(|status| status.agent.as_mut());
+        agent.expect("an agent").local_models.clear();
+    });
+    let operator = Operator::start(&test.api, "one");
+    test.api
+        .apply(&model(
+            "made-up",
+            "rank0: desk, nodeSelector: {place: office}",
+        ))
+        .expect("a model");
+    wait_until("a refusal is noticed", || {
+        let (_, _, message) = test.condition("model/made-up", "Planned");
+        message.contains("spec.rank0 is desk, but its agent refused a plan: declared")
+    });
+    test.patch("model/made-up", r#"{"spec":{"rank0":null}}"#);
+    test.wait_for("model/made-up", "Ready", "True", &operator);
+    let model = test.json(&["get", "model", "made-up"]);
+    let why = |name: &str| {
+        let nodes = model["status"]["nodes"].as_array().expect("nodes");
+        let node = nodes
+            .iter()
+            .find(|node| node["name"] == name)
+            .expect("a node");
+        assert_eq!(node["inRing"], name == "laptop", "{node}");
+        node["why"].as_str().expect("a reason").to_owned()
+    };
+    assert!(why("desk").contains("refused a plan"), "{}", why("desk"));
+    assert!(
+        why("pi4").contains("lacks the label place=office"),
+        "{}",
+        why("pi4")
+    );
+    assert!(why("nas").contains("it has no file"), "{}", why("nas"));
+    why("laptop");
+}
+
+#[test]
+fn an_operator_killed_at_any_moment_leaves_work_that_another_ends() {
+    let test = Test::start(Backend::Etcd);
+    let _machines = test.machines(&MACHINES);
+    // Reconciling takes some 100 ms; the moments lie all over it, and some before and after.
+    for (round, delay) in [0, 20, 40, 60, 80, 100, 130, 160, 200, 300]
+        .into_iter()
+        .enumerate()
+    {
+        let operator = Operator::start(&test.api, "one");
+        wait_until("it leads", || operator.ready() == "leads");
+        let name = format!("model-{round}");
+        test.api
+            .apply(&model(
+                &name,
+                "maxConcurrentRequests: 1, contextLength: 256",
+            ))
+            .expect("a model");
+        thread::sleep(Duration::from_millis(delay));
+        drop(operator);
+        // The same identity has its Lease back at once.
+        let operator = Operator::start(&test.api, "one");
+        test.wait_for(&format!("model/{name}"), "Ready", "True", &operator);
+        assert_eq!(
+            test.names("ringplans"),
+            [format!("{name}-1")],
+            "after {delay} ms"
+        );
+        assert_eq!(test.names("endpointslices").len(), 1);
+        drop(operator);
+        test.kubectl(&["delete", "model", &name, "--timeout=30s"]);
+        wait_until("it is gone", || {
+            test.names("ringplans").is_empty() && test.names("endpointslices").is_empty()
+        });
+    }
+}
+
+#[test]
+fn of_two_operators_one_acts_and_the_other_takes_over() {
+    let test = Test::start(Backend::Etcd);
+    let _machines = test.machines(&MACHINES);
+    let first = Operator::start(&test.api, "first");
+    wait_until("the first leads", || first.ready() == "leads");
+    let second = Operator::start(&test.api, "second");
+    wait_until("the second is there", || second.ready() == "waits to lead");
+    test.api.apply(&model("made-up", "")).expect("a model");
+    test.wait_for("model/made-up", "Ready", "True", &first);
+    assert_eq!(second.metric("prima_operator_reconciles_total"), 0.0);
+    drop(first);
+    let killed = Instant::now();
+    wait_until("the second leads", || second.ready() == "leads");
+    assert!(
+        killed.elapsed() < Duration::from_secs(45),
+        "{:?}",
+        killed.elapsed()
+    );
+    test.api.apply(&model("another", "")).expect("a model");
+    test.wait_for("model/another", "Resolved", "True", &second);
+}
+
+#[test]
+fn an_api_server_that_restarts_in_the_middle_is_waited_for() {
+    let mut test = Test::start(Backend::Etcd);
+    let _machines = test.machines(&MACHINES);
+    let operator = Operator::start(&test.api, "one");
+    wait_until("it leads", || operator.ready() == "leads");
+    test.api.apply(&model("made-up", "")).expect("a model");
+    thread::sleep(Duration::from_millis(100));
+    test.api.restart();
+    test.wait_for("model/made-up", "Ready", "True", &operator);
+    assert_eq!(test.names("ringplans"), ["made-up-1"]);
+}
+
+struct Test {
+    api: ApiServer,
+}
+
+impl Test {
+    fn start(backend: Backend) -> Self {
+        let mut api = ApiServer::start(backend);
+        api.start_controller_manager();
+        install_chart(&api);
+        Self { api }
+    }
+
+    fn machines(&self, machines: &[(&str, i64)]) -> DeclaredMachines {
+        DeclaredMachines::start(&self.api, machines, &made_up())
+    }
+
+    fn kubectl(&self, args: &[&str]) -> String {
+        self.api
+            .kubectl(args)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn json(&self, args: &[&str]) -> Value {
+        let text = self.kubectl(&[args, &["-o", "json"]].concat());
+        serde_json::from_str(&text).expect("JSON")
+    }
+
+    fn patch(&self, object: &str, patch: &str) {
+        self.kubectl(&["patch", object, "--type=merge", "-p", patch]);
+    }
+
+    /// Names of objects that the operator made.
+    fn names(&self, kind: &str) -> Vec<String> {
+        let ours = ["-l", "app.kubernetes.io/managed-by=prima-operator"];
+        let path = "jsonpath={.items[*].metadata.name}";
+        let names = self.kubectl(&[&["get", kind, "-o", path], &ours[..]].concat());
+        names.split_whitespace().map(str::to_owned).collect()
+    }
+
+    /// Status, reason and message; empty where there is none yet.
+    fn condition(&self, object: &str, kind: &str) -> (String, String, String) {
+        let found = self.json(&["get", object]);
+        let conditions = found["status"]["conditions"].as_array().cloned();
+        let condition = conditions
+            .unwrap_or_default()
+            .into_iter()
+            .find(|one| one["type"] == kind);
+        let condition = condition.unwrap_or_default();
+        let text = |field: &str| condition[field].as_str().unwrap_or_default().to_owned();
+        (text("status"), text("reason"), text("message"))
+    }
+
+    fn wait_for(&self, object: &str, kind: &str, status: &str, operator: &Operator) {
+        let deadline = Instant::now() + Duration::from_secs(90);
+        loop {
+            let found = self.condition(object, kind);
+            if found.0 == status {
+                return;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "{object} has {kind}={found:?}\n{}\n{}",
+                self.kubectl(&["get", object, "-o", "yaml"]),
+                operator.log_tail()
+            );
+            thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// Every object that belongs to a Model, and itself, with its version.
+    fn versions(&self) -> Vec<(String, String)> {
+        let mut versions = Vec::new();
+        for kind in ["models", "ringplans", "services", "endpointslices"] {
+            let found = self.json(&["get", kind]);
+            for item in found["items"].as_array().expect("items") {
+                let name = item["metadata"]["name"].as_str().expect("a name");
+                if name.starts_with("made-up") {
+                    let version = item["metadata"]["resourceVersion"]
+                        .as_str()
+                        .expect("a version");
+                    versions.push((format!("{kind}/{name}"), version.to_owned()));
+                }
+            }
+        }
+        versions
+    }
+}
+
+/// A model of 7.5 GB in 32 layers.
+fn made_up() -> LocalModel {
+    let weights = |format: &str, bytes: i64| FormatWeights {
+        format: format.to_owned(),
+        weights: bytes * 16 / 9,
+        bytes,
+    };
+    LocalModel {
+        path: FILE.to_owned(),
+        profile: Some(ModelProfileSpec {
+            size_bytes: 7_500_000_000,
+            layers: 32,
+            hidden_size: 4096,
+            vocabulary_size: 128_256,
+            trained_context_length: 8192,
+            kv_bytes_per_position_and_layer: 4096,
+            layer_weights: vec![weights("Q4_K", 6_500_000_000)],
+            output_weights: vec![weights("Q6_K", 500_000_000)],
+            embedding_bytes: 500_000_000,
+        }),
+        version: Some(FileVersion {
+            header_sha256: "5".repeat(64),
+            ..FileVersion::default()
+        }),
+        problem: None,
+    }
+}
+
+fn model(name: &str, spec: &str) -> String {
+    let comma = if spec.is_empty() { "" } else { ", " };
+    format!(
+        "{{apiVersion: prima.dev/v1alpha1, kind: Model, metadata: {{name: {name}, namespace: default}}, spec: {{source: {{hostPath: {{path: {FILE}}}}}{comma}{spec}}}}}"
+    )
+}
+
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(90);
+    while !holds() {
+        assert!(Instant::now() < deadline, "waited in vain: {what}");
+        thread::sleep(Duration::from_millis(200));
+    }
+}
