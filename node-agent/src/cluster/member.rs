@@ -297,3 +297,37 @@ fn write_plan(
         source,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use super::*;
+
+    #[test]
+    fn only_what_another_machine_would_do_better_is_a_refusal() {
+        let address: SocketAddr = "10.0.0.7:9200".parse().unwrap();
+        let port = |kind: io::ErrorKind| MemberError::Port {
+            address,
+            source: kind.into(),
+        };
+        let other_address = PlanRefused::OtherAddress {
+            rank: 1,
+            own: IpAddr::from([10, 0, 0, 8]),
+            planned: address.ip(),
+        };
+        let cases = [
+            (MemberError::Unreadable("of another version".into()), true),
+            (PlanRefused::NoHttpPort.into(), true),
+            (WeightsError::NoVersion.into(), true),
+            (port(io::ErrorKind::PermissionDenied), true),
+            (port(io::ErrorKind::AddrInUse), false),
+            (other_address.into(), false),
+            (MemberError::Ended("its process ended".into()), false),
+        ];
+        for (error, refused) in cases {
+            let seen = observed(&error, Duration::from_secs(4));
+            assert_eq!(matches!(seen, Observed::Refused(_)), refused, "{seen:?}");
+        }
+    }
+}

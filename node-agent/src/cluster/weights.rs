@@ -484,7 +484,11 @@ async fn blocking<T: Send + 'static>(
 
 #[cfg(test)]
 mod tests {
+    use prima_gguf::GgmlType;
+    use prima_gguf::writer::GgufWriter;
+
     use super::*;
+    use crate::ring::test_plan::plan;
 
     #[test]
     fn without_a_budget_a_tenth_of_the_file_system_stays_free() {
@@ -495,5 +499,61 @@ mod tests {
         // Others have filled the disk: the cache makes room.
         assert_eq!(default_budget(1000, 20, 400), 320);
         assert_eq!(default_budget(1000, 0, 50), 0);
+    }
+
+    fn small_model(path: &Path) {
+        let mut writer = GgufWriter::new();
+        writer.tensor("blk.0.attn_q.weight", GgmlType::F32, &[10]);
+        let mut data = writer.write_header(Vec::new()).unwrap();
+        data.tensor(&[1; 40]).unwrap();
+        std::fs::write(path, data.finish().unwrap()).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_file_of_people_must_be_there_and_be_the_one_that_was_planned() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        let name = path.display().to_string();
+        let mut plan = plan(1, 1, 1, &[]);
+        let refused = async |plan: &RingPlanSpec| {
+            let error = own_file(plan, name.clone()).await.err().unwrap();
+            assert!(error.is_refusal(), "{error}");
+            error.to_string()
+        };
+        assert!(
+            refused(&plan)
+                .await
+                .contains("is not on this machine: copy it there")
+        );
+
+        small_model(&path);
+        plan.model.size_bytes = 7;
+        assert!(
+            refused(&plan)
+                .await
+                .contains("the plan was made for a file of 7")
+        );
+
+        plan.model.size_bytes = std::fs::metadata(&path).unwrap().len() as i64;
+        plan.model.version = Some(FileVersion {
+            header_sha256: "0".repeat(64),
+            ..FileVersion::default()
+        });
+        assert!(
+            refused(&plan)
+                .await
+                .contains("the checksum of its header is")
+        );
+
+        let header = local_header::read(&path).unwrap();
+        plan.model.version = Some(FileVersion {
+            header_sha256: header.sha256.to_uppercase(),
+            ..FileVersion::default()
+        });
+        let held = own_file(&plan, name.clone()).await.unwrap();
+        assert_eq!((held.path, held.share), (path.clone(), None));
+
+        plan.model.layers = 2;
+        assert!(refused(&plan).await.contains("spec.members[].windows"));
     }
 }
