@@ -147,8 +147,9 @@ fn a_model_from_a_hub_and_one_from_disks_answer_as_on_one_machine() {
             silent += asked.elapsed() + Duration::from_secs(1);
         }
         assert!(
-            begun.elapsed() < Duration::from_secs(300),
-            "the upgrade does not end"
+            begun.elapsed() < Duration::from_secs(200),
+            "the upgrade does not end: {}",
+            test.told("smollm2")
         );
     }
     println!(
@@ -458,28 +459,34 @@ impl Test {
         let object = format!("model/{model}");
         let wait = ["wait", "--for=condition=Ready", &object, "--timeout=180s"];
         if let Err(error) = self.cluster.kubectl(&wait) {
-            let told = |args: &[&str]| {
-                self.cluster
-                    .kubectl(args)
-                    .unwrap_or_else(|error| error.to_string())
-            };
-            panic!(
-                "{error}\n{}\n{}\n{}",
-                told(&["describe", "model", model]),
-                told(&["get", "ringplans", "-o", "yaml"]),
-                told(&[
-                    "logs",
-                    "-n",
-                    "prima",
-                    "--all-containers",
-                    "--prefix",
-                    "--tail=30",
-                    "-l",
-                    "app.kubernetes.io/name=prima"
-                ]),
-            );
+            panic!("{error}\n{}", self.told(model));
         }
         println!("{model} ready after {:.0} s", begun.elapsed().as_secs_f64());
+    }
+
+    /// What there is to read about a Model that does not do what it should.
+    fn told(&self, model: &str) -> String {
+        let told = |args: &[&str]| {
+            let told = self.cluster.kubectl(args);
+            told.unwrap_or_else(|error| error.to_string())
+        };
+        let logs = [
+            "logs",
+            "-n",
+            "prima",
+            "--all-containers",
+            "--prefix",
+            "--tail=30",
+            "-l",
+            "app.kubernetes.io/name=prima",
+        ];
+        [
+            told(&["describe", "model", model]),
+            told(&["get", "ringplans", "-o", "yaml"]),
+            told(&["get", "pods", "-A", "-o", "wide"]),
+            told(&logs),
+        ]
+        .join("\n")
     }
 
     fn members(&self, model: &str) -> Vec<String> {

@@ -29,16 +29,13 @@ use super::model::ModelSource;
     printcolumn(name = "Model", type_ = "string", json_path = ".spec.model.name"),
     printcolumn(name = "Generation", type_ = "integer", json_path = ".spec.generation"),
     printcolumn(name = "Rounds", type_ = "integer", json_path = ".spec.rounds"),
+    // Of a list, a column shows the first only.
     printcolumn(
-        name = "Members",
+        name = "Rank 0",
         type_ = "string",
-        json_path = ".spec.members[*].name"
+        json_path = ".spec.members[0].name"
     ),
-    printcolumn(
-        name = "States",
-        type_ = "string",
-        json_path = ".status.members[*].state"
-    ),
+    printcolumn(name = "Port", type_ = "integer", json_path = ".spec.httpPort"),
     printcolumn(
         name = "Age",
         type_ = "date",

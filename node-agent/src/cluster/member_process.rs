@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::future::pending;
 use std::io::{self, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -89,6 +90,12 @@ impl MemberProcess {
             .process_group(0)
             .kill_on_drop(true);
         if let Some(http) = start.order.http {
+            // On all of the pod's addresses: `kubectl port-forward` comes in by loopback.
+            let any = match http.is_ipv4() {
+                true => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+                false => IpAddr::from(Ipv6Addr::UNSPECIFIED),
+            };
+            let http = SocketAddr::new(any, http.port());
             command.args(["--http", &http.to_string()]);
         }
         if let Some(threads) = start.threads {
