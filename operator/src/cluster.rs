@@ -195,6 +195,7 @@ async fn control(
         cluster_domain: args.cluster_domain.clone(),
         hub,
         memories: Default::default(),
+        planning: Default::default(),
     });
     probes.set_ready();
     controller

@@ -35,6 +35,8 @@ pub struct Context {
     pub cluster_domain: String,
     pub hub: resolve::Hub,
     pub memories: Memories,
+    /// Held while a Model gets its plan.
+    pub planning: tokio::sync::Mutex<()>,
 }
 
 /// What is remembered of each Model between reconciles, by uid. All of it can be found out again.
@@ -73,6 +75,8 @@ pub enum ControllerError {
 const SAFETY: Duration = Duration::from_secs(480);
 /// While something is awaited that comes with time: measurements, machines that settle.
 const AWAITING: Duration = Duration::from_secs(5);
+/// While nobody is answered: a member that failed is not waited for for ever.
+const UNSERVED: Duration = Duration::from_secs(30);
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(300);
 
@@ -116,15 +120,22 @@ async fn steps(
     context: &Context,
     memory: &mut Memory,
 ) -> Result<Action, ControllerError> {
-    let world = dereference::dereference(model, context).await?;
-    let resolution = resolve::resolve(model, &world, &context.hub, memory).await;
-    let decision = plan::decide(model, &world, &resolution, memory, &context.metrics).await?;
-    let ring = apply::apply(model, &world, &decision, context, memory).await?;
+    let seen = dereference::dereference(model, context).await?;
+    let resolution = resolve::resolve(model, &seen, &context.hub, memory).await;
+    // One Model at a time from here on: memory and ports that one plan takes, the next must not.
+    let (decision, ring) = {
+        let _alone = context.planning.lock().await;
+        let world = dereference::refresh(seen, model, context);
+        let decision = plan::decide(model, &world, &resolution, memory, &context.metrics).await?;
+        let ring = apply::apply(model, &world, &decision, context, memory).await?;
+        (decision, ring)
+    };
     update_status::update_status(model, &resolution, &decision, &ring, context, memory).await?;
     Ok(Action::requeue(
-        match decision.awaits() || resolution.awaits() {
-            true => AWAITING,
-            false => SAFETY,
+        match (decision.awaits() || resolution.awaits(), &ring.serving) {
+            (true, _) => AWAITING,
+            (false, None) if !model.spec.suspend => UNSERVED,
+            (false, _) => SAFETY,
         },
     ))
 }

@@ -144,6 +144,30 @@ current-context: test
         self.run("kubectl", &["apply", "--server-side", "-f", "-"], yaml)
     }
 
+    /// As [`apply`](Self::apply), but only tried out: nothing is stored, and unknown fields are refused.
+    ///
+    /// # Errors
+    /// As [`kubectl`](Self::kubectl).
+    pub fn try_out(&self, yaml: &str) -> Result<String, CommandError> {
+        let args = [
+            "apply",
+            "--server-side",
+            "--dry-run=server",
+            "--validate=strict",
+            "-f",
+            "-",
+        ];
+        self.run("kubectl", &args, yaml)
+    }
+
+    /// `kubectl create` of a document; what came of it, in JSON.
+    ///
+    /// # Errors
+    /// As [`kubectl`](Self::kubectl).
+    pub fn create(&self, yaml: &str) -> Result<String, CommandError> {
+        self.run("kubectl", &["create", "-o", "json", "-f", "-"], yaml)
+    }
+
     /// What helm prints, as the administrator.
     ///
     /// # Errors

@@ -37,11 +37,13 @@ fn an_api_server_takes_the_chart_and_its_samples() {
         ];
         let foreign = foreign.map(|value| format!("{value}=false")).join(",");
         let rendered = template(&api, &["--values", &scenario, "--set", &foreign]);
-        try_out(&api, &rendered).unwrap_or_else(|error| panic!("{scenario}: {error}"));
+        api.try_out(&rendered)
+            .unwrap_or_else(|error| panic!("{scenario}: {error}"));
     }
     for sample in files_of("charts/prima/samples") {
         let text = fs::read_to_string(&sample).expect("a sample");
-        try_out(&api, &text).unwrap_or_else(|error| panic!("{sample}: {error}"));
+        api.try_out(&text)
+            .unwrap_or_else(|error| panic!("{sample}: {error}"));
     }
 }
 
@@ -390,20 +392,6 @@ fn definitions_are_established(api: &ApiServer) {
         "--timeout=30s",
     ])
     .expect("are established");
-}
-
-/// What would happen, with unknown fields refused.
-fn try_out(api: &ApiServer, yaml: &str) -> Result<String, String> {
-    let file = file_with(yaml);
-    let args = [
-        "apply",
-        "--server-side",
-        "--dry-run=server",
-        "--validate=strict",
-        "-f",
-        text(file.path()),
-    ];
-    api.kubectl(&args).map_err(|error| error.to_string())
 }
 
 fn file_with(yaml: &str) -> NamedTempFile {

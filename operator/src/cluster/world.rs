@@ -40,6 +40,8 @@ pub struct Stores {
     nodes: Store<PartialObjectMeta<Node>>,
     agents: Arc<Mutex<Agents>>,
     leases: Store<Lease>,
+    /// Plans that were written a moment ago, which the watch may not have shown yet.
+    written: Mutex<Vec<(Instant, Arc<RingPlan>)>>,
 }
 
 /// One machine as far as it is known.
@@ -57,7 +59,7 @@ pub enum AgentState {
     /// Renews its Lease. For how long it has been known.
     Alive { known_for: Duration },
     /// Did once.
-    Silent { since: Duration },
+    Silent,
     /// Was never heard of.
     Unknown,
 }
@@ -69,6 +71,8 @@ const EXPIRY: Duration = Duration::from_secs(40);
 /// How often is looked whether one has gone.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// A watch that takes longer has failed, and lists anew.
+const WATCH_DELAY: Duration = Duration::from_secs(10);
 /// An API server that is being started or upgraded answers within that.
 const READY_LIMIT: Duration = Duration::from_secs(120);
 
@@ -139,9 +143,7 @@ impl Agents {
             Some(heard) if heard.alive => AgentState::Alive {
                 known_for: now.duration_since(heard.first),
             },
-            Some(heard) => AgentState::Silent {
-                since: now.duration_since(heard.at),
-            },
+            Some(_) => AgentState::Silent,
         }
     }
 }
@@ -211,6 +213,7 @@ impl Stores {
             nodes,
             agents,
             leases,
+            written: Mutex::default(),
         };
         let changes = Changes {
             any: ReceiverStream::new(any).boxed(),
@@ -259,11 +262,28 @@ impl Stores {
             .collect()
     }
 
-    /// All plans that are not being deleted.
+    /// All plans that are not being deleted, as far as they are known or were written here.
     pub fn plans(&self) -> Vec<Arc<RingPlan>> {
         let mut plans = self.plans.state();
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        written.retain(|(at, plan)| {
+            at.elapsed() < WATCH_DELAY && plans.iter().all(|known| known.uid() != plan.uid())
+        });
+        plans.extend(written.iter().map(|(_, plan)| plan.clone()));
         plans.retain(|plan| plan.metadata.deletion_timestamp.is_none());
         plans
+    }
+
+    /// A plan that was written just now: what follows counts with it.
+    pub fn add_plan(&self, plan: Arc<RingPlan>) {
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        written.push((Instant::now(), plan));
+    }
+
+    /// A plan that was deleted just now.
+    pub fn forget_plan(&self, plan: &RingPlan) {
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        written.retain(|(_, one)| one.uid() != plan.uid());
     }
 }
 
@@ -353,8 +373,7 @@ mod tests {
         assert!(!agents.look(at(50)));
         assert!(agents.look(at(51)), "news: it is gone");
         assert!(!agents.look(at(52)), "which is said once");
-        let since = Duration::from_secs(50);
-        assert_eq!(agents.state("pi4", at(60)), AgentState::Silent { since });
+        assert_eq!(agents.state("pi4", at(60)), AgentState::Silent);
         assert!(agents.hear(&lease(70), at(70)), "news: it is back");
         let known_for = Duration::from_secs(5);
         assert_eq!(agents.state("pi4", at(75)), AgentState::Alive { known_for });

@@ -62,11 +62,12 @@ pub async fn apply(
             let name = format!("{}-{}", model.name_any(), spec.generation);
             let mut plan = RingPlan::new(&name, spec.as_ref().clone());
             plan.metadata = writer.metadata(&name);
-            let plan = writer.write(plan).await?;
+            let plan = Arc::new(writer.write(plan).await?);
+            context.stores.add_plan(plan.clone());
             let members: Vec<&str> = spec.members.iter().map(|m| m.name.as_str()).collect();
             let note = format!("{name} on {}: {why}", members.join(", "));
             update_status::event(model, context, EventType::Normal, "RingPlanned", &note).await;
-            plans.push(Arc::new(plan));
+            plans.push(plan);
         }
     }
     let serving = plans
@@ -186,7 +187,7 @@ impl<'a> Writer<'a> {
         for plan in plans.iter().filter(|plan| gone(plan)) {
             let name = plan.name_any();
             match api.delete(&name, &DeleteParams::background()).await {
-                Ok(_) => {}
+                Ok(_) => self.context.stores.forget_plan(plan),
                 Err(kube::Error::Api(status)) if status.is_not_found() => {}
                 Err(source) => {
                     return Err(ControllerError::Write {

@@ -120,10 +120,8 @@ fn usable<'a>(
     };
     match machine.agent {
         AgentState::Alive { .. } => {}
-        AgentState::Silent { since } => {
-            let seconds = since.as_secs();
-            return Err(out(format!("its agent was not heard of for {seconds} s")));
-        }
+        // How long is not said: a status that changes by itself would be written for ever.
+        AgentState::Silent => return Err(out("its agent is not heard of any more".to_owned())),
         AgentState::Unknown => return Err(out("its agent does not run".to_owned())),
     }
     let Some(profile) = machine.profile.as_deref() else {
@@ -151,7 +149,7 @@ fn usable<'a>(
         return Err(out(format!("its NodeProfile cannot be used: {error}")));
     }
     if let Some(why) = refused.get(&machine.name) {
-        return Err(out(format!("its agent refused a plan: {why}")));
+        return Err(out(format!("its agent could not follow a plan: {why}")));
     }
     let weights = resolved.profile.layer_weights.iter();
     let weights = weights.chain(&resolved.profile.output_weights);

@@ -29,6 +29,15 @@ pub enum ApiKey {
 }
 
 pub async fn dereference(model: &Model, context: &Context) -> Result<World, ControllerError> {
+    Ok(world(model, context, api_key(model, context).await?))
+}
+
+/// What is watched may have changed since.
+pub fn refresh(seen: World, model: &Model, context: &Context) -> World {
+    world(model, context, seen.api_key)
+}
+
+fn world(model: &Model, context: &Context, api_key: ApiKey) -> World {
     let uid = model.uid();
     let (mut plans, others): (Vec<_>, Vec<_>) =
         context.stores.plans().into_iter().partition(|plan| {
@@ -36,12 +45,12 @@ pub async fn dereference(model: &Model, context: &Context) -> Result<World, Cont
             owners.any(|owner| Some(&owner.uid) == uid.as_ref())
         });
     plans.sort_by_key(|plan| plan.spec.generation);
-    Ok(World {
+    World {
         machines: context.stores.machines(),
         plans,
         others,
-        api_key: api_key(model, context).await?,
-    })
+        api_key,
+    }
 }
 
 async fn api_key(model: &Model, context: &Context) -> Result<ApiKey, ControllerError> {

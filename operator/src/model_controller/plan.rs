@@ -89,6 +89,8 @@ const CONCURRENT_REQUESTS: i32 = 16;
 /// A new plan must be predicted to take at most this share of the time per token, in percent.
 const WORTH_PERCENT: i64 = 80;
 const SETTLE: SignedDuration = SignedDuration::from_mins(10);
+/// A machine that fails for so long, while nobody is answered, is taken as one that refused.
+const FAILS_FOR: SignedDuration = SignedDuration::from_mins(2);
 /// How long a machine that refused a plan is not asked again.
 const REFUSED_FOR: Duration = Duration::from_secs(600);
 /// Ports of members and of rank 0's HTTP; the chart opens as many.
@@ -170,9 +172,7 @@ fn choose(
             };
             let now = plan::speed(&fresh.report).token_microseconds;
             let faster = now * 100 < then.token_microseconds * WORTH_PERCENT;
-            let settled = current
-                .creation_timestamp()
-                .is_none_or(|made| Timestamp::now().duration_since(made.0) > SETTLE);
+            let settled = age(current) > SETTLE;
             if !faster || !settled {
                 return kept();
             }
@@ -468,12 +468,15 @@ fn out_of_ring(kind: &Kind, candidates: &Candidates, memory: &Memory) -> Vec<Nod
 }
 
 impl Memory {
-    /// Machines that refused a plan a short while ago, and why.
+    /// Machines that refused a plan a short while ago or could not follow it in a good while, and why.
     fn note_refusals(&mut self, current: Option<&Arc<RingPlan>>) -> BTreeMap<String, String> {
         let now = Instant::now();
         let members = current.iter().flat_map(|plan| &plan.status);
         for member in members.flat_map(|status| &status.members) {
-            if member.state == MemberState::Refused {
+            let fails = member.state == MemberState::Failed
+                && !self.ready
+                && current.is_some_and(|plan| age(plan) > FAILS_FOR);
+            if member.state == MemberState::Refused || fails {
                 let refusal = (member.message.clone(), now);
                 self.refused.insert(member.name.clone(), refusal);
             }
@@ -485,4 +488,11 @@ impl Memory {
             .map(|(name, (why, _))| (name.clone(), why.clone()))
             .collect()
     }
+}
+
+fn age(plan: &RingPlan) -> SignedDuration {
+    plan.creation_timestamp()
+        .map_or(SignedDuration::MAX, |made| {
+            Timestamp::now().duration_since(made.0)
+        })
 }

@@ -1,0 +1,383 @@
+//! What a real API server refuses: every rule of the resources' schemas by one object that keeps it and one that breaks it, and
+//! every verb on every resource that the operator's and the agents' accounts do not need.
+
+use std::collections::BTreeSet;
+
+use prima_tests::api_server::{ApiServer, Backend};
+use prima_tests::operator::{NAMESPACE, install_chart};
+use serde_json::{Value, json};
+
+/// What a rule is about: the object's change that breaks it, and a part of what the API server says.
+type Case = (&'static str, fn(&mut Value), &'static str);
+
+#[test]
+fn every_rule_of_a_model_takes_the_good_and_refuses_the_bad() {
+    let api = with_definitions();
+    let full = json!({
+        "apiVersion": "prima.dev/v1alpha1",
+        "kind": "Model",
+        "metadata": {"name": "good", "namespace": "default"},
+        "spec": {
+            "source": {"huggingFace": {"repo": "Qwen/Qwen2.5-14B-Instruct-GGUF", "file": "a/qwen2.5.gguf", "revision": "refs/pr/1", "endpoint": "https://hub.example"}},
+            "contextLength": 4096,
+            "maxConcurrentRequests": 4,
+            "nodeSelector": {"place": "office"},
+            "rank0": "desk",
+            "activationDtype": "BF16",
+            "apiKeySecretRef": {"name": "keys", "key": "prima"},
+            "serviceType": "NodePort",
+            "suspend": true,
+        },
+    });
+    accepted(&api, &full);
+    for source in [
+        json!({"url": {"url": "https://files.example/a.gguf", "sha256": "0".repeat(64), "allowFullDownload": true}}),
+        json!({"hostPath": {"path": "/srv/models/a.gguf"}}),
+        json!({"persistentVolumeClaim": {"claimName": "models", "path": "a/b.gguf"}}),
+    ] {
+        let mut model = full.clone();
+        model["spec"]["source"] = source;
+        accepted(&api, &model);
+    }
+    let cases: &[Case] = &[
+        (
+            "no source",
+            |m| m["spec"]["source"] = json!({}),
+            "expected exactly one of huggingFace, url, hostPath, persistentVolumeClaim",
+        ),
+        (
+            "two sources",
+            |m| m["spec"]["source"]["hostPath"] = json!({"path": "/a.gguf"}),
+            "expected exactly one of",
+        ),
+        (
+            "a name that is no Service's",
+            |m| m["metadata"]["name"] = json!("qwen2.5-14b"),
+            "metadata.name names a Service, too",
+        ),
+        (
+            "a name that starts with a digit",
+            |m| m["metadata"]["name"] = json!("7b"),
+            "metadata.name names a Service, too",
+        ),
+        (
+            "a long name",
+            |m| m["metadata"]["name"] = json!("a".repeat(51)),
+            "metadata.name names a Service, too",
+        ),
+        (
+            "a repository without an owner",
+            |m| m["spec"]["source"]["huggingFace"]["repo"] = json!("qwen"),
+            "spec.source.huggingFace.repo",
+        ),
+        (
+            "a way out of the repository",
+            |m| m["spec"]["source"]["huggingFace"]["file"] = json!("../a.gguf"),
+            "expected the path of a .gguf file in the repository",
+        ),
+        (
+            "another kind of file",
+            |m| m["spec"]["source"]["huggingFace"]["file"] = json!("model.safetensors"),
+            "expected the path of a .gguf file in the repository",
+        ),
+        (
+            "an endpoint that is no address",
+            |m| m["spec"]["source"]["huggingFace"]["endpoint"] = json!("hub"),
+            "endpoint",
+        ),
+        (
+            "an empty revision",
+            |m| m["spec"]["source"]["huggingFace"]["revision"] = json!(""),
+            "revision",
+        ),
+        (
+            "a URL of another scheme",
+            |m| m["spec"]["source"] = json!({"url": {"url": "file:///etc/passwd"}}),
+            "spec.source.url.url",
+        ),
+        (
+            "a short checksum",
+            |m| m["spec"]["source"] = json!({"url": {"url": "https://a/b.gguf", "sha256": "abc"}}),
+            "sha256",
+        ),
+        (
+            "a relative path",
+            |m| m["spec"]["source"] = json!({"hostPath": {"path": "models/a.gguf"}}),
+            "expected the absolute path of a .gguf file",
+        ),
+        (
+            "a path that goes back",
+            |m| m["spec"]["source"] = json!({"hostPath": {"path": "/models/../etc/a.gguf"}}),
+            "expected the absolute path of a .gguf file",
+        ),
+        (
+            "an absolute path in a volume",
+            |m| {
+                m["spec"]["source"] =
+                    json!({"persistentVolumeClaim": {"claimName": "a", "path": "/a.gguf"}})
+            },
+            "expected the path of a .gguf file in the volume",
+        ),
+        (
+            "a claim's name",
+            |m| {
+                m["spec"]["source"] =
+                    json!({"persistentVolumeClaim": {"claimName": "../a", "path": "a.gguf"}})
+            },
+            "claimName",
+        ),
+        (
+            "no context",
+            |m| m["spec"]["contextLength"] = json!(0),
+            "spec.contextLength",
+        ),
+        (
+            "no requests",
+            |m| m["spec"]["maxConcurrentRequests"] = json!(0),
+            "spec.maxConcurrentRequests",
+        ),
+        (
+            "a number format",
+            |m| m["spec"]["activationDtype"] = json!("F64"),
+            "spec.activationDtype",
+        ),
+        (
+            "a service type",
+            |m| m["spec"]["serviceType"] = json!("ExternalName"),
+            "spec.serviceType",
+        ),
+        (
+            "a key's empty name",
+            |m| m["spec"]["apiKeySecretRef"]["name"] = json!(""),
+            "spec.apiKeySecretRef.name",
+        ),
+    ];
+    refused(&api, &full, cases);
+}
+
+#[test]
+fn every_rule_of_profiles_and_plans_takes_the_good_and_refuses_the_bad() {
+    let api = with_definitions();
+    let profile = json!({
+        "apiVersion": "prima.dev/v1alpha1",
+        "kind": "NodeProfile",
+        "metadata": {"name": "desk"},
+        "spec": {"exclude": true, "reservedMemoryBytes": 1, "memoryCapBytes": 0, "diskAllowed": false},
+    });
+    accepted(&api, &profile);
+    let cases: &[Case] = &[
+        (
+            "a negative reserve",
+            |p| p["spec"]["reservedMemoryBytes"] = json!(-1),
+            "spec.reservedMemoryBytes",
+        ),
+        (
+            "a negative cap",
+            |p| p["spec"]["memoryCapBytes"] = json!(-1),
+            "spec.memoryCapBytes",
+        ),
+        (
+            "a word for a flag",
+            |p| p["spec"]["exclude"] = json!("yes"),
+            "spec.exclude",
+        ),
+    ];
+    refused(&api, &profile, cases);
+
+    let plan = json!({
+        "apiVersion": "prima.dev/v1alpha1",
+        "kind": "RingPlan",
+        "metadata": {"name": "ring-1", "namespace": "default"},
+        "spec": {
+            "generation": 1,
+            "model": {"name": "ring", "file": "/a.gguf", "sizeBytes": 1, "layers": 2},
+            "contextLength": 1,
+            "maxConcurrentRequests": 1,
+            "rounds": 1,
+            "httpPort": 9400,
+            "members": [{"name": "desk", "address": "10.0.0.1:9200", "windows": [{"first": 0, "last": 2}]}],
+        },
+    });
+    accepted(&api, &plan);
+    let cases: &[Case] = &[
+        (
+            "too many members",
+            |p| p["spec"]["members"] = json!(vec![p["spec"]["members"][0].clone(); 257]),
+            "spec.members",
+        ),
+        (
+            "a port",
+            |p| p["spec"]["httpPort"] = json!(65536),
+            "spec.httpPort",
+        ),
+        (
+            "a number format",
+            |p| p["spec"]["activationDtype"] = json!("F64"),
+            "spec.activationDtype",
+        ),
+        (
+            "a digest that is too long",
+            |p| p["spec"]["apiKeySha256"] = json!(["0".repeat(65)]),
+            "spec.apiKeySha256",
+        ),
+    ];
+    refused(&api, &plan, cases);
+
+    // A plan does not change.
+    api.apply(&plan.to_string()).expect("a plan");
+    api.apply(&plan.to_string()).expect("the same plan");
+    let mut other = plan.clone();
+    other["spec"]["contextLength"] = json!(2);
+    let error = api
+        .apply(&other.to_string())
+        .expect_err("another plan")
+        .to_string();
+    assert!(error.contains("a RingPlan does not change"), "{error}");
+}
+
+#[test]
+fn the_accounts_have_the_verbs_that_they_need_and_no_others() {
+    let api = ApiServer::start(Backend::Etcd);
+    install_chart(&api);
+    let agent = allowed(&api, "prima-agent");
+    let expected = set(&[
+        ("ringplans.prima.dev", "get list watch"),
+        ("ringplans.prima.dev/status", "patch"),
+        ("models.prima.dev", "get list watch"),
+        ("nodeprofiles.prima.dev", "get list watch create patch"),
+        ("nodeprofiles.prima.dev/status", "patch"),
+        ("nodes", "get"),
+        ("leases.coordination.k8s.io", "get create update patch"),
+        ("events.events.k8s.io", "create patch"),
+    ]);
+    assert_eq!(agent, expected);
+    let operator = allowed(&api, "prima-operator");
+    let expected = set(&[
+        ("models.prima.dev", "get list watch patch"),
+        ("models.prima.dev/status", "patch"),
+        ("models.prima.dev/finalizers", "update"),
+        ("ringplans.prima.dev", "get list watch create patch delete"),
+        ("ringplans.prima.dev/status", "patch"),
+        ("nodeprofiles.prima.dev", "get list watch"),
+        ("services", "get list watch create patch delete"),
+        (
+            "endpointslices.discovery.k8s.io",
+            "get list watch create patch delete",
+        ),
+        ("nodes", "list watch"),
+        ("events.events.k8s.io", "create patch"),
+        (
+            "leases.coordination.k8s.io",
+            "get list watch create update patch",
+        ),
+        ("secrets", "get"),
+    ]);
+    assert_eq!(operator, expected);
+}
+
+/// Of these resources and verbs, what the API server lets an account do in the chart's namespace.
+fn allowed(api: &ApiServer, account: &str) -> BTreeSet<(String, String)> {
+    const RESOURCES: [&str; 20] = [
+        "models.prima.dev",
+        "models.prima.dev/status",
+        "models.prima.dev/finalizers",
+        "nodeprofiles.prima.dev",
+        "nodeprofiles.prima.dev/status",
+        "ringplans.prima.dev",
+        "ringplans.prima.dev/status",
+        "services",
+        "endpointslices.discovery.k8s.io",
+        "nodes",
+        "nodes/status",
+        "events.events.k8s.io",
+        "leases.coordination.k8s.io",
+        "secrets",
+        "configmaps",
+        "pods",
+        "pods/exec",
+        "daemonsets.apps",
+        "clusterroles.rbac.authorization.k8s.io",
+        "serviceaccounts/token",
+    ];
+    const VERBS: [&str; 9] = [
+        "get",
+        "list",
+        "watch",
+        "create",
+        "update",
+        "patch",
+        "delete",
+        "deletecollection",
+        "impersonate",
+    ];
+    let user = format!("system:serviceaccount:{NAMESPACE}:{account}");
+    let mut allowed = BTreeSet::new();
+    for resource in RESOURCES {
+        for verb in VERBS {
+            let (resource_name, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+            let (name, group) = resource_name.split_once('.').unwrap_or((resource_name, ""));
+            let review = json!({
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SubjectAccessReview",
+                "spec": {"user": user, "resourceAttributes": {
+                    "namespace": NAMESPACE, "verb": verb, "group": group, "resource": name, "subresource": subresource,
+                }},
+            });
+            let answer = api.create(&review.to_string()).expect("a review");
+            let answer: Value = serde_json::from_str(&answer).expect("JSON");
+            if answer["status"]["allowed"] == true {
+                allowed.insert((resource.to_owned(), verb.to_owned()));
+            }
+        }
+    }
+    allowed
+}
+
+fn set(rules: &[(&str, &str)]) -> BTreeSet<(String, String)> {
+    let pairs = rules.iter().flat_map(|(resource, verbs)| {
+        verbs
+            .split(' ')
+            .map(|verb| ((*resource).to_owned(), verb.to_owned()))
+    });
+    pairs.collect()
+}
+
+fn with_definitions() -> ApiServer {
+    let api = ApiServer::start(Backend::Etcd);
+    for definition in prima_crds::definitions::all() {
+        let yaml = prima_crds::definitions::yaml(&definition).expect("YAML");
+        api.apply(&yaml).expect("a definition");
+    }
+    api.kubectl(&[
+        "wait",
+        "--for=condition=Established",
+        "crd",
+        "--all",
+        "--timeout=30s",
+    ])
+    .expect("established definitions");
+    api
+}
+
+fn accepted(api: &ApiServer, object: &Value) {
+    if let Err(error) = api.try_out(&object.to_string()) {
+        panic!("{object}: {error}");
+    }
+}
+
+fn refused(api: &ApiServer, good: &Value, cases: &[Case]) {
+    for (what, change, said) in cases {
+        let mut object = good.clone();
+        change(&mut object);
+        match api.try_out(&object.to_string()) {
+            Ok(_) => panic!("{what} is accepted: {object}"),
+            Err(error) => {
+                let error = error.to_string();
+                assert!(
+                    error.contains(said),
+                    "{what} is refused, but not with {said:?}: {error}"
+                );
+            }
+        }
+    }
+}
