@@ -248,16 +248,14 @@ fn the_accounts_have_the_verbs_that_they_need_and_no_others() {
         ("nodeprofiles.prima.dev/status", "patch"),
         ("nodes", "get"),
         ("leases.coordination.k8s.io", "get create update patch"),
-        ("events.events.k8s.io", "create patch"),
     ]);
     assert_eq!(agent, expected);
     let operator = allowed(&api, "prima-operator");
     let expected = set(&[
-        ("models.prima.dev", "get list watch patch"),
+        ("models.prima.dev", "get list watch"),
         ("models.prima.dev/status", "patch"),
         ("models.prima.dev/finalizers", "update"),
         ("ringplans.prima.dev", "get list watch create patch delete"),
-        ("ringplans.prima.dev/status", "patch"),
         ("nodeprofiles.prima.dev", "get list watch"),
         ("services", "get list watch create patch delete"),
         (

@@ -129,7 +129,7 @@ pub struct UrlSource {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HostPathSource {
-    /// Absolute, in a folder that the agents were installed with (values `agent.dataDir` and `agent.modelDirs`).
+    /// Absolute: in /var/lib/prima, where agents have their data folder, or in one of the value `agent.modelDirs`.
     #[schemars(length(max = 1000))]
     #[x_kube(validation = Rule::new("self.startsWith('/') && !self.contains('/../') && self.endsWith('.gguf')")
         .message("expected the absolute path of a .gguf file, without '..'"))]

@@ -180,7 +180,7 @@ pub enum ActivationDtype {
     F16,
 }
 
-/// What became of the plan. Each agent writes its own entry of `members`, the operator the conditions.
+/// What became of the plan. Each agent writes its own entry of `members`; conditions are not theirs to write.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RingPlanStatus {

@@ -63,11 +63,21 @@ async fn api_key(model: &Model, context: &Context) -> Result<ApiKey, ControllerE
     let name = format!("{namespace}/{}", reference.name);
     let secret = Api::<Secret>::namespaced(context.client.clone(), &namespace)
         .get_opt(&reference.name)
-        .await
-        .map_err(|source| ControllerError::Secret {
-            name: name.clone(),
-            source: Box::new(source),
-        })?;
+        .await;
+    let secret = match secret {
+        Ok(secret) => secret,
+        Err(kube::Error::Api(status)) if status.is_forbidden() => {
+            return Ok(ApiKey::Missing(format!(
+                "spec.apiKeySecretRef: the operator may not read the Secret {name}; install the chart with operator.secretAccess=true"
+            )));
+        }
+        Err(source) => {
+            return Err(ControllerError::Secret {
+                name,
+                source: Box::new(source),
+            });
+        }
+    };
     let Some(secret) = secret else {
         return Ok(ApiKey::Missing(format!(
             "spec.apiKeySecretRef: there is no Secret {name}"

@@ -419,7 +419,7 @@ fn free_slot(world: &World) -> Option<i32> {
 
 fn no_machines(candidates: &Candidates) -> String {
     match candidates.out.as_slice() {
-        [] => "no agent has been heard of; is the DaemonSet of agents running (kubectl get pods -A -l app.kubernetes.io/component=node-agent)?".to_owned(),
+        [] => "no agent has been heard of; is the DaemonSet of agents running (kubectl get pods -A -l app.kubernetes.io/component=agent)?".to_owned(),
         out => {
             let out: Vec<_> = out.iter().map(|(name, why)| format!("{name}: {why}")).collect();
             format!("no machine can take part: {}", out.join("; "))
