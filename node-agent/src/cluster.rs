@@ -266,9 +266,12 @@ async fn begin(
 ) -> Result<NodeProfileStatus, ClusterError> {
     let measuring = spawn_blocking(move || measured(&data, threads));
     let mut status = measuring.await.map_err(ClusterError::Part)??;
-    status.agent = Some(publish_profile::agent_profile(address, &status));
-    match publish_profile::published_links(client.clone(), node).await {
-        Ok(links) => status.links.extend(links),
+    let mut agent = publish_profile::agent_profile(address, &status);
+    match publish_profile::published_before(client.clone(), node).await {
+        Ok((links, models)) => {
+            status.links.extend(links);
+            agent.local_models = models;
+        }
         Err(error) => {
             let problem = crate::error_chain(&error);
             tracing::warn!(
@@ -277,6 +280,7 @@ async fn begin(
             );
         }
     }
+    status.agent = Some(agent);
     Ok(status)
 }
 

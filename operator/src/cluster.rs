@@ -9,7 +9,6 @@ pub mod world;
 
 use std::io;
 use std::net::SocketAddr;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -122,33 +121,41 @@ pub async fn run(args: OperatorArgs) -> Result<(), OperatorError> {
         Client::try_from(config).map_err(|error| OperatorError::Client(Box::new(error)))?;
 
     let result = tokio::select! {
-        result = lead(&args, client, &probes, metrics) => result,
+        result = lead(&args, client, &probes, metrics, &mut stop) => result,
         result = probes.serve(listener) => result.map_err(OperatorError::Probes),
-        () = stop.received() => Ok(()),
     };
     telemetry.flush();
     result
 }
 
-/// Becomes the leader, then controls Models for as long as it is.
+/// Becomes the leader, then controls Models for as long as it is and nobody asks it to end.
 async fn lead(
     args: &OperatorArgs,
     client: Client,
     probes: &Probes,
     metrics: Arc<Metrics>,
+    stop: &mut StopSignal,
 ) -> Result<(), OperatorError> {
     probes.set_alive();
-    let election = Election::start(client.clone(), &args.namespace, &args.identity).await?;
-    let mut election = pin!(election);
-    election.as_mut().get_mut().won().await;
-    tracing::info!(identity = args.identity, "leads");
-
-    let agents = args.agent_namespace.as_deref().unwrap_or(&args.namespace);
-    let (stores, changes) = Stores::watch(&client, agents, model_controller::OURS);
-    let result = tokio::select! {
-        result = control(args, client, stores, changes, probes, metrics) => result,
-        () = election.as_mut().get_mut().lost() => Err(OperatorError::LostLease),
+    let mut election = Election::start(client.clone(), &args.namespace, &args.identity).await?;
+    let won = tokio::select! {
+        () = election.won() => true,
+        () = stop.received() => false,
     };
+    let result = match won {
+        true => {
+            tracing::info!(identity = args.identity, "leads");
+            let agents = args.agent_namespace.as_deref().unwrap_or(&args.namespace);
+            let (stores, changes) = Stores::watch(&client, agents, model_controller::OURS);
+            tokio::select! {
+                result = control(args, client, stores, changes, probes, metrics) => result,
+                () = election.lost() => Err(OperatorError::LostLease),
+                () = stop.received() => Ok(()),
+            }
+        }
+        false => Ok(()),
+    };
+    election.resign().await;
     result
 }
 
@@ -191,6 +198,7 @@ async fn control(
         recorder: Recorder::new(client.clone(), reporter),
         client,
         stores,
+        models: controller.store(),
         metrics,
         cluster_domain: args.cluster_domain.clone(),
         hub,

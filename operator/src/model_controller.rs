@@ -12,12 +12,13 @@ mod plan;
 pub mod resolve;
 mod update_status;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kube::runtime::controller::Action;
-use kube::runtime::events::Recorder;
+use kube::runtime::events::{EventType, Recorder};
+use kube::runtime::reflector::Store;
 use kube::{Client, Resource, ResourceExt};
 use prima_crds::v1alpha1::model::Model;
 
@@ -30,6 +31,8 @@ use plan::Memory;
 pub struct Context {
     pub client: Client,
     pub stores: Stores,
+    /// All Models.
+    pub models: Store<Model>,
     pub recorder: Recorder,
     pub metrics: Arc<Metrics>,
     pub cluster_domain: String,
@@ -61,6 +64,16 @@ pub enum ControllerError {
         #[source]
         source: Box<kube::Error>,
     },
+    #[error("cannot read {what}")]
+    Read {
+        what: String,
+        #[source]
+        source: Box<kube::Error>,
+    },
+    #[error(
+        "there is a Service {namespace}/{name} of somebody else; a Model's Service has the Model's name, so rename one of them"
+    )]
+    NameTaken { namespace: String, name: String },
     #[error("cannot write {what}")]
     Write {
         what: String,
@@ -95,16 +108,24 @@ pub async fn reconcile(
         context.memories.lock().remove(&uid);
         return Ok(Action::await_change());
     }
+    // Without them the first plan would be made again.
+    context.stores.plans_ready().await;
     let mut memory = context.memories.lock().remove(&uid).unwrap_or_default();
     let outcome = steps(&model, &context, &mut memory).await;
-    if outcome.is_ok() {
-        memory.failures = 0;
-    } else {
-        memory.failures += 1;
-        context.metrics.failures.inc();
+    match &outcome {
+        Ok(_) => memory.failures = 0,
+        Err(error) => {
+            memory.failures += 1;
+            context.metrics.failures.inc();
+            let type_ = EventType::Warning;
+            update_status::event(&model, &context, type_, "ReconcileFailed", &chain(error)).await;
+        }
     }
+    let there: Vec<_> = context.models.state();
+    let there: HashSet<String> = there.iter().filter_map(|model| model.uid()).collect();
     let mut memories = context.memories.lock();
     memories.insert(uid, memory);
+    memories.retain(|uid, _| there.contains(uid));
     let ready = memories.values().filter(|memory| memory.ready).count();
     context.metrics.models.set(memories.len() as i64);
     context.metrics.ready_models.set(ready as i64);

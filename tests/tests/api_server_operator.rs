@@ -9,7 +9,7 @@ use prima_crds::v1alpha1::node_profile::LocalModel;
 use prima_crds::v1alpha1::ring_plan::{FileVersion, MemberState};
 use prima_tests::api_server::{ApiServer, Backend};
 use prima_tests::declared_machines::DeclaredMachines;
-use prima_tests::operator::{NAMESPACE, Operator, install_chart};
+use prima_tests::operator::{Operator, install_chart};
 use serde_json::Value;
 
 const FILE: &str = "/var/lib/prima/models/made-up.gguf";

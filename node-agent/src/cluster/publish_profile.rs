@@ -13,7 +13,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource as _, ResourceExt as _};
 use prima_crds::v1alpha1::node_profile::{
-    AgentProfile, LinkProfile, MemoryProfile, NodeProfile, NodeProfileSpec, NodeProfileStatus,
+    AgentProfile, LinkProfile, LocalModel, MemoryProfile, NodeProfile, NodeProfileSpec,
+    NodeProfileStatus,
 };
 use serde_json::json;
 use tokio::sync::{Notify, watch};
@@ -91,8 +92,12 @@ pub async fn publish(
     }
 }
 
-/// The links that this machine's NodeProfile has from before: a new agent need not make the planner forget them.
-pub async fn published_links(client: Client, node: &str) -> Result<Vec<LinkProfile>, PublishError> {
+/// The links and the files on the machine that its NodeProfile has from before: a new agent must not make the planner forget
+/// them, which would plan around this machine until it has looked again.
+pub async fn published_before(
+    client: Client,
+    node: &str,
+) -> Result<(Vec<LinkProfile>, Vec<LocalModel>), PublishError> {
     let profiles: Api<NodeProfile> = Api::all(client);
     let known = match timeout(api::DEADLINE, profiles.get_opt(node)).await? {
         Ok(known) => known,
@@ -104,12 +109,13 @@ pub async fn published_links(client: Client, node: &str) -> Result<Vec<LinkProfi
             });
         }
     };
-    let mut links = known
-        .and_then(|profile| profile.status)
-        .map(|status| status.links)
-        .unwrap_or_default();
+    let Some(status) = known.and_then(|profile| profile.status) else {
+        return Ok(Default::default());
+    };
+    let mut links = status.links;
     links.retain(|link| link.to != LOOPBACK);
-    Ok(links)
+    let models = status.agent.map(|agent| agent.local_models);
+    Ok((links, models.unwrap_or_default()))
 }
 
 /// What others must know of this agent to reach it, and what people see of the machine at a glance.

@@ -4,11 +4,14 @@
 use std::time::Duration;
 
 use kube::Client;
-use kube_lease_manager::{LeaseManagerBuilder, LeaseManagerError};
+use kube_lease_manager::{LeaseManager, LeaseManagerBuilder, LeaseManagerError};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 pub struct Election {
     leads: watch::Receiver<bool>,
+    task: JoinHandle<Result<LeaseManager, LeaseManagerError>>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +27,8 @@ const LEASE: &str = "prima-operator";
 const DURATION_SECONDS: u64 = 30;
 /// Seconds before the end when it is renewed.
 const GRACE_SECONDS: u64 = 20;
+/// How long giving the Lease back may take.
+const RESIGNATION: Duration = Duration::from_secs(5);
 /// Before a lost watch is noticed by asking.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -46,8 +51,8 @@ impl Election {
             .build()
             .await
             .map_err(failed)?;
-        let (leads, _) = manager.watch().await;
-        Ok(Self { leads })
+        let (leads, task) = manager.watch().await;
+        Ok(Self { leads, task })
     }
 
     pub async fn won(&mut self) {
@@ -56,6 +61,16 @@ impl Election {
 
     pub async fn lost(&mut self) {
         self.becomes(false).await;
+    }
+
+    /// Gives the Lease back, so that the next one need not wait until it runs out.
+    pub async fn resign(self) {
+        let Self { leads, task } = self;
+        // The manager ends when nobody listens to it.
+        drop(leads);
+        if timeout(RESIGNATION, task).await.is_err() {
+            tracing::warn!("the Lease was not given back in time");
+        }
     }
 
     async fn becomes(&mut self, wanted: bool) {

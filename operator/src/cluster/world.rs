@@ -11,6 +11,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::PartialObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::{self, Store};
@@ -68,11 +69,13 @@ pub enum AgentState {
 const LEASE_PREFIX: &str = "prima-agent-";
 /// An agent renews every 10 s; one that was not heard for so long is gone.
 const EXPIRY: Duration = Duration::from_secs(40);
+/// Older than any agent's that lives, whatever its clock says.
+const STALE: SignedDuration = SignedDuration::from_mins(5);
 /// How often is looked whether one has gone.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// A watch that takes longer has failed, and lists anew.
-const WATCH_DELAY: Duration = Duration::from_secs(10);
+/// How long a plan counts that was written here and never seen: longer than a watch takes to come back.
+const WATCH_DELAY: Duration = Duration::from_secs(300);
 /// An API server that is being started or upgraded answers within that.
 const READY_LIMIT: Duration = Duration::from_secs(120);
 
@@ -80,6 +83,8 @@ const READY_LIMIT: Duration = Duration::from_secs(120);
 struct Agents {
     heard: HashMap<String, Heard>,
     since: Instant,
+    /// Leases cannot be watched now: then nobody can be told to be gone.
+    blind: bool,
 }
 
 struct Heard {
@@ -94,7 +99,18 @@ impl Agents {
         Self {
             heard: HashMap::new(),
             since: now,
+            blind: false,
         }
+    }
+
+    /// Whether Leases can be watched. Who was alive before has time to be heard of again.
+    fn see(&mut self, sees: bool, now: Instant) {
+        if sees && self.blind {
+            for heard in self.heard.values_mut() {
+                heard.at = now;
+            }
+        }
+        self.blind = !sees;
     }
 
     /// Takes a Lease in; whether an agent came back or is new.
@@ -113,8 +129,16 @@ impl Agents {
         if heard.renewed == renewed {
             return false;
         }
+        // A Lease that nobody has renewed for minutes is of an agent that went before this process came. Clocks differ by less.
+        let stale = heard.renewed.is_none()
+            && renewed
+                .as_ref()
+                .is_none_or(|at| Timestamp::now().duration_since(at.0) > STALE);
         heard.renewed = renewed;
         heard.at = now;
+        if stale {
+            return false;
+        }
         if !heard.alive {
             heard.first = now;
         }
@@ -124,7 +148,7 @@ impl Agents {
     /// Whether an agent has gone since the last look.
     fn look(&mut self, now: Instant) -> bool {
         let mut gone = false;
-        for heard in self.heard.values_mut() {
+        for heard in self.heard.values_mut().filter(|_| !self.blind) {
             if heard.alive && now.duration_since(heard.at) > EXPIRY {
                 heard.alive = false;
                 gone = true;
@@ -161,7 +185,11 @@ impl Stores {
             all(),
         ));
         let leases = Api::<Lease>::namespaced(client.clone(), agent_namespace);
-        let (leases, lease_changes) = watched(watcher::watcher(leases, all()));
+        let agents = Arc::new(Mutex::new(Agents::new(Instant::now())));
+        let seeing = agents.clone();
+        let leases = watcher::watcher(leases, all())
+            .inspect(move |event| lock(&seeing).see(event.is_ok(), Instant::now()));
+        let (leases, lease_changes) = watched(leases);
         let (services, service_changes) =
             watched(watcher::watcher(Api::all(client.clone()), ours()));
         let (slices, slice_changes) = watched(watcher::watcher(Api::all(client.clone()), ours()));
@@ -174,7 +202,6 @@ impl Stores {
         });
         let (plans, plan_changes) = watched(plans);
 
-        let agents = Arc::new(Mutex::new(Agents::new(Instant::now())));
         let heard = agents.clone();
         let heard = lease_changes.filter_map(move |lease| {
             let came = lock(&heard).hear(&lease, Instant::now());
@@ -230,6 +257,12 @@ impl Stores {
         listed("NodeProfiles", &self.profiles, deadline).await?;
         listed("Nodes", &self.nodes, deadline).await?;
         listed("Leases", &self.leases, deadline).await
+    }
+
+    /// Waits until all plans were listed once. For who is called by the controller, which reads their watch.
+    pub async fn plans_ready(&self) {
+        // It only fails when the watch has ended, and the process with it.
+        let _ = self.plans.wait_until_ready().await;
     }
 
     /// All machines that run an agent or did, by name.
@@ -342,15 +375,15 @@ fn lock(agents: &Mutex<Agents>) -> std::sync::MutexGuard<'_, Agents> {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::coordination::v1::LeaseSpec;
-    use k8s_openapi::jiff::Timestamp;
-
     use super::*;
+    use k8s_openapi::api::coordination::v1::LeaseSpec;
 
     fn lease(renewed: i64) -> Lease {
+        let now = Timestamp::now().as_second();
+        let renewed = Timestamp::from_second(now + renewed).unwrap();
         let mut lease = Lease {
             spec: Some(LeaseSpec {
-                renew_time: Some(MicroTime(Timestamp::from_second(renewed).unwrap())),
+                renew_time: Some(MicroTime(renewed)),
                 ..LeaseSpec::default()
             }),
             ..Lease::default()
@@ -365,9 +398,10 @@ mod tests {
         let mut agents = Agents::new(start);
         let at = |seconds| start + Duration::from_secs(seconds);
         assert!(agents.hear(&lease(5), start), "news: there is one");
-        assert!(!agents.hear(&lease(15), at(10)), "no news: it lives on");
+        let renewed = lease(15);
+        assert!(!agents.hear(&renewed, at(10)), "no news: it lives on");
         assert!(
-            !agents.hear(&lease(15), at(45)),
+            !agents.hear(&renewed, at(45)),
             "a Lease that is only listed again"
         );
         assert!(!agents.look(at(50)));
@@ -377,6 +411,28 @@ mod tests {
         assert!(agents.hear(&lease(70), at(70)), "news: it is back");
         let known_for = Duration::from_secs(5);
         assert_eq!(agents.state("pi4", at(75)), AgentState::Alive { known_for });
+    }
+
+    #[test]
+    fn while_leases_cannot_be_watched_nobody_is_gone() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut agents = Agents::new(start);
+        agents.hear(&lease(0), start);
+        agents.see(false, at(10));
+        assert!(!agents.look(at(100)));
+        agents.see(true, at(100));
+        assert!(!agents.look(at(130)), "it has time to be heard of again");
+        assert!(agents.look(at(141)));
+    }
+
+    #[test]
+    fn a_lease_of_long_ago_is_of_an_agent_that_is_gone() {
+        let start = Instant::now();
+        let mut agents = Agents::new(start);
+        assert!(!agents.hear(&lease(-3600), start));
+        assert_eq!(agents.state("pi4", start), AgentState::Silent);
+        assert!(agents.hear(&lease(0), start), "news: it is back");
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub async fn apply(
     let writer = Writer::new(model, context)?;
     let mut plans = world.plans.clone();
     match &decision.kind {
-        Kind::Suspended => writer.delete(&mut plans, |_| true).await?,
+        Kind::Released { .. } => writer.delete(&mut plans, |_| true).await?,
         Kind::Impossible { .. } | Kind::Keep(_) => {}
         Kind::New {
             spec,
@@ -77,21 +77,21 @@ pub async fn apply(
         .cloned();
     let newest = plans.last().cloned();
     writer.endpoint(serving.as_deref(), memory).await?;
-    // Only after clients are sent elsewhere.
-    if let (Some(serving), Some(newest)) = (&serving, &newest)
-        && serving.spec.generation == newest.spec.generation
-    {
-        let newest = newest.spec.generation;
+    // Only after clients are sent elsewhere. An older ring stays while it answers, or may do so again in a moment.
+    if let Some(newest) = newest.as_ref().map(|plan| plan.spec.generation) {
+        let spare = match &serving {
+            Some(serving) => Some(serving.spec.generation),
+            None => {
+                let mut older = plans.iter().rev().skip(1);
+                let spare = older.find(|plan| may_answer(plan, &world.machines));
+                spare.map(|plan| plan.spec.generation)
+            }
+        };
         writer
-            .delete(&mut plans, |plan| plan.spec.generation < newest)
-            .await?;
-    } else if serving.is_none()
-        && let Some(newest) = &newest
-    {
-        // An old ring that does not answer only takes memory.
-        let newest = newest.spec.generation;
-        writer
-            .delete(&mut plans, |plan| plan.spec.generation < newest)
+            .delete(&mut plans, |plan| {
+                let generation = plan.spec.generation;
+                generation < newest && Some(generation) != spare
+            })
             .await?;
     }
     Ok(Ring { newest, serving })
@@ -99,19 +99,27 @@ pub async fn apply(
 
 /// Whether a token went round this ring and all its machines still are there.
 fn answers(plan: &RingPlan, machines: &[Machine]) -> bool {
+    has_members(plan, machines, |rank| match rank {
+        0 => MemberState::Ready,
+        _ => MemberState::Loaded,
+    })
+}
+
+/// Whether this ring has loaded, and nothing of it is known to be lost.
+fn may_answer(plan: &RingPlan, machines: &[Machine]) -> bool {
+    has_members(plan, machines, |_| MemberState::Loaded)
+}
+
+fn has_members(plan: &RingPlan, machines: &[Machine], least: fn(usize) -> MemberState) -> bool {
     let Some(status) = &plan.status else {
         return false;
     };
     plan.spec.members.iter().enumerate().all(|(rank, member)| {
-        let wanted = match rank {
-            0 => MemberState::Ready,
-            _ => MemberState::Loaded,
-        };
         let state = status.members.iter().find(|one| one.name == member.name);
         let alive = machines.iter().any(|machine| {
             machine.name == member.name && matches!(machine.agent, AgentState::Alive { .. })
         });
-        alive && state.is_some_and(|state| state.state >= wanted)
+        alive && state.is_some_and(|state| state.state >= least(rank))
     })
 }
 
@@ -237,12 +245,26 @@ impl<'a> Writer<'a> {
             let host: IpAddr = host.trim_matches(['[', ']']).parse().ok()?;
             Some((host, plan.spec.http_port?, rank0.name.clone()))
         });
-        let family = match target {
-            Some((IpAddr::V6(_), ..)) => "IPv6",
-            _ => "IPv4",
-        };
+        let stores = &self.context.stores;
+        self.own(&service, &stores.services).await?;
+        self.write_once(service, &stores.services, memory).await?;
+        // The family of an EndpointSlice cannot change, so each has its own.
+        for family in ["IPv4", "IPv6"] {
+            let ours = target
+                .as_ref()
+                .filter(|(host, ..)| host.is_ipv4() == (family == "IPv4"));
+            let slice = self.slice(family, ours);
+            if ours.is_some() || stores.slices.get(&self.reference(&slice)).is_some() {
+                self.write_once(slice, &stores.slices, memory).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the Service leads by addresses of one family: to this port of this Node, or nowhere.
+    fn slice(&self, family: &str, target: Option<&(IpAddr, i32, String)>) -> EndpointSlice {
+        let name = self.model.name_any();
         let mut slice = EndpointSlice {
-            // The family of an EndpointSlice cannot change.
             metadata: self.metadata(&format!("{name}-{}", family.to_lowercase())),
             address_type: family.to_owned(),
             endpoints: target
@@ -257,7 +279,7 @@ impl<'a> Writer<'a> {
                     ..Endpoint::default()
                 })
                 .collect(),
-            ports: target.iter().next().map(|(_, port, _)| {
+            ports: target.map(|(_, port, _)| {
                 vec![EndpointPort {
                     name: Some(PORT_NAME.to_owned()),
                     port: Some(*port),
@@ -273,9 +295,38 @@ impl<'a> Writer<'a> {
         ] {
             labels.insert(key.to_owned(), value.to_owned());
         }
-        let stores = &self.context.stores;
-        self.write_once(service, &stores.services, memory).await?;
-        self.write_once(slice, &stores.slices, memory).await
+        slice
+    }
+
+    /// Refuses to take over a Service of this name that somebody else made.
+    async fn own(&self, service: &Service, store: &Store<Service>) -> Result<(), ControllerError> {
+        if store.get(&self.reference(service)).is_some() {
+            return Ok(());
+        }
+        let name = service.name_any();
+        let there = Api::<Service>::namespaced(self.context.client.clone(), &self.namespace)
+            .get_opt(&name)
+            .await
+            .map_err(|source| ControllerError::Read {
+                what: format!("Service {}/{name}", self.namespace),
+                source: Box::new(source),
+            })?;
+        let uid = self.model.uid().unwrap_or_default();
+        let ours = |service: &Service| {
+            let mut owners = service.owner_references().iter();
+            owners.any(|owner| owner.uid == uid)
+        };
+        match there {
+            Some(there) if !ours(&there) => Err(ControllerError::NameTaken {
+                namespace: self.namespace.clone(),
+                name,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn reference<K: Resource<DynamicType = ()>>(&self, object: &K) -> ObjectRef<K> {
+        ObjectRef::new(&object.name_any()).within(&self.namespace)
     }
 
     /// Writes what differs from what was written last, or was changed by somebody else since.
@@ -300,7 +351,7 @@ impl<'a> Writer<'a> {
             .unwrap_or_default()
             .hash(&mut hasher);
         let hash = hasher.finish();
-        let there = store.get(&ObjectRef::new(&name).within(&self.namespace));
+        let there = store.get(&self.reference(&object));
         let version = there.and_then(|there| there.resource_version());
         if version.is_none() || memory.written.get(&key) != Some(&(hash, version)) {
             let written = self.write(object).await?;

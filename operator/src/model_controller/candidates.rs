@@ -7,8 +7,9 @@ use std::time::Duration;
 use kube::ResourceExt;
 use prima_crds::v1alpha1::model::{Model, ResolvedModel};
 use prima_crds::v1alpha1::node_profile::{AgentProfile, NodeProfile, NodeProfileStatus};
-use prima_crds::v1alpha1::ring_plan::RingPlan;
+use prima_crds::v1alpha1::ring_plan::{RingMember, RingPlan};
 
+use super::dereference::World;
 use crate::cluster::world::{AgentState, Machine};
 
 /// How the machines look to one Model.
@@ -26,21 +27,31 @@ pub struct Candidates {
 const PATIENCE: Duration = Duration::from_secs(180);
 
 impl Candidates {
-    /// `refused`: machines whose agent cannot honour a plan, and why.
+    /// `refused`: machines whose agent cannot honour a plan, and why. `members`: of the ring that runs.
     pub fn new(
         model: &Model,
         resolved: &ResolvedModel,
-        machines: &[Machine],
-        others: &[Arc<RingPlan>],
+        world: &World,
         refused: &BTreeMap<String, String>,
+        members: &[RingMember],
     ) -> Self {
         let mut candidates = Self::default();
+        let machines = &world.machines;
+        // A ring that cannot run needs nothing; else two of them would keep each other from being planned anew.
+        let runs = |plan: &&Arc<RingPlan>| {
+            let mut members = plan.spec.members.iter();
+            members.all(|member| {
+                let machine = machines.iter().find(|machine| machine.name == member.name);
+                machine.is_some_and(|machine| matches!(machine.agent, AgentState::Alive { .. }))
+            })
+        };
+        let others: Vec<Arc<RingPlan>> = world.others.iter().filter(runs).cloned().collect();
         for machine in machines {
             match usable(model, resolved, machine, refused) {
                 Ok((profile, status)) => {
                     let mut profile = profile.clone();
                     let mut status = status.clone();
-                    take_promised(&mut status, &machine.name, others);
+                    take_promised(&mut status, &machine.name, &others);
                     profile.status = Some(status);
                     candidates.profiles.push(profile);
                 }
@@ -52,7 +63,7 @@ impl Candidates {
                 }
             }
         }
-        candidates.without_unmeasured_links(machines);
+        candidates.without_unmeasured_links(machines, members);
         candidates
     }
 
@@ -66,8 +77,8 @@ impl Candidates {
     }
 
     /// The planner needs all links between the machines that it plans with: whoever lacks the most is left out, until none
-    /// is lacking.
-    fn without_unmeasured_links(&mut self, machines: &[Machine]) {
+    /// is lacking; of a ring that runs nobody is, for the sake of one who has just come.
+    fn without_unmeasured_links(&mut self, machines: &[Machine], members: &[RingMember]) {
         loop {
             let names: Vec<String> = self.profiles.iter().map(ResourceExt::name_any).collect();
             let lacking = |i: usize| -> Vec<&String> {
@@ -80,8 +91,11 @@ impl Candidates {
                     .map(|(_, other)| other)
                     .collect()
             };
-            let worst = (0..names.len()).max_by_key(|&i| (lacking(i).len(), std::cmp::Reverse(i)));
-            let Some(worst) = worst.filter(|&i| !lacking(i).is_empty()) else {
+            let runs = |i: usize| members.iter().any(|member| member.name == names[i]);
+            let worst = (0..names.len())
+                .filter(|&i| !lacking(i).is_empty())
+                .max_by_key(|&i| (!runs(i), lacking(i).len(), std::cmp::Reverse(i)));
+            let Some(worst) = worst else {
                 return;
             };
             let to = lacking(worst)[0].clone();

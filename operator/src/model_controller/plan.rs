@@ -34,6 +34,8 @@ pub struct Memory {
     pub failed_look: Option<FailedLook>,
     fresh: Option<Fresh>,
     refused: BTreeMap<String, (String, Instant)>,
+    /// Members of a plan's generation that fail, and since when.
+    failing: BTreeMap<(i64, String), Instant>,
 }
 
 /// The best plan for a state of the world.
@@ -53,8 +55,11 @@ pub struct Decision {
 }
 
 pub enum Kind {
-    /// No ring: machines are released.
-    Suspended,
+    /// No ring may run: machines are released.
+    Released {
+        reason: &'static str,
+        message: String,
+    },
     /// No ring can be planned, now or at all.
     Impossible {
         reason: &'static str,
@@ -90,7 +95,7 @@ const CONCURRENT_REQUESTS: i32 = 16;
 const WORTH_PERCENT: i64 = 80;
 const SETTLE: SignedDuration = SignedDuration::from_mins(10);
 /// A machine that fails for so long, while nobody is answered, is taken as one that refused.
-const FAILS_FOR: SignedDuration = SignedDuration::from_mins(2);
+const FAILS_FOR: Duration = Duration::from_secs(120);
 /// How long a machine that refused a plan is not asked again.
 const REFUSED_FOR: Duration = Duration::from_secs(600);
 /// Ports of members and of rank 0's HTTP; the chart opens as many.
@@ -107,13 +112,16 @@ pub async fn decide(
 ) -> Result<Decision, ControllerError> {
     let current = world.plans.last();
     if model.spec.suspend {
-        return Ok(Decision::new(Kind::Suspended));
+        return Ok(Decision::new(Kind::Released {
+            reason: "Suspended",
+            message: "spec.suspend is true; set it to false to load the model again".to_owned(),
+        }));
     }
     let key = match &world.api_key {
         ApiKey::None => Vec::new(),
         ApiKey::Digest(digest) => vec![digest.clone()],
         ApiKey::Missing(message) => {
-            return Ok(Decision::new(Kind::Impossible {
+            return Ok(Decision::new(Kind::Released {
                 reason: "NoApiKey",
                 message: message.clone(),
             }));
@@ -130,7 +138,8 @@ pub async fn decide(
         }));
     };
     let refused = memory.note_refusals(current);
-    let candidates = Candidates::new(model, resolved, &world.machines, &world.others, &refused);
+    let members = current.map_or(&[][..], |plan| &plan.spec.members);
+    let candidates = Candidates::new(model, resolved, world, &refused, members);
     let skeleton = skeleton(model, resolved, &key);
     let works = current
         .map(|plan| still_right(plan, &skeleton, &candidates))
@@ -147,7 +156,32 @@ pub async fn decide(
         }),
         (current, works) => {
             let fresh = fresh(model, resolved, &candidates, memory, metrics).await?;
-            choose(current, works, fresh, skeleton, &candidates, world)
+            let before = model
+                .status
+                .as_ref()
+                .and_then(|status| status.plan_generation);
+            let weights: i64 = resolved
+                .profile
+                .layer_weights
+                .iter()
+                .map(|one| one.bytes)
+                .sum();
+            let layer_bytes = weights / i64::from(resolved.profile.layers).max(1);
+            let mut decision = choose(current, &works, fresh, skeleton, &candidates, world);
+            if let Kind::New {
+                spec, retire_first, ..
+            } = &mut decision.kind
+            {
+                spec.generation = spec.generation.max(before.unwrap_or(0) + 1);
+                let fits = fits_beside(spec, &world.plans, &candidates, layer_bytes);
+                match (fits, current, &works) {
+                    (true, ..) | (false, None, _) => {}
+                    // For a faster ring a working one does not end before its time.
+                    (false, Some(current), Ok(_)) => decision.kind = Kind::Keep(current.clone()),
+                    (false, Some(_), Err(_)) => *retire_first = true,
+                }
+            }
+            decision
         }
     };
     decision.out = out_of_ring(&decision.kind, &candidates, memory);
@@ -158,13 +192,13 @@ pub async fn decide(
 /// Between the plan that is there and the best one.
 fn choose(
     current: Option<&Arc<RingPlan>>,
-    works: Result<Option<()>, String>,
+    works: &Result<Option<()>, String>,
     fresh: Result<Arc<Plan>, String>,
     skeleton: RingPlanSpec,
     candidates: &Candidates,
     world: &World,
 ) -> Decision {
-    let broken = match (current, &works) {
+    let broken = match (current, works) {
         (Some(current), Ok(_)) => {
             let kept = || Decision::new(Kind::Keep(current.clone()));
             let (Ok(fresh), Some(then)) = (&fresh, &current.spec.predicted) else {
@@ -215,10 +249,9 @@ fn choose(
         http_port: Some(HTTP_PORTS + slot),
         ..skeleton
     };
-    let retire_first = !world.plans.is_empty() && !fits_beside(&spec, &world.plans, candidates);
     Decision::new(Kind::New {
         spec: Box::new(spec),
-        retire_first,
+        retire_first: false,
         why: broken,
     })
 }
@@ -377,32 +410,44 @@ fn fingerprint(model: &Model, resolved: &ResolvedModel, candidates: &Candidates)
     )
 }
 
-/// Whether the machines have memory for the new ring while the old ones still run. Layers that a machine has in both are in
-/// its page cache once.
-fn fits_beside(spec: &RingPlanSpec, old: &[Arc<RingPlan>], candidates: &Candidates) -> bool {
+/// Whether the machines have memory for the new ring while the old ones still run. Weights of layers that a machine has in both
+/// are in its page cache once; a GPU has everything twice.
+fn fits_beside(
+    spec: &RingPlanSpec,
+    old: &[Arc<RingPlan>],
+    candidates: &Candidates,
+    layer_bytes: i64,
+) -> bool {
+    let layers = |member: &RingMember| -> HashSet<i32> {
+        let windows = member.windows.iter();
+        windows
+            .flat_map(|window| window.first..window.last)
+            .collect()
+    };
     spec.members.iter().all(|member| {
-        let available = candidates
+        let status = candidates
             .profile(&member.name)
-            .and_then(|profile| Some(profile.status.as_ref()?.memory.available_bytes));
-        let layers = |member: &RingMember| -> HashSet<i32> {
-            let windows = member.windows.iter();
-            windows
-                .flat_map(|window| window.first..window.last)
-                .collect()
+            .and_then(|profile| profile.status.as_ref());
+        let Some(status) = status else {
+            return true;
+        };
+        let before = || {
+            let members = old.iter().flat_map(|plan| &plan.spec.members);
+            members.filter(|before| before.name == member.name)
         };
         let ours = layers(member);
-        let held: i64 = old
-            .iter()
-            .flat_map(|plan| &plan.spec.members)
-            .filter(|before| before.name == member.name)
+        let held: i64 = before()
             .map(|before| {
-                let theirs = layers(before);
-                let shared = theirs.intersection(&ours).count() as i64;
-                let bytes = before.memory_bytes.unwrap_or(0);
-                bytes - bytes * shared / (theirs.len() as i64).max(1)
+                let shared = layers(before).intersection(&ours).count() as i64;
+                (before.memory_bytes.unwrap_or(0) - shared * layer_bytes).max(0)
             })
             .sum();
-        available.is_none_or(|available| member.memory_bytes.unwrap_or(0) + held <= available)
+        let gpu_held: i64 = before().filter_map(|before| before.gpu_memory_bytes).sum();
+        let gpus = status.gpus.iter().filter_map(|gpu| gpu.measured.as_ref());
+        let gpu: i64 = gpus.map(|gpu| gpu.available_bytes).sum();
+        let gpu_memory = member.gpu_memory_bytes.unwrap_or(0);
+        member.memory_bytes.unwrap_or(0) + held <= status.memory.available_bytes
+            && (gpu_memory == 0 || gpu_memory + gpu_held <= gpu)
     })
 }
 
@@ -431,7 +476,7 @@ fn out_of_ring(kind: &Kind, candidates: &Candidates, memory: &Memory) -> Vec<Nod
     let members: &[RingMember] = match kind {
         Kind::Keep(plan) => &plan.spec.members,
         Kind::New { spec, .. } => &spec.members,
-        Kind::Suspended | Kind::Impossible { .. } => &[],
+        Kind::Released { .. } | Kind::Impossible { .. } => &[],
     };
     let report = memory
         .fresh
@@ -471,16 +516,30 @@ impl Memory {
     /// Machines that refused a plan a short while ago or could not follow it in a good while, and why.
     fn note_refusals(&mut self, current: Option<&Arc<RingPlan>>) -> BTreeMap<String, String> {
         let now = Instant::now();
-        let members = current.iter().flat_map(|plan| &plan.status);
-        for member in members.flat_map(|status| &status.members) {
-            let fails = member.state == MemberState::Failed
-                && !self.ready
-                && current.is_some_and(|plan| age(plan) > FAILS_FOR);
-            if member.state == MemberState::Refused || fails {
-                let refusal = (member.message.clone(), now);
-                self.refused.insert(member.name.clone(), refusal);
+        let mut failing = BTreeMap::new();
+        if let Some(plan) = current {
+            for member in plan.status.iter().flat_map(|status| &status.members) {
+                let name = &member.name;
+                let fails_for = match member.state {
+                    MemberState::Failed => {
+                        let key = (plan.spec.generation, name.clone());
+                        let since = self.failing.get(&key).copied().unwrap_or(now);
+                        failing.insert(key, since);
+                        now.duration_since(since)
+                    }
+                    _ => Duration::ZERO,
+                };
+                if member.state == MemberState::Refused || fails_for > FAILS_FOR {
+                    // When it is tried again is told in brackets, and always another time.
+                    let why = member.message.split(" (tried again").next();
+                    let refusal = (why.unwrap_or_default().to_owned(), now);
+                    self.refused.insert(name.clone(), refusal);
+                } else if member.state >= MemberState::Loaded {
+                    self.refused.remove(name);
+                }
             }
         }
+        self.failing = failing;
         self.refused
             .retain(|_, (_, at)| now.duration_since(*at) < REFUSED_FOR);
         let refused = self.refused.iter();

@@ -200,8 +200,7 @@ fn conditions(
     }
     let plan = ring.newest.as_deref();
     match (&decision.kind, plan) {
-        (Kind::Suspended, _) => conditions.add("Planned", false, "Suspended", "spec.suspend is true".to_owned()),
-        (Kind::Impossible { reason, message }, _) => {
+        (Kind::Released { reason, message } | Kind::Impossible { reason, message }, _) => {
             conditions.add("Planned", false, reason, message.clone());
         }
         (Kind::New { retire_first: true, why, .. }, Some(plan)) => conditions.add(
@@ -215,17 +214,15 @@ fn conditions(
     }
     let Some(plan) = plan else {
         let (reason, message) = match &decision.kind {
-            Kind::Suspended => (
-                "Suspended",
-                "spec.suspend is true; set it to false to load the model again".to_owned(),
-            ),
-            Kind::Impossible { reason, message } => (*reason, message.clone()),
+            Kind::Released { reason, message } | Kind::Impossible { reason, message } => {
+                (*reason, message.clone())
+            }
             _ => ("Planning", "no plan yet".to_owned()),
         };
         // A source that cannot be read is the reason behind.
         let (reason, message) = match resolution {
             Resolution::Failed(message) => ("ResolveFailed", message.clone()),
-            Resolution::Awaited(message) if !matches!(decision.kind, Kind::Suspended) => {
+            Resolution::Awaited(message) if !matches!(decision.kind, Kind::Released { .. }) => {
                 ("Resolving", message.clone())
             }
             _ => (reason, message),
