@@ -26,7 +26,7 @@ fn a_model_from_a_hub_and_one_from_disks_answer_as_on_one_machine() {
     test.each_node_is_measured();
     test.limit_memory();
 
-    test.apply_model("smollm2", &test.from_hub(), "");
+    test.apply_model("smollm2", &test.hub_source(), "");
     test.wait_until_ready("smollm2");
     let model = test.json(&["get", "model", "smollm2"]);
     assert_eq!(model["status"]["ringNodes"], 2, "{}", model["status"]);
@@ -110,7 +110,7 @@ fn a_model_from_a_hub_and_one_from_disks_answer_as_on_one_machine() {
 
     // An upgrade takes each agent along in turn; nothing is fetched again.
     test.hub.clear();
-    test.apply_model("smollm2", &test.from_hub(), "");
+    test.apply_model("smollm2", &test.hub_source(), "");
     test.wait_until_ready("smollm2");
     assert!(
         test.hub.body_bytes() < 2 * HEADER,
@@ -176,7 +176,7 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
     let mut test = Test::install(&[]);
     test.each_node_is_measured();
     test.limit_memory();
-    test.apply_model("smollm2", &test.from_hub(), "");
+    test.apply_model("smollm2", &test.hub_source(), "");
     test.wait_until_ready("smollm2");
     let expected = test.chat_from(0, "smollm2");
 
@@ -285,7 +285,7 @@ fn a_download_survives_its_hub_and_says_what_it_lacks() {
             times: 12,
         })
     });
-    test.apply_model("smollm2", &test.from_hub(), "");
+    test.apply_model("smollm2", &test.hub_source(), "");
     test.wait_until_ready("smollm2");
     let whole = fs::metadata(smollm2()).expect("a model").len();
     let sent: u64 = test.sent_by_node().iter().map(|(_, bytes)| bytes).sum();
@@ -297,7 +297,7 @@ fn a_download_survives_its_hub_and_says_what_it_lacks() {
     // A repository that asks for its licence to be accepted first says so where people look.
     test.hub
         .control(|hub| hub.gated = vec!["people/models".to_owned()]);
-    test.apply_model("gated", &test.from_hub(), "");
+    test.apply_model("gated", &test.hub_source(), "");
     wait_until("it says why", || {
         let (status, message) = test.condition("gated", "Ready");
         status == "False" && message.contains("licence")
@@ -401,7 +401,7 @@ impl Test {
         serde_json::from_str(&text).expect("JSON")
     }
 
-    fn from_hub(&self) -> String {
+    fn hub_source(&self) -> String {
         format!(
             "huggingFace: {{repo: people/models, file: smollm2.gguf, endpoint: '{}'}}",
             self.hub.endpoint()

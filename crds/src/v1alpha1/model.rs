@@ -3,6 +3,9 @@
 //! The spec is the user's, the status the operator's. Six lines are enough; everything but `source` has a default. This
 //! file decides what a well-formed wish is, by rules that the API server checks, so that `kubectl apply` refuses the others.
 
+// A column is an attribute of its own, so their types repeat.
+#![allow(clippy::duplicated_attributes)]
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;

@@ -4,6 +4,9 @@
 //! This file decides what a usable profile is ([`NodeProfile::validate`]): whatever the planner reads is there and within
 //! what any machine could have. It never decides what to do with a machine (that is the planner's).
 
+// A column is an attribute of its own, so their types repeat.
+#![allow(clippy::duplicated_attributes)]
+
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -4,6 +4,9 @@
 //! by which agents refuse senders that still follow an older plan. This file decides what a well-formed plan is
 //! ([`RingPlanSpec::validate`]); it never decides which plan is good (that is the planner's).
 
+// A column is an attribute of its own, so their types repeat.
+#![allow(clippy::duplicated_attributes)]
+
 use std::collections::HashSet;
 use std::ops::Range;
 
