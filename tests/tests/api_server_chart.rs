@@ -7,6 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use prima_tests::api_server::{ApiServer, Backend};
+use prima_tests::programs::program;
+use serde_json::Value;
 use tempfile::NamedTempFile;
 
 #[test]
@@ -46,6 +48,105 @@ fn an_api_server_takes_the_chart_and_its_samples() {
             .unwrap_or_else(|error| panic!("{sample}: {error}"));
     }
 }
+
+#[test]
+fn kubeconform_finds_no_fault_in_any_scenario() {
+    let api = ApiServer::start(Backend::Etcd);
+    install_definitions(&api);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    write_schemas(&api, folder.path());
+    let location = format!(
+        "{}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json",
+        folder.path().display()
+    );
+    for scenario in files_of("charts/prima/ci") {
+        let rendered = folder.path().join("rendered.yaml");
+        fs::write(&rendered, template(&api, &["--values", &scenario])).expect("a file");
+        let mut kubeconform = api.command(program("kubeconform"));
+        // Definitions of other projects are not here.
+        let skipped = "CustomResourceDefinition,ServiceMonitor,PrometheusRule,HTTPRoute";
+        kubeconform
+            .args([
+                "-strict",
+                "-summary",
+                "-skip",
+                skipped,
+                "-schema-location",
+                &location,
+            ])
+            .arg(&rendered);
+        let output = kubeconform.output().expect("kubeconform");
+        let summary = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{scenario}: {summary}");
+        let valid = summary
+            .split("Valid: ")
+            .nth(1)
+            .and_then(|rest| rest.split(',').next());
+        let valid: usize = valid
+            .and_then(|count| count.trim().parse().ok())
+            .expect("a count");
+        assert!(valid >= 10, "{scenario}: {summary}");
+    }
+}
+
+/// What the API server says of its resources, as kubeconform reads it: a file for each kind, in which nothing is allowed that is
+/// not named.
+fn write_schemas(api: &ApiServer, folder: &Path) {
+    let openapi = api
+        .kubectl(&["get", "--raw", "/openapi/v2"])
+        .expect("OpenAPI");
+    let mut openapi: Value = serde_json::from_str(&openapi).expect("JSON");
+    let definitions = openapi["definitions"].as_object_mut().expect("definitions");
+    for definition in definitions.values_mut() {
+        if definition.get("properties").is_some()
+            && definition.get("additionalProperties").is_none()
+        {
+            definition["additionalProperties"] = Value::Bool(false);
+        }
+    }
+    let quantity = "io.k8s.apimachinery.pkg.api.resource.Quantity";
+    for loose in [quantity, "io.k8s.apimachinery.pkg.util.intstr.IntOrString"] {
+        definitions[loose] = serde_json::json!({"type": ["string", "integer", "number"]});
+    }
+    let definitions = definitions.clone();
+    for (name, definition) in &definitions {
+        let Some(kinds) = definition["x-kubernetes-group-version-kind"].as_array() else {
+            continue;
+        };
+        for kind in kinds {
+            let text = |field: &str| kind[field].as_str().unwrap_or_default().to_lowercase();
+            let group = text("group");
+            let group = group.split('.').next().unwrap_or_default();
+            let suffix = [group, &text("version")];
+            let suffix: Vec<&str> = suffix.into_iter().filter(|part| !part.is_empty()).collect();
+            let path = folder.join(format!("{}-{}.json", text("kind"), suffix.join("-")));
+            let schema = serde_json::json!({"$ref": format!("#/definitions/{name}"), "definitions": &definitions});
+            if WANTED.contains(&text("kind").as_str()) {
+                fs::write(path, schema.to_string()).expect("a schema");
+            }
+        }
+    }
+}
+
+/// Kinds that the chart makes.
+const WANTED: [&str; 16] = [
+    "clusterrole",
+    "clusterrolebinding",
+    "configmap",
+    "daemonset",
+    "deployment",
+    "ingress",
+    "namespace",
+    "networkpolicy",
+    "pod",
+    "poddisruptionbudget",
+    "role",
+    "rolebinding",
+    "service",
+    "serviceaccount",
+    "validatingadmissionpolicy",
+    "validatingadmissionpolicybinding",
+];
 
 #[test]
 fn with_agents_apart_the_operator_fits_the_restricted_level() {

@@ -309,11 +309,15 @@ fn allowed(api: &ApiServer, account: &str) -> BTreeSet<(String, String)> {
         "impersonate",
     ];
     let user = format!("system:serviceaccount:{NAMESPACE}:{account}");
-    let mut allowed = BTreeSet::new();
-    for resource in RESOURCES {
-        for verb in VERBS {
-            let (resource_name, subresource) = resource.split_once('/').unwrap_or((resource, ""));
-            let (name, group) = resource_name.split_once('.').unwrap_or((resource_name, ""));
+    let asked: Vec<(&str, &str)> = RESOURCES
+        .into_iter()
+        .flat_map(|resource| VERBS.map(|verb| (resource, verb)))
+        .collect();
+    let reviews: Vec<String> = asked
+        .iter()
+        .map(|(resource, verb)| {
+            let (full, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+            let (name, group) = full.split_once('.').unwrap_or((full, ""));
             let review = json!({
                 "apiVersion": "authorization.k8s.io/v1",
                 "kind": "SubjectAccessReview",
@@ -321,14 +325,32 @@ fn allowed(api: &ApiServer, account: &str) -> BTreeSet<(String, String)> {
                     "namespace": NAMESPACE, "verb": verb, "group": group, "resource": name, "subresource": subresource,
                 }},
             });
-            let answer = api.create(&review.to_string()).expect("a review");
-            let answer: Value = serde_json::from_str(&answer).expect("JSON");
-            if answer["status"]["allowed"] == true {
-                allowed.insert((resource.to_owned(), verb.to_owned()));
-            }
-        }
-    }
-    allowed
+            review.to_string()
+        })
+        .collect();
+    let answers = api.create(&reviews.join("\n---\n")).expect("reviews");
+    let answers: Vec<Value> = serde_json::Deserializer::from_str(&answers)
+        .into_iter()
+        .collect::<Result<_, _>>()
+        .expect("JSON");
+    // Alone or in a list.
+    let answers: Vec<Value> = answers
+        .into_iter()
+        .flat_map(|answer| match answer["items"].as_array() {
+            Some(items) => items.clone(),
+            None => vec![answer],
+        })
+        .collect();
+    assert_eq!(answers.len(), asked.len());
+    asked
+        .iter()
+        .zip(&answers)
+        .filter(|(_, answer)| answer["status"]["allowed"] == true)
+        .map(|((resource, verb), answer)| {
+            assert_eq!(answer["spec"]["resourceAttributes"]["verb"], *verb);
+            ((*resource).to_owned(), (*verb).to_owned())
+        })
+        .collect()
 }
 
 fn set(rules: &[(&str, &str)]) -> BTreeSet<(String, String)> {
