@@ -108,15 +108,16 @@ fn a_model_from_a_hub_and_one_from_disks_answer_as_on_one_machine() {
         "{third}"
     );
 
-    // An upgrade takes each agent along in turn; nothing is fetched again.
+    // The caches are still there: at most what a plan of this moment moves to another node is fetched.
     test.hub.clear();
     test.apply_model("smollm2", &test.hub_source(), "");
     test.wait_until_ready("smollm2");
     assert!(
-        test.hub.body_bytes() < 2 * HEADER,
+        test.hub.body_bytes() < whole / 2,
         "fetched again: {}",
         test.hub.body_bytes()
     );
+    // An upgrade takes each agent along in turn.
     test.hub.clear();
     let begun = Instant::now();
     test.helm(&[
@@ -159,7 +160,7 @@ fn a_model_from_a_hub_and_one_from_disks_answer_as_on_one_machine() {
     );
     assert_eq!(test.chat_from(0, "smollm2"), expected);
     assert!(
-        test.hub.body_bytes() < 3 * HEADER,
+        test.hub.body_bytes() < whole,
         "fetched again: {}",
         test.hub.body_bytes()
     );
