@@ -18,12 +18,12 @@ use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::{Controller, watcher};
 use kube::{Api, Client};
 use prima_crds::v1alpha1::model::Model;
-use prima_weights::Token;
+use prima_weights::{Hub, PUBLIC_HUB};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 
-use crate::model_controller::resolve::{Hub, RETRY};
+use crate::model_controller::resolve::RETRY;
 use crate::model_controller::{self, Context};
+use crate::stop_signals::StopSignals;
 use election::{Election, ElectionError};
 use metrics::Metrics;
 use probes::Probes;
@@ -52,7 +52,7 @@ pub struct OperatorArgs {
         long,
         value_name = "URL",
         env = "HF_ENDPOINT",
-        default_value = "https://huggingface.co"
+        default_value = PUBLIC_HUB
     )]
     hub: String,
     /// What the hub asks for gated repositories
@@ -99,12 +99,12 @@ const DEBOUNCE: Duration = Duration::from_millis(200);
 /// Models that are reconciled at the same time; planning takes a processor.
 const CONCURRENCY: u16 = 4;
 
-/// Runs until SIGTERM or SIGINT (`Ok`), or until it may not or cannot go on.
+/// Runs until it is asked to end (`Ok`), or until it may not or cannot go on.
 pub async fn run(args: OperatorArgs) -> Result<(), OperatorError> {
     // Two libraries bring a provider each; without a choice rustls refuses to choose.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let telemetry = Telemetry::start()?;
-    let mut stop = StopSignal::install().map_err(OperatorError::Signals)?;
+    let mut stop = StopSignals::install().map_err(OperatorError::Signals)?;
     let metrics = Arc::new(Metrics::new());
     let probes = Arc::new(Probes::new(metrics.clone()));
     let listener =
@@ -134,10 +134,13 @@ async fn lead(
     client: Client,
     probes: &Probes,
     metrics: Arc<Metrics>,
-    stop: &mut StopSignal,
+    stop: &mut StopSignals,
 ) -> Result<(), OperatorError> {
     probes.set_alive();
     let mut election = Election::start(client.clone(), &args.namespace, &args.identity).await?;
+    // Who waits watches too: if the leader's machine goes, and with it an agent, it knows since when.
+    let agents = args.agent_namespace.as_deref().unwrap_or(&args.namespace);
+    let (stores, changes) = Stores::watch(&client, agents, model_controller::OURS);
     let won = tokio::select! {
         () = election.won() => true,
         () = stop.received() => false,
@@ -145,8 +148,6 @@ async fn lead(
     let result = match won {
         true => {
             tracing::info!(identity = args.identity, "leads");
-            let agents = args.agent_namespace.as_deref().unwrap_or(&args.namespace);
-            let (stores, changes) = Stores::watch(&client, agents, model_controller::OURS);
             tokio::select! {
                 result = control(args, client, stores, changes, probes, metrics) => result,
                 () = election.lost() => Err(OperatorError::LostLease),
@@ -171,12 +172,6 @@ async fn control(
         .ready()
         .await
         .map_err(|what| OperatorError::Watch { what })?;
-    let token = args.hub_token.as_deref().filter(|token| !token.is_empty());
-    let hub = Hub {
-        client: prima_weights::Client::new(RETRY)?,
-        endpoint: args.hub.trim_end_matches('/').to_owned(),
-        token: token.map(Token::new).transpose()?,
-    };
     let controller = Controller::new(
         Api::<Model>::all(client.clone()),
         watcher::Config::default(),
@@ -201,7 +196,8 @@ async fn control(
         models: controller.store(),
         metrics,
         cluster_domain: args.cluster_domain.clone(),
-        hub,
+        hub: Hub::new(&args.hub, args.hub_token.as_deref())?,
+        fetching: prima_weights::Client::new(RETRY)?,
         memories: Default::default(),
         planning: Default::default(),
     });
@@ -220,24 +216,4 @@ async fn control(
 /// Unique enough among processes outside a cluster.
 fn process_name() -> String {
     format!("prima-{}", std::process::id())
-}
-
-/// SIGTERM or SIGINT.
-struct StopSignal([tokio::signal::unix::Signal; 2]);
-
-impl StopSignal {
-    fn install() -> io::Result<Self> {
-        Ok(Self([
-            signal(SignalKind::terminate())?,
-            signal(SignalKind::interrupt())?,
-        ]))
-    }
-
-    async fn received(&mut self) {
-        let [terminate, interrupt] = &mut self.0;
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    }
 }

@@ -18,7 +18,6 @@ use std::time::Duration;
 use prima_crds::v1alpha1::ring_plan::{
     ActivationDtype, PlannedModel, PlannedWindow, RingMember, RingPlan, RingPlanError, RingPlanSpec,
 };
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use agents::{AgentOptions, Agents, AgentsError};
 use health::Health;
@@ -28,6 +27,7 @@ use split::SplitError;
 
 use crate::model_file::{ModelFile, ModelFileError};
 use crate::plan::{self, DEFAULT_CONTEXT};
+use crate::stop_signals::StopSignals;
 
 #[derive(clap::Args)]
 pub struct RunArgs {
@@ -281,28 +281,6 @@ async fn announce(ring: Ready<'_>, screen: &Screen) -> std::convert::Infallible 
     }
     screen.ready(&ring);
     std::future::pending().await
-}
-
-/// The signals that end `prima run` in good order.
-struct StopSignals([Signal; 3]);
-
-impl StopSignals {
-    fn install() -> io::Result<Self> {
-        Ok(Self([
-            signal(SignalKind::interrupt())?,
-            signal(SignalKind::terminate())?,
-            signal(SignalKind::hangup())?,
-        ]))
-    }
-
-    async fn received(&mut self) {
-        let [interrupt, terminate, hangup] = &mut self.0;
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-            _ = hangup.recv() => {}
-        }
-    }
 }
 
 fn write_plan(plan: &RingPlan, path: &Path) -> Result<(), LocalError> {

@@ -2,11 +2,13 @@
 //! exit status; what a subcommand does lives in its own module.
 
 mod cluster;
+mod error_chain;
 mod local;
 mod model_controller;
 mod model_file;
 mod plan;
 mod probe;
+mod stop_signals;
 
 use std::error::Error;
 use std::io::{self, Write};
@@ -51,14 +53,9 @@ async fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let mut text = format!("prima: {error}");
-            let mut cause = error.source();
-            while let Some(error) = cause {
-                text.push_str(&format!(": {error}"));
-                cause = error.source();
-            }
+            let text = error_chain::error_chain(&*error);
             // Nobody may be reading any more; the exit status says it anyway.
-            let _ = writeln!(io::stderr(), "{text}");
+            let _ = writeln!(io::stderr(), "prima: {text}");
             ExitCode::FAILURE
         }
     }

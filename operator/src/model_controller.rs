@@ -21,9 +21,11 @@ use kube::runtime::events::{EventType, Recorder};
 use kube::runtime::reflector::Store;
 use kube::{Client, Resource, ResourceExt};
 use prima_crds::v1alpha1::model::Model;
+use prima_weights::Hub;
 
 use crate::cluster::metrics::Metrics;
 use crate::cluster::world::Stores;
+use crate::error_chain::error_chain;
 pub use apply::OURS;
 use plan::Memory;
 
@@ -36,7 +38,9 @@ pub struct Context {
     pub recorder: Recorder,
     pub metrics: Arc<Metrics>,
     pub cluster_domain: String,
-    pub hub: resolve::Hub,
+    pub hub: Hub,
+    /// For model files.
+    pub fetching: prima_weights::Client,
     pub memories: Memories,
     /// Held while a Model gets its plan.
     pub planning: tokio::sync::Mutex<()>,
@@ -118,7 +122,14 @@ pub async fn reconcile(
             memory.failures += 1;
             context.metrics.failures.inc();
             let type_ = EventType::Warning;
-            update_status::event(&model, &context, type_, "ReconcileFailed", &chain(error)).await;
+            update_status::event(
+                &model,
+                &context,
+                type_,
+                "ReconcileFailed",
+                &error_chain(error),
+            )
+            .await;
         }
     }
     let there: Vec<_> = context.models.state();
@@ -141,12 +152,12 @@ async fn steps(
     context: &Context,
     memory: &mut Memory,
 ) -> Result<Action, ControllerError> {
-    let seen = dereference::dereference(model, context).await?;
-    let resolution = resolve::resolve(model, &seen, &context.hub, memory).await;
+    let api_key = dereference::api_key(model, context).await?;
+    let resolution = resolve::resolve(model, context, memory).await;
     // One Model at a time from here on: memory and ports that one plan takes, the next must not.
     let (decision, ring) = {
         let _alone = context.planning.lock().await;
-        let world = dereference::refresh(seen, model, context);
+        let world = dereference::dereference(model, context, api_key);
         let decision = plan::decide(model, &world, &resolution, memory, &context.metrics).await?;
         let ring = apply::apply(model, &world, &decision, context, memory).await?;
         (decision, ring)
@@ -168,18 +179,7 @@ pub fn after_failure(model: Arc<Model>, error: &ControllerError, context: Arc<Co
         .and_then(|uid| Some(context.memories.lock().get(&uid)?.failures))
         .unwrap_or(1);
     let delay = FIRST_RETRY.saturating_mul(1 << failures.saturating_sub(1).min(16));
-    let chain = chain(error);
-    tracing::warn!(model = %model.name_any(), error = chain, "could not reconcile");
+    let error = error_chain(error);
+    tracing::warn!(model = %model.name_any(), error, "could not reconcile");
     Action::requeue(delay.min(LONGEST_RETRY))
-}
-
-/// An error with its causes, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
 }

@@ -19,6 +19,7 @@ pub mod process;
 pub mod programs;
 pub mod python;
 mod service;
+pub mod trace_collector;
 
 use std::net::SocketAddr;
 

@@ -2,12 +2,13 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::api_server::ApiServer;
-use crate::process::built_binary;
+use crate::process::{built_binary, send_signal};
 use crate::service::Service;
 
 /// Where the chart is installed.
@@ -46,6 +47,11 @@ pub struct Operator {
 impl Operator {
     /// Starts an operator called `identity`, and waits until it listens.
     pub fn start(api: &ApiServer, identity: &str) -> Self {
+        Self::start_with(api, identity, &[])
+    }
+
+    /// The same with more environment variables.
+    pub fn start_with(api: &ApiServer, identity: &str, environment: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let token = api
             .kubectl(&[
@@ -64,7 +70,8 @@ impl Operator {
             .arg("operator")
             .args(["--namespace", NAMESPACE, "--identity", identity])
             .args(["--listen", &address.to_string()])
-            .env("KUBECONFIG", &kubeconfig);
+            .env("KUBECONFIG", &kubeconfig)
+            .envs(environment.iter().copied());
         let mut service = Service::start("operator", command, folder.path());
         service.wait_until(|| crate::http::get(address, "/healthz").map(drop));
         Self {
@@ -72,6 +79,12 @@ impl Operator {
             address,
             _folder: folder,
         }
+    }
+
+    /// Asks it to end, as a kubelet does, and waits until it has.
+    pub fn terminate(mut self) -> ExitStatus {
+        send_signal(self.service.id(), Signal::TERM);
+        self.service.wait_for_end()
     }
 
     /// What /readyz says.

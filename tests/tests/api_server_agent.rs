@@ -148,8 +148,7 @@ fn version(source: &Source) -> Value {
         let remote = Remote::open(&client, source).await.expect("the file");
         let (_, header) = remote.read_header().await.expect("a header");
         let identity = remote.identity();
-        let digest = Sha256::digest(header);
-        let header_sha256: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let header_sha256 = format!("{:x}", Sha256::digest(header));
         json!({
             "headerSha256": header_sha256,
             "etag": identity.etag,

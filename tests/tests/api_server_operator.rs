@@ -10,6 +10,7 @@ use prima_crds::v1alpha1::ring_plan::{FileVersion, MemberState};
 use prima_tests::api_server::{ApiServer, Backend};
 use prima_tests::declared_machines::DeclaredMachines;
 use prima_tests::operator::{Operator, install_chart};
+use prima_tests::trace_collector::TraceCollector;
 use serde_json::Value;
 
 const FILE: &str = "/var/lib/prima/models/made-up.gguf";
@@ -210,6 +211,133 @@ fn what_does_not_fit_says_by_how_much_and_promised_memory_is_not_promised_again(
 }
 
 #[test]
+fn a_ring_whose_agents_are_reached_elsewhere_keeps_its_layers() {
+    let test = Test::start(Backend::Etcd);
+    let machines = test.machines(&MACHINES);
+    let operator = Operator::start(&test.api, "one");
+    test.api.apply(&model("made-up", "")).expect("a model");
+    test.wait_for("model/made-up", "Ready", "True", &operator);
+    let before = test.json(&["get", "ringplan", "made-up-1"]);
+    let moved = before["spec"]["members"][1]["name"]
+        .as_str()
+        .expect("a name");
+
+    // With more memory as well, so that a plan of this moment would give it more.
+    machines.stop_at(moved, MemberState::Loading);
+    machines.change(moved, |profile| {
+        let status = profile.status.as_mut().expect("a status");
+        status.memory.total_bytes = 12 << 30;
+        status.memory.available_bytes = 12 << 30;
+        status.agent.as_mut().expect("an agent").address = "10.9.9.9".to_owned();
+    });
+    wait_until("there is a new plan", || {
+        test.names("ringplans") == ["made-up-2"]
+    });
+    let after = test.json(&["get", "ringplan", "made-up-2"]);
+    let windows = |plan: &Value| -> Vec<(Value, Value)> {
+        let members = plan["spec"]["members"].as_array().expect("members");
+        members
+            .iter()
+            .map(|member| (member["name"].clone(), member["windows"].clone()))
+            .collect()
+    };
+    assert_eq!(windows(&after), windows(&before));
+    let address = after["spec"]["members"][1]["address"].as_str();
+    assert!(address.expect("an address").starts_with("10.9.9.9:"));
+    // What the old plan's members had said does not count any more.
+    test.wait_for("model/made-up", "Ready", "False", &operator);
+    machines.stop_at(moved, MemberState::Ready);
+    test.kubectl(&["label", "ringplan", "made-up-2", "seen=again"]);
+    test.wait_for("model/made-up", "Ready", "True", &operator);
+
+    // As it does when planned for the first time.
+    test.kubectl(&["delete", "model", "made-up", "--timeout=30s"]);
+    test.api.apply(&model("fresh", "")).expect("a model");
+    test.wait_for("model/fresh", "Ready", "True", &operator);
+    let fresh = test.json(&["get", "ringplan", "fresh-1"]);
+    assert_ne!(windows(&fresh), windows(&before));
+}
+
+#[test]
+fn an_edited_model_is_replaced_beside_the_old_ring_or_after_it_and_says_which() {
+    let test = Test::start(Backend::Etcd);
+    let machines = test.machines(&[("desk", 20)]);
+    let operator = Operator::start(&test.api, "one");
+    let only_one = "maxConcurrentRequests: 1, contextLength: 8192";
+    test.api
+        .apply(&model("made-up", only_one))
+        .expect("a model");
+    test.wait_for("model/made-up", "Ready", "True", &operator);
+
+    // There is room for both.
+    machines.stop_at("desk", MemberState::Loading);
+    test.patch("model/made-up", r#"{"spec":{"contextLength":8000}}"#);
+    test.wait_for("model/made-up", "Degraded", "True", &operator);
+    let (_, reason, message) = test.condition("model/made-up", "Degraded");
+    assert_eq!(reason, "Replacing");
+    assert_eq!(message, "generation 1 serves until generation 2 has loaded");
+    assert_eq!(test.condition("model/made-up", "Ready").0, "True");
+    assert_eq!(test.names("ringplans"), ["made-up-1", "made-up-2"]);
+    machines.stop_at("desk", MemberState::Ready);
+    test.kubectl(&["label", "ringplan", "made-up-2", "seen=again"]);
+    test.wait_for("model/made-up", "Degraded", "False", &operator);
+    wait_until("the old ring ends", || {
+        test.names("ringplans") == ["made-up-2"]
+    });
+
+    // There is not: the machine has 9 GiB left, the weights take 7.5 GB, and each ring a gigabyte of its own.
+    machines.change("desk", |profile| {
+        let status = profile.status.as_mut().expect("a status");
+        status.memory.available_bytes = 9 << 30;
+    });
+    machines.stop_at("desk", MemberState::Loading);
+    test.patch("model/made-up", r#"{"spec":{"contextLength":8192}}"#);
+    test.wait_for("model/made-up", "Ready", "False", &operator);
+    assert_eq!(test.names("ringplans"), ["made-up-3"]);
+    wait_until("it loads", || {
+        test.condition("model/made-up", "Downloaded").0 == "True"
+    });
+    let (planned, reason, message) = test.condition("model/made-up", "Planned");
+    assert_eq!(
+        (planned.as_str(), reason.as_str()),
+        ("True", "OldRingEndedFirst")
+    );
+    assert!(
+        message.contains(
+            "lack the memory for two rings, so the old one ended first (the Model was changed)"
+        ),
+        "{message}"
+    );
+    machines.stop_at("desk", MemberState::Ready);
+    test.kubectl(&["label", "ringplan", "made-up-3", "seen=again"]);
+    test.wait_for("model/made-up", "Ready", "True", &operator);
+    wait_until("it is said no more", || {
+        test.condition("model/made-up", "Planned").1 == "Planned"
+    });
+}
+
+#[test]
+fn traces_go_where_the_environment_says() {
+    let test = Test::start(Backend::Etcd);
+    let _machines = test.machines(&MACHINES);
+    let collector = TraceCollector::start();
+    let environment = [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint()),
+        ("OTEL_BSP_SCHEDULE_DELAY", "200".to_owned()),
+    ];
+    let environment = environment
+        .each_ref()
+        .map(|(name, value)| (*name, value.as_str()));
+    let operator = Operator::start_with(&test.api, "one", &environment);
+    test.api.apply(&model("made-up", "")).expect("a model");
+    test.wait_for("model/made-up", "Ready", "True", &operator);
+    wait_until("a reconcile is traced", || {
+        collector.spans().contains("reconcile")
+    });
+    assert!(operator.terminate().success());
+}
+
+#[test]
 fn machines_that_refuse_lack_the_file_or_are_not_wanted_are_out_and_say_why() {
     let test = Test::start(Backend::Etcd);
     let machines = test.machines(&[("desk", 9), ("laptop", 9), ("pi4", 9), ("nas", 9)]);
@@ -319,6 +447,18 @@ fn of_two_operators_one_acts_and_the_other_takes_over() {
     );
     test.api.apply(&model("another", "")).expect("a model");
     test.wait_for("model/another", "Resolved", "True", &second);
+
+    // One that is asked to end leaves its Lease to the next.
+    let third = Operator::start(&test.api, "third");
+    wait_until("the third is there", || third.ready() == "waits to lead");
+    let asked = Instant::now();
+    assert!(second.terminate().success());
+    wait_until("the third leads", || third.ready() == "leads");
+    assert!(
+        asked.elapsed() < Duration::from_secs(15),
+        "{:?}",
+        asked.elapsed()
+    );
 }
 
 #[test]

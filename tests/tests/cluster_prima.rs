@@ -1,8 +1,10 @@
 //! prima on a real cluster of three nodes: `helm install`, `kubectl apply`, and the model answers; and what becomes of it when a node,
 //! a link, a pod, the hub or the disk fails. Each test has a cluster of its own. The seconds that things took are printed.
 
+use std::collections::HashSet;
 use std::fs;
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::ops::AddAssign;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,6 +14,7 @@ use prima_tests::local_ring::{LocalRing, smollm2};
 use prima_tests::{assets, http};
 use prima_weights::test_hub::{Cut, TestHub};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use tokio::runtime::Runtime;
 
 const NODES: usize = 3;
@@ -64,6 +67,8 @@ fn a_model_from_a_hub_and_one_from_disks_answer_as_on_one_machine() {
         }
     }
 
+    let first = test.plans("smollm2");
+
     // What people look at, as the README shows it.
     println!(
         "{}",
@@ -108,15 +113,15 @@ fn a_model_from_a_hub_and_one_from_disks_answer_as_on_one_machine() {
         "{third}"
     );
 
-    // The caches are still there: at most what a plan of this moment moves to another node is fetched.
+    // The caches are still there.
+    let mut runs = Runs::default();
+    runs.note(&first);
     test.hub.clear();
     test.apply_model("smollm2", &test.hub_source(), "");
     test.wait_until_ready("smollm2");
-    assert!(
-        test.hub.body_bytes() < whole / 2,
-        "fetched again: {}",
-        test.hub.body_bytes()
-    );
+    let new = runs.note(&test.plans("smollm2"));
+    test.assert_fetched(&new, whole);
+
     // An upgrade takes each agent along in turn.
     test.hub.clear();
     let begun = Instant::now();
@@ -131,39 +136,50 @@ fn a_model_from_a_hub_and_one_from_disks_answer_as_on_one_machine() {
         "logLevel=debug",
     ]);
     let mut silent = Duration::ZERO;
-    let rolled = || {
-        let status = [
-            "rollout",
-            "status",
-            "daemonset/prima-agent",
-            "-n",
-            "prima",
-            "--timeout=1s",
-        ];
+    let mut new = New::default();
+    let rolled = |what: &str| {
+        let status = ["rollout", "status", what, "-n", "prima", "--timeout=1s"];
         test.cluster.kubectl(&status).is_ok()
     };
-    while !rolled() || !test.is_ready("smollm2") {
+    // Ready is the operator's word, which ends and begins anew itself.
+    let mut answered = false;
+    while !answered
+        || !rolled("daemonset/prima-agent")
+        || !rolled("deployment/prima-operator")
+        || !test.is_ready("smollm2")
+    {
         let asked = Instant::now();
-        if test.ask_from(0, "smollm2").is_err() {
+        answered = test
+            .ask_from(0, "smollm2")
+            .is_ok_and(|answer| answer == expected);
+        if !answered {
             silent += asked.elapsed() + Duration::from_secs(1);
         }
+        new += runs.note(&test.plans("smollm2"));
         assert!(
             begun.elapsed() < Duration::from_secs(200),
             "the upgrade does not end: {}",
             test.told("smollm2")
         );
     }
+    new += runs.note(&test.plans("smollm2"));
     println!(
-        "upgrade: {:.0} s, of which no answer for about {:.0} s",
+        "upgrade: {:.0} s, of which no answer for about {:.0} s; layers on nodes that had not run them: {}",
         begun.elapsed().as_secs_f64(),
-        silent.as_secs_f64()
+        silent.as_secs_f64(),
+        new.layers
     );
-    assert_eq!(test.chat_from(0, "smollm2"), expected);
+    // What is ready leads to an agent that runs.
+    let slice = test.json(&["get", "endpointslice", "smollm2-ipv4"]);
+    let address = slice["endpoints"][0]["addresses"][0].as_str();
+    let agents = test.agent_addresses();
     assert!(
-        test.hub.body_bytes() < whole,
-        "fetched again: {}",
-        test.hub.body_bytes()
+        agents
+            .iter()
+            .any(|(_, agent)| Some(agent.to_string().as_str()) == address),
+        "{address:?} is none of {agents:?}"
     );
+    test.assert_fetched(&new, whole);
 
     // Uninstalled, Models stay as they are, and what answered is gone.
     test.helm(&["uninstall", "prima", "--namespace", "prima", "--wait"]);
@@ -204,31 +220,25 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
     // The agent of rank 0.
     let rank0 = test.members("smollm2")[0].clone();
     let begun = Instant::now();
-    let on_node = format!("spec.nodeName={rank0}");
-    test.kubectl(&[
-        "delete",
-        "pod",
-        "-n",
-        "prima",
-        "-l",
-        "app.kubernetes.io/component=agent",
-        "--field-selector",
-        &on_node,
-    ]);
+    test.delete_agent(&rank0);
     test.wait_until_answers("smollm2", &expected);
     println!(
         "agent pod of rank 0 deleted: answered again after {:.0} s",
         begun.elapsed().as_secs_f64()
     );
 
-    // A node that loses its power, and comes back later.
-    let lost = test.members("smollm2").last().expect("a member").clone();
+    // A node that loses its power, and comes back later; if there is a choice, the one of the operator that leads.
+    let members = test.members("smollm2");
+    let leader = test.leader();
+    let lost = members.iter().find(|member| **member == leader);
+    let lost = lost.or(members.last()).expect("a member").clone();
     let index = index_of(&lost);
     let begun = Instant::now();
     test.cluster.node(index).kill();
     wait_until("readiness is withdrawn", || !test.is_ready("smollm2"));
     let withdrawn = begun.elapsed();
-    assert!(withdrawn < Duration::from_secs(50), "{withdrawn:?}");
+    let (_, said) = test.condition("smollm2", "Ready");
+    assert!(withdrawn < WITHDRAWN_WITHIN, "{withdrawn:?}: {said}");
     test.wait_until_ready("smollm2");
     assert!(!test.members("smollm2").contains(&lost));
     let other = (0..NODES)
@@ -236,7 +246,7 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
         .expect("another node");
     test.wait_until_answers_from(other, "smollm2", &expected);
     println!(
-        "node of a member killed: withdrawn after {:.0} s, answered again after {:.0} s",
+        "{lost} of {members:?} killed (the operator on {leader} led): withdrawn after {:.0} s ({said}), answered again after {:.0} s",
         withdrawn.as_secs_f64(),
         begun.elapsed().as_secs_f64()
     );
@@ -254,13 +264,15 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
     test.cluster.node(index_of(&lost)).cut_link();
     wait_until("readiness is withdrawn", || !test.is_ready("smollm2"));
     let withdrawn = begun.elapsed();
+    let (_, said) = test.condition("smollm2", "Ready");
+    assert!(withdrawn < WITHDRAWN_WITHIN, "{withdrawn:?}: {said}");
     test.wait_until_ready("smollm2");
     let other = (0..NODES)
         .find(|node| *node != index_of(&lost))
         .expect("another node");
     test.wait_until_answers_from(other, "smollm2", &expected);
     println!(
-        "link of a member cut: withdrawn after {:.0} s, answered again after {:.0} s",
+        "link of a member cut: withdrawn after {:.0} s ({said}), answered again after {:.0} s",
         withdrawn.as_secs_f64(),
         begun.elapsed().as_secs_f64()
     );
@@ -274,8 +286,8 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
 }
 
 #[test]
-fn a_download_survives_its_hub_and_says_what_it_lacks() {
-    let test = Test::install(&[]);
+fn a_download_survives_its_hub_and_a_full_disk_and_says_what_it_lacks() {
+    let mut test = Test::install(&[]);
     test.each_node_is_measured();
     test.limit_memory();
 
@@ -305,10 +317,100 @@ fn a_download_survives_its_hub_and_says_what_it_lacks() {
     });
     test.hub.control(|hub| hub.gated.clear());
     test.wait_until_ready("gated");
+    for model in ["smollm2", "gated"] {
+        test.kubectl(&["delete", "model", model, "--timeout=60s"]);
+    }
+
+    // A disk without room for a node's part, from an address that is no hub.
+    let full = 0;
+    test.cluster
+        .node(full)
+        .mount_disk("lib/prima/cache", HEADER + (8 << 20));
+    test.delete_agent("node-0");
+    test.kubectl(&[
+        "rollout",
+        "status",
+        "daemonset/prima-agent",
+        "-n",
+        "prima",
+        "--timeout=90s",
+    ]);
+    let file = format!("{}/_files/people/models/smollm2.gguf", test.hub.endpoint());
+    let source = format!("url: {{url: '{file}', sha256: {}}}", sha256(&smollm2()));
+    test.apply_model("by-url", &source, ", rank0: node-0");
+    wait_until("it says that the disk is full", || {
+        let (status, message) = test.condition("by-url", "Planned");
+        status == "False" && message.contains("node-0") && message.contains("the disk has room for")
+    });
+    let on_any = r#"{"spec":{"rank0":null}}"#;
+    test.kubectl(&["patch", "model/by-url", "--type=merge", "-p", on_any]);
+    test.wait_until_ready("by-url");
+    assert!(!test.members("by-url").contains(&"node-0".to_owned()));
+    let nodes = test.json(&["get", "model", "by-url"])["status"]["nodes"].clone();
+    let nodes = nodes.as_array().expect("nodes");
+    let out = nodes.iter().find(|node| node["name"] == "node-0");
+    let why = out.expect("the node with the full disk")["why"].clone();
+    assert!(
+        why.as_str()
+            .is_some_and(|why| why.contains("the disk has room for")),
+        "{why}"
+    );
+    test.chat_from(1, "by-url");
 }
 
+/// 45 seconds, and a few for kubectl to tell.
+const WITHDRAWN_WITHIN: Duration = Duration::from_secs(50);
 /// More than the header of the model, less than a tenth of it.
 const HEADER: u64 = 4 << 20;
+
+/// Of the model.
+const LAYERS: u64 = 30;
+
+/// What nodes have run, and so have on their disks.
+#[derive(Default)]
+struct Runs {
+    /// Nodes and layers.
+    layers: HashSet<(String, u64)>,
+    /// Nodes that were rank 0.
+    first_ranks: HashSet<String>,
+}
+
+/// What nodes were told to run that they had not run before.
+#[derive(Debug, Default)]
+struct New {
+    layers: usize,
+    first_ranks: usize,
+}
+
+impl Runs {
+    /// Takes in plans; what is new in them.
+    fn note(&mut self, plans: &[Value]) -> New {
+        let mut new = New::default();
+        for plan in plans {
+            let members = plan["spec"]["members"].as_array().expect("members");
+            for (rank, member) in members.iter().enumerate() {
+                let node = member["name"].as_str().expect("a name");
+                if rank == 0 && self.first_ranks.insert(node.to_owned()) {
+                    new.first_ranks += 1;
+                }
+                for window in member["windows"].as_array().expect("windows") {
+                    let [first, last] = ["first", "last"].map(|end| window[end].as_u64());
+                    for layer in first.expect("a layer")..last.expect("a layer") {
+                        new.layers += usize::from(self.layers.insert((node.to_owned(), layer)));
+                    }
+                }
+            }
+        }
+        new
+    }
+}
+
+impl AddAssign for New {
+    fn add_assign(&mut self, more: New) {
+        self.layers += more.layers;
+        self.first_ranks += more.first_ranks;
+    }
+}
 
 struct Test {
     // Dropped in this order.
@@ -490,6 +592,29 @@ impl Test {
         .join("\n")
     }
 
+    /// The node of the operator that leads.
+    fn leader(&self) -> String {
+        let lease = self.json(&["get", "lease", "prima-operator", "-n", "prima"]);
+        let pod = lease["spec"]["holderIdentity"].as_str().expect("a leader");
+        let pod = self.json(&["get", "pod", pod, "-n", "prima"]);
+        pod["spec"]["nodeName"].as_str().expect("a node").to_owned()
+    }
+
+    /// Deletes the agent's pod on a node, and waits until it is gone.
+    fn delete_agent(&self, node: &str) {
+        let on_node = format!("spec.nodeName={node}");
+        self.kubectl(&[
+            "delete",
+            "pod",
+            "-n",
+            "prima",
+            "-l",
+            "app.kubernetes.io/component=agent",
+            "--field-selector",
+            &on_node,
+        ]);
+    }
+
     fn members(&self, model: &str) -> Vec<String> {
         let found = self.json(&["get", "model", model]);
         let plan = format!("{model}-{}", found["status"]["planGeneration"]);
@@ -499,6 +624,28 @@ impl Test {
             .iter()
             .map(|member| member["name"].as_str().expect("a name").to_owned())
             .collect()
+    }
+
+    /// All plans there are of a Model.
+    fn plans(&self, model: &str) -> Vec<Value> {
+        let plans = self.json(&[
+            "get",
+            "ringplans",
+            "-l",
+            &format!("prima.dev/model={model}"),
+        ]);
+        plans["items"].as_array().expect("plans").clone()
+    }
+
+    /// The hub has sent what is new to nodes, and of what they had no more than a header to each.
+    fn assert_fetched(&self, new: &New, whole: u64) {
+        // Rank 0 also has the embedding, which is less than half of this model.
+        let moved = new.layers as u64 * whole / LAYERS + new.first_ranks as u64 * whole / 2;
+        let sent = self.hub.body_bytes();
+        assert!(
+            sent < moved + NODES as u64 * HEADER,
+            "{sent} bytes were fetched, for {new:?}"
+        );
     }
 
     /// Asks the Model's Service from a pod on this node.
@@ -614,6 +761,20 @@ impl Test {
 
     /// Bytes that the hub sent to the agent on each node; it is the addresses of their pods that the hub sees.
     fn sent_by_node(&self) -> Vec<(String, u64)> {
+        let counters = self.hub.counters();
+        let sent = |address: IpAddr| {
+            let counters = counters.iter();
+            let ours = counters.filter(|counter| counter.client == address);
+            ours.map(|counter| counter.body_bytes).sum()
+        };
+        let agents = self.agent_addresses().into_iter();
+        agents
+            .map(|(node, address)| (node, sent(address)))
+            .collect()
+    }
+
+    /// Nodes, and the addresses of their agents' pods.
+    fn agent_addresses(&self) -> Vec<(String, IpAddr)> {
         let pods = self.json(&[
             "get",
             "pods",
@@ -625,17 +786,10 @@ impl Test {
         let pods = pods["items"].as_array().expect("pods");
         pods.iter()
             .map(|pod| {
-                let address: IpAddr = pod["status"]["podIP"]
-                    .as_str()
-                    .and_then(|ip| ip.parse().ok())
-                    .expect("an address");
-                let counters = self.hub.counters();
-                let sent = counters.iter().filter(|counter| counter.client == address);
+                let address = pod["status"]["podIP"].as_str();
+                let address = address.and_then(|address| address.parse().ok());
                 let node = pod["spec"]["nodeName"].as_str().expect("a node");
-                (
-                    node.to_owned(),
-                    sent.map(|counter| counter.body_bytes).sum(),
-                )
+                (node.to_owned(), address.expect("an address"))
             })
             .collect()
     }
@@ -659,6 +813,10 @@ spec:
 fn chart() -> String {
     let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/prima");
     chart.to_str().expect("a path in UTF-8").to_owned()
+}
+
+fn sha256(file: &Path) -> String {
+    format!("{:x}", Sha256::digest(fs::read(file).expect("a file")))
 }
 
 fn index_of(node: &str) -> usize {

@@ -380,6 +380,14 @@ impl RingPlanSpec {
     }
 }
 
+impl RingMember {
+    /// The host of its address, an IPv6 one without its brackets.
+    pub fn host(&self) -> Option<&str> {
+        let (host, _) = self.address.rsplit_once(':')?;
+        Some(host.trim_matches(['[', ']']))
+    }
+}
+
 impl PlannedWindow {
     /// The window's layers. Only for validated plans, whose bounds are not negative.
     pub fn layers(&self) -> Range<usize> {

@@ -45,6 +45,5 @@ pub fn read(path: &Path) -> Result<LocalHeader, LocalHeaderError> {
 
 /// In hexadecimal.
 pub fn sha256(bytes: &[u8]) -> String {
-    let digest: [u8; 32] = Sha256::digest(bytes).into();
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    format!("{:x}", Sha256::digest(bytes))
 }

@@ -11,12 +11,11 @@ use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 
-use prima_crds::v1alpha1::model::{HuggingFaceSource, ModelSource, UrlSource};
 use prima_crds::v1alpha1::ring_plan::{FileVersion, RingPlanSpec};
 use prima_weights::{
-    Cache, CacheError, Client, ClientError, Download, DownloadError, HeaderError, Identity,
-    LocalFile, LocalFileError, Location, Progress, Remote, RemoteError, Retry, Source, SourceError,
-    Token, tensors,
+    Cache, CacheError, Client, ClientError, Download, DownloadError, HeaderError, Hub, Identity,
+    LocalFile, LocalFileError, PUBLIC_HUB, Progress, Remote, RemoteError, Retry, Source,
+    SourceError, tensors,
 };
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::watch;
@@ -24,9 +23,6 @@ use tokio::task::spawn_blocking;
 
 use super::local_header::{self, LocalHeader, LocalHeaderError};
 use super::member_status::Share;
-
-/// Where people without a mirror fetch from.
-const PUBLIC_HUB: &str = "https://huggingface.co";
 
 /// The agent's store of model files. Clones are one.
 #[derive(Clone)]
@@ -38,9 +34,7 @@ struct Store {
     /// `None`: what keeps a tenth of the file system free.
     budget_bytes: Option<u64>,
     client: Client,
-    /// Of plans that name no hub.
-    hub: String,
-    token: Option<Token>,
+    hub: Hub,
     fetched_bytes: Counter,
 }
 
@@ -165,10 +159,7 @@ impl Weights {
             folder,
             budget_bytes,
             client: Client::new(Retry::default())?,
-            hub: hub.unwrap_or_else(|| PUBLIC_HUB.to_owned()),
-            token: token
-                .map(|token| Token::new(&token))
-                .transpose()
+            hub: Hub::new(hub.as_deref().unwrap_or(PUBLIC_HUB), token.as_deref())
                 .map_err(WeightsError::Token)?,
             fetched_bytes,
         })))
@@ -189,7 +180,10 @@ impl Weights {
             (Some(path), _) => own_file(plan, path).await,
             (None, Some(source)) => {
                 let version = plan.model.version.as_ref().ok_or(WeightsError::NoVersion)?;
-                let (source, allow_full_download) = self.source(source, version)?;
+                let url = source.url.as_ref();
+                let allow_full_download = url.is_some_and(|url| url.allow_full_download);
+                let fetched = self.0.hub.source(source, version.commit.as_deref());
+                let source = fetched.ok_or(WeightsError::NoSource)?;
                 let share = Wanted {
                     plan,
                     rank,
@@ -222,58 +216,6 @@ impl Weights {
                 tracing::warn!(problem, "cannot look after the cache of model files");
             }
         }
-    }
-
-    fn source(
-        &self,
-        source: &ModelSource,
-        version: &FileVersion,
-    ) -> Result<(Source, bool), WeightsError> {
-        let (location, allow_full_download) = match source {
-            ModelSource {
-                hugging_face:
-                    Some(HuggingFaceSource {
-                        repo,
-                        file,
-                        revision,
-                        endpoint,
-                    }),
-                ..
-            } => {
-                let location = Location::HuggingFace {
-                    endpoint: endpoint.clone().unwrap_or_else(|| self.0.hub.clone()),
-                    repo: repo.clone(),
-                    // A branch may have moved on since the plan was made.
-                    revision: version.commit.as_ref().unwrap_or(revision).clone(),
-                    file: file.clone(),
-                };
-                (location, false)
-            }
-            ModelSource {
-                url:
-                    Some(UrlSource {
-                        url,
-                        sha256,
-                        allow_full_download,
-                    }),
-                ..
-            } => {
-                let location = Location::Url {
-                    url: url.clone(),
-                    sha256: sha256.clone(),
-                };
-                (location, *allow_full_download)
-            }
-            _ => return Err(WeightsError::NoSource),
-        };
-        // The token is the hub's that the agents were installed with; a Model must not send it elsewhere.
-        let token = match &location {
-            Location::HuggingFace { endpoint, .. } if *endpoint == self.0.hub => {
-                self.0.token.clone()
-            }
-            _ => None,
-        };
-        Ok((Source { location, token }, allow_full_download))
     }
 
     async fn fetched(

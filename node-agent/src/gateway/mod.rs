@@ -131,7 +131,11 @@ impl Gateway {
     /// The model's text side once the ring can serve, else why it cannot.
     fn ready(&self) -> Result<Arc<ModelText>, ApiError> {
         match &self.0.generator.status().borrow().readiness {
-            Readiness::Loading(_) => return Err(ApiError::Loading),
+            Readiness::Loading(awaited) => {
+                return Err(ApiError::Loading {
+                    awaited: awaited.clone(),
+                });
+            }
             Readiness::Failed(reason) => {
                 return Err(ApiError::RingFailed {
                     reason: reason.clone(),
@@ -139,7 +143,10 @@ impl Gateway {
             }
             Readiness::Ready => {}
         }
-        self.0.text.borrow().clone().ok_or(ApiError::Loading)
+        let text = self.0.text.borrow().clone();
+        text.ok_or_else(|| ApiError::Loading {
+            awaited: "its vocabulary".to_owned(),
+        })
     }
 }
 

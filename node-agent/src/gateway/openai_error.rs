@@ -41,8 +41,9 @@ pub enum ApiError {
     BodyUnreadable { problem: String },
     #[error("send JSON with `Content-Type: application/json`, not {found}")]
     MediaType { found: String },
-    #[error("Loading model")]
-    Loading,
+    /// Begins with llama.cpp's words.
+    #[error("Loading model: {awaited}")]
+    Loading { awaited: String },
     #[error("the ring cannot serve: {reason}")]
     RingFailed { reason: String },
     #[error("{0}")]
@@ -150,7 +151,7 @@ impl ApiError {
                 INVALID_REQUEST,
                 "unsupported_media_type",
             ),
-            Self::Loading | Self::RingFailed { .. } => unavailable(),
+            Self::Loading { .. } | Self::RingFailed { .. } => unavailable(),
             Self::Submit(error) => match error {
                 SubmitError::Full { retry_after, .. } => Look {
                     // At least 1: a client told to wait 0 s would hammer a full server.

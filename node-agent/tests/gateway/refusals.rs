@@ -217,9 +217,12 @@ async fn a_model_without_a_chat_template_takes_completions_only() {
 #[tokio::test]
 async fn a_loading_ring_answers_503_and_lists_its_model() {
     let server = Server::start_with(options(), None).await;
-    let loading = json!({"error": {
-        "message": "Loading model", "type": "unavailable_error", "param": null, "code": 503
-    }});
+    let loading = |awaited: &str| {
+        let message = format!("Loading model: {awaited}");
+        json!({"error": {
+            "message": message, "type": "unavailable_error", "param": null, "code": 503
+        }})
+    };
     // First without the model file, then with it but before a token went round, then ready.
     for step in 0..3 {
         let expected = if step < 2 { 503 } else { 200 };
@@ -246,7 +249,10 @@ async fn a_loading_ring_answers_503_and_lists_its_model() {
                     (reply.status, reply.header("retry-after")),
                     (503, Some("2"))
                 );
-                assert_eq!(reply.json().await, loading);
+                assert_eq!(
+                    reply.json().await,
+                    loading(["its vocabulary", "laptop"][step])
+                );
             }
         }
         assert_eq!(get("/livez").send(server.address).await.status, 200);

@@ -55,6 +55,18 @@ pub struct Machine {
     pub agent: AgentState,
 }
 
+impl Machine {
+    pub fn is_alive(&self) -> bool {
+        matches!(self.agent, AgentState::Alive { .. })
+    }
+
+    /// Where its agent is reached, as it said last.
+    pub fn address(&self) -> Option<&str> {
+        let status = self.profile.as_ref()?.status.as_ref()?;
+        Some(&status.agent.as_ref()?.address)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AgentState {
     /// Renews its Lease. For how long it has been known.

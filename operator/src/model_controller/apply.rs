@@ -21,7 +21,7 @@ use serde::de::DeserializeOwned;
 use super::dereference::World;
 use super::plan::{Decision, Kind, Memory};
 use super::{Context, ControllerError, update_status};
-use crate::cluster::world::{AgentState, Machine};
+use crate::cluster::world::Machine;
 
 /// What is ours, by label.
 pub const OURS: &str = "app.kubernetes.io/managed-by=prima-operator";
@@ -97,7 +97,8 @@ pub async fn apply(
     Ok(Ring { newest, serving })
 }
 
-/// Whether a token went round this ring and all its machines still are there.
+/// Whether a token went round this ring and all its machines still are there, and reached where the ring looks for them: what an
+/// agent that was killed said last is its successor's to take back, which may take a while.
 fn answers(plan: &RingPlan, machines: &[Machine]) -> bool {
     has_members(plan, machines, |rank| match rank {
         0 => MemberState::Ready,
@@ -116,10 +117,9 @@ fn has_members(plan: &RingPlan, machines: &[Machine], least: fn(usize) -> Member
     };
     plan.spec.members.iter().enumerate().all(|(rank, member)| {
         let state = status.members.iter().find(|one| one.name == member.name);
-        let alive = machines.iter().any(|machine| {
-            machine.name == member.name && matches!(machine.agent, AgentState::Alive { .. })
-        });
-        alive && state.is_some_and(|state| state.state >= least(rank))
+        let machine = machines.iter().find(|machine| machine.name == member.name);
+        machine.is_some_and(|machine| machine.is_alive() && machine.address() == member.host())
+            && state.is_some_and(|state| state.state >= least(rank))
     })
 }
 
@@ -241,8 +241,7 @@ impl<'a> Writer<'a> {
         };
         let target = serving.and_then(|plan| {
             let rank0 = plan.spec.members.first()?;
-            let (host, _) = rank0.address.rsplit_once(':')?;
-            let host: IpAddr = host.trim_matches(['[', ']']).parse().ok()?;
+            let host: IpAddr = rank0.host()?.parse().ok()?;
             Some((host, plan.spec.http_port?, rank0.name.clone()))
         });
         let stores = &self.context.stores;

@@ -42,7 +42,7 @@ impl Candidates {
             let mut members = plan.spec.members.iter();
             members.all(|member| {
                 let machine = machines.iter().find(|machine| machine.name == member.name);
-                machine.is_some_and(|machine| matches!(machine.agent, AgentState::Alive { .. }))
+                machine.is_some_and(Machine::is_alive)
             })
         };
         let others: Vec<Arc<RingPlan>> = world.others.iter().filter(runs).cloned().collect();

@@ -28,16 +28,7 @@ pub enum ApiKey {
     Missing(String),
 }
 
-pub async fn dereference(model: &Model, context: &Context) -> Result<World, ControllerError> {
-    Ok(world(model, context, api_key(model, context).await?))
-}
-
-/// What is watched may have changed since.
-pub fn refresh(seen: World, model: &Model, context: &Context) -> World {
-    world(model, context, seen.api_key)
-}
-
-fn world(model: &Model, context: &Context, api_key: ApiKey) -> World {
+pub fn dereference(model: &Model, context: &Context, api_key: ApiKey) -> World {
     let uid = model.uid();
     let (mut plans, others): (Vec<_>, Vec<_>) =
         context.stores.plans().into_iter().partition(|plan| {
@@ -53,7 +44,7 @@ fn world(model: &Model, context: &Context, api_key: ApiKey) -> World {
     }
 }
 
-async fn api_key(model: &Model, context: &Context) -> Result<ApiKey, ControllerError> {
+pub async fn api_key(model: &Model, context: &Context) -> Result<ApiKey, ControllerError> {
     let Some(reference) = &model.spec.api_key_secret_ref else {
         return Ok(ApiKey::None);
     };
@@ -91,11 +82,6 @@ async fn api_key(model: &Model, context: &Context) -> Result<ApiKey, ControllerE
             "spec.apiKeySecretRef: the Secret {name} has nothing at key {}",
             reference.key
         )),
-        false => ApiKey::Digest(hex(&Sha256::digest(key))),
+        false => ApiKey::Digest(format!("{:x}", Sha256::digest(key))),
     })
-}
-
-/// In hexadecimal.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

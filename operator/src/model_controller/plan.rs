@@ -2,7 +2,8 @@
 //! and `crate::plan`'s; here is decided when to plan, when a better plan is worth an interruption, and how plans get their ports.
 //!
 //! A working ring is only replaced by one that is predicted to be a fifth faster, and not within ten minutes of the last
-//! change; a ring that cannot work any more is replaced at once.
+//! change; a ring that cannot work any more is replaced at once. If all that changed is where its agents are reached, as in an
+//! upgrade, each machine keeps its layers: what it has fetched and holds in memory stays of use.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use super::candidates::Candidates;
 use super::dereference::{ApiKey, World};
 use super::resolve::{FailedLook, Resolution};
 use crate::cluster::metrics::Metrics;
+use crate::error_chain::error_chain;
 use crate::plan::{self, DEFAULT_CONTEXT};
 
 /// What is remembered of one Model.
@@ -73,6 +75,21 @@ pub enum Kind {
         retire_first: bool,
         why: String,
     },
+}
+
+/// Why a ring cannot go on, for people.
+enum Broken {
+    /// Agents are reached elsewhere; all else is as it was.
+    Moved(String),
+    Changed(String),
+}
+
+impl Broken {
+    fn why(&self) -> &str {
+        match self {
+            Self::Moved(why) | Self::Changed(why) => why,
+        }
+    }
 }
 
 impl Decision {
@@ -192,13 +209,13 @@ pub async fn decide(
 /// Between the plan that is there and the best one.
 fn choose(
     current: Option<&Arc<RingPlan>>,
-    works: &Result<Option<()>, String>,
+    works: &Result<Option<()>, Broken>,
     fresh: Result<Arc<Plan>, String>,
     skeleton: RingPlanSpec,
     candidates: &Candidates,
     world: &World,
 ) -> Decision {
-    let broken = match (current, works) {
+    let why = match (current, works) {
         (Some(current), Ok(_)) => {
             let kept = || Decision::new(Kind::Keep(current.clone()));
             let (Ok(fresh), Some(then)) = (&fresh, &current.spec.predicted) else {
@@ -215,17 +232,8 @@ fn choose(
                 now, then.token_microseconds
             )
         }
-        (Some(_), Err(why)) => why.clone(),
+        (Some(_), Err(broken)) => broken.why().to_owned(),
         (None, _) => "the first plan".to_owned(),
-    };
-    let plan = match fresh {
-        Ok(plan) => plan,
-        Err(message) => {
-            return Decision::new(Kind::Impossible {
-                reason: "DoesNotFit",
-                message,
-            });
-        }
     };
     let Some(slot) = free_slot(world) else {
         return Decision::new(Kind::Impossible {
@@ -240,19 +248,36 @@ fn choose(
             false => format!("{host}:{}", RING_PORTS + slot),
         }
     };
-    let generation = world.plans.last().map_or(0, |plan| plan.spec.generation);
-    let spec = RingPlanSpec {
-        generation: generation + 1,
-        rounds: plan.rounds as i32,
-        members: plan::members(&plan, address),
-        predicted: Some(plan::speed(&plan.report)),
-        http_port: Some(HTTP_PORTS + slot),
-        ..skeleton
+    let windows = match (current, works, fresh) {
+        (Some(current), Err(Broken::Moved(_)), _) => {
+            let mut spec = current.spec.clone();
+            for member in &mut spec.members {
+                member.address = address(&member.name);
+            }
+            spec
+        }
+        (_, _, Ok(plan)) => RingPlanSpec {
+            rounds: plan.rounds as i32,
+            members: plan::members(&plan, address),
+            predicted: Some(plan::speed(&plan.report)),
+            ..skeleton
+        },
+        (_, _, Err(message)) => {
+            return Decision::new(Kind::Impossible {
+                reason: "DoesNotFit",
+                message,
+            });
+        }
     };
+    let generation = world.plans.last().map_or(0, |plan| plan.spec.generation);
     Decision::new(Kind::New {
-        spec: Box::new(spec),
+        spec: Box::new(RingPlanSpec {
+            generation: generation + 1,
+            http_port: Some(HTTP_PORTS + slot),
+            ..windows
+        }),
         retire_first: false,
-        why: broken,
+        why,
     })
 }
 
@@ -293,12 +318,12 @@ fn context_length(model: &Model, resolved: &ResolvedModel) -> i32 {
         .unwrap_or(trained.min(DEFAULT_CONTEXT as i32))
 }
 
-/// Whether `plan` still can work and is what the Model asks for; else why not, for people.
+/// Whether `plan` still can work and is what the Model asks for; else why not.
 fn still_right(
     plan: &RingPlan,
     skeleton: &RingPlanSpec,
     candidates: &Candidates,
-) -> Result<(), String> {
+) -> Result<(), Broken> {
     let asked = RingPlanSpec {
         generation: plan.spec.generation,
         rounds: plan.spec.rounds,
@@ -308,21 +333,28 @@ fn still_right(
         ..skeleton.clone()
     };
     if asked != plan.spec {
-        return Err("the Model was changed".to_owned());
+        return Err(Broken::Changed("the Model was changed".to_owned()));
     }
+    let mut moved = Vec::new();
     for member in &plan.spec.members {
         let name = &member.name;
         let Some(address) = candidates.address(name) else {
             let out = candidates.out.iter().find(|(out, _)| out == name);
             let why = out.map_or("it has no NodeProfile", |(_, why)| why);
-            return Err(format!("{name} is out: {why}"));
+            return Err(Broken::Changed(format!("{name} is out: {why}")));
         };
-        let planned = member.address.rsplit_once(':').map(|(host, _)| host);
-        if planned.map(|host| host.trim_matches(['[', ']'])) != Some(address) {
-            return Err(format!("{name} has another address now"));
+        if member.host() != Some(address) {
+            moved.push(name.as_str());
         }
     }
-    Ok(())
+    match moved.as_slice() {
+        [] => Ok(()),
+        [one] => Err(Broken::Moved(format!("{one} has another address now"))),
+        several => Err(Broken::Moved(format!(
+            "{} have other addresses now",
+            several.join(", ")
+        ))),
+    }
 }
 
 fn same_file(plan: &RingPlan, model: &Model) -> bool {
@@ -370,7 +402,7 @@ async fn fresh(
     metrics
         .planning_seconds
         .observe(begun.elapsed().as_secs_f64());
-    let plan = planned.map(Arc::new).map_err(|error| super::chain(&error));
+    let plan = planned.map(Arc::new).map_err(|error| error_chain(&error));
     memory.fresh = Some(Fresh {
         fingerprint,
         plan: plan.clone(),

@@ -8,20 +8,13 @@ use std::time::{Duration, Instant};
 use prima_crds::v1alpha1::model::{Model, ModelSource, ResolvedModel};
 use prima_crds::v1alpha1::node_profile::LocalModel;
 use prima_crds::v1alpha1::ring_plan::FileVersion;
-use prima_weights::{Client, Location, Remote, Retry, Source, Token, model_profile};
+use prima_weights::{Remote, Retry, model_profile};
 use sha2::{Digest, Sha256};
 
-use super::dereference::{World, hex};
+use super::Context;
 use super::plan::Memory;
-use crate::cluster::world::AgentState;
-
-/// How files on servers are reached.
-pub struct Hub {
-    pub client: Client,
-    /// Of Models that name no other.
-    pub endpoint: String,
-    pub token: Option<Token>,
-}
+use crate::cluster::world::Machine;
+use crate::error_chain::error_chain;
 
 pub enum Resolution {
     Done(Box<ResolvedModel>),
@@ -61,11 +54,11 @@ pub const RETRY: Retry = Retry {
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
-pub async fn resolve(model: &Model, world: &World, hub: &Hub, memory: &mut Memory) -> Resolution {
+pub async fn resolve(model: &Model, context: &Context, memory: &mut Memory) -> Resolution {
     let source = &model.spec.source;
     let pinned = pinned(model);
     if let Some(path) = source.local_path() {
-        return local(source, &path, world, pinned);
+        return local(source, &path, &context.stores.machines(), pinned);
     }
     if let Some(pinned) = pinned {
         return Resolution::Done(Box::new(pinned.clone()));
@@ -80,7 +73,7 @@ pub async fn resolve(model: &Model, world: &World, hub: &Hub, memory: &mut Memor
         memory.failed_look = before;
         return Resolution::Failed(message);
     }
-    match read_header(source, hub).await {
+    match read_header(source, context).await {
         Ok(resolved) => Resolution::Done(Box::new(resolved)),
         Err(message) => {
             let times = before.map_or(0, |look| look.times) + 1;
@@ -97,18 +90,22 @@ pub async fn resolve(model: &Model, world: &World, hub: &Hub, memory: &mut Memor
 }
 
 /// Of a file on a server: its version, and what its header says. Errors in one line, for people.
-async fn read_header(source: &ModelSource, hub: &Hub) -> Result<ResolvedModel, String> {
-    let chain = |error: &dyn std::error::Error| super::chain(error);
-    let remote = Remote::open(&hub.client, &location(source, hub)?)
+async fn read_header(source: &ModelSource, context: &Context) -> Result<ResolvedModel, String> {
+    let fetched = context.hub.source(source, None);
+    let fetched = fetched.ok_or("spec.source: expected huggingFace or url")?;
+    let remote = Remote::open(&context.fetching, &fetched)
         .await
-        .map_err(|error| chain(&error))?;
-    let (gguf, header) = remote.read_header().await.map_err(|error| chain(&error))?;
-    let profile = model_profile(&remote.shown(), &gguf).map_err(|error| chain(&error))?;
+        .map_err(|error| error_chain(&error))?;
+    let (gguf, header) = remote
+        .read_header()
+        .await
+        .map_err(|error| error_chain(&error))?;
+    let profile = model_profile(&remote.shown(), &gguf).map_err(|error| error_chain(&error))?;
     let identity = remote.identity();
     Ok(ResolvedModel {
         source: source.clone(),
         version: FileVersion {
-            header_sha256: hex(&Sha256::digest(&header)),
+            header_sha256: format!("{:x}", Sha256::digest(&header)),
             etag: identity.etag.clone(),
             sha256: identity.sha256.clone(),
             commit: identity.revision_commit.clone(),
@@ -117,54 +114,22 @@ async fn read_header(source: &ModelSource, hub: &Hub) -> Result<ResolvedModel, S
     })
 }
 
-fn location(source: &ModelSource, hub: &Hub) -> Result<Source, String> {
-    let location = match source {
-        ModelSource {
-            hugging_face: Some(source),
-            ..
-        } => Location::HuggingFace {
-            endpoint: source
-                .endpoint
-                .clone()
-                .unwrap_or_else(|| hub.endpoint.clone()),
-            repo: source.repo.clone(),
-            revision: source.revision.clone(),
-            file: source.file.clone(),
-        },
-        ModelSource {
-            url: Some(source), ..
-        } => Location::Url {
-            url: source.url.clone(),
-            sha256: source.sha256.clone(),
-        },
-        _ => return Err("spec.source: expected huggingFace or url".to_owned()),
-    };
-    // The token is the hub's; another hub's or server's owner must not see it.
-    let for_hub =
-        matches!(&location, Location::HuggingFace { endpoint, .. } if *endpoint == hub.endpoint);
-    Ok(Source {
-        location,
-        token: hub.token.clone().filter(|_| for_hub),
-    })
-}
-
 /// Of a file on the machines, as their agents describe it.
 fn local(
     source: &ModelSource,
     path: &str,
-    world: &World,
+    machines: &[Machine],
     pinned: Option<&ResolvedModel>,
 ) -> Resolution {
     let mut versions: BTreeMap<&str, (usize, &LocalModel)> = BTreeMap::new();
     let mut problems = Vec::new();
     let mut looked = false;
-    for machine in &world.machines {
-        let alive = matches!(machine.agent, AgentState::Alive { .. });
+    for machine in machines {
         let agent = machine
             .profile
             .as_deref()
             .and_then(|profile| profile.status.as_ref()?.agent.as_ref());
-        let Some(agent) = agent.filter(|_| alive) else {
+        let Some(agent) = agent.filter(|_| machine.is_alive()) else {
             continue;
         };
         looked = true;

@@ -14,6 +14,9 @@ use super::plan::{Decision, Kind, Memory};
 use super::resolve::{Resolution, pinned, shown};
 use super::{Context, ControllerError};
 
+/// Why a Model is planned, but nobody answers: there was no memory for two rings at a time.
+const OLD_ENDED_FIRST: &str = "OldRingEndedFirst";
+
 pub async fn update_status(
     model: &Model,
     resolution: &Resolution,
@@ -206,10 +209,16 @@ fn conditions(
         (Kind::New { retire_first: true, why, .. }, Some(plan)) => conditions.add(
             "Planned",
             true,
-            "Replanned",
+            OLD_ENDED_FIRST,
             format!("{}; the machines lack the memory for two rings, so the old one ended first ({why})", line(plan)),
         ),
-        (_, Some(plan)) => conditions.add("Planned", true, "Planned", line(plan)),
+        // Said until the new one answers.
+        (_, Some(plan)) => match conditions.standing("Planned", OLD_ENDED_FIRST) {
+            Some(message) if ring.serving.is_none() && message.starts_with(&line(plan)) => {
+                conditions.add("Planned", true, OLD_ENDED_FIRST, message);
+            }
+            _ => conditions.add("Planned", true, "Planned", line(plan)),
+        },
         (_, None) => conditions.add("Planned", false, "Planning", "no plan yet".to_owned()),
     }
     let Some(plan) = plan else {
@@ -285,7 +294,10 @@ fn conditions(
                 .collect();
             let lacking = lacking(MemberState::Loaded);
             let message = match (gone.as_slice(), lacking.as_slice()) {
-                ([], []) => "waiting for the first token to go round the ring".to_owned(),
+                // Rank 0 knows what the ring waits for.
+                ([], []) => states
+                    .first()
+                    .map_or_else(String::new, |(rank0, status)| said(rank0, *status)),
                 ([], lacking) => lacking.join("; "),
                 (gone, _) => gone.join("; "),
             };
@@ -334,6 +346,13 @@ struct Conditions<'a> {
 }
 
 impl Conditions<'_> {
+    /// What the condition said so far, if it did so for this reason.
+    fn standing(&self, kind: &str, reason: &str) -> Option<String> {
+        let mut before = self.before.iter();
+        let found = before.find(|before| before.type_ == kind && before.reason == reason);
+        Some(found?.message.clone())
+    }
+
     fn add(&mut self, kind: &str, is: bool, reason: &str, message: String) {
         let status = if is { "True" } else { "False" };
         let before = self.before.iter().find(|condition| condition.type_ == kind);

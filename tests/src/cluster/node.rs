@@ -107,6 +107,15 @@ impl Node {
         network::set_link(&self.control_plane, self.index, true).expect("restore a link");
     }
 
+    /// Gives a folder of the node's /var a disk of its own with so many bytes, empty, until the node is killed. Pods that run
+    /// already do not see it.
+    pub fn mount_disk(&self, folder: &str, bytes: u64) {
+        let running = self.running.as_ref().expect("a node that runs");
+        let mount = format!("mount -t tmpfs -o size={bytes} tmpfs /var/{folder}");
+        let mounted = running.host.run(&mount);
+        mounted.unwrap_or_else(|error| panic!("{}: {error}", self.name));
+    }
+
     pub(crate) fn start(&mut self) {
         let group = self
             .folder

@@ -1,0 +1,14 @@
+//! How an error reads: with its causes, in one line.
+
+use std::error::Error;
+
+/// `what failed: why: why that`.
+pub fn error_chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}
