@@ -19,6 +19,7 @@ mod member;
 mod member_process;
 mod member_status;
 mod memory;
+mod owner;
 mod pauses;
 mod plan_checks;
 mod plan_watch;

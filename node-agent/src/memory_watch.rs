@@ -35,6 +35,8 @@ pub struct Pressure(Arc<AtomicU64>);
 pub struct MemoryLimits {
     /// Stays free; by default [`DEFAULT_RESERVE_PERCENT`] of what is available at the start.
     pub reserve_bytes: Option<u64>,
+    /// Weights and their buffers take no more, however much is available.
+    pub cap_bytes: Option<u64>,
     /// That share this machine's memory evenly, this one included.
     pub members: u64,
 }
@@ -166,6 +168,7 @@ struct Look {
 struct Governor {
     /// Grows when the kernel turns out to have promised too much: not all that it calls available is.
     reserve: u64,
+    cap: u64,
     members: u64,
     /// Looks in a row that found room, and that found programs waiting.
     roomy: u32,
@@ -178,6 +181,7 @@ impl Governor {
             reserve: limits
                 .reserve_bytes
                 .unwrap_or(available / 100 * DEFAULT_RESERVE_PERCENT),
+            cap: limits.cap_bytes.unwrap_or(u64::MAX),
             members: limits.members.max(1),
             roomy: 0,
             stalled: 0,
@@ -194,7 +198,7 @@ impl Governor {
             self.reserve +=
                 (promised / OVERPROMISED).min(promised / 4 - (promised / 4).min(self.reserve));
         }
-        let mut room = promised.saturating_sub(self.reserve) / self.members;
+        let mut room = (promised.saturating_sub(self.reserve) / self.members).min(self.cap);
         self.stalled = match look.stalled {
             true => self.stalled + 1,
             false => 0,
@@ -272,6 +276,7 @@ mod tests {
     fn governor(available: u64) -> Governor {
         let limits = MemoryLimits {
             reserve_bytes: None,
+            cap_bytes: None,
             members: 1,
         };
         Governor::new(limits, available * MB)
@@ -379,10 +384,27 @@ mod tests {
     fn owner_and_other_members_have_their_part() {
         let limits = MemoryLimits {
             reserve_bytes: Some(500 * MB),
+            cap_bytes: None,
             members: 3,
         };
         let mut governor = Governor::new(limits, 2000 * MB);
         let budget = governor.budget(&look(2000, false, false), &status(4000, 0, 0));
         assert_eq!(budget, Some(500 * MB));
+    }
+
+    #[test]
+    fn more_than_the_owner_allows_is_not_taken_however_much_there_is() {
+        let limits = MemoryLimits {
+            cap_bytes: Some(300 * MB),
+            members: 1,
+            ..MemoryLimits::default()
+        };
+        let mut governor = Governor::new(limits, 2000 * MB);
+        let budget = governor.budget(&look(2000, false, false), &status(400, 0, 0));
+        assert_eq!(budget, Some(300 * MB));
+        let fits = status(268, 132, 32);
+        for _ in 0..2 * LOOKS_BEFORE_GROWTH {
+            assert_eq!(governor.budget(&look(2000, false, false), &fits), None);
+        }
     }
 }

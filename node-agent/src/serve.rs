@@ -50,8 +50,11 @@ pub struct ServeArgs {
     /// Memory that stays free for the machine's owner [default: 5 % of what is available at the start]
     #[arg(long, value_name = "BYTES")]
     reserve_memory: Option<u64>,
+    /// Memory that weights take at most [default: what is available, less the reserve]
+    #[arg(long, value_name = "BYTES")]
+    weights_memory: Option<u64>,
     /// Leave all weights to the system's page cache, even when they do not fit into memory
-    #[arg(long, conflicts_with = "reserve_memory")]
+    #[arg(long, conflicts_with_all = ["reserve_memory", "weights_memory"])]
     no_streaming: bool,
     /// For `make bench`: how weights that do not fit are read
     #[arg(
@@ -151,6 +154,7 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
     };
     let memory = MemoryLimits {
         reserve_bytes: args.reserve_memory,
+        cap_bytes: args.weights_memory,
         members: plan.members[rank].members_on_machine as u64,
     };
     let reading = match args.no_streaming {

@@ -258,6 +258,14 @@ fn agents_tell_of_their_machines_and_run_the_plans_that_name_them() {
         .as_str()
         .expect("a checksum");
 
+    // What the owner of one machine leaves to rings.
+    let owner = json!({"spec": {"reservedMemoryBytes": 300 << 20, "memoryCapBytes": 4_i64 << 30}});
+    let owner = owner.to_string();
+    let patched = stage
+        .api
+        .kubectl(&["patch", "nodeprofile", "two", "--type=merge", "-p", &owner]);
+    patched.expect("a patch");
+
     // A plan, until it answers, with the key whose digest it has and with no other.
     let ring = plan(
         "smollm2-1",
@@ -278,6 +286,17 @@ fn agents_tell_of_their_machines_and_run_the_plans_that_name_them() {
         "{}",
         answer.body
     );
+    let command_of = |member: u32| {
+        let words = fs::read_to_string(format!("/proc/{member}/cmdline")).expect("a process");
+        words.replace('\0', " ")
+    };
+    let [free, kept] = [one.members()[0], two.members()[0]].map(command_of);
+    assert!(
+        kept.contains(&format!("--reserve-memory {} ", 300 << 20))
+            && kept.contains(&format!("--weights-memory {} ", 4_i64 << 30)),
+        "{kept}"
+    );
+    assert!(!free.contains("-memory "), "{free}");
     wait_for(|| {
         let member = stage.member("smollm2-1", "one");
         match &member["measured"]["tokenMicroseconds"] {

@@ -20,6 +20,7 @@ use super::figures::Figures;
 use super::member_process::{MemberProcess, ProcessError, Start};
 use super::member_status::{self, Observed, Share, Writer};
 use super::memory::Children;
+use super::owner::{self, OwnerError};
 use super::pauses::Pauses;
 use super::plan_checks::{self, PlanRefused};
 use super::plan_watch::PlanKey;
@@ -79,6 +80,8 @@ enum MemberError {
     },
     #[error("cannot write the plan as YAML")]
     Yaml(#[source] serde_saphyr::SerializeError),
+    #[error(transparent)]
+    Owner(#[from] OwnerError),
     #[error("cannot start the member's process")]
     Process(#[from] ProcessError),
     #[error("{0}")]
@@ -189,11 +192,19 @@ impl Member {
             })
             .await?;
         self.share = held.share;
+        let planned_bytes = spec.members[order.rank].memory_bytes;
         let plan_file = self.plan_file();
         write_plan(&plan_file, &self.plan.key, spec, &held)?;
         self.held = Some(held);
 
+        let owner = owner::allowance(&machine.client, &machine.node).await?;
         let start = Start {
+            reserved_bytes: owner.reserved_bytes,
+            // Of what all rings may use together, each was promised its part.
+            weights_bytes: owner.cap_bytes.map(|cap| {
+                let planned = planned_bytes.and_then(|bytes| u64::try_from(bytes).ok());
+                planned.unwrap_or(cap).min(cap)
+            }),
             plan: self.plan.key.to_string(),
             plan_file: &plan_file,
             member: &machine.node,
@@ -273,6 +284,7 @@ fn observed(error: &MemberError, again_in: Duration) -> Observed {
         MemberError::Weights(error) => error.is_refusal(),
         MemberError::PlanFile { .. }
         | MemberError::Yaml(_)
+        | MemberError::Owner(_)
         | MemberError::Process(_)
         | MemberError::Ended(_) => false,
     };

@@ -32,6 +32,10 @@ pub struct Start<'a> {
     pub member: &'a str,
     pub order: Order,
     pub threads: Option<u16>,
+    /// Memory that stays free for the machine's owner.
+    pub reserved_bytes: Option<u64>,
+    /// Memory that weights take at most.
+    pub weights_bytes: Option<u64>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +104,14 @@ impl MemberProcess {
         }
         if let Some(threads) = start.threads {
             command.args(["--threads", &threads.to_string()]);
+        }
+        for (flag, bytes) in [
+            ("--reserve-memory", start.reserved_bytes),
+            ("--weights-memory", start.weights_bytes),
+        ] {
+            if let Some(bytes) = bytes {
+                command.args([flag, &bytes.to_string()]);
+            }
         }
         let mut child = command.spawn().map_err(|source| ProcessError::Spawn {
             path: program,
