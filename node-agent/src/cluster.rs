@@ -145,6 +145,8 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
         }
     };
     folder("models")?;
+    // What an agent that was killed has left there is nobody's.
+    let _ = fs::remove_dir_all(data.join("plans"));
     let (cache, plans) = (folder("cache")?, folder("plans")?);
     let figures = Figures::default();
     let established = Established::default();

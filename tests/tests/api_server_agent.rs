@@ -218,6 +218,10 @@ fn agents_tell_of_their_machines_and_run_the_plans_that_name_them() {
         (&spec["holderIdentity"], &spec["leaseDurationSeconds"]),
         (&json!("agent-one"), &json!(40))
     );
+    assert_eq!(
+        &lease["metadata"]["ownerReferences"][0]["uid"],
+        &owner["uid"]
+    );
 
     // The links, both ways.
     for (node, other) in [("one", "two"), ("two", "one")] {

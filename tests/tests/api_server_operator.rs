@@ -187,6 +187,15 @@ fn a_lost_machine_is_replaced_and_said_to_be_lost() {
         "{laptop}"
     );
     assert_eq!(test.names("ringplans").len(), 1, "the old plan is gone");
+
+    // When its Node is removed, what the Node owns goes along, and the machine is forgotten.
+    test.kubectl(&["delete", "nodeprofile", "laptop"]);
+    test.kubectl(&["delete", "lease", "prima-agent-laptop", "-n", "prima"]);
+    wait_until("it is forgotten", || {
+        let model = test.json(&["get", "model", "made-up"]);
+        let nodes = model["status"]["nodes"].as_array().expect("nodes");
+        nodes.iter().all(|node| node["name"] != "laptop")
+    });
 }
 
 #[test]

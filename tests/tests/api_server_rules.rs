@@ -247,7 +247,7 @@ fn the_accounts_have_the_verbs_that_they_need_and_no_others() {
         ("nodeprofiles.prima.dev", "get list watch create patch"),
         ("nodeprofiles.prima.dev/status", "patch"),
         ("nodes", "get"),
-        ("leases.coordination.k8s.io", "get create update patch"),
+        ("leases.coordination.k8s.io", "create patch"),
     ]);
     assert_eq!(agent, expected);
     let operator = allowed(&api, "prima-operator");
@@ -257,11 +257,8 @@ fn the_accounts_have_the_verbs_that_they_need_and_no_others() {
         ("models.prima.dev/finalizers", "update"),
         ("ringplans.prima.dev", "get list watch create patch delete"),
         ("nodeprofiles.prima.dev", "get list watch"),
-        ("services", "get list watch create patch delete"),
-        (
-            "endpointslices.discovery.k8s.io",
-            "get list watch create patch delete",
-        ),
+        ("services", "get list watch create patch"),
+        ("endpointslices.discovery.k8s.io", "list watch create patch"),
         ("nodes", "list watch"),
         ("events.events.k8s.io", "create patch"),
         (

@@ -1,18 +1,20 @@
-//! Tells the operator that this agent lives: a Lease, renewed every ten seconds by one request each time. Refuses to decide
-//! anything by it; whether a machine counts as lost is the operator's.
+//! Tells the operator that this agent lives: a Lease, renewed every ten seconds by one request each time. It ends with its Node, so
+//! that a machine that has left for good is not remembered. Refuses to decide anything by it; whether a machine counts as lost is
+//! the operator's.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference};
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
 use super::api::{self, FIELD_MANAGER};
 use super::pauses::jittered;
+use super::publish_profile::owned_by_node;
 
 /// A machine counts as lost when its Lease was not renewed for so long.
 const DURATION_SECONDS: i32 = 40;
@@ -22,17 +24,29 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// Renews the Lease of `node` in `namespace` for ever. `holder` is the pod's name.
 pub async fn keep(client: Client, namespace: &str, node: &str, holder: &str) {
-    let leases: Api<Lease> = Api::namespaced(client, namespace);
+    let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
     let name = name(node);
     // Nobody else writes it, but for the agent's own predecessor on this node.
     let params = PatchParams::apply(FIELD_MANAGER).force();
     let acquired = MicroTime(Timestamp::now());
     let mut failing = false;
+    let mut owner = None;
+    let mut written = None;
     loop {
+        if owner.is_none() {
+            owner = owned_by_node(&client, node).await.ok();
+        }
         let now = MicroTime(Timestamp::now());
-        let patch = Patch::Apply(lease(&name, holder, &acquired, &now));
+        let patch = Patch::Apply(lease(&name, holder, owner.as_ref(), &acquired, &now));
         let problem = match timeout(api::DEADLINE, leases.patch(&name, &params, &patch)).await {
-            Ok(Ok(_)) => None,
+            Ok(Ok(lease)) => {
+                // It was deleted, perhaps along with a Node that has another identity now.
+                if written.is_some() && written != lease.uid() {
+                    owner = None;
+                }
+                written = lease.uid();
+                None
+            }
             Ok(Err(error)) => Some(api::reason(&error)),
             Err(_) => Some("no answer from the API server".to_owned()),
         };
@@ -64,11 +78,17 @@ fn name(node: &str) -> String {
     format!("prima-agent-{node}")
 }
 
-fn lease(name: &str, holder: &str, acquired: &MicroTime, renewed: &MicroTime) -> Value {
+fn lease(
+    name: &str,
+    holder: &str,
+    owner: Option<&OwnerReference>,
+    acquired: &MicroTime,
+    renewed: &MicroTime,
+) -> Value {
     json!({
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": {"name": name},
+        "metadata": {"name": name, "ownerReferences": Vec::from_iter(owner)},
         "spec": {
             "holderIdentity": holder,
             "leaseDurationSeconds": DURATION_SECONDS,

@@ -27,7 +27,7 @@ use crate::profile::links::LOOPBACK;
 
 #[derive(Debug, thiserror::Error)]
 pub enum PublishError {
-    #[error("cannot read Node {node}, which owns this machine's NodeProfile: {reason}")]
+    #[error("cannot read Node {node}, which owns what this agent writes: {reason}")]
     Node { node: String, reason: String },
     #[error(
         "there is no Node {node}: --node (NODE_NAME) must be the name of the Node that this agent runs on"
@@ -146,37 +146,36 @@ fn disk_text(bytes_per_second: i64) -> String {
     }
 }
 
+/// What makes an object end with its Node. The Node does not control it, and nobody's deletion waits for it.
+pub async fn owned_by_node(client: &Client, node: &str) -> Result<OwnerReference, PublishError> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    match timeout(api::DEADLINE, nodes.get_opt(node)).await? {
+        Ok(Some(owner)) => Ok(OwnerReference {
+            api_version: Node::api_version(&()).into_owned(),
+            kind: Node::kind(&()).into_owned(),
+            name: node.to_owned(),
+            uid: owner.uid().unwrap_or_default(),
+            controller: None,
+            block_owner_deletion: None,
+        }),
+        Ok(None) => Err(PublishError::NoNode {
+            node: node.to_owned(),
+        }),
+        Err(error) => Err(PublishError::Node {
+            node: node.to_owned(),
+            reason: api::reason(&error),
+        }),
+    }
+}
+
 async fn create(
     client: &Client,
     profiles: &Api<NodeProfile>,
     node: &str,
 ) -> Result<(), PublishError> {
-    let nodes: Api<Node> = Api::all(client.clone());
-    let owner = match timeout(api::DEADLINE, nodes.get_opt(node)).await? {
-        Ok(Some(owner)) => owner,
-        Ok(None) => {
-            return Err(PublishError::NoNode {
-                node: node.to_owned(),
-            });
-        }
-        Err(error) => {
-            return Err(PublishError::Node {
-                node: node.to_owned(),
-                reason: api::reason(&error),
-            });
-        }
-    };
     let mut profile = NodeProfile::new(node, NodeProfileSpec::default());
-    // Of the Node, never of a pod: what the owner of the machine wrote into the spec must outlive all pods. The agent does
-    // not control it, and nobody's deletion waits for it.
-    profile.metadata.owner_references = Some(vec![OwnerReference {
-        api_version: Node::api_version(&()).into_owned(),
-        kind: Node::kind(&()).into_owned(),
-        name: node.to_owned(),
-        uid: owner.uid().unwrap_or_default(),
-        controller: None,
-        block_owner_deletion: None,
-    }]);
+    // Never of a pod: what the owner of the machine wrote into the spec must outlive all pods.
+    profile.metadata.owner_references = Some(vec![owned_by_node(client, node).await?]);
     let params = PostParams {
         field_manager: Some(FIELD_MANAGER.to_owned()),
         ..PostParams::default()

@@ -199,8 +199,13 @@ impl Stores {
         let leases = Api::<Lease>::namespaced(client.clone(), agent_namespace);
         let agents = Arc::new(Mutex::new(Agents::new(Instant::now())));
         let seeing = agents.clone();
-        let leases = watcher::watcher(leases, all())
-            .inspect(move |event| lock(&seeing).see(event.is_ok(), Instant::now()));
+        let left = sender.clone();
+        let leases = watcher::watcher(leases, all()).inspect(move |event| {
+            lock(&seeing).see(event.is_ok(), Instant::now());
+            if matches!(event, Ok(Event::Delete(_))) {
+                let _ = left.try_send(());
+            }
+        });
         let (leases, lease_changes) = watched(leases);
         let (services, service_changes) =
             watched(watcher::watcher(Api::all(client.clone()), ours()));
@@ -292,10 +297,13 @@ impl Stores {
             .into_iter()
             .map(|node| (node.name_any(), node.labels().clone()))
             .collect();
-        let agents = lock(&self.agents);
-        for node in agents.heard.keys() {
-            machines.entry(node.clone()).or_default();
+        // Only Leases that are there: a machine that has left the cluster takes its own along.
+        for lease in self.leases.state() {
+            if let Some(node) = lease.name_any().strip_prefix(LEASE_PREFIX) {
+                machines.entry(node.to_owned()).or_default();
+            }
         }
+        let agents = lock(&self.agents);
         machines
             .into_iter()
             .map(|(name, profile)| Machine {
