@@ -31,9 +31,10 @@ pub async fn keep(client: Client, namespace: &str, node: &str, holder: &str) {
     let acquired = MicroTime(Timestamp::now());
     let mut failing = false;
     let mut owner = None;
+    let mut may_be_owned = true;
     let mut written = None;
     loop {
-        if owner.is_none() {
+        if owner.is_none() && may_be_owned {
             owner = owned_by_node(&client, node).await.ok();
         }
         let now = MicroTime(Timestamp::now());
@@ -47,7 +48,14 @@ pub async fn keep(client: Client, namespace: &str, node: &str, holder: &str) {
                 written = lease.uid();
                 None
             }
-            Ok(Err(error)) => Some(api::reason(&error)),
+            Ok(Err(error)) => {
+                // Some clusters let nobody change owners who may not delete.
+                if owner.is_some() && api::is_status(&error, 403) {
+                    owner = None;
+                    may_be_owned = false;
+                }
+                Some(api::reason(&error))
+            }
             Err(_) => Some("no answer from the API server".to_owned()),
         };
         let pause = match problem {
@@ -85,10 +93,14 @@ fn lease(
     acquired: &MicroTime,
     renewed: &MicroTime,
 ) -> Value {
+    let mut metadata = json!({"name": name});
+    if let Some(owner) = owner {
+        metadata["ownerReferences"] = json!([owner]);
+    }
     json!({
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": {"name": name, "ownerReferences": Vec::from_iter(owner)},
+        "metadata": metadata,
         "spec": {
             "holderIdentity": holder,
             "leaseDurationSeconds": DURATION_SECONDS,

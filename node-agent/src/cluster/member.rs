@@ -20,7 +20,7 @@ use super::figures::Figures;
 use super::member_process::{MemberProcess, ProcessError, Start};
 use super::member_status::{self, Observed, Share, Writer};
 use super::memory::Children;
-use super::owner::{self, OwnerError};
+use super::owner::{self, Allowance, OwnerError};
 use super::pauses::Pauses;
 use super::plan_checks::{self, PlanRefused};
 use super::plan_watch::PlanKey;
@@ -114,6 +114,7 @@ pub async fn run(machine: Arc<Machine>, plan: PlanOnMachine, end: oneshot::Recei
         share: None,
         process: None,
         held: None,
+        allowance: None,
         starts: 0,
         machine,
         plan,
@@ -142,6 +143,8 @@ struct Member {
     process: Option<MemberProcess>,
     /// Nobody removes the file meanwhile.
     held: Option<Held>,
+    /// As it was read last.
+    allowance: Option<Allowance>,
     starts: u32,
 }
 
@@ -197,11 +200,15 @@ impl Member {
         write_plan(&plan_file, &self.plan.key, spec, &held)?;
         self.held = Some(held);
 
-        let owner = owner::allowance(&machine.client, &machine.node).await?;
+        let allowance = match owner::allowance(&machine.client, &machine.node).await {
+            Ok(allowance) => *self.allowance.insert(allowance),
+            // A process that has died comes back without the API server.
+            Err(error) => self.allowance.ok_or(error)?,
+        };
         let start = Start {
-            reserved_bytes: owner.reserved_bytes,
-            // Of what all rings may use together, each was promised its part.
-            weights_bytes: owner.cap_bytes.map(|cap| {
+            reserved_bytes: allowance.reserved_bytes,
+            // A plan without streaming promises less than the whole cap.
+            weights_bytes: allowance.cap_bytes.map(|cap| {
                 let planned = planned_bytes.and_then(|bytes| u64::try_from(bytes).ok());
                 planned.unwrap_or(cap).min(cap)
             }),

@@ -13,7 +13,7 @@ use super::api;
 pub struct Allowance {
     /// Stays free.
     pub reserved_bytes: Option<u64>,
-    /// All rings together use no more.
+    /// Rings are planned to use no more together, and the weights of each keep to it.
     pub cap_bytes: Option<u64>,
 }
 

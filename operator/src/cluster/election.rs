@@ -3,13 +3,25 @@
 
 use std::time::Duration;
 
-use kube::Client;
+use futures::StreamExt;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client};
 use kube_lease_manager::{LeaseManager, LeaseManagerBuilder, LeaseManagerError};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::error_chain::error_chain;
+
 pub struct Election {
+    client: Client,
+    namespace: String,
+    identity: String,
+    candidacy: Candidacy,
+}
+
+struct Candidacy {
     leads: watch::Receiver<bool>,
     task: JoinHandle<Result<LeaseManager, LeaseManagerError>>,
 }
@@ -39,33 +51,40 @@ impl Election {
         namespace: &str,
         identity: &str,
     ) -> Result<Self, ElectionError> {
-        let failed = |source| ElectionError {
+        Ok(Self {
+            candidacy: stand(&client, namespace, identity).await?,
+            client,
             namespace: namespace.to_owned(),
-            source,
-        };
-        let manager = LeaseManagerBuilder::new(client, LEASE)
-            .with_namespace(namespace)
-            .with_identity(identity)
-            .with_duration(DURATION_SECONDS)
-            .with_grace(GRACE_SECONDS)
-            .build()
-            .await
-            .map_err(failed)?;
-        let (leads, task) = manager.watch().await;
-        Ok(Self { leads, task })
+            identity: identity.to_owned(),
+        })
     }
 
     pub async fn won(&mut self) {
-        self.becomes(true).await;
+        let leases = Api::<Lease>::namespaced(self.client.clone(), &self.namespace);
+        let ours = watcher::Config::default().fields(&format!("metadata.name={LEASE}"));
+        let changes = watcher::watcher(leases, ours).default_backoff();
+        let mut changes = std::pin::pin!(changes.applied_objects());
+        loop {
+            tokio::select! {
+                () = self.candidacy.becomes(true) => return,
+                Some(Ok(lease)) = changes.next() => {
+                    let holder = lease.spec.and_then(|spec| spec.holder_identity);
+                    // Who waits sleeps until the Lease would have run out; given back, it is free at once.
+                    if holder.unwrap_or_default().is_empty() {
+                        self.stand_again().await;
+                    }
+                }
+            }
+        }
     }
 
     pub async fn lost(&mut self) {
-        self.becomes(false).await;
+        self.candidacy.becomes(false).await;
     }
 
     /// Gives the Lease back, so that the next one need not wait until it runs out.
     pub async fn resign(self) {
-        let Self { leads, task } = self;
+        let Candidacy { leads, task } = self.candidacy;
         // The manager ends when nobody listens to it.
         drop(leads);
         if timeout(RESIGNATION, task).await.is_err() {
@@ -73,6 +92,41 @@ impl Election {
         }
     }
 
+    async fn stand_again(&mut self) {
+        match stand(&self.client, &self.namespace, &self.identity).await {
+            Ok(candidacy) => {
+                let before = std::mem::replace(&mut self.candidacy, candidacy);
+                // It has the same name: on waking it would take the new one's Lease for its own.
+                before.task.abort();
+            }
+            // The one that sleeps wakes up some time.
+            Err(error) => tracing::warn!(error = error_chain(&error), "waits to lead"),
+        }
+    }
+}
+
+async fn stand(
+    client: &Client,
+    namespace: &str,
+    identity: &str,
+) -> Result<Candidacy, ElectionError> {
+    let failed = |source| ElectionError {
+        namespace: namespace.to_owned(),
+        source,
+    };
+    let manager = LeaseManagerBuilder::new(client.clone(), LEASE)
+        .with_namespace(namespace)
+        .with_identity(identity)
+        .with_duration(DURATION_SECONDS)
+        .with_grace(GRACE_SECONDS)
+        .build()
+        .await
+        .map_err(failed)?;
+    let (leads, task) = manager.watch().await;
+    Ok(Candidacy { leads, task })
+}
+
+impl Candidacy {
     async fn becomes(&mut self, wanted: bool) {
         while *self.leads.borrow_and_update() != wanted {
             if self.leads.changed().await.is_err() {

@@ -118,8 +118,11 @@ fn has_members(plan: &RingPlan, machines: &[Machine], least: fn(usize) -> Member
     plan.spec.members.iter().enumerate().all(|(rank, member)| {
         let state = status.members.iter().find(|one| one.name == member.name);
         let machine = machines.iter().find(|machine| machine.name == member.name);
-        machine.is_some_and(|machine| machine.is_alive() && machine.address() == member.host())
-            && state.is_some_and(|state| state.state >= least(rank))
+        let is_there = |machine: &Machine| {
+            let address = machine.address();
+            machine.is_alive() && address.is_none_or(|address| Some(address) == member.host())
+        };
+        machine.is_some_and(is_there) && state.is_some_and(|state| state.state >= least(rank))
     })
 }
 

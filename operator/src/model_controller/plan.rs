@@ -3,7 +3,7 @@
 //!
 //! A working ring is only replaced by one that is predicted to be a fifth faster, and not within ten minutes of the last
 //! change; a ring that cannot work any more is replaced at once. If all that changed is where its agents are reached, as in an
-//! upgrade, each machine keeps its layers: what it has fetched and holds in memory stays of use.
+//! upgrade, each machine keeps its layers: what it has fetched and holds in memory stays of use, and nothing is planned.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -13,8 +13,9 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use prima_crds::v1alpha1::model::{Model, NodeShare, ResolvedModel};
 use prima_crds::v1alpha1::model_profile::ModelProfile;
+use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_crds::v1alpha1::ring_plan::{
-    MemberState, PlannedModel, RingMember, RingPlan, RingPlanSpec,
+    MemberState, PlannedModel, RingMember, RingPlan, RingPlanSpec, Speed,
 };
 use prima_halda::{Options, Plan};
 
@@ -34,6 +35,8 @@ pub struct Memory {
     /// What was written of each object: its content's hash, and the version that came of it.
     pub written: BTreeMap<String, (u64, Option<String>)>,
     pub failed_look: Option<FailedLook>,
+    /// The newest generation that could not begin before the old ring had ended, and why there is a new one.
+    pub ended_first: Option<(i64, String)>,
     fresh: Option<Fresh>,
     refused: BTreeMap<String, (String, Instant)>,
     /// Members of a plan's generation that fail, and since when.
@@ -77,9 +80,34 @@ pub enum Kind {
     },
 }
 
+/// Who runs which layers, before anybody's address is known.
+struct Windows {
+    rounds: i32,
+    members: Vec<RingMember>,
+    predicted: Option<Speed>,
+}
+
+impl Windows {
+    fn planned(plan: &Plan) -> Self {
+        Self {
+            rounds: plan.rounds as i32,
+            members: plan::members(plan, |_| String::new()),
+            predicted: Some(plan::speed(&plan.report)),
+        }
+    }
+
+    fn kept(plan: &RingPlan) -> Self {
+        Self {
+            rounds: plan.spec.rounds,
+            members: plan.spec.members.clone(),
+            predicted: plan.spec.predicted,
+        }
+    }
+}
+
 /// Why a ring cannot go on, for people.
 enum Broken {
-    /// Agents are reached elsewhere; all else is as it was.
+    /// Agents are reached elsewhere, and could do there what they did.
     Moved(String),
     Changed(String),
 }
@@ -159,7 +187,7 @@ pub async fn decide(
     let candidates = Candidates::new(model, resolved, world, &refused, members);
     let skeleton = skeleton(model, resolved, &key);
     let works = current
-        .map(|plan| still_right(plan, &skeleton, &candidates))
+        .map(|plan| still_right(plan, model, &skeleton, &candidates))
         .transpose();
     let mut decision = match (current, works) {
         (_, _) if candidates.profiles.is_empty() => Decision::new(Kind::Impossible {
@@ -172,7 +200,13 @@ pub async fn decide(
             message: format!("waiting for {}", candidates.awaited.join("; ")),
         }),
         (current, works) => {
-            let fresh = fresh(model, resolved, &candidates, memory, metrics).await?;
+            let best = match (current, &works) {
+                (Some(current), Err(Broken::Moved(_))) => Ok(Windows::kept(current)),
+                _ => {
+                    let fresh = fresh(model, resolved, &candidates, memory, metrics).await?;
+                    fresh.map(|plan| Windows::planned(&plan))
+                }
+            };
             let before = model
                 .status
                 .as_ref()
@@ -184,9 +218,11 @@ pub async fn decide(
                 .map(|one| one.bytes)
                 .sum();
             let layer_bytes = weights / i64::from(resolved.profile.layers).max(1);
-            let mut decision = choose(current, &works, fresh, skeleton, &candidates, world);
+            let mut decision = choose(current, &works, best, skeleton, &candidates, world);
             if let Kind::New {
-                spec, retire_first, ..
+                spec,
+                retire_first,
+                why,
             } = &mut decision.kind
             {
                 spec.generation = spec.generation.max(before.unwrap_or(0) + 1);
@@ -195,7 +231,10 @@ pub async fn decide(
                     (true, ..) | (false, None, _) => {}
                     // For a faster ring a working one does not end before its time.
                     (false, Some(current), Ok(_)) => decision.kind = Kind::Keep(current.clone()),
-                    (false, Some(_), Err(_)) => *retire_first = true,
+                    (false, Some(_), Err(_)) => {
+                        *retire_first = true;
+                        memory.ended_first = Some((spec.generation, why.clone()));
+                    }
                 }
             }
             decision
@@ -210,7 +249,7 @@ pub async fn decide(
 fn choose(
     current: Option<&Arc<RingPlan>>,
     works: &Result<Option<()>, Broken>,
-    fresh: Result<Arc<Plan>, String>,
+    best: Result<Windows, String>,
     skeleton: RingPlanSpec,
     candidates: &Candidates,
     world: &World,
@@ -218,10 +257,11 @@ fn choose(
     let why = match (current, works) {
         (Some(current), Ok(_)) => {
             let kept = || Decision::new(Kind::Keep(current.clone()));
-            let (Ok(fresh), Some(then)) = (&fresh, &current.spec.predicted) else {
+            let now = best.as_ref().ok().and_then(|best| best.predicted);
+            let (Some(now), Some(then)) = (now, current.spec.predicted) else {
                 return kept();
             };
-            let now = plan::speed(&fresh.report).token_microseconds;
+            let now = now.token_microseconds;
             let faster = now * 100 < then.token_microseconds * WORTH_PERCENT;
             let settled = age(current) > SETTLE;
             if !faster || !settled {
@@ -234,6 +274,19 @@ fn choose(
         }
         (Some(_), Err(broken)) => broken.why().to_owned(),
         (None, _) => "the first plan".to_owned(),
+    };
+    let Windows {
+        rounds,
+        mut members,
+        predicted,
+    } = match best {
+        Ok(best) => best,
+        Err(message) => {
+            return Decision::new(Kind::Impossible {
+                reason: "DoesNotFit",
+                message,
+            });
+        }
     };
     let Some(slot) = free_slot(world) else {
         return Decision::new(Kind::Impossible {
@@ -248,33 +301,18 @@ fn choose(
             false => format!("{host}:{}", RING_PORTS + slot),
         }
     };
-    let windows = match (current, works, fresh) {
-        (Some(current), Err(Broken::Moved(_)), _) => {
-            let mut spec = current.spec.clone();
-            for member in &mut spec.members {
-                member.address = address(&member.name);
-            }
-            spec
-        }
-        (_, _, Ok(plan)) => RingPlanSpec {
-            rounds: plan.rounds as i32,
-            members: plan::members(&plan, address),
-            predicted: Some(plan::speed(&plan.report)),
-            ..skeleton
-        },
-        (_, _, Err(message)) => {
-            return Decision::new(Kind::Impossible {
-                reason: "DoesNotFit",
-                message,
-            });
-        }
-    };
+    for member in &mut members {
+        member.address = address(&member.name);
+    }
     let generation = world.plans.last().map_or(0, |plan| plan.spec.generation);
     Decision::new(Kind::New {
         spec: Box::new(RingPlanSpec {
             generation: generation + 1,
+            rounds,
+            members,
+            predicted,
             http_port: Some(HTTP_PORTS + slot),
-            ..windows
+            ..skeleton
         }),
         retire_first: false,
         why,
@@ -321,6 +359,7 @@ fn context_length(model: &Model, resolved: &ResolvedModel) -> i32 {
 /// Whether `plan` still can work and is what the Model asks for; else why not.
 fn still_right(
     plan: &RingPlan,
+    model: &Model,
     skeleton: &RingPlanSpec,
     candidates: &Candidates,
 ) -> Result<(), Broken> {
@@ -347,14 +386,43 @@ fn still_right(
             moved.push(name.as_str());
         }
     }
-    match moved.as_slice() {
-        [] => Ok(()),
-        [one] => Err(Broken::Moved(format!("{one} has another address now"))),
-        several => Err(Broken::Moved(format!(
-            "{} have other addresses now",
-            several.join(", ")
-        ))),
-    }
+    let why = match moved.as_slice() {
+        [] => return Ok(()),
+        [one] => format!("{one} has another address now"),
+        several => format!("{} have other addresses now", several.join(", ")),
+    };
+    Err(match could_go_on(plan, model, candidates) {
+        true => Broken::Moved(why),
+        false => Broken::Changed(why),
+    })
+}
+
+/// Whether the plan's machines can do, and their owners and the Model want, what it asks of them. A machine whose agent begins anew
+/// may have lost a GPU or its memory to others meanwhile.
+fn could_go_on(plan: &RingPlan, model: &Model, candidates: &Candidates) -> bool {
+    let rank0 = plan.spec.members.first().map(|member| &member.name);
+    let wanted = model.spec.rank0.is_none() || model.spec.rank0.as_ref() == rank0;
+    wanted
+        && plan.spec.members.iter().all(|member| {
+            let profile = candidates.profile(&member.name);
+            profile.is_some_and(|profile| could_do(profile, member))
+        })
+}
+
+fn could_do(profile: &NodeProfile, member: &RingMember) -> bool {
+    let Some(status) = &profile.status else {
+        return false;
+    };
+    let owner = &profile.spec;
+    let gpus = status.gpus.iter().filter_map(|gpu| gpu.measured.as_ref());
+    let gpu_memory: i64 = gpus.map(|gpu| gpu.available_bytes).sum();
+    let memory = (status.memory.available_bytes - owner.reserved_memory_bytes.unwrap_or(0))
+        .min(owner.memory_cap_bytes.unwrap_or(i64::MAX));
+    // What is read for every token does not stay.
+    let read = member.read_bytes_per_token.unwrap_or(0);
+    member.memory_bytes.unwrap_or(0) - read <= memory
+        && member.gpu_memory_bytes.unwrap_or(0) <= gpu_memory
+        && (read == 0 || owner.disk_allowed != Some(false))
 }
 
 fn same_file(plan: &RingPlan, model: &Model) -> bool {

@@ -14,9 +14,6 @@ use super::plan::{Decision, Kind, Memory};
 use super::resolve::{Resolution, pinned, shown};
 use super::{Context, ControllerError};
 
-/// Why a Model is planned, but nobody answers: there was no memory for two rings at a time.
-const OLD_ENDED_FIRST: &str = "OldRingEndedFirst";
-
 pub async fn update_status(
     model: &Model,
     resolution: &Resolution,
@@ -26,7 +23,7 @@ pub async fn update_status(
     memory: &mut Memory,
 ) -> Result<(), ControllerError> {
     let before = model.status.clone().unwrap_or_default();
-    let status = status(model, resolution, decision, ring, context);
+    let status = status(model, resolution, decision, ring, context, memory);
     memory.ready = is_true(&status, "Ready");
     if status == before {
         return Ok(());
@@ -104,6 +101,7 @@ fn status(
     decision: &Decision,
     ring: &Ring,
     context: &Context,
+    memory: &Memory,
 ) -> ModelStatus {
     let before = model.status.as_ref();
     let shown_plan = ring.serving.as_deref().or(ring.newest.as_deref());
@@ -135,7 +133,7 @@ fn status(
     let file = model.spec.source.file_name();
     ModelStatus {
         observed_generation: model.metadata.generation,
-        conditions: conditions(model, resolution, decision, ring),
+        conditions: conditions(model, resolution, decision, ring, memory),
         file: Some(file.strip_suffix(".gguf").unwrap_or(file).to_owned()),
         // What is pinned stays, even while it cannot be seen.
         resolved: resolution.done().or(pinned(model)).cloned(),
@@ -162,6 +160,7 @@ fn conditions(
     resolution: &Resolution,
     decision: &Decision,
     ring: &Ring,
+    memory: &Memory,
 ) -> Vec<Condition> {
     let mut conditions = Conditions {
         before: model
@@ -206,16 +205,16 @@ fn conditions(
         (Kind::Released { reason, message } | Kind::Impossible { reason, message }, _) => {
             conditions.add("Planned", false, reason, message.clone());
         }
-        (Kind::New { retire_first: true, why, .. }, Some(plan)) => conditions.add(
-            "Planned",
-            true,
-            OLD_ENDED_FIRST,
-            format!("{}; the machines lack the memory for two rings, so the old one ended first ({why})", line(plan)),
-        ),
-        // Said until the new one answers.
-        (_, Some(plan)) => match conditions.standing("Planned", OLD_ENDED_FIRST) {
-            Some(message) if ring.serving.is_none() && message.starts_with(&line(plan)) => {
-                conditions.add("Planned", true, OLD_ENDED_FIRST, message);
+        (_, Some(plan)) => match &memory.ended_first {
+            // Said until the new one answers.
+            Some((generation, why))
+                if *generation == plan.spec.generation && ring.serving.is_none() =>
+            {
+                let message = format!(
+                    "{}; the machines lack the memory for two rings, so the old one ended first ({why})",
+                    line(plan)
+                );
+                conditions.add("Planned", true, "OldRingEndedFirst", message);
             }
             _ => conditions.add("Planned", true, "Planned", line(plan)),
         },
@@ -346,13 +345,6 @@ struct Conditions<'a> {
 }
 
 impl Conditions<'_> {
-    /// What the condition said so far, if it did so for this reason.
-    fn standing(&self, kind: &str, reason: &str) -> Option<String> {
-        let mut before = self.before.iter();
-        let found = before.find(|before| before.type_ == kind && before.reason == reason);
-        Some(found?.message.clone())
-    }
-
     fn add(&mut self, kind: &str, is: bool, reason: &str, message: String) {
         let status = if is { "True" } else { "False" };
         let before = self.before.iter().find(|condition| condition.type_ == kind);
