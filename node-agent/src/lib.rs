@@ -7,6 +7,7 @@ pub mod decode;
 pub mod gateway;
 pub mod generation;
 pub mod inspect;
+pub mod inspect_cpu;
 pub mod memory_watch;
 pub mod plan_source;
 mod process_stat;

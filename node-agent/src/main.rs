@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use prima_node_agent::cluster::{self, RunArgs};
 use prima_node_agent::inspect::{OutputFormat, inspect};
+use prima_node_agent::inspect_cpu::inspect_cpu;
 use prima_node_agent::profile::{self, ProfileArgs};
 use prima_node_agent::serve::{self, ServeArgs};
 use tracing_subscriber::EnvFilter;
@@ -28,11 +29,14 @@ enum Command {
     Serve(ServeArgs),
     /// Measures this machine, for the planner: processor, memory, disk, GPUs, links
     Profile(ProfileArgs),
-    /// Shows a model's layers, formats and sizes
+    /// Shows a model's layers, formats and sizes, or which kernels this processor gets
     Inspect {
         /// The model, a GGUF file
-        #[arg(value_name = "MODEL.gguf")]
-        model: PathBuf,
+        #[arg(value_name = "MODEL.gguf", required_unless_present = "cpu")]
+        model: Option<PathBuf>,
+        /// Instead of a model: which kernels this processor gets, and why
+        #[arg(long, conflicts_with_all = ["model", "format"])]
+        cpu: bool,
         /// For people or for programs
         #[arg(long, value_enum, default_value = "table")]
         format: OutputFormat,
@@ -67,9 +71,13 @@ fn main() -> ExitCode {
         Command::Profile(args) => profile::run(args)
             .map_err(|error| prima_node_agent::error_chain(&error))
             .map(|text| print(&text)),
-        Command::Inspect { model, format } => inspect(&model, format)
-            .map_err(|error| prima_node_agent::error_chain(&error))
-            .map(|text| print(&text)),
+        Command::Inspect { model, cpu, format } => match model {
+            Some(model) if !cpu => {
+                inspect(&model, format).map_err(|error| prima_node_agent::error_chain(&error))
+            }
+            _ => inspect_cpu().map_err(|error| prima_node_agent::error_chain(&error)),
+        }
+        .map(|text| print(&text)),
         Command::Chown { uid, gid, folder } => {
             std::os::unix::fs::chown(&folder, Some(uid), Some(gid))
                 .map_err(|error| format!("cannot give {} to user {uid}: {error}", folder.display()))

@@ -75,8 +75,10 @@ STORIES15M_SHA256 = "cd590644d963867a2b6e5a1107f51fad663c41d79c149fbecbbb1f95fa8
 TINYLLAMA_GGUF_SHA256 = "9ee11adf737960ff06123d5c4fba24d12c5b05ba460a7afa88950fbf2b61add0"
 MOBY_DICK_SHA256 = "fe282a57094ed62e7144fb7c804a9748fc1c909bf3b49d06e7276015f9f67240"
 
-# Every weight format of the engine; files of stories15M's wide re-expression exist in each.
-FORMATS = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
+# Every weight format of the engine that llama.cpp makes without a matrix of importances, which the smaller IQ formats take, and
+# for models that are not mixtures of experts, which MXFP4 takes; files of stories15M's wide re-expression exist in each.
+FORMATS = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ3_S", "IQ4_NL",
+           "IQ4_XS"]
 VOCABULARIES = ["llama-bpe", "llama-spm", "qwen2", "gpt-2", "deepseek-llm", "deepseek-coder"]
 
 

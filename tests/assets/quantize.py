@@ -13,7 +13,7 @@ from pathlib import Path
 
 # llama.h, enum llama_ftype; for K-quants the _S or _M value: with `pure` only the base type counts.
 FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 12, "Q4_K": 15, "Q5_K": 17,
-              "Q6_K": 18, "BF16": 32}
+              "Q6_K": 18, "BF16": 32, "IQ3_S": 26, "IQ4_NL": 25, "IQ4_XS": 30}
 
 
 class Parameters(ctypes.Structure):

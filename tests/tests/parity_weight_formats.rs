@@ -5,8 +5,13 @@
 //! the same weights written out as F32 by the gguf package: root mean square over the 20 most likely tokens at each place of
 //! two windows of text. A wrong scale, minimum or nibble order in a kernel shows as a multiple of llama.cpp's distance.
 
+use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
+use prima_engine::kernels::{self, Matrix};
+use prima_gguf::writer::GgufWriter;
+use prima_gguf::{GgmlType, Gguf};
 use prima_tests::assets;
 use prima_tests::one_process::{OneProcess, log_softmax};
 use prima_tests::oracle::{self, Request, Text, TextJob};
@@ -85,8 +90,113 @@ fn q6_k_weights() {
 }
 
 #[test]
+fn iq3_s_weights() {
+    as_precise_as_llama_cpp("stories15M-wide-IQ3_S");
+}
+
+#[test]
+fn iq4_nl_weights() {
+    as_precise_as_llama_cpp("stories15M-wide-IQ4_NL");
+}
+
+#[test]
+fn iq4_xs_weights() {
+    as_precise_as_llama_cpp("stories15M-wide-IQ4_XS");
+}
+
+#[test]
 fn smollm2_q4_1_weights() {
     as_precise_as_llama_cpp("SmolLM2-135M-Instruct-Q4_1");
+}
+
+/// Blocks of random bytes in each format, read by the engine's formulas and by the gguf package's.
+#[test]
+fn every_quantized_format_holds_the_numbers_that_the_gguf_package_reads() {
+    const SHAPE: [u64; 2] = [256, 64];
+    let folder = tempfile::tempdir().unwrap();
+    let [random, exact] = ["random.gguf", "exact.gguf"].map(|file| folder.path().join(file));
+    let all = GgmlType::ALL.iter().copied();
+    let formats = all.filter(|format| format.block_len() > 1 && kernels::supported(*format));
+    let weights = (SHAPE[0] * SHAPE[1]) as usize;
+    let mut state = 1_u64;
+    let blocks: Vec<(GgmlType, Vec<u8>)> = formats
+        .map(|format| {
+            let len = weights / format.block_len() * format.block_bytes();
+            let random = std::iter::repeat_with(|| {
+                // Knuth's MMIX generator; the upper bits are the good ones.
+                state = state
+                    .wrapping_mul(6364136223846793005)
+                    .wrapping_add(1442695040888963407);
+                (state >> 56) as u8
+            });
+            (format, random.take(len).collect())
+        })
+        .collect();
+    let mut writer = GgufWriter::new();
+    writer.metadata("general.architecture", "llama");
+    for (format, _) in &blocks {
+        writer.tensor(format.name(), *format, &SHAPE);
+    }
+    let mut file = writer.write_header(Vec::new()).unwrap();
+    for (_, bytes) in &blocks {
+        file.tensor(bytes).unwrap();
+    }
+    fs::write(&random, file.finish().unwrap()).unwrap();
+
+    let output = Command::new(assets::path("venv/bin/python").unwrap())
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/dequantize.py"))
+        .args([&random, &exact])
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+
+    let gguf = Gguf::open(&exact).unwrap();
+    let exact = fs::read(&exact).unwrap();
+    for (format, bytes) in &blocks {
+        let tensor = gguf.tensor(format.name()).unwrap();
+        let expected = &exact[tensor.offset as usize..][..4 * weights];
+        let expected = expected
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|bytes| f32::from_le_bytes(*bytes));
+        let mut found = vec![0.0; weights];
+        let matrix = Matrix::new(*format, 1, weights, bytes).unwrap();
+        kernels::dequantize_row(matrix, 0, &mut found);
+        let (mut finite, mut largest) = (0, 0.0_f32);
+        for (place, (found, expected)) in found.iter().zip(expected).enumerate() {
+            // A scale may be infinite, and so its weights.
+            if !expected.is_finite() {
+                assert!(
+                    !found.is_finite(),
+                    "{format} {place}: {found} for {expected}"
+                );
+                continue;
+            }
+            finite += 1;
+            largest = largest.max(expected.abs());
+            // Where a minimum is added, both terms may be much larger than their sum.
+            let bound = 1e-6
+                * expected
+                    .abs()
+                    .max(if has_minimums(*format) { largest } else { 0.0 });
+            assert!(
+                (found - expected).abs() <= bound,
+                "{format} {place}: {found} for {expected}"
+            );
+        }
+        assert!(
+            finite > weights / 2 && largest > 0.0,
+            "{format}: {finite} of {weights}"
+        );
+    }
+    assert_eq!(blocks.len(), 20);
+}
+
+fn has_minimums(format: GgmlType) -> bool {
+    use GgmlType::*;
+    matches!(format, Q4_1 | Q5_1 | Q2K | Q4K | Q5K)
 }
 
 fn as_precise_as_llama_cpp(name: &str) {

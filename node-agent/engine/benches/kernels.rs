@@ -12,7 +12,7 @@ use prima_engine::kernels::{
 };
 use prima_gguf::GgmlType;
 
-const FORMATS: [GgmlType; 13] = [
+const FORMATS: [GgmlType; 23] = [
     GgmlType::F32,
     GgmlType::F16,
     GgmlType::BF16,
@@ -26,6 +26,16 @@ const FORMATS: [GgmlType; 13] = [
     GgmlType::Q4K,
     GgmlType::Q5K,
     GgmlType::Q6K,
+    GgmlType::Iq1S,
+    GgmlType::Iq1M,
+    GgmlType::Iq2Xxs,
+    GgmlType::Iq2Xs,
+    GgmlType::Iq2S,
+    GgmlType::Iq3Xxs,
+    GgmlType::Iq3S,
+    GgmlType::Iq4Nl,
+    GgmlType::Iq4Xs,
+    GgmlType::Mxfp4,
 ];
 
 /// Columns and rows of a feed-forward matrix of a 1B model.
@@ -49,7 +59,7 @@ fn main() {
         memory_gb_per_s(threads)
     );
     println!(
-        "{:<6} {:<7} {:>14} {:>20}",
+        "{:<7} {:<8} {:>14} {:>20}",
         "format", "level", "decode, GB/s", "prefill, GOP/s"
     );
     for format in FORMATS {
@@ -62,7 +72,7 @@ fn main() {
             };
             let (decode, prefill) = matrix_product(&pool, format);
             println!(
-                "{:<6} {:<7} {decode:>14.1} {prefill:>20.0}",
+                "{:<7} {:<8} {decode:>14.1} {prefill:>20.0}",
                 format.to_string(),
                 level.name()
             );
@@ -126,7 +136,13 @@ fn matrix_product(pool: &ThreadPool, format: GgmlType) -> (f64, f64) {
     // So many copies that none is still in the cache when its turn comes again.
     let one = ROWS * COLS / format.block_len() * format.block_bytes();
     let copies = (192_usize << 20).div_ceil(one);
-    let weights: Vec<u8> = (0..copies * one).map(|i| (i * 31 % 61) as u8).collect();
+    let mut weights: Vec<u8> = (0..copies * one).map(|i| (i * 31 % 61) as u8).collect();
+    if format == GgmlType::Mxfp4 {
+        // Of bytes as small as these its scales, and so all sums, would be subnormal, and slow.
+        for block in weights.chunks_exact_mut(format.block_bytes()) {
+            block[0] = 120;
+        }
+    }
     let x: Vec<f32> = (0..PREFILL * COLS).map(|i| (i as f32).sin()).collect();
     let mut out = vec![0.0; PREFILL * ROWS];
     let mut run = |copy: usize, n: usize| {

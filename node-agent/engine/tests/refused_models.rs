@@ -76,8 +76,8 @@ fn wrong_tensors_are_named_with_what_was_expected_and_found() {
             ],
         ),
         (
-            |tensors| find(tensors, "blk.2.attn_q.weight").1 = GgmlType::Iq2Xxs,
-            &["\"blk.2.attn_q.weight\"", "IQ2_XXS"],
+            |tensors| find(tensors, "blk.2.attn_q.weight").1 = GgmlType::Tq1_0,
+            &["\"blk.2.attn_q.weight\"", "TQ1_0"],
         ),
         (
             |tensors| tensors.push(("blk.0.attn_q.bias".into(), GgmlType::F32, vec![256])),

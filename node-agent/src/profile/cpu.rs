@@ -343,7 +343,7 @@ mod tests {
             assert!(row.iter().any(|x| *x != row[0]), "{format} is constant");
             formats_seen += 1;
         }
-        assert_eq!(formats_seen, 13);
+        assert_eq!(formats_seen, 23);
     }
 
     #[test]

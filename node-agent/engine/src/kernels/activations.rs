@@ -25,8 +25,19 @@ impl Form {
     pub(super) fn of(ggml_type: GgmlType) -> Form {
         match ggml_type {
             GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => Form::Float,
-            GgmlType::Q4K | GgmlType::Q5K => Form::SuperBlocks { group: 32 },
-            GgmlType::Q2K | GgmlType::Q3K | GgmlType::Q6K => Form::SuperBlocks { group: 16 },
+            GgmlType::Q4K
+            | GgmlType::Q5K
+            | GgmlType::Iq1S
+            | GgmlType::Iq2Xxs
+            | GgmlType::Iq3Xxs
+            | GgmlType::Iq3S
+            | GgmlType::Iq4Xs => Form::SuperBlocks { group: 32 },
+            GgmlType::Q2K
+            | GgmlType::Q3K
+            | GgmlType::Q6K
+            | GgmlType::Iq1M
+            | GgmlType::Iq2Xs
+            | GgmlType::Iq2S => Form::SuperBlocks { group: 16 },
             _ => Form::Blocks,
         }
     }

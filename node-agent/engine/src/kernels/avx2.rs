@@ -1,5 +1,6 @@
-//! The matrix kernels for AVX2 with FMA and F16C. 8-bit products are summed in pairs to 16 bits, as many of these
-//! as cannot overflow are added up, and then widened to 32 bits.
+//! The matrix kernels for AVX2 with FMA and F16C, and for AVX-VNNI beside them. With AVX2 alone 8-bit products are summed in pairs
+//! to 16 bits, as many of these as cannot overflow are added up, and then widened to 32 bits; AVX-VNNI sums four to 32 bits at
+//! once.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -22,12 +23,81 @@ pub(super) unsafe fn multiply(product: &Product<'_>, rows: Range<usize>) {
     unsafe { multiply_by_format::<Avx2>(product, rows) }
 }
 
-pub(super) struct Avx2;
+/// As [`multiply`].
+///
+/// # Safety
+/// As there.
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+pub(super) unsafe fn multiply_vnni(product: &Product<'_>, rows: Range<usize>) {
+    // SAFETY: passed on from the caller; this function is compiled for, and only called with, these
+    // instructions.
+    unsafe { multiply_by_format::<AvxVnni>(product, rows) }
+}
+
+struct Avx2;
+
+struct AvxVnni;
 
 /// How many sums of two products, each of a value below `1 << bits` and one of -127 to 127, fit in 16 bits.
 const fn sums_without_overflow(bits: u32) -> usize {
     let largest = 2 * 127 * ((1 << bits) - 1);
     (i16::MAX as usize) / largest
+}
+
+/// How the products of a group are summed.
+trait GroupSums {
+    /// Whether [`sums`](Self::sums) has taken the format's offset off the values already.
+    fn takes_offset<F: BlockFormat>() -> bool;
+
+    /// The sums of one group's products.
+    ///
+    /// # Safety
+    /// The level's instructions; a group of 8 weight rows at `weights` and of `ROWS` rows of activations, `x_stride` apart, at
+    /// `x_quads` are readable.
+    unsafe fn sums<F: BlockFormat, const ROWS: usize>(
+        weights: *const u8,
+        x_quads: *const i8,
+        x_stride: usize,
+    ) -> [__m256i; ROWS];
+}
+
+impl GroupSums for Avx2 {
+    #[inline(always)]
+    fn takes_offset<F: BlockFormat>() -> bool {
+        F::BITS == 8
+    }
+
+    #[inline(always)]
+    unsafe fn sums<F: BlockFormat, const ROWS: usize>(
+        weights: *const u8,
+        x_quads: *const i8,
+        x_stride: usize,
+    ) -> [__m256i; ROWS] {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            match F::BITS {
+                8 => signed_sums::<F, ROWS>(weights, x_quads, x_stride),
+                _ => unsigned_sums::<F, ROWS>(weights, x_quads, x_stride),
+            }
+        }
+    }
+}
+
+impl GroupSums for AvxVnni {
+    #[inline(always)]
+    fn takes_offset<F: BlockFormat>() -> bool {
+        false
+    }
+
+    #[inline(always)]
+    unsafe fn sums<F: BlockFormat, const ROWS: usize>(
+        weights: *const u8,
+        x_quads: *const i8,
+        x_stride: usize,
+    ) -> [__m256i; ROWS] {
+        // SAFETY: passed on from the caller.
+        unsafe { sums_of_four::<F, ROWS>(weights, x_quads, x_stride) }
+    }
 }
 
 impl Integers for Avx2 {
@@ -45,7 +115,28 @@ impl Integers for Avx2 {
         for half in 0..2 {
             if half * 8 < place.rows {
                 // SAFETY: passed on from the caller.
-                unsafe { half_tile::<F, ROWS>(panel, half, place, x, first, product) };
+                unsafe { half_tile::<Self, F, ROWS>(panel, half, place, x, first, product) };
+            }
+        }
+    }
+}
+
+impl Integers for AvxVnni {
+    type Words = Avx2Words;
+    const TILE: usize = 4;
+
+    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+    unsafe fn tile<F: BlockFormat, const ROWS: usize>(
+        panel: &Panel,
+        place: &Place,
+        x: &QuantizedRows,
+        first: usize,
+        product: &Product<'_>,
+    ) {
+        for half in 0..2 {
+            if half * 8 < place.rows {
+                // SAFETY: passed on from the caller.
+                unsafe { half_tile::<Self, F, ROWS>(panel, half, place, x, first, product) };
             }
         }
     }
@@ -55,8 +146,8 @@ impl Integers for Avx2 {
 ///
 /// # Safety
 /// As there.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn half_tile<F: BlockFormat, const ROWS: usize>(
+#[inline(always)]
+unsafe fn half_tile<S: GroupSums, F: BlockFormat, const ROWS: usize>(
     panel: &Panel,
     half: usize,
     place: &Place,
@@ -93,12 +184,8 @@ unsafe fn half_tile<F: BlockFormat, const ROWS: usize>(
             let x_quads = x_values
                 .as_ptr()
                 .add(place.columns.start + group * F::GROUP);
-            let mut sums = if F::BITS == 8 {
-                signed_sums::<F, ROWS>(weights, x_quads, x.cols)
-            } else {
-                unsigned_sums::<F, ROWS>(weights, x_quads, x.cols)
-            };
-            if F::OFFSET != 0 && F::BITS != 8 {
+            let mut sums = S::sums::<F, ROWS>(weights, x_quads, x.cols);
+            if F::OFFSET != 0 && !S::takes_offset::<F>() {
                 for (row, sum) in sums.iter_mut().enumerate() {
                     let x_sum = *x_sums.get_unchecked(row * x.groups + first_group + group);
                     *sum = _mm256_add_epi32(*sum, _mm256_set1_epi32(F::OFFSET * x_sum));
@@ -189,6 +276,32 @@ unsafe fn signed_sums<F: BlockFormat, const ROWS: usize>(
                 let x_four = _mm256_sign_epi8(_mm256_set1_epi32(x_four.read_unaligned()), four);
                 let pairs = _mm256_maddubs_epi16(magnitudes, x_four);
                 *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, ones));
+            }
+        }
+        sums
+    }
+}
+
+/// The sums of one group's products, four at a time.
+///
+/// # Safety
+/// AVX-VNNI; else as [`unsigned_sums`].
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+unsafe fn sums_of_four<F: BlockFormat, const ROWS: usize>(
+    weights: *const u8,
+    x_quads: *const i8,
+    x_stride: usize,
+) -> [__m256i; ROWS] {
+    // SAFETY: readable by the contract.
+    unsafe {
+        let mut sums = [_mm256_setzero_si256(); ROWS];
+        for quad in 0..F::GROUP / 4 {
+            let four = _mm256_load_si256(weights.add(quad * 4 * PANEL).cast());
+            for (row, sum) in sums.iter_mut().enumerate() {
+                let x_four = x_quads.add(row * x_stride + 4 * quad).cast::<i32>();
+                let x_four = _mm256_set1_epi32(x_four.read_unaligned());
+                *sum = _mm256_dpbusd_avx_epi32(*sum, four, x_four);
             }
         }
         sums

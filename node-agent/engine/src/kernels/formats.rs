@@ -3,11 +3,18 @@
 //! This is the specification; the vector levels unpack 16 rows at once (`panel/`) to the same numbers.
 //! Refuses to know about rows, activations or instruction sets.
 
+mod codebook;
+mod codebooks;
 mod k_quants;
 mod legacy;
+mod nonlinear;
 
+pub(super) use codebook::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
 pub(super) use k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
 pub(super) use legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+#[cfg(target_arch = "x86_64")]
+pub(super) use nonlinear::{IQ4_VALUES, MXFP4_VALUES};
+pub(super) use nonlinear::{Iq4Nl, Iq4Xs, Mxfp4};
 
 /// A format of blocks of `BLOCK` weights in `BYTES` bytes. A weight of group `g` is
 /// `scales[g] * (value - OFFSET)`, and `+ minimums[g]` where `AFFINE`.
@@ -20,6 +27,7 @@ pub(super) trait BlockFormat {
     /// Values are below `1 << BITS`. (How much headroom 16-bit sums have: of no use to plain Rust.)
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     const BITS: u32;
+    /// 0 or a power of two.
     const OFFSET: i32;
     const AFFINE: bool;
 

@@ -75,6 +75,9 @@ pub(super) trait Words: Copy {
     /// 64 bytes at `to` are writable.
     unsafe fn store(self, to: *mut u8);
 
+    /// For each byte, which is below 16, the byte of the table in its place.
+    fn look_up(self, table: &[u8; 16]) -> Self;
+
     fn and(self, mask: u32) -> Self;
 
     fn or(self, other: Self) -> Self;

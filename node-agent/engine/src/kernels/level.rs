@@ -14,6 +14,8 @@ pub(super) enum Kind {
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
+    AvxVnni,
+    #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
 }
 
@@ -43,14 +45,15 @@ impl Level {
 
     /// The levels that this processor has, lowest first.
     pub fn available() -> Vec<Level> {
-        let levels = [
-            Some(Self::SCALAR),
-            #[cfg(target_arch = "x86_64")]
-            has_avx2().then_some(Level(Kind::Avx2)),
-            #[cfg(target_arch = "x86_64")]
-            (has_avx2() && has_avx512_vnni()).then_some(Level(Kind::Avx512Vnni)),
-        ];
-        levels.into_iter().flatten().collect()
+        let known = Kind::ALL.iter().copied().filter(|kind| kind.is_here());
+        known.map(Level).collect()
+    }
+
+    /// All levels that this build knows, lowest first: the name, and each feature that it needs, by its name in Rust, with whether this
+    /// processor has it.
+    pub fn known() -> Vec<(&'static str, Vec<(&'static str, bool)>)> {
+        let known = Kind::ALL.iter().copied();
+        known.map(|kind| (kind.name(), kind.features())).collect()
     }
 
     /// The level named by `PRIMA_CPU_LEVEL`, or the highest one where that is unset or empty.
@@ -64,7 +67,7 @@ impl Level {
         }
     }
 
-    /// The level called `name` (`scalar`, `avx2`, `avx512`).
+    /// The level called `name` (`scalar`, `avx2`, `avx-vnni`, `avx512`).
     ///
     /// # Errors
     /// [`LevelError::Unavailable`] for a name that is unknown or that this processor lacks.
@@ -86,26 +89,18 @@ impl Level {
 
     /// Which of the features that choose a level this processor has, by their names in Rust. Empty where no level needs any.
     pub fn detected_features() -> Vec<&'static str> {
-        #[cfg(target_arch = "x86_64")]
-        {
-            x86_features()
-                .into_iter()
-                .filter_map(|(name, present)| present.then_some(name))
-                .collect()
+        let mut names = Vec::new();
+        for (name, present) in Kind::ALL.iter().copied().flat_map(Kind::features) {
+            if present && !names.contains(&name) {
+                names.push(name);
+            }
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        Vec::new()
+        names
     }
 
     /// The name by which `PRIMA_CPU_LEVEL` knows this level.
     pub fn name(&self) -> &'static str {
-        match self.0 {
-            Kind::Scalar => "scalar",
-            #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => "avx2",
-            #[cfg(target_arch = "x86_64")]
-            Kind::Avx512Vnni => "avx512",
-        }
+        self.0.name()
     }
 
     pub(super) fn kind(self) -> Kind {
@@ -119,29 +114,66 @@ impl fmt::Display for Level {
     }
 }
 
-/// Each feature that the levels of x86 need, those of AVX2 first, and whether this processor has it.
-#[cfg(target_arch = "x86_64")]
-fn x86_features() -> [(&'static str, bool); 8] {
-    [
-        ("avx2", is_x86_feature_detected!("avx2")),
-        ("fma", is_x86_feature_detected!("fma")),
-        ("f16c", is_x86_feature_detected!("f16c")),
-        ("avx512f", is_x86_feature_detected!("avx512f")),
-        ("avx512bw", is_x86_feature_detected!("avx512bw")),
-        ("avx512vl", is_x86_feature_detected!("avx512vl")),
-        ("avx512dq", is_x86_feature_detected!("avx512dq")),
-        ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
-    ]
-}
+impl Kind {
+    /// Lowest first.
+    const ALL: &[Kind] = &[
+        Kind::Scalar,
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx2,
+        #[cfg(target_arch = "x86_64")]
+        Kind::AvxVnni,
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx512Vnni,
+    ];
 
-#[cfg(target_arch = "x86_64")]
-fn has_avx2() -> bool {
-    x86_features()[..3].iter().all(|(_, present)| *present)
-}
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Kind::AvxVnni => "avx-vnni",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Vnni => "avx512",
+        }
+    }
 
-#[cfg(target_arch = "x86_64")]
-fn has_avx512_vnni() -> bool {
-    x86_features()[3..].iter().all(|(_, present)| *present)
+    /// What it needs, and whether this processor has it.
+    fn features(self) -> Vec<(&'static str, bool)> {
+        #[cfg(target_arch = "x86_64")]
+        let avx2 = [
+            ("avx2", is_x86_feature_detected!("avx2")),
+            ("fma", is_x86_feature_detected!("fma")),
+            ("f16c", is_x86_feature_detected!("f16c")),
+        ];
+        match self {
+            Kind::Scalar => Vec::new(),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => avx2.to_vec(),
+            #[cfg(target_arch = "x86_64")]
+            Kind::AvxVnni => [
+                &avx2[..],
+                &[("avxvnni", is_x86_feature_detected!("avxvnni"))],
+            ]
+            .concat(),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Vnni => [
+                &avx2[..],
+                &[
+                    ("avx512f", is_x86_feature_detected!("avx512f")),
+                    ("avx512bw", is_x86_feature_detected!("avx512bw")),
+                    ("avx512vl", is_x86_feature_detected!("avx512vl")),
+                    ("avx512dq", is_x86_feature_detected!("avx512dq")),
+                    ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
+                ],
+            ]
+            .concat(),
+        }
+    }
+
+    fn is_here(self) -> bool {
+        self.features().iter().all(|(_, present)| *present)
+    }
 }
 
 #[cfg(test)]

@@ -108,6 +108,9 @@ impl Product<'_> {
             Kind::Avx2 => unsafe { avx2::multiply(self, rows) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
+            Kind::AvxVnni => unsafe { avx2::multiply_vnni(self, rows) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
             Kind::Avx512Vnni => unsafe { avx512::multiply(self, rows) },
         }
     }

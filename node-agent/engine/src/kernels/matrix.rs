@@ -22,7 +22,7 @@ pub struct Matrix<'a> {
 #[derive(Debug, thiserror::Error)]
 pub enum MatrixError {
     #[error(
-        "reading weights of format {ggml_type}: the CPU has no kernels for it; it has them for F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K: convert the model to one of these"
+        "reading weights of format {ggml_type}: the CPU has no kernels for it; it has them for F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, the IQ formats and MXFP4: convert the model to one of these"
     )]
     Unsupported { ggml_type: GgmlType },
     #[error(
@@ -61,7 +61,28 @@ pub fn supported(ggml_type: GgmlType) -> bool {
     use GgmlType::*;
     matches!(
         ggml_type,
-        F32 | F16 | BF16 | Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | Q2K | Q3K | Q4K | Q5K | Q6K
+        F32 | F16
+            | BF16
+            | Q4_0
+            | Q4_1
+            | Q5_0
+            | Q5_1
+            | Q8_0
+            | Q2K
+            | Q3K
+            | Q4K
+            | Q5K
+            | Q6K
+            | Iq1S
+            | Iq1M
+            | Iq2Xxs
+            | Iq2Xs
+            | Iq2S
+            | Iq3Xxs
+            | Iq3S
+            | Iq4Nl
+            | Iq4Xs
+            | Mxfp4
     )
 }
 
@@ -87,6 +108,16 @@ pub fn dequantize_row(matrix: Matrix<'_>, row: usize, out: &mut [f32]) {
         GgmlType::Q4K => dequantize::<formats::Q4K>(bytes, out),
         GgmlType::Q5K => dequantize::<formats::Q5K>(bytes, out),
         GgmlType::Q6K => dequantize::<formats::Q6K>(bytes, out),
+        GgmlType::Iq1S => dequantize::<formats::Iq1S>(bytes, out),
+        GgmlType::Iq1M => dequantize::<formats::Iq1M>(bytes, out),
+        GgmlType::Iq2Xxs => dequantize::<formats::Iq2Xxs>(bytes, out),
+        GgmlType::Iq2Xs => dequantize::<formats::Iq2Xs>(bytes, out),
+        GgmlType::Iq2S => dequantize::<formats::Iq2S>(bytes, out),
+        GgmlType::Iq3Xxs => dequantize::<formats::Iq3Xxs>(bytes, out),
+        GgmlType::Iq3S => dequantize::<formats::Iq3S>(bytes, out),
+        GgmlType::Iq4Nl => dequantize::<formats::Iq4Nl>(bytes, out),
+        GgmlType::Iq4Xs => dequantize::<formats::Iq4Xs>(bytes, out),
+        GgmlType::Mxfp4 => dequantize::<formats::Mxfp4>(bytes, out),
         other => super::matmul::no_kernel(other),
     }
 }

@@ -61,8 +61,8 @@ macro_rules! per_level {
             match level.kind() {
                 $crate::kernels::level::Kind::Scalar => body($($arg),*),
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: a `Level` of this kind exists only on processors that have these features.
-                $crate::kernels::level::Kind::Avx2 => unsafe { avx2($($arg),*) },
+                // SAFETY: a `Level` of these kinds exists only on processors that have these features.
+                $crate::kernels::level::Kind::Avx2 | $crate::kernels::level::Kind::AvxVnni => unsafe { avx2($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
                 $crate::kernels::level::Kind::Avx512Vnni => unsafe { avx512($($arg),*) },

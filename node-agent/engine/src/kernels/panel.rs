@@ -11,9 +11,11 @@ use super::lanes::{Lanes, Words};
 use super::matmul::{PANEL, Product};
 use super::matrix::Matrix;
 
+mod codebook;
 pub(super) mod floats;
 mod k_quants;
 mod legacy;
+mod nonlinear;
 
 /// Columns of a panel of quantized weights: a multiple of every block. With the activations of a tile it
 /// fills three quarters of a 32 KiB cache.

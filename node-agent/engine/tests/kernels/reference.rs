@@ -2,9 +2,10 @@
 //! blocks defines them, and random blocks.
 
 use half::f16;
+use prima_engine::kernels::{Matrix, dequantize_row};
 use prima_gguf::GgmlType;
 
-pub const FORMATS: [GgmlType; 13] = [
+pub const FORMATS: [GgmlType; 23] = [
     GgmlType::F32,
     GgmlType::F16,
     GgmlType::BF16,
@@ -18,6 +19,16 @@ pub const FORMATS: [GgmlType; 13] = [
     GgmlType::Q4K,
     GgmlType::Q5K,
     GgmlType::Q6K,
+    GgmlType::Iq1S,
+    GgmlType::Iq1M,
+    GgmlType::Iq2Xxs,
+    GgmlType::Iq2Xs,
+    GgmlType::Iq2S,
+    GgmlType::Iq3Xxs,
+    GgmlType::Iq3S,
+    GgmlType::Iq4Nl,
+    GgmlType::Iq4Xs,
+    GgmlType::Mxfp4,
 ];
 
 /// A small generator of numbers (splitmix64), so that failures repeat.
@@ -95,6 +106,21 @@ pub fn random_weights(
             GgmlType::BF16 => {
                 block.copy_from_slice(&half::bf16::from_f32(random.unit()).to_le_bytes())
             }
+            GgmlType::Mxfp4 => {
+                block[0] = match scales {
+                    Scales::Usual => 118 + random.below(7) as u8,
+                    Scales::Extreme => [0, 1, 2, 100, 127, 248][random.below(6)],
+                }
+            }
+            // A quarter of the half-precision number each.
+            GgmlType::Iq1M => {
+                for (at, quarter) in scale(random).to_le_bytes().into_iter().enumerate() {
+                    for (at, nibble) in [(2 * at, quarter & 15), (2 * at + 1, quarter >> 4)] {
+                        let byte = &mut block[49 + 2 * at];
+                        *byte = (*byte & 15) | (nibble << 4);
+                    }
+                }
+            }
             _ => {}
         }
     }
@@ -105,6 +131,14 @@ pub fn random_weights(
 fn half_offsets(ggml_type: GgmlType) -> &'static [usize] {
     match ggml_type {
         GgmlType::Q4_0 | GgmlType::Q5_0 | GgmlType::Q8_0 => &[0],
+        GgmlType::Iq1S
+        | GgmlType::Iq2Xxs
+        | GgmlType::Iq2Xs
+        | GgmlType::Iq2S
+        | GgmlType::Iq3Xxs
+        | GgmlType::Iq3S
+        | GgmlType::Iq4Nl
+        | GgmlType::Iq4Xs => &[0],
         GgmlType::Q4_1 | GgmlType::Q5_1 | GgmlType::Q4K | GgmlType::Q5K => &[0, 2],
         GgmlType::Q2K => &[80, 82],
         GgmlType::Q3K => &[108],
@@ -115,11 +149,40 @@ fn half_offsets(ggml_type: GgmlType) -> &'static [usize] {
 
 /// All weights of `bytes`, exactly.
 pub fn weights(ggml_type: GgmlType, bytes: &[u8]) -> Vec<f64> {
+    if has_codebook(ggml_type) {
+        let count = bytes.len() / ggml_type.block_bytes() * ggml_type.block_len();
+        let mut weights = vec![0.0; count];
+        let Ok(matrix) = Matrix::new(ggml_type, 1, count, bytes) else {
+            panic!("no whole blocks of {ggml_type}");
+        };
+        dequantize_row(matrix, 0, &mut weights);
+        return weights.into_iter().map(f64::from).collect();
+    }
     bytes
         .chunks_exact(ggml_type.block_bytes())
         .flat_map(|block| (0..ggml_type.block_len()).map(|i| weight(ggml_type, block, i)))
         .collect()
 }
+
+/// Of these formats the codebook is the definition: the engine's own unpacking is compared with that of the gguf package instead
+/// (`prima-tests`, `parity_weight_formats`), and products here with it.
+fn has_codebook(ggml_type: GgmlType) -> bool {
+    matches!(
+        ggml_type,
+        GgmlType::Iq1S
+            | GgmlType::Iq1M
+            | GgmlType::Iq2Xxs
+            | GgmlType::Iq2Xs
+            | GgmlType::Iq2S
+            | GgmlType::Iq3Xxs
+            | GgmlType::Iq3S
+    )
+}
+
+/// The values of IQ4_NL and IQ4_XS, as ggml's documentation has them.
+const IQ4: [i8; 16] = [
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+];
 
 fn half(block: &[u8], at: usize) -> f64 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f64()
@@ -183,6 +246,21 @@ fn weight(ggml_type: GgmlType, block: &[u8], i: usize) -> f64 {
             let high = block[128 + 32 * half_block + column] >> (2 * row);
             let quant = f64::from((low & 15) + 16 * (high & 3)) - 32.0;
             half(block, 208) * f64::from(block[192 + i / 16] as i8) * quant
+        }
+        GgmlType::Iq4Nl => half(block, 0) * f64::from(IQ4[nibble(2) as usize]),
+        GgmlType::Iq4Xs => {
+            let group = i / 32;
+            let nibble = (block[8 + 16 * group + i % 16] >> (4 * (i % 32 / 16))) & 15;
+            let upper = u16::from_le_bytes([block[2], block[3]]) >> (2 * group) & 3;
+            let lower = block[4 + group / 2] >> (4 * (group % 2)) & 15;
+            let scale = f64::from(lower) + 16.0 * f64::from(upper) - 32.0;
+            half(block, 0) * scale * f64::from(IQ4[usize::from(nibble)])
+        }
+        GgmlType::Mxfp4 => {
+            let code = nibble(1) as usize;
+            let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][code % 8];
+            let sign = if code < 8 { 1.0 } else { -1.0 };
+            sign * magnitude * 2.0_f64.powi(i32::from(block[0]) - 127)
         }
         other => panic!("no formula for {other}"),
     }

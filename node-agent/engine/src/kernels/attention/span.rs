@@ -104,7 +104,7 @@ pub(super) fn add_block(
         match level.kind() {
             Kind::Scalar => in_tiles::<[f32; LANES]>(queries, block, visible, chunk),
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => avx2(queries, block, visible, chunk),
+            Kind::Avx2 | Kind::AvxVnni => avx2(queries, block, visible, chunk),
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512Vnni => avx512(queries, block, visible, chunk),
         }

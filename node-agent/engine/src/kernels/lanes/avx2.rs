@@ -151,6 +151,18 @@ impl Words for Avx2Words {
     }
 
     #[inline(always)]
+    fn look_up(self, table: &[u8; 16]) -> Self {
+        // SAFETY: the table has the 16 bytes that are read; else as in `splat`.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            Self(
+                _mm256_shuffle_epi8(table, self.0),
+                _mm256_shuffle_epi8(table, self.1),
+            )
+        }
+    }
+
+    #[inline(always)]
     fn and(self, mask: u32) -> Self {
         // SAFETY: as in `splat`.
         unsafe {

@@ -115,6 +115,15 @@ impl Words for Avx512Words {
     }
 
     #[inline(always)]
+    fn look_up(self, table: &[u8; 16]) -> Self {
+        // SAFETY: the table has the 16 bytes that are read; else as in `splat`.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            Self(_mm512_shuffle_epi8(table, self.0))
+        }
+    }
+
+    #[inline(always)]
     fn and(self, mask: u32) -> Self {
         // SAFETY: as in `splat`.
         unsafe {

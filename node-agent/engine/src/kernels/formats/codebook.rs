@@ -1,0 +1,249 @@
+//! The formats whose weights are picked from a codebook, eight at a time: IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S.
+//! Blocks of 256 weights; where the codebook holds magnitudes, signs are beside.
+
+use super::codebooks;
+use super::{BlockFormat, bytes_at, f16_at, part};
+
+/// `d: f16`, then per 32 weights: four places in the codebook of a byte each, and a word of four times seven signs and a 4-bit
+/// scale; weight = d * (scale + 1/2) / 4 * number.
+pub(in super::super) struct Iq2Xxs;
+
+impl BlockFormat for Iq2Xxs {
+    const BLOCK: usize = 256;
+    const BYTES: usize = 66;
+    const GROUP: usize = 32;
+    const BITS: u32 = 7;
+    const OFFSET: i32 = 64;
+    const AFFINE: bool = false;
+
+    #[inline(always)]
+    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
+        let d = f16_at(block, 0);
+        for (group, scale) in scales[..8].iter_mut().enumerate() {
+            let places = bytes_at::<4>(block, 2 + 8 * group);
+            let packed = u32::from_le_bytes(bytes_at(block, 6 + 8 * group));
+            *scale = d * (0.5 + (packed >> 28) as f32) * 0.25;
+            for (eight, place) in places.into_iter().enumerate() {
+                let magnitudes = codebooks::IQ2_XXS[usize::from(place)];
+                let signs = eighth_sign((packed >> (7 * eight)) & 127);
+                put(values, 4 * group + eight, signed::<64>(magnitudes, signs));
+            }
+        }
+    }
+}
+
+/// `d: f16, places: [u16; 32], scales: [u8; 8]`; a place's upper seven bits are signs; groups of 16 with 4-bit scales;
+/// weight = d * (scale + 1/2) / 4 * number.
+pub(in super::super) struct Iq2Xs;
+
+impl BlockFormat for Iq2Xs {
+    const BLOCK: usize = 256;
+    const BYTES: usize = 74;
+    const GROUP: usize = 16;
+    const BITS: u32 = 7;
+    const OFFSET: i32 = 64;
+    const AFFINE: bool = false;
+
+    #[inline(always)]
+    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
+        four_bit_scales(f16_at(block, 0), bytes_at(block, 66), scales);
+        for eight in 0..32 {
+            let packed = u16::from_le_bytes(bytes_at(block, 2 + 2 * eight));
+            let magnitudes = codebooks::IQ2_XS[usize::from(packed & 511)];
+            let signs = eighth_sign(u32::from(packed >> 9));
+            put(values, eight, signed::<64>(magnitudes, signs));
+        }
+    }
+}
+
+/// `d: f16, places: [u8; 32], signs: [u8; 32], upper bits of the places: [u8; 8], scales: [u8; 8]`; groups of 16 as in IQ2_XS.
+pub(in super::super) struct Iq2S;
+
+impl BlockFormat for Iq2S {
+    const BLOCK: usize = 256;
+    const BYTES: usize = 82;
+    const GROUP: usize = 16;
+    const BITS: u32 = 7;
+    const OFFSET: i32 = 64;
+    const AFFINE: bool = false;
+
+    #[inline(always)]
+    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
+        four_bit_scales(f16_at(block, 0), bytes_at(block, 74), scales);
+        let (places, signs) = (bytes_at::<32>(block, 2), bytes_at::<32>(block, 34));
+        let upper = bytes_at::<8>(block, 66);
+        for eight in 0..32 {
+            let upper = usize::from(upper[eight / 4] >> (2 * (eight % 4))) & 3;
+            let place = usize::from(places[eight]) | (upper << 8);
+            let value = signed::<64>(codebooks::IQ2_S[place], signs[eight]);
+            put(values, eight, value);
+        }
+    }
+}
+
+/// `d: f16, places: [u8; 64]` (of four magnitudes each), then per 32 weights a word of four times seven signs and a 4-bit scale;
+/// weight = d * (scale + 1/2) / 2 * number.
+pub(in super::super) struct Iq3Xxs;
+
+impl BlockFormat for Iq3Xxs {
+    const BLOCK: usize = 256;
+    const BYTES: usize = 98;
+    const GROUP: usize = 32;
+    const BITS: u32 = 7;
+    const OFFSET: i32 = 64;
+    const AFFINE: bool = false;
+
+    #[inline(always)]
+    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
+        let d = f16_at(block, 0);
+        let places = bytes_at::<64>(block, 2);
+        for (group, scale) in scales[..8].iter_mut().enumerate() {
+            let packed = u32::from_le_bytes(bytes_at(block, 66 + 4 * group));
+            *scale = d * (0.5 + (packed >> 28) as f32) * 0.5;
+            for within in 0..4 {
+                let eight = 4 * group + within;
+                let half = |half: usize| {
+                    let place = places[2 * eight + half];
+                    codebooks::IQ3_XXS[usize::from(place)]
+                };
+                let signs = eighth_sign((packed >> (7 * within)) & 127);
+                let magnitudes = half(0) | (half(1) << 32);
+                put(values, eight, signed::<64>(magnitudes, signs));
+            }
+        }
+    }
+}
+
+/// `d: f16, places: [u8; 64]` (of four magnitudes each), `ninth bits of the places: [u8; 8], signs: [u8; 32], scales: [u8; 4]`;
+/// groups of 32; weight = d * (2 * scale + 1) * number.
+pub(in super::super) struct Iq3S;
+
+impl BlockFormat for Iq3S {
+    const BLOCK: usize = 256;
+    const BYTES: usize = 110;
+    const GROUP: usize = 32;
+    const BITS: u32 = 5;
+    const OFFSET: i32 = 16;
+    const AFFINE: bool = false;
+
+    #[inline(always)]
+    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
+        let d = f16_at(block, 0);
+        let packed = bytes_at::<4>(block, 106);
+        for (group, scale) in scales[..8].iter_mut().enumerate() {
+            let packed = (packed[group / 2] >> (4 * (group % 2))) & 15;
+            *scale = d * f32::from(1 + 2 * packed);
+        }
+        let (places, ninth) = (bytes_at::<64>(block, 2), bytes_at::<8>(block, 66));
+        let signs = bytes_at::<32>(block, 74);
+        for (eight, signs) in signs.into_iter().enumerate() {
+            let half = |half: usize| {
+                let place = 2 * eight + half;
+                let ninth = usize::from(ninth[place / 8] >> (place % 8)) & 1;
+                codebooks::IQ3_S[usize::from(places[place]) | (ninth << 8)]
+            };
+            let magnitudes = half(0) | (half(1) << 32);
+            put(values, eight, signed::<16>(magnitudes, signs));
+        }
+    }
+}
+
+/// `d: f16, places: [u8; 32]`, then per 32 weights four times three upper bits of the places, a 3-bit scale and the sign of a shift;
+/// weight = d * (2 * scale + 1) * (number + 1/8 or - 1/8). Kept here in eighths.
+pub(in super::super) struct Iq1S;
+
+impl BlockFormat for Iq1S {
+    const BLOCK: usize = 256;
+    const BYTES: usize = 50;
+    const GROUP: usize = 32;
+    const BITS: u32 = 5;
+    const OFFSET: i32 = 16;
+    const AFFINE: bool = false;
+
+    #[inline(always)]
+    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
+        let d = f16_at(block, 0);
+        let places = bytes_at::<32>(block, 2);
+        for (group, scale) in scales[..8].iter_mut().enumerate() {
+            let packed = u16::from_le_bytes(bytes_at(block, 34 + 2 * group));
+            *scale = d * f32::from(1 + 2 * ((packed >> 12) & 7)) * 0.125;
+            for within in 0..4 {
+                let eight = 4 * group + within;
+                let upper = usize::from(packed >> (3 * within)) & 7;
+                let numbers = codebooks::IQ1_S[usize::from(places[eight]) | (upper << 8)];
+                put(values, eight, shifted(numbers, packed & 0x8000 != 0));
+            }
+        }
+    }
+}
+
+/// `places: [u8; 32]`, then for each two of them two nibbles of three upper bits and the sign of a shift: `[u8; 16]`, then
+/// `[u16; 4]` of four 3-bit scales each, with a quarter of `d: f16` above them, the lowest first; groups of 16; weights as in IQ1_S.
+pub(in super::super) struct Iq1M;
+
+impl BlockFormat for Iq1M {
+    const BLOCK: usize = 256;
+    const BYTES: usize = 56;
+    const GROUP: usize = 16;
+    const BITS: u32 = 5;
+    const OFFSET: i32 = 16;
+    const AFFINE: bool = false;
+
+    #[inline(always)]
+    fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
+        let packed = [0, 1, 2, 3].map(|i| u16::from_le_bytes(bytes_at(block, 48 + 2 * i)));
+        let [a, b, c, d] = packed.map(|packed| packed & 0xf000);
+        let d = (a >> 12) | (b >> 8) | (c >> 4) | d;
+        let d = f16_at(&d.to_le_bytes(), 0);
+        for (group, scale) in scales[..16].iter_mut().enumerate() {
+            let packed = (packed[group / 4] >> (3 * (group % 4))) & 7;
+            *scale = d * f32::from(1 + 2 * packed) * 0.125;
+        }
+        let (places, upper) = (bytes_at::<32>(block, 0), bytes_at::<16>(block, 32));
+        for (eight, place) in places.into_iter().enumerate() {
+            let upper = usize::from(upper[eight / 2] >> (4 * (eight % 2)));
+            let numbers = codebooks::IQ1_S[usize::from(place) | ((upper & 7) << 8)];
+            put(values, eight, shifted(numbers, upper & 8 != 0));
+        }
+    }
+}
+
+/// Groups of 16 whose 4-bit scales are two a byte, the first lower: d * (scale + 1/2) / 4.
+#[inline(always)]
+fn four_bit_scales(d: f32, packed: [u8; 8], scales: &mut [f32]) {
+    for (group, scale) in scales[..16].iter_mut().enumerate() {
+        let packed = (packed[group / 2] >> (4 * (group % 2))) & 15;
+        *scale = d * (0.5 + f32::from(packed)) * 0.25;
+    }
+}
+
+/// The eighth sign makes their number even.
+#[inline(always)]
+fn eighth_sign(seven: u32) -> u8 {
+    (seven | ((seven.count_ones() & 1) << 7)) as u8
+}
+
+/// `OFFSET` plus or minus each of eight magnitudes, which are below 64: minus where the bit of `signs` is set.
+#[inline(always)]
+fn signed<const OFFSET: u8>(magnitudes: u64, signs: u8) -> u64 {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    // Each bit in a byte of its own; 127 where it is set. No byte of what follows carries into the next.
+    let bits = (u64::from(signs) * ONES) & 0x8040_2010_0804_0201;
+    let negative = (((bits + 0x7f * ONES) >> 7) & ONES) * 127;
+    (magnitudes ^ negative) + u64::from(OFFSET) * ONES - negative
+}
+
+/// Eight numbers in eighths, an eighth more or, if `down`, less.
+#[inline(always)]
+fn shifted(numbers: u64, down: bool) -> u64 {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    match down {
+        false => numbers + ONES,
+        true => numbers - ONES,
+    }
+}
+
+#[inline(always)]
+fn put(values: &mut [u8], eight: usize, bytes: u64) {
+    *part::<8>(values, eight) = bytes.to_le_bytes();
+}

@@ -1,0 +1,53 @@
+//! Unpacking the formats with codebooks: row by row, as each row looks up other entries, then turned into a panel.
+
+use super::super::formats::{
+    BlockFormat, Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, MAX_BLOCK, MIN_GROUP,
+};
+use super::super::lanes::{Lanes, Words};
+use super::super::matmul::PANEL;
+use super::{Destination, PanelFormat, Rows};
+
+macro_rules! row_by_row {
+    ($($format:ident),*) => {
+        $(
+            impl PanelFormat for $format {
+                #[inline(always)]
+                unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+                    // SAFETY: passed on from the caller.
+                    unsafe { unpack_row_by_row::<Self, W>(rows, to) }
+                }
+            }
+        )*
+    };
+}
+
+row_by_row!(Iq1S, Iq1M, Iq2Xxs, Iq2Xs, Iq2S, Iq3Xxs, Iq3S);
+
+/// # Safety
+/// As [`PanelFormat::unpack_rows`].
+#[inline(always)]
+unsafe fn unpack_row_by_row<F: BlockFormat, W: Words>(rows: &Rows, to: Destination) {
+    let mut values = [[0; MAX_BLOCK]; PANEL];
+    let mut scales = [[0.0; PANEL]; MAX_BLOCK / MIN_GROUP];
+    for (lane, values) in values.iter_mut().enumerate() {
+        // SAFETY: a block of each row is readable by the contract.
+        let block = unsafe { std::slice::from_raw_parts(rows[lane], F::BYTES) };
+        let mut row_scales = [0.0; MAX_BLOCK / MIN_GROUP];
+        F::unpack(block, values, &mut row_scales, &mut []);
+        for (scales, scale) in scales.iter_mut().zip(row_scales) {
+            scales[lane] = scale;
+        }
+    }
+    let rows = values.each_ref().map(|values| values.as_ptr());
+    // SAFETY: each row holds a whole block's values and scales; a block's places.
+    unsafe {
+        for part in 0..F::BLOCK / 32 {
+            for (quad, words) in W::load_32(&rows, 32 * part).into_iter().enumerate() {
+                to.values(8 * part + quad, words);
+            }
+        }
+        for (group, scales) in scales[..F::BLOCK / F::GROUP].iter().enumerate() {
+            to.scale(group, W::Floats::load(scales.as_ptr()));
+        }
+    }
+}

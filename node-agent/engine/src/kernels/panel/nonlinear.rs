@@ -1,0 +1,66 @@
+//! Unpacking the 4-bit formats with unevenly spaced values for 16 rows at once.
+
+use super::super::formats::{IQ4_VALUES, Iq4Nl, Iq4Xs, MXFP4_VALUES, Mxfp4};
+use super::super::lanes::{Lanes, Words};
+use super::{Destination, PanelFormat, Rows};
+
+const NIBBLES: u32 = 0x0f0f_0f0f;
+
+impl PanelFormat for Iq4Nl {
+    #[inline(always)]
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+        // SAFETY: the block's 18 bytes; a block's places.
+        unsafe {
+            to.scale(0, W::load_4(rows, 0).halves_to_floats());
+            look_up(W::load_16(rows, 2), &IQ4_VALUES, 0, to);
+        }
+    }
+}
+
+impl PanelFormat for Iq4Xs {
+    #[inline(always)]
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+        // SAFETY: the block's 136 bytes; a block's places.
+        unsafe {
+            let both = W::load_4(rows, 0);
+            let d = both.halves_to_floats();
+            let lower = W::load_4(rows, 4);
+            for group in 0..8 {
+                let upper = both.shift_right(16 + 2 * group as i32).and(3).shift_left(4);
+                let scale = lower.shift_right(4 * group as i32).and(15).or(upper);
+                to.scale(group, scale.add(-32).to_floats().multiply(d));
+                look_up(W::load_16(rows, 8 + 16 * group), &IQ4_VALUES, group, to);
+            }
+        }
+    }
+}
+
+impl PanelFormat for Mxfp4 {
+    #[inline(always)]
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+        // SAFETY: the block's 17 bytes; a block's places.
+        unsafe {
+            let exponent = W::load_4(rows, 0).and(0xff);
+            let root = exponent.shift_right(1).add(63).shift_left(23).as_floats();
+            let odd = exponent.and(1).to_floats().add(Lanes::splat(1.0));
+            to.scale(0, root.multiply(root).multiply(odd));
+            look_up(W::load_16(rows, 1), &MXFP4_VALUES, 0, to);
+        }
+    }
+}
+
+/// Group `group` of 32: the first 16 from the low halves of the bytes, the others from the high ones.
+///
+/// # Safety
+/// `to` is a block's places, and the group one of its.
+#[inline(always)]
+unsafe fn look_up<W: Words>(words: [W; 4], table: &[u8; 16], group: usize, to: Destination) {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        for (quad, words) in words.into_iter().enumerate() {
+            let (low, high) = (words.and(NIBBLES), words.shift_right(4).and(NIBBLES));
+            to.values(8 * group + quad, low.look_up(table));
+            to.values(8 * group + quad + 4, high.look_up(table));
+        }
+    }
+}
