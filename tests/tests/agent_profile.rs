@@ -14,9 +14,10 @@ use prima_tests::process::built_binary;
 use tempfile::TempDir;
 
 /// Every weight format that the engine runs.
-const FORMATS: [&str; 13] = [
-    "BF16", "F16", "F32", "Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K",
-    "Q8_0",
+const FORMATS: [&str; 23] = [
+    "BF16", "F16", "F32", "IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS",
+    "IQ4_NL", "IQ4_XS", "MXFP4", "Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K",
+    "Q6_K", "Q8_0",
 ];
 
 #[test]

@@ -398,9 +398,10 @@ mod tests {
         ] {
             assert!(figure > 0, "{measured:?}");
         }
+        // The IQ formats and MXFP4 are the processor's alone.
         assert_eq!(
             measured.throughput.len(),
-            cpu::formats().count(),
+            cpu::formats().count() - 10,
             "{measured:?}"
         );
     }

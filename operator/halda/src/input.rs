@@ -176,13 +176,9 @@ pub enum InputError {
     #[error("NodeProfile {name}: status is missing: nothing was measured")]
     NotMeasured { name: String },
     #[error(
-        "NodeProfile {name}: status.{where_}.throughput has no entry for {format}, a weight format of the model"
+        "NodeProfile {name}: status.cpu.throughput has no entry for {format}, a weight format of the model"
     )]
-    Format {
-        name: String,
-        where_: &'static str,
-        format: String,
-    },
+    Format { name: String, format: String },
     #[error(
         "NodeProfile {from}: status.links has no entry for {to}; measure the links between all machines that are to be planned with"
     )]
@@ -351,8 +347,8 @@ fn device(
     let kv_position = spec.kv_bytes_per_position_and_layer as f64;
     // Half of the answer is there when its middle token is computed.
     let read = options.prompt_tokens as f64 + options.answer_tokens as f64 / 2.0;
-    let cost = |where_, throughput: &[Throughput], overhead, kv_append, read_rate| {
-        let (decode, prefill) = seconds(&name, where_, throughput, &spec.layer_weights)?;
+    let cost = |throughput: &[Throughput], overhead, kv_append, read_rate| {
+        let (decode, prefill) = seconds(&name, throughput, &spec.layer_weights)?;
         let kv_append = kv_position / kv_append as f64;
         Ok::<_, InputError>(LayerCost {
             decode_seconds: decode / layers
@@ -364,15 +360,19 @@ fn device(
     };
     let memory = &status.memory;
     let cpu = cost(
-        "cpu",
         &status.cpu.throughput,
         status.cpu.layer_overhead_nanoseconds,
         memory.kv_append_bytes_per_second,
         memory.read_bytes_per_second,
     )?;
-    let (head_seconds, _) = seconds(&name, "cpu", &status.cpu.throughput, &spec.output_weights)?;
+    let (head_seconds, _) = seconds(&name, &status.cpu.throughput, &spec.output_weights)?;
+    // A GPU without kernels for one of the model's formats is none for this model: the processor has them.
+    let runs = |measured: &GpuMeasurements| {
+        let mut formats = spec.layer_weights.iter().map(|weights| &weights.format);
+        formats.all(|format| measured.throughput.iter().any(|one| one.format == *format))
+    };
     let measured = status.gpus.iter().find_map(|gpu| {
-        let measured = gpu.measured.as_ref()?;
+        let measured = gpu.measured.as_ref().filter(|measured| runs(measured))?;
         Some((gpu.backend, measured))
     });
     let mut metal = None;
@@ -397,7 +397,6 @@ fn device(
             }
             Some(Gpu {
                 layer: cost(
-                    "gpus",
                     throughput,
                     *layer_overhead_nanoseconds,
                     *kv_append_bytes_per_second,
@@ -453,7 +452,6 @@ fn device(
 /// Seconds to multiply all of `weights` with one position, alone and as one of many.
 fn seconds(
     name: &str,
-    where_: &'static str,
     throughput: &[Throughput],
     weights: &[FormatWeights],
 ) -> Result<(f64, f64), InputError> {
@@ -464,7 +462,6 @@ fn seconds(
             .find(|rate| rate.format == one.format)
             .ok_or_else(|| InputError::Format {
                 name: name.to_owned(),
-                where_,
                 format: one.format.clone(),
             })?;
         sum.0 += one.bytes as f64 / rate.decode_bytes_per_second as f64;

@@ -135,6 +135,22 @@ fn a_model_that_fits_one_gpu_runs_on_one_device() {
 }
 
 #[test]
+fn a_gpu_without_kernels_for_the_models_format_is_left_to_others() {
+    let model = model("llama-3-8b");
+    let mut nodes = nodes(&D1_TO_D4);
+    for node in &mut nodes {
+        for gpu in &mut node.status.as_mut().unwrap().gpus {
+            let measured = gpu.measured.as_mut().unwrap();
+            let format = &model.spec.layer_weights[0].format;
+            measured.throughput.retain(|one| one.format != *format);
+        }
+    }
+    let plan = planned(&model, &nodes, &options());
+    let members = &plan.report.members;
+    assert!(!members.is_empty() && members.iter().all(|member| member.gpu_layers == 0));
+}
+
+#[test]
 fn when_every_device_must_take_part_the_strong_one_does_nearly_all() {
     let options = Options {
         use_all: true,

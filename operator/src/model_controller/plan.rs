@@ -655,3 +655,106 @@ fn age(plan: &RingPlan) -> SignedDuration {
             Timestamp::now().duration_since(made.0)
         })
 }
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use serde_json::json;
+
+    use super::*;
+
+    const GIB: i64 = 1 << 30;
+
+    fn speed(token_microseconds: i64) -> Option<Speed> {
+        Some(Speed {
+            token_microseconds,
+            first_token_microseconds: 1,
+        })
+    }
+
+    fn member() -> RingMember {
+        serde_json::from_value(json!({
+            "name": "desk",
+            "address": "10.0.0.1:9200",
+            "windows": [{"first": 0, "last": 8}],
+            "memoryBytes": 4 * GIB,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_ring_that_works_gives_way_to_one_a_fifth_faster_and_not_within_ten_minutes() {
+        let source = json!({"source": {"hostPath": {"path": "/models/m.gguf"}}});
+        let model = Model::new("m", serde_json::from_value(source.clone()).unwrap());
+        let resolved: ResolvedModel = serde_json::from_value(json!({
+            "source": source["source"],
+            "profile": {
+                "sizeBytes": 9, "layers": 8, "hiddenSize": 1, "vocabularySize": 1, "trainedContextLength": 512,
+                "kvBytesPerPositionAndLayer": 1, "layerWeights": [], "outputWeights": [], "embeddingBytes": 0,
+            },
+            "version": {"headerSha256": "0"},
+        }))
+        .unwrap();
+        for (minutes, now, replaced) in [(11, 799, true), (11, 801, false), (9, 100, false)] {
+            let mut spec = skeleton(&model, &resolved, &[]);
+            spec.predicted = speed(1000);
+            let mut ring = RingPlan::new("m-1", spec.clone());
+            let made = Timestamp::now() - SignedDuration::from_mins(minutes);
+            ring.metadata.creation_timestamp = Some(Time(made));
+            let ring = Arc::new(ring);
+            let world = World {
+                machines: Vec::new(),
+                plans: vec![ring.clone()],
+                others: Vec::new(),
+                api_key: ApiKey::None,
+            };
+            let best = Windows {
+                rounds: 1,
+                members: vec![member()],
+                predicted: speed(now),
+            };
+            let candidates = Candidates::default();
+            let works = Ok(Some(()));
+            let decision = choose(Some(&ring), &works, Ok(best), spec, &candidates, &world);
+            match decision.kind {
+                Kind::New { spec, .. } => {
+                    assert!(replaced, "{now} after {minutes} minutes");
+                    assert_eq!((spec.generation, spec.predicted), (2, speed(now)));
+                }
+                _ => assert!(!replaced, "{now} after {minutes} minutes"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_machine_goes_on_elsewhere_only_with_what_it_needs() {
+        let yaml = include_str!("../../../crds/tests/node-profile.yaml");
+        let mut profile = NodeProfile::from_yaml("node-profile.yaml", yaml).unwrap();
+        let status = profile.status.as_mut().unwrap();
+        status.memory.available_bytes = 5 * GIB;
+        status.gpus.clear();
+        assert!(could_do(&profile, &member()));
+
+        let mut reserved = profile.clone();
+        reserved.spec.reserved_memory_bytes = Some(2 * GIB);
+        assert!(!could_do(&reserved, &member()));
+        let mut capped = profile.clone();
+        capped.spec.memory_cap_bytes = Some(3 * GIB);
+        assert!(!could_do(&capped, &member()));
+
+        let on_gpu = RingMember {
+            gpu_memory_bytes: Some(GIB),
+            ..member()
+        };
+        assert!(!could_do(&profile, &on_gpu), "there is no GPU any more");
+
+        let streamed = RingMember {
+            memory_bytes: Some(8 * GIB),
+            read_bytes_per_token: Some(4 * GIB),
+            ..member()
+        };
+        assert!(could_do(&profile, &streamed));
+        profile.spec.disk_allowed = Some(false);
+        assert!(!could_do(&profile, &streamed));
+    }
+}
