@@ -41,7 +41,7 @@ const DURATION_SECONDS: u64 = 30;
 const GRACE_SECONDS: u64 = 20;
 /// How long giving the Lease back may take.
 const RESIGNATION: Duration = Duration::from_secs(5);
-/// Before a lost watch is noticed by asking.
+/// Before one stands again whose manager has ended.
 const PAUSE: Duration = Duration::from_secs(1);
 
 impl Election {
@@ -66,7 +66,13 @@ impl Election {
         let mut changes = std::pin::pin!(changes.applied_objects());
         loop {
             tokio::select! {
-                () = self.candidacy.becomes(true) => return,
+                leads = self.candidacy.becomes(true) => match leads {
+                    true => return,
+                    false => {
+                        tokio::time::sleep(PAUSE).await;
+                        self.stand_again().await;
+                    }
+                },
                 Some(Ok(lease)) = changes.next() => {
                     let holder = lease.spec.and_then(|spec| spec.holder_identity);
                     // Who waits sleeps until the Lease would have run out; given back, it is free at once.
@@ -127,15 +133,13 @@ async fn stand(
 }
 
 impl Candidacy {
-    async fn becomes(&mut self, wanted: bool) {
+    /// False once the manager has ended, and with it the Lease.
+    async fn becomes(&mut self, wanted: bool) -> bool {
         while *self.leads.borrow_and_update() != wanted {
             if self.leads.changed().await.is_err() {
-                // The manager has ended, and with it the Lease.
-                match wanted {
-                    false => return,
-                    true => tokio::time::sleep(PAUSE).await,
-                }
+                return false;
             }
         }
+        true
     }
 }
