@@ -8,35 +8,9 @@ use std::time::Instant;
 use half::f16;
 use prima_engine::kernels::{
     AttentionShape, BLOCK_POSITIONS, KvShape, Level, Matrix, SequenceAttention, ThreadPool,
-    attention, matmul,
+    attention, matmul, supported,
 };
 use prima_gguf::GgmlType;
-
-const FORMATS: [GgmlType; 23] = [
-    GgmlType::F32,
-    GgmlType::F16,
-    GgmlType::BF16,
-    GgmlType::Q4_0,
-    GgmlType::Q4_1,
-    GgmlType::Q5_0,
-    GgmlType::Q5_1,
-    GgmlType::Q8_0,
-    GgmlType::Q2K,
-    GgmlType::Q3K,
-    GgmlType::Q4K,
-    GgmlType::Q5K,
-    GgmlType::Q6K,
-    GgmlType::Iq1S,
-    GgmlType::Iq1M,
-    GgmlType::Iq2Xxs,
-    GgmlType::Iq2Xs,
-    GgmlType::Iq2S,
-    GgmlType::Iq3Xxs,
-    GgmlType::Iq3S,
-    GgmlType::Iq4Nl,
-    GgmlType::Iq4Xs,
-    GgmlType::Mxfp4,
-];
 
 /// Columns and rows of a feed-forward matrix of a 1B model.
 const COLS: usize = 2048;
@@ -62,7 +36,8 @@ fn main() {
         "{:<7} {:<8} {:>14} {:>20}",
         "format", "level", "decode, GB/s", "prefill, GOP/s"
     );
-    for format in FORMATS {
+    let all = GgmlType::ALL.iter().copied();
+    for format in all.filter(|format| supported(*format)) {
         if !wanted.is_empty() && !wanted.contains(&format.to_string()) {
             continue;
         }

@@ -13,7 +13,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use prima_crds::v1alpha1::model::{Model, NodeShare, ResolvedModel};
 use prima_crds::v1alpha1::model_profile::ModelProfile;
-use prima_crds::v1alpha1::node_profile::NodeProfile;
+use prima_crds::v1alpha1::node_profile::{NodeProfile, NodeProfileStatus};
 use prima_crds::v1alpha1::ring_plan::{
     MemberState, PlannedModel, RingMember, RingPlan, RingPlanSpec, Speed,
 };
@@ -414,14 +414,12 @@ fn could_do(profile: &NodeProfile, member: &RingMember) -> bool {
         return false;
     };
     let owner = &profile.spec;
-    let gpus = status.gpus.iter().filter_map(|gpu| gpu.measured.as_ref());
-    let gpu_memory: i64 = gpus.map(|gpu| gpu.available_bytes).sum();
     let memory = (status.memory.available_bytes - owner.reserved_memory_bytes.unwrap_or(0))
         .min(owner.memory_cap_bytes.unwrap_or(i64::MAX));
     // What is read for every token does not stay.
     let read = member.read_bytes_per_token.unwrap_or(0);
     member.memory_bytes.unwrap_or(0) - read <= memory
-        && member.gpu_memory_bytes.unwrap_or(0) <= gpu_memory
+        && member.gpu_memory_bytes.unwrap_or(0) <= gpu_memory(status)
         && (read == 0 || owner.disk_allowed != Some(false))
 }
 
@@ -543,12 +541,16 @@ fn fits_beside(
             })
             .sum();
         let gpu_held: i64 = before().filter_map(|before| before.gpu_memory_bytes).sum();
-        let gpus = status.gpus.iter().filter_map(|gpu| gpu.measured.as_ref());
-        let gpu: i64 = gpus.map(|gpu| gpu.available_bytes).sum();
-        let gpu_memory = member.gpu_memory_bytes.unwrap_or(0);
+        let on_gpu = member.gpu_memory_bytes.unwrap_or(0);
         member.memory_bytes.unwrap_or(0) + held <= status.memory.available_bytes
-            && (gpu_memory == 0 || gpu_memory + gpu_held <= gpu)
+            && (on_gpu == 0 || on_gpu + gpu_held <= gpu_memory(status))
     })
+}
+
+/// What all GPUs of a machine have left, in bytes.
+fn gpu_memory(status: &NodeProfileStatus) -> i64 {
+    let gpus = status.gpus.iter().filter_map(|gpu| gpu.measured.as_ref());
+    gpus.map(|gpu| gpu.available_bytes).sum()
 }
 
 /// A pair of ports that no plan uses.

@@ -4,6 +4,7 @@
 
 use prima_gguf::GgmlType;
 
+use super::formats::{BlockFormat, with_block_format};
 use super::numerics::{ROUNDER, round_to_f16_precision};
 use super::per_level;
 use super::shared_slice::SharedSlice;
@@ -25,20 +26,14 @@ impl Form {
     pub(super) fn of(ggml_type: GgmlType) -> Form {
         match ggml_type {
             GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => Form::Float,
-            GgmlType::Q4K
-            | GgmlType::Q5K
-            | GgmlType::Iq1S
-            | GgmlType::Iq2Xxs
-            | GgmlType::Iq3Xxs
-            | GgmlType::Iq3S
-            | GgmlType::Iq4Xs => Form::SuperBlocks { group: 32 },
-            GgmlType::Q2K
-            | GgmlType::Q3K
-            | GgmlType::Q6K
-            | GgmlType::Iq1M
-            | GgmlType::Iq2Xs
-            | GgmlType::Iq2S => Form::SuperBlocks { group: 16 },
-            _ => Form::Blocks,
+            other => with_block_format!(
+                other,
+                Format => match Format::BLOCK {
+                    256 => Form::SuperBlocks { group: Format::GROUP },
+                    _ => Form::Blocks,
+                },
+                else Form::Blocks,
+            ),
         }
     }
 }

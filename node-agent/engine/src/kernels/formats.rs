@@ -36,6 +36,26 @@ pub(super) trait BlockFormat {
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]);
 }
 
+/// `call` with `Format` as the block format of a `GgmlType`; `otherwise` for a type that is none or has no kernels.
+macro_rules! with_block_format {
+    ($ggml_type:expr, $Format:ident => $call:expr, else $otherwise:expr $(,)?) => {
+        with_block_format!(
+            @ $ggml_type, $Format, $call, $otherwise;
+            Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K Iq1S Iq1M Iq2Xxs Iq2Xs Iq2S Iq3Xxs Iq3S Iq4Nl Iq4Xs Mxfp4
+        )
+    };
+    (@ $ggml_type:expr, $Format:ident, $call:expr, $otherwise:expr; $($name:ident)*) => {
+        match $ggml_type {
+            $(prima_gguf::GgmlType::$name => {
+                type $Format = $crate::kernels::formats::$name;
+                $call
+            })*
+            _ => $otherwise,
+        }
+    };
+}
+pub(super) use with_block_format;
+
 /// The largest block of any format, in weights.
 pub(super) const MAX_BLOCK: usize = 256;
 

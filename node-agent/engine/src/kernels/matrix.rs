@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use prima_gguf::GgmlType;
 
-use super::formats::{self, BlockFormat, MAX_BLOCK, MIN_GROUP};
+use super::formats::{BlockFormat, MAX_BLOCK, MIN_GROUP, with_block_format};
 use super::numerics::{bf16_to_f32, f16_to_f32};
 
 /// A row-major matrix of `rows` outputs by `cols` inputs in the blocks of `ggml_type`.
@@ -58,32 +58,14 @@ const MAX_SIDE: usize = 1 << 26;
 
 /// Whether the CPU has kernels for this format.
 pub fn supported(ggml_type: GgmlType) -> bool {
-    use GgmlType::*;
-    matches!(
-        ggml_type,
-        F32 | F16
-            | BF16
-            | Q4_0
-            | Q4_1
-            | Q5_0
-            | Q5_1
-            | Q8_0
-            | Q2K
-            | Q3K
-            | Q4K
-            | Q5K
-            | Q6K
-            | Iq1S
-            | Iq1M
-            | Iq2Xxs
-            | Iq2Xs
-            | Iq2S
-            | Iq3Xxs
-            | Iq3S
-            | Iq4Nl
-            | Iq4Xs
-            | Mxfp4
-    )
+    match ggml_type {
+        GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => true,
+        other => with_block_format!(
+            other,
+            Format => Format::BYTES == other.block_bytes(),
+            else false,
+        ),
+    }
 }
 
 /// Writes row `row` of `matrix` as numbers into `out`.
@@ -98,27 +80,11 @@ pub fn dequantize_row(matrix: Matrix<'_>, row: usize, out: &mut [f32]) {
         GgmlType::F32 => convert::<4>(bytes, out, f32::from_le_bytes),
         GgmlType::F16 => convert::<2>(bytes, out, |b| f16_to_f32(u16::from_le_bytes(b))),
         GgmlType::BF16 => convert::<2>(bytes, out, |b| bf16_to_f32(u16::from_le_bytes(b))),
-        GgmlType::Q4_0 => dequantize::<formats::Q4_0>(bytes, out),
-        GgmlType::Q4_1 => dequantize::<formats::Q4_1>(bytes, out),
-        GgmlType::Q5_0 => dequantize::<formats::Q5_0>(bytes, out),
-        GgmlType::Q5_1 => dequantize::<formats::Q5_1>(bytes, out),
-        GgmlType::Q8_0 => dequantize::<formats::Q8_0>(bytes, out),
-        GgmlType::Q2K => dequantize::<formats::Q2K>(bytes, out),
-        GgmlType::Q3K => dequantize::<formats::Q3K>(bytes, out),
-        GgmlType::Q4K => dequantize::<formats::Q4K>(bytes, out),
-        GgmlType::Q5K => dequantize::<formats::Q5K>(bytes, out),
-        GgmlType::Q6K => dequantize::<formats::Q6K>(bytes, out),
-        GgmlType::Iq1S => dequantize::<formats::Iq1S>(bytes, out),
-        GgmlType::Iq1M => dequantize::<formats::Iq1M>(bytes, out),
-        GgmlType::Iq2Xxs => dequantize::<formats::Iq2Xxs>(bytes, out),
-        GgmlType::Iq2Xs => dequantize::<formats::Iq2Xs>(bytes, out),
-        GgmlType::Iq2S => dequantize::<formats::Iq2S>(bytes, out),
-        GgmlType::Iq3Xxs => dequantize::<formats::Iq3Xxs>(bytes, out),
-        GgmlType::Iq3S => dequantize::<formats::Iq3S>(bytes, out),
-        GgmlType::Iq4Nl => dequantize::<formats::Iq4Nl>(bytes, out),
-        GgmlType::Iq4Xs => dequantize::<formats::Iq4Xs>(bytes, out),
-        GgmlType::Mxfp4 => dequantize::<formats::Mxfp4>(bytes, out),
-        other => super::matmul::no_kernel(other),
+        other => with_block_format!(
+            other,
+            Format => dequantize::<Format>(bytes, out),
+            else super::matmul::no_kernel(other),
+        ),
     }
 }
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 use prima_gguf::GgmlType;
 
 use super::activations::QuantizedRows;
-use super::formats::{self, BlockFormat, MAX_BLOCK, MIN_GROUP};
+use super::formats::{BlockFormat, MAX_BLOCK, MIN_GROUP, with_block_format};
 use super::matmul::{Activations, Product, no_kernel};
 use super::numerics::{bf16_to_f32, f16_to_f32, multiply_add};
 
@@ -26,29 +26,11 @@ pub(super) fn multiply(product: &Product<'_>, rows: Range<usize>) {
             GgmlType::BF16 => float::<2>(product, x, rows, |b| bf16_to_f32(u16::from_le_bytes(b))),
             other => no_kernel(other),
         },
-        Activations::Quantized(x) => match product.matrix.ggml_type() {
-            GgmlType::Q4_0 => quantized::<formats::Q4_0>(product, x, rows),
-            GgmlType::Q4_1 => quantized::<formats::Q4_1>(product, x, rows),
-            GgmlType::Q5_0 => quantized::<formats::Q5_0>(product, x, rows),
-            GgmlType::Q5_1 => quantized::<formats::Q5_1>(product, x, rows),
-            GgmlType::Q8_0 => quantized::<formats::Q8_0>(product, x, rows),
-            GgmlType::Q2K => quantized::<formats::Q2K>(product, x, rows),
-            GgmlType::Q3K => quantized::<formats::Q3K>(product, x, rows),
-            GgmlType::Q4K => quantized::<formats::Q4K>(product, x, rows),
-            GgmlType::Q5K => quantized::<formats::Q5K>(product, x, rows),
-            GgmlType::Q6K => quantized::<formats::Q6K>(product, x, rows),
-            GgmlType::Iq1S => quantized::<formats::Iq1S>(product, x, rows),
-            GgmlType::Iq1M => quantized::<formats::Iq1M>(product, x, rows),
-            GgmlType::Iq2Xxs => quantized::<formats::Iq2Xxs>(product, x, rows),
-            GgmlType::Iq2Xs => quantized::<formats::Iq2Xs>(product, x, rows),
-            GgmlType::Iq2S => quantized::<formats::Iq2S>(product, x, rows),
-            GgmlType::Iq3Xxs => quantized::<formats::Iq3Xxs>(product, x, rows),
-            GgmlType::Iq3S => quantized::<formats::Iq3S>(product, x, rows),
-            GgmlType::Iq4Nl => quantized::<formats::Iq4Nl>(product, x, rows),
-            GgmlType::Iq4Xs => quantized::<formats::Iq4Xs>(product, x, rows),
-            GgmlType::Mxfp4 => quantized::<formats::Mxfp4>(product, x, rows),
-            other => no_kernel(other),
-        },
+        Activations::Quantized(x) => with_block_format!(
+            product.matrix.ggml_type(),
+            Format => quantized::<Format>(product, x, rows),
+            else no_kernel(product.matrix.ggml_type()),
+        ),
     }
 }
 
