@@ -12,7 +12,6 @@ mod nonlinear;
 pub(super) use codebook::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
 pub(super) use k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
 pub(super) use legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
-#[cfg(target_arch = "x86_64")]
 pub(super) use nonlinear::{IQ4_VALUES, MXFP4_VALUES};
 pub(super) use nonlinear::{Iq4Nl, Iq4Xs, Mxfp4};
 
@@ -25,7 +24,6 @@ pub(super) trait BlockFormat {
     /// Weights that share a scale: 16 or 32.
     const GROUP: usize;
     /// Values are below `1 << BITS`. (How much headroom 16-bit sums have: of no use to plain Rust.)
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     const BITS: u32;
     /// 0 or a power of two.
     const OFFSET: i32;

@@ -1,5 +1,5 @@
-//! Sixteen floats, or sixteen 32-bit words, side by side, as each instruction set holds them. What works on them is
-//! written once, and computed in the same order everywhere.
+//! Sixteen floats, or sixteen 32-bit words, side by side: as many registers as that takes on each instruction set, or plain
+//! numbers. What works on them is written once, and computed in the same order everywhere.
 //!
 //! The implementations for an instruction set may only be used in code that runs where the processor has it:
 //! that is part of the safety contract of every function that is generic over these traits.
@@ -8,11 +8,12 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
+#[cfg(target_arch = "x86_64")]
+mod sse41;
 
-#[cfg(target_arch = "x86_64")]
-pub(super) use avx2::{Avx2Lanes, Avx2Words};
-#[cfg(target_arch = "x86_64")]
-pub(super) use avx512::{Avx512Lanes, Avx512Words};
+use half::f16;
 
 use super::numerics::{LANES, f16_to_f32, multiply_add};
 
@@ -29,23 +30,21 @@ pub(super) trait Lanes: Copy {
 
     /// # Safety
     /// 16 half-precision numbers at `from` are readable.
-    unsafe fn load_halves(from: *const half::f16) -> Self;
+    unsafe fn load_halves(from: *const f16) -> Self;
 
     /// # Safety
     /// 16 floats at `to` are writable.
     unsafe fn store(self, to: *mut f32);
 
-    #[cfg(target_arch = "x86_64")]
     fn add(self, other: Self) -> Self;
 
     fn multiply(self, other: Self) -> Self;
 
-    /// `self * factor + addend`; fused but for plain Rust on processors without such an instruction.
+    /// `self * factor + addend`, fused where [`FloatRegister::multiply_add`] is.
     fn multiply_add(self, factor: Self, addend: Self) -> Self;
 }
 
 /// A 32-bit word of each of sixteen rows of a matrix. Blocks unpack without a word ever leaving its row's lane.
-#[cfg(target_arch = "x86_64")]
 pub(super) trait Words: Copy {
     type Floats: Lanes;
 
@@ -69,7 +68,15 @@ pub(super) trait Words: Copy {
     ///
     /// # Safety
     /// They are readable.
-    unsafe fn load_32(rows: &[*const u8; LANES], offset: usize) -> [Self; 8];
+    #[inline(always)]
+    unsafe fn load_32(rows: &[*const u8; LANES], offset: usize) -> [Self; 8] {
+        // SAFETY: readable by the contract.
+        unsafe {
+            let [a, b, c, d] = Self::load_16(rows, offset);
+            let [e, f, g, h] = Self::load_16(rows, offset + 16);
+            [a, b, c, d, e, f, g, h]
+        }
+    }
 
     /// # Safety
     /// 64 bytes at `to` are writable.
@@ -105,46 +112,323 @@ pub(super) trait Words: Copy {
     fn halves_to_floats(self) -> Self::Floats;
 }
 
-impl Lanes for [f32; LANES] {
-    const TILE: usize = 1;
+/// As many floats as one register holds.
+pub(super) trait FloatRegister: Copy {
+    const COUNT: usize;
+    /// [`Lanes::TILE`] of sixteen floats in such registers.
+    const TILE: usize;
+
+    fn splat(number: f32) -> Self;
+
+    /// # Safety
+    /// `COUNT` floats at `from` are readable.
+    unsafe fn load(from: *const f32) -> Self;
+
+    /// # Safety
+    /// `COUNT` half-precision numbers at `from` are readable.
+    unsafe fn load_halves(from: *const f16) -> Self;
+
+    /// # Safety
+    /// `COUNT` floats at `to` are writable.
+    unsafe fn store(self, to: *mut f32);
+
+    fn add(self, other: Self) -> Self;
+
+    fn multiply(self, other: Self) -> Self;
+
+    /// `self * factor + addend`; fused but at the levels without such an instruction (plain Rust on x86-64, SSE4.1).
+    fn multiply_add(self, factor: Self, addend: Self) -> Self;
+}
+
+/// A word of as many rows as one register holds. What the functions do is told at [`Words`].
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(
+        dead_code,
+        reason = "without vector levels there are no such registers"
+    )
+)]
+pub(super) trait WordRegister: Copy {
+    type Floats: FloatRegister;
+    const COUNT: usize;
+
+    fn prefetch(address: *const u8);
+
+    /// # Safety
+    /// There are `COUNT` rows, and of each the 4 bytes at `offset` are readable.
+    unsafe fn load_4(rows: &[*const u8], offset: usize) -> Self;
+
+    /// # Safety
+    /// There are `COUNT` rows, and of each the 16 bytes at `offset` are readable.
+    unsafe fn load_16(rows: &[*const u8], offset: usize) -> [Self; 4];
+
+    /// # Safety
+    /// `4 * COUNT` bytes at `to` are writable.
+    unsafe fn store(self, to: *mut u8);
+
+    fn look_up(self, table: &[u8; 16]) -> Self;
+
+    fn and(self, mask: u32) -> Self;
+
+    fn or(self, other: Self) -> Self;
+
+    fn xor(self, mask: u32) -> Self;
+
+    fn add(self, number: i32) -> Self;
+
+    fn multiply(self, number: i32) -> Self;
+
+    fn shift_left(self, bits: i32) -> Self;
+
+    fn shift_right(self, bits: i32) -> Self;
+
+    fn shift_right_signed(self, bits: i32) -> Self;
+
+    fn to_floats(self) -> Self::Floats;
+
+    fn as_floats(self) -> Self::Floats;
+
+    fn halves_to_floats(self) -> Self::Floats;
+}
+
+/// `method` of each register. A loop, as a closure would not be compiled for the instruction set of its caller.
+macro_rules! each {
+    ($registers:ident.$method:ident($($argument:expr),*)) => {{
+        let mut out = $registers;
+        for out in &mut out {
+            *out = out.$method($($argument),*);
+        }
+        out
+    }};
+}
+
+/// `COUNT * N` is 16.
+impl<R: FloatRegister, const N: usize> Lanes for [R; N] {
+    const TILE: usize = R::TILE;
 
     #[inline(always)]
     fn splat(number: f32) -> Self {
-        [number; LANES]
+        [R::splat(number); N]
     }
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: readable by the contract; an array of floats is aligned like a float.
-        unsafe { from.cast::<Self>().read() }
+        let mut out = [R::splat(0.0); N];
+        for (i, out) in out.iter_mut().enumerate() {
+            // SAFETY: readable by the contract; so below.
+            *out = unsafe { R::load(from.add(i * R::COUNT)) };
+        }
+        out
     }
 
     #[inline(always)]
-    unsafe fn load_halves(from: *const half::f16) -> Self {
-        // SAFETY: as in `load`.
-        let halves = unsafe { from.cast::<[half::f16; LANES]>().read() };
-        halves.map(|half| f16_to_f32(half.to_bits()))
+    unsafe fn load_halves(from: *const f16) -> Self {
+        let mut out = [R::splat(0.0); N];
+        for (i, out) in out.iter_mut().enumerate() {
+            // SAFETY: as in `load`.
+            *out = unsafe { R::load_halves(from.add(i * R::COUNT)) };
+        }
+        out
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: writable by the contract; an array of floats is aligned like a float.
-        unsafe { to.cast::<Self>().write(self) }
+        for (i, register) in self.into_iter().enumerate() {
+            // SAFETY: writable by the contract.
+            unsafe { register.store(to.add(i * R::COUNT)) };
+        }
     }
 
-    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn add(self, other: Self) -> Self {
-        std::array::from_fn(|lane| self[lane] + other[lane])
+        let mut out = self;
+        for i in 0..N {
+            out[i] = self[i].add(other[i]);
+        }
+        out
     }
 
     #[inline(always)]
     fn multiply(self, other: Self) -> Self {
-        std::array::from_fn(|lane| self[lane] * other[lane])
+        let mut out = self;
+        for i in 0..N {
+            out[i] = self[i].multiply(other[i]);
+        }
+        out
     }
 
     #[inline(always)]
     fn multiply_add(self, factor: Self, addend: Self) -> Self {
-        std::array::from_fn(|lane| multiply_add(self[lane], factor[lane], addend[lane]))
+        let mut out = self;
+        for i in 0..N {
+            out[i] = self[i].multiply_add(factor[i], addend[i]);
+        }
+        out
+    }
+}
+
+/// `COUNT * N` is 16; the registers hold the rows in order.
+impl<R: WordRegister, const N: usize> Words for [R; N] {
+    type Floats = [R::Floats; N];
+
+    #[inline(always)]
+    fn prefetch(address: *const u8) {
+        R::prefetch(address);
+    }
+
+    #[inline(always)]
+    unsafe fn load_4(rows: &[*const u8; LANES], offset: usize) -> Self {
+        // SAFETY: there are `COUNT` rows from each of these on, readable by the contract; so below.
+        unsafe {
+            let mut out = [R::load_4(rows, offset); N];
+            for i in 1..N {
+                out[i] = R::load_4(&rows[i * R::COUNT..], offset);
+            }
+            out
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_16(rows: &[*const u8; LANES], offset: usize) -> [Self; 4] {
+        // SAFETY: as in `load_4`.
+        unsafe {
+            let [a, b, c, d] = R::load_16(rows, offset);
+            let mut out = [[a; N], [b; N], [c; N], [d; N]];
+            for i in 1..N {
+                let columns = R::load_16(&rows[i * R::COUNT..], offset);
+                for (out, column) in out.iter_mut().zip(columns) {
+                    out[i] = column;
+                }
+            }
+            out
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut u8) {
+        for (i, register) in self.into_iter().enumerate() {
+            // SAFETY: writable by the contract.
+            unsafe { register.store(to.add(i * 4 * R::COUNT)) };
+        }
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16]) -> Self {
+        each!(self.look_up(table))
+    }
+
+    #[inline(always)]
+    fn and(self, mask: u32) -> Self {
+        each!(self.and(mask))
+    }
+
+    #[inline(always)]
+    fn or(self, other: Self) -> Self {
+        let mut out = self;
+        for i in 0..N {
+            out[i] = self[i].or(other[i]);
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn xor(self, mask: u32) -> Self {
+        each!(self.xor(mask))
+    }
+
+    #[inline(always)]
+    fn add(self, number: i32) -> Self {
+        each!(self.add(number))
+    }
+
+    #[inline(always)]
+    fn multiply(self, number: i32) -> Self {
+        each!(self.multiply(number))
+    }
+
+    #[inline(always)]
+    fn shift_left(self, bits: i32) -> Self {
+        each!(self.shift_left(bits))
+    }
+
+    #[inline(always)]
+    fn shift_right(self, bits: i32) -> Self {
+        each!(self.shift_right(bits))
+    }
+
+    #[inline(always)]
+    fn shift_right_signed(self, bits: i32) -> Self {
+        each!(self.shift_right_signed(bits))
+    }
+
+    #[inline(always)]
+    fn to_floats(self) -> Self::Floats {
+        let mut out = [self[0].to_floats(); N];
+        for i in 1..N {
+            out[i] = self[i].to_floats();
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn as_floats(self) -> Self::Floats {
+        let mut out = [self[0].as_floats(); N];
+        for i in 1..N {
+            out[i] = self[i].as_floats();
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn halves_to_floats(self) -> Self::Floats {
+        let mut out = [self[0].halves_to_floats(); N];
+        for i in 1..N {
+            out[i] = self[i].halves_to_floats();
+        }
+        out
+    }
+}
+
+/// Plain Rust.
+impl FloatRegister for f32 {
+    const COUNT: usize = 1;
+    const TILE: usize = 1;
+
+    #[inline(always)]
+    fn splat(number: f32) -> Self {
+        number
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: readable by the contract.
+        unsafe { from.read() }
+    }
+
+    #[inline(always)]
+    unsafe fn load_halves(from: *const f16) -> Self {
+        // SAFETY: readable by the contract.
+        f16_to_f32(unsafe { from.read() }.to_bits())
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: writable by the contract.
+        unsafe { to.write(self) }
+    }
+
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        self + other
+    }
+
+    #[inline(always)]
+    fn multiply(self, other: Self) -> Self {
+        self * other
+    }
+
+    #[inline(always)]
+    fn multiply_add(self, factor: Self, addend: Self) -> Self {
+        multiply_add(self, factor, addend)
     }
 }

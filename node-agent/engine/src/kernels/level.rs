@@ -12,11 +12,19 @@ pub struct Level(Kind);
 pub(super) enum Kind {
     Scalar,
     #[cfg(target_arch = "x86_64")]
+    Sse41,
+    #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
     AvxVnni,
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    #[cfg(target_arch = "aarch64")]
+    NeonDotprod,
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm,
 }
 
 /// The environment variable that lowers the level, for tests and for comparing.
@@ -67,7 +75,7 @@ impl Level {
         }
     }
 
-    /// The level called `name` (`scalar`, `avx2`, `avx-vnni`, `avx512`).
+    /// The level called `name` (`scalar`; `sse4.1`, `avx2`, `avx-vnni`, `avx512`; `neon`, `neon-dotprod`, `neon-i8mm`).
     ///
     /// # Errors
     /// [`LevelError::Unavailable`] for a name that is unknown or that this processor lacks.
@@ -103,6 +111,16 @@ impl Level {
         self.0.name()
     }
 
+    /// Whether its kernels fuse products with sums, as plain Rust's [`f32::mul_add`] does. Quantized products have the same bits at
+    /// all levels that do; a processor without such an instruction rounds twice.
+    pub fn fuses(&self) -> bool {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Sse41 => false,
+            _ => true,
+        }
+    }
+
     pub(super) fn kind(self) -> Kind {
         self.0
     }
@@ -119,22 +137,38 @@ impl Kind {
     const ALL: &[Kind] = &[
         Kind::Scalar,
         #[cfg(target_arch = "x86_64")]
+        Kind::Sse41,
+        #[cfg(target_arch = "x86_64")]
         Kind::Avx2,
         #[cfg(target_arch = "x86_64")]
         Kind::AvxVnni,
         #[cfg(target_arch = "x86_64")]
         Kind::Avx512Vnni,
+        #[cfg(target_arch = "aarch64")]
+        Kind::Neon,
+        #[cfg(target_arch = "aarch64")]
+        Kind::NeonDotprod,
+        #[cfg(target_arch = "aarch64")]
+        Kind::NeonI8mm,
     ];
 
     fn name(self) -> &'static str {
         match self {
             Kind::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
+            Kind::Sse41 => "sse4.1",
+            #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Kind::AvxVnni => "avx-vnni",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512Vnni => "avx512",
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Kind::NeonDotprod => "neon-dotprod",
+            #[cfg(target_arch = "aarch64")]
+            Kind::NeonI8mm => "neon-i8mm",
         }
     }
 
@@ -146,8 +180,28 @@ impl Kind {
             ("fma", is_x86_feature_detected!("fma")),
             ("f16c", is_x86_feature_detected!("f16c")),
         ];
+        #[cfg(target_arch = "aarch64")]
+        let [neon, dotprod, i8mm] = [
+            ("neon", std::arch::is_aarch64_feature_detected!("neon")),
+            (
+                "dotprod",
+                std::arch::is_aarch64_feature_detected!("dotprod"),
+            ),
+            ("i8mm", std::arch::is_aarch64_feature_detected!("i8mm")),
+        ];
         match self {
             Kind::Scalar => Vec::new(),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Sse41 => vec![
+                ("sse4.1", is_x86_feature_detected!("sse4.1")),
+                ("ssse3", is_x86_feature_detected!("ssse3")),
+            ],
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon => vec![neon],
+            #[cfg(target_arch = "aarch64")]
+            Kind::NeonDotprod => vec![neon, dotprod],
+            #[cfg(target_arch = "aarch64")]
+            Kind::NeonI8mm => vec![neon, dotprod, i8mm],
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => avx2.to_vec(),
             #[cfg(target_arch = "x86_64")]

@@ -7,13 +7,14 @@ use prima_gguf::GgmlType;
 use super::activations::{Form, QuantizedRows};
 use super::level::Kind;
 use super::matrix::Matrix;
-#[cfg(target_arch = "x86_64")]
+#[cfg(target_arch = "aarch64")]
+use super::neon;
 use super::panel::Place;
 use super::scalar;
 use super::shared_slice::SharedSlice;
 use super::thread_pool::ThreadPool;
 #[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512};
+use super::{avx2, avx512, sse41};
 
 /// Multiplies: for each matrix of `outputs`, row `i` of its output (`n` rows of `matrix.rows()`) becomes the
 /// matrix times row `i` of `x` (`n` rows of `matrix.cols()`, the same for all matrices).
@@ -105,6 +106,9 @@ impl Product<'_> {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: a `Level` of this kind exists only on processors that have its instructions; pieces
             // are disjoint ranges of rows, so no other thread writes the columns of this one.
+            Kind::Sse41 => unsafe { sse41::multiply(self, rows) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
             Kind::Avx2 => unsafe { avx2::multiply(self, rows) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
@@ -112,6 +116,15 @@ impl Product<'_> {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Kind::Avx512Vnni => unsafe { avx512::multiply(self, rows) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            Kind::Neon => unsafe { neon::multiply(self, rows) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            Kind::NeonDotprod => unsafe { neon::multiply_dotprod(self, rows) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            Kind::NeonI8mm => unsafe { neon::multiply_i8mm(self, rows) },
         }
     }
 
@@ -119,7 +132,6 @@ impl Product<'_> {
     ///
     /// # Safety
     /// The panel is of the piece that this thread computes, and no other slice of these places is in use.
-    #[cfg(target_arch = "x86_64")]
     #[allow(clippy::mut_from_ref)]
     #[inline(always)]
     pub(super) unsafe fn columns(&self, i: usize, place: &Place) -> &mut [f32] {

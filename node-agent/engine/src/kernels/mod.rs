@@ -12,22 +12,29 @@ mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod byte_pairs;
 mod elementwise;
 mod formats;
 mod lanes;
 mod level;
 mod matmul;
 mod matrix;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod numerics;
-#[cfg(target_arch = "x86_64")]
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code, reason = "without vector levels nothing makes panels")
+)]
 mod panel;
 mod placement;
 mod rope;
 mod scalar;
 mod shared_slice;
-mod thread_pool;
 #[cfg(target_arch = "x86_64")]
-mod x86;
+mod sse41;
+mod thread_pool;
 
 pub use attention::{AttentionShape, BLOCK_POSITIONS, KvShape, SequenceAttention, attention};
 pub use elementwise::{add, add_bias, rms_norm, swiglu};
@@ -47,6 +54,12 @@ macro_rules! per_level {
             fn body($($arg: $ty),*) $body
 
             #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "sse4.1,ssse3")]
+            fn sse41($($arg: $ty),*) {
+                body($($arg),*)
+            }
+
+            #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
             fn avx2($($arg: $ty),*) {
                 body($($arg),*)
@@ -61,11 +74,19 @@ macro_rules! per_level {
             match level.kind() {
                 $crate::kernels::level::Kind::Scalar => body($($arg),*),
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: a `Level` of these kinds exists only on processors that have these features.
+                // SAFETY: a `Level` of this kind exists only on processors that have these features.
+                $crate::kernels::level::Kind::Sse41 => unsafe { sse41($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
                 $crate::kernels::level::Kind::Avx2 | $crate::kernels::level::Kind::AvxVnni => unsafe { avx2($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
                 $crate::kernels::level::Kind::Avx512Vnni => unsafe { avx512($($arg),*) },
+                // Everything on this architecture is compiled for NEON.
+                #[cfg(target_arch = "aarch64")]
+                $crate::kernels::level::Kind::Neon
+                | $crate::kernels::level::Kind::NeonDotprod
+                | $crate::kernels::level::Kind::NeonI8mm => body($($arg),*),
             }
         }
     };

@@ -5,17 +5,22 @@
 
 use std::ops::Range;
 
+use prima_gguf::GgmlType;
+
 use super::activations::QuantizedRows;
-use super::formats::{BlockFormat, MAX_BLOCK, MIN_GROUP};
-use super::lanes::{Lanes, Words};
-use super::matmul::{PANEL, Product};
+use super::formats::{BlockFormat, MAX_BLOCK, MIN_GROUP, with_block_format};
+use super::lanes::{FloatRegister, Lanes, Words};
+use super::matmul::{Activations, PANEL, Product, no_kernel};
 use super::matrix::Matrix;
 
 mod codebook;
-pub(super) mod floats;
+mod floats;
 mod k_quants;
 mod legacy;
 mod nonlinear;
+mod tile;
+
+pub(super) use tile::tile;
 
 /// Columns of a panel of quantized weights: a multiple of every block. With the activations of a tile it
 /// fills three quarters of a 32 KiB cache.
@@ -121,11 +126,13 @@ impl Destination {
 /// What a vector level brings for quantized weights.
 pub(super) trait Integers {
     type Words: Words;
+    /// The totals of as many weight rows as one register holds.
+    type Floats: FloatRegister;
     /// The most rows of activations that [`tile`](Self::tile) takes at once.
     const TILE: usize;
 
     /// Adds the panel's products with `ROWS` rows of activations from `first` on to the output, or sets it
-    /// where the panel's columns are the first.
+    /// where the panel's columns are the first: [`tile()`], compiled for the level.
     ///
     /// # Safety
     /// The processor has the level's instructions; `first + ROWS` rows of activations exist; `place` is of the
@@ -137,6 +144,49 @@ pub(super) trait Integers {
         first: usize,
         product: &Product<'_>,
     );
+
+    /// Whether [`sums`](Self::sums) multiplies values less the format's offset, and takes no notice of `start`.
+    #[inline(always)]
+    fn takes_offset<F: BlockFormat>() -> bool {
+        false
+    }
+
+    /// `start` and the sums of one group's products, for each row of activations and of as many weight rows as a register
+    /// holds.
+    ///
+    /// # Safety
+    /// The level's instructions; a group of the weight rows at `weights`, in the order of [`Panel::values`] and aligned to the
+    /// register, and of `ROWS` rows of activations, `x_stride` apart, at `x_quads` are readable.
+    unsafe fn sums<F: BlockFormat, const ROWS: usize>(
+        weights: *const u8,
+        x_quads: *const i8,
+        x_stride: usize,
+        start: [i32; ROWS],
+    ) -> [Self::Floats; ROWS];
+}
+
+/// Computes the columns `rows` of the product's output with the kernels of `I`.
+///
+/// # Safety
+/// The processor has the instructions of `I`, and no other thread writes these columns meanwhile.
+#[inline(always)]
+pub(super) unsafe fn multiply_by_format<I: Integers>(product: &Product<'_>, rows: Range<usize>) {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match product.activations {
+            Activations::Float(x) => match product.matrix.ggml_type() {
+                GgmlType::F32 => floats::multiply::<I::Words, floats::F32>(product, x, rows),
+                GgmlType::F16 => floats::multiply::<I::Words, floats::F16>(product, x, rows),
+                GgmlType::BF16 => floats::multiply::<I::Words, floats::Bf16>(product, x, rows),
+                other => no_kernel(other),
+            },
+            Activations::Quantized(x) => with_block_format!(
+                product.matrix.ggml_type(),
+                Format => multiply::<I, Format>(product, x, rows),
+                else no_kernel(product.matrix.ggml_type()),
+            ),
+        }
+    }
 }
 
 /// Computes the columns `rows` of the output for quantized weights.
@@ -144,7 +194,7 @@ pub(super) trait Integers {
 /// # Safety
 /// The processor has the instructions of `I`, and no other thread writes these columns.
 #[inline(always)]
-pub(super) unsafe fn multiply<I: Integers, F: PanelFormat>(
+unsafe fn multiply<I: Integers, F: PanelFormat>(
     product: &Product<'_>,
     x: &QuantizedRows,
     rows: Range<usize>,
@@ -168,32 +218,27 @@ pub(super) unsafe fn multiply<I: Integers, F: PanelFormat>(
                 while first < product.n {
                     let left = product.n - first;
                     first += match left.min(I::TILE) {
-                        8.. => tile::<I, F, 8>(&panel, &place, x, first, product),
-                        4..8 => tile::<I, F, 4>(&panel, &place, x, first, product),
-                        2..4 => tile::<I, F, 2>(&panel, &place, x, first, product),
-                        _ => tile::<I, F, 1>(&panel, &place, x, first, product),
+                        8.. => {
+                            I::tile::<F, 8>(&panel, &place, x, first, product);
+                            8
+                        }
+                        4..8 => {
+                            I::tile::<F, 4>(&panel, &place, x, first, product);
+                            4
+                        }
+                        2..4 => {
+                            I::tile::<F, 2>(&panel, &place, x, first, product);
+                            2
+                        }
+                        _ => {
+                            I::tile::<F, 1>(&panel, &place, x, first, product);
+                            1
+                        }
                     };
                 }
             }
         }
     }
-}
-
-/// Returns the rows done.
-///
-/// # Safety
-/// As [`Integers::tile`].
-#[inline(always)]
-unsafe fn tile<I: Integers, F: BlockFormat, const ROWS: usize>(
-    panel: &Panel,
-    place: &Place,
-    x: &QuantizedRows,
-    first: usize,
-    product: &Product<'_>,
-) -> usize {
-    // SAFETY: passed on from the caller.
-    unsafe { I::tile::<F, ROWS>(panel, place, x, first, product) };
-    ROWS
 }
 
 /// # Safety

@@ -9,7 +9,7 @@ use crate::reference::{FORMATS, Random, Scales, random_weights, weights};
 fn every_format_dequantizes_to_its_definition() {
     let mut random = Random(1);
     for format in FORMATS {
-        for scales in [Scales::Usual, Scales::Extreme] {
+        for scales in [Scales::Usual, Scales::Extreme, Scales::Exact] {
             let (rows, cols) = (7, 3 * 256);
             let bytes = random_weights(&mut random, format, rows * cols, scales);
             let matrix = Matrix::new(format, rows, cols, &bytes).unwrap();

@@ -63,6 +63,8 @@ pub enum Scales {
     Usual,
     /// Zero, subnormal, the largest, negative.
     Extreme,
+    /// Powers of two: with small whole numbers as activations nothing is rounded.
+    Exact,
 }
 
 /// Bytes of `weights` weights of a format: random quants, finite scales.
@@ -90,6 +92,7 @@ pub fn random_weights(
                 f16::from_bits(1),
                 f16::from_bits(0x8203),
             ][random.below(5)],
+            Scales::Exact => [0.25, -0.5, 1.0].map(f16::from_f32)[random.below(3)],
         };
         for at in half_offsets(ggml_type) {
             block[*at..at + 2].copy_from_slice(&scale(random).to_le_bytes());
@@ -99,7 +102,7 @@ pub fn random_weights(
             GgmlType::F16 => {
                 let number = match scales {
                     Scales::Usual => f16::from_f32(random.unit()),
-                    Scales::Extreme => scale(random),
+                    Scales::Extreme | Scales::Exact => scale(random),
                 };
                 block.copy_from_slice(&number.to_le_bytes());
             }
@@ -110,6 +113,7 @@ pub fn random_weights(
                 block[0] = match scales {
                     Scales::Usual => 118 + random.below(7) as u8,
                     Scales::Extreme => [0, 1, 2, 100, 127, 248][random.below(6)],
+                    Scales::Exact => 126 + random.below(3) as u8,
                 }
             }
             // A quarter of the half-precision number each.

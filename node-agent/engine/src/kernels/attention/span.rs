@@ -4,8 +4,6 @@
 use half::f16;
 
 use super::super::lanes::Lanes;
-#[cfg(target_arch = "x86_64")]
-use super::super::lanes::{Avx2Lanes, Avx512Lanes};
 use super::super::level::{Kind, Level};
 use super::super::numerics::{LANES, exp, sum_lanes};
 use super::{BLOCK_POSITIONS, KEY_LANES};
@@ -104,11 +102,26 @@ pub(super) fn add_block(
         match level.kind() {
             Kind::Scalar => in_tiles::<[f32; LANES]>(queries, block, visible, chunk),
             #[cfg(target_arch = "x86_64")]
+            Kind::Sse41 => sse41(queries, block, visible, chunk),
+            #[cfg(target_arch = "x86_64")]
             Kind::Avx2 | Kind::AvxVnni => avx2(queries, block, visible, chunk),
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512Vnni => avx512(queries, block, visible, chunk),
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon | Kind::NeonDotprod | Kind::NeonI8mm => {
+                in_tiles::<[std::arch::aarch64::float32x4_t; 4]>(queries, block, visible, chunk);
+            }
         }
     }
+}
+
+/// # Safety
+/// As [`tile`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "sse4.1,ssse3")]
+unsafe fn sse41(queries: &[f32], block: &HeadBlock<'_>, visible: &[usize], chunk: &mut Partial) {
+    // SAFETY: passed on from the caller.
+    unsafe { in_tiles::<[std::arch::x86_64::__m128; 4]>(queries, block, visible, chunk) }
 }
 
 /// # Safety
@@ -117,7 +130,7 @@ pub(super) fn add_block(
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn avx2(queries: &[f32], block: &HeadBlock<'_>, visible: &[usize], chunk: &mut Partial) {
     // SAFETY: passed on from the caller.
-    unsafe { in_tiles::<Avx2Lanes>(queries, block, visible, chunk) }
+    unsafe { in_tiles::<[std::arch::x86_64::__m256; 2]>(queries, block, visible, chunk) }
 }
 
 /// # Safety
@@ -126,7 +139,7 @@ unsafe fn avx2(queries: &[f32], block: &HeadBlock<'_>, visible: &[usize], chunk:
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 unsafe fn avx512(queries: &[f32], block: &HeadBlock<'_>, visible: &[usize], chunk: &mut Partial) {
     // SAFETY: passed on from the caller.
-    unsafe { in_tiles::<Avx512Lanes>(queries, block, visible, chunk) }
+    unsafe { in_tiles::<[std::arch::x86_64::__m512; 1]>(queries, block, visible, chunk) }
 }
 
 /// # Safety

@@ -1,67 +1,62 @@
-//! Sixteen floats or words in one 512-bit register. The functions here are inlined into kernels that are compiled for
-//! AVX-512 and only run where the processor has it.
+//! Registers of 512 bits. The functions here are inlined into kernels that are compiled for AVX-512 and only run
+//! where the processor has it.
 
 use std::arch::x86_64::*;
 
 use half::f16;
 
-use super::super::numerics::LANES;
-use super::{Lanes, Words};
+use super::{FloatRegister, WordRegister};
 
-#[derive(Clone, Copy)]
-pub(in super::super) struct Avx512Lanes(pub(in super::super) __m512);
-
-impl Lanes for Avx512Lanes {
+impl FloatRegister for __m512 {
+    const COUNT: usize = 16;
     const TILE: usize = 8;
 
     #[inline(always)]
     fn splat(number: f32) -> Self {
         // SAFETY: only used where the processor has AVX-512 (the traits' contract); so everywhere below.
-        unsafe { Self(_mm512_set1_ps(number)) }
+        unsafe { _mm512_set1_ps(number) }
     }
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
         // SAFETY: readable by the contract.
-        unsafe { Self(_mm512_loadu_ps(from)) }
+        unsafe { _mm512_loadu_ps(from) }
     }
 
     #[inline(always)]
     unsafe fn load_halves(from: *const f16) -> Self {
         // SAFETY: readable by the contract.
-        unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(from.cast()))) }
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: writable by the contract.
-        unsafe { _mm512_storeu_ps(to, self.0) }
+        unsafe { _mm512_storeu_ps(to, self) }
     }
 
     #[inline(always)]
     fn add(self, other: Self) -> Self {
         // SAFETY: as in `splat`.
-        unsafe { Self(_mm512_add_ps(self.0, other.0)) }
+        unsafe { _mm512_add_ps(self, other) }
     }
 
     #[inline(always)]
     fn multiply(self, other: Self) -> Self {
         // SAFETY: as in `splat`.
-        unsafe { Self(_mm512_mul_ps(self.0, other.0)) }
+        unsafe { _mm512_mul_ps(self, other) }
     }
 
     #[inline(always)]
     fn multiply_add(self, factor: Self, addend: Self) -> Self {
         // SAFETY: as in `splat`.
-        unsafe { Self(_mm512_fmadd_ps(self.0, factor.0, addend.0)) }
+        unsafe { _mm512_fmadd_ps(self, factor, addend) }
     }
 }
 
-#[derive(Clone, Copy)]
-pub(in super::super) struct Avx512Words(__m512i);
-
-impl Words for Avx512Words {
-    type Floats = Avx512Lanes;
+impl WordRegister for __m512i {
+    type Floats = __m512;
+    const COUNT: usize = 16;
 
     #[inline(always)]
     fn prefetch(address: *const u8) {
@@ -70,23 +65,19 @@ impl Words for Avx512Words {
     }
 
     #[inline(always)]
-    unsafe fn load_4(rows: &[*const u8; LANES], offset: usize) -> Self {
-        let mut words = [0_i32; LANES];
-        for lane in 0..LANES {
+    unsafe fn load_4(rows: &[*const u8], offset: usize) -> Self {
+        let mut words = [0_i32; 16];
+        for lane in 0..16 {
             // SAFETY: readable by the contract.
             words[lane] = unsafe { rows[lane].add(offset).cast::<i32>().read_unaligned() };
         }
         let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = words;
         // SAFETY: as in `splat`.
-        unsafe {
-            Self(_mm512_setr_epi32(
-                a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p,
-            ))
-        }
+        unsafe { _mm512_setr_epi32(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p) }
     }
 
     #[inline(always)]
-    unsafe fn load_16(rows: &[*const u8; LANES], offset: usize) -> [Self; 4] {
+    unsafe fn load_16(rows: &[*const u8], offset: usize) -> [Self; 4] {
         // SAFETY: readable by the contract.
         unsafe {
             transpose_4([
@@ -99,19 +90,9 @@ impl Words for Avx512Words {
     }
 
     #[inline(always)]
-    unsafe fn load_32(rows: &[*const u8; LANES], offset: usize) -> [Self; 8] {
-        // SAFETY: readable by the contract.
-        unsafe {
-            let [a, b, c, d] = Self::load_16(rows, offset);
-            let [e, f, g, h] = Self::load_16(rows, offset + 16);
-            [a, b, c, d, e, f, g, h]
-        }
-    }
-
-    #[inline(always)]
     unsafe fn store(self, to: *mut u8) {
         // SAFETY: writable by the contract.
-        unsafe { _mm512_storeu_si512(to.cast(), self.0) }
+        unsafe { _mm512_storeu_si512(to.cast(), self) }
     }
 
     #[inline(always)]
@@ -119,84 +100,74 @@ impl Words for Avx512Words {
         // SAFETY: the table has the 16 bytes that are read; else as in `splat`.
         unsafe {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
-            Self(_mm512_shuffle_epi8(table, self.0))
+            _mm512_shuffle_epi8(table, self)
         }
     }
 
     #[inline(always)]
     fn and(self, mask: u32) -> Self {
         // SAFETY: as in `splat`.
-        unsafe {
-            Self(_mm512_and_si512(
-                self.0,
-                _mm512_set1_epi32(mask.cast_signed()),
-            ))
-        }
+        unsafe { _mm512_and_si512(self, _mm512_set1_epi32(mask.cast_signed())) }
     }
 
     #[inline(always)]
     fn or(self, other: Self) -> Self {
         // SAFETY: as in `splat`.
-        unsafe { Self(_mm512_or_si512(self.0, other.0)) }
+        unsafe { _mm512_or_si512(self, other) }
     }
 
     #[inline(always)]
     fn xor(self, mask: u32) -> Self {
         // SAFETY: as in `splat`.
-        unsafe {
-            Self(_mm512_xor_si512(
-                self.0,
-                _mm512_set1_epi32(mask.cast_signed()),
-            ))
-        }
+        unsafe { _mm512_xor_si512(self, _mm512_set1_epi32(mask.cast_signed())) }
     }
 
     #[inline(always)]
     fn add(self, number: i32) -> Self {
         // SAFETY: as in `splat`.
-        unsafe { Self(_mm512_add_epi32(self.0, _mm512_set1_epi32(number))) }
+        unsafe { _mm512_add_epi32(self, _mm512_set1_epi32(number)) }
     }
 
     #[inline(always)]
     fn multiply(self, number: i32) -> Self {
         // SAFETY: as in `splat`.
-        unsafe { Self(_mm512_mullo_epi32(self.0, _mm512_set1_epi32(number))) }
+        unsafe { _mm512_mullo_epi32(self, _mm512_set1_epi32(number)) }
     }
 
     #[inline(always)]
     fn shift_left(self, bits: i32) -> Self {
         // SAFETY: as in `splat`.
-        unsafe { Self(_mm512_sll_epi32(self.0, _mm_cvtsi32_si128(bits))) }
+        unsafe { _mm512_sll_epi32(self, _mm_cvtsi32_si128(bits)) }
     }
 
     #[inline(always)]
     fn shift_right(self, bits: i32) -> Self {
         // SAFETY: as in `splat`.
-        unsafe { Self(_mm512_srl_epi32(self.0, _mm_cvtsi32_si128(bits))) }
+        unsafe { _mm512_srl_epi32(self, _mm_cvtsi32_si128(bits)) }
     }
 
     #[inline(always)]
     fn shift_right_signed(self, bits: i32) -> Self {
         // SAFETY: as in `splat`.
-        unsafe { Self(_mm512_sra_epi32(self.0, _mm_cvtsi32_si128(bits))) }
+        unsafe { _mm512_sra_epi32(self, _mm_cvtsi32_si128(bits)) }
     }
 
     #[inline(always)]
-    fn to_floats(self) -> Avx512Lanes {
+    fn to_floats(self) -> __m512 {
         // SAFETY: as in `splat`.
-        unsafe { Avx512Lanes(_mm512_cvtepi32_ps(self.0)) }
+        unsafe { _mm512_cvtepi32_ps(self) }
     }
 
     #[inline(always)]
-    fn as_floats(self) -> Avx512Lanes {
+    fn as_floats(self) -> __m512 {
         // SAFETY: as in `splat`.
-        unsafe { Avx512Lanes(_mm512_castsi512_ps(self.0)) }
+        unsafe { _mm512_castsi512_ps(self) }
     }
 
     #[inline(always)]
-    fn halves_to_floats(self) -> Avx512Lanes {
+    fn halves_to_floats(self) -> __m512 {
         // SAFETY: as in `splat`.
-        unsafe { Avx512Lanes(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(self.0))) }
+        unsafe { _mm512_cvtph_ps(_mm512_cvtepi32_epi16(self)) }
     }
 }
 
@@ -205,7 +176,7 @@ impl Words for Avx512Words {
 /// # Safety
 /// AVX-512; they are readable.
 #[inline(always)]
-unsafe fn quarters(rows: &[*const u8; LANES], row: usize, offset: usize) -> __m512i {
+unsafe fn quarters(rows: &[*const u8], row: usize, offset: usize) -> __m512i {
     // SAFETY: readable by the contract.
     unsafe {
         let first = _mm_loadu_si128(rows[row].add(offset).cast());
@@ -224,17 +195,17 @@ unsafe fn quarters(rows: &[*const u8; LANES], row: usize, offset: usize) -> __m5
 /// # Safety
 /// AVX-512.
 #[inline(always)]
-unsafe fn transpose_4(rows: [__m512i; 4]) -> [Avx512Words; 4] {
+unsafe fn transpose_4(rows: [__m512i; 4]) -> [__m512i; 4] {
     let [a, b, c, d] = rows;
     // SAFETY: register operations only.
     unsafe {
         let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
         let (ab_high, cd_high) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
         [
-            Avx512Words(_mm512_unpacklo_epi64(ab, cd)),
-            Avx512Words(_mm512_unpackhi_epi64(ab, cd)),
-            Avx512Words(_mm512_unpacklo_epi64(ab_high, cd_high)),
-            Avx512Words(_mm512_unpackhi_epi64(ab_high, cd_high)),
+            _mm512_unpacklo_epi64(ab, cd),
+            _mm512_unpackhi_epi64(ab, cd),
+            _mm512_unpacklo_epi64(ab_high, cd_high),
+            _mm512_unpackhi_epi64(ab_high, cd_high),
         ]
     }
 }

@@ -16,7 +16,7 @@ const COLUMNS: usize = 192;
 struct FloatPanel([f32; PANEL * COLUMNS]);
 
 /// A format of float weights.
-pub(in super::super) trait FloatFormat {
+pub(super) trait FloatFormat {
     const BYTES: usize;
 
     /// Writes 8 columns of 16 rows as `[8][16 rows]`.
@@ -27,9 +27,9 @@ pub(in super::super) trait FloatFormat {
     unsafe fn widen_rows<W: Words>(rows: &Rows, to: *mut f32);
 }
 
-pub(in super::super) struct F32;
-pub(in super::super) struct F16;
-pub(in super::super) struct Bf16;
+pub(super) struct F32;
+pub(super) struct F16;
+pub(super) struct Bf16;
 
 impl FloatFormat for F32 {
     const BYTES: usize = 4;
@@ -85,7 +85,7 @@ impl FloatFormat for Bf16 {
 /// # Safety
 /// The processor has the instructions of `W`, and no other thread writes these columns.
 #[inline(always)]
-pub(in super::super) unsafe fn multiply<W: Words, T: FloatFormat>(
+pub(super) unsafe fn multiply<W: Words, T: FloatFormat>(
     product: &Product<'_>,
     x: &[f32],
     rows: Range<usize>,

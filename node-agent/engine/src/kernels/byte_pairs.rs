@@ -1,0 +1,204 @@
+//! Sums of 8-bit products where the processor sums two to 16 bits at once, as SSSE3 and AVX2 do: as many of these as cannot
+//! overflow are added up, and then widened to 32 bits. For registers of either size.
+
+use std::arch::x86_64::*;
+
+use super::formats::BlockFormat;
+use super::matmul::PANEL;
+
+/// A register of integers; what lanes an operation takes them as is in its name.
+pub(super) trait ByteRegister: Copy {
+    /// # Safety
+    /// A register's bytes at `from`, aligned, are readable.
+    unsafe fn load(from: *const u8) -> Self;
+    fn splat_8(byte: i8) -> Self;
+    fn splat_16(number: i16) -> Self;
+    fn splat_32(number: i32) -> Self;
+    fn xor(self, other: Self) -> Self;
+    fn add_16(self, other: Self) -> Self;
+    fn add_32(self, other: Self) -> Self;
+    fn magnitudes_8(self) -> Self;
+    /// Each byte with the sign of `other`'s changed as that one's sign; 0 where that one is 0.
+    fn signed_8(self, other: Self) -> Self;
+    /// Sums of pairs of products of unsigned bytes with the signed ones of `other`, in 16 bits.
+    fn multiply_pairs_8(self, other: Self) -> Self;
+    /// Sums of pairs of products of 16-bit numbers, in 32 bits.
+    fn multiply_pairs_16(self, other: Self) -> Self;
+}
+
+macro_rules! byte_register {
+    ($register:ty, $load:ident $splat_8:ident $splat_16:ident $splat_32:ident $xor:ident $add_16:ident $add_32:ident $abs:ident $sign:ident $maddubs:ident $madd:ident) => {
+        impl ByteRegister for $register {
+            #[inline(always)]
+            unsafe fn load(from: *const u8) -> Self {
+                // SAFETY: readable and aligned by the contract.
+                unsafe { $load(from.cast()) }
+            }
+
+            #[inline(always)]
+            fn splat_8(byte: i8) -> Self {
+                // SAFETY: only used in kernels of a level that has the instructions; so everywhere below.
+                unsafe { $splat_8(byte) }
+            }
+
+            #[inline(always)]
+            fn splat_16(number: i16) -> Self {
+                // SAFETY: as in `splat_8`.
+                unsafe { $splat_16(number) }
+            }
+
+            #[inline(always)]
+            fn splat_32(number: i32) -> Self {
+                // SAFETY: as in `splat_8`.
+                unsafe { $splat_32(number) }
+            }
+
+            #[inline(always)]
+            fn xor(self, other: Self) -> Self {
+                // SAFETY: as in `splat_8`.
+                unsafe { $xor(self, other) }
+            }
+
+            #[inline(always)]
+            fn add_16(self, other: Self) -> Self {
+                // SAFETY: as in `splat_8`.
+                unsafe { $add_16(self, other) }
+            }
+
+            #[inline(always)]
+            fn add_32(self, other: Self) -> Self {
+                // SAFETY: as in `splat_8`.
+                unsafe { $add_32(self, other) }
+            }
+
+            #[inline(always)]
+            fn magnitudes_8(self) -> Self {
+                // SAFETY: as in `splat_8`.
+                unsafe { $abs(self) }
+            }
+
+            #[inline(always)]
+            fn signed_8(self, other: Self) -> Self {
+                // SAFETY: as in `splat_8`.
+                unsafe { $sign(self, other) }
+            }
+
+            #[inline(always)]
+            fn multiply_pairs_8(self, other: Self) -> Self {
+                // SAFETY: as in `splat_8`.
+                unsafe { $maddubs(self, other) }
+            }
+
+            #[inline(always)]
+            fn multiply_pairs_16(self, other: Self) -> Self {
+                // SAFETY: as in `splat_8`.
+                unsafe { $madd(self, other) }
+            }
+        }
+    };
+}
+
+byte_register!(__m128i, _mm_load_si128 _mm_set1_epi8 _mm_set1_epi16 _mm_set1_epi32 _mm_xor_si128 _mm_add_epi16 _mm_add_epi32
+    _mm_abs_epi8 _mm_sign_epi8 _mm_maddubs_epi16 _mm_madd_epi16);
+byte_register!(__m256i, _mm256_load_si256 _mm256_set1_epi8 _mm256_set1_epi16 _mm256_set1_epi32 _mm256_xor_si256 _mm256_add_epi16
+    _mm256_add_epi32 _mm256_abs_epi8 _mm256_sign_epi8 _mm256_maddubs_epi16 _mm256_madd_epi16);
+
+/// Whether [`sums`] takes a format's offset off the values itself.
+pub(super) const fn takes_offset<F: BlockFormat>() -> bool {
+    F::BITS == 8
+}
+
+/// [`Integers::sums`](super::panel::Integers::sums), in 32-bit lanes.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+pub(super) unsafe fn sums<B: ByteRegister, F: BlockFormat, const ROWS: usize>(
+    weights: *const u8,
+    x_quads: *const i8,
+    x_stride: usize,
+    start: [i32; ROWS],
+) -> [B; ROWS] {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match F::BITS {
+            8 => signed_sums::<B, F, ROWS>(weights, x_quads, x_stride),
+            _ => unsigned_sums::<B, F, ROWS>(weights, x_quads, x_stride, start),
+        }
+    }
+}
+
+/// How many sums of two products, each of a value below `1 << bits` and one of -127 to 127, fit in 16 bits.
+const fn sums_without_overflow(bits: u32) -> usize {
+    let largest = 2 * 127 * ((1 << bits) - 1);
+    (i16::MAX as usize) / largest
+}
+
+/// For values below 128.
+///
+/// # Safety
+/// As [`sums`].
+#[inline(always)]
+unsafe fn unsigned_sums<B: ByteRegister, F: BlockFormat, const ROWS: usize>(
+    weights: *const u8,
+    x_quads: *const i8,
+    x_stride: usize,
+    start: [i32; ROWS],
+) -> [B; ROWS] {
+    // SAFETY: readable by the contract.
+    unsafe {
+        let ones = B::splat_16(1);
+        let mut sums = [ones; ROWS];
+        for (sum, start) in sums.iter_mut().zip(start) {
+            *sum = B::splat_32(start);
+        }
+        let mut quad = 0;
+        while quad < F::GROUP / 4 {
+            let end = (quad + sums_without_overflow(F::BITS)).min(F::GROUP / 4);
+            let mut pairs = [B::splat_16(0); ROWS];
+            for quad in quad..end {
+                let four = B::load(weights.add(quad * 4 * PANEL));
+                for (row, pairs) in pairs.iter_mut().enumerate() {
+                    let x_four = x_quads.add(row * x_stride + 4 * quad).cast::<i32>();
+                    let x_four = B::splat_32(x_four.read_unaligned());
+                    *pairs = pairs.add_16(four.multiply_pairs_8(x_four));
+                }
+            }
+            for (sum, pairs) in sums.iter_mut().zip(pairs) {
+                *sum = sum.add_32(pairs.multiply_pairs_16(ones));
+            }
+            quad = end;
+        }
+        sums
+    }
+}
+
+/// For 8-bit values with an offset of 128: multiplied as signed numbers, the sign moved to the activations, so that no pair
+/// overflows (2 * 128 * 127 is below 2^15).
+///
+/// # Safety
+/// As [`sums`].
+#[inline(always)]
+unsafe fn signed_sums<B: ByteRegister, F: BlockFormat, const ROWS: usize>(
+    weights: *const u8,
+    x_quads: *const i8,
+    x_stride: usize,
+) -> [B; ROWS] {
+    // SAFETY: readable by the contract.
+    unsafe {
+        let ones = B::splat_16(1);
+        let sign_bit = B::splat_8(i8::MIN);
+        let mut sums = [B::splat_32(0); ROWS];
+        for quad in 0..F::GROUP / 4 {
+            let four = B::load(weights.add(quad * 4 * PANEL)).xor(sign_bit);
+            let magnitudes = four.magnitudes_8();
+            for (row, sum) in sums.iter_mut().enumerate() {
+                let x_four = x_quads.add(row * x_stride + 4 * quad).cast::<i32>();
+                let x_four = B::splat_32(x_four.read_unaligned()).signed_8(four);
+                let pairs = magnitudes.multiply_pairs_8(x_four);
+                *sum = sum.add_32(pairs.multiply_pairs_16(ones));
+            }
+        }
+        sums
+    }
+}

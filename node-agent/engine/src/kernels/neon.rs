@@ -1,0 +1,327 @@
+//! The matrix kernels for arm64: NEON, which sums products of bytes in 16 bits; its dot products, which sum four in 32 bits; and
+//! its matrix products (i8mm), which multiply two rows of weights with two of activations, eight columns at a time.
+
+use std::arch::aarch64::*;
+use std::arch::asm;
+use std::ops::Range;
+
+use super::activations::QuantizedRows;
+use super::formats::BlockFormat;
+use super::lanes::FloatRegister;
+use super::matmul::{PANEL, Product};
+use super::panel::{Integers, Panel, Place, multiply_by_format, tile};
+
+/// Computes the columns `rows` of the product's output.
+///
+/// # Safety
+/// No other thread writes these columns meanwhile.
+#[target_feature(enable = "neon")]
+pub(super) unsafe fn multiply(product: &Product<'_>, rows: Range<usize>) {
+    // SAFETY: passed on from the caller; this function is compiled for, and only called with, these
+    // instructions.
+    unsafe { multiply_by_format::<Neon>(product, rows) }
+}
+
+/// As [`multiply`].
+///
+/// # Safety
+/// No other thread writes these columns meanwhile.
+#[target_feature(enable = "neon,dotprod")]
+pub(super) unsafe fn multiply_dotprod(product: &Product<'_>, rows: Range<usize>) {
+    // SAFETY: passed on from the caller; this function is compiled for, and only called with, these
+    // instructions.
+    unsafe { multiply_by_format::<NeonDotprod>(product, rows) }
+}
+
+/// As [`multiply`].
+///
+/// # Safety
+/// No other thread writes these columns meanwhile.
+#[target_feature(enable = "neon,dotprod,i8mm")]
+pub(super) unsafe fn multiply_i8mm(product: &Product<'_>, rows: Range<usize>) {
+    // SAFETY: passed on from the caller; this function is compiled for, and only called with, these
+    // instructions.
+    unsafe { multiply_by_format::<NeonI8mm>(product, rows) }
+}
+
+struct Neon;
+
+struct NeonDotprod;
+
+struct NeonI8mm;
+
+/// Whether values are multiplied as signed bytes: those of 8 bits, whose offset of 128 so is taken off.
+#[inline(always)]
+fn signed<F: BlockFormat>() -> bool {
+    F::BITS == 8
+}
+
+/// Four consecutive columns of four weight rows, as signed bytes.
+///
+/// # Safety
+/// They are readable.
+#[inline(always)]
+unsafe fn signed_quad<F: BlockFormat>(weights: *const u8, quad: usize) -> int8x16_t {
+    // SAFETY: by the contract.
+    unsafe {
+        let four = vld1q_u8(weights.add(quad * 4 * PANEL));
+        match signed::<F>() {
+            true => vreinterpretq_s8_u8(veorq_u8(four, vdupq_n_u8(0x80))),
+            false => vreinterpretq_s8_u8(four),
+        }
+    }
+}
+
+#[inline(always)]
+fn to_floats<const ROWS: usize>(sums: [int32x4_t; ROWS]) -> [float32x4_t; ROWS] {
+    let mut floats = [<float32x4_t as FloatRegister>::splat(0.0); ROWS];
+    for (float, sum) in floats.iter_mut().zip(sums) {
+        // SAFETY: every processor of this architecture has NEON.
+        *float = unsafe { vcvtq_f32_s32(sum) };
+    }
+    floats
+}
+
+#[inline(always)]
+fn splat<const ROWS: usize>(start: [i32; ROWS]) -> [int32x4_t; ROWS] {
+    // SAFETY: as in `to_floats`; so below.
+    let mut sums = [unsafe { vdupq_n_s32(0) }; ROWS];
+    for (sum, start) in sums.iter_mut().zip(start) {
+        // SAFETY: as above.
+        *sum = unsafe { vdupq_n_s32(start) };
+    }
+    sums
+}
+
+/// How many products, each of a value of `bits` bits (of 8: signed) and one of -127 to 127, fit in 16 bits.
+const fn products_without_overflow(bits: u32) -> usize {
+    let largest = 127 * if bits == 8 { 128 } else { (1 << bits) - 1 };
+    (i16::MAX as usize) / largest
+}
+
+impl Integers for Neon {
+    type Words = [uint32x4_t; 4];
+    type Floats = float32x4_t;
+    const TILE: usize = 4;
+
+    #[target_feature(enable = "neon")]
+    unsafe fn tile<F: BlockFormat, const ROWS: usize>(
+        panel: &Panel,
+        place: &Place,
+        x: &QuantizedRows,
+        first: usize,
+        product: &Product<'_>,
+    ) {
+        // SAFETY: passed on from the caller.
+        unsafe { tile::<Self, F, ROWS>(panel, place, x, first, product) }
+    }
+
+    #[inline(always)]
+    fn takes_offset<F: BlockFormat>() -> bool {
+        signed::<F>()
+    }
+
+    #[inline(always)]
+    unsafe fn sums<F: BlockFormat, const ROWS: usize>(
+        weights: *const u8,
+        x_quads: *const i8,
+        x_stride: usize,
+        start: [i32; ROWS],
+    ) -> [Self::Floats; ROWS] {
+        // SAFETY: readable by the contract.
+        unsafe {
+            // Of each row, sums of columns 0 and 1, and of 2 and 3, of every four: rows 0 and 1, rows 2 and 3.
+            let mut sums = [[vdupq_n_s32(0); 2]; ROWS];
+            let mut quad = 0;
+            while quad < F::GROUP / 4 {
+                let end = (quad + products_without_overflow(F::BITS)).min(F::GROUP / 4);
+                let mut products = [[vdupq_n_s16(0); 2]; ROWS];
+                for quad in quad..end {
+                    let four = signed_quad::<F>(weights, quad);
+                    for (row, products) in products.iter_mut().enumerate() {
+                        let x_four = x_quads.add(row * x_stride + 4 * quad).cast::<i32>();
+                        let x_four = vreinterpret_s8_s32(vdup_n_s32(x_four.read_unaligned()));
+                        products[0] = vmlal_s8(products[0], vget_low_s8(four), x_four);
+                        products[1] = vmlal_s8(products[1], vget_high_s8(four), x_four);
+                    }
+                }
+                for (sums, products) in sums.iter_mut().zip(products) {
+                    sums[0] = vpadalq_s16(sums[0], products[0]);
+                    sums[1] = vpadalq_s16(sums[1], products[1]);
+                }
+                quad = end;
+            }
+            let mut whole = splat(start);
+            for (whole, [first, second]) in whole.iter_mut().zip(sums) {
+                *whole = vaddq_s32(*whole, vpaddq_s32(first, second));
+            }
+            to_floats(whole)
+        }
+    }
+}
+
+impl Integers for NeonDotprod {
+    type Words = [uint32x4_t; 4];
+    type Floats = float32x4_t;
+    const TILE: usize = 8;
+
+    #[target_feature(enable = "neon,dotprod")]
+    unsafe fn tile<F: BlockFormat, const ROWS: usize>(
+        panel: &Panel,
+        place: &Place,
+        x: &QuantizedRows,
+        first: usize,
+        product: &Product<'_>,
+    ) {
+        // SAFETY: passed on from the caller.
+        unsafe { tile::<Self, F, ROWS>(panel, place, x, first, product) }
+    }
+
+    #[inline(always)]
+    fn takes_offset<F: BlockFormat>() -> bool {
+        signed::<F>()
+    }
+
+    #[inline(always)]
+    unsafe fn sums<F: BlockFormat, const ROWS: usize>(
+        weights: *const u8,
+        x_quads: *const i8,
+        x_stride: usize,
+        start: [i32; ROWS],
+    ) -> [Self::Floats; ROWS] {
+        // SAFETY: readable by the contract.
+        unsafe {
+            let mut sums = splat(start);
+            for sixteen in 0..F::GROUP / 16 {
+                let a = signed_quad::<F>(weights, 4 * sixteen);
+                let b = signed_quad::<F>(weights, 4 * sixteen + 1);
+                let c = signed_quad::<F>(weights, 4 * sixteen + 2);
+                let d = signed_quad::<F>(weights, 4 * sixteen + 3);
+                for (row, sum) in sums.iter_mut().enumerate() {
+                    let x = vld1q_s8(x_quads.add(row * x_stride + 16 * sixteen));
+                    *sum = sdot(*sum, [a, b, c, d], x);
+                }
+            }
+            to_floats(sums)
+        }
+    }
+}
+
+impl Integers for NeonI8mm {
+    type Words = [uint32x4_t; 4];
+    type Floats = float32x4_t;
+    const TILE: usize = 8;
+
+    #[target_feature(enable = "neon,dotprod,i8mm")]
+    unsafe fn tile<F: BlockFormat, const ROWS: usize>(
+        panel: &Panel,
+        place: &Place,
+        x: &QuantizedRows,
+        first: usize,
+        product: &Product<'_>,
+    ) {
+        // SAFETY: passed on from the caller.
+        unsafe { tile::<Self, F, ROWS>(panel, place, x, first, product) }
+    }
+
+    #[inline(always)]
+    unsafe fn sums<F: BlockFormat, const ROWS: usize>(
+        weights: *const u8,
+        x_quads: *const i8,
+        x_stride: usize,
+        start: [i32; ROWS],
+    ) -> [Self::Floats; ROWS] {
+        // SAFETY: readable by the contract.
+        unsafe {
+            let quad = |quad: usize| weights.add(quad * 4 * PANEL);
+            let mut sums = splat(start);
+            if ROWS == 1 {
+                for sixteen in 0..F::GROUP / 16 {
+                    let a = vld1q_u8(quad(4 * sixteen));
+                    let b = vld1q_u8(quad(4 * sixteen + 1));
+                    let c = vld1q_u8(quad(4 * sixteen + 2));
+                    let d = vld1q_u8(quad(4 * sixteen + 3));
+                    let x = vld1q_s8(x_quads.add(16 * sixteen));
+                    sums[0] = usdot(sums[0], [a, b, c, d], x);
+                }
+                return to_floats(sums);
+            }
+            // For each pair of rows of activations: weight rows 0 and 1, weight rows 2 and 3.
+            let mut squares = [[vdupq_n_s32(0); 2]; ROWS];
+            for sixteen in 0..F::GROUP / 16 {
+                let a = vreinterpretq_u32_u8(vld1q_u8(quad(4 * sixteen)));
+                let b = vreinterpretq_u32_u8(vld1q_u8(quad(4 * sixteen + 1)));
+                let c = vreinterpretq_u32_u8(vld1q_u8(quad(4 * sixteen + 2)));
+                let d = vreinterpretq_u32_u8(vld1q_u8(quad(4 * sixteen + 3)));
+                let first = [vzip1q_u32(a, b), vzip2q_u32(a, b)];
+                let second = [vzip1q_u32(c, d), vzip2q_u32(c, d)];
+                for pair in 0..ROWS / 2 {
+                    let x = x_quads.add(2 * pair * x_stride + 16 * sixteen);
+                    let one = vreinterpretq_s64_s8(vld1q_s8(x));
+                    let other = vreinterpretq_s64_s8(vld1q_s8(x.add(x_stride)));
+                    let (x_first, x_second) = (vzip1q_s64(one, other), vzip2q_s64(one, other));
+                    for rows in 0..2 {
+                        let square = usmmla(squares[pair][rows], first[rows], x_first);
+                        squares[pair][rows] = usmmla(square, second[rows], x_second);
+                    }
+                }
+            }
+            for pair in 0..ROWS / 2 {
+                let [upper, lower] = squares[pair];
+                sums[2 * pair] = vaddq_s32(sums[2 * pair], vuzp1q_s32(upper, lower));
+                sums[2 * pair + 1] = vaddq_s32(sums[2 * pair + 1], vuzp2q_s32(upper, lower));
+            }
+            to_floats(sums)
+        }
+    }
+}
+
+// Rust's own functions for the following instructions are not stable.
+
+macro_rules! dot_products {
+    ($name:ident, $weights:ty) => {
+        /// Adds the products of 16 columns: of four rows of weights, four columns at a time, with a row of activations.
+        ///
+        /// # Safety
+        /// The processor has the instruction.
+        #[inline(always)]
+        unsafe fn $name(sum: int32x4_t, weights: [$weights; 4], x: int8x16_t) -> int32x4_t {
+            let [a, b, c, d] = weights;
+            let mut sum = sum;
+            // SAFETY: by the contract; registers only.
+            unsafe {
+                asm!(
+                    concat!(stringify!($name), " {sum:v}.4s, {a:v}.16b, {x:v}.4b[0]"),
+                    concat!(stringify!($name), " {sum:v}.4s, {b:v}.16b, {x:v}.4b[1]"),
+                    concat!(stringify!($name), " {sum:v}.4s, {c:v}.16b, {x:v}.4b[2]"),
+                    concat!(stringify!($name), " {sum:v}.4s, {d:v}.16b, {x:v}.4b[3]"),
+                    sum = inout(vreg) sum,
+                    a = in(vreg) a, b = in(vreg) b, c = in(vreg) c, d = in(vreg) d, x = in(vreg) x,
+                    options(pure, nomem, nostack, preserves_flags),
+                );
+            }
+            sum
+        }
+    };
+}
+
+dot_products!(sdot, int8x16_t);
+dot_products!(usdot, uint8x16_t);
+
+/// Adds the products of eight columns: of two rows of weights with two of activations.
+///
+/// # Safety
+/// The processor has i8mm.
+#[inline(always)]
+unsafe fn usmmla(sums: int32x4_t, weights: uint32x4_t, x: int64x2_t) -> int32x4_t {
+    let mut sums = sums;
+    // SAFETY: by the contract; registers only.
+    unsafe {
+        asm!(
+            "usmmla {sums:v}.4s, {weights:v}.16b, {x:v}.16b",
+            sums = inout(vreg) sums, weights = in(vreg) weights, x = in(vreg) x,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sums
+}

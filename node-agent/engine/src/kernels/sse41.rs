@@ -1,0 +1,65 @@
+//! The matrix kernels for SSE4.1 with SSSE3 (processors from 2008 on).
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::activations::QuantizedRows;
+use super::byte_pairs;
+use super::formats::BlockFormat;
+use super::lanes::FloatRegister;
+use super::matmul::Product;
+use super::panel::{Integers, Panel, Place, multiply_by_format, tile};
+
+/// Computes the columns `rows` of the product's output.
+///
+/// # Safety
+/// No other thread writes these columns meanwhile.
+#[target_feature(enable = "sse4.1,ssse3")]
+pub(super) unsafe fn multiply(product: &Product<'_>, rows: Range<usize>) {
+    // SAFETY: passed on from the caller; this function is compiled for, and only called with, these
+    // instructions.
+    unsafe { multiply_by_format::<Sse41>(product, rows) }
+}
+
+struct Sse41;
+
+impl Integers for Sse41 {
+    type Words = [__m128i; 4];
+    type Floats = __m128;
+    const TILE: usize = 4;
+
+    #[target_feature(enable = "sse4.1,ssse3")]
+    unsafe fn tile<F: BlockFormat, const ROWS: usize>(
+        panel: &Panel,
+        place: &Place,
+        x: &QuantizedRows,
+        first: usize,
+        product: &Product<'_>,
+    ) {
+        // SAFETY: passed on from the caller.
+        unsafe { tile::<Self, F, ROWS>(panel, place, x, first, product) }
+    }
+
+    #[inline(always)]
+    fn takes_offset<F: BlockFormat>() -> bool {
+        byte_pairs::takes_offset::<F>()
+    }
+
+    #[inline(always)]
+    unsafe fn sums<F: BlockFormat, const ROWS: usize>(
+        weights: *const u8,
+        x_quads: *const i8,
+        x_stride: usize,
+        start: [i32; ROWS],
+    ) -> [Self::Floats; ROWS] {
+        let mut floats = [<__m128 as FloatRegister>::splat(0.0); ROWS];
+        // SAFETY: passed on from the caller.
+        unsafe {
+            let sums = byte_pairs::sums::<__m128i, F, ROWS>(weights, x_quads, x_stride, start);
+            for (float, sum) in floats.iter_mut().zip(sums) {
+                *float = _mm_cvtepi32_ps(sum);
+            }
+        }
+        floats
+    }
+}
