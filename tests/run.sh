@@ -31,12 +31,22 @@ main() {
         leave_out 'package(prima-weights) and test(/^no_room::/)' "downloads to a disk that is full: mounting a small disk takes root"
     fi
 
+    local no_emulation
+    no_emulation=$(emulation_lack)
+    if [ -n "$no_emulation" ]; then
+        leave_out 'binary(/^processors_/)' "older and other processors, emulated: $no_emulation"
+    fi
+
     local status=0 filter=all\(\)
     for left_out in "${filters[@]}"; do
         filter+=" and not ($left_out)"
     done
     # Tests start the real programs, and nextest builds a package's program only for that package's own tests.
     cargo build --workspace --bins --locked
+    if [ -z "$no_emulation" ]; then
+        cargo fetch --locked
+        tests/processors/build.sh
+    fi
     cargo nextest run --workspace --locked --no-fail-fast -E "$filter" "$@" || status=$?
 
     mkdir -p target
@@ -93,6 +103,15 @@ conntrack conntrack
 mmdebstrap mmdebstrap
 buildah buildah
 END
+}
+
+# Says what this machine lacks to run programs as other processors would; nothing if it lacks nothing.
+emulation_lack() {
+    [ "$(uname -m)" = x86_64 ] || { echo "they are emulated on x86-64 only"; return; }
+    [ "$(id -u)" = 0 ] || { echo "the cross compiler's root takes root"; return; }
+    unshare --mount true 2> /dev/null || { echo "namespaces of its own are not allowed here"; return; }
+    need mmdebstrap mmdebstrap && need qemu-aarch64-static qemu-user-static ||
+        echo "mmdebstrap or qemu-user-static is not installed, and apt-get could not install it"
 }
 
 # Whether a tmpfs can be mounted.

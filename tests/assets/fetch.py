@@ -243,9 +243,17 @@ def make_tinyllama_q4_k_m(out: list[Path]) -> None:
     quantize(CACHE / "models" / "TinyLlama-1.1B-Chat-IQ2_XXS.gguf", "Q4_K", out[0], "--mixed")
 
 
+def make_tinyllama_q8_0(out: list[Path]) -> None:
+    quantize(CACHE / "models" / "TinyLlama-1.1B-Chat-IQ2_XXS.gguf", "Q8_0", out[0])
+
+
 def make_shape(shape: str, out: Path, gigabytes: int) -> None:
     run([str(VENV_PYTHON), str(HERE / "make_shape.py"), shape, str(out), "--vocabulary",
          str(CACHE / "vocab" / "ggml-vocab-llama-bpe.gguf")], f"it takes {gigabytes} GB of disk")
+
+
+def make_shape_1b(out: list[Path]) -> None:
+    make_shape("1b", out[0], 1)
 
 
 def make_shape_8b(out: list[Path]) -> None:
@@ -350,6 +358,9 @@ ASSETS: dict[str, Asset] = {
     "tinyllama": Asset(["models/TinyLlama-1.1B-Chat-IQ2_XXS.gguf"], make_tinyllama, [TINYLLAMA_1, TINYLLAMA_2]),
     "tinyllama-q4_k_m": Asset(["models/TinyLlama-1.1B-Chat-Q4_K_M.gguf"], make_tinyllama_q4_k_m, [QUANTIZER],
                               ["venv", "tinyllama"], [HERE / "quantize.py"]),
+    "tinyllama-q8_0": Asset(["models/TinyLlama-1.1B-Chat-Q8_0.gguf"], make_tinyllama_q8_0, [QUANTIZER],
+                            ["venv", "tinyllama"], [HERE / "quantize.py"]),
+    "shape-1b": Asset(["models/shape-1b-Q4_K_M.gguf"], make_shape_1b, needs=["venv", "vocab"], inputs=[HERE / "make_shape.py"]),
     "shape-8b": Asset(["models/shape-8b-Q4_K_M.gguf"], make_shape_8b, needs=["venv", "vocab"], inputs=[HERE / "make_shape.py"]),
     "shape-70b": Asset(["models/shape-70b-Q4_K_M.gguf"], make_shape_70b, needs=["venv", "vocab"], inputs=[HERE / "make_shape.py"]),
     "llama.cpp-source": Asset(["peers/llama.cpp"], make_llama_cpp_source, [LLAMA_CPP]),
@@ -359,7 +370,7 @@ SETS: dict[str, list[str]] = {
     "run": ["smollm2"],
     "test": ["smollm2", "smollm2-f32", "vocab", "templates", "text", "venv", "stories15m", "stories15m-llama3-rope", "stories15m-qwen2",
              "stories15m-qwen2-zero", "formats"],
-    "bench": ["smollm2", "stories15m", "tinyllama-q4_k_m", "shape-8b", "llama.cpp-source"],
+    "bench": ["smollm2", "stories15m", "tinyllama-q4_k_m", "tinyllama-q8_0", "shape-1b", "shape-8b", "llama.cpp-source"],
     "bench-70b": ["shape-70b"],
 }
 

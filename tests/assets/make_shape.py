@@ -1,6 +1,6 @@
 """Writes a GGUF file in the shape of a large Llama, with random weights: right for speed and memory, meaningless as text.
 
-    python make_shape.py 8b|70b OUT.gguf --vocabulary ggml-vocab-llama-bpe.gguf
+    python make_shape.py 1b|8b|70b OUT.gguf --vocabulary ggml-vocab-llama-bpe.gguf
 
 Formats are those of llama.cpp's Q4_K_M mix (Q6_K for the output head and for half of attn_v and ffn_down, else Q4_K). The blocks'
 scales are such that weights have zero mean and a deviation of 1/sqrt(columns), so that activations stay finite. Deterministic.
@@ -13,11 +13,11 @@ import gguf
 import numpy as np
 
 SEED = 20251117
-HEAD_DIM = 128
 KV_HEADS = 8
 SHAPES = {
-    "8b": {"hidden": 4096, "feed_forward": 14336, "layers": 32},
-    "70b": {"hidden": 8192, "feed_forward": 28672, "layers": 80},
+    "1b": {"hidden": 2048, "feed_forward": 8192, "layers": 16, "head_dim": 64},
+    "8b": {"hidden": 4096, "feed_forward": 14336, "layers": 32, "head_dim": 128},
+    "70b": {"hidden": 8192, "feed_forward": 28672, "layers": 80, "head_dim": 128},
 }
 Q4_K, Q6_K, F32 = gguf.GGMLQuantizationType.Q4_K, gguf.GGMLQuantizationType.Q6_K, gguf.GGMLQuantizationType.F32
 BLOCK = 256  # weights
@@ -39,9 +39,9 @@ def main() -> None:
     writer.add_embedding_length(shape["hidden"])
     writer.add_block_count(shape["layers"])
     writer.add_feed_forward_length(shape["feed_forward"])
-    writer.add_head_count(shape["hidden"] // HEAD_DIM)
+    writer.add_head_count(shape["hidden"] // shape["head_dim"])
     writer.add_head_count_kv(KV_HEADS)
-    writer.add_rope_dimension_count(HEAD_DIM)
+    writer.add_rope_dimension_count(shape["head_dim"])
     writer.add_rope_freq_base(500000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(tokens))
@@ -80,7 +80,7 @@ def main() -> None:
 def tensors_of(shape: dict[str, int], vocabulary: int):
     """Name, rows, columns and format, in the order of the file."""
     hidden, ffn, layers = shape["hidden"], shape["feed_forward"], shape["layers"]
-    kv = KV_HEADS * HEAD_DIM
+    kv = KV_HEADS * shape["head_dim"]
     yield "token_embd.weight", vocabulary, hidden, Q4_K
     for i in range(layers):
         # llama.cpp: use_more_bits

@@ -1,12 +1,15 @@
-//! Decode and prefill of the engine alone against llama-bench: same file, same number of threads, taking turns.
+//! The engine alone against llama.cpp's own benchmarks: same file, same number of threads, taking turns; and against what the machine
+//! can do at most.
 //!
-//! Both count as llama-bench does: prefill is one batch of a prompt with the logits after its last token; decode is one token at
-//! a time from an empty context, output head included, sampling not. Neither counts the first, warming run.
+//! Both count as llama-bench and llama-batched-bench do: prefill is one batch of a prompt with the logits after its last token; decode
+//! is one token at a time of each sequence, output head included, sampling not. Neither counts the first, warming run.
 
 use std::path::Path;
 use std::time::Instant;
 
-use prima_engine::Compute;
+use prima_engine::kernels::{Level, ThreadPool, limits};
+use prima_engine::{Compute, KvCache};
+use prima_gguf::Gguf;
 use prima_tests::assets;
 use prima_tests::one_process::OneProcess;
 
@@ -15,18 +18,67 @@ use crate::error::BenchError;
 use crate::peer;
 use crate::statistics::Samples;
 
-const MODELS: [&str; 3] = [
-    "SmolLM2-135M-Instruct-Q4_1",
-    "stories15M-F32",
-    "TinyLlama-1.1B-Chat-Q4_K_M",
+/// What is measured of one file.
+struct Subject {
+    model: &'static str,
+    /// Of a turn's tokens, one of so many is measured: large models take long.
+    share: usize,
+    /// Whether to decode after [`DEEP`] tokens, too.
+    deep: bool,
+}
+
+const SUBJECTS: [Subject; 6] = [
+    subject("stories15M-F32", 1, false),
+    subject("SmolLM2-135M-Instruct-Q4_1", 1, true),
+    subject("TinyLlama-1.1B-Chat-Q4_K_M", 1, true),
+    subject("TinyLlama-1.1B-Chat-Q8_0", 1, false),
+    subject("shape-1b-Q4_K_M", 1, true),
+    subject("shape-8b-Q4_K_M", 4, false),
 ];
+
+const fn subject(model: &'static str, share: usize, deep: bool) -> Subject {
+    Subject { model, share, deep }
+}
+
+/// Tokens of context of the deep decode.
+pub const DEEP: usize = 4096;
+/// Tokens decoded there, and turns of it: the peer computes the context anew each time.
+const DEEP_DECODE: usize = 16;
+const DEEP_TURNS: usize = 3;
+
+/// Sequences of the batched decode.
+pub const AT_ONCE: usize = 8;
+/// Tokens of each one's prompt.
+const AT_ONCE_PROMPT: usize = 16;
+
+/// Bytes of memory that are read to find the limit; caches hold less.
+const READ: usize = 1 << 30;
+
+/// All models, beside the machine.
+pub struct EngineSpeeds {
+    pub threads: usize,
+    pub level: &'static str,
+    /// The machine's limits, a sample before each model: bytes read per second, and operations per second on bytes in registers.
+    pub read: Samples,
+    pub operations: Samples,
+    pub models: Vec<EngineSpeed>,
+}
 
 /// One model, in tokens per second.
 pub struct EngineSpeed {
     pub model: &'static str,
-    pub threads: usize,
+    /// Bytes of weights that a token reads.
+    pub bytes: f64,
+    /// Operations of a token of a prompt on quantized weights, which is where the output head has no part. None with float weights.
+    pub operations: Option<f64>,
+    pub decode_tokens: usize,
     pub decode: Pair,
+    pub prefill_tokens: usize,
     pub prefill: Pair,
+    /// Decode after [`DEEP`] tokens.
+    pub deep: Option<Pair>,
+    /// Decode of [`AT_ONCE`] sequences, all together.
+    pub at_once: Pair,
 }
 
 /// The same measurement of both.
@@ -44,69 +96,112 @@ impl Pair {
 }
 
 /// Measures every model with as many threads as there are cores.
-pub fn measure(effort: &Effort) -> Result<Vec<EngineSpeed>, BenchError> {
-    let binary = peer::build()?;
+pub fn measure(effort: &Effort) -> Result<EngineSpeeds, BenchError> {
+    let peer = peer::build()?;
     let threads = Compute::available_threads();
-    MODELS
-        .iter()
-        .map(|model| {
-            let path = assets::path(&format!("models/{model}.gguf"))?;
-            eprintln!("{model}: decode and prefill, beside llama-bench");
-            measure_model(effort, model, &path, &binary, threads)
-        })
-        .collect()
+    let pool = ThreadPool::new(threads, Level::detect())?;
+    let memory = vec![1_u64; READ / size_of::<u64>()];
+    let mut speeds = EngineSpeeds {
+        threads,
+        level: pool.level().name(),
+        read: Samples::default(),
+        operations: Samples::default(),
+        models: Vec::new(),
+    };
+    for subject in &SUBJECTS {
+        speeds
+            .read
+            .push(limits::read_bytes_per_second(&pool, &memory));
+        speeds
+            .operations
+            .push(limits::byte_operations_per_second(&pool));
+        let path = assets::path(&format!("models/{}.gguf", subject.model))?;
+        eprintln!("{}: beside llama.cpp", subject.model);
+        speeds
+            .models
+            .push(measure_model(effort, subject, &path, &peer, threads)?);
+    }
+    Ok(speeds)
 }
 
 fn measure_model(
     effort: &Effort,
-    model: &'static str,
+    subject: &Subject,
     path: &Path,
-    binary: &Path,
+    peer: &peer::Programs,
     threads: usize,
 ) -> Result<EngineSpeed, BenchError> {
     let engine = OneProcess::open(path, threads)?;
+    let (bytes, operations) = work(engine.model.gguf());
     let mut speed = EngineSpeed {
-        model,
-        threads,
+        model: subject.model,
+        bytes,
+        operations,
+        decode_tokens: effort.decode / subject.share,
         decode: Pair::default(),
+        prefill_tokens: effort.prefill / subject.share,
         prefill: Pair::default(),
+        deep: None,
+        at_once: Pair::default(),
     };
-    decode(&engine, effort.decode.min(8))?;
+    decode(&engine, &mut engine.sequence(8), 8)?;
     for _ in 0..effort.turns {
-        let Pair {
-            engine: own,
-            llama_cpp,
-        } = &mut speed.decode;
-        own.push(decode(&engine, effort.decode)?);
-        llama_cpp.push(peer::tokens_per_second(
-            binary,
-            path,
-            threads,
-            0,
-            effort.decode,
-        )?);
-        let Pair {
-            engine: own,
-            llama_cpp,
-        } = &mut speed.prefill;
-        own.push(prefill(&engine, effort.prefill)?);
-        llama_cpp.push(peer::tokens_per_second(
-            binary,
-            path,
-            threads,
-            effort.prefill,
-            0,
-        )?);
+        let (decoded, prefilled) = (speed.decode_tokens, speed.prefill_tokens);
+        let mut empty = engine.sequence(decoded);
+        speed
+            .decode
+            .engine
+            .push(decode(&engine, &mut empty, decoded)?);
+        let rate = peer.tokens_per_second(path, threads, 0, decoded, 0)?;
+        speed.decode.llama_cpp.push(rate);
+
+        speed.prefill.engine.push(prefill(&engine, prefilled)?);
+        let rate = peer.tokens_per_second(path, threads, prefilled, 0, 0)?;
+        speed.prefill.llama_cpp.push(rate);
+
+        let decoded = decoded / 4;
+        speed.at_once.engine.push(decode_at_once(&engine, decoded)?);
+        let rate =
+            peer.tokens_per_second_at_once(path, threads, AT_ONCE, AT_ONCE_PROMPT, decoded)?;
+        speed.at_once.llama_cpp.push(rate);
+    }
+    if subject.deep {
+        let turns = effort.turns.min(DEEP_TURNS);
+        let mut kv = engine.sequence(DEEP + turns * DEEP_DECODE);
+        engine.last_logits(&tokens(&engine, DEEP), &mut kv)?;
+        let mut pair = Pair::default();
+        for _ in 0..turns {
+            pair.engine.push(decode(&engine, &mut kv, DEEP_DECODE)?);
+            let rate = peer.tokens_per_second(path, threads, 0, DEEP_DECODE, DEEP)?;
+            pair.llama_cpp.push(rate);
+        }
+        speed.deep = Some(pair);
     }
     Ok(speed)
 }
 
-fn decode(engine: &OneProcess, count: usize) -> Result<f64, BenchError> {
-    let mut kv = engine.sequence(count);
+/// Bytes of weights that one token reads, and operations on quantized weights (two for each) of one of a prompt.
+fn work(gguf: &Gguf) -> (f64, Option<f64>) {
+    let (mut bytes, mut weights, mut quantized) = (0, 0, true);
+    let own_head = gguf.tensor("output.weight").is_some();
+    for tensor in &gguf.tensors {
+        // A token takes one row of the embedding; where it is the output head as well, all of it.
+        if tensor.name != "token_embd.weight" || !own_head {
+            bytes += tensor.byte_len;
+        }
+        if tensor.name.starts_with("blk.") && tensor.shape.len() > 1 {
+            weights += tensor.weights();
+            quantized &= tensor.ggml_type.block_len() > 1;
+        }
+    }
+    (bytes as f64, quantized.then_some(2.0 * weights as f64))
+}
+
+fn decode(engine: &OneProcess, kv: &mut KvCache, count: usize) -> Result<f64, BenchError> {
     let tokens = tokens(engine, count);
     let start = Instant::now();
     for &token in &tokens {
-        engine.last_logits(&[token], &mut kv)?;
+        engine.last_logits(&[token], kv)?;
     }
     Ok(count as f64 / start.elapsed().as_secs_f64())
 }
@@ -117,6 +212,21 @@ fn prefill(engine: &OneProcess, count: usize) -> Result<f64, BenchError> {
     let start = Instant::now();
     engine.last_logits(&tokens, &mut kv)?;
     Ok(count as f64 / start.elapsed().as_secs_f64())
+}
+
+fn decode_at_once(engine: &OneProcess, count: usize) -> Result<f64, BenchError> {
+    let prompt = tokens(engine, AT_ONCE_PROMPT);
+    let mut sequences = Vec::new();
+    for _ in 0..AT_ONCE {
+        let mut kv = engine.sequence(AT_ONCE_PROMPT + count);
+        engine.last_logits(&prompt, &mut kv)?;
+        sequences.push(kv);
+    }
+    let start = Instant::now();
+    for &token in &tokens(engine, count) {
+        engine.step(&[token; AT_ONCE], &mut sequences)?;
+    }
+    Ok((AT_ONCE * count) as f64 / start.elapsed().as_secs_f64())
 }
 
 /// Tokens from all over the vocabulary, as llama-bench takes random ones.

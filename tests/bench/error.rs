@@ -13,6 +13,8 @@ pub enum BenchError {
     Asset(#[from] AssetError),
     #[error("the engine failed")]
     Engine(#[from] OneProcessError),
+    #[error("the engine's threads cannot be started")]
+    Threads(#[from] prima_engine::kernels::ThreadPoolError),
     #[error("cannot run {program}")]
     Run {
         program: String,
@@ -24,7 +26,7 @@ pub enum BenchError {
         status: std::process::ExitStatus,
         output: String,
     },
-    #[error("llama-bench printed something else than its JSON: {output}")]
+    #[error("llama.cpp's benchmark printed something else than its JSON: {output}")]
     PeerOutput { output: String },
     #[error("talking to the ring's endpoint failed")]
     Http { source: std::io::Error },

@@ -3,8 +3,8 @@
 //! Decides what is measured and in which order: whatever is compared takes turns, again and again, so that a machine that gets
 //! slower does so for both; medians are reported. Refuses to judge by one sample, and to hide what comes out badly.
 //!
-//! `--quick` takes one small sample of everything, to try the bench itself; its numbers mean nothing and are not kept. `--70b` measures
-//! a model of 70B in a small ring, and nothing else.
+//! `--quick` takes one small sample of everything, to try the bench itself; its numbers mean nothing and are not kept. `--engine` measures
+//! the engine alone, `--70b` a model of 70B in a small ring, and nothing else.
 
 mod client;
 mod engine_speed;
@@ -50,9 +50,13 @@ const QUICK: Effort = Effort {
 
 fn main() -> ExitCode {
     let asked = |option: &str| std::env::args().any(|argument| argument == option);
-    let measured = match asked("--70b") {
-        true => run_70b(),
-        false => run(asked("--quick")),
+    let effort = if asked("--quick") { QUICK } else { FULL };
+    let measured = if asked("--70b") {
+        run_70b()
+    } else if asked("--engine") {
+        run_engine(&effort, asked("--quick"))
+    } else {
+        run(&effort, asked("--quick"))
     };
     match measured {
         Ok(()) => ExitCode::SUCCESS,
@@ -68,16 +72,16 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(quick: bool) -> Result<(), BenchError> {
-    let effort = if quick { QUICK } else { FULL };
-    let engine = engine_speed::measure(&effort)?;
-    let hops = hop_cost::measure(&effort)?;
-    let ring = ring_speed::measure(&effort)?;
-    let predictions = prediction::measure(&effort)?;
-    let planning = planning_speed::measure(&effort)?;
-    let limits = memory_limit::measure(&effort)?;
-    let machines = machines::measure(&effort)?;
-    let mut table = report::markdown(&effort, &engine, &hops, &ring);
+fn run(effort: &Effort, quick: bool) -> Result<(), BenchError> {
+    run_engine(effort, quick)?;
+    let hops = hop_cost::measure(effort)?;
+    let ring = ring_speed::measure(effort)?;
+    let predictions = prediction::measure(effort)?;
+    let planning = planning_speed::measure(effort)?;
+    let limits = memory_limit::measure(effort)?;
+    let machines = machines::measure(effort)?;
+    let mut table = report::title(effort);
+    table += &report::rings(&hops, &ring);
     table += &report::memory_limits(limits.as_deref());
     table += &report::machines(machines.as_deref());
     table += &report::planner(&predictions, &planning);
@@ -92,6 +96,16 @@ fn run(quick: bool) -> Result<(), BenchError> {
         println!("written to {}", folder.display());
     }
     Ok(())
+}
+
+fn run_engine(effort: &Effort, quick: bool) -> Result<(), BenchError> {
+    let speeds = engine_speed::measure(effort)?;
+    let report = report::title(effort) + &report::engine(&speeds);
+    println!("{report}");
+    match quick {
+        true => Ok(()),
+        false => report::write(&results().join("engine.md"), &report),
+    }
 }
 
 fn run_70b() -> Result<(), BenchError> {

@@ -73,7 +73,7 @@ pub fn measure(effort: &Effort) -> Result<Option<Vec<UnderLimit>>, BenchError> {
             drop_cached(&path).map_err(page_cache)?;
             limit.ring(&path, &machine, &never)?;
             drop_cached(&path).map_err(page_cache)?;
-            let rate = peer::tokens_per_second_in(&machine, &bench, &path, THREADS, PEER_TOKENS)?;
+            let rate = bench.tokens_per_second_in(&machine, &path, THREADS, PEER_TOKENS)?;
             limit.llama_cpp.push(rate);
         }
     }

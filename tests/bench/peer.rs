@@ -1,4 +1,4 @@
-//! The peer: llama.cpp's own llama-bench, built once for this machine from the source in PyPI's llama-cpp-python.
+//! The peer: llama.cpp's own llama-bench and llama-batched-bench, built once for this machine from the source in PyPI's llama-cpp-python.
 //!
 //! Decides nothing about what is measured. Its defaults stay (flash attention and repacking as it likes), as they are what its
 //! users get.
@@ -11,15 +11,29 @@ use prima_tests::machine::Machine;
 
 use crate::error::BenchError;
 
-/// The path of llama-bench; builds it when it is not there, which takes some ten minutes on two cores.
-pub fn build() -> Result<PathBuf, BenchError> {
-    let folder = assets::cache()?.join("peers/llama.cpp-build");
-    let binary = folder.join("bin/llama-bench");
-    if binary.exists() {
-        return Ok(binary);
+/// Its programs.
+pub struct Programs {
+    folder: PathBuf,
+}
+
+const PROGRAMS: [&str; 2] = ["llama-bench", "llama-batched-bench"];
+
+/// Builds them when they are not there, which takes some ten minutes on two cores.
+pub fn build() -> Result<Programs, BenchError> {
+    let build = assets::cache()?.join("peers/llama.cpp-build");
+    let programs = Programs {
+        folder: build.join("bin"),
+    };
+    let is_there = |program: &&str| programs.folder.join(program).exists();
+    if PROGRAMS.iter().all(|program| is_there(&program)) {
+        return Ok(programs);
     }
     let source = assets::path("peers/llama.cpp")?;
-    eprintln!("building llama-bench in {} (once)", folder.display());
+    eprintln!(
+        "building {} in {} (once)",
+        PROGRAMS.join(" and "),
+        build.display()
+    );
     let mut configure = Command::new("nice");
     configure
         .args([
@@ -35,50 +49,86 @@ pub fn build() -> Result<PathBuf, BenchError> {
         .arg("-S")
         .arg(&source)
         .arg("-B")
-        .arg(&folder);
+        .arg(&build);
     output("cmake", &mut configure)?;
-    let mut build = Command::new("nice");
-    build
+    let mut compile = Command::new("nice");
+    compile
         .args(["cmake", "--build"])
-        .arg(&folder)
-        .args(["--target", "llama-bench", "--parallel"]);
-    output("cmake --build", &mut build)?;
-    Ok(binary)
+        .arg(&build)
+        .arg("--target")
+        .args(PROGRAMS)
+        .arg("--parallel");
+    output("cmake --build", &mut compile)?;
+    Ok(programs)
 }
 
-/// Tokens per second of one run: a prompt of `prefill` tokens in one batch, or `decode` tokens one at a time (the other being 0).
-pub fn tokens_per_second(
-    binary: &Path,
-    model: &Path,
-    threads: usize,
-    prefill: usize,
-    decode: usize,
-) -> Result<f64, BenchError> {
-    rate(&mut command(binary, model, threads, prefill, decode))
-}
+impl Programs {
+    /// Tokens per second of one run: a prompt of `prefill` tokens in one batch, or `decode` tokens one at a time (the other being 0),
+    /// after `depth` tokens of context, which are not counted.
+    pub fn tokens_per_second(
+        &self,
+        model: &Path,
+        threads: usize,
+        prefill: usize,
+        decode: usize,
+        depth: usize,
+    ) -> Result<f64, BenchError> {
+        let mut command = self.bench(model, threads, prefill, decode);
+        command.args(["-d", &depth.to_string()]);
+        rate(&mut command)
+    }
 
-/// As [`tokens_per_second`], of `decode` tokens on `machine`, with weights in its map as they are.
-pub fn tokens_per_second_in(
-    machine: &Machine,
-    binary: &Path,
-    model: &Path,
-    threads: usize,
-    decode: usize,
-) -> Result<f64, BenchError> {
-    let mut command = command(binary, model, threads, 0, decode);
-    command.args(["--load-mode", "mmap", "--repack", "0"]);
-    rate(&mut machine.enter(command))
-}
+    /// As [`tokens_per_second`](Self::tokens_per_second), of `decode` tokens on `machine`, with weights in its map as they are.
+    pub fn tokens_per_second_in(
+        &self,
+        machine: &Machine,
+        model: &Path,
+        threads: usize,
+        decode: usize,
+    ) -> Result<f64, BenchError> {
+        let mut command = self.bench(model, threads, 0, decode);
+        command.args(["--load-mode", "mmap", "--repack", "0"]);
+        rate(&mut machine.enter(command))
+    }
 
-fn command(binary: &Path, model: &Path, threads: usize, prefill: usize, decode: usize) -> Command {
-    let mut command = Command::new(binary);
-    command
-        .arg("-m")
-        .arg(model)
-        .args(["-t", &threads.to_string()])
-        .args(["-p", &prefill.to_string(), "-n", &decode.to_string()])
-        .args(["-r", "1", "-o", "json"]);
-    command
+    /// Tokens per second of all of `sequences` together, each decoding `decode` tokens after its own prompt of `prompt`, which is not
+    /// counted.
+    pub fn tokens_per_second_at_once(
+        &self,
+        model: &Path,
+        threads: usize,
+        sequences: usize,
+        prompt: usize,
+        decode: usize,
+    ) -> Result<f64, BenchError> {
+        let mut command = Command::new(self.folder.join("llama-batched-bench"));
+        command
+            .arg("-m")
+            .arg(model)
+            .args(["-t", &threads.to_string()])
+            .args(["-c", &(sequences * (prompt + decode)).to_string()])
+            .args(["-npp", &prompt.to_string(), "-ntg", &decode.to_string()])
+            .args(["-npl", &sequences.to_string()])
+            .args(["--output-format", "jsonl"]);
+        let output = output("llama-batched-bench", &mut command)?;
+        let lines = output.lines().filter(|line| line.starts_with('{'));
+        lines
+            .last()
+            .and_then(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+            .and_then(|run| run.get("speed_tg")?.as_f64())
+            .ok_or(BenchError::PeerOutput { output })
+    }
+
+    fn bench(&self, model: &Path, threads: usize, prefill: usize, decode: usize) -> Command {
+        let mut command = Command::new(self.folder.join("llama-bench"));
+        command
+            .arg("-m")
+            .arg(model)
+            .args(["-t", &threads.to_string()])
+            .args(["-p", &prefill.to_string(), "-n", &decode.to_string()])
+            .args(["-r", "1", "-o", "json"]);
+        command
+    }
 }
 
 fn rate(command: &mut Command) -> Result<f64, BenchError> {

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use crate::Effort;
-use crate::engine_speed::{EngineSpeed, Pair};
+use crate::engine_speed::{AT_ONCE, DEEP, EngineSpeed, EngineSpeeds, Pair};
 use crate::error::BenchError;
 use crate::hop_cost::HopCost;
 use prima_node_agent::ring::Reading;
@@ -16,6 +16,11 @@ use crate::prediction::Prediction;
 use crate::ring_speed::{REQUESTS, RingSpeed};
 use crate::statistics::Samples;
 
+/// The goals of the kernels: times llama.cpp.
+const DECODE_GOAL: f64 = 1.1;
+const PREFILL_GOAL: f64 = 1.0;
+const DEEP_GOAL: f64 = 1.2;
+const AT_ONCE_GOAL: f64 = 1.1;
 /// The goals of the ring's first release.
 const SLOPE_GOAL: f64 = 1.5; // times bare TCP
 const FIXED_GOAL: f64 = 0.3; // milliseconds per token
@@ -27,40 +32,77 @@ const PREDICTION_GOAL: f64 = 20.0; // percent of the time per token
 const FIRST_GOAL: f64 = 12.0; // milliseconds
 const PROOF_GOAL: f64 = 1.0; // seconds
 
-/// The whole report.
-pub fn markdown(
-    effort: &Effort,
-    engine: &[EngineSpeed],
-    hops: &HopCost,
-    ring: &[RingSpeed],
-) -> String {
+/// The title and what holds for all sections.
+pub fn title(effort: &Effort) -> String {
+    format!(
+        "# What `make bench` measured\n\n{}\n\nMedians of {} turns (smallest to largest) where nothing else is said; what is compared took turns in one run.\n",
+        machine(),
+        effort.turns
+    )
+}
+
+/// The section about the engine alone.
+pub fn engine(speeds: &EngineSpeeds) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
     let _ = write!(
         text,
-        "# What `make bench` measured\n\n{}\n\nMedians of {} turns (smallest to largest); what is compared took turns in one run.\n",
-        machine(),
-        effort.turns
+        "\n## The engine beside llama.cpp\n\nTokens per second, {} threads each, {} kernels; llama-bench and llama-batched-bench of llama-cpp-python 0.3.36, built \
+         natively on this machine.\n\nThe machine's limits: {} GB/s of memory read, {} billion operations per second on bytes in registers. \
+         The last column is the share of these that decode and prefill reach (of weights read; of products with quantized weights).\n\n\
+         | model | | engine | llama.cpp | ratio | goal | | of the limit |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n",
+        speeds.threads,
+        speeds.level,
+        scaled(&speeds.read, 1e9, 1),
+        scaled(&speeds.operations, 1e9, 0),
     );
-    let _ = write!(
-        text,
-        "\n## The engine beside llama.cpp\n\nTokens per second, equal threads; llama-bench of llama-cpp-python 0.3.36, built on this machine.\n\n\
-         | model | threads | | engine | llama.cpp | ratio |\n| --- | --- | --- | --- | --- | --- |\n"
-    );
-    for speed in engine {
-        engine_row(
-            &mut text,
-            speed,
-            &format!("decode {}", effort.decode),
-            &speed.decode,
-        );
-        engine_row(
-            &mut text,
-            speed,
-            &format!("prefill {}", effort.prefill),
-            &speed.prefill,
-        );
+    for speed in &speeds.models {
+        engine_rows(&mut text, speeds, speed);
     }
+    text
+}
+
+fn engine_rows(text: &mut String, speeds: &EngineSpeeds, speed: &EngineSpeed) {
+    let mut row = |what: String, pair: &Pair, goal: f64, share: Option<f64>| {
+        let share = share.map_or(String::new(), |share| format!("{share:.2}"));
+        let _ = writeln!(
+            text,
+            "| {} | {what} | {} | {} | **{:.2}** | {goal} | {} | {share} |",
+            speed.model,
+            spread(&pair.engine, 1),
+            spread(&pair.llama_cpp, 1),
+            pair.ratio(),
+            verdict(pair.ratio() >= goal),
+        );
+    };
+    row(
+        format!("decode {}", speed.decode_tokens),
+        &speed.decode,
+        DECODE_GOAL,
+        Some(speed.decode.engine.median() * speed.bytes / speeds.read.median()),
+    );
+    row(
+        format!("prefill {}", speed.prefill_tokens),
+        &speed.prefill,
+        PREFILL_GOAL,
+        speed.operations.map(|operations| {
+            speed.prefill.engine.median() * operations / speeds.operations.median()
+        }),
+    );
+    if let Some(deep) = &speed.deep {
+        row(format!("decode after {DEEP}"), deep, DEEP_GOAL, None);
+    }
+    row(
+        format!("{AT_ONCE} at once, in all"),
+        &speed.at_once,
+        AT_ONCE_GOAL,
+        None,
+    );
+}
+
+/// The sections about rings on one machine.
+pub fn rings(hops: &HopCost, ring: &[RingSpeed]) -> String {
+    let mut text = String::new();
     hop_section(&mut text, hops);
     ring_section(&mut text, ring);
     text
@@ -241,18 +283,6 @@ pub fn write(path: &Path, text: &str) -> Result<(), BenchError> {
     })
 }
 
-fn engine_row(text: &mut String, speed: &EngineSpeed, what: &str, pair: &Pair) {
-    let _ = writeln!(
-        text,
-        "| {} | {} | {what} | {} | {} | **{:.2}** |",
-        speed.model,
-        speed.threads,
-        spread(&pair.engine, 1),
-        spread(&pair.llama_cpp, 1),
-        pair.ratio()
-    );
-}
-
 fn hop_section(text: &mut String, cost: &HopCost) {
     let (ring, tcp) = cost.lines();
     let (slope, fixed) = (ring.slope / tcp.slope, cost.fixed());
@@ -330,6 +360,17 @@ fn spread(samples: &Samples, digits: usize) -> String {
         samples.median(),
         samples.smallest(),
         samples.largest()
+    )
+}
+
+/// In units of `unit`.
+fn scaled(samples: &Samples, unit: f64, digits: usize) -> String {
+    let scale = |number: f64| number / unit;
+    format!(
+        "{:.digits$} ({:.digits$} to {:.digits$})",
+        scale(samples.median()),
+        scale(samples.smallest()),
+        scale(samples.largest())
     )
 }
 

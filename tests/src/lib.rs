@@ -7,6 +7,7 @@ pub mod assets;
 pub mod cluster;
 pub mod command;
 pub mod declared_machines;
+pub mod emulated;
 pub mod http;
 pub mod local_ring;
 pub mod machine;

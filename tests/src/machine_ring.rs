@@ -1,5 +1,5 @@
 //! A ring of machines as in a cluster: each measures itself, one plan is made from what they measured, and on each an agent serves
-//! its part of the plan. The machines are [`Machine`]s of this one, with a copy of the model each.
+//! its part of the plan. The machines are parts of this one ([`Machine`]) or emulated, with a copy of the model each.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -28,9 +28,33 @@ pub struct MachineRing {
     _folder: TempDir,
 }
 
+/// Where an agent runs.
+pub trait Host {
+    /// The program that cargo built for it, to be given arguments.
+    fn program(&self, name: &str) -> Command {
+        Command::new(built_binary(name))
+    }
+
+    /// `command`, to be started there.
+    fn enter(&self, command: Command) -> Command {
+        command
+    }
+}
+
+/// As it is.
+pub struct ThisMachine;
+
+impl Host for ThisMachine {}
+
+impl Host for Machine {
+    fn enter(&self, command: Command) -> Command {
+        Machine::enter(self, command)
+    }
+}
+
 /// A machine and its copy of the model.
 pub struct Node<'a> {
-    pub machine: &'a Machine,
+    pub machine: &'a dyn Host,
     pub model: PathBuf,
 }
 
@@ -43,7 +67,7 @@ pub struct Planned {
 impl Node<'_> {
     /// What `prima-node-agent profile` measures there, now. Panics with what it wrote if it fails.
     pub fn profile(&self) -> NodeProfile {
-        let mut command = Command::new(built_binary("prima-node-agent"));
+        let mut command = self.machine.program("prima-node-agent");
         command
             .args(["profile", "--output", "yaml", "--models"])
             .arg(&self.model)
@@ -112,7 +136,7 @@ impl MachineRing {
             let file = folder.path().join(format!("{}.yaml", member.name));
             std::fs::write(&file, serde_saphyr::to_string(&own).expect("YAML"))
                 .expect("write a plan");
-            let mut command = Command::new(built_binary("prima-node-agent"));
+            let mut command = nodes[index].machine.program("prima-node-agent");
             command
                 .args(["serve", "--member", &member.name, "--http"])
                 .arg(address.to_string())

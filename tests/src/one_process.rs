@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use prima_engine::kernels::Level;
 use prima_engine::{
     BatchEntry, Compute, Embedding, EngineError, KvCache, LayerDevices, LayerWindow, Model,
     OutputHead, Residency,
@@ -33,10 +34,23 @@ pub struct OneProcess {
 impl OneProcess {
     /// Opens the model file at `path`, to be computed by `threads` threads.
     pub fn open(path: &Path, threads: usize) -> Result<Self, OneProcessError> {
+        Self::with(path, Compute::new(threads)?)
+    }
+
+    /// As [`open`](Self::open), with the kernels of `level`.
+    pub fn open_at_level(
+        path: &Path,
+        threads: usize,
+        level: Level,
+    ) -> Result<Self, OneProcessError> {
+        Self::with(path, Compute::at_level(threads, level)?)
+    }
+
+    fn with(path: &Path, compute: Compute) -> Result<Self, OneProcessError> {
         let model = Model::open(path)?;
         Ok(OneProcess {
             tokenizer: Tokenizer::from_gguf(&model.gguf().metadata)?,
-            compute: Compute::new(threads)?,
+            compute,
             embedding: model.embedding()?,
             layers: model.layer_window(
                 0..model.config().layers,
@@ -68,6 +82,25 @@ impl OneProcess {
     ) -> Result<Vec<f32>, OneProcessError> {
         let activation = self.forward(tokens, kv)?;
         self.head(&activation[activation.len() - self.model.config().hidden..])
+    }
+
+    /// Appends one token to each sequence, in one batch. Returns the logits after each, sequences x vocabulary.
+    pub fn step(
+        &self,
+        tokens: &[u32],
+        sequences: &mut [KvCache],
+    ) -> Result<Vec<f32>, OneProcessError> {
+        let mut activation = vec![0.0; tokens.len() * self.model.config().hidden];
+        self.embedding.embed(tokens, &mut activation)?;
+        let entries = sequences.iter_mut().map(|kv| BatchEntry {
+            first_position: kv.len(),
+            kv,
+            rows: 1,
+        });
+        let mut entries: Vec<BatchEntry<'_>> = entries.collect();
+        self.layers
+            .forward(&self.compute, &mut activation, &mut entries)?;
+        self.head(&activation)
     }
 
     fn forward(&self, tokens: &[u32], kv: &mut KvCache) -> Result<Vec<f32>, OneProcessError> {

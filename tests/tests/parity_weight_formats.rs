@@ -1,4 +1,4 @@
-//! Every weight format: the engine computes with it at least as precisely as llama.cpp does.
+//! Every weight format, with the kernels of every level: the engine computes with it at least as precisely as llama.cpp does.
 //!
 //! Kernels for quantized weights round activations to eight bits, so two right engines differ visibly (llama.cpp from itself by
 //! 0.2 to 0.5 in a logprob). The yardstick is therefore the distance of each to the exact values, which llama.cpp computes with
@@ -9,7 +9,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use prima_engine::kernels::{self, Matrix};
+use prima_engine::kernels::{self, Level, Matrix};
 use prima_gguf::writer::GgufWriter;
 use prima_gguf::{GgmlType, Gguf};
 use prima_tests::assets;
@@ -203,8 +203,14 @@ fn as_precise_as_llama_cpp(name: &str) {
     let model = assets::path(&format!("models/{name}.gguf")).unwrap();
     let exact = ask(model.clone(), true);
     let llama_cpp = ask(model.clone(), false);
-    let engine = OneProcess::open(&model, 2).unwrap();
+    for level in Level::available() {
+        let engine = OneProcess::open_at_level(&model, 2, level).unwrap();
+        let name = format!("{name} at {level}");
+        compare(&name, &engine, &exact, &llama_cpp);
+    }
+}
 
+fn compare(name: &str, engine: &OneProcess, exact: &Text, llama_cpp: &Text) {
     let (mut engine_squares, mut llama_cpp_squares, mut count) = (0.0, 0.0, 0);
     let mut places = exact.top.iter().zip(&llama_cpp.top);
     for part in exact.tokens.chunks(WINDOW) {

@@ -1,5 +1,5 @@
-//! Measures the matrix kernels: format by level, decode in GB/s of weights beside the memory's own speed, and
-//! prefill in billions of operations per second. `cargo bench -p prima-engine --bench kernels [FORMAT...]`,
+//! Measures the matrix kernels, format by level: decode in GB/s of weights, beside the memory's own speed, and prefill in billions
+//! of operations per second, beside what the processor does in registers. Prints a table in Markdown. `cargo bench -p prima-engine --bench kernels [FORMAT...]`,
 //! `THREADS=n` for another number of threads than cores.
 
 use std::hint::black_box;
@@ -8,7 +8,7 @@ use std::time::Instant;
 use half::f16;
 use prima_engine::kernels::{
     AttentionShape, BLOCK_POSITIONS, KvShape, Level, Matrix, SequenceAttention, ThreadPool,
-    attention, matmul, supported,
+    attention, limits, matmul, supported,
 };
 use prima_gguf::GgmlType;
 
@@ -28,45 +28,44 @@ fn main() {
         .skip(1)
         .filter(|argument| !argument.starts_with("--"))
         .collect();
-    println!(
-        "{threads} threads; reading memory: {:.1} GB/s",
-        memory_gb_per_s(threads)
-    );
-    println!(
-        "{:<7} {:<8} {:>14} {:>20}",
-        "format", "level", "decode, GB/s", "prefill, GOP/s"
-    );
+    let levels: Vec<ThreadPool> = Level::available()
+        .into_iter()
+        .filter_map(|level| ThreadPool::new(threads, level).ok())
+        .collect();
+    let columns = |cells: Vec<String>| println!("| {} |", cells.join(" | "));
+    println!("{threads} threads. Decode in GB/s of weights, prefill in GOP/s.\n");
+    let names = levels.iter().map(|pool| pool.level().name().to_owned());
+    columns([String::new()].into_iter().chain(names).collect());
+    columns(vec!["---".to_owned(); 1 + levels.len()]);
+    let memory = vec![1_u64; 32 << 20];
+    let limit = |pool| {
+        let read = limits::read_bytes_per_second(pool, &memory);
+        let multiplied = limits::byte_operations_per_second(pool);
+        cell((read / 1e9, multiplied / 1e9))
+    };
+    let cells = levels.iter().map(limit);
+    columns(["limit".to_owned()].into_iter().chain(cells).collect());
+    drop(memory);
     let all = GgmlType::ALL.iter().copied();
     for format in all.filter(|format| supported(*format)) {
         if !wanted.is_empty() && !wanted.contains(&format.to_string()) {
             continue;
         }
-        for level in Level::available() {
-            let Ok(pool) = ThreadPool::new(threads, level) else {
-                return;
-            };
-            let (decode, prefill) = matrix_product(&pool, format);
-            println!(
-                "{:<7} {:<8} {decode:>14.1} {prefill:>20.0}",
-                format.to_string(),
-                level.name()
-            );
-        }
+        let cells = levels.iter().map(|pool| cell(matrix_product(pool, format)));
+        columns([format.to_string()].into_iter().chain(cells).collect());
     }
-    for level in Level::available() {
-        let Ok(pool) = ThreadPool::new(threads, level) else {
-            return;
-        };
+    println!();
+    for pool in &levels {
         println!(
             "attention, 32 heads on 8 of 64, {}: decode at 4096: {:.0} µs; prefill 512: {:.1} ms",
-            level.name(),
-            attention_seconds(&pool, 4095, 1) * 1e6,
-            attention_seconds(&pool, 0, 512) * 1e3,
+            pool.level(),
+            attention_seconds(pool, 4095, 1) * 1e6,
+            attention_seconds(pool, 0, 512) * 1e3,
         );
         println!(
             "an empty job, {}: {:.2} µs",
-            level.name(),
-            dispatch_seconds(&pool) * 1e6
+            pool.level(),
+            dispatch_seconds(pool) * 1e6
         );
     }
 }
@@ -85,25 +84,20 @@ fn shortest(mut work: impl FnMut()) -> f64 {
     best
 }
 
-/// Sums of a buffer far beyond the caches, read by all threads.
-fn memory_gb_per_s(threads: usize) -> f64 {
-    let buffer = vec![1_u64; 32 << 20];
-    let seconds = shortest(|| {
-        std::thread::scope(|scope| {
-            for part in buffer.chunks(buffer.len().div_ceil(threads)) {
-                scope.spawn(move || {
-                    let mut sums = [0_u64; 32];
-                    for words in part.as_chunks::<32>().0 {
-                        for (sum, word) in sums.iter_mut().zip(words) {
-                            *sum = sum.wrapping_add(*word);
-                        }
-                    }
-                    black_box(sums)
-                });
-            }
-        });
-    });
-    (buffer.len() * 8) as f64 / seconds / 1e9
+fn random_bytes(bytes: &mut [u8]) {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    for bytes in bytes.chunks_mut(8) {
+        // Xorshift (Marsaglia 2003).
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.copy_from_slice(&state.to_le_bytes()[..bytes.len()]);
+    }
+}
+
+/// As [`matrix_product`] and the limits, for people.
+fn cell((decode, prefill): (f64, f64)) -> String {
+    format!("{decode:.1}, {prefill:.0}")
 }
 
 /// GB/s of weights read at one row of activations; GOP/s at many.
@@ -111,12 +105,13 @@ fn matrix_product(pool: &ThreadPool, format: GgmlType) -> (f64, f64) {
     // So many copies that none is still in the cache when its turn comes again.
     let one = ROWS * COLS / format.block_len() * format.block_bytes();
     let copies = (192_usize << 20).div_ceil(one);
-    let mut weights: Vec<u8> = (0..copies * one).map(|i| (i * 31 % 61) as u8).collect();
-    if format == GgmlType::Mxfp4 {
-        // Of bytes as small as these its scales, and so all sums, would be subnormal, and slow.
-        for block in weights.chunks_exact_mut(format.block_bytes()) {
-            block[0] = 120;
-        }
+    let mut weights = vec![0; copies * one];
+    random_bytes(&mut weights);
+    if matches!(format, GgmlType::F32 | GgmlType::F16 | GgmlType::BF16) {
+        // Normal numbers, neither huge nor tiny: subnormals, of which real weights have few, are slow.
+        weights
+            .iter_mut()
+            .for_each(|byte| *byte = 0x2c | (*byte & 3));
     }
     let x: Vec<f32> = (0..PREFILL * COLS).map(|i| (i as f32).sin()).collect();
     let mut out = vec![0.0; PREFILL * ROWS];

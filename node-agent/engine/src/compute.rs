@@ -38,6 +38,14 @@ impl Compute {
     pub fn new(threads: usize) -> Result<Compute, EngineError> {
         let level =
             Level::from_environment().map_err(|source| EngineError::KernelLevel { source })?;
+        Self::at_level(threads, level)
+    }
+
+    /// As [`new`](Self::new), with the kernels of `level`.
+    ///
+    /// # Errors
+    /// [`EngineError::Threads`] when the system refuses a thread.
+    pub fn at_level(threads: usize, level: Level) -> Result<Compute, EngineError> {
         let pool =
             ThreadPool::new(threads, level).map_err(|source| EngineError::Threads { source })?;
         Ok(Compute {

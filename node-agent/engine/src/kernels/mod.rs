@@ -18,6 +18,7 @@ mod elementwise;
 mod formats;
 mod lanes;
 mod level;
+pub mod limits;
 mod matmul;
 mod matrix;
 #[cfg(target_arch = "aarch64")]

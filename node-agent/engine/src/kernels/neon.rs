@@ -285,7 +285,7 @@ macro_rules! dot_products {
         /// # Safety
         /// The processor has the instruction.
         #[inline(always)]
-        unsafe fn $name(sum: int32x4_t, weights: [$weights; 4], x: int8x16_t) -> int32x4_t {
+        pub(super) unsafe fn $name(sum: int32x4_t, weights: [$weights; 4], x: int8x16_t) -> int32x4_t {
             let [a, b, c, d] = weights;
             let mut sum = sum;
             // SAFETY: by the contract; registers only.
@@ -313,7 +313,7 @@ dot_products!(usdot, uint8x16_t);
 /// # Safety
 /// The processor has i8mm.
 #[inline(always)]
-unsafe fn usmmla(sums: int32x4_t, weights: uint32x4_t, x: int64x2_t) -> int32x4_t {
+pub(super) unsafe fn usmmla(sums: int32x4_t, weights: uint32x4_t, x: int64x2_t) -> int32x4_t {
     let mut sums = sums;
     // SAFETY: by the contract; registers only.
     unsafe {

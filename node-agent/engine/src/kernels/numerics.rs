@@ -1,20 +1,27 @@
 //! The scalar arithmetic that every level shares: half and brain floats, the exponential, rounding.
 //! Written without branches so that the compiler vectorises the loops that use it.
 
-/// The value of a half-precision number, subnormals, infinities and NaN included.
+/// From the exponent's bias in half precision, 15, to that of f32, 127.
+pub(super) const HALF_REBIAS: u32 = (127 - 15) << 23;
+
+/// What the last place of a subnormal half-precision number is worth.
+pub(super) const HALF_SUBNORMAL: f32 = 1.0 / (1 << 24) as f32;
+
+/// The value of a half-precision number, subnormals, infinities and NaN included. Computes with no subnormal f32, which many
+/// processors take a hundred times as long for.
 #[inline(always)]
 pub(super) fn f16_to_f32(half: u16) -> f32 {
-    let half = u32::from(half);
-    let magnitude = (half & 0x7fff) << 13;
-    // The exponent moves from bias 15 to bias 127; the product also normalises subnormals, exactly.
-    let value = f32::from_bits(magnitude) * f32::from_bits((127 + 127 - 15) << 23);
-    let special = f32::from_bits(magnitude | (0xff << 23));
-    let value = if magnitude >= 0x1f << 23 {
-        special
+    let magnitude = u32::from(half & 0x7fff);
+    let normal = (magnitude << 13) + HALF_REBIAS;
+    // Infinity and NaN have the largest exponent in f32, too.
+    let special = if magnitude >= 0x7c00 { HALF_REBIAS } else { 0 };
+    let subnormal = (magnitude.cast_signed() as f32 * HALF_SUBNORMAL).to_bits();
+    let value = if magnitude < 0x400 {
+        subnormal
     } else {
-        value
+        normal + special
     };
-    f32::from_bits(value.to_bits() | ((half & 0x8000) << 16))
+    f32::from_bits(value | (u32::from(half & 0x8000) << 16))
 }
 
 /// The value of a brain-float number.

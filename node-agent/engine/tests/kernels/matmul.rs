@@ -34,6 +34,14 @@ fn shapes(format: GgmlType) -> Vec<(usize, usize)> {
     shapes
 }
 
+/// The names, for whoever runs these tests as another processor would.
+#[test]
+fn levels_are_named() {
+    let names: Vec<&str> = Level::available().iter().map(Level::name).collect();
+    println!("levels: {}", names.join(" "));
+    assert_eq!(names[0], "scalar");
+}
+
 #[test]
 fn products_are_exact_to_within_the_quantization_of_activations() {
     let mut random = Random(2);

@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
+use super::super::numerics::{HALF_REBIAS, HALF_SUBNORMAL};
 use super::{FloatRegister, WordRegister};
 
 impl FloatRegister for __m128 {
@@ -166,12 +167,16 @@ impl WordRegister for __m128i {
         // SAFETY: as in `splat`.
         unsafe {
             // As `numerics::f16_to_f32`.
-            let magnitude = self.and(0x7fff).shift_left(13);
-            let scale = _mm_set1_ps(f32::from_bits((127 + 127 - 15) << 23));
-            let value = _mm_mul_ps(_mm_castsi128_ps(magnitude), scale);
-            let special = _mm_castsi128_ps(_mm_or_si128(magnitude, _mm_set1_epi32(0xff << 23)));
-            let is_special = _mm_cmpgt_epi32(magnitude, _mm_set1_epi32((0x1f << 23) - 1));
-            let value = _mm_blendv_ps(value, special, _mm_castsi128_ps(is_special));
+            let rebias = _mm_set1_epi32(HALF_REBIAS.cast_signed());
+            let magnitude = self.and(0x7fff);
+            let normal = _mm_add_epi32(magnitude.shift_left(13), rebias);
+            let is_special = _mm_cmpgt_epi32(magnitude, _mm_set1_epi32(0x7bff));
+            let normal = _mm_add_epi32(normal, _mm_and_si128(is_special, rebias));
+            let subnormal = magnitude
+                .to_floats()
+                .multiply(FloatRegister::splat(HALF_SUBNORMAL));
+            let is_normal = _mm_cmpgt_epi32(magnitude, _mm_set1_epi32(0x3ff));
+            let value = _mm_blendv_ps(subnormal, normal.as_floats(), is_normal.as_floats());
             _mm_or_ps(value, self.and(0x8000).shift_left(16).as_floats())
         }
     }

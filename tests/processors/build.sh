@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Puts programs for QEMU to run as other processors would into target/processors:
+#
+#   x86_64/     kernels                    the tests of the engine's kernels, as cargo built them for this machine
+#   aarch64/    kernels, prima-node-agent  the same tests, and the agent, for arm64
+#               libraries                  what QEMU gives them as their root
+#
+# arm64 is compiled by Debian's cross compiler in a root of its own (once, 1.5 GB in the cache): the toolchain of this machine
+# need not have that target. Takes root, mmdebstrap, what operator/halda/with-native-tools.sh sets, and that cargo fetched all
+# dependencies.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+cache=${PRIMA_CACHE:-$HOME/.cache/prima}/arm64
+version=$(sha256sum < tests/processors/build.sh | cut -c 1-16)
+target=aarch64-unknown-linux-gnu
+programs=$PWD/target/processors
+
+main() {
+    mkdir -p "$cache" "$programs"/{x86_64,aarch64}
+    # Whoever comes second waits, and finds the work done.
+    exec 9> "$cache/lock"
+    flock 9
+    if [ ! -d "$cache/$version" ]; then
+        echo "making a root with a compiler for arm64 (once)" >&2
+        # Also what earlier versions of this script made.
+        rm -rf "${cache:?}"/*/
+        mmdebstrap --quiet --variant=apt --architectures=amd64,arm64 --aptopt='Acquire::Check-Valid-Until "false"' \
+            --include=rustc,cargo,gcc,libc6-dev,gcc-aarch64-linux-gnu,g++-aarch64-linux-gnu,libstd-rust-dev:arm64 \
+            sid "$cache/unfinished" http://deb.debian.org/debian
+        mkdir "$cache/unfinished"/{source,registry}
+        mv "$cache/unfinished" "$cache/$version"
+    fi
+
+    local built name executable
+    built=$(cargo test --workspace --no-run --locked --message-format=json)
+    ln -sf "$(executables kernels <<< "$built")" "$programs/x86_64/kernels"
+
+    built=$(in_root cargo test --no-run --locked --offline --message-format=json --target "$target" \
+        -p prima-engine --test kernels)
+    built+=$'\n'$(in_root cargo build --locked --offline --message-format=json --target "$target" -p prima-node-agent --bins)
+    for name in kernels prima-node-agent; do
+        executable=$(executables "$name" <<< "$built")
+        ln -sf "$PWD/${executable#/source/}" "$programs/aarch64/$name"
+    done
+    ln -sfn "$cache/$version" "$programs/aarch64/libraries"
+}
+
+# executables NAME: of cargo's messages, the program of that name.
+executables() {
+    python3 -c '
+import json, sys
+for line in sys.stdin:
+    if line.startswith("{"):
+        message = json.loads(line)
+        if message.get("executable") and message["target"]["name"] == sys.argv[1]:
+            print(message["executable"])
+' "$1"
+}
+
+# in_root COMMAND...: with this tree and cargo's registry mounted, in a mount namespace that ends with the command. Only what computes
+# is optimised (Cargo.toml), for how fast the rest is tells nothing here.
+in_root() {
+    local root=$cache/$version
+    unshare --mount bash -c '
+        mount --bind "$1" "$0/source" && mount --bind "$2" "$0/registry" && shift 2
+        exec chroot "$0" env -i PATH=/usr/bin:/bin HOME=/root CARGO_HOME=/root/cargo CARGO_TARGET_DIR=/source/target/arm64 \
+            CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_OPT_LEVEL=0 \
+            CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc \
+            CXX_aarch64_unknown_linux_gnu=aarch64-linux-gnu-g++ sh -c "
+                mkdir -p /root/cargo && ln -sfn /registry /root/cargo/registry && cd /source && exec \"\$@\"" sh "$@"
+    ' "$root" "$PWD" "${CARGO_HOME:-$HOME/.cargo}/registry" "$@"
+}
+
+main "$@"

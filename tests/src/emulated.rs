@@ -1,0 +1,66 @@
+//! Processors that this machine does not have: QEMU's user mode runs a program as one of them would. For what is computed, never for how
+//! fast. `tests/processors/build.sh` makes the programs.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::machine_ring::Host;
+
+/// A processor by the names that Rust and QEMU have for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Processor {
+    architecture: &'static str,
+    name: &'static str,
+}
+
+/// Of 2008: SSE4.2, no AVX.
+pub const NEHALEM: Processor = x86("Nehalem");
+/// Of 2013: AVX2 and FMA.
+pub const HASWELL: Processor = x86("Haswell");
+/// A Raspberry Pi 4's: NEON.
+pub const CORTEX_A72: Processor = arm64("cortex-a72");
+/// A Raspberry Pi 5's: dot products.
+pub const CORTEX_A76: Processor = arm64("cortex-a76");
+/// All that QEMU knows: matrix products, too.
+pub const NEWEST_ARM: Processor = arm64("max");
+
+const fn x86(name: &'static str) -> Processor {
+    Processor {
+        architecture: "x86_64",
+        name,
+    }
+}
+
+const fn arm64(name: &'static str) -> Processor {
+    Processor {
+        architecture: "aarch64",
+        name,
+    }
+}
+
+impl Processor {
+    /// `program` of `target/processors`, to be given arguments.
+    pub fn run(&self, program: &str) -> Command {
+        let programs = folder(self.architecture);
+        let mut command = Command::new(format!("qemu-{}-static", self.architecture));
+        command.args(["-cpu", self.name]);
+        let libraries = programs.join("libraries");
+        if libraries.exists() {
+            command.arg("-L").arg(libraries);
+        }
+        command.arg(programs.join(program));
+        command
+    }
+}
+
+/// A member of a ring whose processor is emulated.
+impl Host for Processor {
+    fn program(&self, name: &str) -> Command {
+        self.run(name)
+    }
+}
+
+fn folder(architecture: &str) -> PathBuf {
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/processors");
+    target.join(architecture)
+}

@@ -1,0 +1,146 @@
+//! One program per architecture runs on every processor of it: each takes the highest kernels that it has, and these compute what plain
+//! Rust computes; members with different processors make one ring.
+
+use std::path::Path;
+use std::process::Command;
+
+use prima_crds::v1alpha1::node_profile::NodeProfile;
+use prima_tests::emulated::{CORTEX_A72, CORTEX_A76, HASWELL, NEHALEM, NEWEST_ARM, Processor};
+use prima_tests::local_ring::smollm2;
+use prima_tests::machine_ring::{Host, MachineRing, Node, ThisMachine, plan};
+use prima_tests::one_process::OneProcess;
+use prima_tests::{Endpoint, http};
+use serde_json::json;
+
+/// That take long under QEMU; what they show, the others and this machine's own run of them show as well.
+const SLOW: [&str; 3] = [
+    "a_row_has_the_same_bits_in_every_batch",
+    "products_are_exact_to_within_the_quantization_of_activations",
+    "every_format_dequantizes_to_its_definition",
+];
+
+#[test]
+fn kernels_of_nehalem() {
+    kernels(NEHALEM, &["sse4.1"]);
+}
+
+#[test]
+fn kernels_of_haswell() {
+    kernels(HASWELL, &["sse4.1", "avx2"]);
+}
+
+#[test]
+fn kernels_of_a_raspberry_pi_4() {
+    kernels(CORTEX_A72, &["neon"]);
+}
+
+#[test]
+fn kernels_of_a_raspberry_pi_5() {
+    kernels(CORTEX_A76, &["neon", "neon-dotprod"]);
+}
+
+#[test]
+fn kernels_of_the_newest_arm64() {
+    kernels(NEWEST_ARM, &["neon", "neon-dotprod", "neon-i8mm"]);
+}
+
+/// The kernels' tests, which go through all levels that the processor has: plain Rust and `levels`.
+fn kernels(processor: Processor, levels: &[&str]) {
+    let printed = run(processor
+        .run("kernels")
+        .args(["--nocapture", "levels_are_named"]));
+    let named = format!("levels: scalar {}", levels.join(" "));
+    assert!(printed.contains(&named), "{named}: {printed}");
+
+    let mut command = processor.run("kernels");
+    for slow in SLOW {
+        command.args(["--skip", slow]);
+    }
+    let printed = run(&mut command);
+    let products = "quantized_products_have_the_same_bits_at_every_level ... ok";
+    assert!(printed.contains(products), "{printed}");
+}
+
+/// What it printed.
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{}: {printed}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    printed
+}
+
+/// How far apart the two best logits must be for a token to be the same on processors that round differently. They do not here: the
+/// kernels of arm64 and AVX compute the same bits.
+const NOISE: f32 = 0.05;
+
+const PROMPTS: [&str; 4] = [
+    "The capital of France is",
+    "1, 2, 3, 4, 5,",
+    "Once upon a time there was a",
+    "The opposite of hot is",
+];
+const TOKENS: usize = 8;
+
+#[test]
+fn a_ring_of_x86_and_arm64_answers_as_one_process_does() {
+    let model = smollm2();
+    let engine = OneProcess::open(&model, 2).unwrap();
+    let yaml =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/machine.yaml"));
+    let profile = NodeProfile::from_yaml("machine", &yaml.unwrap()).unwrap();
+    let planned = plan(&model, vec![profile.clone(), profile], &["--rounds", "2"]);
+    let layers = planned.plan.spec.members.iter();
+    println!(
+        "{:#?}",
+        layers.map(|member| &member.windows).collect::<Vec<_>>()
+    );
+    let node = |machine: &'static dyn Host| Node {
+        machine,
+        model: model.clone(),
+    };
+    let nodes = [node(&ThisMachine), node(&CORTEX_A76)];
+    let ring = MachineRing::start(planned.plan, &nodes, &[]);
+
+    let mut decided = 0;
+    for prompt in PROMPTS {
+        let (expected, gap) = greedy(&engine, prompt);
+        let body = json!({ "model": ring.model(), "prompt": prompt, "max_tokens": TOKENS, "temperature": 0 });
+        let answer = http::post(ring.address(), "/v1/completions", &body).unwrap();
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let text = answer.json()["choices"][0]["text"]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        println!("{prompt:?}: {text:?}, smallest gap {gap}");
+        if gap > NOISE {
+            decided += 1;
+            assert_eq!(text, expected, "{prompt:?}, smallest gap {gap}");
+        }
+    }
+    assert!(
+        decided >= 2,
+        "only {decided} prompts are decided beyond the noise"
+    );
+}
+
+/// The greedy continuation, and the smallest gap of the two best logits on the way.
+fn greedy(engine: &OneProcess, prompt: &str) -> (String, f32) {
+    let mut tokens = engine.tokenizer.encode(prompt, true, false).unwrap();
+    let mut kv = engine.sequence(tokens.len() + TOKENS);
+    let mut answer = Vec::new();
+    let mut smallest = f32::INFINITY;
+    while answer.len() < TOKENS {
+        let logits = engine.last_logits(&tokens, &mut kv).unwrap();
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+        smallest = smallest.min(logits[order[0]] - logits[order[1]]);
+        tokens = vec![order[0] as u32];
+        answer.extend(&tokens);
+    }
+    (engine.tokenizer.decode(&answer), smallest)
+}
