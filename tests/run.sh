@@ -111,7 +111,8 @@ emulation_lack() {
     [ "$(id -u)" = 0 ] || { echo "the cross compiler's root takes root"; return; }
     unshare --mount true 2> /dev/null || { echo "namespaces of its own are not allowed here"; return; }
     need mmdebstrap mmdebstrap && need qemu-aarch64-static qemu-user-static ||
-        echo "mmdebstrap or qemu-user-static is not installed, and apt-get could not install it"
+        { echo "mmdebstrap or qemu-user-static is not installed, and apt-get could not install it"; return; }
+    tests/processors/build.sh root > /dev/null || echo "Debian's compiler for arm64 could not be fetched"
 }
 
 # Whether a tmpfs can be mounted.

@@ -46,6 +46,7 @@ use crate::available_memory::{self, MemoryError, MemoryNow};
 use crate::ring::LinkError;
 use cache::CacheKey;
 use cpu::Weights;
+pub use cpu::cache_bytes;
 use disk::DiskError;
 use links::LinkTarget;
 

@@ -2,7 +2,7 @@
 //! can do at most.
 //!
 //! Both count as llama-bench and llama-batched-bench do: prefill is one batch of a prompt with the logits after its last token; decode
-//! is one token at a time of each sequence, output head included, sampling not. Neither counts the first, warming run.
+//! is one token at a time of each sequence, output head included, sampling not. Each first decodes a token that is not counted.
 
 use std::path::Path;
 use std::time::Instant;
@@ -10,6 +10,7 @@ use std::time::Instant;
 use prima_engine::kernels::{Level, ThreadPool, limits};
 use prima_engine::{Compute, KvCache};
 use prima_gguf::Gguf;
+use prima_node_agent::profile::cache_bytes;
 use prima_tests::assets;
 use prima_tests::one_process::OneProcess;
 
@@ -43,7 +44,7 @@ const fn subject(model: &'static str, share: usize, deep: bool) -> Subject {
 /// Tokens of context of the deep decode.
 pub const DEEP: usize = 4096;
 /// Tokens decoded there, and turns of it: the peer computes the context anew each time.
-const DEEP_DECODE: usize = 16;
+pub const DEEP_DECODE: usize = 16;
 const DEEP_TURNS: usize = 3;
 
 /// Sequences of the batched decode.
@@ -67,8 +68,8 @@ pub struct EngineSpeeds {
 /// One model, in tokens per second.
 pub struct EngineSpeed {
     pub model: &'static str,
-    /// Bytes of weights that a token reads.
-    pub bytes: f64,
+    /// Bytes of weights that a token reads from memory; none where caches hold a good part of them.
+    pub bytes: Option<f64>,
     /// Operations of a token of a prompt on quantized weights, which is where the output head has no part. None with float weights.
     pub operations: Option<f64>,
     pub decode_tokens: usize,
@@ -78,6 +79,7 @@ pub struct EngineSpeed {
     /// Decode after [`DEEP`] tokens.
     pub deep: Option<Pair>,
     /// Decode of [`AT_ONCE`] sequences, all together.
+    pub at_once_tokens: usize,
     pub at_once: Pair,
 }
 
@@ -99,19 +101,20 @@ impl Pair {
 pub fn measure(effort: &Effort) -> Result<EngineSpeeds, BenchError> {
     let peer = peer::build()?;
     let threads = Compute::available_threads();
-    let pool = ThreadPool::new(threads, Level::detect())?;
-    let memory = vec![1_u64; READ / size_of::<u64>()];
+    let level = Level::detect();
+    let pool = ThreadPool::new(threads, level)?;
     let mut speeds = EngineSpeeds {
         threads,
-        level: pool.level().name(),
+        level: level.name(),
         read: Samples::default(),
         operations: Samples::default(),
         models: Vec::new(),
     };
     for subject in &SUBJECTS {
-        speeds
-            .read
-            .push(limits::read_bytes_per_second(&pool, &memory));
+        let memory = vec![1_u64; READ / size_of::<u64>()];
+        let read = limits::read_bytes_per_second(&pool, &memory);
+        drop(memory);
+        speeds.read.push(read);
         speeds
             .operations
             .push(limits::byte_operations_per_second(&pool));
@@ -119,7 +122,7 @@ pub fn measure(effort: &Effort) -> Result<EngineSpeeds, BenchError> {
         eprintln!("{}: beside llama.cpp", subject.model);
         speeds
             .models
-            .push(measure_model(effort, subject, &path, &peer, threads)?);
+            .push(measure_model(effort, subject, &path, &peer, &pool)?);
     }
     Ok(speeds)
 }
@@ -129,25 +132,27 @@ fn measure_model(
     subject: &Subject,
     path: &Path,
     peer: &peer::Programs,
-    threads: usize,
+    pool: &ThreadPool,
 ) -> Result<EngineSpeed, BenchError> {
-    let engine = OneProcess::open(path, threads)?;
+    let threads = pool.threads();
+    let engine = OneProcess::open_at_level(path, threads, pool.level())?;
     let (bytes, operations) = work(engine.model.gguf());
+    let from_memory = bytes > 2.0 * cache_bytes(Path::new("/")) as f64;
     let mut speed = EngineSpeed {
         model: subject.model,
-        bytes,
+        bytes: from_memory.then_some(bytes),
         operations,
         decode_tokens: effort.decode / subject.share,
         decode: Pair::default(),
         prefill_tokens: effort.prefill / subject.share,
         prefill: Pair::default(),
         deep: None,
+        at_once_tokens: effort.decode / subject.share / 4,
         at_once: Pair::default(),
     };
-    decode(&engine, &mut engine.sequence(8), 8)?;
     for _ in 0..effort.turns {
         let (decoded, prefilled) = (speed.decode_tokens, speed.prefill_tokens);
-        let mut empty = engine.sequence(decoded);
+        let mut empty = engine.sequence(1 + decoded);
         speed
             .decode
             .engine
@@ -159,7 +164,7 @@ fn measure_model(
         let rate = peer.tokens_per_second(path, threads, prefilled, 0, 0)?;
         speed.prefill.llama_cpp.push(rate);
 
-        let decoded = decoded / 4;
+        let decoded = speed.at_once_tokens;
         speed.at_once.engine.push(decode_at_once(&engine, decoded)?);
         let rate =
             peer.tokens_per_second_at_once(path, threads, AT_ONCE, AT_ONCE_PROMPT, decoded)?;
@@ -167,7 +172,7 @@ fn measure_model(
     }
     if subject.deep {
         let turns = effort.turns.min(DEEP_TURNS);
-        let mut kv = engine.sequence(DEEP + turns * DEEP_DECODE);
+        let mut kv = engine.sequence(DEEP + turns * (1 + DEEP_DECODE));
         engine.last_logits(&tokens(&engine, DEEP), &mut kv)?;
         let mut pair = Pair::default();
         for _ in 0..turns {
@@ -199,6 +204,7 @@ fn work(gguf: &Gguf) -> (f64, Option<f64>) {
 
 fn decode(engine: &OneProcess, kv: &mut KvCache, count: usize) -> Result<f64, BenchError> {
     let tokens = tokens(engine, count);
+    engine.last_logits(&tokens[..1], kv)?;
     let start = Instant::now();
     for &token in &tokens {
         engine.last_logits(&[token], kv)?;

@@ -80,7 +80,7 @@ fn run(effort: &Effort, quick: bool) -> Result<(), BenchError> {
     let planning = planning_speed::measure(effort)?;
     let limits = memory_limit::measure(effort)?;
     let machines = machines::measure(effort)?;
-    let mut table = report::title(effort);
+    let mut table = report::title("make bench", effort);
     table += &report::rings(&hops, &ring);
     table += &report::memory_limits(limits.as_deref());
     table += &report::machines(machines.as_deref());
@@ -100,7 +100,7 @@ fn run(effort: &Effort, quick: bool) -> Result<(), BenchError> {
 
 fn run_engine(effort: &Effort, quick: bool) -> Result<(), BenchError> {
     let speeds = engine_speed::measure(effort)?;
-    let report = report::title(effort) + &report::engine(&speeds);
+    let report = report::title("make bench-engine", effort) + &report::engine(&speeds);
     println!("{report}");
     match quick {
         true => Ok(()),

@@ -24,8 +24,10 @@ pub fn build() -> Result<Programs, BenchError> {
     let programs = Programs {
         folder: build.join("bin"),
     };
-    let is_there = |program: &&str| programs.folder.join(program).exists();
-    if PROGRAMS.iter().all(|program| is_there(&program)) {
+    if PROGRAMS
+        .iter()
+        .all(|program| programs.folder.join(program).exists())
+    {
         return Ok(programs);
     }
     let source = assets::path("peers/llama.cpp")?;
@@ -111,9 +113,9 @@ impl Programs {
             .args(["-npl", &sequences.to_string()])
             .args(["--output-format", "jsonl"]);
         let output = output("llama-batched-bench", &mut command)?;
-        let lines = output.lines().filter(|line| line.starts_with('{'));
+        let mut lines = output.lines().filter(|line| line.starts_with('{'));
         lines
-            .last()
+            .next_back()
             .and_then(|line| serde_json::from_str::<serde_json::Value>(line).ok())
             .and_then(|run| run.get("speed_tg")?.as_f64())
             .ok_or(BenchError::PeerOutput { output })

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use crate::Effort;
-use crate::engine_speed::{AT_ONCE, DEEP, EngineSpeed, EngineSpeeds, Pair};
+use crate::engine_speed::{AT_ONCE, DEEP, DEEP_DECODE, EngineSpeed, EngineSpeeds, Pair};
 use crate::error::BenchError;
 use crate::hop_cost::HopCost;
 use prima_node_agent::ring::Reading;
@@ -33,9 +33,9 @@ const FIRST_GOAL: f64 = 12.0; // milliseconds
 const PROOF_GOAL: f64 = 1.0; // seconds
 
 /// The title and what holds for all sections.
-pub fn title(effort: &Effort) -> String {
+pub fn title(command: &str, effort: &Effort) -> String {
     format!(
-        "# What `make bench` measured\n\n{}\n\nMedians of {} turns (smallest to largest) where nothing else is said; what is compared took turns in one run.\n",
+        "# What `{command}` measured\n\n{}\n\nMedians of {} turns (smallest to largest) where nothing else is said; what is compared took turns in one run.\n",
         machine(),
         effort.turns
     )
@@ -49,7 +49,7 @@ pub fn engine(speeds: &EngineSpeeds) -> String {
         text,
         "\n## The engine beside llama.cpp\n\nTokens per second, {} threads each, {} kernels; llama-bench and llama-batched-bench of llama-cpp-python 0.3.36, built \
          natively on this machine.\n\nThe machine's limits: {} GB/s of memory read, {} billion operations per second on bytes in registers. \
-         The last column is the share of these that decode and prefill reach (of weights read; of products with quantized weights).\n\n\
+         The last column is the share of these that decode and prefill reach: of weights read, where caches do not hold them; of products with quantized weights.\n\n\
          | model | | engine | llama.cpp | ratio | goal | | of the limit |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n",
         speeds.threads,
         speeds.level,
@@ -79,7 +79,9 @@ fn engine_rows(text: &mut String, speeds: &EngineSpeeds, speed: &EngineSpeed) {
         format!("decode {}", speed.decode_tokens),
         &speed.decode,
         DECODE_GOAL,
-        Some(speed.decode.engine.median() * speed.bytes / speeds.read.median()),
+        speed
+            .bytes
+            .map(|bytes| speed.decode.engine.median() * bytes / speeds.read.median()),
     );
     row(
         format!("prefill {}", speed.prefill_tokens),
@@ -90,10 +92,11 @@ fn engine_rows(text: &mut String, speeds: &EngineSpeeds, speed: &EngineSpeed) {
         }),
     );
     if let Some(deep) = &speed.deep {
-        row(format!("decode after {DEEP}"), deep, DEEP_GOAL, None);
+        let what = format!("decode {DEEP_DECODE} after {DEEP}, 3 turns");
+        row(what, deep, DEEP_GOAL, None);
     }
     row(
-        format!("{AT_ONCE} at once, in all"),
+        format!("decode {}, {AT_ONCE} at once, in all", speed.at_once_tokens),
         &speed.at_once,
         AT_ONCE_GOAL,
         None,
@@ -355,12 +358,7 @@ fn ring_section(text: &mut String, rings: &[RingSpeed]) {
 }
 
 fn spread(samples: &Samples, digits: usize) -> String {
-    format!(
-        "{:.digits$} ({:.digits$} to {:.digits$})",
-        samples.median(),
-        samples.smallest(),
-        samples.largest()
-    )
+    scaled(samples, 1.0, digits)
 }
 
 /// In units of `unit`.

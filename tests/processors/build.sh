@@ -6,13 +6,14 @@
 #               libraries                  what QEMU gives them as their root
 #
 # arm64 is compiled by Debian's cross compiler in a root of its own (once, 1.5 GB in the cache): the toolchain of this machine
-# need not have that target. Takes root, mmdebstrap, what operator/halda/with-native-tools.sh sets, and that cargo fetched all
+# need not have that target, and the Rust of Debian's releases is too old. Takes root, mmdebstrap, what operator/halda/with-native-tools.sh sets, and that cargo fetched all
 # dependencies.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 cache=${PRIMA_CACHE:-$HOME/.cache/prima}/arm64
-version=$(sha256sum < tests/processors/build.sh | cut -c 1-16)
+# A newer Rust may be asked for.
+version=$(grep -h ^rust-version Cargo.toml | cat - tests/processors/build.sh | sha256sum | cut -c 1-16)
 target=aarch64-unknown-linux-gnu
 programs=$PWD/target/processors
 
@@ -25,45 +26,50 @@ main() {
         echo "making a root with a compiler for arm64 (once)" >&2
         # Also what earlier versions of this script made.
         rm -rf "${cache:?}"/*/
-        mmdebstrap --quiet --variant=apt --architectures=amd64,arm64 --aptopt='Acquire::Check-Valid-Until "false"' \
-            --include=rustc,cargo,gcc,libc6-dev,gcc-aarch64-linux-gnu,g++-aarch64-linux-gnu,libstd-rust-dev:arm64 \
-            sid "$cache/unfinished" http://deb.debian.org/debian
-        mkdir "$cache/unfinished"/{source,registry}
+        make_root "$cache/unfinished"
         mv "$cache/unfinished" "$cache/$version"
     fi
+    [ "${1:-}" != root ] || return 0
 
-    local built name executable
+    local built
     built=$(cargo test --workspace --no-run --locked --message-format=json)
-    ln -sf "$(executables kernels <<< "$built")" "$programs/x86_64/kernels"
+    link x86_64 kernels <<< "$built"
 
-    built=$(in_root cargo test --no-run --locked --offline --message-format=json --target "$target" \
-        -p prima-engine --test kernels)
-    built+=$'\n'$(in_root cargo build --locked --offline --message-format=json --target "$target" -p prima-node-agent --bins)
-    for name in kernels prima-node-agent; do
-        executable=$(executables "$name" <<< "$built")
-        ln -sf "$PWD/${executable#/source/}" "$programs/aarch64/$name"
-    done
+    built=$(in_root cargo test --no-run --locked --offline --message-format=json --target "$target" -p prima-engine --test kernels)
+    link aarch64 kernels <<< "$built"
+    built=$(in_root cargo build --locked --offline --message-format=json --target "$target" -p prima-node-agent --bins)
+    link aarch64 prima-node-agent <<< "$built"
     ln -sfn "$cache/$version" "$programs/aarch64/libraries"
 }
 
-# executables NAME: of cargo's messages, the program of that name.
-executables() {
-    python3 -c '
+# make_root FOLDER: Debian's unstable release, whose Release file may be some days old on a mirror.
+make_root() {
+    mmdebstrap --quiet --variant=apt --architectures=amd64,arm64 --aptopt='Acquire::Check-Valid-Until "false"' \
+        --include=rustc,cargo,gcc,libc6-dev,gcc-aarch64-linux-gnu,g++-aarch64-linux-gnu,libstd-rust-dev:arm64 \
+        sid "$1" http://deb.debian.org/debian
+    mkdir "$1"/{source,registry}
+}
+
+# link ARCHITECTURE NAME: the one program of that name in cargo's messages.
+link() {
+    local executable
+    executable=$(python3 -c '
 import json, sys
-for line in sys.stdin:
-    if line.startswith("{"):
-        message = json.loads(line)
-        if message.get("executable") and message["target"]["name"] == sys.argv[1]:
-            print(message["executable"])
-' "$1"
+messages = [json.loads(line) for line in sys.stdin if line.startswith("{")]
+[one] = [m["executable"] for m in messages if m.get("executable") and m["target"]["name"] == sys.argv[1]]
+print(one)
+' "$2")
+    ln -sf "${executable/#\/source\//$PWD/}" "$programs/$1/$2"
 }
 
 # in_root COMMAND...: with this tree and cargo's registry mounted, in a mount namespace that ends with the command. Only what computes
 # is optimised (Cargo.toml), for how fast the rest is tells nothing here.
 in_root() {
     local root=$cache/$version
-    unshare --mount bash -c '
-        mount --bind "$1" "$0/source" && mount --bind "$2" "$0/registry" && shift 2
+    unshare --mount bash -ec '
+        mount --bind "$1" "$0/source"
+        mount --bind "$2" "$0/registry"
+        shift 2
         exec chroot "$0" env -i PATH=/usr/bin:/bin HOME=/root CARGO_HOME=/root/cargo CARGO_TARGET_DIR=/source/target/arm64 \
             CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_OPT_LEVEL=0 \
             CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc \

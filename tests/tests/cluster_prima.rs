@@ -32,7 +32,13 @@ fn a_model_from_a_hub_and_one_from_disks_answer_as_on_one_machine() {
     test.apply_model("smollm2", &test.hub_source(), "");
     test.wait_until_ready("smollm2");
     let model = test.json(&["get", "model", "smollm2"]);
-    assert_eq!(model["status"]["ringNodes"], 2, "{}", model["status"]);
+    // Two are enough. The third takes part where measuring found one of them slow, which it may on processors that they share.
+    let ring_nodes = model["status"]["ringNodes"].as_u64();
+    assert!(
+        ring_nodes == Some(2) || ring_nodes == Some(3),
+        "{}",
+        model["status"]
+    );
     let here = LocalRing::builder().model(&smollm2()).members(1).start();
     let expected = here.chat(PROMPT, MAX_TOKENS);
     here.stop();
@@ -45,7 +51,7 @@ fn a_model_from_a_hub_and_one_from_disks_answer_as_on_one_machine() {
     }
     test.openai_client_answers("smollm2", &expected);
 
-    // Each node fetched its part and, to know it, the header; the third fetched nothing.
+    // Each node fetched its part and, to know it, the header; one that is not in the ring fetched nothing.
     let whole = fs::metadata(smollm2()).expect("a model").len();
     let sent = test.sent_by_node();
     for node in model["status"]["nodes"].as_array().expect("nodes") {

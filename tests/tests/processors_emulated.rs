@@ -12,7 +12,8 @@ use prima_tests::one_process::OneProcess;
 use prima_tests::{Endpoint, http};
 use serde_json::json;
 
-/// That take long under QEMU; what they show, the others and this machine's own run of them show as well.
+/// That take long under QEMU. What is left compares every level with plain Rust, which this machine's own run of these compares with
+/// the formulas.
 const SLOW: [&str; 3] = [
     "a_row_has_the_same_bits_in_every_batch",
     "products_are_exact_to_within_the_quantization_of_activations",
@@ -49,7 +50,7 @@ fn kernels(processor: Processor, levels: &[&str]) {
     let printed = run(processor
         .run("kernels")
         .args(["--nocapture", "levels_are_named"]));
-    let named = format!("levels: scalar {}", levels.join(" "));
+    let named = format!("levels: scalar {}\n", levels.join(" "));
     assert!(printed.contains(&named), "{named}: {printed}");
 
     let mut command = processor.run("kernels");
@@ -57,7 +58,7 @@ fn kernels(processor: Processor, levels: &[&str]) {
         command.args(["--skip", slow]);
     }
     let printed = run(&mut command);
-    let products = "quantized_products_have_the_same_bits_at_every_level ... ok";
+    let products = "products_have_the_same_bits_at_every_level_that_fuses ... ok";
     assert!(printed.contains(products), "{printed}");
 }
 
@@ -74,8 +75,8 @@ fn run(command: &mut Command) -> String {
     printed
 }
 
-/// How far apart the two best logits must be for a token to be the same on processors that round differently. They do not here: the
-/// kernels of arm64 and AVX compute the same bits.
+/// How far apart the two best logits must be for a token to be the same on processors that round differently. (Arm64 and AVX2 compute
+/// the same bits; this machine may be older.)
 const NOISE: f32 = 0.05;
 
 const PROMPTS: [&str; 4] = [
@@ -94,10 +95,10 @@ fn a_ring_of_x86_and_arm64_answers_as_one_process_does() {
         std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/machine.yaml"));
     let profile = NodeProfile::from_yaml("machine", &yaml.unwrap()).unwrap();
     let planned = plan(&model, vec![profile.clone(), profile], &["--rounds", "2"]);
-    let layers = planned.plan.spec.members.iter();
+    let members = planned.plan.spec.members.iter();
     println!(
         "{:#?}",
-        layers.map(|member| &member.windows).collect::<Vec<_>>()
+        members.map(|member| &member.windows).collect::<Vec<_>>()
     );
     let node = |machine: &'static dyn Host| Node {
         machine,

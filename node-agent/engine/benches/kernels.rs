@@ -17,6 +17,8 @@ const COLS: usize = 2048;
 const ROWS: usize = 8192;
 /// Rows of activations in a prefill.
 const PREFILL: usize = 128;
+/// Bytes that are read before the same are read again: more than caches hold.
+const MEMORY: usize = 1 << 30;
 
 fn main() {
     let threads = std::env::var("THREADS")
@@ -37,7 +39,7 @@ fn main() {
     let names = levels.iter().map(|pool| pool.level().name().to_owned());
     columns([String::new()].into_iter().chain(names).collect());
     columns(vec!["---".to_owned(); 1 + levels.len()]);
-    let memory = vec![1_u64; 32 << 20];
+    let memory = vec![1_u64; MEMORY / 8];
     let limit = |pool| {
         let read = limits::read_bytes_per_second(pool, &memory);
         let multiplied = limits::byte_operations_per_second(pool);
@@ -51,7 +53,10 @@ fn main() {
         if !wanted.is_empty() && !wanted.contains(&format.to_string()) {
             continue;
         }
-        let cells = levels.iter().map(|pool| cell(matrix_product(pool, format)));
+        let weights = weights(format);
+        let cells = levels
+            .iter()
+            .map(|pool| cell(matrix_product(pool, format, &weights)));
         columns([format.to_string()].into_iter().chain(cells).collect());
     }
     println!();
@@ -100,12 +105,14 @@ fn cell((decode, prefill): (f64, f64)) -> String {
     format!("{decode:.1}, {prefill:.0}")
 }
 
-/// GB/s of weights read at one row of activations; GOP/s at many.
-fn matrix_product(pool: &ThreadPool, format: GgmlType) -> (f64, f64) {
-    // So many copies that none is still in the cache when its turn comes again.
-    let one = ROWS * COLS / format.block_len() * format.block_bytes();
-    let copies = (192_usize << 20).div_ceil(one);
-    let mut weights = vec![0; copies * one];
+/// Bytes of one matrix.
+fn matrix_bytes(format: GgmlType) -> usize {
+    ROWS * COLS / format.block_len() * format.block_bytes()
+}
+
+/// Matrices, of as many bytes together as [`MEMORY`].
+fn weights(format: GgmlType) -> Vec<u8> {
+    let mut weights = vec![0; MEMORY.next_multiple_of(matrix_bytes(format))];
     random_bytes(&mut weights);
     if matches!(format, GgmlType::F32 | GgmlType::F16 | GgmlType::BF16) {
         // Normal numbers, neither huge nor tiny: subnormals, of which real weights have few, are slow.
@@ -113,6 +120,18 @@ fn matrix_product(pool: &ThreadPool, format: GgmlType) -> (f64, f64) {
             .iter_mut()
             .for_each(|byte| *byte = 0x2c | (*byte & 3));
     }
+    if format == GgmlType::Mxfp4 {
+        // The exponent.
+        let blocks = weights.chunks_exact_mut(format.block_bytes());
+        blocks.for_each(|block| block[0] = 0x78 | (block[0] & 3));
+    }
+    weights
+}
+
+/// GB/s of weights read at one row of activations; GOP/s at many.
+fn matrix_product(pool: &ThreadPool, format: GgmlType, weights: &[u8]) -> (f64, f64) {
+    let one = matrix_bytes(format);
+    let copies = weights.len() / one;
     let x: Vec<f32> = (0..PREFILL * COLS).map(|i| (i as f32).sin()).collect();
     let mut out = vec![0.0; PREFILL * ROWS];
     let mut run = |copy: usize, n: usize| {

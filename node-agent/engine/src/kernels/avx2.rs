@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::activations::QuantizedRows;
 use super::byte_pairs;
-use super::formats::BlockFormat;
-use super::lanes::FloatRegister;
+use super::formats::{BlockFormat, are_signed_bytes};
+use super::lanes::Words;
 use super::matmul::{PANEL, Product};
 use super::panel::{Integers, Panel, Place, multiply_by_format, tile};
 
@@ -55,7 +55,7 @@ impl Integers for Avx2 {
 
     #[inline(always)]
     fn takes_offset<F: BlockFormat>() -> bool {
-        byte_pairs::takes_offset::<F>()
+        are_signed_bytes::<F>()
     }
 
     #[inline(always)]
@@ -67,8 +67,7 @@ impl Integers for Avx2 {
     ) -> [Self::Floats; ROWS] {
         // SAFETY: passed on from the caller.
         unsafe {
-            let sums = byte_pairs::sums::<__m256i, F, ROWS>(weights, x_quads, x_stride, start);
-            to_floats(sums)
+            byte_pairs::sums::<__m256i, F, ROWS>(weights, x_quads, x_stride, start).to_floats()
         }
     }
 }
@@ -111,19 +110,7 @@ impl Integers for AvxVnni {
                     *sum = _mm256_dpbusd_avx_epi32(*sum, four, x_four);
                 }
             }
-            to_floats(sums)
+            sums.to_floats()
         }
     }
-}
-
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn to_floats<const ROWS: usize>(sums: [__m256i; ROWS]) -> [__m256; ROWS] {
-    let mut floats = [<__m256 as FloatRegister>::splat(0.0); ROWS];
-    for (float, sum) in floats.iter_mut().zip(sums) {
-        // SAFETY: by the contract.
-        *float = unsafe { _mm256_cvtepi32_ps(sum) };
-    }
-    floats
 }

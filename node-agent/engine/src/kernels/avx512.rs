@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::activations::QuantizedRows;
 use super::formats::BlockFormat;
-use super::lanes::FloatRegister;
+use super::lanes::Words;
 use super::matmul::{PANEL, Product};
 use super::panel::{Integers, Panel, Place, multiply_by_format, tile};
 
@@ -46,7 +46,6 @@ impl Integers for Avx512 {
         x_stride: usize,
         start: [i32; ROWS],
     ) -> [Self::Floats; ROWS] {
-        let mut floats = [<__m512 as FloatRegister>::splat(0.0); ROWS];
         // SAFETY: passed on from the caller.
         unsafe {
             let mut sums = [_mm512_setzero_si512(); ROWS];
@@ -61,10 +60,7 @@ impl Integers for Avx512 {
                     *sum = _mm512_dpbusd_epi32(*sum, four, x_four);
                 }
             }
-            for (float, sum) in floats.iter_mut().zip(sums) {
-                *float = _mm512_cvtepi32_ps(sum);
-            }
+            sums.to_floats()
         }
-        floats
     }
 }

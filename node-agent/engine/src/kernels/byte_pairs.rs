@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::formats::BlockFormat;
+use super::formats::{BlockFormat, are_signed_bytes};
 use super::matmul::PANEL;
 
 /// A register of integers; what lanes an operation takes them as is in its name.
@@ -103,12 +103,7 @@ byte_register!(__m128i, _mm_load_si128 _mm_set1_epi8 _mm_set1_epi16 _mm_set1_epi
 byte_register!(__m256i, _mm256_load_si256 _mm256_set1_epi8 _mm256_set1_epi16 _mm256_set1_epi32 _mm256_xor_si256 _mm256_add_epi16
     _mm256_add_epi32 _mm256_abs_epi8 _mm256_sign_epi8 _mm256_maddubs_epi16 _mm256_madd_epi16);
 
-/// Whether [`sums`] takes a format's offset off the values itself.
-pub(super) const fn takes_offset<F: BlockFormat>() -> bool {
-    F::BITS == 8
-}
-
-/// [`Integers::sums`](super::panel::Integers::sums), in 32-bit lanes.
+/// [`Integers::sums`](super::panel::Integers::sums), in 32-bit lanes; less the offset where values are signed bytes.
 ///
 /// # Safety
 /// As there.
@@ -121,9 +116,9 @@ pub(super) unsafe fn sums<B: ByteRegister, F: BlockFormat, const ROWS: usize>(
 ) -> [B; ROWS] {
     // SAFETY: passed on from the caller.
     unsafe {
-        match F::BITS {
-            8 => signed_sums::<B, F, ROWS>(weights, x_quads, x_stride),
-            _ => unsigned_sums::<B, F, ROWS>(weights, x_quads, x_stride, start),
+        match are_signed_bytes::<F>() {
+            true => signed_sums::<B, F, ROWS>(weights, x_quads, x_stride),
+            false => unsigned_sums::<B, F, ROWS>(weights, x_quads, x_stride, start),
         }
     }
 }

@@ -24,6 +24,10 @@ pub(super) trait BlockFormat {
     /// Weights that share a scale: 16 or 32.
     const GROUP: usize;
     /// Values are below `1 << BITS`. (How much headroom 16-bit sums have: of no use to plain Rust.)
+    #[cfg_attr(
+        not(any(target_arch = "x86_64", target_arch = "aarch64")),
+        allow(dead_code)
+    )]
     const BITS: u32;
     /// 0 or a power of two.
     const OFFSET: i32;
@@ -32,6 +36,16 @@ pub(super) trait BlockFormat {
     /// Unpacks one block. `block` has `BYTES` bytes, `values` has `BLOCK` places, `scales` and
     /// `minimums` have `BLOCK / GROUP` (`minimums` is left alone unless `AFFINE`).
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]);
+}
+
+/// Whether values less the offset are all the signed bytes: the highest bit of each, inverted, is the sign.
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code)
+)]
+pub(super) const fn are_signed_bytes<F: BlockFormat>() -> bool {
+    const { assert!(F::BITS != 8 || F::OFFSET == 128) };
+    F::BITS == 8
 }
 
 /// `call` with `Format` as the block format of a `GgmlType`; `otherwise` for a type that is none or has no kernels.

@@ -9,7 +9,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "aarch64")]
-pub(super) mod neon;
+mod neon;
 #[cfg(target_arch = "x86_64")]
 mod sse41;
 
@@ -202,7 +202,7 @@ macro_rules! each {
     }};
 }
 
-/// `COUNT * N` is 16.
+/// `COUNT * N` is 16 where memory is read or written.
 impl<R: FloatRegister, const N: usize> Lanes for [R; N] {
     const TILE: usize = R::TILE;
 
@@ -213,6 +213,7 @@ impl<R: FloatRegister, const N: usize> Lanes for [R; N] {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
+        const { assert!(R::COUNT * N == LANES) };
         let mut out = [R::splat(0.0); N];
         for (i, out) in out.iter_mut().enumerate() {
             // SAFETY: readable by the contract; so below.
@@ -223,6 +224,7 @@ impl<R: FloatRegister, const N: usize> Lanes for [R; N] {
 
     #[inline(always)]
     unsafe fn load_halves(from: *const f16) -> Self {
+        const { assert!(R::COUNT * N == LANES) };
         let mut out = [R::splat(0.0); N];
         for (i, out) in out.iter_mut().enumerate() {
             // SAFETY: as in `load`.
@@ -233,6 +235,7 @@ impl<R: FloatRegister, const N: usize> Lanes for [R; N] {
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
+        const { assert!(R::COUNT * N == LANES) };
         for (i, register) in self.into_iter().enumerate() {
             // SAFETY: writable by the contract.
             unsafe { register.store(to.add(i * R::COUNT)) };
@@ -267,7 +270,7 @@ impl<R: FloatRegister, const N: usize> Lanes for [R; N] {
     }
 }
 
-/// `COUNT * N` is 16; the registers hold the rows in order.
+/// The registers hold the rows in order; `COUNT * N` is 16 where memory is read or written.
 impl<R: WordRegister, const N: usize> Words for [R; N] {
     type Floats = [R::Floats; N];
 
@@ -278,6 +281,7 @@ impl<R: WordRegister, const N: usize> Words for [R; N] {
 
     #[inline(always)]
     unsafe fn load_4(rows: &[*const u8; LANES], offset: usize) -> Self {
+        const { assert!(R::COUNT * N == LANES) };
         // SAFETY: there are `COUNT` rows from each of these on, readable by the contract; so below.
         unsafe {
             let mut out = [R::load_4(rows, offset); N];
@@ -290,6 +294,7 @@ impl<R: WordRegister, const N: usize> Words for [R; N] {
 
     #[inline(always)]
     unsafe fn load_16(rows: &[*const u8; LANES], offset: usize) -> [Self; 4] {
+        const { assert!(R::COUNT * N == LANES) };
         // SAFETY: as in `load_4`.
         unsafe {
             let [a, b, c, d] = R::load_16(rows, offset);
@@ -306,6 +311,7 @@ impl<R: WordRegister, const N: usize> Words for [R; N] {
 
     #[inline(always)]
     unsafe fn store(self, to: *mut u8) {
+        const { assert!(R::COUNT * N == LANES) };
         for (i, register) in self.into_iter().enumerate() {
             // SAFETY: writable by the contract.
             unsafe { register.store(to.add(i * 4 * R::COUNT)) };

@@ -6,7 +6,7 @@ use std::arch::asm;
 use std::ops::Range;
 
 use super::activations::QuantizedRows;
-use super::formats::BlockFormat;
+use super::formats::{BlockFormat, are_signed_bytes};
 use super::lanes::FloatRegister;
 use super::matmul::{PANEL, Product};
 use super::panel::{Integers, Panel, Place, multiply_by_format, tile};
@@ -50,12 +50,6 @@ struct NeonDotprod;
 
 struct NeonI8mm;
 
-/// Whether values are multiplied as signed bytes: those of 8 bits, whose offset of 128 so is taken off.
-#[inline(always)]
-fn signed<F: BlockFormat>() -> bool {
-    F::BITS == 8
-}
-
 /// Four consecutive columns of four weight rows, as signed bytes.
 ///
 /// # Safety
@@ -65,7 +59,7 @@ unsafe fn signed_quad<F: BlockFormat>(weights: *const u8, quad: usize) -> int8x1
     // SAFETY: by the contract.
     unsafe {
         let four = vld1q_u8(weights.add(quad * 4 * PANEL));
-        match signed::<F>() {
+        match are_signed_bytes::<F>() {
             true => vreinterpretq_s8_u8(veorq_u8(four, vdupq_n_u8(0x80))),
             false => vreinterpretq_s8_u8(four),
         }
@@ -118,7 +112,7 @@ impl Integers for Neon {
 
     #[inline(always)]
     fn takes_offset<F: BlockFormat>() -> bool {
-        signed::<F>()
+        are_signed_bytes::<F>()
     }
 
     #[inline(always)]
@@ -179,7 +173,7 @@ impl Integers for NeonDotprod {
 
     #[inline(always)]
     fn takes_offset<F: BlockFormat>() -> bool {
-        signed::<F>()
+        are_signed_bytes::<F>()
     }
 
     #[inline(always)]

@@ -145,7 +145,7 @@ pub(super) trait Integers {
         product: &Product<'_>,
     );
 
-    /// Whether [`sums`](Self::sums) multiplies values less the format's offset, and takes no notice of `start`.
+    /// Whether [`sums`](Self::sums) multiplies values less the format's offset; `start` is 0 then.
     #[inline(always)]
     fn takes_offset<F: BlockFormat>() -> bool {
         false

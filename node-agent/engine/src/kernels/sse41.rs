@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::activations::QuantizedRows;
 use super::byte_pairs;
-use super::formats::BlockFormat;
-use super::lanes::FloatRegister;
+use super::formats::{BlockFormat, are_signed_bytes};
+use super::lanes::Words;
 use super::matmul::Product;
 use super::panel::{Integers, Panel, Place, multiply_by_format, tile};
 
@@ -42,7 +42,7 @@ impl Integers for Sse41 {
 
     #[inline(always)]
     fn takes_offset<F: BlockFormat>() -> bool {
-        byte_pairs::takes_offset::<F>()
+        are_signed_bytes::<F>()
     }
 
     #[inline(always)]
@@ -52,14 +52,9 @@ impl Integers for Sse41 {
         x_stride: usize,
         start: [i32; ROWS],
     ) -> [Self::Floats; ROWS] {
-        let mut floats = [<__m128 as FloatRegister>::splat(0.0); ROWS];
         // SAFETY: passed on from the caller.
         unsafe {
-            let sums = byte_pairs::sums::<__m128i, F, ROWS>(weights, x_quads, x_stride, start);
-            for (float, sum) in floats.iter_mut().zip(sums) {
-                *float = _mm_cvtepi32_ps(sum);
-            }
+            byte_pairs::sums::<__m128i, F, ROWS>(weights, x_quads, x_stride, start).to_floats()
         }
-        floats
     }
 }

@@ -84,12 +84,11 @@ fn activation_error(format: GgmlType) -> f64 {
 }
 
 #[test]
-fn quantized_products_have_the_same_bits_at_every_level() {
+fn products_have_the_same_bits_at_every_level_that_fuses() {
     let mut random = Random(3);
     for format in FORMATS {
-        if format.block_len() == 1 {
-            continue;
-        }
+        // Plain Rust fuses float products only where all processors of the architecture do.
+        let scalar_fuses = format.block_len() > 1 || cfg!(target_arch = "aarch64");
         for scales in [Scales::Usual, Scales::Extreme, Scales::Exact] {
             for (rows, cols) in shapes(format) {
                 for n in [1, 2, 9] {
@@ -109,7 +108,7 @@ fn quantized_products_have_the_same_bits_at_every_level() {
                     for level in Level::available() {
                         let case = format!("{level} {format} {scales:?} {rows}x{cols} x{n}");
                         let got = product(&pool(2, level), matrix, &x);
-                        if level.fuses() || scales == Scales::Exact {
+                        if level.fuses() && scalar_fuses || scales == Scales::Exact {
                             assert_eq!(bits(&got), bits(&expected), "{case}");
                         } else {
                             assert_rounds_as(&got, &expected, matrix, &x, &case);
@@ -132,8 +131,10 @@ fn assert_rounds_as(got: &[f32], expected: &[f32], matrix: Matrix<'_>, x: &[f32]
         let sum: f64 = x.iter().map(|x| f64::from(x.abs())).sum();
         let off = (f64::from(*got) - f64::from(*expected)).abs();
         let bound = 5e-7 * largest * sum + f64::from(f32::MIN_POSITIVE);
-        // Where one overflows, the other may do so one product later.
-        let same = got == expected || !got.is_finite() && !expected.is_finite();
+        // Near the largest number, one rounding may overflow and the other not.
+        let same = got == expected
+            || !got.is_finite() && expected.abs() > f32::MAX / 1e3
+            || !got.is_finite() && !expected.is_finite();
         assert!(same || off <= bound, "{case} {i}: {got} for {expected}");
     }
 }

@@ -98,16 +98,22 @@ pub fn random_weights(
             block[*at..at + 2].copy_from_slice(&scale(random).to_le_bytes());
         }
         match ggml_type {
-            GgmlType::F32 => block.copy_from_slice(&random.unit().to_le_bytes()),
+            GgmlType::F32 | GgmlType::BF16 => {
+                let number = match scales {
+                    Scales::Usual | Scales::Extreme => random.unit(),
+                    Scales::Exact => scale(random).to_f32(),
+                };
+                match ggml_type {
+                    GgmlType::F32 => block.copy_from_slice(&number.to_le_bytes()),
+                    _ => block.copy_from_slice(&half::bf16::from_f32(number).to_le_bytes()),
+                }
+            }
             GgmlType::F16 => {
                 let number = match scales {
                     Scales::Usual => f16::from_f32(random.unit()),
                     Scales::Extreme | Scales::Exact => scale(random),
                 };
                 block.copy_from_slice(&number.to_le_bytes());
-            }
-            GgmlType::BF16 => {
-                block.copy_from_slice(&half::bf16::from_f32(random.unit()).to_le_bytes())
             }
             GgmlType::Mxfp4 => {
                 block[0] = match scales {

@@ -25,8 +25,12 @@ impl BlockFormat for Iq2Xxs {
             *scale = d * (0.5 + (packed >> 28) as f32) * 0.25;
             for (eight, place) in places.into_iter().enumerate() {
                 let magnitudes = codebooks::IQ2_XXS[usize::from(place)];
-                let signs = eighth_sign((packed >> (7 * eight)) & 127);
-                put(values, 4 * group + eight, signed::<64>(magnitudes, signs));
+                let negative = NEGATIVE_EVEN[((packed >> (7 * eight)) & 127) as usize];
+                put(
+                    values,
+                    4 * group + eight,
+                    signed::<64>(magnitudes, negative),
+                );
             }
         }
     }
@@ -50,8 +54,8 @@ impl BlockFormat for Iq2Xs {
         for eight in 0..32 {
             let packed = u16::from_le_bytes(bytes_at(block, 2 + 2 * eight));
             let magnitudes = codebooks::IQ2_XS[usize::from(packed & 511)];
-            let signs = eighth_sign(u32::from(packed >> 9));
-            put(values, eight, signed::<64>(magnitudes, signs));
+            let negative = NEGATIVE_EVEN[usize::from(packed >> 9)];
+            put(values, eight, signed::<64>(magnitudes, negative));
         }
     }
 }
@@ -75,7 +79,8 @@ impl BlockFormat for Iq2S {
         for eight in 0..32 {
             let upper = usize::from(upper[eight / 4] >> (2 * (eight % 4))) & 3;
             let place = usize::from(places[eight]) | (upper << 8);
-            let value = signed::<64>(codebooks::IQ2_S[place], signs[eight]);
+            let negative = NEGATIVE[usize::from(signs[eight])];
+            let value = signed::<64>(codebooks::IQ2_S[place], negative);
             put(values, eight, value);
         }
     }
@@ -106,9 +111,9 @@ impl BlockFormat for Iq3Xxs {
                     let place = places[2 * eight + half];
                     codebooks::IQ3_XXS[usize::from(place)]
                 };
-                let signs = eighth_sign((packed >> (7 * within)) & 127);
+                let negative = NEGATIVE_EVEN[((packed >> (7 * within)) & 127) as usize];
                 let magnitudes = half(0) | (half(1) << 32);
-                put(values, eight, signed::<64>(magnitudes, signs));
+                put(values, eight, signed::<64>(magnitudes, negative));
             }
         }
     }
@@ -143,7 +148,8 @@ impl BlockFormat for Iq3S {
                 codebooks::IQ3_S[usize::from(places[place]) | (ninth << 8)]
             };
             let magnitudes = half(0) | (half(1) << 32);
-            put(values, eight, signed::<16>(magnitudes, signs));
+            let negative = NEGATIVE[usize::from(signs)];
+            put(values, eight, signed::<16>(magnitudes, negative));
         }
     }
 }
@@ -217,26 +223,41 @@ fn four_bit_scales(d: f32, packed: [u8; 8], scales: &mut [f32]) {
     }
 }
 
-/// The eighth sign makes their number even.
-#[inline(always)]
-fn eighth_sign(seven: u32) -> u8 {
-    (seven | ((seven.count_ones() & 1) << 7)) as u8
-}
+const ONES: u64 = 0x0101_0101_0101_0101;
 
-/// `OFFSET` plus or minus each of eight magnitudes, which are below 64: minus where the bit of `signs` is set.
+/// For eight signs, a bit each, a byte each: 127 where the bit is set.
+static NEGATIVE: [u64; 256] = {
+    let mut table = [0; 256];
+    let mut signs = 0;
+    while signs < 256 {
+        // Each bit in a byte of its own. No byte of what follows carries into the next.
+        let bits = (signs as u64 * ONES) & 0x8040_2010_0804_0201;
+        table[signs] = (((bits + 0x7f * ONES) >> 7) & ONES) * 127;
+        signs += 1;
+    }
+    table
+};
+
+/// As [`NEGATIVE`], for seven signs, of which follows the eighth: it makes their number even.
+static NEGATIVE_EVEN: [u64; 128] = {
+    let mut table = [0; 128];
+    let mut seven = 0;
+    while seven < 128 {
+        table[seven] = NEGATIVE[seven | ((seven.count_ones() as usize & 1) << 7)];
+        seven += 1;
+    }
+    table
+};
+
+/// `OFFSET` plus or minus each of eight magnitudes, which are below 64: minus where the byte of `negative` is 127.
 #[inline(always)]
-fn signed<const OFFSET: u8>(magnitudes: u64, signs: u8) -> u64 {
-    const ONES: u64 = 0x0101_0101_0101_0101;
-    // Each bit in a byte of its own; 127 where it is set. No byte of what follows carries into the next.
-    let bits = (u64::from(signs) * ONES) & 0x8040_2010_0804_0201;
-    let negative = (((bits + 0x7f * ONES) >> 7) & ONES) * 127;
-    (magnitudes ^ negative) + u64::from(OFFSET) * ONES - negative
+fn signed<const OFFSET: u8>(magnitudes: u64, negative: u64) -> u64 {
+    (magnitudes ^ negative) + OFFSET as u64 * ONES - negative
 }
 
 /// Eight numbers in eighths, an eighth more or, if `down`, less.
 #[inline(always)]
 fn shifted(numbers: u64, down: bool) -> u64 {
-    const ONES: u64 = 0x0101_0101_0101_0101;
     match down {
         false => numbers + ONES,
         true => numbers - ONES,

@@ -62,7 +62,7 @@ impl WordRegister for uint32x4_t {
     fn prefetch(address: *const u8) {
         // SAFETY: a prefetch of any address is allowed. (There is no stable function for it.)
         unsafe {
-            asm!("prfm pldl2keep, [{}]", in(reg) address, options(nostack, readonly, preserves_flags));
+            asm!("prfm pldl2keep, [{}]", in(reg) address, options(nomem, nostack, preserves_flags));
         }
     }
 
@@ -188,7 +188,7 @@ fn widen(halves: uint16x4_t) -> float32x4_t {
     let floats;
     // SAFETY: an instruction that every processor of this architecture has; registers only.
     unsafe {
-        asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) floats, in(vreg) halves, options(pure, nomem, nostack, preserves_flags));
+        asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) floats, in(vreg) halves, options(pure, nomem, nostack));
     }
     floats
 }
