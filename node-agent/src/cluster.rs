@@ -233,7 +233,11 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
         }
     });
 
-    weights.collect(0).await;
+    parts.spawn({
+        let weights = weights.clone();
+        async move { weights.keep_to_budget().await }
+    });
+
     let machine = Arc::new(Machine {
         client,
         node,

@@ -55,6 +55,8 @@ impl AgentMachine {
             .arg(&self.data)
             .args(["--http", &http.to_string()])
             .args(["--threads", "1"])
+            // As on a full disk: what plans name stays all the same.
+            .args(["--cache-budget", "1"])
             .env("POD_NAME", format!("agent-{}", self.node));
         let name = format!("agent-{}", self.node);
         let service = Service::start(&name, command, &self.data);

@@ -466,6 +466,9 @@ impl Test {
             "--create-namespace",
             "--wait",
             "--timeout=180s",
+            // The disk is the machine's: how full it is does not decide what is kept.
+            "--set",
+            "agent.cacheBudgetBytes=10000000000",
         ];
         if let Err(error) = test.cluster.helm(&[&install[..], values].concat()) {
             let pods = test.cluster.kubectl(&["describe", "pods", "-n", "prima"]);

@@ -272,10 +272,8 @@ impl Member {
         if let Some(process) = self.process {
             process.end().await;
         }
-        drop(self.held);
         // There is none where the member never started.
         let _ = fs::remove_file(plan_file);
-        self.machine.weights.collect(0).await;
     }
 }
 

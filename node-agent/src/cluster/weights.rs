@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use prima_crds::v1alpha1::ring_plan::{FileVersion, RingPlanSpec};
 use prima_weights::{
@@ -20,9 +21,13 @@ use prima_weights::{
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
+use tokio::time::sleep;
 
 use super::local_header::{self, LocalHeader, LocalHeaderError};
 use super::member_status::Share;
+
+/// Longer than a plan takes to replace another, and an agent to begin: what they use is in use by then.
+const COLLECT_INTERVAL: Duration = Duration::from_secs(600);
 
 /// The agent's store of model files. Clones are one.
 #[derive(Clone)]
@@ -197,8 +202,17 @@ impl Weights {
         }
     }
 
+    /// Keeps the cache to its budget where a disk is filled by others, for ever. Not when a plan goes or the agent begins: the next
+    /// plan, and the members of plans that were there before, take what is on the disk.
+    pub async fn keep_to_budget(&self) -> &'static str {
+        loop {
+            sleep(COLLECT_INTERVAL).await;
+            self.collect(0).await;
+        }
+    }
+
     /// Removes what was not used for longest, until the cache keeps to its budget with `more` bytes. What members use stays.
-    pub async fn collect(&self, more: u64) {
+    async fn collect(&self, more: u64) {
         let store = self.0.clone();
         let collecting = spawn_blocking(move || {
             let budget = store.budget()?.saturating_sub(more);
