@@ -92,7 +92,8 @@ fn engine_rows(text: &mut String, speeds: &EngineSpeeds, speed: &EngineSpeed) {
         }),
     );
     if let Some(deep) = &speed.deep {
-        let what = format!("decode {DEEP_DECODE} after {DEEP}, 3 turns");
+        let turns = deep.engine.count();
+        let what = format!("decode {DEEP_DECODE} after {DEEP}, {turns} turns");
         row(what, deep, DEEP_GOAL, None);
     }
     row(

@@ -9,6 +9,10 @@ impl Samples {
         self.0.push(sample);
     }
 
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
     /// The middle sample, the mean of the two middle ones, or NaN of none.
     pub fn median(&self) -> f64 {
         let mut sorted = self.0.clone();

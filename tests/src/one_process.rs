@@ -70,7 +70,7 @@ impl OneProcess {
 
     /// Appends `tokens` to the sequence, in one batch. Returns the logits after each of them, tokens x vocabulary.
     pub fn logits(&self, tokens: &[u32], kv: &mut KvCache) -> Result<Vec<f32>, OneProcessError> {
-        let activation = self.forward(tokens, kv)?;
+        let activation = self.forward(tokens, &mut [entry(kv, tokens.len())])?;
         self.head(&activation)
     }
 
@@ -80,7 +80,7 @@ impl OneProcess {
         tokens: &[u32],
         kv: &mut KvCache,
     ) -> Result<Vec<f32>, OneProcessError> {
-        let activation = self.forward(tokens, kv)?;
+        let activation = self.forward(tokens, &mut [entry(kv, tokens.len())])?;
         self.head(&activation[activation.len() - self.model.config().hidden..])
     }
 
@@ -90,30 +90,20 @@ impl OneProcess {
         tokens: &[u32],
         sequences: &mut [KvCache],
     ) -> Result<Vec<f32>, OneProcessError> {
-        let mut activation = vec![0.0; tokens.len() * self.model.config().hidden];
-        self.embedding.embed(tokens, &mut activation)?;
-        let entries = sequences.iter_mut().map(|kv| BatchEntry {
-            first_position: kv.len(),
-            kv,
-            rows: 1,
-        });
-        let mut entries: Vec<BatchEntry<'_>> = entries.collect();
-        self.layers
-            .forward(&self.compute, &mut activation, &mut entries)?;
+        let entries = sequences.iter_mut().map(|kv| entry(kv, 1));
+        let activation = self.forward(tokens, &mut entries.collect::<Vec<_>>())?;
         self.head(&activation)
     }
 
-    fn forward(&self, tokens: &[u32], kv: &mut KvCache) -> Result<Vec<f32>, OneProcessError> {
+    fn forward(
+        &self,
+        tokens: &[u32],
+        entries: &mut [BatchEntry<'_>],
+    ) -> Result<Vec<f32>, OneProcessError> {
         let mut activation = vec![0.0; tokens.len() * self.model.config().hidden];
         self.embedding.embed(tokens, &mut activation)?;
-        let first_position = kv.len();
-        let entry = BatchEntry {
-            kv,
-            first_position,
-            rows: tokens.len(),
-        };
         self.layers
-            .forward(&self.compute, &mut activation, &mut [entry])?;
+            .forward(&self.compute, &mut activation, entries)?;
         Ok(activation)
     }
 
@@ -122,6 +112,15 @@ impl OneProcess {
         self.output_head
             .logits(&self.compute, activation, &mut logits)?;
         Ok(logits)
+    }
+}
+
+/// The next `rows` tokens of a sequence.
+fn entry(kv: &mut KvCache, rows: usize) -> BatchEntry<'_> {
+    BatchEntry {
+        first_position: kv.len(),
+        kv,
+        rows,
     }
 }
 

@@ -3,11 +3,10 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::activations::QuantizedRows;
 use super::formats::BlockFormat;
 use super::lanes::Words;
 use super::matmul::{PANEL, Product};
-use super::panel::{Integers, Panel, Place, multiply_by_format, tile};
+use super::panel::{Integers, multiply_by_format, tile_for};
 
 /// Computes the columns `rows` of the product's output.
 ///
@@ -27,17 +26,7 @@ impl Integers for Avx512 {
     type Floats = __m512;
     const TILE: usize = 8;
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    unsafe fn tile<F: BlockFormat, const ROWS: usize>(
-        panel: &Panel,
-        place: &Place,
-        x: &QuantizedRows,
-        first: usize,
-        product: &Product<'_>,
-    ) {
-        // SAFETY: passed on from the caller.
-        unsafe { tile::<Self, F, ROWS>(panel, place, x, first, product) }
-    }
+    tile_for!("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");
 
     #[inline(always)]
     unsafe fn sums<F: BlockFormat, const ROWS: usize>(

@@ -1,5 +1,5 @@
-//! Sixteen floats, or sixteen 32-bit words, side by side: as many registers as that takes on each instruction set, or plain
-//! numbers. What works on them is written once, and computed in the same order everywhere.
+//! Floats, or 32-bit words, side by side: the registers of each instruction set, or plain numbers, and arrays of them. Kernels take
+//! sixteen in as many registers as that needs. What works on them is written once, and computed in the same order everywhere.
 //!
 //! The implementations for an instruction set may only be used in code that runs where the processor has it:
 //! that is part of the safety contract of every function that is generic over these traits.
@@ -15,61 +15,71 @@ mod sse41;
 
 use half::f16;
 
-use super::numerics::{LANES, f16_to_f32, multiply_add};
+use super::numerics::{f16_to_f32, multiply_add};
 
-/// Sixteen floats.
+/// Floats side by side: as many as a register holds, or several registers of them.
 pub(super) trait Lanes: Copy {
-    /// Rows or queries whose sums the registers hold at once.
+    const COUNT: usize;
+    /// Rows or queries whose sums the registers hold at once, with sixteen floats for each.
     const TILE: usize;
 
     fn splat(number: f32) -> Self;
 
     /// # Safety
-    /// 16 floats at `from` are readable.
+    /// `COUNT` floats at `from` are readable.
     unsafe fn load(from: *const f32) -> Self;
 
     /// # Safety
-    /// 16 half-precision numbers at `from` are readable.
+    /// `COUNT` half-precision numbers at `from` are readable.
     unsafe fn load_halves(from: *const f16) -> Self;
 
     /// # Safety
-    /// 16 floats at `to` are writable.
+    /// `COUNT` floats at `to` are writable.
     unsafe fn store(self, to: *mut f32);
 
     fn add(self, other: Self) -> Self;
 
     fn multiply(self, other: Self) -> Self;
 
-    /// `self * factor + addend`, fused where [`FloatRegister::multiply_add`] is.
+    /// `self * factor + addend`; fused but at the levels without such an instruction (plain Rust on x86-64, SSE4.1).
     fn multiply_add(self, factor: Self, addend: Self) -> Self;
 }
 
-/// A 32-bit word of each of sixteen rows of a matrix. Blocks unpack without a word ever leaving its row's lane.
+/// A 32-bit word of each of several rows of a matrix: of as many as a register holds, or several registers of them, in order.
+/// Blocks unpack without a word ever leaving its row's lane.
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(
+        dead_code,
+        reason = "without vector levels there are no such registers"
+    )
+)]
 pub(super) trait Words: Copy {
     type Floats: Lanes;
+    const COUNT: usize;
 
     /// Asks for the cache line at `address`, which need not be valid, into the second-level cache (whose queue
     /// is the longer one).
     fn prefetch(address: *const u8);
 
-    /// The 4 bytes at `offset` behind each of `rows`.
+    /// The 4 bytes at `offset` behind each of the first `COUNT` rows.
     ///
     /// # Safety
     /// They are readable.
-    unsafe fn load_4(rows: &[*const u8; LANES], offset: usize) -> Self;
+    unsafe fn load_4(rows: &[*const u8], offset: usize) -> Self;
 
-    /// The 16 bytes at `offset` behind each of `rows`, a word at a time.
+    /// The 16 bytes at `offset` behind each of the first `COUNT` rows, a word at a time.
     ///
     /// # Safety
     /// They are readable.
-    unsafe fn load_16(rows: &[*const u8; LANES], offset: usize) -> [Self; 4];
+    unsafe fn load_16(rows: &[*const u8], offset: usize) -> [Self; 4];
 
-    /// The 32 bytes at `offset` behind each of `rows`, a word at a time.
+    /// The 32 bytes at `offset` behind each of the first `COUNT` rows, a word at a time.
     ///
     /// # Safety
     /// They are readable.
     #[inline(always)]
-    unsafe fn load_32(rows: &[*const u8; LANES], offset: usize) -> [Self; 8] {
+    unsafe fn load_32(rows: &[*const u8], offset: usize) -> [Self; 8] {
         // SAFETY: readable by the contract.
         unsafe {
             let [a, b, c, d] = Self::load_16(rows, offset);
@@ -79,7 +89,7 @@ pub(super) trait Words: Copy {
     }
 
     /// # Safety
-    /// 64 bytes at `to` are writable.
+    /// `4 * COUNT` bytes at `to` are writable.
     unsafe fn store(self, to: *mut u8);
 
     /// For each byte, which is below 16, the byte of the table in its place.
@@ -112,85 +122,6 @@ pub(super) trait Words: Copy {
     fn halves_to_floats(self) -> Self::Floats;
 }
 
-/// As many floats as one register holds.
-pub(super) trait FloatRegister: Copy {
-    const COUNT: usize;
-    /// [`Lanes::TILE`] of sixteen floats in such registers.
-    const TILE: usize;
-
-    fn splat(number: f32) -> Self;
-
-    /// # Safety
-    /// `COUNT` floats at `from` are readable.
-    unsafe fn load(from: *const f32) -> Self;
-
-    /// # Safety
-    /// `COUNT` half-precision numbers at `from` are readable.
-    unsafe fn load_halves(from: *const f16) -> Self;
-
-    /// # Safety
-    /// `COUNT` floats at `to` are writable.
-    unsafe fn store(self, to: *mut f32);
-
-    fn add(self, other: Self) -> Self;
-
-    fn multiply(self, other: Self) -> Self;
-
-    /// `self * factor + addend`; fused but at the levels without such an instruction (plain Rust on x86-64, SSE4.1).
-    fn multiply_add(self, factor: Self, addend: Self) -> Self;
-}
-
-/// A word of as many rows as one register holds. What the functions do is told at [`Words`].
-#[cfg_attr(
-    not(any(target_arch = "x86_64", target_arch = "aarch64")),
-    allow(
-        dead_code,
-        reason = "without vector levels there are no such registers"
-    )
-)]
-pub(super) trait WordRegister: Copy {
-    type Floats: FloatRegister;
-    const COUNT: usize;
-
-    fn prefetch(address: *const u8);
-
-    /// # Safety
-    /// There are `COUNT` rows, and of each the 4 bytes at `offset` are readable.
-    unsafe fn load_4(rows: &[*const u8], offset: usize) -> Self;
-
-    /// # Safety
-    /// There are `COUNT` rows, and of each the 16 bytes at `offset` are readable.
-    unsafe fn load_16(rows: &[*const u8], offset: usize) -> [Self; 4];
-
-    /// # Safety
-    /// `4 * COUNT` bytes at `to` are writable.
-    unsafe fn store(self, to: *mut u8);
-
-    fn look_up(self, table: &[u8; 16]) -> Self;
-
-    fn and(self, mask: u32) -> Self;
-
-    fn or(self, other: Self) -> Self;
-
-    fn xor(self, mask: u32) -> Self;
-
-    fn add(self, number: i32) -> Self;
-
-    fn multiply(self, number: i32) -> Self;
-
-    fn shift_left(self, bits: i32) -> Self;
-
-    fn shift_right(self, bits: i32) -> Self;
-
-    fn shift_right_signed(self, bits: i32) -> Self;
-
-    fn to_floats(self) -> Self::Floats;
-
-    fn as_floats(self) -> Self::Floats;
-
-    fn halves_to_floats(self) -> Self::Floats;
-}
-
 /// `method` of each register. A loop, as a closure would not be compiled for the instruction set of its caller.
 macro_rules! each {
     ($registers:ident.$method:ident($($argument:expr),*)) => {{
@@ -202,8 +133,8 @@ macro_rules! each {
     }};
 }
 
-/// `COUNT * N` is 16 where memory is read or written.
-impl<R: FloatRegister, const N: usize> Lanes for [R; N] {
+impl<R: Lanes, const N: usize> Lanes for [R; N] {
+    const COUNT: usize = R::COUNT * N;
     const TILE: usize = R::TILE;
 
     #[inline(always)]
@@ -213,7 +144,6 @@ impl<R: FloatRegister, const N: usize> Lanes for [R; N] {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        const { assert!(R::COUNT * N == LANES) };
         let mut out = [R::splat(0.0); N];
         for (i, out) in out.iter_mut().enumerate() {
             // SAFETY: readable by the contract; so below.
@@ -224,7 +154,6 @@ impl<R: FloatRegister, const N: usize> Lanes for [R; N] {
 
     #[inline(always)]
     unsafe fn load_halves(from: *const f16) -> Self {
-        const { assert!(R::COUNT * N == LANES) };
         let mut out = [R::splat(0.0); N];
         for (i, out) in out.iter_mut().enumerate() {
             // SAFETY: as in `load`.
@@ -235,7 +164,6 @@ impl<R: FloatRegister, const N: usize> Lanes for [R; N] {
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        const { assert!(R::COUNT * N == LANES) };
         for (i, register) in self.into_iter().enumerate() {
             // SAFETY: writable by the contract.
             unsafe { register.store(to.add(i * R::COUNT)) };
@@ -270,9 +198,9 @@ impl<R: FloatRegister, const N: usize> Lanes for [R; N] {
     }
 }
 
-/// The registers hold the rows in order; `COUNT * N` is 16 where memory is read or written.
-impl<R: WordRegister, const N: usize> Words for [R; N] {
+impl<R: Words, const N: usize> Words for [R; N] {
     type Floats = [R::Floats; N];
+    const COUNT: usize = R::COUNT * N;
 
     #[inline(always)]
     fn prefetch(address: *const u8) {
@@ -280,8 +208,7 @@ impl<R: WordRegister, const N: usize> Words for [R; N] {
     }
 
     #[inline(always)]
-    unsafe fn load_4(rows: &[*const u8; LANES], offset: usize) -> Self {
-        const { assert!(R::COUNT * N == LANES) };
+    unsafe fn load_4(rows: &[*const u8], offset: usize) -> Self {
         // SAFETY: there are `COUNT` rows from each of these on, readable by the contract; so below.
         unsafe {
             let mut out = [R::load_4(rows, offset); N];
@@ -293,8 +220,7 @@ impl<R: WordRegister, const N: usize> Words for [R; N] {
     }
 
     #[inline(always)]
-    unsafe fn load_16(rows: &[*const u8; LANES], offset: usize) -> [Self; 4] {
-        const { assert!(R::COUNT * N == LANES) };
+    unsafe fn load_16(rows: &[*const u8], offset: usize) -> [Self; 4] {
         // SAFETY: as in `load_4`.
         unsafe {
             let [a, b, c, d] = R::load_16(rows, offset);
@@ -311,7 +237,6 @@ impl<R: WordRegister, const N: usize> Words for [R; N] {
 
     #[inline(always)]
     unsafe fn store(self, to: *mut u8) {
-        const { assert!(R::COUNT * N == LANES) };
         for (i, register) in self.into_iter().enumerate() {
             // SAFETY: writable by the contract.
             unsafe { register.store(to.add(i * 4 * R::COUNT)) };
@@ -396,7 +321,7 @@ impl<R: WordRegister, const N: usize> Words for [R; N] {
 }
 
 /// Plain Rust.
-impl FloatRegister for f32 {
+impl Lanes for f32 {
     const COUNT: usize = 1;
     const TILE: usize = 1;
 

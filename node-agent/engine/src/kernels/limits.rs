@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-use super::lanes::WordRegister;
+use super::lanes::Words;
 use super::level::Kind;
 use super::per_level;
 use super::thread_pool::ThreadPool;
@@ -49,9 +49,9 @@ per_level! {
 #[inline(always)]
 fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    <std::arch::x86_64::__m128i as WordRegister>::prefetch(address);
+    <std::arch::x86_64::__m128i as Words>::prefetch(address);
     #[cfg(target_arch = "aarch64")]
-    <std::arch::aarch64::uint32x4_t as WordRegister>::prefetch(address);
+    <std::arch::aarch64::uint32x4_t as Words>::prefetch(address);
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = address;
 }

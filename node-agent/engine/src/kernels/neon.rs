@@ -5,11 +5,10 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 use std::ops::Range;
 
-use super::activations::QuantizedRows;
 use super::formats::{BlockFormat, are_signed_bytes};
-use super::lanes::FloatRegister;
+use super::lanes::Lanes;
 use super::matmul::{PANEL, Product};
-use super::panel::{Integers, Panel, Place, multiply_by_format, tile};
+use super::panel::{Integers, multiply_by_format, tile_for};
 
 /// Computes the columns `rows` of the product's output.
 ///
@@ -68,7 +67,7 @@ unsafe fn signed_quad<F: BlockFormat>(weights: *const u8, quad: usize) -> int8x1
 
 #[inline(always)]
 fn to_floats<const ROWS: usize>(sums: [int32x4_t; ROWS]) -> [float32x4_t; ROWS] {
-    let mut floats = [<float32x4_t as FloatRegister>::splat(0.0); ROWS];
+    let mut floats = [<float32x4_t as Lanes>::splat(0.0); ROWS];
     for (float, sum) in floats.iter_mut().zip(sums) {
         // SAFETY: every processor of this architecture has NEON.
         *float = unsafe { vcvtq_f32_s32(sum) };
@@ -98,17 +97,7 @@ impl Integers for Neon {
     type Floats = float32x4_t;
     const TILE: usize = 4;
 
-    #[target_feature(enable = "neon")]
-    unsafe fn tile<F: BlockFormat, const ROWS: usize>(
-        panel: &Panel,
-        place: &Place,
-        x: &QuantizedRows,
-        first: usize,
-        product: &Product<'_>,
-    ) {
-        // SAFETY: passed on from the caller.
-        unsafe { tile::<Self, F, ROWS>(panel, place, x, first, product) }
-    }
+    tile_for!("neon");
 
     #[inline(always)]
     fn takes_offset<F: BlockFormat>() -> bool {
@@ -159,17 +148,7 @@ impl Integers for NeonDotprod {
     type Floats = float32x4_t;
     const TILE: usize = 8;
 
-    #[target_feature(enable = "neon,dotprod")]
-    unsafe fn tile<F: BlockFormat, const ROWS: usize>(
-        panel: &Panel,
-        place: &Place,
-        x: &QuantizedRows,
-        first: usize,
-        product: &Product<'_>,
-    ) {
-        // SAFETY: passed on from the caller.
-        unsafe { tile::<Self, F, ROWS>(panel, place, x, first, product) }
-    }
+    tile_for!("neon,dotprod");
 
     #[inline(always)]
     fn takes_offset<F: BlockFormat>() -> bool {
@@ -206,17 +185,7 @@ impl Integers for NeonI8mm {
     type Floats = float32x4_t;
     const TILE: usize = 8;
 
-    #[target_feature(enable = "neon,dotprod,i8mm")]
-    unsafe fn tile<F: BlockFormat, const ROWS: usize>(
-        panel: &Panel,
-        place: &Place,
-        x: &QuantizedRows,
-        first: usize,
-        product: &Product<'_>,
-    ) {
-        // SAFETY: passed on from the caller.
-        unsafe { tile::<Self, F, ROWS>(panel, place, x, first, product) }
-    }
+    tile_for!("neon,dotprod,i8mm");
 
     #[inline(always)]
     unsafe fn sums<F: BlockFormat, const ROWS: usize>(

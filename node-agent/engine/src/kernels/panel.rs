@@ -9,7 +9,7 @@ use prima_gguf::GgmlType;
 
 use super::activations::QuantizedRows;
 use super::formats::{BlockFormat, MAX_BLOCK, MIN_GROUP, with_block_format};
-use super::lanes::{FloatRegister, Lanes, Words};
+use super::lanes::{Lanes, Words};
 use super::matmul::{Activations, PANEL, Product, no_kernel};
 use super::matrix::Matrix;
 
@@ -20,7 +20,7 @@ mod legacy;
 mod nonlinear;
 mod tile;
 
-pub(super) use tile::tile;
+pub(super) use tile::{tile, tile_for};
 
 /// Columns of a panel of quantized weights: a multiple of every block. With the activations of a tile it
 /// fills three quarters of a 32 KiB cache.
@@ -127,7 +127,7 @@ impl Destination {
 pub(super) trait Integers {
     type Words: Words;
     /// The totals of as many weight rows as one register holds.
-    type Floats: FloatRegister;
+    type Floats: Lanes;
     /// The most rows of activations that [`tile`](Self::tile) takes at once.
     const TILE: usize;
 
@@ -199,6 +199,7 @@ unsafe fn multiply<I: Integers, F: PanelFormat>(
     x: &QuantizedRows,
     rows: Range<usize>,
 ) {
+    const { assert!(I::Words::COUNT == PANEL && PANEL.is_multiple_of(I::Floats::COUNT)) };
     let mut panel = Panel {
         values: [0; PANEL * COLUMNS],
         scales: [0.0; PANEL * COLUMNS / MIN_GROUP],

@@ -3,12 +3,11 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::activations::QuantizedRows;
 use super::byte_pairs;
 use super::formats::{BlockFormat, are_signed_bytes};
 use super::lanes::Words;
 use super::matmul::Product;
-use super::panel::{Integers, Panel, Place, multiply_by_format, tile};
+use super::panel::{Integers, multiply_by_format, tile_for};
 
 /// Computes the columns `rows` of the product's output.
 ///
@@ -28,17 +27,7 @@ impl Integers for Sse41 {
     type Floats = __m128;
     const TILE: usize = 4;
 
-    #[target_feature(enable = "sse4.1,ssse3")]
-    unsafe fn tile<F: BlockFormat, const ROWS: usize>(
-        panel: &Panel,
-        place: &Place,
-        x: &QuantizedRows,
-        first: usize,
-        product: &Product<'_>,
-    ) {
-        // SAFETY: passed on from the caller.
-        unsafe { tile::<Self, F, ROWS>(panel, place, x, first, product) }
-    }
+    tile_for!("sse4.1,ssse3");
 
     #[inline(always)]
     fn takes_offset<F: BlockFormat>() -> bool {

@@ -151,6 +151,7 @@ unsafe fn in_tiles<L: Lanes>(
     visible: &[usize],
     chunk: &mut Partial,
 ) {
+    const { assert!(L::COUNT == LANES) };
     let mut first = 0;
     while first < visible.len() {
         let count = (visible.len() - first).min(L::TILE);

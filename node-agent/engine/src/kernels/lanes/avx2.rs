@@ -5,9 +5,9 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-use super::{FloatRegister, WordRegister};
+use super::{Lanes, Words};
 
-impl FloatRegister for __m256 {
+impl Lanes for __m256 {
     const COUNT: usize = 8;
     const TILE: usize = 4;
 
@@ -54,7 +54,7 @@ impl FloatRegister for __m256 {
     }
 }
 
-impl WordRegister for __m256i {
+impl Words for __m256i {
     type Floats = __m256;
     const COUNT: usize = 8;
 

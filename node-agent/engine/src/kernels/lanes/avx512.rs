@@ -5,9 +5,9 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-use super::{FloatRegister, WordRegister};
+use super::{Lanes, Words};
 
-impl FloatRegister for __m512 {
+impl Lanes for __m512 {
     const COUNT: usize = 16;
     const TILE: usize = 8;
 
@@ -54,7 +54,7 @@ impl FloatRegister for __m512 {
     }
 }
 
-impl WordRegister for __m512i {
+impl Words for __m512i {
     type Floats = __m512;
     const COUNT: usize = 16;
 

@@ -5,9 +5,9 @@ use std::arch::asm;
 
 use half::f16;
 
-use super::{FloatRegister, WordRegister};
+use super::{Lanes, Words};
 
-impl FloatRegister for float32x4_t {
+impl Lanes for float32x4_t {
     const COUNT: usize = 4;
     const TILE: usize = 4;
 
@@ -54,7 +54,7 @@ impl FloatRegister for float32x4_t {
     }
 }
 
-impl WordRegister for uint32x4_t {
+impl Words for uint32x4_t {
     type Floats = float32x4_t;
     const COUNT: usize = 4;
 

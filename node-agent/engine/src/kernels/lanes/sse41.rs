@@ -6,9 +6,9 @@ use std::arch::x86_64::*;
 use half::f16;
 
 use super::super::numerics::{HALF_REBIAS, HALF_SUBNORMAL};
-use super::{FloatRegister, WordRegister};
+use super::{Lanes, Words};
 
-impl FloatRegister for __m128 {
+impl Lanes for __m128 {
     const COUNT: usize = 4;
     const TILE: usize = 2;
 
@@ -55,7 +55,7 @@ impl FloatRegister for __m128 {
     }
 }
 
-impl WordRegister for __m128i {
+impl Words for __m128i {
     type Floats = __m128;
     const COUNT: usize = 4;
 
@@ -172,9 +172,7 @@ impl WordRegister for __m128i {
             let normal = _mm_add_epi32(magnitude.shift_left(13), rebias);
             let is_special = _mm_cmpgt_epi32(magnitude, _mm_set1_epi32(0x7bff));
             let normal = _mm_add_epi32(normal, _mm_and_si128(is_special, rebias));
-            let subnormal = magnitude
-                .to_floats()
-                .multiply(FloatRegister::splat(HALF_SUBNORMAL));
+            let subnormal = magnitude.to_floats().multiply(Lanes::splat(HALF_SUBNORMAL));
             let is_normal = _mm_cmpgt_epi32(magnitude, _mm_set1_epi32(0x3ff));
             let value = _mm_blendv_ps(subnormal, normal.as_floats(), is_normal.as_floats());
             _mm_or_ps(value, self.and(0x8000).shift_left(16).as_floats())

@@ -90,6 +90,7 @@ pub(super) unsafe fn multiply<W: Words, T: FloatFormat>(
     x: &[f32],
     rows: Range<usize>,
 ) {
+    const { assert!(W::COUNT == PANEL && <W::Floats as Lanes>::COUNT == PANEL) };
     let cols = product.matrix.cols();
     let mut panel = FloatPanel([0.0; PANEL * COLUMNS]);
     for row in rows.clone().step_by(PANEL) {

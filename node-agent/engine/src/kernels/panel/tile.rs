@@ -3,7 +3,7 @@
 
 use super::super::activations::QuantizedRows;
 use super::super::formats::BlockFormat;
-use super::super::lanes::FloatRegister;
+use super::super::lanes::Lanes;
 use super::super::matmul::{PANEL, Product};
 use super::{Integers, Panel, Place};
 
@@ -31,6 +31,26 @@ pub(in super::super) unsafe fn tile<I: Integers, F: BlockFormat, const ROWS: usi
         }
     }
 }
+
+/// Defines [`Integers::tile`] for a level: [`tile()`], compiled for its features.
+macro_rules! tile_for {
+    ($features:literal) => {
+        #[target_feature(enable = $features)]
+        unsafe fn tile<F: $crate::kernels::formats::BlockFormat, const ROWS: usize>(
+            panel: &$crate::kernels::panel::Panel,
+            place: &$crate::kernels::panel::Place,
+            x: &$crate::kernels::activations::QuantizedRows,
+            first: usize,
+            product: &$crate::kernels::matmul::Product<'_>,
+        ) {
+            // SAFETY: passed on from the caller.
+            unsafe {
+                $crate::kernels::panel::tile::<Self, F, ROWS>(panel, place, x, first, product)
+            }
+        }
+    };
+}
+pub(in super::super) use tile_for;
 
 /// The part of the panel's weight rows that begins at `lane` and fits in a register; all of them exist if `WHOLE`.
 ///
