@@ -3,11 +3,11 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::byte_pairs;
+use super::byte_pairs::{self, PairSums};
 use super::formats::{BlockFormat, are_signed_bytes};
 use super::lanes::Words;
 use super::matmul::{PANEL, Product};
-use super::panel::{Integers, multiply_by_format, tile_for};
+use super::panel::{Integers, compiled_for, multiply_by_format};
 
 /// Computes the columns `rows` of the product's output.
 ///
@@ -40,7 +40,7 @@ impl Integers for Avx2 {
     type Floats = __m256;
     const TILE: usize = 4;
 
-    tile_for!("avx2,fma,f16c");
+    compiled_for!("avx2,fma,f16c");
 
     #[inline(always)]
     fn takes_offset<F: BlockFormat>() -> bool {
@@ -59,6 +59,28 @@ impl Integers for Avx2 {
             byte_pairs::sums::<__m256i, F, ROWS>(weights, x_quads, x_stride, start).to_floats()
         }
     }
+
+    type Sums = PairSums<__m256i, 2>;
+
+    #[inline(always)]
+    unsafe fn no_sums() -> Self::Sums {
+        PairSums::new()
+    }
+
+    #[inline(always)]
+    unsafe fn add_quad<F: BlockFormat>(
+        sums: &mut Self::Sums,
+        four: Self::Words,
+        x_four: *const i8,
+    ) {
+        // SAFETY: passed on from the caller.
+        unsafe { sums.add_quad::<F>(four, x_four) }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(sums: Self::Sums, start: i32) -> Self::Words {
+        sums.whole(start)
+    }
 }
 
 impl Integers for AvxVnni {
@@ -66,7 +88,7 @@ impl Integers for AvxVnni {
     type Floats = __m256;
     const TILE: usize = 4;
 
-    tile_for!("avx2,fma,f16c,avxvnni");
+    compiled_for!("avx2,fma,f16c,avxvnni");
 
     #[inline(always)]
     unsafe fn sums<F: BlockFormat, const ROWS: usize>(
@@ -91,5 +113,38 @@ impl Integers for AvxVnni {
             }
             sums.to_floats()
         }
+    }
+
+    type Sums = [__m256i; 2];
+
+    #[inline(always)]
+    unsafe fn no_sums() -> Self::Sums {
+        // SAFETY: AVX2 by the contract; so below.
+        [unsafe { _mm256_setzero_si256() }; 2]
+    }
+
+    #[inline(always)]
+    unsafe fn add_quad<F: BlockFormat>(
+        sums: &mut Self::Sums,
+        four: Self::Words,
+        x_four: *const i8,
+    ) {
+        // SAFETY: readable by the contract.
+        unsafe {
+            let x_four = _mm256_set1_epi32(x_four.cast::<i32>().read_unaligned());
+            for (sums, four) in sums.iter_mut().zip(four) {
+                *sums = _mm256_dpbusd_avx_epi32(*sums, four, x_four);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(sums: Self::Sums, start: i32) -> Self::Words {
+        let mut whole = sums;
+        for whole in &mut whole {
+            // SAFETY: as above.
+            *whole = unsafe { _mm256_add_epi32(*whole, _mm256_set1_epi32(start)) };
+        }
+        whole
     }
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::formats::BlockFormat;
 use super::lanes::Words;
 use super::matmul::{PANEL, Product};
-use super::panel::{Integers, multiply_by_format, tile_for};
+use super::panel::{Integers, compiled_for, multiply_by_format};
 
 /// Computes the columns `rows` of the product's output.
 ///
@@ -26,7 +26,7 @@ impl Integers for Avx512 {
     type Floats = __m512;
     const TILE: usize = 8;
 
-    tile_for!("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");
+    compiled_for!("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");
 
     #[inline(always)]
     unsafe fn sums<F: BlockFormat, const ROWS: usize>(
@@ -51,5 +51,28 @@ impl Integers for Avx512 {
             }
             sums.to_floats()
         }
+    }
+
+    type Sums = __m512i;
+
+    #[inline(always)]
+    unsafe fn no_sums() -> __m512i {
+        // SAFETY: AVX-512 by the contract; so below.
+        unsafe { _mm512_setzero_si512() }
+    }
+
+    #[inline(always)]
+    unsafe fn add_quad<F: BlockFormat>(sums: &mut __m512i, four: Self::Words, x_four: *const i8) {
+        // SAFETY: readable by the contract.
+        unsafe {
+            let x_four = _mm512_set1_epi32(x_four.cast::<i32>().read_unaligned());
+            *sums = _mm512_dpbusd_epi32(*sums, four[0], x_four);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(sums: __m512i, start: i32) -> Self::Words {
+        // SAFETY: as above.
+        [unsafe { _mm512_add_epi32(sums, _mm512_set1_epi32(start)) }]
     }
 }

@@ -197,3 +197,73 @@ unsafe fn signed_sums<B: ByteRegister, F: BlockFormat, const ROWS: usize>(
         sums
     }
 }
+
+/// The sums of products with one row of activations, of `N` registers of weight rows.
+#[derive(Clone, Copy)]
+pub(super) struct PairSums<B, const N: usize> {
+    whole: [B; N],
+    /// Sums in 16 bits.
+    pairs: [B; N],
+    /// How many products each of `pairs` holds.
+    held: usize,
+}
+
+impl<B: ByteRegister, const N: usize> PairSums<B, N> {
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        PairSums {
+            whole: [B::splat_32(0); N],
+            pairs: [B::splat_16(0); N],
+            held: 0,
+        }
+    }
+
+    /// Adds the products of four columns, [`sums`]'s way.
+    ///
+    /// # Safety
+    /// Four activations are readable at `x_four`.
+    #[inline(always)]
+    pub(super) unsafe fn add_quad<F: BlockFormat>(&mut self, four: [B; N], x_four: *const i8) {
+        // SAFETY: readable by the contract.
+        let x_four = B::splat_32(unsafe { x_four.cast::<i32>().read_unaligned() });
+        for i in 0..N {
+            self.pairs[i] = self.pairs[i].add_16(match are_signed_bytes::<F>() {
+                true => {
+                    let signed = four[i].xor(B::splat_8(i8::MIN));
+                    (signed.magnitudes_8()).multiply_pairs_8(x_four.signed_8(signed))
+                }
+                false => four[i].multiply_pairs_8(x_four),
+            });
+        }
+        self.held += 1;
+        let most = match are_signed_bytes::<F>() {
+            true => 1,
+            false => sums_without_overflow(F::BITS),
+        };
+        if self.held == most {
+            self.widen();
+        }
+    }
+
+    /// `start` and the sums.
+    #[inline(always)]
+    pub(super) fn whole(mut self, start: i32) -> [B; N] {
+        if self.held > 0 {
+            self.widen();
+        }
+        for whole in &mut self.whole {
+            *whole = whole.add_32(B::splat_32(start));
+        }
+        self.whole
+    }
+
+    #[inline(always)]
+    fn widen(&mut self) {
+        for i in 0..N {
+            let sums = self.pairs[i].multiply_pairs_16(B::splat_16(1));
+            self.whole[i] = self.whole[i].add_32(sums);
+            self.pairs[i] = B::splat_16(0);
+        }
+        self.held = 0;
+    }
+}

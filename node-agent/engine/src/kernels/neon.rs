@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::formats::{BlockFormat, are_signed_bytes};
 use super::lanes::Lanes;
 use super::matmul::{PANEL, Product};
-use super::panel::{Integers, multiply_by_format, tile_for};
+use super::panel::{Integers, compiled_for, multiply_by_format};
 
 /// Computes the columns `rows` of the product's output.
 ///
@@ -56,20 +56,38 @@ struct NeonI8mm;
 #[inline(always)]
 unsafe fn signed_quad<F: BlockFormat>(weights: *const u8, quad: usize) -> int8x16_t {
     // SAFETY: by the contract.
+    signed::<F>(unsafe { vld1q_u8(weights.add(quad * 4 * PANEL)) })
+}
+
+/// Values as signed bytes, less the offset where that makes them so.
+#[inline(always)]
+fn signed<F: BlockFormat>(values: uint8x16_t) -> int8x16_t {
+    // SAFETY: every processor of this architecture has NEON; so below.
     unsafe {
-        let four = vld1q_u8(weights.add(quad * 4 * PANEL));
         match are_signed_bytes::<F>() {
-            true => vreinterpretq_s8_u8(veorq_u8(four, vdupq_n_u8(0x80))),
-            false => vreinterpretq_s8_u8(four),
+            true => vreinterpretq_s8_u8(veorq_u8(values, vdupq_n_u8(0x80))),
+            false => vreinterpretq_s8_u8(values),
         }
     }
+}
+
+/// `start` and the sums.
+#[inline(always)]
+fn add(sums: [int32x4_t; 4], start: i32) -> [uint32x4_t; 4] {
+    // SAFETY: as in `signed`; so below.
+    let mut whole = [unsafe { vdupq_n_u32(0) }; 4];
+    for (whole, sums) in whole.iter_mut().zip(sums) {
+        // SAFETY: as above.
+        *whole = unsafe { vreinterpretq_u32_s32(vaddq_s32(sums, vdupq_n_s32(start))) };
+    }
+    whole
 }
 
 #[inline(always)]
 fn to_floats<const ROWS: usize>(sums: [int32x4_t; ROWS]) -> [float32x4_t; ROWS] {
     let mut floats = [<float32x4_t as Lanes>::splat(0.0); ROWS];
     for (float, sum) in floats.iter_mut().zip(sums) {
-        // SAFETY: every processor of this architecture has NEON.
+        // SAFETY: as in `signed`.
         *float = unsafe { vcvtq_f32_s32(sum) };
     }
     floats
@@ -77,7 +95,7 @@ fn to_floats<const ROWS: usize>(sums: [int32x4_t; ROWS]) -> [float32x4_t; ROWS] 
 
 #[inline(always)]
 fn splat<const ROWS: usize>(start: [i32; ROWS]) -> [int32x4_t; ROWS] {
-    // SAFETY: as in `to_floats`; so below.
+    // SAFETY: as in `signed`; so below.
     let mut sums = [unsafe { vdupq_n_s32(0) }; ROWS];
     for (sum, start) in sums.iter_mut().zip(start) {
         // SAFETY: as above.
@@ -92,12 +110,85 @@ const fn products_without_overflow(bits: u32) -> usize {
     (i16::MAX as usize) / largest
 }
 
+/// The sums of products with one row of activations, of 16 weight rows in four registers: columns 0 and 1, and columns 2 and 3, of
+/// every four are apart, rows 0 and 1, and rows 2 and 3.
+#[derive(Clone, Copy)]
+struct NeonSums {
+    whole: [[int32x4_t; 2]; 4],
+    products: [[int16x8_t; 2]; 4],
+    /// How many products each of `products` holds.
+    held: usize,
+}
+
+impl NeonSums {
+    #[inline(always)]
+    fn new() -> Self {
+        // SAFETY: as in `signed`.
+        unsafe {
+            NeonSums {
+                whole: [[vdupq_n_s32(0); 2]; 4],
+                products: [[vdupq_n_s16(0); 2]; 4],
+                held: 0,
+            }
+        }
+    }
+
+    /// # Safety
+    /// Four activations are readable at `x_four`.
+    #[inline(always)]
+    unsafe fn add_quad<F: BlockFormat>(&mut self, four: [uint32x4_t; 4], x_four: *const i8) {
+        // SAFETY: readable by the contract.
+        unsafe {
+            let x_four = vdup_n_s32(x_four.cast::<i32>().read_unaligned());
+            let x_four = vreinterpret_s8_s32(x_four);
+            for (products, four) in self.products.iter_mut().zip(four) {
+                let four = signed::<F>(vreinterpretq_u8_u32(four));
+                products[0] = vmlal_s8(products[0], vget_low_s8(four), x_four);
+                products[1] = vmlal_s8(products[1], vget_high_s8(four), x_four);
+            }
+        }
+        self.held += 1;
+        if self.held == products_without_overflow(F::BITS) {
+            self.widen();
+        }
+    }
+
+    /// `start` and the sums.
+    #[inline(always)]
+    fn whole(mut self, start: i32) -> [uint32x4_t; 4] {
+        if self.held > 0 {
+            self.widen();
+        }
+        // SAFETY: as in `signed`; so below.
+        let mut sums = [unsafe { vdupq_n_s32(0) }; 4];
+        for (sums, [first, second]) in sums.iter_mut().zip(self.whole) {
+            // SAFETY: as above.
+            *sums = unsafe { vpaddq_s32(first, second) };
+        }
+        add(sums, start)
+    }
+
+    #[inline(always)]
+    fn widen(&mut self) {
+        for (whole, products) in self.whole.iter_mut().zip(&mut self.products) {
+            for (whole, products) in whole.iter_mut().zip(products) {
+                // SAFETY: as in `signed`.
+                unsafe {
+                    *whole = vpadalq_s16(*whole, *products);
+                    *products = vdupq_n_s16(0);
+                }
+            }
+        }
+        self.held = 0;
+    }
+}
+
 impl Integers for Neon {
     type Words = [uint32x4_t; 4];
     type Floats = float32x4_t;
     const TILE: usize = 4;
 
-    tile_for!("neon");
+    compiled_for!("neon");
 
     #[inline(always)]
     fn takes_offset<F: BlockFormat>() -> bool {
@@ -141,6 +232,28 @@ impl Integers for Neon {
             to_floats(whole)
         }
     }
+
+    type Sums = NeonSums;
+
+    #[inline(always)]
+    unsafe fn no_sums() -> Self::Sums {
+        NeonSums::new()
+    }
+
+    #[inline(always)]
+    unsafe fn add_quad<F: BlockFormat>(
+        sums: &mut Self::Sums,
+        four: Self::Words,
+        x_four: *const i8,
+    ) {
+        // SAFETY: passed on from the caller.
+        unsafe { sums.add_quad::<F>(four, x_four) }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(sums: Self::Sums, start: i32) -> Self::Words {
+        sums.whole(start)
+    }
 }
 
 impl Integers for NeonDotprod {
@@ -148,7 +261,7 @@ impl Integers for NeonDotprod {
     type Floats = float32x4_t;
     const TILE: usize = 8;
 
-    tile_for!("neon,dotprod");
+    compiled_for!("neon,dotprod");
 
     #[inline(always)]
     fn takes_offset<F: BlockFormat>() -> bool {
@@ -178,6 +291,33 @@ impl Integers for NeonDotprod {
             to_floats(sums)
         }
     }
+
+    type Sums = [int32x4_t; 4];
+
+    #[inline(always)]
+    unsafe fn no_sums() -> Self::Sums {
+        splat([0; 4])
+    }
+
+    #[inline(always)]
+    unsafe fn add_quad<F: BlockFormat>(
+        sums: &mut Self::Sums,
+        four: Self::Words,
+        x_four: *const i8,
+    ) {
+        // SAFETY: readable by the contract; the level's instructions.
+        unsafe {
+            let x_four = vreinterpretq_s8_s32(vld1q_dup_s32(x_four.cast()));
+            for (sums, four) in sums.iter_mut().zip(four) {
+                *sums = sdot_quad(*sums, signed::<F>(vreinterpretq_u8_u32(four)), x_four);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(sums: Self::Sums, start: i32) -> Self::Words {
+        add(sums, start)
+    }
 }
 
 impl Integers for NeonI8mm {
@@ -185,7 +325,7 @@ impl Integers for NeonI8mm {
     type Floats = float32x4_t;
     const TILE: usize = 8;
 
-    tile_for!("neon,dotprod,i8mm");
+    compiled_for!("neon,dotprod,i8mm");
 
     #[inline(always)]
     unsafe fn sums<F: BlockFormat, const ROWS: usize>(
@@ -237,12 +377,39 @@ impl Integers for NeonI8mm {
             to_floats(sums)
         }
     }
+
+    type Sums = [int32x4_t; 4];
+
+    #[inline(always)]
+    unsafe fn no_sums() -> Self::Sums {
+        splat([0; 4])
+    }
+
+    #[inline(always)]
+    unsafe fn add_quad<F: BlockFormat>(
+        sums: &mut Self::Sums,
+        four: Self::Words,
+        x_four: *const i8,
+    ) {
+        // SAFETY: readable by the contract; the level's instructions.
+        unsafe {
+            let x_four = vreinterpretq_s8_s32(vld1q_dup_s32(x_four.cast()));
+            for (sums, four) in sums.iter_mut().zip(four) {
+                *sums = usdot_quad(*sums, vreinterpretq_u8_u32(four), x_four);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(sums: Self::Sums, start: i32) -> Self::Words {
+        add(sums, start)
+    }
 }
 
 // Rust's own functions for the following instructions are not stable.
 
 macro_rules! dot_products {
-    ($name:ident, $weights:ty) => {
+    ($name:ident, $quad:ident, $weights:ty) => {
         /// Adds the products of 16 columns: of four rows of weights, four columns at a time, with a row of activations.
         ///
         /// # Safety
@@ -265,11 +432,29 @@ macro_rules! dot_products {
             }
             sum
         }
+
+        /// Adds the products of four columns: of four rows of weights with a row of activations, which is in each lane.
+        ///
+        /// # Safety
+        /// The processor has the instruction.
+        #[inline(always)]
+        unsafe fn $quad(sum: int32x4_t, weights: $weights, x: int8x16_t) -> int32x4_t {
+            let mut sum = sum;
+            // SAFETY: by the contract; registers only.
+            unsafe {
+                asm!(
+                    concat!(stringify!($name), " {sum:v}.4s, {weights:v}.16b, {x:v}.16b"),
+                    sum = inout(vreg) sum, weights = in(vreg) weights, x = in(vreg) x,
+                    options(pure, nomem, nostack, preserves_flags),
+                );
+            }
+            sum
+        }
     };
 }
 
-dot_products!(sdot, int8x16_t);
-dot_products!(usdot, uint8x16_t);
+dot_products!(sdot, sdot_quad, int8x16_t);
+dot_products!(usdot, usdot_quad, uint8x16_t);
 
 /// Adds the products of eight columns: of two rows of weights with two of activations.
 ///

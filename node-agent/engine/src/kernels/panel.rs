@@ -13,14 +13,25 @@ use super::lanes::{Lanes, Words};
 use super::matmul::{Activations, PANEL, Product, no_kernel};
 use super::matrix::Matrix;
 
+/// The block for each of the numbers, which are constants in it: what they index can be registers.
+macro_rules! unroll {
+    ($number:ident in $($value:literal)* $block:block) => {
+        $({
+            let $number: usize = $value;
+            $block
+        })*
+    };
+}
 mod codebook;
 mod floats;
 mod k_quants;
 mod legacy;
 mod nonlinear;
+mod one_row;
 mod tile;
 
-pub(super) use tile::{tile, tile_for};
+pub(super) use one_row::multiply as one_row;
+pub(super) use tile::{compiled_for, tile};
 
 /// Columns of a panel of quantized weights: a multiple of every block. With the activations of a tile it
 /// fills three quarters of a 32 KiB cache.
@@ -74,52 +85,87 @@ pub(super) trait PanelFormat: BlockFormat {
     /// Unpacks one block of each row.
     ///
     /// # Safety
-    /// The processor has the instructions of `W`; `BYTES` bytes of every row are readable; `to` is the place of a
-    /// whole block.
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination);
+    /// The processor has the instructions of `W`; `BYTES` bytes of every row are readable; `to` takes a block of this format.
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>);
 }
 
-/// Where a block of each of 16 rows goes in a panel.
-#[derive(Clone, Copy)]
-pub(super) struct Destination {
-    values: *mut u8,
-    scales: *mut f32,
-    minimums: *mut f32,
-    /// The same part of the next 16 rows, which is asked for in the order of memory and as fast as this part is
-    /// unpacked: the hardware foresees one long stream, but not 16 short ones.
-    next: *const u8,
-    /// Bytes of `next` for each four columns.
-    next_step: usize,
-}
-
-impl Destination {
-    /// Writes columns `4 * quad..4 * quad + 4` of the block.
+/// What takes a block of each of 16 rows as it is unpacked: each of its columns, scales and minimums once, in any order.
+pub(super) trait Unpacked<W: Words> {
+    /// Columns `4 * quad..4 * quad + 4` of the block.
     ///
     /// # Safety
     /// They are columns of the block.
+    unsafe fn values(&mut self, quad: usize, words: W);
+
+    /// # Safety
+    /// `group` is one of the block's.
+    unsafe fn scale(&mut self, group: usize, scales: W::Floats);
+
+    /// # Safety
+    /// `group` is one of the block's.
+    unsafe fn minimum(&mut self, group: usize, minimums: W::Floats);
+}
+
+/// Where a block of each of 16 rows goes in a panel.
+struct Destination {
+    values: *mut u8,
+    scales: *mut f32,
+    minimums: *mut f32,
+    next: Next,
+}
+
+impl<W: Words> Unpacked<W> for Destination {
     #[inline(always)]
-    unsafe fn values<W: Words>(self, quad: usize, words: W) {
-        for line in (0..self.next_step).step_by(LINE) {
-            W::prefetch(self.next.wrapping_add(quad * self.next_step + line));
-        }
+    unsafe fn values(&mut self, quad: usize, words: W) {
+        self.next.ask::<W>(quad);
         // SAFETY: in the place of the block.
         unsafe { words.store(self.values.add(quad * 4 * PANEL)) };
     }
 
-    /// # Safety
-    /// `group` is one of the block's.
     #[inline(always)]
-    unsafe fn scale<L: Lanes>(self, group: usize, scales: L) {
+    unsafe fn scale(&mut self, group: usize, scales: W::Floats) {
         // SAFETY: in the place of the block.
         unsafe { scales.store(self.scales.add(group * PANEL)) };
     }
 
-    /// # Safety
-    /// `group` is one of the block's.
     #[inline(always)]
-    unsafe fn minimum<L: Lanes>(self, group: usize, minimums: L) {
+    unsafe fn minimum(&mut self, group: usize, minimums: W::Floats) {
         // SAFETY: in the place of the block.
         unsafe { minimums.store(self.minimums.add(group * PANEL)) };
+    }
+}
+
+/// The part of the next 16 rows that is as long as a block of each of these, which is asked for in the order of memory and as fast
+/// as these are unpacked: the hardware foresees one long stream, but not 16 short ones.
+#[derive(Clone, Copy)]
+struct Next {
+    at: *const u8,
+    /// Bytes for each four columns.
+    step: usize,
+}
+
+impl Next {
+    /// For the first block of each row at `place`.
+    #[inline(always)]
+    fn of<F: BlockFormat>(matrix: &Matrix<'_>, place: &Place) -> Self {
+        Self {
+            at: next_rows(matrix, place, F::BYTES, F::BLOCK),
+            step: PANEL * F::BYTES / (F::BLOCK / 4),
+        }
+    }
+
+    /// Moves on by a block of each row.
+    #[inline(always)]
+    fn advance<F: BlockFormat>(&mut self) {
+        self.at = self.at.wrapping_add(PANEL * F::BYTES);
+    }
+
+    /// The share of the block's columns `4 * quad..4 * quad + 4`.
+    #[inline(always)]
+    fn ask<W: Words>(self, quad: usize) {
+        for line in (0..self.step).step_by(LINE) {
+            W::prefetch(self.at.wrapping_add(quad * self.step + line));
+        }
     }
 }
 
@@ -145,6 +191,13 @@ pub(super) trait Integers {
         product: &Product<'_>,
     );
 
+    /// Computes the columns `rows` of the only row of the output, for a format whose blocks are groups: [`one_row()`], compiled for
+    /// the level.
+    ///
+    /// # Safety
+    /// The processor has the level's instructions, and no other thread writes these columns.
+    unsafe fn one_row<F: PanelFormat>(product: &Product<'_>, x: &QuantizedRows, rows: Range<usize>);
+
     /// Whether [`sums`](Self::sums) multiplies values less the format's offset; `start` is 0 then.
     #[inline(always)]
     fn takes_offset<F: BlockFormat>() -> bool {
@@ -163,6 +216,25 @@ pub(super) trait Integers {
         x_stride: usize,
         start: [i32; ROWS],
     ) -> [Self::Floats; ROWS];
+
+    /// The sums of a group's products of 16 weight rows and one row of activations, as they come.
+    type Sums: Copy;
+
+    /// # Safety
+    /// The level's instructions; so below.
+    unsafe fn no_sums() -> Self::Sums;
+
+    /// Adds the products of four columns.
+    ///
+    /// # Safety
+    /// Four activations are readable at `x_four`.
+    unsafe fn add_quad<F: BlockFormat>(sums: &mut Self::Sums, four: Self::Words, x_four: *const i8);
+
+    /// `start` and the sums.
+    ///
+    /// # Safety
+    /// As of [`no_sums`](Self::no_sums).
+    unsafe fn whole(sums: Self::Sums, start: i32) -> Self::Words;
 }
 
 /// Computes the columns `rows` of the product's output with the kernels of `I`.
@@ -200,6 +272,10 @@ unsafe fn multiply<I: Integers, F: PanelFormat>(
     rows: Range<usize>,
 ) {
     const { assert!(I::Words::COUNT == PANEL && PANEL.is_multiple_of(I::Floats::COUNT)) };
+    if product.n == 1 && F::BLOCK == F::GROUP {
+        // SAFETY: passed on from the caller.
+        return unsafe { I::one_row::<F>(product, x, rows) };
+    }
     let mut panel = Panel {
         values: [0; PANEL * COLUMNS],
         scales: [0.0; PANEL * COLUMNS / MIN_GROUP],
@@ -247,28 +323,37 @@ unsafe fn multiply<I: Integers, F: PanelFormat>(
 #[inline(always)]
 unsafe fn fill<W: Words, F: PanelFormat>(panel: &mut Panel, matrix: &Matrix<'_>, place: &Place) {
     let mut rows = place.rows(matrix, F::BYTES, F::BLOCK);
-    let mut next = next_rows(matrix, place, F::BYTES, F::BLOCK);
+    let mut next = Next::of::<F>(matrix, place);
     let values = panel.values.chunks_exact_mut(PANEL * F::BLOCK);
     let scales = panel.scales.chunks_exact_mut(PANEL * F::BLOCK / F::GROUP);
     let minimums = panel.minimums.chunks_exact_mut(PANEL * F::BLOCK / F::GROUP);
     let places = values.zip(scales).zip(minimums);
     let places = places.take(place.columns.len() / F::BLOCK);
     for ((values, scales), minimums) in places {
-        let to = Destination {
+        let mut to = Destination {
             values: values.as_mut_ptr(),
             scales: scales.as_mut_ptr(),
             minimums: minimums.as_mut_ptr(),
             next,
-            next_step: PANEL * F::BYTES / (F::BLOCK / 4),
         };
-        next = next.wrapping_add(PANEL * F::BYTES);
         // SAFETY: a block of each row that was not yet passed, and its place.
         unsafe {
-            F::unpack_rows::<W>(&rows, to);
-            for row in &mut rows {
-                *row = row.add(F::BYTES);
-            }
+            F::unpack_rows::<W>(&rows, &mut to);
+            advance::<F>(&mut rows);
         }
+        next.advance::<F>();
+    }
+}
+
+/// Moves each row on by a block.
+///
+/// # Safety
+/// It was not behind its last.
+#[inline(always)]
+unsafe fn advance<F: BlockFormat>(rows: &mut Rows) {
+    for row in rows {
+        // SAFETY: within the row, or just behind it.
+        *row = unsafe { row.add(F::BYTES) };
     }
 }
 

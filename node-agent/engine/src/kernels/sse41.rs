@@ -3,11 +3,11 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::byte_pairs;
+use super::byte_pairs::{self, PairSums};
 use super::formats::{BlockFormat, are_signed_bytes};
 use super::lanes::Words;
 use super::matmul::Product;
-use super::panel::{Integers, multiply_by_format, tile_for};
+use super::panel::{Integers, compiled_for, multiply_by_format};
 
 /// Computes the columns `rows` of the product's output.
 ///
@@ -27,7 +27,7 @@ impl Integers for Sse41 {
     type Floats = __m128;
     const TILE: usize = 4;
 
-    tile_for!("sse4.1,ssse3");
+    compiled_for!("sse4.1,ssse3");
 
     #[inline(always)]
     fn takes_offset<F: BlockFormat>() -> bool {
@@ -45,5 +45,27 @@ impl Integers for Sse41 {
         unsafe {
             byte_pairs::sums::<__m128i, F, ROWS>(weights, x_quads, x_stride, start).to_floats()
         }
+    }
+
+    type Sums = PairSums<__m128i, 4>;
+
+    #[inline(always)]
+    unsafe fn no_sums() -> Self::Sums {
+        PairSums::new()
+    }
+
+    #[inline(always)]
+    unsafe fn add_quad<F: BlockFormat>(
+        sums: &mut Self::Sums,
+        four: Self::Words,
+        x_four: *const i8,
+    ) {
+        // SAFETY: passed on from the caller.
+        unsafe { sums.add_quad::<F>(four, x_four) }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(sums: Self::Sums, start: i32) -> Self::Words {
+        sums.whole(start)
     }
 }

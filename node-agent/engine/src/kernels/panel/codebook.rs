@@ -5,14 +5,14 @@ use super::super::formats::{
 };
 use super::super::lanes::{Lanes, Words};
 use super::super::matmul::PANEL;
-use super::{Destination, PanelFormat, Rows};
+use super::{PanelFormat, Rows, Unpacked};
 
 macro_rules! row_by_row {
     ($($format:ident),*) => {
         $(
             impl PanelFormat for $format {
                 #[inline(always)]
-                unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+                unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
                     // SAFETY: passed on from the caller.
                     unsafe { unpack_row_by_row::<Self, W>(rows, to) }
                 }
@@ -26,7 +26,7 @@ row_by_row!(Iq1S, Iq1M, Iq2Xxs, Iq2Xs, Iq2S, Iq3Xxs, Iq3S);
 /// # Safety
 /// As [`PanelFormat::unpack_rows`].
 #[inline(always)]
-unsafe fn unpack_row_by_row<F: BlockFormat, W: Words>(rows: &Rows, to: Destination) {
+unsafe fn unpack_row_by_row<F: BlockFormat, W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
     let mut values = [[0; MAX_BLOCK]; PANEL];
     let mut scales = [[0.0; PANEL]; MAX_BLOCK / MIN_GROUP];
     for (lane, values) in values.iter_mut().enumerate() {

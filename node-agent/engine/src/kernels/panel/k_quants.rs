@@ -2,7 +2,7 @@
 
 use super::super::formats::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::super::lanes::{Lanes, Words};
-use super::{Destination, PanelFormat, Rows};
+use super::{PanelFormat, Rows, Unpacked};
 
 const NIBBLES: u32 = 0x0f0f_0f0f;
 const TWO_BITS: u32 = 0x0303_0303;
@@ -10,7 +10,7 @@ const ONE_BIT: u32 = 0x0101_0101;
 
 impl PanelFormat for Q2K {
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 84 bytes; a block's places.
         unsafe {
             let both = W::load_4(rows, 80);
@@ -41,7 +41,7 @@ impl PanelFormat for Q2K {
 
 impl PanelFormat for Q3K {
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 110 bytes; a block's places.
         unsafe {
             let d = W::load_4(rows, 106).shift_right(16).halves_to_floats();
@@ -78,7 +78,7 @@ impl PanelFormat for Q3K {
 
 impl PanelFormat for Q4K {
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 144 bytes; a block's places.
         unsafe {
             six_bit_scales::<W>(rows, to);
@@ -94,7 +94,7 @@ impl PanelFormat for Q4K {
 
 impl PanelFormat for Q5K {
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 176 bytes; a block's places.
         unsafe {
             six_bit_scales::<W>(rows, to);
@@ -115,7 +115,7 @@ impl PanelFormat for Q5K {
 
 impl PanelFormat for Q6K {
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 210 bytes; a block's places.
         unsafe {
             let d = W::load_4(rows, 206).shift_right(16).halves_to_floats();
@@ -160,7 +160,7 @@ fn bit<W: Words>(words: W, row: usize, place: i32) -> W {
 /// # Safety
 /// 16 bytes of each row are readable; `to` is a block's places.
 #[inline(always)]
-unsafe fn six_bit_scales<W: Words>(rows: &Rows, to: Destination) {
+unsafe fn six_bit_scales<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
     // SAFETY: passed on from the caller.
     unsafe {
         let [both, first, second, third] = W::load_16(rows, 0);

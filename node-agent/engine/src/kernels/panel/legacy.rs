@@ -2,13 +2,13 @@
 
 use super::super::formats::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 use super::super::lanes::Words;
-use super::{Destination, PanelFormat, Rows};
+use super::{PanelFormat, Rows, Unpacked};
 
 const NIBBLES: u32 = 0x0f0f_0f0f;
 
 impl PanelFormat for Q4_0 {
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 18 bytes; a block's places.
         unsafe {
             to.scale(0, W::load_4(rows, 0).halves_to_floats());
@@ -19,7 +19,7 @@ impl PanelFormat for Q4_0 {
 
 impl PanelFormat for Q4_1 {
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 20 bytes; a block's places.
         unsafe {
             scale_and_minimum::<W>(rows, to);
@@ -30,7 +30,7 @@ impl PanelFormat for Q4_1 {
 
 impl PanelFormat for Q5_0 {
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 22 bytes; a block's places.
         unsafe {
             to.scale(0, W::load_4(rows, 0).halves_to_floats());
@@ -41,7 +41,7 @@ impl PanelFormat for Q5_0 {
 
 impl PanelFormat for Q5_1 {
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 24 bytes; a block's places.
         unsafe {
             scale_and_minimum::<W>(rows, to);
@@ -52,13 +52,14 @@ impl PanelFormat for Q5_1 {
 
 impl PanelFormat for Q8_0 {
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 34 bytes; a block's places.
         unsafe {
             to.scale(0, W::load_4(rows, 0).halves_to_floats());
-            for (quad, words) in W::load_32(rows, 2).into_iter().enumerate() {
-                to.values(quad, words.xor(0x8080_8080));
-            }
+            let words = W::load_32(rows, 2);
+            unroll!(quad in 0 1 2 3 4 5 6 7 {
+                to.values(quad, words[quad].xor(0x8080_8080));
+            });
         }
     }
 }
@@ -66,7 +67,7 @@ impl PanelFormat for Q8_0 {
 /// # Safety
 /// 4 bytes of each row are readable; a block's places.
 #[inline(always)]
-unsafe fn scale_and_minimum<W: Words>(rows: &Rows, to: Destination) {
+unsafe fn scale_and_minimum<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
     // SAFETY: passed on from the caller.
     unsafe {
         let both = W::load_4(rows, 0);
@@ -78,13 +79,13 @@ unsafe fn scale_and_minimum<W: Words>(rows: &Rows, to: Destination) {
 /// # Safety
 /// `to` is a block's places.
 #[inline(always)]
-unsafe fn nibbles<W: Words>(words: [W; 4], to: Destination) {
+unsafe fn nibbles<W: Words>(words: [W; 4], to: &mut impl Unpacked<W>) {
     // SAFETY: passed on from the caller.
     unsafe {
-        for (quad, words) in words.into_iter().enumerate() {
-            to.values(quad, words.and(NIBBLES));
-            to.values(quad + 4, words.shift_right(4).and(NIBBLES));
-        }
+        unroll!(quad in 0 1 2 3 {
+            to.values(quad, words[quad].and(NIBBLES));
+            to.values(quad + 4, words[quad].shift_right(4).and(NIBBLES));
+        });
     }
 }
 
@@ -93,14 +94,15 @@ unsafe fn nibbles<W: Words>(words: [W; 4], to: Destination) {
 /// # Safety
 /// `to` is a block's places.
 #[inline(always)]
-unsafe fn five_bits<W: Words>(words: [W; 4], fifth: W, to: Destination) {
+unsafe fn five_bits<W: Words>(words: [W; 4], fifth: W, to: &mut impl Unpacked<W>) {
     // SAFETY: passed on from the caller.
     unsafe {
-        for (quad, words) in words.into_iter().enumerate() {
-            to.values(quad, words.and(NIBBLES).or(spread(fifth, quad)));
-            let high = words.shift_right(4).and(NIBBLES);
+        unroll!(quad in 0 1 2 3 {
+            let low = words[quad].and(NIBBLES);
+            to.values(quad, low.or(spread(fifth, quad)));
+            let high = words[quad].shift_right(4).and(NIBBLES);
             to.values(quad + 4, high.or(spread(fifth, quad + 4)));
-        }
+        });
     }
 }
 

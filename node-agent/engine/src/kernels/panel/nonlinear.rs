@@ -2,13 +2,13 @@
 
 use super::super::formats::{IQ4_VALUES, Iq4Nl, Iq4Xs, MXFP4_VALUES, Mxfp4};
 use super::super::lanes::{Lanes, Words};
-use super::{Destination, PanelFormat, Rows};
+use super::{PanelFormat, Rows, Unpacked};
 
 const NIBBLES: u32 = 0x0f0f_0f0f;
 
 impl PanelFormat for Iq4Nl {
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 18 bytes; a block's places.
         unsafe {
             to.scale(0, W::load_4(rows, 0).halves_to_floats());
@@ -19,7 +19,7 @@ impl PanelFormat for Iq4Nl {
 
 impl PanelFormat for Iq4Xs {
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 136 bytes; a block's places.
         unsafe {
             let both = W::load_4(rows, 0);
@@ -37,7 +37,7 @@ impl PanelFormat for Iq4Xs {
 
 impl PanelFormat for Mxfp4 {
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: Destination) {
+    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 17 bytes; a block's places.
         unsafe {
             let exponent = W::load_4(rows, 0).and(0xff);
@@ -54,13 +54,18 @@ impl PanelFormat for Mxfp4 {
 /// # Safety
 /// `to` is a block's places, and the group one of its.
 #[inline(always)]
-unsafe fn look_up<W: Words>(words: [W; 4], table: &[u8; 16], group: usize, to: Destination) {
+unsafe fn look_up<W: Words>(
+    words: [W; 4],
+    table: &[u8; 16],
+    group: usize,
+    to: &mut impl Unpacked<W>,
+) {
     // SAFETY: passed on from the caller.
     unsafe {
-        for (quad, words) in words.into_iter().enumerate() {
-            let (low, high) = (words.and(NIBBLES), words.shift_right(4).and(NIBBLES));
-            to.values(8 * group + quad, low.look_up(table));
-            to.values(8 * group + quad + 4, high.look_up(table));
-        }
+        unroll!(quad in 0 1 2 3 {
+            let (low, high) = (words[quad], words[quad].shift_right(4));
+            to.values(8 * group + quad, low.and(NIBBLES).look_up(table));
+            to.values(8 * group + quad + 4, high.and(NIBBLES).look_up(table));
+        });
     }
 }

@@ -32,8 +32,8 @@ pub(in super::super) unsafe fn tile<I: Integers, F: BlockFormat, const ROWS: usi
     }
 }
 
-/// Defines [`Integers::tile`] for a level: [`tile()`], compiled for its features.
-macro_rules! tile_for {
+/// Defines [`Integers::tile`] and [`Integers::one_row`] for a level: compiled for its features, once for each format.
+macro_rules! compiled_for {
     ($features:literal) => {
         #[target_feature(enable = $features)]
         unsafe fn tile<F: $crate::kernels::formats::BlockFormat, const ROWS: usize>(
@@ -48,9 +48,19 @@ macro_rules! tile_for {
                 $crate::kernels::panel::tile::<Self, F, ROWS>(panel, place, x, first, product)
             }
         }
+
+        #[target_feature(enable = $features)]
+        unsafe fn one_row<F: $crate::kernels::panel::PanelFormat>(
+            product: &$crate::kernels::matmul::Product<'_>,
+            x: &$crate::kernels::activations::QuantizedRows,
+            rows: std::ops::Range<usize>,
+        ) {
+            // SAFETY: passed on from the caller.
+            unsafe { $crate::kernels::panel::one_row::<Self, F>(product, x, rows) }
+        }
     };
 }
-pub(in super::super) use tile_for;
+pub(in super::super) use compiled_for;
 
 /// The part of the panel's weight rows that begins at `lane` and fits in a register; all of them exist if `WHOLE`.
 ///

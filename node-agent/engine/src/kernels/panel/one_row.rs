@@ -1,0 +1,113 @@
+//! The product with one row of activations, as in decoding for one, of formats whose blocks are groups: each is multiplied as it is
+//! unpacked and never stored, as nothing uses it again. (Larger blocks have more sums than there are registers: panels are as fast.)
+//! The order of additions is that of [`tile()`](super::tile()), and so are the results, to the bit.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::super::activations::QuantizedRows;
+use super::super::formats::BlockFormat;
+use super::super::lanes::{Lanes, Words};
+use super::super::matmul::{PANEL, Product};
+use super::{Integers, Next, PanelFormat, Place, Unpacked, advance};
+
+type Floats<I> = <<I as Integers>::Words as Words>::Floats;
+
+/// Computes the columns `rows` of the only row of the output for quantized weights.
+///
+/// # Safety
+/// The processor has the instructions of `I`, and no other thread writes these columns.
+#[inline(always)]
+pub(in super::super) unsafe fn multiply<I: Integers, F: PanelFormat>(
+    product: &Product<'_>,
+    x: &QuantizedRows,
+    rows: Range<usize>,
+) {
+    const { assert!(I::Words::COUNT == PANEL) };
+    debug_assert_eq!(F::BLOCK, F::GROUP);
+    for row in rows.clone().step_by(PANEL) {
+        let place = Place {
+            row,
+            rows: PANEL.min(rows.end - row),
+            columns: 0..x.cols,
+        };
+        let mut lanes = [0.0; PANEL];
+        // SAFETY: passed on from the caller; 16 places.
+        unsafe {
+            totals::<I, F>(product, x, &place).store(lanes.as_mut_ptr());
+            let to = product.columns(0, &place);
+            to.copy_from_slice(&lanes[..place.rows]);
+        }
+    }
+}
+
+/// # Safety
+/// As [`multiply`].
+#[inline(always)]
+unsafe fn totals<I: Integers, F: PanelFormat>(
+    product: &Product<'_>,
+    x: &QuantizedRows,
+    place: &Place,
+) -> Floats<I> {
+    let mut weights = place.rows(&product.matrix, F::BYTES, F::BLOCK);
+    let mut next = Next::of::<F>(&product.matrix, place);
+    let mut totals = Floats::<I>::splat(0.0);
+    let sums = x.negated_sums.iter().zip(&x.scaled_sums);
+    let groups = x.values.chunks_exact(F::GROUP).zip(&x.scales).zip(sums);
+    for ((x_values, x_scale), (x_sum, x_scaled_sum)) in groups {
+        // SAFETY: a block of each row that was not yet passed; as many activations; else the caller's promise.
+        unsafe {
+            let mut block = Multiplied::<I, F> {
+                x: x_values.as_ptr(),
+                sums: I::no_sums(),
+                scales: Lanes::splat(0.0),
+                minimums: Lanes::splat(0.0),
+                next,
+                format: PhantomData,
+            };
+            F::unpack_rows::<I::Words>(&weights, &mut block);
+            let start = match F::OFFSET != 0 && !I::takes_offset::<F>() {
+                true => F::OFFSET * x_sum,
+                false => 0,
+            };
+            let sums = I::whole(block.sums, start).to_floats();
+            let scales = block.scales.multiply(Lanes::splat(*x_scale));
+            totals = sums.multiply_add(scales, totals);
+            if F::AFFINE {
+                totals = (block.minimums).multiply_add(Lanes::splat(*x_scaled_sum), totals);
+            }
+            advance::<F>(&mut weights);
+        }
+        next.advance::<F>();
+    }
+    totals
+}
+
+/// A block's products with the activations.
+struct Multiplied<I: Integers, F> {
+    x: *const i8,
+    sums: I::Sums,
+    scales: Floats<I>,
+    minimums: Floats<I>,
+    next: Next,
+    format: PhantomData<F>,
+}
+
+impl<I: Integers, F: BlockFormat> Unpacked<I::Words> for Multiplied<I, F> {
+    #[inline(always)]
+    unsafe fn values(&mut self, quad: usize, words: I::Words) {
+        self.next.ask::<I::Words>(quad);
+        // SAFETY: columns of the block, of which there are as many activations.
+        unsafe { I::add_quad::<F>(&mut self.sums, words, self.x.add(4 * quad)) };
+    }
+
+    #[inline(always)]
+    unsafe fn scale(&mut self, _only: usize, scales: Floats<I>) {
+        self.scales = scales;
+    }
+
+    #[inline(always)]
+    unsafe fn minimum(&mut self, _only: usize, minimums: Floats<I>) {
+        self.minimums = minimums;
+    }
+}
