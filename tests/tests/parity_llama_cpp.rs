@@ -13,6 +13,7 @@
 
 use std::path::PathBuf;
 
+use prima_engine::kernels::Level;
 use prima_tests::assets;
 use prima_tests::one_process::{OneProcess, log_softmax, most_likely};
 use prima_tests::oracle::{self, Answer, GreedyJob, NextJob, Request, TextJob};
@@ -261,10 +262,29 @@ fn perplexity_agrees(name: &str, window: usize) {
     let start: String = text.chars().take(16 * TOKENS).collect();
     let tokens = engine.tokenizer.encode(&start, true, false).unwrap();
     assert_eq!(tokens[..TOKENS], expected.tokens, "tokens of the text");
+    assert_eq!(expected.logprobs.len(), TOKENS - TOKENS / window);
 
+    let wanted = perplexity(&expected.logprobs);
+    // Plain Rust would take minutes; `parity_weight_formats.rs` has it for every format.
+    for level in Level::available()
+        .into_iter()
+        .filter(|level| *level != Level::SCALAR)
+    {
+        let engine = OneProcess::open_at_level(&model(name), THREADS, level).unwrap();
+        let found = perplexity(&logprobs_of(&engine, &expected.tokens, window));
+        println!("{name} at {level}: perplexity {found:.4}, llama.cpp {wanted:.4}");
+        assert!(
+            (found / wanted - 1.0).abs() <= 0.005,
+            "{name} at {level}: perplexity {found}, llama.cpp {wanted}"
+        );
+    }
+}
+
+/// Of each token but the first of every window.
+fn logprobs_of(engine: &OneProcess, tokens: &[u32], window: usize) -> Vec<f64> {
     let vocabulary = engine.model.config().vocabulary;
     let mut logprobs = Vec::new();
-    for part in expected.tokens.chunks(window) {
+    for part in tokens.chunks(window) {
         let logits = engine.logits(part, &mut engine.sequence(window)).unwrap();
         let next = part.iter().skip(1);
         logprobs.extend(
@@ -274,13 +294,7 @@ fn perplexity_agrees(name: &str, window: usize) {
                 .map(|(row, &token)| f64::from(log_softmax(row)[token as usize])),
         );
     }
-    assert_eq!(logprobs.len(), expected.logprobs.len());
-    let (found, wanted) = (perplexity(&logprobs), perplexity(&expected.logprobs));
-    println!("{name}: perplexity {found:.4}, llama.cpp {wanted:.4}");
-    assert!(
-        (found / wanted - 1.0).abs() <= 0.005,
-        "{name}: perplexity {found}, llama.cpp {wanted}"
-    );
+    logprobs
 }
 
 fn perplexity(logprobs: &[f64]) -> f64 {

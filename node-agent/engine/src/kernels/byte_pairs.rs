@@ -226,13 +226,13 @@ impl<B: ByteRegister, const N: usize> PairSums<B, N> {
     pub(super) unsafe fn add_quad<F: BlockFormat>(&mut self, four: [B; N], x_four: *const i8) {
         // SAFETY: readable by the contract.
         let x_four = B::splat_32(unsafe { x_four.cast::<i32>().read_unaligned() });
-        for i in 0..N {
-            self.pairs[i] = self.pairs[i].add_16(match are_signed_bytes::<F>() {
+        for (pairs, four) in self.pairs.iter_mut().zip(four) {
+            *pairs = pairs.add_16(match are_signed_bytes::<F>() {
                 true => {
-                    let signed = four[i].xor(B::splat_8(i8::MIN));
+                    let signed = four.xor(B::splat_8(i8::MIN));
                     (signed.magnitudes_8()).multiply_pairs_8(x_four.signed_8(signed))
                 }
-                false => four[i].multiply_pairs_8(x_four),
+                false => four.multiply_pairs_8(x_four),
             });
         }
         self.held += 1;
@@ -259,10 +259,9 @@ impl<B: ByteRegister, const N: usize> PairSums<B, N> {
 
     #[inline(always)]
     fn widen(&mut self) {
-        for i in 0..N {
-            let sums = self.pairs[i].multiply_pairs_16(B::splat_16(1));
-            self.whole[i] = self.whole[i].add_32(sums);
-            self.pairs[i] = B::splat_16(0);
+        for (whole, pairs) in self.whole.iter_mut().zip(&mut self.pairs) {
+            *whole = whole.add_32(pairs.multiply_pairs_16(B::splat_16(1)));
+            *pairs = B::splat_16(0);
         }
         self.held = 0;
     }
