@@ -234,8 +234,11 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
     });
 
     parts.spawn({
-        let weights = weights.clone();
-        async move { weights.keep_to_budget().await }
+        let (weights, established) = (weights.clone(), established.clone());
+        async move {
+            weights.keep_to_budget(established).await;
+            "looking after the cache of model files"
+        }
     });
 
     let machine = Arc::new(Machine {

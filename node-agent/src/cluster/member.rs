@@ -158,8 +158,8 @@ impl Member {
                 Ok(never) => match never {},
                 Err(error) => error,
             };
+            // What it holds of the model stays in use, for the next attempt.
             self.process = None;
-            self.held = None;
             if begun.elapsed() > STEADY {
                 pauses.reset();
             }

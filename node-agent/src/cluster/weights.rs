@@ -23,6 +23,7 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
+use super::figures::Established;
 use super::local_header::{self, LocalHeader, LocalHeaderError};
 use super::member_status::Share;
 
@@ -204,10 +205,13 @@ impl Weights {
 
     /// Keeps the cache to its budget where a disk is filled by others, for ever. Not when a plan goes or the agent begins: the next
     /// plan, and the members of plans that were there before, take what is on the disk.
-    pub async fn keep_to_budget(&self) -> &'static str {
+    pub async fn keep_to_budget(&self, established: Established) {
         loop {
             sleep(COLLECT_INTERVAL).await;
-            self.collect(0).await;
+            // Which files plans need is not known before that.
+            if established.missing().is_empty() {
+                self.collect(0).await;
+            }
         }
     }
 

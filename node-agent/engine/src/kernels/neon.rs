@@ -307,7 +307,8 @@ impl Integers for NeonDotprod {
     ) {
         // SAFETY: readable by the contract; the level's instructions.
         unsafe {
-            let x_four = vreinterpretq_s8_s32(vld1q_dup_s32(x_four.cast()));
+            let x_four = vdupq_n_s32(x_four.cast::<i32>().read_unaligned());
+            let x_four = vreinterpretq_s8_s32(x_four);
             for (sums, four) in sums.iter_mut().zip(four) {
                 *sums = sdot_quad(*sums, signed::<F>(vreinterpretq_u8_u32(four)), x_four);
             }
@@ -393,7 +394,8 @@ impl Integers for NeonI8mm {
     ) {
         // SAFETY: readable by the contract; the level's instructions.
         unsafe {
-            let x_four = vreinterpretq_s8_s32(vld1q_dup_s32(x_four.cast()));
+            let x_four = vdupq_n_s32(x_four.cast::<i32>().read_unaligned());
+            let x_four = vreinterpretq_s8_s32(x_four);
             for (sums, four) in sums.iter_mut().zip(four) {
                 *sums = usdot_quad(*sums, vreinterpretq_u8_u32(four), x_four);
             }

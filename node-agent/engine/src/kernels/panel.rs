@@ -1,7 +1,7 @@
 //! Panels: 16 weight rows unpacked side by side, so that one register holds the same columns of all 16 and sums
 //! need no adding across lanes. Decides how much of the columns a panel takes at a time: it stays in the
-//! first-level cache while every row of activations is multiplied with it. Shared by the vector levels, which
-//! bring the registers and the integer products.
+//! first-level cache while every row of activations is multiplied with it; and when there is none (`one_row.rs`).
+//! Shared by the vector levels, which bring the registers and the integer products.
 
 use std::ops::Range;
 
@@ -22,6 +22,7 @@ macro_rules! unroll {
         })*
     };
 }
+
 mod codebook;
 mod floats;
 mod k_quants;
@@ -193,6 +194,9 @@ pub(super) trait Integers {
 
     /// Computes the columns `rows` of the only row of the output, for a format whose blocks are groups: [`one_row()`], compiled for
     /// the level.
+    ///
+    /// # Panics
+    /// For other formats.
     ///
     /// # Safety
     /// The processor has the level's instructions, and no other thread writes these columns.

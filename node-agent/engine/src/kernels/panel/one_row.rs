@@ -24,7 +24,7 @@ pub(in super::super) unsafe fn multiply<I: Integers, F: PanelFormat>(
     rows: Range<usize>,
 ) {
     const { assert!(I::Words::COUNT == PANEL) };
-    debug_assert_eq!(F::BLOCK, F::GROUP);
+    assert!(F::BLOCK == F::GROUP, "a block is a group");
     for row in rows.clone().step_by(PANEL) {
         let place = Place {
             row,
