@@ -38,12 +38,12 @@ fmt: ## Format the code
 images: ## Build the container images for this machine's processor; arm64, GPUs and names: images/build.sh
 	images/build.sh
 
-bench: ## Measure speed against llama.cpp and bare TCP, side by side (70 minutes); prints tables
+bench: ## Measure speed against llama.cpp and bare TCP, side by side (85 minutes); prints tables
 	$(PYTHON) tests/assets/fetch.py bench
 	$(WITH) cargo build --release --locked -p prima -p prima-node-agent
 	$(WITH) cargo run --release --locked -p prima-tests --bin bench
 
-bench-engine: ## Only the engine beside llama.cpp, and how near both are to what the machine can do (25 minutes)
+bench-engine: ## Only the engine beside llama.cpp, and how near both are to what the machine can do (40 minutes)
 	$(PYTHON) tests/assets/fetch.py bench
 	$(WITH) cargo run --release --locked -p prima-tests --bin bench -- --engine
 
