@@ -3,7 +3,8 @@
 //! Decides: the pieces; that what came before a connection broke is kept; when the whole file is held against its digest. Refuses: to
 //! begin without room for all of it, and to fetch what is there.
 //!
-//! Dropping the future of [`Download::run`] cancels: pieces under way are lost, what was noted stays.
+//! Dropping the future of [`Download::run`] cancels, and so does the failure of a piece: what other pieces received is lost, what was
+//! noted stays. Writes that have begun still end; until then the file belongs to them, and the next download waits.
 
 use std::fs::File;
 use std::io;
