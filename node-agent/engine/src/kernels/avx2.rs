@@ -4,10 +4,10 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::byte_pairs::{self, PairSums};
-use super::formats::{BlockFormat, are_signed_bytes};
+use super::formats::BlockFormat;
 use super::lanes::Words;
 use super::matmul::{PANEL, Product};
-use super::panel::{Integers, compiled_for, multiply_by_format};
+use super::panel::{Integers, Sums, compiled_for, multiply_by_format, read_quad};
 
 /// Computes the columns `rows` of the product's output.
 ///
@@ -39,13 +39,9 @@ impl Integers for Avx2 {
     type Words = [__m256i; 2];
     type Floats = __m256;
     const TILE: usize = 4;
+    const SIGNED: bool = true;
 
     compiled_for!("avx2,fma,f16c");
-
-    #[inline(always)]
-    fn takes_offset<F: BlockFormat>() -> bool {
-        are_signed_bytes::<F>()
-    }
 
     #[inline(always)]
     unsafe fn sums<F: BlockFormat, const ROWS: usize>(
@@ -61,32 +57,13 @@ impl Integers for Avx2 {
     }
 
     type Sums = PairSums<__m256i, 2>;
-
-    #[inline(always)]
-    unsafe fn no_sums() -> Self::Sums {
-        PairSums::new()
-    }
-
-    #[inline(always)]
-    unsafe fn add_quad<F: BlockFormat>(
-        sums: &mut Self::Sums,
-        four: Self::Words,
-        x_four: *const i8,
-    ) {
-        // SAFETY: passed on from the caller.
-        unsafe { sums.add_quad::<F>(four, x_four) }
-    }
-
-    #[inline(always)]
-    unsafe fn whole(sums: Self::Sums, start: i32) -> Self::Words {
-        sums.whole(start)
-    }
 }
 
 impl Integers for AvxVnni {
     type Words = [__m256i; 2];
     type Floats = __m256;
     const TILE: usize = 4;
+    const SIGNED: bool = false;
 
     compiled_for!("avx2,fma,f16c,avxvnni");
 
@@ -106,45 +83,36 @@ impl Integers for AvxVnni {
             for quad in 0..F::GROUP / 4 {
                 let four = _mm256_load_si256(weights.add(quad * 4 * PANEL).cast());
                 for (row, sum) in sums.iter_mut().enumerate() {
-                    let x_four = x_quads.add(row * x_stride + 4 * quad).cast::<i32>();
-                    let x_four = _mm256_set1_epi32(x_four.read_unaligned());
-                    *sum = _mm256_dpbusd_avx_epi32(*sum, four, x_four);
+                    let x_four = read_quad(x_quads.add(row * x_stride + 4 * quad));
+                    *sum = _mm256_dpbusd_avx_epi32(*sum, four, _mm256_set1_epi32(x_four));
                 }
             }
             sums.to_floats()
         }
     }
 
-    type Sums = [__m256i; 2];
+    type Sums = VnniSums;
+}
 
+struct VnniSums([__m256i; 2]);
+
+impl Sums<[__m256i; 2]> for VnniSums {
     #[inline(always)]
-    unsafe fn no_sums() -> Self::Sums {
-        // SAFETY: AVX2 by the contract; so below.
-        [unsafe { _mm256_setzero_si256() }; 2]
+    fn new() -> Self {
+        // SAFETY: only used in kernels of a level that has the instructions; so below.
+        Self([unsafe { _mm256_setzero_si256() }; 2])
     }
 
     #[inline(always)]
-    unsafe fn add_quad<F: BlockFormat>(
-        sums: &mut Self::Sums,
-        four: Self::Words,
-        x_four: *const i8,
-    ) {
-        // SAFETY: readable by the contract.
-        unsafe {
-            let x_four = _mm256_set1_epi32(x_four.cast::<i32>().read_unaligned());
-            for (sums, four) in sums.iter_mut().zip(four) {
-                *sums = _mm256_dpbusd_avx_epi32(*sums, four, x_four);
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn whole(sums: Self::Sums, start: i32) -> Self::Words {
-        let mut whole = sums;
-        for whole in &mut whole {
+    fn add_quad<F: BlockFormat>(&mut self, four: [__m256i; 2], x_four: i32) {
+        for (sum, four) in self.0.iter_mut().zip(four) {
             // SAFETY: as above.
-            *whole = unsafe { _mm256_add_epi32(*whole, _mm256_set1_epi32(start)) };
+            *sum = unsafe { _mm256_dpbusd_avx_epi32(*sum, four, _mm256_set1_epi32(x_four)) };
         }
-        whole
+    }
+
+    #[inline(always)]
+    fn whole(self) -> [__m256i; 2] {
+        self.0
     }
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::formats::BlockFormat;
 use super::lanes::Words;
 use super::matmul::{PANEL, Product};
-use super::panel::{Integers, compiled_for, multiply_by_format};
+use super::panel::{Integers, Sums, compiled_for, multiply_by_format, read_quad};
 
 /// Computes the columns `rows` of the product's output.
 ///
@@ -25,6 +25,7 @@ impl Integers for Avx512 {
     type Words = [__m512i; 1];
     type Floats = __m512;
     const TILE: usize = 8;
+    const SIGNED: bool = false;
 
     compiled_for!("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");
 
@@ -44,35 +45,34 @@ impl Integers for Avx512 {
             for quad in 0..F::GROUP / 4 {
                 let four = _mm512_load_si512(weights.add(quad * 4 * PANEL).cast());
                 for (row, sum) in sums.iter_mut().enumerate() {
-                    let x_four = x_quads.add(row * x_stride + 4 * quad).cast::<i32>();
-                    let x_four = _mm512_set1_epi32(x_four.read_unaligned());
-                    *sum = _mm512_dpbusd_epi32(*sum, four, x_four);
+                    let x_four = read_quad(x_quads.add(row * x_stride + 4 * quad));
+                    *sum = _mm512_dpbusd_epi32(*sum, four, _mm512_set1_epi32(x_four));
                 }
             }
             sums.to_floats()
         }
     }
 
-    type Sums = __m512i;
+    type Sums = Avx512Sums;
+}
 
+struct Avx512Sums(__m512i);
+
+impl Sums<[__m512i; 1]> for Avx512Sums {
     #[inline(always)]
-    unsafe fn no_sums() -> __m512i {
-        // SAFETY: AVX-512 by the contract; so below.
-        unsafe { _mm512_setzero_si512() }
+    fn new() -> Self {
+        // SAFETY: only used in kernels of a level that has the instructions; so below.
+        Self(unsafe { _mm512_setzero_si512() })
     }
 
     #[inline(always)]
-    unsafe fn add_quad<F: BlockFormat>(sums: &mut __m512i, four: Self::Words, x_four: *const i8) {
-        // SAFETY: readable by the contract.
-        unsafe {
-            let x_four = _mm512_set1_epi32(x_four.cast::<i32>().read_unaligned());
-            *sums = _mm512_dpbusd_epi32(*sums, four[0], x_four);
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn whole(sums: __m512i, start: i32) -> Self::Words {
+    fn add_quad<F: BlockFormat>(&mut self, [four]: [__m512i; 1], x_four: i32) {
         // SAFETY: as above.
-        [unsafe { _mm512_add_epi32(sums, _mm512_set1_epi32(start)) }]
+        self.0 = unsafe { _mm512_dpbusd_epi32(self.0, four, _mm512_set1_epi32(x_four)) };
+    }
+
+    #[inline(always)]
+    fn whole(self) -> [__m512i; 1] {
+        [self.0]
     }
 }

@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 
 use super::formats::{BlockFormat, are_signed_bytes};
 use super::matmul::PANEL;
+use super::panel::{Sums, products_without_overflow, read_quad};
 
 /// A register of integers; what lanes an operation takes them as is in its name.
 pub(super) trait ByteRegister: Copy {
@@ -114,53 +115,28 @@ pub(super) unsafe fn sums<B: ByteRegister, F: BlockFormat, const ROWS: usize>(
     x_stride: usize,
     start: [i32; ROWS],
 ) -> [B; ROWS] {
-    // SAFETY: passed on from the caller.
-    unsafe {
-        match are_signed_bytes::<F>() {
-            true => signed_sums::<B, F, ROWS>(weights, x_quads, x_stride),
-            false => unsigned_sums::<B, F, ROWS>(weights, x_quads, x_stride, start),
-        }
-    }
-}
-
-/// How many sums of two products, each of a value below `1 << bits` and one of -127 to 127, fit in 16 bits.
-const fn sums_without_overflow(bits: u32) -> usize {
-    let largest = 2 * 127 * ((1 << bits) - 1);
-    (i16::MAX as usize) / largest
-}
-
-/// For values below 128.
-///
-/// # Safety
-/// As [`sums`].
-#[inline(always)]
-unsafe fn unsigned_sums<B: ByteRegister, F: BlockFormat, const ROWS: usize>(
-    weights: *const u8,
-    x_quads: *const i8,
-    x_stride: usize,
-    start: [i32; ROWS],
-) -> [B; ROWS] {
     // SAFETY: readable by the contract.
     unsafe {
-        let ones = B::splat_16(1);
-        let mut sums = [ones; ROWS];
+        let mut sums = [B::splat_32(0); ROWS];
         for (sum, start) in sums.iter_mut().zip(start) {
             *sum = B::splat_32(start);
         }
         let mut quad = 0;
         while quad < F::GROUP / 4 {
-            let end = (quad + sums_without_overflow(F::BITS)).min(F::GROUP / 4);
+            let end = (quad + pairs_without_overflow::<F>()).min(F::GROUP / 4);
             let mut pairs = [B::splat_16(0); ROWS];
             for quad in quad..end {
-                let four = B::load(weights.add(quad * 4 * PANEL));
+                let mut four = B::load(weights.add(quad * 4 * PANEL));
+                if are_signed_bytes::<F>() {
+                    four = four.xor(B::splat_8(i8::MIN));
+                }
                 for (row, pairs) in pairs.iter_mut().enumerate() {
-                    let x_four = x_quads.add(row * x_stride + 4 * quad).cast::<i32>();
-                    let x_four = B::splat_32(x_four.read_unaligned());
-                    *pairs = pairs.add_16(four.multiply_pairs_8(x_four));
+                    let x_four = read_quad(x_quads.add(row * x_stride + 4 * quad));
+                    *pairs = pairs.add_16(products::<B, F>(four, x_four));
                 }
             }
             for (sum, pairs) in sums.iter_mut().zip(pairs) {
-                *sum = sum.add_32(pairs.multiply_pairs_16(ones));
+                *sum = widened(*sum, pairs);
             }
             quad = end;
         }
@@ -168,38 +144,29 @@ unsafe fn unsigned_sums<B: ByteRegister, F: BlockFormat, const ROWS: usize>(
     }
 }
 
-/// For 8-bit values with an offset of 128: multiplied as signed numbers, the sign moved to the activations, so that no pair
-/// overflows (2 * 128 * 127 is below 2^15).
-///
-/// # Safety
-/// As [`sums`].
+/// How many sums of two products fit in 16 bits.
+const fn pairs_without_overflow<F: BlockFormat>() -> usize {
+    products_without_overflow::<F>() / 2
+}
+
+/// Sums of two products each, in 16 bits. Signed bytes give their signs to the activations, so that no pair overflows
+/// (2 * 128 * 127 is below 2^15).
 #[inline(always)]
-unsafe fn signed_sums<B: ByteRegister, F: BlockFormat, const ROWS: usize>(
-    weights: *const u8,
-    x_quads: *const i8,
-    x_stride: usize,
-) -> [B; ROWS] {
-    // SAFETY: readable by the contract.
-    unsafe {
-        let ones = B::splat_16(1);
-        let sign_bit = B::splat_8(i8::MIN);
-        let mut sums = [B::splat_32(0); ROWS];
-        for quad in 0..F::GROUP / 4 {
-            let four = B::load(weights.add(quad * 4 * PANEL)).xor(sign_bit);
-            let magnitudes = four.magnitudes_8();
-            for (row, sum) in sums.iter_mut().enumerate() {
-                let x_four = x_quads.add(row * x_stride + 4 * quad).cast::<i32>();
-                let x_four = B::splat_32(x_four.read_unaligned()).signed_8(four);
-                let pairs = magnitudes.multiply_pairs_8(x_four);
-                *sum = sum.add_32(pairs.multiply_pairs_16(ones));
-            }
-        }
-        sums
+fn products<B: ByteRegister, F: BlockFormat>(four: B, x_four: i32) -> B {
+    let x_four = B::splat_32(x_four);
+    match are_signed_bytes::<F>() {
+        true => (four.magnitudes_8()).multiply_pairs_8(x_four.signed_8(four)),
+        false => four.multiply_pairs_8(x_four),
     }
 }
 
+/// `sum`, and each two of `pairs` added to it.
+#[inline(always)]
+fn widened<B: ByteRegister>(sum: B, pairs: B) -> B {
+    sum.add_32(pairs.multiply_pairs_16(B::splat_16(1)))
+}
+
 /// The sums of products with one row of activations, of `N` registers of weight rows.
-#[derive(Clone, Copy)]
 pub(super) struct PairSums<B, const N: usize> {
     whole: [B; N],
     /// Sums in 16 bits.
@@ -208,9 +175,9 @@ pub(super) struct PairSums<B, const N: usize> {
     held: usize,
 }
 
-impl<B: ByteRegister, const N: usize> PairSums<B, N> {
+impl<B: ByteRegister, const N: usize> Sums<[B; N]> for PairSums<B, N> {
     #[inline(always)]
-    pub(super) fn new() -> Self {
+    fn new() -> Self {
         PairSums {
             whole: [B::splat_32(0); N],
             pairs: [B::splat_16(0); N],
@@ -218,49 +185,31 @@ impl<B: ByteRegister, const N: usize> PairSums<B, N> {
         }
     }
 
-    /// Adds the products of four columns, [`sums`]'s way.
-    ///
-    /// # Safety
-    /// Four activations are readable at `x_four`.
     #[inline(always)]
-    pub(super) unsafe fn add_quad<F: BlockFormat>(&mut self, four: [B; N], x_four: *const i8) {
-        // SAFETY: readable by the contract.
-        let x_four = B::splat_32(unsafe { x_four.cast::<i32>().read_unaligned() });
+    fn add_quad<F: BlockFormat>(&mut self, four: [B; N], x_four: i32) {
         for (pairs, four) in self.pairs.iter_mut().zip(four) {
-            *pairs = pairs.add_16(match are_signed_bytes::<F>() {
-                true => {
-                    let signed = four.xor(B::splat_8(i8::MIN));
-                    (signed.magnitudes_8()).multiply_pairs_8(x_four.signed_8(signed))
-                }
-                false => four.multiply_pairs_8(x_four),
-            });
+            *pairs = pairs.add_16(products::<B, F>(four, x_four));
         }
         self.held += 1;
-        let most = match are_signed_bytes::<F>() {
-            true => 1,
-            false => sums_without_overflow(F::BITS),
-        };
-        if self.held == most {
+        if self.held == pairs_without_overflow::<F>() {
             self.widen();
         }
     }
 
-    /// `start` and the sums.
     #[inline(always)]
-    pub(super) fn whole(mut self, start: i32) -> [B; N] {
+    fn whole(mut self) -> [B; N] {
         if self.held > 0 {
             self.widen();
         }
-        for whole in &mut self.whole {
-            *whole = whole.add_32(B::splat_32(start));
-        }
         self.whole
     }
+}
 
+impl<B: ByteRegister, const N: usize> PairSums<B, N> {
     #[inline(always)]
     fn widen(&mut self) {
         for (whole, pairs) in self.whole.iter_mut().zip(&mut self.pairs) {
-            *whole = whole.add_32(pairs.multiply_pairs_16(B::splat_16(1)));
+            *whole = widened(*whole, *pairs);
             *pairs = B::splat_16(0);
         }
         self.held = 0;

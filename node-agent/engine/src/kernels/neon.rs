@@ -8,7 +8,9 @@ use std::ops::Range;
 use super::formats::{BlockFormat, are_signed_bytes};
 use super::lanes::Lanes;
 use super::matmul::{PANEL, Product};
-use super::panel::{Integers, compiled_for, multiply_by_format};
+use super::panel::{
+    Integers, Sums, compiled_for, multiply_by_format, products_without_overflow, read_quad,
+};
 
 /// Computes the columns `rows` of the product's output.
 ///
@@ -49,45 +51,27 @@ struct NeonDotprod;
 
 struct NeonI8mm;
 
-/// Four consecutive columns of four weight rows, as signed bytes.
+/// Four consecutive columns of four weight rows, as signed bytes: less the offset where that makes them so.
 ///
 /// # Safety
 /// They are readable.
 #[inline(always)]
 unsafe fn signed_quad<F: BlockFormat>(weights: *const u8, quad: usize) -> int8x16_t {
-    // SAFETY: by the contract.
-    signed::<F>(unsafe { vld1q_u8(weights.add(quad * 4 * PANEL)) })
-}
-
-/// Values as signed bytes, less the offset where that makes them so.
-#[inline(always)]
-fn signed<F: BlockFormat>(values: uint8x16_t) -> int8x16_t {
-    // SAFETY: every processor of this architecture has NEON; so below.
+    // SAFETY: by the contract; every processor of this architecture has NEON.
     unsafe {
-        match are_signed_bytes::<F>() {
-            true => vreinterpretq_s8_u8(veorq_u8(values, vdupq_n_u8(0x80))),
-            false => vreinterpretq_s8_u8(values),
-        }
+        let four = vld1q_u8(weights.add(quad * 4 * PANEL));
+        vreinterpretq_s8_u8(match are_signed_bytes::<F>() {
+            true => veorq_u8(four, vdupq_n_u8(0x80)),
+            false => four,
+        })
     }
-}
-
-/// `start` and the sums.
-#[inline(always)]
-fn add(sums: [int32x4_t; 4], start: i32) -> [uint32x4_t; 4] {
-    // SAFETY: as in `signed`; so below.
-    let mut whole = [unsafe { vdupq_n_u32(0) }; 4];
-    for (whole, sums) in whole.iter_mut().zip(sums) {
-        // SAFETY: as above.
-        *whole = unsafe { vreinterpretq_u32_s32(vaddq_s32(sums, vdupq_n_s32(start))) };
-    }
-    whole
 }
 
 #[inline(always)]
 fn to_floats<const ROWS: usize>(sums: [int32x4_t; ROWS]) -> [float32x4_t; ROWS] {
     let mut floats = [<float32x4_t as Lanes>::splat(0.0); ROWS];
     for (float, sum) in floats.iter_mut().zip(sums) {
-        // SAFETY: as in `signed`.
+        // SAFETY: as in `signed_quad`.
         *float = unsafe { vcvtq_f32_s32(sum) };
     }
     floats
@@ -95,7 +79,7 @@ fn to_floats<const ROWS: usize>(sums: [int32x4_t; ROWS]) -> [float32x4_t; ROWS] 
 
 #[inline(always)]
 fn splat<const ROWS: usize>(start: [i32; ROWS]) -> [int32x4_t; ROWS] {
-    // SAFETY: as in `signed`; so below.
+    // SAFETY: as in `signed_quad`; so below.
     let mut sums = [unsafe { vdupq_n_s32(0) }; ROWS];
     for (sum, start) in sums.iter_mut().zip(start) {
         // SAFETY: as above.
@@ -104,15 +88,28 @@ fn splat<const ROWS: usize>(start: [i32; ROWS]) -> [int32x4_t; ROWS] {
     sums
 }
 
-/// How many products, each of a value of `bits` bits (of 8: signed) and one of -127 to 127, fit in 16 bits.
-const fn products_without_overflow(bits: u32) -> usize {
-    let largest = 127 * if bits == 8 { 128 } else { (1 << bits) - 1 };
-    (i16::MAX as usize) / largest
+/// Adds the products of four columns to those of rows 0 and 1, and of rows 2 and 3.
+#[inline(always)]
+fn add_products(products: &mut [int16x8_t; 2], four: int8x16_t, x_four: i32) {
+    // SAFETY: as in `signed_quad`.
+    unsafe {
+        let x_four = vreinterpret_s8_s32(vdup_n_s32(x_four));
+        products[0] = vmlal_s8(products[0], vget_low_s8(four), x_four);
+        products[1] = vmlal_s8(products[1], vget_high_s8(four), x_four);
+    }
+}
+
+/// Adds each two of `products` to `sums`.
+#[inline(always)]
+fn widen(sums: &mut [int32x4_t; 2], products: [int16x8_t; 2]) {
+    for (sum, products) in sums.iter_mut().zip(products) {
+        // SAFETY: as in `signed_quad`.
+        *sum = unsafe { vpadalq_s16(*sum, products) };
+    }
 }
 
 /// The sums of products with one row of activations, of 16 weight rows in four registers: columns 0 and 1, and columns 2 and 3, of
 /// every four are apart, rows 0 and 1, and rows 2 and 3.
-#[derive(Clone, Copy)]
 struct NeonSums {
     whole: [[int32x4_t; 2]; 4],
     products: [[int16x8_t; 2]; 4],
@@ -120,10 +117,10 @@ struct NeonSums {
     held: usize,
 }
 
-impl NeonSums {
+impl Sums<[uint32x4_t; 4]> for NeonSums {
     #[inline(always)]
     fn new() -> Self {
-        // SAFETY: as in `signed`.
+        // SAFETY: as in `signed_quad`.
         unsafe {
             NeonSums {
                 whole: [[vdupq_n_s32(0); 2]; 4],
@@ -133,51 +130,40 @@ impl NeonSums {
         }
     }
 
-    /// # Safety
-    /// Four activations are readable at `x_four`.
     #[inline(always)]
-    unsafe fn add_quad<F: BlockFormat>(&mut self, four: [uint32x4_t; 4], x_four: *const i8) {
-        // SAFETY: readable by the contract.
-        unsafe {
-            let x_four = vdup_n_s32(x_four.cast::<i32>().read_unaligned());
-            let x_four = vreinterpret_s8_s32(x_four);
-            for (products, four) in self.products.iter_mut().zip(four) {
-                let four = signed::<F>(vreinterpretq_u8_u32(four));
-                products[0] = vmlal_s8(products[0], vget_low_s8(four), x_four);
-                products[1] = vmlal_s8(products[1], vget_high_s8(four), x_four);
-            }
+    fn add_quad<F: BlockFormat>(&mut self, four: [uint32x4_t; 4], x_four: i32) {
+        for (products, four) in self.products.iter_mut().zip(four) {
+            // SAFETY: as in `signed_quad`.
+            add_products(products, unsafe { vreinterpretq_s8_u32(four) }, x_four);
         }
         self.held += 1;
-        if self.held == products_without_overflow(F::BITS) {
+        if self.held == products_without_overflow::<F>() {
             self.widen();
         }
     }
 
-    /// `start` and the sums.
     #[inline(always)]
-    fn whole(mut self, start: i32) -> [uint32x4_t; 4] {
+    fn whole(mut self) -> [uint32x4_t; 4] {
         if self.held > 0 {
             self.widen();
         }
-        // SAFETY: as in `signed`; so below.
-        let mut sums = [unsafe { vdupq_n_s32(0) }; 4];
-        for (sums, [first, second]) in sums.iter_mut().zip(self.whole) {
+        // SAFETY: as in `signed_quad`; so below.
+        let mut sums = [unsafe { vdupq_n_u32(0) }; 4];
+        for (sum, [first, second]) in sums.iter_mut().zip(self.whole) {
             // SAFETY: as above.
-            *sums = unsafe { vpaddq_s32(first, second) };
+            *sum = unsafe { vreinterpretq_u32_s32(vpaddq_s32(first, second)) };
         }
-        add(sums, start)
+        sums
     }
+}
 
+impl NeonSums {
     #[inline(always)]
     fn widen(&mut self) {
         for (whole, products) in self.whole.iter_mut().zip(&mut self.products) {
-            for (whole, products) in whole.iter_mut().zip(products) {
-                // SAFETY: as in `signed`.
-                unsafe {
-                    *whole = vpadalq_s16(*whole, *products);
-                    *products = vdupq_n_s16(0);
-                }
-            }
+            widen(whole, *products);
+            // SAFETY: as in `signed_quad`.
+            *products = [unsafe { vdupq_n_s16(0) }; 2];
         }
         self.held = 0;
     }
@@ -187,13 +173,9 @@ impl Integers for Neon {
     type Words = [uint32x4_t; 4];
     type Floats = float32x4_t;
     const TILE: usize = 4;
+    const SIGNED: bool = true;
 
     compiled_for!("neon");
-
-    #[inline(always)]
-    fn takes_offset<F: BlockFormat>() -> bool {
-        are_signed_bytes::<F>()
-    }
 
     #[inline(always)]
     unsafe fn sums<F: BlockFormat, const ROWS: usize>(
@@ -208,20 +190,17 @@ impl Integers for Neon {
             let mut sums = [[vdupq_n_s32(0); 2]; ROWS];
             let mut quad = 0;
             while quad < F::GROUP / 4 {
-                let end = (quad + products_without_overflow(F::BITS)).min(F::GROUP / 4);
+                let end = (quad + products_without_overflow::<F>()).min(F::GROUP / 4);
                 let mut products = [[vdupq_n_s16(0); 2]; ROWS];
                 for quad in quad..end {
                     let four = signed_quad::<F>(weights, quad);
                     for (row, products) in products.iter_mut().enumerate() {
-                        let x_four = x_quads.add(row * x_stride + 4 * quad).cast::<i32>();
-                        let x_four = vreinterpret_s8_s32(vdup_n_s32(x_four.read_unaligned()));
-                        products[0] = vmlal_s8(products[0], vget_low_s8(four), x_four);
-                        products[1] = vmlal_s8(products[1], vget_high_s8(four), x_four);
+                        let x_four = read_quad(x_quads.add(row * x_stride + 4 * quad));
+                        add_products(products, four, x_four);
                     }
                 }
                 for (sums, products) in sums.iter_mut().zip(products) {
-                    sums[0] = vpadalq_s16(sums[0], products[0]);
-                    sums[1] = vpadalq_s16(sums[1], products[1]);
+                    widen(sums, products);
                 }
                 quad = end;
             }
@@ -234,39 +213,15 @@ impl Integers for Neon {
     }
 
     type Sums = NeonSums;
-
-    #[inline(always)]
-    unsafe fn no_sums() -> Self::Sums {
-        NeonSums::new()
-    }
-
-    #[inline(always)]
-    unsafe fn add_quad<F: BlockFormat>(
-        sums: &mut Self::Sums,
-        four: Self::Words,
-        x_four: *const i8,
-    ) {
-        // SAFETY: passed on from the caller.
-        unsafe { sums.add_quad::<F>(four, x_four) }
-    }
-
-    #[inline(always)]
-    unsafe fn whole(sums: Self::Sums, start: i32) -> Self::Words {
-        sums.whole(start)
-    }
 }
 
 impl Integers for NeonDotprod {
     type Words = [uint32x4_t; 4];
     type Floats = float32x4_t;
     const TILE: usize = 8;
+    const SIGNED: bool = true;
 
     compiled_for!("neon,dotprod");
-
-    #[inline(always)]
-    fn takes_offset<F: BlockFormat>() -> bool {
-        are_signed_bytes::<F>()
-    }
 
     #[inline(always)]
     unsafe fn sums<F: BlockFormat, const ROWS: usize>(
@@ -292,39 +247,14 @@ impl Integers for NeonDotprod {
         }
     }
 
-    type Sums = [int32x4_t; 4];
-
-    #[inline(always)]
-    unsafe fn no_sums() -> Self::Sums {
-        splat([0; 4])
-    }
-
-    #[inline(always)]
-    unsafe fn add_quad<F: BlockFormat>(
-        sums: &mut Self::Sums,
-        four: Self::Words,
-        x_four: *const i8,
-    ) {
-        // SAFETY: readable by the contract; the level's instructions.
-        unsafe {
-            let x_four = vdupq_n_s32(x_four.cast::<i32>().read_unaligned());
-            let x_four = vreinterpretq_s8_s32(x_four);
-            for (sums, four) in sums.iter_mut().zip(four) {
-                *sums = sdot_quad(*sums, signed::<F>(vreinterpretq_u8_u32(four)), x_four);
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn whole(sums: Self::Sums, start: i32) -> Self::Words {
-        add(sums, start)
-    }
+    type Sums = SdotSums;
 }
 
 impl Integers for NeonI8mm {
     type Words = [uint32x4_t; 4];
     type Floats = float32x4_t;
     const TILE: usize = 8;
+    const SIGNED: bool = false;
 
     compiled_for!("neon,dotprod,i8mm");
 
@@ -379,39 +309,13 @@ impl Integers for NeonI8mm {
         }
     }
 
-    type Sums = [int32x4_t; 4];
-
-    #[inline(always)]
-    unsafe fn no_sums() -> Self::Sums {
-        splat([0; 4])
-    }
-
-    #[inline(always)]
-    unsafe fn add_quad<F: BlockFormat>(
-        sums: &mut Self::Sums,
-        four: Self::Words,
-        x_four: *const i8,
-    ) {
-        // SAFETY: readable by the contract; the level's instructions.
-        unsafe {
-            let x_four = vdupq_n_s32(x_four.cast::<i32>().read_unaligned());
-            let x_four = vreinterpretq_s8_s32(x_four);
-            for (sums, four) in sums.iter_mut().zip(four) {
-                *sums = usdot_quad(*sums, vreinterpretq_u8_u32(four), x_four);
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn whole(sums: Self::Sums, start: i32) -> Self::Words {
-        add(sums, start)
-    }
+    type Sums = UsdotSums;
 }
 
 // Rust's own functions for the following instructions are not stable.
 
 macro_rules! dot_products {
-    ($name:ident, $quad:ident, $weights:ty) => {
+    ($name:ident, $weights:ty, $sums:ident) => {
         /// Adds the products of 16 columns: of four rows of weights, four columns at a time, with a row of activations.
         ///
         /// # Safety
@@ -435,28 +339,41 @@ macro_rules! dot_products {
             sum
         }
 
-        /// Adds the products of four columns: of four rows of weights with a row of activations, which is in each lane.
-        ///
-        /// # Safety
-        /// The processor has the instruction.
-        #[inline(always)]
-        unsafe fn $quad(sum: int32x4_t, weights: $weights, x: int8x16_t) -> int32x4_t {
-            let mut sum = sum;
-            // SAFETY: by the contract; registers only.
-            unsafe {
-                asm!(
-                    concat!(stringify!($name), " {sum:v}.4s, {weights:v}.16b, {x:v}.16b"),
-                    sum = inout(vreg) sum, weights = in(vreg) weights, x = in(vreg) x,
-                    options(pure, nomem, nostack, preserves_flags),
-                );
+        /// The sums of products with one row of activations, of 16 weight rows in four registers.
+        struct $sums([uint32x4_t; 4]);
+
+        impl Sums<[uint32x4_t; 4]> for $sums {
+            #[inline(always)]
+            fn new() -> Self {
+                // SAFETY: as in `signed_quad`.
+                Self([unsafe { vdupq_n_u32(0) }; 4])
             }
-            sum
+
+            #[inline(always)]
+            fn add_quad<F: BlockFormat>(&mut self, four: [uint32x4_t; 4], x_four: i32) {
+                // SAFETY: only used in kernels of a level that has the instruction; registers only.
+                unsafe {
+                    let x_four = vdupq_n_s32(x_four);
+                    for (sum, four) in self.0.iter_mut().zip(four) {
+                        asm!(
+                            concat!(stringify!($name), " {sum:v}.4s, {four:v}.16b, {x_four:v}.16b"),
+                            sum = inout(vreg) *sum, four = in(vreg) four, x_four = in(vreg) x_four,
+                            options(pure, nomem, nostack, preserves_flags),
+                        );
+                    }
+                }
+            }
+
+            #[inline(always)]
+            fn whole(self) -> [uint32x4_t; 4] {
+                self.0
+            }
         }
     };
 }
 
-dot_products!(sdot, sdot_quad, int8x16_t);
-dot_products!(usdot, usdot_quad, uint8x16_t);
+dot_products!(sdot, int8x16_t, SdotSums);
+dot_products!(usdot, uint8x16_t, UsdotSums);
 
 /// Adds the products of eight columns: of two rows of weights with two of activations.
 ///

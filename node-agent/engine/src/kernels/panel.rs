@@ -8,7 +8,7 @@ use std::ops::Range;
 use prima_gguf::GgmlType;
 
 use super::activations::QuantizedRows;
-use super::formats::{BlockFormat, MAX_BLOCK, MIN_GROUP, with_block_format};
+use super::formats::{BlockFormat, MAX_BLOCK, MIN_GROUP, are_signed_bytes, with_block_format};
 use super::lanes::{Lanes, Words};
 use super::matmul::{Activations, PANEL, Product, no_kernel};
 use super::matrix::Matrix;
@@ -146,19 +146,21 @@ struct Next {
 }
 
 impl Next {
-    /// For the first block of each row at `place`.
+    /// For the first block of each row at `place`. May be behind the last row.
     #[inline(always)]
-    fn of<F: BlockFormat>(matrix: &Matrix<'_>, place: &Place) -> Self {
+    fn of(matrix: &Matrix<'_>, place: &Place, block_bytes: usize, block: usize) -> Self {
+        let row = matrix.row(place.row);
+        let done = place.columns.start / block * block_bytes;
         Self {
-            at: next_rows(matrix, place, F::BYTES, F::BLOCK),
-            step: PANEL * F::BYTES / (F::BLOCK / 4),
+            at: row.as_ptr().wrapping_add(PANEL * (row.len() + done)),
+            step: PANEL * block_bytes / (block / 4),
         }
     }
 
     /// Moves on by a block of each row.
     #[inline(always)]
-    fn advance<F: BlockFormat>(&mut self) {
-        self.at = self.at.wrapping_add(PANEL * F::BYTES);
+    fn advance(&mut self, block_bytes: usize) {
+        self.at = self.at.wrapping_add(PANEL * block_bytes);
     }
 
     /// The share of the block's columns `4 * quad..4 * quad + 4`.
@@ -177,6 +179,8 @@ pub(super) trait Integers {
     type Floats: Lanes;
     /// The most rows of activations that [`tile`](Self::tile) takes at once.
     const TILE: usize;
+    /// Whether the products are of signed bytes, where values less the format's offset are such.
+    const SIGNED: bool;
 
     /// Adds the panel's products with `ROWS` rows of activations from `first` on to the output, or sets it
     /// where the panel's columns are the first: [`tile()`], compiled for the level.
@@ -202,10 +206,10 @@ pub(super) trait Integers {
     /// The processor has the level's instructions, and no other thread writes these columns.
     unsafe fn one_row<F: PanelFormat>(product: &Product<'_>, x: &QuantizedRows, rows: Range<usize>);
 
-    /// Whether [`sums`](Self::sums) multiplies values less the format's offset; `start` is 0 then.
+    /// Whether values are multiplied less the format's offset, as the signed bytes that they then are; `start` is 0 then.
     #[inline(always)]
     fn takes_offset<F: BlockFormat>() -> bool {
-        false
+        Self::SIGNED && are_signed_bytes::<F>()
     }
 
     /// `start` and the sums of one group's products, for each row of activations and of as many weight rows as a register
@@ -221,24 +225,38 @@ pub(super) trait Integers {
         start: [i32; ROWS],
     ) -> [Self::Floats; ROWS];
 
-    /// The sums of a group's products of 16 weight rows and one row of activations, as they come.
-    type Sums: Copy;
+    type Sums: Sums<Self::Words>;
+}
 
-    /// # Safety
-    /// The level's instructions; so below.
-    unsafe fn no_sums() -> Self::Sums;
+/// The sums of a group's products of 16 weight rows and one row of activations, as they come. As of [`Words`]: only for code that
+/// runs where the processor has the level's instructions.
+pub(super) trait Sums<W> {
+    fn new() -> Self;
 
-    /// Adds the products of four columns.
-    ///
-    /// # Safety
-    /// Four activations are readable at `x_four`.
-    unsafe fn add_quad<F: BlockFormat>(sums: &mut Self::Sums, four: Self::Words, x_four: *const i8);
+    /// Adds the products of four columns: of values, less the offset where [`Integers::takes_offset`], and of activations, side by
+    /// side.
+    fn add_quad<F: BlockFormat>(&mut self, four: W, x_four: i32);
 
-    /// `start` and the sums.
-    ///
-    /// # Safety
-    /// As of [`no_sums`](Self::no_sums).
-    unsafe fn whole(sums: Self::Sums, start: i32) -> Self::Words;
+    fn whole(self) -> W;
+}
+
+/// How many products, each of a value (of 8 bits: signed) and an activation of -127 to 127, fit in 16 bits.
+pub(super) const fn products_without_overflow<F: BlockFormat>() -> usize {
+    let largest = match are_signed_bytes::<F>() {
+        true => 128,
+        false => (1 << F::BITS) - 1,
+    };
+    i16::MAX as usize / (127 * largest)
+}
+
+/// Four activations side by side.
+///
+/// # Safety
+/// They are readable.
+#[inline(always)]
+pub(super) unsafe fn read_quad(x_four: *const i8) -> i32 {
+    // SAFETY: by the contract.
+    unsafe { x_four.cast::<i32>().read_unaligned() }
 }
 
 /// Computes the columns `rows` of the product's output with the kernels of `I`.
@@ -327,7 +345,7 @@ unsafe fn multiply<I: Integers, F: PanelFormat>(
 #[inline(always)]
 unsafe fn fill<W: Words, F: PanelFormat>(panel: &mut Panel, matrix: &Matrix<'_>, place: &Place) {
     let mut rows = place.rows(matrix, F::BYTES, F::BLOCK);
-    let mut next = Next::of::<F>(matrix, place);
+    let mut next = Next::of(matrix, place, F::BYTES, F::BLOCK);
     let values = panel.values.chunks_exact_mut(PANEL * F::BLOCK);
     let scales = panel.scales.chunks_exact_mut(PANEL * F::BLOCK / F::GROUP);
     let minimums = panel.minimums.chunks_exact_mut(PANEL * F::BLOCK / F::GROUP);
@@ -343,9 +361,9 @@ unsafe fn fill<W: Words, F: PanelFormat>(panel: &mut Panel, matrix: &Matrix<'_>,
         // SAFETY: a block of each row that was not yet passed, and its place.
         unsafe {
             F::unpack_rows::<W>(&rows, &mut to);
-            advance::<F>(&mut rows);
+            advance(&mut rows, F::BYTES);
         }
-        next.advance::<F>();
+        next.advance(F::BYTES);
     }
 }
 
@@ -354,18 +372,9 @@ unsafe fn fill<W: Words, F: PanelFormat>(panel: &mut Panel, matrix: &Matrix<'_>,
 /// # Safety
 /// It was not behind its last.
 #[inline(always)]
-unsafe fn advance<F: BlockFormat>(rows: &mut Rows) {
+unsafe fn advance(rows: &mut Rows, block_bytes: usize) {
     for row in rows {
         // SAFETY: within the row, or just behind it.
-        *row = unsafe { row.add(F::BYTES) };
+        *row = unsafe { row.add(block_bytes) };
     }
-}
-
-/// Where the part of the next 16 rows begins that is as long, and in memory as far on, as this place of these; for
-/// prefetching only, as it may be behind the last row.
-#[inline(always)]
-fn next_rows(matrix: &Matrix<'_>, place: &Place, block_bytes: usize, block: usize) -> *const u8 {
-    let row = matrix.row(place.row);
-    let done = place.columns.start / block * block_bytes;
-    row.as_ptr().wrapping_add(PANEL * (row.len() + done))
 }

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::byte_pairs::{self, PairSums};
-use super::formats::{BlockFormat, are_signed_bytes};
+use super::formats::BlockFormat;
 use super::lanes::Words;
 use super::matmul::Product;
 use super::panel::{Integers, compiled_for, multiply_by_format};
@@ -26,13 +26,9 @@ impl Integers for Sse41 {
     type Words = [__m128i; 4];
     type Floats = __m128;
     const TILE: usize = 4;
+    const SIGNED: bool = true;
 
     compiled_for!("sse4.1,ssse3");
-
-    #[inline(always)]
-    fn takes_offset<F: BlockFormat>() -> bool {
-        are_signed_bytes::<F>()
-    }
 
     #[inline(always)]
     unsafe fn sums<F: BlockFormat, const ROWS: usize>(
@@ -48,24 +44,4 @@ impl Integers for Sse41 {
     }
 
     type Sums = PairSums<__m128i, 4>;
-
-    #[inline(always)]
-    unsafe fn no_sums() -> Self::Sums {
-        PairSums::new()
-    }
-
-    #[inline(always)]
-    unsafe fn add_quad<F: BlockFormat>(
-        sums: &mut Self::Sums,
-        four: Self::Words,
-        x_four: *const i8,
-    ) {
-        // SAFETY: passed on from the caller.
-        unsafe { sums.add_quad::<F>(four, x_four) }
-    }
-
-    #[inline(always)]
-    unsafe fn whole(sums: Self::Sums, start: i32) -> Self::Words {
-        sums.whole(start)
-    }
 }

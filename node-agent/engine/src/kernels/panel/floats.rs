@@ -6,7 +6,7 @@ use super::super::lanes::{Lanes, Words};
 use super::super::matmul::{PANEL, Product};
 use super::super::matrix::Matrix;
 use super::super::scalar::FLOAT_GROUP;
-use super::{LINE, Place, Rows, next_rows};
+use super::{Next, Place, Rows, advance};
 
 /// Columns of a panel: 12 KiB, as of a quantized one.
 const COLUMNS: usize = 192;
@@ -129,20 +129,17 @@ unsafe fn fill<W: Words, T: FloatFormat>(
     const STEP: usize = 8;
     let columns = place.columns.len();
     let mut rows = place.rows(matrix, T::BYTES, 1);
-    let mut next = next_rows(matrix, place, T::BYTES, 1);
+    let mut next = Next::of(matrix, place, STEP * T::BYTES, STEP);
     let (steps, rest) = (columns / STEP, columns % STEP);
     let places = panel.0.chunks_exact_mut(STEP * PANEL).take(steps);
     for to in places {
-        for line in (0..PANEL * STEP * T::BYTES).step_by(LINE) {
-            W::prefetch(next.wrapping_add(line));
-        }
-        next = next.wrapping_add(PANEL * STEP * T::BYTES);
+        next.ask::<W>(0);
+        next.ask::<W>(1);
+        next.advance(STEP * T::BYTES);
         // SAFETY: 8 weights of each row that were not yet passed; 8 times 16 places.
         unsafe {
             T::widen_rows::<W>(&rows, to.as_mut_ptr());
-            for row in &mut rows {
-                *row = row.add(STEP * T::BYTES);
-            }
+            advance(&mut rows, STEP * T::BYTES);
         }
     }
     if rest > 0 {

@@ -9,7 +9,7 @@ use super::super::activations::QuantizedRows;
 use super::super::formats::BlockFormat;
 use super::super::lanes::{Lanes, Words};
 use super::super::matmul::{PANEL, Product};
-use super::{Integers, Next, PanelFormat, Place, Unpacked, advance};
+use super::{Integers, Next, PanelFormat, Place, Sums, Unpacked, advance, read_quad};
 
 type Floats<I> = <<I as Integers>::Words as Words>::Floats;
 
@@ -50,7 +50,7 @@ unsafe fn totals<I: Integers, F: PanelFormat>(
     place: &Place,
 ) -> Floats<I> {
     let mut weights = place.rows(&product.matrix, F::BYTES, F::BLOCK);
-    let mut next = Next::of::<F>(&product.matrix, place);
+    let mut next = Next::of(&product.matrix, place, F::BYTES, F::BLOCK);
     let mut totals = Floats::<I>::splat(0.0);
     let sums = x.negated_sums.iter().zip(&x.scaled_sums);
     let groups = x.values.chunks_exact(F::GROUP).zip(&x.scales).zip(sums);
@@ -59,7 +59,7 @@ unsafe fn totals<I: Integers, F: PanelFormat>(
         unsafe {
             let mut block = Multiplied::<I, F> {
                 x: x_values.as_ptr(),
-                sums: I::no_sums(),
+                sums: I::Sums::new(),
                 scales: Lanes::splat(0.0),
                 minimums: Lanes::splat(0.0),
                 next,
@@ -70,15 +70,15 @@ unsafe fn totals<I: Integers, F: PanelFormat>(
                 true => F::OFFSET * x_sum,
                 false => 0,
             };
-            let sums = I::whole(block.sums, start).to_floats();
+            let sums = block.sums.whole().add(start).to_floats();
             let scales = block.scales.multiply(Lanes::splat(*x_scale));
             totals = sums.multiply_add(scales, totals);
             if F::AFFINE {
                 totals = (block.minimums).multiply_add(Lanes::splat(*x_scaled_sum), totals);
             }
-            advance::<F>(&mut weights);
+            advance(&mut weights, F::BYTES);
         }
-        next.advance::<F>();
+        next.advance(F::BYTES);
     }
     totals
 }
@@ -98,7 +98,12 @@ impl<I: Integers, F: BlockFormat> Unpacked<I::Words> for Multiplied<I, F> {
     unsafe fn values(&mut self, quad: usize, words: I::Words) {
         self.next.ask::<I::Words>(quad);
         // SAFETY: columns of the block, of which there are as many activations.
-        unsafe { I::add_quad::<F>(&mut self.sums, words, self.x.add(4 * quad)) };
+        let x_four = unsafe { read_quad(self.x.add(4 * quad)) };
+        let four = match I::takes_offset::<F>() {
+            true => words.xor(0x8080_8080),
+            false => words,
+        };
+        self.sums.add_quad::<F>(four, x_four);
     }
 
     #[inline(always)]
