@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lint fmt images bench bench-engine bench-70b check-cuda fuzz assets
+.PHONY: help run test lint fmt images bench bench-engine bench-rings bench-70b check-cuda fuzz assets
 
 PYTHON ?= python3
 # The model that `make run` fetches; with MODEL=path nothing is fetched.
@@ -38,14 +38,16 @@ fmt: ## Format the code
 images: ## Build the container images for this machine's processor; arm64, GPUs and names: images/build.sh
 	images/build.sh
 
-bench: ## Measure speed against llama.cpp and bare TCP, side by side (85 minutes); prints tables
-	$(PYTHON) tests/assets/fetch.py bench
-	$(WITH) cargo build --release --locked -p prima -p prima-node-agent
-	$(WITH) cargo run --release --locked -p prima-tests --bin bench
+bench: bench-engine bench-rings ## Measure speed against llama.cpp and bare TCP, side by side (85 minutes); prints tables
 
 bench-engine: ## Only the engine beside llama.cpp, and how near both are to what the machine can do (40 minutes)
 	$(PYTHON) tests/assets/fetch.py bench
 	$(WITH) cargo run --release --locked -p prima-tests --bin bench -- --engine
+
+bench-rings: ## Only the rings and the planner: hops, less memory than the model, predicted against measured (45 minutes)
+	$(PYTHON) tests/assets/fetch.py bench
+	$(WITH) cargo build --release --locked -p prima -p prima-node-agent
+	$(WITH) cargo run --release --locked -p prima-tests --bin bench -- --rings
 
 bench-70b: ## Measure a model of 70B in a ring of four machines with 4 GiB each (writes 43 GB, once; root)
 	$(PYTHON) tests/assets/fetch.py bench-70b

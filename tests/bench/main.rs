@@ -4,7 +4,7 @@
 //! slower does so for both; medians are reported. Refuses to judge by one sample, and to hide what comes out badly.
 //!
 //! `--quick` takes one small sample of everything, to try the bench itself; its numbers mean nothing and are not kept. `--engine` measures
-//! the engine alone, `--70b` a model of 70B in a small ring, and nothing else.
+//! the engine alone, `--rings` everything but the engine, `--70b` a model of 70B in a small ring, and nothing else.
 
 mod client;
 mod engine_speed;
@@ -51,12 +51,15 @@ const QUICK: Effort = Effort {
 fn main() -> ExitCode {
     let asked = |option: &str| std::env::args().any(|argument| argument == option);
     let effort = if asked("--quick") { QUICK } else { FULL };
+    let quick = asked("--quick");
     let measured = if asked("--70b") {
         run_70b()
     } else if asked("--engine") {
-        run_engine(&effort, asked("--quick"))
+        run_engine(&effort, quick)
+    } else if asked("--rings") {
+        run_rings(&effort, quick)
     } else {
-        run(&effort, asked("--quick"))
+        run_engine(&effort, quick).and_then(|()| run_rings(&effort, quick))
     };
     match measured {
         Ok(()) => ExitCode::SUCCESS,
@@ -72,15 +75,14 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(effort: &Effort, quick: bool) -> Result<(), BenchError> {
-    run_engine(effort, quick)?;
+fn run_rings(effort: &Effort, quick: bool) -> Result<(), BenchError> {
     let hops = hop_cost::measure(effort)?;
     let ring = ring_speed::measure(effort)?;
     let predictions = prediction::measure(effort)?;
     let planning = planning_speed::measure(effort)?;
     let limits = memory_limit::measure(effort)?;
     let machines = machines::measure(effort)?;
-    let mut table = report::title("make bench", effort);
+    let mut table = report::title("make bench-rings", effort);
     table += &report::rings(&hops, &ring);
     table += &report::memory_limits(limits.as_deref());
     table += &report::machines(machines.as_deref());
@@ -88,7 +90,7 @@ fn run(effort: &Effort, quick: bool) -> Result<(), BenchError> {
     println!("{table}");
     if !quick {
         let folder = results();
-        report::write(&folder.join("latest.md"), &table)?;
+        report::write(&folder.join("rings.md"), &table)?;
         report::write(&folder.join("hops.svg"), &plot::hops(&hops))?;
         if let Some(machines) = machines {
             report::write(&folder.join("reading.svg"), &plot::reading(&machines))?;
