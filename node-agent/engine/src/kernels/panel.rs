@@ -163,11 +163,13 @@ impl Next {
         self.at = self.at.wrapping_add(PANEL * block_bytes);
     }
 
-    /// The share of the block's columns `4 * quad..4 * quad + 4`.
+    /// The share of the block's columns `4 * quad..4 * quad + 4`: each line once. Where `quad` is a constant, as in unrolled loops,
+    /// so are the lines.
     #[inline(always)]
     fn ask<W: Words>(self, quad: usize) {
-        for line in (0..self.step).step_by(LINE) {
-            W::prefetch(self.at.wrapping_add(quad * self.step + line));
+        let begin = |quad: usize| (quad * self.step).div_ceil(LINE);
+        for line in begin(quad)..begin(quad + 1) {
+            W::prefetch(self.at.wrapping_add(line * LINE));
         }
     }
 }

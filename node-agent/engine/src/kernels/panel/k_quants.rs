@@ -26,15 +26,15 @@ impl PanelFormat for Q2K {
                     );
                 }
             }
-            for half in 0..2 {
+            unroll!(half in 0 1 {
                 let words = W::load_32(rows, 16 + 32 * half);
-                for row in 0..4 {
-                    for (quad, words) in words.into_iter().enumerate() {
-                        let low = words.shift_right(2 * row as i32).and(TWO_BITS);
+                unroll!(row in 0 1 2 3 {
+                    unroll!(quad in 0 1 2 3 4 5 6 7 {
+                        let low = words[quad].shift_right(2 * row as i32).and(TWO_BITS);
                         to.values(8 * (4 * half + row) + quad, low);
-                    }
-                }
-            }
+                    });
+                });
+            });
         }
     }
 }
@@ -62,16 +62,16 @@ impl PanelFormat for Q3K {
                 }
             }
             let third = W::load_32(rows, 0);
-            for half in 0..2 {
+            unroll!(half in 0 1 {
                 let words = W::load_32(rows, 32 + 32 * half);
-                for row in 0..4 {
-                    for quad in 0..8 {
+                unroll!(row in 0 1 2 3 {
+                    unroll!(quad in 0 1 2 3 4 5 6 7 {
                         let low = words[quad].shift_right(2 * row as i32).and(TWO_BITS);
                         let row = 4 * half + row;
                         to.values(8 * row + quad, low.or(bit(third[quad], row, 2)));
-                    }
-                }
-            }
+                    });
+                });
+            });
         }
     }
 }
@@ -82,12 +82,14 @@ impl PanelFormat for Q4K {
         // SAFETY: the block's 144 bytes; a block's places.
         unsafe {
             six_bit_scales::<W>(rows, to);
-            for row in (0..8).step_by(2) {
-                for (quad, words) in W::load_32(rows, 16 + 16 * row).into_iter().enumerate() {
-                    to.values(8 * row + quad, words.and(NIBBLES));
-                    to.values(8 * row + 8 + quad, words.shift_right(4).and(NIBBLES));
-                }
-            }
+            unroll!(row in 0 2 4 6 {
+                let words = W::load_32(rows, 16 + 16 * row);
+                unroll!(quad in 0 1 2 3 4 5 6 7 {
+                    let (low, high) = (words[quad], words[quad].shift_right(4));
+                    to.values(8 * row + quad, low.and(NIBBLES));
+                    to.values(8 * row + 8 + quad, high.and(NIBBLES));
+                });
+            });
         }
     }
 }
@@ -99,16 +101,14 @@ impl PanelFormat for Q5K {
         unsafe {
             six_bit_scales::<W>(rows, to);
             let fifth = W::load_32(rows, 16);
-            for row in (0..8).step_by(2) {
-                for (quad, words) in W::load_32(rows, 48 + 16 * row).into_iter().enumerate() {
-                    let high = words.shift_right(4).and(NIBBLES);
-                    to.values(
-                        8 * row + quad,
-                        words.and(NIBBLES).or(bit(fifth[quad], row, 4)),
-                    );
+            unroll!(row in 0 2 4 6 {
+                let words = W::load_32(rows, 48 + 16 * row);
+                unroll!(quad in 0 1 2 3 4 5 6 7 {
+                    let (low, high) = (words[quad].and(NIBBLES), words[quad].shift_right(4).and(NIBBLES));
+                    to.values(8 * row + quad, low.or(bit(fifth[quad], row, 4)));
                     to.values(8 * row + 8 + quad, high.or(bit(fifth[quad], row + 1, 4)));
-                }
-            }
+                });
+            });
         }
     }
 }
@@ -125,20 +125,20 @@ impl PanelFormat for Q6K {
                     to.scale(4 * word + byte as usize, scale.to_floats().multiply(d));
                 }
             }
-            for half in 0..2 {
+            unroll!(half in 0 1 {
                 let high = W::load_32(rows, 128 + 32 * half);
-                for row in 0..2 {
+                unroll!(row in 0 1 {
                     let low = W::load_32(rows, 64 * half + 32 * row);
-                    for quad in 0..8 {
+                    unroll!(quad in 0 1 2 3 4 5 6 7 {
                         let (low, high) = (low[quad], high[quad].shift_right(2 * row as i32));
                         let first = high.and(TWO_BITS).shift_left(4);
                         let third = high.and(TWO_BITS << 4);
                         let at = 32 * half + 8 * row + quad;
                         to.values(at, low.and(NIBBLES).or(first));
                         to.values(at + 16, low.shift_right(4).and(NIBBLES).or(third));
-                    }
-                }
-            }
+                    });
+                });
+            });
         }
     }
 }

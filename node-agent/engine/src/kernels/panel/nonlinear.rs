@@ -25,12 +25,12 @@ impl PanelFormat for Iq4Xs {
             let both = W::load_4(rows, 0);
             let d = both.halves_to_floats();
             let lower = W::load_4(rows, 4);
-            for group in 0..8 {
+            unroll!(group in 0 1 2 3 4 5 6 7 {
                 let upper = both.shift_right(16 + 2 * group as i32).and(3).shift_left(4);
                 let scale = lower.shift_right(4 * group as i32).and(15).or(upper);
                 to.scale(group, scale.add(-32).to_floats().multiply(d));
                 look_up(W::load_16(rows, 8 + 16 * group), &IQ4_VALUES, group, to);
-            }
+            });
         }
     }
 }
