@@ -41,6 +41,15 @@ pub struct OperatorArgs {
     /// Who this instance is among its replicas
     #[arg(long, value_name = "NAME", env = "POD_NAME", default_value_t = process_name())]
     identity: String,
+    /// After how many seconds without a sign of the instance that leads another one takes over
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "PRIMA_LEADER_LEASE",
+        default_value_t = 30,
+        value_parser = clap::value_parser!(u64).range(6..=600)
+    )]
+    leader_lease: u64,
     /// Where /healthz, /readyz and /metrics are served
     #[arg(long, value_name = "IP:PORT", default_value = "0.0.0.0:8080")]
     listen: SocketAddr,
@@ -137,7 +146,9 @@ async fn lead(
     stop: &mut StopSignals,
 ) -> Result<(), OperatorError> {
     probes.set_alive();
-    let mut election = Election::start(client.clone(), &args.namespace, &args.identity).await?;
+    let lease = Duration::from_secs(args.leader_lease);
+    let mut election =
+        Election::start(client.clone(), &args.namespace, &args.identity, lease).await?;
     // Who waits watches too: if the leader's machine goes, and with it an agent, it knows since when.
     let agents = args.agent_namespace.as_deref().unwrap_or(&args.namespace);
     let (stores, changes) = Stores::watch(&client, agents, model_controller::OURS);

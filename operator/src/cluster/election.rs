@@ -18,6 +18,7 @@ pub struct Election {
     client: Client,
     namespace: String,
     identity: String,
+    duration: Duration,
     candidacy: Candidacy,
 }
 
@@ -35,27 +36,25 @@ pub struct ElectionError {
 }
 
 const LEASE: &str = "prima-operator";
-/// Seconds after which another one may take a Lease that was not renewed.
-const DURATION_SECONDS: u64 = 30;
-/// Seconds before the end when it is renewed.
-const GRACE_SECONDS: u64 = 20;
 /// How long giving the Lease back may take.
 const RESIGNATION: Duration = Duration::from_secs(5);
 /// Before one stands again whose manager has ended.
 const PAUSE: Duration = Duration::from_secs(1);
 
 impl Election {
-    /// Stands for election until dropped.
+    /// Stands for election until dropped. `duration`: whole seconds after which another one may take a Lease that was not renewed.
     pub async fn start(
         client: Client,
         namespace: &str,
         identity: &str,
+        duration: Duration,
     ) -> Result<Self, ElectionError> {
         Ok(Self {
-            candidacy: stand(&client, namespace, identity).await?,
+            candidacy: stand(&client, namespace, identity, duration).await?,
             client,
             namespace: namespace.to_owned(),
             identity: identity.to_owned(),
+            duration,
         })
     }
 
@@ -99,7 +98,7 @@ impl Election {
     }
 
     async fn stand_again(&mut self) {
-        match stand(&self.client, &self.namespace, &self.identity).await {
+        match stand(&self.client, &self.namespace, &self.identity, self.duration).await {
             Ok(candidacy) => {
                 let before = std::mem::replace(&mut self.candidacy, candidacy);
                 // It has the same name: on waking it would take the new one's Lease for its own.
@@ -115,6 +114,7 @@ async fn stand(
     client: &Client,
     namespace: &str,
     identity: &str,
+    duration: Duration,
 ) -> Result<Candidacy, ElectionError> {
     let failed = |source| ElectionError {
         namespace: namespace.to_owned(),
@@ -123,8 +123,9 @@ async fn stand(
     let manager = LeaseManagerBuilder::new(client.clone(), LEASE)
         .with_namespace(namespace)
         .with_identity(identity)
-        .with_duration(DURATION_SECONDS)
-        .with_grace(GRACE_SECONDS)
+        .with_duration(duration.as_secs())
+        // It is renewed so long before its end: after a third of it.
+        .with_grace(duration.as_secs() * 2 / 3)
         .build()
         .await
         .map_err(failed)?;

@@ -2,6 +2,7 @@
 //! when an agent counts as gone. Reconciling reads from here and never lists.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -79,8 +80,10 @@ pub enum AgentState {
 
 /// Lease name of the agent on a Node.
 const LEASE_PREFIX: &str = "prima-agent-";
-/// An agent renews every 10 s; one that was not heard for so long is gone.
+/// An agent that was not heard for so long is gone, unless its Lease says another duration.
 const EXPIRY: Duration = Duration::from_secs(40);
+/// Seconds that an agent's Lease may say: what is below is over before a busy API server answers, what is above leaves a ring broken.
+const EXPIRIES: RangeInclusive<i32> = 5..=600;
 /// Older than any agent's that lives, whatever its clock says.
 const STALE: SignedDuration = SignedDuration::from_mins(5);
 /// How often is looked whether one has gone.
@@ -104,6 +107,7 @@ struct Heard {
     at: Instant,
     first: Instant,
     alive: bool,
+    expiry: Duration,
 }
 
 impl Agents {
@@ -131,12 +135,19 @@ impl Agents {
         let Some(node) = name.strip_prefix(LEASE_PREFIX) else {
             return false;
         };
-        let renewed = lease.spec.as_ref().and_then(|spec| spec.renew_time.clone());
+        let spec = lease.spec.as_ref();
+        let renewed = spec.and_then(|spec| spec.renew_time.clone());
+        let expiry = spec.and_then(|spec| spec.lease_duration_seconds);
         let heard = self.heard.entry(node.to_owned()).or_insert(Heard {
             renewed: None,
             at: now,
             first: now,
             alive: false,
+            expiry: EXPIRY,
+        });
+        heard.expiry = expiry.map_or(EXPIRY, |seconds| {
+            let seconds = seconds.clamp(*EXPIRIES.start(), *EXPIRIES.end());
+            Duration::from_secs(seconds.unsigned_abs().into())
         });
         if heard.renewed == renewed {
             return false;
@@ -161,7 +172,7 @@ impl Agents {
     fn look(&mut self, now: Instant) -> bool {
         let mut gone = false;
         for heard in self.heard.values_mut().filter(|_| !self.blind) {
-            if heard.alive && now.duration_since(heard.at) > EXPIRY {
+            if heard.alive && now.duration_since(heard.at) > heard.expiry {
                 heard.alive = false;
                 gone = true;
             }
@@ -444,6 +455,20 @@ mod tests {
         agents.see(true, at(100));
         assert!(!agents.look(at(130)), "it has time to be heard of again");
         assert!(agents.look(at(141)));
+    }
+
+    #[test]
+    fn a_lease_says_how_long_it_counts_within_bounds() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        for (said, counts) in [(8, 8), (i32::MIN, 5), (0, 5), (i32::MAX, 600)] {
+            let mut agents = Agents::new(start);
+            let mut lease = lease(0);
+            lease.spec.as_mut().unwrap().lease_duration_seconds = Some(said);
+            agents.hear(&lease, start);
+            assert!(!agents.look(at(counts)), "{said} s");
+            assert!(agents.look(at(counts + 1)), "{said} s");
+        }
     }
 
     #[test]

@@ -182,7 +182,7 @@ pub async fn decide(
             },
         }));
     };
-    let refused = memory.note_refusals(current);
+    let refused = memory.note_refusals(current, Instant::now());
     let members = current.map_or(&[][..], |plan| &plan.spec.members);
     let candidates = Candidates::new(model, resolved, world, &refused, members);
     let skeleton = skeleton(model, resolved, &key);
@@ -374,6 +374,12 @@ fn still_right(
     if asked != plan.spec {
         return Err(Broken::Changed("the Model was changed".to_owned()));
     }
+    let rank0 = plan.spec.members.first().map(|member| &member.name);
+    if let Some(wanted) = &model.spec.rank0
+        && Some(wanted) != rank0
+    {
+        return Err(Broken::Changed(format!("spec.rank0 is {wanted} now")));
+    }
     let mut moved = Vec::new();
     for member in &plan.spec.members {
         let name = &member.name;
@@ -391,22 +397,19 @@ fn still_right(
         [one] => format!("{one} has another address now"),
         several => format!("{} have other addresses now", several.join(", ")),
     };
-    Err(match could_go_on(plan, model, candidates) {
+    Err(match could_go_on(plan, candidates) {
         true => Broken::Moved(why),
         false => Broken::Changed(why),
     })
 }
 
-/// Whether the plan's machines can do, and their owners and the Model want, what it asks of them. A machine whose agent begins anew
-/// may have lost a GPU or its memory to others meanwhile.
-fn could_go_on(plan: &RingPlan, model: &Model, candidates: &Candidates) -> bool {
-    let rank0 = plan.spec.members.first().map(|member| &member.name);
-    let wanted = model.spec.rank0.is_none() || model.spec.rank0.as_ref() == rank0;
-    wanted
-        && plan.spec.members.iter().all(|member| {
-            let profile = candidates.profile(&member.name);
-            profile.is_some_and(|profile| could_do(profile, member))
-        })
+/// Whether the plan's machines can do, and their owners want, what it asks of them. A machine whose agent begins anew may have lost a
+/// GPU or its memory to others meanwhile.
+fn could_go_on(plan: &RingPlan, candidates: &Candidates) -> bool {
+    plan.spec.members.iter().all(|member| {
+        let profile = candidates.profile(&member.name);
+        profile.is_some_and(|profile| could_do(profile, member))
+    })
 }
 
 fn could_do(profile: &NodeProfile, member: &RingMember) -> bool {
@@ -616,8 +619,11 @@ fn out_of_ring(kind: &Kind, candidates: &Candidates, memory: &Memory) -> Vec<Nod
 
 impl Memory {
     /// Machines that refused a plan a short while ago or could not follow it in a good while, and why.
-    fn note_refusals(&mut self, current: Option<&Arc<RingPlan>>) -> BTreeMap<String, String> {
-        let now = Instant::now();
+    fn note_refusals(
+        &mut self,
+        current: Option<&Arc<RingPlan>>,
+        now: Instant,
+    ) -> BTreeMap<String, String> {
         let mut failing = BTreeMap::new();
         if let Some(plan) = current {
             for member in plan.status.iter().flat_map(|status| &status.members) {
@@ -664,6 +670,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::cluster::world::{AgentState, Machine};
 
     const GIB: i64 = 1 << 30;
 
@@ -684,32 +691,243 @@ mod tests {
         .unwrap()
     }
 
-    #[test]
-    fn a_ring_that_works_gives_way_to_one_a_fifth_faster_and_not_within_ten_minutes() {
+    /// A model of 8 layers, and its file.
+    fn model() -> (Model, ResolvedModel) {
         let source = json!({"source": {"hostPath": {"path": "/models/m.gguf"}}});
         let model = Model::new("m", serde_json::from_value(source.clone()).unwrap());
-        let resolved: ResolvedModel = serde_json::from_value(json!({
+        let resolved = serde_json::from_value(json!({
             "source": source["source"],
             "profile": {
-                "sizeBytes": 9, "layers": 8, "hiddenSize": 1, "vocabularySize": 1, "trainedContextLength": 512,
-                "kvBytesPerPositionAndLayer": 1, "layerWeights": [], "outputWeights": [], "embeddingBytes": 0,
+                "sizeBytes": 8 * GIB, "layers": 8, "hiddenSize": 64, "vocabularySize": 256, "trainedContextLength": 512,
+                "kvBytesPerPositionAndLayer": 256, "embeddingBytes": 4096,
+                "layerWeights": [{"format": "Q4_K", "weights": 8 * GIB / 9 * 16, "bytes": 8 * GIB}],
+                "outputWeights": [{"format": "Q4_K", "weights": 256, "bytes": 144}],
             },
             "version": {"headerSha256": "0"},
-        }))
-        .unwrap();
-        for (minutes, now, replaced) in [(11, 799, true), (11, 801, false), (9, 100, false)] {
+        }));
+        (model, resolved.unwrap())
+    }
+
+    /// A plan in which one member has these layers and so much memory.
+    fn ring(windows: &[(i32, i32)], memory_bytes: i64, gpu_memory_bytes: i64) -> Arc<RingPlan> {
+        let (model, resolved) = model();
+        let windows: Vec<_> = windows
+            .iter()
+            .map(|(first, last)| json!({"first": first, "last": last}))
+            .collect();
+        let member = json!({
+            "name": "desk", "address": "10.0.0.1:9200", "windows": windows,
+            "memoryBytes": memory_bytes, "gpuMemoryBytes": gpu_memory_bytes,
+        });
+        let mut spec = skeleton(&model, &resolved, &[]);
+        spec.members = vec![serde_json::from_value(member).unwrap()];
+        Arc::new(RingPlan::new("m-1", spec))
+    }
+
+    /// A ring whose only member is in this state.
+    fn reported(state: MemberState, message: &str) -> Arc<RingPlan> {
+        let mut plan = RingPlan::clone(&ring(&[(0, 8)], GIB, 0));
+        let status = json!({"members": [{"name": "desk", "state": state, "message": message}]});
+        plan.status = Some(serde_json::from_value(status).unwrap());
+        Arc::new(plan)
+    }
+
+    fn machine(name: &str, profile: bool, known_for: u64) -> Machine {
+        let yaml = include_str!("../../../crds/tests/node-profile.yaml");
+        let mut found = NodeProfile::from_yaml("node-profile.yaml", yaml).unwrap();
+        found.metadata.name = Some(name.to_owned());
+        let status = found.status.as_mut().unwrap();
+        status.links[0].to = if name == "desk" { "pi4" } else { "desk" }.to_owned();
+        let agent = json!({
+            "address": "10.0.0.1", "memory": "", "disk": "",
+            "localModels": [{"path": "/models/m.gguf", "version": {"headerSha256": "0"}}],
+        });
+        status.agent = Some(serde_json::from_value(agent).unwrap());
+        Machine {
+            name: name.to_owned(),
+            profile: profile.then(|| Arc::new(found)),
+            labels: BTreeMap::new(),
+            agent: AgentState::Alive {
+                known_for: Duration::from_secs(known_for),
+            },
+        }
+    }
+
+    fn world(machines: &[Machine], plans: &[Arc<RingPlan>]) -> World {
+        World {
+            machines: machines.to_vec(),
+            plans: plans.to_vec(),
+            others: Vec::new(),
+            api_key: ApiKey::None,
+        }
+    }
+
+    async fn decided(world: &World) -> Decision {
+        let (model, resolved) = model();
+        let resolution = Resolution::Done(Box::new(resolved));
+        let (memory, metrics) = (&mut Memory::default(), Metrics::new());
+        let decision = decide(&model, world, &resolution, memory, &metrics).await;
+        decision.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_first_plan_waits_for_who_is_measured_and_not_for_ever() {
+        let desk = machine("desk", true, 1000);
+        let there = world(&[desk.clone(), machine("pi4", false, 179)], &[]);
+        let decision = decided(&there).await;
+        let Kind::Impossible { reason, message } = &decision.kind else {
+            panic!("it does not wait");
+        };
+        assert_eq!(*reason, "AwaitingMachines");
+        assert_eq!(message, "waiting for pi4: its agent measures it");
+        assert!(decision.awaits());
+
+        let there = world(&[desk, machine("pi4", false, 180)], &[]);
+        let decision = decided(&there).await;
+        let Kind::New { spec, .. } = &decision.kind else {
+            panic!("it waits for ever");
+        };
+        assert_eq!(spec.members.len(), 1);
+        assert_eq!(spec.members[0].address, "10.0.0.1:9200");
+        assert!(!decision.awaits());
+        let out: Vec<_> = decision
+            .out
+            .iter()
+            .map(|out| (&out.name[..], &out.why[..]))
+            .collect();
+        assert_eq!(out, [("pi4", "its agent measures it")]);
+    }
+
+    #[tokio::test]
+    async fn a_machine_that_its_owner_excludes_is_out() {
+        let mut desk = machine("desk", true, 1000);
+        let mut profile = NodeProfile::clone(desk.profile.as_ref().unwrap());
+        profile.spec.exclude = true;
+        desk.profile = Some(Arc::new(profile));
+        let decision = decided(&world(&[desk], &[])).await;
+        let Kind::Impossible { reason, message } = &decision.kind else {
+            panic!("it is used");
+        };
+        assert_eq!(*reason, "NoMachines");
+        assert!(message.contains("desk: its owner excludes it"), "{message}");
+    }
+
+    #[test]
+    fn a_ring_fits_beside_another_but_for_layers_that_both_have() {
+        let desk = machine("desk", true, 1000);
+        let mut profile = NodeProfile::clone(desk.profile.as_ref().unwrap());
+        let status = profile.status.as_mut().unwrap();
+        status.memory.available_bytes = 8 * GIB;
+        let gpu = json!({
+            "name": "GPU", "backend": "CUDA",
+            "measured": {
+                "unifiedMemory": false, "totalBytes": 6 * GIB, "availableBytes": 6 * GIB, "readBytesPerSecond": 1,
+                "kvAppendBytesPerSecond": 1, "toGpuBytesPerSecond": 1, "fromGpuBytesPerSecond": 1,
+                "copyOverheadNanoseconds": 1, "throughput": [], "layerOverheadNanoseconds": 1,
+            },
+        });
+        status.gpus = vec![serde_json::from_value(gpu).unwrap()];
+        let candidates = Candidates {
+            profiles: vec![profile],
+            ..Candidates::default()
+        };
+        let fits = |new: &Arc<RingPlan>, old: &Arc<RingPlan>| {
+            fits_beside(&new.spec, std::slice::from_ref(old), &candidates, GIB)
+        };
+        let new = ring(&[(0, 4)], 4 * GIB, 0);
+        assert!(fits(&new, &ring(&[(4, 8)], 4 * GIB, 0)), "just");
+        assert!(
+            !fits(&new, &ring(&[(4, 8)], 4 * GIB + 1, 0)),
+            "a byte too much"
+        );
+        assert!(
+            fits(&new, &ring(&[(0, 2), (2, 4)], 8 * GIB, 0)),
+            "the same layers"
+        );
+        assert!(!fits(&new, &ring(&[(0, 2), (2, 4)], 8 * GIB + 1, 0)));
+        assert!(
+            !fits(&new, &ring(&[(3, 8)], 5 * GIB + 1, 0)),
+            "one layer is the same"
+        );
+        assert!(fits(&new, &ring(&[(3, 8)], 5 * GIB, 0)));
+        // A GPU has everything twice.
+        let new = ring(&[(0, 4)], 0, 3 * GIB);
+        assert!(fits(&new, &ring(&[(0, 4)], 0, 3 * GIB)));
+        assert!(!fits(&new, &ring(&[(0, 4)], 0, 3 * GIB + 1)));
+        assert!(fits(&ring(&[(0, 4)], 0, 0), &ring(&[(0, 4)], 0, 9 * GIB)));
+    }
+
+    #[test]
+    fn ports_are_used_once_and_end_some_time() {
+        let with_port = |slot: i32| {
+            let mut plan = RingPlan::clone(&ring(&[(0, 8)], 0, 0));
+            plan.spec.http_port = Some(HTTP_PORTS + slot);
+            Arc::new(plan)
+        };
+        let mut there = world(&[], &[with_port(0)]);
+        assert_eq!(free_slot(&there), Some(1));
+        there.others = (1..SLOTS)
+            .filter(|slot| *slot != 7)
+            .map(with_port)
+            .collect();
+        assert_eq!(free_slot(&there), Some(7));
+        there.others.push(with_port(7));
+        assert_eq!(free_slot(&there), None);
+        // A plan without ports takes none.
+        there.plans = vec![ring(&[(0, 8)], 0, 0)];
+        assert_eq!(free_slot(&there), Some(0));
+    }
+
+    #[test]
+    fn a_refusal_counts_for_ten_minutes() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut memory = Memory::default();
+        let refused = reported(MemberState::Refused, "no disk (tried again in 9 s)");
+        let known = memory.note_refusals(Some(&refused), start);
+        assert_eq!(known["desk"], "no disk", "without what changes");
+        assert_eq!(memory.note_refusals(None, at(599)).len(), 1);
+        assert!(memory.note_refusals(None, at(600)).is_empty());
+        // Who has done what was asked is trusted again at once.
+        memory.note_refusals(Some(&refused), start);
+        let loading = reported(MemberState::Loading, "");
+        assert_eq!(memory.note_refusals(Some(&loading), at(1)).len(), 1);
+        let loaded = reported(MemberState::Loaded, "");
+        assert!(memory.note_refusals(Some(&loaded), at(1)).is_empty());
+    }
+
+    #[test]
+    fn who_fails_for_two_minutes_has_refused() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut memory = Memory::default();
+        let failed = reported(MemberState::Failed, "it broke");
+        assert!(memory.note_refusals(Some(&failed), start).is_empty());
+        assert!(memory.note_refusals(Some(&failed), at(120)).is_empty());
+        assert_eq!(
+            memory.note_refusals(Some(&failed), at(121))["desk"],
+            "it broke"
+        );
+        // Who recovers in between begins anew.
+        let mut memory = Memory::default();
+        memory.note_refusals(Some(&failed), start);
+        memory.note_refusals(Some(&reported(MemberState::Loading, "")), at(60));
+        assert!(memory.note_refusals(Some(&failed), at(121)).is_empty());
+        assert!(memory.note_refusals(Some(&failed), at(241)).is_empty());
+        assert_eq!(memory.note_refusals(Some(&failed), at(242)).len(), 1);
+    }
+
+    #[test]
+    fn a_ring_that_works_gives_way_to_one_a_fifth_faster_and_not_within_ten_minutes() {
+        let (model, resolved) = model();
+        for (minutes, now, replaced) in [(11, 799, true), (11, 800, false), (9, 100, false)] {
             let mut spec = skeleton(&model, &resolved, &[]);
             spec.predicted = speed(1000);
             let mut ring = RingPlan::new("m-1", spec.clone());
             let made = Timestamp::now() - SignedDuration::from_mins(minutes);
             ring.metadata.creation_timestamp = Some(Time(made));
             let ring = Arc::new(ring);
-            let world = World {
-                machines: Vec::new(),
-                plans: vec![ring.clone()],
-                others: Vec::new(),
-                api_key: ApiKey::None,
-            };
+            let world = world(&[], std::slice::from_ref(&ring));
             let best = Windows {
                 rounds: 1,
                 members: vec![member()],
