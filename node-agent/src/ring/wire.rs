@@ -431,6 +431,8 @@ fn cut(mut text: String) -> String {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use proptest::strategy::ValueTree as _;
+    use proptest::test_runner::TestRunner;
     use prost::Message as _;
 
     use super::*;
@@ -703,13 +705,165 @@ mod tests {
             }
         }
 
-        /// Any bytes that happen to parse are either refused or within the limits.
-        #[test]
-        fn garbage_is_refused_or_bounded(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let limits = limits(1);
-            if let Ok(Ok(frame)) = proto::Frame::decode(bytes.as_slice()).map(|frame| frame_from_proto(frame, &limits)) {
-                prop_assert!(frame.round < 2 && frame.timings.len() <= 3);
+    }
+
+    /// A valid frame of each kind, as bytes of the wire.
+    fn valid_frames() -> Vec<Vec<u8>> {
+        use proto::frame::Operation as Wire;
+
+        let reset = |reset| proto::Frame {
+            session: 0,
+            operation: Some(Wire::Reset(reset)),
+            ..valid()
+        };
+        let with = |operation| proto::Frame {
+            traceparent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into(),
+            timings: vec![proto::HopTiming::default(); 3],
+            operation: Some(operation),
+            ..valid()
+        };
+        let frames = [
+            valid(),
+            with(Wire::Create(proto::Create {})),
+            with(Wire::Truncate(proto::Truncate { positions: 3 })),
+            with(Wire::Fork(proto::Fork { child: 9 })),
+            with(Wire::Release(proto::Release {})),
+            reset(proto::Reset {
+                nonce: 5,
+                ..proto::Reset::default()
+            }),
+            reset(proto::Reset {
+                lost_rank: 2,
+                cause: "x".repeat(MAX_TEXT),
+                ..proto::Reset::default()
+            }),
+        ];
+        frames.iter().map(proto::Frame::encode_to_vec).collect()
+    }
+
+    /// What holds of a frame that may be computed on rank 1 of [`limits`], read from the wire's own fields.
+    fn is_within_bounds(wire: &proto::Frame) -> bool {
+        use proto::frame::Operation as Wire;
+
+        let Some(operation) = &wire.operation else {
+            return false;
+        };
+        let operation_holds = match operation {
+            Wire::Activation(activation) => {
+                let (rows, output_rows) =
+                    (activation.rows as usize, activation.output_rows as usize);
+                (1..=MAX_FRAME_ROWS).contains(&rows)
+                    && output_rows <= rows
+                    && activation.hidden as usize == HIDDEN
+                    && activation.dtype == i32::from(proto::Dtype::F32)
+                    && activation.payload.len() == rows * HIDDEN * 4
+            }
+            Wire::Create(_)
+            | Wire::Truncate(_)
+            | Wire::Fork(_)
+            | Wire::Release(_)
+            | Wire::Reset(_) => true,
+        };
+        operation_holds
+            && matches!(operation, Wire::Reset(_)) == (wire.session == 0)
+            && wire.generation == 7
+            && wire.round < 2
+            && wire.traceparent.len() <= 128
+            && wire.timings.len() <= 3
+    }
+
+    /// Sets one of a frame's fields to a value near its bounds.
+    fn set_field(frame: &mut proto::Frame, field: u8, value: u8) {
+        use proto::frame::Operation as Wire;
+
+        let value = u64::from(value);
+        match field {
+            0 => frame.session = value % 3,
+            1 => frame.generation = 6 + value as i64 % 3,
+            2 => frame.round = value as u32 % 4,
+            3 => frame.traceparent = "0".repeat(127 + value as usize % 3),
+            4 => frame.timings = vec![proto::HopTiming::default(); 2 + value as usize % 3],
+            _ => {}
+        }
+        if let Some(Wire::Activation(activation)) = &mut frame.operation {
+            let number = 4 * HIDDEN;
+            match field {
+                5 => activation.rows = value as u32 % 4,
+                6 => activation.output_rows = value as u32 % 4,
+                7 => activation.hidden = HIDDEN as u32 - 1 + value as u32 % 3,
+                8 => activation.dtype = value as i32 % 5,
+                9 => activation.payload = vec![0; number + value as usize % (2 * number)].into(),
+                10 => activation.payload = vec![0; number * (value as usize % 4)].into(),
+                11 => {
+                    let rows = MAX_FRAME_ROWS - 1 + value as usize % 3;
+                    activation.rows = rows as u32;
+                    activation.payload = vec![0; number * rows].into();
+                }
+                _ => {}
             }
         }
+    }
+
+    /// Valid frames with some fields set anew, then some bytes changed, removed or added: what still parses is taken if and only if it
+    /// is within the bounds.
+    #[test]
+    fn mutated_frames_are_taken_exactly_when_within_bounds() {
+        const MUTANTS: u32 = 20_000;
+        let limits = limits(1);
+        let frames = valid_frames();
+        for bytes in &frames {
+            let wire = proto::Frame::decode(bytes.as_slice()).unwrap();
+            assert!(is_within_bounds(&wire), "{wire:?}");
+            frame_from_proto(wire, &limits).unwrap();
+        }
+        let fields = prop::collection::vec((0..12_u8, any::<u8>()), 0..4);
+        let edits =
+            prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..4_u8), 0..3);
+        // The first is the activation, which has most fields.
+        let frame = prop_oneof![Just(0), 0..frames.len()];
+        let mutation = (frame, fields, edits);
+        let mut runner = TestRunner::deterministic();
+        let (mut taken, mut refused) = (0, 0);
+        for _ in 0..MUTANTS {
+            let (frame, fields, edits) = mutation.new_tree(&mut runner).unwrap().current();
+            let mut wire = proto::Frame::decode(frames[frame].as_slice()).unwrap();
+            for (field, value) in fields {
+                set_field(&mut wire, field, value);
+            }
+            let mut bytes = wire.encode_to_vec();
+            for (at, byte, edit) in edits {
+                // Most of a frame is payload, in which nothing can be wrong.
+                let at = at.index(bytes.len().min(80));
+                match edit {
+                    0 => bytes[at] ^= 1 << (byte % 8),
+                    1 => bytes[at] = byte,
+                    2 => bytes.insert(at, byte),
+                    _ => drop(bytes.remove(at)),
+                }
+            }
+            let Ok(wire) = proto::Frame::decode(bytes.as_slice()) else {
+                continue;
+            };
+            let result = frame_from_proto(wire.clone(), &limits);
+            assert_eq!(
+                result.is_ok(),
+                is_within_bounds(&wire),
+                "{wire:?}: {result:?}"
+            );
+            match result {
+                Ok(frame) => {
+                    taken += 1;
+                    if let Operation::Reset(Reset::Lost { cause, .. }) = frame.operation {
+                        assert!(cause.len() <= MAX_TEXT);
+                    }
+                }
+                Err(_) => refused += 1,
+            }
+        }
+        // The mutants say something about both sides of the bounds.
+        assert!(
+            taken > MUTANTS / 10 && refused > MUTANTS / 5,
+            "{taken} taken, {refused} refused"
+        );
     }
 }

@@ -318,7 +318,7 @@ async fn logprobs_are_the_models_own() {
 async fn a_client_that_hangs_up_frees_its_sessions_on_every_member() {
     let file = ModelFile::made_up();
     let served = Served::start(&file).await;
-    // One in the middle of its prompt, one in the middle of its answer.
+    // One of two choices in the middle of its answer, and one that has more than a chunk of prompt.
     let mut answering = served
         .generator
         .submit(GenerationRequest {
@@ -328,22 +328,30 @@ async fn a_client_that_hangs_up_frees_its_sessions_on_every_member() {
         .await
         .unwrap();
     in_time(answering.recv()).await.unwrap();
-    let prefilling = served
-        .generator
-        .submit(request(&tokens(500), 5))
-        .await
-        .unwrap();
+    let prefilling = request(&tokens(500), 300);
+    let prefilling = served.generator.submit(prefilling).await.unwrap();
+    until("every member has a session of each choice", || {
+        served.ring.sessions() == [3, 3, 3]
+    })
+    .await;
     drop(prefilling);
     drop(answering);
+    served.all_released().await;
+    // And one that is gone as soon as it was taken.
+    drop(served.generator.submit(request(&tokens(500), 5)).await);
     served.all_released().await;
     let mut status = served.generator.status();
     in_time(status.wait_for(|status| status.running_requests == 0))
         .await
         .unwrap();
-    // All sessions can be had again.
+    // All sessions can be had again, and nothing of those before is in them.
+    let expected = alone(&file, &tokens(3), 3);
     let answers =
         futures::future::join_all((0..4).map(|_| served.generate(request(&tokens(3), 3)))).await;
-    assert!(answers.iter().all(|answer| answer.usage.is_some()));
+    for answer in &answers {
+        assert!(answer.error.is_none(), "{answer:?}");
+        assert_eq!(answer.choices[0].tokens, expected);
+    }
 }
 
 #[tokio::test]

@@ -169,7 +169,7 @@ fn machine(
     let layers: i64 = member
         .windows
         .iter()
-        .map(|w| (w.last - w.first) as i64)
+        .map(|w| w.last.saturating_sub(w.first) as i64)
         .sum();
     let on_gpu: i64 = member.windows.iter().map(|w| w.gpu_layers as i64).sum();
     let spec = &model.spec;

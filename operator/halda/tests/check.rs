@@ -1,0 +1,371 @@
+//! The checker finds each way in which a plan can be wrong, at its bound and not before. The plan and the numbers are made up by hand.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
+
+use prima_crds::v1alpha1::model_profile::ModelProfile;
+use prima_crds::v1alpha1::node_profile::{NodeProfile, NodeProfileStatus};
+use prima_halda::Plan;
+use prima_halda::check::{Finding, check};
+use prima_halda::plan::{Bottleneck, MemberReport, PlanReport, PlannedMember, Window};
+
+/// Of llama-3-8b: bytes of a layer, of its KV cache at 1024 positions, and of the output head.
+const LAYER: i64 = 3_925_868_544 / 32;
+const KV: i64 = 4096 * 1024;
+const HEAD: i64 = 295_501_824;
+const POSITIONS: usize = 1024;
+/// Milliseconds of a layer at 1 GB/s, which every processor reads here.
+const LAYER_MILLISECONDS: f64 = 122.683392;
+
+fn model() -> ModelProfile {
+    let text = include_str!("paper/llama-3-8b.yaml");
+    ModelProfile::from_yaml("llama-3-8b.yaml", text).unwrap()
+}
+
+/// `desk` has a GPU for 12 layers and memory for the other 4 and the head, `laptop` for 16; not a byte more.
+fn nodes() -> Vec<NodeProfile> {
+    let text = include_str!("paper/d3.yaml");
+    ["desk", "laptop"]
+        .map(|name| {
+            let mut node = NodeProfile::from_yaml("d3.yaml", text).unwrap();
+            node.metadata.name = Some(name.to_owned());
+            node.spec.disk_allowed = Some(false);
+            let status = node.status.as_mut().unwrap();
+            status.cpu.throughput[0].decode_bytes_per_second = 1_000_000_000;
+            match name {
+                "desk" => {
+                    gpu_memory(status, 12 * (LAYER + KV));
+                    status.memory.available_bytes = 4 * (LAYER + KV) + HEAD;
+                }
+                _ => {
+                    status.gpus.clear();
+                    status.memory.available_bytes = 16 * (LAYER + KV);
+                }
+            }
+            node
+        })
+        .into()
+}
+
+fn gpu_memory(status: &mut NodeProfileStatus, bytes: i64) {
+    let gpu = status.gpus[0].measured.as_mut().unwrap();
+    gpu.available_bytes = bytes;
+}
+
+fn window(first: usize, last: usize, gpu_layers: usize) -> Window {
+    Window {
+        first,
+        last,
+        gpu_layers,
+    }
+}
+
+/// 32 layers in two rounds; each member's terms are different, and sum up.
+fn plan() -> Plan {
+    let members = [
+        ("desk", [window(0, 4, 2), window(8, 20, 10)]),
+        ("laptop", [window(4, 8, 0), window(20, 32, 0)]),
+    ];
+    let reports = [
+        ("desk", 4.0 * LAYER_MILLISECONDS),
+        ("laptop", 16.0 * LAYER_MILLISECONDS),
+    ]
+    .map(|(name, cpu)| report(name, cpu));
+    let terms = 20.0 * LAYER_MILLISECONDS + 2.0 * (1.0 + 2.0 + 3.0 + 4.0 + 5.0);
+    Plan {
+        rounds: 2,
+        members: members
+            .map(|(name, windows)| PlannedMember {
+                name: name.to_owned(),
+                windows: windows.to_vec(),
+            })
+            .into(),
+        report: PlanReport {
+            model: "llama-3-8b".to_owned(),
+            layers: 32,
+            rounds: 2,
+            tpot_milliseconds: terms,
+            ttft_milliseconds: 1.0,
+            prompt_tokens: 1,
+            answer_tokens: 1,
+            proven_gap_percent: 0.0,
+            members: reports.into(),
+            bottleneck: Bottleneck {
+                member: "laptop".to_owned(),
+                term: "cpu",
+                share_percent: 50.0,
+            },
+            left_out: Vec::new(),
+            next_best: None,
+            what_if: Vec::new(),
+        },
+    }
+}
+
+fn report(name: &str, cpu_milliseconds: f64) -> MemberReport {
+    MemberReport {
+        name: name.to_owned(),
+        layers: 16,
+        gpu_layers: 0,
+        cpu_milliseconds,
+        gpu_milliseconds: 1.0,
+        copy_milliseconds: 2.0,
+        head_milliseconds: 3.0,
+        disk_milliseconds: 4.0,
+        hop_milliseconds: 5.0,
+        chunk_milliseconds: 6.0,
+        memory_bytes: 0,
+        memory_budget_bytes: 0,
+        gpu_memory_bytes: 0,
+        overflow_bytes: 0,
+        read_bytes_per_token: 0,
+        read_ahead_bytes: 0,
+        why: String::new(),
+    }
+}
+
+fn findings(change: impl FnOnce(&mut Plan, &mut Vec<NodeProfile>)) -> Vec<Finding> {
+    let (mut plan, mut nodes) = (plan(), nodes());
+    change(&mut plan, &mut nodes);
+    check(&plan, &model(), &nodes, POSITIONS)
+}
+
+fn of_plan(change: impl FnOnce(&mut Plan)) -> Vec<Finding> {
+    findings(|plan, _| change(plan))
+}
+
+fn of_desk(change: impl FnOnce(&mut NodeProfile)) -> Vec<Finding> {
+    findings(|_, nodes| change(&mut nodes[0]))
+}
+
+fn memory(member: &str, what: &'static str, found: i64, limit: i64) -> Vec<Finding> {
+    vec![Finding::Memory {
+        member: member.to_owned(),
+        what,
+        found,
+        limit,
+    }]
+}
+
+const WITHOUT_DISK: &str = "weights and KV cache, as the disk may not be used,";
+const ON_GPU: &str = "GPU memory for layers and KV cache";
+
+#[test]
+fn a_plan_that_uses_every_byte_is_right() {
+    assert_eq!(of_plan(|_| ()), []);
+}
+
+#[test]
+fn windows_must_follow_one_another_to_the_last_layer() {
+    let coverage = |member: &str, round, first, last, expected| {
+        vec![Finding::Coverage {
+            member: member.to_owned(),
+            round,
+            first,
+            last,
+            expected,
+        }]
+    };
+    let moved = of_plan(|plan| plan.members[1].windows[0] = window(5, 8, 0));
+    assert_eq!(moved, coverage("laptop", 0, 5, 8, 4));
+    let overlapping = of_plan(|plan| plan.members[0].windows[1] = window(7, 20, 11));
+    assert_eq!(overlapping[0], coverage("desk", 1, 7, 20, 8)[0]);
+    let backwards = of_plan(|plan| plan.members[1].windows[0] = window(4, 3, 0));
+    assert_eq!(backwards[0], coverage("laptop", 0, 4, 3, 4)[0]);
+
+    let end = |found| Finding::End {
+        found,
+        expected: 32,
+    };
+    let short = of_plan(|plan| plan.members[1].windows[1] = window(20, 31, 0));
+    assert_eq!(short, [end(31)]);
+    let long = of_plan(|plan| plan.members[1].windows[1] = window(20, 33, 0));
+    assert!(long.contains(&end(33)), "{long:?}");
+
+    let rounds = of_plan(|plan| plan.members[1].windows.truncate(1));
+    let expected = Finding::Rounds {
+        member: "laptop".to_owned(),
+        found: 1,
+        expected: 2,
+    };
+    assert!(rounds.contains(&expected), "{rounds:?}");
+}
+
+#[test]
+fn an_empty_window_is_a_window() {
+    let found = of_plan(|plan| {
+        plan.members[0].windows = vec![window(0, 4, 0), window(20, 20, 0)];
+        plan.members[1].windows = vec![window(4, 20, 0), window(20, 32, 0)];
+    });
+    assert!(
+        found
+            .iter()
+            .all(|one| matches!(one, Finding::Memory { .. } | Finding::TooFast { .. })),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn layers_of_a_gpu_are_within_their_window_and_there_is_a_gpu() {
+    let all = of_plan(|plan| plan.members[0].windows[0].gpu_layers = 4);
+    // Two more than the GPU holds, but they are in the window.
+    assert_eq!(
+        all,
+        memory("desk", ON_GPU, 14 * (LAYER + KV), 12 * (LAYER + KV))
+    );
+    let more = of_plan(|plan| plan.members[0].windows[0].gpu_layers = 5);
+    let expected = Finding::GpuLayers {
+        member: "desk".to_owned(),
+        gpu_layers: 5,
+        layers: 4,
+    };
+    assert_eq!(more[0], expected);
+
+    let without = of_plan(|plan| plan.members[1].windows[0].gpu_layers = 1);
+    let expected = Finding::GpuLayers {
+        member: "laptop".to_owned(),
+        gpu_layers: 1,
+        layers: 0,
+    };
+    assert_eq!(without, [expected]);
+}
+
+#[test]
+fn a_member_is_a_measured_machine_that_may_be_used_once() {
+    let machine = |name: &str| Finding::Machine {
+        member: name.to_owned(),
+    };
+    assert_eq!(
+        of_plan(|plan| plan.members[1].name = "nas".to_owned()),
+        [machine("nas")]
+    );
+    assert_eq!(
+        of_plan(|plan| plan.members[1].name = "desk".to_owned()),
+        [machine("desk")]
+    );
+    assert_eq!(of_desk(|node| node.spec.exclude = true), [machine("desk")]);
+    assert_eq!(of_desk(|node| node.status = None), [machine("desk")]);
+}
+
+#[test]
+fn memory_is_counted_to_the_byte() {
+    let status = |node: &mut NodeProfile| node.status.take().unwrap();
+    let full = 4 * (LAYER + KV) + HEAD;
+    let short = of_desk(|node| {
+        let mut status = status(node);
+        status.memory.available_bytes -= 1;
+        node.status = Some(status);
+    });
+    assert_eq!(short, memory("desk", WITHOUT_DISK, full, full - 1));
+    // Only rank 0 has the head.
+    let short = findings(|_, nodes| nodes[1].status.as_mut().unwrap().memory.available_bytes -= 1);
+    let without_head = 16 * (LAYER + KV);
+    assert_eq!(
+        short,
+        memory("laptop", WITHOUT_DISK, without_head, without_head - 1)
+    );
+    // What can be swapped out counts as available.
+    let swapped = of_desk(|node| {
+        let memory = &mut node.status.as_mut().unwrap().memory;
+        (memory.available_bytes, memory.swappable_bytes) = (full - 7, 7);
+    });
+    assert_eq!(swapped, []);
+
+    let reserved = of_desk(|node| node.spec.reserved_memory_bytes = Some(1));
+    assert_eq!(reserved, memory("desk", WITHOUT_DISK, full, full - 1));
+    let capped = of_desk(|node| node.spec.memory_cap_bytes = Some(full - 2));
+    assert_eq!(capped, memory("desk", WITHOUT_DISK, full, full - 2));
+    assert_eq!(of_desk(|node| node.spec.memory_cap_bytes = Some(full)), []);
+
+    // With a disk to read from, the KV cache alone must fit.
+    for allowed in [None, Some(true)] {
+        let cache = |bytes| {
+            of_desk(|node| {
+                node.spec.disk_allowed = allowed;
+                node.spec.memory_cap_bytes = Some(bytes);
+            })
+        };
+        assert_eq!(cache(4 * KV), []);
+        assert_eq!(
+            cache(4 * KV - 1),
+            memory("desk", "the KV cache", 4 * KV, 4 * KV - 1)
+        );
+    }
+}
+
+#[test]
+fn a_gpus_memory_is_counted_where_it_is() {
+    let full = 12 * (LAYER + KV);
+    let short = of_desk(|node| gpu_memory(node.status.as_mut().unwrap(), full - 1));
+    assert_eq!(short, memory("desk", ON_GPU, full, full - 1));
+
+    // One memory for both: all 16 layers lie in it, and it is the GPU's figure that counts.
+    let unified = |bytes| {
+        of_desk(|node| {
+            let status = node.status.as_mut().unwrap();
+            status.gpus[0].measured.as_mut().unwrap().unified_memory = true;
+            gpu_memory(status, bytes);
+            status.memory.available_bytes = 1;
+        })
+    };
+    let all = 16 * (LAYER + KV) + HEAD;
+    assert_eq!(unified(all), []);
+    assert_eq!(unified(all - 1), memory("desk", WITHOUT_DISK, all, all - 1));
+}
+
+#[test]
+fn the_terms_sum_up_to_what_is_predicted() {
+    let sum = plan().report.tpot_milliseconds;
+    for (factor, right) in [
+        (1.0 + 0.9e-6, true),
+        (1.0 - 0.9e-6, true),
+        (1.0 + 1.1e-6, false),
+        (1.0 - 1.1e-6, false),
+    ] {
+        let found = of_plan(|plan| plan.report.tpot_milliseconds = sum * factor);
+        assert_eq!(found.is_empty(), right, "{factor}: {found:?}");
+        assert!(
+            found.iter().all(|one| matches!(one, Finding::Sum { .. })),
+            "{found:?}"
+        );
+    }
+    // Every term counts.
+    let terms: [fn(&mut MemberReport) -> &mut f64; 6] = [
+        |member| &mut member.cpu_milliseconds,
+        |member| &mut member.gpu_milliseconds,
+        |member| &mut member.copy_milliseconds,
+        |member| &mut member.head_milliseconds,
+        |member| &mut member.disk_milliseconds,
+        |member| &mut member.hop_milliseconds,
+    ];
+    for (index, term) in terms.into_iter().enumerate() {
+        let found = of_plan(|plan| *term(&mut plan.report.members[1]) += 1.0);
+        assert!(
+            matches!(found[..], [Finding::Sum { .. }]),
+            "term {index}: {found:?}"
+        );
+    }
+}
+
+#[test]
+fn nothing_computes_faster_than_it_was_measured_to() {
+    let with = |milliseconds: f64| {
+        of_plan(|plan| {
+            plan.report.tpot_milliseconds += milliseconds - 4.0 * LAYER_MILLISECONDS;
+            plan.report.members[0].cpu_milliseconds = milliseconds;
+        })
+    };
+    assert_eq!(with(4.0 * LAYER_MILLISECONDS * (1.0 + 1e-8)), []);
+    let found = with(4.0 * LAYER_MILLISECONDS * (1.0 - 1e-8));
+    let [Finding::TooFast { member, least, .. }] = &found[..] else {
+        panic!("{found:?}");
+    };
+    assert_eq!(member, "desk");
+    assert!((least / (4.0 * LAYER_MILLISECONDS) - 1.0).abs() < 1e-12);
+
+    // A format without a rate takes no time that could be too short.
+    let other = of_desk(|node| {
+        let status = node.status.as_mut().unwrap();
+        status.cpu.throughput[0].format = "F32".to_owned();
+    });
+    assert_eq!(other, []);
+}

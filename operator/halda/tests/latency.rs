@@ -1,0 +1,433 @@
+//! The latency model against numbers that were worked out by hand, one case for each term. Every expected value is written as the
+//! arithmetic that a person does from the documentation of `latency.rs`, with plain numbers, so that it shares nothing with the code.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
+
+use prima_halda::input::{
+    Device, Gpu, Hop, LayerCost, MemoryRule, Model, Overlap, PlanningInput, Workload,
+};
+use prima_halda::latency::{
+    Assignment, Latency, SLACK_BYTES, Share, Violation, chunks, predict, request_seconds,
+};
+
+const GB: f64 = 1e9;
+/// Reading waits for computing, and computing for reading.
+const IN_TURNS: Overlap = Overlap {
+    hidden: 0.0,
+    slowdown: 1.0,
+};
+/// Reading costs computing nothing.
+const FREE: Overlap = Overlap {
+    hidden: 1.0,
+    slowdown: 0.0,
+};
+
+/// A layer of a token takes `decode` seconds, of one of many positions a tenth of that. All memory, no disk, no GPU, no head.
+fn device(decode: f64) -> Device {
+    Device {
+        name: format!("{decode}"),
+        required: false,
+        memory_bytes: 1000.0 * GB,
+        memory_rule: MemoryRule::Overflow,
+        disk_bytes_per_second: None,
+        overlap: IN_TURNS,
+        cpu: LayerCost {
+            decode_seconds: decode,
+            prefill_seconds: decode / 10.0,
+        },
+        head_seconds: 0.0,
+        gpu: None,
+    }
+}
+
+/// A layer has 1 GB of weights, and nothing else takes memory. Prompts of 256 tokens in chunks of 64, answers of 100.
+fn input(devices: Vec<Device>) -> PlanningInput {
+    let none = Hop {
+        decode_seconds: 0.0,
+        chunk_seconds: 0.0,
+    };
+    PlanningInput {
+        model: Model {
+            name: "by hand".into(),
+            layers: 8,
+            layer_bytes: GB,
+            layer_kv_bytes: 0.0,
+            head_bytes: 0.0,
+            buffer_bytes: 0.0,
+            hidden_state_bytes: 0.0,
+        },
+        workload: Workload {
+            prompt_tokens: 256,
+            answer_tokens: 100,
+            chunk_tokens: 64,
+        },
+        hops: vec![vec![none; devices.len()]; devices.len()],
+        devices,
+        rank0: None,
+        rounds: None,
+        left_out: Vec::new(),
+    }
+}
+
+/// All devices in their order; `shares`: layers on the CPU and on the GPU.
+fn assignment(rounds: usize, shares: &[(usize, usize)]) -> Assignment {
+    Assignment {
+        rounds,
+        ring: (0..shares.len()).collect(),
+        shares: shares
+            .iter()
+            .map(|&(cpu_layers, gpu_layers)| Share {
+                cpu_layers,
+                gpu_layers,
+            })
+            .collect(),
+    }
+}
+
+fn latency(input: &PlanningInput, rounds: usize, shares: &[(usize, usize)]) -> Latency {
+    predict(input, &assignment(rounds, shares)).unwrap()
+}
+
+fn violation(input: &PlanningInput, shares: &[(usize, usize)]) -> Violation {
+    predict(input, &assignment(1, shares)).unwrap_err()
+}
+
+#[track_caller]
+fn equal(found: f64, expected: f64) {
+    assert!(
+        (found - expected).abs() <= 1e-9 * expected.abs().max(1e-3),
+        "{found}, by hand {expected}"
+    );
+}
+
+#[test]
+fn one_machine_computes_its_layers_and_the_head() {
+    let mut input = input(vec![device(0.010)]);
+    input.devices[0].head_seconds = 0.005;
+    let found = latency(&input, 1, &[(8, 0)]);
+    equal(found.token_seconds, 8.0 * 0.010 + 0.005);
+    // Four chunks of 64 positions, 0.001 s each and layer; the head comes once.
+    equal(found.prompt_seconds, 4.0 * (64.0 * 8.0 * 0.001) + 0.005);
+    equal(
+        request_seconds(&input, &found),
+        found.prompt_seconds + 100.0 * found.token_seconds,
+    );
+    let member = found.members[0];
+    equal(member.cpu_seconds, 0.080);
+    equal(member.head_seconds, 0.005);
+    equal(member.busy_seconds(), 0.085);
+    assert_eq!(
+        (member.gpu_seconds, member.copy_seconds, member.hop_seconds),
+        (0.0, 0.0, 0.0)
+    );
+    assert_eq!(
+        (
+            member.disk_seconds,
+            member.overflow_bytes,
+            member.read_bytes()
+        ),
+        (0.0, 0.0, 0.0)
+    );
+}
+
+#[test]
+fn a_prompt_of_less_than_a_chunk_takes_one() {
+    let mut input = input(vec![device(0.010)]);
+    input.workload.prompt_tokens = 16;
+    equal(chunks(&input), 1.0);
+    input.workload.prompt_tokens = 96;
+    equal(chunks(&input), 1.5);
+    equal(
+        latency(&input, 1, &[(8, 0)]).prompt_seconds,
+        1.5 * 64.0 * 8.0 * 0.001,
+    );
+}
+
+#[test]
+fn hops_count_in_every_round_and_chunks_follow_the_slowest() {
+    let mut input = input(vec![device(0.010), device(0.020)]);
+    input.devices[0].head_seconds = 0.005;
+    // What the second machine would need for the head is of no account: it is not rank 0.
+    input.devices[1].head_seconds = 7.0;
+    let hop = |decode_seconds, chunk_seconds| Hop {
+        decode_seconds,
+        chunk_seconds,
+    };
+    input.hops[0][1] = hop(0.003, 0.02);
+    input.hops[1][0] = hop(0.004, 0.03);
+    let found = latency(&input, 2, &[(3, 0), (5, 0)]);
+    equal(
+        found.token_seconds,
+        3.0 * 0.010 + 5.0 * 0.020 + 0.005 + 2.0 * 0.003 + 2.0 * 0.004,
+    );
+    let (first, second) = (
+        64.0 * 3.0 * 0.001 + 2.0 * 0.02,
+        64.0 * 5.0 * 0.002 + 2.0 * 0.03,
+    );
+    equal(found.members[0].chunk_seconds, first);
+    equal(found.members[1].chunk_seconds, second);
+    equal(found.members[0].hop_seconds, 0.006);
+    equal(found.members[1].hop_seconds, 0.008);
+    // The first chunk visits both, the other three come out behind the slower one.
+    equal(found.prompt_seconds, first + second + 3.0 * second + 0.005);
+}
+
+#[test]
+fn a_ring_goes_in_its_own_order() {
+    let mut input = input(vec![device(0.010), device(0.020), device(0.030)]);
+    for (from, row) in input.hops.iter_mut().enumerate() {
+        for (to, hop) in row.iter_mut().enumerate() {
+            hop.decode_seconds = (10 * from + to) as f64 / 1000.0;
+        }
+    }
+    input.devices[2].head_seconds = 0.5;
+    let mut assignment = assignment(1, &[(2, 0), (3, 0), (3, 0)]);
+    assignment.ring = vec![2, 0, 1];
+    let found = predict(&input, &assignment).unwrap();
+    // From 2 to 0, from 0 to 1, from 1 to 2; the head is computed by 2.
+    equal(
+        found.token_seconds,
+        0.090 + 0.020 + 0.060 + 0.5 + 0.020 + 0.001 + 0.012,
+    );
+    equal(found.members[0].head_seconds, 0.5);
+    equal(found.members[1].cpu_seconds, 0.020);
+}
+
+fn gpu(memory_bytes: Option<f64>) -> Gpu {
+    Gpu {
+        layer: LayerCost {
+            decode_seconds: 0.001,
+            prefill_seconds: 0.00002,
+        },
+        memory_bytes,
+        copy_seconds: 0.0004,
+    }
+}
+
+#[test]
+fn a_gpu_computes_its_layers_and_copies_in_every_round() {
+    let mut input = input(vec![device(0.010)]);
+    input.model.layer_kv_bytes = 0.1 * GB;
+    input.model.buffer_bytes = 0.2 * GB;
+    input.model.head_bytes = 0.5 * GB;
+    input.devices[0].gpu = Some(gpu(Some(6.0 * GB)));
+    let found = latency(&input, 2, &[(3, 5)]);
+    equal(
+        found.token_seconds,
+        3.0 * 0.010 + 5.0 * 0.001 + 2.0 * 0.0004,
+    );
+    let member = found.members[0];
+    equal(
+        member.chunk_seconds,
+        64.0 * (3.0 * 0.001 + 5.0 * 0.00002) + 2.0 * 0.0004,
+    );
+    equal(member.gpu_memory_bytes, (5.0 * 1.1 + 0.2) * GB);
+    equal(member.memory_bytes, (3.0 * 1.1 + 0.2 + 0.5) * GB);
+    equal(member.busy_seconds(), 0.030 + 0.005 + 0.0008);
+
+    // A GPU that has no layer copies nothing.
+    let idle = latency(&input, 2, &[(8, 0)]);
+    equal(idle.token_seconds, 0.080);
+    assert_eq!(idle.members[0].gpu_memory_bytes, 0.0);
+}
+
+#[test]
+fn layers_of_a_gpu_without_memory_of_its_own_lie_in_the_machines() {
+    let mut input = input(vec![device(0.010)]);
+    input.model.layer_kv_bytes = 0.1 * GB;
+    input.devices[0].gpu = Some(gpu(None));
+    let member = latency(&input, 1, &[(3, 5)]).members[0];
+    assert_eq!(member.gpu_memory_bytes, 0.0);
+    equal(member.memory_bytes, 8.0 * 1.1 * GB);
+}
+
+#[test]
+fn what_there_is_no_room_for_is_named_with_its_bytes() {
+    let mut input = input(vec![device(0.010)]);
+    assert_eq!(violation(&input, &[(7, 1)]), Violation::NoGpu { device: 0 });
+
+    input.model.layer_kv_bytes = 0.5 * GB;
+    input.model.buffer_bytes = 0.25 * GB;
+    input.devices[0].gpu = Some(gpu(Some(4.0 * GB)));
+    assert_eq!(
+        violation(&input, &[(5, 3)]),
+        Violation::GpuMemory {
+            device: 0,
+            missing_bytes: (3.0 * 1.5 + 0.25 - 4.0) * GB,
+        }
+    );
+
+    // The KV cache and the buffers of 8 layers, in 4 GB.
+    input.devices[0].memory_bytes = 4.0 * GB;
+    assert_eq!(
+        violation(&input, &[(8, 0)]),
+        Violation::Memory {
+            device: 0,
+            missing_bytes: 0.25 * GB,
+        }
+    );
+    // They fit, and of the weights 4.75 GB do.
+    input.devices[0].memory_bytes = 9.0 * GB;
+    assert_eq!(
+        violation(&input, &[(8, 0)]),
+        Violation::Disk {
+            device: 0,
+            missing_bytes: (8.0 - 4.75) * GB,
+        }
+    );
+}
+
+#[test]
+fn what_lacks_less_than_rounding_fits() {
+    let mut input = input(vec![device(0.010)]);
+    input.devices[0].memory_bytes = 8.0 * GB - SLACK_BYTES;
+    assert_eq!(latency(&input, 1, &[(8, 0)]).members[0].overflow_bytes, 0.0);
+    input.devices[0].memory_bytes -= 1.0;
+    assert!(matches!(
+        violation(&input, &[(8, 0)]),
+        Violation::Disk { missing_bytes, .. } if missing_bytes == SLACK_BYTES + 1.0
+    ));
+}
+
+#[test]
+fn in_one_round_the_overflow_is_read_beside_own_work() {
+    let mut input = input(vec![device(0.100)]);
+    input.devices[0].memory_bytes = 6.0 * GB;
+    input.devices[0].disk_bytes_per_second = Some(2.0 * GB);
+    // Two of eight GB, in a second. One after the other (the paper's equation 15):
+    let found = latency(&input, 1, &[(8, 0)]);
+    equal(found.token_seconds, 0.8 + 1.0);
+    let member = found.members[0];
+    equal(member.weight_room_bytes, 6.0 * GB);
+    equal(member.overflow_bytes, 2.0 * GB);
+    equal(member.read_bytes(), 2.0 * GB);
+    equal(member.disk_seconds, 1.0);
+    // A chunk computes for 64 x 8 x 0.01 s and reads as much.
+    equal(member.chunk_seconds, 5.12 + 1.0);
+
+    // Hidden as far as the work lasts:
+    input.devices[0].overlap = FREE;
+    let found = latency(&input, 1, &[(8, 0)]);
+    equal(found.token_seconds, 1.0);
+    equal(found.members[0].chunk_seconds, 5.12);
+
+    // Reading gains half a second in each of work, and work loses 0.3 for each of reading:
+    input.devices[0].overlap = Overlap {
+        hidden: 0.5,
+        slowdown: 0.3,
+    };
+    let found = latency(&input, 1, &[(8, 0)]);
+    equal(found.token_seconds, 0.8 + (1.0 - 0.5 * 0.8));
+    // Of the second that a chunk reads all is gained, but for what it costs the work.
+    equal(found.members[0].chunk_seconds, 5.12 + 0.3);
+}
+
+#[test]
+fn measured_shares_become_gains_and_losses() {
+    let half = Overlap::new(0.8, 0.5);
+    equal(half.hidden, (0.8 + 0.5 - 1.0) / 0.8);
+    equal(half.slowdown, (1.0 - 0.8) / 0.5);
+    // What gains nothing is done in turns.
+    assert_eq!(Overlap::new(0.5, 0.5), IN_TURNS);
+    assert_eq!(Overlap::new(0.3, 0.2), IN_TURNS);
+    assert_eq!(Overlap::new(1.0, 1.0), FREE);
+    // Two seconds of work, three of reading, of which 0.375 x 2 are gained.
+    equal(half.stall(2.0, 3.0), 3.0 - 0.375 * 2.0);
+    equal(half.stall(10.0, 3.0), 0.4 * 3.0);
+    equal(half.stall(1.0, -2.0), 0.0);
+}
+
+/// Of two machines the first lacks room for some of its 4 layers. Its own work takes 0.2 s of a token, the other's 1.0.
+fn short_of_memory(bytes: f64, disk: f64) -> PlanningInput {
+    let mut input = input(vec![device(0.050), device(0.250)]);
+    input.devices[0].memory_bytes = 4.0 * GB - bytes;
+    input.devices[0].disk_bytes_per_second = Some(disk);
+    input
+}
+
+#[test]
+fn with_several_rounds_others_work_hides_reading() {
+    // 0.7 GB at 1 GB/s, in two rounds of 0.6 s of work. While the other works for 0.5 s, 0.5 GB come; the last 0.2 of a token would
+    // be read in 0.2 s of own work, which waits: z = r = 0.7 - (C - 0.1), and C = 0.6 + z, so z = 0.1 and C = 0.7.
+    let found = latency(&short_of_memory(0.7 * GB, GB), 2, &[(4, 0), (4, 0)]);
+    equal(found.token_seconds, 2.0 * 0.7);
+    let member = found.members[0];
+    equal(member.disk_seconds, 2.0 * 0.1);
+    equal(member.overflow_bytes, 0.7 * GB);
+    // Ahead: what the disk gives in the 0.5 s in which the member neither computes (0.1 s) nor waits (0.1 s).
+    equal(member.read_ahead_bytes, 0.5 * GB);
+    equal(member.read_bytes(), 1.2 * GB);
+    assert_eq!(found.members[1].disk_seconds, 0.0);
+
+    // 0.4 GB come wholly while the other works; as much as is short is read ahead.
+    let found = latency(&short_of_memory(0.4 * GB, GB), 2, &[(4, 0), (4, 0)]);
+    equal(found.token_seconds, 1.2);
+    equal(found.members[0].read_ahead_bytes, 0.4 * GB);
+
+    // With one round nothing is read ahead.
+    let found = latency(&short_of_memory(0.4 * GB, GB), 1, &[(4, 0), (4, 0)]);
+    equal(found.token_seconds, 1.2 + 0.4);
+    assert_eq!(found.members[0].read_ahead_bytes, 0.0);
+}
+
+#[test]
+fn a_buffer_is_no_larger_than_the_room_for_it() {
+    // 3.8 of 4 GB are short, so 0.2 GB at most are read ahead: 3.6 GB of a token, 1.8 s of each round, are waited for.
+    let found = latency(&short_of_memory(3.8 * GB, GB), 2, &[(4, 0), (4, 0)]);
+    equal(found.members[0].disk_seconds, 2.0 * 1.8);
+    equal(found.members[0].read_ahead_bytes, 0.2 * GB);
+    equal(found.token_seconds, 1.2 + 3.6);
+}
+
+#[test]
+fn what_passes_behind_own_work_is_not_read_ahead() {
+    // Reading costs nothing: 0.2 s of own work hide 0.2 GB; the other 0.3 GB are read ahead.
+    let mut input = short_of_memory(0.5 * GB, GB);
+    input.devices[0].overlap = FREE;
+    let found = latency(&input, 2, &[(4, 0), (4, 0)]);
+    equal(found.token_seconds, 1.2);
+    equal(found.members[0].read_ahead_bytes, 0.3 * GB);
+
+    // Where it costs a twentieth or more, all of it is.
+    input.devices[0].overlap = Overlap {
+        hidden: 1.0,
+        slowdown: 0.05,
+    };
+    let found = latency(&input, 2, &[(4, 0), (4, 0)]);
+    equal(found.members[0].read_ahead_bytes, 0.5 * GB);
+}
+
+#[test]
+fn own_work_that_reading_slows_down_waits_by_that() {
+    // Everything is read in time by the first formula (r - h busy = 0.8 - C - 0.2 < 0); what is read in own work still slows it:
+    // z = l r / (k - l (k-1)), r = 0.7 - (C - 0.1), with k = 2 and l = 0.5, and C = 0.6 + z.
+    let mut input = short_of_memory(0.7 * GB, GB);
+    input.devices[0].overlap = Overlap {
+        hidden: 1.0,
+        slowdown: 0.5,
+    };
+    let found = latency(&input, 2, &[(4, 0), (4, 0)]);
+    // z = (0.8 - C) / 3, so C = 0.6 + 0.8 / 3 - C / 3.
+    let cycle = (0.6 + 0.8 / 3.0) / (4.0 / 3.0);
+    equal(found.token_seconds, 2.0 * cycle);
+    equal(found.members[0].disk_seconds, 2.0 * (cycle - 0.6));
+}
+
+#[test]
+fn macos_with_metal_reads_everything_again() {
+    let mut input = input(vec![device(0.100)]);
+    input.devices[0].memory_bytes = 7.9 * GB;
+    input.devices[0].disk_bytes_per_second = Some(4.0 * GB);
+    input.devices[0].memory_rule = MemoryRule::AllOrNothing;
+    input.devices[0].overlap = FREE;
+    // A tenth of a GB is short, and all eight are read: 2 s in a token, whatever the rounds, and in a chunk.
+    for rounds in [1, 2, 4] {
+        let found = latency(&input, rounds, &[(8, 0)]);
+        equal(found.token_seconds, 0.8 + 2.0);
+        let member = found.members[0];
+        equal(member.overflow_bytes, 8.0 * GB);
+        equal(member.disk_seconds, 2.0);
+        equal(member.chunk_seconds, 5.12 + 2.0);
+        assert_eq!(member.read_ahead_bytes, 0.0);
+    }
+}
