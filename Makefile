@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lint fmt images bench bench-engine bench-rings bench-70b check-cuda fuzz assets
+.PHONY: help run test lint fmt images bench bench-engine bench-rings bench-kernels bench-70b check-cuda fuzz assets
 
 PYTHON ?= python3
 # The model that `make run` fetches; with MODEL=path nothing is fetched.
@@ -22,15 +22,14 @@ run: ## Build, fetch a small model (93 MB, once), answer from a ring of three ag
 	$(if $(filter $(FETCHED_MODEL),$(MODEL)),$(PYTHON) tests/assets/fetch.py run)
 	target/release/prima run '$(MODEL)' --members $(MEMBERS) $(if $(PORT),--port $(PORT)) $(ARGS)
 
-test: ## Run every test; installs and fetches what they need, and says what it had to leave out
-	$(WITH) tests/run.sh
+test: ## Run the tests whose inputs changed since they passed here (FRESH=1: all; SUITES=names: these); says what it left out
+	$(WITH) env $(if $(FRESH),FRESH=1) $(PYTHON) tests/run $(if $(SUITES),$(foreach suite,$(SUITES),'$(suite)'))
 
 lint: ## Formatting, clippy, and cargo-deny (dependency directions, licenses, sources)
 	cargo fmt --all --check
 	$(WITH) cargo clippy --workspace --all-targets --locked -- -D warnings
-	tests/tool.sh cargo-deny 0.20.2
 	cargo fetch --locked
-	cargo deny --offline --locked check --hide-inclusion-graph bans licenses sources
+	tools=$$(tests/tool.sh cargo-deny 0.20.2 --no-default-features) && PATH="$$tools:$$PATH" cargo deny --offline --locked check --hide-inclusion-graph bans licenses sources
 
 fmt: ## Format the code
 	cargo fmt --all
@@ -48,6 +47,9 @@ bench-rings: ## Only the rings and the planner: hops, less memory than the model
 	$(PYTHON) tests/assets/fetch.py bench
 	$(WITH) cargo build --release --locked -p prima -p prima-node-agent
 	$(WITH) cargo run --release --locked -p prima-tests --bin bench -- --rings
+
+bench-kernels: ## Only the matrix kernels, each weight format at each level of instructions (10 minutes)
+	$(WITH) cargo run --release --locked -p prima-tests --bin bench -- --kernels
 
 bench-70b: ## Measure a model of 70B in a ring of four machines with 4 GiB each (writes 43 GB, once; root)
 	$(PYTHON) tests/assets/fetch.py bench-70b

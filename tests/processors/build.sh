@@ -6,8 +6,9 @@
 #               libraries                  what QEMU gives them as their root
 #
 # arm64 is compiled by Debian's cross compiler in a root of its own (once, 1.5 GB in the cache): the toolchain of this machine
-# need not have that target, and the Rust of Debian's releases is too old. Takes root, mmdebstrap, what operator/halda/with-native-tools.sh sets, and that cargo fetched all
-# dependencies.
+# need not have that target, and the Rust of Debian's releases is too old. Takes root, mmdebstrap, what
+# operator/halda/with-native-tools.sh sets, and that cargo fetched all dependencies. `build.sh root` makes only that root, and prints
+# its folder.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -29,13 +30,16 @@ main() {
         make_root "$cache/unfinished"
         mv "$cache/unfinished" "$cache/$version"
     fi
-    [ "${1:-}" != root ] || return 0
+    if [ "${1:-}" = root ]; then
+        echo "$cache/$version"
+        return
+    fi
 
     local built
-    built=$(cargo test --workspace --no-run --locked --message-format=json)
+    built=$(cargo build --workspace --bins --tests --locked --message-format=json)
     link x86_64 kernels <<< "$built"
 
-    built=$(in_root cargo test --no-run --locked --offline --message-format=json --target "$target" -p prima-engine --test kernels)
+    built=$(in_root cargo test --no-run --locked --offline --message-format=json --target "$target" -p prima-kernels --test kernels)
     link aarch64 kernels <<< "$built"
     built=$(in_root cargo build --locked --offline --message-format=json --target "$target" -p prima-node-agent --bins)
     link aarch64 prima-node-agent <<< "$built"

@@ -1,5 +1,5 @@
 //! A real cluster on this machine for one test: a control plane and nodes, each on a host of its own, with kubelets that run pods in
-//! containerd. Takes root, Debian's packages (`run.sh` installs them) and cgroups of version 1.
+//! containerd. Takes root, Debian's packages (`tests/run` installs them) and cgroups of version 1.
 //!
 //! The network is the cluster's own: what talks to the API server, to pods or to Services is started by [`command`](Cluster::command),
 //! or runs [`within`](Cluster::within) it.
@@ -209,5 +209,5 @@ pub struct PortForward {
 /// The OCI archive of an image that `cluster/images.sh` makes: `base`, what a Containerfile can be built on here
 /// (`buildah bud --build-arg BASE=oci-archive:PATH`), or `tools`, with busybox, which is on every node as `localhost/tools`.
 pub fn image(name: &str) -> PathBuf {
-    folder_made_by("cluster/images.sh").join(format!("{name}.tar"))
+    folder_made_by("nodes", &["tests/cluster/images.sh"]).join(format!("{name}.tar"))
 }

@@ -31,8 +31,9 @@ pub struct DeclaredMachines {
     names: Vec<String>,
 }
 
-/// What agents do every ten seconds; more often, so that a test need not wait for the first.
+/// Agents renew their Leases every ten seconds, and say that they count for forty; less, so that a test need not wait so long.
 const RENEWAL: Duration = Duration::from_secs(5);
+const EXPIRY_SECONDS: i32 = 15;
 const GIB: i64 = 1 << 30;
 
 impl DeclaredMachines {
@@ -64,6 +65,7 @@ impl DeclaredMachines {
         self.silent.lock().unwrap().insert(name.to_owned());
     }
 
+    /// The machine is heard of again.
     pub fn wake(&self, name: &str) {
         self.silent.lock().unwrap().remove(name);
     }
@@ -108,7 +110,7 @@ impl DeclaredMachines {
                 if !silent.lock().unwrap().contains(&name) {
                     lease.spec = Some(LeaseSpec {
                         holder_identity: Some(name.clone()),
-                        lease_duration_seconds: Some(40),
+                        lease_duration_seconds: Some(EXPIRY_SECONDS),
                         renew_time: Some(MicroTime(Timestamp::now())),
                         ..LeaseSpec::default()
                     });

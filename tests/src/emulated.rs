@@ -1,9 +1,10 @@
 //! Processors that this machine does not have: QEMU's user mode runs a program as one of them would. For what is computed, never for how
 //! fast. `tests/processors/build.sh` makes the programs.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
+use crate::inputs;
 use crate::machine_ring::Host;
 
 /// A processor by the names that Rust and QEMU have for it.
@@ -61,6 +62,7 @@ impl Host for Processor {
 }
 
 fn folder(architecture: &str) -> PathBuf {
-    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/processors");
-    target.join(architecture)
+    inputs::need("emulation");
+    let programs = inputs::repository().join("target/processors");
+    programs.join(architecture)
 }

@@ -9,6 +9,7 @@ pub mod command;
 pub mod declared_machines;
 pub mod emulated;
 pub mod http;
+pub mod inputs;
 pub mod local_ring;
 pub mod machine;
 pub mod machine_ring;

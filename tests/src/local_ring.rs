@@ -14,8 +14,9 @@ use std::time::Instant;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
+use crate::inputs;
 use crate::machine::Machine;
-use crate::process::{DEADLINE, Ended, POLL_INTERVAL, Process, built_binary, send_signal};
+use crate::process::{DEADLINE, Ended, POLL_INTERVAL, Process, send_signal};
 use crate::{Endpoint, assets, http};
 
 /// Arguments of `prima run`.
@@ -99,10 +100,10 @@ impl LocalRingBuilder {
             .any(|arg| arg == "--profile" || arg == "--split")
             && !self.measures
         {
-            let profile = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/machine.yaml");
+            let profile = inputs::file("tests/assets/machine.yaml");
             self = self.arg("--profile").arg(profile);
         }
-        let mut command = Command::new(built_binary("prima"));
+        let mut command = Command::new(inputs::program("prima"));
         command
             .arg("run")
             .args(&self.args)
@@ -232,10 +233,17 @@ pub fn smollm2() -> PathBuf {
 
 /// The agents that `parent` started, by rank: they are called m0, m1, and so on.
 fn agents_of(parent: u32) -> Vec<Member> {
-    let mut members: Vec<Member> = fs::read_dir("/proc")
+    let mut members = running_members();
+    members.retain(|member| parent_of(member.pid) == Some(parent));
+    members.sort_by_key(|member| member.name[1..].parse::<usize>().expect("a rank"));
+    members
+}
+
+/// All agents on this machine that run as a member of a ring, whoever started them, in containers, too.
+pub fn running_members() -> Vec<Member> {
+    fs::read_dir("/proc")
         .expect("/proc")
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter(|&pid| parent_of(pid) == Some(parent))
         .filter_map(|pid| {
             let arguments = agent_arguments(pid)?;
             let at = arguments.iter().position(|arg| arg == "--member")?;
@@ -244,9 +252,7 @@ fn agents_of(parent: u32) -> Vec<Member> {
                 pid,
             })
         })
-        .collect();
-    members.sort_by_key(|member| member.name[1..].parse::<usize>().expect("a rank"));
-    members
+        .collect()
 }
 
 fn parent_of(pid: u32) -> Option<u32> {

@@ -14,8 +14,9 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::inputs;
 use crate::machine::Machine;
-use crate::process::{DEADLINE, POLL_INTERVAL, Process, built_binary, send_signal};
+use crate::process::{DEADLINE, POLL_INTERVAL, Process, send_signal};
 use crate::{Endpoint, http};
 
 /// A ring that serves.
@@ -32,7 +33,7 @@ pub struct MachineRing {
 pub trait Host {
     /// The program that cargo built for it, to be given arguments.
     fn program(&self, name: &str) -> Command {
-        Command::new(built_binary(name))
+        Command::new(inputs::program(name))
     }
 
     /// `command`, to be started there.
@@ -85,7 +86,7 @@ pub fn plan(model: &Path, profiles: Vec<NodeProfile>, arguments: &[&str]) -> Pla
     let name = |index: usize| format!("m{index}");
     let count = profiles.len();
     let folder = tempfile::tempdir().expect("a folder");
-    let mut command = Command::new(built_binary("prima"));
+    let mut command = Command::new(inputs::program("prima"));
     command
         .args(["plan", "--all", "--output", "json"])
         .args(arguments)

@@ -10,7 +10,8 @@ use rustix::process::Signal;
 
 use crate::api_server::{ApiServer, free_loopback_address};
 use crate::http;
-use crate::process::{built_binary, send_signal};
+use crate::inputs;
+use crate::process::send_signal;
 use crate::service::Service;
 
 /// A machine of a test: what stays when its agent is started anew.
@@ -44,7 +45,7 @@ impl AgentMachine {
 
     /// Its agent, as a pod called `agent-NODE` in `namespace`.
     pub fn start_agent(&self, api: &ApiServer, namespace: &str) -> NodeAgent {
-        let mut command = api.command(built_binary("prima-node-agent"));
+        let mut command = api.command(inputs::program("prima-node-agent"));
         let http = SocketAddr::from((self.address, HTTP_PORT));
         command
             .arg("run")

@@ -1,14 +1,15 @@
 //! `prima operator` as a process beside an API server, with the rights that the chart gives it and no others.
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::process::{Command, ExitStatus};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::api_server::ApiServer;
-use crate::process::{built_binary, send_signal};
+use crate::command::run;
+use crate::inputs;
+use crate::process::send_signal;
 use crate::service::Service;
 
 /// Where the chart is installed.
@@ -16,7 +17,7 @@ pub const NAMESPACE: &str = "prima";
 
 /// Installs the chart: definitions, rights and policies. Its pods are not run, as there is no node.
 pub fn install_chart(api: &ApiServer) {
-    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/prima");
+    let chart = inputs::file("charts/prima");
     let chart = chart.to_str().expect("a path in UTF-8");
     api.helm(&[
         "install",
@@ -35,6 +36,44 @@ pub fn install_chart(api: &ApiServer) {
         "--timeout=30s",
     ])
     .expect("definitions are established");
+}
+
+/// The chart as it was before its last change, below the same path: of the newest commit where it differs from what is here.
+/// `make test` leaves tests of it out where git does not have one.
+pub fn chart_before() -> TempDir {
+    let git = |arguments: &[&str]| {
+        let mut command = Command::new("git");
+        command
+            .arg("-C")
+            .arg(inputs::repository())
+            .args(arguments)
+            .args(["--", "charts/prima"]);
+        command
+    };
+    let commits = run(git(&["log", "--format=%H"]), "").expect("the chart's commits");
+    let differs = |commit: &&str| {
+        let same = git(&["diff", "--quiet", commit]).status();
+        !same.expect("git").success()
+    };
+    let commit = commits.lines().find(differs);
+    let commit = commit.expect("a commit with another chart");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let archive = folder.path().join("chart.tar");
+    let output = format!("--output={}", archive.display());
+    run(git(&["archive", &output, commit]), "").expect("the chart of that commit");
+    let mut unpack = Command::new("tar");
+    unpack.args(["-xf", "chart.tar"]).current_dir(folder.path());
+    run(unpack, "").expect("is unpacked");
+    folder
+}
+
+/// Changes values of the chart that [`install_chart`] installed.
+pub fn upgrade_chart(api: &ApiServer, values: &[&str]) {
+    let chart = inputs::file("charts/prima");
+    let chart = chart.to_str().expect("a path in UTF-8");
+    let upgrade = ["upgrade", "prima", chart, "--namespace", NAMESPACE];
+    api.helm(&[&upgrade[..], values].concat())
+        .expect("the chart is upgraded");
 }
 
 /// Killed on drop, as a pod on a node that fails.
@@ -65,10 +104,12 @@ impl Operator {
         let kubeconfig = folder.path().join("kubeconfig");
         api.write_kubeconfig(&kubeconfig, token.trim());
         let address = free_address();
-        let mut command = Command::new(built_binary("prima"));
+        let mut command = Command::new(inputs::program("prima"));
         command
             .arg("operator")
             .args(["--namespace", NAMESPACE, "--identity", identity])
+            // A third of the default, as tests wait for it to run out.
+            .args(["--leader-lease", "10"])
             .args(["--listen", &address.to_string()])
             .env("KUBECONFIG", &kubeconfig)
             .envs(environment.iter().copied());

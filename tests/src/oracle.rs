@@ -3,12 +3,13 @@
 //! The script keeps its answers in the cache, so a second run costs little. Refuses to judge: the parity tests compare.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
 use crate::assets::{self, AssetError};
+use crate::inputs;
 
 /// What is asked, about one model. The script's head says what each part means.
 #[derive(Debug, Clone, Serialize)]
@@ -119,7 +120,7 @@ pub fn ask(request: &Request) -> Result<Answer, OracleError> {
         source,
     };
     let mut child = Command::new(&python)
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("oracle/llama_cpp.py"))
+        .arg(inputs::file("tests/oracle/llama_cpp.py"))
         .arg(assets::cache()?.join("oracle"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

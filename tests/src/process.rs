@@ -1,7 +1,6 @@
 //! Programs that cargo built, as processes whose output is collected. One that is dropped is killed.
 
 use std::io::Read;
-use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -139,21 +138,4 @@ pub(crate) fn under(mut wrapper: Command, command: &Command) -> Command {
 pub fn send_signal(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(pid as i32).expect("a process id");
     kill_process(pid, signal).expect("send a signal");
-}
-
-/// A program that cargo built: it lies beside the benchmark that runs, or one folder above the test that runs.
-pub fn built_binary(name: &str) -> PathBuf {
-    let own = std::env::current_exe().expect("own path");
-    let folder = own.parent().expect("own folder");
-    let folder = match folder.ends_with("deps") {
-        true => folder.parent().expect("target folder"),
-        false => folder,
-    };
-    let binary = folder.join(name);
-    assert!(
-        binary.is_file(),
-        "{} is not there: run the tests with --workspace, so that cargo builds it",
-        binary.display()
-    );
-    binary
 }

@@ -1,22 +1,22 @@
 //! Suites in Python: runs pytest in the virtual environment that `make assets` makes, and reports what it says.
 
-use std::path::Path;
 use std::process::Command;
 
 use crate::Endpoint;
 use crate::assets;
+use crate::inputs;
 use crate::local_ring::LocalRing;
 
 /// The API key of the rings that Python suites talk to.
 pub const API_KEY: &str = "a-key-for-tests";
 
-/// Runs the suite in folder `tests/FOLDER` against `ring`, which [`API_KEY`] opens. `more` is further environment.
+/// Runs the suite in `folder` against `ring`, which [`API_KEY`] opens. `more` is further environment.
 /// Panics with pytest's output unless it ran tests and all passed.
 pub fn run_suite(folder: &str, ring: &LocalRing, more: &[(&str, String)]) {
     let python = assets::path("venv/bin/python").unwrap_or_else(|error| panic!("{error}"));
     let output = Command::new(python)
         .args(["-m", "pytest", "-q", "-p", "no:cacheprovider"])
-        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder))
+        .current_dir(inputs::file(folder))
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("PRIMA_URL", format!("http://{}", ring.address()))
         .env("PRIMA_MODEL", ring.model())

@@ -9,10 +9,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use prima_crds::definitions;
+use prima_test_hub::TestHub;
 use prima_tests::api_server::{ApiServer, Backend};
 use prima_tests::node_agent::{AgentMachine, NodeAgent};
 use prima_tests::{assets, http};
-use prima_weights::test_hub::TestHub;
 use prima_weights::{Client, Location, Remote, Retry, Source};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};

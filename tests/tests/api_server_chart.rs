@@ -2,11 +2,13 @@
 //! types of the admission policies' expressions, and lets an agent write what is its own and nothing else.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use prima_tests::api_server::{ApiServer, Backend};
+use prima_tests::inputs;
+use prima_tests::operator::chart_before;
 use prima_tests::programs::program;
 use serde_json::Value;
 use tempfile::NamedTempFile;
@@ -148,6 +150,36 @@ const WANTED: [&str; 16] = [
     "validatingadmissionpolicybinding",
 ];
 
+/// From the newest commit whose chart is another.
+#[test]
+fn an_upgrade_from_the_chart_before_keeps_models() {
+    let before = chart_before();
+    let api = ApiServer::start(Backend::Etcd);
+    let chart = inputs::file("charts/prima");
+    let helm = |verb: &str, chart: &Path| {
+        let namespace = ["--namespace", "prima", "--create-namespace"];
+        let arguments = [&[verb, "--install", "prima", text(chart)][..], &namespace].concat();
+        api.helm(&arguments).expect("is installed");
+        definitions_are_established(&api);
+    };
+    helm("upgrade", &before.path().join("charts/prima"));
+    let model = "{apiVersion: prima.dev/v1alpha1, kind: Model, metadata: {name: kept, namespace: default}, spec: {source: {hostPath: {path: /m.gguf}}, suspend: true}}";
+    api.apply(model).expect("a Model");
+    let kept = || {
+        let what = "jsonpath={.metadata.uid} {.metadata.generation} {.spec}";
+        let get = ["get", "model", "kept", "-o", what];
+        api.kubectl(&get).expect("the Model")
+    };
+    let then = kept();
+    helm("upgrade", &chart);
+    assert_eq!(kept(), then);
+    for sample in files_of("charts/prima/samples") {
+        let text = fs::read_to_string(&sample).expect("a sample");
+        api.try_out(&text)
+            .unwrap_or_else(|error| panic!("{sample}: {error}"));
+    }
+}
+
 #[test]
 fn with_agents_apart_the_operator_fits_the_restricted_level() {
     let mut api = ApiServer::start(Backend::Etcd);
@@ -160,7 +192,7 @@ fn with_agents_apart_the_operator_fits_the_restricted_level() {
         "{apiVersion: v1, kind: Node, metadata: {name: desk, labels: {kubernetes.io/os: linux}}}",
     )
     .expect("a node");
-    let values = repository().join("charts/prima/ci/restricted-values.yaml");
+    let values = inputs::file("charts/prima/ci/restricted-values.yaml");
     install(&api, &["--values", text(&values)]);
     for (namespace, pods) in [("prima", 2), ("prima-agents", 1)] {
         let ready = format!("{pods} pods in {namespace}");
@@ -463,7 +495,7 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 fn install(api: &ApiServer, args: &[&str]) {
-    let chart = repository().join("charts/prima");
+    let chart = inputs::file("charts/prima");
     let install = [
         "install",
         "prima",
@@ -502,7 +534,7 @@ fn file_with(yaml: &str) -> NamedTempFile {
 }
 
 fn template(api: &ApiServer, args: &[&str]) -> String {
-    let chart = repository().join("charts/prima");
+    let chart = inputs::file("charts/prima");
     api.helm(
         &[
             &["template", "prima", text(&chart), "--namespace", "prima"],
@@ -514,7 +546,7 @@ fn template(api: &ApiServer, args: &[&str]) -> String {
 }
 
 fn files_of(folder: &str) -> Vec<String> {
-    let folder = repository().join(folder);
+    let folder = inputs::file(folder);
     let entries =
         fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let mut files: Vec<_> = entries
@@ -523,10 +555,6 @@ fn files_of(folder: &str) -> Vec<String> {
     files.sort();
     assert!(!files.is_empty(), "{} is empty", folder.display());
     files
-}
-
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
 fn text(path: &Path) -> &str {

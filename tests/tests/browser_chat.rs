@@ -18,6 +18,6 @@ fn chat_page_works_in_a_browser() {
         ("PRIMA_MEMBERS", members.to_string()),
         ("PRIMA_LAYERS", "30".to_string()),
     ];
-    python::run_suite("browser", &ring, &more);
+    python::run_suite("tests/browser", &ring, &more);
     ring.stop();
 }

@@ -5,12 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use prima_tests::inputs;
 use prima_tests::programs::program;
 use serde_json::Value;
 
 #[test]
 fn every_scenario_renders_as_reviewed() {
-    let golden = repository().join("tests/chart/golden");
+    let golden = inputs::file("tests/chart/golden");
     for scenario in scenarios() {
         // The definitions are files of the chart already.
         let rendered = template(&["--values", text(&scenario), "--set", "crds.install=false"]);
@@ -174,11 +175,7 @@ fn files_of(folder: &Path) -> Vec<PathBuf> {
 }
 
 fn chart() -> PathBuf {
-    repository().join("charts/prima")
-}
-
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+    inputs::file("charts/prima")
 }
 
 fn read(path: &Path) -> String {

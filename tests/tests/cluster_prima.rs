@@ -9,10 +9,10 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use prima_test_hub::{Cut, TestHub};
 use prima_tests::cluster::{Cluster, PrimaImages};
-use prima_tests::local_ring::{LocalRing, smollm2};
-use prima_tests::{assets, http};
-use prima_weights::test_hub::{Cut, TestHub};
+use prima_tests::local_ring::{LocalRing, running_members, smollm2};
+use prima_tests::{assets, http, inputs};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::runtime::Runtime;
@@ -139,7 +139,7 @@ fn a_model_from_a_hub_and_one_from_disks_answer_as_on_one_machine() {
         "prima",
         "--reuse-values",
         "--set",
-        "logLevel=debug",
+        "logLevel=debug,tests.model.name=smollm2,tests.model.namespace=default",
     ]);
     let mut silent = Duration::ZERO;
     let mut new = New::default();
@@ -187,6 +187,10 @@ fn a_model_from_a_hub_and_one_from_disks_answer_as_on_one_machine() {
     );
     test.assert_fetched(&new, whole);
 
+    // The chart's own test asks the operator and the Model.
+    let said = test.helm(&["test", "prima", "--namespace", "prima", "--timeout", "90s"]);
+    assert!(said.contains("Succeeded"), "{said}");
+
     // Uninstalled, Models stay as they are, and what answered is gone.
     test.helm(&["uninstall", "prima", "--namespace", "prima", "--wait"]);
     let left = test.kubectl(&["get", "models", "-o", "name"]);
@@ -213,15 +217,15 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
         "app.kubernetes.io/component=operator",
         "--wait=false",
     ]);
-    assert_eq!(test.chat_from(0, "smollm2"), expected);
-    test.kubectl(&[
-        "rollout",
-        "status",
-        "deployment/prima-operator",
-        "-n",
-        "prima",
-        "--timeout=90s",
-    ]);
+    let mut asked = 0;
+    wait_until("the operator is back", || {
+        assert_eq!(test.chat_from(0, "smollm2"), expected);
+        asked += 1;
+        let operator = test.json(&["get", "deployment", "prima-operator", "-n", "prima"]);
+        let status = &operator["status"];
+        asked > 1 && status["readyReplicas"] == status["replicas"]
+    });
+    println!("operator's pods deleted: {asked} answers meanwhile");
 
     // The agent of rank 0.
     let rank0 = test.members("smollm2")[0].clone();
@@ -288,6 +292,15 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
     wait_until("one ring is left", || {
         let plans = test.json(&["get", "ringplans"]);
         plans["items"].as_array().map(Vec::len) == Some(1)
+    });
+    let mut members = test.members("smollm2");
+    members.sort();
+    wait_until("the plan's members run, and no other", || {
+        let running = running_members().into_iter().map(|member| member.name);
+        // Not those of a ring beside this test.
+        let mut running: Vec<String> = running.filter(|name| name.starts_with("node-")).collect();
+        running.sort();
+        running == members
     });
 }
 
@@ -820,7 +833,7 @@ spec:
 ";
 
 fn chart() -> String {
-    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/prima");
+    let chart = inputs::file("charts/prima");
     chart.to_str().expect("a path in UTF-8").to_owned()
 }
 

@@ -1,8 +1,10 @@
 //! The direction of dependencies, as ARCHITECTURE.md states it: what each package must never reach, however far
 //! away. `deny.toml` says who may depend directly on whom; this file is about everything behind that.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::process::Command;
+
+use prima_tests::inputs;
 
 /// Runtimes and networks that synchronous packages must not reach.
 const ASYNCHRONOUS: [&str; 5] = ["tokio", "hyper", "tonic", "axum", "kube-client"];
@@ -20,6 +22,7 @@ fn no_package_reaches_what_it_must_not() {
             "prima-weights",
             &["prima-text", "prima-engine", "kube-client", "aws-lc-sys"],
         ),
+        ("prima-kernels", &["prima-crds", "prima-text", "kube"]),
         ("prima-engine", &["prima-crds", "prima-text", "kube"]),
         (
             "prima",
@@ -43,6 +46,7 @@ fn no_package_reaches_what_it_must_not() {
         "prima-halda",
         "prima-gguf",
         "prima-text",
+        "prima-kernels",
         "prima-engine",
     ] {
         let reached = reached_from(package);
@@ -55,20 +59,55 @@ fn no_package_reaches_what_it_must_not() {
     assert!(reached_from("prima").contains("prima-gguf"));
 }
 
+/// Suites would otherwise test other code than people run: a test's dependency may turn on a feature of a package that the
+/// programs have without it.
+#[test]
+fn the_tests_have_the_features_that_ship() {
+    let packages = ["--package", "prima", "--package", "prima-node-agent"];
+    let shipped = [&packages[..], &["--edges", "normal,build"]].concat();
+    let shipped = cargo_tree(&shipped, "{p} {f}");
+    let tested = cargo_tree(&["--workspace", "--edges", "all"], "{p} {f}");
+    let other: Vec<_> = shipped.difference(&tested).collect();
+    assert!(
+        shipped.len() > 100 && other.is_empty(),
+        "the tests have these with more features: {other:?}"
+    );
+    for image in ["operator", "node-agent"] {
+        let path = inputs::file(&format!("images/{image}.Containerfile"));
+        let image = std::fs::read_to_string(&path).expect("a Containerfile");
+        assert!(
+            image.contains(&packages.join(" ")),
+            "{} builds other packages than {packages:?}",
+            path.display()
+        );
+    }
+}
+
 /// Names of all packages that `package` depends on, near and far, with the features that it asks for itself: what others ask
 /// of the same packages is not its doing. Without what only tests and build scripts have.
 fn reached_from(package: &str) -> HashSet<String> {
+    let mut reached: HashSet<_> = cargo_tree(&["--package", package, "--edges", "normal"], "{p}")
+        .iter()
+        .filter_map(|line| line.split(' ').next())
+        .map(str::to_owned)
+        .collect();
+    reached.remove(package);
+    reached
+}
+
+/// The lines of `cargo tree`, each once.
+fn cargo_tree(arguments: &[&str], format: &str) -> BTreeSet<String> {
     let output = Command::new(env!("CARGO"))
-        .args(["tree", "--offline", "--locked", "--package", package])
-        .args(["--edges", "normal", "--prefix", "none", "--format", "{p}"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .args(["tree", "--offline", "--locked", "--prefix", "none"])
+        .args(["--format", format])
+        .args(arguments)
+        .current_dir(inputs::file(""))
         .output()
         .expect("cargo tree");
     assert!(output.status.success(), "{output:?}");
     let tree = String::from_utf8(output.stdout).expect("names in UTF-8");
-    let names = tree.lines().filter_map(|line| line.split(' ').next());
-    names
-        .filter(|name| *name != package)
-        .map(str::to_owned)
+    // A star means that what is below was printed before.
+    tree.lines()
+        .map(|line| line.trim_end_matches(" (*)").to_owned())
         .collect()
 }

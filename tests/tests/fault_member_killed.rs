@@ -1,6 +1,10 @@
 //! A member that dies or hangs in mid-stream: the client is told which one within the ring's deadlines (`http`'s is
 //! longer), `prima run` ends with an error that says so where it died, and nothing hangs or stays behind.
 
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
 use prima_tests::Endpoint;
 use prima_tests::http::{self, EventStream};
 use prima_tests::local_ring::{LocalRing, Member, assert_none_left, smollm2};
@@ -39,6 +43,42 @@ fn a_member_that_hangs_is_lost_and_named() {
     ring.stop();
 }
 
+/// As a laptop's whose lid was shut for a moment: shorter than silence that counts as a loss.
+#[test]
+fn a_member_that_pauses_and_goes_on_changes_no_answer() {
+    const PAUSE: Duration = Duration::from_secs(4);
+    const TOKENS: usize = 250;
+    let ring = LocalRing::builder().model(&smollm2()).members(3).start();
+    let expected = ring.complete("Once upon a time", TOKENS);
+    // Read as they come, so that what waits unread is not taken for what came after the pause.
+    let events = stream(&ring, TOKENS);
+    let (sender, received) = mpsc::channel();
+    thread::spawn(move || {
+        for event in events {
+            let _ = sender.send((Instant::now(), event.unwrap()));
+        }
+    });
+    let mut answer = String::new();
+    let mut last = (Instant::now(), String::new());
+    let mut longest = Duration::ZERO;
+    for (count, (came, event)) in received.into_iter().enumerate() {
+        longest = longest.max(came - last.0);
+        if let Ok(event) = serde_json::from_str::<Value>(&event) {
+            answer += event["choices"][0]["text"].as_str().unwrap_or_default();
+        }
+        last = (came, event);
+        if count == 5 {
+            let member = ring.members()[1].pid;
+            send_signal(member, Signal::STOP);
+            thread::sleep(PAUSE);
+            send_signal(member, Signal::CONT);
+        }
+    }
+    assert!(longest > PAUSE - Duration::from_secs(1), "{longest:?}");
+    assert_eq!((answer, last.1.as_str()), (expected, "[DONE]"));
+    ring.stop();
+}
+
 fn kill_and_be_told(rank: usize) {
     let (ring, events) = ring_in_mid_stream();
     let victim = ring.members()[rank].clone();
@@ -50,20 +90,25 @@ fn kill_and_be_told(rank: usize) {
 /// A ring of three members, and a stream that is far from its end.
 fn ring_in_mid_stream() -> (LocalRing, EventStream) {
     let ring = LocalRing::builder().model(&smollm2()).members(3).start();
-    let body = json!({
-        "model": ring.model(),
-        "prompt": "Once upon a time",
-        "max_tokens": 8000,
-        "temperature": 0,
-        "stream": true,
-    });
-    let mut events = http::post_streaming(ring.address(), "/v1/completions", &body).unwrap();
-    assert_eq!(events.status, 200);
+    let mut events = stream(&ring, 8000);
     for _ in 0..5 {
         let event = events.next().expect("an event").unwrap();
         assert!(event.contains("choices"), "{event}");
     }
     (ring, events)
+}
+
+fn stream(ring: &LocalRing, tokens: usize) -> EventStream {
+    let body = json!({
+        "model": ring.model(),
+        "prompt": "Once upon a time",
+        "max_tokens": tokens,
+        "temperature": 0,
+        "stream": true,
+    });
+    let events = http::post_streaming(ring.address(), "/v1/completions", &body).unwrap();
+    assert_eq!(events.status, 200);
+    events
 }
 
 /// The stream ends with an error event that names the lost member, and never with `[DONE]`.

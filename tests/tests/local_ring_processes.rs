@@ -121,7 +121,7 @@ fn the_printed_curl_line_works() {
 }
 
 #[test]
-fn an_api_key_is_asked_for_and_shown_nowhere() {
+fn an_api_key_is_asked_for_and_is_neither_argument_nor_output() {
     let ring = LocalRing::builder()
         .model(&smollm2())
         .members(2)
@@ -130,6 +130,19 @@ fn an_api_key_is_asked_for_and_shown_nowhere() {
         .start();
     let response = http::get(ring.address(), "/v1/models").unwrap();
     assert_eq!(response.status, 401, "{}", response.body);
+    let question = json!({
+        "model": ring.model(),
+        "prompt": "The capital of France is",
+        "max_tokens": 8,
+        "temperature": 0,
+    });
+    for (key, status) in [("close-sesame", 401), ("open-sesame", 200)] {
+        let asked = http::post_with_key(ring.address(), "/v1/completions", key, &question);
+        let response = asked.unwrap();
+        assert_eq!(response.status, status, "{}", response.body);
+        assert_eq!(response.body.contains("Paris"), status == 200);
+        assert!(!response.body.contains("sesame"), "{}", response.body);
+    }
     for member in ring.members() {
         let arguments = fs::read_to_string(format!("/proc/{}/cmdline", member.pid)).unwrap();
         assert!(!arguments.contains("open-sesame"), "{arguments}");

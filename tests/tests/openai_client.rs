@@ -12,6 +12,6 @@ fn openai_python_client_gets_what_it_expects() {
         .arg("--api-key")
         .arg(python::API_KEY)
         .start();
-    python::run_suite("openai", &ring, &[]);
+    python::run_suite("tests/openai", &ring, &[]);
     ring.stop();
 }

@@ -3,7 +3,8 @@
 //! Kernels for quantized weights round activations to eight bits, so two right engines differ visibly (llama.cpp from itself by
 //! 0.2 to 0.5 in a logprob). The yardstick is therefore the distance of each to the exact values, which llama.cpp computes with
 //! the same weights written out as F32 by the gguf package: root mean square over the 20 most likely tokens at each place of
-//! two windows of text. A wrong scale, minimum or nibble order in a kernel shows as a multiple of llama.cpp's distance.
+//! two windows of text. A wrong scale, minimum or nibble order in a kernel shows as a multiple of llama.cpp's distance. Formats into
+//! which llama.cpp does not quantize without measurements are compared with random blocks.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,12 +13,15 @@ use std::process::Command;
 use prima_engine::kernels::{self, Level, Matrix};
 use prima_gguf::writer::GgufWriter;
 use prima_gguf::{GgmlType, Gguf};
-use prima_tests::assets;
 use prima_tests::one_process::{OneProcess, log_softmax};
 use prima_tests::oracle::{self, Request, Text, TextJob};
+use prima_tests::{assets, inputs};
 
 const WINDOW: usize = 128;
 const TOP: usize = 20;
+
+/// Less likely tokens are never chosen. Where one token is certain, thousands of others are alike.
+const NEVER: f32 = -20.0;
 
 /// The engine may be this much further from the exact values than llama.cpp: other roundings, the same amount of them.
 const SLACK: f64 = 1.15;
@@ -105,6 +109,41 @@ fn iq4_xs_weights() {
 }
 
 #[test]
+fn iq1_s_weights() {
+    as_precise_as_llama_cpp("stories15M-random-IQ1_S");
+}
+
+#[test]
+fn iq1_m_weights() {
+    as_precise_as_llama_cpp("stories15M-random-IQ1_M");
+}
+
+#[test]
+fn iq2_xxs_weights() {
+    as_precise_as_llama_cpp("stories15M-random-IQ2_XXS");
+}
+
+#[test]
+fn iq2_xs_weights() {
+    as_precise_as_llama_cpp("stories15M-random-IQ2_XS");
+}
+
+#[test]
+fn iq2_s_weights() {
+    as_precise_as_llama_cpp("stories15M-random-IQ2_S");
+}
+
+#[test]
+fn iq3_xxs_weights() {
+    as_precise_as_llama_cpp("stories15M-random-IQ3_XXS");
+}
+
+#[test]
+fn mxfp4_weights() {
+    as_precise_as_llama_cpp("stories15M-random-MXFP4");
+}
+
+#[test]
 fn smollm2_q4_1_weights() {
     as_precise_as_llama_cpp("SmolLM2-135M-Instruct-Q4_1");
 }
@@ -144,7 +183,7 @@ fn every_quantized_format_holds_the_numbers_that_the_gguf_package_reads() {
     fs::write(&random, file.finish().unwrap()).unwrap();
 
     let output = Command::new(assets::path("venv/bin/python").unwrap())
-        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/dequantize.py"))
+        .arg(inputs::file("tests/assets/dequantize.py"))
         .args([&random, &exact])
         .output()
         .unwrap();
@@ -219,7 +258,8 @@ fn compare(name: &str, engine: &OneProcess, exact: &Text, llama_cpp: &Text) {
         for row in rows.take(WINDOW - 1) {
             let logprobs = log_softmax(row);
             let (exact, llama_cpp) = places.next().unwrap();
-            for &(token, wanted) in &exact[..TOP] {
+            let chosen = exact[..TOP].iter().filter(|(_, wanted)| *wanted > NEVER);
+            for &(token, wanted) in chosen {
                 let peer = llama_cpp.iter().find(|&&(known, _)| known == token);
                 let peer = peer
                     .unwrap_or_else(|| panic!("llama.cpp's answer lacks token {token}"))
@@ -230,7 +270,8 @@ fn compare(name: &str, engine: &OneProcess, exact: &Text, llama_cpp: &Text) {
             }
         }
     }
-    assert_eq!(count, 2 * (WINDOW - 1) * TOP);
+    let all = 2 * (WINDOW - 1) * TOP;
+    assert!(count > all * 9 / 10 && count <= all, "{count} of {all}");
     let engine_error = (engine_squares / f64::from(count as u32)).sqrt();
     let llama_cpp_error = (llama_cpp_squares / f64::from(count as u32)).sqrt();
     println!(

@@ -1,7 +1,6 @@
 //! One program per architecture runs on every processor of it: each takes the highest kernels that it has, and these compute what plain
 //! Rust computes; members with different processors make one ring.
 
-use std::path::Path;
 use std::process::Command;
 
 use prima_crds::v1alpha1::node_profile::NodeProfile;
@@ -9,7 +8,7 @@ use prima_tests::emulated::{CORTEX_A72, CORTEX_A76, HASWELL, NEHALEM, NEWEST_ARM
 use prima_tests::local_ring::smollm2;
 use prima_tests::machine_ring::{Host, MachineRing, Node, ThisMachine, plan};
 use prima_tests::one_process::OneProcess;
-use prima_tests::{Endpoint, http};
+use prima_tests::{Endpoint, http, inputs};
 use serde_json::json;
 
 /// That take long under QEMU. What is left compares every level with plain Rust, which this machine's own run of these compares with
@@ -91,8 +90,7 @@ const TOKENS: usize = 8;
 fn a_ring_of_x86_and_arm64_answers_as_one_process_does() {
     let model = smollm2();
     let engine = OneProcess::open(&model, 2).unwrap();
-    let yaml =
-        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/machine.yaml"));
+    let yaml = std::fs::read_to_string(inputs::file("tests/assets/machine.yaml"));
     let profile = NodeProfile::from_yaml("machine", &yaml.unwrap()).unwrap();
     let planned = plan(&model, vec![profile.clone(), profile], &["--rounds", "2"]);
     let members = planned.plan.spec.members.iter();

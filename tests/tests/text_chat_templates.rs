@@ -7,7 +7,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use prima_gguf::{Metadata, Value};
-use prima_tests::assets;
+use prima_tests::{assets, inputs};
 use prima_text::{ChatTemplate, ChatTemplateError, Tokenizer};
 use serde_json::{Map, json};
 
@@ -232,10 +232,7 @@ fn jinja2(
     templates: &BTreeMap<String, String>,
     conversations: &BTreeMap<String, Map<String, serde_json::Value>>,
 ) -> BTreeMap<String, BTreeMap<String, serde_json::Value>> {
-    let script = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/oracle/render_chat_templates.py"
-    );
+    let script = inputs::file("tests/oracle/render_chat_templates.py");
     let mut oracle = Command::new(assets::path("venv/bin/python").unwrap())
         .arg(script)
         .stdin(Stdio::piped())

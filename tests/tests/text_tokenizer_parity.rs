@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use prima_gguf::{Gguf, Value, writer::GgufWriter};
-use prima_tests::assets;
+use prima_tests::{assets, inputs};
 use prima_text::Tokenizer;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -177,10 +177,7 @@ fn llama_cpp(model: &Path, jobs: &[(String, bool, bool)]) -> Answer {
         })
         .collect();
     let mut oracle = Command::new(assets::path("venv/bin/python").unwrap())
-        .arg(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/oracle/llama_cpp_tokens.py"
-        ))
+        .arg(inputs::file("tests/oracle/llama_cpp_tokens.py"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()

@@ -35,7 +35,6 @@ mod damaged_map;
 mod device;
 mod embedding;
 mod error;
-pub mod kernels;
 mod kv_cache;
 mod layer_window;
 mod mapped_weights;
@@ -57,3 +56,6 @@ pub use model::Model;
 pub use output_head::OutputHead;
 pub use page_cache::drop_pages;
 pub use residency::{Ahead, Part, Residency, ResidencyStatus, Rhythm, streaming_rate};
+
+/// The arithmetic, a package of its own.
+pub use prima_kernels as kernels;

@@ -24,8 +24,6 @@ mod remote;
 mod retry;
 mod source;
 pub mod tensors;
-#[cfg(feature = "test-hub")]
-pub mod test_hub;
 
 pub use cache::{Cache, CacheEntry, CacheError, Collected};
 pub use client::{Client, ClientError};

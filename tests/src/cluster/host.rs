@@ -11,6 +11,7 @@ use std::thread;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::command::{CommandError, run};
+use crate::inputs;
 use crate::process::under;
 
 /// On drop it ends as a machine does that loses power; what it had written stays.
@@ -98,7 +99,5 @@ impl Drop for Host {
 }
 
 fn script(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("cluster")
-        .join(name)
+    inputs::file("tests/cluster").join(name)
 }

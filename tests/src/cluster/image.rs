@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use super::image;
 use crate::command::run;
-use crate::process::built_binary;
+use crate::inputs;
 
 /// An image that was built from the files in `context`, as an OCI archive in there. `base` is one that `cluster/images.sh` makes.
 pub fn build_image(context: &Path, containerfile: &Path, base: &str, name: &str) -> PathBuf {
@@ -67,9 +67,9 @@ impl PrimaImages {
                 strip
                     .arg("-o")
                     .arg(context.join(program))
-                    .arg(built_binary(program));
+                    .arg(inputs::program(program));
                 run(strip, "").unwrap_or_else(|error| panic!("{error}"));
-                let containerfile = repository().join(format!("images/{image}.Containerfile"));
+                let containerfile = inputs::file(&format!("images/{image}.Containerfile"));
                 let name = format!("ghcr.io/prima-dev/prima-{image}:{}", app_version());
                 build_image(&context, &containerfile, "base", &name)
             });
@@ -82,16 +82,11 @@ impl PrimaImages {
 
 /// The chart's, which its images are tagged with.
 fn app_version() -> String {
-    let path = repository().join("charts/prima/Chart.yaml");
+    let path = inputs::file("charts/prima/Chart.yaml");
     let chart =
         fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let version = chart
         .lines()
         .find_map(|line| line.strip_prefix("appVersion: "));
     version.expect("an appVersion").trim_matches('"').to_owned()
-}
-
-fn repository() -> PathBuf {
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
-    tests.parent().expect("the repository").to_owned()
 }

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use prima_test_hub::{Cut, Fail};
 use prima_weights::tensors::total_bytes;
-use prima_weights::test_hub::{Cut, Fail};
 use prima_weights::{Client, Download, DownloadError, Progress, Remote};
 use tokio::sync::watch;
 

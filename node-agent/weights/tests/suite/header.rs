@@ -31,7 +31,7 @@ async fn a_header_comes_in_spite_of_faults() {
     let setup = Setup::new().await;
     let remote = setup.open().await;
     setup.hub.control(|control| {
-        control.cut = Some(prima_weights::test_hub::Cut {
+        control.cut = Some(prima_test_hub::Cut {
             after_bytes: 5000,
             times: 3,
         });

@@ -1,6 +1,6 @@
 //! The hub's ways: redirects, what it says along with them, tokens, and what it refuses.
 
-use prima_weights::test_hub::COMMIT;
+use prima_test_hub::COMMIT;
 use prima_weights::{Remote, RemoteError};
 
 use crate::support::{FILE, REPO, Setup, download, hub_source, with_token};

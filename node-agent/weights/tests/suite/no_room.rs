@@ -1,4 +1,4 @@
-//! A disk without room. The disk is a tmpfs of a few megabytes, which takes root to mount: where that cannot be, `tests/run.sh` leaves
+//! A disk without room. The disk is a tmpfs of a few megabytes, which takes root to mount: where that cannot be, `make test` leaves
 //! these tests out and says so.
 
 use std::path::{Path, PathBuf};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use prima_gguf::writer::GgufWriter;
 use prima_gguf::{GgmlType, Gguf};
-use prima_weights::test_hub::TestHub;
+use prima_test_hub::TestHub;
 use prima_weights::{
     Client, Download, DownloadError, LocalFile, Location, Progress, Remote, Retry, Source, Token,
 };

@@ -1,8 +1,8 @@
 //! Matrix products: within the bounds that 8-bit activations allow of the exact product, and the same bits
 //! whatever the batch, the pool and the company of other matrices.
 
-use prima_engine::kernels::{Level, Matrix, ThreadPool, matmul};
 use prima_gguf::GgmlType;
+use prima_kernels::{Level, Matrix, ThreadPool, matmul};
 
 use crate::reference::{FORMATS, Random, Scales, random_weights, weights};
 
@@ -83,6 +83,50 @@ fn activation_error(format: GgmlType) -> f64 {
     }
 }
 
+fn activations(random: &mut Random, scales: Scales, count: usize) -> Vec<f32> {
+    let mut x = random.units(count);
+    for (i, x) in x.iter_mut().enumerate() {
+        *x = match scales {
+            Scales::Usual => *x,
+            Scales::Extreme => [-127.0, 127.0, 0.0, *x][random.below(4)],
+            // The largest of every 32 makes a step of 1.
+            Scales::Exact if i % 32 == 0 => 127.0,
+            Scales::Exact => random.below(7) as f32 - 3.0,
+        };
+    }
+    x
+}
+
+/// Where neither weights nor activations are rounded, only the sum is: plain Rust gives what the formula gives, and nothing is
+/// missing, however many columns there are. (Its bits are those of all other levels, see below.)
+#[test]
+fn exact_products_are_the_formulas() {
+    let mut random = Random(7);
+    let pool = pool(2, Level::SCALAR);
+    for format in FORMATS {
+        for (rows, cols) in shapes(format) {
+            let n = 3;
+            let bytes = random_weights(&mut random, format, rows * cols, Scales::Exact);
+            let x = activations(&mut random, Scales::Exact, n * cols);
+            let out = product(&pool, Matrix::new(format, rows, cols, &bytes).unwrap(), &x);
+            let w = weights(format, &bytes);
+            for (i, got) in out.iter().enumerate() {
+                let (row, x) = (i % rows, &x[i / rows * cols..][..cols]);
+                let terms = w[row * cols..].iter().zip(x);
+                let terms = terms.map(|(w, x)| w * f64::from(*x));
+                let (exact, all) = terms.fold((0.0, 0.0), |(sum, all), term| {
+                    (sum + term, all + term.abs())
+                });
+                let off = (f64::from(*got) - exact).abs();
+                assert!(
+                    off <= 1e-6 * all,
+                    "{format} {rows}x{cols} {i}: {got} for {exact}, terms of {all}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn products_have_the_same_bits_at_every_level_that_fuses() {
     let mut random = Random(3);
@@ -93,16 +137,7 @@ fn products_have_the_same_bits_at_every_level_that_fuses() {
             for (rows, cols) in shapes(format) {
                 for n in [1, 2, 9] {
                     let bytes = random_weights(&mut random, format, rows * cols, scales);
-                    let mut x = random.units(n * cols);
-                    for (i, x) in x.iter_mut().enumerate() {
-                        *x = match scales {
-                            Scales::Usual => *x,
-                            Scales::Extreme => [-127.0, 127.0, 0.0, *x][random.below(4)],
-                            // The largest of every 32 makes a step of 1.
-                            Scales::Exact if i % 32 == 0 => 127.0,
-                            Scales::Exact => random.below(7) as f32 - 3.0,
-                        };
-                    }
+                    let x = activations(&mut random, scales, n * cols);
                     let matrix = Matrix::new(format, rows, cols, &bytes).unwrap();
                     let expected = product(&pool(1, Level::SCALAR), matrix, &x);
                     for level in Level::available() {

@@ -2,7 +2,7 @@
 //! the pool.
 
 use half::f16;
-use prima_engine::kernels::{
+use prima_kernels::{
     AttentionShape, BLOCK_POSITIONS, KvShape, Level, SequenceAttention, ThreadPool, attention,
 };
 

@@ -32,31 +32,40 @@ pub(in super::super) unsafe fn tile<I: Integers, F: BlockFormat, const ROWS: usi
     }
 }
 
-/// Defines [`Integers::tile`] and [`Integers::one_row`] for a level: compiled for its features, once for each format.
+/// Defines [`Integers::multiply`], [`Integers::tile`] and [`Integers::one_row`] for a level: compiled for its features, once for
+/// each format. (As functions of their own: with all formats in one the compiler takes twice as long.)
 macro_rules! compiled_for {
     ($features:literal) => {
         #[target_feature(enable = $features)]
-        unsafe fn tile<F: $crate::kernels::formats::BlockFormat, const ROWS: usize>(
-            panel: &$crate::kernels::panel::Panel,
-            place: &$crate::kernels::panel::Place,
-            x: &$crate::kernels::activations::QuantizedRows,
-            first: usize,
-            product: &$crate::kernels::matmul::Product<'_>,
-        ) {
-            // SAFETY: passed on from the caller.
-            unsafe {
-                $crate::kernels::panel::tile::<Self, F, ROWS>(panel, place, x, first, product)
-            }
-        }
-
-        #[target_feature(enable = $features)]
-        unsafe fn one_row<F: $crate::kernels::panel::PanelFormat>(
-            product: &$crate::kernels::matmul::Product<'_>,
-            x: &$crate::kernels::activations::QuantizedRows,
+        unsafe fn multiply<F: $crate::panel::PanelFormat>(
+            product: &$crate::matmul::Product<'_>,
+            x: &$crate::activations::QuantizedRows,
             rows: std::ops::Range<usize>,
         ) {
             // SAFETY: passed on from the caller.
-            unsafe { $crate::kernels::panel::one_row::<Self, F>(product, x, rows) }
+            unsafe { $crate::panel::multiply::<Self, F>(product, x, rows) }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn tile<F: $crate::formats::BlockFormat, const ROWS: usize>(
+            panel: &$crate::panel::Panel,
+            place: &$crate::panel::Place,
+            x: &$crate::activations::QuantizedRows,
+            first: usize,
+            product: &$crate::matmul::Product<'_>,
+        ) {
+            // SAFETY: passed on from the caller.
+            unsafe { $crate::panel::tile::<Self, F, ROWS>(panel, place, x, first, product) }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn one_row<F: $crate::panel::PanelFormat>(
+            product: &$crate::matmul::Product<'_>,
+            x: &$crate::activations::QuantizedRows,
+            rows: std::ops::Range<usize>,
+        ) {
+            // SAFETY: passed on from the caller.
+            unsafe { $crate::panel::one_row::<Self, F>(product, x, rows) }
         }
     };
 }

@@ -59,7 +59,7 @@ macro_rules! with_block_format {
     (@ $ggml_type:expr, $Format:ident, $call:expr, $otherwise:expr; $($name:ident)*) => {
         match $ggml_type {
             $(prima_gguf::GgmlType::$name => {
-                type $Format = $crate::kernels::formats::$name;
+                type $Format = $crate::formats::$name;
                 $call
             })*
             _ => $otherwise,

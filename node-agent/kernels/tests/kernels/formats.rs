@@ -1,7 +1,7 @@
 //! What `Matrix` accepts, and that `dequantize_row` gives the numbers that the formats define.
 
-use prima_engine::kernels::{Matrix, MatrixError, dequantize_row, supported};
 use prima_gguf::GgmlType;
+use prima_kernels::{Matrix, MatrixError, dequantize_row, supported};
 
 use crate::reference::{FORMATS, Random, Scales, random_weights, weights};
 

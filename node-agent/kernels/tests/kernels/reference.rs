@@ -2,8 +2,8 @@
 //! blocks defines them, and random blocks.
 
 use half::f16;
-use prima_engine::kernels::{Matrix, dequantize_row};
 use prima_gguf::GgmlType;
+use prima_kernels::{Matrix, dequantize_row};
 
 pub const FORMATS: [GgmlType; 23] = [
     GgmlType::F32,

@@ -184,6 +184,16 @@ pub(super) trait Integers {
     /// Whether the products are of signed bytes, where values less the format's offset are such.
     const SIGNED: bool;
 
+    /// Computes the columns `rows` of the output for quantized weights.
+    ///
+    /// # Safety
+    /// The processor has the level's instructions, and no other thread writes these columns.
+    unsafe fn multiply<F: PanelFormat>(
+        product: &Product<'_>,
+        x: &QuantizedRows,
+        rows: Range<usize>,
+    );
+
     /// Adds the panel's products with `ROWS` rows of activations from `first` on to the output, or sets it
     /// where the panel's columns are the first: [`tile()`], compiled for the level.
     ///
@@ -278,19 +288,19 @@ pub(super) unsafe fn multiply_by_format<I: Integers>(product: &Product<'_>, rows
             },
             Activations::Quantized(x) => with_block_format!(
                 product.matrix.ggml_type(),
-                Format => multiply::<I, Format>(product, x, rows),
+                Format => I::multiply::<Format>(product, x, rows),
                 else no_kernel(product.matrix.ggml_type()),
             ),
         }
     }
 }
 
-/// Computes the columns `rows` of the output for quantized weights.
+/// [`Integers::multiply`], whose only body this is; inlined there.
 ///
 /// # Safety
-/// The processor has the instructions of `I`, and no other thread writes these columns.
+/// As there.
 #[inline(always)]
-unsafe fn multiply<I: Integers, F: PanelFormat>(
+pub(super) unsafe fn multiply<I: Integers, F: PanelFormat>(
     product: &Product<'_>,
     x: &QuantizedRows,
     rows: Range<usize>,

@@ -1,0 +1,24 @@
+//! A program of tests: what modules test within themselves. They are compiled here once more, without the others; in a harness of
+//! its own the whole library would be, and all levels of its matrix kernels take minutes.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    dead_code,
+    unused_imports,
+    reason = "these are tests, of parts of a library"
+)]
+
+mod activations;
+mod elementwise;
+mod formats;
+mod level;
+mod numerics;
+mod per_level;
+mod placement;
+mod rope;
+mod shared_slice;
+mod thread_pool;
+
+use level::Level;
+use per_level::per_level;

@@ -1,0 +1,49 @@
+//! The arithmetic of a transformer layer on the CPU, as safe functions over slices: matrix products with
+//! weights in the file's own block formats, attention over the KV cache, norms and rotations. Chooses the
+//! instruction set once at run time and shares the work among the threads of a pool. Knows nothing of
+//! models, files or sessions.
+//!
+//! What every level keeps: an element of a result depends only on its own row of activations, in an order
+//! of operations that neither the number of rows, nor the number of threads, nor the tile sizes change.
+
+mod activations;
+mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod byte_pairs;
+mod elementwise;
+mod formats;
+mod lanes;
+mod level;
+pub mod limits;
+mod matmul;
+mod matrix;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod numerics;
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code, reason = "without vector levels nothing makes panels")
+)]
+mod panel;
+mod per_level;
+mod placement;
+mod rope;
+mod scalar;
+mod shared_slice;
+#[cfg(target_arch = "x86_64")]
+mod sse41;
+mod thread_pool;
+
+use per_level::per_level;
+
+pub use attention::{AttentionShape, BLOCK_POSITIONS, KvShape, SequenceAttention, attention};
+pub use elementwise::{add, add_bias, rms_norm, swiglu};
+pub use level::{LEVEL_VARIABLE, Level, LevelError};
+pub use matmul::{PANEL, matmul};
+pub use matrix::{Matrix, MatrixError, dequantize_row, supported};
+pub use rope::{Rope, RopeAngles, RopePairing, rotate};
+pub use thread_pool::{ThreadPool, ThreadPoolError};

@@ -1,0 +1,237 @@
+"""`make test`: builds the tests, gets what they need, runs the suites whose inputs changed since they last passed here, and ends
+with what that cost, what was not run again, and what could not run on this machine and why.
+
+    make test SUITES="local_ring_answers cluster_* prima-halda"     only these, changed or not
+    make test FRESH=1                                               every suite
+
+A test never skips itself: it runs, or it is named at the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import fnmatch
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import costs
+import inputs
+import machine
+from inputs import ROOT, Suite
+
+# What it does not need here, such as updating itself, is a good part of building it.
+NEXTEST = ["0.9.114", "--no-default-features", "--features", "default-no-update"]
+JUNIT = ROOT / "target" / "nextest" / "default" / "junit.xml"
+# Tests of a suite that cannot run where a need is not met, though the others can.
+PARTS = {
+    "prima-weights::suite": ("small-disk", "test(/^no_room::/)"),
+    "prima-tests::api_server_chart": ("chart-before", "test(=an_upgrade_from_the_chart_before_keeps_models)"),
+}
+# Whose programs are compiled for other processors, too.
+EMULATED = "prima-tests::processors_emulated"
+EMULATED_LEVELS = {"sse4.1", "avx2", "neon", "neon-dotprod", "neon-i8mm"}
+# What no machine of ours runs in these tests.
+ELSEWHERE = [
+    "layers on a real GPU: they take one, and a build with `cuda` or `metal` (PRIMA_TEST_GPU=1); the same code runs here on candle's "
+    "CPU device",
+    "the CUDA build: `make check-cuda` compiles it, which takes 2 GB to download and 14 CPU minutes",
+    "the images' stages that compile from source: they take a registry; the same Containerfiles are built here around programs that "
+    "are there",
+]
+
+
+@dataclasses.dataclass
+class Plan:
+    """What becomes of each suite."""
+
+    run: list[Suite] = dataclasses.field(default_factory=list)
+    inputs: inputs.Digests | None = None
+    # Of each suite: what identifies its tools and what is left out of it, and the digest of all its inputs.
+    others: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    digests: dict[str, str] = dataclasses.field(default_factory=dict)
+    unchanged: list[str] = dataclasses.field(default_factory=list)
+    left_out: list[str] = dataclasses.field(default_factory=list)  # for people
+    filters: list[str] = dataclasses.field(default_factory=list)  # of nextest, for parts of suites that are left out
+
+
+def main() -> int:
+    wanted = sys.argv[1:]
+    spent, plan, results, status = costs.Costs(), Plan(), [], 1
+    try:
+        with spent.phase("assets"):
+            machine.installed("npm", "npm")
+            run("python3", "tests/assets/fetch.py", "test")
+        with spent.phase("build") as phase:
+            suites, digests = build()
+            phase.remark = costs.slowest_crates(ROOT / "target" / "cargo-timings" / "cargo-timing.html")
+        plan = decide(suites, digests, wanted, spent)
+        if plan.run:
+            with spent.phase("cargo-nextest"):
+                tools = output("tests/tool.sh", "cargo-nextest", *NEXTEST)
+            with spent.phase("suites"):
+                status, results = run_suites(plan, tools)
+            remember(plan, results)
+        else:
+            status = 0
+    except machine.Lack as lack:
+        print(f"the tests cannot run here: {lack}", file=sys.stderr)
+    except subprocess.CalledProcessError as error:
+        print(f"`{' '.join(map(str, error.cmd))}` failed with status {error.returncode}", file=sys.stderr)
+    report(plan, results, spent)
+    return status
+
+
+def build() -> tuple[list[Suite], inputs.Digests]:
+    """Builds the programs and the tests, in one resolution of features; what cargo says where its terminal is."""
+    packages = inputs.Package.all()
+    suites, programs = [], Path()
+    for build in inputs.BUILDS:
+        command = ["cargo", *build.command, "--locked", "--message-format=json-render-diagnostics", *build.targets]
+        if not build.only:
+            command.append("--timings")
+        for message in map(json.loads, output(*command).splitlines()):
+            if not message.get("executable"):
+                continue
+            program, folder = Path(message["executable"]), str(Path(message["manifest_path"]).parent.relative_to(ROOT))
+            package = next(name for name, package in packages.items() if package.folder == folder)
+            target = message["target"]
+            if message["profile"]["test"]:
+                suite = Suite(build, package, target["name"], target["kind"][0], program)
+                if not build.only or suite.nextest_id in build.only:
+                    suites.append(suite)
+            elif not build.only:
+                programs = program.parent
+    return suites, inputs.Digests(packages, programs)
+
+
+def decide(suites: list[Suite], digests: inputs.Digests, wanted: list[str], spent: costs.Costs) -> Plan:
+    """Which suites run. Tools are built for those only that ask for them."""
+    plan, before = Plan(), inputs.passed()
+    plan.inputs = digests
+    for pattern in wanted:
+        if not any(is_called(suite, pattern) for suite in suites):
+            raise machine.Lack(f"no suite is called {pattern}; there are {', '.join(sorted({suite.name for suite in suites}))}")
+    for suite in suites:
+        if wanted and not any(is_called(suite, pattern) for pattern in wanted):
+            continue
+        identities, filters = [], []
+        try:
+            for name in suite.listed("needs"):
+                with spent.phase(f"tools: {name}"):
+                    identities.append(machine.meet(name))
+        except machine.Lack as lack:
+            plan.left_out.append(str(lack))
+            continue
+        if suite.id in PARTS:
+            name, tests = PARTS[suite.id]
+            try:
+                identities.append(machine.meet(name))
+            except machine.Lack as lack:
+                plan.left_out.append(str(lack))
+                filters.append(f"(binary_id(={suite.id}) & {tests})")
+        plan.others[suite.id] = identities + filters
+        digest = digests.of_suite(suite, plan.others[suite.id])
+        plan.digests[suite.id] = digest
+        known = before.get(suite.id, {})
+        if digest and known.get("digest") == digest and not wanted and not os.environ.get("FRESH"):
+            if known["tests"]:
+                plan.unchanged.append(f"{suite.id} ({known['tests']} tests, {known['when']})")
+            continue
+        plan.run.append(suite)
+        plan.filters += filters
+    if any(suite.id == EMULATED for suite in plan.run):
+        with spent.phase("build for arm64"):
+            run("cargo", "fetch", "--locked")
+            run("tests/processors/build.sh")
+    return plan
+
+
+def is_called(suite: Suite, pattern: str) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for name in (suite.id, suite.name, suite.target))
+
+
+def run_suites(plan: Plan, tools: str) -> tuple[int, list[costs.SuiteResult]]:
+    """nextest, which is in the folder `tools`, runs them, each build's by itself; all of them even if some fail."""
+    status, results = 0, []
+    for build in inputs.BUILDS:
+        chosen = [suite for suite in plan.run if suite.build == build]
+        if not chosen:
+            continue
+        filters = " + ".join(suite.filter for suite in chosen)
+        filters = f"({filters})" + "".join(f" - {one}" for one in plan.filters)
+        JUNIT.unlink(missing_ok=True)
+        threads = f"--test-threads={2 * (os.cpu_count() or 1)}"
+        command = ["cargo", "nextest", "run", "--locked", "--no-fail-fast", "--no-tests=pass", threads, *build.targets, "-E", filters]
+        variables = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+        ended = subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
+        status |= ended
+        reported = {result.suite: result for result in (costs.read_junit(JUNIT) if JUNIT.exists() else [])}
+        for suite in chosen:
+            # Programs of packages without tests are suites without tests; one of which we name the tests must have them.
+            none = costs.SuiteResult(suite.id, 0, int(bool(ended or build.only)), 0.0, "none of its tests ran")
+            results.append(dataclasses.replace(reported.get(suite.nextest_id, none), suite=suite.id))
+            status |= results[-1].failed
+    return min(status, 1), results
+
+
+def remember(plan: Plan, results: list[costs.SuiteResult]) -> None:
+    """Notes which suites passed whole, with what they depend on; a failed one is forgotten, and one whose inputs changed meanwhile."""
+    known, today = inputs.passed(), datetime.date.today().isoformat()
+    now = inputs.Digests(plan.inputs.packages, plan.inputs.programs)
+    passed = {result.suite: result for result in results if not result.failed}
+    for suite in plan.run:
+        known.pop(suite.id, None)
+        if suite.id in passed and now.of_suite(suite, plan.others[suite.id]) == plan.digests[suite.id]:
+            known[suite.id] = {"digest": plan.digests[suite.id], "tests": passed[suite.id].tests, "when": today}
+    inputs.write_passed(known)
+
+
+def report(plan: Plan, results: list[costs.SuiteResult], spent: costs.Costs) -> None:
+    """Tables and lists for people; what was left out also in target/skipped.txt."""
+    print("\nWhat it cost:", spent.table(), sep="\n")
+    results = sorted((result for result in results if result.tests or result.failed), key=lambda result: -result.seconds)
+    if results:
+        print("\nSuites, the times of their tests added up:", costs.suites_table(results), sep="\n")
+    if plan.unchanged:
+        print("\nNot run again, as they passed here with the same inputs (FRESH=1 runs them):")
+        print(*(f"  - {line}" for line in plan.unchanged), sep="\n")
+    left_out = sorted(set(plan.left_out)) + levels_not_here(plan) + ELSEWHERE + halves()
+    (ROOT / "target").mkdir(exist_ok=True)
+    (ROOT / "target" / "skipped.txt").write_text("".join(f"{line}\n" for line in left_out))
+    print("\nLeft out on this machine:")
+    print(*(f"  - {line}" for line in left_out), sep="\n", flush=True)
+
+
+def levels_not_here(plan: Plan) -> list[str]:
+    """Kernels that neither this processor nor an emulated one can run."""
+    agent = ROOT / "target" / "debug" / "prima-node-agent"
+    if not agent.exists():
+        return []
+    shown = subprocess.run([agent, "inspect", "--cpu"], capture_output=True, text=True, check=True).stdout
+    lacking = re.findall(r"^ *(\S+) .* no, it lacks (.*?) *$", shown, re.MULTILINE)
+    emulated = EMULATED_LEVELS if not any("emulated" in line for line in plan.left_out) else set()
+    return [f"kernels of the level {level}: compiled only, as this processor lacks {features}" for level, features in lacking if level not in emulated]
+
+
+def halves() -> list[str]:
+    """Tests that are marked as ignored: each says why."""
+    found = machine.git("grep", "-n", "-A2", r"#\[ignore", "--", "*.rs")
+    return [f"{name.split('.rs')[0]}.rs, {function}: {reason}" for name, reason, function in
+            re.findall(r"^(\S+?):\d+: *#\[ignore = \"(.*)\"\]\n(?:.*\n)?.*fn (\w+)", found, re.MULTILINE)]
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, cwd=ROOT, check=True)
+
+
+def output(*command: str) -> str:
+    return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""What a suite depends on, as one digest: its own program and the programs that it starts, the files that it reads, the assets,
+the tools, and this machine. A suite that passed with the same digest here need not run again.
+
+A suite's program holds its sources and those of all crates that it uses, compiled, so the program's bytes stand for them. What it
+reaches beside that is listed in suites.json; the harness refuses whatever is not (tests/src/inputs.rs). Suites of other packages
+than prima-tests reach the files of their own package, too.
+
+What is not in a git checkout cannot be told from what was left there, so without one every suite runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import machine
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "assets"))
+import fetch  # noqa: E402
+
+CACHE = fetch.CACHE
+SUITES: dict[str, dict[str, list[str]]] = json.loads((ROOT / "tests" / "suites.json").read_text())
+PASSED = CACHE / "passed.json"
+# Beginnings of the names of variables that change what tests do, or what they compare with.
+VARIABLES = ("PRIMA_", "RUST_", "NEXTEST", "PROPTEST_", "PYTEST", "PYTHON", "HF_", "OTEL_", "UPDATE_GOLDEN", "HTTP_PROXY", "HTTPS_PROXY",
+             "ALL_PROXY", "NO_PROXY")
+
+
+@dataclasses.dataclass(frozen=True)
+class Build:
+    """What cargo compiles in one resolution of features."""
+
+    name: str  # for people, and in the names of its suites; empty for the build that ships
+    command: list[str]  # of cargo, that builds it
+    targets: list[str]  # packages, targets and features, for cargo and nextest alike
+    only: dict[str, str]  # suite to nextest's filter: its tests that run; empty for all suites
+
+
+# All packages as they ship; and the GPU's code, which candle computes on a CPU here.
+BUILDS = [
+    Build("", ["build"], ["--workspace", "--bins", "--tests"], {}),
+    Build(
+        "accelerator",
+        ["test", "--no-run"],
+        ["--package=prima-engine", "--package=prima-node-agent", "--features=prima-engine/accelerator,prima-node-agent/accelerator",
+         "--lib", "--test=accelerated_layers",
+         # candle turns on features that have the kernels compiled anew, which are only what its layers are compared with.
+         "--config=profile.dev.package.prima-kernels.opt-level=1"],
+        {"prima-engine::accelerated_layers": "all()", "prima-node-agent": "test(=profile::gpu::tests::every_figure_of_a_gpu_is_measured)"},
+    ),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """One test program."""
+
+    build: Build
+    package: str
+    target: str  # as cargo calls it
+    kind: str  # lib, bin or test
+    program: Path
+
+    @property
+    def id(self) -> str:
+        """For people, and in what is remembered."""
+        return f"{self.nextest_id} ({self.build.name})" if self.build.name else self.nextest_id
+
+    @property
+    def nextest_id(self) -> str:
+        """As nextest calls it; it does not tell the builds apart."""
+        match self.kind:
+            case "test":
+                return f"{self.package}::{self.target}"
+            case "bin":
+                return f"{self.package}::bin/{self.target}"
+            case _:
+                return self.package
+
+    @property
+    def filter(self) -> str:
+        """For nextest: its tests that run."""
+        return f"(binary_id(={self.nextest_id}) & {self.build.only.get(self.nextest_id, 'all()')})"
+
+    def listed(self, what: str) -> list[str]:
+        """What suites.json says of it."""
+        return SUITES.get(self.name, {}).get(what, [])
+
+    @property
+    def name(self) -> str:
+        """In suites.json: suites of prima-tests by their own name, others by their package's."""
+        return self.target if self.package == "prima-tests" else self.package
+
+
+@dataclasses.dataclass(frozen=True)
+class Package:
+    """One of the workspace; paths are relative to the repository's root."""
+
+    folder: str
+    dependencies: list[str]  # of the workspace
+
+    @staticmethod
+    def all() -> dict[str, Package]:
+        """By name, as cargo has them."""
+        listed = subprocess.run(["cargo", "metadata", "--no-deps", "--format-version=1", "--locked"], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+                                check=True).stdout
+        return {
+            package["name"]: Package(
+                str(Path(package["manifest_path"]).parent.relative_to(ROOT)),
+                [dependency["name"] for dependency in package["dependencies"] if dependency.get("path")],
+            )
+            for package in json.loads(listed)["packages"]
+        }
+
+
+class Digests:
+    """Digests of what several suites share are made once."""
+
+    def __init__(self, packages: dict[str, Package], programs: Path) -> None:
+        self.packages = packages
+        self.programs = programs  # where cargo puts what is not a test
+        self.known: dict[str, str] = {}
+        self.tracked: list[str] | None = None
+
+    def of_suite(self, suite: Suite, others: list[str]) -> str:
+        """`others`: what identifies the tools that it needs, and which of its tests do not run here. Empty if it cannot be told."""
+        if not self.repository():
+            return ""
+        parts = [suite.id, suite.filter, self.machine(), self.assets(), self.file(suite.program), *others]
+        parts += [self.file(self.programs / program) for program in suite.listed("programs")]
+        files = list(suite.listed("files"))
+        if suite.package != "prima-tests":
+            files.append(self.packages[suite.package].folder)
+        parts += [self.tree(path) for path in sorted(files)]
+        parts += [self.sources(package) for package in suite.listed("sources")]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def file(self, path: Path) -> str:
+        key = str(path)
+        if key not in self.known:
+            with open(path, "rb") as file:
+                self.known[key] = hashlib.file_digest(file, "sha256").hexdigest()
+        return self.known[key]
+
+    def tree(self, path: str) -> str:
+        """Names and contents of the repository's files at or below `path`, but for Rust's, which are in programs."""
+        return self.contents([name for name in self.below(path) if not name.endswith(".rs")])
+
+    def sources(self, package: str) -> str:
+        """All files of a package and of those that it depends on, and what cargo builds them by."""
+        found, waiting = set(), [package]
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                waiting += self.packages[name].dependencies
+        names = {name for package in found for name in self.below(self.packages[package].folder)}
+        return self.contents(sorted(names | {"Cargo.toml", "Cargo.lock"}))
+
+    def contents(self, names: list[str]) -> str:
+        return hashlib.sha256("".join(f"{name} {self.file(ROOT / name)}\n" for name in names).encode()).hexdigest()
+
+    def below(self, path: str) -> list[str]:
+        """The repository's files at or below `path`; all for an empty one."""
+        return [name for name in self.repository() if not path or name == path or name.startswith(path + "/")]
+
+    def repository(self) -> list[str]:
+        """The files that git tracks, and new ones that it does not ignore; none without git."""
+        if self.tracked is None:
+            listed = machine.git("ls-files", "-z", "--cached", "--others", "--exclude-standard")
+            self.tracked = sorted(name for name in listed.split("\0") if name and (ROOT / name).is_file())
+        return self.tracked
+
+    def assets(self) -> str:
+        """What fetch.py wrote beside each asset: the checksums of all that it was made of."""
+        if "assets" not in self.known:
+            stamps = [CACHE / "stamps" / f"{name}.json" for name in fetch.SETS["test"]]
+            text = "".join(f"{stamp.name} {stamp.read_text()}\n" for stamp in stamps)
+            self.known["assets"] = hashlib.sha256(text.encode()).hexdigest()
+        return self.known["assets"]
+
+    def machine(self) -> str:
+        """Its processor, its kernel, what runs the tests, and who."""
+        if "machine" not in self.known:
+            try:
+                processor = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("model name", "flags", "Features"))]
+            except OSError:
+                processor = [platform.processor()]
+            facts = [*sorted(set(processor)), platform.release(), sys.version, str(os.cpu_count()), str(os.getuid()),
+                     self.file(ROOT / ".config" / "nextest.toml"),
+                     *sorted(f"{name}={value}" for name, value in os.environ.items() if name.upper().startswith(VARIABLES))]
+            self.known["machine"] = hashlib.sha256("\n".join(facts).encode()).hexdigest()
+        return self.known["machine"]
+
+
+def passed() -> dict[str, dict[str, object]]:
+    """Of each suite that passed here: the digest, how many tests, and when."""
+    try:
+        return json.loads(PASSED.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def write_passed(known: dict[str, dict[str, object]]) -> None:
+    partial = PASSED.with_suffix(f".{os.getpid()}")
+    partial.write_text(json.dumps(known, indent=1, sort_keys=True))
+    os.replace(partial, PASSED)

@@ -1,0 +1,169 @@
+"""What this machine has for the tests: tools that are built or installed when a suite asks for them, and what it lacks.
+
+Suites say in suites.json what they need, by the names of NEEDS. A need that this machine cannot meet leaves its suites out, with
+the reason. One that it meets has an identity, which is part of what its suites depend on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests"
+
+
+class Lack(Exception):
+    """Why a need cannot be met here, for people."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Need:
+    """`meet` makes it available, and returns what identifies it; or raises Lack."""
+
+    what: str  # for people: the suites that need it
+    meet: Callable[[], str]
+
+
+def api_server() -> str:
+    """The API server, its stores, kubectl and Helm."""
+    return built(TESTS / "control-plane" / "build.sh", "api-server")
+
+
+def nodes() -> str:
+    """What makes this machine several nodes of a cluster."""
+    root()
+    if not Path("/sys/fs/cgroup/memory").is_dir():
+        raise Lack("they take cgroups of version 1")
+    namespaces("--uts", "--ipc", "--net", "--pid", "--cgroup", "--fork", "mount", "-t", "tmpfs", "tmpfs", "/mnt")
+    packages = {"ip": "iproute2", "containerd": "containerd", "runc": "runc", "/usr/lib/cni/ptp": "containernetworking-plugins",
+                "iptables": "iptables", "conntrack": "conntrack", "mmdebstrap": "mmdebstrap", "buildah": "buildah"}
+    identity = [installed(command, package) for command, package in packages.items()]
+    identity += [built(TESTS / "control-plane" / "build.sh", "nodes"), built(TESTS / "cluster" / "images.sh")]
+    return "\n".join(identity)
+
+
+def chromium() -> str:
+    """A browser."""
+    return installed("chromium", "chromium")
+
+
+def memory_groups() -> str:
+    """Whether a memory cgroup can be made, of version 1 or 2."""
+    top, limit = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+    try:
+        if not top.is_dir():
+            top, limit = Path("/sys/fs/cgroup"), "memory.max"
+            (top / "cgroup.subtree_control").write_text("+memory")
+        group = top / f"prima-run-{os.getpid()}"
+        group.mkdir()
+        try:
+            (group / limit).write_text(str(1 << 30))
+        finally:
+            group.rmdir()
+    except OSError as error:
+        raise Lack("memory limits take root and a writable memory cgroup") from error
+    return limit
+
+
+def small_disk() -> str:
+    """Whether a tmpfs can be mounted."""
+    with tempfile.TemporaryDirectory() as folder:
+        if not succeeds(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]):
+            raise Lack("mounting a small disk takes root")
+        subprocess.run(["umount", folder], check=True)
+    return "tmpfs"
+
+
+def chart_before() -> str:
+    """The chart as it was before its last change; the tests choose the same commit (tests/src/operator.rs)."""
+    for commit in git("log", "--format=%H", "--", "charts/prima").split():
+        if not succeeds(["git", "-C", str(ROOT), "diff", "--quiet", commit, "--", "charts/prima"]):
+            return commit
+    raise Lack("git has no commit in which it was another, as in a shallow clone")
+
+
+def emulation() -> str:
+    """QEMU, and a compiler for arm64 in a root of its own."""
+    if platform.machine() != "x86_64":
+        raise Lack("they are emulated on x86-64 only")
+    root()
+    namespaces("true")
+    identity = [installed("mmdebstrap", "mmdebstrap"), installed("qemu-aarch64-static", "qemu-user-static")]
+    try:
+        return "\n".join([*identity, built(TESTS / "processors" / "build.sh", "root")])
+    except subprocess.CalledProcessError as error:
+        raise Lack("Debian's compiler for arm64 could not be fetched") from error
+
+
+NEEDS = {
+    "api-server": Need("a real API server", api_server),
+    "nodes": Need("clusters of real nodes", nodes),
+    "chromium": Need("the chat page in a real browser", chromium),
+    "memory-groups": Need("weights that make room for another program", memory_groups),
+    "small-disk": Need("downloads to a disk that is full", small_disk),
+    "chart-before": Need("an upgrade from the chart before", chart_before),
+    "emulation": Need("older and other processors, emulated", emulation),
+}
+
+
+@functools.cache
+def meet(name: str) -> str:
+    """The identity of a need, made available now, or a Lack that says whose it is."""
+    need = NEEDS[name]
+    try:
+        return need.meet()
+    except Lack as lack:
+        raise Lack(f"{need.what}: {lack}") from lack
+
+
+def installed(command: str, package: str) -> str:
+    """The version of Debian's package, after installing it if root can; elsewhere that the command is there."""
+    if shutil.which(command) is None:
+        if os.getuid() != 0 or shutil.which("apt-get") is None:
+            raise Lack(f"{package} is not installed, and only root can install it here")
+        print(f"installing Debian's {package}", file=sys.stderr, flush=True)
+        quiet = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", package]
+        if not (succeeds(["apt-get", "update", "-qq"]) and succeeds(quiet) and shutil.which(command)):
+            raise Lack(f"{package} is not installed, and apt-get could not install it")
+    if shutil.which("dpkg-query") is None:
+        return command
+    version = subprocess.run(["dpkg-query", "--show", package], capture_output=True, text=True, check=False)
+    return version.stdout.strip() or command
+
+
+def built(script: Path, *arguments: str) -> str:
+    """What a script says that it made (its last line, a folder named after what it was made of), and the script."""
+    made = subprocess.run([script, *arguments], stdout=subprocess.PIPE, text=True, check=True).stdout
+    return f"{made.strip().splitlines()[-1]} {hashlib.sha256(script.read_bytes()).hexdigest()}"
+
+
+def root() -> None:
+    if os.getuid() != 0:
+        raise Lack("they take root")
+
+
+def namespaces(*command: str) -> None:
+    if not succeeds(["unshare", "--mount", *command]):
+        raise Lack("namespaces of its own are not allowed here")
+
+
+def git(*arguments: str) -> str:
+    """What git says of this repository; nothing where it is none, or git is not installed."""
+    try:
+        return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return ""
+
+
+def succeeds(command: list[str]) -> bool:
+    return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0
