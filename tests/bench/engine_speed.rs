@@ -16,7 +16,7 @@ use prima_tests::one_process::OneProcess;
 
 use crate::Effort;
 use crate::error::BenchError;
-use crate::peer;
+use crate::peer::{self, FlashAttention};
 use crate::statistics::Samples;
 
 /// What is measured of one file.
@@ -76,8 +76,8 @@ pub struct EngineSpeed {
     pub decode: Pair,
     pub prefill_tokens: usize,
     pub prefill: Pair,
-    /// Decode after [`DEEP`] tokens.
-    pub deep: Option<Pair>,
+    /// Decode after [`DEEP`] tokens, and the peer's setting, which is its better one.
+    pub deep: Option<(Pair, FlashAttention)>,
     /// Decode of [`AT_ONCE`] sequences, all together.
     pub at_once_tokens: usize,
     pub at_once: Pair,
@@ -91,6 +91,23 @@ pub struct Pair {
 }
 
 impl Pair {
+    /// Measures both once. Who begins alternates: whoever comes second finds a warmer processor.
+    fn take_turn(
+        &mut self,
+        turn: usize,
+        engine: impl FnOnce() -> Result<f64, BenchError>,
+        llama_cpp: impl FnOnce() -> Result<f64, BenchError>,
+    ) -> Result<(), BenchError> {
+        if turn.is_multiple_of(2) {
+            self.engine.push(engine()?);
+            self.llama_cpp.push(llama_cpp()?);
+        } else {
+            self.llama_cpp.push(llama_cpp()?);
+            self.engine.push(engine()?);
+        }
+        Ok(())
+    }
+
     /// How many times as fast the engine is, by medians.
     pub fn ratio(&self) -> f64 {
         self.engine.median() / self.llama_cpp.median()
@@ -150,37 +167,43 @@ fn measure_model(
         at_once_tokens: effort.decode / subject.share / 4,
         at_once: Pair::default(),
     };
-    for _ in 0..effort.turns {
-        let (decoded, prefilled) = (speed.decode_tokens, speed.prefill_tokens);
-        let mut empty = engine.sequence(1 + decoded);
-        speed
-            .decode
-            .engine
-            .push(decode(&engine, &mut empty, decoded)?);
-        let rate = peer.tokens_per_second(path, threads, 0, decoded, 0)?;
-        speed.decode.llama_cpp.push(rate);
-
-        speed.prefill.engine.push(prefill(&engine, prefilled)?);
-        let rate = peer.tokens_per_second(path, threads, prefilled, 0, 0)?;
-        speed.prefill.llama_cpp.push(rate);
-
+    for turn in 0..effort.turns {
+        let decoded = speed.decode_tokens;
+        speed.decode.take_turn(
+            turn,
+            || decode(&engine, &mut engine.sequence(1 + decoded), decoded),
+            || peer.tokens_per_second(path, threads, 0, decoded),
+        )?;
+        let prefilled = speed.prefill_tokens;
+        speed.prefill.take_turn(
+            turn,
+            || prefill(&engine, prefilled),
+            || peer.tokens_per_second(path, threads, prefilled, 0),
+        )?;
         let decoded = speed.at_once_tokens;
-        speed.at_once.engine.push(decode_at_once(&engine, decoded)?);
-        let rate =
-            peer.tokens_per_second_at_once(path, threads, AT_ONCE, AT_ONCE_PROMPT, decoded)?;
-        speed.at_once.llama_cpp.push(rate);
+        speed.at_once.take_turn(
+            turn,
+            || decode_at_once(&engine, decoded),
+            || peer.tokens_per_second_at_once(path, threads, AT_ONCE, AT_ONCE_PROMPT, decoded),
+        )?;
     }
     if subject.deep {
         let turns = effort.turns.min(DEEP_TURNS);
-        let mut kv = engine.sequence(DEEP + turns * (1 + DEEP_DECODE));
+        let mut kv = engine.sequence(DEEP + turns * FlashAttention::BOTH.len() * (1 + DEEP_DECODE));
         engine.last_logits(&tokens(&engine, DEEP), &mut kv)?;
-        let mut pair = Pair::default();
-        for _ in 0..turns {
-            pair.engine.push(decode(&engine, &mut kv, DEEP_DECODE)?);
-            let rate = peer.tokens_per_second(path, threads, 0, DEEP_DECODE, DEEP)?;
-            pair.llama_cpp.push(rate);
+        let mut pairs = [(); FlashAttention::BOTH.len()].map(|()| Pair::default());
+        for turn in 0..turns {
+            for (pair, setting) in pairs.iter_mut().zip(FlashAttention::BOTH) {
+                pair.take_turn(
+                    turn,
+                    || decode(&engine, &mut kv, DEEP_DECODE),
+                    || peer.tokens_per_second_deep(path, threads, DEEP_DECODE, DEEP, setting),
+                )?;
+            }
         }
-        speed.deep = Some(pair);
+        let better = pairs.into_iter().zip(FlashAttention::BOTH);
+        speed.deep =
+            better.max_by(|(a, _), (b, _)| a.llama_cpp.median().total_cmp(&b.llama_cpp.median()));
     }
     Ok(speed)
 }

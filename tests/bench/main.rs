@@ -4,12 +4,14 @@
 //! slower does so for both; medians are reported. Refuses to judge by one sample, and to hide what comes out badly.
 //!
 //! `--quick` takes one small sample of everything, to try the bench itself; its numbers mean nothing and are not kept. `--engine` measures
-//! the engine alone, `--rings` everything but the engine, `--70b` a model of 70B in a small ring, and nothing else.
+//! the engine alone, `--rings` everything but the engine, `--kernels` the kernels, format by level, `--70b` a model of 70B in a small
+//! ring, and nothing else. Results are kept in a folder for each kind of machine.
 
 mod client;
 mod engine_speed;
 mod error;
 mod hop_cost;
+mod kernel_speed;
 mod machines;
 mod memory_limit;
 mod peer;
@@ -54,6 +56,8 @@ fn main() -> ExitCode {
     let quick = asked("--quick");
     let measured = if asked("--70b") {
         run_70b()
+    } else if asked("--kernels") {
+        run_kernels(&effort, quick)
     } else if asked("--engine") {
         run_engine(&effort, quick)
     } else if asked("--rings") {
@@ -82,7 +86,7 @@ fn run_rings(effort: &Effort, quick: bool) -> Result<(), BenchError> {
     let planning = planning_speed::measure(effort)?;
     let limits = memory_limit::measure(effort)?;
     let machines = machines::measure(effort)?;
-    let mut table = report::title("make bench-rings", effort);
+    let mut table = report::title("make bench-rings");
     table += &report::rings(&hops, &ring);
     table += &report::memory_limits(limits.as_deref());
     table += &report::machines(machines.as_deref());
@@ -102,11 +106,21 @@ fn run_rings(effort: &Effort, quick: bool) -> Result<(), BenchError> {
 
 fn run_engine(effort: &Effort, quick: bool) -> Result<(), BenchError> {
     let speeds = engine_speed::measure(effort)?;
-    let report = report::title("make bench-engine", effort) + &report::engine(&speeds);
+    let report = report::title("make bench-engine") + &report::engine(&speeds);
     println!("{report}");
     match quick {
         true => Ok(()),
         false => report::write(&results().join("engine.md"), &report),
+    }
+}
+
+fn run_kernels(effort: &Effort, quick: bool) -> Result<(), BenchError> {
+    let speeds = kernel_speed::measure(effort)?;
+    let report = report::title("make bench-kernels") + &report::kernels(&speeds);
+    println!("{report}");
+    match quick {
+        true => Ok(()),
+        false => report::write(&results().join("kernels.md"), &report),
     }
 }
 
@@ -120,5 +134,5 @@ fn run_70b() -> Result<(), BenchError> {
 }
 
 fn results() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("bench/results")
+    report::folder(&Path::new(env!("CARGO_MANIFEST_DIR")).join("bench/results"))
 }

@@ -70,11 +70,16 @@ pub fn measure(effort: &Effort) -> Result<Option<Vec<UnderLimit>>, BenchError> {
             let page_cache = |source| BenchError::PageCache { source };
             let limits = Limits::of_memory(limit.megabytes * 1_000_000);
             let machine = Machine::new("bench", &limits, &path).map_err(cgroup)?;
-            drop_cached(&path).map_err(page_cache)?;
-            limit.ring(&path, &machine, &never)?;
-            drop_cached(&path).map_err(page_cache)?;
-            let rate = bench.tokens_per_second_in(&machine, &path, THREADS, PEER_TOKENS)?;
-            limit.llama_cpp.push(rate);
+            // Who begins alternates.
+            for ours in [turn.is_multiple_of(2), !turn.is_multiple_of(2)] {
+                drop_cached(&path).map_err(page_cache)?;
+                if ours {
+                    limit.ring(&path, &machine, &never)?;
+                } else {
+                    let rate = bench.tokens_per_second_in(&machine, &path, THREADS, PEER_TOKENS)?;
+                    limit.llama_cpp.push(rate);
+                }
+            }
         }
     }
     Ok(Some(limits))

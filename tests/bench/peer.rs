@@ -1,7 +1,7 @@
 //! The peer: llama.cpp's own llama-bench and llama-batched-bench, built once for this machine from the source in PyPI's llama-cpp-python.
 //!
 //! Decides nothing about what is measured. Its defaults stay (flash attention and repacking as it likes), as they are what its
-//! users get.
+//! users get; after much context, where they are not its best, who asks says which.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,6 +14,24 @@ use crate::error::BenchError;
 /// Its programs.
 pub struct Programs {
     folder: PathBuf,
+}
+
+/// How it computes attention.
+#[derive(Clone, Copy)]
+pub enum FlashAttention {
+    On,
+    Off,
+}
+
+impl FlashAttention {
+    pub const BOTH: [Self; 2] = [Self::On, Self::Off];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::On => "on",
+            Self::Off => "off",
+        }
+    }
 }
 
 const PROGRAMS: [&str; 2] = ["llama-bench", "llama-batched-bench"];
@@ -65,18 +83,28 @@ pub fn build() -> Result<Programs, BenchError> {
 }
 
 impl Programs {
-    /// Tokens per second of one run: a prompt of `prefill` tokens in one batch, or `decode` tokens one at a time (the other being 0),
-    /// after `depth` tokens of context, which are not counted.
+    /// Tokens per second of one run: a prompt of `prefill` tokens in one batch, or `decode` tokens one at a time (the other being 0).
     pub fn tokens_per_second(
         &self,
         model: &Path,
         threads: usize,
         prefill: usize,
         decode: usize,
-        depth: usize,
     ) -> Result<f64, BenchError> {
-        let mut command = self.bench(model, threads, prefill, decode);
-        command.args(["-d", &depth.to_string()]);
+        rate(&mut self.bench(model, threads, prefill, decode))
+    }
+
+    /// The same of `decode` tokens after `depth` tokens of context, which are not counted.
+    pub fn tokens_per_second_deep(
+        &self,
+        model: &Path,
+        threads: usize,
+        decode: usize,
+        depth: usize,
+        flash_attention: FlashAttention,
+    ) -> Result<f64, BenchError> {
+        let mut command = self.bench(model, threads, 0, decode);
+        command.args(["-d", &depth.to_string(), "-fa", flash_attention.name()]);
         rate(&mut command)
     }
 

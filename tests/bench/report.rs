@@ -1,12 +1,13 @@
 //! The results as Markdown, for people: what was measured, on what, and how it stands against its goals.
 
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use crate::Effort;
 use crate::engine_speed::{AT_ONCE, DEEP, DEEP_DECODE, EngineSpeed, EngineSpeeds, Pair};
 use crate::error::BenchError;
 use crate::hop_cost::HopCost;
+use crate::kernel_speed::{COLS, Cell, KernelSpeeds, ROWS};
 use prima_node_agent::ring::Reading;
 
 use crate::machines::{Outcome, READINGS};
@@ -33,12 +34,44 @@ const FIRST_GOAL: f64 = 12.0; // milliseconds
 const PROOF_GOAL: f64 = 1.0; // seconds
 
 /// The title and what holds for all sections.
-pub fn title(command: &str, effort: &Effort) -> String {
+pub fn title(command: &str) -> String {
     format!(
-        "# What `{command}` measured\n\n{}\n\nMedians of {} turns (smallest to largest) where nothing else is said; what is compared took turns in one run.\n",
+        "# What `{command}` measured\n\n{}\n\nOf {}. Medians (smallest to largest; how many turns, `x 7`); what is compared took turns in one run, \
+         and who begins alternates.\n",
         machine(),
-        effort.turns
+        revision()
     )
+}
+
+/// Where the results of this machine are kept: a folder named after its processor.
+pub fn folder(results: &Path) -> PathBuf {
+    let name = format!("{} {} cores", processor(), cores());
+    let letters = name.replace("(R)", "").replace("(TM)", "").to_lowercase();
+    let words = letters.split(|letter: char| !letter.is_ascii_alphanumeric());
+    let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+    results.join(words.join("-"))
+}
+
+/// The commit that was measured, and whether anything was changed since.
+fn revision() -> String {
+    let git = |arguments: &[&str]| {
+        let output = Command::new("git")
+            .args(["-C", env!("CARGO_MANIFEST_DIR")])
+            .args(arguments)
+            .output()
+            .ok()
+            .filter(|output| output.status.success())?;
+        Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else {
+        return "an unknown commit".to_owned();
+    };
+    // What was measured before changes nothing.
+    let changes = git(&["status", "--porcelain", "--", ":/", ":!bench/results"]);
+    match changes.is_some_and(|changes| changes.is_empty()) {
+        true => format!("commit {commit}"),
+        false => format!("commit {commit} with changes that are not committed"),
+    }
 }
 
 /// The section about the engine alone.
@@ -91,9 +124,11 @@ fn engine_rows(text: &mut String, speeds: &EngineSpeeds, speed: &EngineSpeed) {
             speed.prefill.engine.median() * operations / speeds.operations.median()
         }),
     );
-    if let Some(deep) = &speed.deep {
-        let turns = deep.engine.count();
-        let what = format!("decode {DEEP_DECODE} after {DEEP}, {turns} turns");
+    if let Some((deep, setting)) = &speed.deep {
+        let setting = setting.name();
+        let what = format!(
+            "decode {DEEP_DECODE} after {DEEP}, llama.cpp with flash attention {setting}, which is its better"
+        );
         row(what, deep, DEEP_GOAL, None);
     }
     row(
@@ -102,6 +137,67 @@ fn engine_rows(text: &mut String, speeds: &EngineSpeeds, speed: &EngineSpeed) {
         AT_ONCE_GOAL,
         None,
     );
+}
+
+/// The section about the kernels.
+pub fn kernels(speeds: &KernelSpeeds) -> String {
+    let mut text = format!(
+        "\n## Kernels\n\nA matrix is {ROWS} x {COLS}, {} threads. The limit: what reading memory alone reaches, and products of bytes that are in registers \
+         already (plain Rust has no such limit of its own).\n",
+        speeds.threads
+    );
+    type Figure = fn(&Cell) -> &Samples;
+    let decode: Figure = |cell| &cell.decode;
+    let prefill: Figure = |cell| &cell.prefill;
+    let tables = [
+        ("Decode, GB/s of weights read from memory", decode, 1e9, 1),
+        (
+            "Prefill, 128 rows of activations, billions of operations per second, a product and a sum being two",
+            prefill,
+            1e9,
+            0,
+        ),
+    ];
+    for (what, figure, unit, digits) in tables {
+        let _ = write!(text, "\n{what}:\n\n| | {} |\n|", speeds.levels.join(" | "));
+        text += &" --- |".repeat(1 + speeds.levels.len());
+        text.push('\n');
+        for (format, cells) in &speeds.formats {
+            let cells: Vec<String> = cells
+                .iter()
+                .map(|cell| scaled(figure(cell), unit, digits))
+                .collect();
+            let _ = writeln!(text, "| {format} | {} |", cells.join(" | "));
+        }
+    }
+    let _ = write!(
+        text,
+        "\n| | {} |\n|{}\n",
+        speeds.levels.join(" | "),
+        " --- |".repeat(1 + speeds.levels.len())
+    );
+    for (what, samples, unit, digits) in [
+        (
+            "attention of one row, 32 heads on 8 of 64, at 4096, µs",
+            &speeds.attention_decode,
+            1e-6,
+            0,
+        ),
+        (
+            "attention of 512 rows, ms",
+            &speeds.attention_prefill,
+            1e-3,
+            1,
+        ),
+        ("an empty job, µs", &speeds.dispatch, 1e-6, 2),
+    ] {
+        let cells: Vec<String> = samples
+            .iter()
+            .map(|samples| scaled(samples, unit, digits))
+            .collect();
+        let _ = writeln!(text, "| {what} | {} |", cells.join(" | "));
+    }
+    text
 }
 
 /// The sections about rings on one machine.
@@ -121,7 +217,8 @@ pub fn memory_limits(limits: Option<&[UnderLimit]>) -> String {
     };
     let _ = write!(
         text,
-        "{} (4.9 GB) on one machine, tokens per second under a limit of memory, 2 threads. llama.cpp: in its map, not repacked.\n\n\
+        "{} (4.9 GB) on one machine, tokens per second under a limit of memory, 2 threads. llama.cpp: in its map, not repacked, which is \
+         its best there.\n\n\
          | limit | prima | llama.cpp | ratio | goal | | predicted | MB read a token | planned |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
         crate::memory_limit::MODEL
@@ -152,7 +249,7 @@ pub fn machines(outcomes: Option<&[Outcome]>) -> String {
         return text;
     };
     text += "Each machine has its own limits of memory, processors and disk, and its own copy of the model. It measures itself, `prima plan` makes the plan. \
-        Memory pressure is the fall of the available memory, as a share of all.\n\n";
+        Memory pressure is the fall of the available memory, as a share of all. The error is by how much longer a token takes than predicted.\n\n";
     let (ahead, others): (Vec<&Outcome>, Vec<&Outcome>) = outcomes
         .iter()
         .partition(|outcome| outcome.setting.reading == Reading::Ahead);
@@ -160,7 +257,7 @@ pub fn machines(outcomes: Option<&[Outcome]>) -> String {
     let _ = writeln!(text, "\nGoal: an error below {PREDICTION_GOAL} %.");
     let _ = write!(
         text,
-        "\n### What each part of reading weights gives\n\n{}, tokens per second. \"Next window asked for\" is the page cache with the paper's prefetch: where the window \
+        "\n### What each part of reading weights gives\n\n{}, tokens per second of 8 tokens, of 3 with the page cache. \"Next window asked for\" is the page cache with the paper's prefetch: where the window \
          does not fit into memory, what was read first is gone when it is used.\n\n\
          | machines | | rounds | tokens per second | times the page cache |\n| --- | --- | --- | --- | --- |\n",
         crate::machines::LARGE
@@ -202,9 +299,9 @@ pub fn machines(outcomes: Option<&[Outcome]>) -> String {
 pub fn machines_70b(outcomes: &[Outcome]) -> String {
     let all: Vec<&Outcome> = outcomes.iter().collect();
     format!(
-        "# What `make bench-70b` measured\n\n{}\n\nRandom weights in the shape of Llama 3 70B (42 GB, Q4_K_M) in a ring of machines with 4 GiB each, that read one file on \
+        "{}\nRandom weights in the shape of Llama 3 70B (42 GB, Q4_K_M) in a ring of machines with 4 GiB each, that read one file on \
          one disk.\n\n{}\nGoal: memory pressure below {PRESSURE_GOAL} %: {}.\n",
-        machine(),
+        title("make bench-70b"),
         machines_table(&all),
         verdict(
             all.iter()
@@ -215,22 +312,22 @@ pub fn machines_70b(outcomes: &[Outcome]) -> String {
 
 fn machines_table(outcomes: &[&Outcome]) -> String {
     let mut text = String::from(
-        "| model | machines | rounds | predicted | measured | error of the time per token | | MB read a token | planned | memory pressure, % | anonymous MB a member |\n\
+        "| model | machines | rounds | predicted | measured | error of the time per token | | MB read a token | planned | most memory pressure, % | most anonymous MB a member |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
     );
     for one in outcomes {
         let error = one.error_percent();
         let _ = writeln!(
             text,
-            "| {} | {} | {} | {} | {} | {error:+.0} % | {} | {:.0} | {:.0} | {:.1} | {:.0} |",
+            "| {} | {} | {} | {} | {} | {error:+.0} % | {} | {} | {} | {:.1} | {:.0} |",
             one.setting.model,
             one.setting.describe_machines(),
             one.setting.rounds,
             spread(&one.predicted, 2),
             spread(&one.measured, 2),
             verdict(error.abs() < PREDICTION_GOAL),
-            one.read.median(),
-            one.planned_read.median(),
+            spread(&one.read, 0),
+            spread(&one.planned_read, 0),
             one.pressure_percent.largest(),
             one.anonymous.largest()
         );
@@ -241,7 +338,8 @@ fn machines_table(outcomes: &[&Outcome]) -> String {
 /// The section about the planner.
 pub fn planner(predictions: &[Prediction], planning: &PlanningSpeed) -> String {
     let mut text = String::from(
-        "\n## The planner\n\nTokens per second that `prima run` predicted of its own plan, and what the ring then decoded.\n\n\
+        "\n## The planner\n\nTokens per second that `prima run` predicted of its own plan, and what the ring then decoded. The error is by how \
+         much longer a token takes than predicted.\n\n\
          | model | members x rounds | predicted | measured | error of the time per token | |\n| --- | --- | --- | --- | --- | --- |\n",
     );
     for one in predictions {
@@ -366,10 +464,11 @@ fn spread(samples: &Samples, digits: usize) -> String {
 fn scaled(samples: &Samples, unit: f64, digits: usize) -> String {
     let scale = |number: f64| number / unit;
     format!(
-        "{:.digits$} ({:.digits$} to {:.digits$})",
+        "{:.digits$} ({:.digits$} to {:.digits$}; x {})",
         scale(samples.median()),
         scale(samples.smallest()),
-        scale(samples.largest())
+        scale(samples.largest()),
+        samples.count()
     )
 }
 
@@ -379,18 +478,25 @@ fn verdict(met: bool) -> &'static str {
 
 /// Processor, cores and what else was running.
 fn machine() -> String {
-    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
-    let info = read("/proc/cpuinfo");
-    let field = |name: &str| {
-        let line = info.lines().find(|line| line.starts_with(name))?;
-        Some(line.split_once(':')?.1.trim().to_owned())
-    };
-    let cores = std::thread::available_parallelism().map_or(0, |cores| cores.get());
-    let load = read("/proc/loadavg");
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     format!(
-        "{} ({}), {cores} cores, load average at the end {}.",
-        field("model name").unwrap_or_else(|| "unknown processor".to_owned()),
+        "{} ({}), {} cores, load average at the end {}.",
+        processor(),
         std::env::consts::ARCH,
+        cores(),
         load.split_whitespace().next().unwrap_or("unknown")
     )
+}
+
+fn processor() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = info.lines().find(|line| line.starts_with("model name"));
+    let name = line.and_then(|line| line.split_once(':'));
+    name.map_or("unknown processor".to_owned(), |(_, name)| {
+        name.trim().to_owned()
+    })
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(0, Into::into)
 }

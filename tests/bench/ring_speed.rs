@@ -41,6 +41,8 @@ pub fn measure(effort: &Effort) -> Result<Vec<RingSpeed>, BenchError> {
         at_once: Default::default(),
     });
     for turn in 1..=effort.turns {
+        // Who begins alternates.
+        rings.reverse();
         for ring in &mut rings {
             eprintln!("requests at once, turn {turn}: {} members", ring.members);
             let client = Client::start(&path, ring.members, 1, threads, &never);
@@ -52,5 +54,6 @@ pub fn measure(effort: &Effort) -> Result<Vec<RingSpeed>, BenchError> {
             }
         }
     }
+    rings.sort_by_key(|ring| ring.members);
     Ok(rings.into())
 }

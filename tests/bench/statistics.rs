@@ -33,9 +33,9 @@ impl Samples {
     }
 }
 
-/// By how much the time that rates predict differs from the time that was measured, in percent of the latter.
+/// By how much longer a token takes than was predicted, in percent of the predicted time. Both are rates, tokens per second.
 pub fn error_percent(predicted: &Samples, measured: &Samples) -> f64 {
-    100.0 * (measured.median() / predicted.median() - 1.0)
+    100.0 * (predicted.median() / measured.median() - 1.0)
 }
 
 /// y = fixed + slope * x.
@@ -76,6 +76,13 @@ mod tests {
     fn the_median_is_in_the_middle() {
         assert_eq!(Samples(vec![9.0, 1.0, 2.0]).median(), 2.0);
         assert_eq!(Samples(vec![4.0, 1.0, 2.0, 9.0]).median(), 3.0);
+    }
+
+    #[test]
+    fn a_token_that_takes_half_as_long_again_is_an_error_of_50_percent() {
+        let rate = |rate| Samples(vec![rate]);
+        assert_eq!(error_percent(&rate(0.6), &rate(0.4)).round(), 50.0);
+        assert_eq!(error_percent(&rate(0.4), &rate(0.5)).round(), -20.0);
     }
 
     #[test]
