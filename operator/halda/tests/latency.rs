@@ -101,6 +101,15 @@ fn equal(found: f64, expected: f64) {
 }
 
 #[test]
+fn a_share_is_of_all_its_layers() {
+    let share = Share {
+        cpu_layers: 3,
+        gpu_layers: 2,
+    };
+    assert_eq!(share.layers(), 5);
+}
+
+#[test]
 fn one_machine_computes_its_layers_and_the_head() {
     let mut input = input(vec![device(0.010)]);
     input.devices[0].head_seconds = 0.005;
