@@ -22,7 +22,7 @@ use crate::generation::{
     GenerationError, GenerationEvent, GenerationRequest, Readiness, RingStatus, Submission,
     SubmitError, Usage,
 };
-use crate::ring::{MAX_FRAME_ROWS, ROUND_DEADLINE, RingClient, RingError, RingEvent, SessionId};
+use crate::ring::{MAX_FRAME_ROWS, RingClient, RingError, RingEvent, SessionId};
 
 use choice::Choice;
 use tally::Tally;
@@ -614,13 +614,14 @@ impl Decode {
                 self.let_go(running).await?;
             }
         }
+        let limit = self.client.round_deadline();
         let deadline = GenerationError::Deadline {
-            seconds: ROUND_DEADLINE.as_secs(),
+            seconds: limit.as_secs(),
         };
         let stuck = self
             .releasing
             .values()
-            .any(|since| now.duration_since(*since) > ROUND_DEADLINE);
+            .any(|since| now.duration_since(*since) > limit);
         match self.client.overdue(now) {
             Some(session) => match self.sessions.get(&session) {
                 Some(&(id, _)) => self.fail(id, deadline).await?,

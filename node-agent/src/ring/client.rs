@@ -21,6 +21,7 @@ pub struct RingClient {
     last_session: SessionId,
     last_nonce: u64,
     members: usize,
+    round_deadline: Duration,
     /// Makes trace ids unlike those of other rings.
     random: RandomState,
 }
@@ -67,8 +68,8 @@ pub enum RingError {
     Deadline { limit: Duration },
 }
 
-/// A frame that has not come home after this long never will.
-pub const ROUND_DEADLINE: Duration = Duration::from_secs(300);
+/// A frame that has not come home after this long never will, unless the client is told another limit.
+const ROUND_DEADLINE: Duration = Duration::from_secs(300);
 
 struct Open {
     /// Positions begun.
@@ -93,8 +94,22 @@ impl RingClient {
             last_session: 0,
             last_nonce: 0,
             members,
+            round_deadline: ROUND_DEADLINE,
             random: RandomState::new(),
         }
+    }
+
+    /// With another limit for the time that a frame may take to come home, for tests.
+    pub fn with_round_deadline(self, round_deadline: Duration) -> Self {
+        Self {
+            round_deadline,
+            ..self
+        }
+    }
+
+    /// A frame that has not come home after this long never will.
+    pub fn round_deadline(&self) -> Duration {
+        self.round_deadline
     }
 
     /// Asks whether the ring is whole, and drops all sessions. [`RingEvent::Whole`] with the nonce answers.
@@ -227,7 +242,7 @@ impl RingClient {
     /// Probes until the ring is whole.
     pub async fn ready(&mut self) -> Result<(), RingError> {
         const PAUSE: Duration = Duration::from_millis(50);
-        let limit = Instant::now() + ROUND_DEADLINE;
+        let limit = Instant::now() + self.round_deadline;
         while Instant::now() < limit {
             let probe = self.probe().await?;
             let answer = tokio::time::timeout(PAUSE, async {
@@ -244,24 +259,24 @@ impl RingClient {
             }
         }
         Err(RingError::Deadline {
-            limit: ROUND_DEADLINE,
+            limit: self.round_deadline,
         })
     }
 
-    /// A session with an activation that began more than [`ROUND_DEADLINE`] before `now`.
+    /// A session with an activation that began more than the round's deadline before `now`.
     pub fn overdue(&self, now: Instant) -> Option<SessionId> {
         self.sessions
             .iter()
             .find(|(_, open)| {
                 open.in_flight.front().is_some_and(|(_, begun)| {
-                    now.saturating_duration_since(*begun) > ROUND_DEADLINE
+                    now.saturating_duration_since(*begun) > self.round_deadline
                 })
             })
             .map(|(session, _)| *session)
     }
 
     async fn next_for(&mut self, session: SessionId) -> Result<RingEvent, RingError> {
-        let limit = ROUND_DEADLINE;
+        let limit = self.round_deadline;
         let wait = async {
             loop {
                 match self.next().await {

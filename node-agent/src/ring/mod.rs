@@ -18,7 +18,7 @@ mod transport;
 mod wire;
 mod worker;
 
-pub use client::{ROUND_DEADLINE, RingClient, RingError, RingEvent, RoundCost};
+pub use client::{RingClient, RingError, RingEvent, RoundCost};
 pub use frame::{HopTiming, MAX_FRAME_ROWS, SessionId};
 pub use hop::HopError;
 pub use link::{EchoServer, LinkError, LinkMeasurement, MAX_PAYLOAD_BYTES, measure_link};

@@ -8,6 +8,7 @@ use prima_node_agent::generation::{
     FinishReason, GenerationError, GenerationEvent, GenerationRequest, Generator, Readiness,
     SubmitError, TokenLogprob, Usage,
 };
+use prima_node_agent::ring::RingClient;
 use prima_text::{SamplingParams, Tokenizer};
 use tokio::sync::{mpsc, watch};
 
@@ -15,9 +16,9 @@ use crate::harness::{ModelFile, Planned, Ring, in_time, member, plan, tokens, un
 use crate::support::{Runner, greedy};
 
 /// A ring of three members in two rounds with decoding in front, as rank 0 has it behind its gateway.
-struct Served {
-    ring: Ring,
-    generator: Generator,
+pub struct Served {
+    pub ring: Ring,
+    pub generator: Generator,
 }
 
 impl Served {
@@ -32,6 +33,10 @@ impl Served {
 
     fn loading(model: &Model, planned: Planned) -> Self {
         let (ring, client) = Ring::start(model, planned);
+        Self::over(ring, client, model)
+    }
+
+    pub fn over(ring: Ring, client: RingClient, model: &Model) -> Self {
         let tokenizer = Tokenizer::from_gguf(&model.gguf().metadata).unwrap();
         let (submissions, received) = mpsc::channel(8);
         let (status, seen) = watch::channel(decode::initial_status(&ring.plan));
@@ -49,14 +54,14 @@ impl Served {
         }
     }
 
-    async fn ready(&self) {
+    pub async fn ready(&self) {
         let mut status = self.generator.status();
         in_time(status.wait_for(|status| status.readiness == Readiness::Ready))
             .await
             .unwrap();
     }
 
-    async fn generate(&self, request: GenerationRequest) -> Answer {
+    pub async fn generate(&self, request: GenerationRequest) -> Answer {
         Answer::read(self.generator.submit(request).await.unwrap()).await
     }
 
@@ -70,22 +75,22 @@ impl Served {
 
 /// All that came back, sorted by choice.
 #[derive(Debug, Default)]
-struct Answer {
-    choices: Vec<ChoiceAnswer>,
-    usage: Option<Usage>,
-    error: Option<GenerationError>,
+pub struct Answer {
+    pub choices: Vec<ChoiceAnswer>,
+    pub usage: Option<Usage>,
+    pub error: Option<GenerationError>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
-struct ChoiceAnswer {
-    tokens: Vec<u32>,
-    text: String,
-    reason: Option<FinishReason>,
-    logprobs: Vec<TokenLogprob>,
+pub struct ChoiceAnswer {
+    pub tokens: Vec<u32>,
+    pub text: String,
+    pub reason: Option<FinishReason>,
+    pub logprobs: Vec<TokenLogprob>,
 }
 
 impl Answer {
-    async fn read(mut events: mpsc::Receiver<GenerationEvent>) -> Self {
+    pub async fn read(mut events: mpsc::Receiver<GenerationEvent>) -> Self {
         let mut answer = Self::default();
         while let Some(event) = in_time(events.recv()).await {
             assert!(
@@ -129,7 +134,7 @@ impl Answer {
     }
 }
 
-fn request(prompt: &[u32], max_tokens: usize) -> GenerationRequest {
+pub fn request(prompt: &[u32], max_tokens: usize) -> GenerationRequest {
     GenerationRequest {
         prompt: prompt.into(),
         sampling: SamplingParams {
@@ -144,7 +149,7 @@ fn request(prompt: &[u32], max_tokens: usize) -> GenerationRequest {
 }
 
 /// What one process without a ring answers greedily, up to the end-of-generation token.
-fn alone(file: &ModelFile, prompt: &[u32], max_tokens: usize) -> Vec<u32> {
+pub fn alone(file: &ModelFile, prompt: &[u32], max_tokens: usize) -> Vec<u32> {
     let runner = Runner::split(&file.model, &[file.layers()], 1);
     let tokenizer = Tokenizer::from_gguf(&file.model.gguf().metadata).unwrap();
     let mut kv = runner.kv_cache();
