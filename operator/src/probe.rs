@@ -1,9 +1,11 @@
 //! `prima probe`: asks addresses by HTTP and fails unless each answers 200, for `helm test` in an image that has no other
-//! program. HTTP/1.0, so that an answer simply ends with the connection; no TLS, no redirects, no second try.
+//! program. HTTP/1.0, so that an answer simply ends with the connection; no TLS, no redirects. Where nobody answers, it asks again for
+//! a while: networks that enforce policies know a new pod only a moment after it has begun.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
 pub struct ProbeArgs {
@@ -27,6 +29,9 @@ pub enum ProbeError {
 }
 
 const DEADLINE: Duration = Duration::from_secs(10);
+/// As long it asks again, and so often.
+const PATIENCE: Duration = Duration::from_secs(15);
+const PAUSE: Duration = Duration::from_millis(500);
 /// Longer answers are cut off.
 const MAX_ANSWER: u64 = 64 * 1024;
 
@@ -35,7 +40,7 @@ pub fn run(args: &ProbeArgs) -> Result<String, ProbeError> {
     let mut lines = String::new();
     for url in &args.urls {
         let (host, path) = parts(url).ok_or_else(|| ProbeError::Url { url: url.clone() })?;
-        let answer = exchange(&host, path).map_err(|source| ProbeError::Connection {
+        let answer = patient_exchange(&host, path).map_err(|source| ProbeError::Connection {
             url: url.clone(),
             source,
         })?;
@@ -60,6 +65,16 @@ fn parts(url: &str) -> Option<(String, &str)> {
     Some((format!("{host}{port}"), path))
 }
 
+fn patient_exchange(host: &str, path: &str) -> io::Result<String> {
+    let begun = Instant::now();
+    loop {
+        match exchange(host, path) {
+            Err(_) if begun.elapsed() < PATIENCE => thread::sleep(PAUSE),
+            ended => return ended,
+        }
+    }
+}
+
 fn exchange(host: &str, path: &str) -> io::Result<String> {
     let address = host
         .to_socket_addrs()?
@@ -77,8 +92,7 @@ fn exchange(host: &str, path: &str) -> io::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
-    use std::thread;
+    use std::net::{SocketAddr, TcpListener};
 
     use super::*;
 
@@ -111,8 +125,30 @@ mod tests {
         assert!(error.to_string().contains("Loading model"), "{error}");
     }
 
+    #[test]
+    fn waits_for_one_that_does_not_answer_yet() {
+        let address = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        let url = format!("http://{address}/healthz");
+        let args = ProbeArgs {
+            urls: vec![url.clone()],
+        };
+        thread::scope(|scope| {
+            let told = scope.spawn(|| run(&args));
+            thread::sleep(Duration::from_millis(700));
+            serve_once_at(address, "HTTP/1.0 200 OK\r\n\r\nok\n");
+            assert_eq!(told.join().unwrap().unwrap(), format!("{url}: ok\n"));
+        });
+    }
+
     fn serve_once(answer: &'static str) -> String {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        serve_once_at("127.0.0.1:0".parse().unwrap(), answer)
+    }
+
+    fn serve_once_at(address: SocketAddr, answer: &'static str) -> String {
+        let listener = TcpListener::bind(address).unwrap();
         let address = listener.local_addr().unwrap();
         thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();

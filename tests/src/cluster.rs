@@ -8,6 +8,7 @@ mod host;
 mod image;
 mod network;
 mod node;
+mod policies;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,8 +16,11 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
+use std::time::Duration;
 
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::api_server::{ApiServer, Backend, Site};
@@ -131,6 +135,40 @@ impl Cluster {
     /// As [`kubectl`](Self::kubectl).
     pub fn apply(&self, yaml: &str) -> Result<String, CommandError> {
         self.api_server.apply(yaml)
+    }
+
+    /// Does `work` while the NetworkPolicies that there are are enforced for the pods that there are. Afterwards they stay as they are
+    /// then: pods that come later are open, and policies do not know them.
+    pub fn enforcing_policies<T>(&self, work: impl FnOnce() -> T) -> T {
+        thread::scope(|scope| {
+            // Dropped when the work ends, however it does.
+            let (working, ended) = mpsc::channel::<()>();
+            let enforcer = scope.spawn(move || {
+                loop {
+                    self.enforce_policies();
+                    let waited = ended.recv_timeout(Duration::from_secs(1));
+                    if waited == Err(RecvTimeoutError::Disconnected) {
+                        return self.enforce_policies();
+                    }
+                }
+            });
+            let done = work();
+            drop(working);
+            enforcer.join().expect("policies that can be enforced");
+            done
+        })
+    }
+
+    fn enforce_policies(&self) {
+        let kinds = "networkpolicies,namespaces,pods";
+        let listed = self.kubectl(&["get", kinds, "--all-namespaces", "--output=json"]);
+        let listed = listed.unwrap_or_else(|error| panic!("{error}"));
+        let listed: Value = serde_json::from_str(&listed).expect("JSON");
+        let objects = listed["items"].as_array().expect("a list");
+        let rules = policies::rules(objects).unwrap_or_else(|error| panic!("{error}"));
+        for node in &self.nodes {
+            node.enforce(&rules);
+        }
     }
 
     /// What helm prints.

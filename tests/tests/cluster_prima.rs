@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::ops::AddAssign;
 use std::path::Path;
 use std::thread;
@@ -25,12 +25,19 @@ const MEMORY_CAP: i64 = 115 << 20;
 
 #[test]
 fn a_model_from_a_hub_and_one_from_disks_answer_as_on_one_machine() {
-    let test = Test::install(&[]);
-    test.each_node_is_measured();
+    let mut test = Test::start();
+    test.cluster.enforcing_policies(|| {
+        test.install(&[
+            "--set-json",
+            r#"networkPolicy.apiFrom=[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "default"}}}]"#,
+        ]);
+        test.each_node_is_measured();
+    });
     test.limit_memory();
 
     test.apply_model("smollm2", &test.hub_source(), "");
     test.wait_until_ready("smollm2");
+    test.strangers_are_kept_out("smollm2");
     let model = test.json(&["get", "model", "smollm2"]);
     // Two are enough. The third takes part where measuring found one of them slow, which it may on processors that they share.
     let ring_nodes = model["status"]["ringNodes"].as_u64();
@@ -128,68 +135,16 @@ fn a_model_from_a_hub_and_one_from_disks_answer_as_on_one_machine() {
     let new = runs.note(&test.plans("smollm2"));
     test.assert_fetched(&new, whole);
 
-    // An upgrade takes each agent along in turn.
+    // The policies follow the pods of the upgrade.
     test.hub.clear();
-    let begun = Instant::now();
-    test.helm(&[
-        "upgrade",
-        "prima",
-        &chart(),
-        "--namespace",
-        "prima",
-        "--reuse-values",
-        "--set",
-        "logLevel=debug,tests.model.name=smollm2,tests.model.namespace=default",
-    ]);
-    let mut silent = Duration::ZERO;
-    let mut new = New::default();
-    let rolled = |what: &str| {
-        let status = ["rollout", "status", what, "-n", "prima", "--timeout=1s"];
-        test.cluster.kubectl(&status).is_ok()
-    };
-    // Ready is the operator's word, which ends and begins anew itself.
-    let mut answered = false;
-    while !answered
-        || !rolled("daemonset/prima-agent")
-        || !rolled("deployment/prima-operator")
-        || !test.is_ready("smollm2")
-    {
-        let asked = Instant::now();
-        answered = test
-            .ask_from(0, "smollm2")
-            .is_ok_and(|answer| answer == expected);
-        if !answered {
-            silent += asked.elapsed() + Duration::from_secs(1);
-        }
-        new += runs.note(&test.plans("smollm2"));
-        assert!(
-            begun.elapsed() < Duration::from_secs(200),
-            "the upgrade does not end: {}",
-            test.told("smollm2")
-        );
-    }
-    new += runs.note(&test.plans("smollm2"));
-    println!(
-        "upgrade: {:.0} s, of which no answer for about {:.0} s; layers on nodes that had not run them: {}",
-        begun.elapsed().as_secs_f64(),
-        silent.as_secs_f64(),
-        new.layers
-    );
-    // What is ready leads to an agent that runs.
-    let slice = test.json(&["get", "endpointslice", "smollm2-ipv4"]);
-    let address = slice["endpoints"][0]["addresses"][0].as_str();
-    let agents = test.agent_addresses();
-    assert!(
-        agents
-            .iter()
-            .any(|(_, agent)| Some(agent.to_string().as_str()) == address),
-        "{address:?} is none of {agents:?}"
-    );
-    test.assert_fetched(&new, whole);
+    test.cluster.enforcing_policies(|| {
+        let new = test.upgrade(&mut runs, &expected);
+        test.assert_fetched(&new, whole);
 
-    // The chart's own test asks the operator and the Model.
-    let said = test.helm(&["test", "prima", "--namespace", "prima", "--timeout", "90s"]);
-    assert!(said.contains("Succeeded"), "{said}");
+        // The chart's own test asks the operator and the Model.
+        let said = test.helm(&["test", "prima", "--namespace", "prima", "--timeout", "90s"]);
+        assert!(said.contains("Succeeded"), "{said}");
+    });
 
     // Uninstalled, Models stay as they are, and what answered is gone.
     test.helm(&["uninstall", "prima", "--namespace", "prima", "--wait"]);
@@ -200,7 +155,8 @@ fn a_model_from_a_hub_and_one_from_disks_answer_as_on_one_machine() {
 
 #[test]
 fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
-    let mut test = Test::install(&[]);
+    let mut test = Test::start();
+    test.install(&[]);
     test.each_node_is_measured();
     test.limit_memory();
     test.apply_model("smollm2", &test.hub_source(), "");
@@ -306,7 +262,8 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
 
 #[test]
 fn a_download_survives_its_hub_and_a_full_disk_and_says_what_it_lacks() {
-    let mut test = Test::install(&[]);
+    let mut test = Test::start();
+    test.install(&[]);
     test.each_node_is_measured();
     test.limit_memory();
 
@@ -441,8 +398,8 @@ struct Test {
 }
 
 impl Test {
-    /// A cluster with prima installed as the README says.
-    fn install(values: &[&str]) -> Self {
+    /// A cluster with a hub, and without prima.
+    fn start() -> Self {
         let images = PrimaImages::build();
         let cluster = Cluster::start(NODES);
         for archive in &images.archives {
@@ -462,13 +419,17 @@ impl Test {
             });
             TestHub::serve(files.path(), hub, cdn).expect("a hub")
         });
-        let test = Self {
+        Self {
             cluster,
             hub,
             _runtime: runtime,
             _files: files,
             _images: images,
-        };
+        }
+    }
+
+    /// Installs prima as the README says.
+    fn install(&self, values: &[&str]) {
         let begun = Instant::now();
         let install = [
             "install",
@@ -483,9 +444,9 @@ impl Test {
             "--set",
             "agent.cacheBudgetBytes=10000000000",
         ];
-        if let Err(error) = test.cluster.helm(&[&install[..], values].concat()) {
-            let pods = test.cluster.kubectl(&["describe", "pods", "-n", "prima"]);
-            let logs = test.cluster.kubectl(&[
+        if let Err(error) = self.cluster.helm(&[&install[..], values].concat()) {
+            let pods = self.cluster.kubectl(&["describe", "pods", "-n", "prima"]);
+            let logs = self.cluster.kubectl(&[
                 "logs",
                 "-n",
                 "prima",
@@ -505,8 +466,7 @@ impl Test {
             "helm install --wait: {:.0} s",
             begun.elapsed().as_secs_f64()
         );
-        test.kubectl(&["rollout", "status", "daemonset/tools", "--timeout=90s"]);
-        test
+        self.kubectl(&["rollout", "status", "daemonset/tools", "--timeout=90s"]);
     }
 
     fn kubectl(&self, args: &[&str]) -> String {
@@ -740,6 +700,119 @@ impl Test {
         }
     }
 
+    /// Upgrades prima, which takes each agent along in turn, until the Model answers as before. Returns what nodes had not run before.
+    fn upgrade(&self, runs: &mut Runs, expected: &str) -> New {
+        let begun = Instant::now();
+        self.helm(&[
+            "upgrade",
+            "prima",
+            &chart(),
+            "--namespace",
+            "prima",
+            "--reuse-values",
+            "--set",
+            "logLevel=debug,tests.model.name=smollm2,tests.model.namespace=default",
+        ]);
+        let mut silent = Duration::ZERO;
+        let mut new = New::default();
+        let rolled = |what: &str| {
+            let status = ["rollout", "status", what, "-n", "prima", "--timeout=1s"];
+            self.cluster.kubectl(&status).is_ok()
+        };
+        // Ready is the operator's word, which ends and begins anew itself.
+        let mut answered = false;
+        while !answered
+            || !rolled("daemonset/prima-agent")
+            || !rolled("deployment/prima-operator")
+            || !self.is_ready("smollm2")
+        {
+            let asked = Instant::now();
+            answered = self
+                .ask_from(0, "smollm2")
+                .is_ok_and(|answer| answer == expected);
+            if !answered {
+                silent += asked.elapsed() + Duration::from_secs(1);
+            }
+            new += runs.note(&self.plans("smollm2"));
+            assert!(
+                begun.elapsed() < Duration::from_secs(200),
+                "the upgrade does not end: {}",
+                self.told("smollm2")
+            );
+        }
+        new += runs.note(&self.plans("smollm2"));
+        println!(
+            "upgrade: {:.0} s, of which no answer for about {:.0} s; layers on nodes that had not run them: {}",
+            begun.elapsed().as_secs_f64(),
+            silent.as_secs_f64(),
+            new.layers
+        );
+        // What is ready leads to an agent that runs.
+        let slice = self.json(&["get", "endpointslice", "smollm2-ipv4"]);
+        let address = slice["endpoints"][0]["addresses"][0].as_str();
+        let agents = self.agent_addresses();
+        assert!(
+            agents
+                .iter()
+                .any(|(_, agent)| Some(agent.to_string().as_str()) == address),
+            "{address:?} is none of {agents:?}"
+        );
+        new
+    }
+
+    /// Only agents reach what agents have for each other, and only those whom the chart's values name reach a Model; all others reach
+    /// metrics.
+    fn strangers_are_kept_out(&mut self, model: &str) {
+        self.cluster.apply(STRANGER).expect("a pod");
+        let stranger = "pod/stranger";
+        let ready = ["wait", "--for=condition=Ready", stranger, "--timeout=60s"];
+        self.kubectl(&[&ready[..], &["-n", "strangers"]].concat());
+
+        let plan = self.plans(model).pop().expect("a plan");
+        let last = plan["spec"]["members"].as_array().expect("members").last();
+        let last = last.expect("a member").clone();
+        let ring: SocketAddr = last["address"]
+            .as_str()
+            .and_then(|address| address.parse().ok())
+            .expect("an address");
+        let slice = self.json(&["get", "endpointslice", &format!("{model}-ipv4")]);
+        let rank0 = slice["endpoints"][0]["addresses"][0].as_str();
+        let rank0 = rank0.and_then(|address| address.parse().ok());
+        let rank0: IpAddr = rank0.expect("an address");
+        let api = slice["ports"][0]["port"].as_u64().expect("a port") as u16;
+
+        let links = SocketAddr::new(ring.ip(), 9190);
+        let node = index_of(last["name"].as_str().expect("a name"));
+        for port in [ring, links] {
+            let there = self.cluster.node(node).within(|| TcpStream::connect(port));
+            there.unwrap_or_else(|error| panic!("{port}: {error}"));
+            assert!(!self.connects("default", "daemonset/tools", port), "{port}");
+            assert!(!self.connects("strangers", stranger, port), "{port}");
+        }
+        let api = SocketAddr::new(rank0, api);
+        assert!(self.connects("default", "daemonset/tools", api));
+        assert!(!self.connects("strangers", stranger, api));
+        let metrics = SocketAddr::new(rank0, 9191);
+        assert!(self.connects("strangers", stranger, metrics));
+    }
+
+    /// Whether a pod of a namespace gets a connection.
+    fn connects(&self, namespace: &str, pod: &str, to: SocketAddr) -> bool {
+        let url = format!("http://{to}/metrics");
+        let wget = ["/bin/busybox", "timeout", "10", "/bin/busybox", "wget"];
+        let wget = [&wget[..], &["-q", "-O", "-", &url]].concat();
+        let exec = ["exec", "-n", namespace, pod, "--"];
+        match self.cluster.kubectl(&[&exec[..], &wget].concat()) {
+            Ok(_) => true,
+            Err(error) => {
+                let said = error.to_string();
+                // A server of another protocol than HTTP, or without this page, is there.
+                assert!(said.contains("wget: "), "{said}");
+                !said.contains("can't connect")
+            }
+        }
+    }
+
     /// OpenAI's client, through a port that kubectl forwards to rank 0.
     fn openai_client_answers(&self, model: &str, expected: &str) {
         let slice = self.json(&["get", "endpointslice", &format!("{model}-ipv4")]);
@@ -830,6 +903,21 @@ spec:
       terminationGracePeriodSeconds: 0
       containers:
       - {name: tools, image: localhost/tools, imagePullPolicy: IfNotPresent}
+";
+
+/// Whom nobody let in.
+const STRANGER: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: strangers}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: stranger, namespace: strangers}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers:
+  - {name: tools, image: localhost/tools, imagePullPolicy: IfNotPresent}
 ";
 
 fn chart() -> String {

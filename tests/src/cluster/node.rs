@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::host::Host;
 use super::network::{self, CONTROL_PLANE, POD_NETWORK, node_address, pod_network};
+use super::policies;
 use crate::api_server::{Account, ApiServer};
 use crate::command::run;
 use crate::programs::program;
@@ -114,6 +115,29 @@ impl Node {
         let mount = format!("mount -t tmpfs -o size={bytes} tmpfs /var/{folder}");
         let mounted = running.host.run(&mount);
         mounted.unwrap_or_else(|error| panic!("{}: {error}", self.name));
+    }
+
+    /// Does `work` in the node's own network, from where its pods can always be reached.
+    pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        let running = self.running.as_ref().expect("a node that runs");
+        running.host.within(work)
+    }
+
+    /// Puts rules of [`policies`] in force, in place of those before.
+    pub(crate) fn enforce(&self, rules: &str) {
+        let running = self.running.as_ref().expect("a node that runs");
+        let mut restore = Command::new("iptables-restore");
+        restore.args(["--wait", "--noflush"]);
+        let set = run(running.host.enter(restore), rules).and_then(|_| {
+            let jump = format!("FORWARD --jump {}", policies::CHAIN);
+            let there = running.host.run(&format!("iptables --wait --check {jump}"));
+            there.or_else(|_| {
+                running
+                    .host
+                    .run(&format!("iptables --wait --insert {jump}"))
+            })
+        });
+        set.unwrap_or_else(|error| panic!("{}: {error}", self.name));
     }
 
     pub(crate) fn start(&mut self) {
