@@ -14,6 +14,8 @@ hierarchies=$(find /sys/fs/cgroup -mindepth 1 -maxdepth 1 -type d)
 outside() {
     for hierarchy in $hierarchies; do
         mkdir "$hierarchy/$group"
+        # A node that gets no time counts as lost, and all its programs together count as one: this one is worth sixteen.
+        [ ! -e "$hierarchy/$group/cpu.shares" ] || echo 16384 > "$hierarchy/$group/cpu.shares"
         # A cpuset starts without any processor or memory.
         for set in cpuset.cpus cpuset.mems; do
             [ ! -e "$hierarchy/$set" ] || cat "$hierarchy/$set" > "$hierarchy/$group/$set"

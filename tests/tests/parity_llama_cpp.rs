@@ -294,9 +294,9 @@ fn perplexity_agrees(name: &str, window: usize) {
     assert_eq!(tokens[..TOKENS], expected.tokens, "tokens of the text");
     assert_eq!(expected.logprobs.len(), TOKENS - TOKENS / window);
 
-    let wanted = perplexity(&expected.logprobs);
+    // Of as many tokens as there are logprobs.
     let agrees = |level: Level, logprobs: &[f64]| {
-        assert_eq!(logprobs.len(), expected.logprobs.len());
+        let wanted = perplexity(&expected.logprobs[..logprobs.len()]);
         let found = perplexity(logprobs);
         println!("{name} at {level}: perplexity {found:.4}, llama.cpp {wanted:.4}");
         assert!(
@@ -307,14 +307,18 @@ fn perplexity_agrees(name: &str, window: usize) {
     let best = Level::detect();
     let engine = OneProcess::open_at_level(&model(name), THREADS, best).unwrap();
     let logprobs = logprobs_of(&engine, &expected.tokens, window);
+    assert_eq!(logprobs.len(), expected.logprobs.len());
     agrees(best, &logprobs);
     for level in Level::available() {
         let engine = OneProcess::open_at_level(&model(name), THREADS, level).unwrap();
         match level.name() {
             // It would take minutes: `parity_weight_formats.rs` compares its logprobs over fewer tokens.
             "scalar" => {}
-            // It cannot fuse a product and a sum, so it has bits of its own.
-            "sse4.1" => agrees(level, &logprobs_of(&engine, &expected.tokens, window)),
+            // It cannot fuse a product and a sum, so it has bits of its own; and it is slow.
+            "sse4.1" => {
+                let some = &expected.tokens[..TOKENS / 4];
+                agrees(level, &logprobs_of(&engine, some, window));
+            }
             // All others have the same bits.
             _ => {
                 let found = logprobs_of(&engine, &expected.tokens[..window], window);

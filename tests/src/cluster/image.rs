@@ -42,8 +42,10 @@ pub fn build_image(context: &Path, containerfile: &Path, base: &str, name: &str)
         name,
         ".",
     ]);
+    // It is read once, on this machine.
     buildah(&[
         "push",
+        "--disable-compression",
         name,
         &format!("oci-archive:{}:{name}", archive.display()),
     ]);
