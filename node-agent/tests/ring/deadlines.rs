@@ -116,8 +116,11 @@ impl Served {
 #[derive(Clone)]
 struct LossyLink {
     to: String,
-    loses: Arc<Mutex<Option<fn(&Frame) -> bool>>>,
+    loses: Arc<Mutex<Option<Loses>>>,
 }
+
+/// Whether a frame gets lost.
+type Loses = fn(&Frame) -> bool;
 
 fn is_activation(frame: &Frame) -> bool {
     matches!(frame.operation, Some(Operation::Activation(_)))
