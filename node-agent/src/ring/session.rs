@@ -289,15 +289,17 @@ mod tests {
             table.refused(1, 3, 0, Operation::Truncate { positions: 17 }),
             "truncate.positions"
         );
+        let all = Operation::Truncate { positions: 16 };
+        table.admit(1, 3, 0, all).unwrap();
         assert_eq!(table.refused(1, 3, 1, rows(0, 1)), "session");
         assert_eq!(
-            table.refused(1, 3, 0, Operation::Fork { child: 1 }),
+            table.refused(1, 4, 0, Operation::Fork { child: 1 }),
             "fork.child"
         );
         table.admit(2, 1, 0, Operation::Create).unwrap();
         assert_eq!(table.refused(3, 1, 0, Operation::Create), "session");
         assert_eq!(
-            table.refused(1, 3, 0, Operation::Fork { child: 3 }),
+            table.refused(1, 4, 0, Operation::Fork { child: 3 }),
             "fork.child"
         );
     }

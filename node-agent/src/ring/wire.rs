@@ -656,7 +656,11 @@ mod tests {
 
     #[test]
     fn a_largest_frame_fits_the_message_limit() {
-        let limits = limits(1);
+        const MEMBERS: usize = 100;
+        let limits = FrameLimits {
+            members: MEMBERS,
+            ..limits(1)
+        };
         let mut frame = activation(|a| {
             a.rows = MAX_FRAME_ROWS as u32;
             a.first_position = u64::MAX >> 1;
@@ -677,16 +681,35 @@ mod tests {
                 streamed_bytes: u64::MAX,
                 memory_pressure_ppm: u64::MAX,
             };
-            3
+            MEMBERS
         ];
         assert!(frame.encoded_len() <= limits.max_message_bytes());
-        // Beside what is left over for other fields: a ring may have many members.
+        // Beside what is left over for other fields.
         let without = proto::Frame {
             timings: Vec::new(),
             ..frame.clone()
         };
-        assert!(frame.encoded_len() - without.encoded_len() <= 3 * TIMING_BYTES);
+        assert!(frame.encoded_len() - without.encoded_len() <= MEMBERS * TIMING_BYTES);
         assert!(frame_from_proto(frame, &limits).is_ok());
+    }
+
+    #[test]
+    fn a_largest_event_fits_the_message_limit() {
+        let text = "x".repeat(2 * MAX_TEXT);
+        let news = News::Refused {
+            session: u64::MAX,
+            sequence: u64::MAX,
+            refusal: Refusal::new(&text, &text, &text),
+        };
+        let event = event_to_proto(HopEvent {
+            rank: usize::MAX,
+            news,
+        });
+        assert!(
+            event.encoded_len() > 3 * MAX_TEXT,
+            "its texts are not long ones"
+        );
+        assert!(event.encoded_len() <= MAX_EVENT_BYTES);
     }
 
     proptest! {
