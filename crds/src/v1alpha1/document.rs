@@ -1,8 +1,11 @@
 //! Reading a document from YAML or JSON: the header first, so that a document of another kind is called that, and not a
 //! list of missing fields.
+//!
+//! Who watches documents leaves out fields that it does not know: they are a newer version's. Who reads a person's file, or does what
+//! a plan says, refuses them by [`strict`].
 
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error};
+use serde::{Deserialize, Deserializer};
 
 /// Why a text is not the document that was expected. `name` is where it came from, a path.
 #[derive(Debug, thiserror::Error)]
@@ -93,5 +96,73 @@ pub(super) fn read<T: DeserializeOwned>(
             });
         }
     }
-    serde_saphyr::from_str(text).map_err(parse)
+    serde_saphyr::with_deserializer_from_str(text, |de| strict(de)).map_err(parse)
+}
+
+/// Reads a `T`, and refuses fields that it does not have.
+///
+/// # Errors
+/// As `T`'s own; one that names all unknown fields by their paths.
+pub fn strict<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    let mut unknown = Vec::new();
+    let found = serde_ignored::deserialize(deserializer, |path| {
+        // What may be absent has a mark of its own in the path.
+        unknown.push(path.to_string().replace(".?", ""));
+    })?;
+    // A type need not have the fields of the header.
+    unknown.retain(|path| path != "apiVersion" && path != "kind");
+    unknown.sort();
+    match unknown.as_slice() {
+        [] => Ok(found),
+        [one] => Err(D::Error::custom(format_args!("unknown field {one}"))),
+        several => Err(D::Error::custom(format_args!(
+            "unknown fields {}",
+            several.join(", ")
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::v1alpha1::node_profile::NodeProfile;
+    use crate::v1alpha1::ring_plan::PlannedModel;
+
+    #[test]
+    fn a_persons_file_has_no_unknown_fields() {
+        let yaml = include_str!("../../tests/node-profile.yaml");
+        for (from, to, named) in [
+            ("kind: NodeProfile", "kind: NodeProfile\nsped: {}", "sped"),
+            ("  disk:", "  disks: {}\n  disk:", "status.disks"),
+            (
+                "    threads:",
+                "    thread: 2\n    threads:",
+                "status.cpu.thread",
+            ),
+        ] {
+            assert!(yaml.contains(from), "{from:?}");
+            let text = yaml.replacen(from, to, 1);
+            let error = NodeProfile::from_yaml("desk.yaml", &text).unwrap_err();
+            let said = std::error::Error::source(&error).unwrap().to_string();
+            assert!(said.contains(&format!("unknown field {named}")), "{said}");
+        }
+    }
+
+    #[test]
+    fn unknown_fields_are_refused_by_path_or_left_out() {
+        let model = json!({
+            "name": "m", "file": "m.gguf", "sizeBytes": 1, "layers": 8, "wings": 2,
+            "version": {"headerSha256": "0", "mirror": true},
+        });
+        let error = strict::<PlannedModel, _>(&model).unwrap_err();
+        assert_eq!(error.to_string(), "unknown fields version.mirror, wings");
+        let model = PlannedModel::deserialize(&model).unwrap();
+        assert_eq!(model.layers, 8);
+    }
 }

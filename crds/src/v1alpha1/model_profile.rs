@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::document::{self, API_VERSION, Checks, DocumentError};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct ModelProfile {
     pub api_version: String,
     pub kind: String,
@@ -16,13 +16,13 @@ pub struct ModelProfile {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct ModelProfileName {
     pub name: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
 pub struct ModelProfileSpec {
     /// Bytes of the file.
     pub size_bytes: i64,
@@ -45,7 +45,7 @@ pub struct ModelProfileSpec {
 
 /// Weights of one format.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct FormatWeights {
     /// GGML's name: `Q4_K`, `F16`, ...
     pub format: String,

@@ -55,7 +55,7 @@ pub const DEFAULT_RESERVE_PERCENT: u64 = 5;
         priority = 1
     )
 )]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct NodeProfileSpec {
     /// Leave this machine out of all rings.
     #[serde(default, skip_serializing_if = "is_false")]
@@ -125,7 +125,7 @@ pub struct LocalModel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct SystemProfile {
     pub os: Os,
     /// The distribution's or the system's own name and version.
@@ -146,7 +146,7 @@ pub enum Os {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct CpuProfile {
     pub model: String,
     /// Threads that the agent computes with.
@@ -162,7 +162,7 @@ pub struct CpuProfile {
 
 /// How fast weights of one format are multiplied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Throughput {
     /// GGML's name: `Q4_K`, `F16`, ...
     pub format: String,
@@ -176,7 +176,7 @@ pub struct Throughput {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct MemoryProfile {
     pub total_bytes: i64,
     /// What can be used now: the smaller of the machine's and the cgroup's.
@@ -190,7 +190,7 @@ pub struct MemoryProfile {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct DiskProfile {
     /// The folder that was measured: the models'.
     pub path: String,
@@ -208,7 +208,7 @@ pub struct DiskProfile {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct GpuProfile {
     pub name: String,
     pub backend: GpuBackend,
@@ -220,7 +220,7 @@ pub struct GpuProfile {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct GpuMeasurements {
     /// Shares its memory with the CPU: nothing is copied.
     pub unified_memory: bool,
@@ -249,7 +249,7 @@ pub enum GpuBackend {
 
 /// The way to one other machine, over the ring's own transport.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct LinkProfile {
     /// That machine's name.
     pub to: String,

@@ -47,7 +47,7 @@ use super::model::ModelSource;
 )]
 #[x_kube(validation = Rule::new("self == oldSelf")
     .message("a RingPlan does not change; a new plan is a new RingPlan"))]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct RingPlanSpec {
     /// Counts up with every new plan of the same model. A frame of another generation is refused.
     pub generation: i64,
@@ -80,7 +80,7 @@ pub struct RingPlanSpec {
 
 /// The model file and what a member must find in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct PlannedModel {
     /// The name that clients ask for.
     #[schemars(length(max = 253))]
@@ -102,7 +102,7 @@ pub struct PlannedModel {
 
 /// What tells one version of a file from another. What is absent was not told by its server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct FileVersion {
     /// Of the GGUF header, in hexadecimal: every member must have the same.
     #[schemars(length(max = 64))]
@@ -122,7 +122,7 @@ pub struct FileVersion {
 
 /// One node of the ring.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct RingMember {
     /// Unique in the ring; in a cluster the Node's name.
     #[schemars(length(max = 253))]
@@ -156,7 +156,7 @@ pub struct RingMember {
 
 /// How fast answers come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Speed {
     /// From one token to the next (TPOT).
     pub token_microseconds: i64,
@@ -166,7 +166,7 @@ pub struct Speed {
 
 /// Layers `first..last` (last excluded), of which the last `gpuLayers` run on the GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct PlannedWindow {
     pub first: i32,
     pub last: i32,
@@ -209,6 +209,9 @@ pub struct MemberStatus {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1000))]
     pub message: String,
+    /// What went wrong is tried again after so long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_after_seconds: Option<i64>,
     /// Of its part of the file, what is on its disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fetched_bytes: Option<i64>,

@@ -60,10 +60,7 @@ const MAX_MESSAGE: usize = 1000;
 pub fn status(name: &str, observed: &Observed, share: Option<Share>) -> MemberStatus {
     let (state, message, measured) = match observed {
         Observed::Refused(why) => (MemberState::Refused, why.clone(), None),
-        Observed::Failed { why, again_in } => {
-            let message = format!("{why} (tried again in {} s)", again_in.as_secs().max(1));
-            (MemberState::Failed, message, None)
-        }
+        Observed::Failed { why, .. } => (MemberState::Failed, why.clone(), None),
         Observed::Ending => (
             MemberState::Failed,
             "the agent of this machine ends".to_owned(),
@@ -95,9 +92,14 @@ pub fn status(name: &str, observed: &Observed, share: Option<Share>) -> MemberSt
             *speed,
         ),
     };
+    let retry_after_seconds = match observed {
+        Observed::Failed { again_in, .. } => Some(again_in.as_secs().max(1) as i64),
+        _ => None,
+    };
     MemberStatus {
         name: name.to_owned(),
         state,
+        retry_after_seconds,
         message: message.chars().take(MAX_MESSAGE).collect(),
         fetched_bytes: share.map(|share| share.fetched_bytes as i64),
         total_bytes: share.map(|share| share.total_bytes as i64),
@@ -119,6 +121,7 @@ fn worth(told: Option<&MemberStatus>, now: &MemberStatus) -> Worth {
         name: _,
         state,
         message,
+        retry_after_seconds,
         fetched_bytes,
         total_bytes,
         measured,
@@ -137,7 +140,8 @@ fn worth(told: Option<&MemberStatus>, now: &MemberStatus) -> Worth {
         (told, now) => told != now,
     };
     let further = fetched_bytes != &told.fetched_bytes || total_bytes != &told.total_bytes;
-    match told.message != *message || further || faster_or_slower {
+    let otherwise = told.message != *message || told.retry_after_seconds != *retry_after_seconds;
+    match otherwise || further || faster_or_slower {
         true => Worth::Soon,
         false => Worth::Nothing,
     }
@@ -289,7 +293,7 @@ mod tests {
                     again_in: Duration::from_secs(8),
                 },
                 State::Failed,
-                "it broke (tried again in 8 s)",
+                "it broke",
             ),
             (
                 Observed::Ending,
@@ -308,6 +312,8 @@ mod tests {
         ];
         for (observed, state, message) in cases {
             let told = told(&observed);
+            let retry = (state == State::Failed && message == "it broke").then_some(8);
+            assert_eq!(told.retry_after_seconds, retry, "{told:?}");
             assert_eq!(told.state, state, "{observed:?}");
             assert!(told.message.contains(message), "{told:?}");
         }

@@ -12,8 +12,8 @@ use futures::StreamExt as _;
 use kube::ResourceExt as _;
 use kube::api::DynamicObject;
 use kube::runtime::watcher::Event;
+use prima_crds::v1alpha1::document;
 use prima_crds::v1alpha1::ring_plan::{RingPlan, RingPlanSpec};
-use serde::Deserialize as _;
 use serde_json::Value;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -103,7 +103,8 @@ impl Members {
             uid: uid.clone(),
         };
         tracing::info!(plan = %key, "a plan names this machine");
-        let spec = RingPlanSpec::deserialize(spec).map_err(|error| {
+        let spec: Result<RingPlanSpec, _> = document::strict(spec);
+        let spec = spec.map_err(|error| {
             format!(
                 "this agent (version {}) cannot read it: {error}; update operator and agents to the same version",
                 env!("CARGO_PKG_VERSION")
