@@ -20,9 +20,11 @@ use kube::{Api, Client};
 use prima_crds::v1alpha1::model::Model;
 use prima_weights::{Hub, PUBLIC_HUB};
 use tokio::net::TcpListener;
+use tokio_stream::wrappers::UnboundedReceiverStream;
 
+use crate::model_controller::planner::Planner;
 use crate::model_controller::resolve::RETRY;
-use crate::model_controller::{self, Context};
+use crate::model_controller::{self, Context, Question};
 use crate::stop_signals::StopSignals;
 use election::{Election, ElectionError};
 use metrics::Metrics;
@@ -183,6 +185,7 @@ async fn control(
         .ready()
         .await
         .map_err(|what| OperatorError::Watch { what })?;
+    let (planner, planned) = Planner::new(Question::answer, metrics.clone());
     let controller = Controller::new(
         Api::<Model>::all(client.clone()),
         watcher::Config::default(),
@@ -195,6 +198,7 @@ async fn control(
     .owns_stream(changes.plans.map(Ok))
     .owns_stream(changes.services.map(Ok))
     .owns_stream(changes.slices.map(Ok))
+    .reconcile_on(UnboundedReceiverStream::new(planned))
     .reconcile_all_on(changes.any);
     let reporter = Reporter {
         controller: "prima.dev/operator".to_owned(),
@@ -209,8 +213,9 @@ async fn control(
         cluster_domain: args.cluster_domain.clone(),
         hub: Hub::new(&args.hub, args.hub_token.as_deref())?,
         fetching: prima_weights::Client::new(RETRY)?,
-        memories: Default::default(),
-        planning: Default::default(),
+        states: Default::default(),
+        planner,
+        deciding: Default::default(),
     });
     probes.set_ready();
     controller

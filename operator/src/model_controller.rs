@@ -1,14 +1,15 @@
-//! Turns one Model into a ring, in named steps: dereference (what is known), resolve (which file), plan (who runs what), apply
+//! Turns one Model into a ring, in named steps: dereference (what is known), resolve (which file), decide (who runs what), apply
 //! (RingPlan, Service, EndpointSlice) and update_status. Only the first and the last two speak to the API server, resolving
-//! also to the file's server; planning is pure.
+//! to the file's server; deciding is pure, and the planner searches beside.
 //!
 //! There is no finalizer: all that is made for a Model belongs to it and goes with it, and agents end what a plan that is gone
 //! had started, also those that come back later. So nothing has to wait for a machine that may never return.
 
 mod apply;
 mod candidates;
+mod decide;
 mod dereference;
-mod plan;
+pub mod planner;
 pub mod resolve;
 mod update_status;
 
@@ -27,7 +28,11 @@ use crate::cluster::metrics::Metrics;
 use crate::cluster::world::Stores;
 use crate::error_chain::error_chain;
 pub use apply::OURS;
-use plan::Memory;
+pub use decide::Question;
+use decide::{Kind, Now};
+use dereference::World;
+use planner::{PATIENCE, Planner, Search};
+use resolve::FailedLook;
 
 /// What all reconciles share.
 pub struct Context {
@@ -41,17 +46,30 @@ pub struct Context {
     pub hub: Hub,
     /// For model files.
     pub fetching: prima_weights::Client,
-    pub memories: Memories,
-    /// Held while a Model gets its plan.
-    pub planning: tokio::sync::Mutex<()>,
+    pub states: ReconcileStates,
+    pub planner: Planner,
+    /// Held while a Model gets its plan: memory and ports that one plan takes, the next must not.
+    pub deciding: tokio::sync::Mutex<()>,
 }
 
-/// What is remembered of each Model between reconciles, by uid. All of it can be found out again.
+/// What is remembered of one Model between reconciles. All of it can be found out again.
 #[derive(Default)]
-pub struct Memories(Mutex<HashMap<String, Memory>>);
+struct ReconcileState {
+    failures: u32,
+    ready: bool,
+    failed_look: Option<FailedLook>,
+    decided: decide::State,
+    /// What the planner has not answered yet.
+    search: Option<Search>,
+    written: apply::Written,
+}
 
-impl Memories {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Memory>> {
+/// By the Model's uid.
+#[derive(Default)]
+pub struct ReconcileStates(Mutex<HashMap<String, ReconcileState>>);
+
+impl ReconcileStates {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, ReconcileState>> {
         // Every entry is replaced as a whole.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -109,17 +127,17 @@ pub async fn reconcile(
         .uid()
         .ok_or(ControllerError::Metadata("metadata.uid"))?;
     if model.meta().deletion_timestamp.is_some() {
-        context.memories.lock().remove(&uid);
+        context.states.lock().remove(&uid);
         return Ok(Action::await_change());
     }
     // Without them the first plan would be made again.
     context.stores.plans_ready().await;
-    let mut memory = context.memories.lock().remove(&uid).unwrap_or_default();
-    let outcome = steps(&model, &context, &mut memory).await;
+    let mut state = context.states.lock().remove(&uid).unwrap_or_default();
+    let outcome = steps(&model, &context, &mut state).await;
     match &outcome {
-        Ok(_) => memory.failures = 0,
+        Ok(_) => state.failures = 0,
         Err(error) => {
-            memory.failures += 1;
+            state.failures += 1;
             context.metrics.failures.inc();
             let type_ = EventType::Warning;
             update_status::event(
@@ -134,11 +152,11 @@ pub async fn reconcile(
     }
     let there: Vec<_> = context.models.state();
     let there: HashSet<String> = there.iter().filter_map(|model| model.uid()).collect();
-    let mut memories = context.memories.lock();
-    memories.insert(uid, memory);
-    memories.retain(|uid, _| there.contains(uid));
-    let ready = memories.values().filter(|memory| memory.ready).count();
-    context.metrics.models.set(memories.len() as i64);
+    let mut states = context.states.lock();
+    states.insert(uid, state);
+    states.retain(|uid, _| there.contains(uid));
+    let ready = states.values().filter(|state| state.ready).count();
+    context.metrics.models.set(states.len() as i64);
     context.metrics.ready_models.set(ready as i64);
     context
         .metrics
@@ -148,23 +166,45 @@ pub async fn reconcile(
 }
 
 async fn steps(
-    model: &Model,
+    model: &Arc<Model>,
     context: &Context,
-    memory: &mut Memory,
+    state: &mut ReconcileState,
 ) -> Result<Action, ControllerError> {
     let api_key = dereference::api_key(model, context).await?;
-    let resolution = resolve::resolve(model, context, memory).await;
-    // One Model at a time from here on: memory and ports that one plan takes, the next must not.
-    let (decision, ring) = {
-        let _alone = context.planning.lock().await;
-        let world = dereference::dereference(model, context, api_key);
-        let decision = plan::decide(model, &world, &resolution, memory, &context.metrics).await?;
-        let ring = apply::apply(model, &world, &decision, context, memory).await?;
-        (decision, ring)
+    let resolution = resolve::resolve(model, context, &mut state.failed_look).await;
+    let until = Instant::now() + PATIENCE;
+    let mut patient = true;
+    let (world, decision, ring) = loop {
+        let alone = context.deciding.lock().await;
+        let world = World::new(model, resolution.clone(), context, api_key.clone());
+        let (decision, decided) = decide::decide(&world, &state.decided, Now::read());
+        state.decided = decided;
+        match decision.kind {
+            // The others go on meanwhile. What comes of it is decided in a world that may be another by then.
+            Kind::Ask(question) if patient => {
+                drop(alone);
+                let search = &mut state.search;
+                let answer =
+                    context
+                        .planner
+                        .answer(model.as_ref().into(), *question, search, until);
+                match answer.await.map_err(ControllerError::Planning)? {
+                    Some(answer) => state.decided.answer = Some(answer),
+                    None => patient = false,
+                }
+            }
+            _ => {
+                let ring = apply::apply(&world, &decision, context, &mut state.written).await?;
+                break (world, decision, ring);
+            }
+        }
     };
-    update_status::update_status(model, &resolution, &decision, &ring, context, memory).await?;
+    update_status::update_status(&world, &decision, &ring, context, state).await?;
     Ok(Action::requeue(
-        match (decision.awaits() || resolution.awaits(), &ring.serving) {
+        match (
+            decision.awaits() || world.resolution.awaits(),
+            &ring.serving,
+        ) {
             (true, _) => AWAITING,
             (false, None) if !model.spec.suspend => UNSERVED,
             (false, _) => SAFETY,
@@ -176,7 +216,7 @@ async fn steps(
 pub fn after_failure(model: Arc<Model>, error: &ControllerError, context: Arc<Context>) -> Action {
     let failures = model
         .uid()
-        .and_then(|uid| Some(context.memories.lock().get(&uid)?.failures))
+        .and_then(|uid| Some(context.states.lock().get(&uid)?.failures))
         .unwrap_or(1);
     let delay = FIRST_RETRY.saturating_mul(1 << failures.saturating_sub(1).min(16));
     let error = error_chain(error);

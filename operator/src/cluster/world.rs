@@ -13,16 +13,18 @@ use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use kube::api::PartialObjectMeta;
+use kube::api::{ApiResource, DynamicObject, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource, ResourceExt};
-use prima_crds::v1alpha1::node_profile::NodeProfile;
+use prima_crds::v1alpha1::node_profile::{NodeProfile, NodeProfileSpec};
 use prima_crds::v1alpha1::ring_plan::RingPlan;
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::{IntervalStream, ReceiverStream};
+
+use crate::error_chain::error_chain;
 
 /// What there is to react to.
 pub struct Changes {
@@ -36,6 +38,8 @@ pub struct Changes {
 
 pub struct Stores {
     profiles: Store<NodeProfile>,
+    /// NodeProfiles of which this version cannot read all: name, and why.
+    unreadable: Arc<Mutex<HashMap<String, String>>>,
     plans: Store<RingPlan>,
     pub services: Store<Service>,
     pub slices: Store<EndpointSlice>,
@@ -52,6 +56,8 @@ pub struct Machine {
     pub name: String,
     /// Absent while its agent measures it.
     pub profile: Option<Arc<NodeProfile>>,
+    /// Why the profile lacks what its agent wrote: it is of a version that this one cannot read.
+    pub unreadable: Option<String>,
     pub labels: BTreeMap<String, String>,
     pub agent: AgentState,
 }
@@ -201,8 +207,19 @@ impl Stores {
         let all = watcher::Config::default;
         let ours = || all().labels(ours);
         let (sender, any) = mpsc::channel(1);
-        let (profiles, profile_changes) =
-            watched(watcher::watcher(Api::all(client.clone()), all()));
+        let unreadable: Arc<Mutex<HashMap<String, String>>> = Arc::default();
+        let problems = unreadable.clone();
+        let profiles = read_each(untyped::<NodeProfile>(client), move |object| {
+            let name = object.name_any();
+            let (profile, problem) = read_profile(object);
+            let mut problems = lock(&problems);
+            match problem {
+                Some(problem) => problems.insert(name, problem),
+                None => problems.remove(&name),
+            };
+            Some(profile)
+        });
+        let (profiles, profile_changes) = watched(profiles);
         let (nodes, node_changes) = watched(watcher::watcher(
             Api::<PartialObjectMeta<Node>>::all(client.clone()),
             all(),
@@ -223,7 +240,7 @@ impl Stores {
         let (slices, slice_changes) = watched(watcher::watcher(Api::all(client.clone()), ours()));
         // A plan's own Model hears of it by ownership; others, which may use what it frees, when it goes.
         let freed = sender.clone();
-        let plans = watcher::watcher(Api::all(client.clone()), all()).inspect(move |event| {
+        let plans = read_each(untyped::<RingPlan>(client), read_plan).inspect(move |event| {
             if matches!(event, Ok(Event::Delete(_))) {
                 let _ = freed.try_send(());
             }
@@ -262,6 +279,7 @@ impl Stores {
         });
         let stores = Self {
             profiles,
+            unreadable,
             plans,
             services,
             slices,
@@ -315,9 +333,11 @@ impl Stores {
             }
         }
         let agents = lock(&self.agents);
+        let unreadable = lock(&self.unreadable);
         machines
             .into_iter()
             .map(|(name, profile)| Machine {
+                unreadable: unreadable.get(&name).cloned(),
                 labels: labels.get(&name).cloned().unwrap_or_default(),
                 agent: agents.state(&name, now),
                 profile,
@@ -329,7 +349,7 @@ impl Stores {
     /// All plans that are not being deleted, as far as they are known or were written here.
     pub fn plans(&self) -> Vec<Arc<RingPlan>> {
         let mut plans = self.plans.state();
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = lock(&self.written);
         written.retain(|(at, plan)| {
             at.elapsed() < WATCH_DELAY && plans.iter().all(|known| known.uid() != plan.uid())
         });
@@ -340,13 +360,13 @@ impl Stores {
 
     /// A plan that was written just now: what follows counts with it.
     pub fn add_plan(&self, plan: Arc<RingPlan>) {
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = lock(&self.written);
         written.push((Instant::now(), plan));
     }
 
     /// A plan that was deleted just now.
     pub fn forget_plan(&self, plan: &RingPlan) {
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = lock(&self.written);
         written.retain(|(_, one)| one.uid() != plan.uid());
     }
 }
@@ -399,15 +419,76 @@ where
     (store, changes)
 }
 
-fn lock(agents: &Mutex<Agents>) -> std::sync::MutexGuard<'_, Agents> {
+/// All objects of a kind, unread: one that this version cannot read must not end the watch of the others.
+fn untyped<K: Resource<DynamicType = ()>>(
+    client: &Client,
+) -> impl Stream<Item = watcher::Result<Event<DynamicObject>>> + Send + 'static {
+    let objects = Api::all_with(client.clone(), &ApiResource::erase::<K>(&()));
+    watcher::watcher(objects, watcher::Config::default())
+}
+
+/// Reads the objects of a watch. What cannot be read at all is as if it were not there.
+fn read_each<K: Send + 'static>(
+    events: impl Stream<Item = watcher::Result<Event<DynamicObject>>> + Send + 'static,
+    read: impl Fn(DynamicObject) -> Option<K> + Send + 'static,
+) -> impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static {
+    events.filter_map(move |event| {
+        let read = match event {
+            Ok(Event::Apply(object)) => read(object).map(|object| Ok(Event::Apply(object))),
+            Ok(Event::InitApply(object)) => read(object).map(|object| Ok(Event::InitApply(object))),
+            Ok(Event::Delete(object)) => read(object).map(|object| Ok(Event::Delete(object))),
+            Ok(Event::Init) => Some(Ok(Event::Init)),
+            Ok(Event::InitDone) => Some(Ok(Event::InitDone)),
+            Err(error) => Some(Err(error)),
+        };
+        future::ready(read)
+    })
+}
+
+/// A machine's profile. Where this version cannot read what the agent wrote, without it, and why.
+fn read_profile(object: DynamicObject) -> (NodeProfile, Option<String>) {
+    match object.clone().try_parse() {
+        Ok(profile) => (profile, None),
+        Err(error) => {
+            let spec = object.data.get("spec").cloned();
+            let spec = spec.and_then(|spec| serde_json::from_value::<NodeProfileSpec>(spec).ok());
+            let profile = NodeProfile {
+                metadata: object.metadata,
+                spec: spec.unwrap_or_default(),
+                status: None,
+            };
+            (profile, Some(error_chain(&error)))
+        }
+    }
+}
+
+/// A plan. Where this version cannot read what the agents wrote, without it; where it cannot read the plan, nothing.
+fn read_plan(mut object: DynamicObject) -> Option<RingPlan> {
+    match object.clone().try_parse() {
+        Ok(plan) => Some(plan),
+        Err(error) => {
+            tracing::warn!(
+                plan = object.name_any(),
+                problem = error_chain(&error),
+                "a RingPlan is of another version than this operator; update both"
+            );
+            object.data.as_object_mut()?.remove("status");
+            object.try_parse().ok()
+        }
+    }
+}
+
+fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     // Nothing in there can be half changed.
-    agents.lock().unwrap_or_else(PoisonError::into_inner)
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use k8s_openapi::api::coordination::v1::LeaseSpec;
+    use serde_json::{Value, json};
+
+    use super::*;
 
     fn lease(renewed: i64) -> Lease {
         let now = Timestamp::now().as_second();
@@ -421,6 +502,106 @@ mod tests {
         };
         lease.metadata.name = Some("prima-agent-pi4".to_owned());
         lease
+    }
+
+    /// An object as it comes from the API server.
+    fn object<K: serde::Serialize>(of: &K) -> DynamicObject {
+        serde_json::from_value(serde_json::to_value(of).unwrap()).unwrap()
+    }
+
+    /// Gives every object in there a field that no version has yet.
+    fn add_fields(value: &mut Value) {
+        match value {
+            Value::Object(fields) => {
+                fields.values_mut().for_each(add_fields);
+                fields.insert("fieldOfTheNextVersion".into(), json!({"a": [1]}));
+            }
+            Value::Array(items) => items.iter_mut().for_each(add_fields),
+            _ => {}
+        }
+    }
+
+    fn profile() -> NodeProfile {
+        let yaml = include_str!("../../../crds/tests/node-profile.yaml");
+        let mut profile = NodeProfile::from_yaml("node-profile.yaml", yaml).unwrap();
+        profile.spec.memory_cap_bytes = Some(5);
+        profile
+    }
+
+    #[test]
+    fn fields_of_the_next_version_are_left_out() {
+        let known = profile();
+        let mut newer = object(&known);
+        add_fields(&mut newer.data["status"]);
+        add_fields(&mut newer.data["spec"]);
+        assert_ne!(newer, object(&known));
+        let (found, problem) = read_profile(newer);
+        assert_eq!((object(&found), problem), (object(&known), None));
+    }
+
+    #[test]
+    fn a_profile_that_cannot_be_read_keeps_its_owners_wishes() {
+        let mut newer = object(&profile());
+        newer.data["status"]["system"]["os"] = json!("Plan9");
+        let (found, problem) = read_profile(newer);
+        assert_eq!((found.spec, found.status), (profile().spec, None));
+        assert_eq!(found.metadata, profile().metadata);
+        let problem = problem.unwrap();
+        assert!(problem.contains("Plan9"), "{problem}");
+    }
+
+    #[test]
+    fn a_plan_of_the_next_version_is_read_without_what_is_new() {
+        let plan = json!({
+            "apiVersion": "prima.dev/v1alpha1",
+            "kind": "RingPlan",
+            "metadata": {"name": "m-1", "uid": "u"},
+            "spec": {
+                "generation": 1,
+                "model": {"name": "m", "file": "m.gguf", "sizeBytes": 1, "layers": 8},
+                "contextLength": 512,
+                "maxConcurrentRequests": 1,
+                "rounds": 1,
+                "members": [{"name": "desk", "address": "10.0.0.1:9200", "windows": [{"first": 0, "last": 8}]}],
+            },
+            "status": {"members": [{"name": "desk", "state": "Ready"}]},
+        });
+        let read = |plan: &Value| read_plan(serde_json::from_value(plan.clone()).unwrap());
+        let known = read(&plan).unwrap();
+        assert_eq!(known.status.as_ref().unwrap().members.len(), 1);
+        let mut newer = plan.clone();
+        add_fields(&mut newer["spec"]);
+        add_fields(&mut newer["status"]);
+        assert_eq!(object(&read(&newer).unwrap()), object(&known));
+
+        newer["status"]["members"][0]["state"] = json!("Draining");
+        let found = read(&newer).unwrap();
+        assert_eq!((found.spec, found.status), (known.spec, None));
+
+        newer["spec"]["rounds"] = json!("as many as it takes");
+        assert!(read(&newer).is_none());
+    }
+
+    #[tokio::test]
+    async fn one_that_cannot_be_read_does_not_end_the_watch() {
+        let named = |name: &str| {
+            let mut object = object(&profile());
+            object.metadata.name = Some(name.to_owned());
+            object
+        };
+        let events = [
+            Ok(Event::Init),
+            Ok(Event::InitApply(named("old"))),
+            Ok(Event::InitApply(named("new"))),
+            Ok(Event::InitDone),
+        ];
+        let read = |object: DynamicObject| (object.name_any() != "new").then(|| object.name_any());
+        let read = read_each(futures::stream::iter(events), read);
+        let read: Vec<Event<String>> = read.map(Result::unwrap).collect().await;
+        assert!(
+            matches!(&read[..], [Event::Init, Event::InitApply(name), Event::InitDone] if name == "old"),
+            "{read:?}"
+        );
     }
 
     #[test]

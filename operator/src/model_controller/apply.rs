@@ -2,6 +2,7 @@
 //! that a newer one has replaced. Clients are sent to the newest plan that answers; an old ring so serves until the new one has
 //! loaded, unless machines lack the memory for both.
 
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,8 +19,8 @@ use prima_crds::v1alpha1::ring_plan::{MemberState, RingPlan};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::decide::{Decision, Kind};
 use super::dereference::World;
-use super::plan::{Decision, Kind, Memory};
 use super::{Context, ControllerError, update_status};
 use crate::cluster::world::Machine;
 
@@ -39,18 +40,21 @@ pub struct Ring {
     pub serving: Option<Arc<RingPlan>>,
 }
 
+/// What was written of each object: its content's hash, and the version that came of it.
+pub type Written = BTreeMap<String, (u64, Option<String>)>;
+
 pub async fn apply(
-    model: &Model,
     world: &World,
     decision: &Decision,
     context: &Context,
-    memory: &mut Memory,
+    written: &mut Written,
 ) -> Result<Ring, ControllerError> {
+    let model = &*world.model;
     let writer = Writer::new(model, context)?;
     let mut plans = world.plans.clone();
     match &decision.kind {
         Kind::Released { .. } => writer.delete(&mut plans, |_| true).await?,
-        Kind::Impossible { .. } | Kind::Keep(_) => {}
+        Kind::Impossible { .. } | Kind::Keep(_) | Kind::Ask(_) => {}
         Kind::New {
             spec,
             retire_first,
@@ -76,7 +80,7 @@ pub async fn apply(
         .find(|plan| answers(plan, &world.machines))
         .cloned();
     let newest = plans.last().cloned();
-    writer.endpoint(serving.as_deref(), memory).await?;
+    writer.endpoint(serving.as_deref(), written).await?;
     // Only after clients are sent elsewhere. An older ring stays while it answers, or may do so again in a moment.
     if let Some(newest) = newest.as_ref().map(|plan| plan.spec.generation) {
         let spare = match &serving {
@@ -216,7 +220,7 @@ impl<'a> Writer<'a> {
     async fn endpoint(
         &self,
         serving: Option<&RingPlan>,
-        memory: &mut Memory,
+        written: &mut Written,
     ) -> Result<(), ControllerError> {
         let name = self.model.name_any();
         let service = Service {
@@ -249,7 +253,7 @@ impl<'a> Writer<'a> {
         });
         let stores = &self.context.stores;
         self.own(&service, &stores.services).await?;
-        self.write_once(service, &stores.services, memory).await?;
+        self.write_once(service, &stores.services, written).await?;
         // The family of an EndpointSlice cannot change, so each has its own.
         for family in ["IPv4", "IPv6"] {
             let ours = target
@@ -257,7 +261,7 @@ impl<'a> Writer<'a> {
                 .filter(|(host, ..)| host.is_ipv4() == (family == "IPv4"));
             let slice = self.slice(family, ours);
             if ours.is_some() || stores.slices.get(&self.reference(&slice)).is_some() {
-                self.write_once(slice, &stores.slices, memory).await?;
+                self.write_once(slice, &stores.slices, written).await?;
             }
         }
         Ok(())
@@ -336,7 +340,7 @@ impl<'a> Writer<'a> {
         &self,
         object: K,
         store: &Store<K>,
-        memory: &mut Memory,
+        written: &mut Written,
     ) -> Result<(), ControllerError>
     where
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
@@ -355,11 +359,9 @@ impl<'a> Writer<'a> {
         let hash = hasher.finish();
         let there = store.get(&self.reference(&object));
         let version = there.and_then(|there| there.resource_version());
-        if version.is_none() || memory.written.get(&key) != Some(&(hash, version)) {
-            let written = self.write(object).await?;
-            memory
-                .written
-                .insert(key, (hash, written.resource_version()));
+        if version.is_none() || written.get(&key) != Some(&(hash, version)) {
+            let object = self.write(object).await?;
+            written.insert(key, (hash, object.resource_version()));
         }
         Ok(())
     }

@@ -76,6 +76,12 @@ impl Candidates {
         self.profiles.iter().find(|p| p.name_any() == name)
     }
 
+    /// Why the machine cannot be used, if it is one that is known.
+    pub fn why_out(&self, name: &str) -> Option<&str> {
+        let out = self.out.iter().find(|(out, _)| out == name);
+        out.map(|(_, why)| why.as_str())
+    }
+
     /// The planner needs all links between the machines that it plans with: whoever lacks the most is left out, until none
     /// is lacking; of a ring that runs nobody is, for the sake of one who has just come.
     fn without_unmeasured_links(&mut self, machines: &[Machine], members: &[RingMember]) {
@@ -151,6 +157,12 @@ fn usable<'a>(
     {
         return Err(out(format!(
             "its Node lacks the label {key}={value} (spec.nodeSelector)"
+        )));
+    }
+    if let Some(problem) = &machine.unreadable {
+        return Err(out(format!(
+            "its agent is of a version that this operator ({}) cannot read: {problem}; update both",
+            env!("CARGO_PKG_VERSION")
         )));
     }
     let Some(status) = &profile.status else {

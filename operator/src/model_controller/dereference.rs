@@ -8,10 +8,14 @@ use prima_crds::v1alpha1::model::Model;
 use prima_crds::v1alpha1::ring_plan::RingPlan;
 use sha2::{Digest, Sha256};
 
+use super::resolve::Resolution;
 use super::{Context, ControllerError};
 use crate::cluster::world::Machine;
 
+/// Everything that a decision depends on.
 pub struct World {
+    pub model: Arc<Model>,
+    pub resolution: Resolution,
     pub machines: Vec<Machine>,
     /// This Model's plans, oldest generation first.
     pub plans: Vec<Arc<RingPlan>>,
@@ -20,6 +24,7 @@ pub struct World {
     pub api_key: ApiKey,
 }
 
+#[derive(Clone)]
 pub enum ApiKey {
     None,
     /// Its SHA-256, in hexadecimal.
@@ -28,19 +33,34 @@ pub enum ApiKey {
     Missing(String),
 }
 
-pub fn dereference(model: &Model, context: &Context, api_key: ApiKey) -> World {
-    let uid = model.uid();
-    let (mut plans, others): (Vec<_>, Vec<_>) =
-        context.stores.plans().into_iter().partition(|plan| {
-            let mut owners = plan.owner_references().iter();
-            owners.any(|owner| Some(&owner.uid) == uid.as_ref())
-        });
-    plans.sort_by_key(|plan| plan.spec.generation);
-    World {
-        machines: context.stores.machines(),
-        plans,
-        others,
-        api_key,
+impl World {
+    /// As it is watched now.
+    pub fn new(
+        model: &Arc<Model>,
+        resolution: Resolution,
+        context: &Context,
+        api_key: ApiKey,
+    ) -> Self {
+        let uid = model.uid();
+        let (mut plans, others): (Vec<_>, Vec<_>) =
+            context.stores.plans().into_iter().partition(|plan| {
+                let mut owners = plan.owner_references().iter();
+                owners.any(|owner| Some(&owner.uid) == uid.as_ref())
+            });
+        plans.sort_by_key(|plan| plan.spec.generation);
+        Self {
+            model: model.clone(),
+            resolution,
+            machines: context.stores.machines(),
+            plans,
+            others,
+            api_key,
+        }
+    }
+
+    /// The Model's newest plan.
+    pub fn current(&self) -> Option<&Arc<RingPlan>> {
+        self.plans.last()
     }
 }
 

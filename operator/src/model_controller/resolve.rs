@@ -12,10 +12,10 @@ use prima_weights::{Remote, Retry, model_profile};
 use sha2::{Digest, Sha256};
 
 use super::Context;
-use super::plan::Memory;
 use crate::cluster::world::Machine;
 use crate::error_chain::error_chain;
 
+#[derive(Clone)]
 pub enum Resolution {
     Done(Box<ResolvedModel>),
     /// Nobody has looked yet.
@@ -54,7 +54,12 @@ pub const RETRY: Retry = Retry {
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
-pub async fn resolve(model: &Model, context: &Context, memory: &mut Memory) -> Resolution {
+/// `failed`: the last look at a server, if it failed.
+pub async fn resolve(
+    model: &Model,
+    context: &Context,
+    failed: &mut Option<FailedLook>,
+) -> Resolution {
     let source = &model.spec.source;
     let pinned = pinned(model);
     if let Some(path) = source.local_path() {
@@ -64,13 +69,10 @@ pub async fn resolve(model: &Model, context: &Context, memory: &mut Memory) -> R
         return Resolution::Done(Box::new(pinned.clone()));
     }
     let now = Instant::now();
-    let before = memory
-        .failed_look
-        .take()
-        .filter(|look| look.source == *source);
+    let before = failed.take().filter(|look| look.source == *source);
     if let Some(look) = before.as_ref().filter(|look| now < look.next) {
         let message = look.message.clone();
-        memory.failed_look = before;
+        *failed = before;
         return Resolution::Failed(message);
     }
     match read_header(source, context).await {
@@ -78,7 +80,7 @@ pub async fn resolve(model: &Model, context: &Context, memory: &mut Memory) -> R
         Err(message) => {
             let times = before.map_or(0, |look| look.times) + 1;
             let pause = FIRST_PAUSE.saturating_mul(1 << (times - 1).min(16));
-            memory.failed_look = Some(FailedLook {
+            *failed = Some(FailedLook {
                 source: source.clone(),
                 times,
                 next: now + pause.min(LONGEST_PAUSE),

@@ -10,21 +10,22 @@ use prima_crds::v1alpha1::ring_plan::{MemberState, MemberStatus, RingMember, Rin
 use serde_json::json;
 
 use super::apply::{MANAGER, Ring};
-use super::plan::{Decision, Kind, Memory};
+use super::decide::{self, Decision, Kind};
+use super::dereference::World;
 use super::resolve::{Resolution, pinned, shown};
-use super::{Context, ControllerError};
+use super::{Context, ControllerError, ReconcileState};
 
 pub async fn update_status(
-    model: &Model,
-    resolution: &Resolution,
+    world: &World,
     decision: &Decision,
     ring: &Ring,
     context: &Context,
-    memory: &mut Memory,
+    state: &mut ReconcileState,
 ) -> Result<(), ControllerError> {
+    let model = &*world.model;
     let before = model.status.clone().unwrap_or_default();
-    let status = status(model, resolution, decision, ring, context, memory);
-    memory.ready = is_true(&status, "Ready");
+    let status = status(world, decision, ring, context, &state.decided);
+    state.ready = is_true(&status, "Ready");
     if status == before {
         return Ok(());
     }
@@ -96,13 +97,13 @@ pub async fn event(model: &Model, context: &Context, type_: EventType, reason: &
 }
 
 fn status(
-    model: &Model,
-    resolution: &Resolution,
+    world: &World,
     decision: &Decision,
     ring: &Ring,
     context: &Context,
-    memory: &Memory,
+    decided: &decide::State,
 ) -> ModelStatus {
+    let (model, resolution) = (&*world.model, &world.resolution);
     let before = model.status.as_ref();
     let shown_plan = ring.serving.as_deref().or(ring.newest.as_deref());
     let measured = ring.serving.as_deref().and_then(|plan| {
@@ -133,7 +134,7 @@ fn status(
     let file = model.spec.source.file_name();
     ModelStatus {
         observed_generation: model.metadata.generation,
-        conditions: conditions(model, resolution, decision, ring, memory),
+        conditions: conditions(world, decision, ring, decided),
         file: Some(file.strip_suffix(".gguf").unwrap_or(file).to_owned()),
         // What is pinned stays, even while it cannot be seen.
         resolved: resolution.done().or(pinned(model)).cloned(),
@@ -156,12 +157,12 @@ fn status(
 }
 
 fn conditions(
-    model: &Model,
-    resolution: &Resolution,
+    world: &World,
     decision: &Decision,
     ring: &Ring,
-    memory: &Memory,
+    decided: &decide::State,
 ) -> Vec<Condition> {
+    let (model, resolution) = (&*world.model, &world.resolution);
     let mut conditions = Conditions {
         before: model
             .status
@@ -205,7 +206,7 @@ fn conditions(
         (Kind::Released { reason, message } | Kind::Impossible { reason, message }, _) => {
             conditions.add("Planned", false, reason, message.clone());
         }
-        (_, Some(plan)) => match &memory.ended_first {
+        (_, Some(plan)) => match &decided.ended_first {
             // Said until the new one answers.
             Some((generation, why))
                 if *generation == plan.spec.generation && ring.serving.is_none() =>
@@ -397,8 +398,18 @@ fn said(member: &RingMember, status: Option<&MemberStatus>) -> String {
             let percent = done.saturating_mul(100) / total.max(1);
             format!("{name}: fetching, {done} of {total} bytes ({percent} %)")
         }
-        _ if status.message.is_empty() => format!("{name}: {state}"),
-        _ => format!("{name}: {state}: {}", status.message),
+        _ => {
+            let message = match status.message.is_empty() {
+                true => String::new(),
+                false => format!(": {}", status.message),
+            };
+            let retry = status
+                .retry_after_seconds
+                .map_or_else(String::new, |seconds| {
+                    format!(" (tried again in {seconds} s)")
+                });
+            format!("{name}: {state}{message}{retry}")
+        }
     }
 }
 

@@ -1,0 +1,472 @@
+//! Third step: whether the ring that runs is still right, and which one should be there if not. Pure: it is given the world, what it
+//! remembers and the time, and returns a decision and what to remember. The planner is another program's part (prima-halda, through
+//! `planner`): where a decision takes a plan that is not known yet, the decision is to ask for it.
+//!
+//! A working ring is only replaced by one that is predicted to be a fifth faster, and not within ten minutes of the last
+//! change; a ring that cannot work any more is replaced at once. If all that changed is where its agents are reached, as in an
+//! upgrade, each machine keeps its layers: what it has fetched and holds in memory stays of use, and nothing is planned.
+
+mod going_on;
+mod memory;
+mod ports;
+mod question;
+mod refusals;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt;
+use prima_crds::v1alpha1::model::{Model, NodeShare, ResolvedModel};
+use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingMember, RingPlan, RingPlanSpec, Speed};
+use prima_halda::Plan;
+
+use super::candidates::Candidates;
+use super::dereference::{ApiKey, World};
+use crate::plan::{self, DEFAULT_CONTEXT};
+use going_on::{Broken, going_on};
+pub use question::{Answer, Question};
+use refusals::Refusals;
+
+/// What is remembered of one Model from one decision to the next.
+#[derive(Clone, Default)]
+pub struct State {
+    /// What the planner said last.
+    pub answer: Option<Answer>,
+    /// The newest generation that could not begin before the old ring had ended, and why there is a new one.
+    pub ended_first: Option<(i64, String)>,
+    refusals: Refusals,
+}
+
+/// When a decision is made: by the clock that nobody sets, and by the one that the API server's times are of.
+#[derive(Clone, Copy)]
+pub struct Now {
+    pub instant: Instant,
+    pub timestamp: Timestamp,
+}
+
+/// What should be.
+pub struct Decision {
+    pub kind: Kind,
+    /// Machines that are not in the ring, and why.
+    pub out: Vec<NodeShare>,
+    /// What is waited for, in words; empty if nothing.
+    pub awaited: Vec<String>,
+}
+
+pub enum Kind {
+    /// No ring may run: machines are released.
+    Released {
+        reason: &'static str,
+        message: String,
+    },
+    /// No ring can be planned, now or at all.
+    Impossible {
+        reason: &'static str,
+        message: String,
+    },
+    /// This plan goes on.
+    Keep(Arc<RingPlan>),
+    /// What follows depends on the best plan: the planner is asked, and then it is decided anew. Until then, what runs goes on.
+    Ask(Box<Question>),
+    /// A new plan. If it does not fit beside the one that runs, that one has to end before.
+    New {
+        spec: Box<RingPlanSpec>,
+        retire_first: bool,
+        why: String,
+    },
+}
+
+impl Decision {
+    fn new(kind: Kind) -> Self {
+        Self {
+            kind,
+            out: Vec::new(),
+            awaited: Vec::new(),
+        }
+    }
+
+    pub fn awaits(&self) -> bool {
+        !self.awaited.is_empty()
+    }
+}
+
+impl Now {
+    pub fn read() -> Self {
+        Self {
+            instant: Instant::now(),
+            timestamp: Timestamp::now(),
+        }
+    }
+}
+
+/// Requests that share the memory of one context, unless the Model says how many have one each.
+const CONCURRENT_REQUESTS: i32 = 16;
+/// A new plan must be predicted to take at most this share of the time per token, in percent.
+const WORTH_PERCENT: i64 = 80;
+const SETTLE: SignedDuration = SignedDuration::from_mins(10);
+
+pub fn decide(world: &World, state: &State, now: Now) -> (Decision, State) {
+    let mut state = state.clone();
+    let decision = match wanted(world) {
+        Ok((resolved, keys)) => with_machines(world, resolved, keys, &mut state, now),
+        Err(kind) => Decision::new(kind),
+    };
+    (decision, state)
+}
+
+/// The file, and the digests of keys, of a ring that should run; else what becomes of the Model.
+fn wanted(world: &World) -> Result<(&ResolvedModel, Vec<String>), Kind> {
+    if world.model.spec.suspend {
+        return Err(Kind::Released {
+            reason: "Suspended",
+            message: "spec.suspend is true; set it to false to load the model again".to_owned(),
+        });
+    }
+    let keys = match &world.api_key {
+        ApiKey::None => Vec::new(),
+        ApiKey::Digest(digest) => vec![digest.clone()],
+        ApiKey::Missing(message) => {
+            return Err(Kind::Released {
+                reason: "NoApiKey",
+                message: message.clone(),
+            });
+        }
+    };
+    match world.resolution.done() {
+        Some(resolved) => Ok((resolved, keys)),
+        // What runs does not end because its source cannot be seen; an edited source is another model.
+        None => Err(match world.current() {
+            Some(plan) if same_file(plan, &world.model) => Kind::Keep(plan.clone()),
+            _ => Kind::Impossible {
+                reason: "NotResolved",
+                message: "the model file is not known yet".to_owned(),
+            },
+        }),
+    }
+}
+
+fn with_machines(
+    world: &World,
+    resolved: &ResolvedModel,
+    keys: Vec<String>,
+    state: &mut State,
+    now: Now,
+) -> Decision {
+    let current = world.current();
+    let refused = state.refusals.note(current, now.instant);
+    let members = current.map_or(&[][..], |plan| &plan.spec.members);
+    let candidates = Candidates::new(&world.model, resolved, world, &refused, members);
+    let case = Case {
+        world,
+        resolved,
+        candidates: &candidates,
+        skeleton: skeleton(&world.model, resolved, keys),
+    };
+    let kind = match current {
+        _ if candidates.profiles.is_empty() => Kind::Impossible {
+            reason: "NoMachines",
+            message: no_machines(&candidates),
+        },
+        // A first plan can wait for a machine that is being measured; a broken ring cannot.
+        None if !candidates.awaited.is_empty() => Kind::Impossible {
+            reason: "AwaitingMachines",
+            message: format!("waiting for {}", candidates.awaited.join("; ")),
+        },
+        None => case.first_ring(state),
+        Some(current) => match going_on(current, &world.model, &case.skeleton, &candidates) {
+            Ok(()) => case.faster_ring(current, state, now),
+            Err(broken) => case.ring_instead_of(current, &broken, state),
+        },
+    };
+    Decision {
+        out: out_of_ring(&kind, world, &candidates, state),
+        kind,
+        awaited: candidates.awaited,
+    }
+}
+
+/// A Model that should have a ring, and could.
+struct Case<'a> {
+    world: &'a World,
+    resolved: &'a ResolvedModel,
+    candidates: &'a Candidates,
+    /// What the Model alone says of its plan.
+    skeleton: RingPlanSpec,
+}
+
+/// Who runs which layers, before anybody's address is known.
+struct Windows {
+    rounds: i32,
+    members: Vec<RingMember>,
+    predicted: Option<Speed>,
+}
+
+impl Windows {
+    fn planned(plan: &Plan) -> Self {
+        Self {
+            rounds: plan.rounds as i32,
+            members: plan::members(plan, |_| String::new()),
+            predicted: Some(plan::speed(&plan.report)),
+        }
+    }
+
+    fn kept(plan: &RingPlan) -> Self {
+        Self {
+            rounds: plan.spec.rounds,
+            members: plan.spec.members.clone(),
+            predicted: plan.spec.predicted,
+        }
+    }
+}
+
+impl Case<'_> {
+    fn first_ring(&self, state: &State) -> Kind {
+        let spec = self
+            .best(state, false)
+            .and_then(|windows| self.spec(windows));
+        match spec {
+            Ok(spec) => Kind::New {
+                spec: Box::new(spec),
+                retire_first: false,
+                why: "the first plan".to_owned(),
+            },
+            Err(kind) => kind,
+        }
+    }
+
+    /// Whether another ring is so much faster that the one that works is replaced.
+    fn faster_ring(&self, current: &Arc<RingPlan>, state: &State, now: Now) -> Kind {
+        let kept = Kind::Keep(current.clone());
+        let windows = match self.best(state, false) {
+            Ok(windows) => windows,
+            Err(ask @ Kind::Ask(_)) => return ask,
+            Err(_) => return kept,
+        };
+        let (Some(new), Some(old)) = (windows.predicted, current.spec.predicted) else {
+            return kept;
+        };
+        let (new, old) = (new.token_microseconds, old.token_microseconds);
+        let faster = new * 100 < old * WORTH_PERCENT;
+        if !faster || age(current, now) <= SETTLE {
+            return kept;
+        }
+        match self.spec(windows) {
+            // For a faster ring a working one does not end before its time.
+            Ok(spec) if self.fits_beside(&spec) => Kind::New {
+                spec: Box::new(spec),
+                retire_first: false,
+                why: format!("a token would take {new} instead of {old} microseconds"),
+            },
+            _ => kept,
+        }
+    }
+
+    /// Another ring at once, even if the old one has to end before.
+    fn ring_instead_of(&self, current: &RingPlan, broken: &Broken, state: &mut State) -> Kind {
+        let windows = match broken {
+            Broken::Moved(_) => Ok(Windows::kept(current)),
+            Broken::Changed(_) => self.best(state, true),
+        };
+        let spec = match windows.and_then(|windows| self.spec(windows)) {
+            Ok(spec) => spec,
+            Err(kind) => return kind,
+        };
+        let why = broken.why().to_owned();
+        let retire_first = !self.fits_beside(&spec);
+        if retire_first {
+            state.ended_first = Some((spec.generation, why.clone()));
+        }
+        Kind::New {
+            spec: Box::new(spec),
+            retire_first,
+            why,
+        }
+    }
+
+    /// The best ring now; else why there is none, or what the planner is to be asked.
+    fn best(&self, state: &State, urgent: bool) -> Result<Windows, Kind> {
+        let does_not_fit = |message| Kind::Impossible {
+            reason: "DoesNotFit",
+            message,
+        };
+        if let Some(name) = &self.world.model.spec.rank0
+            && self.candidates.profile(name).is_none()
+        {
+            let why = self.candidates.why_out(name);
+            let why = why.unwrap_or("there is no NodeProfile of that name");
+            return Err(does_not_fit(format!("spec.rank0 is {name}, but {why}")));
+        }
+        let context_length = self.skeleton.context_length;
+        let question = Question::new(
+            &self.world.model,
+            self.resolved,
+            self.candidates,
+            context_length,
+            urgent,
+        );
+        match &state.answer {
+            Some(answer) if answer.fingerprint == question.fingerprint => match &answer.plan {
+                Ok(plan) => Ok(Windows::planned(plan)),
+                Err(message) => Err(does_not_fit(message.clone())),
+            },
+            _ => Err(Kind::Ask(Box::new(question))),
+        }
+    }
+
+    /// The next plan, with ports that no other has.
+    fn spec(&self, windows: Windows) -> Result<RingPlanSpec, Kind> {
+        let Windows {
+            rounds,
+            mut members,
+            predicted,
+        } = windows;
+        let Some(slot) = ports::free_slot(self.world) else {
+            return Err(Kind::Impossible {
+                reason: "NoPorts",
+                message: ports::none_left(),
+            });
+        };
+        for member in &mut members {
+            let host = self.candidates.address(&member.name).unwrap_or_default();
+            member.address = ports::ring_address(host, slot);
+        }
+        let status = self.world.model.status.as_ref();
+        let written = status.and_then(|status| status.plan_generation);
+        let known = self.world.current().map(|plan| plan.spec.generation);
+        let generation = written.max(known).unwrap_or(0);
+        Ok(RingPlanSpec {
+            generation: generation + 1,
+            rounds,
+            members,
+            predicted,
+            http_port: Some(ports::http(slot)),
+            ..self.skeleton.clone()
+        })
+    }
+
+    fn fits_beside(&self, spec: &RingPlanSpec) -> bool {
+        memory::fits_beside(
+            spec,
+            &self.world.plans,
+            self.candidates,
+            layer_bytes(self.resolved),
+        )
+    }
+}
+
+/// What the Model alone says of a plan.
+fn skeleton(model: &Model, resolved: &ResolvedModel, keys: Vec<String>) -> RingPlanSpec {
+    let source = &model.spec.source;
+    let local = source.local_path();
+    let fetched = local.is_none().then(|| source.clone());
+    let trained = resolved.profile.trained_context_length;
+    RingPlanSpec {
+        generation: 1,
+        model: PlannedModel {
+            name: model.name_any(),
+            file: local.unwrap_or_else(|| source.file_name().to_owned()),
+            size_bytes: resolved.profile.size_bytes,
+            layers: resolved.profile.layers,
+            source: fetched,
+            version: Some(resolved.version.clone()),
+        },
+        context_length: model
+            .spec
+            .context_length
+            .unwrap_or(trained.min(DEFAULT_CONTEXT as i32)),
+        max_concurrent_requests: model
+            .spec
+            .max_concurrent_requests
+            .unwrap_or(CONCURRENT_REQUESTS),
+        activation_dtype: model.spec.activation_dtype,
+        rounds: 1,
+        members: Vec::new(),
+        predicted: None,
+        http_port: None,
+        api_key_sha256: keys,
+    }
+}
+
+fn same_file(plan: &RingPlan, model: &Model) -> bool {
+    let planned = &plan.spec.model;
+    let source = &model.spec.source;
+    match source.local_path() {
+        Some(path) => planned.source.is_none() && planned.file == path,
+        None => planned.source.as_ref() == Some(source),
+    }
+}
+
+/// Of weights, on average.
+fn layer_bytes(resolved: &ResolvedModel) -> i64 {
+    let weights = resolved.profile.layer_weights.iter();
+    let bytes: i64 = weights.map(|one| one.bytes).sum();
+    bytes / i64::from(resolved.profile.layers).max(1)
+}
+
+fn age(plan: &RingPlan, now: Now) -> SignedDuration {
+    plan.creation_timestamp()
+        .map_or(SignedDuration::MAX, |made| {
+            now.timestamp.duration_since(made.0)
+        })
+}
+
+fn no_machines(candidates: &Candidates) -> String {
+    match candidates.out.as_slice() {
+        [] => "no agent has been heard of; is the DaemonSet of agents running (kubectl get pods -A -l app.kubernetes.io/component=agent)?".to_owned(),
+        out => {
+            let out: Vec<_> = out.iter().map(|(name, why)| format!("{name}: {why}")).collect();
+            format!("no machine can take part: {}", out.join("; "))
+        }
+    }
+}
+
+/// Machines that have no part in the ring that runs or will, and why.
+fn out_of_ring(
+    kind: &Kind,
+    world: &World,
+    candidates: &Candidates,
+    state: &State,
+) -> Vec<NodeShare> {
+    let current = world.current().map(|plan| &plan.spec.members[..]);
+    let (members, runs) = match kind {
+        Kind::Keep(plan) => (&plan.spec.members[..], true),
+        Kind::Ask(_) => (current.unwrap_or_default(), current.is_some()),
+        Kind::New { spec, .. } => (&spec.members[..], false),
+        Kind::Released { .. } | Kind::Impossible { .. } => (&[][..], false),
+    };
+    let answer = state.answer.as_ref();
+    let planned = answer.and_then(|answer| answer.plan.as_ref().ok());
+    let idle = candidates.profiles.iter().map(|profile| {
+        let name = profile.name_any();
+        let left_out = planned
+            .and_then(|plan| plan.report.left_out.iter().find(|out| out.name == name))
+            .map(|out| out.why.clone());
+        let why = left_out.unwrap_or_else(|| {
+            match runs {
+                true => {
+                    "a ring with it would not be so much faster that it is worth an interruption"
+                }
+                false => "it could take part",
+            }
+            .to_owned()
+        });
+        (name, why)
+    });
+    candidates
+        .out
+        .iter()
+        .cloned()
+        .chain(idle)
+        .filter(|(name, _)| members.iter().all(|member| member.name != *name))
+        .map(|(name, why)| NodeShare {
+            name,
+            in_ring: false,
+            why,
+            fetched_bytes: None,
+            total_bytes: None,
+        })
+        .collect()
+}

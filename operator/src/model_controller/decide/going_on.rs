@@ -1,0 +1,74 @@
+//! Whether the ring that runs can go on, and is what the Model asks for.
+
+use prima_crds::v1alpha1::model::Model;
+use prima_crds::v1alpha1::ring_plan::{RingPlan, RingPlanSpec};
+
+use super::memory;
+use crate::model_controller::candidates::Candidates;
+
+/// Why a ring cannot go on, for people.
+#[derive(Debug, PartialEq)]
+pub enum Broken {
+    /// Agents are reached elsewhere, and could do there what they did.
+    Moved(String),
+    Changed(String),
+}
+
+impl Broken {
+    pub fn why(&self) -> &str {
+        match self {
+            Self::Moved(why) | Self::Changed(why) => why,
+        }
+    }
+}
+
+/// `skeleton`: what the Model says of its plan now.
+pub fn going_on(
+    plan: &RingPlan,
+    model: &Model,
+    skeleton: &RingPlanSpec,
+    candidates: &Candidates,
+) -> Result<(), Broken> {
+    let asked = RingPlanSpec {
+        generation: plan.spec.generation,
+        rounds: plan.spec.rounds,
+        members: plan.spec.members.clone(),
+        predicted: plan.spec.predicted,
+        http_port: plan.spec.http_port,
+        ..skeleton.clone()
+    };
+    if asked != plan.spec {
+        return Err(Broken::Changed("the Model was changed".to_owned()));
+    }
+    let rank0 = plan.spec.members.first().map(|member| &member.name);
+    if let Some(wanted) = &model.spec.rank0
+        && Some(wanted) != rank0
+    {
+        return Err(Broken::Changed(format!("spec.rank0 is {wanted} now")));
+    }
+    let mut moved = Vec::new();
+    for member in &plan.spec.members {
+        let name = &member.name;
+        let Some(address) = candidates.address(name) else {
+            let why = candidates.why_out(name).unwrap_or("it has no NodeProfile");
+            return Err(Broken::Changed(format!("{name} is out: {why}")));
+        };
+        if member.host() != Some(address) {
+            moved.push(name.as_str());
+        }
+    }
+    let why = match moved.as_slice() {
+        [] => return Ok(()),
+        [one] => format!("{one} has another address now"),
+        several => format!("{} have other addresses now", several.join(", ")),
+    };
+    // A machine whose agent begins anew may have lost a GPU or its memory to others meanwhile.
+    let could_do = plan.spec.members.iter().all(|member| {
+        let profile = candidates.profile(&member.name);
+        profile.is_some_and(|profile| memory::could_do(profile, member))
+    });
+    Err(match could_do {
+        true => Broken::Moved(why),
+        false => Broken::Changed(why),
+    })
+}

@@ -1,0 +1,68 @@
+//! What machines have memory for.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use prima_crds::v1alpha1::node_profile::{NodeProfile, NodeProfileStatus};
+use prima_crds::v1alpha1::ring_plan::{RingMember, RingPlan, RingPlanSpec};
+
+use crate::model_controller::candidates::Candidates;
+
+/// Whether a machine can do, and its owner wants, what a plan asks of it.
+pub fn could_do(profile: &NodeProfile, member: &RingMember) -> bool {
+    let Some(status) = &profile.status else {
+        return false;
+    };
+    let owner = &profile.spec;
+    let memory = (status.memory.available_bytes - owner.reserved_memory_bytes.unwrap_or(0))
+        .min(owner.memory_cap_bytes.unwrap_or(i64::MAX));
+    // What is read for every token does not stay.
+    let read = member.read_bytes_per_token.unwrap_or(0);
+    member.memory_bytes.unwrap_or(0) - read <= memory
+        && member.gpu_memory_bytes.unwrap_or(0) <= gpu_memory(status)
+        && (read == 0 || owner.disk_allowed != Some(false))
+}
+
+/// Whether the machines have memory for the new ring while the old ones still run. Weights of layers that a machine has in both
+/// are in its page cache once; a GPU has everything twice.
+pub fn fits_beside(
+    spec: &RingPlanSpec,
+    old: &[Arc<RingPlan>],
+    candidates: &Candidates,
+    layer_bytes: i64,
+) -> bool {
+    spec.members.iter().all(|member| {
+        let profile = candidates.profile(&member.name);
+        let Some(status) = profile.and_then(|profile| profile.status.as_ref()) else {
+            return true;
+        };
+        let before = || {
+            let members = old.iter().flat_map(|plan| &plan.spec.members);
+            members.filter(|before| before.name == member.name)
+        };
+        let ours = layers(member);
+        let held: i64 = before()
+            .map(|before| {
+                let shared = layers(before).intersection(&ours).count() as i64;
+                (before.memory_bytes.unwrap_or(0) - shared * layer_bytes).max(0)
+            })
+            .sum();
+        let gpu_held: i64 = before().filter_map(|before| before.gpu_memory_bytes).sum();
+        let on_gpu = member.gpu_memory_bytes.unwrap_or(0);
+        member.memory_bytes.unwrap_or(0) + held <= status.memory.available_bytes
+            && (on_gpu == 0 || on_gpu + gpu_held <= gpu_memory(status))
+    })
+}
+
+fn layers(member: &RingMember) -> HashSet<i32> {
+    let windows = member.windows.iter();
+    windows
+        .flat_map(|window| window.first..window.last)
+        .collect()
+}
+
+/// What all GPUs of a machine have left, in bytes.
+fn gpu_memory(status: &NodeProfileStatus) -> i64 {
+    let gpus = status.gpus.iter().filter_map(|gpu| gpu.measured.as_ref());
+    gpus.map(|gpu| gpu.available_bytes).sum()
+}

@@ -1,0 +1,108 @@
+//! What the planner is asked, and what it answers.
+
+use std::sync::Arc;
+
+use kube::ResourceExt;
+use prima_crds::v1alpha1::model::{Model, ResolvedModel};
+use prima_crds::v1alpha1::model_profile::ModelProfile;
+use prima_crds::v1alpha1::node_profile::NodeProfile;
+use prima_halda::{Options, Plan};
+
+use crate::error_chain::error_chain;
+use crate::model_controller::candidates::Candidates;
+use crate::plan;
+
+/// For the best ring of these machines.
+pub struct Question {
+    /// Equal as long as the answer would hardly change.
+    pub fingerprint: String,
+    /// Nobody is answered until it is known.
+    pub urgent: bool,
+    profile: ModelProfile,
+    machines: Vec<NodeProfile>,
+    options: Options,
+}
+
+/// The best ring, or why there is none.
+#[derive(Clone)]
+pub struct Answer {
+    /// Of the question.
+    pub fingerprint: String,
+    pub plan: Result<Arc<Plan>, String>,
+}
+
+impl Question {
+    pub fn new(
+        model: &Model,
+        resolved: &ResolvedModel,
+        candidates: &Candidates,
+        context_length: i32,
+        urgent: bool,
+    ) -> Self {
+        Self {
+            fingerprint: fingerprint(model, resolved, candidates),
+            urgent,
+            profile: ModelProfile::new(&model.name_any(), resolved.profile.clone()),
+            machines: candidates.profiles.clone(),
+            options: Options {
+                context_tokens: context_length as usize,
+                concurrent_requests: model.spec.max_concurrent_requests.unwrap_or(1) as usize,
+                rank0: model.spec.rank0.clone(),
+                ..Options::default()
+            },
+        }
+    }
+
+    #[cfg(test)]
+    pub fn for_tests(fingerprint: &str, urgent: bool) -> Self {
+        let profile = ModelProfile::new("m", Default::default());
+        Self {
+            fingerprint: fingerprint.to_owned(),
+            urgent,
+            profile,
+            machines: Vec::new(),
+            options: Options::default(),
+        }
+    }
+
+    /// Searches. It takes a processor, for up to many seconds.
+    pub fn answer(&self) -> Answer {
+        let plan = plan::checked(&self.profile, &self.machines, &self.options);
+        Answer {
+            fingerprint: self.fingerprint.clone(),
+            plan: plan.map(Arc::new).map_err(|error| error_chain(&error)),
+        }
+    }
+}
+
+/// Memory counts in steps of a twentieth, links in steps of a quarter.
+fn fingerprint(model: &Model, resolved: &ResolvedModel, candidates: &Candidates) -> String {
+    let steps = |value: i64| (value.max(1) as f64).log(1.25).round() as i64;
+    let machines = candidates.profiles.iter().map(|profile| {
+        let status = profile.status.as_ref();
+        let memory = status
+            .map(|status| status.memory.available_bytes * 20 / status.memory.total_bytes.max(1));
+        let links: Vec<_> = status
+            .into_iter()
+            .flat_map(|status| &status.links)
+            .map(|link| {
+                (
+                    &link.to,
+                    steps(link.latency_nanoseconds),
+                    steps(link.bytes_per_second),
+                )
+            })
+            .collect();
+        let measured = status.map(|status| (&status.measured_at, &status.gpus));
+        format!(
+            "{} {:?} {memory:?} {measured:?} {links:?}",
+            profile.name_any(),
+            profile.spec
+        )
+    });
+    let machines: Vec<String> = machines.collect();
+    format!(
+        "{:?} {} {machines:?}",
+        model.spec, resolved.version.header_sha256
+    )
+}

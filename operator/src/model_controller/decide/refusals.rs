@@ -1,0 +1,59 @@
+//! Machines that cannot do what plans ask of them. Which machine that is, only its agent knows; here it is remembered for a while.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use prima_crds::v1alpha1::ring_plan::{MemberState, RingPlan};
+
+#[derive(Clone, Default)]
+pub struct Refusals {
+    /// Why, and when it was said last.
+    refused: BTreeMap<String, (String, Instant)>,
+    /// Members of a plan's generation that fail, and since when.
+    failing: BTreeMap<(i64, String), Instant>,
+}
+
+/// A machine that fails for so long, while nobody is answered, is taken as one that refused.
+const FAILS_FOR: Duration = Duration::from_secs(120);
+/// How long a machine that refused a plan is not asked again.
+const REFUSED_FOR: Duration = Duration::from_secs(600);
+
+impl Refusals {
+    /// Takes in what members of the plan that runs say. Returns machines that refused a plan a short while ago or could not follow it
+    /// in a good while, and why.
+    pub fn note(
+        &mut self,
+        current: Option<&Arc<RingPlan>>,
+        now: Instant,
+    ) -> BTreeMap<String, String> {
+        let mut failing = BTreeMap::new();
+        if let Some(plan) = current {
+            for member in plan.status.iter().flat_map(|status| &status.members) {
+                let name = &member.name;
+                let fails_for = match member.state {
+                    MemberState::Failed => {
+                        let key = (plan.spec.generation, name.clone());
+                        let since = self.failing.get(&key).copied().unwrap_or(now);
+                        failing.insert(key, since);
+                        now.duration_since(since)
+                    }
+                    _ => Duration::ZERO,
+                };
+                if member.state == MemberState::Refused || fails_for > FAILS_FOR {
+                    let refusal = (member.message.clone(), now);
+                    self.refused.insert(name.clone(), refusal);
+                } else if member.state >= MemberState::Loaded {
+                    self.refused.remove(name);
+                }
+            }
+        }
+        self.failing = failing;
+        self.refused
+            .retain(|_, (_, at)| now.duration_since(*at) < REFUSED_FOR);
+        let refused = self.refused.iter();
+        refused
+            .map(|(name, (why, _))| (name.clone(), why.clone()))
+            .collect()
+    }
+}

@@ -1,0 +1,552 @@
+//! Each condition, and the order of preference.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::json;
+
+use prima_crds::v1alpha1::node_profile::NodeProfile;
+use prima_crds::v1alpha1::ring_plan::MemberState;
+
+use super::memory::{could_do, fits_beside};
+use super::ports::{SLOTS, free_slot, http};
+use super::*;
+use crate::cluster::world::{AgentState, Machine};
+use crate::model_controller::resolve::Resolution;
+
+const GIB: i64 = 1 << 30;
+
+fn speed(token_microseconds: i64) -> Option<Speed> {
+    Some(Speed {
+        token_microseconds,
+        first_token_microseconds: 1,
+    })
+}
+
+fn member() -> RingMember {
+    serde_json::from_value(json!({
+        "name": "desk",
+        "address": "10.0.0.1:9200",
+        "windows": [{"first": 0, "last": 8}],
+        "memoryBytes": 4 * GIB,
+    }))
+    .unwrap()
+}
+
+/// A model of 8 layers, and its file.
+fn model() -> (Model, ResolvedModel) {
+    let source = json!({"source": {"hostPath": {"path": "/models/m.gguf"}}});
+    let model = Model::new("m", serde_json::from_value(source.clone()).unwrap());
+    let resolved = serde_json::from_value(json!({
+        "source": source["source"],
+        "profile": {
+            "sizeBytes": 8 * GIB, "layers": 8, "hiddenSize": 64, "vocabularySize": 256, "trainedContextLength": 512,
+            "kvBytesPerPositionAndLayer": 256, "embeddingBytes": 4096,
+            "layerWeights": [{"format": "Q4_K", "weights": 8 * GIB / 9 * 16, "bytes": 8 * GIB}],
+            "outputWeights": [{"format": "Q4_K", "weights": 256, "bytes": 144}],
+        },
+        "version": {"headerSha256": "0"},
+    }));
+    (model, resolved.unwrap())
+}
+
+/// A plan in which one member has these layers and so much memory.
+fn ring(windows: &[(i32, i32)], memory_bytes: i64, gpu_memory_bytes: i64) -> Arc<RingPlan> {
+    let (model, resolved) = model();
+    let windows: Vec<_> = windows
+        .iter()
+        .map(|(first, last)| json!({"first": first, "last": last}))
+        .collect();
+    let member = json!({
+        "name": "desk", "address": "10.0.0.1:9200", "windows": windows,
+        "memoryBytes": memory_bytes, "gpuMemoryBytes": gpu_memory_bytes,
+    });
+    let mut spec = skeleton(&model, &resolved, Vec::new());
+    spec.members = vec![serde_json::from_value(member).unwrap()];
+    Arc::new(RingPlan::new("m-1", spec))
+}
+
+/// A ring whose only member is in this state.
+fn reported(state: MemberState, message: &str) -> Arc<RingPlan> {
+    let mut plan = RingPlan::clone(&ring(&[(0, 8)], GIB, 0));
+    let status = json!({"members": [{"name": "desk", "state": state, "message": message}]});
+    plan.status = Some(serde_json::from_value(status).unwrap());
+    Arc::new(plan)
+}
+
+fn machine(name: &str, profile: bool, known_for: u64) -> Machine {
+    let yaml = include_str!("../../../../crds/tests/node-profile.yaml");
+    let mut found = NodeProfile::from_yaml("node-profile.yaml", yaml).unwrap();
+    found.metadata.name = Some(name.to_owned());
+    let status = found.status.as_mut().unwrap();
+    // The whole model stays in memory.
+    status.memory.available_bytes = 12 * GIB;
+    status.links[0].to = if name == "desk" { "pi4" } else { "desk" }.to_owned();
+    let agent = json!({
+        "address": "10.0.0.1", "memory": "", "disk": "",
+        "localModels": [{"path": "/models/m.gguf", "version": {"headerSha256": "0"}}],
+    });
+    status.agent = Some(serde_json::from_value(agent).unwrap());
+    Machine {
+        name: name.to_owned(),
+        profile: profile.then(|| Arc::new(found)),
+        unreadable: None,
+        labels: BTreeMap::new(),
+        agent: AgentState::Alive {
+            known_for: Duration::from_secs(known_for),
+        },
+    }
+}
+
+fn world(machines: &[Machine], plans: &[Arc<RingPlan>]) -> World {
+    let (model, resolved) = model();
+    World {
+        model: Arc::new(model),
+        resolution: Resolution::Done(Box::new(resolved)),
+        machines: machines.to_vec(),
+        plans: plans.to_vec(),
+        others: Vec::new(),
+        api_key: ApiKey::None,
+    }
+}
+
+fn now() -> Now {
+    Now::read()
+}
+
+/// Decides, and asks the planner as often as that takes.
+fn decided_with(world: &World, state: &mut State, now: Now) -> Decision {
+    loop {
+        let (decision, next) = decide(world, state, now);
+        *state = next;
+        match decision.kind {
+            Kind::Ask(question) => state.answer = Some(question.answer()),
+            _ => return decision,
+        }
+    }
+}
+
+fn decided(world: &World) -> Decision {
+    decided_with(world, &mut State::default(), now())
+}
+
+/// The plan that was decided, as if it had been written so long ago.
+fn written(decision: Decision, ago: SignedDuration) -> Arc<RingPlan> {
+    let Kind::New { spec, .. } = decision.kind else {
+        panic!("there is no new plan");
+    };
+    let mut plan = RingPlan::new("m-1", *spec);
+    plan.metadata.creation_timestamp = Some(Time(now().timestamp - ago));
+    Arc::new(plan)
+}
+
+fn impossible(decision: &Decision) -> (&str, &str) {
+    match &decision.kind {
+        Kind::Impossible { reason, message } => (reason, message),
+        _ => panic!("it is possible"),
+    }
+}
+
+#[test]
+fn a_first_plan_waits_for_who_is_measured_and_not_for_ever() {
+    let desk = machine("desk", true, 1000);
+    let there = world(&[desk.clone(), machine("pi4", false, 179)], &[]);
+    let decision = decided(&there);
+    let Kind::Impossible { reason, message } = &decision.kind else {
+        panic!("it does not wait");
+    };
+    assert_eq!(*reason, "AwaitingMachines");
+    assert_eq!(message, "waiting for pi4: its agent measures it");
+    assert!(decision.awaits());
+
+    let there = world(&[desk, machine("pi4", false, 180)], &[]);
+    let decision = decided(&there);
+    let Kind::New { spec, .. } = &decision.kind else {
+        panic!("it waits for ever");
+    };
+    assert_eq!(spec.members.len(), 1);
+    assert_eq!(spec.members[0].address, "10.0.0.1:9200");
+    assert!(!decision.awaits());
+    let out: Vec<_> = decision
+        .out
+        .iter()
+        .map(|out| (&out.name[..], &out.why[..]))
+        .collect();
+    assert_eq!(out, [("pi4", "its agent measures it")]);
+}
+
+#[test]
+fn a_machine_that_its_owner_excludes_is_out() {
+    let mut desk = machine("desk", true, 1000);
+    let mut profile = NodeProfile::clone(desk.profile.as_ref().unwrap());
+    profile.spec.exclude = true;
+    desk.profile = Some(Arc::new(profile));
+    let decision = decided(&world(&[desk], &[]));
+    let Kind::Impossible { reason, message } = &decision.kind else {
+        panic!("it is used");
+    };
+    assert_eq!(*reason, "NoMachines");
+    assert!(message.contains("desk: its owner excludes it"), "{message}");
+}
+
+#[test]
+fn a_machine_of_another_version_is_out_and_the_others_are_not() {
+    let mut newer = machine("pi4", true, 1000);
+    let mut profile = NodeProfile::clone(newer.profile.as_ref().unwrap());
+    profile.status = None;
+    newer.profile = Some(Arc::new(profile));
+    newer.unreadable = Some("unknown variant `Plan9`".to_owned());
+    let decision = decided(&world(&[machine("desk", true, 1000), newer], &[]));
+    let Kind::New { spec, .. } = &decision.kind else {
+        panic!("there is no plan");
+    };
+    assert_eq!(spec.members[0].name, "desk");
+    let why = &decision.out[0].why;
+    assert!(why.contains("version") && why.contains("Plan9"), "{why}");
+    assert!(!decision.awaits(), "it does not change by itself");
+}
+
+#[test]
+fn a_ring_fits_beside_another_but_for_layers_that_both_have() {
+    let desk = machine("desk", true, 1000);
+    let mut profile = NodeProfile::clone(desk.profile.as_ref().unwrap());
+    let status = profile.status.as_mut().unwrap();
+    status.memory.available_bytes = 8 * GIB;
+    let gpu = json!({
+        "name": "GPU", "backend": "CUDA",
+        "measured": {
+            "unifiedMemory": false, "totalBytes": 6 * GIB, "availableBytes": 6 * GIB, "readBytesPerSecond": 1,
+            "kvAppendBytesPerSecond": 1, "toGpuBytesPerSecond": 1, "fromGpuBytesPerSecond": 1,
+            "copyOverheadNanoseconds": 1, "throughput": [], "layerOverheadNanoseconds": 1,
+        },
+    });
+    status.gpus = vec![serde_json::from_value(gpu).unwrap()];
+    let candidates = Candidates {
+        profiles: vec![profile],
+        ..Candidates::default()
+    };
+    let fits = |new: &Arc<RingPlan>, old: &Arc<RingPlan>| {
+        fits_beside(&new.spec, std::slice::from_ref(old), &candidates, GIB)
+    };
+    let new = ring(&[(0, 4)], 4 * GIB, 0);
+    assert!(fits(&new, &ring(&[(4, 8)], 4 * GIB, 0)), "just");
+    assert!(
+        !fits(&new, &ring(&[(4, 8)], 4 * GIB + 1, 0)),
+        "a byte too much"
+    );
+    assert!(
+        fits(&new, &ring(&[(0, 2), (2, 4)], 8 * GIB, 0)),
+        "the same layers"
+    );
+    assert!(!fits(&new, &ring(&[(0, 2), (2, 4)], 8 * GIB + 1, 0)));
+    assert!(
+        !fits(&new, &ring(&[(3, 8)], 5 * GIB + 1, 0)),
+        "one layer is the same"
+    );
+    assert!(fits(&new, &ring(&[(3, 8)], 5 * GIB, 0)));
+    // A GPU has everything twice.
+    let new = ring(&[(0, 4)], 0, 3 * GIB);
+    assert!(fits(&new, &ring(&[(0, 4)], 0, 3 * GIB)));
+    assert!(!fits(&new, &ring(&[(0, 4)], 0, 3 * GIB + 1)));
+    assert!(fits(&ring(&[(0, 4)], 0, 0), &ring(&[(0, 4)], 0, 9 * GIB)));
+}
+
+#[test]
+fn ports_are_used_once_and_end_some_time() {
+    let with_port = |slot: i32| {
+        let mut plan = RingPlan::clone(&ring(&[(0, 8)], 0, 0));
+        plan.spec.http_port = Some(http(slot));
+        Arc::new(plan)
+    };
+    let mut there = world(&[], &[with_port(0)]);
+    assert_eq!(free_slot(&there), Some(1));
+    there.others = (1..SLOTS)
+        .filter(|slot| *slot != 7)
+        .map(with_port)
+        .collect();
+    assert_eq!(free_slot(&there), Some(7));
+    there.others.push(with_port(7));
+    assert_eq!(free_slot(&there), None);
+    // A plan without ports takes none.
+    there.plans = vec![ring(&[(0, 8)], 0, 0)];
+    assert_eq!(free_slot(&there), Some(0));
+}
+
+#[test]
+fn a_refusal_counts_for_ten_minutes() {
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let mut refusals = Refusals::default();
+    let refused = reported(MemberState::Refused, "no disk");
+    let known = refusals.note(Some(&refused), start);
+    assert_eq!(known["desk"], "no disk");
+    assert_eq!(refusals.note(None, at(599)).len(), 1);
+    assert!(refusals.note(None, at(600)).is_empty());
+    // Who has done what was asked is trusted again at once.
+    refusals.note(Some(&refused), start);
+    let loading = reported(MemberState::Loading, "");
+    assert_eq!(refusals.note(Some(&loading), at(1)).len(), 1);
+    let loaded = reported(MemberState::Loaded, "");
+    assert!(refusals.note(Some(&loaded), at(1)).is_empty());
+}
+
+#[test]
+fn who_fails_for_two_minutes_has_refused() {
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let mut refusals = Refusals::default();
+    let failed = reported(MemberState::Failed, "it broke");
+    assert!(refusals.note(Some(&failed), start).is_empty());
+    assert!(refusals.note(Some(&failed), at(120)).is_empty());
+    assert_eq!(refusals.note(Some(&failed), at(121))["desk"], "it broke");
+    // Who recovers in between begins anew.
+    let mut refusals = Refusals::default();
+    refusals.note(Some(&failed), start);
+    refusals.note(Some(&reported(MemberState::Loading, "")), at(60));
+    assert!(refusals.note(Some(&failed), at(121)).is_empty());
+    assert!(refusals.note(Some(&failed), at(241)).is_empty());
+    assert_eq!(refusals.note(Some(&failed), at(242)).len(), 1);
+}
+
+#[test]
+fn a_working_ring_gives_way_to_one_a_fifth_faster_after_ten_minutes() {
+    let desk = [machine("desk", true, 1000)];
+    let first = written(decided(&world(&desk, &[])), SignedDuration::ZERO);
+    let best = first.spec.predicted.unwrap().token_microseconds;
+    let just_not_worth_it = best * 100 / WORTH_PERCENT;
+    for (old, minutes, replaced) in [
+        (just_not_worth_it + 1, 11, true),
+        (just_not_worth_it, 11, false),
+        (best * 10, 10, false),
+        (best * 10, 9, false),
+    ] {
+        let mut plan = RingPlan::clone(&first);
+        plan.spec.predicted = speed(old);
+        let at = now();
+        let made = at.timestamp - SignedDuration::from_mins(minutes);
+        plan.metadata.creation_timestamp = Some(Time(made));
+        let world = world(&desk, &[Arc::new(plan)]);
+        match decided_with(&world, &mut State::default(), at).kind {
+            Kind::New {
+                spec, retire_first, ..
+            } => {
+                assert!(replaced, "{old} after {minutes} minutes");
+                assert_eq!((spec.generation, retire_first), (2, false));
+                assert_eq!(spec.predicted.unwrap().token_microseconds, best);
+                assert_eq!(spec.members[0].address, "10.0.0.1:9201");
+            }
+            _ => assert!(!replaced, "{old} after {minutes} minutes"),
+        }
+    }
+}
+
+#[test]
+fn a_faster_ring_waits_where_both_do_not_fit() {
+    let desk = [machine("desk", true, 1000)];
+    let mut plan = RingPlan::clone(&written(decided(&world(&desk, &[])), SignedDuration::ZERO));
+    plan.metadata.creation_timestamp = None;
+    plan.spec.predicted = speed(i64::MAX / 1000);
+    plan.spec.members[0].memory_bytes = Some(1 << 50);
+    let there = world(&desk, &[Arc::new(plan.clone())]);
+    assert!(matches!(decided(&there).kind, Kind::Keep(_)));
+    // The same ring, broken, ends first, and it is remembered which generation that was for.
+    plan.spec.context_length += 1;
+    let there = world(&desk, &[Arc::new(plan)]);
+    let mut state = State::default();
+    let decision = decided_with(&there, &mut state, now());
+    let Kind::New {
+        spec,
+        retire_first,
+        why,
+    } = decision.kind
+    else {
+        panic!("a broken ring goes on");
+    };
+    assert!(retire_first);
+    assert_eq!(why, "the Model was changed");
+    assert_eq!(state.ended_first, Some((spec.generation, why)));
+}
+
+#[test]
+fn suspended_comes_before_a_missing_key_and_both_before_all_else() {
+    let mut there = world(&[], &[ring(&[(0, 8)], GIB, 0)]);
+    there.resolution = Resolution::Failed("no".to_owned());
+    there.api_key = ApiKey::Missing("no Secret".to_owned());
+    let reason = |world: &World| match decided(world).kind {
+        Kind::Released { reason, .. } => reason,
+        _ => "it is not released",
+    };
+    assert_eq!(reason(&there), "NoApiKey");
+    Arc::get_mut(&mut there.model).unwrap().spec.suspend = true;
+    assert_eq!(reason(&there), "Suspended");
+}
+
+#[test]
+fn a_ring_goes_on_while_its_source_cannot_be_seen_and_not_after_an_edit() {
+    let mut there = world(&[], &[ring(&[(0, 8)], GIB, 0)]);
+    there.resolution = Resolution::Failed("the server is away".to_owned());
+    assert!(matches!(decided(&there).kind, Kind::Keep(_)));
+    there.plans.clear();
+    assert_eq!(impossible(&decided(&there)).0, "NotResolved");
+    there.plans = vec![ring(&[(0, 8)], GIB, 0)];
+    let source = json!({"hostPath": {"path": "/models/another.gguf"}});
+    Arc::get_mut(&mut there.model).unwrap().spec.source = serde_json::from_value(source).unwrap();
+    assert_eq!(impossible(&decided(&there)).0, "NotResolved");
+}
+
+#[test]
+fn a_ring_that_moved_keeps_its_layers_and_asks_nobody() {
+    let first = written(
+        decided(&world(&[machine("desk", true, 1000)], &[])),
+        SignedDuration::ZERO,
+    );
+    let mut desk = machine("desk", true, 1000);
+    let mut profile = NodeProfile::clone(desk.profile.as_ref().unwrap());
+    let agent = profile.status.as_mut().unwrap().agent.as_mut().unwrap();
+    agent.address = "fd00::7".to_owned();
+    desk.profile = Some(Arc::new(profile));
+    let (decision, _) = decide(
+        &world(&[desk], std::slice::from_ref(&first)),
+        &State::default(),
+        now(),
+    );
+    let Kind::New { spec, why, .. } = decision.kind else {
+        panic!("it is not decided without the planner");
+    };
+    assert_eq!(why, "desk has another address now");
+    assert_eq!(spec.members[0].address, "[fd00::7]:9201");
+    assert_eq!(spec.members[0].windows, first.spec.members[0].windows);
+    assert_eq!(spec.predicted, first.spec.predicted);
+}
+
+#[test]
+fn a_broken_ring_is_urgent_and_goes_on_until_the_planner_has_answered() {
+    let desk = [machine("desk", true, 1000)];
+    let first = world(&desk, &[]);
+    let (decision, state) = decide(&first, &State::default(), now());
+    let Kind::Ask(question) = decision.kind else {
+        panic!("nobody is asked");
+    };
+    assert!(!question.urgent);
+    assert!(state.answer.is_none());
+
+    let mut plan = RingPlan::clone(&written(decided(&first), SignedDuration::ZERO));
+    plan.spec.context_length += 1;
+    let (decision, _) = decide(&world(&desk, &[Arc::new(plan)]), &State::default(), now());
+    let Kind::Ask(question) = decision.kind else {
+        panic!("nobody is asked");
+    };
+    assert!(question.urgent);
+    assert!(decision.out.is_empty(), "its machine is in the ring");
+}
+
+#[test]
+fn an_answer_counts_while_the_world_is_as_it_was() {
+    let there = world(&[machine("desk", true, 1000)], &[]);
+    let mut state = State::default();
+    decided_with(&there, &mut state, now());
+    let asks = |world: &World| matches!(decide(world, &state, now()).0.kind, Kind::Ask(_));
+    assert!(!asks(&there));
+    let changed = |change: fn(&mut NodeProfile)| {
+        let mut desk = machine("desk", true, 1000);
+        let mut profile = NodeProfile::clone(desk.profile.as_ref().unwrap());
+        change(&mut profile);
+        desk.profile = Some(Arc::new(profile));
+        world(&[desk], &[])
+    };
+    assert!(asks(&changed(
+        |profile| profile.spec.disk_allowed = Some(false)
+    )));
+    assert!(asks(&changed(|profile| {
+        let memory = &mut profile.status.as_mut().unwrap().memory;
+        memory.available_bytes -= memory.total_bytes / 10;
+    })));
+    assert!(asks(&changed(|profile| {
+        profile.status.as_mut().unwrap().links[0].latency_nanoseconds *= 2;
+    })));
+    assert!(!asks(&changed(|profile| {
+        profile.status.as_mut().unwrap().links[0].latency_nanoseconds += 1;
+    })));
+    let mut another = world(&[machine("desk", true, 1000)], &[]);
+    Arc::get_mut(&mut another.model)
+        .unwrap()
+        .spec
+        .context_length = Some(100);
+    assert!(asks(&another));
+}
+
+#[test]
+fn without_ports_or_room_it_says_so_and_a_working_ring_goes_on() {
+    let desk = [machine("desk", true, 1000)];
+    let with_port = |slot: i32| {
+        let mut plan = RingPlan::clone(&ring(&[(0, 8)], 0, 0));
+        plan.spec.http_port = Some(http(slot));
+        plan.spec.members.clear();
+        Arc::new(plan)
+    };
+    let mut there = world(&desk, &[]);
+    there.others = (0..SLOTS).map(with_port).collect();
+    let decision = decided(&there);
+    let (reason, message) = impossible(&decision);
+    assert_eq!(reason, "NoPorts");
+    assert!(message.contains("200 ring ports"), "{message}");
+
+    let mut plan = RingPlan::clone(&written(decided(&world(&desk, &[])), SignedDuration::ZERO));
+    plan.spec.predicted = speed(i64::MAX / 1000);
+    plan.metadata.creation_timestamp = None;
+    there.plans = vec![Arc::new(plan)];
+    assert!(matches!(decided(&there).kind, Kind::Keep(_)));
+
+    let mut desk = machine("desk", true, 1000);
+    let mut profile = NodeProfile::clone(desk.profile.as_ref().unwrap());
+    profile.spec.memory_cap_bytes = Some(1);
+    profile.spec.disk_allowed = Some(false);
+    desk.profile = Some(Arc::new(profile));
+    assert_eq!(impossible(&decided(&world(&[desk], &[]))).0, "DoesNotFit");
+}
+
+#[test]
+fn rank_0_must_be_there() {
+    let mut there = world(&[machine("desk", true, 1000)], &[]);
+    Arc::get_mut(&mut there.model).unwrap().spec.rank0 = Some("nas".to_owned());
+    let decision = decided(&there);
+    let (reason, message) = impossible(&decision);
+    assert_eq!(reason, "DoesNotFit");
+    assert_eq!(
+        message,
+        "spec.rank0 is nas, but there is no NodeProfile of that name"
+    );
+}
+
+#[test]
+fn a_machine_goes_on_elsewhere_only_with_what_it_needs() {
+    let yaml = include_str!("../../../../crds/tests/node-profile.yaml");
+    let mut profile = NodeProfile::from_yaml("node-profile.yaml", yaml).unwrap();
+    let status = profile.status.as_mut().unwrap();
+    status.memory.available_bytes = 5 * GIB;
+    status.gpus.clear();
+    assert!(could_do(&profile, &member()));
+
+    let mut reserved = profile.clone();
+    reserved.spec.reserved_memory_bytes = Some(2 * GIB);
+    assert!(!could_do(&reserved, &member()));
+    let mut capped = profile.clone();
+    capped.spec.memory_cap_bytes = Some(3 * GIB);
+    assert!(!could_do(&capped, &member()));
+
+    let on_gpu = RingMember {
+        gpu_memory_bytes: Some(GIB),
+        ..member()
+    };
+    assert!(!could_do(&profile, &on_gpu), "there is no GPU any more");
+
+    let streamed = RingMember {
+        memory_bytes: Some(8 * GIB),
+        read_bytes_per_token: Some(4 * GIB),
+        ..member()
+    };
+    assert!(could_do(&profile, &streamed));
+    profile.spec.disk_allowed = Some(false);
+    assert!(!could_do(&profile, &streamed));
+}

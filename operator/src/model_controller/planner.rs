@@ -1,0 +1,157 @@
+//! The planner beside the reconciles: searches take from milliseconds to many seconds, and no Model waits for another's. A reconcile
+//! waits a moment for its answer; a search that takes longer goes on. When it ends, the Model is looked at once more.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kube::runtime::reflector::ObjectRef;
+use prima_crds::v1alpha1::model::Model;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::{JoinError, JoinHandle, spawn_blocking};
+use tokio::time::timeout_at;
+
+use super::decide::{Answer, Question};
+use crate::cluster::metrics::Metrics;
+
+pub struct Planner {
+    search: fn(&Question) -> Answer,
+    metrics: Arc<Metrics>,
+    /// Of searches that nobody is kept waiting by.
+    leisurely: Arc<Semaphore>,
+    answered: mpsc::UnboundedSender<ObjectRef<Model>>,
+}
+
+/// One that goes on, of one Model.
+pub struct Search {
+    fingerprint: String,
+    task: JoinHandle<Result<Answer, JoinError>>,
+}
+
+/// How long a reconcile waits for its answers.
+pub const PATIENCE: Duration = Duration::from_secs(1);
+/// Searches at the same time that are not urgent: each takes a processor.
+const LEISURELY: usize = 2;
+
+impl Planner {
+    /// Also returns the Models that have an answer.
+    pub fn new(
+        search: fn(&Question) -> Answer,
+        metrics: Arc<Metrics>,
+    ) -> (Self, mpsc::UnboundedReceiver<ObjectRef<Model>>) {
+        let (answered, models) = mpsc::unbounded_channel();
+        let planner = Self {
+            search,
+            metrics,
+            leisurely: Arc::new(Semaphore::new(LEISURELY)),
+            answered,
+        };
+        (planner, models)
+    }
+
+    /// The answer, if it is there before `until`. `search`: what was asked of the same Model before, and goes on; another question ends
+    /// the interest in it.
+    ///
+    /// # Errors
+    /// If the search ended without an answer, which is a mistake in the planner.
+    pub async fn answer(
+        &self,
+        model: ObjectRef<Model>,
+        question: Question,
+        search: &mut Option<Search>,
+        until: Instant,
+    ) -> Result<Option<Answer>, JoinError> {
+        let mut current = match search.take() {
+            Some(search) if search.fingerprint == question.fingerprint => search,
+            _ => self.begin(model, question),
+        };
+        match timeout_at(until.into(), &mut current.task).await {
+            Ok(ended) => ended?.map(Some),
+            Err(_) => {
+                *search = Some(current);
+                Ok(None)
+            }
+        }
+    }
+
+    fn begin(&self, model: ObjectRef<Model>, question: Question) -> Search {
+        let fingerprint = question.fingerprint.clone();
+        let (search, metrics, answered) =
+            (self.search, self.metrics.clone(), self.answered.clone());
+        let turn = (!question.urgent).then(|| self.leisurely.clone());
+        let task = tokio::spawn(async move {
+            let _turn = match turn {
+                // It is never closed.
+                Some(turn) => turn.acquire_owned().await.ok(),
+                None => None,
+            };
+            let begun = Instant::now();
+            let searched = spawn_blocking(move || search(&question)).await;
+            metrics
+                .planning_seconds
+                .observe(begun.elapsed().as_secs_f64());
+            // Who has gone need not know.
+            let _ = answered.send(model);
+            searched
+        });
+        Search { fingerprint, task }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn question(fingerprint: &str, urgent: bool) -> Question {
+        Question::for_tests(fingerprint, urgent)
+    }
+
+    /// Takes as long as the question says.
+    fn slow(question: &Question) -> Answer {
+        let milliseconds = question.fingerprint.parse().unwrap();
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        Answer {
+            fingerprint: question.fingerprint.clone(),
+            plan: Err("there is none".to_owned()),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_broken_ring_does_not_wait_for_other_plans() {
+        let (planner, mut answered) = Planner::new(slow, Arc::new(Metrics::new()));
+        let soon = || Instant::now() + Duration::from_millis(20);
+        let mut others: Vec<Option<Search>> = (0..3).map(|_| None).collect();
+        for (index, search) in others.iter_mut().enumerate() {
+            let model = ObjectRef::new(&format!("slow-{index}"));
+            let answer = planner.answer(model, question("1500", false), search, soon());
+            assert!(answer.await.unwrap().is_none());
+        }
+        let begun = Instant::now();
+        let until = begun + Duration::from_secs(60);
+        let (model, search) = (ObjectRef::new("broken"), &mut None);
+        let answer = planner.answer(model, question("1", true), search, until);
+        assert_eq!(answer.await.unwrap().unwrap().fingerprint, "1");
+        assert!(begun.elapsed() < Duration::from_millis(1000), "it waited");
+        assert_eq!(answered.recv().await.unwrap().name, "broken");
+
+        // What nobody waited for is told, and there.
+        let late = answered.recv().await.unwrap().name;
+        let index: usize = late.strip_prefix("slow-").unwrap().parse().unwrap();
+        let model = ObjectRef::new(&late);
+        let answer = planner.answer(model, question("1500", false), &mut others[index], soon());
+        assert!(answer.await.unwrap().is_some());
+        assert!(others[index].is_none());
+    }
+
+    #[tokio::test]
+    async fn another_question_is_asked_anew() {
+        let (planner, _answered) = Planner::new(slow, Arc::new(Metrics::new()));
+        let mut search = None;
+        let (model, now) = (ObjectRef::new("m"), Instant::now());
+        let none = planner.answer(model.clone(), question("3000", true), &mut search, now);
+        assert!(none.await.unwrap().is_none());
+        let until = now + Duration::from_secs(30);
+        let answer = planner.answer(model, question("1", true), &mut search, until);
+        let answer = answer.await;
+        assert_eq!(answer.unwrap().unwrap().fingerprint, "1");
+    }
+}
