@@ -11,6 +11,8 @@ mod decide;
 mod dereference;
 pub mod planner;
 pub mod resolve;
+#[cfg(test)]
+mod test_world;
 mod update_status;
 
 use std::collections::{HashMap, HashSet};

@@ -245,3 +245,199 @@ fn has_link(from: &NodeProfile, to: &str) -> bool {
     let links = from.status.iter().flat_map(|status| &status.links);
     links.into_iter().any(|link| link.to == to)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model_controller::test_world::{
+        GIB, gpu, known_for, machine, model, profile, ring, world,
+    };
+
+    /// Of all that is there, with nobody refusing and no ring.
+    fn candidates(world: &World) -> Candidates {
+        let resolved = world.resolution.done().unwrap();
+        Candidates::new(&world.model, resolved, world, &BTreeMap::new(), &[])
+    }
+
+    fn names(candidates: &Candidates) -> Vec<String> {
+        candidates
+            .profiles
+            .iter()
+            .map(ResourceExt::name_any)
+            .collect()
+    }
+
+    /// Why the only machine is out, after `change`; and whether that is waited for.
+    fn why(change: impl FnOnce(&mut Machine)) -> (String, bool) {
+        let mut desk = machine("desk");
+        change(&mut desk);
+        let candidates = candidates(&world(&[desk], &[]));
+        assert!(candidates.profiles.is_empty());
+        assert_eq!(
+            candidates.why_out("desk"),
+            Some(candidates.out[0].1.as_str())
+        );
+        assert_eq!(candidates.why_out("pi4"), None);
+        (candidates.out[0].1.clone(), !candidates.awaited.is_empty())
+    }
+
+    fn agent_of(machine: &mut Machine) -> &mut AgentProfile {
+        let status = profile(machine).status.as_mut().unwrap();
+        status.agent.as_mut().unwrap()
+    }
+
+    #[test]
+    fn each_reason_to_be_out_is_told() {
+        let told = |change: fn(&mut Machine)| why(change).0;
+        assert!(told(|desk| desk.agent = AgentState::Silent).contains("not heard of"));
+        assert!(told(|desk| desk.agent = AgentState::Unknown).contains("does not run"));
+        assert!(
+            told(|desk| agent_of(desk).local_models.clear()).contains("no file /models/m.gguf")
+        );
+        let problem = told(|desk| {
+            agent_of(desk).local_models[0].problem = Some("cut off".to_owned());
+        });
+        assert_eq!(problem, "cut off");
+        let another = told(|desk| {
+            let version = agent_of(desk).local_models[0].version.as_mut();
+            version.unwrap().header_sha256 = "1".to_owned();
+        });
+        assert!(another.contains("another file"), "{another}");
+        let format = told(|desk| {
+            let status = profile(desk).status.as_mut().unwrap();
+            status.cpu.throughput.retain(|one| one.format != "Q4_K");
+        });
+        assert!(format.contains("does not run Q4_K"), "{format}");
+        let unusable = told(|desk| {
+            profile(desk)
+                .status
+                .as_mut()
+                .unwrap()
+                .memory
+                .available_bytes = -1;
+        });
+        assert!(unusable.contains("availableBytes"), "{unusable}");
+    }
+
+    #[test]
+    fn only_what_a_new_agent_will_say_is_waited_for() {
+        let silent = |desk: &mut Machine| profile(desk).status.as_mut().unwrap().agent = None;
+        let (told, waits) = why(silent);
+        assert!(told.contains("where it is reached") && !waits, "{told}");
+        let (_, waits) = why(|desk| {
+            silent(desk);
+            desk.agent = known_for(179);
+        });
+        assert!(waits);
+        let (_, waits) = why(|desk| {
+            agent_of(desk).local_models.clear();
+            desk.agent = known_for(1);
+        });
+        assert!(!waits);
+    }
+
+    #[test]
+    fn a_node_selector_takes_nodes_with_all_its_labels() {
+        let mut there = world(&[machine("desk"), machine("pi4")], &[]);
+        let labels = [("room", "attic"), ("fast", "yes")];
+        let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        Arc::get_mut(&mut there.model).unwrap().spec.node_selector = labels.clone().into();
+        there.machines[0].labels = labels.into();
+        there.machines[1].labels = [("room".to_owned(), "attic".to_owned())].into();
+        let found = candidates(&there);
+        assert_eq!(names(&found), ["desk"]);
+        assert_eq!(
+            found.why_out("pi4"),
+            Some("its Node lacks the label fast=yes (spec.nodeSelector)")
+        );
+    }
+
+    #[test]
+    fn who_refused_is_out() {
+        let there = world(&[machine("desk")], &[]);
+        let refused = [("desk".to_owned(), "no disk".to_owned())].into();
+        let (model, resolved) = model();
+        let found = Candidates::new(&model, &resolved, &there, &refused, &[]);
+        assert!(found.why_out("desk").unwrap().ends_with("no disk"));
+    }
+
+    #[test]
+    fn memory_of_rings_that_can_run_is_not_promised_again() {
+        let mut there = world(&[machine("desk"), machine("pi4")], &[]);
+        let left = |there: &World, name: &str| {
+            let found = candidates(there);
+            let status = found.profile(name).unwrap().status.as_ref();
+            status.unwrap().memory.available_bytes
+        };
+        there.others = vec![ring(&[(0, 4)], 3 * GIB, 0), ring(&[(0, 4)], 4 * GIB, 0)];
+        assert_eq!(left(&there, "desk"), 5 * GIB);
+        assert_eq!(left(&there, "pi4"), 12 * GIB);
+        there.others.push(ring(&[(0, 8)], 30 * GIB, 0));
+        assert_eq!(left(&there, "desk"), 0);
+        // One with a machine that is not there takes nothing.
+        let mut lost = RingPlan::clone(&there.others[2]);
+        let mut member = lost.spec.members[0].clone();
+        member.name = "laptop".to_owned();
+        lost.spec.members.push(member);
+        there.others[2] = Arc::new(lost);
+        assert_eq!(left(&there, "desk"), 5 * GIB);
+    }
+
+    #[test]
+    fn memory_of_a_gpu_is_promised_once_too() {
+        let mut desk = machine("desk");
+        profile(&mut desk).status.as_mut().unwrap().gpus = vec![gpu(6 * GIB)];
+        let mut there = world(&[desk], &[]);
+        there.others = vec![ring(&[(0, 4)], 0, GIB)];
+        let found = candidates(&there);
+        assert!(found.out.is_empty(), "{:?}", found.out);
+        let gpus = &found.profile("desk").unwrap().status.as_ref().unwrap().gpus;
+        assert_eq!(gpus[0].measured.as_ref().unwrap().available_bytes, 5 * GIB);
+    }
+
+    #[test]
+    fn whoever_lacks_most_links_is_left_out() {
+        let without = |machine: &mut Machine, other: &str| {
+            let status = profile(machine).status.as_mut().unwrap();
+            status.links.retain(|link| link.to != other);
+        };
+        let (mut desk, mut pi4) = (machine("desk"), machine("pi4"));
+        let mut laptop = machine("laptop");
+        assert_eq!(
+            names(&candidates(&world(
+                &[desk.clone(), pi4.clone(), laptop.clone()],
+                &[]
+            ))),
+            ["desk", "pi4", "laptop"]
+        );
+        // A link counts when both ends have measured it.
+        without(&mut desk, "pi4");
+        without(&mut pi4, "laptop");
+        let there = [desk.clone(), pi4.clone(), laptop.clone()];
+        let found = candidates(&world(&there, &[]));
+        assert_eq!(names(&found), ["desk", "laptop"]);
+        assert_eq!(
+            found.why_out("pi4"),
+            Some("the link between it and desk is not measured yet")
+        );
+        assert!(found.awaited.is_empty(), "it has been there for long");
+
+        // Of two that lack the same, the last one stays; a member stays before all others.
+        let there = world(&[desk, machine("pi4"), laptop.clone()], &[]);
+        assert_eq!(names(&candidates(&there)), ["pi4", "laptop"]);
+        let resolved = there.resolution.done().unwrap();
+        let members = &ring(&[(0, 8)], 0, 0).spec.members;
+        let found = Candidates::new(&there.model, resolved, &there, &BTreeMap::new(), members);
+        assert_eq!(names(&found), ["desk", "laptop"]);
+
+        // Who has just come will have its links soon.
+        laptop.agent = known_for(1);
+        profile(&mut laptop).status.as_mut().unwrap().links.clear();
+        let found = candidates(&world(&[machine("desk"), machine("pi4"), laptop], &[]));
+        assert_eq!(names(&found), ["desk", "pi4"]);
+        assert_eq!(
+            found.awaited,
+            ["laptop: the link between it and desk is not measured yet"]
+        );
+    }
+}

@@ -358,7 +358,7 @@ impl Case<'_> {
 }
 
 /// What the Model alone says of a plan.
-fn skeleton(model: &Model, resolved: &ResolvedModel, keys: Vec<String>) -> RingPlanSpec {
+pub(super) fn skeleton(model: &Model, resolved: &ResolvedModel, keys: Vec<String>) -> RingPlanSpec {
     let source = &model.spec.source;
     let local = source.local_path();
     let fetched = local.is_none().then(|| source.clone());

@@ -1,6 +1,5 @@
 //! Each condition, and the order of preference.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -12,10 +11,8 @@ use prima_crds::v1alpha1::ring_plan::MemberState;
 use super::memory::{could_do, fits_beside};
 use super::ports::{SLOTS, free_slot, http};
 use super::*;
-use crate::cluster::world::{AgentState, Machine};
 use crate::model_controller::resolve::Resolution;
-
-const GIB: i64 = 1 << 30;
+use crate::model_controller::test_world::{GIB, gpu, machine, profile, ring, unmeasured, world};
 
 fn speed(token_microseconds: i64) -> Option<Speed> {
     Some(Speed {
@@ -34,81 +31,12 @@ fn member() -> RingMember {
     .unwrap()
 }
 
-/// A model of 8 layers, and its file.
-fn model() -> (Model, ResolvedModel) {
-    let source = json!({"source": {"hostPath": {"path": "/models/m.gguf"}}});
-    let model = Model::new("m", serde_json::from_value(source.clone()).unwrap());
-    let resolved = serde_json::from_value(json!({
-        "source": source["source"],
-        "profile": {
-            "sizeBytes": 8 * GIB, "layers": 8, "hiddenSize": 64, "vocabularySize": 256, "trainedContextLength": 512,
-            "kvBytesPerPositionAndLayer": 256, "embeddingBytes": 4096,
-            "layerWeights": [{"format": "Q4_K", "weights": 8 * GIB / 9 * 16, "bytes": 8 * GIB}],
-            "outputWeights": [{"format": "Q4_K", "weights": 256, "bytes": 144}],
-        },
-        "version": {"headerSha256": "0"},
-    }));
-    (model, resolved.unwrap())
-}
-
-/// A plan in which one member has these layers and so much memory.
-fn ring(windows: &[(i32, i32)], memory_bytes: i64, gpu_memory_bytes: i64) -> Arc<RingPlan> {
-    let (model, resolved) = model();
-    let windows: Vec<_> = windows
-        .iter()
-        .map(|(first, last)| json!({"first": first, "last": last}))
-        .collect();
-    let member = json!({
-        "name": "desk", "address": "10.0.0.1:9200", "windows": windows,
-        "memoryBytes": memory_bytes, "gpuMemoryBytes": gpu_memory_bytes,
-    });
-    let mut spec = skeleton(&model, &resolved, Vec::new());
-    spec.members = vec![serde_json::from_value(member).unwrap()];
-    Arc::new(RingPlan::new("m-1", spec))
-}
-
 /// A ring whose only member is in this state.
 fn reported(state: MemberState, message: &str) -> Arc<RingPlan> {
     let mut plan = RingPlan::clone(&ring(&[(0, 8)], GIB, 0));
     let status = json!({"members": [{"name": "desk", "state": state, "message": message}]});
     plan.status = Some(serde_json::from_value(status).unwrap());
     Arc::new(plan)
-}
-
-fn machine(name: &str, profile: bool, known_for: u64) -> Machine {
-    let yaml = include_str!("../../../../crds/tests/node-profile.yaml");
-    let mut found = NodeProfile::from_yaml("node-profile.yaml", yaml).unwrap();
-    found.metadata.name = Some(name.to_owned());
-    let status = found.status.as_mut().unwrap();
-    // The whole model stays in memory.
-    status.memory.available_bytes = 12 * GIB;
-    status.links[0].to = if name == "desk" { "pi4" } else { "desk" }.to_owned();
-    let agent = json!({
-        "address": "10.0.0.1", "memory": "", "disk": "",
-        "localModels": [{"path": "/models/m.gguf", "version": {"headerSha256": "0"}}],
-    });
-    status.agent = Some(serde_json::from_value(agent).unwrap());
-    Machine {
-        name: name.to_owned(),
-        profile: profile.then(|| Arc::new(found)),
-        unreadable: None,
-        labels: BTreeMap::new(),
-        agent: AgentState::Alive {
-            known_for: Duration::from_secs(known_for),
-        },
-    }
-}
-
-fn world(machines: &[Machine], plans: &[Arc<RingPlan>]) -> World {
-    let (model, resolved) = model();
-    World {
-        model: Arc::new(model),
-        resolution: Resolution::Done(Box::new(resolved)),
-        machines: machines.to_vec(),
-        plans: plans.to_vec(),
-        others: Vec::new(),
-        api_key: ApiKey::None,
-    }
 }
 
 fn now() -> Now {
@@ -150,8 +78,8 @@ fn impossible(decision: &Decision) -> (&str, &str) {
 
 #[test]
 fn a_first_plan_waits_for_who_is_measured_and_not_for_ever() {
-    let desk = machine("desk", true, 1000);
-    let there = world(&[desk.clone(), machine("pi4", false, 179)], &[]);
+    let desk = machine("desk");
+    let there = world(&[desk.clone(), unmeasured("pi4", 179)], &[]);
     let decision = decided(&there);
     let Kind::Impossible { reason, message } = &decision.kind else {
         panic!("it does not wait");
@@ -160,7 +88,7 @@ fn a_first_plan_waits_for_who_is_measured_and_not_for_ever() {
     assert_eq!(message, "waiting for pi4: its agent measures it");
     assert!(decision.awaits());
 
-    let there = world(&[desk, machine("pi4", false, 180)], &[]);
+    let there = world(&[desk, unmeasured("pi4", 180)], &[]);
     let decision = decided(&there);
     let Kind::New { spec, .. } = &decision.kind else {
         panic!("it waits for ever");
@@ -178,10 +106,8 @@ fn a_first_plan_waits_for_who_is_measured_and_not_for_ever() {
 
 #[test]
 fn a_machine_that_its_owner_excludes_is_out() {
-    let mut desk = machine("desk", true, 1000);
-    let mut profile = NodeProfile::clone(desk.profile.as_ref().unwrap());
-    profile.spec.exclude = true;
-    desk.profile = Some(Arc::new(profile));
+    let mut desk = machine("desk");
+    profile(&mut desk).spec.exclude = true;
     let decision = decided(&world(&[desk], &[]));
     let Kind::Impossible { reason, message } = &decision.kind else {
         panic!("it is used");
@@ -192,12 +118,10 @@ fn a_machine_that_its_owner_excludes_is_out() {
 
 #[test]
 fn a_machine_of_another_version_is_out_and_the_others_are_not() {
-    let mut newer = machine("pi4", true, 1000);
-    let mut profile = NodeProfile::clone(newer.profile.as_ref().unwrap());
-    profile.status = None;
-    newer.profile = Some(Arc::new(profile));
+    let mut newer = machine("pi4");
+    profile(&mut newer).status = None;
     newer.unreadable = Some("unknown variant `Plan9`".to_owned());
-    let decision = decided(&world(&[machine("desk", true, 1000), newer], &[]));
+    let decision = decided(&world(&[machine("desk"), newer], &[]));
     let Kind::New { spec, .. } = &decision.kind else {
         panic!("there is no plan");
     };
@@ -209,21 +133,12 @@ fn a_machine_of_another_version_is_out_and_the_others_are_not() {
 
 #[test]
 fn a_ring_fits_beside_another_but_for_layers_that_both_have() {
-    let desk = machine("desk", true, 1000);
-    let mut profile = NodeProfile::clone(desk.profile.as_ref().unwrap());
-    let status = profile.status.as_mut().unwrap();
+    let mut desk = machine("desk");
+    let status = profile(&mut desk).status.as_mut().unwrap();
     status.memory.available_bytes = 8 * GIB;
-    let gpu = json!({
-        "name": "GPU", "backend": "CUDA",
-        "measured": {
-            "unifiedMemory": false, "totalBytes": 6 * GIB, "availableBytes": 6 * GIB, "readBytesPerSecond": 1,
-            "kvAppendBytesPerSecond": 1, "toGpuBytesPerSecond": 1, "fromGpuBytesPerSecond": 1,
-            "copyOverheadNanoseconds": 1, "throughput": [], "layerOverheadNanoseconds": 1,
-        },
-    });
-    status.gpus = vec![serde_json::from_value(gpu).unwrap()];
+    status.gpus = vec![gpu(6 * GIB)];
     let candidates = Candidates {
-        profiles: vec![profile],
+        profiles: vec![profile(&mut desk).clone()],
         ..Candidates::default()
     };
     let fits = |new: &Arc<RingPlan>, old: &Arc<RingPlan>| {
@@ -311,7 +226,7 @@ fn who_fails_for_two_minutes_has_refused() {
 
 #[test]
 fn a_working_ring_gives_way_to_one_a_fifth_faster_after_ten_minutes() {
-    let desk = [machine("desk", true, 1000)];
+    let desk = [machine("desk")];
     let first = written(decided(&world(&desk, &[])), SignedDuration::ZERO);
     let best = first.spec.predicted.unwrap().token_microseconds;
     let just_not_worth_it = best * 100 / WORTH_PERCENT;
@@ -343,11 +258,12 @@ fn a_working_ring_gives_way_to_one_a_fifth_faster_after_ten_minutes() {
 
 #[test]
 fn a_faster_ring_waits_where_both_do_not_fit() {
-    let desk = [machine("desk", true, 1000)];
+    let desk = [machine("desk")];
     let mut plan = RingPlan::clone(&written(decided(&world(&desk, &[])), SignedDuration::ZERO));
     plan.metadata.creation_timestamp = None;
     plan.spec.predicted = speed(i64::MAX / 1000);
-    plan.spec.members[0].memory_bytes = Some(1 << 50);
+    // All 8 layers of a GiB are shared; 6 GiB beside the new ring's 8 are more than there is.
+    plan.spec.members[0].memory_bytes = Some(14 * GIB);
     let there = world(&desk, &[Arc::new(plan.clone())]);
     assert!(matches!(decided(&there).kind, Kind::Keep(_)));
     // The same ring, broken, ends first, and it is remembered which generation that was for.
@@ -397,15 +313,18 @@ fn a_ring_goes_on_while_its_source_cannot_be_seen_and_not_after_an_edit() {
 
 #[test]
 fn a_ring_that_moved_keeps_its_layers_and_asks_nobody() {
-    let first = written(
-        decided(&world(&[machine("desk", true, 1000)], &[])),
-        SignedDuration::ZERO,
-    );
-    let mut desk = machine("desk", true, 1000);
-    let mut profile = NodeProfile::clone(desk.profile.as_ref().unwrap());
-    let agent = profile.status.as_mut().unwrap().agent.as_mut().unwrap();
+    let first = decided(&world(&[machine("desk")], &[]));
+    let mut first = written(first, SignedDuration::ZERO);
+    Arc::make_mut(&mut first).spec.rounds = 2;
+    let mut desk = machine("desk");
+    let agent = profile(&mut desk)
+        .status
+        .as_mut()
+        .unwrap()
+        .agent
+        .as_mut()
+        .unwrap();
     agent.address = "fd00::7".to_owned();
-    desk.profile = Some(Arc::new(profile));
     let (decision, _) = decide(
         &world(&[desk], std::slice::from_ref(&first)),
         &State::default(),
@@ -418,11 +337,12 @@ fn a_ring_that_moved_keeps_its_layers_and_asks_nobody() {
     assert_eq!(spec.members[0].address, "[fd00::7]:9201");
     assert_eq!(spec.members[0].windows, first.spec.members[0].windows);
     assert_eq!(spec.predicted, first.spec.predicted);
+    assert_eq!(spec.rounds, 2);
 }
 
 #[test]
 fn a_broken_ring_is_urgent_and_goes_on_until_the_planner_has_answered() {
-    let desk = [machine("desk", true, 1000)];
+    let desk = [machine("desk")];
     let first = world(&desk, &[]);
     let (decision, state) = decide(&first, &State::default(), now());
     let Kind::Ask(question) = decision.kind else {
@@ -443,16 +363,14 @@ fn a_broken_ring_is_urgent_and_goes_on_until_the_planner_has_answered() {
 
 #[test]
 fn an_answer_counts_while_the_world_is_as_it_was() {
-    let there = world(&[machine("desk", true, 1000)], &[]);
+    let there = world(&[machine("desk")], &[]);
     let mut state = State::default();
     decided_with(&there, &mut state, now());
     let asks = |world: &World| matches!(decide(world, &state, now()).0.kind, Kind::Ask(_));
     assert!(!asks(&there));
     let changed = |change: fn(&mut NodeProfile)| {
-        let mut desk = machine("desk", true, 1000);
-        let mut profile = NodeProfile::clone(desk.profile.as_ref().unwrap());
-        change(&mut profile);
-        desk.profile = Some(Arc::new(profile));
+        let mut desk = machine("desk");
+        change(profile(&mut desk));
         world(&[desk], &[])
     };
     assert!(asks(&changed(
@@ -468,7 +386,7 @@ fn an_answer_counts_while_the_world_is_as_it_was() {
     assert!(!asks(&changed(|profile| {
         profile.status.as_mut().unwrap().links[0].latency_nanoseconds += 1;
     })));
-    let mut another = world(&[machine("desk", true, 1000)], &[]);
+    let mut another = world(&[machine("desk")], &[]);
     Arc::get_mut(&mut another.model)
         .unwrap()
         .spec
@@ -478,7 +396,7 @@ fn an_answer_counts_while_the_world_is_as_it_was() {
 
 #[test]
 fn without_ports_or_room_it_says_so_and_a_working_ring_goes_on() {
-    let desk = [machine("desk", true, 1000)];
+    let desk = [machine("desk")];
     let with_port = |slot: i32| {
         let mut plan = RingPlan::clone(&ring(&[(0, 8)], 0, 0));
         plan.spec.http_port = Some(http(slot));
@@ -498,17 +416,16 @@ fn without_ports_or_room_it_says_so_and_a_working_ring_goes_on() {
     there.plans = vec![Arc::new(plan)];
     assert!(matches!(decided(&there).kind, Kind::Keep(_)));
 
-    let mut desk = machine("desk", true, 1000);
-    let mut profile = NodeProfile::clone(desk.profile.as_ref().unwrap());
-    profile.spec.memory_cap_bytes = Some(1);
-    profile.spec.disk_allowed = Some(false);
-    desk.profile = Some(Arc::new(profile));
+    let mut desk = machine("desk");
+    let owner = &mut profile(&mut desk).spec;
+    owner.memory_cap_bytes = Some(1);
+    owner.disk_allowed = Some(false);
     assert_eq!(impossible(&decided(&world(&[desk], &[]))).0, "DoesNotFit");
 }
 
 #[test]
 fn rank_0_must_be_there() {
-    let mut there = world(&[machine("desk", true, 1000)], &[]);
+    let mut there = world(&[machine("desk")], &[]);
     Arc::get_mut(&mut there.model).unwrap().spec.rank0 = Some("nas".to_owned());
     let decision = decided(&there);
     let (reason, message) = impossible(&decision);
@@ -549,4 +466,41 @@ fn a_machine_goes_on_elsewhere_only_with_what_it_needs() {
     assert!(could_do(&profile, &streamed));
     profile.spec.disk_allowed = Some(false);
     assert!(!could_do(&profile, &streamed));
+}
+
+#[test]
+fn a_machine_that_the_planner_leaves_out_says_why() {
+    let mut pi4 = machine("pi4");
+    for link in &mut profile(&mut pi4).status.as_mut().unwrap().links {
+        link.latency_nanoseconds = 1_000_000_000;
+    }
+    let there = world(&[machine("desk"), pi4], &[]);
+    let mut state = State::default();
+    let decision = decided_with(&there, &mut state, now());
+    let plan = state.answer.unwrap().plan.unwrap();
+    let [left_out] = plan.report.left_out.as_slice() else {
+        panic!("both are needed");
+    };
+    let [out] = decision.out.as_slice() else {
+        panic!("nobody is out");
+    };
+    assert_eq!((&out.name, &out.why), (&left_out.name, &left_out.why));
+}
+
+#[test]
+fn a_ring_with_another_rank_0_than_wanted_ends() {
+    let first = decided(&world(&[machine("desk")], &[]));
+    let first = written(first, SignedDuration::ZERO);
+    let mut there = world(&[machine("desk"), machine("pi4")], &[first]);
+    let want = |there: &mut World, name: &str| {
+        Arc::get_mut(&mut there.model).unwrap().spec.rank0 = Some(name.to_owned());
+    };
+    want(&mut there, "desk");
+    assert!(matches!(decided(&there).kind, Kind::Keep(_)));
+    want(&mut there, "pi4");
+    let Kind::New { spec, why, .. } = decided(&there).kind else {
+        panic!("it goes on");
+    };
+    assert_eq!(why, "spec.rank0 is pi4 now");
+    assert_eq!(spec.members[0].name, "pi4");
 }
