@@ -37,7 +37,10 @@ fn weights_make_room_within_seconds_and_answers_stay_the_same() {
         metric(&ring, "prima_member_streamed_weight_bytes") > 0.0
     };
     wait(30, "nothing given back", streams);
-    assert!(metric(&ring, "prima_member_read_bytes_total") > 0.0);
+    // What a token streams may have been in the buffers before it.
+    wait(30, "nothing read", || {
+        streams() && metric(&ring, "prima_member_read_bytes_total") > 0.0
+    });
 
     drop(other);
     wait(150, "not all taken again", || !streams());
