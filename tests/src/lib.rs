@@ -4,6 +4,7 @@
 
 pub mod api_server;
 pub mod assets;
+pub mod chart;
 pub mod cluster;
 pub mod command;
 pub mod declared_machines;

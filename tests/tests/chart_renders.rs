@@ -1,39 +1,94 @@
-//! What the chart renders, for each scenario of `charts/prima/ci/`, compared with `tests/chart/golden/`, and what it refuses.
-//! `UPDATE_GOLDEN=1` writes these files anew; review them as one reviews code.
+//! What the chart renders, and what it refuses. `tests/chart/golden.txt` shows the default rendering whole, and of each scenario of
+//! `charts/prima/ci/` what differs from it. `UPDATE_GOLDEN=1` writes it anew; review it as one reviews code.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use prima_tests::chart::{Objects, differences, objects, shown};
 use prima_tests::inputs;
 use prima_tests::programs::program;
 use serde_json::Value;
 
 #[test]
 fn every_scenario_renders_as_reviewed() {
-    let golden = inputs::file("tests/chart/golden");
+    let default = rendered(&[]);
+    let mut all = format!("# default\n{}", shown(&default));
     for scenario in scenarios() {
-        // The definitions are files of the chart already.
-        let rendered = template(&["--values", text(&scenario), "--set", "crds.install=false"]);
-        let rendered = rendered.unwrap_or_else(|error| panic!("{}: {error}", scenario.display()));
-        let file = golden
-            .join(scenario.file_name().expect("a file"))
-            .with_extension("golden.yaml");
-        if std::env::var_os("UPDATE_GOLDEN").is_some() {
-            fs::write(&file, &rendered)
-                .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        // Another name changes every object; it has a test of its own.
+        let args = ["--values", text(&scenario), "--set", "fullnameOverride="];
+        let name = scenario.file_stem().expect("a name").to_string_lossy();
+        let differences = differences(&default, &rendered(&args));
+        all += &format!("\n# {name}\n{differences}");
+    }
+    let file = inputs::file("tests/chart").join("golden.txt");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(&file, &all).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    }
+    let expected = read(&file);
+    let differs = all.lines().zip(expected.lines()).position(|(a, b)| a != b);
+    let line = differs.unwrap_or_else(|| all.lines().count().min(expected.lines().count()));
+    assert!(
+        all == expected,
+        "it differs from {} in line {}, which would be\n{}\nIf that is meant, run this test with UPDATE_GOLDEN=1",
+        file.display(),
+        line + 1,
+        all.lines().nth(line).unwrap_or_default()
+    );
+}
+
+#[test]
+fn every_object_bears_the_recommended_labels() {
+    for scenario in scenarios() {
+        let args = ["--values", text(&scenario)];
+        for (key, object) in rendered(&args) {
+            let labels = &object["metadata"]["labels"];
+            for (label, value) in [
+                ("helm.sh/chart", "prima-0.1.0"),
+                ("app.kubernetes.io/name", "prima"),
+                ("app.kubernetes.io/instance", "prima"),
+                ("app.kubernetes.io/version", "0.1.0"),
+                ("app.kubernetes.io/managed-by", "Helm"),
+            ] {
+                assert_eq!(labels[label], value, "{key}: {label}");
+            }
+            assert!(
+                labels["app.kubernetes.io/component"].is_string(),
+                "{key}: {labels}"
+            );
         }
-        let expected = read(&file);
-        let line = rendered
-            .lines()
-            .zip(expected.lines())
-            .position(|(a, b)| a != b);
+    }
+}
+
+#[test]
+fn another_name_is_the_name_of_every_object_and_reference() {
+    let default = template(&["--set", "crds.install=false"]).expect("renders");
+    let named = template(&[
+        "--set",
+        "crds.install=false",
+        "--set",
+        "fullnameOverride=home",
+    ])
+    .expect("renders");
+    assert_ne!(default, named);
+    // Names begin with the release's; it is also the release, the namespace, the chart, and a part of images and folders.
+    let renamed: Vec<_> = default
+        .lines()
+        .zip(named.lines())
+        .filter(|(a, b)| a != b)
+        .collect();
+    for (before, after) in &renamed {
+        assert_eq!(&before.replacen("prima-", "home-", 1), after);
+    }
+    let named = objects(&named);
+    assert_eq!(named.len(), objects(&default).len());
+    for (key, object) in &named {
+        let name = object["metadata"]["name"].as_str().expect("a name");
+        assert!(name.starts_with("home"), "{key}");
         assert!(
-            rendered == expected,
-            "{} does not render as {} says, from line {}: if that is meant, run this test with UPDATE_GOLDEN=1",
-            scenario.display(),
-            file.display(),
-            line.unwrap_or_else(|| rendered.lines().count().min(expected.lines().count())) + 1,
+            !object["roleRef"]["name"]
+                .as_str()
+                .is_some_and(|role| role.starts_with("prima"))
         );
     }
 }
@@ -134,6 +189,27 @@ fn leaves(path: &str, value: &Value, paths: &mut Vec<String>) {
         }
         None => paths.push(path.into()),
     }
+}
+
+/// What helm renders, without the definitions, which are files of the chart already. Other such files are told by their names.
+fn rendered(args: &[&str]) -> Objects {
+    let yaml = template(&[args, &["--set", "crds.install=false"]].concat());
+    let mut objects = objects(&yaml.unwrap_or_else(|error| panic!("{args:?}: {error}")));
+    let files: Vec<_> = files_of(&chart().join("files"))
+        .into_iter()
+        .filter(|file| file.is_file())
+        .map(|file| (read(&file), file))
+        .collect();
+    let data = objects
+        .values_mut()
+        .filter_map(|object| object.get_mut("data")?.as_object_mut());
+    for value in data.flat_map(|data| data.values_mut()) {
+        let same = |(content, _): &&(String, PathBuf)| value == content.trim_end();
+        if let Some((_, file)) = files.iter().find(same) {
+            *value = format!("the file {}", file.file_name().expect("a name").display()).into();
+        }
+    }
+    objects
 }
 
 fn template(args: &[&str]) -> Result<String, String> {
