@@ -23,7 +23,7 @@ pub(crate) struct Service {
 }
 
 /// How long a service may take to be ready. Far more than it does take; only one that hangs gets there.
-const DEADLINE: Duration = Duration::from_secs(90);
+const DEADLINE: Duration = Duration::from_secs(300);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const LOG_TAIL_LINES: usize = 20;
 

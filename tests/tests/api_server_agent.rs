@@ -24,7 +24,7 @@ const HTTP_PORT: u16 = 9400;
 /// SHA-256 of the key "abc" (FIPS 180-2, B.1).
 const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 /// For what takes seconds on an idle machine.
-const DEADLINE: Duration = Duration::from_secs(120);
+const DEADLINE: Duration = Duration::from_secs(300);
 
 struct Stage {
     api: ApiServer,

@@ -487,7 +487,7 @@ fn policies_are_in_force(agent: &Agent) {
 }
 
 fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(120);
     while !holds() {
         assert!(Instant::now() < deadline, "waited in vain: {what}");
         thread::sleep(Duration::from_millis(100));
