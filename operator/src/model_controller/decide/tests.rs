@@ -5,6 +5,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 
+use prima_crds::v1alpha1::model::ModelSource;
 use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_crds::v1alpha1::ring_plan::MemberState;
 
@@ -309,6 +310,20 @@ fn a_ring_goes_on_while_its_source_cannot_be_seen_and_not_after_an_edit() {
     let source = json!({"hostPath": {"path": "/models/another.gguf"}});
     Arc::get_mut(&mut there.model).unwrap().spec.source = serde_json::from_value(source).unwrap();
     assert_eq!(impossible(&decided(&there)).0, "NotResolved");
+
+    let source = |file: &str| {
+        let source = json!({"huggingFace": {"repo": "a/b", "file": file}});
+        serde_json::from_value::<ModelSource>(source).unwrap()
+    };
+    let mut plan = RingPlan::clone(&ring(&[(0, 8)], GIB, 0));
+    plan.spec.model.source = Some(source("m.gguf"));
+    there.plans = vec![Arc::new(plan)];
+    let mut wants = |file: &str| {
+        Arc::get_mut(&mut there.model).unwrap().spec.source = source(file);
+        decided(&there)
+    };
+    assert!(matches!(wants("m.gguf").kind, Kind::Keep(_)));
+    assert_eq!(impossible(&wants("other.gguf")).0, "NotResolved");
 }
 
 #[test]
@@ -490,7 +505,8 @@ fn a_machine_that_the_planner_leaves_out_says_why() {
 #[test]
 fn a_ring_with_another_rank_0_than_wanted_ends() {
     let first = decided(&world(&[machine("desk")], &[]));
-    let first = written(first, SignedDuration::ZERO);
+    let mut first = written(first, SignedDuration::ZERO);
+    Arc::make_mut(&mut first).spec.generation = 5;
     let mut there = world(&[machine("desk"), machine("pi4")], &[first]);
     let want = |there: &mut World, name: &str| {
         Arc::get_mut(&mut there.model).unwrap().spec.rank0 = Some(name.to_owned());
@@ -502,5 +518,6 @@ fn a_ring_with_another_rank_0_than_wanted_ends() {
         panic!("it goes on");
     };
     assert_eq!(why, "spec.rank0 is pi4 now");
+    assert_eq!(spec.generation, 6);
     assert_eq!(spec.members[0].name, "pi4");
 }
