@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_of_version_1_in_a_container_is_found_through_its_mount() {
+    fn a_version_1_cgroup_in_a_container_is_found() {
         let mounts = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755\n\
             35 31 0:32 /docker/abc /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
             41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";

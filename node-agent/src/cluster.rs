@@ -24,9 +24,9 @@ mod pauses;
 mod plan_checks;
 mod plan_watch;
 mod publish_profile;
-mod rank0;
 mod weights;
 
+use std::future::pending;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -126,164 +126,181 @@ pub fn run(args: RunArgs) -> Result<(), ClusterError> {
 }
 
 async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
-    let RunArgs {
-        node,
-        pod_ip,
-        namespace,
-        data,
-        cache_budget,
-        listen,
-        http,
-        threads,
-    } = args;
     let mut stop = StopSignal::new().map_err(ClusterError::Start)?;
-    let folder = |name: &str| {
-        let path = data.join(name);
-        match fs::create_dir_all(&path) {
-            Ok(()) => Ok(path),
-            Err(source) => Err(ClusterError::Folder { path, source }),
-        }
-    };
-    folder("models")?;
-    // What an agent that was killed has left there is nobody's.
-    let _ = fs::remove_dir_all(data.join("plans"));
-    let (cache, plans) = (folder("cache")?, folder("plans")?);
+    let folders = Folders::make(&args.data)?;
     let figures = Figures::default();
     let established = Established::default();
     let weights = Weights::open(WeightsOptions {
-        folder: cache,
-        budget_bytes: cache_budget,
+        folder: folders.cache,
+        budget_bytes: args.cache_budget,
         hub: set("HF_ENDPOINT"),
         token: set("HF_TOKEN"),
         fetched_bytes: figures.fetched_bytes.clone(),
     })
     .map_err(ClusterError::Weights)?;
-    let listen = listen.unwrap_or(SocketAddr::new(pod_ip, LINKS_PORT));
-    let _echo = EchoServer::start(listen).map_err(ClusterError::Links)?;
-    let listener = tokio::net::TcpListener::bind(http).await;
+    let links = SocketAddr::new(args.pod_ip, LINKS_PORT);
+    let links = args.listen.unwrap_or(links);
+    let _echo = EchoServer::start(links).map_err(ClusterError::Links)?;
+    let listener = tokio::net::TcpListener::bind(args.http).await;
     let listener = listener.map_err(|source| ClusterError::Http {
-        address: http,
+        address: args.http,
         source,
     })?;
     let config = kube::Config::infer().await.map_err(ClusterError::Config)?;
-    let client = Client::try_from(config).map_err(ClusterError::Client)?;
-
-    // Each for as long as the agent runs.
-    let mut parts = JoinSet::new();
-    parts.spawn({
-        let (figures, established) = (figures.clone(), established.clone());
-        async move {
-            match http::serve(listener, figures, established).await {
-                Ok(()) | Err(_) => "its HTTP server",
-            }
-        }
-    });
-    parts.spawn({
-        let (client, node) = (client.clone(), node.clone());
-        let pod = set("POD_NAME").unwrap_or_else(system::host_name);
-        async move {
-            lease::keep(client, &namespace, &node, &pod).await;
-            "the Lease"
-        }
-    });
-
-    let begin = begin(&client, &node, pod_ip, data, threads);
-    let profile = tokio::select! {
-        profile = begin => profile?,
-        () = stop.received() => return Ok(()),
-    };
-    let (profile, published) = watch::channel(profile);
-    let deleted = Arc::new(Notify::new());
-    let children = Children::default();
-    parts.spawn({
-        let (client, node) = (client.clone(), node.clone());
-        let (deleted, established) = (deleted.clone(), established.clone());
-        async move {
-            publish_profile::publish(client, &node, published, deleted, established).await;
-            "publishing the profile"
-        }
-    });
-    parts.spawn({
-        let (profile, children) = (profile.clone(), children.clone());
-        async move {
-            memory::follow(profile, children).await;
-            "following the memory"
-        }
-    });
-    parts.spawn({
-        let (client, profile) = (client.clone(), profile.clone());
-        let established = established.clone();
-        async move {
-            local_models::follow(client, profile, established).await;
-            "watching Models"
-        }
-    });
-    parts.spawn({
-        let links = Links {
-            node: node.clone(),
-            port: listen.port(),
-            profile,
-            deleted,
-            established: established.clone(),
-        };
-        let client = client.clone();
-        async move {
-            links::follow(client, links).await;
-            "watching NodeProfiles"
-        }
-    });
-
-    parts.spawn({
-        let (weights, established) = (weights.clone(), established.clone());
-        async move {
-            weights.keep_to_budget(established).await;
-            "looking after the cache of model files"
-        }
-    });
-
     let machine = Arc::new(Machine {
-        client,
-        node,
-        address: pod_ip,
-        threads,
-        plans_folder: plans,
+        client: Client::try_from(config).map_err(ClusterError::Client)?,
+        node: args.node,
+        address: args.pod_ip,
+        threads: args.threads,
+        plans_folder: folders.plans,
         weights,
-        children,
+        children: Children::default(),
         figures,
     });
+
+    let mut parts = Parts::default();
+    parts.keep_alive(&machine, args.namespace, listener, &established);
+    let profile = tokio::select! {
+        profile = begin(&machine, args.data) => profile?,
+        () = stop.received() => return Ok(()),
+    };
+    parts.keep_profile(&machine, profile, links.port(), &established);
+
     let mut outcome = Ok(());
     let ending = async {
         outcome = tokio::select! {
             () = stop.received() => Ok(()),
-            Some(ended) = parts.join_next() => Err(match ended {
-                Ok(part) => ClusterError::Ended(part),
-                Err(error) => ClusterError::Part(error),
-            }),
+            ended = parts.ended() => Err(ended),
         };
         tracing::info!("the agent ends: its members finish what runs");
     };
-    plan_watch::follow(machine, established, ending).await;
+    plan_watch::follow(machine.clone(), established, ending).await;
     outcome
 }
 
+/// In the agent's data.
+struct Folders {
+    cache: PathBuf,
+    plans: PathBuf,
+}
+
+impl Folders {
+    fn make(data: &Path) -> Result<Self, ClusterError> {
+        let folder = |name: &str| {
+            let path = data.join(name);
+            match fs::create_dir_all(&path) {
+                Ok(()) => Ok(path),
+                Err(source) => Err(ClusterError::Folder { path, source }),
+            }
+        };
+        folder("models")?;
+        // What an agent that was killed has left there is nobody's.
+        let _ = fs::remove_dir_all(data.join("plans"));
+        Ok(Self {
+            cache: folder("cache")?,
+            plans: folder("plans")?,
+        })
+    }
+}
+
+/// What goes on for as long as the agent runs: each part by its name.
+#[derive(Default)]
+struct Parts(JoinSet<&'static str>);
+
+impl Parts {
+    fn keep(&mut self, name: &'static str, part: impl Future<Output = ()> + Send + 'static) {
+        self.0.spawn(async move {
+            part.await;
+            name
+        });
+    }
+
+    /// Waits until one ends, which none should.
+    async fn ended(&mut self) -> ClusterError {
+        match self.0.join_next().await {
+            Some(Ok(part)) => ClusterError::Ended(part),
+            Some(Err(error)) => ClusterError::Part(error),
+            None => pending().await,
+        }
+    }
+
+    /// What tells others that the agent is there, before anything is measured.
+    fn keep_alive(
+        &mut self,
+        machine: &Arc<Machine>,
+        namespace: String,
+        listener: tokio::net::TcpListener,
+        established: &Established,
+    ) {
+        let (figures, there) = (machine.figures.clone(), established.clone());
+        self.keep("its HTTP server", async move {
+            // Why is of no use: it does not end by itself.
+            let _ = http::serve(listener, figures, there).await;
+        });
+        let agent = machine.clone();
+        let pod = set("POD_NAME").unwrap_or_else(system::host_name);
+        self.keep("the Lease", async move {
+            lease::keep(agent.client.clone(), &namespace, &agent.node, &pod).await;
+        });
+    }
+
+    /// What keeps the machine's profile as the machine is, and its cache within its budget.
+    fn keep_profile(
+        &mut self,
+        machine: &Arc<Machine>,
+        profile: NodeProfileStatus,
+        links_port: u16,
+        established: &Established,
+    ) {
+        let (profile, published) = watch::channel(profile);
+        let deleted = Arc::new(Notify::new());
+        let (agent, gone, there) = (machine.clone(), deleted.clone(), established.clone());
+        self.keep("publishing the profile", async move {
+            let client = agent.client.clone();
+            publish_profile::publish(client, &agent.node, published, gone, there).await;
+        });
+        let children = machine.children.clone();
+        self.keep(
+            "following the memory",
+            memory::follow(profile.clone(), children),
+        );
+        let (client, there) = (machine.client.clone(), established.clone());
+        self.keep(
+            "watching Models",
+            local_models::follow(client, profile.clone(), there),
+        );
+        let links = Links {
+            node: machine.node.clone(),
+            port: links_port,
+            profile,
+            deleted,
+            established: established.clone(),
+        };
+        self.keep(
+            "watching NodeProfiles",
+            links::follow(machine.client.clone(), links),
+        );
+        let (weights, there) = (machine.weights.clone(), established.clone());
+        self.keep("looking after the cache of model files", async move {
+            weights.keep_to_budget(there).await;
+        });
+    }
+}
+
 /// What the machine can do, measured now or lately, with the links that its agent had measured before.
-async fn begin(
-    client: &Client,
-    node: &str,
-    address: IpAddr,
-    data: PathBuf,
-    threads: Option<u16>,
-) -> Result<NodeProfileStatus, ClusterError> {
+async fn begin(machine: &Machine, data: PathBuf) -> Result<NodeProfileStatus, ClusterError> {
+    let threads = machine.threads;
     let measuring = spawn_blocking(move || measured(&data, threads));
     let mut status = measuring.await.map_err(ClusterError::Part)??;
-    let mut agent = publish_profile::agent_profile(address, &status);
-    match publish_profile::published_before(client.clone(), node).await {
+    let mut agent = publish_profile::agent_profile(machine.address, &status);
+    let client = machine.client.clone();
+    match publish_profile::published_before(client, &machine.node).await {
         Ok((links, models)) => {
             status.links.extend(links);
             agent.local_models = models;
         }
         Err(error) => {
-            let problem = crate::error_chain(&error);
+            let problem = prima_crds::error_chain(&error);
             tracing::warn!(
                 problem,
                 "links that were measured before are measured again"

@@ -7,6 +7,8 @@ use std::time::Duration;
 use prima_text::SamplingParams;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::ring::{FIGURES, HopTiming};
+
 /// One prompt to continue, `choices` times.
 #[derive(Clone, Debug)]
 pub struct GenerationRequest {
@@ -197,18 +199,20 @@ pub struct MemberStatus {
     /// `[first, last)` per round.
     pub windows: Vec<(usize, usize)>,
     pub frames: u64,
-    pub compute_seconds: f64,
     /// From the end of this member's computing to the arrival at its successor.
     pub network_seconds: f64,
-    /// Of computing, what was waiting for weights from disk.
-    pub disk_seconds: f64,
-    /// Weights read from disk.
-    pub read_bytes: u64,
-    /// Weights that are kept in memory now, and that are read for every token.
-    pub resident_bytes: u64,
-    pub streamed_bytes: u64,
-    /// What less memory is available on its machine than when it started, as a share of all memory: the paper's memory pressure.
-    pub memory_pressure: f64,
+    /// Its figures: sums over all frames, and gauges as of the last.
+    #[serde(flatten, serialize_with = "by_name")]
+    pub timing: HopTiming,
     /// What the plan expects to be read for every token, if it says so.
     pub planned_read_bytes: Option<u64>,
+}
+
+/// Each figure in its unit.
+fn by_name<S: serde::Serializer>(timing: &HopTiming, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(
+        FIGURES
+            .iter()
+            .map(|figure| (figure.name, figure.of(timing))),
+    )
 }

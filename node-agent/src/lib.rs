@@ -15,17 +15,3 @@ pub mod profile;
 pub mod ring;
 pub mod serve;
 mod stop_signal;
-
-use std::error::Error;
-
-/// An error with its causes, in one line: `what failed: why: why that`.
-pub fn error_chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
-}

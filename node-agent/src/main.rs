@@ -62,20 +62,16 @@ fn main() -> ExitCode {
         .with_target(false)
         .init();
     let result = match cli.command {
-        Command::Run(args) => {
-            cluster::run(args).map_err(|error| prima_node_agent::error_chain(&error))
-        }
-        Command::Serve(args) => {
-            serve::run(args).map_err(|error| prima_node_agent::error_chain(&error))
-        }
+        Command::Run(args) => cluster::run(args).map_err(|error| prima_crds::error_chain(&error)),
+        Command::Serve(args) => serve::run(args).map_err(|error| prima_crds::error_chain(&error)),
         Command::Profile(args) => profile::run(args)
-            .map_err(|error| prima_node_agent::error_chain(&error))
+            .map_err(|error| prima_crds::error_chain(&error))
             .map(|text| print(&text)),
         Command::Inspect { model, cpu, format } => match model {
             Some(model) if !cpu => {
-                inspect(&model, format).map_err(|error| prima_node_agent::error_chain(&error))
+                inspect(&model, format).map_err(|error| prima_crds::error_chain(&error))
             }
-            _ => inspect_cpu().map_err(|error| prima_node_agent::error_chain(&error)),
+            _ => inspect_cpu().map_err(|error| prima_crds::error_chain(&error)),
         }
         .map(|text| print(&text)),
         Command::Chown { uid, gid, folder } => {

@@ -70,7 +70,7 @@ impl MemoryWatch {
             .name("memory".into())
             .spawn(move || {
                 if let Err(error) = watch(&residency, limits, &told, &stopped) {
-                    let error = crate::error_chain(&error);
+                    let error = prima_crds::error_chain(&error);
                     tracing::warn!(
                         error,
                         "weights are left to the page cache, however short memory is"
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_owner_allows_is_not_taken_however_much_there_is() {
+    fn no_more_is_taken_than_the_owner_allows() {
         let limits = MemoryLimits {
             cap_bytes: Some(300 * MB),
             members: 1,

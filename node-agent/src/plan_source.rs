@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn says_what_is_wrong_with_a_plan_and_where_it_is() {
         let (_folder, path) = written("kind: Pod");
-        let error = crate::error_chain(&read(&path, "m0").unwrap_err());
+        let error = prima_crds::error_chain(&read(&path, "m0").unwrap_err());
         assert!(
             error.contains("plan.yaml") && error.contains("prima.dev/v1alpha1"),
             "{error}"

@@ -311,7 +311,7 @@ fn keep(file: Option<&Path>, key: CacheKey, others_percent: u8, status: &NodePro
         return;
     };
     if let Err(error) = cache::store(file, key, others_percent, status.clone()) {
-        progress(&crate::error_chain(&error));
+        progress(&prima_crds::error_chain(&error));
     }
 }
 

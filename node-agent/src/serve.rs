@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
 use prima_engine::{Compute, Model};
+use prima_member_process::JOINED;
 use prima_text::{ChatTemplate, ChatTemplateError, Tokenizer, TokenizerError};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -18,7 +19,7 @@ use crate::gateway::{self, GatewayError, GatewayOptions, ModelText};
 use crate::generation::{Generator, RingStatus, Submission};
 use crate::memory_watch::MemoryLimits;
 use crate::plan_source::{self, PlanSourceError};
-use crate::ring::{Member, MemberError, MemberOptions, Reading};
+use crate::ring::{Member, MemberError, MemberOptions};
 use crate::stop_signal::StopSignal;
 
 #[derive(clap::Args)]
@@ -56,15 +57,6 @@ pub struct ServeArgs {
     /// Leave all weights to the system's page cache, even when they do not fit into memory
     #[arg(long, conflicts_with_all = ["reserve_memory", "weights_memory"])]
     no_streaming: bool,
-    /// For `make bench`: how weights that do not fit are read
-    #[arg(
-        long,
-        value_enum,
-        default_value_t,
-        hide = true,
-        conflicts_with = "no_streaming"
-    )]
-    reading: Reading,
     /// End when the process with this id, which started this one, ends in whatever way (on Linux)
     #[arg(long, value_name = "PID")]
     exit_with_parent: Option<i32>,
@@ -103,9 +95,6 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(30);
 const DRAIN_INTERVAL: Duration = Duration::from_millis(50);
 /// Requests on their way from the gateway to `decode`, which answers each at once.
 const SUBMISSIONS: usize = 64;
-
-/// How the line on stdout begins that tells that the member has its layers open and waits for its neighbours.
-pub const JOINED: &str = "joined the ring";
 
 /// Runs the member until SIGTERM or SIGINT (`Ok`), or until it cannot go on.
 pub fn run(args: ServeArgs) -> Result<(), ServeError> {
@@ -157,10 +146,7 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
         cap_bytes: args.weights_memory,
         members: plan.members[rank].members_on_machine as u64,
     };
-    let reading = match args.no_streaming {
-        true => Reading::PageCache,
-        false => args.reading,
-    };
+    let streaming = !args.no_streaming;
     let opening = tokio::task::spawn_blocking({
         let (plan, front) = (
             plan.clone(),
@@ -175,7 +161,7 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
                 threads,
                 listener,
                 memory,
-                reading,
+                streaming,
             };
             open(options, front)
         }

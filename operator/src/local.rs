@@ -5,7 +5,6 @@
 //! decide, how processes start and end is `agents`', what people see is `screen`'s. No part of this runs a layer.
 
 mod agents;
-mod health;
 mod planned;
 mod screen;
 mod split;
@@ -16,11 +15,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use prima_crds::v1alpha1::ring_plan::{
-    ActivationDtype, PlannedModel, PlannedWindow, RingMember, RingPlan, RingPlanError, RingPlanSpec,
+    PlannedModel, PlannedWindow, RingMember, RingPlan, RingPlanError, RingPlanSpec,
 };
 
+use prima_member_process::{Health, health};
+
 use agents::{AgentOptions, Agents, AgentsError};
-use health::Health;
 use planned::{PlannedError, Wishes};
 use screen::{Ready, Screen};
 use split::SplitError;
@@ -175,41 +175,33 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
         .enumerate()
         .map(|(rank, (windows, port))| {
             let planned = report.as_ref().map(|report| &report.members[rank]);
+            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string();
             RingMember {
-                name: format!("m{rank}"),
-                address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string(),
-                windows: windows.clone(),
                 members_on_machine: count as i32,
                 read_bytes_per_token: planned.map(|member| member.read_bytes_per_token as i64),
                 read_ahead_bytes: planned.map(|member| member.read_ahead_bytes as i64),
                 memory_bytes: planned.map(|member| member.memory_bytes as i64),
                 gpu_memory_bytes: planned.map(|member| member.gpu_memory_bytes as i64),
                 why: planned.map(|member| member.why.clone()),
+                ..RingMember::new(format!("m{rank}"), address, windows.clone())
             }
         })
         .collect();
-    let plan = RingPlan::new(
-        "local",
-        RingPlanSpec {
-            generation: 1,
-            model: PlannedModel {
-                name: model.name().to_owned(),
-                file: model.path.display().to_string(),
-                size_bytes: model.profile.spec.size_bytes,
-                layers: model.profile.spec.layers,
-                source: None,
-                version: None,
-            },
-            context_length: context as i32,
-            max_concurrent_requests: MAX_CONCURRENT_REQUESTS,
-            activation_dtype: ActivationDtype::F32,
-            rounds,
-            members,
-            predicted: report.as_ref().map(plan::speed),
-            http_port: None,
-            api_key_sha256: Vec::new(),
-        },
-    );
+    let planned = PlannedModel {
+        name: model.name().to_owned(),
+        file: model.path.display().to_string(),
+        size_bytes: model.profile.spec.size_bytes,
+        layers: model.profile.spec.layers,
+        source: None,
+        version: None,
+    };
+    let spec = RingPlanSpec {
+        max_concurrent_requests: MAX_CONCURRENT_REQUESTS,
+        rounds,
+        predicted: report.as_ref().map(plan::speed),
+        ..RingPlanSpec::new(planned, context as i32, members)
+    };
+    let plan = RingPlan::new("local", spec);
     plan.spec.validate().map_err(LocalError::Plan)?;
 
     let directory = tempfile::Builder::new()
@@ -272,10 +264,11 @@ async fn announce(ring: Ready<'_>, screen: &Screen) -> std::convert::Infallible 
         screen::counted(ring.plan.members.len(), "agent")
     ));
     loop {
-        match health::get(ring.http).await {
-            Health::Ready => break,
-            Health::Loading(message) => screen.status(&message),
-            Health::NoAnswer => {}
+        match health(ring.http).await {
+            Health::Ready(_) => break,
+            Health::NotReady(message) => screen.status(&message),
+            // It has not begun to listen.
+            Health::NoAnswer(_) => {}
         }
         tokio::time::sleep(HEALTH_INTERVAL).await;
     }

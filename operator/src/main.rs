@@ -2,7 +2,6 @@
 //! exit status; what a subcommand does lives in its own module.
 
 mod cluster;
-mod error_chain;
 mod local;
 mod model_controller;
 mod model_file;
@@ -53,7 +52,7 @@ async fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let text = error_chain::error_chain(&*error);
+            let text = prima_crds::error_chain(&*error);
             // Nobody may be reading any more; the exit status says it anyway.
             let _ = writeln!(io::stderr(), "prima: {text}");
             ExitCode::FAILURE

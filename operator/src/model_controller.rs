@@ -23,12 +23,12 @@ use kube::runtime::controller::Action;
 use kube::runtime::events::{EventType, Recorder};
 use kube::runtime::reflector::Store;
 use kube::{Client, Resource, ResourceExt};
+use prima_crds::error_chain;
 use prima_crds::v1alpha1::model::Model;
 use prima_weights::Hub;
 
 use crate::cluster::metrics::Metrics;
 use crate::cluster::world::Stores;
-use crate::error_chain::error_chain;
 pub use apply::OURS;
 pub use decide::Question;
 use decide::{Kind, Now};

@@ -12,8 +12,7 @@ use prima_crds::v1alpha1::document::{API_VERSION, DocumentError};
 use prima_crds::v1alpha1::model_profile::ModelProfile;
 use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_crds::v1alpha1::ring_plan::{
-    ActivationDtype, PlannedModel, PlannedWindow, RingMember, RingPlan, RingPlanError,
-    RingPlanSpec, Speed,
+    PlannedModel, PlannedWindow, RingMember, RingPlan, RingPlanError, RingPlanSpec, Speed,
 };
 use prima_halda::check::{Finding, check};
 use prima_halda::plan::Window;
@@ -124,30 +123,25 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
         use_all: args.all,
         rank0: args.rank0.clone(),
         rounds: args.rounds.map(usize::from),
+        ..Options::default()
     };
     let plan = checked(&model, &nodes, &options)?;
-    let ring_plan = RingPlan::new(
-        &model.metadata.name,
-        RingPlanSpec {
-            generation: 1,
-            model: PlannedModel {
-                name: model.metadata.name.clone(),
-                file: args.model.display().to_string(),
-                size_bytes: model.spec.size_bytes,
-                layers: model.spec.layers,
-                source: None,
-                version: None,
-            },
-            context_length: context as i32,
-            max_concurrent_requests: args.concurrency.into(),
-            activation_dtype: ActivationDtype::F32,
-            rounds: plan.rounds as i32,
-            members: members(&plan, |name| format!("{name}:{RING_PORT}")),
-            predicted: Some(speed(&plan.report)),
-            http_port: None,
-            api_key_sha256: Vec::new(),
-        },
-    );
+    let planned = PlannedModel {
+        name: model.metadata.name.clone(),
+        file: args.model.display().to_string(),
+        size_bytes: model.spec.size_bytes,
+        layers: model.spec.layers,
+        source: None,
+        version: None,
+    };
+    let members = members(&plan, |name| format!("{name}:{RING_PORT}"));
+    let spec = RingPlanSpec {
+        max_concurrent_requests: args.concurrency.into(),
+        rounds: plan.rounds as i32,
+        predicted: Some(speed(&plan.report)),
+        ..RingPlanSpec::new(planned, context as i32, members)
+    };
+    let ring_plan = RingPlan::new(&model.metadata.name, spec);
     ring_plan
         .spec
         .validate()
@@ -189,15 +183,16 @@ pub fn members(plan: &Plan, address: impl Fn(&str) -> String) -> Vec<RingMember>
         .iter()
         .zip(&plan.report.members)
         .map(|(member, report)| RingMember {
-            name: member.name.clone(),
-            address: address(&member.name),
-            windows: windows(&member.windows),
-            members_on_machine: 1,
             read_bytes_per_token: Some(report.read_bytes_per_token as i64),
             read_ahead_bytes: Some(report.read_ahead_bytes as i64),
             memory_bytes: Some(report.memory_bytes as i64),
             gpu_memory_bytes: Some(report.gpu_memory_bytes as i64),
             why: Some(report.why.clone()),
+            ..RingMember::new(
+                member.name.clone(),
+                address(&member.name),
+                windows(&member.windows),
+            )
         })
         .collect()
 }

@@ -5,9 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
 use prima_crds::v1alpha1::node_profile::NodeProfile;
-use prima_node_agent::ring::Reading;
 use prima_tests::Endpoint;
 use prima_tests::assets;
 use prima_tests::http;
@@ -32,6 +30,17 @@ pub struct Setting {
     pub machines: &'static [Limits],
     pub rounds: usize,
     pub reading: Reading,
+}
+
+/// How weights that do not fit into memory are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reading {
+    /// All are left to the page cache.
+    PageCache,
+    /// As many as fit stay; of the others no more are read ahead than a member's least buffers hold.
+    LeastAhead,
+    /// As planned.
+    Ahead,
 }
 
 /// Of one ring.
@@ -83,7 +92,7 @@ const fn without(reading: Reading, machines: &'static [Limits], rounds: usize) -
     }
 }
 
-const SETTINGS: [Setting; 19] = [
+const SETTINGS: [Setting; 17] = [
     ring(SMALL, &[machine(1500, 2.0, 600)], 1),
     ring(SMALL, &[machine(1500, 1.0, 600)], 1),
     ring(
@@ -101,11 +110,9 @@ const SETTINGS: [Setting; 19] = [
     ring(LARGE, FOUR, 1),
     ring(LARGE, FOUR, 2),
     ring(LARGE, FOUR, 4),
-    without(Reading::OnePieceAhead, TWO, 4),
-    without(Reading::PageCacheAhead, TWO, 4),
+    without(Reading::LeastAhead, TWO, 4),
     without(Reading::PageCache, TWO, 4),
-    without(Reading::OnePieceAhead, FOUR, 4),
-    without(Reading::PageCacheAhead, FOUR, 4),
+    without(Reading::LeastAhead, FOUR, 4),
     without(Reading::PageCache, FOUR, 4),
 ];
 const TURNS: usize = 2;
@@ -191,8 +198,8 @@ impl Setting {
         match (self.model, self.reading) {
             (SMALL, _) => 48,
             (HUGE, _) => 4,
-            (_, Reading::Ahead | Reading::OnePieceAhead) => 8,
-            (_, Reading::PageCache | Reading::PageCacheAhead) => 3,
+            (_, Reading::Ahead | Reading::LeastAhead) => 8,
+            (_, Reading::PageCache) => 3,
         }
     }
 }
@@ -266,17 +273,29 @@ impl Outcome {
         let planned_read: i64 = members
             .filter_map(|member| member.read_bytes_per_token)
             .sum();
-        let ring = MachineRing::start(planned.plan, &nodes, &["--reading", &argument(reading)]);
+        let mut plan = planned.plan;
+        // The plan is the seam: members know nothing of comparisons.
+        let options: &[&str] = match reading {
+            Reading::PageCache => &["--no-streaming"],
+            Reading::LeastAhead => {
+                for member in &mut plan.spec.members {
+                    member.read_ahead_bytes = Some(0);
+                }
+                &[]
+            }
+            Reading::Ahead => &[],
+        };
+        let ring = MachineRing::start(plan, &nodes, options);
         let (address, pids) = (ring.address(), ring.pids());
         let client = Client::of(ring, &never);
         let metric =
             |name| http::metric(address, name).map_err(|source| BenchError::Http { source });
         match reading {
-            Reading::Ahead | Reading::OnePieceAhead => {
+            Reading::Ahead | Reading::LeastAhead => {
                 settle(&client, || metric("prima_member_streamed_weight_bytes"))?;
             }
             // Every token is alike.
-            Reading::PageCache | Reading::PageCacheAhead => {}
+            Reading::PageCache => {}
         }
         let read = || metric("prima_member_read_bytes_total");
         let before = read()?;
@@ -314,19 +333,12 @@ fn settle(
     Ok(())
 }
 
-/// Ways of reading, from the least to the most, and what people call them.
-pub const READINGS: [(Reading, &str); 4] = [
+/// From the least to the most, and what people call them.
+pub const READINGS: [(Reading, &str); 3] = [
     (Reading::PageCache, "page cache alone"),
-    (Reading::PageCacheAhead, "page cache, next window asked for"),
-    (Reading::OnePieceAhead, "resident set, 4 MiB ahead"),
+    (Reading::LeastAhead, "resident set, 24 MiB ahead"),
     (Reading::Ahead, "resident set and read-ahead"),
 ];
-
-/// Its name as an option's value.
-fn argument(reading: Reading) -> String {
-    let value = reading.to_possible_value();
-    value.map_or(String::new(), |value| value.get_name().to_owned())
-}
 
 /// Of the process; 0 where the system does not say.
 fn anonymous_bytes(pid: u32) -> f64 {

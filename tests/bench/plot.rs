@@ -3,10 +3,9 @@
 use std::fmt::Write;
 
 use crate::hop_cost::{HopCost, Ring};
-use prima_node_agent::ring::Reading;
 use prima_tests::machine::Limits;
 
-use crate::machines::{FOUR, Outcome, READINGS, TWO};
+use crate::machines::{FOUR, Outcome, READINGS, Reading, TWO};
 use crate::statistics::{Line, Samples};
 
 const WIDTH: f64 = 640.0;

@@ -8,9 +8,8 @@ use crate::engine_speed::{AT_ONCE, DEEP, DEEP_DECODE, EngineSpeed, EngineSpeeds,
 use crate::error::BenchError;
 use crate::hop_cost::HopCost;
 use crate::kernel_speed::{COLS, Cell, KernelSpeeds, ROWS};
-use prima_node_agent::ring::Reading;
 
-use crate::machines::{Outcome, READINGS};
+use crate::machines::{Outcome, READINGS, Reading};
 use crate::memory_limit::UnderLimit;
 use crate::planning_speed::{MACHINES, PlanningSpeed};
 use crate::prediction::Prediction;
@@ -257,8 +256,7 @@ pub fn machines(outcomes: Option<&[Outcome]>) -> String {
     let _ = writeln!(text, "\nGoal: an error below {PREDICTION_GOAL} %.");
     let _ = write!(
         text,
-        "\n### What each part of reading weights gives\n\n{}, tokens per second of 8 tokens, of 3 with the page cache. \"Next window asked for\" is the page cache with the paper's prefetch: where the window \
-         does not fit into memory, what was read first is gone when it is used.\n\n\
+        "\n### What each part of reading weights gives\n\n{}, tokens per second of 8 tokens, of 3 with the page cache.\n\n\
          | machines | | rounds | tokens per second | times the page cache |\n| --- | --- | --- | --- | --- |\n",
         crate::machines::LARGE
     );

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_takes_half_as_long_again_is_an_error_of_50_percent() {
+    fn half_as_long_again_is_an_error_of_50_percent() {
         let rate = |rate| Samples(vec![rate]);
         assert_eq!(error_percent(&rate(0.6), &rate(0.4)).round(), 50.0);
         assert_eq!(error_percent(&rate(0.4), &rate(0.5)).round(), -20.0);

@@ -183,7 +183,7 @@ fn model() -> PathBuf {
 }
 
 #[test]
-fn agents_tell_of_their_machines_and_run_the_plans_that_name_them() {
+fn agents_tell_of_their_machines_and_run_plans() {
     let stage = Stage::new();
     let model = model();
     let machines = ["one", "two"].map(|node| AgentMachine::new(node, stage.folder.path()));
@@ -393,7 +393,7 @@ fn agents_tell_of_their_machines_and_run_the_plans_that_name_them() {
 }
 
 #[test]
-fn each_member_fetches_its_layers_and_an_agent_that_comes_back_needs_no_hub() {
+fn members_fetch_their_layers_and_keep_them() {
     let stage = Stage::new();
     let runtime = runtime();
     let files = stage.folder.path().join("hub");

@@ -201,7 +201,7 @@ fn a_lost_machine_is_replaced_and_said_to_be_lost() {
 }
 
 #[test]
-fn what_does_not_fit_says_by_how_much_and_promised_memory_is_not_promised_again() {
+fn what_does_not_fit_says_by_how_much() {
     let test = Test::start(Backend::Etcd);
     let machines = test.machines(&[("desk", 9)]);
     machines.change("desk", |profile| {
@@ -270,7 +270,7 @@ fn a_ring_whose_agents_are_reached_elsewhere_keeps_its_layers() {
 }
 
 #[test]
-fn an_edited_model_is_replaced_beside_the_old_ring_or_after_it_and_says_which() {
+fn an_edited_model_is_replaced_and_says_how() {
     let test = Test::start(Backend::Etcd);
     let machines = test.machines(&[("desk", 20)]);
     let operator = Operator::start(&test.api, "one");
@@ -349,7 +349,7 @@ fn traces_go_where_the_environment_says() {
 }
 
 #[test]
-fn machines_that_refuse_lack_the_file_or_are_not_wanted_are_out_and_say_why() {
+fn machines_that_are_out_say_why() {
     let test = Test::start(Backend::Etcd);
     let machines = test.machines(&[("desk", 9), ("laptop", 9), ("pi4", 9), ("nas", 9)]);
     test.api
@@ -586,7 +586,7 @@ fn rings_are_reached_by_ipv6_where_agents_are() {
 }
 
 #[test]
-fn an_operator_killed_at_any_moment_leaves_work_that_another_ends() {
+fn what_a_killed_operator_began_another_ends() {
     let test = Test::start(Backend::Etcd);
     let _machines = test.machines(&MACHINES);
     // Reconciling takes some 100 ms; the moments lie all over it, and some before and after.

@@ -156,7 +156,7 @@ fn every_rule_of_a_model_takes_the_good_and_refuses_the_bad() {
 }
 
 #[test]
-fn every_rule_of_profiles_and_plans_takes_the_good_and_refuses_the_bad() {
+fn rules_of_profiles_and_plans_refuse_only_the_bad() {
     let api = with_definitions();
     let profile = json!({
         "apiVersion": "prima.dev/v1alpha1",

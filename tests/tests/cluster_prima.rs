@@ -24,7 +24,7 @@ const MAX_TOKENS: usize = 16;
 const MEMORY_CAP: i64 = 115 << 20;
 
 #[test]
-fn a_model_from_a_hub_and_one_from_disks_answer_as_on_one_machine() {
+fn models_from_hub_and_disk_answer_as_on_one_machine() {
     let mut test = Test::start();
     test.cluster.enforcing_policies(|| {
         test.install(&[
@@ -261,7 +261,7 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
 }
 
 #[test]
-fn a_download_survives_its_hub_and_a_full_disk_and_says_what_it_lacks() {
+fn a_download_survives_its_hub_and_a_full_disk() {
     let mut test = Test::start();
     test.install(&[]);
     test.each_node_is_measured();

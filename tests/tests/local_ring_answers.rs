@@ -54,7 +54,7 @@ fn rounds_uneven_and_empty_windows_change_no_answer() {
 }
 
 #[test]
-fn a_reserve_that_leaves_no_memory_for_weights_changes_no_answer() {
+fn no_memory_for_weights_changes_no_answer() {
     let ring = || LocalRing::builder().model(&smollm2()).split(&[14, 16]);
     let usual = ring().start();
     let answer = usual.complete(PROMPTS[0], MAX_TOKENS);

@@ -192,7 +192,7 @@ fn a_member_that_hangs_does_not_keep_the_ring_from_ending() {
 }
 
 #[test]
-fn without_a_split_the_machine_is_measured_and_the_ring_is_planned() {
+fn without_a_split_the_ring_is_planned() {
     let ring = LocalRing::builder()
         .model(&smollm2())
         .measured()

@@ -69,7 +69,7 @@ fn stories15m_continues_20_prompts_as_llama_cpp_does() {
 }
 
 #[test]
-fn stories15m_with_llama_3_rope_factors_continues_20_prompts_as_llama_cpp_does() {
+fn rope_factors_continue_20_prompts_as_llama_cpp_does() {
     greedy_agrees("stories15M-llama3-rope-F32", &F32_BOUNDS);
 }
 
@@ -98,7 +98,7 @@ fn stories15m_has_the_top_20_logprobs_of_llama_cpp() {
 }
 
 #[test]
-fn stories15m_with_llama_3_rope_factors_has_the_top_20_logprobs_of_llama_cpp() {
+fn rope_factors_have_the_top_20_logprobs_of_llama_cpp() {
     top_logprobs_agree("stories15M-llama3-rope-F32");
 }
 
@@ -128,7 +128,7 @@ fn smollm2_has_the_perplexity_of_llama_cpp() {
 }
 
 #[test]
-fn qwen2_with_zero_biases_computes_what_the_llama_file_computes() {
+fn qwen2_with_zero_biases_computes_what_llama_does() {
     let llama = open("stories15M-F32");
     let qwen2 = open("stories15M-qwen2-zero-F32");
     let tokens = llama.tokenizer.encode(PROMPTS[2], true, false).unwrap();

@@ -151,7 +151,7 @@ fn smollm2_q4_1_weights() {
 
 /// Blocks of random bytes in each format, read by the engine's formulas and by the gguf package's.
 #[test]
-fn every_quantized_format_holds_the_numbers_that_the_gguf_package_reads() {
+fn every_format_holds_what_the_gguf_package_reads() {
     const SHAPE: [u64; 2] = [256, 64];
     let folder = tempfile::tempdir().unwrap();
     let [random, exact] = ["random.gguf", "exact.gguf"].map(|file| folder.path().join(file));

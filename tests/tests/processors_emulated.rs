@@ -15,7 +15,7 @@ use serde_json::json;
 /// the formulas.
 const SLOW: [&str; 3] = [
     "a_row_has_the_same_bits_in_every_batch",
-    "products_are_exact_to_within_the_quantization_of_activations",
+    "products_are_exact_but_for_quantized_activations",
     "every_format_dequantizes_to_its_definition",
 ];
 

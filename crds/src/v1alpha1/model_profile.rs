@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_survives_a_trip_through_yaml_and_a_bad_one_is_refused_by_name() {
+    fn a_profile_survives_yaml_and_a_bad_one_is_refused() {
         let yaml = serde_saphyr::to_string(&profile()).unwrap();
         assert_eq!(ModelProfile::from_yaml("m.yaml", &yaml).unwrap(), profile());
         for (from, to, named) in [

@@ -238,6 +238,27 @@ pub struct GpuMeasurements {
     pub layer_overhead_nanoseconds: i64,
 }
 
+impl NodeProfileStatus {
+    /// The GPU that a member of this model's ring uses: the first one that was measured with all weight formats of its layers. A GPU
+    /// without kernels for one of them is none for this model: the processor has them.
+    pub fn gpu_for(&self, model: &ModelProfileSpec) -> Option<(GpuBackend, &GpuMeasurements)> {
+        self.gpus.iter().find_map(|gpu| {
+            let measured = gpu.measured.as_ref()?;
+            let mut formats = model.layer_weights.iter().map(|weights| &weights.format);
+            let runs =
+                |format: &String| measured.throughput.iter().any(|one| one.format == *format);
+            formats.all(runs).then_some((gpu.backend, measured))
+        })
+    }
+}
+
+impl GpuMeasurements {
+    /// Of its own memory, what is left; none where it shares the machine's.
+    pub fn own_available_bytes(&self) -> Option<i64> {
+        (!self.unified_memory).then_some(self.available_bytes)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum GpuBackend {
     #[serde(rename = "CUDA")]
@@ -477,7 +498,10 @@ fn is_false(value: &bool) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::v1alpha1::model_profile::FormatWeights;
 
     const PROFILE: &str = include_str!("../../tests/node-profile.yaml");
 
@@ -525,13 +549,49 @@ mod tests {
             assert!(PROFILE.contains(from), "{from}");
             let error =
                 NodeProfile::from_yaml("node.yaml", &PROFILE.replacen(from, to, 1)).unwrap_err();
-            let mut text = error.to_string();
-            let mut cause = std::error::Error::source(&error);
-            while let Some(error) = cause {
-                text += &error.to_string();
-                cause = error.source();
-            }
+            let text = crate::error_chain(&error);
             assert!(text.contains(named) && text.contains("node.yaml"), "{text}");
         }
+    }
+
+    #[test]
+    fn the_gpu_for_a_model_runs_all_its_formats() {
+        let mut status = NodeProfile::from_yaml("node.yaml", PROFILE)
+            .unwrap()
+            .status
+            .unwrap();
+        let gpu = |name: &str, formats: &[&str], unified: bool| {
+            let rate = |format: &&str| json!({"format": format, "decodeBytesPerSecond": 1, "prefillFlopPerSecond": 1});
+            let throughput: Vec<_> = formats.iter().map(rate).collect();
+            serde_json::from_value::<GpuProfile>(json!({
+                "name": name, "backend": "CUDA",
+                "measured": {
+                    "unifiedMemory": unified, "totalBytes": 9, "availableBytes": formats.len(), "readBytesPerSecond": 1,
+                    "kvAppendBytesPerSecond": 1, "toGpuBytesPerSecond": 1, "fromGpuBytesPerSecond": 1,
+                    "copyOverheadNanoseconds": 1, "layerOverheadNanoseconds": 1, "throughput": throughput,
+                },
+            }))
+            .unwrap()
+        };
+        let weights = |format: &str| FormatWeights {
+            format: format.to_owned(),
+            weights: 1,
+            bytes: 1,
+        };
+        let model = ModelProfileSpec {
+            layer_weights: vec![weights("Q4_K"), weights("Q6_K")],
+            output_weights: vec![weights("F16")],
+            ..ModelProfileSpec::default()
+        };
+        status.gpus = vec![gpu("half", &["Q4_K"], false)];
+        assert!(status.gpu_for(&model).is_none());
+        status.gpus.push(gpu("all", &["Q6_K", "Q4_K"], false));
+        status
+            .gpus
+            .push(gpu("more", &["Q6_K", "Q4_K", "F16"], false));
+        let (_, found) = status.gpu_for(&model).unwrap();
+        assert_eq!(found.own_available_bytes(), Some(2));
+        let shared = gpu("shared", &["Q4_K"], true).measured.unwrap();
+        assert_eq!(shared.own_available_bytes(), None);
     }
 }

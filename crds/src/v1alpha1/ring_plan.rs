@@ -10,7 +10,6 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -183,14 +182,24 @@ pub enum ActivationDtype {
     F16,
 }
 
-/// What became of the plan. Each agent writes its own entry of `members`; conditions are not theirs to write.
+impl ActivationDtype {
+    /// Of one number on the wire.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::BF16 | Self::F16 => 2,
+        }
+    }
+}
+
+/// Positions of a prompt that go round the ring together, at most: the rows of activations in one frame. Longer prompts go in chunks of
+/// this size, several in flight.
+pub const CHUNK_POSITIONS: usize = 128;
+
+/// What became of the plan. Each agent writes its own entry of `members`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RingPlanStatus {
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 16))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
-    pub conditions: Vec<Condition>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
@@ -266,6 +275,46 @@ impl RingPlan {
 }
 
 impl RingPlanSpec {
+    /// The first generation, for one request at a time; whatever else may be absent is. Not checked.
+    pub fn new(model: PlannedModel, context_length: i32, members: Vec<RingMember>) -> Self {
+        Self {
+            generation: 1,
+            model,
+            context_length,
+            max_concurrent_requests: 1,
+            activation_dtype: ActivationDtype::F32,
+            rounds: members.first().map_or(1, |rank0| rank0.windows.len()) as i32,
+            members,
+            predicted: None,
+            http_port: None,
+            api_key_sha256: Vec::new(),
+        }
+    }
+
+    /// One whose members `m0`, `m1`, ... at `addresses` have windows that end at the layers `ends`, in the order in which a token meets
+    /// them: round by round, member by member. Not checked.
+    pub fn cut(
+        model: PlannedModel,
+        context_length: i32,
+        addresses: &[String],
+        ends: &[i32],
+    ) -> Self {
+        let window = |index: usize| PlannedWindow {
+            first: if index == 0 { 0 } else { ends[index - 1] },
+            last: ends[index],
+            gpu_layers: 0,
+        };
+        let count = addresses.len();
+        let members = addresses.iter().enumerate().map(|(rank, address)| {
+            let windows = (rank..ends.len()).step_by(count).map(window).collect();
+            RingMember {
+                members_on_machine: count as i32,
+                ..RingMember::new(format!("m{rank}"), address.clone(), windows)
+            }
+        });
+        Self::new(model, context_length, members.collect())
+    }
+
     /// Checks everything that an executor relies on: counts within bounds, unique names, and windows that cover
     /// layers `0..layers` once, in ring order, round after round.
     pub fn validate(&self) -> Result<(), RingPlanError> {
@@ -384,6 +433,21 @@ impl RingPlanSpec {
 }
 
 impl RingMember {
+    /// Alone on its machine; nothing is said of its memory.
+    pub fn new(name: String, address: String, windows: Vec<PlannedWindow>) -> Self {
+        Self {
+            name,
+            address,
+            windows,
+            members_on_machine: 1,
+            read_bytes_per_token: None,
+            read_ahead_bytes: None,
+            memory_bytes: None,
+            gpu_memory_bytes: None,
+            why: None,
+        }
+    }
+
     /// The host of its address, an IPv6 one without its brackets.
     pub fn host(&self) -> Option<&str> {
         let (host, _) = self.address.rsplit_once(':')?;
@@ -422,46 +486,39 @@ mod tests {
     use super::*;
 
     fn plan(windows: &[&[(i32, i32)]]) -> RingPlanSpec {
-        RingPlanSpec {
-            generation: 1,
-            model: PlannedModel {
-                name: "tiny".into(),
-                file: "/models/tiny.gguf".into(),
-                size_bytes: 1024,
-                layers: 6,
-                source: None,
-                version: None,
-            },
-            context_length: 128,
-            max_concurrent_requests: 4,
-            activation_dtype: ActivationDtype::F32,
-            rounds: windows[0].len() as i32,
-            members: windows
-                .iter()
-                .enumerate()
-                .map(|(rank, windows)| RingMember {
-                    name: format!("m{rank}"),
-                    address: format!("127.0.0.1:{}", 7000 + rank),
-                    windows: windows
-                        .iter()
-                        .map(|&(first, last)| PlannedWindow {
-                            first,
-                            last,
-                            gpu_layers: 0,
-                        })
-                        .collect(),
-                    members_on_machine: 1,
-                    read_bytes_per_token: None,
-                    read_ahead_bytes: None,
-                    memory_bytes: None,
-                    gpu_memory_bytes: None,
-                    why: None,
-                })
-                .collect(),
-            predicted: None,
-            http_port: None,
-            api_key_sha256: Vec::new(),
+        let model = PlannedModel {
+            name: "tiny".into(),
+            file: "/models/tiny.gguf".into(),
+            size_bytes: 1024,
+            layers: 6,
+            source: None,
+            version: None,
+        };
+        let window = |&(first, last): &(i32, i32)| PlannedWindow {
+            first,
+            last,
+            gpu_layers: 0,
+        };
+        let members = windows.iter().enumerate().map(|(rank, windows)| {
+            let address = format!("127.0.0.1:{}", 7000 + rank);
+            let windows = windows.iter().map(window).collect();
+            RingMember::new(format!("m{rank}"), address, windows)
+        });
+        RingPlanSpec::new(model, 128, members.collect())
+    }
+
+    #[test]
+    fn a_plan_is_cut_where_it_is_told() {
+        let addresses = ["10.0.0.1:1".to_owned(), "10.0.0.2:1".to_owned()];
+        let model = plan(&[&[(0, 6)]]).model;
+        let cut = RingPlanSpec::cut(model, 128, &addresses, &[1, 4, 4, 6]);
+        cut.validate().unwrap();
+        let mut expected = plan(&[&[(0, 1), (4, 4)], &[(1, 4), (4, 6)]]);
+        for (member, address) in expected.members.iter_mut().zip(addresses) {
+            member.members_on_machine = 2;
+            member.address = address;
         }
+        assert_eq!(cut, expected);
     }
 
     fn problem(spec: &RingPlanSpec) -> String {

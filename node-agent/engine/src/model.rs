@@ -121,22 +121,6 @@ impl Model {
         KvCache::new(self.config(), layers, context_length)
     }
 
-    /// Tells the system that the weights of `layers` will be read soon: it begins to read them into the page cache.
-    ///
-    /// # Errors
-    /// [`EngineError::Advise`] when the system refuses, [`EngineError::MissingTensor`] for a layer that is not of this model.
-    pub fn expect_reads(&self, layers: Range<usize>) -> Result<(), EngineError> {
-        for layer in layers {
-            for spec in architecture::MATRICES {
-                let info = self.find(spec, Some(layer))?;
-                self.map()
-                    .expect_reads(info.offset..info.offset + info.byte_len)
-                    .map_err(|source| EngineError::Advise { source })?;
-            }
-        }
-        Ok(())
-    }
-
     /// The matrix of the output head.
     pub(crate) fn output_tensor(&self) -> Result<MappedTensor, EngineError> {
         self.tensor(self.output_spec(), None)

@@ -24,7 +24,7 @@ use crate::page_cache::drop_pages;
 use cycle::{Cycle, Piece, Split, Tensor};
 use reader::Reader;
 
-pub use cycle::{Ahead, Rhythm};
+pub use cycle::Rhythm;
 
 /// The weights of one member. Clones share everything.
 #[derive(Clone)]

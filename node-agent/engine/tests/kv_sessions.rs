@@ -30,7 +30,7 @@ fn tokens(count: u32, step: u32) -> Vec<u32> {
 }
 
 #[test]
-fn after_truncation_a_session_continues_as_if_the_rest_had_never_been() {
+fn a_truncated_session_has_forgotten_the_rest() {
     let (_directory, runner) = runner();
     let (prompt, other) = (tokens(150, 7), tokens(40, 11));
     for keep in [0, 1, 63, 64, 65, 128, 149, 150] {

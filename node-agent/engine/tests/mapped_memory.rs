@@ -18,7 +18,7 @@ use prima_gguf::GgmlType;
 use support::{MadeUpModel, Runner, smollm2};
 
 #[test]
-fn a_whole_pass_takes_less_than_two_percent_of_the_file_in_anonymous_memory() {
+fn a_pass_allocates_under_2_percent_of_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let large = MadeUpModel {
         layers: 6,

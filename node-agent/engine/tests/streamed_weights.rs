@@ -17,7 +17,7 @@ use std::thread;
 use std::time::Duration;
 
 use prima_engine::{
-    Ahead, BatchEntry, EngineError, KvCache, LayerDevices, Model, Part, Residency, Rhythm,
+    BatchEntry, EngineError, KvCache, LayerDevices, Model, Part, Residency, Rhythm,
 };
 use prima_gguf::GgmlType;
 
@@ -27,7 +27,7 @@ const PIECE_BYTES: usize = 16 << 10;
 const ALONE: Rhythm = Rhythm {
     rounds: 1,
     shared: false,
-    ahead: Ahead::Share(1.0),
+    ahead: 1.0,
 };
 
 /// Matrices of several pieces each, so that resident and streamed rows meet within one.
@@ -178,7 +178,7 @@ fn failing_pass(runner: &Runner, kv: &mut KvCache) -> EngineError {
 }
 
 #[test]
-fn a_file_that_was_cut_is_an_error_and_works_again_when_it_is_whole() {
+fn a_cut_file_is_an_error_until_it_is_whole_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path());
     let bytes = fs::read(&path).unwrap();
@@ -200,7 +200,7 @@ fn a_file_that_was_cut_is_an_error_and_works_again_when_it_is_whole() {
 }
 
 #[test]
-fn a_mapped_file_that_was_cut_is_an_error_and_the_process_lives() {
+fn a_cut_mapped_file_is_an_error_and_the_process_lives() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path());
     let runner = Runner::new(&path, 2);

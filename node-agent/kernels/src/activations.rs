@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn values_times_scales_are_the_activations_to_within_half_a_step() {
+    fn quantized_activations_are_within_half_a_step() {
         let x = wave(3 * 512);
         for level in Level::available() {
             let pool = ThreadPool::new(2, level).unwrap();

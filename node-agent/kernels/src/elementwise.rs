@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn rms_norm_is_the_textbook_formula_and_the_same_bits_at_every_level() {
+    fn rms_norm_is_the_formula_with_equal_bits_at_every_level() {
         for (rows, cols) in [(1, 64), (3, 577), (40, 1000)] {
             let (x, weight) = (wave(rows * cols, 0.7), wave(cols, 0.3));
             let mut first: Option<Vec<f32>> = None;

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_to_half_precision_is_a_round_trip_through_f16_in_its_range() {
+    fn rounding_to_half_precision_is_what_f16_does() {
         let mut value = 6.2e-5_f32;
         while value < 65_000.0 {
             for value in [value, -value] {

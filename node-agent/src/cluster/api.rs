@@ -19,7 +19,7 @@ pub const DEADLINE: Duration = Duration::from_secs(10);
 pub fn reason(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),
-        error => crate::error_chain(error),
+        error => prima_crds::error_chain(error),
     }
 }
 
@@ -44,7 +44,7 @@ where
                 .inspect_err(|error| {
                     tracing::warn!(
                         kind,
-                        problem = crate::error_chain(error),
+                        problem = prima_crds::error_chain(error),
                         "the watch failed; trying again"
                     );
                 })

@@ -153,7 +153,7 @@ impl Links {
                 let pause = peers.failed(name, now);
                 tracing::warn!(
                     to = name,
-                    problem = crate::error_chain(&error),
+                    problem = prima_crds::error_chain(&error),
                     again_in_seconds = pause.map_or(0, |pause| pause.as_secs()),
                     "cannot measure a link"
                 );
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_link_is_measured_once_then_daily_and_again_at_another_address() {
+    async fn a_link_is_measured_daily_and_at_another_address() {
         let mut peers = Peers::default();
         let now = Instant::now();
         let at = |peers: &Peers, later: Duration| {
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failure_is_tried_again_after_a_pause_and_what_is_gone_is_not() {
+    async fn a_failure_is_tried_again_and_what_is_gone_is_not() {
         let mut peers = Peers::default();
         let now = Instant::now();
         peers.seen("pi".into(), address(7), false, now);

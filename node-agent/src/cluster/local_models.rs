@@ -169,10 +169,10 @@ fn stamp(metadata: &Metadata) -> Stamp {
 
 fn read(path: &str) -> LocalModel {
     let read = local_header::read(Path::new(path))
-        .map_err(|error| crate::error_chain(&error))
+        .map_err(|error| prima_crds::error_chain(&error))
         .and_then(|header| {
-            let profile =
-                model_profile(path, &header.gguf).map_err(|error| crate::error_chain(&error))?;
+            let profile = model_profile(path, &header.gguf)
+                .map_err(|error| prima_crds::error_chain(&error))?;
             Ok((profile, header.sha256))
         });
     match read {
@@ -251,8 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_a_copy_says_nothing_and_one_without_the_folder_says_which_value_is_missing()
-     {
+    fn a_missing_folder_names_the_value_and_a_missing_copy_nothing() {
         assert_eq!(missing("/srv/models/sub/a.gguf", true), None);
         assert_eq!(missing("/var/lib/prima-claims/models/a.gguf", true), None);
         assert_eq!(missing("/home/me/a.gguf", false), None);
@@ -302,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_model_is_told_with_its_problem_and_read_again_when_it_changed() {
+    fn a_file_that_is_no_model_is_told_with_its_problem() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.gguf");
         let paths = BTreeSet::from([path.display().to_string()]);

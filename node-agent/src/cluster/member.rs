@@ -12,19 +12,19 @@ use std::{fs, io};
 
 use kube::Client;
 use prima_crds::v1alpha1::ring_plan::{MemberStatus, RingPlan, RingPlanSpec};
+use prima_member_process::health;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use super::api;
 use super::figures::Figures;
-use super::member_process::{MemberProcess, ProcessError, Start};
+use super::member_process::{ProcessError, Running, Start};
 use super::member_status::{self, Observed, Share, Writer};
 use super::memory::Children;
 use super::owner::{self, Allowance, OwnerError};
 use super::pauses::Pauses;
 use super::plan_checks::{self, PlanRefused};
 use super::plan_watch::PlanKey;
-use super::rank0;
 use super::weights::{Held, Weights, WeightsError};
 
 /// What all members on this machine have in common.
@@ -140,7 +140,7 @@ struct Member {
     plan: PlanOnMachine,
     tell: watch::Sender<Option<MemberStatus>>,
     share: Option<Share>,
-    process: Option<MemberProcess>,
+    process: Option<Running>,
     /// Nobody removes the file meanwhile.
     held: Option<Held>,
     /// As it was read last.
@@ -167,7 +167,7 @@ impl Member {
             let observed = observed(&error, pause);
             tracing::warn!(
                 plan = %self.plan.key,
-                problem = crate::error_chain(&error),
+                problem = prima_crds::error_chain(&error),
                 again_in_seconds = pause.as_secs(),
                 "the member does not run"
             );
@@ -220,7 +220,7 @@ impl Member {
         };
         let process = self
             .process
-            .insert(MemberProcess::start(start, &machine.children)?);
+            .insert(Running::start(start, &machine.children)?);
         if self.starts > 0 {
             machine.figures.restarts.inc();
         }
@@ -244,7 +244,7 @@ impl Member {
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;
-                observe(&Observed::Joined(Some(rank0::health(http).await)));
+                observe(&Observed::Joined(Some(health(http).await)));
             }
         };
         tokio::select! {
@@ -280,7 +280,7 @@ impl Member {
 /// What a failed attempt is to the outside. A refusal has planners leave this machine out for a while, so it must be the
 /// machine's or the plan's fault, and not the moment's.
 fn observed(error: &MemberError, again_in: Duration) -> Observed {
-    let why = crate::error_chain(error);
+    let why = prima_crds::error_chain(error);
     let refused = match error {
         // The pod was made anew; the machine is as good as before.
         MemberError::Refused(PlanRefused::OtherAddress { .. }) => false,

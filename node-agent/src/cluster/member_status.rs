@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
 use kube::{Client, Resource as _};
-use prima_crds::v1alpha1::ring_plan::{MemberState, MemberStatus, RingPlan, Speed};
+use prima_crds::v1alpha1::ring_plan::{MemberState, MemberStatus, RingPlan};
+use prima_member_process::Health;
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
@@ -35,15 +36,6 @@ pub enum Observed {
     Started,
     /// Its process has joined the ring. On rank 0: what its HTTP endpoint says.
     Joined(Option<Health>),
-}
-
-/// What rank 0 says of the ring.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Health {
-    /// A token went round.
-    Ready(Option<Speed>),
-    /// Not yet, or not any more; in its words.
-    NotReady(String),
 }
 
 /// Of a member's part of the file, what is on the disk.
@@ -81,7 +73,7 @@ pub fn status(name: &str, observed: &Observed, share: Option<Share>) -> MemberSt
             "runs its layers for the ring".to_owned(),
             None,
         ),
-        Observed::Joined(Some(Health::NotReady(why))) => (
+        Observed::Joined(Some(Health::NotReady(why) | Health::NoAnswer(why))) => (
             MemberState::Loaded,
             format!("waits until a token went round the ring: {why}"),
             None,
@@ -267,6 +259,8 @@ fn field_manager(node: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use prima_crds::v1alpha1::ring_plan::Speed;
+
     use super::*;
 
     const SPEED: Speed = Speed {
@@ -320,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_told_in_all_states_and_speed_when_ready_and_no_message_is_too_long() {
+    fn bytes_are_told_always_and_speed_when_ready() {
         let share = Share {
             fetched_bytes: 3,
             total_bytes: 9,

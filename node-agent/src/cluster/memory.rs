@@ -71,7 +71,7 @@ pub async fn follow(profile: watch::Sender<NodeProfileStatus>, children: Childre
             }
             Err(error) => {
                 tracing::warn!(
-                    problem = crate::error_chain(&error),
+                    problem = prima_crds::error_chain(&error),
                     "cannot look at the memory"
                 );
             }

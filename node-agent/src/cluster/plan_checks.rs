@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn another_members_gpu_layers_do_not_matter_and_own_ones_take_a_build_for_gpus() {
+    fn own_gpu_layers_take_a_build_for_gpus() {
         let mut plan = three();
         plan.members[2].windows[0].gpu_layers = 1;
         assert!(check(&plan, "m1", OWN, false).is_ok());

@@ -77,7 +77,7 @@ pub async fn publish(
             }
             Err(error) => {
                 exists &= !matches!(error, PublishError::Gone { .. });
-                tracing::warn!(problem = crate::error_chain(&error), "trying again");
+                tracing::warn!(problem = prima_crds::error_chain(&error), "trying again");
                 sleep(pauses.next()).await;
                 continue;
             }
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_among_ten_with_two_local_models_takes_less_than_8_kib() {
+    fn a_profile_among_ten_machines_is_under_8_kib() {
         let mut status = status();
         let throughput = status.cpu.throughput[0].clone();
         status.cpu.throughput = vec![throughput; crate::profile::formats()];

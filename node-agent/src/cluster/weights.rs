@@ -4,7 +4,6 @@
 //! Decides which layers are fetched (the plan's, on rank 0 with the model's ends) and that a file of another version than the
 //! plan's is never used. Refuses to use the network where everything is on the disk.
 
-use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -220,7 +219,7 @@ impl Weights {
         let store = self.0.clone();
         let collecting = spawn_blocking(move || {
             let budget = store.budget()?.saturating_sub(more);
-            Ok::<_, WeightsError>(store.cache.collect(budget, &HashSet::new())?)
+            Ok::<_, WeightsError>(store.cache.collect(budget)?)
         });
         match collecting.await.map_err(WeightsError::Panicked) {
             Ok(Ok(collected)) if !collected.removed.is_empty() => tracing::info!(
@@ -230,7 +229,7 @@ impl Weights {
             ),
             Ok(Ok(_)) => {}
             Ok(Err(error)) | Err(error) => {
-                let problem = crate::error_chain(&error);
+                let problem = prima_crds::error_chain(&error);
                 tracing::warn!(problem, "cannot look after the cache of model files");
             }
         }
@@ -470,7 +469,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_of_people_must_be_there_and_be_the_one_that_was_planned() {
+    async fn a_local_file_must_be_the_one_that_was_planned() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.gguf");
         let name = path.display().to_string();

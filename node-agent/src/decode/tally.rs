@@ -10,8 +10,6 @@ use crate::ring::RoundCost;
 #[derive(Debug)]
 pub struct Tally {
     pub members: Vec<MemberStatus>,
-    /// Last known bytes of KV cache per member.
-    kv_bytes: Vec<u64>,
 }
 
 impl Tally {
@@ -29,7 +27,6 @@ impl Tally {
         });
         Self {
             members: members.collect(),
-            kv_bytes: vec![0; plan.members.len()],
         }
     }
 
@@ -44,36 +41,28 @@ impl Tally {
         let between = cost.elapsed.saturating_sub(Duration::from_nanos(spent));
         let hops = self.members.len();
         for timing in &cost.members {
-            let (Some(member), Some(kv_bytes)) = (
-                self.members.get_mut(timing.rank),
-                self.kv_bytes.get_mut(timing.rank),
-            ) else {
+            let Some(member) = self.members.get_mut(timing.rank as usize) else {
                 continue;
             };
             member.frames += 1;
-            member.compute_seconds += Duration::from_nanos(timing.compute_ns).as_secs_f64();
-            member.disk_seconds += Duration::from_nanos(timing.disk_ns).as_secs_f64();
+            member.timing.add(timing);
             if hops > 1 {
                 member.network_seconds += between.as_secs_f64() / hops as f64;
             }
-            member.read_bytes += timing.read_bytes;
-            member.resident_bytes = timing.resident_bytes;
-            member.streamed_bytes = timing.streamed_bytes;
-            member.memory_pressure = timing.memory_pressure_ppm as f64 / 1e6;
-            *kv_bytes = timing.kv_bytes;
         }
     }
 
     /// Bytes of KV cache on all members, as of their last frames.
     pub fn kv_bytes(&self) -> u64 {
-        self.kv_bytes
-            .iter()
-            .fold(0, |sum, bytes| sum.saturating_add(*bytes))
+        let held = self.members.iter().map(|member| member.timing.kv_bytes);
+        held.fold(0, u64::saturating_add)
     }
 
     /// No session is left anywhere.
     pub fn all_released(&mut self) {
-        self.kv_bytes.fill(0);
+        for member in &mut self.members {
+            member.timing.kv_bytes = 0;
+        }
     }
 }
 
@@ -105,14 +94,11 @@ mod tests {
             assert_eq!(
                 (
                     member.frames,
-                    member.compute_seconds,
                     member.network_seconds,
-                    member.disk_seconds
+                    member.timing.read_bytes
                 ),
-                (1, 2.0, 0.5, 0.5)
+                (1, 0.5, 4096)
             );
-            assert_eq!((member.read_bytes, member.resident_bytes), (4096, 3));
-            assert_eq!(member.memory_pressure, 0.04);
         }
         assert_eq!(tally.kv_bytes(), 128);
         tally.add(&RoundCost {

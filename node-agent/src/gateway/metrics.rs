@@ -20,6 +20,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::generation::{MemberStatus, Readiness, RingStatus};
+use crate::ring::{FIGURES, Kind};
 
 use super::Gateway;
 use super::openai_error::ApiError;
@@ -280,73 +281,49 @@ impl Collector for RingCollector {
             let gauge = ConstGauge::new(value);
             gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
         }
-        type Count = (&'static str, &'static str, fn(&MemberStatus) -> f64);
-        type Gauge = (&'static str, &'static str, fn(&MemberStatus) -> Option<f64>);
-        let counts: [Count; 5] = [
-            ("prima_member_frames", "Frames computed", |member| {
-                member.frames as f64
-            }),
-            ("prima_member_compute_seconds", "Time computing", |member| {
-                member.compute_seconds
-            }),
-            (
-                "prima_member_network_seconds",
-                "Time from the end of computing to the arrival at the successor",
-                |member| member.network_seconds,
-            ),
-            (
-                "prima_member_disk_seconds",
-                "Time of computing that was waiting for weights from disk",
-                |member| member.disk_seconds,
-            ),
-            (
-                "prima_member_read_bytes",
-                "Weights read from disk",
-                |member| member.read_bytes as f64,
-            ),
-        ];
-        for (name, help, count) in counts {
-            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-            for member in members {
-                let labels = MemberLabel {
-                    member: member.name.clone(),
+        let mut of_members =
+            |name: &str, help: &str, counts: bool, value: &dyn Fn(&MemberStatus) -> Option<f64>| {
+                let kind = match counts {
+                    true => MetricType::Counter,
+                    false => MetricType::Gauge,
                 };
-                ConstCounter::new(count(member)).encode(metric.encode_family(&labels)?)?;
-            }
-        }
-        let gauges: [Gauge; 4] = [
-            (
-                "prima_member_resident_weight_bytes",
-                "Weights that the member keeps in memory",
-                |member| Some(member.resident_bytes as f64),
-            ),
-            (
-                "prima_member_streamed_weight_bytes",
-                "Weights that the member reads from disk for every token",
-                |member| Some(member.streamed_bytes as f64),
-            ),
-            (
-                "prima_member_planned_read_bytes",
-                "Weights that the plan expects to be read for every token",
-                |member| member.planned_read_bytes.map(|bytes| bytes as f64),
-            ),
-            (
-                "prima_member_memory_pressure_ratio",
-                "Fall of the machine's available memory since the member started, as a share of all memory",
-                |member| Some(member.memory_pressure),
-            ),
-        ];
-        for (name, help, value) in gauges {
-            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for member in members {
-                let Some(value) = value(member) else {
-                    continue;
-                };
-                let labels = MemberLabel {
-                    member: member.name.clone(),
-                };
-                ConstGauge::new(value).encode(metric.encode_family(&labels)?)?;
-            }
+                let name = format!("prima_member_{name}");
+                let mut metric = encoder.encode_descriptor(&name, help, None, kind)?;
+                for member in members {
+                    let Some(value) = value(member) else {
+                        continue;
+                    };
+                    let labels = MemberLabel {
+                        member: member.name.clone(),
+                    };
+                    let metric = metric.encode_family(&labels)?;
+                    match counts {
+                        true => ConstCounter::new(value).encode(metric)?,
+                        false => ConstGauge::new(value).encode(metric)?,
+                    }
+                }
+                Ok::<_, fmt::Error>(())
+            };
+        of_members("frames", "Frames computed", true, &|member| {
+            Some(member.frames as f64)
+        })?;
+        of_members(
+            "network_seconds",
+            "Time from the end of computing to the arrival at the successor",
+            true,
+            &|member| Some(member.network_seconds),
+        )?;
+        of_members(
+            "planned_read_bytes",
+            "Weights that the plan expects to be read for every token",
+            false,
+            &|member| member.planned_read_bytes.map(|bytes| bytes as f64),
+        )?;
+        for figure in &FIGURES {
+            let counts = figure.kind == Kind::Sum;
+            of_members(figure.name, figure.help, counts, &|member| {
+                Some(figure.of(&member.timing))
+            })?;
         }
         Ok(())
     }

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_more_than_the_caches_but_never_most_of_the_memory() {
+    fn measured_weights_exceed_caches_and_leave_most_memory() {
         for (caches, available, expected) in [
             (0, u64::MAX, 128 << 20),
             (48 << 20, u64::MAX, 192 << 20),

@@ -41,11 +41,11 @@ pub fn measure(root: &Path, weights: &Weights) -> Vec<GpuProfile> {
                 "this agent was built without CUDA: build it with the feature `cuda`",
             );
         }
-        Err(error) => return seen(root, &crate::error_chain(&error)),
+        Err(error) => return seen(root, &prima_crds::error_chain(&error)),
     };
     let facts = match accelerator.facts() {
         Ok(facts) => facts,
-        Err(error) => return seen(root, &crate::error_chain(&error)),
+        Err(error) => return seen(root, &prima_crds::error_chain(&error)),
     };
     let name = facts.name.clone();
     let backend = match cfg!(feature = "metal") {
@@ -54,7 +54,7 @@ pub fn measure(root: &Path, weights: &Weights) -> Vec<GpuProfile> {
     };
     let (measured, unusable) = match figures(&accelerator, facts, weights) {
         Ok(measured) => (Some(measured), None),
-        Err(error) => (None, Some(crate::error_chain(&error))),
+        Err(error) => (None, Some(prima_crds::error_chain(&error))),
     };
     let mut others = seen(root, "the engine uses one GPU, the first");
     if let Some(same) = others.iter().position(|gpu| gpu.name == name) {
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn every_gpu_is_listed_once_with_the_reason_why_it_cannot_be_used() {
+    fn every_gpu_is_listed_once_with_why_it_is_unusable() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
         let seen = |root| seen(root, "built without `cuda`");

@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use super::frame::{
-    Activation, Frame, HopTiming, Input, MAX_FRAME_ROWS, News, Operation, Reset, SessionId,
-};
+use super::frame::{Activation, Frame, Input, MAX_FRAME_ROWS, News, Operation, Reset, SessionId};
 use super::hop::Homecoming;
+use super::hop_timing::HopTiming;
 use super::transport::Inbound;
 
 /// Sessions on the ring, by id, and the ring's answers.

@@ -1,13 +1,16 @@
 //! The ring's domain types: what goes round, what it cost, why it may be refused. They know no protobuf (`wire`
-//! converts) and no sockets (`transport` carries).
+//! converts) but for a hop's figures (`hop_timing`), and no sockets (`transport` carries).
 
 use bytes::Bytes;
+use prima_crds::v1alpha1::ring_plan::CHUNK_POSITIONS;
+
+use super::hop_timing::HopTiming;
 
 /// Counts up over the life of a ring; 0 belongs to no session.
 pub type SessionId = u64;
 
-/// Rows that one frame may carry at most: long prompts go round in chunks of this size, several in flight.
-pub const MAX_FRAME_ROWS: usize = 128;
+/// Rows that one frame may carry at most.
+pub const MAX_FRAME_ROWS: usize = CHUNK_POSITIONS;
 
 /// One operation on one session, on its way through one round.
 #[derive(Clone, Debug)]
@@ -66,23 +69,6 @@ pub enum Reset {
     Lost { rank: usize, cause: String },
 }
 
-/// What one member spent on a frame, on its own monotonic clock.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HopTiming {
-    pub rank: usize,
-    pub compute_ns: u64,
-    pub wait_ns: u64,
-    pub disk_ns: u64,
-    /// Weights read from disk.
-    pub read_bytes: u64,
-    /// Gauges, not sums: KV cache of all sessions on that member, weights that it keeps in memory and that it streams, and what
-    /// less memory is available there than when it started, in millionths of all.
-    pub kv_bytes: u64,
-    pub resident_bytes: u64,
-    pub streamed_bytes: u64,
-    pub memory_pressure_ppm: u64,
-}
-
 /// Why a frame was not computed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("frame field {field}: expected {expected}, found {found}")]
@@ -126,16 +112,7 @@ impl Frame {
             .iter_mut()
             .find(|timing| timing.rank == spent.rank)
         {
-            Some(timing) => {
-                timing.compute_ns += spent.compute_ns;
-                timing.wait_ns += spent.wait_ns;
-                timing.disk_ns += spent.disk_ns;
-                timing.read_bytes += spent.read_bytes;
-                timing.kv_bytes = spent.kv_bytes;
-                timing.resident_bytes = spent.resident_bytes;
-                timing.streamed_bytes = spent.streamed_bytes;
-                timing.memory_pressure_ppm = spent.memory_pressure_ppm;
-            }
+            Some(timing) => timing.add(&spent),
             None => self.timings.push(spent),
         }
     }

@@ -19,9 +19,9 @@ use tonic::Status;
 use crate::memory_watch::Pressure;
 
 use super::frame::{
-    Activation, Frame, HopEvent, HopTiming, Input, MAX_FRAME_ROWS, News, Operation, Reset,
-    SessionId,
+    Activation, Frame, HopEvent, Input, MAX_FRAME_ROWS, News, Operation, Reset, SessionId,
 };
+use super::hop_timing::HopTiming;
 use super::schedule::Schedule;
 use super::session::SessionTable;
 use super::transport::Inbound;
@@ -309,7 +309,7 @@ impl Hop {
         let products = match products {
             Ok(products) => products,
             Err(error) => {
-                let cause = crate::error_chain(&error);
+                let cause = prima_crds::error_chain(&error);
                 tracing::error!(round, cause, "computing a batch failed");
                 for (frame, ..) in frames {
                     self.tell(News::Failed {
@@ -341,7 +341,7 @@ impl Hop {
                 "computed"
             );
             frame.add_timing(HopTiming {
-                rank: self.schedule.rank,
+                rank: self.schedule.rank as u32,
                 compute_ns: nanoseconds(compute),
                 wait_ns: nanoseconds(arrived.elapsed().saturating_sub(compute)),
                 disk_ns: nanoseconds(waited.mul_f64(share)),

@@ -17,7 +17,7 @@ use super::schedule::Schedule;
 use super::session::SessionTable;
 use super::transport::{self, LinkOptions, TransportError};
 use super::wire::FrameLimits;
-use super::worker::{Reading, Worker, WorkerError};
+use super::worker::{Worker, WorkerError};
 use crate::memory_watch::{MemoryLimits, MemoryWatch};
 
 /// One member of a ring, running on a thread of its own until it is dropped.
@@ -43,7 +43,8 @@ pub struct MemberOptions {
     /// Where the predecessor connects. A ring of one does not use it.
     pub listener: TcpListener,
     pub memory: MemoryLimits,
-    pub reading: Reading,
+    /// Weights that do not fit into memory are read ahead of their use; else all are left to the page cache.
+    pub streaming: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -75,7 +76,7 @@ impl Member {
             threads,
             listener,
             memory,
-            reading,
+            streaming,
         } = options;
         let schedule = Schedule::new(&plan, rank).ok_or(MemberError::Rank { rank })?;
         let limits = FrameLimits::new(&plan, &schedule, model.config().hidden);
@@ -87,7 +88,7 @@ impl Member {
         let compute =
             Arc::new(Compute::new(threads).map_err(|error| MemberError::Threads(Box::new(error)))?);
         let worker =
-            Worker::new(model, compute, &plan, &schedule, reading).map_err(MemberError::Open)?;
+            Worker::new(model, compute, &plan, &schedule, streaming).map_err(MemberError::Open)?;
         let watch =
             MemoryWatch::start(worker.residency().clone(), memory).map_err(MemberError::Thread)?;
 

@@ -7,9 +7,9 @@
 mod client;
 mod frame;
 mod hop;
+mod hop_timing;
 mod link;
 mod member;
-mod next_window;
 mod schedule;
 mod session;
 #[cfg(test)]
@@ -19,10 +19,11 @@ mod wire;
 mod worker;
 
 pub use client::{RingClient, RingError, RingEvent, RoundCost};
-pub use frame::{HopTiming, MAX_FRAME_ROWS, SessionId};
+pub use frame::{MAX_FRAME_ROWS, SessionId};
 pub use hop::HopError;
+pub use hop_timing::{FIGURES, Figure, HopTiming, Kind};
 pub use link::{EchoServer, LinkError, LinkMeasurement, MAX_PAYLOAD_BYTES, measure_link};
 pub use member::{Member, MemberError, MemberOptions};
 pub use transport::{GENERATION_KEY, RANK_KEY, TransportError};
 pub use wire::proto;
-pub use worker::{Reading, WorkerError};
+pub use worker::WorkerError;

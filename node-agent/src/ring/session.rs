@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fork_continues_where_its_parent_stood_and_both_go_their_ways() {
+    fn a_fork_continues_where_its_parent_stood() {
         let mut table = Fixture::new();
         table.admit(1, 1, 0, Operation::Create).unwrap();
         table.admit(1, 2, 0, rows(0, 5)).unwrap();

@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_the_predecessor_of_the_same_plan_is_let_in_and_only_once() {
+    async fn only_the_plans_predecessor_is_let_in_once() {
         let (address, mut received) = member().await;
         let stale = LinkOptions {
             generation: 6,
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_without_metadata_and_bytes_that_are_no_http_leave_the_place_free() {
+    async fn strangers_leave_the_predecessors_place_free() {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
         let (address, mut received) = member().await;

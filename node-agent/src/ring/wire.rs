@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use prima_crds::v1alpha1::ring_plan::{ActivationDtype, RingPlanSpec};
 
 use super::frame::{
-    Activation, Frame, HopEvent, HopTiming, Input, MAX_FRAME_ROWS, News, Operation, Refusal, Reset,
+    Activation, Frame, HopEvent, Input, MAX_FRAME_ROWS, News, Operation, Refusal, Reset,
 };
 use super::schedule::Schedule;
 
@@ -60,7 +60,7 @@ impl FrameLimits {
 
     /// The largest message that a valid frame makes, in bytes: what the transport may buffer.
     pub fn max_message_bytes(&self) -> usize {
-        MAX_FRAME_ROWS * self.hidden * bytes_per_number(self.dtype)
+        MAX_FRAME_ROWS * self.hidden * self.dtype.bytes()
             + self.members * TIMING_BYTES
             + FRAME_OVERHEAD
     }
@@ -122,7 +122,7 @@ pub fn frame_from_proto(frame: proto::Frame, limits: &FrameLimits) -> Result<Fra
         sequence,
         round,
         traceparent,
-        timings: timings.into_iter().map(timing_from_proto).collect(),
+        timings,
         operation,
     })
 }
@@ -167,7 +167,7 @@ pub fn frame_to_proto(frame: Frame, limits: &FrameLimits) -> Option<proto::Frame
         sequence: frame.sequence,
         round: frame.round as u32,
         traceparent: frame.traceparent,
-        timings: frame.timings.into_iter().map(timing_to_proto).collect(),
+        timings: frame.timings,
         operation: Some(operation),
     })
 }
@@ -266,7 +266,7 @@ pub fn append_numbers(dtype: ActivationDtype, payload: &[u8], out: &mut Vec<f32>
 
 /// A payload of these numbers, rounded to the dtype.
 pub fn payload(dtype: ActivationDtype, numbers: &[f32]) -> Bytes {
-    let mut bytes = vec![0; numbers.len() * bytes_per_number(dtype)];
+    let mut bytes = vec![0; numbers.len() * dtype.bytes()];
     match dtype {
         ActivationDtype::F32 => {
             for (to, number) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(numbers) {
@@ -285,13 +285,6 @@ pub fn payload(dtype: ActivationDtype, numbers: &[f32]) -> Bytes {
         }
     }
     bytes.into()
-}
-
-pub fn bytes_per_number(dtype: ActivationDtype) -> usize {
-    match dtype {
-        ActivationDtype::F32 => 4,
-        ActivationDtype::BF16 | ActivationDtype::F16 => 2,
-    }
 }
 
 fn activation_from_proto(
@@ -342,7 +335,7 @@ fn activation_from_proto(
     } else {
         rows
     };
-    let bytes = carried * limits.hidden * bytes_per_number(limits.dtype);
+    let bytes = carried * limits.hidden * limits.dtype.bytes();
     if payload.len() != bytes {
         let expected = format!(
             "{bytes} bytes ({carried} rows of {} numbers)",
@@ -365,45 +358,6 @@ fn reset_from_proto(reset: proto::Reset) -> Reset {
             cause: cut(reset.cause),
         },
         nonce => Reset::Probe { nonce },
-    }
-}
-
-fn timing_from_proto(timing: proto::HopTiming) -> HopTiming {
-    let proto::HopTiming {
-        rank,
-        compute_ns,
-        wait_ns,
-        disk_ns,
-        kv_bytes,
-        read_bytes,
-        resident_bytes,
-        streamed_bytes,
-        memory_pressure_ppm,
-    } = timing;
-    HopTiming {
-        rank: rank as usize,
-        compute_ns,
-        wait_ns,
-        disk_ns,
-        read_bytes,
-        kv_bytes,
-        resident_bytes,
-        streamed_bytes,
-        memory_pressure_ppm,
-    }
-}
-
-fn timing_to_proto(timing: HopTiming) -> proto::HopTiming {
-    proto::HopTiming {
-        rank: timing.rank as u32,
-        compute_ns: timing.compute_ns,
-        wait_ns: timing.wait_ns,
-        disk_ns: timing.disk_ns,
-        kv_bytes: timing.kv_bytes,
-        read_bytes: timing.read_bytes,
-        resident_bytes: timing.resident_bytes,
-        streamed_bytes: timing.streamed_bytes,
-        memory_pressure_ppm: timing.memory_pressure_ppm,
     }
 }
 
@@ -593,45 +547,18 @@ mod tests {
         ] {
             let mut frame = frame_from_proto(valid(), &limits).unwrap();
             frame.operation = operation;
-            frame.add_timing(HopTiming {
-                rank: 1,
-                compute_ns: 5,
-                wait_ns: 6,
-                disk_ns: 7,
-                read_bytes: 20,
-                kv_bytes: 8,
-                resident_bytes: 1,
-                streamed_bytes: 2,
-                memory_pressure_ppm: 5,
-            });
-            frame.add_timing(HopTiming {
-                rank: 1,
-                compute_ns: 5,
-                wait_ns: 6,
-                disk_ns: 7,
-                read_bytes: 22,
-                kv_bytes: 9,
-                resident_bytes: 3,
-                streamed_bytes: 4,
-                memory_pressure_ppm: 6,
-            });
+            let spent = |rank, compute_ns| proto::HopTiming {
+                rank,
+                compute_ns,
+                ..proto::HopTiming::default()
+            };
+            frame.add_timing(spent(1, 5));
+            frame.add_timing(spent(2, 3));
+            frame.add_timing(spent(1, 6));
             let sent = frame_to_proto(frame.clone(), &limits).unwrap();
             let back = frame_from_proto(sent, &limits).unwrap();
             assert_eq!(format!("{frame:?}"), format!("{back:?}"));
-            assert_eq!(
-                back.timings,
-                [HopTiming {
-                    rank: 1,
-                    compute_ns: 10,
-                    wait_ns: 12,
-                    disk_ns: 14,
-                    read_bytes: 42,
-                    kv_bytes: 9,
-                    resident_bytes: 3,
-                    streamed_bytes: 4,
-                    memory_pressure_ppm: 6,
-                }]
-            );
+            assert_eq!(back.timings, [spent(1, 11), spent(2, 3)]);
         }
         for news in [
             News::Refused {

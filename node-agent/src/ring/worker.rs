@@ -10,12 +10,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use prima_crds::v1alpha1::ring_plan::{ActivationDtype, RingMember, RingPlanSpec};
 use prima_engine::{
-    Accelerator, Ahead, BatchEntry, Compute, Embedding, EngineError, KvCache, LayerDevices,
-    LayerWindow, Model, OutputHead, Part, Residency, Rhythm,
+    Accelerator, BatchEntry, Compute, Embedding, EngineError, KvCache, LayerDevices, LayerWindow,
+    Model, OutputHead, Part, Residency, Rhythm,
 };
 
 use super::frame::{Input, SessionId};
-use super::next_window::NextWindow;
 use super::schedule::Schedule;
 use super::wire;
 
@@ -30,8 +29,6 @@ pub struct Worker {
     ends: Option<Ends>,
     /// Rows of the batch at hand; kept for its capacity.
     rows: Vec<f32>,
-    /// Only with [`Reading::PageCacheAhead`].
-    next_window: Option<NextWindow>,
 }
 
 /// Consecutive positions of one session.
@@ -60,8 +57,6 @@ pub enum WorkerError {
         #[source]
         source: Box<EngineError>,
     },
-    #[error("cannot start the thread that reads ahead")]
-    Thread(#[source] std::io::Error),
     #[error("cannot compute round {round}")]
     Compute {
         round: usize,
@@ -70,21 +65,6 @@ pub enum WorkerError {
     },
     #[error("session {session} has no KV cache in round {round}")]
     NoCache { session: SessionId, round: usize },
-}
-
-/// How weights that do not fit into memory are read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Reading {
-    /// As many as fit stay, the others are read ahead of their use.
-    #[default]
-    Ahead,
-    /// As many as fit stay, of the others at most 4 MiB are read ahead. To compare with.
-    OnePieceAhead,
-    /// All are left to the page cache.
-    PageCache,
-    /// All are left to the page cache, which is asked for a member's next window when one is computed, as prima.cpp does. To
-    /// compare with.
-    PageCacheAhead,
 }
 
 /// One round: the window, unless it is empty, and its KV caches.
@@ -100,14 +80,14 @@ struct Ends {
 }
 
 impl Worker {
-    /// Opens this member's windows; on rank 0 embedding and output head too. `plan` must fit the model. `reading`: what
-    /// becomes of weights that do not fit.
+    /// Opens this member's windows; on rank 0 embedding and output head too. `plan` must fit the model. `streaming`:
+    /// weights that do not fit into memory are read ahead of their use; else all are left to the page cache.
     pub fn new(
         model: Model,
         compute: Arc<Compute>,
         plan: &RingPlanSpec,
         schedule: &Schedule,
-        reading: Reading,
+        streaming: bool,
     ) -> Result<Self, WorkerError> {
         let open = |what: String| {
             move |source| WorkerError::Open {
@@ -115,16 +95,13 @@ impl Worker {
                 source: Box::new(source),
             }
         };
-        let residency = match reading {
-            Reading::PageCache | Reading::PageCacheAhead => Residency::mapped(),
-            Reading::Ahead | Reading::OnePieceAhead => {
+        let residency = match streaming {
+            false => Residency::mapped(),
+            true => {
                 let rhythm = Rhythm {
                     rounds: schedule.rounds,
                     shared: schedule.members > 1,
-                    ahead: match reading {
-                        Reading::OnePieceAhead => Ahead::OnePiece,
-                        _ => Ahead::Share(planned_share(&plan.members[schedule.rank])),
-                    },
+                    ahead: planned_share(&plan.members[schedule.rank]),
                 };
                 Residency::new(&model, &parts(schedule), rhythm).map_err(open("weights".into()))?
             }
@@ -170,12 +147,6 @@ impl Worker {
             stages,
             ends,
             rows: Vec::new(),
-            next_window: match reading {
-                Reading::PageCacheAhead => {
-                    Some(NextWindow::start(&model, schedule).map_err(WorkerError::Thread)?)
-                }
-                _ => None,
-            },
             model,
         })
     }
@@ -332,9 +303,6 @@ impl Worker {
                 caches.insert(work.session, cache);
             }
             result?;
-            if let Some(next_window) = &self.next_window {
-                next_window.after(round);
-            }
         }
         let mut products = Vec::with_capacity(batch.len());
         let mut rest = self.rows.as_slice();

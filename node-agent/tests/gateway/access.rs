@@ -54,7 +54,7 @@ async fn keys_open_the_api_and_nothing_else_needs_one() {
 }
 
 #[tokio::test]
-async fn a_key_of_which_only_the_digest_is_known_opens_beside_the_others() {
+async fn a_key_known_by_its_digest_opens_too() {
     let digested = GatewayOptions {
         // Of "abc".
         api_key_sha256: vec![

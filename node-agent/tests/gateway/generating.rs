@@ -69,7 +69,7 @@ async fn a_chat_is_rendered_asked_and_answered() {
 }
 
 #[tokio::test]
-async fn without_a_limit_a_chat_goes_to_the_end_of_the_context_and_a_completion_16_tokens() {
+async fn without_a_limit_a_chat_fills_the_context() {
     let mut server = Server::start().await;
     let chat = json!({"messages": [{"role": "user", "content": "a"}]});
     for (route, body, expected) in [

@@ -10,6 +10,7 @@ use prima_node_agent::generation::{
     FinishReason, GenerationError, GenerationEvent, GenerationRequest, Generator, MemberStatus,
     Readiness, RingStatus, SubmitError, TokenLogprob, Usage,
 };
+use prima_node_agent::ring::HopTiming;
 use prima_text::{ChatTemplate, Tokenizer};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -219,13 +220,18 @@ pub fn ring(readiness: Readiness) -> RingStatus {
         address: "127.0.0.1:7000".into(),
         windows,
         frames: 12,
-        compute_seconds: seconds,
         network_seconds: seconds / 2.0,
-        disk_seconds: 0.5,
-        read_bytes: 1 << 20,
-        resident_bytes: 3 << 20,
-        streamed_bytes: 1 << 18,
-        memory_pressure: 0.25,
+        timing: HopTiming {
+            rank: 0,
+            compute_ns: (seconds * 1e9) as u64,
+            wait_ns: 250_000_000,
+            disk_ns: 500_000_000,
+            read_bytes: 1 << 20,
+            kv_bytes: 2048,
+            resident_bytes: 3 << 20,
+            streamed_bytes: 1 << 18,
+            memory_pressure_ppm: 250_000,
+        },
         planned_read_bytes: Some(1 << 17),
     };
     RingStatus {

@@ -72,7 +72,7 @@ async fn a_chat_arrives_chunk_by_chunk() {
 }
 
 #[tokio::test]
-async fn completions_stream_choices_side_by_side_without_usage_unless_asked() {
+async fn completions_stream_choices_and_usage_if_asked() {
     let mut server = Server::start().await;
     let body = json!({"prompt": "a", "n": 2, "stream": true, "logprobs": 0});
     let (mut reply, accepted) = tokio::join!(

@@ -22,7 +22,7 @@ use crate::support::MadeUpModel;
 const DEADLINE: Duration = Duration::from_secs(3);
 
 #[tokio::test]
-async fn a_token_that_gets_lost_ends_its_request_and_the_ring_goes_on() {
+async fn a_lost_token_ends_its_request_and_the_ring_goes_on() {
     let file = ModelFile::made_up();
     let (served, link) = LossyLink::between_two_members(&file);
     served.ready().await;
@@ -41,7 +41,7 @@ async fn a_token_that_gets_lost_ends_its_request_and_the_ring_goes_on() {
 }
 
 #[tokio::test]
-async fn a_release_that_gets_lost_frees_its_session_after_the_deadline() {
+async fn a_lost_release_frees_its_session_after_the_deadline() {
     let file = ModelFile::made_up();
     let (served, link) = LossyLink::between_two_members(&file);
     served.ready().await;
@@ -64,7 +64,7 @@ async fn a_release_that_gets_lost_frees_its_session_after_the_deadline() {
 }
 
 #[tokio::test]
-async fn a_member_with_another_model_fails_the_warm_up_and_nothing_is_taken() {
+async fn a_member_with_another_model_fails_the_warm_up() {
     let file = ModelFile::made_up();
     let folder = tempfile::tempdir().unwrap();
     let wider = MadeUpModel {

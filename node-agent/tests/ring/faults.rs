@@ -17,7 +17,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::harness::{GENERATION, ModelFile, Ring, bits, in_time, member, plan, tokens, until};
 
 #[tokio::test]
-async fn a_lost_member_is_named_its_sessions_end_everywhere_and_it_may_come_back() {
+async fn sessions_of_a_lost_member_end_everywhere() {
     let file = ModelFile::made_up();
     let text = tokens(30);
     let expected = file.logits(&text).pop().unwrap();
@@ -278,7 +278,7 @@ fn rows(count: u32, first_position: u64) -> proto::Activation {
 }
 
 #[tokio::test]
-async fn frames_that_break_a_rule_are_refused_by_field_and_never_computed() {
+async fn frames_that_break_a_rule_are_never_computed() {
     let file = ModelFile::made_up();
     let mut between = Between::start(&file).await;
     let frame = |operation| Frame {
@@ -400,7 +400,7 @@ async fn frames_that_break_a_rule_are_refused_by_field_and_never_computed() {
 }
 
 #[tokio::test]
-async fn an_oversized_message_ends_the_stream_with_its_sessions_and_a_new_stream_is_welcome() {
+async fn an_oversized_message_ends_only_its_stream() {
     let file = ModelFile::made_up();
     let mut between = Between::start(&file).await;
     between

@@ -5,14 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use prima_crds::v1alpha1::ring_plan::{
-    ActivationDtype, PlannedModel, PlannedWindow, RingMember, RingPlanSpec,
-};
+use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingPlanSpec};
 use prima_engine::Model;
 use prima_gguf::writer::GgufWriter;
 use prima_gguf::{Array, Value};
 use prima_node_agent::memory_watch::MemoryLimits;
-use prima_node_agent::ring::{Member, MemberOptions, Reading, RingClient};
+use prima_node_agent::ring::{Member, MemberOptions, RingClient};
 use tempfile::TempDir;
 
 use crate::support::{MadeUpModel, Random, Runner};
@@ -80,54 +78,26 @@ pub struct Planned {
 
 /// `ends`: where each window ends, in the order in which a token meets them (round by round, member by member).
 pub fn plan(file: &Path, layers: usize, members: usize, ends: &[usize]) -> Planned {
-    let rounds = ends.len() / members;
-    let window = |index: usize| PlannedWindow {
-        first: if index == 0 {
-            0
-        } else {
-            ends[index - 1] as i32
-        },
-        last: ends[index] as i32,
-        gpu_layers: 0,
-    };
     let listeners: Vec<_> = (0..members)
         .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
         .collect();
-    let members = listeners
+    let addresses: Vec<_> = listeners
         .iter()
-        .enumerate()
-        .map(|(rank, listener)| RingMember {
-            name: format!("m{rank}"),
-            address: listener.local_addr().unwrap().to_string(),
-            windows: (0..rounds)
-                .map(|round| window(round * members + rank))
-                .collect(),
-            members_on_machine: members as i32,
-            read_bytes_per_token: None,
-            read_ahead_bytes: None,
-            memory_bytes: None,
-            gpu_memory_bytes: None,
-            why: None,
-        })
+        .map(|listener| listener.local_addr().unwrap().to_string())
         .collect();
+    let ends: Vec<i32> = ends.iter().map(|&end| end as i32).collect();
+    let model = PlannedModel {
+        name: "made-up".into(),
+        file: file.display().to_string(),
+        size_bytes: file.metadata().unwrap().len() as i64,
+        layers: layers as i32,
+        source: None,
+        version: None,
+    };
     let plan = RingPlanSpec {
         generation: GENERATION,
-        model: PlannedModel {
-            name: "made-up".into(),
-            file: file.display().to_string(),
-            size_bytes: file.metadata().unwrap().len() as i64,
-            layers: layers as i32,
-            source: None,
-            version: None,
-        },
-        context_length: CONTEXT as i32,
         max_concurrent_requests: 4,
-        activation_dtype: ActivationDtype::F32,
-        rounds: rounds as i32,
-        members,
-        predicted: None,
-        http_port: None,
-        api_key_sha256: Vec::new(),
+        ..RingPlanSpec::cut(model, CONTEXT as i32, &addresses, &ends)
     };
     plan.validate().unwrap();
     Planned { plan, listeners }
@@ -170,7 +140,7 @@ pub fn member(
         threads: 1,
         listener,
         memory: MemoryLimits::default(),
-        reading: Reading::PageCache,
+        streaming: false,
     })
     .unwrap()
 }

@@ -56,7 +56,7 @@ async fn any_split_gives_the_logits_of_one_process_to_the_bit() {
 }
 
 #[tokio::test]
-async fn sessions_in_flight_at_once_are_batched_without_touching_one_another() {
+async fn batched_sessions_do_not_touch_one_another() {
     let file = ModelFile::made_up();
     let (_ring, mut client) = Ring::start(
         &file.model,

@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn the_space_before_a_text_is_kept_only_in_what_continues_another() {
+    fn only_a_continuation_keeps_the_space_before_it() {
         let tokenizer = read(sentencepiece()).unwrap();
         assert_eq!(tokenizer.encode("ab", true, false).unwrap(), [1, 10]);
         assert_eq!(tokenizer.decode(&[1, 10, 8]), "ab a");

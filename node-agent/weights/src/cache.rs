@@ -3,7 +3,7 @@
 //! Decides: that the least recently used goes first, with whatever broken downloads left behind. Refuses: to remove what any process
 //! on this machine has open as a [`LocalFile`], and to touch files whose names are not the cache's.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata, TryLockError};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -144,16 +144,12 @@ impl Cache {
         Ok(entries)
     }
 
-    /// Removes files, least recently used first, until the cache takes at most `budget_bytes` of the disk; none of `in_use`, and
-    /// none that any process has open.
+    /// Removes files, least recently used first, until the cache takes at most `budget_bytes` of the disk; none that any process has
+    /// open.
     ///
     /// # Errors
     /// [`CacheError::Io`] when a file cannot be looked at or removed.
-    pub fn collect(
-        &self,
-        budget_bytes: u64,
-        in_use: &HashSet<PathBuf>,
-    ) -> Result<Collected, CacheError> {
+    pub fn collect(&self, budget_bytes: u64) -> Result<Collected, CacheError> {
         let entries = self.entries()?;
         let mut collected = Collected {
             remaining_bytes: entries.iter().map(|entry| entry.allocated_bytes).sum(),
@@ -163,9 +159,7 @@ impl Cache {
             if collected.remaining_bytes <= budget_bytes {
                 break;
             }
-            if in_use.contains(&entry.path)
-                || !remove_unless_open(&entry.path).map_err(failed(&entry.path, "remove"))?
-            {
+            if !remove_unless_open(&entry.path).map_err(failed(&entry.path, "remove"))? {
                 continue;
             }
             collected.remaining_bytes -= entry.allocated_bytes;

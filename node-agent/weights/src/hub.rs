@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_counts_more_than_a_revision_and_local_files_are_not_fetched() {
+    fn a_commit_counts_more_than_a_revision() {
         let hub = Hub::new(PUBLIC_HUB, Some("")).unwrap();
         let fetched = source(serde_json::json!({"huggingFace": {"repo": "a/b", "file": "c.gguf"}}));
         for (commit, expected) in [(None, "main"), (Some("0123"), "0123")] {

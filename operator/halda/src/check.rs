@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfile};
-use prima_crds::v1alpha1::node_profile::NodeProfile;
+use prima_crds::v1alpha1::node_profile::{GpuMeasurements, NodeProfile};
 
 use crate::plan::{MemberReport, Plan, PlannedMember};
 
@@ -176,16 +176,16 @@ fn machine(
     let all: i64 = spec.layer_weights.iter().map(|one| one.bytes).sum();
     let layer = all / i64::from(spec.layers);
     let kv = spec.kv_bytes_per_position_and_layer * kv_positions as i64;
-    let gpu = status.gpus.iter().find_map(|gpu| gpu.measured.as_ref());
-    let own_memory = gpu.filter(|gpu| !gpu.unified_memory);
-    if let Some(gpu) = own_memory
-        && on_gpu * (layer + kv) > gpu.available_bytes
+    let gpu = status.gpu_for(spec).map(|(_, measured)| measured);
+    let own_memory = gpu.and_then(GpuMeasurements::own_available_bytes);
+    if let Some(limit) = own_memory
+        && on_gpu * (layer + kv) > limit
     {
         findings.push(Finding::Memory {
             member: member.name.clone(),
             what: "GPU memory for layers and KV cache",
             found: on_gpu * (layer + kv),
-            limit: gpu.available_bytes,
+            limit,
         });
     }
     if gpu.is_none() && on_gpu > 0 {

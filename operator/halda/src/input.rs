@@ -7,6 +7,7 @@ use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfile};
 use prima_crds::v1alpha1::node_profile::{
     DEFAULT_RESERVE_PERCENT, GpuBackend, GpuMeasurements, LinkProfile, NodeProfile, Os, Throughput,
 };
+use prima_crds::v1alpha1::ring_plan::{ActivationDtype, CHUNK_POSITIONS};
 
 /// All that a plan depends on.
 #[derive(Clone, Debug)]
@@ -37,8 +38,8 @@ pub struct Model {
     pub head_bytes: f64,
     /// Activations and the process itself.
     pub buffer_bytes: f64,
-    /// One position's activation, in F32.
-    pub hidden_state_bytes: f64,
+    /// One position's activation on the wire.
+    pub activation_bytes: f64,
 }
 
 /// What requests look like.
@@ -148,6 +149,8 @@ pub struct Options {
     pub use_all: bool,
     pub rank0: Option<String>,
     pub rounds: Option<usize>,
+    /// Of numbers on the wire.
+    pub activation_dtype: ActivationDtype,
 }
 
 impl Default for Options {
@@ -161,6 +164,7 @@ impl Default for Options {
             use_all: false,
             rank0: None,
             rounds: None,
+            activation_dtype: ActivationDtype::default(),
         }
     }
 }
@@ -191,14 +195,14 @@ pub enum InputError {
     },
 }
 
-/// Positions of a prompt that the ring computes together.
-const CHUNK_TOKENS: usize = 128;
 /// A process with its vocabulary, its threads and its network buffers (measured: 19 MB of anonymous memory with SmolLM2).
 const PROCESS_BYTES: f64 = 24.0 * 1024.0 * 1024.0;
 /// Rows of activations that are held at once, and how many numbers each has in units of the hidden size: the widest buffers
 /// are the two of the feed-forward part, about four times as wide in most models, beside queries, keys, values and output.
-const BUFFER_ROWS: f64 = 128.0;
+const BUFFER_ROWS: f64 = CHUNK_POSITIONS as f64;
 const BUFFER_WIDTHS: f64 = 16.0;
+/// Activations in memory are F32, whatever the wire carries.
+const F32_BYTES: f64 = 4.0;
 /// A disk slower than this is not leaned on (s_threshold in the paper).
 const SLOWEST_DISK: i64 = 50_000_000;
 /// An embedding row is read by chance; as many rows as a long text has different words stay in memory.
@@ -270,7 +274,9 @@ impl PlanningInput {
             .iter()
             .map(|node| device(model, node, options))
             .collect::<Result<Vec<_>, _>>()?;
-        let chunk_tokens = CHUNK_TOKENS.min(options.prompt_tokens);
+        let activation_bytes =
+            (options.activation_dtype.bytes() * model.spec.hidden_size as usize) as f64;
+        let chunk_tokens = CHUNK_POSITIONS.min(options.prompt_tokens);
         let hops = used
             .iter()
             .map(|from| {
@@ -280,7 +286,7 @@ impl PlanningInput {
                             decode_seconds: 0.0,
                             chunk_seconds: 0.0,
                         }),
-                        false => hop(model, from, &name_of(to), chunk_tokens),
+                        false => hop(from, &name_of(to), activation_bytes, chunk_tokens),
                     })
                     .collect()
             })
@@ -316,8 +322,8 @@ impl PlanningInput {
                 head_bytes: bytes(&spec.output_weights)
                     + EMBEDDING_SHARE * spec.embedding_bytes as f64,
                 buffer_bytes: PROCESS_BYTES
-                    + BUFFER_ROWS * BUFFER_WIDTHS * f64::from(spec.hidden_size) * 4.0,
-                hidden_state_bytes: 4.0 * f64::from(spec.hidden_size),
+                    + BUFFER_ROWS * BUFFER_WIDTHS * f64::from(spec.hidden_size) * F32_BYTES,
+                activation_bytes,
             },
             workload: Workload {
                 prompt_tokens: options.prompt_tokens,
@@ -366,17 +372,8 @@ fn device(
         memory.read_bytes_per_second,
     )?;
     let (head_seconds, _) = seconds(&name, &status.cpu.throughput, &spec.output_weights)?;
-    // A GPU without kernels for one of the model's formats is none for this model: the processor has them.
-    let runs = |measured: &GpuMeasurements| {
-        let mut formats = spec.layer_weights.iter().map(|weights| &weights.format);
-        formats.all(|format| measured.throughput.iter().any(|one| one.format == *format))
-    };
-    let measured = status.gpus.iter().find_map(|gpu| {
-        let measured = gpu.measured.as_ref().filter(|measured| runs(measured))?;
-        Some((gpu.backend, measured))
-    });
     let mut metal = None;
-    let gpu = match measured {
+    let gpu = match status.gpu_for(spec) {
         None => None,
         Some((backend, measured)) => {
             let GpuMeasurements {
@@ -391,7 +388,7 @@ fn device(
                 throughput,
                 layer_overhead_nanoseconds,
             } = measured;
-            let hidden_state = 4.0 * f64::from(spec.hidden_size);
+            let activation = F32_BYTES * f64::from(spec.hidden_size);
             if backend == GpuBackend::Metal {
                 metal = Some(*available_bytes as f64);
             }
@@ -402,12 +399,12 @@ fn device(
                     *kv_append_bytes_per_second,
                     *read_bytes_per_second,
                 )?,
-                memory_bytes: (!unified_memory).then_some(*available_bytes as f64),
+                memory_bytes: measured.own_available_bytes().map(|bytes| bytes as f64),
                 copy_seconds: match unified_memory {
                     true => 0.0,
                     false => {
-                        hidden_state / *to_gpu_bytes_per_second as f64
-                            + hidden_state / *from_gpu_bytes_per_second as f64
+                        activation / *to_gpu_bytes_per_second as f64
+                            + activation / *from_gpu_bytes_per_second as f64
                             + 2.0 * *copy_overhead_nanoseconds as f64 / 1e9
                     }
                 },
@@ -471,9 +468,9 @@ fn seconds(
 }
 
 fn hop(
-    model: &ModelProfile,
     from: &NodeProfile,
     to: &str,
+    activation_bytes: f64,
     chunk_tokens: usize,
 ) -> Result<Hop, InputError> {
     let links = from.status.iter().flat_map(|status| &status.links);
@@ -488,12 +485,11 @@ fn hop(
             from: from.metadata.name.clone().unwrap_or_default(),
             to: to.to_owned(),
         })?;
-    let hidden_state = 4.0 * f64::from(model.spec.hidden_size);
     let latency = *latency_nanoseconds as f64 / 1e9;
-    let per_state = hidden_state / *bytes_per_second as f64;
+    let per_position = activation_bytes / *bytes_per_second as f64;
     Ok(Hop {
-        decode_seconds: latency + per_state,
-        chunk_seconds: latency + per_state * chunk_tokens as f64,
+        decode_seconds: latency + per_position,
+        chunk_seconds: latency + per_position * chunk_tokens as f64,
     })
 }
 

@@ -466,7 +466,7 @@ fn what_if(input: &PlanningInput, found: &Found) -> Vec<WhatIf> {
 fn wire(input: &PlanningInput, hop: &Hop) -> Hop {
     const LATENCY: f64 = 0.2e-3;
     const BYTES_PER_SECOND: f64 = 117e6;
-    let payload = input.model.hidden_state_bytes / BYTES_PER_SECOND;
+    let payload = input.model.activation_bytes / BYTES_PER_SECOND;
     Hop {
         decode_seconds: hop.decode_seconds.min(LATENCY + payload),
         chunk_seconds: hop

@@ -54,7 +54,7 @@ fn input(devices: Vec<Device>) -> PlanningInput {
             layer_kv_bytes: 0.0,
             head_bytes: 0.0,
             buffer_bytes: 0.0,
-            hidden_state_bytes: 0.0,
+            activation_bytes: 0.0,
         },
         workload: Workload {
             prompt_tokens: 256,
@@ -241,7 +241,7 @@ fn a_gpu_computes_its_layers_and_copies_in_every_round() {
 }
 
 #[test]
-fn layers_of_a_gpu_without_memory_of_its_own_lie_in_the_machines() {
+fn layers_of_a_unified_gpu_lie_in_the_machines_memory() {
     let mut input = input(vec![device(0.010)]);
     input.model.layer_kv_bytes = 0.1 * GB;
     input.devices[0].gpu = Some(gpu(None));

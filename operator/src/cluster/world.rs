@@ -18,13 +18,12 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource, ResourceExt};
+use prima_crds::error_chain;
 use prima_crds::v1alpha1::node_profile::{NodeProfile, NodeProfileSpec};
 use prima_crds::v1alpha1::ring_plan::RingPlan;
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::{IntervalStream, ReceiverStream};
-
-use crate::error_chain::error_chain;
 
 /// What there is to react to.
 pub struct Changes {
@@ -605,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_is_gone_40_seconds_after_its_lease_last_changed_whatever_its_clock_says() {
+    fn an_agent_is_gone_40_s_after_its_lease_changed() {
         let start = Instant::now();
         let mut agents = Agents::new(start);
         let at = |seconds| start + Duration::from_secs(seconds);

@@ -176,10 +176,12 @@ fn with_machines(
             message: format!("waiting for {}", candidates.awaited.join("; ")),
         },
         None => case.first_ring(state),
-        Some(current) => match going_on(current, &world.model, &case.skeleton, &candidates) {
-            Ok(()) => case.faster_ring(current, state, now),
-            Err(broken) => case.ring_instead_of(current, &broken, state),
-        },
+        Some(current) => {
+            match going_on(current, &world.model, resolved, &case.skeleton, &candidates) {
+                Ok(()) => case.faster_ring(current, state, now),
+                Err(broken) => case.ring_instead_of(current, &broken, state),
+            }
+        }
     };
     Decision {
         out: out_of_ring(&kind, world, &candidates, state),
@@ -352,7 +354,7 @@ impl Case<'_> {
             spec,
             &self.world.plans,
             self.candidates,
-            layer_bytes(self.resolved),
+            &self.resolved.profile,
         )
     }
 }
@@ -363,30 +365,23 @@ pub(super) fn skeleton(model: &Model, resolved: &ResolvedModel, keys: Vec<String
     let local = source.local_path();
     let fetched = local.is_none().then(|| source.clone());
     let trained = resolved.profile.trained_context_length;
+    let planned = PlannedModel {
+        name: model.name_any(),
+        file: local.unwrap_or_else(|| source.file_name().to_owned()),
+        size_bytes: resolved.profile.size_bytes,
+        layers: resolved.profile.layers,
+        source: fetched,
+        version: Some(resolved.version.clone()),
+    };
+    let wishes = &model.spec;
+    let default_context = trained.min(DEFAULT_CONTEXT as i32);
+    let context_length = wishes.context_length.unwrap_or(default_context);
+    let concurrent = wishes.max_concurrent_requests;
     RingPlanSpec {
-        generation: 1,
-        model: PlannedModel {
-            name: model.name_any(),
-            file: local.unwrap_or_else(|| source.file_name().to_owned()),
-            size_bytes: resolved.profile.size_bytes,
-            layers: resolved.profile.layers,
-            source: fetched,
-            version: Some(resolved.version.clone()),
-        },
-        context_length: model
-            .spec
-            .context_length
-            .unwrap_or(trained.min(DEFAULT_CONTEXT as i32)),
-        max_concurrent_requests: model
-            .spec
-            .max_concurrent_requests
-            .unwrap_or(CONCURRENT_REQUESTS),
-        activation_dtype: model.spec.activation_dtype,
-        rounds: 1,
-        members: Vec::new(),
-        predicted: None,
-        http_port: None,
+        max_concurrent_requests: concurrent.unwrap_or(CONCURRENT_REQUESTS),
+        activation_dtype: wishes.activation_dtype,
         api_key_sha256: keys,
+        ..RingPlanSpec::new(planned, context_length, Vec::new())
     }
 }
 
@@ -397,13 +392,6 @@ fn same_file(plan: &RingPlan, model: &Model) -> bool {
         Some(path) => planned.source.is_none() && planned.file == path,
         None => planned.source.as_ref() == Some(source),
     }
-}
-
-/// Of weights, on average.
-fn layer_bytes(resolved: &ResolvedModel) -> i64 {
-    let weights = resolved.profile.layer_weights.iter();
-    let bytes: i64 = weights.map(|one| one.bytes).sum();
-    bytes / i64::from(resolved.profile.layers).max(1)
 }
 
 fn age(plan: &RingPlan, now: Now) -> SignedDuration {

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use prima_crds::error_chain;
 use prima_crds::v1alpha1::model::{Model, ModelSource, ResolvedModel};
 use prima_crds::v1alpha1::node_profile::LocalModel;
 use prima_crds::v1alpha1::ring_plan::FileVersion;
@@ -13,7 +14,6 @@ use sha2::{Digest, Sha256};
 
 use super::Context;
 use crate::cluster::world::Machine;
-use crate::error_chain::error_chain;
 
 #[derive(Clone)]
 pub enum Resolution {

@@ -162,181 +162,77 @@ fn conditions(
     ring: &Ring,
     decided: &decide::State,
 ) -> Vec<Condition> {
-    let (model, resolution) = (&*world.model, &world.resolution);
+    let model = &*world.model;
+    let before = model.status.as_ref();
     let mut conditions = Conditions {
-        before: model
-            .status
-            .as_ref()
-            .map_or(&[], |status| &status.conditions),
+        before: before.map_or(&[], |status| &status.conditions),
         generation: model.metadata.generation,
         made: Vec::new(),
     };
-    let source = shown(&model.spec.source);
-    match resolution {
-        Resolution::Done(resolved) => {
-            let bytes = resolved.profile.size_bytes;
-            conditions.add(
-                "Resolved",
-                true,
-                "Resolved",
-                format!(
-                    "{source}: {bytes} bytes, {} layers",
-                    resolved.profile.layers
-                ),
-            );
+    conditions.resolved(world);
+    conditions.profiled(decision);
+    conditions.planned(decision, ring, decided);
+    match ring.newest.as_deref() {
+        Some(plan) => {
+            let members = Members::of(plan);
+            conditions.loaded(&members);
+            conditions.ready(decision, ring, &members);
+            conditions.degraded(decision, ring, &members);
         }
-        Resolution::Awaited(message) => {
-            conditions.add("Resolved", false, "Resolving", message.clone())
-        }
-        Resolution::Failed(message) => {
-            conditions.add("Resolved", false, "ResolveFailed", message.clone());
+        None => conditions.without_a_ring(world, decision),
+    }
+    conditions.made
+}
+
+/// A plan's members, and what each says of itself.
+struct Members<'a> {
+    plan: &'a RingPlan,
+    states: Vec<(&'a RingMember, Option<&'a MemberStatus>)>,
+}
+
+impl<'a> Members<'a> {
+    fn of(plan: &'a RingPlan) -> Self {
+        let members = plan.spec.members.iter();
+        Self {
+            plan,
+            states: members
+                .map(|member| (member, member_status(plan, member)))
+                .collect(),
         }
     }
-    match decision.awaited.as_slice() {
-        [] => conditions.add(
-            "Profiled",
-            true,
-            "Profiled",
-            "all machines are measured".to_owned(),
-        ),
-        awaited => conditions.add("Profiled", false, "AwaitingMachines", awaited.join("; ")),
-    }
-    let plan = ring.newest.as_deref();
-    match (&decision.kind, plan) {
-        (Kind::Released { reason, message } | Kind::Impossible { reason, message }, _) => {
-            conditions.add("Planned", false, reason, message.clone());
-        }
-        (_, Some(plan)) => match &decided.ended_first {
-            // Said until the new one answers.
-            Some((generation, why))
-                if *generation == plan.spec.generation && ring.serving.is_none() =>
-            {
-                let message = format!(
-                    "{}; the machines lack the memory for two rings, so the old one ended first ({why})",
-                    line(plan)
-                );
-                conditions.add("Planned", true, "OldRingEndedFirst", message);
-            }
-            _ => conditions.add("Planned", true, "Planned", line(plan)),
-        },
-        (_, None) => conditions.add("Planned", false, "Planning", "no plan yet".to_owned()),
-    }
-    let Some(plan) = plan else {
-        let (reason, message) = match &decision.kind {
-            Kind::Released { reason, message } | Kind::Impossible { reason, message } => {
-                (*reason, message.clone())
-            }
-            _ => ("Planning", "no plan yet".to_owned()),
-        };
-        // A source that cannot be read is the reason behind.
-        let (reason, message) = match resolution {
-            Resolution::Failed(message) => ("ResolveFailed", message.clone()),
-            Resolution::Awaited(message) if !matches!(decision.kind, Kind::Released { .. }) => {
-                ("Resolving", message.clone())
-            }
-            _ => (reason, message),
-        };
-        for kind in ["Downloaded", "Loaded", "Ready"] {
-            conditions.add(kind, false, reason, message.clone());
-        }
-        conditions.add("Degraded", false, "NoRing", "there is no ring".to_owned());
-        return conditions.made;
-    };
-    let states: Vec<(&RingMember, Option<&MemberStatus>)> = plan
-        .spec
-        .members
-        .iter()
-        .map(|member| (member, member_status(plan, member)))
-        .collect();
-    let lacking = |least: MemberState| -> Vec<String> {
+
+    /// What those say who have not come as far as this.
+    fn before(&self, least: MemberState) -> Vec<String> {
+        let states = self.states.iter();
         states
-            .iter()
             .filter(|(_, status)| status.is_none_or(|status| status.state < least))
             .map(|(member, status)| said(member, *status))
             .collect()
-    };
-    match lacking(MemberState::Loading).as_slice() {
-        [] => conditions.add(
-            "Downloaded",
-            true,
-            "Downloaded",
-            "every machine has its part of the file".to_owned(),
-        ),
-        lacking => conditions.add("Downloaded", false, "Downloading", lacking.join("; ")),
     }
-    match lacking(MemberState::Loaded).as_slice() {
-        [] => conditions.add(
-            "Loaded",
-            true,
-            "Loaded",
-            "every machine runs its layers".to_owned(),
-        ),
-        lacking => conditions.add("Loaded", false, "Loading", lacking.join("; ")),
+
+    /// What those say who have failed or refused.
+    fn failed(&self) -> Vec<String> {
+        let failed = |status: &MemberStatus| status.state <= MemberState::Failed;
+        let states = self.states.iter();
+        states
+            .filter(|(_, status)| status.is_some_and(failed))
+            .map(|(member, status)| said(member, *status))
+            .collect()
     }
-    match &ring.serving {
-        Some(serving) => conditions.add(
-            "Ready",
-            true,
-            "Ready",
-            format!("answers on {}", line(serving)),
-        ),
-        None => {
-            let gone: Vec<_> = decision
-                .out
-                .iter()
-                .filter(|out| {
-                    plan.spec
-                        .members
-                        .iter()
-                        .any(|member| member.name == out.name)
-                })
-                .map(|out| format!("{}: {}", out.name, out.why))
-                .collect();
-            let lacking = lacking(MemberState::Loaded);
-            let message = match (gone.as_slice(), lacking.as_slice()) {
-                // Rank 0 knows what the ring waits for.
-                ([], []) => states
-                    .first()
-                    .map_or_else(String::new, |(rank0, status)| said(rank0, *status)),
-                ([], lacking) => lacking.join("; "),
-                (gone, _) => gone.join("; "),
-            };
-            conditions.add("Ready", false, "NotReady", message);
-        }
+
+    /// Rank 0 knows what the ring waits for.
+    fn rank0_says(&self) -> String {
+        let rank0 = self.states.first();
+        rank0.map_or_else(String::new, |(rank0, status)| said(rank0, *status))
     }
-    match (&decision.kind, &ring.serving) {
-        (Kind::Impossible { message, .. }, _) => {
-            conditions.add("Degraded", true, "CannotReplan", message.clone());
-        }
-        (_, Some(serving)) if serving.spec.generation != plan.spec.generation => conditions.add(
-            "Degraded",
-            true,
-            "Replacing",
-            format!(
-                "generation {} serves until generation {} has loaded",
-                serving.spec.generation, plan.spec.generation
-            ),
-        ),
-        _ => {
-            let failed: Vec<String> = states
-                .iter()
-                .filter(|(_, status)| {
-                    status.is_some_and(|status| status.state <= MemberState::Failed)
-                })
-                .map(|(member, status)| said(member, *status))
-                .collect();
-            match failed.as_slice() {
-                [] => conditions.add(
-                    "Degraded",
-                    false,
-                    "AsPlanned",
-                    "the ring is as planned".to_owned(),
-                ),
-                failed => conditions.add("Degraded", true, "MemberFailed", failed.join("; ")),
-            }
-        }
+
+    /// Those that cannot take part any more, and why.
+    fn out(&self, decision: &Decision) -> Vec<String> {
+        let is_member = |name: &str| self.states.iter().any(|(member, _)| member.name == name);
+        let out = decision.out.iter().filter(|out| is_member(&out.name));
+        out.map(|out| format!("{}: {}", out.name, out.why))
+            .collect()
     }
-    conditions.made
 }
 
 struct Conditions<'a> {
@@ -346,6 +242,131 @@ struct Conditions<'a> {
 }
 
 impl Conditions<'_> {
+    fn resolved(&mut self, world: &World) {
+        match &world.resolution {
+            Resolution::Done(resolved) => {
+                let source = shown(&world.model.spec.source);
+                let (bytes, layers) = (resolved.profile.size_bytes, resolved.profile.layers);
+                let message = format!("{source}: {bytes} bytes, {layers} layers");
+                self.add("Resolved", true, "Resolved", message);
+            }
+            Resolution::Awaited(message) => {
+                self.add("Resolved", false, "Resolving", message.clone());
+            }
+            Resolution::Failed(message) => {
+                self.add("Resolved", false, "ResolveFailed", message.clone());
+            }
+        }
+    }
+
+    fn profiled(&mut self, decision: &Decision) {
+        match decision.awaited.as_slice() {
+            [] => {
+                let message = "all machines are measured".to_owned();
+                self.add("Profiled", true, "Profiled", message);
+            }
+            awaited => self.add("Profiled", false, "AwaitingMachines", awaited.join("; ")),
+        }
+    }
+
+    fn planned(&mut self, decision: &Decision, ring: &Ring, decided: &decide::State) {
+        if let Kind::Released { reason, message } | Kind::Impossible { reason, message } =
+            &decision.kind
+        {
+            return self.add("Planned", false, reason, message.clone());
+        }
+        let Some(plan) = ring.newest.as_deref() else {
+            return self.add("Planned", false, "Planning", "no plan yet".to_owned());
+        };
+        match &decided.ended_first {
+            // Said until the new one answers.
+            Some((generation, why))
+                if *generation == plan.spec.generation && ring.serving.is_none() =>
+            {
+                let message = format!(
+                    "{}; the machines lack the memory for two rings, so the old one ended first ({why})",
+                    line(plan)
+                );
+                self.add("Planned", true, "OldRingEndedFirst", message);
+            }
+            _ => self.add("Planned", true, "Planned", line(plan)),
+        }
+    }
+
+    fn without_a_ring(&mut self, world: &World, decision: &Decision) {
+        let released = matches!(decision.kind, Kind::Released { .. });
+        // A source that cannot be read is the reason behind.
+        let (reason, message) = match (&world.resolution, &decision.kind) {
+            (Resolution::Failed(message), _) => ("ResolveFailed", message.clone()),
+            (Resolution::Awaited(message), _) if !released => ("Resolving", message.clone()),
+            (_, Kind::Released { reason, message } | Kind::Impossible { reason, message }) => {
+                (*reason, message.clone())
+            }
+            _ => ("Planning", "no plan yet".to_owned()),
+        };
+        for kind in ["Downloaded", "Loaded", "Ready"] {
+            self.add(kind, false, reason, message.clone());
+        }
+        self.add("Degraded", false, "NoRing", "there is no ring".to_owned());
+    }
+
+    /// Downloaded, and Loaded.
+    fn loaded(&mut self, members: &Members<'_>) {
+        for (least, kind, reason, message) in [
+            (
+                MemberState::Loading,
+                "Downloaded",
+                "Downloading",
+                "every machine has its part of the file",
+            ),
+            (
+                MemberState::Loaded,
+                "Loaded",
+                "Loading",
+                "every machine runs its layers",
+            ),
+        ] {
+            match members.before(least).as_slice() {
+                [] => self.add(kind, true, kind, message.to_owned()),
+                lacking => self.add(kind, false, reason, lacking.join("; ")),
+            }
+        }
+    }
+
+    fn ready(&mut self, decision: &Decision, ring: &Ring, members: &Members<'_>) {
+        if let Some(serving) = &ring.serving {
+            let message = format!("answers on {}", line(serving));
+            return self.add("Ready", true, "Ready", message);
+        }
+        let (out, lacking) = (members.out(decision), members.before(MemberState::Loaded));
+        let message = match (out.as_slice(), lacking.as_slice()) {
+            ([], []) => members.rank0_says(),
+            ([], lacking) => lacking.join("; "),
+            (out, _) => out.join("; "),
+        };
+        self.add("Ready", false, "NotReady", message);
+    }
+
+    fn degraded(&mut self, decision: &Decision, ring: &Ring, members: &Members<'_>) {
+        if let Kind::Impossible { message, .. } = &decision.kind {
+            return self.add("Degraded", true, "CannotReplan", message.clone());
+        }
+        let newest = members.plan.spec.generation;
+        let serving = ring.serving.as_ref().map(|plan| plan.spec.generation);
+        if let Some(serving) = serving.filter(|serving| *serving != newest) {
+            let message =
+                format!("generation {serving} serves until generation {newest} has loaded");
+            return self.add("Degraded", true, "Replacing", message);
+        }
+        match members.failed().as_slice() {
+            [] => {
+                let message = "the ring is as planned".to_owned();
+                self.add("Degraded", false, "AsPlanned", message);
+            }
+            failed => self.add("Degraded", true, "MemberFailed", failed.join("; ")),
+        }
+    }
+
     fn add(&mut self, kind: &str, is: bool, reason: &str, message: String) {
         let status = if is { "True" } else { "False" };
         let before = self.before.iter().find(|condition| condition.type_ == kind);

@@ -62,16 +62,8 @@ pub struct Rhythm {
     pub rounds: usize,
     /// Other members work between its windows.
     pub shared: bool,
-    pub ahead: Ahead,
-}
-
-/// How far to read ahead while others work.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Ahead {
-    /// In each round so many bytes for each byte that does not fit.
-    Share(f64),
-    /// No further than the piece that is used next, for want of a second buffer: to compare with.
-    OnePiece,
+    /// What to read ahead in each round while others work, for each byte that does not fit.
+    pub ahead: f64,
 }
 
 /// Direct reads begin and end at multiples of this.
@@ -153,19 +145,15 @@ impl Cycle {
             Rhythm {
                 rounds: 2..,
                 shared: true,
-                ahead: Ahead::Share(share),
+                ahead,
             } => {
                 let all = 1.0 / (rhythm.rounds - 1) as f64;
-                (overflow as f64 * (share * MARGIN).min(all)) as u64 / slot_bytes
+                (overflow as f64 * (ahead * MARGIN).min(all)) as u64 / slot_bytes
             }
             _ => 0,
         };
         let most = (budget / 2 / slot_bytes).max(LEAST_SLOTS as u64);
-        let slots = match rhythm.ahead {
-            Ahead::Share(_) => hiding.clamp(LEAST_SLOTS as u64, most),
-            // What is computed with, or used next.
-            Ahead::OnePiece => 1,
-        };
+        let slots = hiding.clamp(LEAST_SLOTS as u64, most);
         let resident = budget.saturating_sub(slots * slot_bytes);
         let wanted = self.bytes - resident.min(self.bytes);
         let mut split = Split {
@@ -211,7 +199,7 @@ impl Split {
             Rhythm {
                 rounds: 1,
                 shared: false,
-                ahead: Ahead::Share(1.0),
+                ahead: 1.0,
             },
         )
     }
@@ -239,7 +227,7 @@ mod tests {
     const ALONE: Rhythm = Rhythm {
         rounds: 1,
         shared: false,
-        ahead: Ahead::Share(1.0),
+        ahead: 1.0,
     };
 
     /// `count` tensors of 64 rows of a page, one after the other.
@@ -277,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_and_buffers_keep_to_the_budget_and_reads_to_the_overflow() {
+    fn weights_keep_to_the_budget_and_reads_to_the_overflow() {
         let cycle = cycle(100);
         for percent in [5, 20, 50, 80, 99] {
             let budget = cycle.bytes() * percent / 100;
@@ -330,7 +318,7 @@ mod tests {
         let rhythm = |rounds, shared| Rhythm {
             rounds,
             shared,
-            ahead: Ahead::Share(1.0),
+            ahead: 1.0,
         };
         let slots = |rounds, shared| cycle.split(budget, rhythm(rounds, shared)).slots;
         assert_eq!(slots(1, true), LEAST_SLOTS);
@@ -344,7 +332,7 @@ mod tests {
         assert!(slots(4, true) < slots(2, true));
         // No more than there is time for.
         let short = Rhythm {
-            ahead: Ahead::Share(0.4),
+            ahead: 0.4,
             ..rhythm(2, true)
         };
         let less = cycle.split(budget, short).slots;
@@ -352,10 +340,10 @@ mod tests {
             less < slots(2, true) / 2 && less > slots(2, true) * 2 / 5,
             "{less}"
         );
-        let one = Rhythm {
-            ahead: Ahead::OnePiece,
+        let none = Rhythm {
+            ahead: 0.0,
             ..rhythm(2, true)
         };
-        assert_eq!(cycle.split(budget, one).slots, 1);
+        assert_eq!(cycle.split(budget, none).slots, LEAST_SLOTS);
     }
 }

@@ -150,7 +150,7 @@ fn attention_is_the_textbook_formula() {
 }
 
 #[test]
-fn a_row_has_the_same_bits_however_a_prefill_is_cut_and_whoever_computes_it() {
+fn a_row_has_the_same_bits_however_a_prefill_is_cut() {
     for level in Level::available() {
         for (heads, kv_heads, head_dim, positions) in CASES {
             let case = Case::new(8, heads, kv_heads, head_dim, positions);

@@ -43,7 +43,7 @@ fn levels_are_named() {
 }
 
 #[test]
-fn products_are_exact_to_within_the_quantization_of_activations() {
+fn products_are_exact_but_for_quantized_activations() {
     let mut random = Random(2);
     for level in Level::available() {
         let pool = pool(2, level);

@@ -118,21 +118,18 @@ fn the_oldest_go_first_until_the_rest_fits() {
         "{each} bytes on the disk of a file of {SIZE}"
     );
 
-    let nothing = cache.collect(10 * each, &HashSet::new()).unwrap();
+    let nothing = cache.collect(10 * each).unwrap();
     assert_eq!((nothing.removed.len(), nothing.freed_bytes), (0, 0));
-    let collected = cache.collect(2 * each, &HashSet::new()).unwrap();
+    let collected = cache.collect(2 * each).unwrap();
     assert_eq!(
         (collected.removed, collected.freed_bytes),
         (vec![oldest.clone()], each)
     );
     assert!(!oldest.exists() && !oldest.with_extension("ledger").exists());
-    // What the caller says is in use stays, though older.
-    let collected = cache
-        .collect(each, &HashSet::from([middle.clone()]))
-        .unwrap();
-    assert_eq!(collected.removed, [newest]);
+    let collected = cache.collect(each).unwrap();
+    assert_eq!(collected.removed, [middle]);
     assert_eq!(collected.remaining_bytes, each);
-    assert!(middle.exists() && foreign.exists());
+    assert!(newest.exists() && foreign.exists());
 }
 
 #[test]
@@ -150,7 +147,7 @@ fn what_is_left_of_broken_downloads_counts_and_goes() {
         entries[0].allocated_bytes >= 1 << 20 && entries[1].allocated_bytes >= 100_000,
         "{entries:?}"
     );
-    let collected = cache.collect(0, &HashSet::new()).unwrap();
+    let collected = cache.collect(0).unwrap();
     assert_eq!((collected.removed.len(), collected.remaining_bytes), (2, 0));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
@@ -189,7 +186,7 @@ fn nothing_goes_that_any_process_has_open() {
     used(&other, 30);
     used(&here, 20);
 
-    let collected = cache.collect(0, &HashSet::new()).unwrap();
+    let collected = cache.collect(0).unwrap();
     assert_eq!(collected.removed, [free]);
     assert!(collected.remaining_bytes >= 2 << 20);
     assert!(other.exists() && here.exists());
@@ -204,11 +201,11 @@ fn nothing_goes_that_any_process_has_open() {
         .unwrap()
         .last_used;
     assert!(last_used.elapsed().unwrap() < Duration::from_secs(3600));
-    assert_eq!(cache.collect(0, &HashSet::new()).unwrap().removed, [here]);
+    assert_eq!(cache.collect(0).unwrap().removed, [here]);
     drop(child.stdin.take());
     lines.for_each(drop);
     child.wait().unwrap();
-    assert_eq!(cache.collect(0, &HashSet::new()).unwrap().removed, [other]);
+    assert_eq!(cache.collect(0).unwrap().removed, [other]);
 }
 
 /// Collects all the time while a download runs: the file stays until nobody has it.
@@ -223,10 +220,7 @@ async fn a_file_under_way_is_never_collected() {
     let collecting = std::thread::spawn(move || {
         let mut rounds = 0;
         while !*stopped.borrow() {
-            assert_eq!(
-                collector.collect(0, &HashSet::new()).unwrap().removed,
-                [] as [PathBuf; 0]
-            );
+            assert_eq!(collector.collect(0).unwrap().removed, [] as [PathBuf; 0]);
             rounds += 1;
         }
         rounds
@@ -245,5 +239,5 @@ async fn a_file_under_way_is_never_collected() {
     setup.assert_same(file.path(), &setup.whole());
     let path = file.path().to_owned();
     drop(file);
-    assert_eq!(cache.collect(0, &HashSet::new()).unwrap().removed, [path]);
+    assert_eq!(cache.collect(0).unwrap().removed, [path]);
 }

@@ -208,7 +208,7 @@ async fn an_address_that_expired_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn an_address_that_leads_to_another_version_meanwhile_is_refused() {
+async fn another_version_at_the_same_address_is_refused() {
     let setup = Setup::new().await;
     setup
         .hub

@@ -175,7 +175,7 @@ async fn a_version_that_the_disk_does_not_have_is_not_mixed_in() {
 }
 
 #[tokio::test]
-async fn a_file_of_another_length_is_not_mixed_in_even_without_an_etag() {
+async fn a_file_of_another_length_is_not_mixed_in() {
     let setup = Setup::new().await;
     setup.hub.control(|control| control.no_etag = true);
     let remote = Remote::open(&setup.client, &setup.plain_source(None))

@@ -1,6 +1,6 @@
 //! Whether the ring that runs can go on, and is what the Model asks for.
 
-use prima_crds::v1alpha1::model::Model;
+use prima_crds::v1alpha1::model::{Model, ResolvedModel};
 use prima_crds::v1alpha1::ring_plan::{RingPlan, RingPlanSpec};
 
 use super::memory;
@@ -26,6 +26,7 @@ impl Broken {
 pub fn going_on(
     plan: &RingPlan,
     model: &Model,
+    resolved: &ResolvedModel,
     skeleton: &RingPlanSpec,
     candidates: &Candidates,
 ) -> Result<(), Broken> {
@@ -65,7 +66,7 @@ pub fn going_on(
     // A machine whose agent begins anew may have lost a GPU or its memory to others meanwhile.
     let could_do = plan.spec.members.iter().all(|member| {
         let profile = candidates.profile(&member.name);
-        profile.is_some_and(|profile| memory::could_do(profile, member))
+        profile.is_some_and(|profile| memory::could_do(profile, member, &resolved.profile))
     });
     Err(match could_do {
         true => Broken::Moved(why),

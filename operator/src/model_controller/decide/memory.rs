@@ -3,13 +3,14 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use prima_crds::v1alpha1::model_profile::ModelProfileSpec;
 use prima_crds::v1alpha1::node_profile::{NodeProfile, NodeProfileStatus};
 use prima_crds::v1alpha1::ring_plan::{RingMember, RingPlan, RingPlanSpec};
 
 use crate::model_controller::candidates::Candidates;
 
 /// Whether a machine can do, and its owner wants, what a plan asks of it.
-pub fn could_do(profile: &NodeProfile, member: &RingMember) -> bool {
+pub fn could_do(profile: &NodeProfile, member: &RingMember, model: &ModelProfileSpec) -> bool {
     let Some(status) = &profile.status else {
         return false;
     };
@@ -19,7 +20,7 @@ pub fn could_do(profile: &NodeProfile, member: &RingMember) -> bool {
     // What is read for every token does not stay.
     let read = member.read_bytes_per_token.unwrap_or(0);
     member.memory_bytes.unwrap_or(0) - read <= memory
-        && member.gpu_memory_bytes.unwrap_or(0) <= gpu_memory(status)
+        && member.gpu_memory_bytes.unwrap_or(0) <= gpu_memory(status, model)
         && (read == 0 || owner.disk_allowed != Some(false))
 }
 
@@ -29,8 +30,9 @@ pub fn fits_beside(
     spec: &RingPlanSpec,
     old: &[Arc<RingPlan>],
     candidates: &Candidates,
-    layer_bytes: i64,
+    model: &ModelProfileSpec,
 ) -> bool {
+    let layer_bytes = layer_bytes(model);
     spec.members.iter().all(|member| {
         let profile = candidates.profile(&member.name);
         let Some(status) = profile.and_then(|profile| profile.status.as_ref()) else {
@@ -50,7 +52,7 @@ pub fn fits_beside(
         let gpu_held: i64 = before().filter_map(|before| before.gpu_memory_bytes).sum();
         let on_gpu = member.gpu_memory_bytes.unwrap_or(0);
         member.memory_bytes.unwrap_or(0) + held <= status.memory.available_bytes
-            && (on_gpu == 0 || on_gpu + gpu_held <= gpu_memory(status))
+            && (on_gpu == 0 || on_gpu + gpu_held <= gpu_memory(status, model))
     })
 }
 
@@ -61,8 +63,15 @@ fn layers(member: &RingMember) -> HashSet<i32> {
         .collect()
 }
 
-/// What all GPUs of a machine have left, in bytes.
-fn gpu_memory(status: &NodeProfileStatus) -> i64 {
-    let gpus = status.gpus.iter().filter_map(|gpu| gpu.measured.as_ref());
-    gpus.map(|gpu| gpu.available_bytes).sum()
+/// Of weights, on average.
+fn layer_bytes(model: &ModelProfileSpec) -> i64 {
+    let bytes: i64 = model.layer_weights.iter().map(|one| one.bytes).sum();
+    bytes / i64::from(model.layers).max(1)
+}
+
+/// What the GPU for this model has left of its own, in bytes.
+fn gpu_memory(status: &NodeProfileStatus, model: &ModelProfileSpec) -> i64 {
+    let gpu = status.gpu_for(model);
+    gpu.and_then(|(_, measured)| measured.own_available_bytes())
+        .unwrap_or(0)
 }

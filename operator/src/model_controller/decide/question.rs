@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use kube::ResourceExt;
+use prima_crds::error_chain;
 use prima_crds::v1alpha1::model::{Model, ResolvedModel};
 use prima_crds::v1alpha1::model_profile::ModelProfile;
 use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_halda::{Options, Plan};
 
-use crate::error_chain::error_chain;
 use crate::model_controller::candidates::Candidates;
 use crate::plan;
 
@@ -48,6 +48,7 @@ impl Question {
                 context_tokens: context_length as usize,
                 concurrent_requests: model.spec.max_concurrent_requests.unwrap_or(1) as usize,
                 rank0: model.spec.rank0.clone(),
+                activation_dtype: model.spec.activation_dtype,
                 ..Options::default()
             },
         }

@@ -13,7 +13,9 @@ use super::memory::{could_do, fits_beside};
 use super::ports::{SLOTS, free_slot, http};
 use super::*;
 use crate::model_controller::resolve::Resolution;
-use crate::model_controller::test_world::{GIB, gpu, machine, profile, ring, unmeasured, world};
+use crate::model_controller::test_world::{
+    GIB, gpu, machine, model, profile, ring, unmeasured, world,
+};
 
 fn speed(token_microseconds: i64) -> Option<Speed> {
     Some(Speed {
@@ -134,6 +136,7 @@ fn a_machine_of_another_version_is_out_and_the_others_are_not() {
 
 #[test]
 fn a_ring_fits_beside_another_but_for_layers_that_both_have() {
+    let (_, resolved) = model();
     let mut desk = machine("desk");
     let status = profile(&mut desk).status.as_mut().unwrap();
     status.memory.available_bytes = 8 * GIB;
@@ -143,7 +146,12 @@ fn a_ring_fits_beside_another_but_for_layers_that_both_have() {
         ..Candidates::default()
     };
     let fits = |new: &Arc<RingPlan>, old: &Arc<RingPlan>| {
-        fits_beside(&new.spec, std::slice::from_ref(old), &candidates, GIB)
+        fits_beside(
+            &new.spec,
+            std::slice::from_ref(old),
+            &candidates,
+            &resolved.profile,
+        )
     };
     let new = ring(&[(0, 4)], 4 * GIB, 0);
     assert!(fits(&new, &ring(&[(4, 8)], 4 * GIB, 0)), "just");
@@ -226,7 +234,7 @@ fn who_fails_for_two_minutes_has_refused() {
 }
 
 #[test]
-fn a_working_ring_gives_way_to_one_a_fifth_faster_after_ten_minutes() {
+fn a_ring_gives_way_to_one_a_fifth_faster() {
     let desk = [machine("desk")];
     let first = written(decided(&world(&desk, &[])), SignedDuration::ZERO);
     let best = first.spec.predicted.unwrap().token_microseconds;
@@ -286,7 +294,7 @@ fn a_faster_ring_waits_where_both_do_not_fit() {
 }
 
 #[test]
-fn suspended_comes_before_a_missing_key_and_both_before_all_else() {
+fn suspension_then_a_missing_key_come_before_all_else() {
     let mut there = world(&[], &[ring(&[(0, 8)], GIB, 0)]);
     there.resolution = Resolution::Failed("no".to_owned());
     there.api_key = ApiKey::Missing("no Secret".to_owned());
@@ -300,7 +308,7 @@ fn suspended_comes_before_a_missing_key_and_both_before_all_else() {
 }
 
 #[test]
-fn a_ring_goes_on_while_its_source_cannot_be_seen_and_not_after_an_edit() {
+fn a_ring_survives_an_unseen_source_and_not_an_edit() {
     let mut there = world(&[], &[ring(&[(0, 8)], GIB, 0)]);
     there.resolution = Resolution::Failed("the server is away".to_owned());
     assert!(matches!(decided(&there).kind, Kind::Keep(_)));
@@ -356,7 +364,7 @@ fn a_ring_that_moved_keeps_its_layers_and_asks_nobody() {
 }
 
 #[test]
-fn a_broken_ring_is_urgent_and_goes_on_until_the_planner_has_answered() {
+fn a_broken_ring_goes_on_until_the_planner_answers() {
     let desk = [machine("desk")];
     let first = world(&desk, &[]);
     let (decision, state) = decide(&first, &State::default(), now());
@@ -453,34 +461,38 @@ fn rank_0_must_be_there() {
 
 #[test]
 fn a_machine_goes_on_elsewhere_only_with_what_it_needs() {
+    let (_, resolved) = model();
     let yaml = include_str!("../../../../crds/tests/node-profile.yaml");
     let mut profile = NodeProfile::from_yaml("node-profile.yaml", yaml).unwrap();
     let status = profile.status.as_mut().unwrap();
     status.memory.available_bytes = 5 * GIB;
     status.gpus.clear();
-    assert!(could_do(&profile, &member()));
+    assert!(could_do(&profile, &member(), &resolved.profile));
 
     let mut reserved = profile.clone();
     reserved.spec.reserved_memory_bytes = Some(2 * GIB);
-    assert!(!could_do(&reserved, &member()));
+    assert!(!could_do(&reserved, &member(), &resolved.profile));
     let mut capped = profile.clone();
     capped.spec.memory_cap_bytes = Some(3 * GIB);
-    assert!(!could_do(&capped, &member()));
+    assert!(!could_do(&capped, &member(), &resolved.profile));
 
     let on_gpu = RingMember {
         gpu_memory_bytes: Some(GIB),
         ..member()
     };
-    assert!(!could_do(&profile, &on_gpu), "there is no GPU any more");
+    assert!(
+        !could_do(&profile, &on_gpu, &resolved.profile),
+        "there is no GPU any more"
+    );
 
     let streamed = RingMember {
         memory_bytes: Some(8 * GIB),
         read_bytes_per_token: Some(4 * GIB),
         ..member()
     };
-    assert!(could_do(&profile, &streamed));
+    assert!(could_do(&profile, &streamed, &resolved.profile));
     profile.spec.disk_allowed = Some(false);
-    assert!(!could_do(&profile, &streamed));
+    assert!(!could_do(&profile, &streamed, &resolved.profile));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! How an error reads: with its causes, in one line.
+//! How an error reads wherever people see it, in logs, on terminals and in the documents' messages: with its causes, in one line.
 
 use std::error::Error;
 

@@ -1,6 +1,7 @@
 //! Asks rank 0 how the ring is: one GET of /health, in HTTP/1.0 so that the answer simply ends with the connection. Nothing
 //! here retries.
 
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -10,22 +11,32 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::member_status::Health;
+/// What rank 0 says of the ring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// A token went round; how fast that was, where it says so.
+    Ready(Option<Speed>),
+    /// Not yet, or not any more; in its words.
+    NotReady(String),
+    /// Nothing that could be understood; what came instead.
+    NoAnswer(String),
+}
 
 const DEADLINE: Duration = Duration::from_secs(5);
 /// A health answer is a line; whoever sends more is not rank 0.
 const MAX_ANSWER: u64 = 64 << 10;
 
+/// `address`: where rank 0 serves HTTP.
 pub async fn health(address: SocketAddr) -> Health {
     let problem = match timeout(DEADLINE, exchange(address)).await {
         Ok(Ok(answer)) => return read_answer(&answer),
         Ok(Err(error)) => error.to_string(),
         Err(_) => format!("no answer within {} s", DEADLINE.as_secs()),
     };
-    Health::NotReady(format!("its HTTP endpoint at {address}: {problem}"))
+    Health::NoAnswer(format!("its HTTP endpoint at {address}: {problem}"))
 }
 
-async fn exchange(address: SocketAddr) -> std::io::Result<String> {
+async fn exchange(address: SocketAddr) -> io::Result<String> {
     let mut stream = TcpStream::connect(address).await?;
     stream
         .write_all(format!("GET /health HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes())
@@ -38,22 +49,23 @@ async fn exchange(address: SocketAddr) -> std::io::Result<String> {
 fn read_answer(answer: &str) -> Health {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((answer, ""));
     let body: Value = serde_json::from_str(body).unwrap_or_default();
-    match head.split_whitespace().nth(1) {
-        Some("200") => {
-            let time = |name: &str| body.get(name)?.as_i64();
-            let speed = time("tokenMicroseconds")
-                .zip(time("firstTokenMicroseconds"))
-                .map(|(token_microseconds, first_token_microseconds)| Speed {
-                    token_microseconds,
-                    first_token_microseconds,
-                });
-            Health::Ready(speed)
-        }
-        status => {
-            let message = body.pointer("/error/message").and_then(Value::as_str);
-            let status = || format!("its HTTP endpoint answered {}", status.unwrap_or("nothing"));
-            Health::NotReady(message.map_or_else(status, str::to_owned))
-        }
+    let status = head.split_whitespace().nth(1);
+    if status == Some("200") {
+        let time = |name: &str| body.get(name)?.as_i64();
+        let speed = time("tokenMicroseconds").zip(time("firstTokenMicroseconds"));
+        return Health::Ready(
+            speed.map(|(token_microseconds, first_token_microseconds)| Speed {
+                token_microseconds,
+                first_token_microseconds,
+            }),
+        );
+    }
+    match body.pointer("/error/message").and_then(Value::as_str) {
+        Some(message) => Health::NotReady(message.to_owned()),
+        None => Health::NoAnswer(format!(
+            "its HTTP endpoint answered {}",
+            status.unwrap_or("nothing")
+        )),
     }
 }
 
@@ -83,7 +95,7 @@ mod tests {
             ("SSH-2.0-OpenSSH_9.2 hello", "answered hello"),
             ("HTTP/1.0 404 Not Found\r\n\r\n", "answered 404"),
         ] {
-            let Health::NotReady(why) = read_answer(stranger) else {
+            let Health::NoAnswer(why) = read_answer(stranger) else {
                 panic!("{stranger}");
             };
             assert!(why.ends_with(said), "{why}");
@@ -91,11 +103,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_closed_port_is_not_ready() {
+    async fn a_closed_port_does_not_answer() {
         let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = closed.local_addr().unwrap();
         drop(closed);
-        let Health::NotReady(why) = health(address).await else {
+        let Health::NoAnswer(why) = health(address).await else {
             panic!("nobody listens");
         };
         assert!(why.contains(&address.to_string()), "{why}");

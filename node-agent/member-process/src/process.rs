@@ -1,0 +1,214 @@
+//! The process itself.
+
+use std::future::pending;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::process::{Child, Command};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::lines::Lines;
+
+/// What `serve` is started with. What is not said is left to it.
+#[derive(Clone, Copy)]
+pub struct Serve<'a> {
+    pub plan_file: &'a Path,
+    /// Its name in the plan.
+    pub member: &'a str,
+    /// Where its predecessor connects, if not where the plan says.
+    pub listen: Option<SocketAddr>,
+    /// Where rank 0 serves HTTP.
+    pub http: Option<SocketAddr>,
+    pub threads: Option<usize>,
+    /// Bytes that stay free for the machine's owner.
+    pub reserve_memory: Option<u64>,
+    /// Bytes that weights take at most.
+    pub weights_memory: Option<u64>,
+    /// All weights are left to the page cache.
+    pub no_streaming: bool,
+    /// What rank 0 asks its clients for, beside the keys of the plan.
+    pub api_key: Option<&'a str>,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("cannot start {}", program.display())]
+pub struct StartError {
+    program: PathBuf,
+    source: io::Error,
+}
+
+/// One that is dropped is killed.
+pub struct MemberProcess {
+    child: Child,
+    pid: u32,
+    lines: Arc<Lines>,
+    readers: Vec<JoinHandle<()>>,
+}
+
+/// How long an ended process's last output is waited for.
+const LAST_OUTPUT: Duration = Duration::from_secs(1);
+
+impl MemberProcess {
+    /// Starts `program`, a `prima-node-agent`. It ends with this process, in whatever way: the kernel sees to that, by the thread that
+    /// calls this, which therefore must be the main one. `each_line`: gets what it writes.
+    pub fn start(
+        program: &Path,
+        serve: &Serve<'_>,
+        each_line: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<Self, StartError> {
+        let cannot = |source| StartError {
+            program: program.to_owned(),
+            source,
+        };
+        let mut child = command(program, serve).spawn().map_err(cannot)?;
+        let pid = child
+            .id()
+            .ok_or_else(|| cannot(io::Error::other("it has no process id")))?;
+        let lines = Lines::new(each_line);
+        let mut readers = Vec::new();
+        if let Some(stdout) = child.stdout.take() {
+            readers.push(tokio::spawn(lines.clone().follow(stdout)));
+        }
+        if let Some(stderr) = child.stderr.take() {
+            readers.push(tokio::spawn(lines.clone().follow(stderr)));
+        }
+        Ok(Self {
+            child,
+            pid,
+            lines,
+            readers,
+        })
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// What it wrote last, oldest first.
+    pub fn last_lines(&self) -> Vec<String> {
+        self.lines.last()
+    }
+
+    /// Waits until it has joined its ring; for ever if it does not.
+    pub fn joined(&self) -> impl Future<Output = ()> + use<> {
+        let mut joined = self.lines.joined();
+        async move {
+            if joined.wait_for(|joined| *joined).await.is_err() {
+                pending().await
+            }
+        }
+    }
+
+    /// Waits until it has ended and its last lines are there. May be dropped and called again.
+    ///
+    /// # Errors
+    /// If there is no such process to wait for.
+    pub async fn ended(&mut self) -> io::Result<ExitStatus> {
+        let status = self.child.wait().await;
+        // Not for a stranger who inherited the pipe.
+        while let Some(reader) = self.readers.last_mut() {
+            if timeout(LAST_OUTPUT, &mut *reader).await.is_err() {
+                reader.abort();
+            }
+            self.readers.pop();
+        }
+        status
+    }
+
+    /// To its whole process group; nothing if it has ended (its id may be another's by then).
+    pub fn signal(&self, signal: Signal) {
+        let pid = self.child.id().and_then(|id| Pid::from_raw(id as i32));
+        if let Some(pid) = pid {
+            // The only failure left is that it ended just now.
+            let _ = kill_process_group(pid, signal);
+        }
+    }
+}
+
+/// Ends all of them: SIGTERM, at which a member finishes what runs; again after each patience, at which it ends at once; SIGKILL for
+/// whoever hangs. Returns whether that had to be.
+pub async fn end(processes: &mut [MemberProcess], patience: &[Duration]) -> bool {
+    for patience in patience {
+        signal_all(processes, Signal::TERM);
+        if timeout(*patience, all_ended(processes)).await.is_ok() {
+            return false;
+        }
+    }
+    signal_all(processes, Signal::KILL);
+    all_ended(processes).await;
+    true
+}
+
+fn signal_all(processes: &[MemberProcess], signal: Signal) {
+    for process in processes {
+        process.signal(signal);
+    }
+}
+
+async fn all_ended(processes: &mut [MemberProcess]) {
+    for process in processes {
+        // An error means that there is none to wait for.
+        let _ = process.ended().await;
+    }
+}
+
+fn command(program: &Path, serve: &Serve<'_>) -> Command {
+    let Serve {
+        plan_file,
+        member,
+        listen,
+        http,
+        threads,
+        reserve_memory,
+        weights_memory,
+        no_streaming,
+        api_key,
+    } = serve;
+    let mut command = Command::new(program);
+    command
+        .arg("serve")
+        .arg("--plan")
+        .arg(plan_file)
+        .args(["--member", member])
+        .args(["--exit-with-parent", &std::process::id().to_string()])
+        // Tokens are for those who fetch, and keys for rank 0.
+        .env_remove("HF_TOKEN")
+        .env_remove("PRIMA_API_KEY")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        // A group of its own: Ctrl-C on the terminal is for its owner, which ends members in order.
+        .process_group(0)
+        .kill_on_drop(true);
+    for (flag, value) in [
+        ("--listen", listen.map(|address| address.to_string())),
+        ("--http", http.map(|address| address.to_string())),
+        ("--threads", threads.map(|count| count.to_string())),
+        (
+            "--reserve-memory",
+            reserve_memory.map(|bytes| bytes.to_string()),
+        ),
+        (
+            "--weights-memory",
+            weights_memory.map(|bytes| bytes.to_string()),
+        ),
+    ] {
+        if let Some(value) = value {
+            command.args([flag, &value]);
+        }
+    }
+    if *no_streaming {
+        command.arg("--no-streaming");
+    }
+    if let Some(key) = api_key {
+        // Not as an argument, which every user of the machine could read.
+        command.env("PRIMA_API_KEY", key);
+    }
+    command
+}

@@ -1,0 +1,166 @@
+//! What one member spent on a frame, by its own monotonic clock: the figures of a hop. Each has three homes: the message in
+//! `ring.proto`, which is also the type used here, its line in [`FIGURES`], and `hop`, where it is measured. Sums, metrics and the chat
+//! page follow from its line.
+
+pub use super::wire::proto::HopTiming;
+
+/// One figure of a hop.
+pub struct Figure {
+    /// Of its metric, behind `prima_member_`; also its name on the chat page.
+    pub name: &'static str,
+    pub help: &'static str,
+    pub kind: Kind,
+    /// What one counts, in the unit of its name.
+    unit: f64,
+    field: fn(&mut HopTiming) -> &mut u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Of all frames.
+    Sum,
+    /// As of the last frame.
+    Gauge,
+}
+
+pub const FIGURES: [Figure; 8] = [
+    Figure {
+        name: "compute_seconds",
+        help: "Time computing",
+        kind: Kind::Sum,
+        unit: 1e-9,
+        field: |timing| &mut timing.compute_ns,
+    },
+    Figure {
+        name: "wait_seconds",
+        help: "Time that frames waited on the member before and after computing",
+        kind: Kind::Sum,
+        unit: 1e-9,
+        field: |timing| &mut timing.wait_ns,
+    },
+    Figure {
+        name: "disk_seconds",
+        help: "Time of computing that was waiting for weights from disk",
+        kind: Kind::Sum,
+        unit: 1e-9,
+        field: |timing| &mut timing.disk_ns,
+    },
+    Figure {
+        name: "read_bytes",
+        help: "Weights read from disk",
+        kind: Kind::Sum,
+        unit: 1.0,
+        field: |timing| &mut timing.read_bytes,
+    },
+    Figure {
+        name: "kv_cache_bytes",
+        help: "KV caches of all sessions",
+        kind: Kind::Gauge,
+        unit: 1.0,
+        field: |timing| &mut timing.kv_bytes,
+    },
+    Figure {
+        name: "resident_weight_bytes",
+        help: "Weights that the member keeps in memory",
+        kind: Kind::Gauge,
+        unit: 1.0,
+        field: |timing| &mut timing.resident_bytes,
+    },
+    Figure {
+        name: "streamed_weight_bytes",
+        help: "Weights that the member reads from disk for every token",
+        kind: Kind::Gauge,
+        unit: 1.0,
+        field: |timing| &mut timing.streamed_bytes,
+    },
+    Figure {
+        name: "memory_pressure_ratio",
+        help: "Fall of the machine's available memory since the member started, as a share of all memory",
+        kind: Kind::Gauge,
+        unit: 1e-6,
+        field: |timing| &mut timing.memory_pressure_ppm,
+    },
+];
+
+impl Figure {
+    /// In the unit of its name.
+    pub fn of(&self, timing: &HopTiming) -> f64 {
+        let mut timing = *timing;
+        *(self.field)(&mut timing) as f64 * self.unit
+    }
+}
+
+impl HopTiming {
+    /// Takes in what the same member spent later.
+    pub fn add(&mut self, later: &HopTiming) {
+        let mut later = *later;
+        for figure in &FIGURES {
+            let (sum, one) = ((figure.field)(self), *(figure.field)(&mut later));
+            *sum = match figure.kind {
+                Kind::Sum => sum.saturating_add(one),
+                Kind::Gauge => one,
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+
+    use super::*;
+
+    #[test]
+    fn sums_add_up_and_gauges_are_the_last() {
+        let mut first = HopTiming {
+            rank: 1,
+            compute_ns: 5,
+            wait_ns: 6,
+            disk_ns: 7,
+            read_bytes: 20,
+            kv_bytes: 8,
+            resident_bytes: 1,
+            streamed_bytes: 2,
+            memory_pressure_ppm: 5,
+        };
+        first.add(&HopTiming {
+            rank: 1,
+            compute_ns: 6,
+            wait_ns: u64::MAX,
+            disk_ns: 8,
+            read_bytes: 22,
+            kv_bytes: 9,
+            resident_bytes: 3,
+            streamed_bytes: 4,
+            memory_pressure_ppm: 6,
+        });
+        let both = HopTiming {
+            rank: 1,
+            compute_ns: 11,
+            wait_ns: u64::MAX,
+            disk_ns: 15,
+            read_bytes: 42,
+            kv_bytes: 9,
+            resident_bytes: 3,
+            streamed_bytes: 4,
+            memory_pressure_ppm: 6,
+        };
+        assert_eq!(first, both);
+        assert_eq!(FIGURES[0].of(&both), 11e-9);
+    }
+
+    #[test]
+    fn every_field_of_the_message_has_its_line() {
+        let mut timing = HopTiming::default();
+        for (index, figure) in FIGURES.iter().enumerate() {
+            assert_eq!(*(figure.field)(&mut timing), 0, "{}", figure.name);
+            *(figure.field)(&mut timing) = index as u64 + 1;
+        }
+        timing.rank = 1;
+        // A tag and a value, of a byte each.
+        assert_eq!(timing.encoded_len(), 2 * (FIGURES.len() + 1));
+        let tags: Vec<u8> = timing.encode_to_vec().into_iter().step_by(2).collect();
+        let all: Vec<u8> = (1..=FIGURES.len() as u8 + 1).map(|tag| tag << 3).collect();
+        assert_eq!(tags, all);
+    }
+}

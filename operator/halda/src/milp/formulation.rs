@@ -1,0 +1,432 @@
+//! The program's columns and rows: who may take part, what each device's layers take of time and memory, and the ring.
+
+use std::ops::{RangeBounds, RangeInclusive};
+
+use highs::{Col, RowProblem};
+
+use super::{MILLISECONDS, Program, UNIT_BYTES};
+use crate::input::{Device, Hop, MemoryRule};
+use crate::latency::chunks;
+
+/// A sum of columns, each with its factor.
+type Terms = Vec<(Col, f64)>;
+
+/// Where the answer is read from, a column for each device.
+pub struct Columns {
+    pub takes_part: Vec<Col>,
+    pub is_rank0: Vec<Col>,
+    pub cpu_layers: Vec<Col>,
+    pub gpu_layers: Vec<Option<Col>>,
+    /// `[from][to]`, where the order is part of the program.
+    pub follows: Vec<Vec<Option<Col>>>,
+}
+
+/// `cuts`: devices that formed a ring of their own beside rank 0's in an earlier answer, and must not.
+pub fn formulate(program: &Program<'_>, cuts: &[Vec<usize>]) -> (RowProblem, Columns) {
+    let mut formulation = Formulation::new(program);
+    for (index, device) in program.input.devices.iter().enumerate() {
+        formulation.device(index, device);
+    }
+    formulation.rounds_are_filled();
+    if program.ordered {
+        formulation.order();
+        formulation.cut(cuts);
+    }
+    formulation.ring();
+    formulation.prompt();
+    (formulation.rows, formulation.columns)
+}
+
+/// What a member costs beside its time: less than any difference that could be measured.
+pub const TIE_SECONDS: f64 = 1e-6;
+
+struct Formulation<'a> {
+    program: &'a Program<'a>,
+    /// k, the rounds of a token.
+    rounds: f64,
+    rows: RowProblem,
+    columns: Columns,
+    /// C, the time of a round: the sum of all members' work, stalls and hops.
+    cycle: Col,
+    cycle_terms: Terms,
+    /// P, the slowest stage of a prompt.
+    slowest: Col,
+    /// Of each device, what it does with a chunk.
+    stage_terms: Vec<Terms>,
+    layer_terms: Terms,
+    /// Devices that have a layer for each round.
+    round_fillers: Terms,
+}
+
+/// The variables of one device.
+struct Variables {
+    /// u, r, x.
+    takes_part: Col,
+    is_rank0: Col,
+    cpu_layers: Col,
+    /// n and g, where it has a GPU.
+    gpu: Option<(Col, Col)>,
+}
+
+/// What a device's layers take, in milliseconds and units.
+struct Work {
+    /// For a token; a k-th of it in each round.
+    token: Terms,
+    /// For a chunk of a prompt.
+    chunk: Terms,
+    /// KV cache and weights that need memory.
+    kv: Terms,
+    weights: Terms,
+    /// What memory lacks for all of it: more than nothing does not fit.
+    lacking: Terms,
+    /// Buffers less memory, which is room below 0.
+    room: f64,
+}
+
+impl Variables {
+    fn all_layers(&self) -> impl Iterator<Item = (Col, f64)> {
+        let gpu = self.gpu.map(|(layers, _)| (layers, 1.0));
+        [(self.cpu_layers, 1.0)].into_iter().chain(gpu)
+    }
+}
+
+impl<'a> Formulation<'a> {
+    fn new(program: &'a Program<'a>) -> Self {
+        let input = program.input;
+        let devices = input.devices.len();
+        let rounds = program.rounds as f64;
+        let mut rows = RowProblem::default();
+        let cycle = rows.add_column(input.workload.answer_tokens as f64 * rounds, 0.0..);
+        let slowest = rows.add_column((chunks(input) - 1.0).max(0.0), 0.0..);
+        Self {
+            program,
+            rounds,
+            rows,
+            columns: Columns {
+                takes_part: Vec::new(),
+                is_rank0: Vec::new(),
+                cpu_layers: Vec::new(),
+                gpu_layers: Vec::new(),
+                follows: vec![vec![None; devices]; devices],
+            },
+            cycle,
+            cycle_terms: vec![(cycle, -1.0)],
+            slowest,
+            stage_terms: Vec::new(),
+            layer_terms: Vec::new(),
+            round_fillers: Vec::new(),
+        }
+    }
+
+    fn device(&mut self, index: usize, device: &Device) {
+        let variables = self.variables(index, device);
+        self.layers(device, &variables);
+        let mut work = self.work(device, &variables);
+        match (device.disk_bytes_per_second, device.memory_rule) {
+            (None, _) => self.row(..=0.0, work.lacking.clone()),
+            (Some(disk), MemoryRule::Overflow) => {
+                self.overflow(device, &variables, &mut work, disk);
+            }
+            (Some(disk), MemoryRule::AllOrNothing) => {
+                self.all_or_nothing(&variables, &mut work, disk);
+            }
+        }
+        self.cycle_terms
+            .extend(times(&work.token, 1.0 / self.rounds));
+        if !self.program.ordered {
+            self.cheapest_hop(index, &variables, &mut work);
+        }
+        self.may_fill_rounds(&variables);
+        self.stage_terms.push(work.chunk);
+        self.layer_terms.extend(variables.all_layers());
+        self.columns.takes_part.push(variables.takes_part);
+        self.columns.is_rank0.push(variables.is_rank0);
+        self.columns.cpu_layers.push(variables.cpu_layers);
+        let gpu_layers = variables.gpu.map(|(layers, _)| layers);
+        self.columns.gpu_layers.push(gpu_layers);
+    }
+
+    fn variables(&mut self, index: usize, device: &Device) -> Variables {
+        let input = self.program.input;
+        let layers = input.model.layers as f64;
+        let least = if device.required { 1.0 } else { 0.0 };
+        let may_lead = input.rank0.is_none_or(|rank0| rank0 == index);
+        // Of two plans that are equally fast, the one with fewer members.
+        let takes_part = self.whole(TIE_SECONDS * MILLISECONDS, least..=1.0);
+        let is_rank0 = self.whole(
+            device.head_seconds * MILLISECONDS,
+            0.0..=if may_lead { 1.0 } else { 0.0 },
+        );
+        let cpu_layers = self.whole(0.0, 0.0..=layers);
+        let gpu = device.gpu.as_ref();
+        let gpu_layers = gpu.map(|_| self.whole(0.0, 0.0..=layers));
+        let uses_gpu = gpu.map(|_| self.whole(0.0, 0.0..=1.0));
+        Variables {
+            takes_part,
+            is_rank0,
+            cpu_layers,
+            gpu: gpu_layers.zip(uses_gpu),
+        }
+    }
+
+    /// Only members lead and have layers, and only a GPU that is used has some.
+    fn layers(&mut self, device: &Device, variables: &Variables) {
+        let layers = self.program.input.model.layers as f64;
+        let &Variables {
+            takes_part,
+            is_rank0,
+            ..
+        } = variables;
+        self.row(..=0.0, [(is_rank0, 1.0), (takes_part, -1.0)]);
+        let none_without = [(takes_part, -layers)];
+        self.row(..=0.0, variables.all_layers().chain(none_without));
+        // Whoever is there computes something; rank 0 may be there for the output head alone.
+        let own_layer = if device.required { 0.0 } else { 1.0 };
+        let something = [(takes_part, -1.0), (is_rank0, own_layer)];
+        self.row(0.0.., variables.all_layers().chain(something));
+        if let Some((gpu_layers, uses_gpu)) = variables.gpu {
+            self.row(..=0.0, [(gpu_layers, 1.0), (uses_gpu, -layers)]);
+        }
+    }
+
+    fn work(&mut self, device: &Device, variables: &Variables) -> Work {
+        let model = &self.program.input.model;
+        let (k, ms, units) = (self.rounds, MILLISECONDS, 1.0 / UNIT_BYTES);
+        let positions = self.program.input.workload.chunk_tokens as f64;
+        let &Variables {
+            takes_part,
+            is_rank0,
+            cpu_layers,
+            gpu,
+        } = variables;
+        let mut token = vec![
+            (cpu_layers, device.cpu.decode_seconds * ms),
+            (is_rank0, device.head_seconds * ms),
+        ];
+        let mut chunk = vec![(cpu_layers, positions * device.cpu.prefill_seconds * ms)];
+        let mut in_memory = vec![(cpu_layers, 1.0)];
+        if let (Some(gpu), Some((layers, uses))) = (&device.gpu, gpu) {
+            token.push((layers, gpu.layer.decode_seconds * ms));
+            token.push((uses, k * gpu.copy_seconds * ms));
+            chunk.push((layers, positions * gpu.layer.prefill_seconds * ms));
+            chunk.push((uses, k * gpu.copy_seconds * ms));
+            match gpu.memory_bytes {
+                None => in_memory.push((layers, 1.0)),
+                Some(available) => self.gpu_memory(available, layers, uses),
+            }
+        }
+        let kv = times(&in_memory, model.layer_kv_bytes * units);
+        let weights = times(&in_memory, model.layer_bytes * units);
+        let room = (model.buffer_bytes - device.memory_bytes) * units;
+        let beside = [(is_rank0, model.head_bytes * units), (takes_part, room)];
+        let lacking = kv.iter().chain(&weights).copied().chain(beside).collect();
+        Work {
+            token,
+            chunk,
+            kv,
+            weights,
+            lacking,
+            room,
+        }
+    }
+
+    /// What a GPU has of its own has to do for its layers.
+    fn gpu_memory(&mut self, available: f64, layers: Col, uses: Col) {
+        let model = &self.program.input.model;
+        let layer = (model.layer_bytes + model.layer_kv_bytes) / UNIT_BYTES;
+        let room = (model.buffer_bytes - available) / UNIT_BYTES;
+        self.row(..=0.0, [(layers, layer), (uses, room)]);
+    }
+
+    /// What cannot be read from disk fits; of the weights, o does not, and is read for each token, as far as the buffer B allows ahead of its
+    /// use.
+    fn overflow(&mut self, device: &Device, variables: &Variables, work: &mut Work, disk: f64) {
+        let disk = disk / UNIT_BYTES / MILLISECONDS;
+        let (k, cycle, overlap) = (self.rounds, self.cycle, &device.overlap);
+        let overflow = self.rows.add_column(0.0, 0.0..);
+        let buffer = self.rows.add_column(0.0, 0.0..);
+        let ahead = self.rows.add_column(0.0, 0.0..);
+        let stall = self.rows.add_column(0.0, 0.0..);
+        let lacking = work.lacking.iter().copied();
+        self.row(..=0.0, lacking.chain([(overflow, -1.0)]));
+        let kv = work.kv.iter().copied();
+        let kept = [(buffer, 1.0), (variables.takes_part, work.room)];
+        self.row(..=0.0, kv.chain(kept));
+        self.row(..=0.0, [(ahead, 1.0), (buffer, -1.0)]);
+        // Ahead at most what the disk gives while the others work.
+        let own = times(&work.token, disk / k).into_iter();
+        self.row(
+            ..=0.0,
+            own.chain([(ahead, 1.0), (cycle, -disk), (stall, disk)]),
+        );
+        // What was not read ahead is waited for, but for what passes behind own work.
+        let rest = [(ahead, 1.0), (overflow, -1.0 / k), (buffer, -1.0 / k)];
+        let gained = times(&work.token, overlap.hidden * disk / k);
+        let waited = [(stall, disk)].into_iter().chain(gained);
+        self.row(0.0.., rest.into_iter().chain(waited));
+        let slowed = times(&rest, overlap.slowdown);
+        self.row(0.0.., slowed.into_iter().chain([(stall, disk)]));
+        self.cycle_terms.push((stall, 1.0));
+        // The same for a chunk of a prompt, of which nothing is read ahead.
+        let chunk_stall = self.rows.add_column(0.0, 0.0..);
+        let gained = times(&work.chunk, overlap.hidden).into_iter();
+        let read = [(chunk_stall, 1.0), (overflow, -1.0 / disk)];
+        self.row(0.0.., gained.chain(read));
+        let slowed = [(chunk_stall, 1.0), (overflow, -overlap.slowdown / disk)];
+        self.row(0.0.., slowed);
+        work.chunk.push((chunk_stall, 1.0));
+    }
+
+    /// y: where not everything fits, everything is read again.
+    fn all_or_nothing(&mut self, variables: &Variables, work: &mut Work, disk: f64) {
+        let model = &self.program.input.model;
+        let disk = disk / UNIT_BYTES / MILLISECONDS;
+        let (layers, head) = (model.layers as f64, model.head_bytes / UNIT_BYTES);
+        // With everything on one device, this is what memory lacks at most.
+        let most = (layers * (model.layer_bytes + model.layer_kv_bytes)
+            + model.head_bytes
+            + model.buffer_bytes)
+            / UNIT_BYTES;
+        let read_again = self.whole(0.0, 0.0..=1.0);
+        let read = self.rows.add_column(0.0, 0.0..);
+        let lacking = work.lacking.iter().copied();
+        self.row(..=0.0, lacking.chain([(read_again, -most)]));
+        let kv = work.kv.iter().copied();
+        self.row(..=0.0, kv.chain([(variables.takes_part, work.room)]));
+        let weights = work.weights.iter().copied();
+        let all = [(variables.is_rank0, head), (read, -1.0), (read_again, most)];
+        self.row(..=most, weights.chain(all));
+        self.cycle_terms.push((read, 1.0 / (self.rounds * disk)));
+        work.chunk.push((read, 1.0 / disk));
+    }
+
+    /// Where the order is not part of the program, each hop costs its device the cheapest link.
+    fn cheapest_hop(&mut self, index: usize, variables: &Variables, work: &mut Work) {
+        let hops = &self.program.input.hops[index];
+        let cheapest = |seconds: fn(&Hop) -> f64| {
+            let others = (0..hops.len()).filter(|&other| other != index);
+            others
+                .map(|other| seconds(&hops[other]))
+                .fold(f64::INFINITY, f64::min)
+        };
+        let takes_part = variables.takes_part;
+        let decode = cheapest(|hop| hop.decode_seconds) * MILLISECONDS;
+        self.cycle_terms.push((takes_part, decode));
+        let chunk = self.rounds * cheapest(|hop| hop.chunk_seconds) * MILLISECONDS;
+        work.chunk.push((takes_part, chunk));
+    }
+
+    /// Where rounds could be empty: whether this device has a layer for each.
+    fn may_fill_rounds(&mut self, variables: &Variables) {
+        let devices = self.program.input.devices.len() as f64;
+        if self.rounds * devices > self.program.input.model.layers as f64 {
+            let fills = self.whole(0.0, 0.0..=1.0);
+            let enough = [(fills, -self.rounds)];
+            self.row(0.0.., variables.all_layers().chain(enough));
+            self.round_fillers.push((fills, 1.0));
+        }
+    }
+
+    /// No round may be empty: somebody has a layer for each.
+    fn rounds_are_filled(&mut self) {
+        if !self.round_fillers.is_empty() {
+            let fillers = std::mem::take(&mut self.round_fillers);
+            self.row(1.0.., fillers);
+        }
+    }
+
+    /// Who follows whom: every device that takes part has one successor and one predecessor.
+    fn order(&mut self) {
+        let devices = self.program.input.devices.len();
+        for from in 0..devices {
+            for to in (0..devices).filter(|&to| to != from) {
+                let hop = self.program.input.hops[from][to];
+                let follows = self.whole(0.0, 0.0..=1.0);
+                let decode = hop.decode_seconds * MILLISECONDS;
+                self.cycle_terms.push((follows, decode));
+                let chunk = self.rounds * hop.chunk_seconds * MILLISECONDS;
+                self.stage_terms[from].push((follows, chunk));
+                self.columns.follows[from][to] = Some(follows);
+            }
+        }
+        for device in 0..devices {
+            let takes_part = [(self.columns.takes_part[device], -1.0)];
+            let follows = &self.columns.follows;
+            let out: Terms = ones(follows[device].iter().flatten());
+            let into: Terms = ones(follows.iter().filter_map(|from| from[device].as_ref()));
+            self.row(0.0..=0.0, out.into_iter().chain(takes_part));
+            self.row(0.0..=0.0, into.into_iter().chain(takes_part));
+        }
+    }
+
+    fn cut(&mut self, cuts: &[Vec<usize>]) {
+        for cut in cuts {
+            let follows = &self.columns.follows;
+            let within = cut
+                .iter()
+                .flat_map(|&from| cut.iter().filter_map(move |&to| follows[from][to].as_ref()));
+            let within = ones(within);
+            self.row(..=cut.len() as f64 - 1.0, within);
+        }
+    }
+
+    /// All layers are somebody's, one is rank 0, and no ring of one is meant.
+    fn ring(&mut self) {
+        let layers = self.program.input.model.layers as f64;
+        let terms = std::mem::take(&mut self.layer_terms);
+        self.row(layers..=layers, terms);
+        let leads = ones(&self.columns.is_rank0);
+        self.row(1.0..=1.0, leads);
+        let members = ones(&self.columns.takes_part);
+        self.row(2.0.., members);
+        let cycle = std::mem::take(&mut self.cycle_terms);
+        self.row(0.0..=0.0, cycle);
+    }
+
+    /// The first chunk takes all stages, every further one the slowest.
+    fn prompt(&mut self) {
+        let first = self.rows.add_column(1.0, 0.0..);
+        let stages = std::mem::take(&mut self.stage_terms);
+        for stage in &stages {
+            let slowest = [(self.slowest, -1.0)];
+            self.row(..=0.0, stage.iter().copied().chain(slowest));
+        }
+        let all = stages.into_iter().flatten();
+        self.row(0.0..=0.0, all.chain([(first, -1.0)]));
+    }
+
+    /// A column for a whole number, or any number where the program is relaxed.
+    fn whole(&mut self, cost: f64, range: RangeInclusive<f64>) -> Col {
+        match self.program.relaxed {
+            true => self.rows.add_column(cost, range),
+            false => self.rows.add_integer_column(cost, range),
+        }
+    }
+
+    fn row(&mut self, bounds: impl RangeBounds<f64>, terms: impl IntoIterator<Item = (Col, f64)>) {
+        self.rows.add_row(bounds, merged(terms));
+    }
+}
+
+fn times(terms: &[(Col, f64)], factor: f64) -> Terms {
+    let terms = terms.iter();
+    terms.map(|&(col, value)| (col, value * factor)).collect()
+}
+
+fn ones<'a>(columns: impl IntoIterator<Item = &'a Col>) -> Terms {
+    columns.into_iter().map(|&col| (col, 1.0)).collect()
+}
+
+/// HiGHS refuses a row that names a column twice.
+fn merged(terms: impl IntoIterator<Item = (Col, f64)>) -> Terms {
+    let mut sums: Terms = terms.into_iter().collect();
+    sums.sort_by_key(|(col, _)| col.index());
+    sums.dedup_by(|next, kept| {
+        let same = next.0.index() == kept.0.index();
+        if same {
+            kept.1 += next.1;
+        }
+        same
+    });
+    sums
+}
