@@ -9,7 +9,7 @@
 //! started them.
 
 mod api;
-mod figures;
+mod backoff;
 mod http;
 mod lease;
 mod links;
@@ -19,8 +19,8 @@ mod member;
 mod member_process;
 mod member_status;
 mod memory;
+mod metrics;
 mod owner;
-mod pauses;
 mod plan_checks;
 mod plan_watch;
 mod publish_profile;
@@ -39,10 +39,10 @@ use prima_engine::Compute;
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
 
-use self::figures::{Established, Figures};
 use self::links::Links;
 use self::member::Machine;
 use self::memory::Children;
+use self::metrics::{Established, Metrics};
 use self::weights::{Weights, WeightsError, WeightsOptions};
 use crate::profile::{self, Measuring, ProfileError, system};
 use crate::ring::{EchoServer, LinkError};
@@ -128,14 +128,14 @@ pub fn run(args: RunArgs) -> Result<(), ClusterError> {
 async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
     let mut stop = StopSignal::new().map_err(ClusterError::Start)?;
     let folders = Folders::make(&args.data)?;
-    let figures = Figures::default();
+    let metrics = Metrics::default();
     let established = Established::default();
     let weights = Weights::open(WeightsOptions {
         folder: folders.cache,
         budget_bytes: args.cache_budget,
         hub: set("HF_ENDPOINT"),
         token: set("HF_TOKEN"),
-        fetched_bytes: figures.fetched_bytes.clone(),
+        fetched_bytes: metrics.fetched_bytes.clone(),
     })
     .map_err(ClusterError::Weights)?;
     let links = SocketAddr::new(args.pod_ip, LINKS_PORT);
@@ -155,7 +155,7 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
         plans_folder: folders.plans,
         weights,
         children: Children::default(),
-        figures,
+        metrics,
     });
 
     let mut parts = Parts::default();
@@ -232,10 +232,10 @@ impl Parts {
         listener: tokio::net::TcpListener,
         established: &Established,
     ) {
-        let (figures, there) = (machine.figures.clone(), established.clone());
+        let (metrics, there) = (machine.metrics.clone(), established.clone());
         self.keep("its HTTP server", async move {
             // Why is of no use: it does not end by itself.
-            let _ = http::serve(listener, figures, there).await;
+            let _ = http::serve(listener, metrics, there).await;
         });
         let agent = machine.clone();
         let pod = set("POD_NAME").unwrap_or_else(system::host_name);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use prima_text::SamplingParams;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::ring::{FIGURES, HopTiming};
+use crate::ring::{HOP_METRICS, HopTiming};
 
 /// One prompt to continue, `choices` times.
 #[derive(Clone, Debug)]
@@ -174,7 +174,7 @@ pub struct RingStatus {
     pub readiness: Readiness,
     pub plan_generation: i64,
     pub rounds: usize,
-    pub members: Vec<MemberStatus>,
+    pub members: Vec<MemberTotals>,
     pub running_requests: usize,
     pub waiting_requests: usize,
     pub kv_bytes: u64,
@@ -193,7 +193,7 @@ pub enum Readiness {
 
 /// One member, and what its windows cost over all frames so far (totals only grow, as Prometheus counters do).
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
-pub struct MemberStatus {
+pub struct MemberTotals {
     pub name: String,
     pub address: String,
     /// `[first, last)` per round.
@@ -208,11 +208,11 @@ pub struct MemberStatus {
     pub planned_read_bytes: Option<u64>,
 }
 
-/// Each figure in its unit.
+/// Each metric in its unit.
 fn by_name<S: serde::Serializer>(timing: &HopTiming, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(
-        FIGURES
+        HOP_METRICS
             .iter()
-            .map(|figure| (figure.name, figure.of(timing))),
+            .map(|metric| (metric.name, metric.of(timing))),
     )
 }

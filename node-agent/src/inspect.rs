@@ -138,10 +138,10 @@ impl Summary {
         for tensor in &gguf.tensors {
             total.add(tensor);
             match place_of(&tensor.name) {
-                Place::Embedding => embedding.add(tensor),
-                Place::Layer(layer) => layers.entry(layer).or_default().add(tensor),
-                Place::OutputHead => head.add(tensor),
-                Place::Other => other.add(tensor),
+                LayerPlacement::Embedding => embedding.add(tensor),
+                LayerPlacement::Layer(layer) => layers.entry(layer).or_default().add(tensor),
+                LayerPlacement::OutputHead => head.add(tensor),
+                LayerPlacement::Other => other.add(tensor),
             }
         }
         Ok(Summary {
@@ -173,7 +173,7 @@ impl Summary {
     }
 }
 
-enum Place {
+enum LayerPlacement {
     Embedding,
     Layer(u32),
     OutputHead,
@@ -181,7 +181,7 @@ enum Place {
 }
 
 /// Where a tensor belongs, by the names that GGUF fixes for all architectures.
-fn place_of(tensor: &str) -> Place {
+fn place_of(tensor: &str) -> LayerPlacement {
     let layer = tensor
         .strip_prefix("blk.")
         .and_then(|rest| rest.split_once('.'))
@@ -190,12 +190,12 @@ fn place_of(tensor: &str) -> Place {
         layer,
         tensor.split_once('.').map_or(tensor, |(stem, _)| stem),
     ) {
-        (Some(layer), _) => Place::Layer(layer),
+        (Some(layer), _) => LayerPlacement::Layer(layer),
         (None, "token_embd" | "token_embd_norm" | "position_embd" | "token_types") => {
-            Place::Embedding
+            LayerPlacement::Embedding
         }
-        (None, "output" | "output_norm") => Place::OutputHead,
-        (None, _) => Place::Other,
+        (None, "output" | "output_norm") => LayerPlacement::OutputHead,
+        (None, _) => LayerPlacement::Other,
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use comfy_table::{ContentArrangement, Table, presets};
 use prima_engine::Compute;
-use prima_engine::kernels::{LEVEL_VARIABLE, Level, LevelError};
+use prima_engine::kernels::{IsaLevel, IsaLevelError, LEVEL_VARIABLE};
 
 use crate::profile::system;
 
@@ -14,9 +14,9 @@ use crate::profile::system;
 ///
 /// # Errors
 /// `PRIMA_CPU_LEVEL` asks for a level that this processor lacks.
-pub fn inspect_cpu() -> Result<String, LevelError> {
-    let used = Level::from_environment()?;
-    let why = match used == Level::detect() {
+pub fn inspect_cpu() -> Result<String, IsaLevelError> {
+    let used = IsaLevel::from_environment()?;
+    let why = match used == IsaLevel::detect() {
         true => "the highest level that this processor has".to_owned(),
         false => format!("as {LEVEL_VARIABLE} asks for it"),
     };
@@ -24,11 +24,11 @@ pub fn inspect_cpu() -> Result<String, LevelError> {
         "processor  {}\nkernels    {used}: {why}\nthreads    {}: as many cores as this process may use (its affinity and its cgroup's quota)\n\n{}\n",
         system::cpu_model(Path::new("/")),
         Compute::available_threads(),
-        table(used, &Level::known()),
+        table(used, &IsaLevel::known()),
     ))
 }
 
-fn table(used: Level, known: &[(&'static str, Vec<(&'static str, bool)>)]) -> Table {
+fn table(used: IsaLevel, known: &[(&'static str, Vec<(&'static str, bool)>)]) -> Table {
     let mut table = Table::new();
     table
         .load_preset(presets::NOTHING)
@@ -62,7 +62,7 @@ mod tests {
             ("wide", vec![("w", true)]),
             ("wider", vec![("w", true), ("v", false)]),
         ];
-        let text = table(Level::SCALAR, &known).to_string();
+        let text = table(IsaLevel::SCALAR, &known).to_string();
         let lines: Vec<Vec<&str>> = text
             .lines()
             .map(|line| line.split_whitespace().collect())

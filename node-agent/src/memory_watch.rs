@@ -41,7 +41,7 @@ pub struct MemoryLimits {
     pub members: u64,
 }
 
-/// Who needs memory waits at most so long for it.
+/// How often the watch looks: another program that needs memory waits at most this long for it.
 const INTERVAL: Duration = Duration::from_millis(250);
 /// Looks in a row that must find room before weights take some of it.
 const LOOKS_BEFORE_GROWTH: u32 = 20;

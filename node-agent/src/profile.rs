@@ -40,7 +40,7 @@ use prima_crds::v1alpha1::node_profile::{
     SystemProfile,
 };
 use prima_engine::Compute;
-use prima_engine::kernels::{Level, LevelError, MatrixError, ThreadPool, ThreadPoolError};
+use prima_engine::kernels::{IsaLevel, IsaLevelError, MatrixError, ThreadPool, ThreadPoolError};
 
 use crate::available_memory::{self, MemoryError, MemoryNow};
 use crate::ring::LinkError;
@@ -86,7 +86,7 @@ pub enum OutputFormat {
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     #[error("cannot choose the processor's kernels")]
-    Level(#[source] LevelError),
+    Level(#[source] IsaLevelError),
     #[error("cannot start the compute threads")]
     Threads(#[source] ThreadPoolError),
     #[error("cannot measure the processor")]
@@ -179,7 +179,7 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<NodeProfileStatus, ProfileE
     let root = Path::new("/");
     let system = system::read(root);
     let now = available_memory::read(root, system.os).map_err(ProfileError::Memory)?;
-    let level = Level::from_environment().map_err(ProfileError::Level)?;
+    let level = IsaLevel::from_environment().map_err(ProfileError::Level)?;
     let key = CacheKey {
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         kernels: level.name().to_owned(),
@@ -272,7 +272,7 @@ fn measure(
         cpu: CpuProfile {
             model: key.cpu_model.clone(),
             threads: key.threads as i32,
-            features: Level::detected_features()
+            features: IsaLevel::detected_features()
                 .into_iter()
                 .map(str::to_owned)
                 .collect(),

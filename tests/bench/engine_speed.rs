@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use prima_engine::kernels::{Level, ThreadPool, limits};
+use prima_engine::kernels::{IsaLevel, ThreadPool, limits};
 use prima_engine::{Compute, KvCache};
 use prima_gguf::Gguf;
 use prima_node_agent::profile::cache_bytes;
@@ -118,7 +118,7 @@ impl Pair {
 pub fn measure(effort: &Effort) -> Result<EngineSpeeds, BenchError> {
     let peer = peer::build()?;
     let threads = Compute::available_threads();
-    let level = Level::detect();
+    let level = IsaLevel::detect();
     let pool = ThreadPool::new(threads, level)?;
     let mut speeds = EngineSpeeds {
         threads,

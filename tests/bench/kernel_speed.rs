@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use half::f16;
 use prima_engine::kernels::{
-    AttentionShape, BLOCK_POSITIONS, KvShape, Level, Matrix, SequenceAttention, ThreadPool,
+    AttentionShape, BLOCK_POSITIONS, IsaLevel, KvShape, Matrix, SequenceAttention, ThreadPool,
     attention, limits, matmul, supported,
 };
 use prima_gguf::GgmlType;
@@ -49,7 +49,7 @@ pub struct Cell {
 /// With as many threads as there are cores. Levels take turns.
 pub fn measure(effort: &Effort) -> Result<KernelSpeeds, BenchError> {
     let threads = prima_engine::Compute::available_threads();
-    let levels = Level::available().into_iter();
+    let levels = IsaLevel::available().into_iter();
     let pools: Vec<ThreadPool> = levels
         .map(|level| ThreadPool::new(threads, level))
         .collect::<Result<_, _>>()?;

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use prima_engine::kernels::Level;
+use prima_engine::kernels::IsaLevel;
 use prima_engine::{
     BatchEntry, Compute, Embedding, EngineError, KvCache, LayerDevices, LayerWindow, Model,
     OutputHead, Residency,
@@ -41,7 +41,7 @@ impl OneProcess {
     pub fn open_at_level(
         path: &Path,
         threads: usize,
-        level: Level,
+        level: IsaLevel,
     ) -> Result<Self, OneProcessError> {
         Self::with(path, Compute::at_level(threads, level)?)
     }

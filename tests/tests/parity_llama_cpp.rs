@@ -14,7 +14,7 @@
 
 use std::path::PathBuf;
 
-use prima_engine::kernels::Level;
+use prima_engine::kernels::IsaLevel;
 use prima_tests::assets;
 use prima_tests::one_process::{OneProcess, log_softmax, most_likely};
 use prima_tests::oracle::{self, Answer, GreedyJob, NextJob, Request, TextJob};
@@ -295,7 +295,7 @@ fn perplexity_agrees(name: &str, window: usize) {
     assert_eq!(expected.logprobs.len(), TOKENS - TOKENS / window);
 
     // Of as many tokens as there are logprobs.
-    let agrees = |level: Level, logprobs: &[f64]| {
+    let agrees = |level: IsaLevel, logprobs: &[f64]| {
         let wanted = perplexity(&expected.logprobs[..logprobs.len()]);
         let found = perplexity(logprobs);
         println!("{name} at {level}: perplexity {found:.4}, llama.cpp {wanted:.4}");
@@ -304,12 +304,12 @@ fn perplexity_agrees(name: &str, window: usize) {
             "{name} at {level}: perplexity {found}, llama.cpp {wanted}"
         );
     };
-    let best = Level::detect();
+    let best = IsaLevel::detect();
     let engine = OneProcess::open_at_level(&model(name), THREADS, best).unwrap();
     let logprobs = logprobs_of(&engine, &expected.tokens, window);
     assert_eq!(logprobs.len(), expected.logprobs.len());
     agrees(best, &logprobs);
-    for level in Level::available() {
+    for level in IsaLevel::available() {
         let engine = OneProcess::open_at_level(&model(name), THREADS, level).unwrap();
         match level.name() {
             // It would take minutes: `parity_weight_formats.rs` compares its logprobs over fewer tokens.

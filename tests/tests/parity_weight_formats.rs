@@ -11,7 +11,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use prima_engine::kernels::{self, Level, Matrix};
+use prima_engine::kernels::{self, IsaLevel, Matrix};
 use prima_gguf::writer::GgufWriter;
 use prima_gguf::{GgmlType, Gguf};
 use prima_tests::one_process::{OneProcess, log_softmax};
@@ -245,10 +245,10 @@ fn as_precise_as_llama_cpp(name: &str) {
     let llama_cpp = ask(model.clone(), false);
     let all = exact.tokens.chunks(WINDOW).count();
     let at_level = |level| OneProcess::open_at_level(&model, 2, level).unwrap();
-    let best = Level::detect();
+    let best = IsaLevel::detect();
     let rows = logits(&at_level(best), &exact, all);
     compare(&format!("{name} at {best}"), &rows, &exact, &llama_cpp);
-    for level in Level::available() {
+    for level in IsaLevel::available() {
         // They are slow, or have the same bits.
         let found = logits(&at_level(level), &exact, 1);
         let level_name = format!("{name} at {level}");

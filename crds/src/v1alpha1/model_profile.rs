@@ -28,7 +28,7 @@ pub struct ModelProfileSpec {
     pub size_bytes: i64,
     /// Transformer layers (L).
     pub layers: i32,
-    /// Width of a hidden state (e).
+    /// Width of an activation (e).
     pub hidden_size: i32,
     pub vocabulary_size: i32,
     /// Positions that the model was trained for.

@@ -232,7 +232,7 @@ pub struct GpuMeasurements {
     /// 0 with unified memory.
     pub to_gpu_bytes_per_second: i64,
     pub from_gpu_bytes_per_second: i64,
-    /// One copy of a single hidden state each way, whatever its size.
+    /// One copy of a single activation each way, whatever its size.
     pub copy_overhead_nanoseconds: i64,
     pub throughput: Vec<Throughput>,
     pub layer_overhead_nanoseconds: i64,

@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use crate::error::EngineError;
-use crate::kernels::{Level, ThreadPool};
+use crate::kernels::{IsaLevel, ThreadPool};
 
 /// The compute threads of a process and their scratch memory. Windows that run on the same `Compute` take turns.
 pub struct Compute {
@@ -37,7 +37,7 @@ impl Compute {
     /// [`EngineError::Threads`] when the system refuses a thread, [`EngineError::KernelLevel`] when this processor lacks the level.
     pub fn new(threads: usize) -> Result<Compute, EngineError> {
         let level =
-            Level::from_environment().map_err(|source| EngineError::KernelLevel { source })?;
+            IsaLevel::from_environment().map_err(|source| EngineError::KernelLevel { source })?;
         Self::at_level(threads, level)
     }
 
@@ -45,7 +45,7 @@ impl Compute {
     ///
     /// # Errors
     /// [`EngineError::Threads`] when the system refuses a thread.
-    pub fn at_level(threads: usize, level: Level) -> Result<Compute, EngineError> {
+    pub fn at_level(threads: usize, level: IsaLevel) -> Result<Compute, EngineError> {
         let pool =
             ThreadPool::new(threads, level).map_err(|source| EngineError::Threads { source })?;
         Ok(Compute {

@@ -130,7 +130,7 @@ pub enum EngineError {
     Threads { source: kernels::ThreadPoolError },
 
     #[error("cannot choose the CPU's kernels")]
-    KernelLevel { source: kernels::LevelError },
+    KernelLevel { source: kernels::IsaLevelError },
 
     #[error(
         "this build of the engine has no code for GPUs: build it with feature `cuda` or `metal`"

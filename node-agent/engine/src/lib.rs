@@ -55,7 +55,7 @@ pub use mapped_weights::MappedFile;
 pub use model::Model;
 pub use output_head::OutputHead;
 pub use page_cache::drop_pages;
-pub use residency::{Part, Residency, ResidencyStatus, Rhythm, streaming_rate};
+pub use residency::{Part, Residency, ResidencyStatus, StreamingSchedule, streaming_rate};
 
 /// The arithmetic, a package of its own.
 pub use prima_kernels as kernels;

@@ -21,10 +21,10 @@ use crate::mapped_weights::{MappedFile, MappedTensor};
 use crate::model::Model;
 use crate::page_cache::drop_pages;
 
-use cycle::{Cycle, Piece, Split, Tensor};
+use cycle::{Piece, ResidencyPlan, Tensor, WeightCycle};
 use reader::Reader;
 
-pub use cycle::Rhythm;
+pub use cycle::StreamingSchedule;
 
 /// The weights of one member. Clones share everything.
 #[derive(Clone)]
@@ -56,8 +56,8 @@ pub struct ResidencyStatus {
 }
 
 struct Streams {
-    cycle: Cycle,
-    rhythm: Rhythm,
+    cycle: WeightCycle,
+    schedule: StreamingSchedule,
     reader: Reader,
     map: MappedFile,
     /// For advice about its pages.
@@ -82,8 +82,12 @@ impl Residency {
     /// # Errors
     /// [`EngineError::ReadAhead`] when the file cannot be opened again or the system refuses a thread, [`EngineError::Advise`] when it
     /// does not take advice.
-    pub fn new(model: &Model, parts: &[Part], rhythm: Rhythm) -> Result<Residency, EngineError> {
-        Residency::in_pieces(model, parts, rhythm, PIECE_BYTES)
+    pub fn new(
+        model: &Model,
+        parts: &[Part],
+        schedule: StreamingSchedule,
+    ) -> Result<Residency, EngineError> {
+        Residency::in_pieces(model, parts, schedule, PIECE_BYTES)
     }
 
     /// As [`new`](Self::new), with pieces of about `piece_bytes`.
@@ -93,7 +97,7 @@ impl Residency {
     pub fn in_pieces(
         model: &Model,
         parts: &[Part],
-        rhythm: Rhythm,
+        schedule: StreamingSchedule,
         piece_bytes: usize,
     ) -> Result<Residency, EngineError> {
         let mut tensors = Vec::new();
@@ -120,8 +124,8 @@ impl Residency {
         };
         let residency = Residency {
             streams: Some(Arc::new(Streams {
-                cycle: Cycle::new(&tensors, piece_bytes),
-                rhythm,
+                cycle: WeightCycle::new(&tensors, piece_bytes),
+                schedule,
                 reader: Reader::start(model.path()).map_err(failed)?,
                 map: model.map().clone(),
                 file: File::open(model.path()).map_err(failed)?,
@@ -216,7 +220,10 @@ pub fn streaming_rate(
         rows: bytes as usize / ROW_BYTES,
         row_bytes: ROW_BYTES,
     };
-    let split = Arc::new(Split::of_all(&Cycle::new(&[file], PIECE_BYTES)));
+    let split = Arc::new(ResidencyPlan::of_all(&WeightCycle::new(
+        &[file],
+        PIECE_BYTES,
+    )));
     let reader = Reader::start(path).map_err(|source| EngineError::ReadAhead {
         path: path.to_owned(),
         source,
@@ -249,7 +256,7 @@ fn unreadable(path: &Path, piece: &Piece, source: io::Error) -> EngineError {
 impl Streams {
     fn set_budget(&self, bytes: u64) {
         let mut warmed = lock(&self.warmed);
-        let split = self.cycle.split(bytes, self.rhythm);
+        let split = self.cycle.split(bytes, self.schedule);
         let before = self.reader.split();
         if split == *before {
             return;
@@ -294,7 +301,7 @@ impl Streams {
     /// Run after run of rows, as they stay or are streamed.
     fn matmul(
         &self,
-        split: &Arc<Split>,
+        split: &Arc<ResidencyPlan>,
         pool: &ThreadPool,
         x: &[f32],
         n: usize,

@@ -17,14 +17,14 @@ use std::thread;
 use std::time::Duration;
 
 use prima_engine::{
-    BatchEntry, EngineError, KvCache, LayerDevices, Model, Part, Residency, Rhythm,
+    BatchEntry, EngineError, KvCache, LayerDevices, Model, Part, Residency, StreamingSchedule,
 };
 use prima_gguf::GgmlType;
 
 use support::{MadeUpModel, Random, Runner};
 
 const PIECE_BYTES: usize = 16 << 10;
-const ALONE: Rhythm = Rhythm {
+const ALONE: StreamingSchedule = StreamingSchedule {
     rounds: 1,
     shared: false,
     ahead: 1.0,

@@ -193,7 +193,7 @@ fn quantize(x: &[f32], inverse: f32, values: &mut [i8]) -> i32 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::level::Level;
+    use super::super::isa_level::IsaLevel;
     use super::*;
 
     fn wave(n: usize) -> Vec<f32> {
@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn quantized_activations_are_within_half_a_step() {
         let x = wave(3 * 512);
-        for level in Level::available() {
+        for level in IsaLevel::available() {
             let pool = ThreadPool::new(2, level).unwrap();
             for form in [
                 Form::Blocks,
@@ -239,9 +239,9 @@ mod tests {
             Form::SuperBlocks { group: 16 },
             Form::SuperBlocks { group: 32 },
         ] {
-            let scalar = ThreadPool::new(1, Level::SCALAR).unwrap();
+            let scalar = ThreadPool::new(1, IsaLevel::SCALAR).unwrap();
             let expected = QuantizedRows::new(&scalar, form, &x, 2, 768);
-            for level in Level::available() {
+            for level in IsaLevel::available() {
                 let pool = ThreadPool::new(1, level).unwrap();
                 let rows = QuantizedRows::new(&pool, form, &x, 2, 768);
                 assert_eq!(rows.values, expected.values);

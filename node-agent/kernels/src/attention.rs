@@ -8,7 +8,7 @@
 
 use half::f16;
 
-use super::level::Level;
+use super::isa_level::IsaLevel;
 use super::shared_slice::SharedSlice;
 use super::thread_pool::ThreadPool;
 
@@ -273,7 +273,7 @@ impl<'a> Sequence<'a> {
     }
 
     /// The attention of the tile's queries over the positions of one chunk.
-    fn chunk(&self, level: Level, tile: &Tile, index: usize, chunk: &mut Partial) {
+    fn chunk(&self, level: IsaLevel, tile: &Tile, index: usize, chunk: &mut Partial) {
         let KvShape { head_dim, .. } = self.shape.kv;
         let mut queries = vec![0.0; tile.count * head_dim];
         for (query, scaled) in queries.chunks_exact_mut(head_dim).enumerate() {

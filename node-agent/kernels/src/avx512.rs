@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::formats::BlockFormat;
 use super::lanes::Words;
-use super::matmul::{PANEL, Product};
-use super::panel::{Integers, Sums, compiled_for, multiply_by_format, read_quad};
+use super::matmul::{Product, TILE_ROWS};
+use super::packed_tile::{Integers, Sums, compiled_for, multiply_by_format, read_quad};
 
 /// Computes the columns `rows` of the product's output.
 ///
@@ -43,7 +43,7 @@ impl Integers for Avx512 {
                 *sum = _mm512_set1_epi32(start);
             }
             for quad in 0..F::GROUP / 4 {
-                let four = _mm512_load_si512(weights.add(quad * 4 * PANEL).cast());
+                let four = _mm512_load_si512(weights.add(quad * 4 * TILE_ROWS).cast());
                 for (row, sum) in sums.iter_mut().enumerate() {
                     let x_four = read_quad(x_quads.add(row * x_stride + 4 * quad));
                     *sum = _mm512_dpbusd_epi32(*sum, four, _mm512_set1_epi32(x_four));

@@ -4,8 +4,8 @@
 use std::arch::x86_64::*;
 
 use super::formats::{BlockFormat, are_signed_bytes};
-use super::matmul::PANEL;
-use super::panel::{Sums, products_without_overflow, read_quad};
+use super::matmul::TILE_ROWS;
+use super::packed_tile::{Sums, products_without_overflow, read_quad};
 
 /// A register of integers; what lanes an operation takes them as is in its name.
 pub(super) trait ByteRegister: Copy {
@@ -104,7 +104,7 @@ byte_register!(__m128i, _mm_load_si128 _mm_set1_epi8 _mm_set1_epi16 _mm_set1_epi
 byte_register!(__m256i, _mm256_load_si256 _mm256_set1_epi8 _mm256_set1_epi16 _mm256_set1_epi32 _mm256_xor_si256 _mm256_add_epi16
     _mm256_add_epi32 _mm256_abs_epi8 _mm256_sign_epi8 _mm256_maddubs_epi16 _mm256_madd_epi16);
 
-/// [`Integers::sums`](super::panel::Integers::sums), in 32-bit lanes; less the offset where values are signed bytes.
+/// [`Integers::sums`](super::packed tile::Integers::sums), in 32-bit lanes; less the offset where values are signed bytes.
 ///
 /// # Safety
 /// As there.
@@ -126,7 +126,7 @@ pub(super) unsafe fn sums<B: ByteRegister, F: BlockFormat, const ROWS: usize>(
             let end = (quad + pairs_without_overflow::<F>()).min(F::GROUP / 4);
             let mut pairs = [B::splat_16(0); ROWS];
             for quad in quad..end {
-                let mut four = B::load(weights.add(quad * 4 * PANEL));
+                let mut four = B::load(weights.add(quad * 4 * TILE_ROWS));
                 if are_signed_bytes::<F>() {
                     four = four.xor(B::splat_8(i8::MIN));
                 }

@@ -127,11 +127,11 @@ per_level! {
 
 #[cfg(test)]
 mod tests {
-    use super::super::level::Level;
+    use super::super::isa_level::IsaLevel;
     use super::*;
 
     fn pools() -> Vec<ThreadPool> {
-        Level::available()
+        IsaLevel::available()
             .into_iter()
             .flat_map(|level| [1, 3].map(|threads| ThreadPool::new(threads, level).unwrap()))
             .collect()

@@ -12,7 +12,7 @@
 mod activations;
 mod elementwise;
 mod formats;
-mod level;
+mod isa_level;
 mod numerics;
 mod per_level;
 mod placement;
@@ -20,5 +20,5 @@ mod rope;
 mod shared_slice;
 mod thread_pool;
 
-use level::Level;
+use isa_level::IsaLevel;
 use per_level::per_level;

@@ -16,8 +16,8 @@ mod avx512;
 mod byte_pairs;
 mod elementwise;
 mod formats;
+mod isa_level;
 mod lanes;
-mod level;
 pub mod limits;
 mod matmul;
 mod matrix;
@@ -26,9 +26,9 @@ mod neon;
 mod numerics;
 #[cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
-    allow(dead_code, reason = "without vector levels nothing makes panels")
+    allow(dead_code, reason = "without vector levels nothing makes tiles")
 )]
-mod panel;
+mod packed_tile;
 mod per_level;
 mod placement;
 mod rope;
@@ -42,8 +42,8 @@ use per_level::per_level;
 
 pub use attention::{AttentionShape, BLOCK_POSITIONS, KvShape, SequenceAttention, attention};
 pub use elementwise::{add, add_bias, rms_norm, swiglu};
-pub use level::{LEVEL_VARIABLE, Level, LevelError};
-pub use matmul::{PANEL, matmul};
+pub use isa_level::{IsaLevel, IsaLevelError, LEVEL_VARIABLE};
+pub use matmul::{TILE_ROWS, matmul};
 pub use matrix::{Matrix, MatrixError, dequantize_row, supported};
 pub use rope::{Rope, RopeAngles, RopePairing, rotate};
 pub use thread_pool::{ThreadPool, ThreadPoolError};

@@ -4,9 +4,9 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+use super::isa_level::Kind;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::lanes::Words;
-use super::level::Kind;
 use super::per_level;
 use super::thread_pool::ThreadPool;
 
@@ -79,7 +79,7 @@ fn multiply_in_registers(kind: Kind, steps: usize) -> usize {
     match kind {
         Kind::Scalar => 0,
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: a `Level` of this kind exists only on processors that have its instructions; so below.
+        // SAFETY: a `IsaLevel` of this kind exists only on processors that have its instructions; so below.
         Kind::Sse41 => unsafe { x86::sse41(steps) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.

@@ -5,11 +5,11 @@
 use prima_gguf::GgmlType;
 
 use super::activations::{Form, QuantizedRows};
-use super::level::Kind;
+use super::isa_level::Kind;
 use super::matrix::Matrix;
 #[cfg(target_arch = "aarch64")]
 use super::neon;
-use super::panel::Place;
+use super::packed_tile::TilePlace;
 use super::scalar;
 use super::shared_slice::SharedSlice;
 use super::thread_pool::ThreadPool;
@@ -81,7 +81,7 @@ pub fn matmul(pool: &ThreadPool, x: &[f32], n: usize, outputs: &mut [(Matrix<'_>
 }
 
 /// Weight rows that the kernels take together; pieces are multiples of it.
-pub const PANEL: usize = 16;
+pub const TILE_ROWS: usize = 16;
 
 /// One matrix with what it multiplies and where the result goes.
 pub(super) struct Product<'a> {
@@ -104,7 +104,7 @@ impl Product<'_> {
         match kind {
             Kind::Scalar => scalar::multiply(self, rows),
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: a `Level` of this kind exists only on processors that have its instructions; pieces
+            // SAFETY: a `IsaLevel` of this kind exists only on processors that have its instructions; pieces
             // are disjoint ranges of rows, so no other thread writes the columns of this one.
             Kind::Sse41 => unsafe { sse41::multiply(self, rows) },
             #[cfg(target_arch = "x86_64")]
@@ -128,13 +128,13 @@ impl Product<'_> {
         }
     }
 
-    /// The places in row `i` of the output that belong to a panel.
+    /// The places in row `i` of the output that belong to a packed tile.
     ///
     /// # Safety
-    /// The panel is of the piece that this thread computes, and no other slice of these places is in use.
+    /// The packed tile is of the piece that this thread computes, and no other slice of these places is in use.
     #[allow(clippy::mut_from_ref)]
     #[inline(always)]
-    pub(super) unsafe fn columns(&self, i: usize, place: &Place) -> &mut [f32] {
+    pub(super) unsafe fn columns(&self, i: usize, place: &TilePlace) -> &mut [f32] {
         let first = i * self.matrix.rows() + place.row;
         // SAFETY: passed on to the caller.
         unsafe { self.out.part(first..first + place.rows) }
@@ -145,8 +145,10 @@ impl Product<'_> {
 /// nothing beside computing them.
 fn piece_rows(rows: usize, threads: usize) -> usize {
     const PIECES_PER_THREAD: usize = 8;
-    let panels = rows.div_ceil(PANEL).div_ceil(threads * PIECES_PER_THREAD);
-    panels.max(1) * PANEL
+    let tiles = rows
+        .div_ceil(TILE_ROWS)
+        .div_ceil(threads * PIECES_PER_THREAD);
+    tiles.max(1) * TILE_ROWS
 }
 
 /// The type is not one of those that `Matrix::new` lets pass.

@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use super::formats::{BlockFormat, are_signed_bytes};
 use super::lanes::Lanes;
-use super::matmul::{PANEL, Product};
-use super::panel::{
+use super::matmul::{Product, TILE_ROWS};
+use super::packed_tile::{
     Integers, Sums, compiled_for, multiply_by_format, products_without_overflow, read_quad,
 };
 
@@ -59,7 +59,7 @@ struct NeonI8mm;
 unsafe fn signed_quad<F: BlockFormat>(weights: *const u8, quad: usize) -> int8x16_t {
     // SAFETY: by the contract; every processor of this architecture has NEON.
     unsafe {
-        let four = vld1q_u8(weights.add(quad * 4 * PANEL));
+        let four = vld1q_u8(weights.add(quad * 4 * TILE_ROWS));
         vreinterpretq_s8_u8(match are_signed_bytes::<F>() {
             true => veorq_u8(four, vdupq_n_u8(0x80)),
             false => four,
@@ -267,7 +267,7 @@ impl Integers for NeonI8mm {
     ) -> [Self::Floats; ROWS] {
         // SAFETY: readable by the contract.
         unsafe {
-            let quad = |quad: usize| weights.add(quad * 4 * PANEL);
+            let quad = |quad: usize| weights.add(quad * 4 * TILE_ROWS);
             let mut sums = splat(start);
             if ROWS == 1 {
                 for sixteen in 0..F::GROUP / 16 {

@@ -5,7 +5,7 @@
 macro_rules! per_level {
     ($(#[$meta:meta])* $vis:vis fn $name:ident(level, $($arg:ident : $ty:ty),* $(,)?) $body:block) => {
         $(#[$meta])*
-        $vis fn $name(level: $crate::Level, $($arg: $ty),*) {
+        $vis fn $name(level: $crate::IsaLevel, $($arg: $ty),*) {
             #[inline(always)]
             fn body($($arg: $ty),*) $body
 
@@ -28,21 +28,21 @@ macro_rules! per_level {
             }
 
             match level.kind() {
-                $crate::level::Kind::Scalar => body($($arg),*),
+                $crate::isa_level::Kind::Scalar => body($($arg),*),
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: a `Level` of this kind exists only on processors that have these features.
-                $crate::level::Kind::Sse41 => unsafe { sse41($($arg),*) },
-                #[cfg(target_arch = "x86_64")]
-                // SAFETY: as above.
-                $crate::level::Kind::Avx2 | $crate::level::Kind::AvxVnni => unsafe { avx2($($arg),*) },
+                // SAFETY: a `IsaLevel` of this kind exists only on processors that have these features.
+                $crate::isa_level::Kind::Sse41 => unsafe { sse41($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
-                $crate::level::Kind::Avx512Vnni => unsafe { avx512($($arg),*) },
+                $crate::isa_level::Kind::Avx2 | $crate::isa_level::Kind::AvxVnni => unsafe { avx2($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                $crate::isa_level::Kind::Avx512Vnni => unsafe { avx512($($arg),*) },
                 // Everything on this architecture is compiled for NEON.
                 #[cfg(target_arch = "aarch64")]
-                $crate::level::Kind::Neon
-                | $crate::level::Kind::NeonDotprod
-                | $crate::level::Kind::NeonI8mm => body($($arg),*),
+                $crate::isa_level::Kind::Neon
+                | $crate::isa_level::Kind::NeonDotprod
+                | $crate::isa_level::Kind::NeonI8mm => body($($arg),*),
             }
         }
     };

@@ -162,7 +162,7 @@ fn turn_halves(head: &mut [f32], cosines: &[f32], sines: &[f32]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::level::Level;
+    use super::super::isa_level::IsaLevel;
     use super::*;
 
     /// The definition: complex multiplication by e^(i position frequency).
@@ -196,7 +196,7 @@ mod tests {
             .map(|i| (i as f32).cos())
             .collect();
         let factors: Vec<f32> = (0..8).map(|i| 1.0 + i as f32).collect();
-        let pool = ThreadPool::new(2, Level::detect()).unwrap();
+        let pool = ThreadPool::new(2, IsaLevel::detect()).unwrap();
         for pairing in [RopePairing::Interleaved, RopePairing::Halves] {
             for (dims, factors) in [(24, None), (16, Some(factors.as_slice()))] {
                 let rope = Rope::new(pairing, dims, 10_000.0, 1.0, factors);

@@ -3,7 +3,7 @@
 //!
 //! Quantized: within a group the products are summed as integers, exactly; groups are added in order,
 //! each with one fused multiply-add (and one more for its minimum); two roundings at levels that cannot fuse
-//! (`Level::fuses`). Float: 32 products at a time are summed
+//! (`IsaLevel::fuses`). Float: 32 products at a time are summed
 //! in order, and these sums are added in order.
 
 use std::ops::Range;

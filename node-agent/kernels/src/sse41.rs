@@ -7,7 +7,7 @@ use super::byte_pairs::{self, PairSums};
 use super::formats::BlockFormat;
 use super::lanes::Words;
 use super::matmul::Product;
-use super::panel::{Integers, compiled_for, multiply_by_format};
+use super::packed_tile::{Integers, compiled_for, multiply_by_format};
 
 /// Computes the columns `rows` of the product's output.
 ///

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::level::Level;
+use super::isa_level::IsaLevel;
 use super::placement::{self, Placement};
 
 /// How long an idle worker watches for the next job before it parks. Long enough for the serial
@@ -19,7 +19,7 @@ const SPIN: Duration = Duration::from_micros(15);
 
 /// Threads that share the work of one job at a time, and the kernels' instruction set.
 pub struct ThreadPool {
-    level: Level,
+    level: IsaLevel,
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     placement: Placement,
@@ -44,7 +44,7 @@ impl ThreadPool {
     ///
     /// # Errors
     /// [`ThreadPoolError::Spawn`] when the system refuses a thread.
-    pub fn new(threads: usize, level: Level) -> Result<ThreadPool, ThreadPoolError> {
+    pub fn new(threads: usize, level: IsaLevel) -> Result<ThreadPool, ThreadPoolError> {
         let threads = threads.max(1);
         let mut pool = ThreadPool {
             level,
@@ -79,7 +79,7 @@ impl ThreadPool {
     }
 
     /// The instruction set of the kernels that run on this pool.
-    pub fn level(&self) -> Level {
+    pub fn level(&self) -> IsaLevel {
         self.level
     }
 
@@ -330,7 +330,7 @@ mod tests {
     use std::sync::atomic::AtomicU32;
 
     fn pool(threads: usize) -> ThreadPool {
-        ThreadPool::new(threads, Level::SCALAR).unwrap()
+        ThreadPool::new(threads, IsaLevel::SCALAR).unwrap()
     }
 
     #[test]

@@ -9,11 +9,11 @@ use axum::routing::get;
 use prometheus_client::encoding::text::encode;
 use tokio::net::TcpListener;
 
-use super::figures::{Established, Figures};
+use super::metrics::{Established, Metrics};
 
 #[derive(Clone)]
 struct Shown {
-    figures: Figures,
+    metrics: Metrics,
     established: Established,
 }
 
@@ -22,7 +22,7 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 /// Serves for as long as the process runs.
 pub async fn serve(
     listener: TcpListener,
-    figures: Figures,
+    metrics: Metrics,
     established: Established,
 ) -> std::io::Result<()> {
     let router = Router::new()
@@ -31,7 +31,7 @@ pub async fn serve(
         .route("/readyz", get(ready))
         .route("/metrics", get(scrape))
         .with_state(Shown {
-            figures,
+            metrics,
             established,
         });
     axum::serve(listener, router).await
@@ -47,7 +47,7 @@ async fn ready(State(shown): State<Shown>) -> Response {
 
 async fn scrape(State(shown): State<Shown>) -> Response {
     let mut text = String::new();
-    match encode(&mut text, &shown.figures.registry()) {
+    match encode(&mut text, &shown.metrics.registry()) {
         Ok(()) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
         Err(_) => (
             StatusCode::INTERNAL_SERVER_ERROR,

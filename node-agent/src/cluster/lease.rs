@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
 use super::api::{self, FIELD_MANAGER};
-use super::pauses::jittered;
+use super::backoff::jittered;
 use super::publish_profile::owned_by_node;
 
 /// A machine counts as lost when its Lease was not renewed for so long.

@@ -18,8 +18,8 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
 
 use super::api;
-use super::figures::{Established, Step};
-use super::pauses::{Pauses, jittered};
+use super::backoff::{Backoff, jittered};
+use super::metrics::{Established, Step};
 use crate::profile::links::{LOOPBACK, LinkTarget, measure};
 use crate::ring::LinkError;
 
@@ -180,7 +180,7 @@ struct Peers(BTreeMap<String, Peer>);
 struct Peer {
     address: IpAddr,
     due: Instant,
-    pauses: Pauses,
+    backoff: Backoff,
 }
 
 impl Peers {
@@ -191,20 +191,20 @@ impl Peers {
             Some(peer) => {
                 peer.address = address;
                 peer.due = now;
-                peer.pauses.reset();
+                peer.backoff.reset();
             }
             None => {
                 let due = match known {
                     true => now + jittered(SPREAD),
                     false => now,
                 };
-                let pauses = Pauses::new(FIRST_PAUSE, LONGEST_PAUSE);
+                let backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
                 self.0.insert(
                     name,
                     Peer {
                         address,
                         due,
-                        pauses,
+                        backoff,
                     },
                 );
             }
@@ -233,14 +233,14 @@ impl Peers {
         let Some(peer) = self.0.get_mut(name) else {
             return false;
         };
-        peer.pauses.reset();
+        peer.backoff.reset();
         peer.due = now + jittered(VALID);
         true
     }
 
     fn failed(&mut self, name: &str, now: Instant) -> Option<Duration> {
         let peer = self.0.get_mut(name)?;
-        let pause = peer.pauses.next();
+        let pause = peer.backoff.next();
         peer.due = now + pause;
         Some(pause)
     }

@@ -24,9 +24,9 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
 
 use super::api;
-use super::figures::{Established, Step};
+use super::backoff::jittered;
 use super::local_header;
-use super::pauses::jittered;
+use super::metrics::{Established, Step};
 
 const INTERVAL: Duration = Duration::from_secs(60);
 

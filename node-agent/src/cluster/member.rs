@@ -17,12 +17,12 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use super::api;
-use super::figures::Figures;
+use super::backoff::Backoff;
 use super::member_process::{ProcessError, Running, Start};
 use super::member_status::{self, Observed, Share, Writer};
 use super::memory::Children;
+use super::metrics::Metrics;
 use super::owner::{self, Allowance, OwnerError};
-use super::pauses::Pauses;
 use super::plan_checks::{self, PlanRefused};
 use super::plan_watch::PlanKey;
 use super::weights::{Held, Weights, WeightsError};
@@ -37,7 +37,7 @@ pub struct Machine {
     pub plans_folder: PathBuf,
     pub weights: Weights,
     pub children: Children,
-    pub figures: Figures,
+    pub metrics: Metrics,
 }
 
 /// A plan that names this machine.
@@ -90,7 +90,7 @@ enum MemberError {
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(120);
-/// What ran for so long begins with short pauses again.
+/// What ran for so long begins with short backoff again.
 const STEADY: Duration = Duration::from_secs(600);
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 /// With which layers it may be used: what the build can do.
@@ -107,7 +107,7 @@ pub async fn run(machine: Arc<Machine>, plan: PlanOnMachine, end: oneshot::Recei
         machine.client.clone(),
         plan.key.clone(),
         &machine.node,
-        machine.figures.member(),
+        machine.metrics.member(),
     );
     let mut member = Member {
         tell,
@@ -149,9 +149,9 @@ struct Member {
 }
 
 impl Member {
-    /// Tries for ever, with pauses.
+    /// Tries for ever, with backoff.
     async fn keep_up(&mut self) -> Infallible {
-        let mut pauses = Pauses::new(FIRST_PAUSE, LONGEST_PAUSE);
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         loop {
             let begun = Instant::now();
             let error = match self.attempt().await {
@@ -161,9 +161,9 @@ impl Member {
             // What it holds of the model stays in use, for the next attempt.
             self.process = None;
             if begun.elapsed() > STEADY {
-                pauses.reset();
+                backoff.reset();
             }
-            let pause = pauses.next();
+            let pause = backoff.next();
             let observed = observed(&error, pause);
             tracing::warn!(
                 plan = %self.plan.key,
@@ -179,8 +179,8 @@ impl Member {
     async fn attempt(&mut self) -> Result<Infallible, MemberError> {
         let machine = self.machine.clone();
         let spec = self.plan.spec.clone().map_err(MemberError::Unreadable)?;
-        let order = plan_checks::check(&spec, &machine.node, machine.address, GPUS)?;
-        for address in [Some(order.listen), order.http].into_iter().flatten() {
+        let launch = plan_checks::check(&spec, &machine.node, machine.address, GPUS)?;
+        for address in [Some(launch.listen), launch.http].into_iter().flatten() {
             TcpListener::bind(address).map_err(|source| MemberError::Port { address, source })?;
         }
 
@@ -189,13 +189,13 @@ impl Member {
         }
         let held = machine
             .weights
-            .obtain(&spec, order.rank, |share| {
+            .obtain(&spec, launch.rank, |share| {
                 self.share = Some(share);
                 self.observe(&Observed::Fetching);
             })
             .await?;
         self.share = held.share;
-        let planned_bytes = spec.members[order.rank].memory_bytes;
+        let planned_bytes = spec.members[launch.rank].memory_bytes;
         let plan_file = self.plan_file();
         write_plan(&plan_file, &self.plan.key, spec, &held)?;
         self.held = Some(held);
@@ -215,14 +215,14 @@ impl Member {
             plan: self.plan.key.to_string(),
             plan_file: &plan_file,
             member: &machine.node,
-            order,
+            launch,
             threads: machine.threads,
         };
         let process = self
             .process
             .insert(Running::start(start, &machine.children)?);
         if self.starts > 0 {
-            machine.figures.restarts.inc();
+            machine.metrics.restarts.inc();
         }
         self.starts += 1;
         let (tell, share) = (&self.tell, self.share);
@@ -235,7 +235,7 @@ impl Member {
             why = process.ended() => return Err(MemberError::Ended(why)),
             () = joined => {}
         }
-        let Some(http) = order.http else {
+        let Some(http) = launch.http else {
             observe(&Observed::Joined(None));
             return Err(MemberError::Ended(process.ended().await));
         };

@@ -12,7 +12,7 @@ use std::time::Duration;
 use prima_member_process::{MemberProcess, Serve, StartError};
 
 use super::memory::{Children, Counted};
-use super::plan_checks::Order;
+use super::plan_checks::LaunchParams;
 
 /// What a member's process is started with.
 pub struct Start<'a> {
@@ -21,7 +21,7 @@ pub struct Start<'a> {
     pub plan_file: &'a Path,
     /// This node.
     pub member: &'a str,
-    pub order: Order,
+    pub launch: LaunchParams,
     pub threads: Option<u16>,
     /// Memory that stays free for the machine's owner.
     pub reserved_bytes: Option<u64>,
@@ -57,8 +57,8 @@ impl Running {
         let serve = Serve {
             plan_file: start.plan_file,
             member: start.member,
-            listen: Some(start.order.listen),
-            http: start.order.http.map(on_all_addresses),
+            listen: Some(start.launch.listen),
+            http: start.launch.http.map(on_all_addresses),
             threads: start.threads.map(usize::from),
             reserve_memory: start.reserved_bytes,
             weights_memory: start.weights_bytes,

@@ -15,8 +15,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::api;
-use super::figures::CountedMember;
-use super::pauses::Pauses;
+use super::backoff::Backoff;
+use super::metrics::CountedMember;
 use super::plan_watch::PlanKey;
 
 /// What the agent sees of a member.
@@ -171,7 +171,7 @@ impl Writer {
 
     /// Writes what is worth it, for ever.
     pub async fn follow(&mut self, mut status: watch::Receiver<Option<MemberStatus>>) {
-        let mut pauses = Pauses::new(FIRST_PAUSE, LONGEST_PAUSE);
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         let mut written_at: Option<Instant> = None;
         loop {
             let now = status.borrow_and_update().clone();
@@ -210,12 +210,12 @@ impl Writer {
             if let Some(now) = now {
                 match self.write(now).await {
                     Ok(()) => {
-                        pauses.reset();
+                        backoff.reset();
                         written_at = Some(Instant::now());
                     }
                     Err(problem) => {
                         tracing::warn!(plan = %self.plan, problem, "cannot write the member's status; trying again");
-                        sleep(pauses.next()).await;
+                        sleep(backoff.next()).await;
                     }
                 }
             }

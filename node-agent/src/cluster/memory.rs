@@ -13,7 +13,7 @@ use prima_crds::v1alpha1::node_profile::{MemoryProfile, NodeProfileStatus, Os};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::pauses::jittered;
+use super::backoff::jittered;
 use super::publish_profile::memory_text;
 use crate::available_memory::{self, MemoryNow};
 

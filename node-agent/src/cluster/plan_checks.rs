@@ -8,7 +8,7 @@ use prima_crds::v1alpha1::ring_plan::{RingPlanError, RingPlanSpec};
 
 /// What a member's process is told beside its plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Order {
+pub struct LaunchParams {
     pub rank: usize,
     /// Where the predecessor connects.
     pub listen: SocketAddr,
@@ -58,7 +58,7 @@ pub fn check(
     node: &str,
     own: IpAddr,
     gpus: bool,
-) -> Result<Order, PlanRefused> {
+) -> Result<LaunchParams, PlanRefused> {
     plan.validate()?;
     let rank = plan.rank_of(node).ok_or_else(|| PlanRefused::NotAMember {
         node: node.to_owned(),
@@ -95,7 +95,7 @@ pub fn check(
     };
     match http {
         Some(http) if http == listen => Err(PlanRefused::SamePort { port: http.port() }),
-        _ => Ok(Order { rank, listen, http }),
+        _ => Ok(LaunchParams { rank, listen, http }),
     }
 }
 

@@ -19,8 +19,8 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use super::api;
-use super::figures::{Established, Step};
 use super::member::{self, End, Machine, PlanOnMachine};
+use super::metrics::{Established, Step};
 
 /// Which plan; another one of the same name has another uid.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -21,8 +21,8 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{error::Elapsed, sleep, timeout};
 
 use super::api::{self, FIELD_MANAGER};
-use super::figures::{Established, Step};
-use super::pauses::Pauses;
+use super::backoff::Backoff;
+use super::metrics::{Established, Step};
 use crate::profile::links::LOOPBACK;
 
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +59,7 @@ pub async fn publish(
     established: Established,
 ) {
     let profiles: Api<NodeProfile> = Api::all(client.clone());
-    let mut pauses = Pauses::new(FIRST_PAUSE, LONGEST_PAUSE);
+    let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
     let mut exists = false;
     loop {
         let status = profile.borrow_and_update().clone();
@@ -72,13 +72,13 @@ pub async fn publish(
         match written.await {
             Ok(()) => {
                 exists = true;
-                pauses.reset();
+                backoff.reset();
                 established.done(Step::Profile);
             }
             Err(error) => {
                 exists &= !matches!(error, PublishError::Gone { .. });
                 tracing::warn!(problem = prima_crds::error_chain(&error), "trying again");
-                sleep(pauses.next()).await;
+                sleep(backoff.next()).await;
                 continue;
             }
         }

@@ -22,9 +22,9 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
-use super::figures::Established;
 use super::local_header::{self, LocalHeader, LocalHeaderError};
 use super::member_status::Share;
+use super::metrics::Established;
 
 /// Longer than a plan takes to replace another, and an agent to begin: what they use is in use by then.
 const COLLECT_INTERVAL: Duration = Duration::from_secs(600);

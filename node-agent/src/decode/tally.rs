@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
 
-use crate::generation::MemberStatus;
+use crate::generation::MemberTotals;
 use crate::ring::RoundCost;
 
 #[derive(Debug)]
 pub struct Tally {
-    pub members: Vec<MemberStatus>,
+    pub members: Vec<MemberTotals>,
 }
 
 impl Tally {
     pub fn new(plan: &RingPlanSpec) -> Self {
-        let members = plan.members.iter().map(|member| MemberStatus {
+        let members = plan.members.iter().map(|member| MemberTotals {
             name: member.name.clone(),
             address: member.address.clone(),
             windows: member
@@ -23,7 +23,7 @@ impl Tally {
                 .map(|window| (window.layers().start, window.layers().end))
                 .collect(),
             planned_read_bytes: member.read_bytes_per_token.map(|bytes| bytes as u64),
-            ..MemberStatus::default()
+            ..MemberTotals::default()
         });
         Self {
             members: members.collect(),

@@ -19,8 +19,8 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::generation::{MemberStatus, Readiness, RingStatus};
-use crate::ring::{FIGURES, Kind};
+use crate::generation::{MemberTotals, Readiness, RingStatus};
+use crate::ring::{HOP_METRICS, Kind};
 
 use super::Gateway;
 use super::openai_error::ApiError;
@@ -282,7 +282,7 @@ impl Collector for RingCollector {
             gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
         }
         let mut of_members =
-            |name: &str, help: &str, counts: bool, value: &dyn Fn(&MemberStatus) -> Option<f64>| {
+            |name: &str, help: &str, counts: bool, value: &dyn Fn(&MemberTotals) -> Option<f64>| {
                 let kind = match counts {
                     true => MetricType::Counter,
                     false => MetricType::Gauge,
@@ -319,10 +319,10 @@ impl Collector for RingCollector {
             false,
             &|member| member.planned_read_bytes.map(|bytes| bytes as f64),
         )?;
-        for figure in &FIGURES {
-            let counts = figure.kind == Kind::Sum;
-            of_members(figure.name, figure.help, counts, &|member| {
-                Some(figure.of(&member.timing))
+        for metric in &HOP_METRICS {
+            let counts = metric.kind == Kind::Sum;
+            of_members(metric.name, metric.help, counts, &|member| {
+                Some(metric.of(&member.timing))
             })?;
         }
         Ok(())

@@ -290,7 +290,7 @@ impl<'a> Turns<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use prima_engine::kernels::{Level, dequantize_row};
+    use prima_engine::kernels::{IsaLevel, dequantize_row};
 
     #[test]
     fn caches_that_processors_share_count_once() {
@@ -349,7 +349,7 @@ mod tests {
     #[test]
     fn every_figure_is_positive() {
         let weights = Weights::new(0, 0);
-        let pool = ThreadPool::new(2, Level::detect()).unwrap();
+        let pool = ThreadPool::new(2, IsaLevel::detect()).unwrap();
         let measured = throughput(&pool, &weights, GgmlType::Q4K).unwrap();
         assert!(
             measured.decode_bytes_per_second > 0 && measured.prefill_flop_per_second > 0,

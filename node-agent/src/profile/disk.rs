@@ -411,12 +411,12 @@ impl Random {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use prima_engine::kernels::Level;
+    use prima_engine::kernels::IsaLevel;
 
     const PIECE_OF_WORK: Duration = Duration::from_millis(1);
 
     fn pool() -> ThreadPool {
-        ThreadPool::new(2, Level::SCALAR).unwrap()
+        ThreadPool::new(2, IsaLevel::SCALAR).unwrap()
     }
 
     #[test]

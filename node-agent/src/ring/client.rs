@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use super::frame::{Activation, Frame, Input, MAX_FRAME_ROWS, News, Operation, Reset, SessionId};
-use super::hop::Homecoming;
+use super::frame::{Activation, Event, Frame, Input, MAX_FRAME_ROWS, Operation, Reset, SessionId};
+use super::hop::Reply;
 use super::hop_timing::HopTiming;
 use super::transport::Inbound;
 
 /// Sessions on the ring, by id, and the ring's answers.
 pub struct RingClient {
     inbox: mpsc::Sender<Inbound>,
-    home: mpsc::UnboundedReceiver<Homecoming>,
+    home: mpsc::UnboundedReceiver<Reply>,
     sessions: HashMap<SessionId, Open>,
     last_session: SessionId,
     last_nonce: u64,
@@ -83,7 +83,7 @@ struct Open {
 impl RingClient {
     pub(super) fn new(
         inbox: mpsc::Sender<Inbound>,
-        home: mpsc::UnboundedReceiver<Homecoming>,
+        home: mpsc::UnboundedReceiver<Reply>,
         members: usize,
     ) -> Self {
         Self {
@@ -294,9 +294,9 @@ impl RingClient {
     }
 
     /// What decode learns from a homecoming; nothing when its session is closed already.
-    fn event(&mut self, homecoming: Homecoming) -> Option<RingEvent> {
+    fn event(&mut self, homecoming: Reply) -> Option<RingEvent> {
         match homecoming {
-            Homecoming::Answer {
+            Reply::Answer {
                 session,
                 sequence,
                 logits,
@@ -316,10 +316,10 @@ impl RingClient {
                     },
                 })
             }
-            Homecoming::Released { session } => Some(RingEvent::Released { session }),
-            Homecoming::Whole { nonce } => Some(RingEvent::Whole { nonce }),
-            Homecoming::News(event) => match event.news {
-                News::Refused {
+            Reply::Released { session } => Some(RingEvent::Released { session }),
+            Reply::Whole { nonce } => Some(RingEvent::Whole { nonce }),
+            Reply::Event(event) => match event.event {
+                Event::Refused {
                     session, refusal, ..
                 } => self
                     .sessions
@@ -328,7 +328,7 @@ impl RingClient {
                         session,
                         reason: format!("rank {}: {refusal}", event.rank),
                     }),
-                News::Failed { session, cause, .. } => {
+                Event::Failed { session, cause, .. } => {
                     self.sessions
                         .contains_key(&session)
                         .then(|| RingEvent::Refused {
@@ -336,7 +336,7 @@ impl RingClient {
                             reason: format!("rank {}: {cause}", event.rank),
                         })
                 }
-                News::Unreachable { rank, cause } => {
+                Event::Unreachable { rank, cause } => {
                     self.sessions.clear();
                     Some(RingEvent::Lost { rank, cause })
                 }

@@ -78,16 +78,16 @@ pub struct Refusal {
     pub found: String,
 }
 
-/// News on the way back to rank 0.
+/// Event on the way back to rank 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HopEvent {
     /// The member that tells it.
     pub rank: usize,
-    pub news: News,
+    pub event: Event,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum Event {
     /// A frame broke a rule and was not computed.
     Refused {
         session: SessionId,

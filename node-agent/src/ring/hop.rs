@@ -19,14 +19,14 @@ use tonic::Status;
 use crate::memory_watch::Pressure;
 
 use super::frame::{
-    Activation, Frame, HopEvent, Input, MAX_FRAME_ROWS, News, Operation, Reset, SessionId,
+    Activation, Event, Frame, HopEvent, Input, MAX_FRAME_ROWS, Operation, Reset, SessionId,
 };
 use super::hop_timing::HopTiming;
 use super::schedule::Schedule;
 use super::session::SessionTable;
 use super::transport::Inbound;
 use super::wire::{self, FrameLimits, proto};
-use super::worker::{Product, Work, Worker, WorkerError};
+use super::worker::{Work, WorkOutput, Worker, WorkerError};
 
 /// One member's loop.
 pub struct Hop {
@@ -40,7 +40,7 @@ pub struct Hop {
     /// Events for the predecessor, while it is connected.
     predecessor: Option<mpsc::Sender<Result<proto::HopEvent, Status>>>,
     /// Rank 0 only: what comes home.
-    home: Option<mpsc::UnboundedSender<Homecoming>>,
+    home: Option<mpsc::UnboundedSender<Reply>>,
     /// What a row cost in the last batch of each stage, and when that was.
     row_cost: Vec<Option<(Duration, Instant)>>,
     held: Arc<AtomicUsize>,
@@ -56,7 +56,7 @@ pub struct HopParts {
     pub table: SessionTable,
     pub worker: Worker,
     /// Given on rank 0 only.
-    pub home: Option<mpsc::UnboundedSender<Homecoming>>,
+    pub home: Option<mpsc::UnboundedSender<Reply>>,
     /// Shows how many sessions have a KV cache here.
     pub held: Arc<AtomicUsize>,
     pub pressure: Pressure,
@@ -64,7 +64,7 @@ pub struct HopParts {
 
 /// What a round brings back to rank 0.
 #[derive(Debug)]
-pub enum Homecoming {
+pub enum Reply {
     /// An activation: the logits of its output rows (output_rows x vocabulary), and what it cost on the way.
     Answer {
         session: SessionId,
@@ -77,7 +77,7 @@ pub enum Homecoming {
     /// A probe: the ring is whole.
     Whole { nonce: u64 },
     /// Something went wrong on the way.
-    News(HopEvent),
+    Event(HopEvent),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -171,7 +171,7 @@ impl Hop {
                 let (session, sequence) = (frame.session, frame.sequence);
                 match wire::frame_from_proto(frame, &self.limits) {
                     Ok(frame) => self.admit(frame, arrived),
-                    Err(refusal) => self.tell(News::Refused {
+                    Err(refusal) => self.report(Event::Refused {
                         session,
                         sequence,
                         refusal,
@@ -193,7 +193,7 @@ impl Hop {
                 self.predecessor = None;
                 self.forget_all();
                 if self.schedule.rank == 0 {
-                    self.tell(News::Unreachable { rank, cause });
+                    self.report(Event::Unreachable { rank, cause });
                 } else {
                     // The members behind hold the same sessions, and rank 0 hears of it this way, too.
                     let operation = Operation::Reset(Reset::Lost { rank, cause });
@@ -207,7 +207,7 @@ impl Hop {
             Inbound::SuccessorLost { cause } => {
                 if let Successor::Connected(_) = self.successor {
                     self.forget_all();
-                    self.tell(News::Unreachable {
+                    self.report(Event::Unreachable {
                         rank: self.schedule.successor(),
                         cause: cause.clone(),
                     });
@@ -224,10 +224,10 @@ impl Hop {
         {
             match reset {
                 // Sessions begun since the probe was sent stay.
-                Reset::Probe { nonce } => self.bring_home(Homecoming::Whole { nonce }),
+                Reset::Probe { nonce } => self.reply(Reply::Whole { nonce }),
                 Reset::Lost { rank, cause } => {
                     self.forget_all();
-                    self.tell(News::Unreachable { rank, cause });
+                    self.report(Event::Unreachable { rank, cause });
                 }
             }
             return;
@@ -236,7 +236,7 @@ impl Hop {
             Ok(()) => self.queue.push_back(Queued { frame, arrived }),
             Err(refusal) => {
                 tracing::debug!(session = frame.session, traceparent = frame.traceparent, %refusal, "refused a frame");
-                self.tell(News::Refused {
+                self.report(Event::Refused {
                     session: frame.session,
                     sequence: frame.sequence,
                     refusal,
@@ -302,17 +302,17 @@ impl Hop {
         }
         let total_rows: usize = work.iter().map(|work| work.rows).sum();
         let started = Instant::now();
-        let products = self.produce(round, work, total_rows).await?;
+        let outputs = self.produce(round, work, total_rows).await?;
         let spent = started.elapsed();
         self.row_cost[round] = Some((spent / total_rows.max(1) as u32, Instant::now()));
 
-        let products = match products {
-            Ok(products) => products,
+        let outputs = match outputs {
+            Ok(outputs) => outputs,
             Err(error) => {
                 let cause = prima_crds::error_chain(&error);
                 tracing::error!(round, cause, "computing a batch failed");
                 for (frame, ..) in frames {
-                    self.tell(News::Failed {
+                    self.report(Event::Failed {
                         session: frame.session,
                         sequence: frame.sequence,
                         cause: cause.clone(),
@@ -325,7 +325,7 @@ impl Hop {
             let worker = self.worker();
             (worker.kv_bytes(), worker.residency().status())
         };
-        for ((mut frame, arrived, rows), product) in frames.into_iter().zip(products) {
+        for ((mut frame, arrived, rows), output) in frames.into_iter().zip(outputs) {
             // A row's share of the batch is its compute time; what it waited for its neighbours' rows is waiting.
             let share = rows as f64 / total_rows.max(1) as f64;
             let compute = spent.mul_f64(share);
@@ -351,14 +351,14 @@ impl Hop {
                 streamed_bytes: weights.streamed_bytes,
                 memory_pressure_ppm: self.pressure.ppm(),
             });
-            match product {
-                Product::Rows(payload) => {
+            match output {
+                WorkOutput::Rows(payload) => {
                     if let Operation::Activation(activation) = &mut frame.operation {
                         activation.input = Input::Rows(payload);
                     }
                     self.hand_on(frame, Instant::now()).await;
                 }
-                Product::Logits(logits) => self.bring_home(Homecoming::Answer {
+                WorkOutput::Logits(logits) => self.reply(Reply::Answer {
                     session: frame.session,
                     sequence: frame.sequence,
                     logits,
@@ -376,7 +376,7 @@ impl Hop {
         round: usize,
         work: Vec<Work>,
         rows: usize,
-    ) -> Result<Result<Vec<Product>, WorkerError>, HopError> {
+    ) -> Result<Result<Vec<WorkOutput>, WorkerError>, HopError> {
         let quick = self.row_cost[round].is_some_and(|(cost, measured)| {
             measured.elapsed() < COST_LIFETIME && cost * (rows as u32) < INLINE_LIMIT
         });
@@ -397,7 +397,7 @@ impl Hop {
     async fn hand_on(&mut self, mut frame: Frame, now: Instant) {
         if self.schedule.rank == 0 && frame.round == self.schedule.rounds {
             if let Operation::Release = frame.operation {
-                self.bring_home(Homecoming::Released {
+                self.reply(Reply::Released {
                     session: frame.session,
                 });
             }
@@ -414,7 +414,7 @@ impl Hop {
             }
             Successor::Missing(cause) => {
                 let cause = cause.clone();
-                self.tell(News::Unreachable {
+                self.report(Event::Unreachable {
                     rank: self.schedule.successor(),
                     cause,
                 });
@@ -422,17 +422,17 @@ impl Hop {
         }
     }
 
-    fn tell(&mut self, news: News) {
+    fn report(&mut self, event: Event) {
         self.pass_back(HopEvent {
             rank: self.schedule.rank,
-            news,
+            event,
         });
     }
 
     /// An event's next step towards rank 0.
     fn pass_back(&mut self, event: HopEvent) {
         if self.home.is_some() {
-            return self.bring_home(Homecoming::News(event));
+            return self.reply(Reply::Event(event));
         }
         if let Some(predecessor) = &self.predecessor
             && predecessor
@@ -443,7 +443,7 @@ impl Hop {
         }
     }
 
-    fn bring_home(&self, homecoming: Homecoming) {
+    fn reply(&self, homecoming: Reply) {
         if let Some(home) = &self.home {
             // Fails only when decode has ended, and the process with it.
             let _ = home.send(homecoming);

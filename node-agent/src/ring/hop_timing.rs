@@ -1,12 +1,12 @@
-//! What one member spent on a frame, by its own monotonic clock: the figures of a hop. Each has three homes: the message in
-//! `ring.proto`, which is also the type used here, its line in [`FIGURES`], and `hop`, where it is measured. Sums, metrics and the chat
+//! What one member spent on a frame, by its own monotonic clock: the metrics of a hop. Each has three homes: the message in
+//! `ring.proto`, which is also the type used here, its line in [`HOP_METRICS`], and `hop`, where it is measured. Sums, metrics and the chat
 //! page follow from its line.
 
 pub use super::wire::proto::HopTiming;
 
-/// One figure of a hop.
-pub struct Figure {
-    /// Of its metric, behind `prima_member_`; also its name on the chat page.
+/// One line of the table below.
+pub struct HopMetric {
+    /// The name in /metrics without its beginning, `prima_member_`, and the name on the chat page.
     pub name: &'static str,
     pub help: &'static str,
     pub kind: Kind,
@@ -23,57 +23,57 @@ pub enum Kind {
     Gauge,
 }
 
-pub const FIGURES: [Figure; 8] = [
-    Figure {
+pub const HOP_METRICS: [HopMetric; 8] = [
+    HopMetric {
         name: "compute_seconds",
         help: "Time computing",
         kind: Kind::Sum,
         unit: 1e-9,
         field: |timing| &mut timing.compute_ns,
     },
-    Figure {
+    HopMetric {
         name: "wait_seconds",
         help: "Time that frames waited on the member before and after computing",
         kind: Kind::Sum,
         unit: 1e-9,
         field: |timing| &mut timing.wait_ns,
     },
-    Figure {
+    HopMetric {
         name: "disk_seconds",
         help: "Time of computing that was waiting for weights from disk",
         kind: Kind::Sum,
         unit: 1e-9,
         field: |timing| &mut timing.disk_ns,
     },
-    Figure {
+    HopMetric {
         name: "read_bytes",
         help: "Weights read from disk",
         kind: Kind::Sum,
         unit: 1.0,
         field: |timing| &mut timing.read_bytes,
     },
-    Figure {
+    HopMetric {
         name: "kv_cache_bytes",
         help: "KV caches of all sessions",
         kind: Kind::Gauge,
         unit: 1.0,
         field: |timing| &mut timing.kv_bytes,
     },
-    Figure {
+    HopMetric {
         name: "resident_weight_bytes",
         help: "Weights that the member keeps in memory",
         kind: Kind::Gauge,
         unit: 1.0,
         field: |timing| &mut timing.resident_bytes,
     },
-    Figure {
+    HopMetric {
         name: "streamed_weight_bytes",
         help: "Weights that the member reads from disk for every token",
         kind: Kind::Gauge,
         unit: 1.0,
         field: |timing| &mut timing.streamed_bytes,
     },
-    Figure {
+    HopMetric {
         name: "memory_pressure_ratio",
         help: "Fall of the machine's available memory since the member started, as a share of all memory",
         kind: Kind::Gauge,
@@ -82,7 +82,7 @@ pub const FIGURES: [Figure; 8] = [
     },
 ];
 
-impl Figure {
+impl HopMetric {
     /// In the unit of its name.
     pub fn of(&self, timing: &HopTiming) -> f64 {
         let mut timing = *timing;
@@ -94,9 +94,9 @@ impl HopTiming {
     /// Takes in what the same member spent later.
     pub fn add(&mut self, later: &HopTiming) {
         let mut later = *later;
-        for figure in &FIGURES {
-            let (sum, one) = ((figure.field)(self), *(figure.field)(&mut later));
-            *sum = match figure.kind {
+        for metric in &HOP_METRICS {
+            let (sum, one) = ((metric.field)(self), *(metric.field)(&mut later));
+            *sum = match metric.kind {
                 Kind::Sum => sum.saturating_add(one),
                 Kind::Gauge => one,
             };
@@ -146,21 +146,23 @@ mod tests {
             memory_pressure_ppm: 6,
         };
         assert_eq!(first, both);
-        assert_eq!(FIGURES[0].of(&both), 11e-9);
+        assert_eq!(HOP_METRICS[0].of(&both), 11e-9);
     }
 
     #[test]
     fn every_field_of_the_message_has_its_line() {
         let mut timing = HopTiming::default();
-        for (index, figure) in FIGURES.iter().enumerate() {
-            assert_eq!(*(figure.field)(&mut timing), 0, "{}", figure.name);
-            *(figure.field)(&mut timing) = index as u64 + 1;
+        for (index, metric) in HOP_METRICS.iter().enumerate() {
+            assert_eq!(*(metric.field)(&mut timing), 0, "{}", metric.name);
+            *(metric.field)(&mut timing) = index as u64 + 1;
         }
         timing.rank = 1;
         // A tag and a value, of a byte each.
-        assert_eq!(timing.encoded_len(), 2 * (FIGURES.len() + 1));
+        assert_eq!(timing.encoded_len(), 2 * (HOP_METRICS.len() + 1));
         let tags: Vec<u8> = timing.encode_to_vec().into_iter().step_by(2).collect();
-        let all: Vec<u8> = (1..=FIGURES.len() as u8 + 1).map(|tag| tag << 3).collect();
+        let all: Vec<u8> = (1..=HOP_METRICS.len() as u8 + 1)
+            .map(|tag| tag << 3)
+            .collect();
         assert_eq!(tags, all);
     }
 }

@@ -21,7 +21,7 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::transport::{self, Place};
+use super::transport::{self, PredecessorSlot};
 use super::wire::proto;
 use super::wire::proto::link_client::LinkClient;
 use super::wire::proto::link_server::{Link, LinkServer};
@@ -79,8 +79,8 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 /// on a fast link; on a slow one what a dozen round trips of a payload take.
 ///
 /// # Errors
-/// An address that is none, nobody who listens there or who answers, a busy agent, another program, an answer other than
-/// what was sent.
+/// When `address` is no address, when nobody listens or answers there, when the agent is busy, and when another program answers or
+/// something else comes back than was sent.
 pub fn measure_link(address: &str) -> Result<LinkMeasurement, LinkError> {
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()
@@ -183,12 +183,12 @@ impl Link for Echo {
         &self,
         request: Request<Streaming<proto::Payload>>,
     ) -> Result<Response<Self::MeasureStream>, Status> {
-        let place = Place::claim(&self.occupied)
+        let slot = PredecessorSlot::claim(&self.occupied)
             .ok_or_else(|| Status::resource_exhausted("another machine measures; try again"))?;
         let payloads = request.into_inner().timeout(SILENCE_LIMIT);
         let answers = payloads.map(move |payload| {
             // Free again when the stream is dropped.
-            let _ = &place;
+            let _ = &slot;
             payload.unwrap_or_else(|_| Err(Status::deadline_exceeded("no payload came")))
         });
         Ok(Response::new(Box::pin(answers)))
@@ -348,7 +348,7 @@ mod tests {
         let error = first.round_trip(&large).await.unwrap_err();
         assert!(matches!(error, LinkError::Lost { .. }), "{error}");
         drop(first);
-        // The place is free again, as soon as the server has heard of the end.
+        // The slot is free again, as soon as the server has heard of the end.
         let deadline = Instant::now() + Duration::from_secs(10);
         while let Err(error) = Echoes::connect(&address).await {
             assert!(Instant::now() < deadline, "{error}");

@@ -21,7 +21,7 @@ mod worker;
 pub use client::{RingClient, RingError, RingEvent, RoundCost};
 pub use frame::{MAX_FRAME_ROWS, SessionId};
 pub use hop::HopError;
-pub use hop_timing::{FIGURES, Figure, HopTiming, Kind};
+pub use hop_timing::{HOP_METRICS, HopMetric, HopTiming, Kind};
 pub use link::{EchoServer, LinkError, LinkMeasurement, MAX_PAYLOAD_BYTES, measure_link};
 pub use member::{Member, MemberError, MemberOptions};
 pub use transport::{GENERATION_KEY, RANK_KEY, TransportError};

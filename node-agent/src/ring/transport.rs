@@ -227,19 +227,14 @@ impl Ring for Acceptor {
                 )));
             }
         }
-        let place = Place::claim(&self.occupied).ok_or_else(|| {
+        let slot = PredecessorSlot::claim(&self.occupied).ok_or_else(|| {
             Status::already_exists(format!(
                 "rank {} is connected already",
                 self.options.predecessor
             ))
         })?;
         let (events, receiver) = mpsc::channel(BUFFERED_EVENTS);
-        tokio::spawn(read(
-            request.into_inner(),
-            events,
-            self.inbox.clone(),
-            place,
-        ));
+        tokio::spawn(read(request.into_inner(), events, self.inbox.clone(), slot));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }
@@ -249,7 +244,7 @@ async fn read(
     mut frames: Streaming<proto::Frame>,
     events: mpsc::Sender<Result<proto::HopEvent, Status>>,
     inbox: mpsc::Sender<Inbound>,
-    place: Place,
+    slot: PredecessorSlot,
 ) {
     if inbox
         .send(Inbound::PredecessorConnected { events })
@@ -270,22 +265,22 @@ async fn read(
             Err(status) => break root_cause(&status),
         }
     };
-    // Told before the place is free, so that the next predecessor is heard of after it.
+    // Told before the slot is free, so that the next predecessor is heard of after it.
     let _ = inbox.send(Inbound::PredecessorLost { cause }).await;
-    drop(place);
+    drop(slot);
 }
 
-/// A place for one, the predecessor's for example; freed on drop.
-pub(super) struct Place(Arc<AtomicBool>);
+/// A slot for one, the predecessor's for example; freed on drop.
+pub(super) struct PredecessorSlot(Arc<AtomicBool>);
 
-impl Place {
+impl PredecessorSlot {
     pub(super) fn claim(occupied: &Arc<AtomicBool>) -> Option<Self> {
         let free = !occupied.swap(true, Ordering::AcqRel);
         free.then(|| Self(occupied.clone()))
     }
 }
 
-impl Drop for Place {
+impl Drop for PredecessorSlot {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }
@@ -418,7 +413,7 @@ mod tests {
             received.recv().await,
             Some(Inbound::PredecessorLost { .. })
         ));
-        // Its place is free again.
+        // Its slot is free again.
         let again = open(&address, as_rank(0)).await;
         assert!(again.is_ok());
     }

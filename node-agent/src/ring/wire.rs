@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use prima_crds::v1alpha1::ring_plan::{ActivationDtype, RingPlanSpec};
 
 use super::frame::{
-    Activation, Frame, HopEvent, Input, MAX_FRAME_ROWS, News, Operation, Refusal, Reset,
+    Activation, Event, Frame, HopEvent, Input, MAX_FRAME_ROWS, Operation, Refusal, Reset,
 };
 use super::schedule::Schedule;
 
@@ -173,11 +173,11 @@ pub fn frame_to_proto(frame: Frame, limits: &FrameLimits) -> Option<proto::Frame
 }
 
 /// `None` for an event without content, which a newer member may send.
-pub fn event_from_proto(event: proto::HopEvent) -> Option<HopEvent> {
+pub fn event_from_proto(wire: proto::HopEvent) -> Option<HopEvent> {
     use proto::hop_event::Event as Wire;
 
-    let news = match event.event? {
-        Wire::Refused(refused) => News::Refused {
+    let event = match wire.event? {
+        Wire::Refused(refused) => Event::Refused {
             session: refused.session,
             sequence: refused.sequence,
             refusal: Refusal {
@@ -186,27 +186,28 @@ pub fn event_from_proto(event: proto::HopEvent) -> Option<HopEvent> {
                 found: cut(refused.found),
             },
         },
-        Wire::Failed(failed) => News::Failed {
+        Wire::Failed(failed) => Event::Failed {
             session: failed.session,
             sequence: failed.sequence,
             cause: cut(failed.cause),
         },
-        Wire::Unreachable(unreachable) => News::Unreachable {
+        Wire::Unreachable(unreachable) => Event::Unreachable {
             rank: unreachable.lost_rank as usize,
             cause: cut(unreachable.cause),
         },
     };
     Some(HopEvent {
-        rank: event.rank as usize,
-        news,
+        rank: wire.rank as usize,
+        event,
     })
 }
 
 pub fn event_to_proto(event: HopEvent) -> proto::HopEvent {
     use proto::hop_event::Event as Wire;
 
-    let news = match event.news {
-        News::Refused {
+    let HopEvent { rank, event } = event;
+    let event = match event {
+        Event::Refused {
             session,
             sequence,
             refusal,
@@ -217,7 +218,7 @@ pub fn event_to_proto(event: HopEvent) -> proto::HopEvent {
             expected: cut(refusal.expected),
             found: cut(refusal.found),
         }),
-        News::Failed {
+        Event::Failed {
             session,
             sequence,
             cause,
@@ -226,14 +227,14 @@ pub fn event_to_proto(event: HopEvent) -> proto::HopEvent {
             sequence,
             cause: cut(cause),
         }),
-        News::Unreachable { rank, cause } => Wire::Unreachable(proto::Unreachable {
+        Event::Unreachable { rank, cause } => Wire::Unreachable(proto::Unreachable {
             lost_rank: rank as u32,
             cause: cut(cause),
         }),
     };
     proto::HopEvent {
-        rank: event.rank as u32,
-        event: Some(news),
+        rank: rank as u32,
+        event: Some(event),
     }
 }
 
@@ -560,23 +561,23 @@ mod tests {
             assert_eq!(format!("{frame:?}"), format!("{back:?}"));
             assert_eq!(back.timings, [spent(1, 11), spent(2, 3)]);
         }
-        for news in [
-            News::Refused {
+        for event in [
+            Event::Refused {
                 session: 1,
                 sequence: 2,
                 refusal: Refusal::new("round", 1, 2),
             },
-            News::Failed {
+            Event::Failed {
                 session: 1,
                 sequence: 2,
                 cause: "out of memory".into(),
             },
-            News::Unreachable {
+            Event::Unreachable {
                 rank: 2,
                 cause: "broken pipe".into(),
             },
         ] {
-            let event = HopEvent { rank: 1, news };
+            let event = HopEvent { rank: 1, event };
             assert_eq!(event_from_proto(event_to_proto(event.clone())), Some(event));
         }
     }
@@ -623,14 +624,14 @@ mod tests {
     #[test]
     fn a_largest_event_fits_the_message_limit() {
         let text = "x".repeat(2 * MAX_TEXT);
-        let news = News::Refused {
+        let event = Event::Refused {
             session: u64::MAX,
             sequence: u64::MAX,
             refusal: Refusal::new(&text, &text, &text),
         };
         let event = event_to_proto(HopEvent {
             rank: usize::MAX,
-            news,
+            event,
         });
         assert!(
             event.encoded_len() > 3 * MAX_TEXT,

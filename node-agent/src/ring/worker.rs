@@ -11,7 +11,7 @@ use bytes::Bytes;
 use prima_crds::v1alpha1::ring_plan::{ActivationDtype, RingMember, RingPlanSpec};
 use prima_engine::{
     Accelerator, BatchEntry, Compute, Embedding, EngineError, KvCache, LayerDevices, LayerWindow,
-    Model, OutputHead, Part, Residency, Rhythm,
+    Model, OutputHead, Part, Residency, StreamingSchedule,
 };
 
 use super::frame::{Input, SessionId};
@@ -42,7 +42,7 @@ pub struct Work {
 }
 
 /// The result of one [`Work`].
-pub enum Product {
+pub enum WorkOutput {
     /// `wanted` rows in the plan's activation dtype.
     Rows(Bytes),
     /// The output head's answer to `wanted` rows: wanted x vocabulary.
@@ -98,12 +98,13 @@ impl Worker {
         let residency = match streaming {
             false => Residency::mapped(),
             true => {
-                let rhythm = Rhythm {
+                let streaming = StreamingSchedule {
                     rounds: schedule.rounds,
                     shared: schedule.members > 1,
                     ahead: planned_share(&plan.members[schedule.rank]),
                 };
-                Residency::new(&model, &parts(schedule), rhythm).map_err(open("weights".into()))?
+                Residency::new(&model, &parts(schedule), streaming)
+                    .map_err(open("weights".into()))?
             }
         };
         let accelerator = match schedule.windows.iter().any(|window| window.gpu_layers > 0) {
@@ -227,7 +228,7 @@ impl Worker {
 
     /// Runs the window of `round` (on rank 0 in round `rounds`, the output head) over all of `batch` as one. A session
     /// occurs at most once. Results come in the order of the batch. On error nothing may be used of any of them.
-    pub fn run(&mut self, round: usize, batch: Vec<Work>) -> Result<Vec<Product>, WorkerError> {
+    pub fn run(&mut self, round: usize, batch: Vec<Work>) -> Result<Vec<WorkOutput>, WorkerError> {
         let hidden = self.model.config().hidden;
         let compute = |source| WorkerError::Compute {
             round,
@@ -245,7 +246,7 @@ impl Worker {
             return Ok(batch
                 .into_iter()
                 .filter_map(|work| match work.input {
-                    Input::Rows(payload) => Some(Product::Rows(payload)),
+                    Input::Rows(payload) => Some(WorkOutput::Rows(payload)),
                     Input::Tokens(_) => None,
                 })
                 .collect());
@@ -304,19 +305,19 @@ impl Worker {
             }
             result?;
         }
-        let mut products = Vec::with_capacity(batch.len());
+        let mut outputs = Vec::with_capacity(batch.len());
         let mut rest = self.rows.as_slice();
         for work in &batch {
             let (own, after) = rest.split_at(work.rows * hidden);
             let wanted = &own[(work.rows - work.wanted) * hidden..];
-            products.push(Product::Rows(wire::payload(self.dtype, wanted)));
+            outputs.push(WorkOutput::Rows(wire::payload(self.dtype, wanted)));
             rest = after;
         }
-        Ok(products)
+        Ok(outputs)
     }
 
     /// Logits of the rows that came home, which are the wanted ones only.
-    fn head(&self, batch: &[Work]) -> Result<Vec<Product>, EngineError> {
+    fn head(&self, batch: &[Work]) -> Result<Vec<WorkOutput>, EngineError> {
         let vocabulary = self.model.config().vocabulary;
         let mut logits = Vec::new();
         if let Some(ends) = &self.ends
@@ -326,7 +327,7 @@ impl Worker {
                 .logits(&self.compute, &self.rows, &mut logits)?;
         }
         if let [_] = batch {
-            return Ok(vec![Product::Logits(logits)]);
+            return Ok(vec![WorkOutput::Logits(logits)]);
         }
         let mut rest = logits.as_slice();
         Ok(batch
@@ -334,7 +335,7 @@ impl Worker {
             .map(|work| {
                 let (own, after) = rest.split_at(work.wanted * vocabulary);
                 rest = after;
-                Product::Logits(own.to_vec())
+                WorkOutput::Logits(own.to_vec())
             })
             .collect())
     }

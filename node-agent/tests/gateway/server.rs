@@ -7,7 +7,7 @@ use std::time::Duration;
 use prima_gguf::{Array, Metadata, Value};
 use prima_node_agent::gateway::{self, GatewayError, GatewayOptions, ModelText};
 use prima_node_agent::generation::{
-    FinishReason, GenerationError, GenerationEvent, GenerationRequest, Generator, MemberStatus,
+    FinishReason, GenerationError, GenerationEvent, GenerationRequest, Generator, MemberTotals,
     Readiness, RingStatus, SubmitError, TokenLogprob, Usage,
 };
 use prima_node_agent::ring::HopTiming;
@@ -215,7 +215,7 @@ pub fn id_of(byte: u8) -> u32 {
 }
 
 pub fn ring(readiness: Readiness) -> RingStatus {
-    let member = |name: &str, windows, seconds| MemberStatus {
+    let member = |name: &str, windows, seconds| MemberTotals {
         name: name.into(),
         address: "127.0.0.1:7000".into(),
         windows,

@@ -13,7 +13,7 @@ use crate::search::{Found, evaluate};
 const ROUNDS: [usize; 5] = [1, 2, 4, 8, 16];
 
 /// Where layers may be computed.
-struct Place {
+struct DeviceRoom {
     device: usize,
     on_gpu: bool,
     layer_seconds: f64,
@@ -121,14 +121,14 @@ fn fill(
                 // The same memory, which the GPU takes.
                 None => std::mem::take(&mut room),
             };
-            places.push(Place {
+            places.push(DeviceRoom {
                 device: index,
                 on_gpu: true,
                 layer_seconds: cost.decode_seconds,
                 room: on_gpu,
             });
         }
-        places.push(Place {
+        places.push(DeviceRoom {
             device: index,
             on_gpu: false,
             layer_seconds: device.cpu.decode_seconds,

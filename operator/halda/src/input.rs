@@ -124,16 +124,16 @@ pub struct Gpu {
     pub layer: LayerCost,
     /// Of its own, unless memory is unified: then it counts against the device's memory.
     pub memory_bytes: Option<f64>,
-    /// One hidden state there and back, once per window.
+    /// One activation there and back, once per window.
     pub copy_seconds: f64,
 }
 
 /// One way from device to device.
 #[derive(Clone, Copy, Debug)]
 pub struct Hop {
-    /// One hidden state.
+    /// One activation.
     pub decode_seconds: f64,
-    /// The hidden states of a chunk of the prompt.
+    /// The activations of a chunk of the prompt.
     pub chunk_seconds: f64,
 }
 

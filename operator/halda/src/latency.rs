@@ -11,8 +11,10 @@
 //!   gives while the others work. The rest, q seconds of reading, goes on during its own work and stalls it by
 //!   z = max(q - h busy/k, l q). The best B leaves
 //!
+//!   ```text
 //!       z(C) = max(0, q - h busy/k, l q,                with q = (o - (k-1) D) / (k s), what there is no room for,
 //!                     r - h busy, l r / (k - l (k-1)))  with r = o/s - (k-1) (C - busy/k), what there is no time for
+//!   ```
 //!
 //!   seconds of stall per round, where s is the disk, C the time of a round and busy the member's own work for a token. With
 //!   one round, h = 0 and l = 1 this is equation 15: z = o/s. C = sum of (busy/k + z(C) + hop) over the members has one
@@ -267,7 +269,8 @@ fn memory(
     Ok(())
 }
 
-/// Seconds that computing may lose for a second of reading without being worth another byte to be read.
+/// Reading that slows computing by less than this is taken as free, in seconds for a second of reading: a larger buffer, which has to
+/// be read too, is not worth it.
 const FREE: f64 = 0.05;
 /// Less than this is rounding, not memory.
 pub const SLACK_BYTES: f64 = 1024.0;

@@ -94,7 +94,7 @@ pub fn solve(program: &Program<'_>) -> Outcome {
             .double_info_value(c"mip_dual_bound")
             .unwrap_or(f64::NEG_INFINITY);
         let values = solved.get_solution();
-        let read = Reading {
+        let read = Answer {
             values: values.columns(),
             columns: &columns,
         };
@@ -111,12 +111,12 @@ pub fn solve(program: &Program<'_>) -> Outcome {
     }
 }
 
-struct Reading<'a> {
+struct Answer<'a> {
     values: &'a [f64],
     columns: &'a Columns,
 }
 
-impl Reading<'_> {
+impl Answer<'_> {
     fn is_set(&self, col: Col) -> bool {
         self.values[col.index()] > 0.5
     }

@@ -304,7 +304,7 @@ impl Stores {
         listed("Leases", &self.leases, deadline).await
     }
 
-    /// Waits until all plans were listed once. For who is called by the controller, which reads their watch.
+    /// Waits until all plans were listed once. Only of use while the controller runs, because it reads the watch of plans.
     pub async fn plans_ready(&self) {
         // It only fails when the watch has ended, and the process with it.
         let _ = self.plans.wait_until_ready().await;

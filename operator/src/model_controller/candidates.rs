@@ -82,8 +82,8 @@ impl Candidates {
         out.map(|(_, why)| why.as_str())
     }
 
-    /// The planner needs all links between the machines that it plans with: whoever lacks the most is left out, until none
-    /// is lacking; of a ring that runs nobody is, for the sake of one who has just come.
+    /// The planner needs the link between every two machines that it plans with. So the machine that lacks the most links is left
+    /// out, until none is lacking. No member of the ring that runs is left out because of a machine that has just come.
     fn without_unmeasured_links(&mut self, machines: &[Machine], members: &[RingMember]) {
         loop {
             let names: Vec<String> = self.profiles.iter().map(ResourceExt::name_any).collect();

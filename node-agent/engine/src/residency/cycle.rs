@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use crate::kernels::PANEL;
+use crate::kernels::TILE_ROWS;
 
 /// A matrix in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub struct Piece {
 
 /// All weights of a member, in the order in which a token uses them.
 #[derive(Debug)]
-pub struct Cycle {
+pub struct WeightCycle {
     pieces: Vec<Piece>,
     /// Groups of pieces in the order in which they are given up.
     order: Vec<Range<usize>>,
@@ -42,7 +42,7 @@ pub struct Cycle {
 
 /// What is streamed under a budget, and how much is read ahead.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Split {
+pub struct ResidencyPlan {
     /// In the order of use.
     pub streamed: Vec<Piece>,
     /// Which of them are a tensor's, by its offset.
@@ -57,7 +57,7 @@ pub struct Split {
 
 /// How much reading ahead can hide.
 #[derive(Clone, Copy, Debug)]
-pub struct Rhythm {
+pub struct StreamingSchedule {
     /// k: windows that this member runs for each token.
     pub rounds: usize,
     /// Other members work between its windows.
@@ -79,14 +79,14 @@ const LEAST_SLOTS: usize = 6;
 /// Of buffers, so that huge pages fit.
 const SLOT_ALIGNMENT: usize = 2 << 20;
 
-impl Cycle {
+impl WeightCycle {
     /// `tensors` in the order of use, cut into pieces of about `piece_bytes`.
-    pub fn new(tensors: &[Tensor], piece_bytes: usize) -> Cycle {
+    pub fn new(tensors: &[Tensor], piece_bytes: usize) -> WeightCycle {
         let mut pieces = Vec::new();
         for tensor in tensors {
             // Kernels take so many rows together; a cut elsewhere would only cost time.
-            let panels = piece_bytes / tensor.row_bytes.max(1) / PANEL;
-            let step = panels.max(1) * PANEL;
+            let tiles = piece_bytes / tensor.row_bytes.max(1) / TILE_ROWS;
+            let step = tiles.max(1) * TILE_ROWS;
             for first in (0..tensor.rows).step_by(step) {
                 let rows = first..(first + step).min(tensor.rows);
                 pieces.push(Piece {
@@ -106,7 +106,7 @@ impl Cycle {
             .collect();
         order.sort_by_key(|group| ((group.start / GROUP) as u64).wrapping_mul(GOLDEN));
         let longest = pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0);
-        Cycle {
+        WeightCycle {
             bytes: pieces.iter().map(|piece| piece.bytes as u64).sum(),
             // A piece may begin and end inside of a page.
             slot_bytes: match longest.next_multiple_of(PAGE) + PAGE {
@@ -132,22 +132,22 @@ impl Cycle {
     /// With several rounds in a shared ring, a buffer of (need - budget) / (k - 1) bytes lets all reading happen while the others
     /// work (design: S_m / k = B_m with S_m = need - R_m and R_m = budget - B_m). Where they do not work that long, the plan knows
     /// a smaller share. With one round, or alone, a larger buffer only displaces weights.
-    pub fn split(&self, budget: u64, rhythm: Rhythm) -> Split {
+    pub fn split(&self, budget: u64, schedule: StreamingSchedule) -> ResidencyPlan {
         let Some(overflow) = self.bytes.checked_sub(budget).filter(|bytes| *bytes > 0) else {
-            return Split {
+            return ResidencyPlan {
                 resident_bytes: self.bytes,
                 slot_bytes: self.slot_bytes,
-                ..Split::default()
+                ..ResidencyPlan::default()
             };
         };
         let slot_bytes = self.slot_bytes as u64;
-        let hiding = match rhythm {
-            Rhythm {
+        let hiding = match schedule {
+            StreamingSchedule {
                 rounds: 2..,
                 shared: true,
                 ahead,
             } => {
-                let all = 1.0 / (rhythm.rounds - 1) as f64;
+                let all = 1.0 / (schedule.rounds - 1) as f64;
                 (overflow as f64 * (ahead * MARGIN).min(all)) as u64 / slot_bytes
             }
             _ => 0,
@@ -156,10 +156,10 @@ impl Cycle {
         let slots = hiding.clamp(LEAST_SLOTS as u64, most);
         let resident = budget.saturating_sub(slots * slot_bytes);
         let wanted = self.bytes - resident.min(self.bytes);
-        let mut split = Split {
+        let mut split = ResidencyPlan {
             slots: slots as usize,
             slot_bytes: self.slot_bytes,
-            ..Split::default()
+            ..ResidencyPlan::default()
         };
         let mut streamed = Vec::new();
         for index in self.order.iter().cloned().flatten() {
@@ -191,12 +191,12 @@ impl Piece {
     }
 }
 
-impl Split {
+impl ResidencyPlan {
     /// All of `cycle` is streamed.
-    pub fn of_all(cycle: &Cycle) -> Split {
+    pub fn of_all(cycle: &WeightCycle) -> ResidencyPlan {
         cycle.split(
             0,
-            Rhythm {
+            StreamingSchedule {
                 rounds: 1,
                 shared: false,
                 ahead: 1.0,
@@ -224,14 +224,14 @@ impl Split {
 mod tests {
     use super::*;
 
-    const ALONE: Rhythm = Rhythm {
+    const ALONE: StreamingSchedule = StreamingSchedule {
         rounds: 1,
         shared: false,
         ahead: 1.0,
     };
 
     /// `count` tensors of 64 rows of a page, one after the other.
-    fn cycle(count: u64) -> Cycle {
+    fn cycle(count: u64) -> WeightCycle {
         let tensors: Vec<Tensor> = (0..count)
             .map(|index| Tensor {
                 offset: index * 64 * PAGE as u64,
@@ -239,7 +239,7 @@ mod tests {
                 row_bytes: PAGE,
             })
             .collect();
-        Cycle::new(&tensors, 16 * PAGE)
+        WeightCycle::new(&tensors, 16 * PAGE)
     }
 
     #[test]
@@ -249,7 +249,7 @@ mod tests {
             rows: 70,
             row_bytes: 144,
         };
-        let cycle = Cycle::new(&[tensor], 40 * 144);
+        let cycle = WeightCycle::new(&[tensor], 40 * 144);
         let rows: Vec<_> = cycle.pieces().iter().map(|p| p.rows.clone()).collect();
         assert_eq!(rows, [0..32, 32..64, 64..70]);
         assert_eq!(cycle.pieces()[2].offset, 1000 + 64 * 144);
@@ -315,12 +315,12 @@ mod tests {
     fn rounds_in_a_shared_ring_get_room_to_read_ahead() {
         let cycle = cycle(400);
         let budget = cycle.bytes() * 9 / 10;
-        let rhythm = |rounds, shared| Rhythm {
+        let schedule = |rounds, shared| StreamingSchedule {
             rounds,
             shared,
             ahead: 1.0,
         };
-        let slots = |rounds, shared| cycle.split(budget, rhythm(rounds, shared)).slots;
+        let slots = |rounds, shared| cycle.split(budget, schedule(rounds, shared)).slots;
         assert_eq!(slots(1, true), LEAST_SLOTS);
         assert_eq!(slots(4, false), LEAST_SLOTS);
         let overflow = cycle.bytes() - budget;
@@ -331,18 +331,18 @@ mod tests {
         );
         assert!(slots(4, true) < slots(2, true));
         // No more than there is time for.
-        let short = Rhythm {
+        let short = StreamingSchedule {
             ahead: 0.4,
-            ..rhythm(2, true)
+            ..schedule(2, true)
         };
         let less = cycle.split(budget, short).slots;
         assert!(
             less < slots(2, true) / 2 && less > slots(2, true) * 2 / 5,
             "{less}"
         );
-        let none = Rhythm {
+        let none = StreamingSchedule {
             ahead: 0.0,
-            ..rhythm(2, true)
+            ..schedule(2, true)
         };
         assert_eq!(cycle.split(budget, none).slots, LEAST_SLOTS);
     }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use memmap2::Advice;
 use memmap2::MmapMut;
 
-use super::cycle::{PAGE, Piece, Split};
+use super::cycle::{PAGE, Piece, ResidencyPlan};
 use crate::page_cache::drop_pages;
 
 /// A reader at work, until it is dropped.
@@ -54,11 +54,11 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    split: Arc<Split>,
+    split: Arc<ResidencyPlan>,
     /// The piece to be read next.
     next: usize,
     /// In the order of use.
-    ahead: VecDeque<Reading>,
+    ahead: VecDeque<PendingRead>,
     /// Numbers readings.
     begun: u64,
     free: Vec<MmapMut>,
@@ -69,7 +69,7 @@ struct State {
 }
 
 /// A piece that is being read, or was.
-struct Reading {
+struct PendingRead {
     number: u64,
     index: usize,
     result: Option<io::Result<MmapMut>>,
@@ -102,7 +102,7 @@ impl Reader {
     }
 
     /// Streams what `split` says from now on. The first time that it says something, the ways of reading are compared first.
-    pub fn follow(&self, split: Arc<Split>) {
+    pub fn follow(&self, split: Arc<ResidencyPlan>) {
         if !split.streamed.is_empty() {
             self.shared.source.compare(&split);
         }
@@ -120,7 +120,7 @@ impl Reader {
         self.shared.done.notify_all();
     }
 
-    pub fn split(&self) -> Arc<Split> {
+    pub fn split(&self) -> Arc<ResidencyPlan> {
         self.shared.lock().split.clone()
     }
 
@@ -132,7 +132,7 @@ impl Reader {
     ///
     /// # Errors
     /// What reading it met with. It is tried again when it is asked for again.
-    pub fn load(&self, split: &Arc<Split>, index: usize) -> io::Result<Option<Loaded<'_>>> {
+    pub fn load(&self, split: &Arc<ResidencyPlan>, index: usize) -> io::Result<Option<Loaded<'_>>> {
         let begun = Instant::now();
         let mut state = self.shared.lock();
         loop {
@@ -242,7 +242,7 @@ impl State {
         let index = self.next.min(pieces - 1);
         self.next = (index + 1) % pieces;
         self.begun += 1;
-        self.ahead.push_back(Reading {
+        self.ahead.push_back(PendingRead {
             number: self.begun,
             index,
             result: None,
@@ -329,7 +329,7 @@ impl Source {
         })
     }
 
-    fn compare(&self, split: &Split) {
+    fn compare(&self, split: &ResidencyPlan) {
         self.way.get_or_init(|| {
             let (Some(_), Ok(mut slot)) = (&self.direct, slot(split.slot_bytes)) else {
                 return Way::Cached;

@@ -3,8 +3,8 @@
 
 use half::f16;
 
+use super::super::isa_level::{IsaLevel, Kind};
 use super::super::lanes::Lanes;
-use super::super::level::{Kind, Level};
 use super::super::numerics::{LANES, exp, sum_lanes};
 use super::{BLOCK_POSITIONS, KEY_LANES};
 
@@ -80,7 +80,7 @@ impl Partial {
 /// Folds one block of positions into `chunk`: `queries` are rows of `head_dim`, scaled; of the block's positions,
 /// query `i` sees the first `visible[i]`, which do not become fewer from one query to the next.
 pub(super) fn add_block(
-    level: Level,
+    level: IsaLevel,
     queries: &[f32],
     block: &HeadBlock<'_>,
     visible: &[usize],
@@ -96,7 +96,7 @@ pub(super) fn add_block(
     assert!(visible.len() <= MAX_QUERIES && visible.iter().all(|count| *count <= BLOCK_POSITIONS));
     assert!(chunk.stride == head_dim.next_multiple_of(LANES));
     assert!(chunk.values.len() >= visible.len() * chunk.stride);
-    // SAFETY: the lengths are checked above; a `Level` of a kind exists only on processors that have its
+    // SAFETY: the lengths are checked above; a `IsaLevel` of a kind exists only on processors that have its
     // instructions.
     unsafe {
         match level.kind() {

@@ -3,7 +3,7 @@
 
 use half::f16;
 use prima_kernels::{
-    AttentionShape, BLOCK_POSITIONS, KvShape, Level, SequenceAttention, ThreadPool, attention,
+    AttentionShape, BLOCK_POSITIONS, IsaLevel, KvShape, SequenceAttention, ThreadPool, attention,
 };
 
 use crate::reference::Random;
@@ -129,7 +129,7 @@ const CASES: [(usize, usize, usize, usize); 6] = [
 
 #[test]
 fn attention_is_the_textbook_formula() {
-    for level in Level::available() {
+    for level in IsaLevel::available() {
         for (heads, kv_heads, head_dim, positions) in CASES {
             let case = Case::new(7, heads, kv_heads, head_dim, positions);
             let out = case.run(&ThreadPool::new(2, level).unwrap(), 0, positions);
@@ -151,7 +151,7 @@ fn attention_is_the_textbook_formula() {
 
 #[test]
 fn a_row_has_the_same_bits_however_a_prefill_is_cut() {
-    for level in Level::available() {
+    for level in IsaLevel::available() {
         for (heads, kv_heads, head_dim, positions) in CASES {
             let case = Case::new(8, heads, kv_heads, head_dim, positions);
             let whole = case.run(&ThreadPool::new(1, level).unwrap(), 0, positions);
@@ -175,7 +175,7 @@ fn sequences_of_a_batch_do_not_change_each_other() {
         Case::new(10, 6, 2, 32, 20),
         Case::new(11, 6, 2, 32, 400),
     ];
-    for level in Level::available() {
+    for level in IsaLevel::available() {
         for threads in [1, 2, 16] {
             let pool = ThreadPool::new(threads, level).unwrap();
             let keys: Vec<Vec<&[f16]>> = cases

@@ -2,11 +2,11 @@
 //! whatever the batch, the pool and the company of other matrices.
 
 use prima_gguf::GgmlType;
-use prima_kernels::{Level, Matrix, ThreadPool, matmul};
+use prima_kernels::{IsaLevel, Matrix, ThreadPool, matmul};
 
 use crate::reference::{FORMATS, Random, Scales, random_weights, weights};
 
-fn pool(threads: usize, level: Level) -> ThreadPool {
+fn pool(threads: usize, level: IsaLevel) -> ThreadPool {
     ThreadPool::new(threads, level).unwrap()
 }
 
@@ -37,7 +37,7 @@ fn shapes(format: GgmlType) -> Vec<(usize, usize)> {
 /// The names, for whoever runs these tests as another processor would.
 #[test]
 fn levels_are_named() {
-    let names: Vec<&str> = Level::available().iter().map(Level::name).collect();
+    let names: Vec<&str> = IsaLevel::available().iter().map(IsaLevel::name).collect();
     println!("levels: {}", names.join(" "));
     assert_eq!(names[0], "scalar");
 }
@@ -45,7 +45,7 @@ fn levels_are_named() {
 #[test]
 fn products_are_exact_but_for_quantized_activations() {
     let mut random = Random(2);
-    for level in Level::available() {
+    for level in IsaLevel::available() {
         let pool = pool(2, level);
         for format in FORMATS {
             for (rows, cols) in shapes(format) {
@@ -102,7 +102,7 @@ fn activations(random: &mut Random, scales: Scales, count: usize) -> Vec<f32> {
 #[test]
 fn exact_products_are_the_formulas() {
     let mut random = Random(7);
-    let pool = pool(2, Level::SCALAR);
+    let pool = pool(2, IsaLevel::SCALAR);
     for format in FORMATS {
         for (rows, cols) in shapes(format) {
             let n = 3;
@@ -139,8 +139,8 @@ fn products_have_the_same_bits_at_every_level_that_fuses() {
                     let bytes = random_weights(&mut random, format, rows * cols, scales);
                     let x = activations(&mut random, scales, n * cols);
                     let matrix = Matrix::new(format, rows, cols, &bytes).unwrap();
-                    let expected = product(&pool(1, Level::SCALAR), matrix, &x);
-                    for level in Level::available() {
+                    let expected = product(&pool(1, IsaLevel::SCALAR), matrix, &x);
+                    for level in IsaLevel::available() {
                         let case = format!("{level} {format} {scales:?} {rows}x{cols} x{n}");
                         let got = product(&pool(2, level), matrix, &x);
                         if level.fuses() && scalar_fuses || scales == Scales::Exact {
@@ -177,7 +177,7 @@ fn assert_rounds_as(got: &[f32], expected: &[f32], matrix: Matrix<'_>, x: &[f32]
 #[test]
 fn a_row_has_the_same_bits_in_every_batch() {
     let mut random = Random(4);
-    for level in Level::available() {
+    for level in IsaLevel::available() {
         for format in FORMATS {
             let (rows, cols) = (
                 37,
@@ -220,7 +220,7 @@ fn matrices_that_share_activations_do_not_change_each_other() {
         })
         .collect();
     let x = random.units(3 * cols);
-    for level in Level::available() {
+    for level in IsaLevel::available() {
         let pool = pool(3, level);
         let mut outs: Vec<Vec<f32>> = kinds
             .iter()
@@ -247,7 +247,7 @@ fn matrices_that_share_activations_do_not_change_each_other() {
 #[test]
 fn weights_may_begin_at_any_byte() {
     let mut random = Random(6);
-    for level in Level::available() {
+    for level in IsaLevel::available() {
         let pool = pool(1, level);
         for format in FORMATS {
             let (rows, cols) = (18, 512);
@@ -270,7 +270,7 @@ fn weights_may_begin_at_any_byte() {
 
 #[test]
 fn no_rows_and_no_activations_give_nothing() {
-    let pool = pool(2, Level::detect());
+    let pool = pool(2, IsaLevel::detect());
     let none = Matrix::new(GgmlType::Q4_1, 0, 64, &[]).unwrap();
     assert!(product(&pool, none, &[1.0; 64]).is_empty());
     let bytes = vec![0; 40];

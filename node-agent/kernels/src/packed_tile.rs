@@ -1,5 +1,5 @@
-//! Panels: 16 weight rows unpacked side by side, so that one register holds the same columns of all 16 and sums
-//! need no adding across lanes. Decides how much of the columns a panel takes at a time: it stays in the
+//! Packed tiles: 16 weight rows unpacked side by side, so that one register holds the same columns of all 16 and sums
+//! need no adding across lanes. Decides how much of the columns a packed tile takes at a time: it stays in the
 //! first-level cache while every row of activations is multiplied with it; and when there is none (`one_row.rs`).
 //! Shared by the vector levels, which bring the registers and the integer products.
 
@@ -10,7 +10,7 @@ use prima_gguf::GgmlType;
 use super::activations::QuantizedRows;
 use super::formats::{BlockFormat, MAX_BLOCK, MIN_GROUP, are_signed_bytes, with_block_format};
 use super::lanes::{Lanes, Words};
-use super::matmul::{Activations, PANEL, Product, no_kernel};
+use super::matmul::{Activations, Product, TILE_ROWS, no_kernel};
 use super::matrix::Matrix;
 
 /// The block for each of the numbers, which are constants in it: what they index can be registers.
@@ -29,34 +29,34 @@ mod k_quants;
 mod legacy;
 mod nonlinear;
 mod one_row;
-mod tile;
+mod register_tile;
 
 pub(super) use one_row::multiply as one_row;
-pub(super) use tile::{compiled_for, tile};
+pub(super) use register_tile::{compiled_for, tile};
 
-/// Columns of a panel of quantized weights: a multiple of every block. With the activations of a tile it
+/// Columns of a packed tile of quantized weights: a multiple of every block. With the activations of a tile it
 /// fills three quarters of a 32 KiB cache.
 const COLUMNS: usize = 768;
 const _: () = assert!(COLUMNS.is_multiple_of(MAX_BLOCK));
 
 /// Part of 16 rows of quantized weights.
 #[repr(C, align(64))]
-pub(super) struct Panel {
+pub(super) struct PackedTile {
     /// Four consecutive columns of each row in turn: `[columns / 4][16 rows][4]`.
-    pub(super) values: [u8; PANEL * COLUMNS],
+    pub(super) values: [u8; TILE_ROWS * COLUMNS],
     /// `[groups][16 rows]`.
-    pub(super) scales: [f32; PANEL * COLUMNS / MIN_GROUP],
+    pub(super) scales: [f32; TILE_ROWS * COLUMNS / MIN_GROUP],
     /// `[groups][16 rows]`, of formats that have minimums.
-    pub(super) minimums: [f32; PANEL * COLUMNS / MIN_GROUP],
+    pub(super) minimums: [f32; TILE_ROWS * COLUMNS / MIN_GROUP],
 }
 
-/// The part of a product for which one panel is responsible.
-pub(super) struct Place {
-    /// The first of the panel's weight rows.
+/// The part of a product for which one packed tile is responsible.
+pub(super) struct TilePlace {
+    /// The first of the packed tile's weight rows.
     pub(super) row: usize,
     /// How many of its 16 rows there are.
     pub(super) rows: usize,
-    /// The panel's columns.
+    /// The packed tile's columns.
     pub(super) columns: Range<usize>,
 }
 
@@ -64,14 +64,14 @@ pub(super) struct Place {
 const LINE: usize = 64;
 
 /// Where the weights of each of 16 rows begin.
-pub(super) type Rows = [*const u8; PANEL];
+pub(super) type Rows = [*const u8; TILE_ROWS];
 
-impl Place {
-    /// Where each row's blocks of the panel's columns begin.
+impl TilePlace {
+    /// Where each row's blocks of the packed tile's columns begin.
     fn rows(&self, matrix: &Matrix<'_>, block_bytes: usize, block: usize) -> Rows {
         let bytes =
             self.columns.start / block * block_bytes..self.columns.end / block * block_bytes;
-        let mut rows = [std::ptr::null(); PANEL];
+        let mut rows = [std::ptr::null(); TILE_ROWS];
         for (lane, row) in rows.iter_mut().enumerate() {
             // Beyond the last row: the last again, whose results are not kept.
             let whole = matrix.row(self.row + lane.min(self.rows - 1));
@@ -82,7 +82,7 @@ impl Place {
 }
 
 /// A block format that can be unpacked for 16 rows at once, to what [`BlockFormat::unpack`] gives for each.
-pub(super) trait PanelFormat: BlockFormat {
+pub(super) trait PackedFormat: BlockFormat {
     /// Unpacks one block of each row.
     ///
     /// # Safety
@@ -107,7 +107,7 @@ pub(super) trait Unpacked<W: Words> {
     unsafe fn minimum(&mut self, group: usize, minimums: W::Floats);
 }
 
-/// Where a block of each of 16 rows goes in a panel.
+/// Where a block of each of 16 rows goes in a packed tile.
 struct Destination {
     values: *mut u8,
     scales: *mut f32,
@@ -120,19 +120,19 @@ impl<W: Words> Unpacked<W> for Destination {
     unsafe fn values(&mut self, quad: usize, words: W) {
         self.next.ask::<W>(quad);
         // SAFETY: in the place of the block.
-        unsafe { words.store(self.values.add(quad * 4 * PANEL)) };
+        unsafe { words.store(self.values.add(quad * 4 * TILE_ROWS)) };
     }
 
     #[inline(always)]
     unsafe fn scale(&mut self, group: usize, scales: W::Floats) {
         // SAFETY: in the place of the block.
-        unsafe { scales.store(self.scales.add(group * PANEL)) };
+        unsafe { scales.store(self.scales.add(group * TILE_ROWS)) };
     }
 
     #[inline(always)]
     unsafe fn minimum(&mut self, group: usize, minimums: W::Floats) {
         // SAFETY: in the place of the block.
-        unsafe { minimums.store(self.minimums.add(group * PANEL)) };
+        unsafe { minimums.store(self.minimums.add(group * TILE_ROWS)) };
     }
 }
 
@@ -148,19 +148,19 @@ struct Next {
 impl Next {
     /// For the first block of each row at `place`. May be behind the last row.
     #[inline(always)]
-    fn of(matrix: &Matrix<'_>, place: &Place, block_bytes: usize, block: usize) -> Self {
+    fn of(matrix: &Matrix<'_>, place: &TilePlace, block_bytes: usize, block: usize) -> Self {
         let row = matrix.row(place.row);
         let done = place.columns.start / block * block_bytes;
         Self {
-            at: row.as_ptr().wrapping_add(PANEL * (row.len() + done)),
-            step: PANEL * block_bytes / (block / 4),
+            at: row.as_ptr().wrapping_add(TILE_ROWS * (row.len() + done)),
+            step: TILE_ROWS * block_bytes / (block / 4),
         }
     }
 
     /// Moves on by a block of each row.
     #[inline(always)]
     fn advance(&mut self, block_bytes: usize) {
-        self.at = self.at.wrapping_add(PANEL * block_bytes);
+        self.at = self.at.wrapping_add(TILE_ROWS * block_bytes);
     }
 
     /// The share of the block's columns `4 * quad..4 * quad + 4`: each line once. Where `quad` is a constant, as in unrolled loops,
@@ -188,21 +188,21 @@ pub(super) trait Integers {
     ///
     /// # Safety
     /// The processor has the level's instructions, and no other thread writes these columns.
-    unsafe fn multiply<F: PanelFormat>(
+    unsafe fn multiply<F: PackedFormat>(
         product: &Product<'_>,
         x: &QuantizedRows,
         rows: Range<usize>,
     );
 
-    /// Adds the panel's products with `ROWS` rows of activations from `first` on to the output, or sets it
-    /// where the panel's columns are the first: [`tile()`], compiled for the level.
+    /// Adds the packed tile's products with `ROWS` rows of activations from `first` on to the output, or sets it
+    /// where the packed tile's columns are the first: [`tile()`], compiled for the level.
     ///
     /// # Safety
     /// The processor has the level's instructions; `first + ROWS` rows of activations exist; `place` is of the
     /// piece that this thread computes.
     unsafe fn tile<F: BlockFormat, const ROWS: usize>(
-        panel: &Panel,
-        place: &Place,
+        packed: &PackedTile,
+        place: &TilePlace,
         x: &QuantizedRows,
         first: usize,
         product: &Product<'_>,
@@ -216,7 +216,11 @@ pub(super) trait Integers {
     ///
     /// # Safety
     /// The processor has the level's instructions, and no other thread writes these columns.
-    unsafe fn one_row<F: PanelFormat>(product: &Product<'_>, x: &QuantizedRows, rows: Range<usize>);
+    unsafe fn one_row<F: PackedFormat>(
+        product: &Product<'_>,
+        x: &QuantizedRows,
+        rows: Range<usize>,
+    );
 
     /// Whether values are multiplied less the format's offset, as the signed bytes that they then are; `start` is 0 then.
     #[inline(always)]
@@ -228,7 +232,7 @@ pub(super) trait Integers {
     /// holds.
     ///
     /// # Safety
-    /// The level's instructions; a group of the weight rows at `weights`, in the order of [`Panel::values`] and aligned to the
+    /// The level's instructions; a group of the weight rows at `weights`, in the order of [`PackedTile::values`] and aligned to the
     /// register, and of `ROWS` rows of activations, `x_stride` apart, at `x_quads` are readable.
     unsafe fn sums<F: BlockFormat, const ROWS: usize>(
         weights: *const u8,
@@ -300,49 +304,49 @@ pub(super) unsafe fn multiply_by_format<I: Integers>(product: &Product<'_>, rows
 /// # Safety
 /// As there.
 #[inline(always)]
-pub(super) unsafe fn multiply<I: Integers, F: PanelFormat>(
+pub(super) unsafe fn multiply<I: Integers, F: PackedFormat>(
     product: &Product<'_>,
     x: &QuantizedRows,
     rows: Range<usize>,
 ) {
-    const { assert!(I::Words::COUNT == PANEL && PANEL.is_multiple_of(I::Floats::COUNT)) };
+    const { assert!(I::Words::COUNT == TILE_ROWS && TILE_ROWS.is_multiple_of(I::Floats::COUNT)) };
     if product.n == 1 && F::BLOCK == F::GROUP {
         // SAFETY: passed on from the caller.
         return unsafe { I::one_row::<F>(product, x, rows) };
     }
-    let mut panel = Panel {
-        values: [0; PANEL * COLUMNS],
-        scales: [0.0; PANEL * COLUMNS / MIN_GROUP],
-        minimums: [0.0; PANEL * COLUMNS / MIN_GROUP],
+    let mut packed = PackedTile {
+        values: [0; TILE_ROWS * COLUMNS],
+        scales: [0.0; TILE_ROWS * COLUMNS / MIN_GROUP],
+        minimums: [0.0; TILE_ROWS * COLUMNS / MIN_GROUP],
     };
-    for row in rows.clone().step_by(PANEL) {
+    for row in rows.clone().step_by(TILE_ROWS) {
         for column in (0..x.cols).step_by(COLUMNS) {
-            let place = Place {
+            let place = TilePlace {
                 row,
-                rows: PANEL.min(rows.end - row),
+                rows: TILE_ROWS.min(rows.end - row),
                 columns: column..(column + COLUMNS).min(x.cols),
             };
             // SAFETY: passed on from the caller.
             unsafe {
-                fill::<I::Words, F>(&mut panel, &product.matrix, &place);
+                fill::<I::Words, F>(&mut packed, &product.matrix, &place);
                 let mut first = 0;
                 while first < product.n {
                     let left = product.n - first;
                     first += match left.min(I::TILE) {
                         8.. => {
-                            I::tile::<F, 8>(&panel, &place, x, first, product);
+                            I::tile::<F, 8>(&packed, &place, x, first, product);
                             8
                         }
                         4..8 => {
-                            I::tile::<F, 4>(&panel, &place, x, first, product);
+                            I::tile::<F, 4>(&packed, &place, x, first, product);
                             4
                         }
                         2..4 => {
-                            I::tile::<F, 2>(&panel, &place, x, first, product);
+                            I::tile::<F, 2>(&packed, &place, x, first, product);
                             2
                         }
                         _ => {
-                            I::tile::<F, 1>(&panel, &place, x, first, product);
+                            I::tile::<F, 1>(&packed, &place, x, first, product);
                             1
                         }
                     };
@@ -355,12 +359,20 @@ pub(super) unsafe fn multiply<I: Integers, F: PanelFormat>(
 /// # Safety
 /// The processor has the instructions of `W`.
 #[inline(always)]
-unsafe fn fill<W: Words, F: PanelFormat>(panel: &mut Panel, matrix: &Matrix<'_>, place: &Place) {
+unsafe fn fill<W: Words, F: PackedFormat>(
+    packed: &mut PackedTile,
+    matrix: &Matrix<'_>,
+    place: &TilePlace,
+) {
     let mut rows = place.rows(matrix, F::BYTES, F::BLOCK);
     let mut next = Next::of(matrix, place, F::BYTES, F::BLOCK);
-    let values = panel.values.chunks_exact_mut(PANEL * F::BLOCK);
-    let scales = panel.scales.chunks_exact_mut(PANEL * F::BLOCK / F::GROUP);
-    let minimums = panel.minimums.chunks_exact_mut(PANEL * F::BLOCK / F::GROUP);
+    let values = packed.values.chunks_exact_mut(TILE_ROWS * F::BLOCK);
+    let scales = packed
+        .scales
+        .chunks_exact_mut(TILE_ROWS * F::BLOCK / F::GROUP);
+    let minimums = packed
+        .minimums
+        .chunks_exact_mut(TILE_ROWS * F::BLOCK / F::GROUP);
     let places = values.zip(scales).zip(minimums);
     let places = places.take(place.columns.len() / F::BLOCK);
     for ((values, scales), minimums) in places {

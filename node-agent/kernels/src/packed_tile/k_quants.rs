@@ -2,13 +2,13 @@
 
 use super::super::formats::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::super::lanes::{Lanes, Words};
-use super::{PanelFormat, Rows, Unpacked};
+use super::{PackedFormat, Rows, Unpacked};
 
 const NIBBLES: u32 = 0x0f0f_0f0f;
 const TWO_BITS: u32 = 0x0303_0303;
 const ONE_BIT: u32 = 0x0101_0101;
 
-impl PanelFormat for Q2K {
+impl PackedFormat for Q2K {
     #[inline(always)]
     unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 84 bytes; a block's places.
@@ -39,7 +39,7 @@ impl PanelFormat for Q2K {
     }
 }
 
-impl PanelFormat for Q3K {
+impl PackedFormat for Q3K {
     #[inline(always)]
     unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 110 bytes; a block's places.
@@ -76,7 +76,7 @@ impl PanelFormat for Q3K {
     }
 }
 
-impl PanelFormat for Q4K {
+impl PackedFormat for Q4K {
     #[inline(always)]
     unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 144 bytes; a block's places.
@@ -94,7 +94,7 @@ impl PanelFormat for Q4K {
     }
 }
 
-impl PanelFormat for Q5K {
+impl PackedFormat for Q5K {
     #[inline(always)]
     unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 176 bytes; a block's places.
@@ -113,7 +113,7 @@ impl PanelFormat for Q5K {
     }
 }
 
-impl PanelFormat for Q6K {
+impl PackedFormat for Q6K {
     #[inline(always)]
     unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 210 bytes; a block's places.

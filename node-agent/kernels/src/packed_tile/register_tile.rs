@@ -1,11 +1,11 @@
-//! The product of a panel with a few rows of activations, as every vector level computes it: integer sums of a group's
+//! The product of a packed tile with a few rows of activations, as every vector level computes it: integer sums of a group's
 //! products, then one multiplication by the scales and one addition to the totals.
 
 use super::super::activations::QuantizedRows;
 use super::super::formats::BlockFormat;
 use super::super::lanes::Lanes;
-use super::super::matmul::{PANEL, Product};
-use super::{Integers, Panel, Place};
+use super::super::matmul::{Product, TILE_ROWS};
+use super::{Integers, PackedTile, TilePlace};
 
 /// [`Integers::tile`], whose only body this is; inlined there, to be compiled for the level's instructions.
 ///
@@ -13,8 +13,8 @@ use super::{Integers, Panel, Place};
 /// As there.
 #[inline(always)]
 pub(in super::super) unsafe fn tile<I: Integers, F: BlockFormat, const ROWS: usize>(
-    panel: &Panel,
-    place: &Place,
+    packed: &PackedTile,
+    place: &TilePlace,
     x: &QuantizedRows,
     first: usize,
     product: &Product<'_>,
@@ -24,9 +24,9 @@ pub(in super::super) unsafe fn tile<I: Integers, F: BlockFormat, const ROWS: usi
         // SAFETY: passed on from the caller.
         unsafe {
             if lane + lanes <= place.rows {
-                register::<I, F, ROWS, true>(panel, lane, place, x, first, product);
+                register::<I, F, ROWS, true>(packed, lane, place, x, first, product);
             } else {
-                register::<I, F, ROWS, false>(panel, lane, place, x, first, product);
+                register::<I, F, ROWS, false>(packed, lane, place, x, first, product);
             }
         }
     }
@@ -37,49 +37,49 @@ pub(in super::super) unsafe fn tile<I: Integers, F: BlockFormat, const ROWS: usi
 macro_rules! compiled_for {
     ($features:literal) => {
         #[target_feature(enable = $features)]
-        unsafe fn multiply<F: $crate::panel::PanelFormat>(
+        unsafe fn multiply<F: $crate::packed_tile::PackedFormat>(
             product: &$crate::matmul::Product<'_>,
             x: &$crate::activations::QuantizedRows,
             rows: std::ops::Range<usize>,
         ) {
             // SAFETY: passed on from the caller.
-            unsafe { $crate::panel::multiply::<Self, F>(product, x, rows) }
+            unsafe { $crate::packed_tile::multiply::<Self, F>(product, x, rows) }
         }
 
         #[target_feature(enable = $features)]
         unsafe fn tile<F: $crate::formats::BlockFormat, const ROWS: usize>(
-            panel: &$crate::panel::Panel,
-            place: &$crate::panel::Place,
+            packed: &$crate::packed_tile::PackedTile,
+            place: &$crate::packed_tile::TilePlace,
             x: &$crate::activations::QuantizedRows,
             first: usize,
             product: &$crate::matmul::Product<'_>,
         ) {
             // SAFETY: passed on from the caller.
-            unsafe { $crate::panel::tile::<Self, F, ROWS>(panel, place, x, first, product) }
+            unsafe { $crate::packed_tile::tile::<Self, F, ROWS>(packed, place, x, first, product) }
         }
 
         #[target_feature(enable = $features)]
-        unsafe fn one_row<F: $crate::panel::PanelFormat>(
+        unsafe fn one_row<F: $crate::packed_tile::PackedFormat>(
             product: &$crate::matmul::Product<'_>,
             x: &$crate::activations::QuantizedRows,
             rows: std::ops::Range<usize>,
         ) {
             // SAFETY: passed on from the caller.
-            unsafe { $crate::panel::one_row::<Self, F>(product, x, rows) }
+            unsafe { $crate::packed_tile::one_row::<Self, F>(product, x, rows) }
         }
     };
 }
 pub(in super::super) use compiled_for;
 
-/// The part of the panel's weight rows that begins at `lane` and fits in a register; all of them exist if `WHOLE`.
+/// The part of the packed tile's weight rows that begins at `lane` and fits in a register; all of them exist if `WHOLE`.
 ///
 /// # Safety
 /// As [`Integers::tile`].
 #[inline(always)]
 unsafe fn register<I: Integers, F: BlockFormat, const ROWS: usize, const WHOLE: bool>(
-    panel: &Panel,
+    packed: &PackedTile,
     lane: usize,
-    place: &Place,
+    place: &TilePlace,
     x: &QuantizedRows,
     first: usize,
     product: &Product<'_>,
@@ -94,7 +94,7 @@ unsafe fn register<I: Integers, F: BlockFormat, const ROWS: usize, const WHOLE: 
     debug_assert!(place.columns.end <= x.cols && first_group + groups <= x.groups);
     let outputs = lane..place.rows.min(lane + I::Floats::COUNT);
     // SAFETY: the slices above hold `ROWS` whole rows; `place` lies within the columns (the asserted
-    // relations hold for every place that `panel::multiply` makes) and within the panel's arrays.
+    // relations hold for every place that `packed tile::multiply` makes) and within the packed tile's arrays.
     unsafe {
         let mut totals = [I::Floats::splat(0.0); ROWS];
         if place.columns.start > 0 {
@@ -103,7 +103,7 @@ unsafe fn register<I: Integers, F: BlockFormat, const ROWS: usize, const WHOLE: 
                 *total = match WHOLE {
                     true => I::Floats::load(from.as_ptr()),
                     false => {
-                        let mut padded = [0.0; PANEL];
+                        let mut padded = [0.0; TILE_ROWS];
                         padded[..from.len()].copy_from_slice(from);
                         I::Floats::load(padded.as_ptr())
                     }
@@ -111,8 +111,8 @@ unsafe fn register<I: Integers, F: BlockFormat, const ROWS: usize, const WHOLE: 
             }
         }
         for group in 0..groups {
-            let weights = panel.values.as_ptr();
-            let weights = weights.add(group * F::GROUP * PANEL + 4 * lane);
+            let weights = packed.values.as_ptr();
+            let weights = weights.add(group * F::GROUP * TILE_ROWS + 4 * lane);
             let x_quads = x_values
                 .as_ptr()
                 .add(place.columns.start + group * F::GROUP);
@@ -124,13 +124,13 @@ unsafe fn register<I: Integers, F: BlockFormat, const ROWS: usize, const WHOLE: 
                 }
             }
             let sums = I::sums::<F, ROWS>(weights, x_quads, x.cols, start);
-            let scales = I::Floats::load(panel.scales.as_ptr().add(group * PANEL + lane));
+            let scales = I::Floats::load(packed.scales.as_ptr().add(group * TILE_ROWS + lane));
             for row in 0..ROWS {
                 let at = row * x.groups + first_group + group;
                 let scale = scales.multiply(I::Floats::splat(*x_scales.get_unchecked(at)));
                 totals[row] = sums[row].multiply_add(scale, totals[row]);
                 if F::AFFINE {
-                    let minimums = panel.minimums.as_ptr().add(group * PANEL + lane);
+                    let minimums = packed.minimums.as_ptr().add(group * TILE_ROWS + lane);
                     let x_sum = I::Floats::splat(*x_scaled_sums.get_unchecked(at));
                     totals[row] = I::Floats::load(minimums).multiply_add(x_sum, totals[row]);
                 }
@@ -141,7 +141,7 @@ unsafe fn register<I: Integers, F: BlockFormat, const ROWS: usize, const WHOLE: 
             match WHOLE {
                 true => total.store(to.as_mut_ptr()),
                 false => {
-                    let mut padded = [0.0; PANEL];
+                    let mut padded = [0.0; TILE_ROWS];
                     total.store(padded.as_mut_ptr());
                     to.copy_from_slice(&padded[..to.len()]);
                 }

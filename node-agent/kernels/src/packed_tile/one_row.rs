@@ -1,5 +1,5 @@
 //! The product with one row of activations, as in decoding for one, of formats whose blocks are groups: each is multiplied as it is
-//! unpacked and never stored, as nothing uses it again. (Larger blocks have more sums than there are registers: panels are as fast.)
+//! unpacked and never stored, as nothing uses it again. (Larger blocks have more sums than there are registers: packed tiles are as fast.)
 //! The order of additions is that of [`tile()`](super::tile()), and so are the results, to the bit.
 
 use std::marker::PhantomData;
@@ -8,8 +8,8 @@ use std::ops::Range;
 use super::super::activations::QuantizedRows;
 use super::super::formats::BlockFormat;
 use super::super::lanes::{Lanes, Words};
-use super::super::matmul::{PANEL, Product};
-use super::{Integers, Next, PanelFormat, Place, Sums, Unpacked, advance, read_quad};
+use super::super::matmul::{Product, TILE_ROWS};
+use super::{Integers, Next, PackedFormat, Sums, TilePlace, Unpacked, advance, read_quad};
 
 type Floats<I> = <<I as Integers>::Words as Words>::Floats;
 
@@ -18,20 +18,20 @@ type Floats<I> = <<I as Integers>::Words as Words>::Floats;
 /// # Safety
 /// The processor has the instructions of `I`, and no other thread writes these columns.
 #[inline(always)]
-pub(in super::super) unsafe fn multiply<I: Integers, F: PanelFormat>(
+pub(in super::super) unsafe fn multiply<I: Integers, F: PackedFormat>(
     product: &Product<'_>,
     x: &QuantizedRows,
     rows: Range<usize>,
 ) {
-    const { assert!(I::Words::COUNT == PANEL) };
+    const { assert!(I::Words::COUNT == TILE_ROWS) };
     assert!(F::BLOCK == F::GROUP, "a block is a group");
-    for row in rows.clone().step_by(PANEL) {
-        let place = Place {
+    for row in rows.clone().step_by(TILE_ROWS) {
+        let place = TilePlace {
             row,
-            rows: PANEL.min(rows.end - row),
+            rows: TILE_ROWS.min(rows.end - row),
             columns: 0..x.cols,
         };
-        let mut lanes = [0.0; PANEL];
+        let mut lanes = [0.0; TILE_ROWS];
         // SAFETY: passed on from the caller; 16 places.
         unsafe {
             totals::<I, F>(product, x, &place).store(lanes.as_mut_ptr());
@@ -44,10 +44,10 @@ pub(in super::super) unsafe fn multiply<I: Integers, F: PanelFormat>(
 /// # Safety
 /// As [`multiply`].
 #[inline(always)]
-unsafe fn totals<I: Integers, F: PanelFormat>(
+unsafe fn totals<I: Integers, F: PackedFormat>(
     product: &Product<'_>,
     x: &QuantizedRows,
-    place: &Place,
+    place: &TilePlace,
 ) -> Floats<I> {
     let mut weights = place.rows(&product.matrix, F::BYTES, F::BLOCK);
     let mut next = Next::of(&product.matrix, place, F::BYTES, F::BLOCK);

@@ -2,11 +2,11 @@
 
 use super::super::formats::{IQ4_VALUES, Iq4Nl, Iq4Xs, MXFP4_VALUES, Mxfp4};
 use super::super::lanes::{Lanes, Words};
-use super::{PanelFormat, Rows, Unpacked};
+use super::{PackedFormat, Rows, Unpacked};
 
 const NIBBLES: u32 = 0x0f0f_0f0f;
 
-impl PanelFormat for Iq4Nl {
+impl PackedFormat for Iq4Nl {
     #[inline(always)]
     unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 18 bytes; a block's places.
@@ -17,7 +17,7 @@ impl PanelFormat for Iq4Nl {
     }
 }
 
-impl PanelFormat for Iq4Xs {
+impl PackedFormat for Iq4Xs {
     #[inline(always)]
     unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 136 bytes; a block's places.
@@ -35,7 +35,7 @@ impl PanelFormat for Iq4Xs {
     }
 }
 
-impl PanelFormat for Mxfp4 {
+impl PackedFormat for Mxfp4 {
     #[inline(always)]
     unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 17 bytes; a block's places.

@@ -1,4 +1,4 @@
-//! What the agent counts of itself, and what it waits for: the figures behind /metrics and /readyz. Label values are the
+//! What the agent counts of itself, and what it waits for: the metrics behind /metrics and /readyz. Label values are the
 //! states of members, and nothing else.
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use prometheus_client::registry::Registry;
 
 /// Clones count together.
 #[derive(Clone, Debug, Default)]
-pub struct Figures {
+pub struct Metrics {
     pub fetched_bytes: Counter,
     pub restarts: Counter,
     members: Family<StateLabel, Gauge>,
@@ -24,7 +24,7 @@ struct StateLabel {
     state: &'static str,
 }
 
-impl Figures {
+impl Metrics {
     pub fn registry(&self) -> Registry {
         let Self {
             fetched_bytes,
@@ -166,13 +166,13 @@ mod tests {
 
     #[test]
     fn a_member_is_counted_in_one_state_until_it_is_gone() {
-        let figures = Figures::default();
+        let metrics = Metrics::default();
         let text = || {
             let mut text = String::new();
-            encode(&mut text, &figures.registry()).unwrap();
+            encode(&mut text, &metrics.registry()).unwrap();
             text
         };
-        let mut member = figures.member();
+        let mut member = metrics.member();
         member.is(MemberState::Loading);
         member.is(MemberState::Ready);
         let shown = text();

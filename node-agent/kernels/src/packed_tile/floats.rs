@@ -1,19 +1,19 @@
-//! Panels of float weights: F32, F16 and BF16, widened to F32 and multiplied in F32.
+//! Packed tiles of float weights: F32, F16 and BF16, widened to F32 and multiplied in F32.
 
 use std::ops::Range;
 
 use super::super::lanes::{Lanes, Words};
-use super::super::matmul::{PANEL, Product};
+use super::super::matmul::{Product, TILE_ROWS};
 use super::super::matrix::Matrix;
 use super::super::scalar::FLOAT_GROUP;
-use super::{Next, Place, Rows, advance};
+use super::{Next, Rows, TilePlace, advance};
 
-/// Columns of a panel: 12 KiB, as of a quantized one.
+/// Columns of a packed tile: 12 KiB, as of a quantized one.
 const COLUMNS: usize = 192;
 
 /// Part of 16 rows: `[columns][16 rows]`.
 #[repr(C, align(64))]
-struct FloatPanel([f32; PANEL * COLUMNS]);
+struct FloatPanel([f32; TILE_ROWS * COLUMNS]);
 
 /// A format of float weights.
 pub(super) trait FloatFormat {
@@ -39,7 +39,7 @@ impl FloatFormat for F32 {
         // SAFETY: 32 bytes of each row; 8 times 16 floats.
         unsafe {
             for (column, words) in W::load_32(rows, 0).into_iter().enumerate() {
-                words.as_floats().store(to.add(column * PANEL));
+                words.as_floats().store(to.add(column * TILE_ROWS));
             }
         }
     }
@@ -53,9 +53,9 @@ impl FloatFormat for F16 {
         // SAFETY: 16 bytes of each row; 8 times 16 floats.
         unsafe {
             for (pair, words) in W::load_16(rows, 0).into_iter().enumerate() {
-                words.halves_to_floats().store(to.add(2 * pair * PANEL));
+                words.halves_to_floats().store(to.add(2 * pair * TILE_ROWS));
                 let second = words.shift_right(16).halves_to_floats();
-                second.store(to.add((2 * pair + 1) * PANEL));
+                second.store(to.add((2 * pair + 1) * TILE_ROWS));
             }
         }
     }
@@ -72,9 +72,9 @@ impl FloatFormat for Bf16 {
                 words
                     .shift_left(16)
                     .as_floats()
-                    .store(to.add(2 * pair * PANEL));
+                    .store(to.add(2 * pair * TILE_ROWS));
                 let second = words.and(0xffff_0000).as_floats();
-                second.store(to.add((2 * pair + 1) * PANEL));
+                second.store(to.add((2 * pair + 1) * TILE_ROWS));
             }
         }
     }
@@ -90,27 +90,27 @@ pub(super) unsafe fn multiply<W: Words, T: FloatFormat>(
     x: &[f32],
     rows: Range<usize>,
 ) {
-    const { assert!(W::COUNT == PANEL && <W::Floats as Lanes>::COUNT == PANEL) };
+    const { assert!(W::COUNT == TILE_ROWS && <W::Floats as Lanes>::COUNT == TILE_ROWS) };
     let cols = product.matrix.cols();
-    let mut panel = FloatPanel([0.0; PANEL * COLUMNS]);
-    for row in rows.clone().step_by(PANEL) {
+    let mut packed = FloatPanel([0.0; TILE_ROWS * COLUMNS]);
+    for row in rows.clone().step_by(TILE_ROWS) {
         for column in (0..cols).step_by(COLUMNS) {
-            let place = Place {
+            let place = TilePlace {
                 row,
-                rows: PANEL.min(rows.end - row),
+                rows: TILE_ROWS.min(rows.end - row),
                 columns: column..(column + COLUMNS).min(cols),
             };
             // SAFETY: passed on from the caller.
             unsafe {
-                fill::<W, T>(&mut panel, &product.matrix, &place);
+                fill::<W, T>(&mut packed, &product.matrix, &place);
                 let mut first = 0;
                 while first < product.n {
                     let left = product.n - first;
                     first += match left.min(<W::Floats as Lanes>::TILE) {
-                        8.. => tile::<W::Floats, 8>(&panel, &place, x, first, product),
-                        4..8 => tile::<W::Floats, 4>(&panel, &place, x, first, product),
-                        2..4 => tile::<W::Floats, 2>(&panel, &place, x, first, product),
-                        _ => tile::<W::Floats, 1>(&panel, &place, x, first, product),
+                        8.. => tile::<W::Floats, 8>(&packed, &place, x, first, product),
+                        4..8 => tile::<W::Floats, 4>(&packed, &place, x, first, product),
+                        2..4 => tile::<W::Floats, 2>(&packed, &place, x, first, product),
+                        _ => tile::<W::Floats, 1>(&packed, &place, x, first, product),
                     };
                 }
             }
@@ -122,16 +122,16 @@ pub(super) unsafe fn multiply<W: Words, T: FloatFormat>(
 /// The processor has the instructions of `W`.
 #[inline(always)]
 unsafe fn fill<W: Words, T: FloatFormat>(
-    panel: &mut FloatPanel,
+    packed: &mut FloatPanel,
     matrix: &Matrix<'_>,
-    place: &Place,
+    place: &TilePlace,
 ) {
     const STEP: usize = 8;
     let columns = place.columns.len();
     let mut rows = place.rows(matrix, T::BYTES, 1);
     let mut next = Next::of(matrix, place, STEP * T::BYTES, STEP);
     let (steps, rest) = (columns / STEP, columns % STEP);
-    let places = panel.0.chunks_exact_mut(STEP * PANEL).take(steps);
+    let places = packed.0.chunks_exact_mut(STEP * TILE_ROWS).take(steps);
     for to in places {
         next.ask::<W>(0);
         next.ask::<W>(1);
@@ -143,29 +143,29 @@ unsafe fn fill<W: Words, T: FloatFormat>(
         }
     }
     if rest > 0 {
-        let mut padded = [[0_u8; 4 * STEP]; PANEL];
+        let mut padded = [[0_u8; 4 * STEP]; TILE_ROWS];
         for (padded, row) in padded.iter_mut().zip(&mut rows) {
             // SAFETY: as many weights of the row are left.
             let weights = unsafe { std::slice::from_raw_parts(*row, rest * T::BYTES) };
             padded[..weights.len()].copy_from_slice(weights);
             *row = padded.as_ptr();
         }
-        let to = &mut panel.0[steps * STEP * PANEL..][..STEP * PANEL];
+        let to = &mut packed.0[steps * STEP * TILE_ROWS..][..STEP * TILE_ROWS];
         // SAFETY: 8 weights of each row, copied; 8 times 16 places.
         unsafe { T::widen_rows::<W>(&rows, to.as_mut_ptr()) };
     }
 }
 
-/// Adds the panel's products with `ROWS` rows of activations from `first` on to the output, or sets it where the
-/// panel's columns are the first. Returns `ROWS`.
+/// Adds the packed tile's products with `ROWS` rows of activations from `first` on to the output, or sets it where the
+/// packed tile's columns are the first. Returns `ROWS`.
 ///
 /// # Safety
 /// The processor has the instructions of `L`; `first + ROWS` rows of activations exist; `place` is of the piece
 /// that this thread computes.
 #[inline(always)]
 unsafe fn tile<L: Lanes, const ROWS: usize>(
-    panel: &FloatPanel,
-    place: &Place,
+    packed: &FloatPanel,
+    place: &TilePlace,
     x: &[f32],
     first: usize,
     product: &Product<'_>,
@@ -176,7 +176,7 @@ unsafe fn tile<L: Lanes, const ROWS: usize>(
     let mut totals = [L::splat(0.0); ROWS];
     if place.columns.start > 0 {
         for (row, total) in totals.iter_mut().enumerate() {
-            let mut lanes = [0.0; PANEL];
+            let mut lanes = [0.0; TILE_ROWS];
             // SAFETY: the columns of the output that belong to this piece.
             lanes[..place.rows].copy_from_slice(unsafe { product.columns(first + row, place) });
             // SAFETY: 16 floats.
@@ -186,10 +186,10 @@ unsafe fn tile<L: Lanes, const ROWS: usize>(
     for group in (0..columns).step_by(FLOAT_GROUP) {
         let mut sums = [L::splat(0.0); ROWS];
         for column in group..(group + FLOAT_GROUP).min(columns) {
-            // SAFETY: `column` is below the panel's columns, each of 16 floats; with what comes before the
-            // panel it is below `cols`, and `x` holds `ROWS` rows of these.
+            // SAFETY: `column` is below the packed tile's columns, each of 16 floats; with what comes before the
+            // packed tile it is below `cols`, and `x` holds `ROWS` rows of these.
             unsafe {
-                let weights = L::load(panel.0.as_ptr().add(column * PANEL));
+                let weights = L::load(packed.0.as_ptr().add(column * TILE_ROWS));
                 let x = x.as_ptr().add(place.columns.start + column);
                 for (row, sum) in sums.iter_mut().enumerate() {
                     *sum = weights.multiply_add(L::splat(*x.add(row * cols)), *sum);
@@ -201,7 +201,7 @@ unsafe fn tile<L: Lanes, const ROWS: usize>(
         }
     }
     for (row, total) in totals.into_iter().enumerate() {
-        let mut lanes = [0.0; PANEL];
+        let mut lanes = [0.0; TILE_ROWS];
         // SAFETY: 16 floats; then the columns of the output that belong to this piece.
         unsafe {
             total.store(lanes.as_mut_ptr());

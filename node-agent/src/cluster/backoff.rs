@@ -1,18 +1,18 @@
-//! How long to wait: pauses that double while something fails, and a little chance in all of them, so that the agents of a
+//! How long to wait: backoff that double while something fails, and a little chance in all of them, so that the agents of a
 //! cluster that started together do not ask together for ever.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-/// The pauses after failures in a row.
+/// The backoff after failures in a row.
 #[derive(Debug)]
-pub struct Pauses {
+pub struct Backoff {
     first: Duration,
     longest: Duration,
     failures: u32,
 }
 
-impl Pauses {
+impl Backoff {
     pub fn new(first: Duration, longest: Duration) -> Self {
         Self {
             first,
@@ -47,16 +47,16 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_the_longest_and_begin_anew() {
-        let mut pauses = Pauses::new(Duration::from_secs(2), Duration::from_secs(20));
+        let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(20));
         let about = |pause: Duration, seconds: u64| {
             let tenth = Duration::from_millis(100 * seconds + 10);
             pause.abs_diff(Duration::from_secs(seconds)) <= tenth
         };
         for expected in [2, 4, 8, 16, 20, 20] {
-            let pause = pauses.next();
+            let pause = backoff.next();
             assert!(about(pause, expected), "{pause:?}, expected {expected} s");
         }
-        pauses.reset();
-        assert!(about(pauses.next(), 2));
+        backoff.reset();
+        assert!(about(backoff.next(), 2));
     }
 }

@@ -2,11 +2,11 @@
 
 use super::super::formats::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 use super::super::lanes::Words;
-use super::{PanelFormat, Rows, Unpacked};
+use super::{PackedFormat, Rows, Unpacked};
 
 const NIBBLES: u32 = 0x0f0f_0f0f;
 
-impl PanelFormat for Q4_0 {
+impl PackedFormat for Q4_0 {
     #[inline(always)]
     unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 18 bytes; a block's places.
@@ -17,7 +17,7 @@ impl PanelFormat for Q4_0 {
     }
 }
 
-impl PanelFormat for Q4_1 {
+impl PackedFormat for Q4_1 {
     #[inline(always)]
     unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 20 bytes; a block's places.
@@ -28,7 +28,7 @@ impl PanelFormat for Q4_1 {
     }
 }
 
-impl PanelFormat for Q5_0 {
+impl PackedFormat for Q5_0 {
     #[inline(always)]
     unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 22 bytes; a block's places.
@@ -39,7 +39,7 @@ impl PanelFormat for Q5_0 {
     }
 }
 
-impl PanelFormat for Q5_1 {
+impl PackedFormat for Q5_1 {
     #[inline(always)]
     unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 24 bytes; a block's places.
@@ -50,7 +50,7 @@ impl PanelFormat for Q5_1 {
     }
 }
 
-impl PanelFormat for Q8_0 {
+impl PackedFormat for Q8_0 {
     #[inline(always)]
     unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 34 bytes; a block's places.

@@ -6,7 +6,7 @@ use std::fmt;
 /// An instruction-set level for which kernels exist. Only a level that this processor has can be
 /// obtained: that is what the `target_feature` functions of the kernels rely on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Level(Kind);
+pub struct IsaLevel(Kind);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
@@ -32,7 +32,7 @@ pub const LEVEL_VARIABLE: &str = "PRIMA_CPU_LEVEL";
 
 /// Why a requested level cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum LevelError {
+pub enum IsaLevelError {
     #[error(
         "choosing the CPU kernels: {LEVEL_VARIABLE}={requested} is not a level that this processor has; it has: {available}"
     )]
@@ -42,19 +42,19 @@ pub enum LevelError {
     },
 }
 
-impl Level {
+impl IsaLevel {
     /// The plain Rust kernels, on every processor; what the other levels are tested against.
-    pub const SCALAR: Level = Level(Kind::Scalar);
+    pub const SCALAR: IsaLevel = IsaLevel(Kind::Scalar);
 
     /// The highest level that this processor has.
-    pub fn detect() -> Level {
+    pub fn detect() -> IsaLevel {
         Self::available().last().copied().unwrap_or(Self::SCALAR)
     }
 
     /// The levels that this processor has, lowest first.
-    pub fn available() -> Vec<Level> {
+    pub fn available() -> Vec<IsaLevel> {
         let known = Kind::ALL.iter().copied().filter(|kind| kind.is_here());
-        known.map(Level).collect()
+        known.map(IsaLevel).collect()
     }
 
     /// All levels that this build knows, lowest first: the name, and each feature that it needs, by its name in Rust, with whether this
@@ -67,8 +67,8 @@ impl Level {
     /// The level named by `PRIMA_CPU_LEVEL`, or the highest one where that is unset or empty.
     ///
     /// # Errors
-    /// [`LevelError::Unavailable`] for a name that is unknown or that this processor lacks.
-    pub fn from_environment() -> Result<Level, LevelError> {
+    /// [`IsaLevelError::Unavailable`] for a name that is unknown or that this processor lacks.
+    pub fn from_environment() -> Result<IsaLevel, IsaLevelError> {
         match std::env::var_os(LEVEL_VARIABLE) {
             Some(name) if !name.is_empty() => Self::by_name(&name.to_string_lossy()),
             _ => Ok(Self::detect()),
@@ -78,18 +78,18 @@ impl Level {
     /// The level called `name` (`scalar`; `sse4.1`, `avx2`, `avx-vnni`, `avx512`; `neon`, `neon-dotprod`, `neon-i8mm`).
     ///
     /// # Errors
-    /// [`LevelError::Unavailable`] for a name that is unknown or that this processor lacks.
-    pub fn by_name(name: &str) -> Result<Level, LevelError> {
+    /// [`IsaLevelError::Unavailable`] for a name that is unknown or that this processor lacks.
+    pub fn by_name(name: &str) -> Result<IsaLevel, IsaLevelError> {
         let available = Self::available();
         available
             .iter()
             .copied()
             .find(|level| level.name() == name)
-            .ok_or_else(|| LevelError::Unavailable {
+            .ok_or_else(|| IsaLevelError::Unavailable {
                 requested: name.to_string(),
                 available: available
                     .iter()
-                    .map(Level::name)
+                    .map(IsaLevel::name)
                     .collect::<Vec<_>>()
                     .join(", "),
             })
@@ -126,7 +126,7 @@ impl Level {
     }
 }
 
-impl fmt::Display for Level {
+impl fmt::Display for IsaLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -236,14 +236,14 @@ mod tests {
 
     #[test]
     fn every_available_level_is_found_by_its_name() {
-        for level in Level::available() {
-            assert_eq!(Level::by_name(level.name()).unwrap(), level);
+        for level in IsaLevel::available() {
+            assert_eq!(IsaLevel::by_name(level.name()).unwrap(), level);
         }
     }
 
     #[test]
     fn an_unknown_level_is_refused_with_the_list_of_what_there_is() {
-        let error = Level::by_name("avx9000").unwrap_err().to_string();
+        let error = IsaLevel::by_name("avx9000").unwrap_err().to_string();
         assert!(
             error.contains("avx9000") && error.contains("scalar"),
             "{error}"

@@ -1,16 +1,16 @@
-//! Unpacking the formats with codebooks: row by row, as each row looks up other entries, then turned into a panel.
+//! Unpacking the formats with codebooks: row by row, as each row looks up other entries, then turned into a packed tile.
 
 use super::super::formats::{
     BlockFormat, Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, MAX_BLOCK, MIN_GROUP,
 };
 use super::super::lanes::{Lanes, Words};
-use super::super::matmul::PANEL;
-use super::{PanelFormat, Rows, Unpacked};
+use super::super::matmul::TILE_ROWS;
+use super::{PackedFormat, Rows, Unpacked};
 
 macro_rules! row_by_row {
     ($($format:ident),*) => {
         $(
-            impl PanelFormat for $format {
+            impl PackedFormat for $format {
                 #[inline(always)]
                 unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
                     // SAFETY: passed on from the caller.
@@ -24,11 +24,11 @@ macro_rules! row_by_row {
 row_by_row!(Iq1S, Iq1M, Iq2Xxs, Iq2Xs, Iq2S, Iq3Xxs, Iq3S);
 
 /// # Safety
-/// As [`PanelFormat::unpack_rows`].
+/// As [`PackedFormat::unpack_rows`].
 #[inline(always)]
 unsafe fn unpack_row_by_row<F: BlockFormat, W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
-    let mut values = [[0; MAX_BLOCK]; PANEL];
-    let mut scales = [[0.0; PANEL]; MAX_BLOCK / MIN_GROUP];
+    let mut values = [[0; MAX_BLOCK]; TILE_ROWS];
+    let mut scales = [[0.0; TILE_ROWS]; MAX_BLOCK / MIN_GROUP];
     for (lane, values) in values.iter_mut().enumerate() {
         // SAFETY: a block of each row is readable by the contract.
         let block = unsafe { std::slice::from_raw_parts(rows[lane], F::BYTES) };
