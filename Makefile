@@ -41,20 +41,20 @@ bench: bench-engine bench-rings ## Measure speed against llama.cpp and bare TCP,
 
 bench-engine: ## Only the engine beside llama.cpp, and how near both are to what the machine can do (40 minutes)
 	$(PYTHON) tests/assets/fetch.py bench
-	$(WITH) cargo run --release --locked -p prima-tests --bin bench -- --engine
+	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --engine
 
 bench-rings: ## Only the rings and the planner: hops, less memory than the model, predicted against measured (45 minutes)
 	$(PYTHON) tests/assets/fetch.py bench
-	$(WITH) cargo build --release --locked -p prima -p prima-node-agent
-	$(WITH) cargo run --release --locked -p prima-tests --bin bench -- --rings
+	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
+	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --rings
 
 bench-kernels: ## Only the matrix kernels, each weight format at each level of instructions (10 minutes)
-	$(WITH) cargo run --release --locked -p prima-tests --bin bench -- --kernels
+	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --kernels
 
 bench-70b: ## Measure a model of 70B in a ring of four machines with 4 GiB each (writes 43 GB, once; root)
 	$(PYTHON) tests/assets/fetch.py bench-70b
-	$(WITH) cargo build --release --locked -p prima -p prima-node-agent
-	$(WITH) cargo run --release --locked -p prima-tests --bin bench -- --70b
+	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
+	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --70b
 
 check-cuda: ## Compile the CUDA build on a machine without a GPU
 	node-agent/engine/check-cuda.sh

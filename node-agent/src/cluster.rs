@@ -22,6 +22,7 @@ mod memory;
 mod metrics;
 mod owner;
 mod plan_checks;
+mod plan_key;
 mod plan_watch;
 mod publish_profile;
 mod weights;

@@ -9,6 +9,7 @@ mod apply;
 mod candidates;
 mod decide;
 mod dereference;
+mod event;
 pub mod planner;
 pub mod resolve;
 #[cfg(test)]
@@ -142,7 +143,7 @@ pub async fn reconcile(
             state.failures += 1;
             context.metrics.failures.inc();
             let type_ = EventType::Warning;
-            update_status::event(
+            event::event(
                 &model,
                 &context,
                 type_,

@@ -4,7 +4,7 @@
 
 use prima_gguf::Gguf;
 use prima_tests::assets;
-use prima_text::Tokenizer;
+use prima_text::{Detokenizer, Tokenizer};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
@@ -79,7 +79,7 @@ fn random_unicode_survives_the_way_there_and_back() {
                 };
                 let tokens = tokenizer.encode(&text, false, false).unwrap();
                 prop_assert_eq!(tokenizer.decode(&tokens), expected.clone(), "{}", name);
-                let mut detokenizer = tokenizer.detokenizer();
+                let mut detokenizer = Detokenizer::new(tokenizer);
                 let mut streamed: String = tokens
                     .iter()
                     .map(|token| detokenizer.push(*token))

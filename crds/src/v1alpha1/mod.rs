@@ -3,5 +3,6 @@
 pub mod document;
 pub mod model;
 pub mod model_profile;
+pub mod model_source;
 pub mod node_profile;
 pub mod ring_plan;

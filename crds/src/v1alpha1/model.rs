@@ -13,6 +13,7 @@ use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
 use super::model_profile::ModelProfileSpec;
+use super::model_source::{ModelSource, is_false};
 use super::ring_plan::{ActivationDtype, FileVersion, Speed};
 
 /// What the user wants.
@@ -71,86 +72,6 @@ pub struct ModelSpec {
     /// Release the machines; the files stay in their caches.
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspend: bool,
-}
-
-/// Exactly one of these.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[x_kube(
-    validation = Rule::new("(has(self.huggingFace) ? 1 : 0) + (has(self.url) ? 1 : 0) + (has(self.hostPath) ? 1 : 0) + (has(self.persistentVolumeClaim) ? 1 : 0) == 1")
-        .message("expected exactly one of huggingFace, url, hostPath, persistentVolumeClaim")
-)]
-#[serde(rename_all = "camelCase")]
-pub struct ModelSource {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub hugging_face: Option<HuggingFaceSource>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub url: Option<UrlSource>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub host_path: Option<HostPathSource>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub persistent_volume_claim: Option<ClaimSource>,
-}
-
-/// A file of a repository on the Hugging Face hub, or on what speaks like it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct HuggingFaceSource {
-    /// `owner/name`.
-    #[schemars(length(max = 200), regex(pattern = r"^[A-Za-z0-9][\w.-]*/[\w.-]+$"))]
-    pub repo: String,
-    /// The GGUF file's path in the repository.
-    #[schemars(length(min = 1, max = 500))]
-    #[x_kube(validation = Rule::new("!self.contains('..') && !self.startsWith('/') && self.endsWith('.gguf')")
-        .message("expected the path of a .gguf file in the repository, without '..'"))]
-    pub file: String,
-    /// Branch, tag or commit.
-    #[serde(default = "main_branch")]
-    #[schemars(length(min = 1, max = 200), regex(pattern = r"^[\w][\w./-]*$"))]
-    pub revision: String,
-    /// Another hub. Absent: what the operator and the agents were installed with, else <https://huggingface.co>.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 500), regex(pattern = "^https?://"))]
-    pub endpoint: Option<String>,
-}
-
-/// A file on an HTTP server that serves ranges.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct UrlSource {
-    #[schemars(length(max = 2000), regex(pattern = "^https?://"))]
-    pub url: String,
-    /// The file's checksum, in hexadecimal. It is verified where a machine has the whole file.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = "^[0-9a-f]{64}$"))]
-    pub sha256: Option<String>,
-    /// Whether a machine may fetch the whole file from a server that cannot serve ranges of it.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub allow_full_download: bool,
-}
-
-/// A file that is on the machines already. Machines without it take no part.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct HostPathSource {
-    /// Absolute: in /var/lib/prima, where agents have their data folder, or in one of the value `agent.modelDirs`.
-    #[schemars(length(max = 1000))]
-    #[x_kube(validation = Rule::new("self.startsWith('/') && !self.contains('/../') && self.endsWith('.gguf')")
-        .message("expected the absolute path of a .gguf file, without '..'"))]
-    pub path: String,
-}
-
-/// A file on a volume that the agents were installed with (value `agent.persistentVolumeClaims`).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct ClaimSource {
-    /// A claim in the agents' namespace.
-    #[schemars(length(max = 253), regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
-    pub claim_name: String,
-    /// The file's path in the volume.
-    #[schemars(length(max = 1000))]
-    #[x_kube(validation = Rule::new("!self.startsWith('/') && !self.contains('..') && self.endsWith('.gguf')")
-        .message("expected the path of a .gguf file in the volume, without '..'"))]
-    pub path: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
@@ -237,60 +158,6 @@ pub struct NodeShare {
     pub fetched_bytes: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_bytes: Option<i64>,
-}
-
-impl ModelSource {
-    /// The file's name, for people.
-    pub fn file_name(&self) -> &str {
-        let path = match self {
-            Self {
-                hugging_face: Some(source),
-                ..
-            } => &source.file,
-            Self {
-                url: Some(source), ..
-            } => source.url.split(['?', '#']).next().unwrap_or(""),
-            Self {
-                host_path: Some(source),
-                ..
-            } => &source.path,
-            Self {
-                persistent_volume_claim: Some(source),
-                ..
-            } => &source.path,
-            _ => "",
-        };
-        path.rsplit('/').next().unwrap_or(path)
-    }
-
-    /// Where machines that have the file themselves find it; `None` for what is fetched.
-    pub fn local_path(&self) -> Option<String> {
-        match self {
-            Self {
-                host_path: Some(source),
-                ..
-            } => Some(source.path.clone()),
-            Self {
-                persistent_volume_claim: Some(source),
-                ..
-            } => Some(format!(
-                "{CLAIMS_FOLDER}/{}/{}",
-                source.claim_name, source.path
-            )),
-            _ => None,
-        }
-    }
-}
-
-/// Where agents have the volumes of claims, each in a folder of its name.
-pub const CLAIMS_FOLDER: &str = "/var/lib/prima-claims";
-
-fn main_branch() -> String {
-    "main".to_owned()
-}
-
-fn is_false(value: &bool) -> bool {
-    !value
 }
 
 fn is_f32(value: &ActivationDtype) -> bool {

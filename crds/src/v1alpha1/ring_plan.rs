@@ -15,7 +15,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::document::{self, DocumentError};
-use super::model::ModelSource;
+use super::model_source::ModelSource;
 
 /// What an agent reads: the plan of one ring for one model.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]

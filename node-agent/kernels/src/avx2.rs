@@ -6,8 +6,8 @@ use std::ops::Range;
 use super::byte_pairs::{self, PairSums};
 use super::formats::BlockFormat;
 use super::lanes::Words;
-use super::matmul::{Product, TILE_ROWS};
 use super::packed_tile::{Integers, Sums, compiled_for, multiply_by_format, read_quad};
+use super::product::{Product, TILE_ROWS};
 
 /// Computes the columns `rows` of the product's output.
 ///

@@ -4,8 +4,8 @@
 use std::arch::x86_64::*;
 
 use super::formats::{BlockFormat, are_signed_bytes};
-use super::matmul::TILE_ROWS;
 use super::packed_tile::{Sums, products_without_overflow, read_quad};
+use super::product::TILE_ROWS;
 
 /// A register of integers; what lanes an operation takes them as is in its name.
 pub(super) trait ByteRegister: Copy {

@@ -2,14 +2,14 @@
 //! them, cuts the rows of the matrices into pieces, and runs the kernel of the pool's level on each.
 //! Decides the sizes of pieces; the arithmetic is in the files of the levels.
 
-use prima_gguf::GgmlType;
+use std::ops::Range;
 
 use super::activations::{Form, QuantizedRows};
 use super::isa_level::Kind;
 use super::matrix::Matrix;
 #[cfg(target_arch = "aarch64")]
 use super::neon;
-use super::packed_tile::TilePlace;
+use super::product::{Activations, Product, TILE_ROWS};
 use super::scalar;
 use super::shared_slice::SharedSlice;
 use super::thread_pool::ThreadPool;
@@ -72,7 +72,7 @@ pub fn matmul(pool: &ThreadPool, x: &[f32], n: usize, outputs: &mut [(Matrix<'_>
             if piece < pieces(product) {
                 let first = piece * piece_rows;
                 let last = (first + piece_rows).min(product.matrix.rows());
-                product.run(pool.level().kind(), first..last);
+                run(product, pool.level().kind(), first..last);
                 return;
             }
             piece -= pieces(product);
@@ -80,64 +80,32 @@ pub fn matmul(pool: &ThreadPool, x: &[f32], n: usize, outputs: &mut [(Matrix<'_>
     });
 }
 
-/// Weight rows that the kernels take together; pieces are multiples of it.
-pub const TILE_ROWS: usize = 16;
-
-/// One matrix with what it multiplies and where the result goes.
-pub(super) struct Product<'a> {
-    pub(super) matrix: Matrix<'a>,
-    pub(super) activations: Activations<'a>,
-    /// Rows of activations.
-    pub(super) n: usize,
-    /// `n` rows of `matrix.rows()`. A piece writes the columns of its weight rows and no others.
-    pub(super) out: SharedSlice<'a, f32>,
-}
-
-#[derive(Clone, Copy)]
-pub(super) enum Activations<'a> {
-    Float(&'a [f32]),
-    Quantized(&'a QuantizedRows),
-}
-
-impl Product<'_> {
-    fn run(&self, kind: Kind, rows: std::ops::Range<usize>) {
-        match kind {
-            Kind::Scalar => scalar::multiply(self, rows),
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: a `IsaLevel` of this kind exists only on processors that have its instructions; pieces
-            // are disjoint ranges of rows, so no other thread writes the columns of this one.
-            Kind::Sse41 => unsafe { sse41::multiply(self, rows) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            Kind::Avx2 => unsafe { avx2::multiply(self, rows) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            Kind::AvxVnni => unsafe { avx2::multiply_vnni(self, rows) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            Kind::Avx512Vnni => unsafe { avx512::multiply(self, rows) },
-            #[cfg(target_arch = "aarch64")]
-            // SAFETY: as above.
-            Kind::Neon => unsafe { neon::multiply(self, rows) },
-            #[cfg(target_arch = "aarch64")]
-            // SAFETY: as above.
-            Kind::NeonDotprod => unsafe { neon::multiply_dotprod(self, rows) },
-            #[cfg(target_arch = "aarch64")]
-            // SAFETY: as above.
-            Kind::NeonI8mm => unsafe { neon::multiply_i8mm(self, rows) },
-        }
-    }
-
-    /// The places in row `i` of the output that belong to a packed tile.
-    ///
-    /// # Safety
-    /// The packed tile is of the piece that this thread computes, and no other slice of these places is in use.
-    #[allow(clippy::mut_from_ref)]
-    #[inline(always)]
-    pub(super) unsafe fn columns(&self, i: usize, place: &TilePlace) -> &mut [f32] {
-        let first = i * self.matrix.rows() + place.row;
-        // SAFETY: passed on to the caller.
-        unsafe { self.out.part(first..first + place.rows) }
+/// Computes the outputs that belong to these weight rows.
+fn run(product: &Product<'_>, kind: Kind, rows: Range<usize>) {
+    match kind {
+        Kind::Scalar => scalar::multiply(product, rows),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a `IsaLevel` of this kind exists only on processors that have its instructions; pieces
+        // are disjoint ranges of rows, so no other thread writes the columns of this one.
+        Kind::Sse41 => unsafe { sse41::multiply(product, rows) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Kind::Avx2 => unsafe { avx2::multiply(product, rows) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Kind::AvxVnni => unsafe { avx2::multiply_vnni(product, rows) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Kind::Avx512Vnni => unsafe { avx512::multiply(product, rows) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        Kind::Neon => unsafe { neon::multiply(product, rows) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        Kind::NeonDotprod => unsafe { neon::multiply_dotprod(product, rows) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        Kind::NeonI8mm => unsafe { neon::multiply_i8mm(product, rows) },
     }
 }
 
@@ -149,9 +117,4 @@ fn piece_rows(rows: usize, threads: usize) -> usize {
         .div_ceil(TILE_ROWS)
         .div_ceil(threads * PIECES_PER_THREAD);
     tiles.max(1) * TILE_ROWS
-}
-
-/// The type is not one of those that `Matrix::new` lets pass.
-pub(super) fn no_kernel(ggml_type: GgmlType) -> ! {
-    unreachable!("a matrix of {ggml_type} cannot be made")
 }

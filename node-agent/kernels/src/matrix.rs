@@ -83,7 +83,7 @@ pub fn dequantize_row(matrix: Matrix<'_>, row: usize, out: &mut [f32]) {
         other => with_block_format!(
             other,
             Format => dequantize::<Format>(bytes, out),
-            else super::matmul::no_kernel(other),
+            else no_kernel(other),
         ),
     }
 }
@@ -217,4 +217,9 @@ fn dequantize<F: BlockFormat>(bytes: &[u8], out: &mut [f32]) {
             }
         }
     }
+}
+
+/// The type is not one of those that `Matrix::new` lets pass.
+pub(super) fn no_kernel(ggml_type: GgmlType) -> ! {
+    unreachable!("a matrix of {ggml_type} cannot be made")
 }

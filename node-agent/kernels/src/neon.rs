@@ -7,10 +7,10 @@ use std::ops::Range;
 
 use super::formats::{BlockFormat, are_signed_bytes};
 use super::lanes::Lanes;
-use super::matmul::{Product, TILE_ROWS};
 use super::packed_tile::{
     Integers, Sums, compiled_for, multiply_by_format, products_without_overflow, read_quad,
 };
+use super::product::{Product, TILE_ROWS};
 
 /// Computes the columns `rows` of the product's output.
 ///

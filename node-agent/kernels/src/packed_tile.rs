@@ -10,8 +10,9 @@ use prima_gguf::GgmlType;
 use super::activations::QuantizedRows;
 use super::formats::{BlockFormat, MAX_BLOCK, MIN_GROUP, are_signed_bytes, with_block_format};
 use super::lanes::{Lanes, Words};
-use super::matmul::{Activations, Product, TILE_ROWS, no_kernel};
 use super::matrix::Matrix;
+use super::matrix::no_kernel;
+use super::product::{Activations, Product, TILE_ROWS};
 
 /// The block for each of the numbers, which are constants in it: what they index can be registers.
 macro_rules! unroll {

@@ -12,8 +12,9 @@ use prima_gguf::GgmlType;
 
 use super::activations::QuantizedRows;
 use super::formats::{BlockFormat, MAX_BLOCK, MIN_GROUP, with_block_format};
-use super::matmul::{Activations, Product, no_kernel};
+use super::matrix::no_kernel;
 use super::numerics::{bf16_to_f32, f16_to_f32, multiply_add};
+use super::product::{Activations, Product};
 
 /// Products summed before they are added to the total, for float weights.
 pub(super) const FLOAT_GROUP: usize = 32;

@@ -6,8 +6,8 @@ use std::ops::Range;
 use super::byte_pairs::{self, PairSums};
 use super::formats::BlockFormat;
 use super::lanes::Words;
-use super::matmul::Product;
 use super::packed_tile::{Integers, compiled_for, multiply_by_format};
+use super::product::Product;
 
 /// Computes the columns `rows` of the product's output.
 ///

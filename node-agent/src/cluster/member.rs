@@ -19,13 +19,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use super::api;
 use super::backoff::Backoff;
 use super::member_process::{ProcessError, Running, Start};
-use super::member_status::{self, Observed, Share, Writer};
+use super::member_status::{self, Observed, Writer};
 use super::memory::Children;
 use super::metrics::Metrics;
 use super::owner::{self, Allowance, OwnerError};
 use super::plan_checks::{self, PlanRefused};
-use super::plan_watch::PlanKey;
-use super::weights::{Held, Weights, WeightsError};
+use super::plan_key::PlanKey;
+use super::weights::{Held, Share, Weights, WeightsError};
 
 /// What all members on this machine have in common.
 pub struct Machine {

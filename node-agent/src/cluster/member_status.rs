@@ -17,7 +17,8 @@ use tokio::time::{Instant, sleep, timeout};
 use super::api;
 use super::backoff::Backoff;
 use super::metrics::CountedMember;
-use super::plan_watch::PlanKey;
+use super::plan_key::PlanKey;
+use super::weights::Share;
 
 /// What the agent sees of a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,13 +37,6 @@ pub enum Observed {
     Started,
     /// Its process has joined the ring. On rank 0: what its HTTP endpoint says.
     Joined(Option<Health>),
-}
-
-/// Of a member's part of the file, what is on the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
-    pub fetched_bytes: u64,
-    pub total_bytes: u64,
 }
 
 /// What the resource allows.

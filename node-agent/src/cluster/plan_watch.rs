@@ -4,7 +4,6 @@
 //! judge plans otherwise.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
@@ -21,20 +20,7 @@ use tokio::task::JoinSet;
 use super::api;
 use super::member::{self, End, Machine, PlanOnMachine};
 use super::metrics::{Established, Step};
-
-/// Which plan; another one of the same name has another uid.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlanKey {
-    pub namespace: String,
-    pub name: String,
-    pub uid: String,
-}
-
-impl fmt::Display for PlanKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
+use super::plan_key::PlanKey;
 
 /// Keeps members of all plans until `stop`, and returns when all of them have ended.
 pub async fn follow(

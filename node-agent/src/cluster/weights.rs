@@ -23,11 +23,17 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use super::local_header::{self, LocalHeader, LocalHeaderError};
-use super::member_status::Share;
 use super::metrics::Established;
 
 /// Longer than a plan takes to replace another, and an agent to begin: what they use is in use by then.
 const COLLECT_INTERVAL: Duration = Duration::from_secs(600);
+
+/// Of a member's part of the file, what is on the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    pub fetched_bytes: u64,
+    pub total_bytes: u64,
+}
 
 /// The agent's store of model files. Clones are one.
 #[derive(Clone)]

@@ -39,7 +39,7 @@ impl Choice {
             index,
             session: None,
             sampler,
-            detokenizer: tokenizer.detokenizer(),
+            detokenizer: Detokenizer::new(tokenizer),
             stop: StopStrings::new(&request.stop),
             logprobs: request.logprobs,
             remaining: request.max_tokens.min(room),

@@ -21,7 +21,7 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::transport::{self, PredecessorSlot};
+use super::connection::{self, PredecessorSlot};
 use super::wire::proto;
 use super::wire::proto::link_client::LinkClient;
 use super::wire::proto::link_server::{Link, LinkServer};
@@ -127,7 +127,7 @@ impl EchoServer {
                 Ok(listener) => listener,
                 Err(error) => return tracing::warn!(%error, "cannot listen for a measurement"),
             };
-            let serve = transport::server(MAX_PAYLOAD_BYTES + OVERHEAD_BYTES)
+            let serve = connection::server(MAX_PAYLOAD_BYTES + OVERHEAD_BYTES)
                 .add_service(service())
                 .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)));
             tokio::select! {
@@ -204,7 +204,7 @@ struct Echoes {
 
 impl Echoes {
     async fn connect(address: &str) -> Result<Echoes, LinkError> {
-        let endpoint = transport::endpoint(address).map_err(|source| LinkError::Address {
+        let endpoint = connection::endpoint(address).map_err(|source| LinkError::Address {
             address: address.to_owned(),
             source,
         })?;
@@ -213,19 +213,19 @@ impl Echoes {
             cause,
         };
         // As the server of a ring has them, so that both ways are alike.
-        let window = transport::window_bytes(MAX_PAYLOAD_BYTES + OVERHEAD_BYTES);
+        let window = connection::window_bytes(MAX_PAYLOAD_BYTES + OVERHEAD_BYTES);
         let channel = endpoint
             .initial_stream_window_size(window)
             .initial_connection_window_size(window)
-            .max_frame_size(transport::frame_bytes(MAX_PAYLOAD_BYTES + OVERHEAD_BYTES))
+            .max_frame_size(connection::frame_bytes(MAX_PAYLOAD_BYTES + OVERHEAD_BYTES))
             .connect()
             .await
-            .map_err(|error| connect(transport::root_cause(&error)))?;
+            .map_err(|error| connect(connection::root_cause(&error)))?;
         let (payloads, receiver) = mpsc::channel(1);
         let mut client =
             LinkClient::new(channel).max_decoding_message_size(MAX_PAYLOAD_BYTES + OVERHEAD_BYTES);
         let opening = client.measure(Request::new(ReceiverStream::new(receiver)));
-        match tokio::time::timeout(transport::CONNECT_TIMEOUT, opening).await {
+        match tokio::time::timeout(connection::CONNECT_TIMEOUT, opening).await {
             Ok(Ok(answers)) => Ok(Echoes {
                 address: address.to_owned(),
                 payloads,
@@ -237,7 +237,7 @@ impl Echoes {
             }),
             Err(_) => Err(connect(format!(
                 "no answer within {} s",
-                transport::CONNECT_TIMEOUT.as_secs()
+                connection::CONNECT_TIMEOUT.as_secs()
             ))),
         }
     }
@@ -281,7 +281,7 @@ impl Echoes {
         let answer = match tokio::time::timeout(SILENCE_LIMIT, self.answers.message()).await {
             Ok(Ok(Some(answer))) => answer,
             Ok(Ok(None)) => return Err(lost("it closed the stream".to_owned())),
-            Ok(Err(status)) => return Err(lost(transport::root_cause(&status))),
+            Ok(Err(status)) => return Err(lost(connection::root_cause(&status))),
             Err(_) => {
                 return Err(lost(format!(
                     "no answer within {} s",

@@ -5,6 +5,7 @@
 //! way to a member; `member` starts it all.
 
 mod client;
+mod connection;
 mod frame;
 mod hop;
 mod hop_timing;

@@ -5,9 +5,8 @@
 //! lives, so that a stray client cannot disturb a ring. A killed neighbour shows as a broken connection at once, a
 //! silent one (power, network, a stopped process) by unanswered HTTP/2 pings.
 
-use std::error::Error;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
@@ -15,9 +14,9 @@ use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataMap;
 use tonic::transport::server::TcpIncoming;
-use tonic::transport::{Endpoint, Server};
 use tonic::{Code, Request, Response, Status, Streaming};
 
+use super::connection::{CONNECT_TIMEOUT, PredecessorSlot, endpoint, root_cause, server};
 use super::frame::{Frame, HopEvent};
 use super::link;
 use super::wire::proto::ring_client::RingClient;
@@ -79,11 +78,6 @@ pub enum TransportError {
 pub const GENERATION_KEY: &str = "prima-plan-generation";
 pub const RANK_KEY: &str = "prima-member-rank";
 
-/// An idle or stuck neighbour is asked for a sign of life this often, and lost after this much silence.
-const PING_INTERVAL: Duration = Duration::from_secs(5);
-const PING_TIMEOUT: Duration = Duration::from_secs(10);
-
-pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(2);
 /// A member that waits for its successor says so this often.
@@ -91,8 +85,6 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Events are rare and small; more than this unread means that the predecessor is stuck.
 const BUFFERED_EVENTS: usize = 256;
-/// A member has one predecessor, and strangers should not find much room.
-const MAX_STREAMS_PER_CONNECTION: u32 = 4;
 
 /// Serves the predecessor on `listener` until the future is dropped.
 pub async fn serve(
@@ -180,27 +172,6 @@ pub async fn connect(
     }
 }
 
-/// A server that is spoken to in messages of at most this size.
-pub(super) fn server(max_message_bytes: usize) -> Server {
-    Server::builder()
-        .initial_stream_window_size(window_bytes(max_message_bytes))
-        .initial_connection_window_size(window_bytes(max_message_bytes))
-        .max_frame_size(frame_bytes(max_message_bytes))
-        .max_concurrent_streams(MAX_STREAMS_PER_CONNECTION)
-        .http2_keepalive_interval(Some(PING_INTERVAL))
-        .http2_keepalive_timeout(Some(PING_TIMEOUT))
-}
-
-/// How a member is connected to.
-pub(super) fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
-    Ok(Endpoint::from_shared(format!("http://{address}"))?
-        .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_TIMEOUT)
-        .keep_alive_while_idle(true))
-}
-
 struct Acceptor {
     options: LinkOptions,
     inbox: mpsc::Sender<Inbound>,
@@ -270,22 +241,6 @@ async fn read(
     drop(slot);
 }
 
-/// A slot for one, the predecessor's for example; freed on drop.
-pub(super) struct PredecessorSlot(Arc<AtomicBool>);
-
-impl PredecessorSlot {
-    pub(super) fn claim(occupied: &Arc<AtomicBool>) -> Option<Self> {
-        let free = !occupied.swap(true, Ordering::AcqRel);
-        free.then(|| Self(occupied.clone()))
-    }
-}
-
-impl Drop for PredecessorSlot {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
-}
-
 async fn open(
     address: &str,
     options: LinkOptions,
@@ -327,28 +282,6 @@ fn decimal(metadata: &MetadataMap, key: &str) -> Result<i64, Status> {
                 "metadata {key}: expected a decimal number, found none"
             ))
         })
-}
-
-/// The innermost message of an error: what happened to the socket, rather than what it meant to the layers above.
-pub(super) fn root_cause(error: &(dyn Error + 'static)) -> String {
-    let mut innermost = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    match innermost.downcast_ref::<Status>() {
-        Some(status) => status.message().to_owned(),
-        None => innermost.to_string(),
-    }
-}
-
-/// Flow control must not stop a chunk half way: room for two of the largest messages.
-pub(super) fn window_bytes(max_message_bytes: usize) -> u32 {
-    const LARGEST: usize = (1 << 31) - 1;
-    (2 * max_message_bytes).clamp(1 << 20, LARGEST) as u32
-}
-
-pub(super) fn frame_bytes(max_message_bytes: usize) -> u32 {
-    max_message_bytes.clamp(1 << 14, (1 << 24) - 1) as u32
 }
 
 #[cfg(test)]
@@ -429,7 +362,7 @@ mod tests {
         // Closed by the member (an error counts as closed); this read does not hang.
         let _ = stranger.read_to_end(&mut answer).await;
 
-        let channel = Endpoint::from_shared(format!("http://{address}"))
+        let channel = tonic::transport::Endpoint::from_shared(format!("http://{address}"))
             .unwrap()
             .connect()
             .await

@@ -12,7 +12,7 @@ use prima_gguf::Metadata;
 
 use crate::merge::{Merge, Merger, Piece};
 use crate::pre_tokenizer::{PreTokenizer, known_names};
-use crate::tokenizer::TokenizerError;
+use crate::tokenizer_error::TokenizerError;
 use crate::vocabulary::{TokenKind, Vocabulary};
 
 /// Byte-pair encoding with a model's merges.

@@ -5,7 +5,7 @@
 
 use crate::tokenizer::Tokenizer;
 
-/// The text of one answer, while it grows. From [`Tokenizer::detokenizer`].
+/// The text of one answer, while it grows.
 #[derive(Debug, Clone)]
 pub struct Detokenizer {
     tokenizer: Tokenizer,
@@ -14,9 +14,10 @@ pub struct Detokenizer {
 }
 
 impl Detokenizer {
-    pub(crate) fn new(tokenizer: Tokenizer) -> Self {
+    /// Begins the text of an answer, token by token. An answer continues its prompt: a space at its beginning is kept.
+    pub fn new(tokenizer: &Tokenizer) -> Self {
         Self {
-            tokenizer,
+            tokenizer: tokenizer.clone(),
             held: Vec::new(),
         }
     }

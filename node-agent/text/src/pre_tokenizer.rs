@@ -12,7 +12,7 @@
 
 use regex::Regex;
 
-use crate::tokenizer::TokenizerError;
+use crate::tokenizer_error::TokenizerError;
 
 /// A pre-tokenizer, and what else its name says about a tokenizer.
 #[derive(Debug)]

@@ -12,6 +12,7 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use crate::random::Random;
+use crate::sampling_error::SamplingError;
 use crate::sampling_params::SamplingParams;
 
 /// A token, and how likely the model itself found it.
@@ -156,29 +157,6 @@ impl Sampler {
         }
         Ok(draw(candidates, best, temperature, self.random.unit()))
     }
-}
-
-/// Why no token can be chosen.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SamplingError {
-    #[error("{parameter}: expected {expected}, found {found}")]
-    Range {
-        parameter: &'static str,
-        expected: &'static str,
-        found: f32,
-    },
-
-    #[error("token {token} has a bias or occurred: expected one of the vocabulary of {vocabulary}")]
-    NoSuchToken { token: u32, vocabulary: usize },
-
-    #[error(
-        "the model's logit of token {token}: expected a number below infinity, found {found}: its weights are damaged or out of their range"
-    )]
-    Logit { token: u32, found: f32 },
-
-    #[error("the model's logits rule out every token")]
-    NothingPossible,
 }
 
 #[derive(Debug, Clone, Copy, Default)]

@@ -3,7 +3,7 @@
 //! Decides: the parameters, their ranges and what they are when nobody asked for anything. Refuses: to put a value that is out of range
 //! back into it.
 
-use crate::sampler::SamplingError;
+use crate::sampling_error::SamplingError;
 
 /// How to choose tokens. The default draws from the model's own distribution.
 #[derive(Debug, Clone, PartialEq)]

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use prima_gguf::Metadata;
 
 use crate::merge::{Merge, Merger, Piece};
-use crate::tokenizer::TokenizerError;
+use crate::tokenizer_error::TokenizerError;
 use crate::vocabulary::{TokenKind, Vocabulary};
 
 /// The character that stands for a space in the vocabulary: U+2581, lower one eighth block.

@@ -6,11 +6,11 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use prima_gguf::{GgufError, Metadata};
+use prima_gguf::Metadata;
 
 use crate::bpe::{self, Bpe};
-use crate::detokenizer::Detokenizer;
 use crate::sentencepiece::{self, SentencePiece};
+use crate::tokenizer_error::TokenizerError;
 use crate::vocabulary::{TokenKind, Vocabulary};
 
 /// Text to tokens and back. Cheap to clone.
@@ -173,11 +173,6 @@ impl Tokenizer {
         self.0.vocabulary.is_end_of_generation(token)
     }
 
-    /// Begins the text of an answer, token by token. An answer continues its prompt: a space at its beginning is kept.
-    pub fn detokenizer(&self) -> Detokenizer {
-        Detokenizer::new(self.clone())
-    }
-
     /// Cuts special tokens out of `text`: all occurrences of the longest first, then of the next in what is left.
     fn fragments<'t>(&self, text: &'t str, parse_special: bool) -> Vec<Fragment<'t>> {
         let mut fragments = vec![Fragment::Text(text)];
@@ -201,95 +196,6 @@ impl Tokenizer {
         fragments.retain(|fragment| !matches!(fragment, Fragment::Text("")));
         fragments
     }
-}
-
-/// Why a model's file has no usable tokenizer, or a text has no tokens.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TokenizerError {
-    #[error("cannot read the tokenizer's metadata")]
-    Metadata {
-        #[from]
-        source: GgufError,
-    },
-
-    #[error(
-        "metadata key \"{MODEL}\": expected \"gpt2\" (byte-pair encoding) or \"llama\" (SentencePiece), found {found:?}"
-    )]
-    UnknownModel { found: String },
-
-    #[error("metadata key \"tokenizer.ggml.pre\": expected one of {known}, found {found:?}")]
-    UnknownPreTokenizer { found: String, known: String },
-
-    #[error(
-        "metadata key \"tokenizer.ggml.pre\": expected one of {known}, found no such key: convert the model again with a current converter"
-    )]
-    MissingPreTokenizer { known: String },
-
-    #[error("cannot build the patterns of the pre-tokenizer {pre_tokenizer}")]
-    Pattern {
-        pre_tokenizer: String,
-        source: regex::Error,
-    },
-
-    #[error("metadata key \"{key}\": expected {expected}, found {found} elements")]
-    Length {
-        key: &'static str,
-        expected: String,
-        found: usize,
-    },
-
-    #[error(
-        "metadata key \"tokenizer.ggml.tokens\": expected every token once, found {text:?} as {first} and {second}"
-    )]
-    DuplicateToken {
-        text: String,
-        first: u32,
-        second: u32,
-    },
-
-    #[error(
-        "metadata key \"tokenizer.ggml.token_type\", token {token}: expected a type from 0 to 6, found {found}"
-    )]
-    TokenType { token: u32, found: i32 },
-
-    #[error(
-        "metadata key \"tokenizer.ggml.tokens\": expected the byte token {token} to be written like \"<0x0A>\", found {text:?}"
-    )]
-    ByteToken { token: u32, text: String },
-
-    #[error(
-        "metadata key \"{key}\": expected a token of the vocabulary of {vocabulary}, found {id}"
-    )]
-    SpecialTokenId {
-        key: &'static str,
-        id: u32,
-        vocabulary: usize,
-    },
-
-    #[error("metadata key \"{key}\" asks for a {name} token: expected one to be named, found none")]
-    NoSuchSpecialToken {
-        key: &'static str,
-        name: &'static str,
-    },
-
-    #[error(
-        "metadata key \"tokenizer.ggml.merges\", line {rank}: expected two tokens whose union is a token, found {line:?}"
-    )]
-    Merge { rank: u32, line: String },
-
-    #[error(
-        "metadata key \"{key}\": expected an array of F32, one for each token, found no such key"
-    )]
-    MissingScores { key: &'static str },
-
-    #[error("metadata key \"tokenizer.ggml.scores\", token {token}: expected a number, found NaN")]
-    Score { token: u32 },
-
-    #[error(
-        "cannot tokenize the text: it needs a token for the byte 0x{byte:02X}, and the vocabulary has none"
-    )]
-    NoByteToken { byte: u8 },
 }
 
 const MODEL: &str = "tokenizer.ggml.model";
@@ -516,7 +422,7 @@ mod tests {
         assert_eq!(tokenizer.encode("ab", true, false).unwrap(), [1, 10]);
         assert_eq!(tokenizer.decode(&[1, 10, 8]), "ab a");
         assert_eq!(tokenizer.decode(&[10, 8]), "ab a");
-        let mut detokenizer = tokenizer.detokenizer();
+        let mut detokenizer = crate::Detokenizer::new(&tokenizer);
         assert_eq!(detokenizer.push(10) + &detokenizer.push(3), " ab");
         assert_eq!(detokenizer.push(4), "é");
         assert_eq!(detokenizer.push(3) + &detokenizer.finish(), "\u{FFFD}");

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use prima_gguf::Metadata;
 
-use crate::tokenizer::TokenizerError;
+use crate::tokenizer_error::TokenizerError;
 
 /// What kind of token it is: `tokenizer.ggml.token_type`, with llama.cpp's numbers in GGUF files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

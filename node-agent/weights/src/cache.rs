@@ -12,8 +12,8 @@ use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
 
+use crate::identity::Identity;
 use crate::local_file::{LocalFile, LocalFileError, lock_folder, remove};
-use crate::remote::Identity;
 use crate::source::Source;
 
 /// Of a file's own name, what is kept for people to recognize.

@@ -17,9 +17,11 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 
+use crate::identity::Difference;
 use crate::ledger::Ledger;
 use crate::local_file::{LocalFile, LocalFileError, Writer};
-use crate::remote::{Difference, Remote, RemoteError};
+use crate::remote::Remote;
+use crate::remote_error::RemoteError;
 use crate::tensors::{merged, total_bytes, without};
 
 const CONNECTIONS: usize = 4;

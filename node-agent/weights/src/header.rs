@@ -4,7 +4,8 @@
 
 use prima_gguf::{Gguf, GgufError};
 
-use crate::remote::{Remote, RemoteError};
+use crate::remote::Remote;
+use crate::remote_error::RemoteError;
 
 /// Holds the header of models with a vocabulary of some 25,000 tokens.
 const FIRST_READ: u64 = 1 << 20;

@@ -2,7 +2,7 @@
 //!
 //! Decides: which hub a source without one means, and who gets the hub's token: the hub, and nobody else that a Model may name.
 
-use prima_crds::v1alpha1::model::{HuggingFaceSource, ModelSource, UrlSource};
+use prima_crds::v1alpha1::model_source::{HuggingFaceSource, ModelSource, UrlSource};
 
 use crate::source::{Location, Source, SourceError, Token};
 

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::remote::Identity;
+use crate::identity::Identity;
 use crate::tensors::merged;
 
 /// The largest ledger that is read: a file of 64 TiB in pieces of 8 MiB takes half as much.

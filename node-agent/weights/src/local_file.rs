@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
+use crate::identity::{Difference, Identity};
 use crate::ledger::{Ledger, LedgerWriter};
-use crate::remote::{Difference, Identity};
 use crate::tensors::{merged, without};
 
 /// A model file in use. Clones share the lock, which goes with the last of them.

@@ -5,54 +5,28 @@
 //!
 //! Refuses: to send the token to another server than the source's own, and to hand out bytes of a file that changed meanwhile.
 
-use std::error::Error;
-use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use reqwest::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_RANGE, ETAG, HeaderMap,
-    LAST_MODIFIED, LOCATION, RANGE, RETRY_AFTER,
-};
+use reqwest::header::{ACCEPT_ENCODING, AUTHORIZATION, HeaderMap, LOCATION, RANGE, RETRY_AFTER};
 use reqwest::{Response, StatusCode, Url};
-use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 
 use crate::client::Client;
+use crate::headers::{asked_pause, content_range, header, not_encoded, opaque, text, version};
+use crate::identity::{Difference, Identity, difference};
+use crate::refusal::refusal;
+use crate::remote_error::{MAX_REDIRECTS, RemoteError, is_about_certificate, shown};
 use crate::retry::Attempts;
-use crate::source::{Location, Source, SourceError};
+use crate::source::Source;
 
-const MAX_REDIRECTS: usize = 10;
 /// How often one request asks anew where the file is.
 const MAX_REFRESHES: usize = 3;
 /// What opening asks for: enough to tell a GGUF file from something else.
 const PROBED_BYTES: u64 = 4;
 /// The largest file that is believed: 64 TiB.
 const MAX_FILE_BYTES: u64 = 1 << 46;
-
-/// What tells one version of a file from another.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Identity {
-    pub size_bytes: u64,
-    /// The server's name for this version: its ETag without quotes, or the date of its last change where it has no ETag.
-    pub etag: Option<String>,
-    /// In lower-case hexadecimal.
-    pub sha256: Option<String>,
-    /// The repository's commit; says nothing about the file, which most commits leave as it is.
-    pub revision_commit: Option<String>,
-}
-
-/// In what two versions of a file differ.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Difference {
-    /// The property.
-    pub what: &'static str,
-    pub expected: String,
-    pub found: String,
-}
 
 /// An open file on a server.
 #[derive(Debug)]
@@ -64,129 +38,6 @@ pub struct Remote {
     accepts_ranges: bool,
     first_bytes: Bytes,
     target: Mutex<Arc<Target>>,
-}
-
-/// Why a file cannot be fetched. Addresses are shown without their query, which may hold a signature.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RemoteError {
-    #[error(transparent)]
-    Source(#[from] SourceError),
-
-    #[error("cannot fetch {url}")]
-    Request { url: String, source: reqwest::Error },
-
-    #[error(
-        "{url}: the server's certificate is not trusted: look at the address, or name a file with its authority in SSL_CERT_FILE"
-    )]
-    Untrusted { url: String, source: reqwest::Error },
-
-    #[error("{url}: the server cannot answer now ({status})")]
-    Busy {
-        url: String,
-        status: StatusCode,
-        pause: Option<Duration>,
-    },
-
-    #[error("no answer after {attempts} tries")]
-    GaveUp {
-        attempts: u32,
-        source: Box<RemoteError>,
-    },
-
-    #[error(
-        "repo {repo} is gated{message}: accept its licence at {page} and give a token of the account that did"
-    )]
-    Gated {
-        repo: String,
-        page: String,
-        message: String,
-    },
-
-    #[error(
-        "repo {repo}: not found{message}: check the name; if it is private, give a token that may read it"
-    )]
-    NoRepo { repo: String, message: String },
-
-    #[error(
-        "revision {revision} of repo {repo}: not found{message}: check the name of the branch, tag or commit"
-    )]
-    NoRevision {
-        repo: String,
-        revision: String,
-        message: String,
-    },
-
-    #[error(
-        "file {file} in repo {repo} at revision {revision}: not found{message}: check the name"
-    )]
-    NoFile {
-        repo: String,
-        revision: String,
-        file: String,
-        message: String,
-    },
-
-    #[error("{url}: refused ({status}){message}: {advice}")]
-    Denied {
-        url: String,
-        status: StatusCode,
-        message: String,
-        advice: &'static str,
-    },
-
-    #[error("{url}: expected the file, found {status}{message}: check the address")]
-    Status {
-        url: String,
-        status: StatusCode,
-        message: String,
-    },
-
-    #[error("{url}: redirected more than {MAX_REDIRECTS} times")]
-    TooManyRedirects { url: String },
-
-    #[error("{url}: redirected to {found:?}: expected an http or https address")]
-    Redirect { url: String, found: String },
-
-    #[error("{url}: header {header}: expected {expected}, found {found:?}")]
-    Header {
-        url: String,
-        header: &'static str,
-        expected: &'static str,
-        found: String,
-    },
-
-    #[error("{url}: the file changed on the server: {} was {}, is {}", difference.what, difference.expected, difference.found)]
-    Changed { url: String, difference: Difference },
-
-    #[error(
-        "{url}: expected sha256 {expected}, as given with the address, found {found}: correct one of them"
-    )]
-    OtherSha256 {
-        url: String,
-        expected: String,
-        found: String,
-    },
-
-    #[error(
-        "{url}: the server cannot send parts of the file: use one that can, or allow the whole file to be fetched"
-    )]
-    RangesIgnored { url: String },
-
-    #[error("{url}: expected {expected} bytes, the connection ended after {found}")]
-    CutOff {
-        url: String,
-        expected: u64,
-        found: u64,
-        source: Option<reqwest::Error>,
-    },
-
-    #[error("{url}: expected bytes {}..{}, found {found}", expected.start, expected.end)]
-    OtherRange {
-        url: String,
-        expected: Range<u64>,
-        found: String,
-    },
 }
 
 /// Where the file's bytes come from for now.
@@ -373,53 +224,6 @@ impl Remote {
         RemoteError::Changed {
             url: self.shown(),
             difference,
-        }
-    }
-}
-
-impl Identity {
-    /// Whether `found` is the same version of the file. Where both have a digest, nothing else but the size counts.
-    ///
-    /// # Errors
-    /// The first difference.
-    pub fn same_file(&self, found: &Identity) -> Result<(), Difference> {
-        if self.size_bytes != found.size_bytes {
-            return Err(difference(
-                "size in bytes",
-                &self.size_bytes,
-                Some(&found.size_bytes),
-            ));
-        }
-        match (&self.sha256, &found.sha256, &self.etag, &found.etag) {
-            (Some(expected), Some(found), ..) if expected != found => {
-                Err(difference("sha256", expected, Some(found)))
-            }
-            (Some(_), Some(_), ..) => Ok(()),
-            (_, _, Some(expected), found) if found.as_ref() != Some(expected) => {
-                Err(difference("version (ETag)", expected, found.as_ref()))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-impl RemoteError {
-    /// Whether the same request may succeed later.
-    pub fn is_transient(&self) -> bool {
-        matches!(
-            self,
-            RemoteError::Request { .. }
-                | RemoteError::Busy { .. }
-                | RemoteError::CutOff { .. }
-                | RemoteError::OtherRange { .. }
-        )
-    }
-
-    /// How long the server asks its clients to wait.
-    pub(crate) fn asked_pause(&self) -> Option<Duration> {
-        match self {
-            RemoteError::Busy { pause, .. } => *pause,
-            _ => None,
         }
     }
 }
@@ -649,95 +453,9 @@ async fn get(
     Ok(response)
 }
 
-/// Whether a request failed for the server's certificate, which trying again does not change.
-fn is_about_certificate(error: &reqwest::Error) -> bool {
-    let mut next: Option<&(dyn Error + 'static)> = Some(error);
-    while let Some(error) = next {
-        if let Some(rustls::Error::InvalidCertificate(_)) = error.downcast_ref() {
-            return true;
-        }
-        // An I/O error's source is that of the error in it, so the error in it would be passed over.
-        let inside = error.downcast_ref().and_then(io::Error::get_ref);
-        next = match inside {
-            Some(inside) => Some(inside),
-            None => error.source(),
-        };
-    }
-    false
-}
-
 /// Whether what is for one is for the other: scheme, host and port.
 fn same_server(one: &Url, other: &Url) -> bool {
     one.origin() == other.origin()
-}
-
-/// The error that an answer other than the file stands for.
-fn refusal(source: &Source, url: &Url, response: &Response) -> RemoteError {
-    let status = response.status();
-    let headers = response.headers();
-    let message = text(headers, "x-error-message").map_or_else(String::new, |message| {
-        let message: String = message
-            .chars()
-            .filter(|c| !c.is_control())
-            .take(200)
-            .collect();
-        format!(" ({})", message.trim_end_matches('.'))
-    });
-    let code = text(headers, "x-error-code").unwrap_or_default();
-    if let Location::HuggingFace {
-        endpoint,
-        repo,
-        revision,
-        file,
-    } = &source.location
-    {
-        let (repo, revision, file) = (repo.clone(), revision.clone(), file.clone());
-        match code.as_str() {
-            "GatedRepo" => {
-                let page = format!("{}/{repo}", endpoint.trim_end_matches('/'));
-                return RemoteError::Gated {
-                    repo,
-                    page,
-                    message,
-                };
-            }
-            // To a token that it does not know the hub says the same as to a name that it does not know.
-            "RepoNotFound" => return RemoteError::NoRepo { repo, message },
-            "RevisionNotFound" => {
-                return RemoteError::NoRevision {
-                    repo,
-                    revision,
-                    message,
-                };
-            }
-            "EntryNotFound" => {
-                return RemoteError::NoFile {
-                    repo,
-                    revision,
-                    file,
-                    message,
-                };
-            }
-            _ => {}
-        }
-    }
-    let url = shown(url);
-    match status {
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => RemoteError::Denied {
-            url,
-            status,
-            message,
-            advice: match source.token {
-                Some(_) => "the token may not read this file: give another one",
-                None => "give a token",
-            },
-        },
-        _ => RemoteError::Status {
-            url,
-            status,
-            message,
-        },
-    }
 }
 
 impl Linked {
@@ -758,152 +476,6 @@ impl Linked {
     }
 }
 
-/// The server's name for the version that it answers with.
-fn version(headers: &HeaderMap) -> Option<String> {
-    text(headers, ETAG.as_str())
-        .map(|etag| opaque(&etag))
-        .or_else(|| text(headers, LAST_MODIFIED.as_str()))
-}
-
-/// An ETag without quotes. Weak ones are taken for strong: servers make them weak for how a body is sent, and here it is sent as it is.
-fn opaque(etag: &str) -> String {
-    etag.trim_start_matches("W/").trim_matches('"').to_owned()
-}
-
 fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
-}
-
-/// `bytes 0-3/1000`, or `bytes */1000` with no range.
-fn content_range(url: &Url, headers: &HeaderMap) -> Result<(Option<Range<u64>>, u64), RemoteError> {
-    let found = text(headers, CONTENT_RANGE.as_str()).unwrap_or_default();
-    let parsed = || {
-        let (range, size) = found.strip_prefix("bytes ")?.split_once('/')?;
-        let size = size.parse().ok()?;
-        if range == "*" {
-            return Some((None, size));
-        }
-        let (first, last) = range.split_once('-')?;
-        let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
-        (first <= last && last < size).then(|| (Some(first..last + 1), size))
-    };
-    parsed().ok_or_else(|| header(url, "Content-Range", "bytes FIRST-LAST/SIZE", &found))
-}
-
-fn not_encoded(url: &Url, headers: &HeaderMap) -> Result<(), RemoteError> {
-    match text(headers, CONTENT_ENCODING.as_str()) {
-        Some(encoding) if encoding != "identity" => Err(header(
-            url,
-            "Content-Encoding",
-            "none, as was asked",
-            &encoding,
-        )),
-        _ => Ok(()),
-    }
-}
-
-/// Retry-After: seconds, or a date.
-fn asked_pause(text: &str) -> Option<Duration> {
-    match text.parse() {
-        Ok(seconds) => Some(Duration::from_secs(seconds)),
-        Err(_) => httpdate::parse_http_date(text)
-            .ok()?
-            .duration_since(SystemTime::now())
-            .ok(),
-    }
-}
-
-fn text(headers: &HeaderMap, name: &str) -> Option<String> {
-    headers.get(name)?.to_str().ok().map(str::to_owned)
-}
-
-fn header(url: &Url, header: &'static str, expected: &'static str, found: &str) -> RemoteError {
-    RemoteError::Header {
-        url: shown(url),
-        header,
-        expected,
-        found: found.chars().take(120).collect(),
-    }
-}
-
-fn difference<T: ToString>(what: &'static str, expected: &T, found: Option<&T>) -> Difference {
-    Difference {
-        what,
-        expected: expected.to_string(),
-        found: found.map_or_else(|| "not given".to_owned(), T::to_string),
-    }
-}
-
-/// An address as it may be shown: without the query, where signatures are.
-fn shown(url: &Url) -> String {
-    let mut url = url.clone();
-    url.set_query(None);
-    url.to_string()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn content_ranges_are_read_strictly() {
-        let url = Url::parse("http://h/f").unwrap();
-        let read = |text: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert(CONTENT_RANGE, text.parse().unwrap());
-            content_range(&url, &headers)
-        };
-        assert_eq!(read("bytes 0-3/1000").unwrap(), (Some(0..4), 1000));
-        assert_eq!(read("bytes */0").unwrap(), (None, 0));
-        for bad in [
-            "",
-            "bytes 0-3/*",
-            "bytes 4-3/10",
-            "bytes 0-10/10",
-            "bytes -1-3/10",
-            "items 0-3/10",
-            "bytes 0-18446744073709551615/18446744073709551615",
-        ] {
-            let error = read(bad).unwrap_err();
-            assert!(
-                error.to_string().contains("Content-Range"),
-                "{bad}: {error}"
-            );
-        }
-    }
-
-    #[test]
-    fn the_digest_decides_where_both_have_one() {
-        let identity =
-            |size_bytes, etag: Option<&str>, sha256: Option<&str>, commit: &str| Identity {
-                size_bytes,
-                etag: etag.map(str::to_owned),
-                sha256: sha256.map(str::to_owned),
-                revision_commit: Some(commit.to_owned()),
-            };
-        let known = identity(9, Some("e"), Some("s"), "1");
-        assert_eq!(
-            known.same_file(&identity(9, Some("other"), Some("s"), "2")),
-            Ok(())
-        );
-        assert_eq!(known.same_file(&identity(9, Some("e"), None, "2")), Ok(()));
-        for (other, what) in [
-            (identity(8, Some("e"), Some("s"), "1"), "size in bytes"),
-            (identity(9, Some("e"), Some("t"), "1"), "sha256"),
-            (identity(9, Some("f"), None, "1"), "version (ETag)"),
-            (identity(9, None, None, "1"), "version (ETag)"),
-        ] {
-            assert_eq!(known.same_file(&other).unwrap_err().what, what);
-        }
-    }
-
-    #[test]
-    fn servers_ask_for_pauses_in_seconds_or_by_date() {
-        assert_eq!(asked_pause("7"), Some(Duration::from_secs(7)));
-        let date = httpdate::fmt_http_date(SystemTime::now() + Duration::from_secs(60));
-        let pause = asked_pause(&date).unwrap();
-        assert!((55..=60).contains(&pause.as_secs()), "{pause:?}");
-        assert_eq!(asked_pause("Sun, 06 Nov 1994 08:49:37 GMT"), None);
-        assert_eq!(asked_pause("soon"), None);
-    }
 }

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::remote::RemoteError;
+use crate::remote_error::RemoteError;
 
 /// The longest that a server can make its clients wait.
 const LONGEST_ASKED_PAUSE: Duration = Duration::from_secs(15 * 60);

@@ -5,9 +5,9 @@
 //! and some numbers of rounds: fastest GPU first, then slower ones, processors, and last what overflows to the fastest disk (the order
 //! that the paper finds in its plans, section 4).
 
+use crate::found::{Found, evaluate};
 use crate::input::{Device, Gpu, PlanningInput};
 use crate::latency::Share;
-use crate::search::{Found, evaluate};
 
 /// Rounds that are tried.
 const ROUNDS: [usize; 5] = [1, 2, 4, 8, 16];

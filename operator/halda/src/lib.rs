@@ -17,6 +17,7 @@
 //! | t^comm | `Hop::seconds` |
 
 pub mod check;
+pub mod found;
 pub mod greedy;
 pub mod input;
 pub mod latency;

@@ -3,9 +3,10 @@
 
 use serde::Serialize;
 
+use crate::found::Found;
 use crate::input::{Hop, InputError, PlanningInput};
 use crate::latency::{Assignment, MemberLatency, Share};
-use crate::search::{Effort, Found, search};
+use crate::search::{Effort, search};
 
 /// A ring, and why this one.
 #[derive(Clone, Debug)]

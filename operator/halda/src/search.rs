@@ -1,22 +1,12 @@
 //! The search around the program of `milp`: rings of one member, every number of rounds, and the order of the ring. Decides
 //! what need not be solved because its bound is worse than what is known, and how good the best is proven to be.
 
+use crate::found::{Found, evaluate};
 use crate::greedy::first_answer;
 use crate::input::{Device, PlanningInput};
-use crate::latency::{Assignment, Latency, Share, Violation, predict, request_seconds};
-use crate::milp::{self, Outcome, Program, TIE_SECONDS};
+use crate::latency::Share;
+use crate::milp::{self, Outcome, Program};
 use crate::order;
-
-/// The best assignment that was found.
-#[derive(Clone, Debug)]
-pub struct Found {
-    pub assignment: Assignment,
-    pub latency: Latency,
-    /// Seconds of a request.
-    pub seconds: f64,
-    /// No assignment takes fewer seconds.
-    pub bound_seconds: f64,
-}
 
 /// How long the search may take and how exact it must be.
 #[derive(Clone, Copy, Debug)]
@@ -138,29 +128,6 @@ fn alone(input: &PlanningInput) -> Option<Found> {
             })
         })
         .min_by(|a, b| a.seconds.total_cmp(&b.seconds))
-}
-
-/// What `shares` in `ring` take; `None` when they are impossible.
-pub fn evaluate(
-    input: &PlanningInput,
-    rounds: usize,
-    ring: Vec<usize>,
-    shares: Vec<Share>,
-) -> Option<Found> {
-    let assignment = Assignment {
-        rounds,
-        ring,
-        shares,
-    };
-    let latency: Result<Latency, Violation> = predict(input, &assignment);
-    let latency = latency.ok()?;
-    let ties = TIE_SECONDS * assignment.ring.len() as f64;
-    Some(Found {
-        seconds: request_seconds(input, &latency) + ties,
-        bound_seconds: f64::NEG_INFINITY,
-        assignment,
-        latency,
-    })
 }
 
 fn links_differ(input: &PlanningInput) -> bool {

@@ -21,7 +21,7 @@ use serde::de::DeserializeOwned;
 
 use super::decide::{Decision, Kind};
 use super::dereference::World;
-use super::{Context, ControllerError, update_status};
+use super::{Context, ControllerError, event};
 use crate::cluster::world::Machine;
 
 /// What is ours, by label.
@@ -70,7 +70,7 @@ pub async fn apply(
             context.stores.add_plan(plan.clone());
             let members: Vec<&str> = spec.members.iter().map(|m| m.name.as_str()).collect();
             let note = format!("{name} on {}: {why}", members.join(", "));
-            update_status::event(model, context, EventType::Normal, "RingPlanned", &note).await;
+            event::event(model, context, EventType::Normal, "RingPlanned", &note).await;
             plans.push(plan);
         }
     }

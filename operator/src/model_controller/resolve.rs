@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use prima_crds::error_chain;
-use prima_crds::v1alpha1::model::{Model, ModelSource, ResolvedModel};
+use prima_crds::v1alpha1::model::{Model, ResolvedModel};
+use prima_crds::v1alpha1::model_source::ModelSource;
 use prima_crds::v1alpha1::node_profile::LocalModel;
 use prima_crds::v1alpha1::ring_plan::FileVersion;
 use prima_weights::{Remote, Retry, model_profile};

@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
-use kube::runtime::events::{Event, EventType};
+use kube::runtime::events::EventType;
 use kube::{Api, Resource, ResourceExt};
 use prima_crds::v1alpha1::model::{Model, ModelStatus, NodeShare};
 use prima_crds::v1alpha1::ring_plan::{MemberState, MemberStatus, RingMember, RingPlan};
@@ -12,6 +12,7 @@ use serde_json::json;
 use super::apply::{MANAGER, Ring};
 use super::decide::{self, Decision, Kind};
 use super::dereference::World;
+use super::event::event;
 use super::resolve::{Resolution, pinned, shown};
 use super::{Context, ControllerError, ReconcileState};
 
@@ -75,25 +76,6 @@ pub async fn update_status(
         }
     }
     Ok(())
-}
-
-/// Tells people who look at the Model. That it cannot be told is not worth failing for.
-pub async fn event(model: &Model, context: &Context, type_: EventType, reason: &str, note: &str) {
-    let event = Event {
-        type_,
-        reason: reason.to_owned(),
-        // The API server takes no more.
-        note: Some(note.chars().take(1000).collect()),
-        action: "Reconcile".to_owned(),
-        secondary: None,
-    };
-    if let Err(error) = context
-        .recorder
-        .publish(&event, &model.object_ref(&()))
-        .await
-    {
-        tracing::warn!(%error, reason, "could not write an event");
-    }
 }
 
 fn status(

@@ -4,7 +4,7 @@ use super::super::formats::{
     BlockFormat, Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, MAX_BLOCK, MIN_GROUP,
 };
 use super::super::lanes::{Lanes, Words};
-use super::super::matmul::TILE_ROWS;
+use super::super::product::TILE_ROWS;
 use super::{PackedFormat, Rows, Unpacked};
 
 macro_rules! row_by_row {

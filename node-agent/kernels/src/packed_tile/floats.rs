@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::super::lanes::{Lanes, Words};
-use super::super::matmul::{Product, TILE_ROWS};
 use super::super::matrix::Matrix;
+use super::super::product::{Product, TILE_ROWS};
 use super::super::scalar::FLOAT_GROUP;
 use super::{Next, Rows, TilePlace, advance};
 
@@ -178,7 +178,8 @@ unsafe fn tile<L: Lanes, const ROWS: usize>(
         for (row, total) in totals.iter_mut().enumerate() {
             let mut lanes = [0.0; TILE_ROWS];
             // SAFETY: the columns of the output that belong to this piece.
-            lanes[..place.rows].copy_from_slice(unsafe { product.columns(first + row, place) });
+            lanes[..place.rows]
+                .copy_from_slice(unsafe { product.columns(first + row, place.row, place.rows) });
             // SAFETY: 16 floats.
             *total = unsafe { L::load(lanes.as_ptr()) };
         }
@@ -206,7 +207,7 @@ unsafe fn tile<L: Lanes, const ROWS: usize>(
         unsafe {
             total.store(lanes.as_mut_ptr());
             product
-                .columns(first + row, place)
+                .columns(first + row, place.row, place.rows)
                 .copy_from_slice(&lanes[..place.rows]);
         }
     }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::super::activations::QuantizedRows;
 use super::super::formats::BlockFormat;
 use super::super::lanes::{Lanes, Words};
-use super::super::matmul::{Product, TILE_ROWS};
+use super::super::product::{Product, TILE_ROWS};
 use super::{Integers, Next, PackedFormat, Sums, TilePlace, Unpacked, advance, read_quad};
 
 type Floats<I> = <<I as Integers>::Words as Words>::Floats;
@@ -35,7 +35,7 @@ pub(in super::super) unsafe fn multiply<I: Integers, F: PackedFormat>(
         // SAFETY: passed on from the caller; 16 places.
         unsafe {
             totals::<I, F>(product, x, &place).store(lanes.as_mut_ptr());
-            let to = product.columns(0, &place);
+            let to = product.columns(0, place.row, place.rows);
             to.copy_from_slice(&lanes[..place.rows]);
         }
     }

@@ -4,7 +4,7 @@
 use super::super::activations::QuantizedRows;
 use super::super::formats::BlockFormat;
 use super::super::lanes::Lanes;
-use super::super::matmul::{Product, TILE_ROWS};
+use super::super::product::{Product, TILE_ROWS};
 use super::{Integers, PackedTile, TilePlace};
 
 /// [`Integers::tile`], whose only body this is; inlined there, to be compiled for the level's instructions.
@@ -38,7 +38,7 @@ macro_rules! compiled_for {
     ($features:literal) => {
         #[target_feature(enable = $features)]
         unsafe fn multiply<F: $crate::packed_tile::PackedFormat>(
-            product: &$crate::matmul::Product<'_>,
+            product: &$crate::product::Product<'_>,
             x: &$crate::activations::QuantizedRows,
             rows: std::ops::Range<usize>,
         ) {
@@ -52,7 +52,7 @@ macro_rules! compiled_for {
             place: &$crate::packed_tile::TilePlace,
             x: &$crate::activations::QuantizedRows,
             first: usize,
-            product: &$crate::matmul::Product<'_>,
+            product: &$crate::product::Product<'_>,
         ) {
             // SAFETY: passed on from the caller.
             unsafe { $crate::packed_tile::tile::<Self, F, ROWS>(packed, place, x, first, product) }
@@ -60,7 +60,7 @@ macro_rules! compiled_for {
 
         #[target_feature(enable = $features)]
         unsafe fn one_row<F: $crate::packed_tile::PackedFormat>(
-            product: &$crate::matmul::Product<'_>,
+            product: &$crate::product::Product<'_>,
             x: &$crate::activations::QuantizedRows,
             rows: std::ops::Range<usize>,
         ) {
@@ -99,7 +99,7 @@ unsafe fn register<I: Integers, F: BlockFormat, const ROWS: usize, const WHOLE: 
         let mut totals = [I::Floats::splat(0.0); ROWS];
         if place.columns.start > 0 {
             for (row, total) in totals.iter_mut().enumerate() {
-                let from = &product.columns(first + row, place)[outputs.clone()];
+                let from = &product.columns(first + row, place.row, place.rows)[outputs.clone()];
                 *total = match WHOLE {
                     true => I::Floats::load(from.as_ptr()),
                     false => {
@@ -137,7 +137,7 @@ unsafe fn register<I: Integers, F: BlockFormat, const ROWS: usize, const WHOLE: 
             }
         }
         for (row, total) in totals.into_iter().enumerate() {
-            let to = &mut product.columns(first + row, place)[outputs.clone()];
+            let to = &mut product.columns(first + row, place.row, place.rows)[outputs.clone()];
             match WHOLE {
                 true => total.store(to.as_mut_ptr()),
                 false => {

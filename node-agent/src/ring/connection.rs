@@ -1,0 +1,76 @@
+//! What all connections between machines have in common, streams of a ring and measurements of a link alike: their settings, how one is
+//! found to be lost, and that some serve only one at a time.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tonic::Status;
+use tonic::transport::{Endpoint, Server};
+
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// An idle or stuck neighbour is asked for a sign of life this often, and lost after this much silence.
+const PING_INTERVAL: Duration = Duration::from_secs(5);
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+/// A member has one predecessor, and strangers should not find much room.
+const MAX_STREAMS_PER_CONNECTION: u32 = 4;
+
+/// A server that is spoken to in messages of at most this size.
+pub fn server(max_message_bytes: usize) -> Server {
+    Server::builder()
+        .initial_stream_window_size(window_bytes(max_message_bytes))
+        .initial_connection_window_size(window_bytes(max_message_bytes))
+        .max_frame_size(frame_bytes(max_message_bytes))
+        .max_concurrent_streams(MAX_STREAMS_PER_CONNECTION)
+        .http2_keepalive_interval(Some(PING_INTERVAL))
+        .http2_keepalive_timeout(Some(PING_TIMEOUT))
+}
+
+/// How a member is connected to.
+pub fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
+    Ok(Endpoint::from_shared(format!("http://{address}"))?
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .keep_alive_while_idle(true))
+}
+
+/// A slot for one, the predecessor's for example; freed on drop.
+pub struct PredecessorSlot(Arc<AtomicBool>);
+
+impl PredecessorSlot {
+    pub fn claim(occupied: &Arc<AtomicBool>) -> Option<Self> {
+        let free = !occupied.swap(true, Ordering::AcqRel);
+        free.then(|| Self(occupied.clone()))
+    }
+}
+
+impl Drop for PredecessorSlot {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// The innermost message of an error: what happened to the socket, rather than what it meant to the layers above.
+pub fn root_cause(error: &(dyn Error + 'static)) -> String {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    match innermost.downcast_ref::<Status>() {
+        Some(status) => status.message().to_owned(),
+        None => innermost.to_string(),
+    }
+}
+
+/// Flow control must not stop a chunk half way: room for two of the largest messages.
+pub fn window_bytes(max_message_bytes: usize) -> u32 {
+    const LARGEST: usize = (1 << 31) - 1;
+    (2 * max_message_bytes).clamp(1 << 20, LARGEST) as u32
+}
+
+pub fn frame_bytes(max_message_bytes: usize) -> u32 {
+    max_message_bytes.clamp(1 << 14, (1 << 24) - 1) as u32
+}

@@ -1,0 +1,24 @@
+//! Why a token cannot be sampled.
+
+/// Why no token can be chosen.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SamplingError {
+    #[error("{parameter}: expected {expected}, found {found}")]
+    Range {
+        parameter: &'static str,
+        expected: &'static str,
+        found: f32,
+    },
+
+    #[error("token {token} has a bias or occurred: expected one of the vocabulary of {vocabulary}")]
+    NoSuchToken { token: u32, vocabulary: usize },
+
+    #[error(
+        "the model's logit of token {token}: expected a number below infinity, found {found}: its weights are damaged or out of their range"
+    )]
+    Logit { token: u32, found: f32 },
+
+    #[error("the model's logits rule out every token")]
+    NothingPossible,
+}

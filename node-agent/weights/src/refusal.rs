@@ -1,0 +1,76 @@
+//! What a server means that does not send the file.
+
+use reqwest::{Response, StatusCode, Url};
+
+use crate::headers::text;
+use crate::remote_error::{RemoteError, shown};
+use crate::source::{Location, Source};
+
+/// The error that an answer other than the file stands for.
+pub(crate) fn refusal(source: &Source, url: &Url, response: &Response) -> RemoteError {
+    let status = response.status();
+    let headers = response.headers();
+    let message = text(headers, "x-error-message").map_or_else(String::new, |message| {
+        let message: String = message
+            .chars()
+            .filter(|c| !c.is_control())
+            .take(200)
+            .collect();
+        format!(" ({})", message.trim_end_matches('.'))
+    });
+    let code = text(headers, "x-error-code").unwrap_or_default();
+    if let Location::HuggingFace {
+        endpoint,
+        repo,
+        revision,
+        file,
+    } = &source.location
+    {
+        let (repo, revision, file) = (repo.clone(), revision.clone(), file.clone());
+        match code.as_str() {
+            "GatedRepo" => {
+                let page = format!("{}/{repo}", endpoint.trim_end_matches('/'));
+                return RemoteError::Gated {
+                    repo,
+                    page,
+                    message,
+                };
+            }
+            // To a token that it does not know the hub says the same as to a name that it does not know.
+            "RepoNotFound" => return RemoteError::NoRepo { repo, message },
+            "RevisionNotFound" => {
+                return RemoteError::NoRevision {
+                    repo,
+                    revision,
+                    message,
+                };
+            }
+            "EntryNotFound" => {
+                return RemoteError::NoFile {
+                    repo,
+                    revision,
+                    file,
+                    message,
+                };
+            }
+            _ => {}
+        }
+    }
+    let url = shown(url);
+    match status {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => RemoteError::Denied {
+            url,
+            status,
+            message,
+            advice: match source.token {
+                Some(_) => "the token may not read this file: give another one",
+                None => "give a token",
+            },
+        },
+        _ => RemoteError::Status {
+            url,
+            status,
+            message,
+        },
+    }
+}

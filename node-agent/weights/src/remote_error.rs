@@ -1,0 +1,182 @@
+//! Why a file on a server cannot be fetched, and what would help.
+
+use std::error::Error;
+use std::io;
+use std::ops::Range;
+use std::time::Duration;
+
+use reqwest::{StatusCode, Url};
+
+use crate::identity::Difference;
+use crate::source::SourceError;
+
+/// How often a file may lead elsewhere.
+pub(crate) const MAX_REDIRECTS: usize = 10;
+
+/// Why a file cannot be fetched. Addresses are shown without their query, which may hold a signature.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RemoteError {
+    #[error(transparent)]
+    Source(#[from] SourceError),
+
+    #[error("cannot fetch {url}")]
+    Request { url: String, source: reqwest::Error },
+
+    #[error(
+        "{url}: the server's certificate is not trusted: look at the address, or name a file with its authority in SSL_CERT_FILE"
+    )]
+    Untrusted { url: String, source: reqwest::Error },
+
+    #[error("{url}: the server cannot answer now ({status})")]
+    Busy {
+        url: String,
+        status: StatusCode,
+        pause: Option<Duration>,
+    },
+
+    #[error("no answer after {attempts} tries")]
+    GaveUp {
+        attempts: u32,
+        source: Box<RemoteError>,
+    },
+
+    #[error(
+        "repo {repo} is gated{message}: accept its licence at {page} and give a token of the account that did"
+    )]
+    Gated {
+        repo: String,
+        page: String,
+        message: String,
+    },
+
+    #[error(
+        "repo {repo}: not found{message}: check the name; if it is private, give a token that may read it"
+    )]
+    NoRepo { repo: String, message: String },
+
+    #[error(
+        "revision {revision} of repo {repo}: not found{message}: check the name of the branch, tag or commit"
+    )]
+    NoRevision {
+        repo: String,
+        revision: String,
+        message: String,
+    },
+
+    #[error(
+        "file {file} in repo {repo} at revision {revision}: not found{message}: check the name"
+    )]
+    NoFile {
+        repo: String,
+        revision: String,
+        file: String,
+        message: String,
+    },
+
+    #[error("{url}: refused ({status}){message}: {advice}")]
+    Denied {
+        url: String,
+        status: StatusCode,
+        message: String,
+        advice: &'static str,
+    },
+
+    #[error("{url}: expected the file, found {status}{message}: check the address")]
+    Status {
+        url: String,
+        status: StatusCode,
+        message: String,
+    },
+
+    #[error("{url}: redirected more than {MAX_REDIRECTS} times")]
+    TooManyRedirects { url: String },
+
+    #[error("{url}: redirected to {found:?}: expected an http or https address")]
+    Redirect { url: String, found: String },
+
+    #[error("{url}: header {header}: expected {expected}, found {found:?}")]
+    Header {
+        url: String,
+        header: &'static str,
+        expected: &'static str,
+        found: String,
+    },
+
+    #[error("{url}: the file changed on the server: {} was {}, is {}", difference.what, difference.expected, difference.found)]
+    Changed { url: String, difference: Difference },
+
+    #[error(
+        "{url}: expected sha256 {expected}, as given with the address, found {found}: correct one of them"
+    )]
+    OtherSha256 {
+        url: String,
+        expected: String,
+        found: String,
+    },
+
+    #[error(
+        "{url}: the server cannot send parts of the file: use one that can, or allow the whole file to be fetched"
+    )]
+    RangesIgnored { url: String },
+
+    #[error("{url}: expected {expected} bytes, the connection ended after {found}")]
+    CutOff {
+        url: String,
+        expected: u64,
+        found: u64,
+        source: Option<reqwest::Error>,
+    },
+
+    #[error("{url}: expected bytes {}..{}, found {found}", expected.start, expected.end)]
+    OtherRange {
+        url: String,
+        expected: Range<u64>,
+        found: String,
+    },
+}
+
+impl RemoteError {
+    /// Whether the same request may succeed later.
+    pub fn is_transient(&self) -> bool {
+        matches!(
+            self,
+            RemoteError::Request { .. }
+                | RemoteError::Busy { .. }
+                | RemoteError::CutOff { .. }
+                | RemoteError::OtherRange { .. }
+        )
+    }
+
+    /// How long the server asks its clients to wait.
+    pub(crate) fn asked_pause(&self) -> Option<Duration> {
+        match self {
+            RemoteError::Busy { pause, .. } => *pause,
+            _ => None,
+        }
+    }
+}
+
+/// Whether a request failed for the server's certificate, which trying again does not change.
+pub(crate) fn is_about_certificate(error: &reqwest::Error) -> bool {
+    let mut next: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(error) = next {
+        if let Some(rustls::Error::InvalidCertificate(_)) = error.downcast_ref() {
+            return true;
+        }
+        // An I/O error's source is that of the error in it, so the error in it would be passed over.
+        let inside = error.downcast_ref().and_then(io::Error::get_ref);
+        next = match inside {
+            Some(inside) => Some(inside),
+            None => error.source(),
+        };
+    }
+    false
+}
+
+/// An address as it may be shown: without the query, where signatures are.
+pub(crate) fn shown(url: &Url) -> String {
+    let mut url = url.clone();
+    url.set_query(None);
+    url.to_string()
+}

@@ -1,0 +1,26 @@
+//! Events of Models.
+
+use kube::Resource;
+use kube::runtime::events::{Event, EventType};
+use prima_crds::v1alpha1::model::Model;
+
+use super::Context;
+
+/// Tells people who look at the Model. That it cannot be told is not worth failing for.
+pub async fn event(model: &Model, context: &Context, type_: EventType, reason: &str, note: &str) {
+    let event = Event {
+        type_,
+        reason: reason.to_owned(),
+        // The API server takes no more.
+        note: Some(note.chars().take(1000).collect()),
+        action: "Reconcile".to_owned(),
+        secondary: None,
+    };
+    if let Err(error) = context
+        .recorder
+        .publish(&event, &model.object_ref(&()))
+        .await
+    {
+        tracing::warn!(%error, reason, "could not write an event");
+    }
+}
