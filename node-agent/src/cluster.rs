@@ -41,7 +41,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
 
 use self::links::Links;
-use self::member::Machine;
+use self::member::Agent;
 use self::memory::Children;
 use self::metrics::{Established, Metrics};
 use self::weights::{Weights, WeightsError, WeightsOptions};
@@ -103,7 +103,7 @@ pub enum ClusterError {
     Client(#[source] kube::Error),
     #[error("cannot keep model files")]
     Weights(#[source] WeightsError),
-    #[error("cannot measure this machine")]
+    #[error("cannot measure this agent")]
     Profile(#[source] ProfileError),
     #[error("a part of the agent ended")]
     Part(#[source] JoinError),
@@ -148,7 +148,7 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
         source,
     })?;
     let config = kube::Config::infer().await.map_err(ClusterError::Config)?;
-    let machine = Arc::new(Machine {
+    let agent = Arc::new(Agent {
         client: Client::try_from(config).map_err(ClusterError::Client)?,
         node: args.node,
         address: args.pod_ip,
@@ -160,12 +160,12 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
     });
 
     let mut parts = Parts::default();
-    parts.keep_alive(&machine, args.namespace, listener, &established);
+    parts.keep_alive(&agent, args.namespace, listener, &established);
     let profile = tokio::select! {
-        profile = begin(&machine, args.data) => profile?,
+        profile = begin(&agent, args.data) => profile?,
         () = stop.received() => return Ok(()),
     };
-    parts.keep_profile(&machine, profile, links.port(), &established);
+    parts.keep_profile(&agent, profile, links.port(), &established);
 
     let mut outcome = Ok(());
     let ending = async {
@@ -175,7 +175,7 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
         };
         tracing::info!("the agent ends: its members finish what runs");
     };
-    plan_watch::follow(machine.clone(), established, ending).await;
+    plan_watch::follow(agent.clone(), established, ending).await;
     outcome
 }
 
@@ -228,50 +228,50 @@ impl Parts {
     /// What tells others that the agent is there, before anything is measured.
     fn keep_alive(
         &mut self,
-        machine: &Arc<Machine>,
+        agent: &Arc<Agent>,
         namespace: String,
         listener: tokio::net::TcpListener,
         established: &Established,
     ) {
-        let (metrics, there) = (machine.metrics.clone(), established.clone());
+        let (metrics, there) = (agent.metrics.clone(), established.clone());
         self.keep("its HTTP server", async move {
             // Why is of no use: it does not end by itself.
             let _ = http::serve(listener, metrics, there).await;
         });
-        let agent = machine.clone();
+        let own = agent.clone();
         let pod = set("POD_NAME").unwrap_or_else(system::host_name);
         self.keep("the Lease", async move {
-            lease::keep(agent.client.clone(), &namespace, &agent.node, &pod).await;
+            lease::keep(own.client.clone(), &namespace, &own.node, &pod).await;
         });
     }
 
     /// What keeps the machine's profile as the machine is, and its cache within its budget.
     fn keep_profile(
         &mut self,
-        machine: &Arc<Machine>,
+        agent: &Arc<Agent>,
         profile: NodeProfileStatus,
         links_port: u16,
         established: &Established,
     ) {
         let (profile, published) = watch::channel(profile);
         let deleted = Arc::new(Notify::new());
-        let (agent, gone, there) = (machine.clone(), deleted.clone(), established.clone());
+        let (own, gone, there) = (agent.clone(), deleted.clone(), established.clone());
         self.keep("publishing the profile", async move {
-            let client = agent.client.clone();
-            publish_profile::publish(client, &agent.node, published, gone, there).await;
+            let client = own.client.clone();
+            publish_profile::publish(client, &own.node, published, gone, there).await;
         });
-        let children = machine.children.clone();
+        let children = agent.children.clone();
         self.keep(
             "following the memory",
             memory::follow(profile.clone(), children),
         );
-        let (client, there) = (machine.client.clone(), established.clone());
+        let (client, there) = (agent.client.clone(), established.clone());
         self.keep(
             "watching Models",
             local_models::follow(client, profile.clone(), there),
         );
         let links = Links {
-            node: machine.node.clone(),
+            node: agent.node.clone(),
             port: links_port,
             profile,
             deleted,
@@ -279,9 +279,9 @@ impl Parts {
         };
         self.keep(
             "watching NodeProfiles",
-            links::follow(machine.client.clone(), links),
+            links::follow(agent.client.clone(), links),
         );
-        let (weights, there) = (machine.weights.clone(), established.clone());
+        let (weights, there) = (agent.weights.clone(), established.clone());
         self.keep("looking after the cache of model files", async move {
             weights.keep_to_budget(there).await;
         });
@@ -289,16 +289,16 @@ impl Parts {
 }
 
 /// What the machine can do, measured now or lately, with the links that its agent had measured before.
-async fn begin(machine: &Machine, data: PathBuf) -> Result<NodeProfileStatus, ClusterError> {
-    let threads = machine.threads;
+async fn begin(agent: &Agent, data: PathBuf) -> Result<NodeProfileStatus, ClusterError> {
+    let threads = agent.threads;
     let measuring = spawn_blocking(move || measured(&data, threads));
     let mut status = measuring.await.map_err(ClusterError::Part)??;
-    let mut agent = publish_profile::agent_profile(machine.address, &status);
-    let client = machine.client.clone();
-    match publish_profile::published_before(client, &machine.node).await {
+    let mut own = publish_profile::agent_profile(agent.address, &status);
+    let client = agent.client.clone();
+    match publish_profile::published_before(client, &agent.node).await {
         Ok((links, models)) => {
             status.links.extend(links);
-            agent.local_models = models;
+            own.local_models = models;
         }
         Err(error) => {
             let problem = prima_crds::error_chain(&error);
@@ -308,7 +308,7 @@ async fn begin(machine: &Machine, data: PathBuf) -> Result<NodeProfileStatus, Cl
             );
         }
     }
-    status.agent = Some(agent);
+    status.agent = Some(own);
     Ok(status)
 }
 

@@ -104,7 +104,7 @@ byte_register!(__m128i, _mm_load_si128 _mm_set1_epi8 _mm_set1_epi16 _mm_set1_epi
 byte_register!(__m256i, _mm256_load_si256 _mm256_set1_epi8 _mm256_set1_epi16 _mm256_set1_epi32 _mm256_xor_si256 _mm256_add_epi16
     _mm256_add_epi32 _mm256_abs_epi8 _mm256_sign_epi8 _mm256_maddubs_epi16 _mm256_madd_epi16);
 
-/// [`Integers::sums`](super::packed tile::Integers::sums), in 32-bit lanes; less the offset where values are signed bytes.
+/// [`Integers::sums`](super::packed_tile::Integers::sums), in 32-bit lanes; less the offset where values are signed bytes.
 ///
 /// # Safety
 /// As there.

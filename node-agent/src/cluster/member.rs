@@ -28,7 +28,7 @@ use super::plan_key::PlanKey;
 use super::weights::{Held, Share, Weights, WeightsError};
 
 /// What all members on this machine have in common.
-pub struct Machine {
+pub struct Agent {
     pub client: Client,
     pub node: String,
     pub address: std::net::IpAddr,
@@ -101,7 +101,7 @@ const GPUS: bool = cfg!(any(
 ));
 
 /// Runs the member until it is told to end, and then until it has ended.
-pub async fn run(machine: Arc<Machine>, plan: PlanOnMachine, end: oneshot::Receiver<End>) {
+pub async fn run(machine: Arc<Agent>, plan: PlanOnMachine, end: oneshot::Receiver<End>) {
     let (tell, told) = watch::channel(None);
     let mut writer = Writer::new(
         machine.client.clone(),
@@ -136,7 +136,7 @@ pub async fn run(machine: Arc<Machine>, plan: PlanOnMachine, end: oneshot::Recei
 }
 
 struct Member {
-    machine: Arc<Machine>,
+    machine: Arc<Agent>,
     plan: PlanOnMachine,
     tell: watch::Sender<Option<MemberStatus>>,
     share: Option<Share>,

@@ -18,16 +18,12 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use super::api;
-use super::member::{self, End, Machine, PlanOnMachine};
+use super::member::{self, Agent, End, PlanOnMachine};
 use super::metrics::{Established, Step};
 use super::plan_key::PlanKey;
 
 /// Keeps members of all plans until `stop`, and returns when all of them have ended.
-pub async fn follow(
-    machine: Arc<Machine>,
-    established: Established,
-    stop: impl Future<Output = ()>,
-) {
+pub async fn follow(machine: Arc<Agent>, established: Established, stop: impl Future<Output = ()>) {
     let mut events = api::watch_all::<RingPlan>(machine.client.clone());
     let mut members = Members {
         machine,
@@ -66,7 +62,7 @@ pub async fn follow(
 }
 
 struct Members {
-    machine: Arc<Machine>,
+    machine: Arc<Agent>,
     /// By the plan's uid.
     running: BTreeMap<String, oneshot::Sender<End>>,
     /// Also of members that are ending.

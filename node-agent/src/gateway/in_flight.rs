@@ -37,7 +37,7 @@ pub enum Progress {
 }
 
 /// A whole answer.
-pub struct Choice {
+pub struct AnsweredChoice {
     pub text: String,
     /// Filled when logprobs were asked for.
     pub tokens: Vec<(u32, TokenLogprob)>,
@@ -158,13 +158,14 @@ impl InFlight {
     }
 
     /// Waits for everything.
-    pub async fn collect(mut self) -> Result<(Vec<Choice>, Usage), GenerationError> {
-        let empty = || Choice {
+    pub async fn collect(mut self) -> Result<(Vec<AnsweredChoice>, Usage), GenerationError> {
+        let empty = || AnsweredChoice {
             text: String::new(),
             tokens: Vec::new(),
             reason: FinishReason::Stop,
         };
-        let mut choices: Vec<Choice> = std::iter::repeat_with(empty).take(self.choices()).collect();
+        let mut choices: Vec<AnsweredChoice> =
+            std::iter::repeat_with(empty).take(self.choices()).collect();
         while let Some(progress) = self.next().await {
             match progress {
                 Progress::Token {

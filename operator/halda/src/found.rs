@@ -1,7 +1,7 @@
 //! An assignment and what it takes: what every search compares.
 
 use crate::input::PlanningInput;
-use crate::latency::{Assignment, Latency, Share, Violation, predict, request_seconds};
+use crate::latency::{Assignment, Latency, LayerShare, Violation, predict, request_seconds};
 use crate::milp::TIE_SECONDS;
 
 /// The best assignment that was found.
@@ -20,7 +20,7 @@ pub fn evaluate(
     input: &PlanningInput,
     rounds: usize,
     ring: Vec<usize>,
-    shares: Vec<Share>,
+    shares: Vec<LayerShare>,
 ) -> Option<Found> {
     let assignment = Assignment {
         rounds,

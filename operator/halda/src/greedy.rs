@@ -7,7 +7,7 @@
 
 use crate::found::{Found, evaluate};
 use crate::input::{Device, Gpu, PlanningInput};
-use crate::latency::Share;
+use crate::latency::LayerShare;
 
 /// Rounds that are tried.
 const ROUNDS: [usize; 5] = [1, 2, 4, 8, 16];
@@ -98,7 +98,7 @@ fn fill(
     input: &PlanningInput,
     members: &[usize],
     rank0: usize,
-) -> Option<(Vec<usize>, Vec<Share>)> {
+) -> Option<(Vec<usize>, Vec<LayerShare>)> {
     let model = &input.model;
     let layer = model.layer_bytes + model.layer_kv_bytes;
     let mut places = Vec::new();
@@ -136,7 +136,7 @@ fn fill(
         });
     }
     places.sort_by(|a, b| a.layer_seconds.total_cmp(&b.layer_seconds));
-    let mut shares = vec![Share::default(); input.devices.len()];
+    let mut shares = vec![LayerShare::default(); input.devices.len()];
     let mut left = model.layers;
     // Whoever must take part has one before the others are filled.
     for &index in members
@@ -174,7 +174,7 @@ fn fill(
     Some(([rank0].into_iter().chain(others).collect(), shares))
 }
 
-fn add(share: &mut Share, on_gpu: bool, layers: usize) {
+fn add(share: &mut LayerShare, on_gpu: bool, layers: usize) {
     match on_gpu {
         true => share.gpu_layers += layers,
         false => share.cpu_layers += layers,

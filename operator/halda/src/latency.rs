@@ -31,17 +31,17 @@ pub struct Assignment {
     pub rounds: usize,
     /// Devices in ring order, rank 0 first.
     pub ring: Vec<usize>,
-    pub shares: Vec<Share>,
+    pub shares: Vec<LayerShare>,
 }
 
 /// Layers of one device in all rounds together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Share {
+pub struct LayerShare {
     pub cpu_layers: usize,
     pub gpu_layers: usize,
 }
 
-impl Share {
+impl LayerShare {
     pub fn layers(self) -> usize {
         self.cpu_layers + self.gpu_layers
     }
@@ -182,7 +182,7 @@ pub fn chunks(input: &PlanningInput) -> f64 {
 fn work(
     input: &PlanningInput,
     index: usize,
-    share: Share,
+    share: LayerShare,
     is_rank0: bool,
     rounds: f64,
 ) -> MemberLatency {
@@ -208,7 +208,7 @@ fn work(
 fn memory(
     input: &PlanningInput,
     index: usize,
-    share: Share,
+    share: LayerShare,
     is_rank0: bool,
     member: &mut MemberLatency,
 ) -> Result<(), Violation> {

@@ -7,7 +7,7 @@
 //! | paper | here |
 //! | --- | --- |
 //! | M, L, k | `devices.len()`, `model.layers`, `rounds` |
-//! | l_m, l_m^gpu | `Share::cpu_layers + Share::gpu_layers`, `Share::gpu_layers` |
+//! | l_m, l_m^gpu | `LayerShare::cpu_layers + LayerShare::gpu_layers`, `LayerShare::gpu_layers` |
 //! | sum f^q/s^{cpu,q} + t^{kv_cpy} + b'/T | `LayerCost::decode_seconds` |
 //! | b, b' | `model.layer_bytes`, and with `model.layer_kv_bytes` |
 //! | b_i/V, b_o | part of `model.head_bytes` |

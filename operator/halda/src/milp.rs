@@ -14,7 +14,7 @@ mod formulation;
 use highs::{Col, HighsModelStatus, Sense};
 
 use crate::input::PlanningInput;
-use crate::latency::Share;
+use crate::latency::LayerShare;
 pub use formulation::TIE_SECONDS;
 use formulation::{Columns, formulate};
 
@@ -36,7 +36,7 @@ pub struct Program<'a> {
 pub struct Solution {
     /// Devices that take part; rank 0 first, then in ring order where the order was part of the program.
     pub ring: Vec<usize>,
-    pub shares: Vec<Share>,
+    pub shares: Vec<LayerShare>,
     /// No solution of this program takes fewer seconds.
     pub bound_seconds: f64,
 }
@@ -125,12 +125,12 @@ impl Answer<'_> {
         self.values[col.index()].round().max(0.0) as usize
     }
 
-    fn shares(&self) -> Vec<Share> {
+    fn shares(&self) -> Vec<LayerShare> {
         self.columns
             .cpu_layers
             .iter()
             .zip(&self.columns.gpu_layers)
-            .map(|(&x, &n)| Share {
+            .map(|(&x, &n)| LayerShare {
                 cpu_layers: self.count(x),
                 gpu_layers: n.map_or(0, |n| self.count(n)),
             })

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::found::Found;
 use crate::input::{Hop, InputError, PlanningInput};
-use crate::latency::{Assignment, MemberLatency, Share};
+use crate::latency::{Assignment, LayerShare, MemberLatency};
 use crate::search::{Effort, search};
 
 /// A ring, and why this one.
@@ -191,7 +191,7 @@ fn members(input: &PlanningInput, found: &Found) -> Vec<PlannedMember> {
         ring,
         shares,
     } = &found.assignment;
-    let in_order: Vec<Share> = ring.iter().map(|&index| shares[index]).collect();
+    let in_order: Vec<LayerShare> = ring.iter().map(|&index| shares[index]).collect();
     ring.iter()
         .zip(windows(&in_order, *rounds))
         .map(|(&index, windows)| PlannedMember {
@@ -203,7 +203,7 @@ fn members(input: &PlanningInput, found: &Found) -> Vec<PlannedMember> {
 
 /// The windows of members with `shares`, in ring order: one row per member, one window per round. Each share is spread evenly
 /// over the rounds (earlier rounds take the rest), and layers are counted through the ring round after round.
-pub fn windows(shares: &[Share], rounds: usize) -> Vec<Vec<Window>> {
+pub fn windows(shares: &[LayerShare], rounds: usize) -> Vec<Vec<Window>> {
     let mut windows = vec![Vec::with_capacity(rounds); shares.len()];
     let mut next = 0;
     for round in 0..rounds {

@@ -4,7 +4,7 @@
 use crate::found::{Found, evaluate};
 use crate::greedy::first_answer;
 use crate::input::{Device, PlanningInput};
-use crate::latency::Share;
+use crate::latency::LayerShare;
 use crate::milp::{self, Outcome, Program};
 use crate::order;
 
@@ -119,8 +119,8 @@ fn alone(input: &PlanningInput) -> Option<Found> {
                 None => 0,
             };
             (0..=most).filter_map(move |gpu_layers| {
-                let mut shares = vec![Share::default(); input.devices.len()];
-                shares[index] = Share {
+                let mut shares = vec![LayerShare::default(); input.devices.len()];
+                shares[index] = LayerShare {
                     cpu_layers: layers - gpu_layers,
                     gpu_layers,
                 };

@@ -5,7 +5,7 @@ use prima_halda::greedy::first_answer;
 use prima_halda::input::{
     Device, Gpu, Hop, LayerCost, MemoryRule, Model, Overlap, PlanningInput, Workload,
 };
-use prima_halda::latency::{Assignment, Share, predict, request_seconds};
+use prima_halda::latency::{Assignment, LayerShare, predict, request_seconds};
 use prima_halda::reference;
 use prima_halda::search::{Effort, search};
 
@@ -138,7 +138,7 @@ fn instance(seed: u64) -> PlanningInput {
 /// The fewest seconds that any assignment takes.
 fn enumerate(input: &PlanningInput) -> Option<(f64, Assignment)> {
     let mut best: Option<(f64, Assignment)> = None;
-    let mut shares = vec![Share::default(); input.devices.len()];
+    let mut shares = vec![LayerShare::default(); input.devices.len()];
     every_share(input, 0, input.model.layers, &mut shares, &mut |shares| {
         for ring in rings(input, shares) {
             // No round may be empty.
@@ -165,8 +165,8 @@ fn every_share(
     input: &PlanningInput,
     index: usize,
     left: usize,
-    shares: &mut Vec<Share>,
-    visit: &mut dyn FnMut(&[Share]),
+    shares: &mut Vec<LayerShare>,
+    visit: &mut dyn FnMut(&[LayerShare]),
 ) {
     if index == shares.len() {
         if left == 0 {
@@ -181,18 +181,18 @@ fn every_share(
             0
         };
         for gpu_layers in 0..=most {
-            shares[index] = Share {
+            shares[index] = LayerShare {
                 cpu_layers: layers - gpu_layers,
                 gpu_layers,
             };
             every_share(input, index + 1, left - layers, shares, visit);
         }
     }
-    shares[index] = Share::default();
+    shares[index] = LayerShare::default();
 }
 
 /// All rings of the devices with layers, each of them or one more without any as rank 0.
-fn rings(input: &PlanningInput, shares: &[Share]) -> Vec<Vec<usize>> {
+fn rings(input: &PlanningInput, shares: &[LayerShare]) -> Vec<Vec<usize>> {
     let with_layers: Vec<usize> = (0..shares.len())
         .filter(|&i| shares[i].layers() > 0)
         .collect();
@@ -308,7 +308,7 @@ fn the_papers_algorithm_is_never_better() {
         let Some(reference) = reference::halda(&input) else {
             continue;
         };
-        let shares = reference.windows.iter().map(|&(window, gpu)| Share {
+        let shares = reference.windows.iter().map(|&(window, gpu)| LayerShare {
             cpu_layers: reference.rounds * (window - gpu),
             gpu_layers: reference.rounds * gpu,
         });

@@ -7,7 +7,7 @@ use prima_halda::input::{
     Device, Gpu, Hop, LayerCost, MemoryRule, Model, Overlap, PlanningInput, Workload,
 };
 use prima_halda::latency::{
-    Assignment, Latency, SLACK_BYTES, Share, Violation, chunks, predict, request_seconds,
+    Assignment, Latency, LayerShare, SLACK_BYTES, Violation, chunks, predict, request_seconds,
 };
 
 const GB: f64 = 1e9;
@@ -76,7 +76,7 @@ fn assignment(rounds: usize, shares: &[(usize, usize)]) -> Assignment {
         ring: (0..shares.len()).collect(),
         shares: shares
             .iter()
-            .map(|&(cpu_layers, gpu_layers)| Share {
+            .map(|&(cpu_layers, gpu_layers)| LayerShare {
                 cpu_layers,
                 gpu_layers,
             })
@@ -102,7 +102,7 @@ fn equal(found: f64, expected: f64) {
 
 #[test]
 fn a_share_is_of_all_its_layers() {
-    let share = Share {
+    let share = LayerShare {
         cpu_layers: 3,
         gpu_layers: 2,
     };

@@ -1,7 +1,7 @@
 //! Which member runs which layers when `--split` says so, instead of the planner. Pure.
 
 use prima_crds::v1alpha1::ring_plan::PlannedWindow;
-use prima_halda::latency::Share;
+use prima_halda::latency::LayerShare;
 
 use crate::plan;
 
@@ -65,11 +65,11 @@ pub fn windows(shares: &[usize], rounds: usize) -> Result<Vec<Vec<PlannedWindow>
     if rounds > most {
         return Err(SplitError::EmptyRound { rounds, most });
     }
-    let on_cpu = |&cpu_layers: &usize| Share {
+    let on_cpu = |&cpu_layers: &usize| LayerShare {
         cpu_layers,
         gpu_layers: 0,
     };
-    let shares: Vec<Share> = shares.iter().map(on_cpu).collect();
+    let shares: Vec<LayerShare> = shares.iter().map(on_cpu).collect();
     let windows = prima_halda::plan::windows(&shares, rounds);
     Ok(windows.iter().map(|member| plan::windows(member)).collect())
 }

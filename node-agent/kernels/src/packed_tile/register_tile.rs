@@ -94,7 +94,7 @@ unsafe fn register<I: Integers, F: BlockFormat, const ROWS: usize, const WHOLE: 
     debug_assert!(place.columns.end <= x.cols && first_group + groups <= x.groups);
     let outputs = lane..place.rows.min(lane + I::Floats::COUNT);
     // SAFETY: the slices above hold `ROWS` whole rows; `place` lies within the columns (the asserted
-    // relations hold for every place that `packed tile::multiply` makes) and within the packed tile's arrays.
+    // relations hold for every place that `packed_tile::multiply` makes) and within the packed tile's arrays.
     unsafe {
         let mut totals = [I::Floats::splat(0.0); ROWS];
         if place.columns.start > 0 {
