@@ -17,7 +17,7 @@ use std::time::Duration;
 use prima_crds::v1alpha1::ring_plan::{
     PlannedModel, PlannedWindow, RingMember, RingPlan, RingPlanError, RingPlanSpec,
 };
-
+use prima_halda::PlanReport;
 use prima_member_process::{Health, health};
 
 use agents::{AgentOptions, Agents, AgentsError};
@@ -118,92 +118,20 @@ const HEALTH_INTERVAL: Duration = Duration::from_millis(100);
 /// Runs the ring until Ctrl-C, SIGTERM or SIGHUP (`Ok`), or until a member dies (`Err`). No agent outlives it.
 pub async fn run(args: RunArgs) -> Result<(), LocalError> {
     let model = ModelFile::read(&args.model)?;
-    let spec = &model.profile.spec;
-    let context = args
-        .context
-        .unwrap_or((spec.trained_context_length as u32).min(DEFAULT_CONTEXT));
+    let trained = model.profile.spec.trained_context_length as u32;
+    let context = args.context.unwrap_or(trained.min(DEFAULT_CONTEXT));
     let http = http_address(args.port)?;
     let screen = Screen::new();
     // Before the first agent, so that no signal finds agents and nobody who would end them.
     let mut stop = StopSignals::install().map_err(LocalError::Signals)?;
-    let mut reserve_memory = args.reserve_memory;
-    let (rounds, windows, report): (i32, Vec<Vec<PlannedWindow>>, _) = match &args.split {
-        Some(split) => {
-            let members = args.members.map(usize::from);
-            let shares = split::shares(spec.layers as usize, members, split)?;
-            let rounds = args.rounds.unwrap_or(1);
-            (
-                i32::from(rounds),
-                split::windows(&shares, usize::from(rounds))?,
-                None,
-            )
-        }
-        None => {
-            let wishes = Wishes {
-                members: args.members.map(usize::from),
-                rounds: args.rounds.map(usize::from),
-                context: context as usize,
-                threads: args.threads.map(usize::from),
-                reserve_memory: args.reserve_memory,
-                profile: args.profile.as_deref(),
-            };
-            let planned = tokio::select! {
-                planned = planned::plan(&model, &wishes, &screen) => planned?,
-                () = stop.received() => return Ok(()),
-            };
-            reserve_memory = planned.reserve_memory;
-            let plan = planned.plan;
-            // One machine's members are alike, so what they are called follows the ring's order.
-            let windows = plan.members.iter();
-            let windows = windows
-                .map(|member| plan::windows(&member.windows))
-                .collect();
-            // What the page cache does with weights that do not fit is not predicted.
-            let overflows = plan
-                .report
-                .members
-                .iter()
-                .any(|member| member.overflow_bytes > 0);
-            let report = (!(args.no_streaming && overflows)).then_some(plan.report);
-            (plan.rounds as i32, windows, report)
-        }
+    let split = match &args.split {
+        Some(split) => Split::as_told(split, &args, &model)?,
+        None => tokio::select! {
+            split = Split::planned(&args, &model, context, &screen) => split?,
+            () = stop.received() => return Ok(()),
+        },
     };
-    let count = windows.len();
-    let members = windows
-        .iter()
-        .zip(ring_ports(count)?)
-        .enumerate()
-        .map(|(rank, (windows, port))| {
-            let planned = report.as_ref().map(|report| &report.members[rank]);
-            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string();
-            RingMember {
-                members_on_machine: count as i32,
-                read_bytes_per_token: planned.map(|member| member.read_bytes_per_token as i64),
-                read_ahead_bytes: planned.map(|member| member.read_ahead_bytes as i64),
-                memory_bytes: planned.map(|member| member.memory_bytes as i64),
-                gpu_memory_bytes: planned.map(|member| member.gpu_memory_bytes as i64),
-                why: planned.map(|member| member.why.clone()),
-                ..RingMember::new(format!("m{rank}"), address, windows.clone())
-            }
-        })
-        .collect();
-    let planned = PlannedModel {
-        name: model.name().to_owned(),
-        file: model.path.display().to_string(),
-        size_bytes: model.profile.spec.size_bytes,
-        layers: model.profile.spec.layers,
-        source: None,
-        version: None,
-    };
-    let spec = RingPlanSpec {
-        max_concurrent_requests: MAX_CONCURRENT_REQUESTS,
-        rounds,
-        predicted: report.as_ref().map(plan::speed),
-        ..RingPlanSpec::new(planned, context as i32, members)
-    };
-    let plan = RingPlan::new("local", spec);
-    plan.spec.validate().map_err(LocalError::Plan)?;
-
+    let plan = ring_plan(&model, context, &split)?;
     let directory = tempfile::Builder::new()
         .prefix("prima-run-")
         .tempdir()
@@ -214,22 +142,19 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
     let plan_file = directory.path().join("ring-plan.yaml");
     write_plan(&plan, &plan_file)?;
 
-    let mut agents = Agents::start(
-        &plan.spec,
-        &AgentOptions {
-            plan_file: &plan_file,
-            http,
-            threads: args.threads.map(usize::from),
-            reserve_memory,
-            no_streaming: args.no_streaming,
-            api_key: args.api_key.as_deref(),
-        },
-        &screen,
-    )?;
+    let options = AgentOptions {
+        plan_file: &plan_file,
+        http,
+        threads: args.threads.map(usize::from),
+        reserve_memory: split.reserve_memory,
+        no_streaming: args.no_streaming,
+        api_key: args.api_key.as_deref(),
+    };
+    let mut agents = Agents::start(&plan.spec, &options, &screen)?;
     let ring = Ready {
         plan: &plan.spec,
         bytes: model.bytes_per_member(&plan.spec),
-        predicted: report.as_ref(),
+        predicted: split.report.as_ref(),
         http,
         pids: agents.pids(),
         needs_key: args.api_key.is_some(),
@@ -255,6 +180,97 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
     }
     screen.finish();
     outcome
+}
+
+/// Who runs which layers.
+struct Split {
+    rounds: i32,
+    /// Of each member in ring order.
+    windows: Vec<Vec<PlannedWindow>>,
+    /// What was planned, if it was.
+    report: Option<PlanReport>,
+    reserve_memory: Option<u64>,
+}
+
+impl Split {
+    /// As `--split` says.
+    fn as_told(split: &[u16], args: &RunArgs, model: &ModelFile) -> Result<Self, LocalError> {
+        let members = args.members.map(usize::from);
+        let layers = model.profile.spec.layers as usize;
+        let shares = split::shares(layers, members, split)?;
+        let rounds = args.rounds.unwrap_or(1);
+        Ok(Self {
+            rounds: rounds.into(),
+            windows: split::windows(&shares, usize::from(rounds))?,
+            report: None,
+            reserve_memory: args.reserve_memory,
+        })
+    }
+
+    async fn planned(
+        args: &RunArgs,
+        model: &ModelFile,
+        context: u32,
+        screen: &Screen,
+    ) -> Result<Self, LocalError> {
+        let wishes = Wishes {
+            members: args.members.map(usize::from),
+            rounds: args.rounds.map(usize::from),
+            context: context as usize,
+            threads: args.threads.map(usize::from),
+            reserve_memory: args.reserve_memory,
+            profile: args.profile.as_deref(),
+        };
+        let planned = planned::plan(model, &wishes, screen).await?;
+        let plan = planned.plan;
+        let members = &plan.report.members;
+        // What the page cache does with weights that do not fit is not predicted.
+        let unknown = args.no_streaming && members.iter().any(|member| member.overflow_bytes > 0);
+        // One machine's members are alike, so what they are called follows the ring's order.
+        let windows = plan.members.iter();
+        Ok(Self {
+            rounds: plan.rounds as i32,
+            windows: windows
+                .map(|member| plan::windows(&member.windows))
+                .collect(),
+            report: (!unknown).then_some(plan.report),
+            reserve_memory: planned.reserve_memory,
+        })
+    }
+}
+
+fn ring_plan(model: &ModelFile, context: u32, split: &Split) -> Result<RingPlan, LocalError> {
+    let count = split.windows.len();
+    let windows = split.windows.iter().zip(ring_ports(count)?).enumerate();
+    let members = windows.map(|(rank, (windows, port))| {
+        let planned = split.report.as_ref().map(|report| &report.members[rank]);
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string();
+        RingMember {
+            members_on_machine: count as i32,
+            read_bytes_per_token: planned.map(|member| member.read_bytes_per_token as i64),
+            read_ahead_bytes: planned.map(|member| member.read_ahead_bytes as i64),
+            memory_bytes: planned.map(|member| member.memory_bytes as i64),
+            gpu_memory_bytes: planned.map(|member| member.gpu_memory_bytes as i64),
+            why: planned.map(|member| member.why.clone()),
+            ..RingMember::new(format!("m{rank}"), address, windows.clone())
+        }
+    });
+    let planned = PlannedModel {
+        name: model.name().to_owned(),
+        file: model.path.display().to_string(),
+        size_bytes: model.profile.spec.size_bytes,
+        layers: model.profile.spec.layers,
+        source: None,
+        version: None,
+    };
+    let spec = RingPlanSpec {
+        max_concurrent_requests: MAX_CONCURRENT_REQUESTS,
+        rounds: split.rounds,
+        predicted: split.report.as_ref().map(plan::speed),
+        ..RingPlanSpec::new(planned, context as i32, members.collect())
+    };
+    spec.validate().map_err(LocalError::Plan)?;
+    Ok(RingPlan::new("local", spec))
 }
 
 /// Waits until rank 0 answers that a token went round, tells the user how to use the ring, and then waits for ever.
