@@ -1,8 +1,8 @@
-//! How much memory this process may use, now: what a profile tells, and what weights are kept by while a ring runs.
+//! How much memory this process may use now: for profiles, and for the limit of weights while a ring runs.
 //!
 //! Decides what "available" means: what the kernel could hand out without swapping, and never more than what any cgroup
-//! above this process leaves, where file pages count as free (weights are such pages). Refuses: to guess where the system
-//! does not say.
+//! above this process has left. There, file pages count as free (weights are such pages). Refuses to guess where the
+//! system does not say.
 
 use std::fs;
 use std::io;
@@ -36,7 +36,7 @@ pub enum MemoryError {
     Number { path: PathBuf, found: String },
 }
 
-/// Reads what the files below `root` (`/`, but in tests) say.
+/// Reads the files below `root` (`/`, except in tests).
 ///
 /// # Errors
 /// Files that are there but cannot be read or understood, and a missing /proc/meminfo.
@@ -137,7 +137,7 @@ fn cgroups(own: &str, mountinfo: &str) -> Vec<Cgroup> {
     found
 }
 
-/// Root and mount point, if this line of mountinfo is where the memory controller of that version is mounted.
+/// Root and mount point, if this line of mountinfo mounts the memory controller of that version.
 fn memory_mount(line: &str, version: CgroupVersion) -> Option<(&str, &str)> {
     let (mount, kind) = line.split_once(" - ")?;
     let mut mount = mount.split(' ').skip(3);
@@ -152,7 +152,7 @@ fn memory_mount(line: &str, version: CgroupVersion) -> Option<(&str, &str)> {
 }
 
 impl Cgroup {
-    /// The limit and what it leaves, in bytes; `None` where there is no limit.
+    /// The limit and what is left of it, in bytes; `None` where there is no limit.
     fn room(&self, root: &Path) -> Result<Option<(u64, u64)>, MemoryError> {
         let (limit, used, prefix) = match self.version {
             CgroupVersion::V1 => ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
@@ -199,7 +199,7 @@ impl Cgroup {
     }
 }
 
-/// The number of a line `prefix field 1234` of memory.stat, prefix and field in one word.
+/// The number of a line `prefix field 1234` of memory.stat, where prefix and field are one word.
 fn stat_field(stat: &str, prefix: &str, field: &str) -> Option<u64> {
     stat.lines().find_map(|line| {
         line.strip_prefix(prefix)?

@@ -1,9 +1,9 @@
-//! `prima-node-agent run`: the agent of a machine in a cluster. It measures the machine and tells the cluster what it can do,
-//! and for every plan that names the machine it keeps a process that is its member (`prima-node-agent serve`), so that
-//! serving in a cluster is the same program as serving at a desk.
+//! `prima-node-agent run`: the agent of a machine in a cluster. It measures the machine and tells the cluster what the machine can do. For
+//! every plan that names the machine it keeps a member process (`prima-node-agent serve`), so that a cluster and a desk run the same
+//! program.
 //!
-//! Decides how its parts are put together, and in which order they begin and end. Refuses to run layers itself, and to decide
-//! who runs which: that is in the plans.
+//! Decides how its parts are put together, and in which order they begin and end. Refuses to run layers itself, and to decide who runs
+//! which layers: the plans say that.
 //!
 //! All of it runs on one thread: there is little to do, and the kernel ends the members' processes with the thread that
 //! started them.
@@ -60,10 +60,10 @@ pub struct RunArgs {
     /// Where this agent's Lease is
     #[arg(long, value_name = "NAMESPACE", env = "POD_NAMESPACE", value_parser = system::check_name)]
     namespace: String,
-    /// Keeps in it what is fetched and measured
+    /// Folder for what is fetched and measured
     #[arg(long, value_name = "DIR", default_value = "/var/lib/prima")]
     data: PathBuf,
-    /// What fetched model files may take of the disk [default: what keeps a tenth of the file system free]
+    /// Disk space that fetched model files may take [default: what keeps a tenth of the file system free]
     #[arg(long, value_name = "BYTES")]
     cache_budget: Option<u64>,
     /// Where other agents measure their link to this one; the port is the same on all machines [default: port 9190 of --pod-ip]
@@ -115,7 +115,7 @@ const LINKS_PORT: u16 = 9190;
 
 /// Runs until SIGTERM or SIGINT (`Ok`), or until it cannot go on.
 pub fn run(args: RunArgs) -> Result<(), ClusterError> {
-    // It fails only where one was chosen already.
+    // Fails only if a provider was chosen already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -179,7 +179,7 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
     outcome
 }
 
-/// In the agent's data.
+/// Folders in the agent's data.
 struct Folders {
     cache: PathBuf,
     plans: PathBuf,
@@ -195,7 +195,7 @@ impl Folders {
             }
         };
         folder("models")?;
-        // What an agent that was killed has left there is nobody's.
+        // What a killed agent has left there belongs to nobody.
         let _ = fs::remove_dir_all(data.join("plans"));
         Ok(Self {
             cache: folder("cache")?,
@@ -204,7 +204,7 @@ impl Folders {
     }
 }
 
-/// What goes on for as long as the agent runs: each part by its name.
+/// The parts that run as long as the agent, each with its name.
 #[derive(Default)]
 struct Parts(JoinSet<&'static str>);
 
@@ -216,7 +216,7 @@ impl Parts {
         });
     }
 
-    /// Waits until one ends, which none should.
+    /// Waits until a part ends, which none should.
     async fn ended(&mut self) -> ClusterError {
         match self.0.join_next().await {
             Some(Ok(part)) => ClusterError::Ended(part),
@@ -225,7 +225,7 @@ impl Parts {
         }
     }
 
-    /// What tells others that the agent is there, before anything is measured.
+    /// Starts what tells others that the agent is there, before anything is measured.
     fn keep_alive(
         &mut self,
         agent: &Arc<Agent>,
@@ -235,7 +235,7 @@ impl Parts {
     ) {
         let (metrics, there) = (agent.metrics.clone(), established.clone());
         self.keep("its HTTP server", async move {
-            // Why is of no use: it does not end by itself.
+            // The result is of no use: it does not end by itself.
             let _ = http::serve(listener, metrics, there).await;
         });
         let own = agent.clone();
@@ -245,7 +245,7 @@ impl Parts {
         });
     }
 
-    /// What keeps the machine's profile as the machine is, and its cache within its budget.
+    /// Starts what keeps the machine's profile up to date, and its cache within its budget.
     fn keep_profile(
         &mut self,
         agent: &Arc<Agent>,
@@ -326,7 +326,7 @@ fn measured(data: &Path, threads: Option<u16>) -> Result<NodeProfileStatus, Clus
     .map_err(ClusterError::Profile)
 }
 
-/// A variable of the environment that is there and not empty.
+/// An environment variable, if it is set and not empty.
 fn set(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }

@@ -27,7 +27,7 @@ use crate::ring::{MAX_FRAME_ROWS, RingClient, RingError, RingEvent, SessionId};
 use choice::Choice;
 use tally::Tally;
 
-/// The status of a ring that has not come up, for the gateway to begin with.
+/// The status of a ring that is not up yet, which the gateway starts with.
 pub fn initial_status(plan: &RingPlanSpec) -> RingStatus {
     RingStatus {
         readiness: Readiness::Loading("opening the model".into()),
@@ -51,16 +51,16 @@ pub struct Decode {
     readiness: Readiness,
     waiting: VecDeque<Waiting>,
     running: HashMap<RequestId, Running>,
-    /// Requests whose prompt is not wholly sent, in turn.
+    /// Requests whose prompt is not fully sent, in turn.
     prefilling: VecDeque<RequestId>,
     last_request: RequestId,
-    /// Whose choice a session is.
+    /// Request and choice of each session.
     sessions: HashMap<SessionId, (RequestId, usize)>,
-    /// Sessions that are on their way out, since when.
+    /// Sessions that are being released, and since when.
     releasing: HashMap<SessionId, Instant>,
     /// Sessions that may still be opened.
     free_sessions: usize,
-    /// Mean seconds of recent requests, to tell when to try again.
+    /// Mean seconds of recent requests, to tell clients when to try again.
     request_seconds: f64,
     tally: Tally,
 }
@@ -94,7 +94,7 @@ struct Running {
     choices: Vec<Choice>,
     /// Tokens of the prompt that were sent.
     sent: usize,
-    /// Chunks of the prompt on their way.
+    /// Chunks of the prompt in flight.
     chunks: usize,
     completion_tokens: usize,
     /// Sessions set aside for choices that have not opened theirs.
@@ -105,10 +105,10 @@ struct Running {
     gone: bool,
 }
 
-/// How often silent clients, overdue rounds and the ring's wholeness are looked at.
+/// How often to check for clients that left, for overdue rounds and whether the ring is whole.
 const TICK: Duration = Duration::from_millis(250);
 const PROBE_INTERVAL: Duration = Duration::from_millis(200);
-/// Requests that may wait, for every session that the ring holds.
+/// Requests that may wait, per session that the ring holds.
 const WAITING_PER_SESSION: usize = 4;
 const FIRST_GUESS_SECONDS: f64 = 5.0;
 
@@ -339,7 +339,7 @@ impl Decode {
                 },
             );
         }
-        // One chunk more than members keeps all of them busy, and a token that joins them waits for no more.
+        // One chunk more than there are members keeps them all busy, and a token waits for no more than these.
         let mut chunks: usize = self.running.values().map(|running| running.chunks).sum();
         while chunks <= self.plan.members.len()
             && let Some(id) = self.prefilling.pop_front()
@@ -439,7 +439,7 @@ impl Decode {
         let Some(&(id, choice)) = self.sessions.get(&session) else {
             return Ok(());
         };
-        // Out of the map while it is worked on, and back unless it is done.
+        // Taken out of the map while it is worked on, and put back unless it is done.
         let Some(mut running) = self.running.remove(&id) else {
             return Ok(());
         };
@@ -473,7 +473,7 @@ impl Decode {
         Ok(())
     }
 
-    /// The logits behind the prompt: every choice takes its first token from them, and goes on in a session of its own.
+    /// The logits after the prompt: every choice takes its first token from them and continues in its own session.
     async fn first_step(
         &mut self,
         id: RequestId,
@@ -552,7 +552,7 @@ impl Decode {
         }
     }
 
-    /// Frees what a request that is no longer running held.
+    /// Frees the sessions of a request that no longer runs.
     async fn let_go(&mut self, running: Running) -> Result<(), RingError> {
         self.free_sessions += running.reserved;
         for session in running.choices.iter().filter_map(|choice| choice.session) {
@@ -641,7 +641,8 @@ impl Decode {
         Ok(())
     }
 
-    /// Tells the gateway what changed. Counters alone wait for the tick, or every token would wake its thread.
+    /// Tells the gateway what changed. Counters alone wait for the tick; otherwise every token would wake the gateway's
+    /// thread.
     fn show(&self, ticked: bool) {
         self.status.send_if_modified(|status| {
             let changed = status.readiness != self.readiness

@@ -128,7 +128,7 @@ pub struct Generator {
     status: watch::Receiver<RingStatus>,
 }
 
-/// Room for events of a client that reads slowly, before `decode` gives it up as gone.
+/// Events kept for a client that reads slowly, before `decode` counts it as gone.
 const EVENT_BUFFER: usize = 4096;
 
 impl Generator {

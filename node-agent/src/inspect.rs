@@ -300,7 +300,7 @@ fn heading(summary: &Summary) -> String {
     lines.join("\n")
 }
 
-/// Text out of the file as a terminal may get it: without control characters.
+/// Text from the file that is safe for a terminal: without control characters.
 pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .map(|c| {
@@ -330,7 +330,7 @@ fn count(count: u64) -> String {
 fn scaled(number: u64, step: f64, units: &[&str]) -> String {
     let mut value = number as f64;
     let mut unit = 0;
-    // Not 1024.0 but what would be shown as such: 1023.99 MiB is 1.0 GiB.
+    // Compares with what would be shown as 1024.0: 1023.99 MiB is 1.0 GiB.
     while value >= step - 0.05 && unit + 1 < units.len() {
         value /= step;
         unit += 1;

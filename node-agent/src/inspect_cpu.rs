@@ -1,6 +1,6 @@
 //! `prima-node-agent inspect --cpu`: which kernels this processor gets, and why.
 //!
-//! Decides only how it is shown; which it is, the engine has decided.
+//! Decides only how this is shown; the engine chooses the kernels.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! The `prima-node-agent` command: reads arguments, sets up logging to stderr, and turns errors into exit codes.
-//! What its subcommands do is the library's.
+//! The `prima-node-agent` command: reads arguments, sets up logging to stderr, and turns errors into exit codes. The
+//! library does the work of its subcommands.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// In a cluster: measures this machine and runs its member of every ring that is planned with it
+    /// In a cluster: measures this machine and runs its member of every ring planned with this machine
     Run(RunArgs),
     /// Runs one member of a ring: its layers, and on rank 0 the HTTP endpoint
     Serve(ServeArgs),
@@ -41,7 +41,7 @@ enum Command {
         #[arg(long, value_enum, default_value = "table")]
         format: OutputFormat,
     },
-    /// Gives a folder, but not what is in it, to a user; in a cluster, where the kubelet makes it for root
+    /// Gives a folder, but not its contents, to a user; for clusters, where the kubelet creates it for root
     Chown {
         #[arg(long, value_name = "ID")]
         uid: u32,

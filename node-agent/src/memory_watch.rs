@@ -1,8 +1,8 @@
 //! Keeps a member's weights within the memory that the machine can spare, for as long as the member runs.
 //!
-//! Decides the budget: what is available now (where page cache counts as available, so also what the weights themselves take),
-//! less a reserve for the machine's owner. It gives back at once and takes again slowly. Weights are read from disk again while
-//! memory is short; nothing else changes.
+//! Decides the budget: the memory available now (page cache counts as available, and so does what the weights themselves take), less a
+//! reserve for the machine's owner. It gives memory back at once and takes it again slowly. While memory is short, weights are read from
+//! disk again; nothing else changes.
 
 use std::fs;
 use std::io;
@@ -26,7 +26,7 @@ pub struct MemoryWatch {
     pressure: Pressure,
 }
 
-/// What less memory is available than when the watch began, as a share of all memory: the paper's memory pressure. Clones share it.
+/// How much available memory has fallen since the watch began, as a share of all memory: the paper's memory pressure. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Pressure(Arc<AtomicU64>);
 
@@ -35,25 +35,26 @@ pub struct Pressure(Arc<AtomicU64>);
 pub struct MemoryLimits {
     /// Stays free; by default [`DEFAULT_RESERVE_PERCENT`] of what is available at the start.
     pub reserve_bytes: Option<u64>,
-    /// Weights and their buffers take no more, however much is available.
+    /// Weights and their buffers take at most this, however much is available.
     pub cap_bytes: Option<u64>,
-    /// That share this machine's memory evenly, this one included.
+    /// Members that share this machine's memory evenly, including this one.
     pub members: u64,
 }
 
 /// How often the watch looks: another program that needs memory waits at most this long for it.
 const INTERVAL: Duration = Duration::from_millis(250);
-/// Looks in a row that must find room before weights take some of it.
+/// How many looks in a row must find room before weights take some of it.
 const LOOKS_BEFORE_GROWTH: u32 = 20;
-/// Part of all weights that comes back at a time.
+/// Fraction (1/n) of all weights that comes back at a time.
 const GROWTH: u64 = 16;
-/// Part of the available memory by which the reserve grows, until it is a quarter.
+/// Fraction (1/n) of the available memory by which the reserve grows, up to a quarter of it.
 const OVERPROMISED: u64 = 64;
-/// Page faults that had to read, between two looks: more of them, and the system has taken weights away that were to stay.
+/// Page faults that had to read, between two looks. More of them mean that the system has taken away weights that were to stay.
 const FAULTS: u64 = 32;
-/// Looks in a row that must find programs waiting for memory: who starts or loads something waits for a moment, too.
+/// How many looks in a row must find programs waiting for memory: a program that starts or loads something also waits
+/// for a moment.
 const STALLED_LOOKS: u32 = 3;
-/// Share of the time in which programs waited for memory, from which on there is less of it than the kernel says.
+/// If programs wait for memory for more than this share of the time, there is less of it than the kernel says.
 const STALLED_PERCENT: u64 = 10;
 
 impl MemoryWatch {
@@ -112,7 +113,7 @@ impl Drop for MemoryWatch {
     }
 }
 
-/// Until it is told to stop.
+/// Runs until it is told to stop.
 fn watch(
     residency: &Residency,
     limits: MemoryLimits,
@@ -136,7 +137,7 @@ fn watch(
             true => Duration::ZERO,
             false => INTERVAL,
         };
-        // What was read until here was read on purpose.
+        // Reads up to here were on purpose and do not count.
         before = Counters::read();
         match stopped.recv_timeout(pause) {
             Err(RecvTimeoutError::Timeout) => {}
@@ -145,7 +146,7 @@ fn watch(
     }
 }
 
-/// What only grows.
+/// Counters that only grow.
 #[derive(Clone, Copy)]
 struct Counters {
     /// How long some program waited for memory, in microseconds.
@@ -166,11 +167,11 @@ struct Look {
 
 /// Decides the budget. Pure.
 struct Governor {
-    /// Grows when the kernel turns out to have promised too much: not all that it calls available is.
+    /// Grows when it turns out that less memory is available than the kernel says.
     reserve: u64,
     cap: u64,
     members: u64,
-    /// Looks in a row that found room, and that found programs waiting.
+    /// Looks in a row that found room (`roomy`) or programs waiting (`stalled`).
     roomy: u32,
     stalled: u32,
 }
@@ -188,7 +189,7 @@ impl Governor {
         }
     }
 
-    /// Another budget for weights and their buffers, if there should be another.
+    /// The new budget for weights and their buffers, if it should change.
     fn budget(&mut self, look: &Look, now: &ResidencyStatus) -> Option<u64> {
         let used = now.resident_bytes + now.buffer_bytes;
         let weights = now.resident_bytes + now.streamed_bytes;
@@ -204,7 +205,7 @@ impl Governor {
             false => 0,
         };
         if self.stalled >= STALLED_LOOKS {
-            // Not for ever less: who waits may do so for a limit of its own, which nothing here can lift.
+            // Not less and less for ever: a program may wait because of its own limit, which nothing here can lift.
             room = room.min((used - used / GROWTH).max(room / 4 * 3));
         }
         if room < used {
@@ -352,7 +353,7 @@ mod tests {
             governor.budget(&look(3000, false, false), &now),
             Some(1650 * MB)
         );
-        // A look that finds none in between starts the count anew.
+        // A look in between that finds no room restarts the count.
         assert_eq!(governor.budget(&look(3000, false, false), &now), None);
         assert_eq!(governor.budget(&look(1500, false, false), &now), None);
         for _ in 1..LOOKS_BEFORE_GROWTH {

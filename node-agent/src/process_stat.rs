@@ -1,7 +1,7 @@
 //! /proc/PID/stat (proc(5)).
 
-/// The number in field `number` of the text, counted from 1 as proc(5) does; of those behind the program's name, the second, which
-/// is in parentheses and may hold anything.
+/// The number in field `number` of the text, counted from 1 as in proc(5). Only for fields after the second, the program's name, which is
+/// in parentheses and may hold anything.
 pub fn field(stat: &str, number: usize) -> Option<u64> {
     let (_, behind_name) = stat.rsplit_once(')')?;
     let index = number.checked_sub(3)?;

@@ -1,17 +1,17 @@
 //! `prima-node-agent profile`: measures this machine and writes it down as a NodeProfile, for the planner.
 //!
-//! Decides what is measured and how it is split, so that the planner can add up and nothing is counted twice. For one
-//! position a layer takes
+//! Decides what is measured and how it is split, so that the planner can add it up and nothing is counted twice. For
+//! one position a layer takes
 //!
 //! - its weights' bytes / `decodeBytesPerSecond` of their format: this contains reading them from memory,
 //! - `layerOverheadNanoseconds`: everything else but the KV cache (norms, rotation, handing out work to threads),
 //! - the KV cache's bytes of the positions before / `memory.readBytesPerSecond`,
 //! - its own keys' and values' bytes / `memory.kvAppendBytesPerSecond`.
 //!
-//! For many positions (prefill), 2 FLOP for each weight and position / `prefillFlopPerSecond` takes the place of the first.
-//! Weights that are not in memory take their bytes / `disk.sequentialReadBytesPerSecond` in addition; as far as that overlaps
-//! with computing, both go on at their shares `readWhileComputingPercent` and `computeWhileReadingPercent`. A hop takes
-//! `latencyNanoseconds` + its bytes / `bytesPerSecond` of the link.
+//! For many positions (prefill), 2 FLOP for each weight and position / `prefillFlopPerSecond` replaces the first item. Weights that are not
+//! in memory take their bytes / `disk.sequentialReadBytesPerSecond` in addition; while that overlaps with computing, both run at their
+//! shares `readWhileComputingPercent` and `computeWhileReadingPercent`. A hop takes `latencyNanoseconds` + its bytes / `bytesPerSecond` of
+//! the link.
 //!
 //! All of it is measured with the engine's own kernels, map and transport, and with as many threads as `serve` takes; the
 //! median of several runs counts. A machine that is busy while it is measured looks slower than it is. Refuses: to guess
@@ -61,7 +61,7 @@ pub struct ProfileArgs {
     /// Compute threads [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Measure the way to another machine, where an agent serves a ring; may be repeated [default: to this machine itself]
+    /// Measure the link to another machine, where an agent serves a ring; may be repeated [default: to this machine itself]
     #[arg(long = "link", value_name = "NAME=HOST:PORT", value_parser = links::parse_target)]
     links: Vec<LinkTarget>,
     /// Measure again what was measured in the last seven days
@@ -119,14 +119,14 @@ pub enum ProfileError {
     Json(#[source] serde_json::Error),
 }
 
-/// Measures this machine, or takes what was measured lately, and shows it. Tells on stderr what is going on.
+/// Measures this machine, or takes a recent measurement, and shows it. Reports progress on stderr.
 ///
 /// # Errors
-/// Whatever keeps something from being measured. A cache that cannot be written is only told.
+/// Whatever prevents a measurement. A cache that cannot be written is only reported.
 pub fn run(args: ProfileArgs) -> Result<String, ProfileError> {
     let name = args.name.unwrap_or_else(system::host_name);
     let models = models_path(args.models)?;
-    // First, as they depend on others, and a name that is wrong should be heard of at once. Never from the cache.
+    // Links come first: they depend on others, and a wrong name should be reported at once. Never from the cache.
     let links: Vec<LinkProfile> = args.links.iter().map(link).collect::<Result<_, _>>()?;
     let cache_file = cache::folder().map(|folder| folder.join(format!("profiles/{name}.json")));
     let mut status = measured(&Measuring {
@@ -161,11 +161,11 @@ pub struct Measuring<'a> {
     pub threads: usize,
     /// Where measurements are kept. `None`: nowhere.
     pub cache_file: Option<&'a Path>,
-    /// Measure again what was measured lately.
+    /// Measure again what was measured recently.
     pub fresh: bool,
 }
 
-/// What this machine can do, measured now or lately, with the memory that is available now. Tells on stderr what is going on.
+/// What this machine can do, measured now or recently, with the memory that is available now. Reports progress on stderr.
 ///
 /// # Errors
 /// As [`run`].
@@ -288,7 +288,7 @@ fn measure(
     })
 }
 
-/// What was measured earlier, if it still counts; tells why not.
+/// The earlier measurement, if it still counts; if not, reports why.
 fn cached(file: Option<&Path>, key: &CacheKey, fresh: bool) -> Option<NodeProfileStatus> {
     match cache::load(file?, key, Timestamp::now()) {
         _ if fresh => None,
@@ -326,7 +326,7 @@ fn link(target: &LinkTarget) -> Result<LinkProfile, ProfileError> {
     })
 }
 
-/// The models' folder or file, absolute. The default is made if it is not there; one that was named must be there.
+/// The models' folder or file, absolute. The default is created if it is missing; a named one must exist.
 fn models_path(named: Option<PathBuf>) -> Result<PathBuf, ProfileError> {
     let path = match named {
         Some(path) => path,

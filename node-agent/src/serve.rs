@@ -57,7 +57,7 @@ pub struct ServeArgs {
     /// Leave all weights to the system's page cache, even when they do not fit into memory
     #[arg(long, conflicts_with_all = ["reserve_memory", "weights_memory"])]
     no_streaming: bool,
-    /// End when the process with this id, which started this one, ends in whatever way (on Linux)
+    /// End when the process with this id, which started this one, ends for any reason (on Linux)
     #[arg(long, value_name = "PID")]
     exit_with_parent: Option<i32>,
     /// Let web pages of this origin call the HTTP endpoint (`*`: any); may be repeated
@@ -101,7 +101,7 @@ pub fn run(args: ServeArgs) -> Result<(), ServeError> {
     if let Some(parent) = args.exit_with_parent {
         exit_with_parent(parent)?;
     }
-    // Beside the ring's own thread: HTTP and signals.
+    // For HTTP and signals; the ring has its own thread.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -170,7 +170,7 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
         member = opening => member.map_err(|panic| ServeError::Start(io::Error::other(panic)))??,
         () = stop.received() => return Ok(()),
     };
-    // On stdout and of one form: whoever started this process reads it.
+    // On stdout and in a fixed form: whoever started this process reads it.
     let _ = writeln!(io::stdout(), "{JOINED} as {} (rank {rank})", args.member);
 
     tokio::select! {
@@ -220,7 +220,7 @@ struct Front {
     back: Option<Back>,
 }
 
-/// What the model's side of rank 0 is handed when it is open.
+/// What rank 0's model side gets once it is open.
 struct Back {
     submissions: mpsc::Receiver<Submission>,
     status: watch::Sender<RingStatus>,

@@ -1,4 +1,4 @@
-//! What all requests to the API server have in common: the field manager, a deadline, and how a refusal is told.
+//! What all requests to the API server have in common: the field manager, a deadline, and how a refusal is reported.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
 
-/// Of everything that an agent alone writes.
+/// For everything that only an agent writes.
 pub const FIELD_MANAGER: &str = "prima-node-agent";
 
 /// For one request's answer.
 pub const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Why a request failed, without the answer's every field.
+/// Why a request failed, without all fields of the answer.
 pub fn reason(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),
@@ -28,8 +28,8 @@ pub fn is_status(error: &kube::Error, code: u16) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == code)
 }
 
-/// All objects of the kind `K`, in all namespaces, as they come and go. They are not parsed: one that a newer operator wrote
-/// must not end the watch of the others. Failures are told and tried again.
+/// All objects of the kind `K`, in all namespaces, as they come and go. They are not parsed: one that a newer operator wrote must not end
+/// the watch of the others. Failures are logged and tried again.
 pub fn watch_all<K>(client: Client) -> BoxStream<'static, Event<DynamicObject>>
 where
     K: Resource<DynamicType = ()>,

@@ -1,5 +1,5 @@
-//! How long to wait: backoff that double while something fails, and a little chance in all of them, so that the agents of a
-//! cluster that started together do not ask together for ever.
+//! How long to wait: pauses that double while something fails, each with a little randomness, so that the agents of a cluster that started
+//! together do not ask at the same time for ever.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -28,7 +28,7 @@ impl Backoff {
         jittered(self.first.saturating_mul(factor).min(self.longest))
     }
 
-    /// It went well: the next failure is the first.
+    /// It went well: the next failure counts as the first.
     pub fn reset(&mut self) {
         self.failures = 0;
     }
@@ -36,7 +36,7 @@ impl Backoff {
 
 /// `about`, give or take a tenth.
 pub fn jittered(about: Duration) -> Duration {
-    // The standard library's only source of chance: keys of hash maps.
+    // The standard library's only source of randomness: keys of hash maps.
     let chance = RandomState::new().hash_one(()) % 201;
     about * (900 + chance as u32) / 1000
 }

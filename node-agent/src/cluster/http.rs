@@ -1,5 +1,5 @@
-//! The agent's own HTTP: /healthz (the event loop turns), /readyz (the profile is published and all watches stand) and
-//! /metrics. Models are answered by the members' processes, not here.
+//! The agent's own HTTP: /healthz (the event loop turns), /readyz (the profile is published and all watches are
+//! established) and /metrics. Models are answered by the members' processes, not here.
 
 use axum::Router;
 use axum::extract::State;
@@ -26,7 +26,7 @@ pub async fn serve(
     established: Established,
 ) -> std::io::Result<()> {
     let router = Router::new()
-        // Whoever answers lives.
+        // If it answers, it is alive.
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(scrape))

@@ -1,6 +1,5 @@
-//! Tells the operator that this agent lives: a Lease, renewed every ten seconds by one request each time. It ends with its Node, so
-//! that a machine that has left for good is not remembered. Refuses to decide anything by it; whether a machine counts as lost is
-//! the operator's.
+//! Tells the operator that this agent is alive: a Lease, renewed every ten seconds with one request. It is deleted with its Node, so that a
+//! machine that has left for good is forgotten. It decides nothing: the operator decides whether a machine counts as lost.
 
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use super::api::{self, FIELD_MANAGER};
 use super::backoff::jittered;
 use super::publish_profile::owned_by_node;
 
-/// A machine counts as lost when its Lease was not renewed for so long.
+/// A machine counts as lost when its Lease was not renewed for this long.
 const DURATION_SECONDS: i32 = 40;
 const INTERVAL: Duration = Duration::from_secs(10);
 /// After a failure: three tries before the Lease expires.
@@ -26,7 +25,7 @@ const RETRY: Duration = Duration::from_secs(5);
 pub async fn keep(client: Client, namespace: &str, node: &str, holder: &str) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
     let name = name(node);
-    // Nobody else writes it, but for the agent's own predecessor on this node.
+    // Nobody else writes it, except the agent's own predecessor on this node.
     let params = PatchParams::apply(FIELD_MANAGER).force();
     let acquired = MicroTime(Timestamp::now());
     let mut failing = false;
@@ -49,7 +48,7 @@ pub async fn keep(client: Client, namespace: &str, node: &str, holder: &str) {
                 None
             }
             Ok(Err(error)) => {
-                // Some clusters let nobody change owners who may not delete.
+                // In some clusters, changing owners needs the right to delete.
                 if owner.is_some() && api::is_status(&error, 403) {
                     owner = None;
                     may_be_owned = false;

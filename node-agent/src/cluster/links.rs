@@ -1,7 +1,7 @@
-//! The links to the other machines of the cluster, as their NodeProfiles name them. Each is measured once, one at a time, and
-//! again when its measurement is a day old, when the other agent has another address, or, after a pause, when it failed.
+//! The links to the other machines of the cluster, as their NodeProfiles name them. They are measured one at a time, each once, and again
+//! when the measurement is a day old, when the other agent has another address, or, after a pause, when measuring failed.
 //!
-//! Decides when to measure. What is measured is `ring::link`'s.
+//! Decides when to measure; `ring::link` decides what is measured.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -33,7 +33,7 @@ const SPREAD: Duration = Duration::from_secs(5 * 60);
 pub struct Links {
     /// This machine.
     pub node: String,
-    /// Where agents answer measurements, everywhere the same.
+    /// Where agents answer measurements; the same everywhere.
     pub port: u16,
     pub profile: watch::Sender<NodeProfileStatus>,
     /// Told when somebody deleted this machine's NodeProfile.
@@ -161,7 +161,7 @@ impl Links {
         }
     }
 
-    /// Links to machines that are no more.
+    /// Removes links to machines that are gone.
     fn forget(&self, peers: &Peers) {
         self.profile.send_if_modified(|status| {
             let before = status.links.len();
@@ -219,7 +219,7 @@ impl Peers {
         self.0.values().map(|peer| peer.due).min()
     }
 
-    /// Who is to be measured now, longest due first.
+    /// The link to measure now, the longest due first.
     fn due(&self, now: Instant, port: u16) -> Option<LinkTarget> {
         let (name, peer) = self.0.iter().min_by_key(|(_, peer)| peer.due)?;
         (peer.due <= now).then(|| LinkTarget {

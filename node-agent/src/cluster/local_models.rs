@@ -1,8 +1,8 @@
-//! What this machine has of the files that Models name by a path: the operator plans such a Model from what agents read in
-//! their files' headers.
+//! Which of the files that Models name by a path are on this machine. The operator plans such a Model from what agents read in the headers
+//! of these files.
 //!
-//! Decides when to look: when Models change, and once a minute, since people copy files when they like. A file that is not
-//! there is nothing to tell; a folder that this agent was not given is.
+//! Decides when to look: when Models change, and once a minute, because people copy files at any time. A missing file is not reported; a
+//! folder that this agent was not given is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Metadata};
@@ -97,7 +97,7 @@ impl Wanted {
     /// Whether something changed.
     fn seen(&mut self, model: &DynamicObject) -> bool {
         let source = model.data.pointer("/spec/source");
-        // A source of a newer version is none that this agent has on its disk.
+        // A source of a newer version is not a file on this agent's disk.
         let path = source
             .and_then(|source| ModelSource::deserialize(source).ok())
             .and_then(|source| source.local_path());
@@ -117,7 +117,7 @@ fn key(model: &DynamicObject) -> (String, String) {
     (model.namespace().unwrap_or_default(), model.name_any())
 }
 
-/// By path, the file as it was when it was looked at, and what is to be told of it.
+/// By path: the file as it was when last looked at, and what to report of it.
 type Seen = BTreeMap<String, (Stamp, Option<LocalModel>)>;
 
 /// What changes with a file's content.
@@ -195,7 +195,7 @@ fn read(path: &str) -> LocalModel {
     }
 }
 
-/// What keeps a file from being there at all, if it is not that this machine just has no copy.
+/// Why a file cannot be there at all; `None` if this machine just has no copy.
 fn problem_without_file(
     path: &str,
     error: &io::Error,
@@ -226,7 +226,7 @@ fn problem_without_file(
     })
 }
 
-/// Whether the path is below something that is mounted, but for the root itself: a container's own files are no models.
+/// Whether the path is below a mount other than the root itself: a container's own files are no models.
 fn is_mounted(path: &str, mountinfo: &str) -> bool {
     let mut points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4));
     points.any(|point| point != "/" && Path::new(path).starts_with(point))

@@ -1,7 +1,7 @@
 //! One plan on this machine, from the moment it is seen until it is gone: checked, its weights fetched, its process started,
 //! watched, started again when it ends, and ended.
 //!
-//! Decides the order of these steps, and when one is tried again. How each is done is that step's module's.
+//! Decides the order of these steps, and when one is tried again. Each step's own module decides how it is done.
 
 use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener};
@@ -51,7 +51,7 @@ pub struct PlanOnMachine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     PlanGone,
-    /// The plan stays, and so must not say that the member is ready.
+    /// The plan stays, so it must no longer say that the member is ready.
     AgentEnds,
 }
 
@@ -90,10 +90,10 @@ enum MemberError {
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(120);
-/// What ran for so long begins with short backoff again.
+/// A member that ran this long starts again with a short backoff.
 const STEADY: Duration = Duration::from_secs(600);
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
-/// With which layers it may be used: what the build can do.
+/// Whether this build can run layers on GPUs.
 const GPUS: bool = cfg!(any(
     feature = "accelerator",
     feature = "cuda",
@@ -120,7 +120,7 @@ pub async fn run(machine: Arc<Agent>, plan: PlanOnMachine, end: oneshot::Receive
         plan,
     };
     let end = tokio::select! {
-        // Who dropped the sender wants the member no more.
+        // If the sender was dropped, the member is no longer wanted.
         end = end => end.unwrap_or(End::AgentEnds),
         never = member.keep_up() => match never {},
         () = writer.follow(told) => End::AgentEnds,
@@ -141,7 +141,7 @@ struct Member {
     tell: watch::Sender<Option<MemberStatus>>,
     share: Option<Share>,
     process: Option<Running>,
-    /// Nobody removes the file meanwhile.
+    /// Keeps the file from being removed.
     held: Option<Held>,
     /// As it was read last.
     allowance: Option<Allowance>,
@@ -158,7 +158,7 @@ impl Member {
                 Ok(never) => match never {},
                 Err(error) => error,
             };
-            // What it holds of the model stays in use, for the next attempt.
+            // The part of the model that it holds stays in use for the next attempt.
             self.process = None;
             if begun.elapsed() > STEADY {
                 backoff.reset();
@@ -202,7 +202,7 @@ impl Member {
 
         let allowance = match owner::allowance(&machine.client, &machine.node).await {
             Ok(allowance) => *self.allowance.insert(allowance),
-            // A process that has died comes back without the API server.
+            // A process that has died can restart without the API server.
             Err(error) => self.allowance.ok_or(error)?,
         };
         let start = Start {
@@ -261,7 +261,7 @@ impl Member {
         member_status::status(&self.machine.node, observed, self.share)
     }
 
-    /// By the plan's identity, so that a plan of the same name never reads it.
+    /// Named by the plan's uid, so that another plan of the same name never reads it.
     fn plan_file(&self) -> PathBuf {
         let file = format!("{}.yaml", self.plan.key.uid);
         self.machine.plans_folder.join(file)
@@ -277,12 +277,12 @@ impl Member {
     }
 }
 
-/// What a failed attempt is to the outside. A refusal has planners leave this machine out for a while, so it must be the
-/// machine's or the plan's fault, and not the moment's.
+/// How a failed attempt is reported. A refusal makes planners leave this machine out for a while, so it must be the
+/// fault of the machine or the plan, not a passing problem.
 fn observed(error: &MemberError, again_in: Duration) -> Observed {
     let why = prima_crds::error_chain(error);
     let refused = match error {
-        // The pod was made anew; the machine is as good as before.
+        // The pod was created again; the machine is as good as before.
         MemberError::Refused(PlanRefused::OtherAddress { .. }) => false,
         MemberError::Unreadable(_) | MemberError::Refused(_) => true,
         MemberError::Port { source, .. } => source.kind() != io::ErrorKind::AddrInUse,
@@ -299,7 +299,7 @@ fn observed(error: &MemberError, again_in: Duration) -> Observed {
     }
 }
 
-/// The plan as the process reads it: the model's file where it is on this machine.
+/// Writes the plan for the process, with the path of the model's file on this machine.
 fn write_plan(
     path: &PathBuf,
     key: &PlanKey,

@@ -1,7 +1,7 @@
-//! A member's process: `prima-node-agent serve`, so that the layers of one model run apart from those of others and from the
-//! agent, and one that crashes takes nothing along.
+//! A member's process: `prima-node-agent serve`, so that the layers of one model run apart from other models and from the agent, and a
+//! crash affects nothing else.
 //!
-//! Decides how it is started and ended here. Refuses to start it again, which is the member's to decide.
+//! Decides how the process is started and ended. Does not start it again: `member` decides that.
 
 use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -37,7 +37,7 @@ pub enum ProcessError {
     Start(#[from] StartError),
 }
 
-/// One that is dropped is killed.
+/// A running process; killed when dropped.
 pub struct Running {
     plan: String,
     process: MemberProcess,
@@ -48,7 +48,7 @@ pub struct Running {
 const GRACE: Duration = Duration::from_secs(35);
 
 impl Running {
-    /// On the main thread only: it ends with the thread that starts it.
+    /// On the main thread only: the process ends with the thread that starts it.
     ///
     /// # Errors
     /// [`ProcessError`].
@@ -68,7 +68,7 @@ impl Running {
         };
         let plan = start.plan.clone();
         let process = MemberProcess::start(&program, &serve, move |line| {
-            // It has a time and a level of its own.
+            // The line has its own time and level.
             let _ = writeln!(io::stderr(), "{plan}: {line}");
         })?;
         Ok(Self {
@@ -105,7 +105,7 @@ impl Running {
     }
 }
 
-/// Of the pod: `kubectl port-forward` comes in by loopback.
+/// Of the pod: `kubectl port-forward` connects over loopback.
 fn on_all_addresses(http: SocketAddr) -> SocketAddr {
     let any = match http.is_ipv4() {
         true => IpAddr::from(Ipv4Addr::UNSPECIFIED),
@@ -114,7 +114,7 @@ fn on_all_addresses(http: SocketAddr) -> SocketAddr {
     SocketAddr::new(any, http.port())
 }
 
-/// What `serve` said last of what went wrong; else whatever it said last.
+/// The last error that `serve` printed; if there is none, its last line.
 fn last_error(lines: &[String]) -> Option<String> {
     let error = |line: &&String| line.starts_with("error: ") || line.contains(" ERROR ");
     let line = lines.iter().rev().find(error).or_else(|| lines.last())?;

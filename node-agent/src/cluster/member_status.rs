@@ -1,8 +1,8 @@
-//! What a member tells of itself in its RingPlan: from what the agent sees of it to its entry of `status.members`, and which
-//! change is worth a write to the API server.
+//! A member's entry in `status.members` of its RingPlan, made from what the agent sees of the member, and which change is worth a write to
+//! the API server.
 //!
-//! Decides: a change of state or of what people read is told at once, progress and speed when they have moved and seconds
-//! have passed. Refuses to know where its observations come from.
+//! Decides: a change of state is written at once; a new message, progress, or a speed changed by more than a tenth
+//! only some seconds after the last write. Does not know where its observations come from.
 
 use std::time::Duration;
 
@@ -39,10 +39,10 @@ pub enum Observed {
     Joined(Option<Health>),
 }
 
-/// What the resource allows.
+/// Characters that the resource allows.
 const MAX_MESSAGE: usize = 1000;
 
-/// What the member `name` tells.
+/// The status of the member `name`.
 pub fn status(name: &str, observed: &Observed, share: Option<Share>) -> MemberStatus {
     let (state, message, measured) = match observed {
         Observed::Refused(why) => (MemberState::Refused, why.clone(), None),
@@ -191,7 +191,7 @@ impl Writer {
                     continue;
                 }
                 Some(wait) if !wait.is_zero() => {
-                    // What comes meanwhile may be worth more.
+                    // A newer status may be worth writing sooner.
                     if let Ok(changed) = timeout(wait, status.changed()).await {
                         match changed {
                             Ok(()) => continue,
@@ -243,7 +243,7 @@ impl Writer {
 /// One for each node: with server-side apply a manager owns what it applied last and nothing else, so agents that shared a
 /// name would remove each other's entries.
 fn field_manager(node: &str) -> String {
-    /// What the API server takes.
+    /// The API server's limit.
     const MAX: usize = 128;
     let mut name = format!("{}-{node}", api::FIELD_MANAGER);
     // Names of nodes are ASCII.

@@ -1,5 +1,5 @@
 //! How much memory the machine has for rings, as it changes. What this agent's own members hold counts as available:
-//! otherwise a ring that runs would make its machine look smaller, and be planned anew for that.
+//! otherwise a running ring would make its machine look smaller, and be planned again because of that.
 //!
 //! Decides which change is worth a write to the API server: more than a twentieth of all memory.
 
@@ -20,11 +20,11 @@ use crate::available_memory::{self, MemoryNow};
 const INTERVAL: Duration = Duration::from_secs(60);
 const WORTH_TELLING: i64 = 20;
 
-/// The processes of this agent's members. Clones are one.
+/// The processes of this agent's members. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Children(Arc<Mutex<BTreeSet<u32>>>);
 
-/// A process that counts until this is dropped.
+/// A process that is counted until this is dropped.
 #[derive(Debug)]
 pub struct Counted {
     children: Children,
@@ -40,7 +40,7 @@ impl Children {
         }
     }
 
-    /// Memory that is theirs alone, and free again when they end. Mapped weights are the page cache's.
+    /// Memory that only they use, and that is free again when they end. Mapped weights belong to the page cache.
     fn anonymous_bytes(&self) -> u64 {
         let pids = self.lock().clone();
         pids.iter()
@@ -85,7 +85,7 @@ fn now(os: Os, children: &Children) -> Result<MemoryNow, available_memory::Memor
     Ok(now)
 }
 
-/// Whether it was worth telling.
+/// Whether the change was worth telling.
 fn update(status: &mut NodeProfileStatus, now: MemoryNow) -> bool {
     if !changed_much(&status.memory, now) {
         return false;

@@ -1,5 +1,5 @@
-//! What the agent counts of itself, and what it waits for: the metrics behind /metrics and /readyz. Label values are the
-//! states of members, and nothing else.
+//! What the agent counts about itself, and what it waits for: the data behind /metrics and /readyz. The only label
+//! values are the states of members.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// Clones count together.
+/// Clones share the counts.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     pub fetched_bytes: Counter,
@@ -96,7 +96,7 @@ fn label(state: MemberState) -> StateLabel {
     StateLabel { state }
 }
 
-/// What an agent has to have done before it is ready. Clones are one.
+/// What an agent must have done before it is ready. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Established(Arc<Steps>);
 
@@ -110,7 +110,7 @@ struct Steps {
 
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
-    /// The own NodeProfile was published.
+    /// This machine's NodeProfile was published.
     Profile,
     /// RingPlans are watched.
     Plans,

@@ -1,5 +1,5 @@
-//! What the machine's owner leaves to rings: the spec of its NodeProfile, which people write. Read when a member's process starts;
-//! what is changed later holds from the next start.
+//! What the machine's owner leaves to rings: the spec of its NodeProfile, which people write. Read when a member's process starts; later
+//! changes take effect at the next start.
 
 use kube::api::{ApiResource, DynamicObject};
 use kube::{Api, Client};
@@ -13,7 +13,7 @@ use super::api;
 pub struct Allowance {
     /// Stays free.
     pub reserved_bytes: Option<u64>,
-    /// Rings are planned to use no more together, and the weights of each keep to it.
+    /// All rings together are planned to use at most this, and the weights of each keep to it.
     pub cap_bytes: Option<u64>,
 }
 

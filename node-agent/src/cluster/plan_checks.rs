@@ -1,12 +1,12 @@
-//! Whether this machine can honour a plan, as far as the plan alone tells; everything else shows when it is tried.
+//! Whether this machine can honour a plan, as far as the plan alone tells; the rest shows when it is tried.
 //!
-//! Refuses, with what would help: a plan for another machine, address or build. Pure.
+//! Refuses a plan for another machine, address or build, and says what would help. Pure.
 
 use std::net::{IpAddr, SocketAddr};
 
 use prima_crds::v1alpha1::ring_plan::{RingPlanError, RingPlanSpec};
 
-/// What a member's process is told beside its plan.
+/// What a member's process is told in addition to its plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchParams {
     pub rank: usize,
@@ -49,7 +49,7 @@ pub enum PlanRefused {
     },
 }
 
-/// What the agent of `node`, reached at `own`, is to do for the plan. `gpus`: it was built to use them.
+/// How the agent of `node`, reached at `own`, starts its member of the plan. `gpus`: whether it was built to use GPUs.
 ///
 /// # Errors
 /// [`PlanRefused`].

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Which plan; another one of the same name has another uid.
+/// Identifies a plan; another plan of the same name has another uid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanKey {
     pub namespace: String,

@@ -1,7 +1,7 @@
-//! Which RingPlans name this machine: each gets a member, and loses it when it is gone.
+//! Watches RingPlans that name this machine: each gets a member, which ends when the plan is gone.
 //!
-//! Plans are parsed one by one: one that this agent cannot read is refused, with a message, and disturbs no other. Refuses to
-//! judge plans otherwise.
+//! Plans are parsed one by one: one that this agent cannot read is refused with a message, and does not disturb the others. It judges plans
+//! in no other way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -35,7 +35,7 @@ pub async fn follow(machine: Arc<Agent>, established: Established, stop: impl Fu
     loop {
         tokio::select! {
             () = &mut stop => break,
-            // What has ended is nobody's to keep.
+            // A member that has ended needs nothing more.
             Some(_) = members.tasks.join_next() => {}
             event = events.next() => match event {
                 Some(Event::Init) => listed.clear(),
@@ -65,7 +65,7 @@ struct Members {
     machine: Arc<Agent>,
     /// By the plan's uid.
     running: BTreeMap<String, oneshot::Sender<End>>,
-    /// Also of members that are ending.
+    /// Includes members that are ending.
     tasks: JoinSet<()>,
 }
 
@@ -101,13 +101,13 @@ impl Members {
 
     fn end(&mut self, why: End, which: impl Fn(&String) -> bool) {
         for (_, end) in self.running.extract_if(.., |uid, _| which(uid)) {
-            // One that ended by itself has no use for it.
+            // A member that ended by itself does not need it.
             let _ = end.send(why);
         }
     }
 }
 
-/// Whether the plan has this machine for a member, as far as can be told of a plan of any version.
+/// Whether the plan has this machine as a member, as far as a plan of any version tells.
 fn names(spec: &Value, node: &str) -> bool {
     let members = spec.get("members").and_then(Value::as_array);
     members

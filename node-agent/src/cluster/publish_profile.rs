@@ -1,8 +1,8 @@
-//! The machine's NodeProfile in the cluster: created where it is absent, owned by its Node, its status written when what was
-//! measured has changed.
+//! The machine's NodeProfile in the cluster: created where it is absent, owned by its Node, its status written when the measurements have
+//! changed.
 //!
-//! Decides when to write: everything that changes together goes into one write. Refuses: to write the spec, which is the
-//! machine's owner's, and to decide which change matters (who changes the status has done that).
+//! Decides when to write: everything that changes together goes into one write. Refuses to write the spec, which
+//! belongs to the machine's owner, and to decide which change matters (whoever changes the status has decided that).
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -92,8 +92,8 @@ pub async fn publish(
     }
 }
 
-/// The links and the files on the machine that its NodeProfile has from before: a new agent must not make the planner forget
-/// them, which would plan around this machine until it has looked again.
+/// The links and the machine's model files that its NodeProfile has from before. A new agent must not make the planner forget them: it
+/// would plan around this machine until the agent has looked again.
 pub async fn published_before(
     client: Client,
     node: &str,
@@ -101,7 +101,7 @@ pub async fn published_before(
     let profiles: Api<NodeProfile> = Api::all(client);
     let known = match timeout(api::DEADLINE, profiles.get_opt(node)).await? {
         Ok(known) => known,
-        // Of another version, or not to be read now: they are measured again.
+        // It has another version or cannot be read now: they are measured again.
         Err(error) => {
             return Err(PublishError::Read {
                 node: node.to_owned(),
@@ -146,7 +146,7 @@ fn disk_text(bytes_per_second: i64) -> String {
     }
 }
 
-/// What makes an object end with its Node. The Node does not control it, and nobody's deletion waits for it.
+/// The reference that deletes an object with its Node. The Node does not control it, and no deletion waits for it.
 pub async fn owned_by_node(client: &Client, node: &str) -> Result<OwnerReference, PublishError> {
     let nodes: Api<Node> = Api::all(client.clone());
     match timeout(api::DEADLINE, nodes.get_opt(node)).await? {
@@ -174,7 +174,7 @@ async fn create(
     node: &str,
 ) -> Result<(), PublishError> {
     let mut profile = NodeProfile::new(node, NodeProfileSpec::default());
-    // Never of a pod: what the owner of the machine wrote into the spec must outlive all pods.
+    // Never owned by a pod: what the owner of the machine wrote into the spec must outlive all pods.
     profile.metadata.owner_references = Some(vec![owned_by_node(client, node).await?]);
     let params = PostParams {
         field_manager: Some(FIELD_MANAGER.to_owned()),

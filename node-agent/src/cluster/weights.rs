@@ -1,8 +1,8 @@
 //! A member's part of its model's file: found on the machine, or fetched into the cache, and held there for as long as the
 //! member runs.
 //!
-//! Decides which layers are fetched (the plan's, on rank 0 with the model's ends) and that a file of another version than the
-//! plan's is never used. Refuses to use the network where everything is on the disk.
+//! Decides which layers are fetched (the plan's; on rank 0 also the model's ends, embedding and output head), and never uses a file of
+//! another version than the plan's. Refuses to use the network where everything is on the disk.
 
 use std::io;
 use std::ops::Range;
@@ -25,17 +25,17 @@ use tokio::time::sleep;
 use super::local_header::{self, LocalHeader, LocalHeaderError};
 use super::metrics::Established;
 
-/// Longer than a plan takes to replace another, and an agent to begin: what they use is in use by then.
+/// Longer than an agent takes to start, or a plan to replace another: by then the files that they need are in use.
 const COLLECT_INTERVAL: Duration = Duration::from_secs(600);
 
-/// Of a member's part of the file, what is on the disk.
+/// How much of a member's part of the file is on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     pub fetched_bytes: u64,
     pub total_bytes: u64,
 }
 
-/// The agent's store of model files. Clones are one.
+/// The agent's store of model files. Clones share it.
 #[derive(Clone)]
 pub struct Weights(Arc<Store>);
 
@@ -114,7 +114,7 @@ pub enum WeightsError {
 }
 
 impl WeightsError {
-    /// Whether the machine cannot honour the plan, rather than not now.
+    /// Whether the machine cannot honour the plan at all, rather than just not now.
     pub fn is_refusal(&self) -> bool {
         match self {
             Self::NoVersion
@@ -150,7 +150,7 @@ pub struct WeightsOptions {
     /// For what is fetched.
     pub folder: PathBuf,
     pub budget_bytes: Option<u64>,
-    /// The hub of plans that name none; the public one if absent.
+    /// The hub for plans that name none; the public one if absent.
     pub hub: Option<String>,
     pub token: Option<String>,
     pub fetched_bytes: Counter,
@@ -176,7 +176,7 @@ impl Weights {
         })))
     }
 
-    /// What the member of `rank` needs of the plan's model. `progress` hears of what is fetched.
+    /// Gets what the member of `rank` needs of the plan's model. `progress` is called with what is fetched.
     pub async fn obtain(
         &self,
         plan: &RingPlanSpec,
@@ -208,19 +208,19 @@ impl Weights {
         }
     }
 
-    /// Keeps the cache to its budget where a disk is filled by others, for ever. Not when a plan goes or the agent begins: the next
-    /// plan, and the members of plans that were there before, take what is on the disk.
+    /// Keeps the cache within its budget for ever, also when others fill the disk. Removes nothing when a plan goes or the agent starts:
+    /// the next plan, and the members of earlier plans, use what is on the disk.
     pub async fn keep_to_budget(&self, established: Established) {
         loop {
             sleep(COLLECT_INTERVAL).await;
-            // Which files plans need is not known before that.
+            // Before that it is not known which files plans need.
             if established.missing().is_empty() {
                 self.collect(0).await;
             }
         }
     }
 
-    /// Removes what was not used for longest, until the cache keeps to its budget with `more` bytes. What members use stays.
+    /// Removes the least recently used files, until the cache with `more` bytes is within its budget. What members use stays.
     async fn collect(&self, more: u64) {
         let store = self.0.clone();
         let collecting = spawn_blocking(move || {

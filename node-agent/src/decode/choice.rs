@@ -1,5 +1,5 @@
-//! One continuation of a prompt: from logits to the next token and its text. Pure but for the sampler's seed. Decides
-//! when a continuation ends; knows no ring and no channel.
+//! One continuation of a prompt: from logits to the next token and its text. Pure except for the sampler's seed.
+//! Decides when a continuation ends; knows no ring and no channel.
 
 use prima_text::{Detokenizer, Sampler, SamplingError, Tokenizer};
 
@@ -21,8 +21,8 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Choice `index` of `request`, which ends after the context's last position. The sampling parameters' errors are
-    /// those of [`Sampler::new`].
+    /// Choice `index` of `request`; it ends at the latest after the context's last position. Errors in the sampling
+    /// parameters are those of [`Sampler::new`].
     pub fn new(
         index: usize,
         request: &GenerationRequest,
@@ -33,7 +33,7 @@ impl Choice {
         sampling.seed = sampling.seed.wrapping_add(index as u64);
         let mut sampler = Sampler::new(sampling)?;
         sampler.accept_prompt(&request.prompt);
-        // The last token needs no position: nothing is computed behind it.
+        // The last token needs no position: nothing is computed after it.
         let room = (context_length + 1).saturating_sub(request.prompt.len());
         Ok(Self {
             index,
@@ -47,8 +47,8 @@ impl Choice {
         })
     }
 
-    /// Takes the logits behind the last token. Emits what they mean, and returns the next token to compute, or `None`
-    /// when this choice has finished.
+    /// Takes the logits after the last token, emits the events that follow from them, and returns the next token to
+    /// compute, or `None` when this choice has finished.
     pub fn advance(
         &mut self,
         logits: &[f32],

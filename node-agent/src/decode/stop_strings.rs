@@ -1,5 +1,5 @@
-//! Ends a text before the first stop string, although text comes in pieces. Pure. Holds back no more than what could
-//! still become a stop string.
+//! Ends a text before the first stop string, even if the text comes in pieces. Pure. Holds back only what could still
+//! become a stop string.
 
 /// The stop strings of one choice, and the text held back.
 #[derive(Debug)]
@@ -21,8 +21,8 @@ impl StopStrings {
         }
     }
 
-    /// Takes the next piece. Returns the text that is certain to come before any stop string, and whether one is
-    /// complete, after which there is no more text.
+    /// Takes the next piece. Returns the text that is certain to come before any stop string, and whether a stop string
+    /// is complete, which ends the text.
     pub fn push(&mut self, text: &str) -> (String, bool) {
         self.held.push_str(text);
         if let Some(start) = self
@@ -44,7 +44,7 @@ impl StopStrings {
         std::mem::take(&mut self.held)
     }
 
-    /// Bytes at the end of the text that are the beginning of a stop string, the most of any.
+    /// Bytes at the end of the text that could begin a stop string; the longest beginning counts.
     fn possible_beginning(&self) -> usize {
         let beginning_of = |stop: &String| {
             let longest = self.held.len().min(stop.len() - 1);
@@ -53,7 +53,7 @@ impl StopStrings {
                 .find(|&length| self.held.as_bytes().ends_with(&stop.as_bytes()[..length]))
                 .unwrap_or(0)
         };
-        // Stop strings are UTF-8, so what begins like one begins at a character.
+        // Stop strings are UTF-8, so such a beginning starts at a character.
         self.stops.iter().map(beginning_of).max().unwrap_or(0)
     }
 }

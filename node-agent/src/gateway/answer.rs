@@ -46,7 +46,7 @@ pub fn usage(usage: &Usage) -> Value {
 
 /// llama.cpp's `timings`: milliseconds and tokens per second of prefill and decode.
 pub fn timings(usage: &Usage) -> Value {
-    // The first token of a choice is prefill's; decode's time begins after it.
+    // The first token of a choice counts as prefill; decode's time begins after it.
     let per_second = |tokens: usize, seconds: f64| {
         if seconds > 0.0 {
             tokens as f64 / seconds

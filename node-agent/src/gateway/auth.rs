@@ -18,17 +18,17 @@ pub const MAX_KEY_BYTES: usize = 512;
 
 /// The checked form of the access options.
 pub struct Access {
-    /// SHA-256 of each key, so that keys of which only that is known are no special case.
+    /// SHA-256 of each key, so that keys known only by their hash are no special case.
     keys: Vec<[u8; 32]>,
     origins: Origins,
-    /// Only loopback without keys is open to a page that rebinds its own name to 127.0.0.1; with keys it cannot know
-    /// one, and on other addresses the names under which people reach the server are not ours to know.
+    /// Only loopback without keys is open to a page that rebinds its own name to 127.0.0.1. With keys, such a page
+    /// knows none; on other addresses, we cannot know the names under which people reach the server.
     check_host: bool,
 }
 
 enum Origins {
     Any,
-    /// Beside these: pages served from localhost. A server's own page needs no permission.
+    /// These, and pages served from localhost. A server's own page needs no permission.
     Listed(Vec<String>),
 }
 
@@ -94,7 +94,7 @@ impl Access {
             return Ok(());
         }
         let sent = digest(sent_key(headers).ok_or(ApiError::NoKey)?);
-        // Every key is compared, whichever matches.
+        // Every key is compared, even after a match.
         let known = self.keys.iter().fold(false, |known, key| {
             known | equal_in_constant_time(&sent, key)
         });
@@ -183,7 +183,7 @@ fn digest_of_hex(text: &str) -> Option<[u8; 32]> {
     Some(digest)
 }
 
-/// Takes as long for a near miss as for a far one.
+/// Takes the same time however much the two differ.
 fn equal_in_constant_time(a: &[u8; 32], b: &[u8; 32]) -> bool {
     let difference = a.iter().zip(b).fold(0u8, |difference, (a, b)| {
         std::hint::black_box(difference | (a ^ b))

@@ -1,4 +1,4 @@
-//! POST /v1/chat/completions: messages through the model's chat template into one prompt; answers as messages.
+//! POST /v1/chat/completions: turns messages into one prompt with the model's chat template, and answers with messages.
 //! Text only; no tools, no images.
 
 use std::collections::BTreeMap;
@@ -36,7 +36,7 @@ pub async fn create(
     let messages = messages(&fields)?;
     let prompt = prompt(Arc::clone(&text), messages).await?;
 
-    // Without a limit of the client's, the context is the limit.
+    // If the client sets no limit, the context is the limit.
     let max_tokens = options.max_tokens.unwrap_or(usize::MAX);
     let in_flight =
         InFlight::submit(&gateway, vec![prompt], &options, logprobs, max_tokens).await?;
@@ -123,7 +123,7 @@ fn logprobs(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
     }
 }
 
-/// The messages as templates know them: a role, and the content as one string.
+/// The messages as templates expect them: a role, and the content as one string.
 fn messages(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
     let messages = fields
         .array("messages")?
@@ -240,7 +240,7 @@ fn chat_tokens(
     let mut tokens = tokenizer
         .encode(&prompt, true, true)
         .map_err(|error| refused(&error))?;
-    // Some templates write the beginning-of-sequence token, some leave it to the tokenizer: one it must be.
+    // Some templates write the beginning-of-sequence token, some leave it to the tokenizer: there must be exactly one.
     if let (Some(bos), [first, second, ..]) = (tokenizer.bos(), tokens.as_slice())
         && *first == bos
         && *second == bos

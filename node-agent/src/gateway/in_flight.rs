@@ -1,5 +1,5 @@
-//! One HTTP request's generations: submitted, merged into one stream of events, metered, and cancelled when dropped.
-//! A completions request may bring several prompts; from here on only numbered choices are left of them.
+//! One HTTP request's generations: submitted, merged into one stream of events, metered, and cancelled when dropped. A
+//! completions request may bring several prompts; from here on they are only numbered choices.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,7 +30,7 @@ pub enum Progress {
         reason: FinishReason,
         text: String,
     },
-    /// The last one: token counts summed over the prompts, which ran side by side.
+    /// The last event: token counts summed over the prompts, which ran side by side.
     Done(Usage),
     /// The last one.
     Failed(GenerationError),
@@ -266,7 +266,7 @@ struct ChoiceClock {
     over: bool,
 }
 
-/// A prompt's events up to and with the last one; a channel that closes early has failed.
+/// A prompt's events up to and including the last one; a channel that closes early counts as failed.
 fn until_the_end(
     events: Receiver<GenerationEvent>,
 ) -> impl futures::Stream<Item = GenerationEvent> + Send + 'static {

@@ -57,7 +57,7 @@ fn finite(logprob: f32) -> f32 {
     logprob.max(IMPOSSIBLE)
 }
 
-/// A token's bytes: those that it adds to the text, or of its name where it adds none (a special token).
+/// A token's bytes: those that it adds to the text, or those of its name if it adds none (a special token).
 fn bytes(tokenizer: &Tokenizer, token: u32) -> Vec<u8> {
     let bytes = tokenizer.token_bytes(token);
     if bytes.is_empty() {
@@ -70,7 +70,7 @@ fn readable(tokenizer: &Tokenizer, token: u32) -> String {
     String::from_utf8_lossy(&bytes(tokenizer, token)).into_owned()
 }
 
-/// As OpenAI writes parts of a character, `bytes:\xe2\x82`, so that two such tokens are two keys.
+/// Writes parts of a character as OpenAI does, `bytes:\xe2\x82`, so that two such tokens are two keys.
 fn unambiguous(tokenizer: &Tokenizer, token: u32) -> String {
     match String::from_utf8(bytes(tokenizer, token)) {
         Ok(text) => text,

@@ -1,4 +1,4 @@
-//! GET /metrics: what this server measured, as OpenMetrics text. Own names begin with `prima_`; a few are repeated
+//! GET /metrics: what this server measured, as OpenMetrics text. Our own names begin with `prima_`; a few are repeated
 //! under vLLM's names, so that dashboards and autoscalers made for vLLM work. Every label value comes from a bounded
 //! set: our routes, statuses and outcomes, and the plan's members.
 
@@ -108,7 +108,7 @@ impl Metrics {
         (self.prompt_tokens.get(), self.generated_tokens.get())
     }
 
-    /// Of the last answers, the medians: to the first token, and from one token to the next.
+    /// Median times of the last answers: to the first token, and from one token to the next.
     pub fn recent(&self) -> (Option<Duration>, Option<Duration>) {
         (
             self.recent_first_tokens.median(),
@@ -205,7 +205,7 @@ pub async fn count_request(
     request: Request,
     next: Next,
 ) -> Response {
-    // Not the path: whoever scans for paths would make a label of each.
+    // Not the path: a scan for paths would create a label for each.
     let route = match request.extensions().get::<MatchedPath>() {
         Some(path) => path.as_str().to_string(),
         None => "none".into(),

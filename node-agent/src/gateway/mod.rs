@@ -82,11 +82,11 @@ pub enum GatewayError {
     Serve(#[source] std::io::Error),
 }
 
-/// Bytes of a request's body. A prompt of 131,072 token ids written as JSON numbers stays below.
+/// The most bytes of a request's body. A prompt of 131,072 token ids written as JSON numbers stays below this.
 const MAX_BODY_BYTES: usize = 4 << 20;
 
-/// Serves HTTP on `listener` until `shutdown` completes and the requests then in flight have been answered; the caller
-/// bounds how long that may take. `text` may hold `None` until the model file is open.
+/// Serves HTTP on `listener` until `shutdown` completes and the requests in flight at that time are answered; the
+/// caller limits how long that may take. `text` may hold `None` until the model file is open.
 pub async fn serve(
     listener: TcpListener,
     options: GatewayOptions,
@@ -128,7 +128,7 @@ struct Shared {
 }
 
 impl Gateway {
-    /// The model's text side once the ring can serve, else why it cannot.
+    /// The tokenizer and chat template once the ring can serve, else why it cannot.
     fn ready(&self) -> Result<Arc<ModelText>, ApiError> {
         match &self.0.generator.status().borrow().readiness {
             Readiness::Loading(awaited) => {

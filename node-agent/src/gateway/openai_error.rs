@@ -62,7 +62,7 @@ const SERVER: &str = "server_error";
 const UNAVAILABLE: &str = "unavailable_error";
 const NOT_SUPPORTED: &str = "not_supported_error";
 
-/// Seconds after which asking a loading ring again is worth it.
+/// Seconds after which it is worth asking a loading ring again.
 const LOADING_RETRY_SECONDS: u64 = 2;
 
 /// OpenAI's own clients retry every 5xx unless this header says that it is pointless.
@@ -228,7 +228,7 @@ pub async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
     }
 }
 
-/// All of an error's look that is not its words.
+/// How an error looks, apart from its message.
 struct Look {
     status: StatusCode,
     kind: &'static str,

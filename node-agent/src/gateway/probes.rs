@@ -13,7 +13,7 @@ pub async fn live() -> &'static str {
     "ok"
 }
 
-/// `{"status": "ok"}`, and of the last answers the medians to the first token and from one token to the next.
+/// `{"status": "ok"}`, and the median times of the last answers: to the first token, and from one token to the next.
 pub async fn health(State(gateway): State<Gateway>) -> Response {
     if let Err(error) = gateway.ready() {
         return error.into_response();

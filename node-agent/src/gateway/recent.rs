@@ -1,4 +1,4 @@
-//! The middle of the last times: what the ring does now, whatever it did an hour ago. Knows no units and no labels.
+//! The median of the last times: how fast the ring is now, whatever it was an hour ago. Knows no units and no labels.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};

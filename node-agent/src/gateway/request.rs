@@ -1,7 +1,7 @@
-//! Reads the bodies of the generation routes: what chat completions and completions have in common, each field checked
-//! for type and range. A wrong one is answered with its name, what it must be and what was found. `null` means
-//! absent, unknown fields are ignored, as OpenAI-compatible servers do; what a client would miss if it were ignored
-//! (tools, a response format) is refused as not supported.
+//! Reads the bodies of the generation routes: the fields that chat completions and completions have in common, each
+//! checked for type and range. The answer to a wrong field has its name, what it must be and what was found. As in
+//! other OpenAI-compatible servers, `null` means absent and unknown fields are ignored. Fields that a client would miss
+//! (tools, a response format) are refused as not supported.
 
 use std::ops::RangeInclusive;
 
@@ -28,7 +28,7 @@ pub const MAX_TOP_LOGPROBS: usize = 20;
 /// other origins out: a browser asks for permission before it sends this content type.)
 pub struct JsonObject(pub Map<String, Value>);
 
-/// What both routes take.
+/// The options that both routes take.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerationOptions {
     pub sampling: SamplingParams,
@@ -245,7 +245,7 @@ fn sampling(fields: &Fields<'_>, vocabulary: usize) -> Result<SamplingParams, Ap
             .number("presence_penalty", -2.0..=2.0)?
             .unwrap_or(defaults.presence_penalty),
         logit_bias: logit_bias(fields, vocabulary)?,
-        // Any integer is a seed: its bits are.
+        // Any integer is a seed: only its bits count.
         seed: seed.map_or_else(request_id::random, |seed| seed as u64),
     })
 }

@@ -1,4 +1,4 @@
-//! X-Request-Id: the client's own is echoed, else one is made; and the random numbers that ids and seeds are made of.
+//! X-Request-Id: the client's own is echoed, else one is made; and the random numbers for ids and seeds.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 

@@ -1,6 +1,6 @@
 //! Streams an answer as server-sent events: chunks as they come, then `data: [DONE]`. A generation that fails in
 //! mid-stream ends in one `data: {"error": ...}` event and no `[DONE]`. When the client hangs up, the stream is
-//! dropped, and what is in flight with it.
+//! dropped, and with it what is in flight.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -30,7 +30,7 @@ pub trait ChunkFormat: Send + 'static {
     fn chunk(&self, choices: Vec<Value>) -> Value;
 }
 
-/// A comment this often keeps proxies from closing a connection on which prefill still computes.
+/// A comment is sent this often, so that proxies do not close a connection while prefill computes.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 pub fn stream<F: ChunkFormat>(in_flight: InFlight, format: F, include_usage: bool) -> Response {
@@ -48,7 +48,7 @@ pub fn stream<F: ChunkFormat>(in_flight: InFlight, format: F, include_usage: boo
     let mut response = Sse::new(events)
         .keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
         .into_response();
-    // nginx collects a response before it passes it on unless told not to.
+    // nginx buffers a response before it passes it on, unless told not to.
     response.headers_mut().insert(
         HeaderName::from_static("x-accel-buffering"),
         HeaderValue::from_static("no"),

@@ -1,5 +1,6 @@
-//! Keeps what was measured, so that a second call costs nothing. Decides when it counts no longer: when what it depends on
-//! has changed, or after a week, or after minutes where other programs were in the way. A cache that cannot be read is no error: what it held is measured again.
+//! Keeps what was measured, so that a second call costs nothing. Decides when it no longer counts: when something that it depends on has
+//! changed, after a week, or after minutes if other programs were busy. A cache that cannot be read is no error: everything is measured
+//! again.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -9,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use prima_crds::v1alpha1::node_profile::NodeProfileStatus;
 use serde::{Deserialize, Serialize};
 
-/// What the measurements depend on. Where one of these is another, they are void.
+/// What the measurements depend on. If one of these changes, they are void.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CacheKey {
@@ -17,7 +18,7 @@ pub struct CacheKey {
     pub kernels: String,
     pub cpu_model: String,
     pub threads: usize,
-    /// Their folder: all of it is on one disk.
+    /// The models' folder: all of it is on one disk.
     pub models: PathBuf,
     pub memory_total_bytes: u64,
 }
@@ -36,7 +37,7 @@ pub enum CacheError {
 
 /// How long measurements count.
 const MAX_AGE: SignedDuration = SignedDuration::from_hours(7 * 24);
-/// How long they count if others used more of the processors' time than [`BUSY_PERCENT`].
+/// How long they count if others used more than [`BUSY_PERCENT`] of the processors' time.
 const MAX_AGE_BUSY: SignedDuration = SignedDuration::from_mins(10);
 pub const BUSY_PERCENT: u8 = 10;
 /// A profile has a few kilobytes.
@@ -51,8 +52,8 @@ struct Entry {
     status: NodeProfileStatus,
 }
 
-/// prima's cache folder: `$PRIMA_CACHE`, or `prima` in `$XDG_CACHE_HOME` or `~/.cache`. `None` where the environment says
-/// nothing of these.
+/// prima's cache folder: `$PRIMA_CACHE`, or `prima` in `$XDG_CACHE_HOME` or `~/.cache`. `None` if the environment sets
+/// none of these.
 pub fn folder() -> Option<PathBuf> {
     let set = |name| {
         let value = std::env::var_os(name).filter(|value| !value.is_empty());
@@ -95,7 +96,7 @@ pub fn load(path: &Path, key: &CacheKey, now: Timestamp) -> Result<NodeProfileSt
     ] {
         if !same {
             return Err(format!(
-                "{what} was another when this machine was measured last"
+                "{what} was different when this machine was last measured"
             ));
         }
     }

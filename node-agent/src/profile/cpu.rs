@@ -1,7 +1,8 @@
-//! How fast this machine's processor multiplies weights, by the engine's own kernels, and what a layer takes beside them.
+//! How fast this machine's processor multiplies weights, by the engine's own kernels, and how long a layer takes
+//! besides.
 //!
-//! Decides the sizes: matrices of a middle-sized model, so many that none is still in a cache when its turn comes again.
-//! Refuses to estimate a format from another.
+//! Decides the sizes: matrices of a medium-sized model, so many that none is still in a cache at its next turn. Refuses
+//! to estimate a format from another.
 
 use std::collections::HashMap;
 use std::fs;
@@ -18,7 +19,7 @@ use prima_gguf::GgmlType;
 
 use super::samples::Samples;
 
-/// Bytes that pass as the blocks of any format, more than the caches hold.
+/// Bytes that are valid as blocks of any format, more than the caches hold.
 pub struct Weights(Vec<u8>);
 
 /// The formats that the engine runs.
@@ -27,7 +28,7 @@ pub fn formats() -> impl Iterator<Item = GgmlType> {
     all.filter(|format| kernels::supported(*format))
 }
 
-/// What all processors' last caches hold together, in bytes, by the files below `root` (`/`, but in tests).
+/// Size of all processors' last-level caches together, in bytes, from the files below `root` (`/`, except in tests).
 pub fn cache_bytes(root: &Path) -> usize {
     let mut last_level = 0;
     let mut caches = HashMap::new();
@@ -56,8 +57,8 @@ pub fn cache_bytes(root: &Path) -> usize {
 }
 
 impl Weights {
-    /// Four times `cache_bytes`, within 128 MiB and 512 MiB, and not more than a quarter of `available_bytes` of memory (but
-    /// at least 64 MiB: one matrix of F32).
+    /// Four times `cache_bytes`, between 128 MiB and 512 MiB, and not more than a quarter of `available_bytes` of memory (but at least 64
+    /// MiB: one matrix of F32).
     pub fn new(cache_bytes: usize, available_bytes: u64) -> Weights {
         let quarter = usize::try_from(available_bytes / 4).unwrap_or(usize::MAX);
         let len = (4 * cache_bytes)
@@ -111,7 +112,7 @@ pub fn throughput(
     Ok(rates(format, (decode_bytes, &decode), (flop, &prefill)))
 }
 
-/// One position's product with a matrix of Q4_K, the format that people use most; each time with the next matrix.
+/// Multiplies one position with a matrix of Q4_K, the format that people use most; each time with the next matrix.
 ///
 /// # Errors
 /// None: the engine runs the format.
@@ -129,7 +130,8 @@ pub fn some_work<'a>(
     })
 }
 
-/// What `format` reaches: so many bytes in each of one position's samples, so many operations in each of many positions'.
+/// The rates of `format`: `bytes` are read in each sample of one position, `flop` operations are done in each sample of
+/// many positions.
 pub fn rates(
     format: GgmlType,
     (bytes, decode): (usize, &Samples),
@@ -144,10 +146,10 @@ pub fn rates(
     }
 }
 
-/// Seconds that a layer of the shape of TinyLlama 1.1B (hidden 2048, 32 heads on 4 of 64, feed-forward 5632) takes for one
-/// position beside reading its weights and its KV cache: the same steps in the same order, with matrices of so few rows
-/// that they cost next to nothing, over one cached position. Most of it is the handing out of work to threads and does not
-/// depend on the shape; what does is linear in the layer's width.
+/// Seconds that a layer of the shape of TinyLlama 1.1B (hidden 2048, 32 heads on 4 KV heads of 64, feed-forward 5632) takes for one
+/// position besides reading its weights and its KV cache. Runs the same steps in the same order over one cached position, with matrices of
+/// so few rows that they cost almost nothing. Most of the time is spent handing out work to threads and does not depend on the shape; the
+/// rest is linear in the layer's width.
 ///
 /// # Errors
 /// None: the shapes are valid.
@@ -174,7 +176,7 @@ pub fn layer_overhead_seconds(pool: &ThreadPool, weights: &Weights) -> Result<f6
     let mut keys = vec![0.5; kv_row];
     let (mut gate, up) = (vec![0.5; FEED_FORWARD], vec![0.5; FEED_FORWARD]);
     let block = vec![f16::from_f32(0.25); SHAPE.kv.block_len()];
-    // As few rows as give every thread a piece.
+    // Just enough rows to give every thread a piece.
     let rows = 16 * pool.threads();
     let narrow = Turns::new(weights, GgmlType::Q4_0, rows)?.matrix(0, HIDDEN)?;
     let narrow_down = Turns::new(weights, GgmlType::Q4_0, rows)?.matrix(0, FEED_FORWARD)?;
@@ -213,7 +215,7 @@ pub fn layer_overhead_seconds(pool: &ThreadPool, weights: &Weights) -> Result<f6
             kernels::swiglu(pool, &mut gate, &up);
             kernels::matmul(pool, &gate, 1, &mut [(narrow_down, &mut out[..rows])]);
             kernels::add(pool, &mut activation, &projected);
-            // Numbers stay what they are, as the time of none of this depends on them unless they overflow.
+            // Resets the numbers, so that they do not overflow; otherwise the time does not depend on them.
             activation.fill(0.5);
             gate.fill(0.5);
             projected.fill(0.5);
@@ -230,7 +232,7 @@ const ONE_F32_MATRIX: usize = COLUMNS * DECODE_ROWS * 4;
 const PREFILL_ROWS: usize = 2048;
 /// Positions of a prefill that are multiplied at once: half a frame of the ring.
 pub const POSITIONS: usize = 64;
-/// Bytes at least between two looks at the clock.
+/// The fewest bytes between two looks at the clock.
 const DECODE_SAMPLE: usize = 24 << 20;
 
 /// Matrices of one shape and format, cut from the weights and used in turn.
@@ -270,7 +272,7 @@ impl<'a> Turns<'a> {
         self.rows * columns / self.format.block_len() * self.format.block_bytes()
     }
 
-    /// Multiplies as many matrices as have `sample_bytes` (at least one) with `n` positions, again and again. The bytes of
+    /// Multiplies matrices of `sample_bytes` together (at least one matrix) with `n` positions, again and again. Returns the bytes of
     /// weights in a sample, and the samples.
     fn time(&self, pool: &ThreadPool, n: usize, sample_bytes: usize) -> (usize, Samples) {
         let each = self.matrix_bytes(COLUMNS);

@@ -1,10 +1,9 @@
-//! How fast the models' disk is read: in order, as the engine streams weights, also while the processor computes; at random, through the
-//! engine's map of a file.
+//! How fast the models' disk is read: sequentially, as the engine streams weights, also while the processor computes; and at random,
+//! through the engine's map of a file.
 //!
-//! Decides what is read: a file of its own on the models' volume, gone with this process in whatever way that ends, or a
-//! model where no file can be written. Its pages are dropped from the page cache first, and the kernel is asked afterwards
-//! how much of what was read came from the disk; the rest is told in the profile. What a virtual machine's host or a
-//! network's server keeps in memory cannot be seen from here.
+//! Decides what is read: its own file on the models' volume, which is gone however this process ends, or a model if no file can be written.
+//! The file's pages are dropped from the page cache first. Afterwards the kernel says how much of what was read came from the disk; the
+//! profile reports the rest. What a virtual machine's host or a file server keeps in memory cannot be seen from here.
 
 use std::fs::{self, File};
 use std::hint::black_box;
@@ -61,15 +60,15 @@ pub enum DiskError {
     Engine(#[source] Box<EngineError>),
 }
 
-/// Bytes that are read at most, and at least.
+/// The most and the fewest bytes that are read.
 const MAX_BYTES: u64 = 256 << 20;
 const MIN_BYTES: u64 = 16 << 20;
 
-/// Measures the disk of `models`, a folder or a GGUF file, with all threads of the pool; `compute` is a little of their work with
-/// weights in memory.
+/// Measures the disk of `models`, a folder or a GGUF file, with all threads of the pool; `compute` is a small piece of their usual work
+/// with weights in memory.
 ///
 /// # Errors
-/// A path that is not there, a folder that can neither be written to nor holds a model, a file that is too small.
+/// A path that does not exist, a folder that cannot be written to and holds no model, a file that is too small.
 pub fn measure(
     models: &Path,
     pool: &ThreadPool,
@@ -96,7 +95,7 @@ pub fn measure(
     })
 }
 
-/// The folder that `models`, a folder or a file, is or is in.
+/// `models` itself if it is a folder, else the folder of this file.
 pub fn folder(models: &Path) -> &Path {
     match models.is_dir() {
         true => models,
@@ -109,22 +108,22 @@ struct Subject {
     file: File,
     /// For errors.
     path: PathBuf,
-    /// Where it can be opened again, also without a name.
+    /// Path to open it again, even if it has no name.
     open_again: PathBuf,
-    /// Of it, from its start.
+    /// Bytes that are read, from its start.
     bytes: usize,
 }
 
 /// Bytes a second, and how much came from the disk.
 struct Sequential {
     rate: f64,
-    /// Of the bytes that were read; `None` where the kernel does not say.
+    /// Share of the bytes that were read; `None` where the kernel does not say.
     from_disk: Option<f64>,
-    /// Of one run.
+    /// Read in one run.
     bytes: u64,
 }
 
-/// Both at once, each beside what it reaches alone.
+/// Both at once, in percent of what each reaches alone.
 struct Together {
     read_percent: i32,
     compute_percent: i32,
@@ -132,10 +131,10 @@ struct Together {
 
 const PIECE: usize = 1 << 20;
 const PAGE: usize = 4096;
-/// Runs of one kind stop after so long, each and all together.
+/// Time limits for runs of one kind: for each, and for all together.
 const RUN_LIMIT: Duration = Duration::from_secs(2);
 const ALL_LIMIT: Duration = Duration::from_secs(3);
-/// Several of the periods of 100 ms in which a container's share of the processors is counted.
+/// Several of the 100 ms periods over which a container's CPU quota is counted.
 const COMPUTE_ALONE: Duration = Duration::from_millis(500);
 const RANDOM_LIMIT: Duration = Duration::from_secs(1);
 const WRITE_LIMIT: Duration = Duration::from_secs(3);
@@ -176,7 +175,7 @@ impl Subject {
         })
     }
 
-    /// Fills the file, at most with a quarter of what is free, and not for long on a slow disk.
+    /// Fills the file with at most a quarter of the free space, and not for long on a slow disk.
     fn written(mut file: File, folder: &Path) -> Result<Subject, DiskError> {
         let write = |source| DiskError::Write {
             folder: folder.to_owned(),
@@ -196,7 +195,7 @@ impl Subject {
         let mut chunk = vec![0; PIECE];
         let mut bytes = 0;
         while bytes < wanted && (bytes < MIN_BYTES || begun.elapsed() < WRITE_LIMIT) {
-            // Nothing that a file system could compress, or find twice.
+            // Data that a file system cannot compress or deduplicate.
             for word in chunk.as_chunks_mut::<8>().0 {
                 *word = random.next().to_le_bytes();
             }
@@ -219,7 +218,7 @@ impl Subject {
     fn sequential(&self) -> Result<Sequential, DiskError> {
         let begun = Instant::now();
         let (mut seconds_per_byte, mut read, mut from_disk) = (Vec::new(), 0, Some(0));
-        // A slow disk is not asked for all of it.
+        // A slow disk need not read all of it.
         let mut bytes = MIN_BYTES.min(self.bytes as u64);
         while seconds_per_byte.len() < 3 && begun.elapsed() < ALL_LIMIT {
             let before = bytes_from_disk();
@@ -243,7 +242,8 @@ impl Subject {
         })
     }
 
-    /// Streams and computes, alone and both at once in turns: what each keeps of its rate, the median of three runs.
+    /// Streams and computes, in turns alone and both at once. Returns the share of its rate that each keeps: the median
+    /// of three runs.
     fn while_computing(
         &self,
         sequential: &Sequential,
@@ -262,7 +262,7 @@ impl Subject {
             };
             let read_alone = self.stream(sequential.bytes, || {})?;
             let (done, count) = (AtomicBool::new(false), AtomicU32::new(0));
-            // Only what is computed while the disk's own clock runs.
+            // Counts only what is computed while the disk's own clock runs.
             let mut clock = (Instant::now(), 0);
             let (read_both, both) = thread::scope(|scope| {
                 scope.spawn(|| {
@@ -293,7 +293,8 @@ impl Subject {
         })
     }
 
-    /// Bytes a second at which the first `bytes` stream, none of them in the page cache before; `started` as there.
+    /// Bytes per second at which the first `bytes` stream, none of them in the page cache before; `started` as in
+    /// `streaming_rate`.
     fn stream(&self, bytes: u64, started: impl FnMut()) -> Result<f64, DiskError> {
         self.drop_pages()?;
         streaming_rate(&self.open_again, bytes, started)
@@ -326,7 +327,7 @@ impl Subject {
         Ok(read as f64 / start.elapsed().as_secs_f64().max(1e-9))
     }
 
-    /// A map of the file, whose pages are not in memory.
+    /// A map of the file, with none of its pages in memory.
     fn cold(&self) -> Result<MappedFile, DiskError> {
         self.drop_pages()?;
         MappedFile::map(&self.file, &self.path)
@@ -360,7 +361,7 @@ fn touch<'a>(bytes: impl Iterator<Item = &'a u8>) {
 }
 
 fn seconds_median(seconds: Vec<f64>) -> f64 {
-    // Samples' floor is for times of whole runs: these are of a byte.
+    // The floor of `Samples` is for times of whole runs; these are per byte.
     let scale = 1e9;
     Samples::from(seconds.iter().map(|s| s * scale).collect::<Vec<_>>()).median() / scale
 }
@@ -378,7 +379,7 @@ fn largest_model(folder: &Path) -> Result<Option<PathBuf>, DiskError> {
     Ok(models.max_by_key(size))
 }
 
-/// What this process had the storage layer read so far; `None` where the kernel does not count it.
+/// Bytes that this process has had read from storage so far; `None` where the kernel does not count it.
 fn bytes_from_disk() -> Option<u64> {
     read_bytes(&fs::read_to_string("/proc/self/io").ok()?)
 }

@@ -69,7 +69,7 @@ pub fn measure(root: &Path, weights: &Weights) -> Vec<GpuProfile> {
     std::iter::once(first).chain(others).collect()
 }
 
-/// Columns of rows that are copied, read and written: 64 MiB of them.
+/// Rows that are copied, read and written, and their length: 64 MiB in all.
 const ROWS: usize = 8192;
 const ROW: usize = 2048;
 
@@ -90,7 +90,7 @@ fn figures(
         gpu.finish()
     })?;
     let from = Samples::attempted(|| rows.copy_back().map(drop))?;
-    // One number there and back: two copies of next to no bytes.
+    // One number there and back: two copies of almost no bytes.
     let both = Samples::attempted(|| gpu.copy_rows(&[0.5], 1)?.copy_back().map(drop))?;
     let (to, from) = match facts.unified_memory {
         true => (0, 0),
@@ -156,7 +156,8 @@ fn throughput(
     Ok(cpu::rates(format, (bytes, &decode), (flop, &prefill)))
 }
 
-/// What one more layer takes whose weights are next to nothing, by the engine's own pass: half of a window's layers less.
+/// What one more layer with almost no weights takes in the engine's own pass: the time of a whole window less that of
+/// half its layers.
 fn layer_overhead_seconds(gpu: &Accelerator) -> Result<f64, GpuError> {
     const LAYERS: usize = 16;
     let file = tempfile::NamedTempFile::new().map_err(GpuError::File)?;
@@ -236,8 +237,8 @@ fn write_small_model(file: &File, layers: usize) -> Result<(), GpuError> {
     data.finish().map(drop).map_err(GpuError::Model)
 }
 
-/// What is seen of GPUs in the files below `root` (`/`, but in tests), none of them measured; `unusable` says why those that
-/// the engine could use are not.
+/// The GPUs listed in the files below `root` (`/`, except in tests), none of them measured. `unusable` says why those that the engine could
+/// use are not used.
 fn seen(root: &Path, unusable: &str) -> Vec<GpuProfile> {
     let mut gpus = nvidia(root, unusable);
     let with_driver = !gpus.is_empty();
@@ -251,7 +252,7 @@ fn seen(root: &Path, unusable: &str) -> Vec<GpuProfile> {
             ),
             "0x1002" => ("AMD", GpuBackend::Other, no_backend("AMD")),
             "0x8086" => ("Intel", GpuBackend::Other, no_backend("Intel")),
-            // What virtual machines have to show a screen.
+            // The display adapters of virtual machines.
             _ => continue,
         };
         gpus.push(GpuProfile {

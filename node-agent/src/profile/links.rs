@@ -1,5 +1,5 @@
-//! The ways to other machines, measured over the ring's transport (`ring::link`); without any, the way to this machine
-//! itself, which is what a ring on one machine uses.
+//! The links to other machines, measured over the ring's transport (`ring::link`); if there are none, the link to this
+//! machine itself, which a ring on one machine uses.
 
 use std::net::Ipv4Addr;
 
@@ -9,7 +9,7 @@ use crate::ring::{EchoServer, LinkError, LinkMeasurement, measure_link};
 
 use super::system;
 
-/// The name of the way to this machine itself.
+/// The name of the link to this machine itself.
 pub const LOOPBACK: &str = "loopback";
 
 /// Another machine, and where an agent serves on it.
@@ -38,7 +38,7 @@ pub fn parse_target(text: &str) -> Result<LinkTarget, String> {
     }
 }
 
-/// Measures the way to `target`.
+/// Measures the link to `target`.
 ///
 /// # Errors
 /// As [`measure_link`].
@@ -46,7 +46,7 @@ pub fn measure(target: &LinkTarget) -> Result<LinkProfile, LinkError> {
     Ok(profile(&target.name, measure_link(&target.address)?))
 }
 
-/// Measures the way to this machine.
+/// Measures the link to this machine.
 ///
 /// # Errors
 /// As [`measure_link`].

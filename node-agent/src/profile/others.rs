@@ -1,5 +1,5 @@
-//! How much other programs use the processors while this one measures. Decides nothing; where the system does not tell
-//! (only Linux does), it is taken to be nothing.
+//! How much other programs use the processors while this one measures. Decides nothing; where the system does not say
+//! (only Linux does), it counts as nothing.
 
 use std::fs;
 use std::path::Path;

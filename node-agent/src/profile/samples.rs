@@ -26,7 +26,7 @@ impl Samples {
         samples
     }
 
-    /// As [`take`](Self::take), for work that may fail, which ends it.
+    /// As [`take`](Self::take), for work that may fail; a failure ends it.
     pub fn attempted<E>(work: impl FnMut() -> Result<(), E>) -> Result<Samples, E> {
         Samples::time(|| {}, work)
     }
@@ -53,7 +53,7 @@ impl Samples {
         self.0[self.0.len() / 2].max(1e-9)
     }
 
-    /// Longest less shortest run, in percent of the median.
+    /// Longest minus shortest run, in percent of the median.
     pub fn spread_percent(&self) -> f64 {
         (self.0[self.0.len() - 1] - self.0[0]) / self.median() * 100.0
     }

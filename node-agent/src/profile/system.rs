@@ -7,7 +7,7 @@ use std::path::Path;
 
 use prima_crds::v1alpha1::node_profile::{Os, SystemProfile};
 
-/// Reads what the files below `root` (`/`, but in tests), the environment and the kernel say.
+/// Reads the files below `root` (`/`, except in tests), the environment and what the kernel says.
 pub fn read(root: &Path) -> SystemProfile {
     let uname = rustix::system::uname();
     let os = if cfg!(target_os = "macos") {
@@ -44,7 +44,7 @@ pub fn host_name() -> String {
     as_name(&rustix::system::uname().nodename().to_string_lossy())
 }
 
-/// Whether a text can name a machine: what a cluster allows (RFC 1123 subdomain), and so also a file's name.
+/// Checks that a text can name a machine: what a cluster allows (RFC 1123 subdomain), which is also a valid file name.
 pub fn check_name(text: &str) -> Result<String, String> {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let well_formed = !text.is_empty()
@@ -84,7 +84,7 @@ fn pretty_name(text: &str) -> Option<String> {
     (!name.is_empty()).then(|| name.to_owned())
 }
 
-/// x86 names its model. Arm gives numbers of implementer and part for every core, and boards their own name below.
+/// x86 names its model. Arm gives implementer and part numbers for every core; boards give their own name below.
 fn model_in_cpuinfo(text: &str) -> Option<String> {
     let fields = || {
         text.lines()

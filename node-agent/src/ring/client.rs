@@ -1,5 +1,6 @@
-//! Rank 0's hold on the ring: begins rounds and hears what comes home. It numbers sessions and sequences, keeps what
-//! is in flight, and says what a round cost. It decides nothing about requests, sampling or text (`decode` does).
+//! Rank 0's handle on the ring: begins rounds and receives what comes home. It numbers sessions and sequences, tracks
+//! what is in flight, and reports what a round cost. It decides nothing about requests, sampling or text (`decode`
+//! does).
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher as _, RandomState};
@@ -25,18 +26,18 @@ pub struct RingClient {
     random: RandomState,
 }
 
-/// What the ring tells rank 0.
+/// What the ring reports to rank 0.
 #[derive(Debug)]
 pub enum RingEvent {
     Answer {
         session: SessionId,
-        /// `vocabulary` numbers a row that was asked for, else empty.
+        /// `vocabulary` numbers for each row asked for, else empty.
         logits: Vec<f32>,
         cost: RoundCost,
     },
     /// The session's KV cache is free on every member.
     Released { session: SessionId },
-    /// The probe of this nonce has come home.
+    /// The probe with this nonce has come home.
     Whole { nonce: u64 },
     /// A member did not compute a frame of this session.
     Refused { session: SessionId, reason: String },
@@ -47,7 +48,7 @@ pub enum RingEvent {
 /// What one frame cost on its way through all rounds.
 #[derive(Clone, Debug)]
 pub struct RoundCost {
-    /// From the beginning to the homecoming.
+    /// From its start until it came home.
     pub elapsed: Duration,
     /// Per member, on that member's clock.
     pub members: Vec<HopTiming>,
@@ -67,16 +68,16 @@ pub enum RingError {
     Deadline { limit: Duration },
 }
 
-/// A frame that has not come home after this long never will, unless the client is told another limit.
+/// A frame that has not come home after this long counts as lost. A client can be given another limit.
 const ROUND_DEADLINE: Duration = Duration::from_secs(300);
 
 struct Open {
-    /// Positions begun.
+    /// Positions sent so far.
     length: usize,
-    /// Of the last frame begun.
+    /// Sequence of the last frame sent.
     sequence: u64,
     traceparent: String,
-    /// Activations on their way, oldest first: sequence and beginning.
+    /// Activations in flight, oldest first: sequence and start time.
     in_flight: VecDeque<(u64, Instant)>,
 }
 
@@ -98,7 +99,7 @@ impl RingClient {
         }
     }
 
-    /// With another limit for the time that a frame may take to come home, for tests.
+    /// Sets another limit for the time that a frame may take to come home, for tests.
     pub fn with_round_deadline(self, round_deadline: Duration) -> Self {
         Self {
             round_deadline,
@@ -106,12 +107,12 @@ impl RingClient {
         }
     }
 
-    /// A frame that has not come home after this long never will.
+    /// A frame that has not come home after this long counts as lost.
     pub fn round_deadline(&self) -> Duration {
         self.round_deadline
     }
 
-    /// Asks whether the ring is whole, and drops all sessions. [`RingEvent::Whole`] with the nonce answers.
+    /// Asks whether the ring is whole, and drops all sessions. The answer is [`RingEvent::Whole`] with this nonce.
     pub async fn probe(&mut self) -> Result<u64, RingError> {
         self.sessions.clear();
         self.last_nonce += 1;
@@ -178,7 +179,7 @@ impl RingClient {
             .await
     }
 
-    /// Closes a session. [`RingEvent::Released`] tells when every member has freed it; answers still on their way are
+    /// Closes a session. [`RingEvent::Released`] tells when every member has freed it; answers still in flight are
     /// dropped.
     pub async fn release(&mut self, session: SessionId) -> Result<(), RingError> {
         self.operate(session, Operation::Release).await?;
@@ -186,7 +187,7 @@ impl RingClient {
         Ok(())
     }
 
-    /// What the ring tells next; `None` when it has stopped. Safe to cancel.
+    /// The ring's next event; `None` when the ring has stopped. Safe to cancel.
     pub async fn next(&mut self) -> Option<RingEvent> {
         loop {
             let homecoming = self.home.recv().await?;
@@ -196,7 +197,7 @@ impl RingClient {
         }
     }
 
-    /// What the ring has told already, without waiting.
+    /// The next event that is already here, without waiting.
     pub fn try_next(&mut self) -> Option<RingEvent> {
         loop {
             let homecoming = self.home.try_recv().ok()?;
@@ -262,7 +263,7 @@ impl RingClient {
         })
     }
 
-    /// A session with an activation that began more than the round's deadline before `now`.
+    /// A session with an activation that, at `now`, is older than the round's deadline.
     pub fn overdue(&self, now: Instant) -> Option<SessionId> {
         self.sessions
             .iter()
@@ -293,7 +294,7 @@ impl RingClient {
             .unwrap_or(Err(RingError::Deadline { limit }))
     }
 
-    /// What decode learns from a homecoming; nothing when its session is closed already.
+    /// The event for decode; `None` if its session is closed already.
     fn event(&mut self, homecoming: Reply) -> Option<RingEvent> {
         match homecoming {
             Reply::Answer {
@@ -384,7 +385,7 @@ impl RingClient {
             .map_err(|_| RingError::Stopped)
     }
 
-    /// A trace of its own per session, in the form of <https://www.w3.org/TR/trace-context/#traceparent-header>.
+    /// One trace per session, in the form of <https://www.w3.org/TR/trace-context/#traceparent-header>.
     fn traceparent(&self, session: SessionId) -> String {
         let part = |salt: u64| self.random.hash_one((session, salt));
         format!(

@@ -1,5 +1,5 @@
-//! What all connections between machines have in common, streams of a ring and measurements of a link alike: their settings, how one is
-//! found to be lost, and that some serve only one at a time.
+//! What all connections between machines have in common, both ring streams and link measurements: their settings, how a lost one is
+//! detected, and a slot for services that take only one client at a time.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use tonic::Status;
 use tonic::transport::{Endpoint, Server};
 
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// An idle or stuck neighbour is asked for a sign of life this often, and lost after this much silence.
+/// An idle or stuck neighbour is pinged this often, and counts as lost after this much silence.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
-/// A member has one predecessor, and strangers should not find much room.
+/// A member has one predecessor, and strangers should not get many streams.
 const MAX_STREAMS_PER_CONNECTION: u32 = 4;
 
-/// A server that is spoken to in messages of at most this size.
+/// A server for messages of at most this size.
 pub fn server(max_message_bytes: usize) -> Server {
     Server::builder()
         .initial_stream_window_size(window_bytes(max_message_bytes))
@@ -27,7 +27,7 @@ pub fn server(max_message_bytes: usize) -> Server {
         .http2_keepalive_timeout(Some(PING_TIMEOUT))
 }
 
-/// How a member is connected to.
+/// How to connect to a member.
 pub fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
     Ok(Endpoint::from_shared(format!("http://{address}"))?
         .connect_timeout(CONNECT_TIMEOUT)
@@ -37,7 +37,7 @@ pub fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
         .keep_alive_while_idle(true))
 }
 
-/// A slot for one, the predecessor's for example; freed on drop.
+/// A slot for one client, for example the predecessor; freed on drop.
 pub struct PredecessorSlot(Arc<AtomicBool>);
 
 impl PredecessorSlot {

@@ -1,15 +1,15 @@
-//! The ring's domain types: what goes round, what it cost, why it may be refused. They know no protobuf (`wire`
-//! converts) but for a hop's figures (`hop_timing`), and no sockets (`transport` carries).
+//! The ring's domain types: what goes round, what it cost, why it may be refused. They use no sockets (see `transport`)
+//! and no protobuf (see `wire`), except for a hop's figures (`hop_timing`).
 
 use bytes::Bytes;
 use prima_crds::v1alpha1::ring_plan::CHUNK_POSITIONS;
 
 use super::hop_timing::HopTiming;
 
-/// Counts up over the life of a ring; 0 belongs to no session.
+/// Counts up over the life of a ring; 0 means no session.
 pub type SessionId = u64;
 
-/// Rows that one frame may carry at most.
+/// The most rows that one frame may carry.
 pub const MAX_FRAME_ROWS: usize = CHUNK_POSITIONS;
 
 /// One operation on one session, on its way through one round.
@@ -22,7 +22,7 @@ pub struct Frame {
     pub round: usize,
     /// W3C traceparent, or empty.
     pub traceparent: String,
-    /// At most one entry a member, summed over rounds.
+    /// At most one entry per member, summed over rounds.
     pub timings: Vec<HopTiming>,
     pub operation: Operation,
 }
@@ -48,7 +48,7 @@ pub enum Operation {
 pub struct Activation {
     pub first_position: usize,
     pub rows: usize,
-    /// Of how many rows, from the end, rank 0 reads the output; after the last window only these are carried.
+    /// How many of the last rows rank 0 reads the output of; after the last window only these are sent.
     pub output_rows: usize,
     pub input: Input,
 }
@@ -81,7 +81,7 @@ pub struct Refusal {
 /// Event on the way back to rank 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HopEvent {
-    /// The member that tells it.
+    /// The member that reports it.
     pub rank: usize,
     pub event: Event,
 }

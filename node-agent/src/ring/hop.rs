@@ -1,10 +1,10 @@
-//! A member at work: admits what arrives, runs what waits for the same window as one batch, and hands it on.
+//! A member at work: admits frames, runs those that wait for the same window as one batch, and sends them on.
 //!
-//! Everything of a member happens on one thread, in one loop, so that a hop wakes nobody up but its successor. Only a
-//! batch that takes long leaves the thread for its computing, so that large activations flow and pings are answered
-//! meanwhile. Control operations (create, fork, truncate, release, reset) keep their place among the activations.
+//! A member does everything on one thread, in one loop, so that a hop wakes nobody but its successor. Only a long batch
+//! is computed outside this thread, so that large activations flow and pings are answered meanwhile. Control operations
+//! (create, fork, truncate, release, reset) keep their order among the activations.
 //!
-//! Decides what becomes of a frame: computed and sent on, refused, or failed; the latter two are told to rank 0 and
+//! Decides what becomes of a frame: computed and sent on, refused, or failed. The last two are reported to rank 0 and
 //! end one request, never the ring. Losing a neighbour ends all sessions.
 
 use std::collections::{HashSet, VecDeque};
@@ -33,7 +33,7 @@ pub struct Hop {
     schedule: Schedule,
     limits: FrameLimits,
     table: SessionTable,
-    /// Shared with the batch that is being computed beside this thread; never waited for.
+    /// Shared with a batch that is computed outside this thread; its lock is never waited for.
     worker: Arc<Mutex<Worker>>,
     queue: VecDeque<Queued>,
     successor: Successor,
@@ -45,7 +45,7 @@ pub struct Hop {
     row_cost: Vec<Option<(Duration, Instant)>>,
     held: Arc<AtomicUsize>,
     pressure: Pressure,
-    /// What was read and waited for until the last batch: what is read ahead between batches counts for the next.
+    /// Bytes read and time waited up to the last batch. What is read ahead between batches counts for the next one.
     told: ResidencyStatus,
 }
 
@@ -98,15 +98,15 @@ enum Successor {
     Missing(String),
 }
 
-/// A batch that probably takes less than this is computed without leaving the thread: handing it over and back costs
-/// two wake-ups, 0.05 ms and after a long sleep 0.2 ms. Meanwhile nothing else happens here, so the limit bounds for how
-/// long a large activation on its way out may stop.
+/// A batch that probably takes less than this is computed on this thread: handing it to another and back costs two
+/// wake-ups, 0.05 ms, or 0.2 ms after a long sleep. This thread does nothing else meanwhile, so the limit is also how
+/// long the sending of a large activation may stop.
 const INLINE_LIMIT: Duration = Duration::from_millis(20);
-/// After a pause this long a batch may cost anything: its weights may have left the page cache.
+/// After a pause this long the cost of a batch is unknown: its weights may have left the page cache.
 const COST_LIFETIME: Duration = Duration::from_secs(1);
-/// Rows of one batch. Beyond it a batch gains nothing and others wait.
+/// The most rows of one batch. A larger one gains nothing and makes others wait.
 const MAX_BATCH_ROWS: usize = 2 * MAX_FRAME_ROWS;
-/// Rank 0 ends its sessions within minutes; what is idle for this long was left behind.
+/// Rank 0 ends its sessions within minutes; a session that is idle for this long was left behind.
 const SESSION_IDLE_LIMIT: Duration = Duration::from_secs(600);
 const IDLE_SWEEP: Duration = Duration::from_secs(60);
 
@@ -195,7 +195,7 @@ impl Hop {
                 if self.schedule.rank == 0 {
                     self.report(Event::Unreachable { rank, cause });
                 } else {
-                    // The members behind hold the same sessions, and rank 0 hears of it this way, too.
+                    // The members after this one hold the same sessions, and rank 0 also hears of it this way.
                     let operation = Operation::Reset(Reset::Lost { rank, cause });
                     self.queue.push_back(Queued {
                         frame: sessionless(operation),
@@ -245,7 +245,7 @@ impl Hop {
         }
     }
 
-    /// Does what is first in the queue, and with it all that can be batched.
+    /// Runs the first frame of the queue, and all that can be batched with it.
     async fn work(&mut self) -> Result<(), HopError> {
         let Some(first) = self.queue.front() else {
             return Ok(());
@@ -326,7 +326,7 @@ impl Hop {
             (worker.kv_bytes(), worker.residency().status())
         };
         for ((mut frame, arrived, rows), output) in frames.into_iter().zip(outputs) {
-            // A row's share of the batch is its compute time; what it waited for its neighbours' rows is waiting.
+            // A frame's compute time is its rows' share of the batch; the time for other frames' rows is waiting.
             let share = rows as f64 / total_rows.max(1) as f64;
             let compute = spent.mul_f64(share);
             let read_bytes = weights.read_bytes.saturating_sub(self.told.read_bytes);
@@ -393,7 +393,7 @@ impl Hop {
         lock(&self.worker)
     }
 
-    /// Sends a frame that this member is done with where it goes next.
+    /// Sends a finished frame to where it goes next.
     async fn hand_on(&mut self, mut frame: Frame, now: Instant) {
         if self.schedule.rank == 0 && frame.round == self.schedule.rounds {
             if let Operation::Release = frame.operation {
@@ -408,7 +408,7 @@ impl Hop {
             Successor::Itself => self.admit(frame, now),
             Successor::Connected(frames) => {
                 if let Some(frame) = wire::frame_to_proto(frame, &self.limits) {
-                    // Fails when the stream has just ended, of which the inbox tells next.
+                    // Fails if the stream has just ended; the inbox reports that next.
                     let _ = frames.send(frame).await;
                 }
             }
@@ -474,7 +474,7 @@ impl Hop {
     }
 }
 
-/// The first activation and all others that can run with it: same round, at most one a session, and none that would
+/// The first activation and all others that can run with it: same round, at most one per session, and none that would
 /// overtake a frame of its own session or a control operation.
 fn take_batch(queue: &mut VecDeque<Queued>) -> Vec<Queued> {
     let round = queue.front().map_or(0, |first| first.frame.round);
@@ -487,7 +487,7 @@ fn take_batch(queue: &mut VecDeque<Queued>) -> Vec<Queued> {
         let fits = match &queued.frame.operation {
             Operation::Activation(activation) => {
                 let own = activation.rows;
-                // `insert` also blocks what follows in a session of which something stays behind.
+                // `insert` also blocks later frames of a session that has a frame left behind.
                 let fits = open
                     && seen.insert(queued.frame.session)
                     && queued.frame.round == round

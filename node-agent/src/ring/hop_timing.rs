@@ -1,25 +1,25 @@
-//! What one member spent on a frame, by its own monotonic clock: the metrics of a hop. Each has three homes: the message in
-//! `ring.proto`, which is also the type used here, its line in [`HOP_METRICS`], and `hop`, where it is measured. Sums, metrics and the chat
-//! page follow from its line.
+//! What one member spent on a frame, by its own monotonic clock: the metrics of a hop. Each metric is in three places: in the message in
+//! `ring.proto`, which is also the type used here; in a line of [`HOP_METRICS`]; and in `hop`, which measures it. Sums, /metrics and the
+//! chat page are made from the line.
 
 pub use super::wire::proto::HopTiming;
 
 /// One line of the table below.
 pub struct HopMetric {
-    /// The name in /metrics without its beginning, `prima_member_`, and the name on the chat page.
+    /// The name in /metrics without its prefix `prima_member_`; also the name on the chat page.
     pub name: &'static str,
     pub help: &'static str,
     pub kind: Kind,
-    /// What one counts, in the unit of its name.
+    /// Factor from the field to the unit in the name.
     unit: f64,
     field: fn(&mut HopTiming) -> &mut u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Of all frames.
+    /// Summed over all frames.
     Sum,
-    /// As of the last frame.
+    /// The value of the last frame.
     Gauge,
 }
 
@@ -40,7 +40,7 @@ pub const HOP_METRICS: [HopMetric; 8] = [
     },
     HopMetric {
         name: "disk_seconds",
-        help: "Time of computing that was waiting for weights from disk",
+        help: "Compute time spent waiting for weights from disk",
         kind: Kind::Sum,
         unit: 1e-9,
         field: |timing| &mut timing.disk_ns,
@@ -83,7 +83,7 @@ pub const HOP_METRICS: [HopMetric; 8] = [
 ];
 
 impl HopMetric {
-    /// In the unit of its name.
+    /// The value in the unit of the name.
     pub fn of(&self, timing: &HopTiming) -> f64 {
         let mut timing = *timing;
         *(self.field)(&mut timing) as f64 * self.unit
@@ -91,7 +91,7 @@ impl HopMetric {
 }
 
 impl HopTiming {
-    /// Takes in what the same member spent later.
+    /// Adds what the same member spent later.
     pub fn add(&mut self, later: &HopTiming) {
         let mut later = *later;
         for metric in &HOP_METRICS {

@@ -1,9 +1,9 @@
-//! Measures the way to another machine over the ring's own transport: a stream on which every payload comes back. Every
-//! member serves it beside its ring.
+//! Measures the link to another machine over the ring's own transport: a stream on which every payload comes back.
+//! Every member serves it beside its ring.
 //!
-//! Decides what latency and rate mean (half a round trip, so a way that is faster in one direction is averaged), and how
-//! much a stranger may ask: one stream at a time, payloads of bounded size, no long silences. Refuses to know of rings: no
-//! plan, no session. A member that computes meanwhile answers later than it would at rest.
+//! Decides what latency and rate mean (half a round trip, so a difference between the two directions is averaged), and how much a stranger
+//! may ask for: one stream at a time, payloads of bounded size, no long silences. It knows nothing of rings: no plan, no session. A member
+//! that is computing answers later than an idle one.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -26,12 +26,12 @@ use super::wire::proto;
 use super::wire::proto::link_client::LinkClient;
 use super::wire::proto::link_server::{Link, LinkServer};
 
-/// What one way costs.
+/// The cost of one direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkMeasurement {
     /// Of a message without payload.
     pub latency: Duration,
-    /// Of a payload's bytes, beside the latency.
+    /// Of a payload's bytes, in addition to the latency.
     pub bytes_per_second: f64,
 }
 
@@ -69,18 +69,18 @@ pub enum LinkError {
 
 /// The largest payload, and the one whose rate is measured: about a chunk of a prompt in a small model.
 pub const MAX_PAYLOAD_BYTES: usize = 256 << 10;
-/// Of the message around a payload.
+/// Bytes of the message around a payload.
 const OVERHEAD_BYTES: usize = 64;
 
-/// A stream that is silent for so long is ended, on both sides.
+/// A stream that is silent for this long is ended, on both sides.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Measures the way to the agent that serves a ring (or an [`EchoServer`]) at `address`, HOST:PORT. Takes about a second
-/// on a fast link; on a slow one what a dozen round trips of a payload take.
+/// Measures the link to the agent that serves a ring (or an [`EchoServer`]) at `address`, HOST:PORT. Takes about a
+/// second on a fast link; on a slow one as long as a dozen round trips of a payload.
 ///
 /// # Errors
-/// When `address` is no address, when nobody listens or answers there, when the agent is busy, and when another program answers or
-/// something else comes back than was sent.
+/// When `address` is not an address, when nobody listens or answers there, when the agent is busy, when another program answers, and when
+/// what comes back is not what was sent.
 pub fn measure_link(address: &str) -> Result<LinkMeasurement, LinkError> {
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()
@@ -91,7 +91,7 @@ pub fn measure_link(address: &str) -> Result<LinkMeasurement, LinkError> {
         let empty = echo.half_round_trip(Bytes::new(), 20, 200).await?;
         let payload = Bytes::from(vec![0x5a; MAX_PAYLOAD_BYTES]);
         let full = echo.half_round_trip(payload, 2, 40).await?;
-        // On a link whose latency exceeds the transfer, noise would make the difference anything.
+        // On a link whose latency exceeds the transfer, the difference would be mostly noise.
         let transfer = full.saturating_sub(empty).max(full / 10);
         Ok(LinkMeasurement {
             latency: empty,
@@ -100,7 +100,7 @@ pub fn measure_link(address: &str) -> Result<LinkMeasurement, LinkError> {
     })
 }
 
-/// A server that does nothing else, on a thread of its own until it is dropped.
+/// A server that only answers measurements, on its own thread until it is dropped.
 pub struct EchoServer {
     address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
@@ -163,7 +163,7 @@ impl Drop for EchoServer {
     }
 }
 
-/// What answers a measurement.
+/// The service that answers measurements.
 pub(super) fn service() -> LinkServer<Echo> {
     LinkServer::new(Echo {
         occupied: Arc::default(),
@@ -212,7 +212,7 @@ impl Echoes {
             address: address.to_owned(),
             cause,
         };
-        // As the server of a ring has them, so that both ways are alike.
+        // The same as a ring's server, so that both directions are alike.
         let window = connection::window_bytes(MAX_PAYLOAD_BYTES + OVERHEAD_BYTES);
         let channel = endpoint
             .initial_stream_window_size(window)
@@ -242,7 +242,7 @@ impl Echoes {
         }
     }
 
-    /// The median of up to `samples` round trips, halved; fewer where they take more than a second, but three.
+    /// Half the median of up to `samples` round trips; fewer if they take more than a second, but at least three.
     async fn half_round_trip(
         &mut self,
         payload: Bytes,

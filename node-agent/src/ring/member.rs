@@ -1,5 +1,5 @@
-//! Starts a member: its windows, its thread, its streams to both neighbours; and ends it. The order of steps is
-//! decided here; what the member does is `hop`'s.
+//! Starts and ends a member: its windows, its thread and its streams to both neighbours. It decides the order of the
+//! steps; `hop` does the member's work.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub struct Member {
 
 /// What a member is started with.
 pub struct MemberOptions {
-    /// Validated, and fitting the model.
+    /// Validated, and fits the model.
     pub plan: Arc<RingPlanSpec>,
     pub rank: usize,
     pub model: Model,
@@ -43,7 +43,8 @@ pub struct MemberOptions {
     /// Where the predecessor connects. A ring of one does not use it.
     pub listener: TcpListener,
     pub memory: MemoryLimits,
-    /// Weights that do not fit into memory are read ahead of their use; else all are left to the page cache.
+    /// If true, weights that do not fit into memory are read ahead of their use; if false, all are left to the page
+    /// cache.
     pub streaming: bool,
 }
 
@@ -66,8 +67,8 @@ pub enum MemberError {
 }
 
 impl Member {
-    /// Opens the windows of `rank` and joins the ring. Neighbours may start later, or come back: sessions end with a
-    /// lost neighbour, the member does not.
+    /// Opens the windows of `rank` and joins the ring. Neighbours may start later, or come back: losing one ends the
+    /// sessions, but not the member.
     pub fn start(options: MemberOptions) -> Result<Self, MemberError> {
         let MemberOptions {
             plan,
@@ -97,7 +98,7 @@ impl Member {
             rank,
             predecessor: schedule.predecessor(),
             max_message_bytes: limits.max_message_bytes(),
-            // Each session has at most a few frames on their way, and a prompt a chunk or two a member.
+            // Each session has at most a few frames in flight, and a prompt one or two chunks per member.
             buffered_frames: 64 + 4 * (plan.max_concurrent_requests as usize + schedule.members),
         };
         let (inbox, received) = mpsc::channel(link.buffered_frames);
@@ -170,12 +171,12 @@ impl Member {
         })
     }
 
-    /// Rank 0's hold on the ring; `None` on other ranks, and the second time.
+    /// Rank 0's handle on the ring; `None` on other ranks, and the second time.
     pub fn take_client(&mut self) -> Option<RingClient> {
         self.client.take()
     }
 
-    /// The ring's thread, for what must not cost a wake-up a token: decoding on rank 0.
+    /// The ring's thread. Rank 0 also decodes on it, which saves one wake-up per token.
     pub fn runtime(&self) -> &Handle {
         &self.handle
     }

@@ -1,8 +1,8 @@
-//! The ring: every member runs its layer windows on what arrives and hands it to its successor.
+//! The ring: every member runs its layer windows on what arrives and sends the result to its successor.
 //!
-//! `schedule` and `session` are pure and decide; `worker` computes; `hop` brings them together on one thread;
-//! `transport` and `wire` carry frames between members; `client` is rank 0's hold on the ring; `link` measures the
-//! way to a member; `member` starts it all.
+//! `schedule` and `session` are pure and decide; `worker` computes; `hop` runs them together on one thread; `transport`
+//! and `wire` carry frames between members; `client` is rank 0's handle on the ring; `link` measures the link to a
+//! member; `member` starts it all.
 
 mod client;
 mod connection;

@@ -1,7 +1,7 @@
 //! Which layers this member runs in a round, and where a frame goes from here. Pure: a plan and a rank in, numbers out.
 //!
-//! A frame's round names the window that its receiver runs. On rank 0 there is one stage more than rounds: a frame
-//! that comes home with `round == rounds` has been through all layers and belongs to the output head.
+//! A frame's round says which window its receiver runs. Rank 0 has one more stage than there are rounds: a frame that
+//! comes home with `round == rounds` has passed all layers and goes to the output head.
 
 use prima_crds::v1alpha1::ring_plan::{PlannedWindow, RingPlanSpec};
 
@@ -11,7 +11,7 @@ pub struct Schedule {
     pub rank: usize,
     pub members: usize,
     pub rounds: usize,
-    /// One a round; may be empty.
+    /// One per round; may be empty.
     pub windows: Vec<PlannedWindow>,
 }
 
@@ -32,13 +32,13 @@ impl Schedule {
         self.rounds + usize::from(self.rank == 0)
     }
 
-    /// The round that a frame carries when it leaves this member's window of `round`: only the last member, by
-    /// handing to rank 0, begins a new one.
+    /// The round of a frame after this member's window of `round`. Only the last member, which sends to rank 0, begins
+    /// a new round.
     pub fn next_round(&self, round: usize) -> usize {
         round + usize::from(self.successor() == 0)
     }
 
-    /// Whether the last of all layers is behind a frame that leaves this member's window of `round`.
+    /// Whether a frame has passed all layers after this member's window of `round`.
     pub fn is_last_hop(&self, round: usize) -> bool {
         self.next_round(round) == self.rounds
     }

@@ -1,9 +1,9 @@
 //! Which sessions a member holds, and which frame of each may come next. Pure: the time is an argument, nothing is
 //! computed or stored beyond counters.
 //!
-//! Every stage (round) of a session has a cursor of its own, because chunks follow one another through the ring:
-//! while chunk 1 is in round 1, chunk 2 is in round 0. A frame is admitted before its payload is looked at, and an
-//! admitted frame has moved the cursor, so a second copy of it is a replay. The table refuses; it never repairs.
+//! Every stage (round) of a session has a cursor of its own, because chunks follow one another through the ring: while
+//! chunk 1 is in round 1, chunk 2 is in round 0. A frame is admitted before its payload is read. Admitting it moves the
+//! cursor, so a second copy of it is refused as a replay. The table refuses; it never repairs.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ pub struct SessionTable {
     context_length: usize,
     stages: usize,
     sessions: HashMap<SessionId, Session>,
-    /// Per stage, the youngest session so far: ids only grow, so that a replayed create or fork is refused.
+    /// Per stage, the newest session so far. Ids only grow, so a replayed create or fork is seen and refused.
     youngest: Vec<SessionId>,
 }
 
@@ -32,7 +32,7 @@ struct Session {
 struct Cursor {
     /// Positions admitted so far.
     length: usize,
-    /// Of the last frame admitted.
+    /// Sequence of the last frame admitted.
     sequence: u64,
 }
 
@@ -57,7 +57,8 @@ impl SessionTable {
                 return Ok(());
             }
             Operation::Create => return self.admit_create(frame, now),
-            // Must pass where the create was refused, too: only what comes home is known to be freed everywhere.
+            // Must pass even where the create was refused: only a release that comes home shows that every member
+            // has freed it.
             Operation::Release if self.cursor(frame).is_err() => return Ok(()),
             _ => {}
         }
@@ -131,7 +132,7 @@ impl SessionTable {
         Ok(())
     }
 
-    /// Forgets the sessions that had no frame for longer than `limit`, and names them.
+    /// Forgets the sessions that had no frame for longer than `limit`, and returns their ids.
     pub fn expire(&mut self, now: Instant, limit: Duration) -> Vec<SessionId> {
         let idle: Vec<SessionId> = self
             .sessions
@@ -329,7 +330,7 @@ mod tests {
         assert_eq!(table.refused(1, 3, 0, rows(0, 1)), "session");
         table.admit(1, 2, 1, Operation::Release).unwrap();
         assert!(table.0.sessions.is_empty());
-        // A release passes where nothing is held, and a create never comes back to life.
+        // A release passes where nothing is held, and a repeated create is refused.
         table.admit(1, 3, 0, Operation::Release).unwrap();
         assert_eq!(table.refused(1, 1, 0, Operation::Create), "session");
         assert!(table.0.sessions.is_empty());

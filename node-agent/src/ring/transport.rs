@@ -1,9 +1,9 @@
 //! Streams between neighbours: accepts the predecessor's, keeps one open to the successor, and reports what happens
 //! to both. It decides who may be a neighbour and when a neighbour is lost; it never looks into a frame.
 //!
-//! There is one predecessor at a time, known by plan generation and rank: a second one is refused while the first
-//! lives, so that a stray client cannot disturb a ring. A killed neighbour shows as a broken connection at once, a
-//! silent one (power, network, a stopped process) by unanswered HTTP/2 pings.
+//! There is one predecessor at a time, identified by plan generation and rank: a second one is refused while the first
+//! lives, so that a stray client cannot disturb a ring. A killed neighbour is noticed at once by its broken connection,
+//! a silent one (power, network, a stopped process) by unanswered HTTP/2 pings.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -23,7 +23,7 @@ use super::wire::proto::ring_client::RingClient;
 use super::wire::proto::ring_server::{Ring, RingServer};
 use super::wire::{self, MAX_EVENT_BYTES, proto};
 
-/// What a member's hop task is told.
+/// What a member's hop task receives.
 #[derive(Debug)]
 pub enum Inbound {
     /// The predecessor's stream is open; events for it go here.
@@ -42,7 +42,7 @@ pub enum Inbound {
     SuccessorConnected {
         frames: mpsc::Sender<proto::Frame>,
     },
-    /// Also when an attempt to connect failed.
+    /// Sent also when an attempt to connect failed.
     SuccessorLost {
         cause: String,
     },
@@ -74,13 +74,13 @@ pub enum TransportError {
     Listener(#[source] std::io::Error),
 }
 
-/// Metadata by which a successor knows its predecessor.
+/// Metadata by which a successor recognises its predecessor.
 pub const GENERATION_KEY: &str = "prima-plan-generation";
 pub const RANK_KEY: &str = "prima-member-rank";
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(2);
-/// A member that waits for its successor says so this often.
+/// A member that waits for its successor logs it this often.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Events are rare and small; more than this unread means that the predecessor is stuck.
@@ -110,7 +110,7 @@ pub async fn serve(
         .map_err(TransportError::Serve)
 }
 
-/// Keeps a stream open to the successor, whose name is for logs, until the inbox is closed or the future dropped.
+/// Keeps a stream open to the successor until the inbox is closed or the future dropped. `name` is for logs.
 pub async fn connect(
     name: &str,
     address: &str,
@@ -236,7 +236,7 @@ async fn read(
             Err(status) => break root_cause(&status),
         }
     };
-    // Told before the slot is free, so that the next predecessor is heard of after it.
+    // Sent before the slot is free, so that news of the next predecessor comes after it.
     let _ = inbox.send(Inbound::PredecessorLost { cause }).await;
     drop(slot);
 }

@@ -1,5 +1,5 @@
-//! Protobuf to domain types and back: free functions at the edge. What arrives is untrusted; every field is checked
-//! against the plan before a byte of payload is copied. Which frame may come next is `session`'s to decide.
+//! Converts protobuf to domain types and back, in free functions. What arrives is untrusted: every field is checked
+//! against the plan before a byte of payload is copied. `session` decides which frame may come next.
 
 use std::ops::RangeInclusive;
 
@@ -18,7 +18,7 @@ pub mod proto {
     tonic::include_proto!("prima.ring.v1");
 }
 
-/// What a plan allows a frame to be, on one member.
+/// The limits that a plan sets for frames, on one member.
 #[derive(Clone, Debug)]
 pub struct FrameLimits {
     pub generation: i64,
@@ -32,7 +32,7 @@ pub struct FrameLimits {
 
 /// A traceparent of version 00 has 55 characters; later versions may be longer.
 const MAX_TRACEPARENT: usize = 128;
-/// Text in errors and causes: longer ones are cut.
+/// Bytes of a text in errors and causes; longer ones are cut.
 const MAX_TEXT: usize = 512;
 /// Protobuf around a payload: the fields of a frame, without its timings.
 const FRAME_OVERHEAD: usize = 1024;
@@ -58,7 +58,7 @@ impl FrameLimits {
         }
     }
 
-    /// The largest message that a valid frame makes, in bytes: what the transport may buffer.
+    /// Size of the largest valid frame as a message, in bytes: what the transport may buffer.
     pub fn max_message_bytes(&self) -> usize {
         MAX_FRAME_ROWS * self.hidden * self.dtype.bytes()
             + self.members * TIMING_BYTES
@@ -127,7 +127,7 @@ pub fn frame_from_proto(frame: proto::Frame, limits: &FrameLimits) -> Result<Fra
     })
 }
 
-/// What goes to the successor. `None` for tokens, which never leave rank 0.
+/// The message for the successor. `None` for tokens, which never leave rank 0.
 pub fn frame_to_proto(frame: Frame, limits: &FrameLimits) -> Option<proto::Frame> {
     use proto::frame::Operation as Wire;
 
@@ -374,7 +374,7 @@ fn to_usize(field: &str, value: u64) -> Result<usize, Refusal> {
     usize::try_from(value).map_err(|_| Refusal::new(field, "a number that fits the machine", value))
 }
 
-/// Text from a peer or for a peer, bounded.
+/// Cuts text from or for a peer to the limit.
 fn cut(mut text: String) -> String {
     if text.len() > MAX_TEXT {
         let end = (0..=MAX_TEXT).rev().find(|&end| text.is_char_boundary(end));
@@ -612,7 +612,7 @@ mod tests {
             MEMBERS
         ];
         assert!(frame.encoded_len() <= limits.max_message_bytes());
-        // Beside what is left over for other fields.
+        // Without using the room left for other fields.
         let without = proto::Frame {
             timings: Vec::new(),
             ..frame.clone()
@@ -692,7 +692,7 @@ mod tests {
         frames.iter().map(proto::Frame::encode_to_vec).collect()
     }
 
-    /// What holds of a frame that may be computed on rank 1 of [`limits`], read from the wire's own fields.
+    /// Whether rank 1 of [`limits`] may compute this frame, judged by the message's own fields.
     fn is_within_bounds(wire: &proto::Frame) -> bool {
         use proto::frame::Operation as Wire;
 
@@ -755,8 +755,8 @@ mod tests {
         }
     }
 
-    /// Valid frames with some fields set anew, then some bytes changed, removed or added: what still parses is taken if and only if it
-    /// is within the bounds.
+    /// Sets some fields of valid frames anew, then changes, removes or adds some bytes. A frame that still parses is taken if and only if
+    /// it is within the bounds.
     #[test]
     fn mutated_frames_are_taken_exactly_when_within_bounds() {
         const MUTANTS: u32 = 20_000;
@@ -811,7 +811,7 @@ mod tests {
                 Err(_) => refused += 1,
             }
         }
-        // The mutants say something about both sides of the bounds.
+        // There are enough mutants on both sides of the bounds.
         assert!(
             taken > MUTANTS / 10 && refused > MUTANTS / 5,
             "{taken} taken, {refused} refused"

@@ -1,8 +1,7 @@
-//! What a member computes: its layer windows, and on rank 0 the embedding before and the output head behind them.
-//! Owns weights and KV caches. Synchronous; it trusts that `session` has admitted what it is given, and knows neither
-//! frames nor neighbours.
+//! What a member computes: its layer windows, and on rank 0 also the embedding and the output head. Owns weights and KV
+//! caches. Synchronous; it trusts that `session` has admitted its input, and knows neither frames nor neighbours.
 //!
-//! Every round has KV caches of its own, because chunks of one prompt may be in different rounds at a time.
+//! Every round has its own KV caches, because chunks of one prompt may be in different rounds at the same time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,7 +26,7 @@ pub struct Worker {
     stages: Vec<Stage>,
     /// Only on rank 0.
     ends: Option<Ends>,
-    /// Rows of the batch at hand; kept for its capacity.
+    /// Rows of the current batch; kept to reuse its memory.
     rows: Vec<f32>,
 }
 
@@ -36,7 +35,7 @@ pub struct Work {
     pub session: SessionId,
     pub first_position: usize,
     pub rows: usize,
-    /// Of how many rows, from the end, the result is wanted.
+    /// How many of the last rows the result is wanted for.
     pub wanted: usize,
     pub input: Input,
 }
@@ -80,8 +79,9 @@ struct Ends {
 }
 
 impl Worker {
-    /// Opens this member's windows; on rank 0 embedding and output head too. `plan` must fit the model. `streaming`:
-    /// weights that do not fit into memory are read ahead of their use; else all are left to the page cache.
+    /// Opens this member's windows; on rank 0 embedding and output head too. `plan` must fit the model. With
+    /// `streaming`, weights that do not fit into memory are read ahead of their use; without it, all are left to the
+    /// page cache.
     pub fn new(
         model: Model,
         compute: Arc<Compute>,
@@ -226,8 +226,8 @@ impl Worker {
         sessions.len()
     }
 
-    /// Runs the window of `round` (on rank 0 in round `rounds`, the output head) over all of `batch` as one. A session
-    /// occurs at most once. Results come in the order of the batch. On error nothing may be used of any of them.
+    /// Runs the window of `round` (on rank 0 in round `rounds`: the output head) over all of `batch` at once. A session
+    /// occurs at most once. Results come in the order of the batch. After an error none of them may be used.
     pub fn run(&mut self, round: usize, batch: Vec<Work>) -> Result<Vec<WorkOutput>, WorkerError> {
         let hidden = self.model.config().hidden;
         let compute = |source| WorkerError::Compute {
@@ -236,7 +236,7 @@ impl Worker {
         };
         let is_head = round == self.stages.len();
 
-        // Nothing to compute: what came goes on as it is.
+        // Nothing to compute: the input is passed on unchanged.
         let passes = !is_head && self.stages[round].window.is_none();
         if passes
             && batch
@@ -341,7 +341,7 @@ impl Worker {
     }
 }
 
-/// What the plan has this member read ahead, for each byte that does not fit: other memory than planned changes both alike.
+/// The bytes that the plan has this member read ahead, per byte that does not fit. If memory differs from the plan, both change alike.
 fn planned_share(member: &RingMember) -> f64 {
     match (member.read_bytes_per_token, member.read_ahead_bytes) {
         (Some(read), Some(ahead)) if ahead < read => ahead as f64 / (read - ahead) as f64,
@@ -350,7 +350,7 @@ fn planned_share(member: &RingMember) -> f64 {
     }
 }
 
-/// What this member reads for every token on the CPU, in order.
+/// The parts that the CPU reads for every token, in order.
 fn parts(schedule: &Schedule) -> Vec<Part> {
     let windows = schedule.windows.iter().map(|window| {
         let layers = window.layers();
