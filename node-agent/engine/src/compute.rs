@@ -74,13 +74,13 @@ impl Compute {
     }
 
     pub(crate) fn scratch(&self) -> MutexGuard<'_, Scratch> {
-        // Whoever panicked with it left numbers behind that the next one overwrites.
+        // A user that panicked left numbers behind; the next one overwrites them.
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Buffer {
-    /// The first `len` numbers, left over from whoever used the buffer last.
+    /// The first `len` numbers; they still hold what the last user wrote.
     pub fn take(&mut self, len: usize) -> &mut [f32] {
         if self.0.len() < len {
             self.0.resize(len, 0.0);

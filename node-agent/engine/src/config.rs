@@ -1,7 +1,7 @@
 //! The numbers that a model's forward pass is built from, read from GGUF metadata and checked against one another.
 //!
-//! Refuses: values that would change the arithmetic in a way that is not built (RoPE scaling other than linear, value heads of
-//! another size than key heads), and sizes beyond any model, before anything is allocated by them.
+//! Refuses: values that need arithmetic that this engine does not have (RoPE scaling other than linear, value heads of another
+//! size than key heads), and sizes larger than any model's, before they are used to allocate memory.
 
 use prima_gguf::{Gguf, Metadata};
 
@@ -104,7 +104,7 @@ impl ModelConfig {
             return Err(keys.refuse("rope.dimension_count", expected, rope_dimensions));
         }
         let trained = keys.size("context_length")?;
-        // Within its window a sliding-window model is an ordinary one; past it, it is another model.
+        // Within its window, a sliding-window model works like any other; beyond it, it does not.
         let context_length = match keys.optional_u32("attention.sliding_window")? {
             Some(window) if window > 0 => trained.min(window as usize),
             _ => trained,

@@ -1,8 +1,8 @@
-//! What happens when pages of a mapped file cannot be read: the disk fails, or somebody cuts the file. The system then sends SIGBUS to
-//! the thread that touched them, which would end the process, and with it every session.
+//! Handles pages of a mapped file that cannot be read, because the disk fails or somebody truncates the file. The system then sends
+//! SIGBUS to the thread that touched them. Unhandled, it would end the process, and with it every session.
 //!
-//! Decides: such a page becomes zeros, and the map is marked as damaged, which whoever computes with it asks before its result is
-//! used. Refuses to touch any other SIGBUS: those go to whoever handled them before.
+//! Decides: such a page becomes zeros, and the map is marked as damaged; code that computes with the map checks this before it uses
+//! its result. Refuses to touch any other SIGBUS: it goes to the handler that was there before.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 /// A watched range of addresses, until it is dropped.
 #[derive(Debug)]
 pub struct Watched {
-    /// `None`: more maps than are watched, or a system that takes no handler.
+    /// `None`: there are more maps than can be watched, or the system takes no handler.
     entry: Option<&'static Entry>,
 }
 
@@ -36,7 +36,7 @@ static ENTRIES: [Entry; MAPS] = [const {
 }; MAPS];
 /// Held while an entry is taken.
 static TAKING: Mutex<()> = Mutex::new(());
-/// Who handled SIGBUS before.
+/// The earlier SIGBUS handler.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 static PAGE: AtomicUsize = AtomicUsize::new(0);
 
@@ -72,7 +72,7 @@ impl Drop for Watched {
     }
 }
 
-/// Sets the handler, once; whether it is set.
+/// Sets the handler, once; returns whether it is set.
 fn install() -> bool {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     *INSTALLED.get_or_init(|| {
@@ -103,8 +103,8 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
     });
     if let Some(entry) = entry {
         let page = PAGE.load(Ordering::Relaxed);
-        // SAFETY: replaces one page of a read-only map of a file that cannot be read by one of zeros; every byte of a map is read as
-        // plain bytes, of which every value is valid. mmap is a system call without state in this process.
+        // SAFETY: replaces one unreadable page of a read-only map of a file by a page of zeros; maps are only read as plain bytes, and
+        // every byte value is valid. mmap is a system call without state in this process.
         let zeros = unsafe {
             libc::mmap(
                 (address / page * page) as *mut libc::c_void,
@@ -120,7 +120,8 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
             return;
         }
     }
-    // SAFETY: as who was there before would have been called; or the default, which ends the process when the access is repeated.
+    // SAFETY: calls the earlier handler as the system would have; or sets the default, which ends the process when the access is
+    // repeated.
     unsafe {
         match BEFORE.get() {
             Some(before) if before.sa_sigaction > libc::SIG_IGN => {

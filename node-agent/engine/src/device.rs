@@ -1,4 +1,5 @@
-//! Which layers of a window run where, and what a GPU is. The plan decides the former; this only carries both.
+//! Which layers of a window run on which device, and the facts about a GPU. The plan chooses the layers; this
+//! only carries both.
 
 use crate::accelerator::Accelerator;
 
@@ -25,7 +26,7 @@ impl LayerDevices {
         LayerDevices { gpu: None }
     }
 
-    /// The last `gpu_layers` layers of the window (all, where it has no more) on `accelerator`.
+    /// The last `gpu_layers` layers of the window (all, if it has fewer) on `accelerator`.
     pub fn last_on(gpu_layers: usize, accelerator: Accelerator) -> LayerDevices {
         LayerDevices {
             gpu: Some((gpu_layers, accelerator)),

@@ -1,8 +1,8 @@
 //! The keys and values of one sequence, for the layers that this process runs.
 //!
 //! Decides: when memory is taken (a block of positions at a time) and shared (forks share blocks until one of them writes). The
-//! layout inside a block is the attention kernel's. Refuses: gaps and overwriting. A layer takes the position that follows its last
-//! one; going back is `truncate`.
+//! attention kernel defines the layout inside a block. Refuses: gaps and overwriting. A layer only takes the position after its
+//! last one; `truncate` goes back.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ impl KvCache {
         self.context_length
     }
 
-    /// Forgets all but the first `positions` positions, in every layer, and frees the blocks that held only others.
+    /// Keeps only the first `positions` positions, in every layer, and frees the blocks that held only later ones.
     pub fn truncate(&mut self, positions: usize) {
         for layer in &mut self.layers {
             layer.truncate(positions);
@@ -102,7 +102,7 @@ impl KvCache {
             .binary_search_by_key(&layers.start, |kv| kv.layer)
             .ok()?;
         let window = self.layers.get_mut(first..first + layers.len())?;
-        // Layers are in order and without duplicates, so the last one tells for all.
+        // Layers are in order and without duplicates, so checking the last one is enough.
         (window.last()?.layer + 1 == layers.end).then_some(window)
     }
 }
@@ -118,7 +118,7 @@ impl LayerKv {
         }
     }
 
-    /// Whether a layer that runs on an accelerator, or one that does not, can continue this cache.
+    /// Whether a layer can continue this cache: a layer on an accelerator if `on_device`, else one on the CPU.
     pub fn fits(&self, on_device: bool) -> bool {
         self.len == 0 || self.device.is_some() == on_device
     }

@@ -1,8 +1,8 @@
-//! The forward pass through a range of layers; here on the CPU, and handed over where layers run on an accelerator.
+//! The forward pass through a range of layers: on the CPU here, or handed over to the accelerator that runs them.
 //!
-//! Decides: the order of the steps of a layer, and what a batch must look like. Refuses: to mix rows; each row's numbers come from its
-//! own sequence only and do not depend on how rows are batched or where layers are split, to the bit (the kernels' promise, kept
-//! here by doing nothing across rows).
+//! Decides: the order of the steps of a layer, and what a batch must look like. Refuses: to mix rows. Each row's numbers come from its
+//! own sequence only, and are the same to the bit however rows are batched and layers are split (the kernels promise this, and no step
+//! here works across rows).
 
 use std::ops::Range;
 
@@ -72,13 +72,13 @@ impl LayerWindow {
         self.layers.clone()
     }
 
-    /// Takes the rows of `batch` through the window's layers, and their keys and values into the caches. `activation` is
-    /// rows x hidden, row-major, the rows of one entry after those of the entry before; it is updated in place.
+    /// Runs the rows of `batch` through the window's layers and adds their keys and values to the caches. `activation` is rows x
+    /// hidden, row-major, entry after entry; it is updated in place.
     ///
     /// # Errors
-    /// An activation of another size than the batch, or an entry whose cache does not cover the window, holds another number of
-    /// positions than `first_position`, or would exceed its context length; weights that cannot be read any more; a failure of the
-    /// accelerator. The caches hold then what they held before.
+    /// An activation of another size than the batch; an entry whose cache does not cover the window, does not hold exactly
+    /// `first_position` positions, or would exceed its context length; weights that cannot be read any more; a failure of the
+    /// accelerator. The caches are then as they were before.
     pub fn forward(
         &self,
         compute: &Compute,
@@ -180,7 +180,7 @@ impl LayerWindow {
         Ok(sequence)
     }
 
-    /// Whether what the layers have cached so far lies where they run.
+    /// Whether the cache of each layer lies on the device that runs the layer.
     fn fit_devices(&self, layers: &[LayerKv]) -> bool {
         let on_device = |index| index >= self.cpu_layers.len();
         let mut layers = layers.iter().enumerate();

@@ -1,9 +1,9 @@
-//! The model file in memory: mapped, never loaded. Weights are read where the page cache has them, so a process that runs a model
-//! owns next to none of it, and several processes on one machine share it.
+//! The model file in memory: mapped, never loaded. Weights are read directly from the page cache, so a process that runs a model
+//! owns almost none of that memory, and several processes on one machine share it.
 //!
 //! Decides: that the map is read-only and private. Refuses: to copy a matrix, and to touch a tensor's bytes before they are used
 //! (a sparse file needs only the tensors that its machine runs). Where the file cannot be read any more, because the disk fails or
-//! somebody cut it, there are zeros, and the map says that it is damaged.
+//! somebody truncated it, reads give zeros, and the map is marked as damaged.
 
 use std::fs::File;
 use std::io;
@@ -33,7 +33,7 @@ struct Map {
 
 /// A matrix (or, with one row, a vector) whose blocks lie in the map; keeps the map alive.
 pub(crate) struct MappedTensor {
-    /// Not `'static` in truth: borrows `map`, and leaves this struct only with the lifetime of a borrow of it.
+    /// Not really `'static`: it borrows `map`, and leaves this struct only with the lifetime of a borrow of the struct.
     matrix: Matrix<'static>,
     offset: u64,
     map: Arc<Map>,
@@ -57,8 +57,8 @@ impl MappedFile {
     /// # Errors
     /// [`EngineError::Map`] when the system refuses.
     pub fn map(file: &File, path: &Path) -> Result<MappedFile, EngineError> {
-        // SAFETY: the map is read-only and private, and only ever read as plain bytes, of which every value is valid. That another
-        // process changes the file meanwhile cannot be excluded by anyone who maps files; it changes numbers, not types.
+        // SAFETY: the map is read-only and private, and only ever read as plain bytes, for which every value is valid. Nobody who
+        // maps files can rule out that another process changes the file meanwhile; that changes numbers, not types.
         let bytes = unsafe { Mmap::map(file) }.map_err(|source| EngineError::Map {
             path: path.to_owned(),
             source,
@@ -82,7 +82,7 @@ impl MappedFile {
         &self.map.bytes
     }
 
-    /// Tells the system that the pages of `range` will be read in no order: it then reads no more than those that are touched.
+    /// Tells the system that the pages of `range` will be read in random order: it then reads only the pages that are touched.
     ///
     /// # Errors
     /// [`EngineError::Advise`] when the system refuses.
@@ -94,10 +94,10 @@ impl MappedFile {
             .map_err(|source| EngineError::Advise { source })
     }
 
-    /// Reads the pages of `range` into memory, as far as they are not there, and waits for them.
+    /// Reads the pages of `range` that are not in memory yet, and waits for them.
     ///
     /// # Errors
-    /// What reading met with.
+    /// The error of the read.
     pub(crate) fn populate(&self, range: Range<u64>) -> io::Result<()> {
         #[cfg(target_os = "linux")]
         let (offset, length) = span(range.clone());
@@ -117,7 +117,7 @@ impl MappedFile {
     /// Has the system begin to read the pages of `range` into the page cache.
     ///
     /// # Errors
-    /// What the system says against it.
+    /// The error of the system call.
     pub(crate) fn expect_reads(&self, range: Range<u64>) -> io::Result<()> {
         let (offset, length) = span(range);
         self.map
@@ -125,14 +125,14 @@ impl MappedFile {
             .advise_range(Advice::WillNeed, offset, length)
     }
 
-    /// Takes the pages of `range` out of this process; in the page cache they stay.
+    /// Unmaps the pages of `range` from this process; they stay in the page cache.
     ///
     /// # Errors
-    /// What the system says against it.
+    /// The error of the system call.
     pub(crate) fn unmap_pages(&self, range: Range<u64>) -> io::Result<()> {
         let (offset, length) = span(range);
         let advice = UncheckedAdvice::DontNeed;
-        // SAFETY: the map is of a file and read-only: what is touched again is read from the file again.
+        // SAFETY: the map is a read-only map of a file: pages that are touched again are read from the file again.
         unsafe {
             self.map
                 .bytes
@@ -140,7 +140,7 @@ impl MappedFile {
         }
     }
 
-    /// The tensor as rows of `shape[0]` columns. `info` comes from this file's header, whose parser saw to it that the range is
+    /// The tensor as rows of `shape[0]` columns. `info` comes from this file's header, whose parser checked that the range is
     /// inside the file.
     ///
     /// # Errors
@@ -149,8 +149,8 @@ impl MappedFile {
         let cols = info.shape[0] as usize;
         let rows = (info.weights() / info.shape[0]) as usize;
         let bytes = &self.map.bytes[info.offset as usize..][..info.byte_len as usize];
-        // SAFETY: the bytes live as long as the map, at a fixed address, and the map as long as the `Arc` beside the matrix, which
-        // hands the matrix out only with the lifetime of a borrow of itself.
+        // SAFETY: the bytes live as long as the map, at a fixed address; the map lives as long as the `Arc` beside the matrix; and
+        // the matrix is handed out only with the lifetime of a borrow of this struct.
         let bytes: &'static [u8] =
             unsafe { std::slice::from_raw_parts(bytes.as_ptr(), bytes.len()) };
         Ok(MappedTensor {

@@ -1,5 +1,5 @@
-//! A model file, opened: mapped, its header parsed, its configuration read, and every tensor held against that configuration. What
-//! comes after can rely on shapes and formats.
+//! A model file, opened: mapped, its header parsed, its configuration read, and every tensor checked against that configuration. Later
+//! code can rely on shapes and formats.
 //!
 //! Refuses: tensors that the architecture does not know (leaving out a bias gives fluent nonsense, not an error).
 
@@ -78,7 +78,7 @@ impl Model {
     /// The token embedding.
     ///
     /// # Errors
-    /// None that [`open`](Self::open) has not reported.
+    /// None that [`open`](Self::open) does not report first.
     pub fn embedding(&self) -> Result<Embedding, EngineError> {
         Ok(Embedding::new(self.tensor(&architecture::EMBEDDING, None)?))
     }
@@ -126,7 +126,7 @@ impl Model {
         self.tensor(self.output_spec(), None)
     }
 
-    /// Where the embedding is, unless it is the output head, too.
+    /// Where the embedding is, unless it also serves as the output head.
     pub(crate) fn separate_embedding(&self) -> Option<Range<u64>> {
         self.inner.gguf.tensor(architecture::OUTPUT.name)?;
         let embedding = self.inner.gguf.tensor(architecture::EMBEDDING.name)?;
@@ -150,7 +150,7 @@ impl Model {
         }
     }
 
-    /// The weights of a norm. All zeros are a hole in a sparse file, and would be silent nonsense.
+    /// The weights of a norm. All zeros mean a hole in a sparse file; the model would silently give nonsense.
     pub(crate) fn norm(
         &self,
         spec: &TensorSpec,
@@ -164,7 +164,7 @@ impl Model {
         Ok(weights)
     }
 
-    /// The tensor of `spec`, in layer `layer` where it is one of a layer's.
+    /// The tensor of `spec`, in layer `layer` if it belongs to a layer.
     pub(crate) fn tensor(
         &self,
         spec: &TensorSpec,
@@ -250,7 +250,7 @@ impl Model {
         }
     }
 
-    /// Looks at every tensor that the architecture asks for, then for tensors that it does not.
+    /// Checks every tensor that the architecture asks for, then looks for tensors that it does not ask for.
     fn check_tensors(&self) -> Result<(), EngineError> {
         let mut known = Vec::new();
         let mut check = |spec: &TensorSpec, layer| {

@@ -1,4 +1,4 @@
-//! Stands in for `accelerator` in builds without it: types of which there are no values, so that the rest of the engine needs no
+//! Stands in for `accelerator` in builds without it: types that have no values, so that the rest of the engine needs no
 //! conditions.
 
 use crate::config::ModelConfig;

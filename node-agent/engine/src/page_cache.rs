@@ -9,7 +9,7 @@ use std::ops::Range;
 /// (macOS), nothing happens.
 ///
 /// # Errors
-/// What the system says against it.
+/// The error of the system call.
 pub fn drop_pages(file: &File, range: Range<u64>) -> io::Result<()> {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     if let Some(length) = NonZeroU64::new(range.end.saturating_sub(range.start)) {

@@ -1,8 +1,8 @@
-//! Weights under a budget of memory: which stay, which are read anew for every token, and the product with either.
+//! Weights under a memory budget: which stay in memory, which are read again for every token, and products with both kinds.
 //!
-//! Decides nothing about the budget: whoever watches the machine sets it, at any time, and results are the same to the bit whatever
-//! it is. Weights that stay lie in the page cache, in this process's map; the others pass through a few buffers (`reader`) in the
-//! order of the cycle (`cycle`). The map stays valid as a whole, so when in doubt a weight is simply read there.
+//! Does not decide the budget: the part that watches the machine sets it, at any time, and results are the same to the bit under every
+//! budget. Weights that stay lie in the page cache, in this process's map; the others pass through a few buffers (`reader`) in the order
+//! of the cycle (`cycle`). The whole map stays valid, so when in doubt a weight is simply read there.
 
 mod cycle;
 mod reader;
@@ -44,7 +44,7 @@ pub enum Part {
 /// What is where, and what was read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResidencyStatus {
-    /// Weights that are kept in memory, and that are read for every token.
+    /// Weights that are kept in memory; below, those that are read for every token.
     pub resident_bytes: u64,
     pub streamed_bytes: u64,
     /// Memory that read-ahead takes.
@@ -62,12 +62,12 @@ struct Streams {
     map: MappedFile,
     /// For advice about its pages.
     file: File,
-    /// Pieces of the cycle that were looked at by `warm` since the split changed; held while it changes.
+    /// How many pieces of the cycle `warm` has visited since the split changed; locked while it changes.
     warmed: Mutex<usize>,
 }
 
-/// Long enough that a disk reaches its full rate with two readings, short enough that little memory is needed for buffers; with the
-/// rest of its first and last page in 4 MiB.
+/// Long enough for a disk to reach its full rate with two reads at a time, short enough to need little memory for buffers. With the rest
+/// of its first and last page, a piece fits in 4 MiB.
 const PIECE_BYTES: usize = (4 << 20) - 8192;
 
 impl Residency {
@@ -115,7 +115,7 @@ impl Residency {
         }
         let tensors: Vec<Tensor> = tensors.iter().map(Tensor::of).collect();
         if let Some(embedding) = model.separate_embedding() {
-            // A token needs one row; what the system reads around it would displace weights that stay.
+            // A token needs one row; what the system reads around it would displace weights that should stay.
             model.map().expect_random_reads(embedding)?;
         }
         let failed = |source| EngineError::ReadAhead {
@@ -143,16 +143,16 @@ impl Residency {
             .map_or(0, |streams| streams.cycle.bytes())
     }
 
-    /// Lets weights and buffers together take `bytes` of memory. What does not stay any more is given back before this returns;
-    /// what stays from now on comes into memory when it is used, or by [`warm`](Self::warm).
+    /// From now on, weights and buffers together may take `bytes` of memory. Weights that no longer stay are released before this
+    /// returns; weights that stay from now on come into memory when they are used, or by [`warm`](Self::warm).
     pub fn set_budget(&self, bytes: u64) {
         if let Some(streams) = &self.streams {
             streams.set_budget(bytes);
         }
     }
 
-    /// Reads weights that stay into memory, if others are streamed; the system reads ahead beyond them, and what is streamed of
-    /// that is given back. Ends soon after `limit`; whether there is more to do.
+    /// If some weights are streamed, reads the weights that stay into memory. The system reads ahead beyond them; streamed weights that
+    /// it read are released again. Ends soon after `limit`; returns whether there is more to do.
     pub fn warm(&self, limit: Duration) -> bool {
         let streams = self.streams.as_ref();
         streams.is_some_and(|streams| streams.warm(limit))
@@ -203,8 +203,8 @@ impl Residency {
     }
 }
 
-/// Bytes a second at which the first `bytes` of the file at `path` are streamed as weights are, without computing. The clock starts, and
-/// `started` is called, when the buffers are there and the disk is at work.
+/// The rate, in bytes a second, of streaming the first `bytes` of the file at `path` as weights are streamed, without computing. The
+/// clock starts, and `started` is called, once the buffers exist and the disk is at work.
 ///
 /// # Errors
 /// [`EngineError::ReadAhead`] when the file cannot be opened or the system refuses a thread, [`EngineError::ReadWeights`] when it
@@ -281,7 +281,7 @@ impl Streams {
         for piece in pieces.iter().skip(*warmed) {
             match split.streams(piece) {
                 true => self.release(piece),
-                // What cannot be read now is met again, and reported, when it is computed with.
+                // What cannot be read now fails again, and is reported, when it is computed with.
                 false => drop(self.map.populate(piece.range())),
             }
             *warmed += 1;
@@ -293,12 +293,12 @@ impl Streams {
     }
 
     fn release(&self, piece: &Piece) {
-        // Without these, the system takes the pages back when it needs them.
+        // If these calls fail, the system takes the pages back when it needs them.
         let _ = self.map.unmap_pages(piece.range());
         let _ = drop_pages(&self.file, piece.range());
     }
 
-    /// Run after run of rows, as they stay or are streamed.
+    /// Multiplies runs of rows, resident or streamed, in order.
     fn matmul(
         &self,
         split: &Arc<ResidencyPlan>,
@@ -353,7 +353,7 @@ fn multiply_rows(
     }
 }
 
-/// The product with `part`, which begins at row `first` of a matrix of `all` rows, to its place in `out` (`n` rows of `all`).
+/// Writes the product with `part` to its place in `out` (`n` rows of `all`). `part` begins at row `first` of a matrix of `all` rows.
 fn multiply_part(
     pool: &ThreadPool,
     x: &[f32],

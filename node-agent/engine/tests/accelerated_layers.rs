@@ -1,5 +1,5 @@
-//! The accelerator's pass, run by candle on the CPU, against the CPU's own: the same model to rounding, the same sessions, however many
-//! of a window's layers it takes. (On a machine with a GPU, `PRIMA_TEST_GPU=1` runs the same on it.)
+//! The accelerator's pass, run by candle on the CPU, compared with the CPU's own: the same results up to rounding, and the same
+//! sessions, however many of a window's layers it takes. (On a machine with a GPU, `PRIMA_TEST_GPU=1` runs the same on it.)
 
 #![allow(
     clippy::unwrap_used,

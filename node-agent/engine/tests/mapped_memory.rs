@@ -30,7 +30,7 @@ fn a_pass_allocates_under_2_percent_of_the_file() {
         formats: vec![GgmlType::Q4K, GgmlType::Q6K],
         ..MadeUpModel::default()
     };
-    // Whatever the process allocates once.
+    // For what is allocated only once.
     Compute::new(2).unwrap();
     growth(&MadeUpModel::default().write(directory.path()));
     for path in [smollm2(), large.write(directory.path())] {
@@ -57,8 +57,8 @@ fn assert_a_copy_would_be_seen(path: &Path) {
     );
 }
 
-/// By how much anonymous memory grows from an open model to one that ran a prompt and a token through all layers; without the KV
-/// cache, which is no weight.
+/// How much anonymous memory grows when an open model runs a prompt and a token through all layers. Does not count the KV cache,
+/// which is not weights.
 fn growth(path: &Path) -> u64 {
     let model = Model::open(path).unwrap();
     let before = anonymous_memory();

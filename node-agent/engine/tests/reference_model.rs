@@ -134,10 +134,10 @@ fn smollm2_agrees_and_picks_the_same_tokens() {
     }
 }
 
-/// What rounding activations to 8 bits in front of every matrix may do to this model's logits.
+/// How much this model's logits may change because activations are rounded to 8 bits before every matrix.
 const SMOLLM2_NOISE: f32 = 0.1;
 
-/// Standard deviation: what all logits have in common means nothing.
+/// Standard deviation: a constant added to all logits means nothing.
 fn deviation(numbers: impl ExactSizeIterator<Item = f32> + Clone) -> f32 {
     let count = numbers.len() as f32;
     let mean = numbers.clone().sum::<f32>() / count;

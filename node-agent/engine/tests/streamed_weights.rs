@@ -45,7 +45,7 @@ fn file(folder: &Path) -> PathBuf {
     model.write(folder)
 }
 
-/// All of a model in windows that end at `ends`, streaming what `percent` of its weights leave.
+/// A whole model in windows that end at `ends`. Memory holds `percent` of its weights; the others are streamed.
 fn streaming(path: &Path, ends: &[usize], percent: u64) -> Runner {
     let model = Model::open(path).unwrap();
     let parts = [Part::Layers(0..model.config().layers), Part::OutputHead];

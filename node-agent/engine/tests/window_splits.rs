@@ -1,4 +1,4 @@
-//! However a pass is cut into windows, chunks and batches, and whatever the number of threads: the same bits.
+//! The same bits, however a pass is cut into windows, chunks and batches, and with any number of threads.
 
 #![allow(
     clippy::unwrap_used,
@@ -59,7 +59,7 @@ fn random_ends(random: &mut Random, layers: usize) -> Vec<usize> {
     ends
 }
 
-/// Feeds the prompts in chunks of random length, each time those of a random choice of prompts as one batch.
+/// Feeds the prompts in chunks of random length; each batch has chunks of some randomly chosen prompts.
 fn run_in_random_batches(
     random: &mut Random,
     runner: &Runner,

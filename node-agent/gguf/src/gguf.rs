@@ -115,7 +115,7 @@ fn read_version(reader: &mut Reader<'_>) -> Result<u32, GgufError> {
     }
 }
 
-/// The alignment that `value`, stored as `general.alignment`, stands for; `None` where it stands for none.
+/// The alignment that `value`, stored as `general.alignment`, means; `None` if it is not a valid one.
 pub(crate) fn alignment_of(value: &Value) -> Option<u64> {
     let alignment = u64::try_from(value.integer()?).ok()?;
     (alignment.is_power_of_two() && (8..=MAX_ALIGNMENT).contains(&alignment)).then_some(alignment)
@@ -220,7 +220,7 @@ fn read_array(reader: &mut Reader<'_>, key: &str) -> Result<Array, GgufError> {
         return Ok(Array::String(strings));
     }
     let offset = reader.position();
-    // `count` saw that the product fits the bytes at hand.
+    // `count` checked that the product fits the bytes at hand.
     let bytes = reader.take(len as u64 * min_len, what)?;
     Ok(match element_type {
         0 => Array::U8(bytes.to_vec()),
@@ -335,7 +335,7 @@ fn read_tensor(
     })
 }
 
-/// Makes the tensors' offsets absolute, and sees that each tensor is inside the file and on bytes of its own.
+/// Makes the tensors' offsets absolute, and checks that each tensor is inside the file and overlaps no other.
 fn place_tensors(
     file: &str,
     tensors: &mut [TensorInfo],

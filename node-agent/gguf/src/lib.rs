@@ -1,11 +1,11 @@
-//! Reads the header of GGUF model files: bytes that nobody trusts in, metadata and tensor index out.
+//! Reads the header of GGUF model files: untrusted bytes in, metadata and tensor index out.
 //!
 //! Decides: whether a header is well formed, and where every tensor lies in the file. After [`Gguf::parse`] returned `Ok`, every
 //! tensor's range is inside the file, aligned, free of overlaps and of exactly the size that its type and shape ask for, so
 //! that nobody downstream checks it again.
 //!
-//! Refuses: to read tensor data, to know what a key means to a model (but `general.alignment`, which the format itself needs),
-//! to repair anything, and to allocate by a number from the file before that number is held against the bytes that are there.
+//! Refuses: to read tensor data, to know what a key means to a model (except `general.alignment`, which the format itself
+//! needs), to repair anything, and to allocate by a number from the file before it is checked against the bytes that are there.
 //!
 //! Format: GGUF versions 2 and 3, little-endian, as in <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
 //! [`writer`] writes the same format, for tools and tests that make model files.

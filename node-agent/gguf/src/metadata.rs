@@ -93,7 +93,8 @@ impl Metadata {
             .map(|(key, value)| (key.as_str(), value))
     }
 
-    /// `Ok(None)` where the key is absent; an error where it holds no integer or one that does not fit. So for all that follow.
+    /// `Ok(None)` where the key is absent; an error where it holds no integer or one that does not fit. The same holds for all that
+    /// follow.
     pub fn u32(&self, key: &str) -> Result<Option<u32>, GgufError> {
         self.read(key, "an integer that fits u32", |value| {
             u32::try_from(value.integer()?).ok()
@@ -173,7 +174,7 @@ impl Metadata {
         )
     }
 
-    /// As [`Metadata::u32`], with an error that names the key where it is absent. So for all that follow.
+    /// As [`Metadata::u32`], with an error that names the key where it is absent. The same holds for all that follow.
     pub fn require_u32(&self, key: &str) -> Result<u32, GgufError> {
         self.u32(key)?
             .ok_or_else(|| self.missing(key, "an integer that fits u32"))

@@ -1,6 +1,7 @@
 //! Finds an entry by its name in a list that stays in file order: positions sorted by name, found by bisection.
 //!
-//! Refuses duplicates. Four bytes per entry and no second copy of a name: the file says how many there are.
+//! Refuses duplicates. Four bytes per entry and no second copy of a name, because the file decides how many
+//! there are.
 
 /// Positions of a list, sorted by the names at those positions.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -13,7 +14,7 @@ impl NameIndex {
         name: impl Fn(usize) -> &'a str,
     ) -> Result<Self, (usize, usize)> {
         let mut sorted: Vec<u32> = (0..len as u32).collect();
-        // By position among equals, so that the first duplicate in the file is the one reported as first.
+        // Equal names go by position, so that the first duplicate in the file is the one reported as first.
         sorted.sort_unstable_by(|&a, &b| name(a as usize).cmp(name(b as usize)).then(a.cmp(&b)));
         match sorted
             .windows(2)

@@ -1,8 +1,8 @@
 //! A cursor over the header's bytes that cannot leave them.
 //!
-//! Decides: whether a field or a count that the file claims fits into what is left of the file. It tells apart a file that ends
-//! too early from a prefix that does, because the second is cured by fetching more.
-//! Refuses: to hand out a count that the remaining bytes cannot hold, so callers may allocate by what they get from it.
+//! Decides: whether a field or a count that the file claims fits into what is left of the file. It distinguishes a file that
+//! ends too early from a prefix that does, because fetching more cures the second. Refuses: to hand out a count that the
+//! remaining bytes cannot hold, so callers may allocate by the counts they get.
 
 use std::fmt::Display;
 
@@ -87,7 +87,7 @@ impl<'a> Reader<'a> {
                 return Err(self.invalid(offset, what, expected, count));
             }
         }
-        // `require` held the total against the length of a slice, so the count fits.
+        // `require` checked the total against the length of a slice, so the count fits.
         Ok(count as usize)
     }
 

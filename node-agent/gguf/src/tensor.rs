@@ -24,13 +24,13 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
-    /// Number of weights: the product of the shape (which fits, as the parser saw to).
+    /// Number of weights: the product of the shape (the parser checked that it fits).
     pub fn weights(&self) -> u64 {
         self.shape.iter().product()
     }
 }
 
-/// Bytes of a tensor; `Err` with what was expected and what was found where there is no such tensor.
+/// Bytes of a tensor; if there is no such tensor, `Err` with what was expected and what was found.
 pub(crate) fn byte_len(ggml_type: GgmlType, shape: &[u64]) -> Result<u64, (String, String)> {
     if shape.is_empty() || shape.len() > MAX_DIMENSIONS as usize || shape.contains(&0) {
         return Err((

@@ -48,7 +48,7 @@ pub(super) struct QuantizedRows {
     pub(super) values: Vec<i8>,
     /// What a value of the group is worth.
     pub(super) scales: Vec<f32>,
-    /// Minus the sum of the group's values: what, times a format's offset, corrects for that.
+    /// Minus the sum of the group's values. Times a format's offset, it corrects for the offset.
     pub(super) negated_sums: Vec<i32>,
     /// The sum of the group's values times the scale.
     pub(super) scaled_sums: Vec<f32>,
@@ -113,7 +113,8 @@ per_level! {
             let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
             let scale = largest / 127.0;
             let sum = quantize(x, inverse, &mut values[32 * block..][..32]);
-            // The file formats hold these two in half precision, and llama.cpp computes with what they hold.
+            // The file formats hold these two in half precision, and llama.cpp computes with the rounded
+            // numbers.
             scales[block] = round_to_f16_precision(scale);
             scaled_sums[block] = round_to_f16_precision(scale * sum as f32);
             negated_sums[block] = -sum;

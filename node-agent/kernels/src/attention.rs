@@ -67,8 +67,8 @@ impl KvShape {
         self.kv_heads * self.head_dim
     }
 
-    /// Writes the keys of one position (`kv_heads * head_dim` numbers) into its place in a block. What
-    /// exceeds the range of F16 becomes its largest number.
+    /// Writes the keys of one position (`kv_heads * head_dim` numbers) into its place in a block. Numbers beyond
+    /// the range of F16 become its largest number.
     ///
     /// # Panics
     /// When `position` is not below [`BLOCK_POSITIONS`], or block or row have the wrong length.
@@ -148,7 +148,7 @@ pub fn attention(
         return;
     }
 
-    // Few rows: the chunks of positions are the pieces, and are folded afterwards, in the same order.
+    // Few rows: each chunk of positions is a piece of work; the chunks are folded afterwards, in the same order.
     let mut chunks: Vec<(&Tile, usize)> = Vec::new();
     for tile in &tiles {
         let count = sequences[tile.sequence].chunks(tile);
@@ -185,8 +185,8 @@ const TILE: usize = span::MAX_QUERIES;
 /// From this many tiles on there is no need to split positions to keep the threads busy.
 const TILES_PER_THREAD: usize = 4;
 
-/// Some queries of one KV head: those from `first` on, counted over rows and, within a row, over the query
-/// heads of the KV head.
+/// Some queries of one KV head, from number `first` on. They are counted row by row, and within a row by the
+/// query heads of the KV head.
 struct Tile {
     sequence: usize,
     kv_head: usize,

@@ -1,5 +1,5 @@
-//! Sums of 8-bit products where the processor sums two to 16 bits at once, as SSSE3 and AVX2 do: as many of these as cannot
-//! overflow are added up, and then widened to 32 bits. For registers of either size.
+//! Sums of 8-bit products on processors that sum two products to 16 bits at once (SSSE3 and AVX2). As many of these as
+//! cannot overflow are added up, and then widened to 32 bits. For registers of either size.
 
 use std::arch::x86_64::*;
 
@@ -7,7 +7,7 @@ use super::formats::{BlockFormat, are_signed_bytes};
 use super::packed_tile::{Sums, products_without_overflow, read_quad};
 use super::product::TILE_ROWS;
 
-/// A register of integers; what lanes an operation takes them as is in its name.
+/// A register of integers; the name of an operation says which lanes it works on.
 pub(super) trait ByteRegister: Copy {
     /// # Safety
     /// A register's bytes at `from`, aligned, are readable.
@@ -19,7 +19,7 @@ pub(super) trait ByteRegister: Copy {
     fn add_16(self, other: Self) -> Self;
     fn add_32(self, other: Self) -> Self;
     fn magnitudes_8(self) -> Self;
-    /// Each byte with the sign of `other`'s changed as that one's sign; 0 where that one is 0.
+    /// Each byte, negated where the byte of `other` is negative; 0 where that byte is 0.
     fn signed_8(self, other: Self) -> Self;
     /// Sums of pairs of products of unsigned bytes with the signed ones of `other`, in 16 bits.
     fn multiply_pairs_8(self, other: Self) -> Self;
@@ -104,7 +104,7 @@ byte_register!(__m128i, _mm_load_si128 _mm_set1_epi8 _mm_set1_epi16 _mm_set1_epi
 byte_register!(__m256i, _mm256_load_si256 _mm256_set1_epi8 _mm256_set1_epi16 _mm256_set1_epi32 _mm256_xor_si256 _mm256_add_epi16
     _mm256_add_epi32 _mm256_abs_epi8 _mm256_sign_epi8 _mm256_maddubs_epi16 _mm256_madd_epi16);
 
-/// [`Integers::sums`](super::packed_tile::Integers::sums), in 32-bit lanes; less the offset where values are signed bytes.
+/// [`Integers::sums`](super::packed_tile::Integers::sums), in 32-bit lanes; minus the offset where values are signed bytes.
 ///
 /// # Safety
 /// As there.
@@ -160,13 +160,13 @@ fn products<B: ByteRegister, F: BlockFormat>(four: B, x_four: i32) -> B {
     }
 }
 
-/// `sum`, and each two of `pairs` added to it.
+/// `sum` plus the sums of neighbouring `pairs`.
 #[inline(always)]
 fn widened<B: ByteRegister>(sum: B, pairs: B) -> B {
     sum.add_32(pairs.multiply_pairs_16(B::splat_16(1)))
 }
 
-/// The sums of products with one row of activations, of `N` registers of weight rows.
+/// The sums of products of `N` registers of weight rows with one row of activations.
 pub(super) struct PairSums<B, const N: usize> {
     whole: [B; N],
     /// Sums in 16 bits.

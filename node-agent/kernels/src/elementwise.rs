@@ -63,7 +63,7 @@ pub fn swiglu(pool: &ThreadPool, gate: &mut [f32], up: &[f32]) {
     });
 }
 
-/// Numbers below which a step is done by the caller alone: waking the others costs more.
+/// With fewer numbers than this, the caller does a step alone: waking the others costs more.
 const PIECE: usize = 8192;
 
 /// Runs `work(first row, rows)` over pieces of whole rows of `out`.

@@ -1,7 +1,7 @@
-//! The block formats of quantized weights, as ggml lays them out (ggml/src/ggml-common.h): how one block
-//! becomes small unsigned numbers with a scale, and where the format has one a minimum, per group.
-//! This is the specification; the vector levels unpack 16 rows at once (`packed_tile/`) to the same numbers.
-//! Refuses to know about rows, activations or instruction sets.
+//! The block formats of quantized weights, as ggml lays them out (ggml/src/ggml-common.h): how one block becomes
+//! small unsigned numbers with a scale per group, and a minimum per group where the format has one. This is the
+//! specification; the vector levels unpack 16 rows at once (`packed_tile/`) to the same numbers. Refuses to know
+//! about rows, activations or instruction sets.
 
 mod codebook;
 mod codebooks;
@@ -38,7 +38,7 @@ pub(super) trait BlockFormat {
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]);
 }
 
-/// Whether values less the offset are all the signed bytes: the highest bit of each, inverted, is the sign.
+/// Whether values minus the offset cover all signed bytes: then the highest bit of each, inverted, is the sign.
 #[cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
     allow(dead_code)
@@ -48,7 +48,8 @@ pub(super) const fn are_signed_bytes<F: BlockFormat>() -> bool {
     F::BITS == 8
 }
 
-/// `call` with `Format` as the block format of a `GgmlType`; `otherwise` for a type that is none or has no kernels.
+/// `call` with `Format` as the block format of a `GgmlType`; `otherwise` for a type without a block format or
+/// kernels.
 macro_rules! with_block_format {
     ($ggml_type:expr, $Format:ident => $call:expr, else $otherwise:expr $(,)?) => {
         with_block_format!(
@@ -92,8 +93,8 @@ fn part<const N: usize>(values: &mut [u8], index: usize) -> &mut [u8; N] {
     &mut values[N * index..N * index + N].as_chunks_mut::<N>().0[0]
 }
 
-/// `function` of every byte. From copy to copy: the compiler makes vector instructions of it only where it
-/// sees that what is read and what is written do not overlap.
+/// `function` of every byte. It works on copies: the compiler makes vector instructions only where it sees that
+/// input and output do not overlap.
 #[inline(always)]
 fn map<const N: usize>(bytes: [u8; N], function: impl Fn(u8) -> u8) -> [u8; N] {
     let mut out = [0; N];

@@ -1,5 +1,5 @@
-//! A program of tests: what modules test within themselves. They are compiled here once more, without the others; in a harness of
-//! its own the whole library would be, and all levels of its matrix kernels take minutes.
+//! A test program for the tests inside modules. It compiles only these modules once more; the library's own test harness would
+//! compile everything, and all levels of its matrix kernels take minutes.
 
 #![allow(
     clippy::unwrap_used,

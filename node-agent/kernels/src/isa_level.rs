@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-/// An instruction-set level for which kernels exist. Only a level that this processor has can be
-/// obtained: that is what the `target_feature` functions of the kernels rely on.
+/// An instruction-set level for which kernels exist. Only levels that this processor has can be obtained; the `target_feature`
+/// functions of the kernels rely on that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct IsaLevel(Kind);
 
@@ -57,8 +57,8 @@ impl IsaLevel {
         known.map(IsaLevel).collect()
     }
 
-    /// All levels that this build knows, lowest first: the name, and each feature that it needs, by its name in Rust, with whether this
-    /// processor has it.
+    /// All levels that this build knows, lowest first: the level's name, and for each feature that it needs, the feature's name in Rust
+    /// and whether this processor has it.
     pub fn known() -> Vec<(&'static str, Vec<(&'static str, bool)>)> {
         let known = Kind::ALL.iter().copied();
         known.map(|kind| (kind.name(), kind.features())).collect()

@@ -1,5 +1,5 @@
-//! Floats, or 32-bit words, side by side: the registers of each instruction set, or plain numbers, and arrays of them. Kernels take
-//! sixteen in as many registers as that needs. What works on them is written once, and computed in the same order everywhere.
+//! Floats or 32-bit words side by side: the registers of each instruction set, plain numbers, and arrays of them. Kernels take
+//! sixteen, in as many registers as needed. Code that works on them is written once, and computes in the same order everywhere.
 //!
 //! The implementations for an instruction set may only be used in code that runs where the processor has it:
 //! that is part of the safety contract of every function that is generic over these traits.
@@ -41,12 +41,12 @@ pub(super) trait Lanes: Copy {
 
     fn multiply(self, other: Self) -> Self;
 
-    /// `self * factor + addend`; fused but at the levels without such an instruction (plain Rust on x86-64, SSE4.1).
+    /// `self * factor + addend`; fused, except at the levels without such an instruction (plain Rust on x86-64, SSE4.1).
     fn multiply_add(self, factor: Self, addend: Self) -> Self;
 }
 
-/// A 32-bit word of each of several rows of a matrix: of as many as a register holds, or several registers of them, in order.
-/// Blocks unpack without a word ever leaving its row's lane.
+/// One 32-bit word from each of several rows of a matrix, in order: as many rows as one register holds, or several. While blocks
+/// unpack, a word never leaves its row's lane.
 #[cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
     allow(
@@ -58,8 +58,7 @@ pub(super) trait Words: Copy {
     type Floats: Lanes;
     const COUNT: usize;
 
-    /// Asks for the cache line at `address`, which need not be valid, into the second-level cache (whose queue
-    /// is the longer one).
+    /// Prefetches the cache line at `address`, which need not be valid, into the second-level cache (its queue is longer).
     fn prefetch(address: *const u8);
 
     /// The 4 bytes at `offset` behind each of the first `COUNT` rows.
@@ -92,7 +91,7 @@ pub(super) trait Words: Copy {
     /// `4 * COUNT` bytes at `to` are writable.
     unsafe fn store(self, to: *mut u8);
 
-    /// For each byte, which is below 16, the byte of the table in its place.
+    /// Replaces each byte, which is below 16, by the table's byte at that index.
     fn look_up(self, table: &[u8; 16]) -> Self;
 
     fn and(self, mask: u32) -> Self;
@@ -109,7 +108,7 @@ pub(super) trait Words: Copy {
 
     fn shift_right(self, bits: i32) -> Self;
 
-    /// With copies of the sign bit.
+    /// Fills in copies of the sign bit.
     fn shift_right_signed(self, bits: i32) -> Self;
 
     /// The words as signed integers.
@@ -122,7 +121,7 @@ pub(super) trait Words: Copy {
     fn halves_to_floats(self) -> Self::Floats;
 }
 
-/// `method` of each register. A loop, as a closure would not be compiled for the instruction set of its caller.
+/// Calls `method` on each register. A loop, because a closure would not be compiled for its caller's instruction set.
 macro_rules! each {
     ($registers:ident.$method:ident($($argument:expr),*)) => {{
         let mut out = $registers;

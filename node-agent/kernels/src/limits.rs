@@ -1,5 +1,5 @@
-//! What this machine's processors can do at most, for benchmarks to set the kernels beside: reading memory, and multiplying bytes
-//! that are in registers already. Knows nothing of weights or formats.
+//! The most that this machine's processors can do, for benchmarks to compare the kernels with: reading memory, and multiplying bytes
+//! that are already in registers. Knows nothing of weights or formats.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ pub fn read_bytes_per_second(pool: &ThreadPool, memory: &[u64]) -> f64 {
 
 per_level! {
     fn sum_words(level, words: &[u64], sum: &mut u64) {
-        // Enough for the memory's latency; into the second-level cache, as the kernels ask for weights.
+        // Enough to hide the memory's latency; into the second-level cache, as the kernels prefetch weights.
         const AHEAD: usize = 8 << 10;
         let mut lanes = [0_u64; 32];
         for words in words.as_chunks::<32>().0 {
@@ -56,11 +56,11 @@ fn prefetch(address: *const u8) {
     let _ = address;
 }
 
-/// The most products of bytes and sums of these (two operations each) that the pool's threads do together per second at its level,
-/// with operands in registers. 0 at the scalar level, whose instructions are the compiler's choice.
+/// The most byte products, each with its addition (two operations), that the pool's threads together do per second at its level,
+/// with operands in registers. 0 at the scalar level, where the compiler chooses the instructions.
 pub fn byte_operations_per_second(pool: &ThreadPool) -> f64 {
     const STEPS: usize = 1 << 20;
-    // More than threads, as large as to make handing them out nothing.
+    // More pieces than threads, large enough that handing them out costs nothing.
     let pieces = 4 * pool.threads();
     let per_step = multiply_in_registers(pool.level().kind(), 0);
     let runs = (0..5).map(|_| {
@@ -74,7 +74,7 @@ pub fn byte_operations_per_second(pool: &ThreadPool) -> f64 {
     (pieces * STEPS * per_step) as f64 / fastest.as_secs_f64()
 }
 
-/// Runs `steps` steps of as many independent sums as hide an instruction's latency; returns the operations of a step.
+/// Runs `steps` steps, each with enough independent sums to hide an instruction's latency; returns the operations of a step.
 fn multiply_in_registers(kind: Kind, steps: usize) -> usize {
     match kind {
         Kind::Scalar => 0,
@@ -133,7 +133,8 @@ mod x86 {
 
     use super::SUMS;
 
-    // Where the multiplication does not add, its operand is the sum: of two that do not change there would be one product only.
+    // Where the multiplication does not add, the sum is one operand: with two constant operands the compiler would multiply only
+    // once.
     in_registers!(sse41, "sse4.1,ssse3", 32, _mm_setzero_si128(), |sum, x| {
         _mm_add_epi16(sum, _mm_maddubs_epi16(sum, x))
     });
@@ -169,7 +170,7 @@ mod arm64 {
     use super::super::neon::{sdot, usmmla};
     use super::SUMS;
 
-    // SAFETY: registers only. (Of Rust's own function the compiler would take the product out of the loop.)
+    // SAFETY: registers only. (With Rust's own function, the compiler would move the product out of the loop.)
     in_registers!(neon, "neon", 16, vdupq_n_s16(0), |sum, x| unsafe {
         let mut sum: int16x8_t = sum;
         asm!(

@@ -219,7 +219,7 @@ fn dequantize<F: BlockFormat>(bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// The type is not one of those that `Matrix::new` lets pass.
+/// For types that `Matrix::new` does not let pass.
 pub(super) fn no_kernel(ggml_type: GgmlType) -> ! {
     unreachable!("a matrix of {ggml_type} cannot be made")
 }

@@ -51,7 +51,7 @@ struct NeonDotprod;
 
 struct NeonI8mm;
 
-/// Four consecutive columns of four weight rows, as signed bytes: less the offset where that makes them so.
+/// Four consecutive columns of four weight rows, as signed bytes: minus the offset where that makes them signed.
 ///
 /// # Safety
 /// They are readable.
@@ -108,8 +108,8 @@ fn widen(sums: &mut [int32x4_t; 2], products: [int16x8_t; 2]) {
     }
 }
 
-/// The sums of products with one row of activations, of 16 weight rows in four registers: columns 0 and 1, and columns 2 and 3, of
-/// every four are apart, rows 0 and 1, and rows 2 and 3.
+/// The sums of products of 16 weight rows, in four registers, with one row of activations. Columns 0 and 1 of every four are kept
+/// apart from columns 2 and 3, and rows 0 and 1 from rows 2 and 3.
 struct NeonSums {
     whole: [[int32x4_t; 2]; 4],
     products: [[int16x8_t; 2]; 4],
@@ -186,7 +186,7 @@ impl Integers for Neon {
     ) -> [Self::Floats; ROWS] {
         // SAFETY: readable by the contract.
         unsafe {
-            // Of each row, sums of columns 0 and 1, and of 2 and 3, of every four: rows 0 and 1, rows 2 and 3.
+            // For each row, sums of columns 0 and 1, and of 2 and 3, of every four; rows 0 and 1, then rows 2 and 3.
             let mut sums = [[vdupq_n_s32(0); 2]; ROWS];
             let mut quad = 0;
             while quad < F::GROUP / 4 {
@@ -316,7 +316,7 @@ impl Integers for NeonI8mm {
 
 macro_rules! dot_products {
     ($name:ident, $weights:ty, $sums:ident) => {
-        /// Adds the products of 16 columns: of four rows of weights, four columns at a time, with a row of activations.
+        /// Adds the products of 16 columns of four weight rows, four columns at a time, with a row of activations.
         ///
         /// # Safety
         /// The processor has the instruction.
@@ -339,7 +339,7 @@ macro_rules! dot_products {
             sum
         }
 
-        /// The sums of products with one row of activations, of 16 weight rows in four registers.
+        /// The sums of products of 16 weight rows, in four registers, with one row of activations.
         struct $sums([uint32x4_t; 4]);
 
         impl Sums<[uint32x4_t; 4]> for $sums {
@@ -375,7 +375,7 @@ macro_rules! dot_products {
 dot_products!(sdot, int8x16_t, SdotSums);
 dot_products!(usdot, uint8x16_t, UsdotSums);
 
-/// Adds the products of eight columns: of two rows of weights with two of activations.
+/// Adds the products of eight columns of two weight rows with two rows of activations.
 ///
 /// # Safety
 /// The processor has i8mm.

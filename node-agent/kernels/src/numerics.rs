@@ -7,8 +7,8 @@ pub(super) const HALF_REBIAS: u32 = (127 - 15) << 23;
 /// What the last place of a subnormal half-precision number is worth.
 pub(super) const HALF_SUBNORMAL: f32 = 1.0 / (1 << 24) as f32;
 
-/// The value of a half-precision number, subnormals, infinities and NaN included. Computes with no subnormal f32, which many
-/// processors take a hundred times as long for.
+/// The value of a half-precision number, subnormals, infinities and NaN included. Avoids subnormal f32 numbers, with which
+/// many processors take a hundred times as long.
 #[inline(always)]
 pub(super) fn f16_to_f32(half: u16) -> f32 {
     let magnitude = u32::from(half & 0x7fff);
@@ -39,8 +39,8 @@ pub(super) fn round_to_f16_precision(value: f32) -> f32 {
     f32::from_bits((bits + half_to_even) & !0x1fff)
 }
 
-/// Added to a number below 2^22 in magnitude, it rounds it to an integer (ties to even), which then
-/// stands in the low bits of the sum.
+/// Added to a number below 2^22 in magnitude, this rounds the number to an integer (ties to even); the integer is then in
+/// the low bits of the sum.
 pub(super) const ROUNDER: f32 = 12_582_912.0;
 
 /// `e^x` for `x <= 88`, to within 2 units in the last place; 0 below about -87.3 and for -infinity;
@@ -64,8 +64,8 @@ pub(super) fn exp(x: f32) -> f32 {
     if x < -87.336_54 { 0.0 } else { e * power }
 }
 
-/// `a * b + c`, fused where the processors that this build is for all have such an instruction; elsewhere
-/// a fused one would be a call into the C library for every product.
+/// `a * b + c`, fused if all processors that this build is for have such an instruction; otherwise fusing would cost a call
+/// into the C library for every product.
 #[inline(always)]
 pub(super) fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {

@@ -1,7 +1,7 @@
-//! Packed tiles: 16 weight rows unpacked side by side, so that one register holds the same columns of all 16 and sums
-//! need no adding across lanes. Decides how much of the columns a packed tile takes at a time: it stays in the
-//! first-level cache while every row of activations is multiplied with it; and when there is none (`one_row.rs`).
-//! Shared by the vector levels, which bring the registers and the integer products.
+//! Packed tiles: 16 weight rows unpacked side by side, so that one register holds the same columns of all 16 and sums need no
+//! adding across lanes. Decides how many columns a packed tile takes at a time, so that it stays in the first-level cache while
+//! every row of activations is multiplied with it; and when no tile is used (`one_row.rs`). Shared by the vector levels, which
+//! provide the registers and the integer products.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use super::matrix::Matrix;
 use super::matrix::no_kernel;
 use super::product::{Activations, Product, TILE_ROWS};
 
-/// The block for each of the numbers, which are constants in it: what they index can be registers.
+/// Repeats the block for each number. The numbers are constants in it, so what they index can be registers.
 macro_rules! unroll {
     ($number:ident in $($value:literal)* $block:block) => {
         $({
@@ -55,7 +55,7 @@ pub(super) struct PackedTile {
 pub(super) struct TilePlace {
     /// The first of the packed tile's weight rows.
     pub(super) row: usize,
-    /// How many of its 16 rows there are.
+    /// How many of its 16 rows exist.
     pub(super) rows: usize,
     /// The packed tile's columns.
     pub(super) columns: Range<usize>,
@@ -74,7 +74,7 @@ impl TilePlace {
             self.columns.start / block * block_bytes..self.columns.end / block * block_bytes;
         let mut rows = [std::ptr::null(); TILE_ROWS];
         for (lane, row) in rows.iter_mut().enumerate() {
-            // Beyond the last row: the last again, whose results are not kept.
+            // Beyond the last row, the last one again; these results are not kept.
             let whole = matrix.row(self.row + lane.min(self.rows - 1));
             *row = whole[bytes.clone()].as_ptr();
         }
@@ -91,7 +91,7 @@ pub(super) trait PackedFormat: BlockFormat {
     unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>);
 }
 
-/// What takes a block of each of 16 rows as it is unpacked: each of its columns, scales and minimums once, in any order.
+/// Receives a block of each of 16 rows while it is unpacked: each of its columns, scales and minimums once, in any order.
 pub(super) trait Unpacked<W: Words> {
     /// Columns `4 * quad..4 * quad + 4` of the block.
     ///
@@ -137,8 +137,8 @@ impl<W: Words> Unpacked<W> for Destination {
     }
 }
 
-/// The part of the next 16 rows that is as long as a block of each of these, which is asked for in the order of memory and as fast
-/// as these are unpacked: the hardware foresees one long stream, but not 16 short ones.
+/// The part of the next 16 rows to prefetch, as long as one block of each current row. It is prefetched in memory order, as fast as
+/// the current rows are unpacked: the hardware predicts one long stream, but not 16 short ones.
 #[derive(Clone, Copy)]
 struct Next {
     at: *const u8,
@@ -147,7 +147,7 @@ struct Next {
 }
 
 impl Next {
-    /// For the first block of each row at `place`. May be behind the last row.
+    /// For the first block of each row at `place`. May point past the last row.
     #[inline(always)]
     fn of(matrix: &Matrix<'_>, place: &TilePlace, block_bytes: usize, block: usize) -> Self {
         let row = matrix.row(place.row);
@@ -164,8 +164,8 @@ impl Next {
         self.at = self.at.wrapping_add(TILE_ROWS * block_bytes);
     }
 
-    /// The share of the block's columns `4 * quad..4 * quad + 4`: each line once. Where `quad` is a constant, as in unrolled loops,
-    /// so are the lines.
+    /// Prefetches the share for the block's columns `4 * quad..4 * quad + 4`, each line once. Where `quad` is a constant, as in
+    /// unrolled loops, the lines are constants, too.
     #[inline(always)]
     fn ask<W: Words>(self, quad: usize) {
         let begin = |quad: usize| (quad * self.step).div_ceil(LINE);
@@ -175,14 +175,14 @@ impl Next {
     }
 }
 
-/// What a vector level brings for quantized weights.
+/// What a vector level provides for quantized weights.
 pub(super) trait Integers {
     type Words: Words;
     /// The totals of as many weight rows as one register holds.
     type Floats: Lanes;
     /// The most rows of activations that [`tile`](Self::tile) takes at once.
     const TILE: usize;
-    /// Whether the products are of signed bytes, where values less the format's offset are such.
+    /// Whether products use signed bytes, for formats whose values minus the offset are signed bytes.
     const SIGNED: bool;
 
     /// Computes the columns `rows` of the output for quantized weights.
@@ -223,18 +223,18 @@ pub(super) trait Integers {
         rows: Range<usize>,
     );
 
-    /// Whether values are multiplied less the format's offset, as the signed bytes that they then are; `start` is 0 then.
+    /// Whether the format's offset is subtracted before multiplying, which makes the values signed bytes; `start` is 0 then.
     #[inline(always)]
     fn takes_offset<F: BlockFormat>() -> bool {
         Self::SIGNED && are_signed_bytes::<F>()
     }
 
-    /// `start` and the sums of one group's products, for each row of activations and of as many weight rows as a register
-    /// holds.
+    /// `start` plus the sums of one group's products, for each row of activations and for as many weight rows as a register holds.
     ///
     /// # Safety
-    /// The level's instructions; a group of the weight rows at `weights`, in the order of [`PackedTile::values`] and aligned to the
-    /// register, and of `ROWS` rows of activations, `x_stride` apart, at `x_quads` are readable.
+    /// The processor has the level's instructions. Readable are: a group of the weight rows at `weights`, in the order of
+    /// [`PackedTile::values`] and aligned to the register; and a group of `ROWS` rows of activations, `x_stride` apart, at
+    /// `x_quads`.
     unsafe fn sums<F: BlockFormat, const ROWS: usize>(
         weights: *const u8,
         x_quads: *const i8,
@@ -245,13 +245,12 @@ pub(super) trait Integers {
     type Sums: Sums<Self::Words>;
 }
 
-/// The sums of a group's products of 16 weight rows and one row of activations, as they come. As of [`Words`]: only for code that
+/// Adds up a group's products of 16 weight rows and one row of activations, as they come. As with [`Words`]: only for code that
 /// runs where the processor has the level's instructions.
 pub(super) trait Sums<W> {
     fn new() -> Self;
 
-    /// Adds the products of four columns: of values, less the offset where [`Integers::takes_offset`], and of activations, side by
-    /// side.
+    /// Adds the products of four columns side by side: values, minus the offset if [`Integers::takes_offset`], times activations.
     fn add_quad<F: BlockFormat>(&mut self, four: W, x_four: i32);
 
     fn whole(self) -> W;
@@ -300,7 +299,7 @@ pub(super) unsafe fn multiply_by_format<I: Integers>(product: &Product<'_>, rows
     }
 }
 
-/// [`Integers::multiply`], whose only body this is; inlined there.
+/// The only body of [`Integers::multiply`]; inlined there.
 ///
 /// # Safety
 /// As there.

@@ -1,7 +1,7 @@
 //! Functions whose body is plain Rust, compiled once for each level.
 
-/// Defines a function that runs its body compiled for the given level: `fn name(level, arguments...)`.
-/// The body is plain Rust that the compiler vectorises; it must be all inlined to profit.
+/// Defines a function that runs its body compiled for the given level: `fn name(level, arguments...)`. The
+/// body is plain Rust that the compiler vectorises; to profit, all of it must be inlined.
 macro_rules! per_level {
     ($(#[$meta:meta])* $vis:vis fn $name:ident(level, $($arg:ident : $ty:ty),* $(,)?) $body:block) => {
         $(#[$meta])*

@@ -1,7 +1,7 @@
 //! Where compute threads wake up: never on the core of the thread that wakes them. Left alone, Linux often puts them
-//! there, because at that moment the other cores still run the neighbour on the ring whose work has just ended, and
-//! does not part the two again for milliseconds: longer than a window. Which of the other cores it is stays the
-//! system's choice, so that the machine's owner is not in the way. Does nothing on other systems.
+//! there, because at that moment the other cores still run the ring neighbour whose work has just ended. It then
+//! leaves both threads on one core for milliseconds: longer than a window. The system still chooses among the other
+//! cores, so that the machine's owner is not in the way. Does nothing on other systems.
 
 pub(super) use system::{Placement, this_thread};
 

@@ -1,5 +1,6 @@
 //! Rotary position embedding (Su et al. 2021): pairs of a head's numbers are turned by an angle proportional to
-//! the position. Decides the angles, once per position for all layers; which numbers pair is the model's.
+//! the position. Decides the angles, once per position for all layers; the model says which numbers form a
+//! pair.
 
 use super::shared_slice::SharedSlice;
 use super::thread_pool::ThreadPool;
@@ -33,7 +34,7 @@ pub struct RopeAngles {
 impl Rope {
     /// The rotation of the first `dims` numbers of each head: pair `i` turns by
     /// `scale / factors[i] * base^(-2i / dims)` radians per position. `factors` is Llama 3.1's
-    /// `rope_freqs.weight` (one per pair), absent for plain models; `scale` is 1 but for linear scaling,
+    /// `rope_freqs.weight` (one per pair), absent for plain models; `scale` is 1, except for linear scaling,
     /// where it is one over the context's growth.
     ///
     /// # Panics

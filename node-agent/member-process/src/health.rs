@@ -14,16 +14,16 @@ use tokio::time::timeout;
 /// What rank 0 says of the ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// A token went round; how fast that was, where it says so.
+    /// A token went round the ring; how fast, if rank 0 says so.
     Ready(Option<Speed>),
-    /// Not yet, or not any more; in its words.
+    /// Not yet ready, or no longer; in its words.
     NotReady(String),
     /// Nothing that could be understood; what came instead.
     NoAnswer(String),
 }
 
 const DEADLINE: Duration = Duration::from_secs(5);
-/// A health answer is a line; whoever sends more is not rank 0.
+/// A health answer is a line; whoever sends more than this is not rank 0.
 const MAX_ANSWER: u64 = 64 << 10;
 
 /// `address`: where rank 0 serves HTTP.

@@ -51,7 +51,7 @@ impl Lines {
         }
     }
 
-    /// Whether the line came that tells of joining.
+    /// Whether the line about joining has come.
     pub fn joined(&self) -> watch::Receiver<bool> {
         self.joined.subscribe()
     }

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::lines::Lines;
 
-/// What `serve` is started with. What is not said is left to it.
+/// The arguments that `serve` is started with. It chooses what is not given.
 #[derive(Clone, Copy)]
 pub struct Serve<'a> {
     pub plan_file: &'a Path,
@@ -32,7 +32,7 @@ pub struct Serve<'a> {
     pub weights_memory: Option<u64>,
     /// All weights are left to the page cache.
     pub no_streaming: bool,
-    /// What rank 0 asks its clients for, beside the keys of the plan.
+    /// The key that rank 0 asks its clients for, beside the keys of the plan.
     pub api_key: Option<&'a str>,
 }
 
@@ -43,7 +43,7 @@ pub struct StartError {
     source: io::Error,
 }
 
-/// One that is dropped is killed.
+/// Dropping it kills the process.
 pub struct MemberProcess {
     child: Child,
     pid: u32,
@@ -51,12 +51,12 @@ pub struct MemberProcess {
     readers: Vec<JoinHandle<()>>,
 }
 
-/// How long an ended process's last output is waited for.
+/// How long to wait for the last output of an ended process.
 const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
 impl MemberProcess {
-    /// Starts `program`, a `prima-node-agent`. It ends with this process, in whatever way: the kernel sees to that, by the thread that
-    /// calls this, which therefore must be the main one. `each_line`: gets what it writes.
+    /// Starts `program`, a `prima-node-agent`. It ends when this process ends, in whatever way: the kernel ties it to the thread that
+    /// calls this, which therefore must be the main one. `each_line` gets what it writes.
     pub fn start(
         program: &Path,
         serve: &Serve<'_>,
@@ -111,7 +111,7 @@ impl MemberProcess {
     /// If there is no such process to wait for.
     pub async fn ended(&mut self) -> io::Result<ExitStatus> {
         let status = self.child.wait().await;
-        // Not for a stranger who inherited the pipe.
+        // Not for another process that inherited the pipe.
         while let Some(reader) = self.readers.last_mut() {
             if timeout(LAST_OUTPUT, &mut *reader).await.is_err() {
                 reader.abort();
@@ -121,7 +121,7 @@ impl MemberProcess {
         status
     }
 
-    /// To its whole process group; nothing if it has ended (its id may be another's by then).
+    /// Sends it to the whole process group; nothing if it has ended (its id may be another's by then).
     pub fn signal(&self, signal: Signal) {
         let pid = self.child.id().and_then(|id| Pid::from_raw(id as i32));
         if let Some(pid) = pid {
@@ -131,8 +131,8 @@ impl MemberProcess {
     }
 }
 
-/// Ends all of them: SIGTERM, at which a member finishes what runs; again after each patience, at which it ends at once; SIGKILL for
-/// whoever hangs. Returns whether that had to be.
+/// Ends all of them: SIGTERM, at which a member finishes what runs; SIGTERM again after each `patience`, at which it ends at once;
+/// SIGKILL for those that hang. Returns whether SIGKILL was needed.
 pub async fn end(processes: &mut [MemberProcess], patience: &[Duration]) -> bool {
     for patience in patience {
         signal_all(processes, Signal::TERM);

@@ -1,7 +1,7 @@
 //! Byte-level byte-pair encoding (`tokenizer.ggml.model` = `gpt2`): words, cut by the pre-tokenizer, are merged from their bytes.
 //!
-//! Decides: the tokens of a text that holds no special tokens, and the bytes of a token. Refuses: merges of, or into, what is not in
-//! the vocabulary.
+//! Decides: the tokens of a text that holds no special tokens, and the bytes of a token. Refuses: merges whose parts or result are
+//! not in the vocabulary.
 //!
 //! The file writes bytes as printable characters (GPT-2's table: byte 32 is `Ġ`); here everything after reading is bytes and ids.
 
@@ -77,8 +77,8 @@ impl Bpe {
         self.pre_tokenizer.add_bos
     }
 
-    /// Appends the tokens of `text`. A byte that the vocabulary lacks is left out, as in llama.cpp: SmolLM2 has no tokens for
-    /// some control characters and for planes of Unicode that nothing is assigned in.
+    /// Appends the tokens of `text`. A byte that the vocabulary lacks is left out, as in llama.cpp: SmolLM2 has no tokens for some
+    /// control characters and for Unicode planes without assigned characters.
     pub(crate) fn encode(&self, text: &str, tokens: &mut Vec<u32>) {
         let mut merger = Merger::default();
         for word in self.pre_tokenizer.words(text) {
@@ -100,7 +100,7 @@ impl Bpe {
     }
 }
 
-/// The bytes that a token's text spells in GPT-2's table; the text itself where it is not written in it.
+/// The bytes that a token's text spells in GPT-2's table; the text itself if it is not written in that table.
 pub(crate) fn token_bytes(text: &str) -> Cow<'_, [u8]> {
     match text.chars().map(byte_of).collect::<Option<Vec<u8>>>() {
         Some(bytes) => Cow::Owned(bytes),
@@ -111,10 +111,10 @@ pub(crate) fn token_bytes(text: &str) -> Cow<'_, [u8]> {
 const PRE: &str = "tokenizer.ggml.pre";
 const MERGES: &str = "tokenizer.ggml.merges";
 
-/// A line `left right`: the tokens of both, and of what they become.
+/// Reads a line `left right`: the tokens of both, and the token of their union.
 fn read_merge(vocabulary: &Vocabulary, line: &str) -> Option<((u32, u32), u32)> {
-    // A space in the table is `Ġ`, so the one that is left separates; but a left part may be a single space in files that are not
-    // written in the table.
+    // In the table a space is `Ġ`, so a plain space is the separator. But in files that are not written in the table, the left part
+    // may itself be a single space.
     let first = line.chars().next()?.len_utf8();
     let separator = first + line.get(first..)?.find(' ')?;
     let (left, right) = (&line[..separator], &line[separator + 1..]);

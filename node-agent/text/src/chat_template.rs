@@ -1,9 +1,9 @@
-//! Conversations into prompts, by the template that the model's file carries.
+//! Turns conversations into prompts, with the template in the model's file.
 //!
-//! Decides: what a template means, which is what Hugging Face's `apply_chat_template` takes it to mean (transformers,
+//! Decides: what a template means, which is what it means to Hugging Face's `apply_chat_template` (transformers,
 //! `utils/chat_template_utils.py`): Jinja with `trim_blocks`, `lstrip_blocks` and loop controls, `{% generation %}`, Python's methods on
-//! strings and dictionaries, and the variables that models are published with. Refuses: constructs that minijinja lacks (the error names the
-//! line), and a template of its own for models that carry none.
+//! strings and dictionaries, and the variables that models are published with. Refuses: constructs that minijinja lacks (the error names
+//! the line), and to invent a template for models that carry none.
 
 use std::error::Error as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,8 +29,8 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Reads `tokenizer.chat_template`, and `tokenizer.chat_template.tool_use` where it is there. `None`: the model carries no template
-    /// (a base model). The error is a template that Jinja does not take, or that uses what minijinja lacks.
+    /// Reads `tokenizer.chat_template`, and `tokenizer.chat_template.tool_use` where it is there. `None`: the model carries no template (a
+    /// base model). An error means that a template is not valid Jinja, or that it uses what minijinja lacks.
     pub fn from_gguf(
         metadata: &Metadata,
         tokenizer: &Tokenizer,
@@ -93,11 +93,11 @@ impl ChatTemplate {
         })
     }
 
-    /// The prompt for `messages`, an array of objects with `role` and `content` as OpenAI's API has them. With
-    /// `add_generation_prompt` it ends where the assistant's answer begins. `extra` are further variables: `tools`, `documents`, and
-    /// what a model's template understands besides (`enable_thinking`); they may replace `bos_token` and its like.
+    /// The prompt for `messages`, an array of objects with `role` and `content` as OpenAI's API has them. With `add_generation_prompt` it
+    /// ends where the assistant's answer begins. `extra` are further variables: `tools`, `documents`, and others that the model's template
+    /// knows (`enable_thinking`); they may replace `bos_token` and similar ones.
     ///
-    /// Special tokens are in it as text: encode it with `parse_special`. BOS is in it where the template writes it.
+    /// The prompt has special tokens as text: encode it with `parse_special`. It has BOS if the template writes it.
     pub fn render(
         &self,
         messages: &serde_json::Value,
@@ -118,7 +118,7 @@ impl ChatTemplate {
         let given = extra
             .iter()
             .map(|(name, value)| (name.clone(), Value::from(Serde(value))));
-        // Later ones win. Hugging Face defines tools and documents, as none, where nobody gives any.
+        // Later ones win. If nobody gives tools or documents, Hugging Face defines them as none.
         let absent = ["tools", "documents"].map(|name| (name.to_owned(), Value::from(())));
         let conversation = [
             ("messages", Value::from(Serde(messages))),
@@ -133,9 +133,9 @@ impl ChatTemplate {
                 .chain(conversation),
         );
         let template = self.environment.get_template(name).map_err(failed)?;
-        // minijinja 3.0.5 panics where a template turns an empty list around (`[][::-1]`). Template and conversation both come
-        // from outside, so that must end this prompt and nothing else. Rendering leaves
-        // nothing behind in the environment that a panic could have left half done.
+        // minijinja 3.0.5 panics where a template turns an empty list around (`[][::-1]`). Template and conversation both come from
+        // outside, so a panic must end this prompt and nothing else. Rendering leaves nothing in the environment that a panic could have
+        // left half done.
         catch_unwind(AssertUnwindSafe(|| template.render(variables)))
             .map_err(|_| ChatTemplateError::Engine { name })?
             .map_err(failed)
@@ -164,7 +164,7 @@ pub enum ChatTemplateError {
         source: minijinja::Error,
     },
 
-    /// The template does what it cannot, with this conversation or with any.
+    /// The template fails while rendering, with this conversation or with any.
     #[error("cannot render the chat template {name:?}, line {line}")]
     Render {
         name: &'static str,
@@ -200,12 +200,12 @@ const SPECIAL_TOKENS: [(&str, &str); 6] = [
     ("mask_token", "tokenizer.ggml.mask_token_id"),
 ];
 
-/// Instructions that a template may take: it comes from a file that nobody trusts, and loops can be nested. Templates in use take
+/// How many instructions a template may execute: nobody trusts the file that it comes from, and loops can be nested. Templates in use take
 /// some hundreds for each message.
 const FUEL: u64 = 20_000_000;
 
-/// `{% generation %}` marks the assistant's part for training and changes nothing about the text: a `with` block has its scope and its
-/// white space control.
+/// `{% generation %}` marks the assistant's part for training and does not change the text. A `with` block replaces it, with the same scope
+/// and white space control.
 fn without_generation_blocks(source: &str) -> Result<String, ChatTemplateError> {
     let tag = Regex::new(r"\{%([-+]?)(\s*)(end)?generation(\s*)([-+]?)%\}")
         .map_err(|source| ChatTemplateError::Pattern { source })?;

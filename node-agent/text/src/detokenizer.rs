@@ -1,7 +1,7 @@
 //! Tokens into text as they come, one by one.
 //!
 //! Decides: when the bytes so far are whole characters. Refuses: to emit half a character (it is held until the rest has come), or to
-//! hold what can no longer become one (it is U+FFFD at once).
+//! hold bytes that can no longer become one (they become U+FFFD at once).
 
 use crate::tokenizer::Tokenizer;
 
@@ -30,7 +30,7 @@ impl Detokenizer {
         take_characters(held)
     }
 
-    /// Ends the text: what is held was never completed and is U+FFFD.
+    /// Ends the text: bytes still held are incomplete and become U+FFFD.
     pub fn finish(self) -> String {
         String::from_utf8_lossy(&self.held).into_owned()
     }

@@ -3,9 +3,9 @@
 //! Decides: the words, exactly as llama.cpp cuts them for the names in [`KNOWN`]. Refuses: any other name, and the name `default`,
 //! which in llama.cpp stands for "the converter did not know".
 //!
-//! The patterns are those of the models' published tokenizers, as llama.cpp reads them, with one change: they end in
-//! `\s+(?!\S)|\s+`, and a look-ahead would need a backtracking engine, which hostile text can keep busy or make give up. The same is
-//! said with `\s+` and [`Step::words`], in time linear in the text.
+//! The patterns are those of the models' published tokenizers, as llama.cpp reads them, with one change. They end in `\s+(?!\S)|\s+`,
+//! but a look-ahead needs a backtracking engine, which hostile text can keep busy or make give up. Here `\s+` and [`Step::words`] do
+//! the same, in time linear in the text.
 //!
 //! Letters, numbers and punctuation are Unicode 16's, llama.cpp's are Unicode 15's: they differ in the 4,395 characters that were not
 //! assigned before, and in no other.
@@ -18,7 +18,7 @@ use crate::tokenizer_error::TokenizerError;
 #[derive(Debug)]
 pub(crate) struct PreTokenizer {
     steps: Vec<Step>,
-    /// Whether a word that is a token as it stands is not merged from its bytes.
+    /// Whether a word that is itself a token is taken as it is, without merging its bytes.
     pub(crate) ignore_merges: bool,
     /// Whether prompts begin with BOS unless the metadata says otherwise.
     pub(crate) add_bos: bool,
@@ -91,7 +91,7 @@ enum Family {
 }
 
 impl Family {
-    /// What is done one after the other, each to the words that the one before left.
+    /// The steps, in order; each one works on the words that the one before left.
     fn steps(self) -> &'static [(Cut, &'static str)] {
         match self {
             Family::Llama3 => &[(
@@ -124,8 +124,8 @@ impl Family {
             Family::DeepSeekLlm => &[
                 (Cut::Matches, r"[\r\n]"),
                 (Cut::Matches, CASED_LETTERS),
-                // The last range begins at U+3001: U+3000, with which the published pattern begins it, is white space to llama.cpp
-                // before it is anything else.
+                // The last range begins at U+3001. The published pattern begins it at U+3000, but llama.cpp takes that for white space
+                // before anything else.
                 (
                     Cut::Matches,
                     r"\s?[!-/:-~\u{FF01}-\u{FF0F}\u{FF1A}-\u{FF5E}\u{2018}-\u{201F}\u{3001}-\u{3002}]+",
@@ -155,7 +155,7 @@ const LLAMA3_WORDS: &str = r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])
 /// As [`LLAMA3_WORDS`], but every digit is a word.
 const QWEN2_WORDS: &str = r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+";
 
-/// DeepSeek's name for this is CJK, but the range U+0800 to U+4E00 takes in much else. White space in it is white space first.
+/// DeepSeek's name for this is CJK, but the range U+0800 to U+4E00 includes much else. White space in it counts as white space first.
 const CJK: &str = r"[[\u{4E00}-\u{9FA5}\u{800}-\u{4E00}\u{AC00}-\u{D7FF}]--\s]+";
 
 /// DeepSeek LLM's list of the letters that have case.
@@ -179,13 +179,13 @@ struct Step {
     regex: Regex,
 }
 
-/// What is a word besides every match and every stretch between matches.
+/// What else makes words, besides matches and the stretches between them.
 #[derive(Debug, Clone, Copy)]
 enum Cut {
     /// Nothing.
     Matches,
-    /// White space before something else gives its last character to what follows, unless it is one character, or ends a line and
-    /// the pattern has a branch for the ends of lines.
+    /// White space gives its last character to the word after it, unless it is a single character, or it ends a line and the pattern
+    /// has a branch for the ends of lines.
     Spaces { newlines_apart: bool },
 }
 
@@ -208,8 +208,8 @@ impl Step {
     }
 }
 
-/// How many bytes at the end of `word` belong to the next word. Only the branch `\s+` matches a word that ends in white space, but for
-/// the ends of lines.
+/// How many bytes at the end of `word` belong to the next word. Apart from the ends of lines, only the branch `\s+` matches a word
+/// that ends in white space.
 fn given_away(word: &str, newlines_apart: bool) -> usize {
     let mut characters = word.chars();
     match characters.next_back() {

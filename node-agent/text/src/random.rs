@@ -1,7 +1,7 @@
 //! Random numbers that are the same for a seed on every machine and in every version.
 //!
 //! Decides: the generator, xoshiro256++ (Blackman and Vigna, "Scrambled linear pseudorandom number generators", 2021), seeded through
-//! SplitMix64 as its authors recommend. Refuses: secrets; its numbers can be foretold from earlier ones.
+//! SplitMix64 as its authors recommend. Refuses: secrets; its numbers can be predicted from earlier ones.
 //!
 //! The `rand` crates promise their sequences only per version of the crate; an answer should not change with an update.
 

@@ -19,7 +19,7 @@ use crate::sampling_params::SamplingParams;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
     pub token: u32,
-    /// Natural logarithm of the token's probability by the model, before bias, penalties and temperature; 0 where none was asked for.
+    /// Natural logarithm of the token's probability by the model, before bias, penalties and temperature; 0 if nobody asked for it.
     pub logprob: f32,
     /// The tokens that the model finds most likely with their logprobs, the most likely first.
     pub top: Vec<(u32, f32)>,
@@ -172,7 +172,7 @@ struct Candidate {
 }
 
 impl Candidate {
-    /// The more likely first, the lower id among equals. Logits are no NaN.
+    /// The more likely first, the lower id among equals. No logit is NaN.
     fn order(&self, other: &Self) -> Ordering {
         let by_logit = other.logit.partial_cmp(&self.logit);
         by_logit
@@ -188,7 +188,7 @@ fn candidates_of(logits: &[f32]) -> impl Iterator<Item = Candidate> {
 }
 
 fn check(logits: &[f32]) -> Result<(), SamplingError> {
-    // One comparison for both: NaN compares false.
+    // One comparison for both: NaN compares as false.
     let is_usable = |logit: &f32| *logit < f32::INFINITY;
     if logits.iter().all(is_usable) {
         return Ok(());
@@ -223,12 +223,12 @@ fn keep_top_k(candidates: &mut Vec<Candidate>, count: usize) {
     candidates.sort_unstable_by(Candidate::order);
 }
 
-/// Keeps the most likely candidates up to and with the one that makes their probability `top_p`.
+/// Keeps the most likely candidates until their probabilities together reach `top_p`.
 fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f32, best: f32) {
     let weight = |candidate: &Candidate| f64::from(candidate.logit - best).exp();
     let wanted = f64::from(top_p) * candidates.iter().map(weight).sum::<f64>();
     let mut sum = 0.0;
-    // Most distributions reach their mass in few of the vocabulary's tokens: only so many are sorted.
+    // In most distributions, a few of the vocabulary's tokens reach `top_p`: only as many as needed are sorted.
     let mut sorted = 0;
     let mut next = 256;
     while sorted < candidates.len() {
@@ -250,7 +250,7 @@ fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f32, best: f32) {
     }
 }
 
-/// The candidate in whose part of the whole `at`, from 0 to 1, falls.
+/// The candidate whose share of the whole contains `at`, from 0 to 1.
 fn draw(candidates: &[Candidate], best: Candidate, temperature: f32, at: f64) -> u32 {
     let weight = |candidate: &Candidate| {
         (f64::from(candidate.logit - best.logit) / f64::from(temperature)).exp()
@@ -262,7 +262,7 @@ fn draw(candidates: &[Candidate], best: Candidate, temperature: f32, at: f64) ->
             return candidate.token;
         }
     }
-    // Reached only where rounding left a last sliver of the whole.
+    // Reached only where rounding left a small rest of the whole.
     best.token
 }
 

@@ -1,7 +1,6 @@
 //! What a client may ask of the sampler.
 //!
-//! Decides: the parameters, their ranges and what they are when nobody asked for anything. Refuses: to put a value that is out of range
-//! back into it.
+//! Decides: the parameters, their ranges and their defaults. Refuses: to move a value that is out of range back into it.
 
 use crate::sampling_error::SamplingError;
 
@@ -10,11 +9,11 @@ use crate::sampling_error::SamplingError;
 pub struct SamplingParams {
     /// 0 to 2; divides the logits. 0: always the most likely token, the lowest id among equals.
     pub temperature: f32,
-    /// Only the so many most likely tokens; 0: all.
+    /// Only this many of the most likely tokens; 0: all.
     pub top_k: usize,
     /// 0 to 1; only the most likely tokens that together have at least this probability. 1: all; at least one is always kept.
     pub top_p: f32,
-    /// 0 to 1; only tokens at least this share as likely as the most likely one. 0: all.
+    /// 0 to 1; only tokens that have at least this share of the most likely token's probability. 0: all.
     pub min_p: f32,
     /// Above 0 to 10; divides the logits of tokens that occurred, or multiplies them where they are negative. 1: off.
     pub repetition_penalty: f32,
@@ -109,7 +108,7 @@ impl SamplingParams {
         Ok(())
     }
 
-    /// Whether it matters what has occurred.
+    /// Whether any penalty is on.
     pub(crate) fn penalizes(&self) -> bool {
         self.repetition_penalty != 1.0
             || self.frequency_penalty != 0.0

@@ -19,7 +19,7 @@ const SPACE: &str = "\u{2581}";
 /// SentencePiece with a model's scores.
 #[derive(Debug)]
 pub(crate) struct SentencePiece {
-    /// Tokens that text can become, by their text; the rank is the better the higher the score.
+    /// Tokens that text can become, by their text; a higher score gives a better rank.
     pieces: HashMap<String, Merge>,
     bytes: [Option<u32>; 256],
     /// Whether a text gets a space before it, as if it were a word in a sentence.

@@ -25,18 +25,18 @@ pub(crate) fn add_to(environment: &mut Environment<'static>) {
     environment.add_function("raise_exception", raise_exception);
 }
 
-/// Minijinja would loop over `none` as over nothing, and says so; Python does not. Templates ask before they loop.
+/// Minijinja says that it can loop over `none`, as over nothing; Python cannot. Templates ask before they loop.
 fn is_iterable(value: &Value) -> bool {
     is_sequence(value) || value.kind() == ValueKind::Iterable
 }
 
-/// What has a length and items, in Jinja2's eyes: strings, dictionaries and what is undefined too.
+/// What has a length and items for Jinja2: strings, dictionaries and undefined values, too.
 fn is_sequence(value: &Value) -> bool {
     use ValueKind::{Map, Seq, String, Undefined};
     matches!(value.kind(), String | Seq | Map | Undefined)
 }
 
-/// What is undefined has no items, so its length is 0.
+/// An undefined value has no items, so its length is 0.
 fn length(value: &Value) -> Result<usize, Error> {
     if value.is_undefined() {
         return Ok(0);

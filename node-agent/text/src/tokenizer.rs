@@ -21,7 +21,7 @@ pub struct Tokenizer(Arc<Inner>);
 struct Inner {
     vocabulary: Vocabulary,
     model: Model,
-    /// Tokens that are found in text before anything else is, the longest first.
+    /// Tokens that are searched for in text before anything else, the longest first.
     special: Vec<Special>,
     /// The token that `add_special` puts at the beginning.
     begin: Option<u32>,
@@ -46,11 +46,11 @@ struct Special {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.ggml.*`. Errors name the key, what it holds and what would do.
+    /// Reads `tokenizer.ggml.*`. Errors name the key, what it holds and what is allowed.
     pub fn from_gguf(metadata: &Metadata) -> Result<Self, TokenizerError> {
         let name = metadata.require_str(MODEL)?;
-        // Defaults of the special tokens and of adding them are llama.cpp's; it has BOS and EOS 11 for byte-pair encoding, which
-        // is Falcon's and wrong for every other model, so here there is none.
+        // Defaults for special tokens and for adding them are llama.cpp's, with one exception: for byte-pair encoding its BOS and EOS
+        // are 11, which is Falcon's and wrong for every other model, so here there is no default.
         let (vocabulary, model, add_bos) = match name {
             "gpt2" => {
                 let vocabulary = Vocabulary::from_gguf(metadata, None, None)?;
@@ -85,8 +85,8 @@ impl Tokenizer {
         })))
     }
 
-    /// The tokens of `text`. `add_special` adds BOS and EOS where the model wants them; `parse_special` finds control tokens in the
-    /// text (for prompts out of a chat template), without it they are text like any other (for what users write). The error is a text
+    /// The tokens of `text`. `add_special` adds BOS and EOS where the model wants them. `parse_special` finds control tokens in the
+    /// text (for prompts from a chat template); without it they are text like any other (for what users write). The error is a text
     /// that the vocabulary cannot spell.
     pub fn encode(
         &self,
@@ -246,7 +246,7 @@ fn special_tokens(
     metadata: &Metadata,
     vocabulary: &Vocabulary,
 ) -> Result<Vec<Special>, TokenizerError> {
-    // GGUF has no field for what tokens strip; llama.cpp knows it of Phi-3, by the model's name.
+    // GGUF has no field for which tokens strip white space; llama.cpp knows Phi-3 by the model's name.
     let model = metadata.str("general.name")?.unwrap_or_default();
     let model = model.to_ascii_lowercase();
     let is_phi3 = model.contains("phi-3") || model.contains("phi3");
@@ -390,7 +390,7 @@ mod tests {
         let ends: Vec<u32> = (0..12)
             .filter(|token| tokenizer.is_end_of_generation(*token))
             .collect();
-        // 10 is user-defined, and structure all the same; 11 is a normal token.
+        // 10 is user-defined, but still structure; 11 is a normal token.
         assert_eq!(ends, [1, 10]);
         assert_eq!(tokenizer.decode(&[10, 11]), "<|end|>");
         let with_eot = read(with(bpe(), "tokenizer.ggml.eot_token_id", 9_u32.into())).unwrap();

@@ -92,8 +92,8 @@ impl Vocabulary {
             let Some(&id) = ids.get(*text) else {
                 continue;
             };
-            // A normal token with such a text is a word that somebody may write. One that the converter took for user-defined is
-            // structure all the same: llama.cpp overrides its kind too.
+            // A normal token with such a text is a word that somebody may write. If the converter marked it as user-defined, it is
+            // still structure: llama.cpp overrides its kind too.
             let kind = &mut kinds[id as usize];
             if !matches!(*kind, TokenKind::Control | TokenKind::UserDefined) {
                 continue;
@@ -185,7 +185,7 @@ const END_OF_GENERATION_TEXTS: [&str; 23] = [
     "<|file_sep|>",
 ];
 
-/// Texts that are structure, though they end nothing: the middle of code completion. Some converters take them for user-defined.
+/// Texts that are structure, though they end nothing: the middle of code completion. Some converters mark them as user-defined.
 const CONTROL_TEXTS: [&str; 15] = [
     "<|fim_prefix|>",
     "<fim-prefix>",

@@ -1,7 +1,7 @@
 //! Model files in one folder: a name for each, how much of the disk they take, and which go when they take too much.
 //!
-//! Decides: that the least recently used goes first, with whatever broken downloads left behind. Refuses: to remove what any process
-//! on this machine has open as a [`LocalFile`], and to touch files whose names are not the cache's.
+//! Decides: the least recently used file goes first, together with what broken downloads left behind. Refuses: to remove what any
+//! process on this machine has open as a [`LocalFile`], and to touch files whose names are not the cache's.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata, TryLockError};
@@ -16,11 +16,11 @@ use crate::identity::Identity;
 use crate::local_file::{LocalFile, LocalFileError, lock_folder, remove};
 use crate::source::Source;
 
-/// Of a file's own name, what is kept for people to recognize.
+/// How much of a file's own name is kept, so that people recognize it.
 const PREFIX_BYTES: usize = 64;
 const HASH_DIGITS: usize = 16;
 const SUFFIXES: [&str; 3] = ["gguf", "ledger", "ledger.new"];
-/// What `st_blocks` counts in, whatever the file system's blocks are.
+/// The unit of `st_blocks`, whatever the file system's block size is.
 const BLOCK_BYTES: u64 = 512;
 
 /// A folder of model files.
@@ -34,7 +34,7 @@ pub struct Cache {
 pub struct CacheEntry {
     /// Where the model file is, or would be.
     pub path: PathBuf,
-    /// On the disk, which for a file with holes is less than its length; with its ledger.
+    /// Bytes on the disk, with the ledger; less than the length for a file with holes.
     pub allocated_bytes: u64,
     pub last_used: SystemTime,
 }
@@ -44,7 +44,7 @@ pub struct CacheEntry {
 pub struct Collected {
     pub removed: Vec<PathBuf>,
     pub freed_bytes: u64,
-    /// What the cache takes now; above the budget when what is in use takes so much.
+    /// What the cache takes now; above the budget if files in use take that much.
     pub remaining_bytes: u64,
 }
 
@@ -105,7 +105,7 @@ impl Cache {
             .join(format!("{prefix}-{}.gguf", &hash[..HASH_DIGITS]))
     }
 
-    /// The file for this version of the source's file, in use until it is dropped.
+    /// Opens the file for this version of the source's file; it is in use until dropped.
     ///
     /// # Errors
     /// As [`LocalFile::open`].
@@ -144,8 +144,8 @@ impl Cache {
         Ok(entries)
     }
 
-    /// Removes files, least recently used first, until the cache takes at most `budget_bytes` of the disk; none that any process has
-    /// open.
+    /// Removes files, least recently used first, until the cache takes at most `budget_bytes` of the disk; never a file that any
+    /// process has open.
     ///
     /// # Errors
     /// [`CacheError::Io`] when a file cannot be looked at or removed.

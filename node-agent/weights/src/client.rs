@@ -1,7 +1,7 @@
 //! The HTTP client of all fetches: which servers it trusts, and what it does not do by itself.
 //!
-//! Decides: public authorities are built in; those of the system, or of the file that SSL_CERT_FILE names, are trusted, too, so that a
-//! mirror at home can have a certificate of its own. Refuses: to follow redirects, since that is [`crate::Remote`]'s to decide.
+//! Decides: public certificate authorities are built in; those of the system, or of the file that SSL_CERT_FILE names, are trusted,
+//! too, so that a mirror at home can have its own certificate. Refuses: to follow redirects, since [`crate::Remote`] decides on them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use rustls::{ClientConfig, RootCertStore};
 use crate::retry::Retry;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
-/// A body of which nothing comes for so long is given up.
+/// A body is given up when nothing of it comes for this long.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Connections that all fetches of a process share.

@@ -1,10 +1,10 @@
 //! Fetches what is missing of a member's share, in pieces over several connections, into the file at its place.
 //!
-//! Decides: the pieces; that what came before a connection broke is kept; when the whole file is held against its digest. Refuses: to
-//! begin without room for all of it, and to fetch what is there.
+//! Decides: the pieces; to keep what came before a connection broke; when to check the whole file against its digest. Refuses: to
+//! begin without room for all of it, and to fetch what is already there.
 //!
-//! Dropping the future of [`Download::run`] cancels, and so does the failure of a piece: what other pieces received is lost, what was
-//! noted stays. Writes that have begun still end; until then the file belongs to them, and the next download waits.
+//! Dropping the future of [`Download::run`] cancels, and so does the failure of a piece: what other pieces received is lost, what the
+//! ledger notes stays. Writes that have begun still finish; until then they own the file, and the next download waits.
 
 use std::fs::File;
 use std::io;
@@ -27,7 +27,7 @@ use crate::tensors::{merged, total_bytes, without};
 const CONNECTIONS: usize = 4;
 /// What a broken process loses at most, for each connection.
 const PIECE_BYTES: u64 = 8 << 20;
-/// How often a file that another process writes is looked at.
+/// How often to look at a file that another process writes.
 const WRITER_POLL: Duration = Duration::from_millis(200);
 const HASHED_AT_ONCE: usize = 1 << 20;
 
@@ -87,7 +87,7 @@ pub enum DownloadError {
 }
 
 impl<'a> Download<'a> {
-    /// Of `remote`, the ranges `wanted` into `file`.
+    /// Downloads the ranges `wanted` of `remote` into `file`.
     pub fn new(remote: &'a Remote, file: &'a LocalFile, wanted: &[Range<u64>]) -> Self {
         Download {
             remote,
@@ -104,14 +104,14 @@ impl<'a> Download<'a> {
         self
     }
 
-    /// In pieces of `bytes`, of which a broken process loses one for each connection.
+    /// Sets the size of pieces; a broken process loses one piece for each connection.
     pub fn piece_bytes(mut self, bytes: u64) -> Self {
         self.piece_bytes = bytes.max(1);
         self
     }
 
-    /// Fetches what is missing, and waits for another process that writes to the same file. Where everything is there, nothing is
-    /// asked of the server.
+    /// Fetches what is missing, and waits for another process that writes to the same file. If nothing is missing, it sends no
+    /// request to the server.
     ///
     /// # Errors
     /// [`DownloadError`].
@@ -196,7 +196,7 @@ impl<'a> Download<'a> {
             .await
     }
 
-    /// Fetches `piece`, and again what of it did not come.
+    /// Fetches `piece`; fetches again what did not come.
     async fn fetch_piece(
         &self,
         piece: Range<u64>,
@@ -227,7 +227,7 @@ impl<'a> Download<'a> {
         }
     }
 
-    /// One request from `at` to `end`; `at` moves to where the bytes are on the disk, also when the rest does not come.
+    /// One request from `at` to `end`; `at` moves to the end of the bytes on the disk, also when the rest does not come.
     async fn fetch_once(
         &self,
         at: &mut u64,
@@ -278,7 +278,7 @@ impl<'a> Download<'a> {
             .map_err(|source| self.io("write", source))
     }
 
-    /// Holds the file against its digest, once it is whole.
+    /// Checks the file against its digest, once it is whole.
     async fn verify(&self, writer: &Writer) -> Result<(), DownloadError> {
         let identity = self.file.identity();
         let Some(expected) = identity.sha256.clone() else {

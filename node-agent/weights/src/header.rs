@@ -1,6 +1,6 @@
 //! The header of a model file, read from a server in pieces that grow until the whole header is there.
 //!
-//! Refuses: to fetch more than a few bytes of what is no GGUF file, and headers larger than any model has.
+//! Refuses: to fetch more than a few bytes of a file that is not GGUF, and headers larger than any model has.
 
 use prima_gguf::{Gguf, GgufError};
 
@@ -35,7 +35,7 @@ impl Remote {
         loop {
             match Gguf::parse(&self.shown(), &header, size_bytes) {
                 Ok(gguf) => {
-                    // The padding before the data may still be missing, or data be there already.
+                    // The padding before the data may still be missing, or some data may be there already.
                     if (header.len() as u64) < gguf.data_offset {
                         self.extend(&mut header, gguf.data_offset).await?;
                     }

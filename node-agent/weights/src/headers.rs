@@ -15,7 +15,8 @@ pub(crate) fn version(headers: &HeaderMap) -> Option<String> {
         .or_else(|| text(headers, LAST_MODIFIED.as_str()))
 }
 
-/// An ETag without quotes. Weak ones are taken for strong: servers make them weak for how a body is sent, and here it is sent as it is.
+/// An ETag without quotes. Weak ones count as strong: servers make them weak because of how a body is sent, and here it is sent as it
+/// is.
 pub(crate) fn opaque(etag: &str) -> String {
     etag.trim_start_matches("W/").trim_matches('"').to_owned()
 }

@@ -1,4 +1,4 @@
-//! The hub that operator and agents were installed with, and what a Model's source is there.
+//! The hub that operator and agents were installed with, and what a Model's source means there.
 //!
 //! Decides: which hub a source without one means, and who gets the hub's token: the hub, and nobody else that a Model may name.
 
@@ -27,8 +27,8 @@ impl Hub {
         })
     }
 
-    /// Where `source` is fetched from; `None` for what is not fetched. `commit`: what its revision was when that was looked up, as
-    /// a branch may have moved on.
+    /// Where `source` is fetched from; `None` for what is not fetched. `commit`: the commit of its revision when that was looked
+    /// up, since a branch may have moved on.
     pub fn source(&self, source: &ModelSource, commit: Option<&str>) -> Option<Source> {
         let location = match source {
             ModelSource {

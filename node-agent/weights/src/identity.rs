@@ -15,7 +15,7 @@ pub struct Identity {
     pub revision_commit: Option<String>,
 }
 
-/// In what two versions of a file differ.
+/// How two versions of a file differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
     /// The property.
@@ -25,7 +25,7 @@ pub struct Difference {
 }
 
 impl Identity {
-    /// Whether `found` is the same version of the file. Where both have a digest, nothing else but the size counts.
+    /// Whether `found` is the same version of the file. If both have a digest, only the digest and the size count.
     ///
     /// # Errors
     /// The first difference.

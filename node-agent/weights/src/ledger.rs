@@ -1,7 +1,8 @@
-//! What of a file is on the disk for good: the file's identity, and a line for each range whose bytes were synchronized before.
+//! Records what of a file is safely on the disk: the file's identity, and a line for each range, written after its bytes were
+//! synchronized.
 //!
-//! Decides: the format, and that whatever is not read as it was written vouches for nothing: a line cut off by a crash and all that
-//! follows it do not count. Refuses: to know whether the bytes are right.
+//! Decides: the format, and that damaged content proves nothing: a line cut off by a crash does not count, nor does anything that
+//! follows it. Refuses: to know whether the bytes are right.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -25,7 +26,7 @@ pub(crate) struct Ledger {
     pub identity: Identity,
     /// Merged.
     pub present: Vec<Range<u64>>,
-    /// Whether the whole file was held against its digest.
+    /// Whether the whole file was checked against its digest.
     pub verified: bool,
     /// Bytes of the ledger that could be read.
     sound_bytes: u64,
@@ -96,7 +97,7 @@ enum Entry {
     Verified,
 }
 
-/// A line, if it is exactly as it is written here.
+/// Parses a line, if it is exactly as this file writes it.
 fn entry(line: &[u8], size_bytes: u64) -> Option<Entry> {
     let line = std::str::from_utf8(line.strip_suffix(b"\n")?).ok()?;
     if line == VERIFIED {
@@ -144,12 +145,12 @@ impl LedgerWriter {
         Ok(Ledger::parse(&bytes))
     }
 
-    /// Notes that `range` is on the disk for good. The caller has seen to it.
+    /// Notes that `range` is on the disk for good, which the caller has ensured.
     pub(crate) fn present(&mut self, range: &Range<u64>) -> io::Result<()> {
         self.append(&format!("{}-{}\n", range.start, range.end))
     }
 
-    /// Notes that the whole file has its digest.
+    /// Notes that the whole file matches its digest.
     pub(crate) fn verified(&mut self) -> io::Result<()> {
         self.append(&format!("{VERIFIED}\n"))
     }
@@ -201,7 +202,7 @@ mod tests {
         );
     }
 
-    /// Whatever length a crash leaves of the ledger, what is read is a beginning of what was written, and writing goes on from there.
+    /// However much of the ledger a crash leaves, what is read is a beginning of what was written, and writing goes on from there.
     #[test]
     fn a_ledger_cut_anywhere_vouches_for_whole_lines_only() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! A model file on this machine's disk, of which parts may be there: `name.gguf`, as long as the whole file with holes where nothing
-//! was fetched, and beside it `name.ledger`, which says what is there.
+//! A model file on this machine's disk, perhaps only parts of it: `name.gguf` is as long as the whole file, with holes where nothing
+//! was fetched; beside it, `name.ledger` says what is there.
 //!
 //! Decides: who may do what at the same time. Whoever has a [`LocalFile`] holds a shared lock on it, so no process on this machine
 //! removes it; one process at a time writes to it. Refuses: to open a file of another version than the one expected.
@@ -51,7 +51,7 @@ pub enum LocalFileError {
 }
 
 impl LocalFile {
-    /// Opens the file at `path`, or begins it with nothing there. Its folder must be there.
+    /// Opens the file at `path`, or creates it with nothing fetched. Its folder must be there.
     ///
     /// # Errors
     /// [`LocalFileError::OtherVersion`] when it holds another version; it is left as it is.
@@ -89,7 +89,7 @@ impl LocalFile {
             });
         }
         if length != identity.size_bytes {
-            // Somebody replaced or cut the file: the ledger is of another one.
+            // Somebody replaced or truncated the file: the ledger belongs to another one.
             ledger = None;
         }
         if ledger.is_none() {
@@ -118,7 +118,7 @@ impl LocalFile {
         &self.inner.identity
     }
 
-    /// What of `wanted` is not there yet. With nothing missing no server is needed.
+    /// The parts of `wanted` that are not there yet. If nothing is missing, no server is needed.
     ///
     /// # Errors
     /// [`LocalFileError::Io`] when the ledger cannot be read.
@@ -142,7 +142,7 @@ impl LocalFile {
     pub(crate) fn try_write(&self) -> Result<Option<(Writer, Ledger)>, LocalFileError> {
         let _folder =
             lock_folder(self.path()).map_err(|source| self.failed("lock the folder", source))?;
-        // A ledger begun since then is of another file, and must not vouch for what is written to this one.
+        // A ledger begun since then belongs to another file, and must not be used for what is written to this one.
         if !self.is_in_place() {
             return Err(LocalFileError::Removed {
                 path: self.path().to_owned(),
@@ -180,7 +180,7 @@ impl LocalFile {
 }
 
 impl Inner {
-    /// The ledger's time is the time of last use. A file whose use cannot be noted only goes sooner.
+    /// The ledger's time is the time of last use. If it cannot be set, the file only goes sooner.
     fn mark_used(&self) {
         let ledger = File::options().append(true).open(ledger_path(&self.path));
         if let Err(error) = ledger.and_then(|ledger| ledger.set_modified(SystemTime::now())) {
@@ -217,7 +217,7 @@ impl Writer {
         self.ledger().read()
     }
 
-    /// Notes that the file has its digest.
+    /// Notes that the file matches its digest.
     pub(crate) fn verified(&self) -> io::Result<()> {
         self.ledger().verified()
     }
@@ -232,7 +232,7 @@ pub(crate) fn ledger_path(path: &Path) -> PathBuf {
     path.with_extension("ledger")
 }
 
-/// Files in the folder of `path` begin and end under this lock, which nobody holds for long.
+/// Files in the folder of `path` are created and removed under this lock, which nobody holds for long.
 pub(crate) fn lock_folder(path: &Path) -> io::Result<File> {
     let folder = path
         .parent()
@@ -242,7 +242,7 @@ pub(crate) fn lock_folder(path: &Path) -> io::Result<File> {
     Ok(folder)
 }
 
-/// Removes the file at `path` and what belongs to it. The ledger first: data without it vouches for nothing.
+/// Removes the file at `path` and what belongs to it. The ledger first: data without it counts as absent.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     remove_if_there(&ledger_path(path))?;
     remove_if_there(&path.with_extension("ledger.new"))?;

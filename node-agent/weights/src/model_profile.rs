@@ -1,5 +1,5 @@
-//! What planning must know of a model, from its header: layers, formats and bytes. Whether the model can be run at all is
-//! the agents' to say.
+//! What planning must know of a model, from its header: layers, formats and bytes. The agents say whether the model can
+//! be run at all.
 
 use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfileSpec};
 use prima_gguf::{Gguf, GgufError, TensorInfo};
@@ -105,7 +105,8 @@ pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, ModelP
     })
 }
 
-/// Weights and bytes of matrices, by format; what is not a matrix is a thousandth of a layer and not multiplied.
+/// Weights and bytes of matrices, by format. Other tensors are left out: they are a thousandth of a layer and not
+/// multiplied.
 fn by_format<'a>(tensors: impl IntoIterator<Item = &'a TensorInfo>) -> Vec<FormatWeights> {
     let mut sums: Vec<FormatWeights> = Vec::new();
     for tensor in tensors.into_iter().filter(|tensor| tensor.shape.len() > 1) {

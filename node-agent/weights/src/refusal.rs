@@ -1,4 +1,4 @@
-//! What a server means that does not send the file.
+//! What it means when a server does not send the file.
 
 use reqwest::{Response, StatusCode, Url};
 
@@ -6,7 +6,7 @@ use crate::headers::text;
 use crate::remote_error::{RemoteError, shown};
 use crate::source::{Location, Source};
 
-/// The error that an answer other than the file stands for.
+/// The error for an answer that is not the file.
 pub(crate) fn refusal(source: &Source, url: &Url, response: &Response) -> RemoteError {
     let status = response.status();
     let headers = response.headers();
@@ -36,7 +36,7 @@ pub(crate) fn refusal(source: &Source, url: &Url, response: &Response) -> Remote
                     message,
                 };
             }
-            // To a token that it does not know the hub says the same as to a name that it does not know.
+            // The hub gives the same answer to an unknown token as to an unknown name.
             "RepoNotFound" => return RemoteError::NoRepo { repo, message },
             "RevisionNotFound" => {
                 return RemoteError::NoRevision {

@@ -1,7 +1,7 @@
 //! A file on a server: what identifies it, and its bytes by range.
 //!
-//! Decides: how redirects are followed (the hub sends what it knows of the file along with them), that a redirect's target is asked
-//! for again when it refuses (signed addresses expire), and that every answer is held against the file's identity.
+//! Decides: how redirects are followed (the hub sends what it knows of the file along with them), that a redirect's target is
+//! looked up again when it refuses (signed addresses expire), and that every answer is checked against the file's identity.
 //!
 //! Refuses: to send the token to another server than the source's own, and to hand out bytes of a file that changed meanwhile.
 
@@ -21,7 +21,7 @@ use crate::remote_error::{MAX_REDIRECTS, RemoteError, is_about_certificate, show
 use crate::retry::Attempts;
 use crate::source::Source;
 
-/// How often one request asks anew where the file is.
+/// How often one request may look up again where the file is.
 const MAX_REFRESHES: usize = 3;
 /// What opening asks for: enough to tell a GGUF file from something else.
 const PROBED_BYTES: u64 = 4;
@@ -68,7 +68,7 @@ impl Remote {
     /// Finds the file and learns its identity: asks for its first bytes.
     ///
     /// # Errors
-    /// [`RemoteError`]; what may pass is tried again as the client's `retry` says.
+    /// [`RemoteError`]; temporary errors are tried again as the client's `retry` says.
     pub async fn open(client: &Client, source: &Source) -> Result<Remote, RemoteError> {
         let start = source.url()?;
         let found = find(client, source, &start).await?;
@@ -92,7 +92,7 @@ impl Remote {
         self.accepts_ranges
     }
 
-    /// The source's address, as it may be shown.
+    /// The source's address, safe to show.
     pub fn shown(&self) -> String {
         shown(&self.start)
     }
@@ -105,7 +105,7 @@ impl Remote {
         Attempts::new(self.client.retry)
     }
 
-    /// The bytes of `range`, about to come. From a server without ranges the bytes before it come, too, and are dropped.
+    /// Requests the bytes of `range`. A server without ranges also sends the bytes before it, which are dropped.
     pub(crate) async fn body(&self, range: Range<u64>) -> Result<Body, RemoteError> {
         let mut target = self.target.lock().await.clone();
         let asked = self.accepts_ranges.then(|| range.clone());
@@ -159,7 +159,7 @@ impl Remote {
         Ok(target.clone())
     }
 
-    /// Holds an answer against the identity and against what was asked.
+    /// Checks an answer against the identity and against what was asked.
     fn check(
         &self,
         target: &Target,
@@ -407,7 +407,7 @@ async fn answer(
     Ok(found)
 }
 
-/// One request to `url`, on the way from `start`. Answers that may get better are errors already.
+/// One request to `url`, on the way from `start`. Answers that a new try may improve are already errors.
 async fn get(
     client: &Client,
     source: &Source,
@@ -415,7 +415,7 @@ async fn get(
     url: &Url,
     range: Option<Range<u64>>,
 ) -> Result<Response, RemoteError> {
-    // The bytes as they are: a compressed part is no part of the file.
+    // The bytes as they are: a part of a compressed body is no part of the file.
     let mut request = client
         .http
         .get(url.clone())
@@ -453,7 +453,7 @@ async fn get(
     Ok(response)
 }
 
-/// Whether what is for one is for the other: scheme, host and port.
+/// Whether both are the same server: scheme, host and port.
 fn same_server(one: &Url, other: &Url) -> bool {
     one.origin() == other.origin()
 }

@@ -10,7 +10,7 @@ use reqwest::{StatusCode, Url};
 use crate::identity::Difference;
 use crate::source::SourceError;
 
-/// How often a file may lead elsewhere.
+/// The most redirects that are followed.
 pub(crate) const MAX_REDIRECTS: usize = 10;
 
 /// Why a file cannot be fetched. Addresses are shown without their query, which may hold a signature.
@@ -157,14 +157,14 @@ impl RemoteError {
     }
 }
 
-/// Whether a request failed for the server's certificate, which trying again does not change.
+/// Whether a request failed because of the server's certificate, which trying again does not change.
 pub(crate) fn is_about_certificate(error: &reqwest::Error) -> bool {
     let mut next: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = next {
         if let Some(rustls::Error::InvalidCertificate(_)) = error.downcast_ref() {
             return true;
         }
-        // An I/O error's source is that of the error in it, so the error in it would be passed over.
+        // The source of an I/O error skips the error wrapped in it, so the wrapped error is looked at here.
         let inside = error.downcast_ref().and_then(io::Error::get_ref);
         next = match inside {
             Some(inside) => Some(inside),

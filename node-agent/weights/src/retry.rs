@@ -19,7 +19,7 @@ pub struct Retry {
 }
 
 impl Default for Retry {
-    /// Two minutes of a dead line, about.
+    /// About two minutes of a dead line.
     fn default() -> Self {
         Retry {
             attempts: 9,
@@ -45,7 +45,7 @@ impl Attempts {
         self.failed = 0;
     }
 
-    /// Waits until the request may be tried again; gives `error` back where it must not be.
+    /// Waits until the request may be tried again; returns `error` if it must not be.
     pub(crate) async fn failed(&mut self, error: RemoteError) -> Result<(), RemoteError> {
         if !error.is_transient() {
             return Err(error);

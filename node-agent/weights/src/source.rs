@@ -88,10 +88,10 @@ impl fmt::Debug for Token {
 }
 
 impl Source {
-    /// The address from which the file is asked.
+    /// The address to request the file from.
     ///
     /// # Errors
-    /// [`SourceError::Field`] for the first field that is not as it must be.
+    /// [`SourceError::Field`] for the first invalid field.
     pub fn url(&self) -> Result<Url, SourceError> {
         match &self.location {
             Location::HuggingFace {
@@ -150,7 +150,8 @@ impl Source {
         }
     }
 
-    /// What names the file across its versions: of a repository's file everything but the revision, since most commits leave it as it is.
+    /// Names the file across its versions: for a file in a repository, everything but the revision, since most commits do not change the
+    /// file.
     pub(crate) fn place(&self) -> String {
         match &self.location {
             Location::HuggingFace {

@@ -1,13 +1,13 @@
 //! Which bytes of a model file a member needs.
 //!
-//! Decides: the header is everybody's, and so are RoPE's divisors; a layer's tensors go with the layer; everything else (embedding,
-//! output norm, output head) is rank 0's. Refuses: layers that the file does not have.
+//! Decides: every member needs the header and RoPE's divisors; a layer's tensors go with the layer; rank 0 needs everything else
+//! (embedding, output norm, output head). Refuses: layers that the file does not have.
 
 use std::ops::Range;
 
 use prima_gguf::{Gguf, TensorInfo};
 
-/// Why a member's share cannot be told.
+/// Why a member's share cannot be determined.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum TensorsError {
     #[error(
@@ -42,7 +42,7 @@ pub fn ranges(
         .map(|tensor| tensor.offset..tensor.offset + tensor.byte_len)
         .collect();
     ranges.push(0..gguf.data_offset);
-    // What is nearer than the alignment has only padding between it.
+    // Ranges closer than the alignment have only padding between them.
     Ok(merged(ranges, gguf.alignment - 1))
 }
 
@@ -51,7 +51,7 @@ pub fn total_bytes(ranges: &[Range<u64>]) -> u64 {
     ranges.iter().map(|range| range.end - range.start).sum()
 }
 
-/// `ranges` in order, with those made one that overlap, touch, or have at most `gap` bytes between them; without empty ones.
+/// `ranges` in order, without empty ones; those that overlap, touch, or have at most `gap` bytes between them become one.
 pub(crate) fn merged(mut ranges: Vec<Range<u64>>, gap: u64) -> Vec<Range<u64>> {
     ranges.retain(|range| !range.is_empty());
     ranges.sort_unstable_by_key(|range| range.start);
@@ -67,7 +67,7 @@ pub(crate) fn merged(mut ranges: Vec<Range<u64>>, gap: u64) -> Vec<Range<u64>> {
     merged
 }
 
-/// What of `wanted` is not in `present`; both merged.
+/// The parts of `wanted` not in `present`; both merged.
 pub(crate) fn without(wanted: &[Range<u64>], present: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut missing = Vec::new();
     for range in wanted {

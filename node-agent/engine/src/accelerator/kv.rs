@@ -1,6 +1,6 @@
 //! Keys and values of one layer and sequence on the accelerator: F16, one tensor each, with room to grow.
 //!
-//! Decides: how it grows (doubling, from one block on), and when forks part (at the first write).
+//! Decides: how it grows (doubling, from one block on), and when forks stop sharing memory (at the first write).
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::kernels::{BLOCK_POSITIONS, KvShape};
 /// Positions first allocated.
 const FIRST_CAPACITY: usize = 4 * BLOCK_POSITIONS;
 
-/// The range of F16, to which keys and values are clamped, as on the CPU.
+/// The largest F16 number. Keys and values are clamped to this range, as on the CPU.
 const LARGEST_F16: f32 = 65_504.0;
 
 #[derive(Clone, Default)]
@@ -26,8 +26,8 @@ struct Buffers {
 }
 
 impl DeviceKv {
-    /// Writes `keys` and `values` (each kv_heads x rows x head_dim, F32) behind the first `len` positions. Takes no memory for more
-    /// than `context_length` positions.
+    /// Writes `keys` and `values` (each kv_heads x rows x head_dim, F32) after the first `len` positions. Never takes memory for
+    /// more than `context_length` positions.
     pub fn append(
         &mut self,
         len: usize,
@@ -73,14 +73,14 @@ impl DeviceKv {
             .map_or(0, |buffers| buffers.keys.dims()[1])
     }
 
-    /// Whether a fork has the same buffers.
+    /// Whether a fork shares these buffers.
     fn is_shared(&self) -> bool {
         self.buffers
             .as_ref()
             .is_some_and(|buffers| Arc::strong_count(buffers) > 1)
     }
 
-    /// New buffers with the first `len` positions of the old ones; `like` tells heads, their size and the device.
+    /// New buffers with the first `len` positions of the old ones; `like` gives the number of heads, their size and the device.
     fn reallocate(&mut self, len: usize, like: &Tensor, capacity: usize) -> Result<()> {
         let (heads, _, head_dim) = like.dims3()?;
         let new = || Tensor::zeros((heads, capacity, head_dim), DType::F16, like.device());

@@ -1,7 +1,7 @@
 //! The forward pass through a window's last layers on an accelerator.
 //!
 //! Decides: the order of tensor operations; one copy of the activation each way. KV heads are not repeated: the query heads that share
-//! one are rows of one product. Keys and values rest as F16 and are computed with as F32 (scores of some models exceed F16).
+//! a KV head are rows of one product. Keys and values are stored as F16 but computed with as F32 (scores of some models exceed F16).
 
 use candle_core::quantized::QMatMul;
 use candle_core::{D, Module, Result, Tensor};
@@ -37,7 +37,7 @@ struct Projection {
     bias: Option<Tensor>,
 }
 
-/// What the layers of a pass share: everything of the batch that is copied to the device.
+/// What all layers of a pass share: the data of the batch that is copied to the device.
 struct Pass {
     /// Rows x pairs.
     cosines: Tensor,
@@ -50,7 +50,7 @@ impl AcceleratedLayers {
     /// Copies `layers` to the accelerator.
     ///
     /// # Errors
-    /// [`EngineError::Accelerator`], mostly for want of memory.
+    /// [`EngineError::Accelerator`], mostly because memory is short.
     pub fn load(
         accelerator: &Accelerator,
         config: &ModelConfig,
@@ -73,7 +73,7 @@ impl AcceleratedLayers {
         self.layers.len()
     }
 
-    /// As [`LayerWindow::forward`](crate::LayerWindow::forward), for these layers, whose caches are the last of each sequence's.
+    /// As [`LayerWindow::forward`](crate::LayerWindow::forward), for these layers. Their caches are the last ones of each sequence.
     pub fn forward(
         &self,
         angles: &RopeAngles,

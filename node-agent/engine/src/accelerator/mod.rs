@@ -1,8 +1,8 @@
-//! Layers on a GPU, computed by candle: CUDA or Metal, as the engine was built. What the CPU computes bit for bit the same however it
-//! is cut, a GPU computes to rounding.
+//! Layers on a GPU, computed by candle: CUDA or Metal, as the engine was built. However a pass is cut, the CPU's results are the same
+//! bit for bit; a GPU's are the same up to rounding.
 //!
-//! Decides: which device is used (the first one), and in which form weights go there (as the file has them; floats as F32). Refuses:
-//! to take the CPU where a GPU was asked for.
+//! Decides: which device is used (the first one), and the format of the weights there (as in the file; floats as F32). Refuses: to
+//! use the CPU when a GPU was asked for.
 
 mod kv;
 mod layers;
@@ -45,7 +45,7 @@ impl Accelerator {
         Ok(Accelerator { device })
     }
 
-    /// The same computation on the CPU: for tests of it on machines without a GPU. Slower than the CPU's own layers, and copies the
+    /// The same computation on the CPU, for tests on machines without a GPU. Slower than the CPU's own layers, and copies the
     /// weights.
     pub fn emulated() -> Accelerator {
         Accelerator {

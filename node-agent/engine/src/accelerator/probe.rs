@@ -1,5 +1,5 @@
-//! Single operations on a GPU, for whoever measures it: copies, products, reads, each as the layers do it. No clock is read
-//! here, and nothing is computed that anyone needs.
+//! Single operations on a GPU, for measuring it: copies, products, reads, each as the layers do it. This file reads no
+//! clock, and nobody needs the numbers that it computes.
 
 use candle_core::quantized::QMatMul;
 use candle_core::{Module, Result, Tensor};
@@ -17,7 +17,7 @@ pub struct DeviceRows(Tensor);
 
 impl Accelerator {
     /// # Errors
-    /// [`EngineError::Accelerator`] when the driver refuses, and for what only stands in for a GPU.
+    /// [`EngineError::Accelerator`] when the driver refuses, and for an emulated GPU.
     pub fn facts(&self) -> std::result::Result<GpuFacts, EngineError> {
         facts(&self.device).map_err(|source| error("tell its name and memory", source))
     }
@@ -85,7 +85,7 @@ impl DeviceRows {
         sum.map(drop).map_err(|source| error("read", source))
     }
 
-    /// Begins to write `rows` (no more than there are here) over the first ones, as keys and values are appended.
+    /// Begins to overwrite the first rows with `rows` (no more than there are here), the way keys and values are appended.
     ///
     /// # Errors
     /// [`EngineError::Accelerator`].
@@ -94,7 +94,7 @@ impl DeviceRows {
         written.map_err(|source| error("write", source))
     }
 
-    /// Copies the numbers back, waiting for whatever makes them.
+    /// Waits until the numbers are computed, and copies them back.
     ///
     /// # Errors
     /// [`EngineError::Accelerator`].

@@ -1,6 +1,6 @@
 //! The llama family: Llama 1 to 3.x, SmolLM, TinyLlama, Mistral and whatever else llama.cpp's converter writes as `llama`.
 //!
-//! Refuses what some files of that name add and this engine does not compute: experts, biases, other activations.
+//! Refuses what some files of that name add but this engine does not compute: experts, biases, other activations.
 
 use super::Architecture;
 use crate::kernels::RopePairing;

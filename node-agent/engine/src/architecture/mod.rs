@@ -1,5 +1,5 @@
-//! What differs between model families, as data: the engine's one forward pass reads it. A new family whose layers are made of the
-//! same parts is one more file with one more constant.
+//! The differences between model families, as data that the engine's single forward pass reads. A new family whose layers have the
+//! same parts needs only one more file with one more constant.
 //!
 //! Refuses: to compute anything, and to guess at families that it does not list.
 
@@ -17,7 +17,7 @@ pub struct Architecture {
     pub rope_pairing: RopePairing,
     /// Whether the query, key and value projections have biases.
     pub attention_biases: bool,
-    /// Keys (behind the prefix) that must be absent or zero, with what they would turn on.
+    /// Keys (without the prefix) that must be absent or zero, and the feature that each would turn on.
     pub refused_metadata: &'static [(&'static str, &'static str)],
 }
 
@@ -58,7 +58,7 @@ pub const OUTPUT: TensorSpec = TensorSpec {
     name: "output.weight",
     shape: &[Side::Hidden, Side::Vocabulary],
 };
-/// Optional: one divisor for each RoPE frequency (Llama 3.1 and later store their scaling so).
+/// Optional: one divisor for each RoPE frequency (Llama 3.1 and later store their scaling this way).
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
 
 pub const ATTENTION_NORM: TensorSpec = TensorSpec {

@@ -1,9 +1,9 @@
-//! Which weights stay in memory and which are read anew for every token. Pure.
+//! Which weights stay in memory and which are read again for every token. Pure.
 //!
-//! A token uses all weights once, always in the same order. Under such a cyclic pattern no policy reads less for each token than
-//! what does not fit (Belady 1966), and any fixed set that stays reaches that, while a cache that evicts what was used longest ago
-//! reads everything. So which weights stay is free to choose: here the streamed ones are spread evenly over the cycle, so that the
-//! disk reads while the processor computes with what is there.
+//! A token uses all weights once, always in the same order. With such a cyclic pattern, no policy reads less for each token than what
+//! does not fit (Belady 1966). Keeping any fixed set of weights reaches that minimum, while a cache that evicts the least recently
+//! used reads everything. So which weights stay is free to choose: here the streamed ones are spread evenly over the cycle, so that
+//! the disk reads while the processor computes with the resident ones.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -34,7 +34,7 @@ pub struct Piece {
 #[derive(Debug)]
 pub struct WeightCycle {
     pieces: Vec<Piece>,
-    /// Groups of pieces in the order in which they are given up.
+    /// Groups of pieces, in the order in which they become streamed.
     order: Vec<Range<usize>>,
     bytes: u64,
     slot_bytes: usize,
@@ -45,7 +45,7 @@ pub struct WeightCycle {
 pub struct ResidencyPlan {
     /// In the order of use.
     pub streamed: Vec<Piece>,
-    /// Which of them are a tensor's, by its offset.
+    /// Each tensor's range in `streamed`, by its offset.
     of_tensor: HashMap<u64, Range<usize>>,
     pub streamed_bytes: u64,
     pub resident_bytes: u64,
@@ -62,21 +62,21 @@ pub struct StreamingSchedule {
     pub rounds: usize,
     /// Other members work between its windows.
     pub shared: bool,
-    /// What to read ahead in each round while others work, for each byte that does not fit.
+    /// How much to read ahead in each round while others work, per byte that does not fit.
     pub ahead: f64,
 }
 
 /// Direct reads begin and end at multiples of this.
 pub const PAGE: usize = 4096;
-/// Pieces that stay or are streamed together. The system keeps files in folios of up to 2 MiB, and one that reaches into streamed
-/// pieces stays as a whole: fewer places where staying and streamed pieces meet waste less.
+/// How many pieces stay or are streamed together. The system keeps files in folios of up to 2 MiB, and a folio that reaches into
+/// streamed pieces stays as a whole. So fewer borders between resident and streamed pieces waste less memory.
 const GROUP: usize = 8;
-/// Of the planned read-ahead: a buffer that is a little too small leaves the disk idle in every round, one that is a little too large
-/// costs no more than reading what it displaces.
+/// Factor on the planned read-ahead: a slightly too small buffer leaves the disk idle in every round; a slightly too large one costs
+/// no more than reading the weights that it displaces.
 const MARGIN: f64 = 1.125;
-/// Buffers at least: one is computed with, two are being read, and the rest is read while resident weights are computed with.
+/// The fewest buffers: one is computed with, two are being read, and the others are filled while resident weights are computed with.
 const LEAST_SLOTS: usize = 6;
-/// Of buffers, so that huge pages fit.
+/// Buffer alignment, so that huge pages fit.
 const SLOT_ALIGNMENT: usize = 2 << 20;
 
 impl WeightCycle {
@@ -84,7 +84,7 @@ impl WeightCycle {
     pub fn new(tensors: &[Tensor], piece_bytes: usize) -> WeightCycle {
         let mut pieces = Vec::new();
         for tensor in tensors {
-            // Kernels take so many rows together; a cut elsewhere would only cost time.
+            // Kernels take this many rows together; a cut elsewhere would only cost time.
             let tiles = piece_bytes / tensor.row_bytes.max(1) / TILE_ROWS;
             let step = tiles.max(1) * TILE_ROWS;
             for first in (0..tensor.rows).step_by(step) {
@@ -97,8 +97,8 @@ impl WeightCycle {
                 });
             }
         }
-        // Multiples of the golden ratio modulo 1, smallest first: however many are given up, they are spread evenly (three-distance
-        // theorem), and another budget moves no more than the difference.
+        // Multiples of the golden ratio modulo 1, smallest first: however many groups are streamed, they are spread evenly
+        // (three-distance theorem), and another budget moves only the difference.
         const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
         let mut order: Vec<Range<usize>> = (0..pieces.len())
             .step_by(GROUP)
@@ -130,8 +130,8 @@ impl WeightCycle {
     /// What is streamed when weights and buffers together may take `budget` bytes.
     ///
     /// With several rounds in a shared ring, a buffer of (need - budget) / (k - 1) bytes lets all reading happen while the others
-    /// work (design: S_m / k = B_m with S_m = need - R_m and R_m = budget - B_m). Where they do not work that long, the plan knows
-    /// a smaller share. With one round, or alone, a larger buffer only displaces weights.
+    /// work (design: S_m / k = B_m with S_m = need - R_m and R_m = budget - B_m). Where they do not work that long, the plan gives a
+    /// smaller share (`ahead`). With one round, or alone, a larger buffer only displaces weights.
     pub fn split(&self, budget: u64, schedule: StreamingSchedule) -> ResidencyPlan {
         let Some(overflow) = self.bytes.checked_sub(budget).filter(|bytes| *bytes > 0) else {
             return ResidencyPlan {
@@ -292,7 +292,7 @@ mod tests {
         let at: Vec<usize> = split.streamed.iter().map(index).collect();
         let gaps = at.windows(2).map(|pair| pair[1] - pair[0] - 1);
         let stay: Vec<usize> = gaps.filter(|gap| *gap > 0).collect();
-        // One to seven groups that stay between two that do not; three on average.
+        // Between two streamed groups, one to seven groups stay; three on average.
         let apart = |gap: &usize| (1..=7).contains(&(gap / GROUP));
         assert!(stay.iter().all(apart), "{stay:?}");
         assert!(stay.len() > cycle.pieces().len() / GROUP / 5, "{stay:?}");

@@ -1,9 +1,9 @@
 //! Reads streamed weights ahead of their use: two threads, a few buffers, and the order of the cycle.
 //!
-//! Decides how the file is read: past the page cache where the file system lets it (so that what streams through displaces nothing
-//! that stays), else through it with its pages dropped behind; the faster of both when compared. Two readings are in flight,
-//! so that the disk has work while a thread waits for a processor that computes. Never reads further ahead than its buffers reach.
-//! When weights are asked for in another order than the cycle's, it starts over from there.
+//! Decides how the file is read: past the page cache if the file system allows it (so that streamed weights displace nothing that
+//! stays), else through it, dropping the pages afterwards; if both work, the faster one. Two reads are in flight, so that the disk
+//! has work while a thread waits for a busy processor. Never reads further ahead than its buffers reach. When weights are asked for
+//! in another order than the cycle's, it starts over from there.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -59,7 +59,7 @@ struct State {
     next: usize,
     /// In the order of use.
     ahead: VecDeque<PendingRead>,
-    /// Numbers readings.
+    /// Counts the reads.
     begun: u64,
     free: Vec<MmapMut>,
     /// Buffers that exist.
@@ -79,7 +79,7 @@ struct PendingRead {
 const THREADS: usize = 2;
 
 impl Reader {
-    /// Reads from the file at `path`, nothing until [`follow`](Self::follow) says what.
+    /// A reader of the file at `path`; it reads nothing until [`follow`](Self::follow) says what.
     ///
     /// # Errors
     /// A file that cannot be opened, and a system that refuses a thread.
@@ -101,13 +101,13 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Streams what `split` says from now on. The first time that it says something, the ways of reading are compared first.
+    /// From now on, streams what `split` says. Before it streams for the first time, it compares the ways of reading.
     pub fn follow(&self, split: Arc<ResidencyPlan>) {
         if !split.streamed.is_empty() {
             self.shared.source.compare(&split);
         }
         let mut state = self.shared.lock();
-        // Where computing is now, in the new order.
+        // Where computing is now, found in the new order.
         let current = state.ahead.front().map_or(state.next, |front| front.index);
         let current = state.split.streamed.get(current).map(|p| p.offset);
         let at = |offset| split.streamed.iter().position(|p| p.offset >= offset);
@@ -128,10 +128,10 @@ impl Reader {
         self.shared.lock().readings
     }
 
-    /// Piece `index` of `split.streamed`, waiting until it is read. `None` when another split is followed by now.
+    /// Piece `index` of `split.streamed`, waiting until it is read. `None` if the reader follows another split by now.
     ///
     /// # Errors
-    /// What reading it met with. It is tried again when it is asked for again.
+    /// The error of the read. Asking for the piece again tries again.
     pub fn load(&self, split: &Arc<ResidencyPlan>, index: usize) -> io::Result<Option<Loaded<'_>>> {
         let begun = Instant::now();
         let mut state = self.shared.lock();
@@ -198,7 +198,7 @@ impl Drop for Loaded<'_> {
 }
 
 impl State {
-    /// Drops the oldest reading, whether it is done or not; whether there was one.
+    /// Drops the oldest read, whether it is done or not; returns whether there was one.
     fn pass_over(&mut self) -> bool {
         let Some(reading) = self.ahead.pop_front() else {
             return false;
@@ -209,7 +209,7 @@ impl State {
         true
     }
 
-    /// A buffer that was read into; one that could not be was dropped.
+    /// Takes back the buffer of a read; after an error, the buffer was dropped.
     fn give_back(&mut self, slot: io::Result<MmapMut>) {
         match slot {
             Ok(slot) => self.free.push(slot),
@@ -225,7 +225,7 @@ impl State {
         }
     }
 
-    /// What can be read now, as which number, and into which buffer.
+    /// The next read that can start: number, piece index and buffer.
     fn claim(&mut self) -> Option<(u64, usize, io::Result<MmapMut>)> {
         let pieces = self.split.streamed.len();
         if self.stop || self.ahead.len() >= pieces {
@@ -290,7 +290,7 @@ fn slot(bytes: usize) -> io::Result<MmapMut> {
     // Fewer misses of the TLB while computing; where the system has no such pages, it says so, and nothing is lost.
     #[cfg(target_os = "linux")]
     let _ = slot.advise(Advice::HugePage);
-    // Its pages are there before the first reading, which would seem slow otherwise.
+    // Takes memory for its pages before the first read, which would seem slow otherwise.
     slot.fill(0);
     Ok(slot)
 }
@@ -334,7 +334,7 @@ impl Source {
             let (Some(_), Ok(mut slot)) = (&self.direct, slot(split.slot_bytes)) else {
                 return Way::Cached;
             };
-            // Of different pieces: whatever caches lie below the file system would favour the second way.
+            // Each way reads other pieces: otherwise caches below the file system would favour the second way.
             let (first, second) = split.streamed.split_at(split.streamed.len() / 2);
             let mut seconds = |way, pieces: &[Piece]| {
                 let begun = Instant::now();
@@ -352,7 +352,7 @@ impl Source {
         });
     }
 
-    /// Reads the pages that hold the piece to the start of `slot`; how many bytes were read.
+    /// Reads the pages that hold the piece to the start of `slot`; returns how many bytes were read.
     fn read(&self, piece: &Piece, slot: &mut [u8]) -> io::Result<usize> {
         self.read_in(*self.way.get().unwrap_or(&Way::Cached), piece, slot)
     }
@@ -361,8 +361,8 @@ impl Source {
         if let (Way::Direct, Some(file)) = (way, &self.direct) {
             return read_pages(file, piece, slot);
         }
-        // Before it, too: what happens to be in the page cache now will not be there for the next token. Without it, the system finds
-        // out by itself.
+        // Drops them before the read, too: what is in the page cache now will not be there for the next token. Where this fails, the
+        // system finds out by itself.
         let _ = drop_pages(&self.cached, piece.range());
         let read = read_pages(&self.cached, piece, slot)?;
         let _ = drop_pages(&self.cached, piece.range());
@@ -387,7 +387,7 @@ fn open_direct(_path: &Path) -> Option<File> {
     None
 }
 
-/// Whole pages, from the one in which the piece begins to the one in which it ends; the file may end before that one does.
+/// Reads whole pages, from the piece's first page to its last; the file may end inside the last one.
 fn read_pages(file: &File, piece: &Piece, slot: &mut [u8]) -> io::Result<usize> {
     let first = piece.offset - piece.offset % PAGE as u64;
     let needed = (piece.offset - first) as usize + piece.bytes;

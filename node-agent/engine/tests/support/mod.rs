@@ -166,7 +166,7 @@ impl MadeUpModel {
         path
     }
 
-    /// Writes a model of these tensors and of metadata that `change` had its way with.
+    /// Writes a model of these tensors, with metadata that `change` may alter.
     pub fn write_with(
         &self,
         path: &Path,

@@ -13,7 +13,7 @@ pub(super) const MAX_QUERIES: usize = 8;
 
 /// The attention of some queries over some positions, before it is divided by the sum of the weights.
 pub(super) struct Partial {
-    /// From one query to the next in `values`: the head's dimensions, rounded up to whole lanes.
+    /// The distance from one query to the next in `values`: the head's dimensions, rounded up to whole lanes.
     stride: usize,
     /// Per query: the largest score so far, the sum of `e^(score - largest)`.
     largest: [f32; MAX_QUERIES],
@@ -77,8 +77,8 @@ impl Partial {
     }
 }
 
-/// Folds one block of positions into `chunk`: `queries` are rows of `head_dim`, scaled; of the block's positions,
-/// query `i` sees the first `visible[i]`, which do not become fewer from one query to the next.
+/// Folds one block of positions into `chunk`. `queries` are rows of `head_dim`, scaled. Query `i` sees the first
+/// `visible[i]` positions of the block; this number never falls from one query to the next.
 pub(super) fn add_block(
     level: IsaLevel,
     queries: &[f32],
@@ -143,7 +143,7 @@ unsafe fn avx512(queries: &[f32], block: &HeadBlock<'_>, visible: &[usize], chun
 }
 
 /// # Safety
-/// As [`tile`], but that `queries` and `visible` are those of all queries.
+/// As [`tile`], except that `queries` and `visible` cover all queries.
 #[inline(always)]
 unsafe fn in_tiles<L: Lanes>(
     queries: &[f32],

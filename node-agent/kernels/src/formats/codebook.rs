@@ -1,11 +1,11 @@
 //! The formats whose weights are picked from a codebook, eight at a time: IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S.
-//! Blocks of 256 weights; where the codebook holds magnitudes, signs are beside.
+//! Blocks of 256 weights; where the codebook holds magnitudes, the signs are stored separately.
 
 use super::codebooks;
 use super::{BlockFormat, bytes_at, f16_at, part};
 
-/// `d: f16`, then per 32 weights: four places in the codebook of a byte each, and a word of four times seven signs and a 4-bit
-/// scale; weight = d * (scale + 1/2) / 4 * number.
+/// `d: f16`, then per 32 weights: four one-byte places in the codebook, and a word with four times seven signs and a 4-bit scale;
+/// weight = d * (scale + 1/2) / 4 * number.
 pub(in super::super) struct Iq2Xxs;
 
 impl BlockFormat for Iq2Xxs {
@@ -183,8 +183,8 @@ impl BlockFormat for Iq1S {
     }
 }
 
-/// `places: [u8; 32]`, then for each two of them two nibbles of three upper bits and the sign of a shift: `[u8; 16]`, then
-/// `[u16; 4]` of four 3-bit scales each, with a quarter of `d: f16` above them, the lowest first; groups of 16; weights as in IQ1_S.
+/// `places: [u8; 32]`; `[u8; 16]`: for two places a byte of two nibbles, each three upper bits and the sign of a shift; `[u16; 4]`:
+/// each four 3-bit scales and above them a quarter of `d: f16`, the lowest quarter first; groups of 16; weights as in IQ1_S.
 pub(in super::super) struct Iq1M;
 
 impl BlockFormat for Iq1M {
@@ -225,12 +225,12 @@ fn four_bit_scales(d: f32, packed: [u8; 8], scales: &mut [f32]) {
 
 const ONES: u64 = 0x0101_0101_0101_0101;
 
-/// For eight signs, a bit each, a byte each: 127 where the bit is set.
+/// For eight sign bits, eight bytes: 127 where the bit is set.
 static NEGATIVE: [u64; 256] = {
     let mut table = [0; 256];
     let mut signs = 0;
     while signs < 256 {
-        // Each bit in a byte of its own. No byte of what follows carries into the next.
+        // Each bit in a byte of its own. In the next step, no byte carries into its neighbour.
         let bits = (signs as u64 * ONES) & 0x8040_2010_0804_0201;
         table[signs] = (((bits + 0x7f * ONES) >> 7) & ONES) * 127;
         signs += 1;
@@ -238,7 +238,7 @@ static NEGATIVE: [u64; 256] = {
     table
 };
 
-/// As [`NEGATIVE`], for seven signs, of which follows the eighth: it makes their number even.
+/// As [`NEGATIVE`], for seven signs. The eighth follows: it makes the number of minus signs even.
 static NEGATIVE_EVEN: [u64; 128] = {
     let mut table = [0; 128];
     let mut seven = 0;

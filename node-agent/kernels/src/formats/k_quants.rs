@@ -155,7 +155,7 @@ fn nibble_rows(bytes: [u8; 128], values: &mut [u8]) {
     }
 }
 
-/// Bit `row` of each byte is bit `place` of the weight at the byte's place in that row of 32.
+/// Bit `row` of each byte is bit `place` of one weight: the one in row `row` of 32, at the byte's place.
 #[inline(always)]
 fn add_bit(bytes: [u8; 32], place: usize, values: &mut [u8]) {
     for row in 0..8 {
@@ -166,8 +166,8 @@ fn add_bit(bytes: [u8; 32], place: usize, values: &mut [u8]) {
     }
 }
 
-/// The eight 6-bit scales and minimums of Q4_K and Q5_K in the 12 bytes from offset 4 on: the first
-/// four of each in whole bytes, whose upper two bits are the upper bits of the last four.
+/// The eight 6-bit scales and minimums of Q4_K and Q5_K in the 12 bytes from offset 4 on. The first four of
+/// each are in whole bytes; the upper two bits of these are the upper bits of the last four.
 #[inline(always)]
 fn six_bit_scales(block: &[u8], scales: &mut [f32], minimums: &mut [f32]) {
     let (d, dmin) = (f16_at(block, 0), f16_at(block, 2));

@@ -8,7 +8,7 @@ use super::super::product::{Product, TILE_ROWS};
 use super::super::scalar::FLOAT_GROUP;
 use super::{Next, Rows, TilePlace, advance};
 
-/// Columns of a packed tile: 12 KiB, as of a quantized one.
+/// Columns of a packed tile: 12 KiB, as for quantized weights.
 const COLUMNS: usize = 192;
 
 /// Part of 16 rows: `[columns][16 rows]`.

@@ -1,6 +1,6 @@
-//! The product with one row of activations, as in decoding for one, of formats whose blocks are groups: each is multiplied as it is
-//! unpacked and never stored, as nothing uses it again. (Larger blocks have more sums than there are registers: packed tiles are as fast.)
-//! The order of additions is that of [`tile()`](super::tile()), and so are the results, to the bit.
+//! The product with one row of activations (decoding for one sequence), for formats whose blocks are groups. Each block is multiplied
+//! while it is unpacked and never stored, because nothing uses it again. (Larger blocks have more sums than there are registers: packed
+//! tiles are as fast.) Additions are in the order of [`tile()`](super::tile()), so the results are the same to the bit.
 
 use std::marker::PhantomData;
 use std::ops::Range;

@@ -7,7 +7,7 @@ use super::super::lanes::Lanes;
 use super::super::product::{Product, TILE_ROWS};
 use super::{Integers, PackedTile, TilePlace};
 
-/// [`Integers::tile`], whose only body this is; inlined there, to be compiled for the level's instructions.
+/// The only body of [`Integers::tile`]; inlined there, so that it is compiled for the level's instructions.
 ///
 /// # Safety
 /// As there.

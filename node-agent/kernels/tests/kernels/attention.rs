@@ -41,7 +41,7 @@ impl Case {
         };
         for position in 0..positions {
             if position % BLOCK_POSITIONS == 0 {
-                // What lies behind the last position must not matter: it is the worst there can be.
+                // Data behind the last position must not matter, so it is the worst there can be.
                 case.key_blocks.push(vec![f16::NAN; kv.block_len()]);
                 case.value_blocks.push(vec![f16::NAN; kv.block_len()]);
             }

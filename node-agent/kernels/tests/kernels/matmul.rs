@@ -1,5 +1,5 @@
-//! Matrix products: within the bounds that 8-bit activations allow of the exact product, and the same bits
-//! whatever the batch, the pool and the company of other matrices.
+//! Matrix products: as close to the exact product as 8-bit activations allow, and the same bits whatever the batch, the pool
+//! and the other matrices.
 
 use prima_gguf::GgmlType;
 use prima_kernels::{IsaLevel, Matrix, ThreadPool, matmul};
@@ -34,7 +34,7 @@ fn shapes(format: GgmlType) -> Vec<(usize, usize)> {
     shapes
 }
 
-/// The names, for whoever runs these tests as another processor would.
+/// The level names, for running these tests as on another processor.
 #[test]
 fn levels_are_named() {
     let names: Vec<&str> = IsaLevel::available().iter().map(IsaLevel::name).collect();

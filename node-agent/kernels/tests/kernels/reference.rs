@@ -174,8 +174,8 @@ pub fn weights(ggml_type: GgmlType, bytes: &[u8]) -> Vec<f64> {
         .collect()
 }
 
-/// Of these formats the codebook is the definition: the engine's own unpacking is compared with that of the gguf package instead
-/// (`prima-tests`, `parity_weight_formats`), and products here with it.
+/// The codebook defines these formats. So the engine's own unpacking is compared with that of the gguf package (`prima-tests`,
+/// `parity_weight_formats`), and products here with the engine's own unpacking.
 fn has_codebook(ggml_type: GgmlType) -> bool {
     matches!(
         ggml_type,

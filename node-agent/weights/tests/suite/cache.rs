@@ -1,4 +1,4 @@
-//! The cache's files go by age, never from under anyone.
+//! The cache removes files by age, and never one in use.
 
 use std::collections::HashSet;
 use std::fs::{self, File};

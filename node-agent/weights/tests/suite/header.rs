@@ -78,7 +78,7 @@ async fn what_is_no_model_is_known_by_four_bytes() {
         assert!(source.to_string().contains(expected), "{source}");
         assert!(setup.hub.body_bytes() <= 4);
     }
-    // A model cut off in its header is one that has to be downloaded again, not one to wait for.
+    // A model file cut off in its header must be downloaded again; waiting does not help.
     setup.publish("cut.gguf", &setup.model[..1000]);
     let source = hub_source(
         &setup.hub.endpoint(),

@@ -65,7 +65,7 @@ async fn what_is_there_is_not_asked_for_again() {
     );
     assert_eq!(setup.hub.requests(), 0);
 
-    // A plan that moves layers costs what is new of them.
+    // A plan that moves layers costs only the new ones.
     let moved = setup.share(2..4, false);
     let new = total_bytes(&file.missing(&moved).unwrap());
     download(&remote, &file, &moved).await.unwrap();

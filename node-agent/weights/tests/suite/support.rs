@@ -46,7 +46,7 @@ impl Setup {
     pub fn publish(&self, file: &str, bytes: &[u8]) {
         let path = self.folder.path().join("hub").join(REPO).join(file);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        // In one step, or a request would see a file that is neither.
+        // In one step: otherwise a request could see a mixture of both.
         let new = path.with_extension("new");
         std::fs::write(&new, bytes).unwrap();
         std::fs::rename(new, path).unwrap();
@@ -87,7 +87,7 @@ impl Setup {
         prima_weights::tensors::ranges(&self.gguf, &[layers], rank0).unwrap()
     }
 
-    /// Holds the file at `path` against the model in `ranges`.
+    /// Checks the file at `path` against the model in `ranges`.
     pub fn assert_same(&self, path: &Path, ranges: &[Range<u64>]) {
         let file = std::fs::read(path).unwrap();
         assert_eq!(file.len(), self.model.len());
@@ -102,7 +102,7 @@ impl Setup {
     }
 }
 
-/// `wanted` of `remote` into `file`, in pieces of 64 KiB.
+/// Downloads `wanted` of `remote` into `file`, in pieces of 64 KiB.
 pub async fn download(
     remote: &Remote,
     file: &LocalFile,
