@@ -43,7 +43,7 @@ pub struct OperatorArgs {
     /// Who this instance is among its replicas
     #[arg(long, value_name = "NAME", env = "POD_NAME", default_value_t = process_name())]
     identity: String,
-    /// After how many seconds without a sign of the instance that leads another one takes over
+    /// Seconds without a sign of the leading instance after which another one takes over
     #[arg(
         long,
         value_name = "SECONDS",
@@ -151,7 +151,7 @@ async fn lead(
     let lease = Duration::from_secs(args.leader_lease);
     let mut election =
         Election::start(client.clone(), &args.namespace, &args.identity, lease).await?;
-    // Who waits watches too: if the leader's machine goes, and with it an agent, it knows since when.
+    // A waiting instance watches too: if the leader's machine goes, and an agent with it, it knows since when.
     let agents = args.agent_namespace.as_deref().unwrap_or(&args.namespace);
     let (stores, changes) = Stores::watch(&client, agents, model_controller::OURS);
     let won = tokio::select! {

@@ -1,8 +1,8 @@
 //! `prima run`: a ring on this machine, without a cluster. It writes the same RingPlan that a cluster would carry,
-//! starts one agent a member, waits until a token went round, and ends everything when the user or a member ends.
+//! starts one agent per member, waits until a token went round, and ends everything when the user or a member ends.
 //!
-//! This file decides the order of these steps and which ports are used. How layers are split is `split`'s to
-//! decide, how processes start and end is `agents`', what people see is `screen`'s. No part of this runs a layer.
+//! This file decides the order of these steps and which ports are used. `split` decides how layers are split, `agents`
+//! how processes start and end, `screen` what people see. No part of this runs a layer.
 
 mod agents;
 mod planned;
@@ -122,7 +122,7 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
     let context = args.context.unwrap_or(trained.min(DEFAULT_CONTEXT));
     let http = http_address(args.port)?;
     let screen = Screen::new();
-    // Before the first agent, so that no signal finds agents and nobody who would end them.
+    // Before the first agent starts, so that no signal finds agents that nobody would end.
     let mut stop = StopSignals::install().map_err(LocalError::Signals)?;
     let split = match &args.split {
         Some(split) => Split::as_told(split, &args, &model)?,
@@ -226,7 +226,7 @@ impl Split {
         let members = &plan.report.members;
         // What the page cache does with weights that do not fit is not predicted.
         let unknown = args.no_streaming && members.iter().any(|member| member.overflow_bytes > 0);
-        // One machine's members are alike, so what they are called follows the ring's order.
+        // One machine's members are alike, so their names follow the ring's order.
         let windows = plan.members.iter();
         Ok(Self {
             rounds: plan.rounds as i32,

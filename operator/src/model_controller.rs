@@ -1,9 +1,9 @@
-//! Turns one Model into a ring, in named steps: dereference (what is known), resolve (which file), decide (who runs what), apply
-//! (RingPlan, Service, EndpointSlice) and update_status. Only the first and the last two speak to the API server, resolving
-//! to the file's server; deciding is pure, and the planner searches beside.
+//! Turns one Model into a ring, in named steps: dereference (what is known), resolve (which file), decide (who runs what), apply (RingPlan,
+//! Service, EndpointSlice) and update_status. Only the first and the last two speak to the API server; resolve speaks to the file's server,
+//! decide is pure, and the planner searches beside them.
 //!
-//! There is no finalizer: all that is made for a Model belongs to it and goes with it, and agents end what a plan that is gone
-//! had started, also those that come back later. So nothing has to wait for a machine that may never return.
+//! There is no finalizer: all that is made for a Model belongs to it and is deleted with it. Agents end what a deleted plan had started,
+//! also agents that come back later. So nothing has to wait for a machine that may never return.
 
 mod apply;
 mod candidates;
@@ -51,7 +51,7 @@ pub struct Context {
     pub fetching: prima_weights::Client,
     pub states: ReconcileStates,
     pub planner: Planner,
-    /// Held while a Model gets its plan: memory and ports that one plan takes, the next must not.
+    /// Held while a Model gets its plan: the next plan must not take the same memory and ports.
     pub deciding: tokio::sync::Mutex<()>,
 }
 
@@ -62,7 +62,7 @@ struct ReconcileState {
     ready: bool,
     failed_look: Option<FailedLook>,
     decided: decide::State,
-    /// What the planner has not answered yet.
+    /// A search that has no answer yet.
     search: Option<Search>,
     written: apply::Written,
 }
@@ -109,11 +109,11 @@ pub enum ControllerError {
     Planning(#[source] tokio::task::JoinError),
 }
 
-/// Nothing that matters goes unheard, but a missed event must not matter for ever.
+/// Watches report all that matters, but a missed event must not matter for ever.
 const SAFETY: Duration = Duration::from_secs(480);
 /// While something is awaited that comes with time: measurements, machines that settle.
 const AWAITING: Duration = Duration::from_secs(5);
-/// While nobody is answered: a member that failed is not waited for for ever.
+/// While no client is answered: a member that failed is not waited for without end.
 const UNSERVED: Duration = Duration::from_secs(30);
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(300);
@@ -133,7 +133,7 @@ pub async fn reconcile(
         context.states.lock().remove(&uid);
         return Ok(Action::await_change());
     }
-    // Without them the first plan would be made again.
+    // Before plans are known, the first one would be made again.
     context.stores.plans_ready().await;
     let mut state = context.states.lock().remove(&uid).unwrap_or_default();
     let outcome = steps(&model, &context, &mut state).await;
@@ -183,7 +183,7 @@ async fn steps(
         let (decision, decided) = decide::decide(&world, &state.decided, Now::read());
         state.decided = decided;
         match decision.kind {
-            // The others go on meanwhile. What comes of it is decided in a world that may be another by then.
+            // Other Models go on meanwhile. By the time of the answer, the world may have changed.
             Kind::Ask(question) if patient => {
                 drop(alone);
                 let search = &mut state.search;

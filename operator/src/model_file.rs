@@ -1,5 +1,5 @@
-//! What planning and `prima run` must know about a model file: its name, layers, formats and bytes. Reads the GGUF header
-//! and nothing else; whether the model can be run at all is the agents' to say.
+//! What planning and `prima run` must know about a model file: its name, layers, formats and bytes. Reads the GGUF header and nothing else;
+//! whether the model can be run at all, the agents decide.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use prima_weights::{ModelProfileError, layer_of, model_profile};
 pub struct ModelFile {
     /// Absolute, since the agents' working directories are their own.
     pub path: PathBuf,
-    /// Its name is the one that clients ask for: the file's, without the extension.
+    /// Has the name that clients ask for: the file's, without the extension.
     pub profile: ModelProfile,
     layer_bytes: Vec<u64>,
     other_bytes: u64,

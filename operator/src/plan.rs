@@ -98,7 +98,7 @@ pub enum PlanCommandError {
     Json(#[source] serde_json::Error),
 }
 
-/// A key/value cache of a very long context would take more memory than the model; who wants one says so.
+/// A key/value cache of a very long context would take more memory than the model; who wants one must ask for it.
 pub const DEFAULT_CONTEXT: u32 = 8192;
 /// Where agents listen unless told otherwise; profiles name machines, not addresses.
 const RING_PORT: u16 = 9190;
@@ -177,7 +177,7 @@ pub fn checked(
     }
 }
 
-/// The plan's members as a RingPlan has them, at addresses by name.
+/// The plan's members as a RingPlan has them, at the `address` of each name.
 pub fn members(plan: &Plan, address: impl Fn(&str) -> String) -> Vec<RingMember> {
     plan.members
         .iter()

@@ -29,7 +29,7 @@ pub enum ProbeError {
 }
 
 const DEADLINE: Duration = Duration::from_secs(10);
-/// As long it asks again, and so often.
+/// How long it asks again, and how often.
 const PATIENCE: Duration = Duration::from_secs(15);
 const PAUSE: Duration = Duration::from_millis(500);
 /// Longer answers are cut off.
@@ -82,7 +82,7 @@ fn exchange(host: &str, path: &str) -> io::Result<String> {
         .ok_or(io::ErrorKind::AddrNotAvailable)?;
     let mut stream = TcpStream::connect_timeout(&address, DEADLINE)?;
     stream.set_read_timeout(Some(DEADLINE))?;
-    // At once: a server may answer and hang up after the first piece.
+    // In one piece: a server may answer and hang up after the first one.
     let request = format!("GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n");
     stream.write_all(request.as_bytes())?;
     let mut answer = Vec::new();
@@ -153,7 +153,7 @@ mod tests {
         thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let mut request = Vec::new();
-            // What is not read before the end would reset the connection, and with it the answer.
+            // Closing with unread bytes would reset the connection, and the answer would be lost.
             while !request.ends_with(b"\r\n\r\n") {
                 let mut byte = [0];
                 stream.read_exact(&mut byte).unwrap();

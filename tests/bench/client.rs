@@ -66,7 +66,7 @@ impl Client {
         complete(self.ring.address(), &body, tokens)
     }
 
-    /// Seconds of one token, and of them those that members computed, by their own clocks: `tokens` tokens after a prompt of one.
+    /// Seconds of one token, and for how many of them members computed, by their own clocks: `tokens` tokens after a prompt of one.
     pub fn token_cost(&self, tokens: usize) -> Result<TokenCost, BenchError> {
         const ANY_TOKEN: u32 = 1;
         let mut body = self.request("", tokens);

@@ -22,7 +22,7 @@ use crate::statistics::Samples;
 /// What is measured of one file.
 struct Subject {
     model: &'static str,
-    /// Of a turn's tokens, one of so many is measured: large models take long.
+    /// One in this many of a turn's tokens is measured: large models take long.
     share: usize,
     /// Whether to decode after [`DEEP`] tokens, too.
     deep: bool,
@@ -70,13 +70,13 @@ pub struct EngineSpeed {
     pub model: &'static str,
     /// Bytes of weights that a token reads from memory; none where caches hold a good part of them.
     pub bytes: Option<f64>,
-    /// Operations of a token of a prompt on quantized weights, which is where the output head has no part. None with float weights.
+    /// Operations on quantized weights for one token of a prompt; the output head has no part in it. None with float weights.
     pub operations: Option<f64>,
     pub decode_tokens: usize,
     pub decode: Pair,
     pub prefill_tokens: usize,
     pub prefill: Pair,
-    /// Decode after [`DEEP`] tokens, and the peer's setting, which is its better one.
+    /// Decode after [`DEEP`] tokens, and the peer's better setting.
     pub deep: Option<(Pair, FlashAttention)>,
     /// Decode of [`AT_ONCE`] sequences, all together.
     pub at_once_tokens: usize,
@@ -208,7 +208,7 @@ fn measure_model(
     Ok(speed)
 }
 
-/// Bytes of weights that one token reads, and operations on quantized weights (two for each) of one of a prompt.
+/// Bytes of weights that one token reads, and operations on quantized weights (two for each) for one token of a prompt.
 fn work(gguf: &Gguf) -> (f64, Option<f64>) {
     let (mut bytes, mut weights, mut quantized) = (0, 0, true);
     let own_head = gguf.tensor("output.weight").is_some();

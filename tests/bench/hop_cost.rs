@@ -1,10 +1,10 @@
 //! What going round the ring costs: time per token over 1 to 30 hops (members x rounds), less the time that members computed.
 //!
-//! One thread per member. What they computed is by their own clocks, because the noise of computing is greater than what hops
-//! cost; one process is measured beside them, so that a ring that computes more slowly is seen, too. In the same turn, a raw TCP ring that hands
-//! on the same bytes as often, with as much computing between. A ring of one member hands nothing on: what it adds is the fixed
-//! part: gateway, sampling, streaming. A straight line through the medians of all others gives the cost of a hop; it meets zero
-//! hops higher, because the fewer the hops, the longer a member sleeps and the colder are its caches.
+//! One thread per member. What they computed is by their own clocks, because the noise of computing is greater than what hops cost; one
+//! process is measured beside them, so that a ring that computes more slowly is seen, too. The same turn has a raw TCP ring that hands on
+//! the same bytes as often, with as much computing between. A ring of one member hands nothing on: what it adds is the fixed part: gateway,
+//! sampling, streaming. A straight line through the medians of all others gives the cost of a hop; at zero hops it lies higher, because the
+//! fewer the hops, the longer a member sleeps and the colder are its caches.
 
 use std::time::{Duration, Instant};
 
@@ -49,7 +49,7 @@ pub struct Ring {
     pub rounds: usize,
     /// Milliseconds per token that members compute.
     pub computing: Samples,
-    /// Milliseconds per token besides.
+    /// Milliseconds per token beside computing.
     pub ring: Samples,
     /// What handing the same bytes on as often costs on bare TCP, milliseconds per token.
     pub tcp: Samples,

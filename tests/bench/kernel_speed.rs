@@ -22,7 +22,7 @@ pub const ROWS: usize = 8192;
 const PREFILL: usize = 128;
 /// Bytes that are read before the same are read again: more than caches hold.
 const MEMORY: usize = 1 << 30;
-/// A sample of what is shorter is of several runs.
+/// If a run is shorter, a sample is of several runs.
 const SAMPLE: Duration = Duration::from_millis(50);
 
 /// All levels of this processor, lowest first.
@@ -99,7 +99,7 @@ pub fn measure(effort: &Effort) -> Result<KernelSpeeds, BenchError> {
     })
 }
 
-/// Of one run, on average over as many as make a sample, after one that is not counted.
+/// Seconds of one run: the mean of as many as make a sample, after one that is not counted.
 fn seconds(mut work: impl FnMut()) -> f64 {
     work();
     let begun = Instant::now();
@@ -127,7 +127,7 @@ fn matrix_bytes(format: GgmlType) -> usize {
     ROWS * COLS / format.block_len() * format.block_bytes()
 }
 
-/// Matrices, of as many bytes together as [`MEMORY`].
+/// Matrices of [`MEMORY`] bytes together.
 fn weights(format: GgmlType) -> Vec<u8> {
     let mut weights = vec![0; MEMORY.next_multiple_of(matrix_bytes(format))];
     random_bytes(&mut weights);

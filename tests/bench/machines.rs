@@ -37,7 +37,7 @@ pub struct Setting {
 pub enum Reading {
     /// All are left to the page cache.
     PageCache,
-    /// As many as fit stay; of the others no more are read ahead than a member's least buffers hold.
+    /// As many as fit stay; of the others, no more is read ahead than a member's smallest buffers hold.
     LeastAhead,
     /// As planned.
     Ahead,
@@ -149,7 +149,7 @@ fn measure_settings(
     for turn in 1..=turns {
         let mut profiles = Profiles::default();
         for outcome in &mut outcomes {
-            // What is slow and only there to be compared with is measured once.
+            // Slow settings that only serve as a comparison are measured once.
             if turn == 1 || outcome.setting.reading == Reading::Ahead {
                 eprintln!("machines, turn {turn}: {}", outcome.setting.describe());
                 outcome.measure(&mut copies, &mut profiles)?;
@@ -274,7 +274,7 @@ impl Outcome {
             .filter_map(|member| member.read_bytes_per_token)
             .sum();
         let mut plan = planned.plan;
-        // The plan is the seam: members know nothing of comparisons.
+        // The comparison is made by the plan: members know nothing of it.
         let options: &[&str] = match reading {
             Reading::PageCache => &["--no-streaming"],
             Reading::LeastAhead => {
@@ -340,7 +340,7 @@ pub const READINGS: [(Reading, &str); 3] = [
     (Reading::Ahead, "resident set and read-ahead"),
 ];
 
-/// Of the process; 0 where the system does not say.
+/// Of one process; 0 where the system does not say.
 fn anonymous_bytes(pid: u32) -> f64 {
     let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
     let kilobytes = rollup.lines().find_map(|line| {

@@ -21,12 +21,12 @@ use crate::statistics::Samples;
 
 pub const MODEL: &str = "shape-8b-Q4_K_M";
 const THREADS: usize = 2;
-/// Of memory, in units of 10^6 bytes, and how many times as fast as llama.cpp is the goal.
+/// Memory in units of 10^6 bytes, and the goal: how many times as fast as llama.cpp.
 const LIMITS: [(u64, f64); 2] = [(4000, 3.5), (2560, 1.8)];
 const PROMPT: &str = "Once upon a time";
 const TURNS: usize = 3;
 const TOKENS: usize = 16;
-/// Of llama.cpp, which takes seconds for each.
+/// For llama.cpp, which takes seconds for each.
 const PEER_TOKENS: usize = 4;
 
 /// One limit.
@@ -98,7 +98,7 @@ impl UnderLimit {
         self.predicted.push(predicted(&ring)?);
         let address = ring.address();
         let client = Client::of(ring, never);
-        // What stays comes into memory.
+        // Loads what stays in memory.
         client.seconds_per_token(PROMPT, 8)?;
         let metric =
             |name| http::metric(address, name).map_err(|source| BenchError::Http { source });

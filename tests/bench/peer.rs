@@ -1,7 +1,7 @@
 //! The peer: llama.cpp's own llama-bench and llama-batched-bench, built once for this machine from the source in PyPI's llama-cpp-python.
 //!
-//! Decides nothing about what is measured. Its defaults stay (flash attention and repacking as it likes), as they are what its
-//! users get; after much context, where they are not its best, who asks says which.
+//! Decides nothing about what is measured. Its defaults stay (flash attention and repacking as it likes), as they are what its users get;
+//! after much context, where they are not its best, the caller chooses.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -65,7 +65,7 @@ fn revision() -> String {
     let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else {
         return "an unknown commit".to_owned();
     };
-    // What was measured before changes nothing.
+    // Earlier results do not count as changes.
     let changes = git(&["status", "--porcelain", "--", ":/", ":!bench/results"]);
     match changes.is_some_and(|changes| changes.is_empty()) {
         true => format!("commit {commit}"),

@@ -24,7 +24,7 @@ import inputs
 import machine
 from inputs import ROOT, Suite
 
-# What it does not need here, such as updating itself, is a good part of building it.
+# Features that we do not need, such as updating itself, are a good part of its build.
 NEXTEST = ["0.9.114", "--no-default-features", "--features", "default-no-update"]
 JUNIT = ROOT / "target" / "nextest" / "default" / "junit.xml"
 # Tests of a suite that cannot run where a need is not met, though the others can.
@@ -32,7 +32,7 @@ PARTS = {
     "prima-weights::suite": ("small-disk", "test(/^no_room::/)"),
     "prima-tests::api_server_chart": ("chart-before", "test(=an_upgrade_from_the_chart_before_keeps_models)"),
 }
-# Whose programs are compiled for other processors, too.
+# Its programs are compiled for other processors, too.
 EMULATED = "prima-tests::processors_emulated"
 EMULATED_LEVELS = {"sse4.1", "avx2", "neon", "neon-dotprod", "neon-i8mm"}
 # What no machine of ours runs in these tests.
@@ -51,7 +51,7 @@ class Plan:
 
     run: list[Suite] = dataclasses.field(default_factory=list)
     inputs: inputs.Digests | None = None
-    # Of each suite: what identifies its tools and what is left out of it, and the digest of all its inputs.
+    # For each suite: what identifies its tools and what is left out of it, and the digest of all its inputs.
     others: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     digests: dict[str, str] = dataclasses.field(default_factory=dict)
     unchanged: list[str] = dataclasses.field(default_factory=list)
@@ -172,7 +172,7 @@ def run_suites(plan: Plan, tools: str) -> tuple[int, list[costs.SuiteResult]]:
         status |= ended
         reported = {result.suite: result for result in (costs.read_junit(JUNIT) if JUNIT.exists() else [])}
         for suite in chosen:
-            # Programs of packages without tests are suites without tests; one of which we name the tests must have them.
+            # Packages without tests give suites without tests; but a suite whose tests we name must have them.
             none = costs.SuiteResult(suite.id, 0, int(bool(ended or build.only)), 0.0, "none of its tests ran")
             results.append(dataclasses.replace(reported.get(suite.nextest_id, none), suite=suite.id))
             status |= results[-1].failed

@@ -51,7 +51,7 @@ BUILDS = [
         ["test", "--no-run"],
         ["--package=prima-engine", "--package=prima-node-agent", "--features=prima-engine/accelerator,prima-node-agent/accelerator",
          "--lib", "--test=accelerated_layers",
-         # candle turns on features that have the kernels compiled anew, which are only what its layers are compared with.
+         # candle turns on features that compile the kernels anew; here they only serve to compare its layers with.
          "--config=profile.dev.package.prima-kernels.opt-level=1"],
         {"prima-engine::accelerated_layers": "all()", "prima-node-agent": "test(=profile::gpu::tests::every_figure_of_a_gpu_is_measured)"},
     ),

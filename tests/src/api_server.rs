@@ -37,7 +37,7 @@ const SERVICE_NETWORK: &str = "10.96.0.0/16";
 
 /// It and what was started beside it ends on drop.
 pub struct ApiServer {
-    // Dropped in this order: first who talks, then whom they talk to, last the files of all.
+    // Dropped in this order: first the clients, then the servers, last the files of all.
     components: Vec<Service>,
     server: Option<Service>,
     _store: Service,
@@ -123,7 +123,7 @@ current-context: test
             .unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
     }
 
-    /// The certificate of whoever vouches for the server, and for it to kubelets.
+    /// The authority's certificate: it signed the server's, and the one it shows to kubelets.
     pub(crate) fn authority(&self) -> PathBuf {
         self.credentials.path("ca.crt")
     }
@@ -214,7 +214,7 @@ current-context: test
             .arg(self.file_option("service-account-key-file", "service-accounts.pub"))
             .arg(self.file_option("service-account-signing-key-file", "service-accounts.key"));
         if address.is_loopback() {
-            // The Service `kubernetes` cannot have such an endpoint, and there is no pod to ask for one.
+            // The Service `kubernetes` cannot have a loopback endpoint, and there is no pod to ask for one.
             command.arg("--endpoint-reconciler-type=none");
         }
         let mut server = self.start_service("kube-apiserver", command);
@@ -270,7 +270,7 @@ fn store_command(backend: Backend, address: Ipv4Addr, folder: &Path) -> Command 
                 ])
                 .args(["--initial-cluster", &format!("default={peers}")])
                 .arg("--log-level=warn")
-                // What a crash of the machine would lose, no test asks for.
+                // No test needs what a crash of the machine would lose.
                 .arg("--unsafe-no-fsync");
             etcd
         }

@@ -1,11 +1,11 @@
-//! What helm renders, as text that people review: each object under its kind and name, a line for each field, and of another rendering
-//! only the differences. Neither the order of objects nor the layout of the YAML matters.
+//! What helm renders, as text that people review: each object under its kind and name, one line per field; of another rendering, only the
+//! differences. Neither the order of objects nor the layout of the YAML matters.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-/// By kind and name; those outside of the release's namespace that share both with one inside have theirs in the key.
+/// By kind and name. If an object outside the release's namespace shares both with one inside, its key also has its namespace.
 pub type Objects = BTreeMap<String, Value>;
 
 /// Fields whose value is longer are shown part by part.
@@ -45,8 +45,8 @@ pub fn shown(objects: &Objects) -> String {
     differences(&Objects::new(), objects)
 }
 
-/// What `after` has that `before` has not, and the other way round. Objects that are new and extend the name of one that was there are
-/// compared with that.
+/// What `after` has that `before` has not, and the other way round. A new object whose name extends that of an old one is compared with the
+/// old one.
 pub fn differences(before: &Objects, after: &Objects) -> String {
     let mut lines = Vec::new();
     let gone = before.keys().filter(|key| !after.contains_key(*key));
@@ -69,7 +69,7 @@ pub fn differences(before: &Objects, after: &Objects) -> String {
     lines.concat()
 }
 
-/// Without what the heading or every object says.
+/// Leaves out what the heading or every object says.
 fn own(mut object: Value) -> Value {
     if let Some(fields) = object.as_object_mut() {
         fields.shift_remove("kind");

@@ -42,7 +42,7 @@ pub struct Cluster {
     folder: TempDir,
 }
 
-/// Of the Services, as everywhere; of names elsewhere nobody here knows.
+/// Knows the Services, as in any cluster; names outside the cluster are unknown here.
 const COREFILE: &str = "
 .:53 {
     bind ADDRESS
@@ -137,8 +137,8 @@ impl Cluster {
         self.api_server.apply(yaml)
     }
 
-    /// Does `work` while the NetworkPolicies that there are are enforced for the pods that there are. Afterwards they stay as they are
-    /// then: pods that come later are open, and policies do not know them.
+    /// Does `work` while the existing NetworkPolicies are enforced for the existing pods. Afterwards the rules stay as they then are: later
+    /// pods are open, and policies do not know them.
     pub fn enforcing_policies<T>(&self, work: impl FnOnce() -> T) -> T {
         thread::scope(|scope| {
             // Dropped when the work ends, however it does.

@@ -33,7 +33,7 @@ pub(crate) fn run(mut command: Command, input: &str) -> Result<String, CommandEr
     let ended = command.spawn().and_then(|mut child| {
         let mut stdin = child.stdin.take().expect("stdin");
         thread::scope(|scope| {
-            // Beside reading what it prints, so that neither waits for the other. One that ends without reading its input is no error.
+            // Writes while its output is read, so that neither waits for the other. A command that ignores its input is no error.
             scope.spawn(move || stdin.write_all(input.as_bytes()));
             child.wait_with_output()
         })

@@ -1,5 +1,5 @@
-//! Machines that only declare themselves: they write what agents write (NodeProfile, Lease, their part of a plan's status), without
-//! running layers. For tests of what the operator makes of many machines, or of machines as nobody has them here.
+//! Machines that only declare themselves: they write what agents write (NodeProfile, Lease, their part of a plan's status), without running
+//! layers. For tests of what the operator does with many machines, or with machines that nobody has here.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -26,12 +26,12 @@ pub struct DeclaredMachines {
     runtime: Runtime,
     client: Client,
     silent: Arc<Mutex<HashSet<String>>>,
-    /// How far machines go with a plan; as far as they can unless said.
+    /// How far machines go with a plan; others go as far as they can.
     most: Arc<Mutex<BTreeMap<String, MemberState>>>,
     names: Vec<String>,
 }
 
-/// Agents renew their Leases every ten seconds, and say that they count for forty; less, so that a test need not wait so long.
+/// Agents renew their Leases every ten seconds, and say that they last forty. Here it is less, so that tests wait less.
 const RENEWAL: Duration = Duration::from_secs(5);
 const EXPIRY_SECONDS: i32 = 15;
 const GIB: i64 = 1 << 30;
@@ -125,7 +125,7 @@ impl DeclaredMachines {
         });
     }
 
-    /// Every member of a plan that is heard of says at once that it does what it should.
+    /// Every member of a plan whose machine is not silent says at once that it does what it should.
     fn follow_plans(&self) {
         let (client, silent, most) = (self.client.clone(), self.silent.clone(), self.most.clone());
         let names = self.names.clone();

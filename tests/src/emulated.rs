@@ -1,4 +1,4 @@
-//! Processors that this machine does not have: QEMU's user mode runs a program as one of them would. For what is computed, never for how
+//! Processors that this machine does not have: QEMU's user mode runs a program as one of them would. Shows what is computed, never how
 //! fast. `tests/processors/build.sh` makes the programs.
 
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
-//! The least HTTP client that the suites can do with: one request a connection, in HTTP/1.0 so that an answer ends
-//! with the connection. Blocking, and every read has a deadline, so that no test hangs. It does not follow,
-//! retry or reuse anything; what clients of the real world do is for the suites with OpenAI's client.
+//! The least HTTP client that the suites can do with: one request per connection, in HTTP/1.0 so that an answer ends
+//! with the connection. Blocking, and every read has a deadline, so that no test hangs. It follows no redirects, and
+//! retries and reuses nothing; what real clients do is for the suites with OpenAI's client.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};

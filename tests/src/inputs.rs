@@ -1,6 +1,6 @@
-//! What a suite reaches outside of its own program: the programs that cargo built, the repository's files, and tools. `suites.json`
-//! lists it for each suite, and nothing else can be reached from here. So `make test` knows what a suite depends on, and runs it again
-//! only when something of that has changed (`tests/run/inputs.py`).
+//! What a suite reaches outside of its own program: the programs that cargo built, the repository's files, and tools. `suites.json` lists
+//! it for each suite, and nothing else can be reached from here. So `make test` knows what a suite depends on, and runs it again only when
+//! one of these has changed (`tests/run/inputs.py`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-/// Of one suite, as listed.
+/// One suite's, as listed.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Inputs {
@@ -53,12 +53,12 @@ pub fn file(path: &str) -> PathBuf {
     repository().join(path)
 }
 
-/// That a suite says that it needs a tool which is about to be used.
+/// Panics unless the suite lists the tool that is about to be used.
 pub(crate) fn need(name: &str) {
     demand("needs", |inputs| &inputs.needs, name);
 }
 
-/// Where what is not part of the repository lies in it: cargo's folder, and scripts of tools.
+/// The repository, for what is no suite's input: cargo's folder, and scripts of tools.
 pub(crate) fn repository() -> &'static Path {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     tests.parent().expect("the repository")
@@ -73,7 +73,7 @@ fn demand(field: &str, listed: fn(&Inputs) -> &Vec<String>, name: &str) {
     }
 }
 
-/// Of the suite that runs; none of the benchmark, which may reach everything.
+/// The running suite's; `None` for the benchmark, which may reach everything.
 fn of_this_suite() -> Option<&'static Inputs> {
     static INPUTS: LazyLock<Option<Inputs>> = LazyLock::new(|| {
         let mut suites: BTreeMap<String, Inputs> =

@@ -18,14 +18,14 @@ pub struct Machine {
 /// What a machine has. `None`: whatever there is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// Of all its programs, page cache included.
+    /// For all its programs, page cache included.
     pub memory_bytes: u64,
     pub cpus: Option<f64>,
     /// Of reading.
     pub disk_bytes_per_second: Option<u64>,
 }
 
-/// Of processors' time, in microseconds, as is usual.
+/// Of the limit on processor time, in microseconds; the usual one.
 const PERIOD: f64 = 100_000.0;
 
 impl Limits {
@@ -145,8 +145,8 @@ fn disk_of(path: &Path) -> io::Result<String> {
     }
 }
 
-/// Drops `file` from the page cache: a page counts in the cgroup that touched it first, so a measured machine must touch all of its
-/// own. Pages that some process has mapped stay; who measures beside strangers takes a [`cold_copy`].
+/// Drops `file` from the page cache: a page counts in the cgroup that touched it first, so a measured machine must touch all of its own.
+/// Pages that some process has mapped stay; to measure beside other programs, take a [`cold_copy`].
 ///
 /// # Errors
 /// A file that cannot be opened.

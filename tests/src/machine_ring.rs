@@ -72,7 +72,7 @@ impl Node<'_> {
         command
             .args(["profile", "--output", "yaml", "--models"])
             .arg(&self.model)
-            // No cache: measured now, and nothing kept of a machine that is none.
+            // No cache: measured now, and nothing kept of a machine that is not real.
             .env("PRIMA_CACHE", "/dev/null");
         let ended = Process::spawn(self.machine.enter(command)).wait();
         assert!(ended.status.success(), "{ended:#?}");
@@ -80,8 +80,8 @@ impl Node<'_> {
     }
 }
 
-/// What `prima plan` makes of `profiles`, each of which takes part, as machines `m0`, `m1`, ...; they reach each other as each reaches
-/// itself. Panics with what it wrote if it fails.
+/// What `prima plan` makes of `profiles` as machines `m0`, `m1`, ...: all take part, and reach each other as each reaches itself. Panics
+/// with what it wrote if it fails.
 pub fn plan(model: &Path, profiles: Vec<NodeProfile>, arguments: &[&str]) -> Planned {
     let name = |index: usize| format!("m{index}");
     let count = profiles.len();
@@ -196,7 +196,7 @@ impl Drop for MachineRing {
     }
 }
 
-/// Different ones.
+/// All different.
 fn free_ports(count: usize) -> Vec<SocketAddr> {
     let bound = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
     let all: io::Result<Vec<TcpListener>> = (0..count).map(|_| bound()).collect();

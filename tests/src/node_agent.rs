@@ -56,7 +56,7 @@ impl AgentMachine {
             .arg(&self.data)
             .args(["--http", &http.to_string()])
             .args(["--threads", "1"])
-            // As on a full disk: what plans name stays all the same.
+            // As on a full disk: files that plans name stay all the same.
             .args(["--cache-budget", "1"])
             .env("POD_NAME", format!("agent-{}", self.node));
         let name = format!("agent-{}", self.node);
@@ -66,7 +66,7 @@ impl AgentMachine {
 }
 
 impl NodeAgent {
-    /// Until its profile is published and its watches stand.
+    /// Until its profile is published and its watches work.
     pub fn wait_until_ready(&mut self) {
         let http = self.http;
         self.service

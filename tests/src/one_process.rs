@@ -1,5 +1,5 @@
-//! A whole model in this process, by the engine and the tokenizer alone: what a ring is compared with, and what the parity tests
-//! hold against llama.cpp.
+//! A whole model in this process, by the engine and the tokenizer alone. Rings are compared with it, and the parity tests compare it with
+//! llama.cpp.
 //!
 //! Refuses to sample or to batch requests; it only turns tokens into logits.
 

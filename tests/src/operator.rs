@@ -38,8 +38,8 @@ pub fn install_chart(api: &ApiServer) {
     .expect("definitions are established");
 }
 
-/// The chart as it was before its last change, below the same path: of the newest commit where it differs from what is here.
-/// `make test` leaves tests of it out where git does not have one.
+/// The chart as it was before its last change, below the same path: from the newest commit in which it differs from the one here. If git
+/// has no such commit, `make test` leaves its tests out.
 pub fn chart_before() -> TempDir {
     let git = |arguments: &[&str]| {
         let mut command = Command::new("git");

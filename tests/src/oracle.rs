@@ -77,7 +77,7 @@ pub struct Next {
 #[derive(Debug, Clone, Deserialize)]
 pub struct Text {
     pub tokens: Vec<u32>,
-    /// Of the second token of each window and those behind it.
+    /// Of each window's tokens, from the second on.
     pub logprobs: Vec<f64>,
     /// The most likely tokens at the same places.
     pub top: Vec<Vec<(u32, f32)>>,

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use crate::inputs;
 
-/// A program of those that `control-plane/build.sh` builds, for example `kubectl`.
+/// One of the programs that `control-plane/build.sh` builds, for example `kubectl`.
 pub fn program(name: &str) -> PathBuf {
     static API_SERVER: LazyLock<PathBuf> = LazyLock::new(|| control_plane("api-server"));
     static NODES: LazyLock<PathBuf> = LazyLock::new(|| control_plane("nodes"));
@@ -23,7 +23,7 @@ fn control_plane(group: &str) -> PathBuf {
     folder_made_by(group, &["tests/control-plane/build.sh", group])
 }
 
-/// The last line that a script prints: the folder that it has filled. `need`: what suites that use it say they need.
+/// The last line that a script prints: the folder that it has filled. `need`: what its users must list as a need.
 pub(crate) fn folder_made_by(need: &str, command: &[&str]) -> PathBuf {
     inputs::need(need);
     let script = inputs::repository().join(command[0]);

@@ -24,7 +24,7 @@ pub fn run_suite(folder: &str, ring: &LocalRing, more: &[(&str, String)]) {
         .envs(more.iter().map(|(name, value)| (name, value)))
         .output()
         .expect("start pytest");
-    // pytest's status is not 0 either when it found no test.
+    // pytest's status is also not 0 when it found no test.
     assert!(
         output.status.success(),
         "{}{}",

@@ -29,7 +29,7 @@ impl TraceCollector {
     pub fn start() -> Self {
         let runtime = Runtime::new().expect("a runtime");
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        // Of that runtime.
+        // Bound within that runtime.
         let incoming = runtime.block_on(async { TcpIncoming::bind(any) });
         let incoming = incoming.expect("a port");
         let address = incoming.local_addr().expect("its address");

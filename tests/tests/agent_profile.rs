@@ -1,5 +1,5 @@
-//! `prima-node-agent profile` as a user runs it: the real program measures the machine that the tests run on. What it finds
-//! cannot be known here; that it is complete, plausible, affordable and kept can.
+//! `prima-node-agent profile` as a user runs it: the real program measures the machine that the tests run on. What it finds cannot be known
+//! here, only that it is complete, plausible, affordable and kept.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ fn a_machine_is_measured_whole_and_within_bounds() {
         .collect();
     formats.sort_unstable();
     assert_eq!(formats, FORMATS);
-    // What a machine of this century may have: units that are mixed up are a thousand off.
+    // What a machine of this century may have: with a wrong unit, a figure is off by a thousand.
     for one in &status.cpu.throughput {
         within(&one.format, one.decode_bytes_per_second, 10 << 20, 1 << 40);
         within(
@@ -80,7 +80,7 @@ fn a_machine_is_measured_whole_and_within_bounds() {
     within("a hop", loopback.latency_nanoseconds, 1_000, 50_000_000);
     within("a link", loopback.bytes_per_second, 10 << 20, 1 << 40);
 
-    // What can be asked elsewhere, too.
+    // What other sources can also tell.
     let processors = thread::available_parallelism().unwrap().get() as i32;
     assert!((1..=processors).contains(&cpu.threads), "{cpu:?}");
     assert!(!cpu.model.is_empty(), "{cpu:?}");
@@ -165,7 +165,7 @@ fn the_way_to_a_member_of_a_ring_is_measured_while_it_serves() {
         10 << 20,
         1 << 40,
     );
-    // The ring is none the worse.
+    // The ring still works.
     assert!(
         ring.complete("The capital of France is", 8)
             .contains("Paris")
@@ -203,7 +203,7 @@ fn what_cannot_be_measured_is_named_with_what_to_do() {
     }
 }
 
-/// That a figure is one that a machine can have.
+/// Checks that a machine can have this figure.
 fn within(what: &str, figure: i64, least: i64, most: i64) {
     assert!((least..=most).contains(&figure), "{what}: {figure}");
 }

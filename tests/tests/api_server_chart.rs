@@ -20,7 +20,7 @@ fn an_api_server_takes_the_chart_and_its_samples() {
     for namespace in ["prima", "prima-agents", "models"] {
         api.kubectl(&["create", "namespace", namespace])
             .expect("a namespace");
-        // Which pods that name none need, such as the test's.
+        // Pods that name no account need it, such as the test's.
         let account = [
             "wait",
             "--for=create",
@@ -91,8 +91,7 @@ fn kubeconform_finds_no_fault_in_any_scenario() {
     }
 }
 
-/// What the API server says of its resources, as kubeconform reads it: a file for each kind, in which nothing is allowed that is
-/// not named.
+/// What the API server says of its resources, as kubeconform reads it: one file per kind, which allows nothing that it does not name.
 fn write_schemas(api: &ApiServer, folder: &Path) {
     let openapi = api
         .kubectl(&["get", "--raw", "/openapi/v2"])
@@ -150,7 +149,7 @@ const WANTED: [&str; 16] = [
     "validatingadmissionpolicybinding",
 ];
 
-/// From the newest commit whose chart is another.
+/// From the newest commit whose chart is different.
 #[test]
 fn an_upgrade_from_the_chart_before_keeps_models() {
     let before = chart_before();
@@ -285,7 +284,7 @@ fn an_agent_writes_only_what_is_its_own() {
         desk.report("{name: desk, state: Loaded}, {name: pi4, state: Failed}"),
         others,
     );
-    // As another agent's field manager it would remove what that one wrote.
+    // With another agent's field manager, it would remove what that agent wrote.
     let alone = "members: [{name: desk, state: Loaded}]";
     assert_refused(desk.write_status("prima-node-agent-laptop", alone), others);
     // There is nothing else in a plan's status.
@@ -323,7 +322,7 @@ fn an_agent_writes_only_what_is_its_own() {
     let refused = desk.kubectl(&["get", "secrets", "--namespace", "prima"]);
     assert_refused(refused, "cannot list resource \"secrets\"");
 
-    // A token that was not made for a pod tells no node.
+    // A token that was not made for a pod names no node.
     let token = api.kubectl(&["create", "token", "prima-agent", "--namespace", "prima"]);
     let loose = Agent {
         api: &api,

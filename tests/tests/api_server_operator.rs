@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 const FILE: &str = "/var/lib/prima/models/made-up.gguf";
 const MACHINES: [(&str, i64); 3] = [("desk", 6), ("laptop", 4), ("pi4", 3)];
 
-/// Longer than anything takes beside other programs on a slow machine; what never comes is still told. How soon a machine counts as
-/// lost is asserted by the clock of `world.rs`'s own tests.
+/// Longer than anything takes on a slow and busy machine; what never comes is still reported. How soon a machine counts as lost is tested
+/// in `world.rs`, with a clock of its own.
 const DEADLINE: Duration = Duration::from_secs(300);
 
 #[test]
@@ -82,7 +82,7 @@ fn a_model_becomes_a_ring_and_leaves_nothing_behind() {
         assert!(events.contains(reason), "{reason} is not among {events}");
     }
 
-    // Suspended, machines are released, and the way back is there.
+    // When suspended, the Model releases its machines, and can come back.
     test.patch("model/made-up", r#"{"spec":{"suspend":true}}"#);
     wait_until("the ring ends", || test.names("ringplans").is_empty());
     wait_until("it says so", || {
@@ -131,7 +131,7 @@ fn a_second_look_changes_nothing_whoever_looks() {
     });
     thread::sleep(Duration::from_secs(1));
     let mut after = test.versions();
-    // But for the label itself.
+    // Except for the label itself.
     let labelled = |entry: &(String, String)| entry.0.starts_with("models/");
     after.retain(|entry| !labelled(entry));
     let mut before = before;
@@ -148,7 +148,7 @@ fn a_lost_machine_is_replaced_and_said_to_be_lost() {
     let test = Test::start(Backend::Etcd);
     let machines = test.machines(&[("desk", 9), ("laptop", 9), ("pi4", 9)]);
     let operator = Operator::start(&test.api, "one");
-    // Rank 0 is told, so that the test knows whom to lose.
+    // Rank 0 is set, so that the test knows which machine to lose.
     test.api
         .apply(&model("made-up", "rank0: laptop"))
         .expect("a model");
@@ -170,7 +170,7 @@ fn a_lost_machine_is_replaced_and_said_to_be_lost() {
     let slice = test.json(&["get", "endpointslice", "made-up-ipv4"]);
     assert_eq!(slice["endpoints"].as_array().map_or(0, Vec::len), 0);
 
-    // Without the wish, the others do.
+    // Without the wish, the others are enough.
     test.patch("model/made-up", r#"{"spec":{"rank0":null}}"#);
     test.wait_for("model/made-up", "Ready", "True", &operator);
     let laptop = || test.node("made-up", "laptop").expect("the lost one");
@@ -205,7 +205,7 @@ fn what_does_not_fit_says_by_how_much() {
     let test = Test::start(Backend::Etcd);
     let machines = test.machines(&[("desk", 9)]);
     machines.change("desk", |profile| {
-        // No disk to lean on: what does not fit does not run.
+        // No disk to rely on: what does not fit does not run.
         let status = profile.status.as_mut().expect("a status");
         status.disk.sequential_read_bytes_per_second = 10_000_000;
     });
@@ -233,7 +233,7 @@ fn a_ring_whose_agents_are_reached_elsewhere_keeps_its_layers() {
         .as_str()
         .expect("a name");
 
-    // With more memory as well, so that a plan of this moment would give it more.
+    // It also gets more memory, so that a new plan would give it more layers.
     machines.stop_at(moved, MemberState::Loading);
     machines.change(moved, |profile| {
         let status = profile.status.as_mut().expect("a status");
@@ -261,7 +261,7 @@ fn a_ring_whose_agents_are_reached_elsewhere_keeps_its_layers() {
     test.kubectl(&["label", "ringplan", "made-up-2", "seen=again"]);
     test.wait_for("model/made-up", "Ready", "True", &operator);
 
-    // As it does when planned for the first time.
+    // A first plan of this moment gives it other layers.
     test.kubectl(&["delete", "model", "made-up", "--timeout=30s"]);
     test.api.apply(&model("fresh", "")).expect("a model");
     test.wait_for("model/fresh", "Ready", "True", &operator);
@@ -280,7 +280,7 @@ fn an_edited_model_is_replaced_and_says_how() {
         .expect("a model");
     test.wait_for("model/made-up", "Ready", "True", &operator);
 
-    // There is room for both.
+    // There is room for both rings.
     machines.stop_at("desk", MemberState::Loading);
     test.patch("model/made-up", r#"{"spec":{"contextLength":8000}}"#);
     test.wait_for("model/made-up", "Degraded", "True", &operator);
@@ -296,7 +296,7 @@ fn an_edited_model_is_replaced_and_says_how() {
         test.names("ringplans") == ["made-up-2"]
     });
 
-    // There is not: the machine has 9 GiB left, the weights take 7.5 GB, and each ring a gigabyte of its own.
+    // Now there is not: the machine has 9 GiB left, the weights take 7.5 GB, and each ring a gigabyte of its own.
     machines.change("desk", |profile| {
         let status = profile.status.as_mut().expect("a status");
         status.memory.available_bytes = 9 << 30;
@@ -483,7 +483,7 @@ fn an_api_key_comes_from_a_secret_and_no_ring_runs_without_it() {
     lacks("there is no Secret default/keys");
     secret("other: open-sesame");
     lacks("the Secret default/keys has nothing at key key");
-    // It says something else in between, so that it is seen to look.
+    // Its message changes in between, which shows that it has looked.
     test.kubectl(&["delete", "secret", "keys"]);
     lacks("there is no Secret default/keys");
     secret("key: \"  \"");
@@ -589,7 +589,7 @@ fn rings_are_reached_by_ipv6_where_agents_are() {
 fn what_a_killed_operator_began_another_ends() {
     let test = Test::start(Backend::Etcd);
     let _machines = test.machines(&MACHINES);
-    // Reconciling takes some 100 ms; the moments lie all over it, and some before and after.
+    // Reconciling takes some 100 ms; the delays lie all over it, and some before and after.
     for (round, delay) in [0, 20, 40, 60, 80, 100, 130, 160, 200, 300]
         .into_iter()
         .enumerate()
@@ -705,7 +705,7 @@ fn fifty_models_on_two_hundred_machines_cost_nothing_at_rest() {
         0.0
     );
 
-    // What became of the last change is seen; then nobody asks for anything but Leases.
+    // By then the last change is handled; after that, nobody asks for anything but Leases.
     thread::sleep(Duration::from_secs(5));
     let before = test.requests();
     let rest = Duration::from_secs(20);

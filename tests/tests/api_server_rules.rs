@@ -270,7 +270,7 @@ fn the_accounts_have_the_verbs_that_they_need_and_no_others() {
     assert_eq!(operator, expected);
 }
 
-/// Of these resources and verbs, what the API server lets an account do in the chart's namespace.
+/// Which of these verbs on these resources the API server allows an account in the chart's namespace.
 fn allowed(api: &ApiServer, account: &str) -> BTreeSet<(String, String)> {
     const RESOURCES: [&str; 20] = [
         "models.prima.dev",

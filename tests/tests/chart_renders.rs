@@ -1,4 +1,4 @@
-//! What the chart renders, and what it refuses. `tests/chart/golden.txt` shows the default rendering whole, and of each scenario of
+//! What the chart renders, and what it refuses. `tests/chart/golden.txt` shows the default rendering whole, and for each scenario of
 //! `charts/prima/ci/` what differs from it. `UPDATE_GOLDEN=1` writes it anew; review it as one reviews code.
 
 use std::fs;
@@ -191,7 +191,8 @@ fn leaves(path: &str, value: &Value, paths: &mut Vec<String>) {
     }
 }
 
-/// What helm renders, without the definitions, which are files of the chart already. Other such files are told by their names.
+/// What helm renders, without the definitions, which are files of the chart already. Contents of the chart's other files are replaced by
+/// their names.
 fn rendered(args: &[&str]) -> Objects {
     let yaml = template(&[args, &["--set", "crds.install=false"]].concat());
     let mut objects = objects(&yaml.unwrap_or_else(|error| panic!("{args:?}: {error}")));

@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 const NODES: usize = 3;
 const PROMPT: &str = "Name three colours.";
 const MAX_TOKENS: usize = 16;
-/// Two of them hold the model, one does not.
+/// Two nodes with it hold the model, one does not.
 const MEMORY_CAP: i64 = 115 << 20;
 
 #[test]
@@ -39,7 +39,7 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
     test.wait_until_ready("smollm2");
     test.strangers_are_kept_out("smollm2");
     let model = test.json(&["get", "model", "smollm2"]);
-    // Two are enough. The third takes part where measuring found one of them slow, which it may on processors that they share.
+    // Two are enough. The third takes part if one of them was measured as slow, which may happen, as they share processors.
     let ring_nodes = model["status"]["ringNodes"].as_u64();
     assert!(
         ring_nodes == Some(2) || ring_nodes == Some(3),
@@ -163,7 +163,7 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
     test.wait_until_ready("smollm2");
     let expected = test.chat_from(0, "smollm2");
 
-    // The operator: nobody who asks notices.
+    // The operator: no client notices.
     test.kubectl(&[
         "delete",
         "pod",
@@ -339,7 +339,7 @@ const WITHDRAWN_WITHIN: Duration = Duration::from_secs(50);
 /// More than the header of the model, less than a tenth of it.
 const HEADER: u64 = 4 << 20;
 
-/// Of the model.
+/// The model's.
 const LAYERS: u64 = 30;
 
 /// What nodes have run, and so have on their disks.
@@ -359,7 +359,7 @@ struct New {
 }
 
 impl Runs {
-    /// Takes in plans; what is new in them.
+    /// Takes in plans; returns what is new in them.
     fn note(&mut self, plans: &[Value]) -> New {
         let mut new = New::default();
         for plan in plans {
@@ -440,7 +440,7 @@ impl Test {
             "--create-namespace",
             "--wait",
             "--timeout=180s",
-            // The disk is the machine's: how full it is does not decide what is kept.
+            // The disk is shared: how full it is must not decide what is kept.
             "--set",
             "agent.cacheBudgetBytes=10000000000",
         ];
@@ -619,7 +619,7 @@ impl Test {
         plans["items"].as_array().expect("plans").clone()
     }
 
-    /// The hub has sent what is new to nodes, and of what they had no more than a header to each.
+    /// The hub has sent what is new to nodes, and beyond that no more than a header to each.
     fn assert_fetched(&self, new: &New, whole: u64) {
         // Rank 0 also has the embedding, which is less than half of this model.
         let moved = new.layers as u64 * whole / LAYERS + new.first_ranks as u64 * whole / 2;
@@ -719,7 +719,7 @@ impl Test {
             let status = ["rollout", "status", what, "-n", "prima", "--timeout=1s"];
             self.cluster.kubectl(&status).is_ok()
         };
-        // Ready is the operator's word, which ends and begins anew itself.
+        // The operator says what is ready, and it restarts itself in an upgrade.
         let mut answered = false;
         while !answered
             || !rolled("daemonset/prima-agent")
@@ -747,7 +747,7 @@ impl Test {
             silent.as_secs_f64(),
             new.layers
         );
-        // What is ready leads to an agent that runs.
+        // The Service leads to an agent that runs.
         let slice = self.json(&["get", "endpointslice", "smollm2-ipv4"]);
         let address = slice["endpoints"][0]["addresses"][0].as_str();
         let agents = self.agent_addresses();
@@ -760,8 +760,7 @@ impl Test {
         new
     }
 
-    /// Only agents reach what agents have for each other, and only those whom the chart's values name reach a Model; all others reach
-    /// metrics.
+    /// Only agents reach the ports that are for agents, and only clients that the chart's values allow reach a Model; others reach metrics.
     fn strangers_are_kept_out(&mut self, model: &str) {
         self.cluster.apply(STRANGER).expect("a pod");
         let stranger = "pod/stranger";
@@ -854,7 +853,7 @@ impl Test {
         );
     }
 
-    /// Bytes that the hub sent to the agent on each node; it is the addresses of their pods that the hub sees.
+    /// Bytes that the hub sent to the agent on each node; the hub sees the addresses of their pods.
     fn sent_by_node(&self) -> Vec<(String, u64)> {
         let counters = self.hub.counters();
         let sent = |address: IpAddr| {
@@ -905,7 +904,7 @@ spec:
       - {name: tools, image: localhost/tools, imagePullPolicy: IfNotPresent}
 ";
 
-/// Whom nobody let in.
+/// A pod that nobody let in.
 const STRANGER: &str = "
 apiVersion: v1
 kind: Namespace

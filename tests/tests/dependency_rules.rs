@@ -83,8 +83,8 @@ fn the_tests_have_the_features_that_ship() {
     }
 }
 
-/// Names of all packages that `package` depends on, near and far, with the features that it asks for itself: what others ask
-/// of the same packages is not its doing. Without what only tests and build scripts have.
+/// Names of all packages that `package` depends on, directly or not, with the features that it asks for itself, not those that others ask
+/// of the same packages. Without what only tests and build scripts use.
 fn reached_from(package: &str) -> HashSet<String> {
     let mut reached: HashSet<_> = cargo_tree(&["--package", package, "--edges", "normal"], "{p}")
         .iter()

@@ -1,5 +1,5 @@
 //! A member that dies or hangs in mid-stream: the client is told which one within the ring's deadlines (`http`'s is
-//! longer), `prima run` ends with an error that says so where it died, and nothing hangs or stays behind.
+//! longer). If it died, `prima run` ends with an error that says so. Nothing hangs or stays behind.
 
 use std::sync::mpsc;
 use std::thread;
@@ -22,7 +22,7 @@ fn killing_the_last_rank_fails_the_stream_and_ends_the_ring() {
     kill_and_be_told(2);
 }
 
-/// Rank 0 is who would tell the client; all that its death can say is an answer that breaks off.
+/// Only rank 0 could tell the client; when it dies, the client just sees the answer break off.
 #[test]
 fn killing_rank_0_breaks_the_stream_off_and_ends_the_ring() {
     let (ring, events) = ring_in_mid_stream();
@@ -43,14 +43,14 @@ fn a_member_that_hangs_is_lost_and_named() {
     ring.stop();
 }
 
-/// As a laptop's whose lid was shut for a moment: shorter than silence that counts as a loss.
+/// Like a laptop whose lid was shut for a moment: shorter than the silence that counts as a loss.
 #[test]
 fn a_member_that_pauses_and_goes_on_changes_no_answer() {
     const PAUSE: Duration = Duration::from_secs(4);
     const TOKENS: usize = 250;
     let ring = LocalRing::builder().model(&smollm2()).members(3).start();
     let expected = ring.complete("Once upon a time", TOKENS);
-    // Read as they come, so that what waits unread is not taken for what came after the pause.
+    // Read as they come, so that unread events are not taken for events after the pause.
     let events = stream(&ring, TOKENS);
     let (sender, received) = mpsc::channel();
     thread::spawn(move || {

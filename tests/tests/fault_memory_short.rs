@@ -31,13 +31,13 @@ fn weights_make_room_within_seconds_and_answers_stay_the_same() {
 
     // Leaves less than the model's 98 MB and what the ring's processes take besides.
     let other = Other::takes(&machine, LIMIT - 110 * MB);
-    // Members tell what they stream with every token.
+    // With every token, members tell how much they stream.
     let streams = || {
         assert_eq!(ring.complete(PROMPT, 24), answer);
         metric(&ring, "prima_member_streamed_weight_bytes") > 0.0
     };
     wait(30, "nothing given back", streams);
-    // What a token streams may have been in the buffers before it.
+    // At first, what a token streams may still be in the buffers.
     wait(30, "nothing read", || {
         streams() && metric(&ring, "prima_member_read_bytes_total") > 0.0
     });

@@ -1,12 +1,11 @@
 //! The engine and the tokenizer against llama.cpp (PyPI xllamacpp): the same file, the same tokens, the same answers.
 //!
-//! Numeric noise, the largest difference of the gap between llama.cpp's two best logits that counts as agreement, is stated per
-//! model in [`Bounds`] and asserted.
-//! It has two scales. With F32 weights the KV cache's F16 is all that is rounded: llama.cpp differs from itself (tokens one at a
-//! time, or in one batch) by up to 0.009 in stories15M and 0.02 in SmolLM2. With quantized weights both engines round activations
-//! to eight bits, and a last bit can turn into a quantization step: llama.cpp differs from itself by up to 1.3 in a logit of
-//! SmolLM2 Q4_1. So 0.05 for the top-20 logprobs is asked of SmolLM2's weights written out as F32; on its Q4_1 file greedy choices
-//! and perplexity are compared here, and the distance to the exact logprobs in `parity_weight_formats.rs`.
+//! Numeric noise is the largest difference of the gap between llama.cpp's two best logits that counts as agreement. [`Bounds`] states it
+//! per model, and it is asserted. It has two scales. With F32 weights the KV cache's F16 is all that is rounded: llama.cpp differs from
+//! itself (tokens one at a time, or in one batch) by up to 0.009 in stories15M and 0.02 in SmolLM2. With quantized weights both engines
+//! round activations to eight bits, and a last bit can turn into a quantization step: llama.cpp differs from itself by up to 1.3 in a logit
+//! of SmolLM2 Q4_1. So 0.05 for the top-20 logprobs is asked of SmolLM2's weights written out as F32; on its Q4_1 file greedy choices and
+//! perplexity are compared here, and the distance to the exact logprobs in `parity_weight_formats.rs`.
 //!
 //! Greedy continuations: the engine is fed llama.cpp's tokens, so all 64 places are compared, whatever happens at one of them. Where
 //! llama.cpp's two best logits are further apart than the noise, the engine must choose the same token. The tokens of the first
@@ -294,7 +293,7 @@ fn perplexity_agrees(name: &str, window: usize) {
     assert_eq!(tokens[..TOKENS], expected.tokens, "tokens of the text");
     assert_eq!(expected.logprobs.len(), TOKENS - TOKENS / window);
 
-    // Of as many tokens as there are logprobs.
+    // Compares as many tokens as there are logprobs.
     let agrees = |level: IsaLevel, logprobs: &[f64]| {
         let wanted = perplexity(&expected.logprobs[..logprobs.len()]);
         let found = perplexity(logprobs);

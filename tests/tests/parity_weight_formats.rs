@@ -249,7 +249,7 @@ fn as_precise_as_llama_cpp(name: &str) {
     let rows = logits(&at_level(best), &exact, all);
     compare(&format!("{name} at {best}"), &rows, &exact, &llama_cpp);
     for level in IsaLevel::available() {
-        // They are slow, or have the same bits.
+        // One window: other levels are slow, or have the same bits.
         let found = logits(&at_level(level), &exact, 1);
         let level_name = format!("{name} at {level}");
         match level.name() {
@@ -317,7 +317,7 @@ fn ask(model: PathBuf, exact: bool) -> Text {
             path: assets::path("text/moby-dick.txt").unwrap(),
             window: WINDOW,
             windows: 2,
-            // More of llama.cpp's own, so that the exact ones are surely among them.
+            // More for llama.cpp's own, so that the exact ones are surely among them.
             top: if exact { TOP } else { 40 * TOP },
         }),
     };

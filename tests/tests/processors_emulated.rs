@@ -11,8 +11,8 @@ use prima_tests::one_process::OneProcess;
 use prima_tests::{Endpoint, http, inputs};
 use serde_json::json;
 
-/// That take long under QEMU. What is left compares every level with plain Rust, which this machine's own run of these compares with
-/// the formulas.
+/// Tests that take long under QEMU. The others compare every level with plain Rust; this machine's own run of these tests compares plain
+/// Rust with the formulas.
 const SLOW: [&str; 3] = [
     "a_row_has_the_same_bits_in_every_batch",
     "products_are_exact_but_for_quantized_activations",

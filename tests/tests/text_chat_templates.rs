@@ -11,7 +11,7 @@ use prima_tests::{assets, inputs};
 use prima_text::{ChatTemplate, ChatTemplateError, Tokenizer};
 use serde_json::{Map, json};
 
-/// Where minijinja and Jinja2 differ, and that is known: the template, what Jinja2's result holds, what ours is.
+/// Known differences of minijinja and Jinja2: the template, what Jinja2's result holds, what ours holds.
 const KNOWN_DIFFERENCES: [(&str, &str, &str); 4] = [
     // Minijinja loops over none as over nothing, which is what these templates' authors meant.
     ("", "'NoneType' object is not iterable", "Ok("),

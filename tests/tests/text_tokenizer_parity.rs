@@ -49,7 +49,7 @@ fn smollm() {
     agrees(&assets::path("models/SmolLM2-135M-Instruct-Q4_1.gguf").unwrap());
 }
 
-/// No file with this pre-tokenizer is at hand: Qwen2's vocabulary under that name is what such files hold.
+/// No file with this pre-tokenizer is at hand. Such files hold Qwen2's vocabulary under that name.
 #[test]
 fn deepseek_r1_qwen() {
     let folder = tempfile::tempdir().unwrap();

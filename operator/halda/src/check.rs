@@ -1,5 +1,5 @@
-//! Whether a plan can be true: an independent look, from the documents and the plan alone. It shares no code with the
-//! solver and the latency model, so that a mistake there is seen here. Used in tests and before every plan is written.
+//! Whether a plan can be true: an independent check, from the documents and the plan alone. It shares no code with the
+//! solver and the latency model, so that it sees mistakes made there. Used in tests and before every plan is written.
 
 use std::collections::HashSet;
 

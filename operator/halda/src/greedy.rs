@@ -1,9 +1,9 @@
-//! A first answer in microseconds: layers go where they are computed fastest, for as long as there is memory. It is what the search
-//! starts from, and what is there when there is no time to prove a better one.
+//! A first answer in microseconds: layers go where they are computed fastest, for as long as there is memory. The search starts from it,
+//! and it is the answer if there is no time to prove a better one.
 //!
-//! Decides nothing by itself: each of its proposals is weighed by [`crate::latency`]. For rings of the n fastest devices, for every n
-//! and some numbers of rounds: fastest GPU first, then slower ones, processors, and last what overflows to the fastest disk (the order
-//! that the paper finds in its plans, section 4).
+//! Decides nothing by itself: [`crate::latency`] weighs each of its proposals. It fills rings of the n fastest devices, for every n and
+//! some numbers of rounds: fastest GPU first, then slower ones, processors, and last what overflows to the fastest disk (the order that the
+//! paper finds in its plans, section 4).
 
 use crate::found::{Found, evaluate};
 use crate::input::{Device, Gpu, PlanningInput};
@@ -73,7 +73,7 @@ fn fastest(device: &Device) -> f64 {
     gpu.unwrap_or(f64::INFINITY).min(device.cpu.decode_seconds)
 }
 
-/// Who may be rank 0: the one that must, else the first member and the one with the fastest output head.
+/// Who may be rank 0: the one that must be, else the first member and the one with the fastest output head.
 fn leaders(input: &PlanningInput, members: &[usize]) -> Vec<usize> {
     if let Some(only) = input.rank0 {
         return vec![only];
@@ -93,7 +93,7 @@ fn leaders(input: &PlanningInput, members: &[usize]) -> Vec<usize> {
     leaders
 }
 
-/// All layers on `members` with `rank0`, and who of them takes part. `None` when there is no room for some.
+/// Puts all layers on `members` with `rank0`; returns who takes part. `None` if some layers have no room.
 fn fill(
     input: &PlanningInput,
     members: &[usize],
@@ -118,7 +118,7 @@ fn fill(
         {
             let on_gpu = match memory_bytes {
                 Some(bytes) => layers_in(bytes - model.buffer_bytes, layer),
-                // The same memory, which the GPU takes.
+                // Unified memory: the GPU takes it all.
                 None => std::mem::take(&mut room),
             };
             places.push(DeviceRoom {
@@ -138,7 +138,7 @@ fn fill(
     places.sort_by(|a, b| a.layer_seconds.total_cmp(&b.layer_seconds));
     let mut shares = vec![LayerShare::default(); input.devices.len()];
     let mut left = model.layers;
-    // Whoever must take part has one before the others are filled.
+    // Devices that must take part get a layer before others are filled.
     for &index in members
         .iter()
         .filter(|&&index| input.devices[index].required)
@@ -154,7 +154,7 @@ fn fill(
         add(&mut shares[place.device], place.on_gpu, layers);
         left -= layers;
     }
-    // What no memory is left for is streamed where that costs least.
+    // Layers that have no memory left are streamed where that costs least.
     let streamed = |index: &usize| {
         let device = &input.devices[*index];
         let disk = device.disk_bytes_per_second?;
@@ -182,6 +182,6 @@ fn add(share: &mut LayerShare, on_gpu: bool, layers: usize) {
 }
 
 fn layers_in(bytes: f64, layer: f64) -> usize {
-    // Saturates: nothing is negative.
+    // Saturates: below 0 becomes 0.
     (bytes / layer) as usize
 }

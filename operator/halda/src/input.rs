@@ -67,18 +67,18 @@ pub struct Device {
     pub gpu: Option<Gpu>,
 }
 
-/// How reading from disk and a device's own computing go together. Both at once, reading runs at the share d of its rate and
+/// How reading from disk and a device's own computing slow each other. When both run at once, reading runs at the share d of its rate and
 /// computing at the share c.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Overlap {
-    /// Seconds of reading that are gained in each second of the work that computing alone takes: (c + d - 1) / c.
+    /// Seconds of reading that are gained in each second of work, timed as if it computed alone: (c + d - 1) / c.
     pub hidden: f64,
     /// Seconds that computing loses for each second of reading behind it: (1 - c) / d.
     pub slowdown: f64,
 }
 
 impl Overlap {
-    /// From c and d; what gains nothing is done one after the other.
+    /// From c and d. If both at once gain nothing, they are done in turns.
     pub fn new(compute: f64, read: f64) -> Self {
         match compute + read > 1.0 {
             true => Self {
@@ -92,8 +92,8 @@ impl Overlap {
         }
     }
 
-    /// Seconds that `work` takes longer because of `reading` at the same time, both alone in seconds. Exact for two
-    /// activities at the rates c and d until one of them is done.
+    /// Seconds that `work` takes longer because of `reading` at the same time; both are given in seconds that they take alone. Exact for
+    /// two activities at the rates c and d until one of them is done.
     pub fn stall(self, work: f64, reading: f64) -> f64 {
         (reading - self.hidden * work)
             .max(self.slowdown * reading)
@@ -113,18 +113,18 @@ pub enum MemoryRule {
 /// Seconds of one layer for one position.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerCost {
-    /// Alone.
+    /// For one alone.
     pub decode_seconds: f64,
-    /// As one of many.
+    /// For one of many positions.
     pub prefill_seconds: f64,
 }
 
 #[derive(Clone, Debug)]
 pub struct Gpu {
     pub layer: LayerCost,
-    /// Of its own, unless memory is unified: then it counts against the device's memory.
+    /// The GPU's own; `None` if memory is unified: then it counts against the device's memory.
     pub memory_bytes: Option<f64>,
-    /// One activation there and back, once per window.
+    /// To move an activation there and back, once per window.
     pub copy_seconds: f64,
 }
 
@@ -149,7 +149,7 @@ pub struct Options {
     pub use_all: bool,
     pub rank0: Option<String>,
     pub rounds: Option<usize>,
-    /// Of numbers on the wire.
+    /// Type of numbers on the wire.
     pub activation_dtype: ActivationDtype,
 }
 
@@ -203,13 +203,13 @@ const BUFFER_ROWS: f64 = CHUNK_POSITIONS as f64;
 const BUFFER_WIDTHS: f64 = 16.0;
 /// Activations in memory are F32, whatever the wire carries.
 const F32_BYTES: f64 = 4.0;
-/// A disk slower than this is not leaned on (s_threshold in the paper).
+/// A disk slower than this is not relied on (s_threshold in the paper).
 const SLOWEST_DISK: i64 = 50_000_000;
-/// An embedding row is read by chance; as many rows as a long text has different words stay in memory.
+/// Embedding rows are read in random order; as many stay in memory as a long text has different words.
 const EMBEDDING_SHARE: f64 = 0.1;
 
 impl PlanningInput {
-    /// `links` lie in the NodeProfiles; machines of one name are refused, unmeasured and unusable ones too.
+    /// `links` lie in the NodeProfiles. Two machines of the same name are refused, also unmeasured or unusable ones.
     pub fn new(
         model: &ModelProfile,
         nodes: &[NodeProfile],
@@ -421,7 +421,7 @@ fn device(
         .spec
         .memory_cap_bytes
         .map_or(f64::INFINITY, |bytes| bytes as f64);
-    // macOS reads by chance what its page cache lost; Linux is advised to read in order.
+    // macOS reads in random order what its page cache lost; Linux is advised to read in order.
     let disk = match status.system.os {
         Os::Linux | Os::Android => status.disk.sequential_read_bytes_per_second,
         Os::MacOs => status.disk.random_read_bytes_per_second,

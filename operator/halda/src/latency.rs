@@ -1,15 +1,15 @@
 //! What an assignment costs: the latency model that plans are made with, one function per term. Seconds and bytes.
 //!
-//! It is the paper's (equations 11 to 20), a sum over the members, because one token is computed by one member at a time,
-//! with these differences. They are settled here and nowhere else:
+//! It is the paper's (equations 11 to 20): a sum over the members, because one member at a time computes a token. It differs in these
+//! points, which are settled here and nowhere else:
 //!
 //! - The KV cache is never read from disk: it is memory of the process, so it must fit. Only weights overflow.
-//! - Reading from disk overlaps with work: with other members' entirely, with the member's own as far as the machine was measured
-//!   to do both at once ([`Overlap`]: h seconds of reading are gained in a second of own work, which loses l for each that is
-//!   read behind it). With D bytes for weights of which B are a read-ahead buffer, a member short of o bytes streams S = o + B
-//!   bytes per token, S/k in each of k rounds. Of a round's share it can read at most B bytes ahead, and no more than the disk
-//!   gives while the others work. The rest, q seconds of reading, goes on during its own work and stalls it by
-//!   z = max(q - h busy/k, l q). The best B leaves
+//! - Reading from disk overlaps with work: entirely with other members' work, and with the member's own as far as the machine was measured
+//!   to do both at once ([`Overlap`]: a second of own work gains h seconds of reading, and loses l seconds for each second that is read
+//!   during it). A member has D bytes for weights, of which B are a read-ahead buffer. If it is short of o bytes, it streams S = o + B
+//!   bytes per token, S/k in each of k rounds. Of a round's share it can read at most B bytes ahead, and no more than the disk gives while
+//!   the others work. The rest, q seconds of reading, goes on during its own work and stalls it by z = max(q - h busy/k, l q). The best B
+//!   leaves
 //!
 //!   ```text
 //!       z(C) = max(0, q - h busy/k, l q,                with q = (o - (k-1) D) / (k s), what there is no room for,
@@ -19,8 +19,8 @@
 //!   seconds of stall per round, where s is the disk, C the time of a round and busy the member's own work for a token. With
 //!   one round, h = 0 and l = 1 this is equation 15: z = o/s. C = sum of (busy/k + z(C) + hop) over the members has one
 //!   solution, because z falls as C grows, and a token takes k C.
-//! - A prompt is computed in chunks, one behind the other: the first takes as long as all members together, and every further
-//!   one as long as the slowest member. A member reads its overflow once per chunk, overlapped with its own work alike.
+//! - A prompt is computed in chunks, one behind the other: the first takes as long as all members together, and every further one as long
+//!   as the slowest member. A member reads its overflow once per chunk, overlapped with its own work in the same way.
 //! - A hop costs latency and payload, for every member in every round, unless the ring has one member.
 
 use crate::input::{Device, Gpu, MemoryRule, Overlap, PlanningInput};
@@ -52,7 +52,7 @@ impl LayerShare {
 pub struct Latency {
     /// From one token to the next (TPOT).
     pub token_seconds: f64,
-    /// From the request to the first token (TTFT), nobody waiting before it.
+    /// From the request to the first token (TTFT), with no other request before it.
     pub prompt_seconds: f64,
     /// In ring order.
     pub members: Vec<MemberLatency>,
@@ -118,7 +118,7 @@ pub enum Violation {
     },
 }
 
-/// The seconds that a request takes, which plans make as few as possible: its prompt and all tokens of its answer.
+/// The seconds that a request takes: its prompt and all tokens of its answer. Plans make them as few as possible.
 pub fn request_seconds(input: &PlanningInput, latency: &Latency) -> f64 {
     latency.prompt_seconds + input.workload.answer_tokens as f64 * latency.token_seconds
 }
@@ -172,7 +172,7 @@ pub fn predict(input: &PlanningInput, assignment: &Assignment) -> Result<Latency
     })
 }
 
-/// Chunks of a prompt; the last is counted for what it holds.
+/// Chunks of a prompt; a last one that is part full counts as that part.
 pub fn chunks(input: &PlanningInput) -> f64 {
     let workload = &input.workload;
     (workload.prompt_tokens as f64 / workload.chunk_tokens as f64).max(1.0)
@@ -269,8 +269,8 @@ fn memory(
     Ok(())
 }
 
-/// Reading that slows computing by less than this is taken as free, in seconds for a second of reading: a larger buffer, which has to
-/// be read too, is not worth it.
+/// If a second of reading slows computing by fewer seconds than this, reading counts as free: a larger buffer, which has to be read too, is
+/// not worth it.
 const FREE: f64 = 0.05;
 /// Less than this is rounding, not memory.
 pub const SLACK_BYTES: f64 = 1024.0;
@@ -289,7 +289,7 @@ fn stalls(input: &PlanningInput, assignment: &Assignment, members: &[MemberLaten
             .map(|(device, member)| stall(device, member, rounds, cycle))
             .collect()
     };
-    // z falls as C grows, so the stalls of the shortest round bound the longest.
+    // z falls as C grows, so the stalls of the shortest round bound the longest round.
     let (mut low, mut high) = (working, working + at(working).iter().sum::<f64>());
     while high - low > 1e-13 * high {
         let middle = low + (high - low) / 2.0;
@@ -302,8 +302,8 @@ fn stalls(input: &PlanningInput, assignment: &Assignment, members: &[MemberLaten
     at(high).into_iter().map(|stall| stall * rounds).collect()
 }
 
-/// B: what is worth to be read ahead, as far as there are time and room for it in a round of `cycle` seconds. Where reading costs
-/// computing next to nothing, what passes behind own work need not be read ahead.
+/// B: what is worth reading ahead, as far as a round of `cycle` seconds has time and room for it. Where reading hardly slows computing,
+/// what own work hides need not be read ahead.
 fn read_ahead(device: &Device, member: &MemberLatency, rounds: f64, cycle: f64) -> f64 {
     match (device.memory_rule, device.disk_bytes_per_second) {
         (MemoryRule::Overflow, Some(disk)) if rounds > 1.0 => {

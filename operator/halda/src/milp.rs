@@ -26,9 +26,9 @@ pub struct Program<'a> {
     pub below_seconds: f64,
     /// Continuous variables only: a bound in a fraction of the time.
     pub relaxed: bool,
-    /// Whether the order is part of the program, as links differ; else each hop costs a device its cheapest link.
+    /// Whether the order is part of the program, because links differ; else each device's hop costs what its cheapest link does.
     pub ordered: bool,
-    /// Of the optimum, by how much the solution may be worse.
+    /// How much worse than the optimum the solution may be, as a share of it.
     pub relative_gap: f64,
     pub time_limit_seconds: f64,
 }
@@ -45,7 +45,7 @@ pub enum Outcome {
     Solved(Solution),
     /// Of a relaxed program: the bound alone.
     Bound(f64),
-    /// Nothing is below `below_seconds`, or possible at all.
+    /// No solution is below `below_seconds`, or there is none.
     Nothing,
     /// The time was over before there was a solution.
     TimeOut,

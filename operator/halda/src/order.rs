@@ -5,8 +5,8 @@ use crate::input::PlanningInput;
 /// Rings up to this size are ordered exactly: 12 members are 24 thousand states.
 pub const EXACT: usize = 12;
 
-/// `ring` in the order in which `rounds` tokens' hops, and the chunks of a prompt, cost least together, beginning with its
-/// first device, which stays. Held and Karp's dynamic program, beyond [`EXACT`] members 2-opt from the order given.
+/// `ring` in the order in which the hops of an answer's tokens and of a prompt's chunks, in `rounds` rounds, cost least together. Its first
+/// device stays first. Held and Karp's dynamic program; beyond [`EXACT`] members, 2-opt from the order given.
 pub fn cheapest(input: &PlanningInput, ring: &[usize], rounds: usize) -> Vec<usize> {
     let cost = |from: usize, to: usize| {
         let hop = input.hops[from][to];

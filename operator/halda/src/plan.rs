@@ -1,5 +1,5 @@
-//! The answer and its reasons: which member runs which layers, what that is predicted to take and why, what was left out,
-//! and what would change it. Decides nothing that `search` has not decided; it asks it again for every "what if".
+//! The answer and its reasons: which member runs which layers, what that is predicted to take and why, what was left out, and what would
+//! change it. All decisions are `search`'s; it is asked again for every "what if".
 
 use serde::Serialize;
 
@@ -20,7 +20,7 @@ pub struct Plan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedMember {
     pub name: String,
-    /// One a round.
+    /// One per round.
     pub windows: Vec<Window>,
 }
 
@@ -78,7 +78,7 @@ pub struct MemberReport {
     pub overflow_bytes: u64,
     /// Read from disk for every token: the overflow, and with several rounds what the read-ahead buffer displaces.
     pub read_bytes_per_token: u64,
-    /// Of a round, while others work.
+    /// Read in a round, while others work.
     pub read_ahead_bytes: u64,
     pub why: String,
 }
@@ -140,7 +140,7 @@ pub struct Infeasible {
     pub needed_bytes: u64,
     /// Memory that the machines offer, GPUs included.
     pub available_bytes: u64,
-    /// That much more memory on one machine would do; `None` if none would.
+    /// So much more memory on one machine would do; `None` if no amount would.
     pub missing_bytes: Option<u64>,
     pub binding: String,
     pub helps: Vec<String>,
@@ -165,7 +165,7 @@ impl std::fmt::Display for Infeasible {
     }
 }
 
-/// More machines than this, and the reasons for each are told from its own numbers instead of another search each.
+/// With more machines than this, each one's reasons come from its own numbers instead of another search.
 const SEARCH_REASONS: usize = 8;
 /// Reasons need no proof to a thousandth.
 const REASONS: Effort = Effort {
@@ -220,7 +220,7 @@ pub fn windows(shares: &[LayerShare], rounds: usize) -> Vec<Vec<Window>> {
     windows
 }
 
-/// Part `i` of `total` in `parts` numbers that differ by at most one, the larger ones first.
+/// Part `i` of `total`, split into `parts` numbers that differ by at most one, the larger ones first.
 fn part(total: usize, parts: usize, i: usize) -> usize {
     total / parts + usize::from(i < total % parts)
 }
@@ -408,7 +408,7 @@ fn remove(input: &mut PlanningInput, index: usize) {
     for hops in &mut input.hops {
         hops.remove(index);
     }
-    // Whoever had to be rank 0 has moved up, or is gone and anybody may be.
+    // The required rank 0 has moved up; or it is gone, and any device may be.
     input.rank0 = match input.rank0 {
         Some(rank0) if rank0 > index => Some(rank0 - 1),
         Some(rank0) if rank0 == index => None,
@@ -416,7 +416,7 @@ fn remove(input: &mut PlanningInput, index: usize) {
     };
 }
 
-/// What more memory, a faster disk and wires would do, where they could.
+/// What more memory, a faster disk and wires would change, where they could.
 fn what_if(input: &PlanningInput, found: &Found) -> Vec<WhatIf> {
     let mut changes: Vec<(String, PlanningInput)> = Vec::new();
     let worst_disk = found
@@ -558,7 +558,7 @@ fn infeasible(input: &PlanningInput) -> Infeasible {
     }
 }
 
-/// The largest number in `low..=high`, to a thousandth, that `holds`; it holds for `low`, and then up to some number.
+/// The largest number in `low..=high`, to a thousandth, for which `holds` is true. It is true from `low` up to some number.
 fn bisect(mut low: f64, mut high: f64, holds: impl Fn(f64) -> bool) -> f64 {
     for _ in 0..10 {
         let middle = (low + high) / 2.0;

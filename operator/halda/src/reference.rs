@@ -26,7 +26,7 @@ pub enum Regime {
     Overflow,
     /// M2: memory is short, everything is read again.
     ReloadAll,
-    /// M4: memory suffices, or the disk is too slow to be leaned on.
+    /// M4: memory suffices, or the disk is too slow to be relied on.
     Fits,
 }
 
@@ -43,7 +43,7 @@ pub fn halda(input: &PlanningInput) -> Option<ReferencePlan> {
     let mut forced = vec![false; devices.len()];
     let mut before: Option<Vec<Regime>> = None;
     let mut best: Option<ReferencePlan> = None;
-    // Sets may alternate without end when memory is just enough; so many turns see all that matter.
+    // Sets may alternate without end when memory is just enough; this many turns see all that matter.
     for _ in 0..2 * devices.len() + 8 {
         let round: usize = windows.iter().map(|window| window.0).sum();
         let rounds = layers as f64 / round as f64;
@@ -163,7 +163,7 @@ pub fn integer_program(
             Regime::Fits => (alpha, beta),
         };
         let next = (index + 1) % devices.len();
-        // Without GPU layers nothing is copied; the paper charges it to every device that has a GPU.
+        // Without GPU layers nothing is copied, but the paper charges a copy to every device that has a GPU.
         constant += k * gpu.map_or(0.0, |gpu| gpu.copy_seconds);
         if devices.len() > 1 {
             constant += k * input.hops[index][next].decode_seconds;

@@ -1,5 +1,5 @@
-//! The search around the program of `milp`: rings of one member, every number of rounds, and the order of the ring. Decides
-//! what need not be solved because its bound is worse than what is known, and how good the best is proven to be.
+//! The search around the program of `milp`: rings of one member, every number of rounds, and the order of the ring. Decides which programs
+//! need not be solved, because their bound is worse than the best known answer, and how good that answer is proven to be.
 
 use crate::found::{Found, evaluate};
 use crate::greedy::first_answer;
@@ -25,7 +25,7 @@ impl Default for Effort {
     }
 }
 
-/// Rings with more rounds than this are not looked at: each window would be a sliver, and hops cost more than they hide.
+/// Rings with more rounds than this are not tried: each window would be tiny, and hops would cost more than they hide.
 const MOST_ROUNDS: usize = 64;
 /// Links that differ by less are one kind of link.
 const SAME_LINK: f64 = 0.02;
@@ -72,7 +72,7 @@ pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
     for (lower, rounds) in bounds {
         let known = best.as_ref().map_or(f64::INFINITY, |best| best.seconds);
         if lower >= known * (1.0 - effort.relative_gap) {
-            // And so have all that follow.
+            // All that follow have no better bound.
             bound = bound.min(lower);
             break;
         }
@@ -103,7 +103,7 @@ pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
 /// The best ring of one member.
 fn alone(input: &PlanningInput) -> Option<Found> {
     let layers = input.model.layers;
-    // Without hops a second round costs copies and gains nothing: others have no work behind which to read.
+    // For one member, a second round costs copies and gains nothing: no other member works while it reads.
     let rounds = input.rounds.unwrap_or(1);
     let may_be_alone = |index: &usize| {
         let others_required =

@@ -1,5 +1,5 @@
-//! The production solver against all that there is: on thousands of small random instances, nothing that enumeration finds
-//! is better, and neither is the paper's own algorithm under the same latency model.
+//! The production solver against full enumeration: on thousands of small random instances, enumeration finds nothing better, and neither
+//! does the paper's own algorithm under the same latency model.
 
 use prima_halda::greedy::first_answer;
 use prima_halda::input::{
@@ -191,7 +191,7 @@ fn every_share(
     shares[index] = LayerShare::default();
 }
 
-/// All rings of the devices with layers, each of them or one more without any as rank 0.
+/// All rings of the devices with layers. Rank 0 is each of them, or one more device without layers.
 fn rings(input: &PlanningInput, shares: &[LayerShare]) -> Vec<Vec<usize>> {
     let with_layers: Vec<usize> = (0..shares.len())
         .filter(|&i| shares[i].layers() > 0)
@@ -300,7 +300,7 @@ fn the_papers_algorithm_is_never_better() {
     let (mut compared, mut worse) = (0, 0);
     for seed in 0..INSTANCES {
         let mut input = instance(seed);
-        // What the paper takes for granted.
+        // What the paper assumes.
         input.rank0 = None;
         for device in &mut input.devices {
             device.required = false;

@@ -362,7 +362,7 @@ fn nothing_computes_faster_than_it_was_measured_to() {
     assert_eq!(member, "desk");
     assert!((least / (4.0 * LAYER_MILLISECONDS) - 1.0).abs() < 1e-12);
 
-    // A format without a rate takes no time that could be too short.
+    // A format without a measured rate has no least time to check.
     let other = of_desk(|node| {
         let status = node.status.as_mut().unwrap();
         status.cpu.throughput[0].format = "F32".to_owned();

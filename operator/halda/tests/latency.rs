@@ -22,7 +22,7 @@ const FREE: Overlap = Overlap {
     slowdown: 0.0,
 };
 
-/// A layer of a token takes `decode` seconds, of one of many positions a tenth of that. All memory, no disk, no GPU, no head.
+/// A layer takes `decode` seconds for a token, and a tenth of that for one of many positions. Ample memory, no disk, no GPU, no head.
 fn device(decode: f64) -> Device {
     Device {
         name: format!("{decode}"),
@@ -156,7 +156,7 @@ fn a_prompt_of_less_than_a_chunk_takes_one() {
 fn hops_count_in_every_round_and_chunks_follow_the_slowest() {
     let mut input = input(vec![device(0.010), device(0.020)]);
     input.devices[0].head_seconds = 0.005;
-    // What the second machine would need for the head is of no account: it is not rank 0.
+    // The second machine's time for the head does not count: it is not rank 0.
     input.devices[1].head_seconds = 7.0;
     let hop = |decode_seconds, chunk_seconds| Hop {
         decode_seconds,
@@ -275,7 +275,7 @@ fn what_there_is_no_room_for_is_named_with_its_bytes() {
             missing_bytes: 0.25 * GB,
         }
     );
-    // They fit, and of the weights 4.75 GB do.
+    // They fit, and so do 4.75 GB of the weights.
     input.devices[0].memory_bytes = 9.0 * GB;
     assert_eq!(
         violation(&input, &[(8, 0)]),
@@ -303,7 +303,7 @@ fn in_one_round_the_overflow_is_read_beside_own_work() {
     let mut input = input(vec![device(0.100)]);
     input.devices[0].memory_bytes = 6.0 * GB;
     input.devices[0].disk_bytes_per_second = Some(2.0 * GB);
-    // Two of eight GB, in a second. One after the other (the paper's equation 15):
+    // Two of eight GB are read, in a second. After computing (the paper's equation 15):
     let found = latency(&input, 1, &[(8, 0)]);
     equal(found.token_seconds, 0.8 + 1.0);
     let member = found.members[0];
@@ -320,14 +320,14 @@ fn in_one_round_the_overflow_is_read_beside_own_work() {
     equal(found.token_seconds, 1.0);
     equal(found.members[0].chunk_seconds, 5.12);
 
-    // Reading gains half a second in each of work, and work loses 0.3 for each of reading:
+    // A second of work gains half a second of reading, and a second of reading costs work 0.3 s:
     input.devices[0].overlap = Overlap {
         hidden: 0.5,
         slowdown: 0.3,
     };
     let found = latency(&input, 1, &[(8, 0)]);
     equal(found.token_seconds, 0.8 + (1.0 - 0.5 * 0.8));
-    // Of the second that a chunk reads all is gained, but for what it costs the work.
+    // The chunk's whole second of reading is gained, except for what it costs the work.
     equal(found.members[0].chunk_seconds, 5.12 + 0.3);
 }
 
@@ -346,7 +346,7 @@ fn measured_shares_become_gains_and_losses() {
     equal(half.stall(1.0, -2.0), 0.0);
 }
 
-/// Of two machines the first lacks room for some of its 4 layers. Its own work takes 0.2 s of a token, the other's 1.0.
+/// Two machines; the first lacks room for some of its 4 layers. A token takes 0.2 s of its work and 1.0 s of the other's.
 fn short_of_memory(bytes: f64, disk: f64) -> PlanningInput {
     let mut input = input(vec![device(0.050), device(0.250)]);
     input.devices[0].memory_bytes = 4.0 * GB - bytes;
@@ -356,8 +356,8 @@ fn short_of_memory(bytes: f64, disk: f64) -> PlanningInput {
 
 #[test]
 fn with_several_rounds_others_work_hides_reading() {
-    // 0.7 GB at 1 GB/s, in two rounds of 0.6 s of work. While the other works for 0.5 s, 0.5 GB come; the last 0.2 of a token would
-    // be read in 0.2 s of own work, which waits: z = r = 0.7 - (C - 0.1), and C = 0.6 + z, so z = 0.1 and C = 0.7.
+    // 0.7 GB at 1 GB/s, in two rounds of 0.6 s of work. While the other works for 0.5 s, 0.5 GB come; the last 0.2 GB of a token would be
+    // read in 0.2 s of own work, which waits: z = r = 0.7 - (C - 0.1), and C = 0.6 + z, so z = 0.1 and C = 0.7.
     let found = latency(&short_of_memory(0.7 * GB, GB), 2, &[(4, 0), (4, 0)]);
     equal(found.token_seconds, 2.0 * 0.7);
     let member = found.members[0];
@@ -368,7 +368,7 @@ fn with_several_rounds_others_work_hides_reading() {
     equal(member.read_bytes(), 1.2 * GB);
     assert_eq!(found.members[1].disk_seconds, 0.0);
 
-    // 0.4 GB come wholly while the other works; as much as is short is read ahead.
+    // All 0.4 GB come while the other works; all that does not fit is read ahead.
     let found = latency(&short_of_memory(0.4 * GB, GB), 2, &[(4, 0), (4, 0)]);
     equal(found.token_seconds, 1.2);
     equal(found.members[0].read_ahead_bytes, 0.4 * GB);
@@ -381,7 +381,7 @@ fn with_several_rounds_others_work_hides_reading() {
 
 #[test]
 fn a_buffer_is_no_larger_than_the_room_for_it() {
-    // 3.8 of 4 GB are short, so 0.2 GB at most are read ahead: 3.6 GB of a token, 1.8 s of each round, are waited for.
+    // 3.8 of 4 GB do not fit, so at most 0.2 GB are read ahead: the member waits for 3.6 GB per token, 1.8 s per round.
     let found = latency(&short_of_memory(3.8 * GB, GB), 2, &[(4, 0), (4, 0)]);
     equal(found.members[0].disk_seconds, 2.0 * 1.8);
     equal(found.members[0].read_ahead_bytes, 0.2 * GB);
@@ -397,7 +397,7 @@ fn what_passes_behind_own_work_is_not_read_ahead() {
     equal(found.token_seconds, 1.2);
     equal(found.members[0].read_ahead_bytes, 0.3 * GB);
 
-    // Where it costs a twentieth or more, all of it is.
+    // If reading costs a twentieth or more, all are read ahead.
     input.devices[0].overlap = Overlap {
         hidden: 1.0,
         slowdown: 0.05,
@@ -408,8 +408,8 @@ fn what_passes_behind_own_work_is_not_read_ahead() {
 
 #[test]
 fn own_work_that_reading_slows_down_waits_by_that() {
-    // Everything is read in time by the first formula (r - h busy = 0.8 - C - 0.2 < 0); what is read in own work still slows it:
-    // z = l r / (k - l (k-1)), r = 0.7 - (C - 0.1), with k = 2 and l = 0.5, and C = 0.6 + z.
+    // By the first formula, all is read in time (r - h busy = 0.8 - C - 0.2 < 0); what is read during own work still slows it: z = l r / (k
+    // - l (k-1)), r = 0.7 - (C - 0.1), with k = 2 and l = 0.5, and C = 0.6 + z.
     let mut input = short_of_memory(0.7 * GB, GB);
     input.devices[0].overlap = Overlap {
         hidden: 1.0,

@@ -277,7 +277,7 @@ fn what_does_not_fit_is_told_with_what_would_help() {
     let text = error.to_string();
     assert!(text.contains("disk"), "{text}");
     assert!(text.contains("more memory in d4 would do"), "{text}");
-    // That much more memory does it, and a little less does not.
+    // This much more memory is enough, and a little less is not.
     let missing = infeasible.missing_bytes.unwrap();
     let with = |bytes: u64| {
         let mut input = input.clone();

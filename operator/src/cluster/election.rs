@@ -1,5 +1,5 @@
-//! Which of several operators acts: the holder of a Lease. It decides nothing but that; who loses the Lease ends, and starts
-//! again as one who waits.
+//! Which of several operators acts: the holder of a Lease. Decides nothing else. An operator that loses the Lease ends, and starts again as
+//! one that waits.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ pub struct ElectionError {
 const LEASE: &str = "prima-operator";
 /// How long giving the Lease back may take.
 const RESIGNATION: Duration = Duration::from_secs(5);
-/// Before one stands again whose manager has ended.
+/// Before standing for election again, after the manager has ended.
 const PAUSE: Duration = Duration::from_secs(1);
 
 impl Election {
@@ -73,7 +73,7 @@ impl Election {
                 },
                 Some(Ok(lease)) = changes.next() => {
                     let holder = lease.spec.and_then(|spec| spec.holder_identity);
-                    // Who waits sleeps until the Lease would have run out; given back, it is free at once.
+                    // A waiting operator sleeps until the Lease would have run out; but a Lease given back is free at once.
                     if holder.unwrap_or_default().is_empty() {
                         self.stand_again().await;
                     }
@@ -100,10 +100,10 @@ impl Election {
         match stand(&self.client, &self.namespace, &self.identity, self.duration).await {
             Ok(candidacy) => {
                 let before = std::mem::replace(&mut self.candidacy, candidacy);
-                // It has the same name: on waking it would take the new one's Lease for its own.
+                // The old task has the same name: on waking it would take the new task's Lease for its own.
                 before.task.abort();
             }
-            // The one that sleeps wakes up some time.
+            // The old task sleeps, and wakes up some time.
             Err(error) => tracing::warn!(error = error_chain(&error), "waits to lead"),
         }
     }
@@ -123,7 +123,7 @@ async fn stand(
         .with_namespace(namespace)
         .with_identity(identity)
         .with_duration(duration.as_secs())
-        // It is renewed so long before its end: after a third of it.
+        // The Lease is renewed this long before its end: after a third of it.
         .with_grace(duration.as_secs() * 2 / 3)
         .build()
         .await

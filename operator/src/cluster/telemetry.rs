@@ -20,14 +20,14 @@ pub enum TelemetryError {
     Exporter(#[from] ExporterBuildError),
 }
 
-/// Where traces go is said by one of these.
+/// One of these says where traces go.
 const ENDPOINTS: [&str; 2] = [
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
 ];
 
 impl Telemetry {
-    /// Once a process. Needs the async runtime.
+    /// Once per process. Needs the async runtime.
     pub fn start() -> Result<Self, TelemetryError> {
         let asked = ENDPOINTS
             .iter()
@@ -59,7 +59,7 @@ impl Telemetry {
         Ok(Self { provider })
     }
 
-    /// Hands over what is still held back.
+    /// Sends the traces that are still held back.
     pub fn flush(&self) {
         if let Some(Err(error)) = self.provider.as_ref().map(SdkTracerProvider::shutdown) {
             tracing::warn!(%error, "some traces were not exported");

@@ -37,7 +37,7 @@ pub struct Changes {
 
 pub struct Stores {
     profiles: Store<NodeProfile>,
-    /// NodeProfiles of which this version cannot read all: name, and why.
+    /// NodeProfiles that this version cannot read in full: name, and why.
     unreadable: Arc<Mutex<HashMap<String, String>>>,
     plans: Store<RingPlan>,
     pub services: Store<Service>,
@@ -55,7 +55,7 @@ pub struct Machine {
     pub name: String,
     /// Absent while its agent measures it.
     pub profile: Option<Arc<NodeProfile>>,
-    /// Why the profile lacks what its agent wrote: it is of a version that this one cannot read.
+    /// Why the profile lacks what its agent wrote: its version is one that this operator cannot read.
     pub unreadable: Option<String>,
     pub labels: BTreeMap<String, String>,
     pub agent: AgentState,
@@ -75,9 +75,9 @@ impl Machine {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AgentState {
-    /// Renews its Lease. For how long it has been known.
+    /// Renews its Lease. `known_for`: how long it has been known.
     Alive { known_for: Duration },
-    /// Did once.
+    /// No longer renews it.
     Silent,
     /// Was never heard of.
     Unknown,
@@ -85,16 +85,16 @@ pub enum AgentState {
 
 /// Lease name of the agent on a Node.
 const LEASE_PREFIX: &str = "prima-agent-";
-/// An agent that was not heard for so long is gone, unless its Lease says another duration.
+/// An agent that was not heard of for this long is gone, unless its Lease says another duration.
 const EXPIRY: Duration = Duration::from_secs(40);
-/// Seconds that an agent's Lease may say: what is below is over before a busy API server answers, what is above leaves a ring broken.
+/// Seconds that an agent's Lease may say: less runs out before a busy API server answers, more leaves a ring broken for too long.
 const EXPIRIES: RangeInclusive<i32> = 5..=600;
-/// Older than any agent's that lives, whatever its clock says.
+/// Older than any living agent's Lease, whatever its clock says.
 const STALE: SignedDuration = SignedDuration::from_mins(5);
-/// How often is looked whether one has gone.
+/// How often to look whether an agent has gone.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How long a plan counts that was written here and never seen: longer than a watch takes to come back.
+/// How long a plan counts that was written here but not yet seen: longer than a watch takes to come back.
 const WATCH_DELAY: Duration = Duration::from_secs(300);
 /// An API server that is being started or upgraded answers within that.
 const READY_LIMIT: Duration = Duration::from_secs(120);
@@ -103,7 +103,7 @@ const READY_LIMIT: Duration = Duration::from_secs(120);
 struct Agents {
     heard: HashMap<String, Heard>,
     since: Instant,
-    /// Leases cannot be watched now: then nobody can be told to be gone.
+    /// Leases cannot be watched now: then no agent is known to be gone.
     blind: bool,
 }
 
@@ -124,7 +124,7 @@ impl Agents {
         }
     }
 
-    /// Whether Leases can be watched. Who was alive before has time to be heard of again.
+    /// Notes whether Leases can be watched. After a gap, living agents get time to be heard of again.
     fn see(&mut self, sees: bool, now: Instant) {
         if sees && self.blind {
             for heard in self.heard.values_mut() {
@@ -134,7 +134,7 @@ impl Agents {
         self.blind = !sees;
     }
 
-    /// Takes a Lease in; whether an agent came back or is new.
+    /// Takes in a Lease. Returns whether an agent came back or is new.
     fn hear(&mut self, lease: &Lease, now: Instant) -> bool {
         let name = lease.name_any();
         let Some(node) = name.strip_prefix(LEASE_PREFIX) else {
@@ -157,7 +157,7 @@ impl Agents {
         if heard.renewed == renewed {
             return false;
         }
-        // A Lease that nobody has renewed for minutes is of an agent that went before this process came. Clocks differ by less.
+        // A Lease that was not renewed for minutes is of an agent that had gone before this process began. Clocks differ by less.
         let stale = heard.renewed.is_none()
             && renewed
                 .as_ref()
@@ -187,7 +187,7 @@ impl Agents {
 
     fn state(&self, node: &str, now: Instant) -> AgentState {
         match self.heard.get(node) {
-            // Who has just begun to listen must not take the others for gone.
+            // An operator that has just begun to listen must not take agents for gone.
             None if now.duration_since(self.since) <= EXPIRY => AgentState::Alive {
                 known_for: now.duration_since(self.since),
             },
@@ -237,7 +237,7 @@ impl Stores {
         let (services, service_changes) =
             watched(watcher::watcher(Api::all(client.clone()), ours()));
         let (slices, slice_changes) = watched(watcher::watcher(Api::all(client.clone()), ours()));
-        // A plan's own Model hears of it by ownership; others, which may use what it frees, when it goes.
+        // A plan's own Model hears of it by ownership. Other Models hear when it goes, as they may use what it frees.
         let freed = sender.clone();
         let plans = read_each(untyped::<RingPlan>(client), read_plan).inspect(move |event| {
             if matches!(event, Ok(Event::Delete(_))) {
@@ -270,7 +270,7 @@ impl Stores {
         // Read on its own, so that the stores fill before the controller asks for the first change.
         tokio::spawn(async move {
             while changes.next().await.is_some() {
-                // One that waits says as much as many.
+                // One waiting message says as much as many.
                 if let Err(mpsc::error::TrySendError::Closed(())) = sender.try_send(()) {
                     return;
                 }
@@ -296,7 +296,7 @@ impl Stores {
         (stores, changes)
     }
 
-    /// Waits until what no controller reads was listed once; else what was not.
+    /// Waits until all that no controller reads was listed once. The error names what was not.
     pub async fn ready(&self) -> Result<(), &'static str> {
         let deadline = tokio::time::Instant::now() + READY_LIMIT;
         listed("NodeProfiles", &self.profiles, deadline).await?;
@@ -325,7 +325,7 @@ impl Stores {
             .into_iter()
             .map(|node| (node.name_any(), node.labels().clone()))
             .collect();
-        // Only Leases that are there: a machine that has left the cluster takes its own along.
+        // Only Leases that exist: when a machine leaves the cluster, its Lease goes with it.
         for lease in self.leases.state() {
             if let Some(node) = lease.name_any().strip_prefix(LEASE_PREFIX) {
                 machines.entry(node.to_owned()).or_default();
@@ -357,13 +357,13 @@ impl Stores {
         plans
     }
 
-    /// A plan that was written just now: what follows counts with it.
+    /// Adds a plan that was written just now: later decisions count with it.
     pub fn add_plan(&self, plan: Arc<RingPlan>) {
         let mut written = lock(&self.written);
         written.push((Instant::now(), plan));
     }
 
-    /// A plan that was deleted just now.
+    /// Takes out a plan that was deleted just now.
     pub fn forget_plan(&self, plan: &RingPlan) {
         let mut written = lock(&self.written);
         written.retain(|(_, one)| one.uid() != plan.uid());
@@ -418,7 +418,7 @@ where
     (store, changes)
 }
 
-/// All objects of a kind, unread: one that this version cannot read must not end the watch of the others.
+/// All objects of a kind, not yet parsed: one that this version cannot read must not end the watch of the others.
 fn untyped<K: Resource<DynamicType = ()>>(
     client: &Client,
 ) -> impl Stream<Item = watcher::Result<Event<DynamicObject>>> + Send + 'static {
@@ -444,7 +444,7 @@ fn read_each<K: Send + 'static>(
     })
 }
 
-/// A machine's profile. Where this version cannot read what the agent wrote, without it, and why.
+/// Reads a machine's profile. If this version cannot read it all, it comes without the agent's part, and says why.
 fn read_profile(object: DynamicObject) -> (NodeProfile, Option<String>) {
     match object.clone().try_parse() {
         Ok(profile) => (profile, None),
@@ -461,7 +461,7 @@ fn read_profile(object: DynamicObject) -> (NodeProfile, Option<String>) {
     }
 }
 
-/// A plan. Where this version cannot read what the agents wrote, without it; where it cannot read the plan, nothing.
+/// Reads a plan. If this version cannot read what the agents wrote, without that; if it cannot read the plan itself, nothing.
 fn read_plan(mut object: DynamicObject) -> Option<RingPlan> {
     match object.clone().try_parse() {
         Ok(plan) => Some(plan),

@@ -1,6 +1,6 @@
-//! The agents of a local ring as child processes: starts them, shows what they write, notices when one ends, and
-//! ends them in order. It knows nothing of what they do, and never starts one again: a ring that lost a member has
-//! lost its sessions, and that is for the user to see.
+//! The agents of a local ring as child processes: starts them, shows what they write, notices when one ends, and ends
+//! them in order. It knows nothing of what they do, and never starts one again: a ring that lost a member has lost its
+//! sessions, and the user must see that.
 
 use std::fmt;
 use std::io;
@@ -27,9 +27,9 @@ pub struct AgentOptions<'a> {
     pub plan_file: &'a Path,
     /// Where rank 0 serves HTTP.
     pub http: SocketAddr,
-    /// Of each member; all cores if not said.
+    /// Of each member; `None`: all cores.
     pub threads: Option<usize>,
-    /// Bytes that stay free on the machine; the agents' default if not said.
+    /// Bytes that stay free on the machine; `None`: the agents' default.
     pub reserve_memory: Option<u64>,
     /// All weights are left to the page cache.
     pub no_streaming: bool,
@@ -65,7 +65,7 @@ pub struct MemberExit {
     last_lines: Vec<String>,
 }
 
-/// How long running requests may go on when the ring is asked to end: who pressed Ctrl-C is waiting.
+/// How long running requests may go on when the ring is asked to end: the user who pressed Ctrl-C is waiting.
 const GRACE: Duration = Duration::from_secs(5);
 /// How long an agent may take to end at once.
 const LAST_GRACE: Duration = Duration::from_secs(2);

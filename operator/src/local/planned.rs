@@ -1,7 +1,7 @@
-//! The plan of a local ring when nobody says how to split: this machine's profile, measured by the agent or read from a
-//! file, stands for every member. Decides how one machine is counted as several: a token is computed by one member after
-//! the other, so each has all of the processors for it; the chunks of a prompt are computed by all at the same time, so
-//! each has a part of the processors for them, and of memory always. With one round, one member at a time reads from the disk.
+//! The plan of a local ring when nobody says how to split: this machine's profile, measured by the agent or read from a file, stands for
+//! every member. Decides how one machine is counted as several. Members compute a token one after the other, so each has all of the
+//! processors for it. They compute the chunks of a prompt at the same time, so each has a part of the processors for them. Of memory, each
+//! always has a part. With one round, one member at a time reads from the disk.
 
 use std::io;
 use std::path::Path;
@@ -45,7 +45,7 @@ pub struct Wishes<'a> {
     pub rounds: Option<usize>,
     pub context: usize,
     pub threads: Option<usize>,
-    /// Bytes that stay free on the machine, all members together; as the profile says if not said.
+    /// Bytes that stay free on the machine, all members together; `None`: as the profile says.
     pub reserve_memory: Option<u64>,
     pub profile: Option<&'a Path>,
 }
@@ -53,7 +53,7 @@ pub struct Wishes<'a> {
 /// A plan and what it leaves free.
 pub struct Planned {
     pub plan: Plan,
-    /// Bytes, all members together; the agents' default if not said.
+    /// Bytes, all members together; `None`: the agents' default.
     pub reserve_memory: Option<u64>,
 }
 

@@ -17,9 +17,9 @@ use serde_json::json;
 /// A ring that serves.
 pub struct Ready<'a> {
     pub plan: &'a RingPlanSpec,
-    /// Of weights, for each member.
+    /// Bytes of weights, per member.
     pub bytes: Vec<u64>,
-    /// Where the planner made the plan.
+    /// `None`: the planner did not make it.
     pub predicted: Option<&'a PlanReport>,
     pub http: SocketAddr,
     pub pids: Vec<u32>,
@@ -74,7 +74,7 @@ impl Screen {
         }
     }
 
-    /// Shows no more of what agents write: that the others are leaving, when all were asked to.
+    /// Stops showing what agents write: when all are asked to leave, each would report the others.
     pub fn mute_agents(&self) {
         self.agents_muted.store(true, Ordering::Relaxed);
     }

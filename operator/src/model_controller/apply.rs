@@ -1,6 +1,6 @@
-//! Fourth step: makes the cluster as decided. Writes RingPlans, the Model's Service and its EndpointSlice, and deletes plans
-//! that a newer one has replaced. Clients are sent to the newest plan that answers; an old ring so serves until the new one has
-//! loaded, unless machines lack the memory for both.
+//! Fourth step: makes the cluster as decided. Writes RingPlans, the Model's Service and its EndpointSlice, and deletes plans that a newer
+//! one has replaced. Clients are sent to the newest plan that answers, so an old ring serves until the new one has loaded, unless machines
+//! lack the memory for both.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -24,11 +24,11 @@ use super::dereference::World;
 use super::{Context, ControllerError, event};
 use crate::cluster::world::Machine;
 
-/// What is ours, by label.
+/// Label selector of our own objects.
 pub const OURS: &str = "app.kubernetes.io/managed-by=prima-operator";
 pub const MANAGER: &str = "prima-operator";
 const MODEL_LABEL: &str = "prima.dev/model";
-/// Of the Service; rank 0's own port is the plan's.
+/// The Service's port; rank 0's own port is in the plan.
 pub const SERVICE_PORT: i32 = 80;
 const PORT_NAME: &str = "http";
 
@@ -40,7 +40,7 @@ pub struct Ring {
     pub serving: Option<Arc<RingPlan>>,
 }
 
-/// What was written of each object: its content's hash, and the version that came of it.
+/// What was written last for each object: its content's hash, and the version that it then had.
 pub type Written = BTreeMap<String, (u64, Option<String>)>;
 
 pub async fn apply(
@@ -81,7 +81,7 @@ pub async fn apply(
         .cloned();
     let newest = plans.last().cloned();
     writer.endpoint(serving.as_deref(), written).await?;
-    // Only after clients are sent elsewhere. An older ring stays while it answers, or may do so again in a moment.
+    // Only after clients are sent elsewhere. An older ring stays while it answers, or may soon answer again.
     if let Some(newest) = newest.as_ref().map(|plan| plan.spec.generation) {
         let spare = match &serving {
             Some(serving) => Some(serving.spec.generation),
@@ -101,8 +101,8 @@ pub async fn apply(
     Ok(Ring { newest, serving })
 }
 
-/// Whether a token went round this ring and all its machines still are there, and reached where the ring looks for them: what an
-/// agent that was killed said last is its successor's to take back, which may take a while.
+/// Whether a token went round this ring, and all its machines are still there and have the addresses that the ring uses. The state alone
+/// does not tell: after an agent is killed, its last word stands until its successor takes it back, which may take a while.
 fn answers(plan: &RingPlan, machines: &[Machine]) -> bool {
     has_members(plan, machines, |rank| match rank {
         0 => MemberState::Ready,
@@ -110,7 +110,7 @@ fn answers(plan: &RingPlan, machines: &[Machine]) -> bool {
     })
 }
 
-/// Whether this ring has loaded, and nothing of it is known to be lost.
+/// Whether this ring has loaded, and no part of it is known to be lost.
 fn may_answer(plan: &RingPlan, machines: &[Machine]) -> bool {
     has_members(plan, machines, |_| MemberState::Loaded)
 }
@@ -169,7 +169,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Server-side apply; our fields are ours whoever wrote them last.
+    /// Server-side apply; our fields stay ours, whoever wrote them last.
     async fn write<K>(&self, object: K) -> Result<K, ControllerError>
     where
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
@@ -192,7 +192,7 @@ impl<'a> Writer<'a> {
             })
     }
 
-    /// Deletes the plans that are told, and takes them out of the list.
+    /// Deletes the plans that `gone` picks, and takes them out of the list.
     async fn delete(
         &self,
         plans: &mut Vec<Arc<RingPlan>>,
@@ -267,7 +267,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Where the Service leads by addresses of one family: to this port of this Node, or nowhere.
+    /// Where the Service leads for one family of addresses: to this port of this Node, or nowhere.
     fn slice(&self, family: &str, target: Option<&(IpAddr, i32, String)>) -> EndpointSlice {
         let name = self.model.name_any();
         let mut slice = EndpointSlice {
@@ -352,7 +352,7 @@ impl<'a> Writer<'a> {
         let name = object.name_any();
         let key = format!("{}/{name}", K::kind(&()));
         let mut hasher = DefaultHasher::new();
-        // A value that cannot be serialized cannot be written either, which says so.
+        // A value that cannot be serialized cannot be written either; that error says so.
         serde_json::to_string(&object)
             .unwrap_or_default()
             .hash(&mut hasher);

@@ -15,15 +15,15 @@ use crate::cluster::world::{AgentState, Machine};
 /// How the machines look to one Model.
 #[derive(Default)]
 pub struct Candidates {
-    /// What the planner gets; memory that other Models' plans were promised is taken off.
+    /// What the planner gets, without the memory that is promised to other Models' plans.
     pub profiles: Vec<NodeProfile>,
     /// Name and reason.
     pub out: Vec<(String, String)>,
-    /// What would change this soon by itself, and is worth waiting for before the first plan.
+    /// What will soon change by itself, and is worth waiting for before the first plan.
     pub awaited: Vec<String>,
 }
 
-/// A machine measures itself and its links in seconds; one that does not come to an end is not waited for.
+/// A machine measures itself and its links in seconds; one that takes longer than this is not waited for.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 impl Candidates {
@@ -37,7 +37,7 @@ impl Candidates {
     ) -> Self {
         let mut candidates = Self::default();
         let machines = &world.machines;
-        // A ring that cannot run needs nothing; else two of them would keep each other from being planned anew.
+        // A ring that cannot run needs no memory; else two such rings would keep each other from being planned anew.
         let runs = |plan: &&Arc<RingPlan>| {
             let mut members = plan.spec.members.iter();
             members.all(|member| {
@@ -82,8 +82,8 @@ impl Candidates {
         out.map(|(_, why)| why.as_str())
     }
 
-    /// The planner needs the link between every two machines that it plans with. So the machine that lacks the most links is left
-    /// out, until none is lacking. No member of the ring that runs is left out because of a machine that has just come.
+    /// The planner needs the link between every two machines that it plans with. So the machine that lacks the most links is left out,
+    /// again and again, until no link is missing. No member of the running ring is left out because of a machine that has just come.
     fn without_unmeasured_links(&mut self, machines: &[Machine], members: &[RingMember]) {
         loop {
             let names: Vec<String> = self.profiles.iter().map(ResourceExt::name_any).collect();
@@ -140,7 +140,7 @@ fn usable<'a>(
     };
     match machine.agent {
         AgentState::Alive { .. } => {}
-        // How long is not said: a status that changes by itself would be written for ever.
+        // Does not say for how long: a status that changes by itself would be written for ever.
         AgentState::Silent => return Err(out("its agent is not heard of any more".to_owned())),
         AgentState::Unknown => return Err(out("its agent does not run".to_owned())),
     }
@@ -214,7 +214,7 @@ fn has_file(agent: &AgentProfile, path: &str, resolved: &ResolvedModel) -> Resul
     }
 }
 
-/// What other plans were promised is not there any more, whether they use it already or not.
+/// Takes off the memory promised to other plans, whether they use it already or not.
 fn take_promised(status: &mut NodeProfileStatus, name: &str, others: &[Arc<RingPlan>]) {
     let members = || {
         let plans = others.iter().flat_map(|plan| &plan.spec.members);
@@ -253,7 +253,7 @@ mod tests {
         GIB, gpu, known_for, machine, model, profile, ring, world,
     };
 
-    /// Of all that is there, with nobody refusing and no ring.
+    /// Candidates of this world, with no refusals and no running ring.
     fn candidates(world: &World) -> Candidates {
         let resolved = world.resolution.done().unwrap();
         Candidates::new(&world.model, resolved, world, &BTreeMap::new(), &[])
@@ -374,7 +374,7 @@ mod tests {
         assert_eq!(left(&there, "pi4"), 12 * GIB);
         there.others.push(ring(&[(0, 8)], 30 * GIB, 0));
         assert_eq!(left(&there, "desk"), 0);
-        // One with a machine that is not there takes nothing.
+        // A plan with a machine that is not there takes nothing.
         let mut lost = RingPlan::clone(&there.others[2]);
         let mut member = lost.spec.members[0].clone();
         member.name = "laptop".to_owned();
@@ -422,7 +422,7 @@ mod tests {
         );
         assert!(found.awaited.is_empty(), "it has been there for long");
 
-        // Of two that lack the same, the last one stays; a member stays before all others.
+        // If two lack the same links, the last one stays; but a member stays before all others.
         let there = world(&[desk, machine("pi4"), laptop.clone()], &[]);
         assert_eq!(names(&candidates(&there)), ["pi4", "laptop"]);
         let resolved = there.resolution.done().unwrap();
@@ -430,7 +430,7 @@ mod tests {
         let found = Candidates::new(&there.model, resolved, &there, &BTreeMap::new(), members);
         assert_eq!(names(&found), ["desk", "laptop"]);
 
-        // Who has just come will have its links soon.
+        // A machine that has just come will have its links soon.
         laptop.agent = known_for(1);
         profile(&mut laptop).status.as_mut().unwrap().links.clear();
         let found = candidates(&world(&[machine("desk"), machine("pi4"), laptop], &[]));

@@ -1,10 +1,10 @@
-//! Third step: whether the ring that runs is still right, and which one should be there if not. Pure: it is given the world, what it
-//! remembers and the time, and returns a decision and what to remember. The planner is another program's part (prima-halda, through
-//! `planner`): where a decision takes a plan that is not known yet, the decision is to ask for it.
+//! Third step: decides whether the running ring is still right, and if not, which ring should replace it. Pure: it is given the world, what
+//! it remembers and the time, and returns a decision and what to remember. Planning is done elsewhere (by prima-halda, through `planner`):
+//! if a decision needs a plan that is not known yet, the decision is to ask for it.
 //!
-//! A working ring is only replaced by one that is predicted to be a fifth faster, and not within ten minutes of the last
-//! change; a ring that cannot work any more is replaced at once. If all that changed is where its agents are reached, as in an
-//! upgrade, each machine keeps its layers: what it has fetched and holds in memory stays of use, and nothing is planned.
+//! A working ring is only replaced by one that is predicted to be a fifth faster, and not within ten minutes of the last change; a ring
+//! that cannot work any more is replaced at once. If only its agents' addresses changed, as in an upgrade, each machine keeps its layers:
+//! what it has fetched and holds in memory stays useful, and nothing is planned.
 
 mod going_on;
 mod memory;
@@ -35,12 +35,12 @@ use refusals::Refusals;
 pub struct State {
     /// What the planner said last.
     pub answer: Option<Answer>,
-    /// The newest generation that could not begin before the old ring had ended, and why there is a new one.
+    /// The newest generation for which the old ring had to end first, and why there is a new one.
     pub ended_first: Option<(i64, String)>,
     refusals: Refusals,
 }
 
-/// When a decision is made: by the clock that nobody sets, and by the one that the API server's times are of.
+/// When a decision is made: by the monotonic clock, and by the wall clock, as in the API server's times.
 #[derive(Clone, Copy)]
 pub struct Now {
     pub instant: Instant,
@@ -69,9 +69,9 @@ pub enum Kind {
     },
     /// This plan goes on.
     Keep(Arc<RingPlan>),
-    /// What follows depends on the best plan: the planner is asked, and then it is decided anew. Until then, what runs goes on.
+    /// The decision depends on the best plan: ask the planner, then decide again. Until then, the running ring goes on.
     Ask(Box<Question>),
-    /// A new plan. If it does not fit beside the one that runs, that one has to end before.
+    /// A new plan. If it does not fit beside the running ring, that ring must end first.
     New {
         spec: Box<RingPlanSpec>,
         retire_first: bool,
@@ -102,9 +102,9 @@ impl Now {
     }
 }
 
-/// Requests that share the memory of one context, unless the Model says how many have one each.
+/// Requests that share one context's memory, unless the Model says how many get a context each.
 const CONCURRENT_REQUESTS: i32 = 16;
-/// A new plan must be predicted to take at most this share of the time per token, in percent.
+/// A new plan's predicted time per token must be at most this share of the old plan's, in percent.
 const WORTH_PERCENT: i64 = 80;
 const SETTLE: SignedDuration = SignedDuration::from_mins(10);
 
@@ -117,7 +117,7 @@ pub fn decide(world: &World, state: &State, now: Now) -> (Decision, State) {
     (decision, state)
 }
 
-/// The file, and the digests of keys, of a ring that should run; else what becomes of the Model.
+/// For a ring that should run, its file and the digests of its keys; else what becomes of the Model.
 fn wanted(world: &World) -> Result<(&ResolvedModel, Vec<String>), Kind> {
     if world.model.spec.suspend {
         return Err(Kind::Released {
@@ -137,7 +137,7 @@ fn wanted(world: &World) -> Result<(&ResolvedModel, Vec<String>), Kind> {
     };
     match world.resolution.done() {
         Some(resolved) => Ok((resolved, keys)),
-        // What runs does not end because its source cannot be seen; an edited source is another model.
+        // A running ring does not end because its source cannot be seen; an edited source is another model.
         None => Err(match world.current() {
             Some(plan) if same_file(plan, &world.model) => Kind::Keep(plan.clone()),
             _ => Kind::Impossible {
@@ -195,7 +195,7 @@ struct Case<'a> {
     world: &'a World,
     resolved: &'a ResolvedModel,
     candidates: &'a Candidates,
-    /// What the Model alone says of its plan.
+    /// The part of the plan that follows from the Model alone.
     skeleton: RingPlanSpec,
 }
 
@@ -239,7 +239,7 @@ impl Case<'_> {
         }
     }
 
-    /// Whether another ring is so much faster that the one that works is replaced.
+    /// Whether another ring is so much faster that it replaces the working one.
     fn faster_ring(&self, current: &Arc<RingPlan>, state: &State, now: Now) -> Kind {
         let kept = Kind::Keep(current.clone());
         let windows = match self.best(state, false) {
@@ -256,7 +256,7 @@ impl Case<'_> {
             return kept;
         }
         match self.spec(windows) {
-            // For a faster ring a working one does not end before its time.
+            // A working ring does not end early to make room for a faster one.
             Ok(spec) if self.fits_beside(&spec) => Kind::New {
                 spec: Box::new(spec),
                 retire_first: false,
@@ -266,7 +266,7 @@ impl Case<'_> {
         }
     }
 
-    /// Another ring at once, even if the old one has to end before.
+    /// Another ring at once, even if the old one has to end first.
     fn ring_instead_of(&self, current: &RingPlan, broken: &Broken, state: &mut State) -> Kind {
         let windows = match broken {
             Broken::Moved(_) => Ok(Windows::kept(current)),
@@ -359,7 +359,7 @@ impl Case<'_> {
     }
 }
 
-/// What the Model alone says of a plan.
+/// The part of a plan that follows from the Model alone.
 pub(super) fn skeleton(model: &Model, resolved: &ResolvedModel, keys: Vec<String>) -> RingPlanSpec {
     let source = &model.spec.source;
     let local = source.local_path();
@@ -411,7 +411,7 @@ fn no_machines(candidates: &Candidates) -> String {
     }
 }
 
-/// Machines that have no part in the ring that runs or will, and why.
+/// Machines that are neither in the running ring nor in the next, and why.
 fn out_of_ring(
     kind: &Kind,
     world: &World,

@@ -1,4 +1,4 @@
-//! First step: everything that the other steps need to know, from what is watched and, for an API key, from its Secret.
+//! First step: collects all that the other steps need to know, from the watches and, for an API key, from its Secret.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub struct World {
     pub machines: Vec<Machine>,
     /// This Model's plans, oldest generation first.
     pub plans: Vec<Arc<RingPlan>>,
-    /// Other Models' plans, which machines have promised memory to.
+    /// Other Models' plans; machines have promised memory to them.
     pub others: Vec<Arc<RingPlan>>,
     pub api_key: ApiKey,
 }
@@ -34,7 +34,7 @@ pub enum ApiKey {
 }
 
 impl World {
-    /// As it is watched now.
+    /// As the watches show it now.
     pub fn new(
         model: &Arc<Model>,
         resolution: Resolution,

@@ -6,7 +6,7 @@ use prima_crds::v1alpha1::model::Model;
 
 use super::Context;
 
-/// Tells people who look at the Model. That it cannot be told is not worth failing for.
+/// Tells people who look at the Model. An event that cannot be written is no reason to fail.
 pub async fn event(model: &Model, context: &Context, type_: EventType, reason: &str, note: &str) {
     let event = Event {
         type_,

@@ -1,5 +1,5 @@
-//! The planner beside the reconciles: searches take from milliseconds to many seconds, and no Model waits for another's. A reconcile
-//! waits a moment for its answer; a search that takes longer goes on. When it ends, the Model is looked at once more.
+//! Runs the planner beside the reconciles: searches take from milliseconds to many seconds, and no Model waits for another's. A reconcile
+//! waits a moment for its answer; a search that takes longer goes on. When it ends, the Model is reconciled again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,12 +16,12 @@ use crate::cluster::metrics::Metrics;
 pub struct Planner {
     search: fn(&Question) -> Answer,
     metrics: Arc<Metrics>,
-    /// Of searches that nobody is kept waiting by.
+    /// Limits searches that keep nobody waiting.
     leisurely: Arc<Semaphore>,
     answered: mpsc::UnboundedSender<ObjectRef<Model>>,
 }
 
-/// One that goes on, of one Model.
+/// A running search, of one Model.
 pub struct Search {
     fingerprint: String,
     task: JoinHandle<Result<Answer, JoinError>>,
@@ -48,8 +48,8 @@ impl Planner {
         (planner, models)
     }
 
-    /// The answer, if it is there before `until`. `search`: what was asked of the same Model before, and goes on; another question ends
-    /// the interest in it.
+    /// The answer, if it is there before `until`. `search`: the running search of the same Model, if any; once another question is asked,
+    /// it is ignored.
     ///
     /// # Errors
     /// If the search ended without an answer, which is a mistake in the planner.
@@ -80,7 +80,7 @@ impl Planner {
         let turn = (!question.urgent).then(|| self.leisurely.clone());
         let task = tokio::spawn(async move {
             let _turn = match turn {
-                // It is never closed.
+                // The semaphore is never closed.
                 Some(turn) => turn.acquire_owned().await.ok(),
                 None => None,
             };
@@ -89,7 +89,7 @@ impl Planner {
             metrics
                 .planning_seconds
                 .observe(begun.elapsed().as_secs_f64());
-            // Who has gone need not know.
+            // If nobody listens any more, nobody need know.
             let _ = answered.send(model);
             searched
         });
@@ -133,7 +133,7 @@ mod tests {
         assert!(begun.elapsed() < Duration::from_millis(1000), "it waited");
         assert_eq!(answered.recv().await.unwrap().name, "broken");
 
-        // What nobody waited for is told, and there.
+        // A search that nobody waited for is reported, and its answer is there.
         let late = answered.recv().await.unwrap().name;
         let index: usize = late.strip_prefix("slow-").unwrap().parse().unwrap();
         let model = ObjectRef::new(&late);

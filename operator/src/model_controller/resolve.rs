@@ -1,6 +1,5 @@
-//! Second step: which file a Model is, and what its header says. A file on the machines is described by their agents; one on a
-//! server is read from there once, its header only. What was resolved is pinned in the Model's status: another version of
-//! the file is another source (a revision, a URL).
+//! Second step: finds the Model's file and what its header says. Agents describe a file on their machines; of a file on a server, only the
+//! header is read, once. The result is pinned in the Model's status: another version of the file takes another source (a revision, a URL).
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -46,7 +45,7 @@ impl Resolution {
     }
 }
 
-/// A look that found the server busy or away is made again by the controller, not within one reconcile.
+/// If the server is busy or away, the controller looks again later, not within one reconcile.
 pub const RETRY: Retry = Retry {
     attempts: 2,
     first_pause: Duration::from_millis(500),
@@ -92,7 +91,7 @@ pub async fn resolve(
     }
 }
 
-/// Of a file on a server: its version, and what its header says. Errors in one line, for people.
+/// Reads the version and the header of a file on a server. Errors are one line, for people.
 async fn read_header(source: &ModelSource, context: &Context) -> Result<ResolvedModel, String> {
     let fetched = context.hub.source(source, None);
     let fetched = fetched.ok_or("spec.source: expected huggingFace or url")?;
@@ -117,7 +116,7 @@ async fn read_header(source: &ModelSource, context: &Context) -> Result<Resolved
     })
 }
 
-/// Of a file on the machines, as their agents describe it.
+/// Resolves a file on the machines, as their agents describe it.
 fn local(
     source: &ModelSource,
     path: &str,
@@ -150,7 +149,7 @@ fn local(
             (None, None) => {}
         }
     }
-    // A version that is in use stays the Model's while any machine has it; else the most machines decide.
+    // The version in use stays while any machine has it; else the version on most machines is taken.
     let chosen = pinned
         .and_then(|pinned| versions.get(pinned.version.header_sha256.as_str()))
         .or_else(|| versions.values().max_by_key(|(machines, _)| *machines));
@@ -184,7 +183,7 @@ pub fn pinned(model: &Model) -> Option<&ResolvedModel> {
     (resolved.source == model.spec.source).then_some(resolved)
 }
 
-/// For messages.
+/// As messages show it.
 pub fn shown(source: &ModelSource) -> String {
     match source {
         ModelSource {

@@ -49,7 +49,7 @@ pub fn ring(windows: &[(i32, i32)], memory_bytes: i64, gpu_memory_bytes: i64) ->
     Arc::new(RingPlan::new("m-1", spec))
 }
 
-/// One that has been known for long, is measured, has the file and memory for the whole model, and a link to each other machine.
+/// A machine known for long: measured, with the file, memory for the whole model, and a link to each other machine.
 pub fn machine(name: &str) -> Machine {
     let yaml = include_str!("../../../crds/tests/node-profile.yaml");
     let mut profile = NodeProfile::from_yaml("node-profile.yaml", yaml).unwrap();
@@ -80,7 +80,7 @@ pub fn machine(name: &str) -> Machine {
     }
 }
 
-/// One whose agent has been heard of for so many seconds and measures it.
+/// A machine whose agent has been known for this many seconds and still measures it.
 pub fn unmeasured(name: &str, seconds: u64) -> Machine {
     Machine {
         profile: None,
@@ -95,7 +95,7 @@ pub fn known_for(seconds: u64) -> AgentState {
     }
 }
 
-/// One that has so much memory left.
+/// A GPU with this much memory left.
 pub fn gpu(bytes: i64) -> GpuProfile {
     let gpu = json!({
         "name": "GPU", "backend": "CUDA",

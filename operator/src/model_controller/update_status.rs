@@ -58,7 +58,7 @@ pub async fn update_status(
         let Some(is) = is else { continue };
         let as_wished = (is.status == "True") == good;
         let news = was.map(|was| (&was.status, &was.reason)) != Some((&is.status, &is.reason));
-        // That a condition is not met yet is no event; that it is not any more is.
+        // A condition that is not met yet is no event; one that is no longer met is.
         let worth = match as_wished {
             true => was.is_some_and(|was| was.status != is.status) || (good && was.is_none()),
             false => {
@@ -183,7 +183,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// What those say who have not come as far as this.
+    /// What members say that have not come as far as this.
     fn before(&self, least: MemberState) -> Vec<String> {
         let states = self.states.iter();
         states
@@ -192,7 +192,7 @@ impl<'a> Members<'a> {
             .collect()
     }
 
-    /// What those say who have failed or refused.
+    /// What members say that have failed or refused.
     fn failed(&self) -> Vec<String> {
         let failed = |status: &MemberStatus| status.state <= MemberState::Failed;
         let states = self.states.iter();
@@ -261,7 +261,7 @@ impl Conditions<'_> {
             return self.add("Planned", false, "Planning", "no plan yet".to_owned());
         };
         match &decided.ended_first {
-            // Said until the new one answers.
+            // Said until the new ring answers.
             Some((generation, why))
                 if *generation == plan.spec.generation && ring.serving.is_none() =>
             {
@@ -277,7 +277,7 @@ impl Conditions<'_> {
 
     fn without_a_ring(&mut self, world: &World, decision: &Decision) {
         let released = matches!(decision.kind, Kind::Released { .. });
-        // A source that cannot be read is the reason behind.
+        // If the source cannot be read, that is the real reason.
         let (reason, message) = match (&world.resolution, &decision.kind) {
             (Resolution::Failed(message), _) => ("ResolveFailed", message.clone()),
             (Resolution::Awaited(message), _) if !released => ("Resolving", message.clone()),
@@ -440,7 +440,7 @@ fn line(plan: &RingPlan) -> String {
     members.collect::<Vec<_>>().join(" -> ")
 }
 
-/// Three digits, as far as people care.
+/// Three digits, which is enough for people.
 fn number(value: f64) -> String {
     match value {
         value if value >= 100.0 => format!("{value:.0}"),

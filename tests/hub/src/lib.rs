@@ -32,7 +32,7 @@ use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// What a body is sent in, so that counts are near to what arrives.
+/// Bodies are sent in such pieces, so that counts are close to what arrives.
 const CHUNK_BYTES: u64 = 16 << 10;
 /// The commit of every repository.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -55,9 +55,9 @@ pub struct Control {
     pub no_etag: bool,
     /// Of each answer.
     pub bytes_per_second: Option<u64>,
-    /// The next answers with bytes end after so many of them.
+    /// The next answers with bytes end early, after this many.
     pub cut: Option<Cut>,
-    /// The next requests for bytes fail so.
+    /// How the next requests for bytes fail.
     pub fail: Option<Fail>,
 }
 
@@ -116,12 +116,12 @@ pub struct TestHub {
 
 struct Shared {
     folder: PathBuf,
-    /// Of the listener that redirects lead to.
+    /// Where redirects lead to.
     cdn_port: u16,
     start: Instant,
     control: Mutex<Control>,
     counters: Mutex<BTreeMap<(IpAddr, String), Counter>>,
-    /// Digests by path, for as long as length and time of change stay.
+    /// Digests by path, valid while a file's length and time of change stay.
     digests: Mutex<HashMap<PathBuf, (u64, SystemTime, String)>>,
 }
 
@@ -357,7 +357,7 @@ struct Known {
 }
 
 impl Shared {
-    /// Counts a request; what it returns is where its bytes are counted.
+    /// Counts a request. Returns the key under which its bytes are counted.
     fn count(&self, client: SocketAddr, path: &str, headers: &HeaderMap) -> (IpAddr, String) {
         let key = (client.ip(), path.to_owned());
         let mut counters = lock(&self.counters);

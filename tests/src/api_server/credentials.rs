@@ -1,4 +1,4 @@
-//! What an API server and its clients prove themselves with: certificates, a key for service accounts' tokens, and an account a component.
+//! How an API server and its clients prove who they are: certificates, a key for service accounts' tokens, and one account per component.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -30,7 +30,7 @@ impl Account {
         }
     }
 
-    /// A part of the control plane, or kube-proxy; what it may do, Kubernetes knows by its name.
+    /// A part of the control plane, or kube-proxy; Kubernetes knows by its name what it may do.
     pub(crate) fn component(name: &str) -> Account {
         Account {
             user: format!("system:{name}"),
@@ -74,7 +74,7 @@ impl Credentials {
         server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         credentials.issue("server", &server, &authority);
 
-        // Kubelets let in whom their authority vouches for, as an administrator.
+        // Kubelets let in clients that their authority signed for, as administrators.
         let mut client = CertificateParams::default();
         client.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         client

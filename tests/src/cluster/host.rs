@@ -14,7 +14,7 @@ use crate::command::{CommandError, run};
 use crate::inputs;
 use crate::process::under;
 
-/// On drop it ends as a machine does that loses power; what it had written stays.
+/// On drop it ends like a machine that loses power; what it had written stays.
 pub(crate) struct Host {
     /// Lives, and with it the host, while its standard input is open.
     keeper: Child,
@@ -34,7 +34,7 @@ impl Host {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // What a terminal sends to the test is not for the host: it would not be able to clean up.
+            // Signals of the test's terminal are not for the host: it would not be able to clean up.
             .process_group(0);
         let mut keeper = command.spawn().expect("a shell");
         let mut line = String::new();

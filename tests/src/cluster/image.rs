@@ -1,4 +1,4 @@
-//! Images for a cluster's nodes, built as users build theirs, but for the base and without a registry.
+//! Images for a cluster's nodes, built as users build theirs, but from another base and without a registry.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -82,7 +82,7 @@ impl PrimaImages {
     }
 }
 
-/// The chart's, which its images are tagged with.
+/// The chart's; its images are tagged with it.
 fn app_version() -> String {
     let path = inputs::file("charts/prima/Chart.yaml");
     let chart =

@@ -8,21 +8,21 @@ use super::host::Host;
 use crate::command::{CommandError, run};
 
 pub(crate) const CONTROL_PLANE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
-/// Of all pods.
+/// Network of all pods.
 pub(crate) const POD_NETWORK: &str = "10.244.0.0/16";
 
 pub(crate) fn node_address(node: usize) -> Ipv4Addr {
     Ipv4Addr::new(172, 30, 0, 10 + node as u8)
 }
 
-/// Of the pods of one node.
+/// Network of one node's pods.
 pub(crate) fn pod_network(node: usize) -> String {
     format!("10.244.{node}.0/24")
 }
 
 /// Makes the bridge that all nodes are linked to; every host knows the way to every pod.
 pub(crate) fn make_bridge(control_plane: &Host, nodes: usize) -> Result<(), CommandError> {
-    // A bridge that is not told its own address takes one of its links', which come and go.
+    // A bridge without an address of its own takes that of one of its links, which come and go.
     control_plane.run("ip link add nodes address 02:00:00:00:00:01 type bridge")?;
     control_plane.run(&format!("ip address add {CONTROL_PLANE}/24 dev nodes"))?;
     control_plane.run("ip link set nodes up")?;
@@ -53,7 +53,7 @@ pub(crate) fn link_node(
     add_routes(host, (0..nodes).filter(|&other| other != node))
 }
 
-/// As if someone pulled its plug, or put it back.
+/// As if someone pulled its network plug, or put it back.
 pub(crate) fn set_link(control_plane: &Host, node: usize, up: bool) -> Result<(), CommandError> {
     let state = if up { "up" } else { "down" };
     let set = control_plane.run(&format!("ip link set {} {state}", link_name(node)));
@@ -68,7 +68,7 @@ fn add_routes(host: &Host, nodes: impl Iterator<Item = usize>) -> Result<(), Com
     Ok(())
 }
 
-/// Of the end of a node's link that is at the bridge.
+/// Name of a node's link, at the end of the bridge.
 fn link_name(node: usize) -> String {
     format!("node-{node}")
 }

@@ -177,7 +177,7 @@ impl Node {
             .arg(format!("--hostname-override={}", self.name))
             .arg(format!("--cluster-cidr={POD_NETWORK}"))
             .arg("--proxy-mode=iptables")
-            // The table of connections is the machine's.
+            // The table of connections belongs to the whole machine.
             .arg("--conntrack-max-per-core=0");
         self.running = Some(Running {
             _services: vec![

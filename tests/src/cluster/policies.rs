@@ -95,7 +95,7 @@ impl World<'_> {
     }
 }
 
-/// Whether an object has the labels; no selector is one of everything.
+/// Whether an object has the labels; without a selector, every object does.
 fn selects(selector: &Value, object: &Value) -> Result<bool, String> {
     known(selector, &["matchLabels"])?;
     let Some(labels) = selector["matchLabels"].as_object() else {
@@ -124,7 +124,7 @@ fn ports(ports: &Value) -> Result<Vec<String>, String> {
     items(ports).iter().map(range).collect()
 }
 
-/// That an object has no other fields.
+/// Checks that there are no other fields.
 fn known(object: &Value, fields: &[&str]) -> Result<(), String> {
     let names = object
         .as_object()

@@ -1,4 +1,4 @@
-//! The program's columns and rows: who may take part, what each device's layers take of time and memory, and the ring.
+//! The program's columns and rows: who may take part, how much time and memory each device's layers take, and the ring.
 
 use std::ops::{RangeBounds, RangeInclusive};
 
@@ -21,7 +21,7 @@ pub struct Columns {
     pub follows: Vec<Vec<Option<Col>>>,
 }
 
-/// `cuts`: devices that formed a ring of their own beside rank 0's in an earlier answer, and must not.
+/// `cuts`: sets of devices that formed a ring of their own beside rank 0's in an earlier answer, but must not.
 pub fn formulate(program: &Program<'_>, cuts: &[Vec<usize>]) -> (RowProblem, Columns) {
     let mut formulation = Formulation::new(program);
     for (index, device) in program.input.devices.iter().enumerate() {
@@ -51,7 +51,7 @@ struct Formulation<'a> {
     cycle_terms: Terms,
     /// P, the slowest stage of a prompt.
     slowest: Col,
-    /// Of each device, what it does with a chunk.
+    /// For each device, its work for a chunk.
     stage_terms: Vec<Terms>,
     layer_terms: Terms,
     /// Devices that have a layer for each round.
@@ -77,9 +77,9 @@ struct Work {
     /// KV cache and weights that need memory.
     kv: Terms,
     weights: Terms,
-    /// What memory lacks for all of it: more than nothing does not fit.
+    /// How much memory is lacking for all of it: above 0, it does not fit.
     lacking: Terms,
-    /// Buffers less memory, which is room below 0.
+    /// Buffers minus memory: below 0, there is room.
     room: f64,
 }
 
@@ -151,7 +151,7 @@ impl<'a> Formulation<'a> {
         let layers = input.model.layers as f64;
         let least = if device.required { 1.0 } else { 0.0 };
         let may_lead = input.rank0.is_none_or(|rank0| rank0 == index);
-        // Of two plans that are equally fast, the one with fewer members.
+        // Of two equally fast plans, the one with fewer members wins.
         let takes_part = self.whole(TIE_SECONDS * MILLISECONDS, least..=1.0);
         let is_rank0 = self.whole(
             device.head_seconds * MILLISECONDS,
@@ -169,7 +169,7 @@ impl<'a> Formulation<'a> {
         }
     }
 
-    /// Only members lead and have layers, and only a GPU that is used has some.
+    /// Only members can be rank 0 or have layers, and only a GPU that is used has layers.
     fn layers(&mut self, device: &Device, variables: &Variables) {
         let layers = self.program.input.model.layers as f64;
         let &Variables {
@@ -180,7 +180,7 @@ impl<'a> Formulation<'a> {
         self.row(..=0.0, [(is_rank0, 1.0), (takes_part, -1.0)]);
         let none_without = [(takes_part, -layers)];
         self.row(..=0.0, variables.all_layers().chain(none_without));
-        // Whoever is there computes something; rank 0 may be there for the output head alone.
+        // Every member computes something; rank 0 may take part for the output head alone.
         let own_layer = if device.required { 0.0 } else { 1.0 };
         let something = [(takes_part, -1.0), (is_rank0, own_layer)];
         self.row(0.0.., variables.all_layers().chain(something));
@@ -230,7 +230,7 @@ impl<'a> Formulation<'a> {
         }
     }
 
-    /// What a GPU has of its own has to do for its layers.
+    /// A GPU's own memory must be enough for its layers.
     fn gpu_memory(&mut self, available: f64, layers: Col, uses: Col) {
         let model = &self.program.input.model;
         let layer = (model.layer_bytes + model.layer_kv_bytes) / UNIT_BYTES;
@@ -238,8 +238,8 @@ impl<'a> Formulation<'a> {
         self.row(..=0.0, [(layers, layer), (uses, room)]);
     }
 
-    /// What cannot be read from disk fits; of the weights, o does not, and is read for each token, as far as the buffer B allows ahead of its
-    /// use.
+    /// What cannot be read from disk must fit. Of the weights, o do not fit: they are read for each token, ahead of their use as far as the
+    /// buffer B allows.
     fn overflow(&mut self, device: &Device, variables: &Variables, work: &mut Work, disk: f64) {
         let disk = disk / UNIT_BYTES / MILLISECONDS;
         let (k, cycle, overlap) = (self.rounds, self.cycle, &device.overlap);
@@ -253,13 +253,13 @@ impl<'a> Formulation<'a> {
         let kept = [(buffer, 1.0), (variables.takes_part, work.room)];
         self.row(..=0.0, kv.chain(kept));
         self.row(..=0.0, [(ahead, 1.0), (buffer, -1.0)]);
-        // Ahead at most what the disk gives while the others work.
+        // Read ahead is at most what the disk gives while the others work.
         let own = times(&work.token, disk / k).into_iter();
         self.row(
             ..=0.0,
             own.chain([(ahead, 1.0), (cycle, -disk), (stall, disk)]),
         );
-        // What was not read ahead is waited for, but for what passes behind own work.
+        // The member waits for what was not read ahead, except for what its own work hides.
         let rest = [(ahead, 1.0), (overflow, -1.0 / k), (buffer, -1.0 / k)];
         let gained = times(&work.token, overlap.hidden * disk / k);
         let waited = [(stall, disk)].into_iter().chain(gained);
@@ -267,7 +267,7 @@ impl<'a> Formulation<'a> {
         let slowed = times(&rest, overlap.slowdown);
         self.row(0.0.., slowed.into_iter().chain([(stall, disk)]));
         self.cycle_terms.push((stall, 1.0));
-        // The same for a chunk of a prompt, of which nothing is read ahead.
+        // The same for a chunk of a prompt, for which nothing is read ahead.
         let chunk_stall = self.rows.add_column(0.0, 0.0..);
         let gained = times(&work.chunk, overlap.hidden).into_iter();
         let read = [(chunk_stall, 1.0), (overflow, -1.0 / disk)];
@@ -282,7 +282,7 @@ impl<'a> Formulation<'a> {
         let model = &self.program.input.model;
         let disk = disk / UNIT_BYTES / MILLISECONDS;
         let (layers, head) = (model.layers as f64, model.head_bytes / UNIT_BYTES);
-        // With everything on one device, this is what memory lacks at most.
+        // The most that memory can lack: with everything on one device.
         let most = (layers * (model.layer_bytes + model.layer_kv_bytes)
             + model.head_bytes
             + model.buffer_bytes)
@@ -300,7 +300,7 @@ impl<'a> Formulation<'a> {
         work.chunk.push((read, 1.0 / disk));
     }
 
-    /// Where the order is not part of the program, each hop costs its device the cheapest link.
+    /// Where the order is not part of the program, each device's hop costs what its cheapest link does.
     fn cheapest_hop(&mut self, index: usize, variables: &Variables, work: &mut Work) {
         let hops = &self.program.input.hops[index];
         let cheapest = |seconds: fn(&Hop) -> f64| {
@@ -316,7 +316,7 @@ impl<'a> Formulation<'a> {
         work.chunk.push((takes_part, chunk));
     }
 
-    /// Where rounds could be empty: whether this device has a layer for each.
+    /// If rounds could be empty: whether this device has a layer for each round.
     fn may_fill_rounds(&mut self, variables: &Variables) {
         let devices = self.program.input.devices.len() as f64;
         if self.rounds * devices > self.program.input.model.layers as f64 {
@@ -370,7 +370,7 @@ impl<'a> Formulation<'a> {
         }
     }
 
-    /// All layers are somebody's, one is rank 0, and no ring of one is meant.
+    /// Every layer has a device, one device is rank 0, and at least two take part.
     fn ring(&mut self) {
         let layers = self.program.input.model.layers as f64;
         let terms = std::mem::take(&mut self.layer_terms);
@@ -383,7 +383,7 @@ impl<'a> Formulation<'a> {
         self.row(0.0..=0.0, cycle);
     }
 
-    /// The first chunk takes all stages, every further one the slowest.
+    /// The first chunk takes the time of all stages, every further one that of the slowest.
     fn prompt(&mut self) {
         let first = self.rows.add_column(1.0, 0.0..);
         let stages = std::mem::take(&mut self.stage_terms);

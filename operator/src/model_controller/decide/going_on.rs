@@ -9,7 +9,7 @@ use crate::model_controller::candidates::Candidates;
 /// Why a ring cannot go on, for people.
 #[derive(Debug, PartialEq)]
 pub enum Broken {
-    /// Agents are reached elsewhere, and could do there what they did.
+    /// Agents have new addresses, and could do there what they did.
     Moved(String),
     Changed(String),
 }
@@ -63,7 +63,7 @@ pub fn going_on(
         [one] => format!("{one} has another address now"),
         several => format!("{} have other addresses now", several.join(", ")),
     };
-    // A machine whose agent begins anew may have lost a GPU or its memory to others meanwhile.
+    // While its agent restarted, a machine may have lost a GPU, or memory to other programs.
     let could_do = plan.spec.members.iter().all(|member| {
         let profile = candidates.profile(&member.name);
         profile.is_some_and(|profile| memory::could_do(profile, member, &resolved.profile))

@@ -9,7 +9,7 @@ use prima_crds::v1alpha1::ring_plan::{RingMember, RingPlan, RingPlanSpec};
 
 use crate::model_controller::candidates::Candidates;
 
-/// Whether a machine can do, and its owner wants, what a plan asks of it.
+/// Whether a machine can do what a plan asks of it, and its owner wants it.
 pub fn could_do(profile: &NodeProfile, member: &RingMember, model: &ModelProfileSpec) -> bool {
     let Some(status) = &profile.status else {
         return false;
@@ -17,15 +17,15 @@ pub fn could_do(profile: &NodeProfile, member: &RingMember, model: &ModelProfile
     let owner = &profile.spec;
     let memory = (status.memory.available_bytes - owner.reserved_memory_bytes.unwrap_or(0))
         .min(owner.memory_cap_bytes.unwrap_or(i64::MAX));
-    // What is read for every token does not stay.
+    // What is read anew for every token does not stay.
     let read = member.read_bytes_per_token.unwrap_or(0);
     member.memory_bytes.unwrap_or(0) - read <= memory
         && member.gpu_memory_bytes.unwrap_or(0) <= gpu_memory(status, model)
         && (read == 0 || owner.disk_allowed != Some(false))
 }
 
-/// Whether the machines have memory for the new ring while the old ones still run. Weights of layers that a machine has in both
-/// are in its page cache once; a GPU has everything twice.
+/// Whether the machines have memory for the new ring while the old ones still run. If a machine has a layer in both, its page cache holds
+/// the weights once; a GPU holds both rings in full.
 pub fn fits_beside(
     spec: &RingPlanSpec,
     old: &[Arc<RingPlan>],
@@ -63,13 +63,13 @@ fn layers(member: &RingMember) -> HashSet<i32> {
         .collect()
 }
 
-/// Of weights, on average.
+/// Weights of a layer, on average.
 fn layer_bytes(model: &ModelProfileSpec) -> i64 {
     let bytes: i64 = model.layer_weights.iter().map(|one| one.bytes).sum();
     bytes / i64::from(model.layers).max(1)
 }
 
-/// What the GPU for this model has left of its own, in bytes.
+/// Free memory of its own on the GPU for this model, in bytes.
 fn gpu_memory(status: &NodeProfileStatus, model: &ModelProfileSpec) -> i64 {
     let gpu = status.gpu_for(model);
     gpu.and_then(|(_, measured)| measured.own_available_bytes())

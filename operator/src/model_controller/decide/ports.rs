@@ -1,10 +1,10 @@
-//! The ports of a plan: a pair that no other plan has, of the ranges that the chart opens.
+//! The ports of a plan: a pair that no other plan has, from the ranges that the chart opens.
 
 use std::collections::HashSet;
 
 use crate::model_controller::dereference::World;
 
-/// Of members, and of rank 0's HTTP.
+/// First ports: of members, and of rank 0's HTTP.
 const RING: i32 = 9200;
 const HTTP: i32 = 9400;
 pub const SLOTS: i32 = 200;

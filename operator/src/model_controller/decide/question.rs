@@ -12,11 +12,11 @@ use prima_halda::{Options, Plan};
 use crate::model_controller::candidates::Candidates;
 use crate::plan;
 
-/// For the best ring of these machines.
+/// Asks for the best ring of these machines.
 pub struct Question {
     /// Equal as long as the answer would hardly change.
     pub fingerprint: String,
-    /// Nobody is answered until it is known.
+    /// No client is answered until it is known.
     pub urgent: bool,
     profile: ModelProfile,
     machines: Vec<NodeProfile>,
@@ -26,7 +26,7 @@ pub struct Question {
 /// The best ring, or why there is none.
 #[derive(Clone)]
 pub struct Answer {
-    /// Of the question.
+    /// The question's.
     pub fingerprint: String,
     pub plan: Result<Arc<Plan>, String>,
 }
@@ -66,7 +66,7 @@ impl Question {
         }
     }
 
-    /// Searches. It takes a processor, for up to many seconds.
+    /// Searches. This keeps a processor busy, for up to many seconds.
     pub fn answer(&self) -> Answer {
         let plan = plan::checked(&self.profile, &self.machines, &self.options);
         Answer {

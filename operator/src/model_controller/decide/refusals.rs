@@ -1,4 +1,4 @@
-//! Machines that cannot do what plans ask of them. Which machine that is, only its agent knows; here it is remembered for a while.
+//! Machines that cannot do what plans ask of them. Only a machine's own agent can tell; its word is remembered here for a while.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ pub struct Refusals {
     failing: BTreeMap<(i64, String), Instant>,
 }
 
-/// A machine that fails for so long, while nobody is answered, is taken as one that refused.
+/// A machine that fails for longer than this, while no client is answered, counts as one that refused.
 const FAILS_FOR: Duration = Duration::from_secs(120);
 /// How long a machine that refused a plan is not asked again.
 const REFUSED_FOR: Duration = Duration::from_secs(600);
 
 impl Refusals {
-    /// Takes in what members of the plan that runs say. Returns machines that refused a plan a short while ago or could not follow it
-    /// in a good while, and why.
+    /// Takes in what the running plan's members say. Returns machines that refused a plan recently, or could not follow it for a long time,
+    /// and why.
     pub fn note(
         &mut self,
         current: Option<&Arc<RingPlan>>,

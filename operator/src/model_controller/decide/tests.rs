@@ -169,7 +169,7 @@ fn a_ring_fits_beside_another_but_for_layers_that_both_have() {
         "one layer is the same"
     );
     assert!(fits(&new, &ring(&[(3, 8)], 5 * GIB, 0)));
-    // A GPU has everything twice.
+    // A GPU holds both rings in full.
     let new = ring(&[(0, 4)], 0, 3 * GIB);
     assert!(fits(&new, &ring(&[(0, 4)], 0, 3 * GIB)));
     assert!(!fits(&new, &ring(&[(0, 4)], 0, 3 * GIB + 1)));
@@ -207,7 +207,7 @@ fn a_refusal_counts_for_ten_minutes() {
     assert_eq!(known["desk"], "no disk");
     assert_eq!(refusals.note(None, at(599)).len(), 1);
     assert!(refusals.note(None, at(600)).is_empty());
-    // Who has done what was asked is trusted again at once.
+    // A machine that has done what was asked is trusted again at once.
     refusals.note(Some(&refused), start);
     let loading = reported(MemberState::Loading, "");
     assert_eq!(refusals.note(Some(&loading), at(1)).len(), 1);
@@ -224,7 +224,7 @@ fn who_fails_for_two_minutes_has_refused() {
     assert!(refusals.note(Some(&failed), start).is_empty());
     assert!(refusals.note(Some(&failed), at(120)).is_empty());
     assert_eq!(refusals.note(Some(&failed), at(121))["desk"], "it broke");
-    // Who recovers in between begins anew.
+    // If it recovers in between, its time begins anew.
     let mut refusals = Refusals::default();
     refusals.note(Some(&failed), start);
     refusals.note(Some(&reported(MemberState::Loading, "")), at(60));
@@ -271,11 +271,11 @@ fn a_faster_ring_waits_where_both_do_not_fit() {
     let mut plan = RingPlan::clone(&written(decided(&world(&desk, &[])), SignedDuration::ZERO));
     plan.metadata.creation_timestamp = None;
     plan.spec.predicted = speed(i64::MAX / 1000);
-    // All 8 layers of a GiB are shared; 6 GiB beside the new ring's 8 are more than there is.
+    // All 8 layers of 1 GiB are shared; the old ring's other 6 GiB and the new ring's 8 are more than there is.
     plan.spec.members[0].memory_bytes = Some(14 * GIB);
     let there = world(&desk, &[Arc::new(plan.clone())]);
     assert!(matches!(decided(&there).kind, Kind::Keep(_)));
-    // The same ring, broken, ends first, and it is remembered which generation that was for.
+    // If the same ring is broken, it ends first, and the generation that replaces it is remembered.
     plan.spec.context_length += 1;
     let there = world(&desk, &[Arc::new(plan)]);
     let mut state = State::default();
