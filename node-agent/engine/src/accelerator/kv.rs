@@ -1,6 +1,6 @@
 //! Keys and values of one layer and sequence on the accelerator: F16, one tensor each, with room to grow.
 //!
-//! Decides: how it grows (doubling, from one block on), and when forks stop sharing memory (at the first write).
+//! Decides: how it grows (doubling, from four blocks on), and when forks stop sharing memory (at the first write).
 
 use std::sync::Arc;
 
