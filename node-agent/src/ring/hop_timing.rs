@@ -146,7 +146,7 @@ mod tests {
             memory_pressure_ppm: 6,
         };
         assert_eq!(first, both);
-        assert_eq!(HOP_METRICS[0].of(&both), 11e-9);
+        assert_eq!(HOP_METRICS[0].of(&both), 11.0 * 1e-9);
     }
 
     #[test]
