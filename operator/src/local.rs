@@ -245,24 +245,18 @@ fn ring_plan(model: &ModelFile, context: u32, split: &Split) -> Result<RingPlan,
     let members = windows.map(|(rank, (windows, port))| {
         let planned = split.report.as_ref().map(|report| &report.members[rank]);
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string();
-        RingMember {
+        let member = RingMember {
             members_on_machine: count as i32,
-            read_bytes_per_token: planned.map(|member| member.read_bytes_per_token as i64),
-            read_ahead_bytes: planned.map(|member| member.read_ahead_bytes as i64),
-            memory_bytes: planned.map(|member| member.memory_bytes as i64),
-            gpu_memory_bytes: planned.map(|member| member.gpu_memory_bytes as i64),
-            why: planned.map(|member| member.why.clone()),
             ..RingMember::new(format!("m{rank}"), address, windows.clone())
+        };
+        match planned {
+            Some(report) => plan::with_report(member, report),
+            None => member,
         }
     });
-    let planned = PlannedModel {
-        name: model.name().to_owned(),
-        file: model.path.display().to_string(),
-        size_bytes: model.profile.spec.size_bytes,
-        layers: model.profile.spec.layers,
-        source: None,
-        version: None,
-    };
+    let file = model.path.display().to_string();
+    let profile = &model.profile.spec;
+    let planned = PlannedModel::new(model.name(), file, profile.size_bytes, profile.layers);
     let spec = RingPlanSpec {
         max_concurrent_requests: MAX_CONCURRENT_REQUESTS,
         rounds: split.rounds,

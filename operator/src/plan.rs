@@ -15,7 +15,7 @@ use prima_crds::v1alpha1::ring_plan::{
     PlannedModel, PlannedWindow, RingMember, RingPlan, RingPlanError, RingPlanSpec, Speed,
 };
 use prima_halda::check::{Finding, check};
-use prima_halda::plan::Window;
+use prima_halda::plan::{MemberReport, Window};
 use prima_halda::{Options, Plan, PlanError, PlanReport, PlanningInput};
 use serde::Serialize;
 
@@ -126,14 +126,12 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
         ..Options::default()
     };
     let plan = checked(&model, &nodes, &options)?;
-    let planned = PlannedModel {
-        name: model.metadata.name.clone(),
-        file: args.model.display().to_string(),
-        size_bytes: model.spec.size_bytes,
-        layers: model.spec.layers,
-        source: None,
-        version: None,
-    };
+    let planned = PlannedModel::new(
+        &model.metadata.name,
+        args.model.display().to_string(),
+        model.spec.size_bytes,
+        model.spec.layers,
+    );
     let members = members(&plan, |name| format!("{name}:{RING_PORT}"));
     let spec = RingPlanSpec {
         max_concurrent_requests: args.concurrency.into(),
@@ -182,19 +180,26 @@ pub fn members(plan: &Plan, address: impl Fn(&str) -> String) -> Vec<RingMember>
     plan.members
         .iter()
         .zip(&plan.report.members)
-        .map(|(member, report)| RingMember {
-            read_bytes_per_token: Some(report.read_bytes_per_token as i64),
-            read_ahead_bytes: Some(report.read_ahead_bytes as i64),
-            memory_bytes: Some(report.memory_bytes as i64),
-            gpu_memory_bytes: Some(report.gpu_memory_bytes as i64),
-            why: Some(report.why.clone()),
-            ..RingMember::new(
-                member.name.clone(),
-                address(&member.name),
-                windows(&member.windows),
+        .map(|(member, report)| {
+            let (name, windows) = (member.name.clone(), windows(&member.windows));
+            with_report(
+                RingMember::new(name, address(&member.name), windows),
+                report,
             )
         })
         .collect()
+}
+
+/// A member with what the planner says of its reading and its memory.
+pub fn with_report(member: RingMember, report: &MemberReport) -> RingMember {
+    RingMember {
+        read_bytes_per_token: Some(report.read_bytes_per_token as i64),
+        read_ahead_bytes: Some(report.read_ahead_bytes as i64),
+        memory_bytes: Some(report.memory_bytes as i64),
+        gpu_memory_bytes: Some(report.gpu_memory_bytes as i64),
+        why: Some(report.why.clone()),
+        ..member
+    }
 }
 
 /// What a plan promises, as a RingPlan has it.

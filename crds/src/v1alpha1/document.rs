@@ -4,6 +4,8 @@
 //! Who watches documents leaves out fields that it does not know: they are a newer version's. Who reads a person's file, or does what
 //! a plan says, refuses them by [`strict`].
 
+use std::ops::RangeInclusive;
+
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer};
 
@@ -47,21 +49,28 @@ impl Checks<'_> {
         }
     }
 
-    pub fn bounded(
+    /// Checks fields below `path`: their names, values, and what the values may be.
+    pub fn fields<const N: usize>(
         &self,
-        field: &str,
-        value: i64,
-        low: i64,
-        high: i64,
+        path: &str,
+        fields: [(&str, i64, RangeInclusive<i64>); N],
     ) -> Result<(), DocumentError> {
-        match value {
-            value if (low..=high).contains(&value) => Ok(()),
-            value => Err(self.error(field, format!("{value} is outside {low}..={high}"))),
+        for (field, value, range) in fields {
+            if !range.contains(&value) {
+                let path = format!("{path}.{field}");
+                return Err(self.error(&path, format!("{value} is outside {range:?}")));
+            }
         }
+        Ok(())
     }
 }
 
 pub const API_VERSION: &str = "prima.dev/v1alpha1";
+
+/// For fields that are only written if they are true.
+pub(super) fn is_false(value: &bool) -> bool {
+    !value
+}
 
 /// The document of `kind` in `text`, its header checked and nothing else.
 pub(super) fn read<T: DeserializeOwned>(

@@ -12,8 +12,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
+use super::document::is_false;
 use super::model_profile::ModelProfileSpec;
-use super::model_source::{ModelSource, is_false};
+use super::model_source::ModelSource;
 use super::ring_plan::{ActivationDtype, FileVersion, Speed};
 
 /// What the user wants.

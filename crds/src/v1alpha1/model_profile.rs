@@ -76,7 +76,6 @@ impl ModelProfile {
     /// Checks everything that the planner relies on.
     pub fn validate(&self, name: &str) -> Result<(), DocumentError> {
         let checks = Checks { name };
-        let bounded = |path: &str, value, low, high| checks.bounded(path, value, low, high);
         let ModelProfileSpec {
             size_bytes,
             layers,
@@ -91,25 +90,20 @@ impl ModelProfile {
         if self.metadata.name.is_empty() {
             return Err(checks.error("metadata.name", "must name the model"));
         }
-        for (path, value, high) in [
-            ("spec.sizeBytes", *size_bytes, MAX_BYTES),
-            ("spec.layers", (*layers).into(), 4096),
-            ("spec.hiddenSize", (*hidden_size).into(), 1 << 20),
-            ("spec.vocabularySize", (*vocabulary_size).into(), 1 << 24),
-            (
-                "spec.trainedContextLength",
-                (*trained_context_length).into(),
-                1 << 24,
-            ),
-            (
-                "spec.kvBytesPerPositionAndLayer",
-                *kv_bytes_per_position_and_layer,
-                1 << 30,
-            ),
-            ("spec.embeddingBytes", *embedding_bytes, MAX_BYTES),
-        ] {
-            bounded(path, value, 1, high)?;
-        }
+        let trained = (*trained_context_length).into();
+        let kv_bytes = *kv_bytes_per_position_and_layer;
+        checks.fields(
+            "spec",
+            [
+                ("sizeBytes", *size_bytes, 1..=MAX_BYTES),
+                ("layers", (*layers).into(), 1..=4096),
+                ("hiddenSize", (*hidden_size).into(), 1..=1 << 20),
+                ("vocabularySize", (*vocabulary_size).into(), 1..=1 << 24),
+                ("trainedContextLength", trained, 1..=1 << 24),
+                ("kvBytesPerPositionAndLayer", kv_bytes, 1..=1 << 30),
+                ("embeddingBytes", *embedding_bytes, 1..=MAX_BYTES),
+            ],
+        )?;
         for (path, weights) in [
             ("spec.layerWeights", layer_weights),
             ("spec.outputWeights", output_weights),
@@ -118,13 +112,13 @@ impl ModelProfile {
                 return Err(checks.error(path, "is empty"));
             }
             for (i, one) in weights.iter().enumerate() {
-                bounded(
-                    &format!("{path}[{i}].weights"),
-                    one.weights,
-                    1,
-                    16 * MAX_BYTES,
+                checks.fields(
+                    &format!("{path}[{i}]"),
+                    [
+                        ("weights", one.weights, 1..=16 * MAX_BYTES),
+                        ("bytes", one.bytes, 1..=MAX_BYTES),
+                    ],
                 )?;
-                bounded(&format!("{path}[{i}].bytes"), one.bytes, 1, MAX_BYTES)?;
             }
         }
         Ok(())

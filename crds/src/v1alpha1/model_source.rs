@@ -3,6 +3,8 @@
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
+use super::document::is_false;
+
 /// Exactly one of these.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[x_kube(
@@ -131,8 +133,4 @@ pub const CLAIMS_FOLDER: &str = "/var/lib/prima-claims";
 
 fn main_branch() -> String {
     "main".to_owned()
-}
-
-pub(super) fn is_false(value: &bool) -> bool {
-    !value
 }

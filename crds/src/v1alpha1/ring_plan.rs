@@ -99,6 +99,25 @@ pub struct PlannedModel {
     pub version: Option<FileVersion>,
 }
 
+impl PlannedModel {
+    /// A file that every member has, in whatever version.
+    pub fn new(
+        name: impl Into<String>,
+        file: impl Into<String>,
+        size_bytes: i64,
+        layers: i32,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            file: file.into(),
+            size_bytes,
+            layers,
+            source: None,
+            version: None,
+        }
+    }
+}
+
 /// What tells one version of a file from another. What is absent was not told by its server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -486,14 +505,7 @@ mod tests {
     use super::*;
 
     fn plan(windows: &[&[(i32, i32)]]) -> RingPlanSpec {
-        let model = PlannedModel {
-            name: "tiny".into(),
-            file: "/models/tiny.gguf".into(),
-            size_bytes: 1024,
-            layers: 6,
-            source: None,
-            version: None,
-        };
+        let model = PlannedModel::new("tiny", "/models/tiny.gguf", 1024, 6);
         let window = |&(first, last): &(i32, i32)| PlannedWindow {
             first,
             last,

@@ -40,8 +40,8 @@ impl Model {
     /// Maps and checks the model file at `path`. Reads the header only: tensors may lie in holes of a sparse file.
     ///
     /// # Errors
-    /// A file that cannot be mapped, a malformed header, an architecture or configuration that this engine does not run, a tensor
-    /// that is missing, unknown, of another shape than the configuration says, or in a format without kernels.
+    /// A file that cannot be mapped; a malformed header; an architecture or configuration that this engine does not run; a tensor
+    /// that is missing or unknown, has another shape than the configuration says, or a format without kernels.
     pub fn open(path: &Path) -> Result<Model, EngineError> {
         let map = MappedFile::open(path)?;
         let file = path.display().to_string();

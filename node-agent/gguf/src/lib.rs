@@ -4,8 +4,8 @@
 //! tensor's range is inside the file, aligned, free of overlaps and of exactly the size that its type and shape ask for, so
 //! that nobody downstream checks it again.
 //!
-//! Refuses: to read tensor data, to know what a key means to a model (except `general.alignment`, which the format itself
-//! needs), to repair anything, and to allocate by a number from the file before it is checked against the bytes that are there.
+//! Refuses: to read tensor data; to know what a key means to a model (except `general.alignment`, which the format itself
+//! needs); to repair anything. A number from the file is checked against the bytes that are there before memory is allocated by it.
 //!
 //! Format: GGUF versions 2 and 3, little-endian, as in <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
 //! [`writer`] writes the same format, for tools and tests that make model files.

@@ -98,15 +98,7 @@ fn label(state: MemberState) -> StateLabel {
 
 /// What an agent must have done before it is ready. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Established(Arc<Steps>);
-
-#[derive(Debug, Default)]
-struct Steps {
-    profile: AtomicBool,
-    plans: AtomicBool,
-    profiles: AtomicBool,
-    models: AtomicBool,
-}
+pub struct Established(Arc<[AtomicBool; Step::ALL.len()]>);
 
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
@@ -120,41 +112,30 @@ pub enum Step {
     Models,
 }
 
+impl Step {
+    /// What is missing before each, for people.
+    const ALL: [(Self, &'static str); 4] = [
+        (
+            Self::Profile,
+            "this machine's NodeProfile is not published yet",
+        ),
+        (Self::Plans, "RingPlans cannot be watched yet"),
+        (Self::Profiles, "NodeProfiles cannot be watched yet"),
+        (Self::Models, "Models cannot be watched yet"),
+    ];
+}
+
 impl Established {
     pub fn done(&self, step: Step) {
-        let Steps {
-            profile,
-            plans,
-            profiles,
-            models,
-        } = &*self.0;
-        let step = match step {
-            Step::Profile => profile,
-            Step::Plans => plans,
-            Step::Profiles => profiles,
-            Step::Models => models,
-        };
-        step.store(true, Ordering::Relaxed);
+        self.0[step as usize].store(true, Ordering::Relaxed);
     }
 
     /// For people; empty when nothing is missing.
     pub fn missing(&self) -> Vec<&'static str> {
-        let Steps {
-            profile,
-            plans,
-            profiles,
-            models,
-        } = &*self.0;
-        [
-            (profile, "this machine's NodeProfile is not published yet"),
-            (plans, "RingPlans cannot be watched yet"),
-            (profiles, "NodeProfiles cannot be watched yet"),
-            (models, "Models cannot be watched yet"),
-        ]
-        .into_iter()
-        .filter(|(done, _)| !done.load(Ordering::Relaxed))
-        .map(|(_, what)| what)
-        .collect()
+        let missing = |step: Step| !self.0[step as usize].load(Ordering::Relaxed);
+        let steps = Step::ALL.into_iter();
+        let steps = steps.filter(|(step, _)| missing(*step));
+        steps.map(|(_, what)| what).collect()
     }
 }
 

@@ -1,12 +1,13 @@
 //! Starts and ends a member: its windows, its thread and its streams to both neighbours. It decides the order of the
 //! steps; `hop` does the member's work.
 
+use std::future::pending;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
+use prima_crds::v1alpha1::ring_plan::{RingMember, RingPlanSpec};
 use prima_engine::{Compute, EngineError, Model};
 use tokio::runtime::{self, Handle};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -15,7 +16,7 @@ use super::client::RingClient;
 use super::hop::{Hop, HopError, HopParts};
 use super::schedule::Schedule;
 use super::session::SessionTable;
-use super::transport::{self, LinkOptions, TransportError};
+use super::transport::{self, Inbound, LinkOptions, TransportError};
 use super::wire::FrameLimits;
 use super::worker::{Worker, WorkerError};
 use crate::memory_watch::{MemoryLimits, MemoryWatch};
@@ -107,7 +108,7 @@ impl Member {
             (rank == 0).then(|| RingClient::new(inbox.clone(), homecomings, schedule.members));
         let home = (rank == 0).then_some(home);
         let held = Arc::new(AtomicUsize::new(0));
-        let successor = (schedule.members > 1).then(|| plan.members[schedule.successor()].clone());
+        let (members, successor) = (schedule.members, schedule.successor());
         let hop = Hop::new(HopParts {
             schedule,
             limits,
@@ -125,29 +126,20 @@ impl Member {
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel();
         let (told, outcome) = watch::channel(None);
+        let streams = Streams {
+            successor: (members > 1).then(|| plan.members[successor].clone()),
+            listener,
+            link,
+            inbox,
+        };
         let work = async move {
-            let connect = async {
-                match &successor {
-                    Some(next) => {
-                        transport::connect(&next.name, &next.address, link, inbox.clone()).await
-                    }
-                    None => std::future::pending().await,
-                }
-            };
-            let serve = async {
-                match &successor {
-                    Some(_) => transport::serve(listener, link, inbox.clone()).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 result = tokio::spawn(hop.run(received)) => match result {
                     Ok(Ok(())) => None,
                     Ok(Err(error)) => Some(MemberError::Hop(error)),
                     Err(panic) => Some(MemberError::Hop(HopError::Panicked(panic))),
                 },
-                result = serve => result.err().map(MemberError::Transport),
-                () = connect => None,
+                error = keep(streams) => error,
                 _ = stopped => None,
             }
         };
@@ -197,6 +189,35 @@ impl Member {
                 return Arc::new(MemberError::Stopped);
             }
         }
+    }
+}
+
+/// The streams to both neighbours.
+struct Streams {
+    /// `None` in a ring of one, which has no streams.
+    successor: Option<RingMember>,
+    /// Where the predecessor connects.
+    listener: TcpListener,
+    link: LinkOptions,
+    inbox: mpsc::Sender<Inbound>,
+}
+
+/// Keeps the streams up; ends only if that cannot be done.
+async fn keep(streams: Streams) -> Option<MemberError> {
+    let Streams {
+        successor,
+        listener,
+        link,
+        inbox,
+    } = streams;
+    let Some(RingMember { name, address, .. }) = successor else {
+        return pending().await;
+    };
+    tokio::select! {
+        result = transport::serve(listener, link, inbox.clone()) => {
+            result.err().map(MemberError::Transport)
+        }
+        () = transport::connect(&name, &address, link, inbox.clone()) => None,
     }
 }
 

@@ -12,14 +12,7 @@ pub fn plan(layers: usize, members: usize, rounds: usize, cuts: &[usize]) -> Rin
     let addresses: Vec<_> = (0..members)
         .map(|rank| format!("127.0.0.1:{}", 7000 + rank))
         .collect();
-    let model = PlannedModel {
-        name: "test".into(),
-        file: "test.gguf".into(),
-        size_bytes: 1,
-        layers: layers as i32,
-        source: None,
-        version: None,
-    };
+    let model = PlannedModel::new("test", "test.gguf", 1, layers as i32);
     let plan = RingPlanSpec {
         generation: 7,
         max_concurrent_requests: 4,

@@ -86,14 +86,8 @@ pub fn plan(file: &Path, layers: usize, members: usize, ends: &[usize]) -> Plann
         .map(|listener| listener.local_addr().unwrap().to_string())
         .collect();
     let ends: Vec<i32> = ends.iter().map(|&end| end as i32).collect();
-    let model = PlannedModel {
-        name: "made-up".into(),
-        file: file.display().to_string(),
-        size_bytes: file.metadata().unwrap().len() as i64,
-        layers: layers as i32,
-        source: None,
-        version: None,
-    };
+    let size = file.metadata().unwrap().len() as i64;
+    let model = PlannedModel::new("made-up", file.display().to_string(), size, layers as i32);
     let plan = RingPlanSpec {
         generation: GENERATION,
         max_concurrent_requests: 4,

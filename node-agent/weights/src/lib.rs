@@ -1,7 +1,7 @@
 //! Fetches model files over HTTP: their headers for whoever plans, and of their weights only what one member runs.
 //!
-//! Decides: where a file is and whether it is still the same ([`Remote`]), which of its bytes a member needs ([`tensors`]), which
-//! of them are already on the disk ([`LocalFile`]), how the rest gets there ([`Download`]), and which files may go ([`Cache`]).
+//! Decides: where a file is, and whether it is still the same ([`Remote`]); which of its bytes a member needs ([`tensors`]); which
+//! of them are already on the disk ([`LocalFile`]); how the rest gets there ([`Download`]); which files may go ([`Cache`]).
 //!
 //! Refuses: to mix the bytes of two versions of a file; to call anything fetched that would not survive a power failure; to send a
 //! token to another server than the one it was given for; to know what Kubernetes or a ring is.

@@ -1,7 +1,7 @@
 //! A file on a server: what identifies it, and its bytes by range.
 //!
-//! Decides: how redirects are followed (the hub sends what it knows of the file along with them), that a redirect's target is
-//! looked up again when it refuses (signed addresses expire), and that every answer is checked against the file's identity.
+//! Decides how redirects are followed; the hub sends what it knows of the file along with them. If a redirect's target refuses, it is
+//! looked up again, as signed addresses expire. Every answer is checked against the file's identity.
 //!
 //! Refuses: to send the token to another server than the source's own, and to hand out bytes of a file that changed meanwhile.
 

@@ -3,9 +3,12 @@
 //! Decides what a layer costs on each device, and which devices cannot take part at all. A weight is counted once: the
 //! measured decode throughput of a format contains reading the weights from memory, so only the KV cache is read beside it.
 
-use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfile};
+use std::collections::HashSet;
+
+use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfile, ModelProfileSpec};
 use prima_crds::v1alpha1::node_profile::{
-    DEFAULT_RESERVE_PERCENT, GpuBackend, GpuMeasurements, LinkProfile, NodeProfile, Os, Throughput,
+    DEFAULT_RESERVE_PERCENT, GpuBackend, GpuMeasurements, NodeProfile, NodeProfileSpec,
+    NodeProfileStatus, Os, Throughput,
 };
 use prima_crds::v1alpha1::ring_plan::{ActivationDtype, CHUNK_POSITIONS};
 
@@ -215,121 +218,30 @@ impl PlanningInput {
         nodes: &[NodeProfile],
         options: &Options,
     ) -> Result<Self, InputError> {
-        for (option, found, most) in [
-            ("--context", options.context_tokens, 1 << 24),
-            ("--concurrency", options.concurrent_requests, 4096),
-            ("--prompt", options.prompt_tokens, 1 << 24),
-            ("--answer", options.answer_tokens, 1 << 24),
-            (
-                "--rounds",
-                options.rounds.unwrap_or(1),
-                model.spec.layers as usize,
-            ),
-        ] {
-            if !(1..=most).contains(&found) {
-                return Err(InputError::Range {
-                    option,
-                    expected: format!("1..={most}"),
-                    found,
-                });
-            }
-        }
-        let name_of = |node: &NodeProfile| node.metadata.name.clone().unwrap_or_default();
-        for (i, node) in nodes.iter().enumerate() {
-            if nodes[..i]
-                .iter()
-                .any(|other| name_of(other) == name_of(node))
-            {
-                return Err(InputError::SameName {
-                    name: name_of(node),
-                });
-            }
-        }
-        for name in &options.exclude {
-            if !nodes.iter().any(|node| name_of(node) == *name) {
-                return Err(InputError::UnknownName {
-                    option: "--exclude",
-                    name: name.clone(),
-                });
-            }
-        }
-        let mut left_out = Vec::new();
-        let mut used = Vec::new();
-        for node in nodes {
-            if options.exclude.contains(&name_of(node)) {
-                left_out.push((name_of(node), "excluded by the command".to_owned()));
-            } else if node.spec.exclude {
-                left_out.push((
-                    name_of(node),
-                    "excluded by its owner (spec.exclude)".to_owned(),
-                ));
-            } else {
-                used.push(node);
-            }
-        }
-        if used.is_empty() {
-            return Err(InputError::NoDevice);
-        }
+        check_bounds(model, options)?;
+        let (used, left_out) = usable(nodes, options)?;
         let devices = used
             .iter()
             .map(|node| device(model, node, options))
             .collect::<Result<Vec<_>, _>>()?;
-        let activation_bytes =
-            (options.activation_dtype.bytes() * model.spec.hidden_size as usize) as f64;
-        let chunk_tokens = CHUNK_POSITIONS.min(options.prompt_tokens);
-        let hops = used
-            .iter()
-            .map(|from| {
-                used.iter()
-                    .map(|to| match name_of(from) == name_of(to) {
-                        true => Ok(Hop {
-                            decode_seconds: 0.0,
-                            chunk_seconds: 0.0,
-                        }),
-                        false => hop(from, &name_of(to), activation_bytes, chunk_tokens),
-                    })
-                    .collect()
-            })
-            .collect::<Result<_, _>>()?;
-        let rank0 = match &options.rank0 {
-            None => None,
-            Some(name) => Some(
-                devices
-                    .iter()
-                    .position(|device| device.name == *name)
-                    .ok_or_else(|| InputError::UnknownName {
-                        option: "--rank0",
-                        name: name.clone(),
-                    })?,
-            ),
+        let workload = Workload {
+            prompt_tokens: options.prompt_tokens,
+            answer_tokens: options.answer_tokens,
+            chunk_tokens: CHUNK_POSITIONS.min(options.prompt_tokens),
         };
-        if options.use_all && devices.len() > model.spec.layers as usize {
+        let model = planned_model(model, options);
+        let hops = hops(&used, model.activation_bytes, workload.chunk_tokens)?;
+        let rank0 = rank0(&devices, options)?;
+        if options.use_all && devices.len() > model.layers {
             return Err(InputError::Range {
                 option: "--members",
-                expected: format!("at most the model's {} layers", model.spec.layers),
+                expected: format!("at most the model's {} layers", model.layers),
                 found: devices.len(),
             });
         }
-        let spec = &model.spec;
-        let layers = f64::from(spec.layers);
-        let positions = (options.context_tokens * options.concurrent_requests) as f64;
         Ok(Self {
-            model: Model {
-                name: model.metadata.name.clone(),
-                layers: spec.layers as usize,
-                layer_bytes: bytes(&spec.layer_weights) / layers,
-                layer_kv_bytes: spec.kv_bytes_per_position_and_layer as f64 * positions,
-                head_bytes: bytes(&spec.output_weights)
-                    + EMBEDDING_SHARE * spec.embedding_bytes as f64,
-                buffer_bytes: PROCESS_BYTES
-                    + BUFFER_ROWS * BUFFER_WIDTHS * f64::from(spec.hidden_size) * F32_BYTES,
-                activation_bytes,
-            },
-            workload: Workload {
-                prompt_tokens: options.prompt_tokens,
-                answer_tokens: options.answer_tokens,
-                chunk_tokens,
-            },
+            model,
+            workload,
             devices,
             hops,
             rank0,
@@ -339,111 +251,219 @@ impl PlanningInput {
     }
 }
 
+fn check_bounds(model: &ModelProfile, options: &Options) -> Result<(), InputError> {
+    let layers = model.spec.layers as usize;
+    for (option, found, most) in [
+        ("--context", options.context_tokens, 1 << 24),
+        ("--concurrency", options.concurrent_requests, 4096),
+        ("--prompt", options.prompt_tokens, 1 << 24),
+        ("--answer", options.answer_tokens, 1 << 24),
+        ("--rounds", options.rounds.unwrap_or(1), layers),
+    ] {
+        if !(1..=most).contains(&found) {
+            return Err(InputError::Range {
+                option,
+                expected: format!("1..={most}"),
+                found,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Machines that may be planned with; names of the others, and why.
+type Usable<'a> = (Vec<&'a NodeProfile>, Vec<(String, String)>);
+
+fn usable<'a>(nodes: &'a [NodeProfile], options: &Options) -> Result<Usable<'a>, InputError> {
+    let mut names = HashSet::new();
+    for node in nodes {
+        if !names.insert(name_of(node)) {
+            return Err(InputError::SameName {
+                name: name_of(node),
+            });
+        }
+    }
+    if let Some(name) = options.exclude.iter().find(|name| !names.contains(*name)) {
+        return Err(InputError::UnknownName {
+            option: "--exclude",
+            name: name.clone(),
+        });
+    }
+    let (mut used, mut left_out) = (Vec::new(), Vec::new());
+    for node in nodes {
+        let name = name_of(node);
+        if options.exclude.contains(&name) {
+            left_out.push((name, "excluded by the command".to_owned()));
+        } else if node.spec.exclude {
+            left_out.push((name, "excluded by its owner (spec.exclude)".to_owned()));
+        } else {
+            used.push(node);
+        }
+    }
+    match used.is_empty() {
+        true => Err(InputError::NoDevice),
+        false => Ok((used, left_out)),
+    }
+}
+
+fn planned_model(model: &ModelProfile, options: &Options) -> Model {
+    let spec = &model.spec;
+    let positions = (options.context_tokens * options.concurrent_requests) as f64;
+    Model {
+        name: model.metadata.name.clone(),
+        layers: spec.layers as usize,
+        layer_bytes: bytes(&spec.layer_weights) / f64::from(spec.layers),
+        layer_kv_bytes: spec.kv_bytes_per_position_and_layer as f64 * positions,
+        head_bytes: bytes(&spec.output_weights) + EMBEDDING_SHARE * spec.embedding_bytes as f64,
+        buffer_bytes: PROCESS_BYTES
+            + BUFFER_ROWS * BUFFER_WIDTHS * f64::from(spec.hidden_size) * F32_BYTES,
+        activation_bytes: (options.activation_dtype.bytes() * spec.hidden_size as usize) as f64,
+    }
+}
+
+fn rank0(devices: &[Device], options: &Options) -> Result<Option<usize>, InputError> {
+    let Some(name) = &options.rank0 else {
+        return Ok(None);
+    };
+    match devices.iter().position(|device| device.name == *name) {
+        Some(rank0) => Ok(Some(rank0)),
+        None => Err(InputError::UnknownName {
+            option: "--rank0",
+            name: name.clone(),
+        }),
+    }
+}
+
+fn name_of(node: &NodeProfile) -> String {
+    node.metadata.name.clone().unwrap_or_default()
+}
+
 fn device(
     model: &ModelProfile,
     node: &NodeProfile,
     options: &Options,
 ) -> Result<Device, InputError> {
-    let name = node.metadata.name.clone().unwrap_or_default();
+    let name = name_of(node);
     let Some(status) = &node.status else {
         return Err(InputError::NotMeasured { name });
     };
     let spec = &model.spec;
-    let layers = f64::from(spec.layers);
-    let kv_position = spec.kv_bytes_per_position_and_layer as f64;
-    // Half of the answer is there when its middle token is computed.
-    let read = options.prompt_tokens as f64 + options.answer_tokens as f64 / 2.0;
-    let cost = |throughput: &[Throughput], overhead, kv_append, read_rate| {
-        let (decode, prefill) = seconds(&name, throughput, &spec.layer_weights)?;
-        let kv_append = kv_position / kv_append as f64;
-        Ok::<_, InputError>(LayerCost {
-            decode_seconds: decode / layers
-                + overhead as f64 / 1e9
-                + kv_append
-                + kv_position * read / read_rate as f64,
-            prefill_seconds: prefill / layers + kv_append,
-        })
+    let (cpu, memory, disk) = (&status.cpu, &status.memory, &status.disk);
+    let cpu_layer = Part {
+        throughput: &cpu.throughput,
+        layer_overhead_nanoseconds: cpu.layer_overhead_nanoseconds,
+        kv_append_bytes_per_second: memory.kv_append_bytes_per_second,
+        read_bytes_per_second: memory.read_bytes_per_second,
     };
-    let memory = &status.memory;
-    let cpu = cost(
-        &status.cpu.throughput,
-        status.cpu.layer_overhead_nanoseconds,
-        memory.kv_append_bytes_per_second,
-        memory.read_bytes_per_second,
-    )?;
-    let (head_seconds, _) = seconds(&name, &status.cpu.throughput, &spec.output_weights)?;
-    let mut metal = None;
-    let gpu = match status.gpu_for(spec) {
-        None => None,
-        Some((backend, measured)) => {
-            let GpuMeasurements {
-                unified_memory,
-                total_bytes: _,
-                available_bytes,
-                read_bytes_per_second,
-                kv_append_bytes_per_second,
-                to_gpu_bytes_per_second,
-                from_gpu_bytes_per_second,
-                copy_overhead_nanoseconds,
-                throughput,
-                layer_overhead_nanoseconds,
-            } = measured;
-            let activation = F32_BYTES * f64::from(spec.hidden_size);
-            if backend == GpuBackend::Metal {
-                metal = Some(*available_bytes as f64);
-            }
-            Some(Gpu {
-                layer: cost(
-                    throughput,
-                    *layer_overhead_nanoseconds,
-                    *kv_append_bytes_per_second,
-                    *read_bytes_per_second,
-                )?,
-                memory_bytes: measured.own_available_bytes().map(|bytes| bytes as f64),
-                copy_seconds: match unified_memory {
-                    true => 0.0,
-                    false => {
-                        activation / *to_gpu_bytes_per_second as f64
-                            + activation / *from_gpu_bytes_per_second as f64
-                            + 2.0 * *copy_overhead_nanoseconds as f64 / 1e9
-                    }
-                },
-            })
-        }
-    };
-    let available = (memory.available_bytes + memory.swappable_bytes) as f64;
-    let available = metal.unwrap_or(available);
-    let reserve = node.spec.reserved_memory_bytes.map_or(
-        available * DEFAULT_RESERVE_PERCENT as f64 / 100.0,
-        |bytes| bytes as f64,
-    );
-    let cap = node
-        .spec
-        .memory_cap_bytes
-        .map_or(f64::INFINITY, |bytes| bytes as f64);
-    // macOS reads in random order what its page cache lost; Linux is advised to read in order.
-    let disk = match status.system.os {
-        Os::Linux | Os::Android => status.disk.sequential_read_bytes_per_second,
-        Os::MacOs => status.disk.random_read_bytes_per_second,
-    };
-    let disk_allowed = node.spec.disk_allowed.unwrap_or(true) && disk >= SLOWEST_DISK;
+    let cpu_layer = cpu_layer.layer_cost(&name, spec, options)?;
+    let (head_seconds, _) = seconds(&name, &cpu.throughput, &spec.output_weights)?;
+    let gpu = status.gpu_for(spec);
+    // With Metal, the memory is what its GPU may have.
+    let metal = gpu
+        .filter(|(backend, _)| *backend == GpuBackend::Metal)
+        .map(|(_, measured)| measured.available_bytes);
+    let available = metal.unwrap_or(memory.available_bytes + memory.swappable_bytes);
     Ok(Device {
-        name,
         required: options.use_all,
-        memory_bytes: (available - reserve).min(cap).max(0.0),
+        memory_bytes: left_by_owner(&node.spec, available as f64),
         memory_rule: match metal {
             Some(_) => MemoryRule::AllOrNothing,
             None => MemoryRule::Overflow,
         },
-        disk_bytes_per_second: disk_allowed.then_some(disk as f64),
+        disk_bytes_per_second: disk_rate(&node.spec, status),
         overlap: Overlap::new(
-            f64::from(status.disk.compute_while_reading_percent) / 100.0,
-            f64::from(status.disk.read_while_computing_percent) / 100.0,
+            f64::from(disk.compute_while_reading_percent) / 100.0,
+            f64::from(disk.read_while_computing_percent) / 100.0,
         ),
-        cpu,
+        cpu: cpu_layer,
         head_seconds,
-        gpu,
+        gpu: match gpu {
+            Some((_, measured)) => Some(gpu_device(&name, measured, spec, options)?),
+            None => None,
+        },
+        name,
     })
+}
+
+/// Of the `available` bytes, those that the owner lets rings have.
+fn left_by_owner(owner: &NodeProfileSpec, available: f64) -> f64 {
+    let reserve = match owner.reserved_memory_bytes {
+        Some(bytes) => bytes as f64,
+        None => available * DEFAULT_RESERVE_PERCENT as f64 / 100.0,
+    };
+    let cap = owner
+        .memory_cap_bytes
+        .map_or(f64::INFINITY, |cap| cap as f64);
+    (available - reserve).min(cap).max(0.0)
+}
+
+/// In bytes per second; `None` if weights may not be streamed from it.
+fn disk_rate(owner: &NodeProfileSpec, status: &NodeProfileStatus) -> Option<f64> {
+    // macOS reads in random order what its page cache lost; Linux is advised to read in order.
+    let rate = match status.system.os {
+        Os::Linux | Os::Android => status.disk.sequential_read_bytes_per_second,
+        Os::MacOs => status.disk.random_read_bytes_per_second,
+    };
+    let allowed = owner.disk_allowed.unwrap_or(true) && rate >= SLOWEST_DISK;
+    allowed.then_some(rate as f64)
+}
+
+fn gpu_device(
+    name: &str,
+    measured: &GpuMeasurements,
+    model: &ModelProfileSpec,
+    options: &Options,
+) -> Result<Gpu, InputError> {
+    let layer = Part {
+        throughput: &measured.throughput,
+        layer_overhead_nanoseconds: measured.layer_overhead_nanoseconds,
+        kv_append_bytes_per_second: measured.kv_append_bytes_per_second,
+        read_bytes_per_second: measured.read_bytes_per_second,
+    };
+    let activation = F32_BYTES * f64::from(model.hidden_size);
+    Ok(Gpu {
+        layer: layer.layer_cost(name, model, options)?,
+        memory_bytes: measured.own_available_bytes().map(|bytes| bytes as f64),
+        copy_seconds: match measured.unified_memory {
+            true => 0.0,
+            false => {
+                activation / measured.to_gpu_bytes_per_second as f64
+                    + activation / measured.from_gpu_bytes_per_second as f64
+                    + 2.0 * measured.copy_overhead_nanoseconds as f64 / 1e9
+            }
+        },
+    })
+}
+
+/// What was measured of a CPU or GPU that runs layers.
+struct Part<'a> {
+    throughput: &'a [Throughput],
+    layer_overhead_nanoseconds: i64,
+    kv_append_bytes_per_second: i64,
+    read_bytes_per_second: i64,
+}
+
+impl Part<'_> {
+    fn layer_cost(
+        &self,
+        name: &str,
+        model: &ModelProfileSpec,
+        options: &Options,
+    ) -> Result<LayerCost, InputError> {
+        let layers = f64::from(model.layers);
+        let (decode, prefill) = seconds(name, self.throughput, &model.layer_weights)?;
+        let kv_position = model.kv_bytes_per_position_and_layer as f64;
+        let kv_append = kv_position / self.kv_append_bytes_per_second as f64;
+        // Half of the answer is there when its middle token is computed.
+        let read = options.prompt_tokens as f64 + options.answer_tokens as f64 / 2.0;
+        Ok(LayerCost {
+            decode_seconds: decode / layers
+                + self.layer_overhead_nanoseconds as f64 / 1e9
+                + kv_append
+                + kv_position * read / self.read_bytes_per_second as f64,
+            prefill_seconds: prefill / layers + kv_append,
+        })
+    }
 }
 
 /// Seconds to multiply all of `weights` with one position, alone and as one of many.
@@ -467,26 +487,42 @@ fn seconds(
     Ok(sum)
 }
 
+/// From each machine to each.
+fn hops(
+    nodes: &[&NodeProfile],
+    activation_bytes: f64,
+    chunk_tokens: usize,
+) -> Result<Vec<Vec<Hop>>, InputError> {
+    let names: Vec<String> = nodes.iter().map(|node| name_of(node)).collect();
+    let from_one = |from: &NodeProfile| {
+        let own = name_of(from);
+        let hops = names.iter().map(|to| match *to == own {
+            true => Ok(Hop {
+                decode_seconds: 0.0,
+                chunk_seconds: 0.0,
+            }),
+            false => hop(from, to, activation_bytes, chunk_tokens),
+        });
+        hops.collect()
+    };
+    nodes.iter().map(|from| from_one(from)).collect()
+}
+
 fn hop(
     from: &NodeProfile,
     to: &str,
     activation_bytes: f64,
     chunk_tokens: usize,
 ) -> Result<Hop, InputError> {
-    let links = from.status.iter().flat_map(|status| &status.links);
-    let LinkProfile {
-        latency_nanoseconds,
-        bytes_per_second,
-        ..
-    } = links
-        .into_iter()
+    let mut links = from.status.iter().flat_map(|status| &status.links);
+    let link = links
         .find(|link| link.to == to)
         .ok_or_else(|| InputError::Link {
-            from: from.metadata.name.clone().unwrap_or_default(),
+            from: name_of(from),
             to: to.to_owned(),
         })?;
-    let latency = *latency_nanoseconds as f64 / 1e9;
-    let per_position = activation_bytes / *bytes_per_second as f64;
+    let latency = link.latency_nanoseconds as f64 / 1e9;
+    let per_position = activation_bytes / link.bytes_per_second as f64;
     Ok(Hop {
         decode_seconds: latency + per_position,
         chunk_seconds: latency + per_position * chunk_tokens as f64,

@@ -1,10 +1,17 @@
 //! One mixed-integer program per number of rounds: which devices take part, with how many layers on CPU and GPU, who is
 //! rank 0, and in which order they stand where the links differ. Solved by HiGHS to a proven bound.
 //!
-//! It states the same latency as [`crate::latency`], with these variables per device (the letters are ARCHITECTURE's and the paper's): u
-//! `takes_part`, r `is_rank0`, x and n `cpu_layers` and `gpu_layers`, g `uses_gpu`, o `overflow`, B `buffer`, A `ahead` (read ahead in a
-//! round), z `stall` of a round, e `chunk_stall`, y `read_again` (macOS with Metal); and C `cycle`, the time of a round, P `slowest`, the
-//! slowest stage of a prompt.
+//! It states the same latency as [`crate::latency`], with these variables. The letters are those of the paper and of `latency`.
+//!
+//! | letter | variable | of |
+//! | --- | --- | --- |
+//! | u, r | `takes_part`, `is_rank0` | each device |
+//! | x, n, g | `cpu_layers`, `gpu_layers`, `uses_gpu` | each device |
+//! | o, B, A | `overflow`, `buffer`, `ahead` (read ahead in a round) | each device |
+//! | z, e | `stall` of a round, `chunk_stall` | each device |
+//! | y | `read_again` (macOS with Metal) | each device |
+//! | C, P | `cycle`, the time of a round; `slowest`, the slowest stage of a prompt | the ring |
+//!
 //! Bytes are in units of 64 MiB and seconds in milliseconds here, so that numbers are of one order.
 //!
 //! A ring of one member has no hops; such rings are enumerated elsewhere (`search`), so here at least two take part.

@@ -365,13 +365,12 @@ pub(super) fn skeleton(model: &Model, resolved: &ResolvedModel, keys: Vec<String
     let local = source.local_path();
     let fetched = local.is_none().then(|| source.clone());
     let trained = resolved.profile.trained_context_length;
+    let file = local.unwrap_or_else(|| source.file_name().to_owned());
+    let (size, layers) = (resolved.profile.size_bytes, resolved.profile.layers);
     let planned = PlannedModel {
-        name: model.name_any(),
-        file: local.unwrap_or_else(|| source.file_name().to_owned()),
-        size_bytes: resolved.profile.size_bytes,
-        layers: resolved.profile.layers,
         source: fetched,
         version: Some(resolved.version.clone()),
+        ..PlannedModel::new(model.name_any(), file, size, layers)
     };
     let wishes = &model.spec;
     let default_context = trained.min(DEFAULT_CONTEXT as i32);
