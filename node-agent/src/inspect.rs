@@ -8,6 +8,7 @@ use std::path::Path;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, TableComponent, presets};
 use prima_gguf::{Gguf, GgufError, TensorInfo, Value};
+use prima_model::layer_of;
 use serde::Serialize;
 
 /// How to show what is in the file.
@@ -82,7 +83,7 @@ struct Summary {
 
 #[derive(Debug, Serialize)]
 struct Layer {
-    layer: u32,
+    layer: usize,
     #[serde(flatten)]
     part: Part,
 }
@@ -134,7 +135,7 @@ impl Summary {
             Part::default(),
             Part::default(),
         );
-        let mut layers = BTreeMap::<u32, Part>::new();
+        let mut layers = BTreeMap::<usize, Part>::new();
         for tensor in &gguf.tensors {
             total.add(tensor);
             match place_of(&tensor.name) {
@@ -175,19 +176,15 @@ impl Summary {
 
 enum LayerPlacement {
     Embedding,
-    Layer(u32),
+    Layer(usize),
     OutputHead,
     Other,
 }
 
 /// Where a tensor belongs, by the names that GGUF fixes for all architectures.
 fn place_of(tensor: &str) -> LayerPlacement {
-    let layer = tensor
-        .strip_prefix("blk.")
-        .and_then(|rest| rest.split_once('.'))
-        .and_then(|(layer, _)| layer.parse().ok());
     match (
-        layer,
+        layer_of(tensor),
         tensor.split_once('.').map_or(tensor, |(stem, _)| stem),
     ) {
         (Some(layer), _) => LayerPlacement::Layer(layer),

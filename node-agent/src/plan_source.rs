@@ -121,22 +121,22 @@ pub fn open_model(plan: &RingPlanSpec) -> Result<Model, PlanSourceError> {
             file: file(),
             source: Box::new(source),
         })?;
-    let config = model.config();
-    if config.layers != plan.model.layers as usize {
+    let spec = model.spec();
+    if spec.layers.len() != plan.model.layers as usize {
         return Err(PlanSourceError::Layers {
             file: file(),
             expected: plan.model.layers,
-            found: config.layers,
+            found: spec.layers.len(),
         });
     }
-    if plan.context_length as usize > config.context_length {
+    if plan.context_length as usize > spec.context_length {
         tracing::warn!(
             planned = plan.context_length,
-            trained = config.context_length,
+            trained = spec.context_length,
             "the plan's context is longer than the model was trained for: answers may degrade beyond it"
         );
     }
-    Ok(model)
+    Ok(model.with_context_length(plan.context_length as usize))
 }
 
 #[cfg(test)]

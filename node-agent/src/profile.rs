@@ -208,6 +208,7 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<NodeProfileStatus, ProfileE
             status
         }
     };
+    status.architectures = prima_model::architectures().map(str::to_owned).collect();
     // What changes from hour to hour is never taken from the cache.
     let now = available_memory::read(root, status.system.os).map_err(ProfileError::Memory)?;
     status.memory.total_bytes = now.total as i64;
@@ -268,6 +269,7 @@ fn measure(
     Ok(NodeProfileStatus {
         measured_at: now_to_the_second().to_string(),
         agent_version: key.agent_version.clone(),
+        architectures: Vec::new(),
         system,
         cpu: CpuProfile {
             model: key.cpu_model.clone(),

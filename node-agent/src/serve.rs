@@ -293,7 +293,7 @@ fn open(options: MemberOptions, back: Option<Back>) -> Result<Member, ServeError
         None => None,
     };
     let plan = options.plan.clone();
-    let vocabulary = options.model.config().vocabulary;
+    let vocabulary = options.model.spec().vocabulary;
     let mut member = Member::start(options).map_err(|error| ServeError::Member(Arc::new(error)))?;
     if let (Some(back), Some(text), Some(client)) = (back, text, member.take_client()) {
         let tokenizer = text.tokenizer.clone();

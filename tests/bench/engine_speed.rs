@@ -260,7 +260,7 @@ fn decode_at_once(engine: &OneProcess, count: usize) -> Result<f64, BenchError> 
 
 /// Tokens from all over the vocabulary, as llama-bench takes random ones.
 fn tokens(engine: &OneProcess, count: usize) -> Vec<u32> {
-    let vocabulary = engine.model.config().vocabulary;
+    let vocabulary = engine.model.spec().vocabulary;
     (1..=count)
         .map(|i| (i * 7919 % vocabulary) as u32)
         .collect()

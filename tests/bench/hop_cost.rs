@@ -90,7 +90,7 @@ pub fn measure(effort: &Effort) -> Result<HopCost, BenchError> {
     let path = assets::path(&format!("models/{MODEL}.gguf"))?;
     let engine = OneProcess::open(&path, THREADS)?;
     let never = end_tokens(&engine);
-    let bytes = engine.model.config().hidden * size_of::<f32>();
+    let bytes = engine.model.spec().hidden * size_of::<f32>();
     let mut cost = HopCost {
         model: MODEL,
         bytes,

@@ -175,6 +175,8 @@ fn attention_seconds(pool: &ThreadPool, first_position: usize, rows: usize) -> f
         heads: 32,
         kv,
         scale: 0.125,
+        window: None,
+        softcap: None,
     };
     let blocks = (first_position + rows).div_ceil(BLOCK_POSITIONS);
     let block: Vec<Vec<f16>> = vec![vec![f16::from_f32(0.25); kv.block_len()]; blocks];
@@ -188,6 +190,7 @@ fn attention_seconds(pool: &ThreadPool, first_position: usize, rows: usize) -> f
             &mut [SequenceAttention {
                 queries: &queries,
                 first_position,
+                first_block: 0,
                 keys: &block,
                 values: &block,
                 out: &mut out,

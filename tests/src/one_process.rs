@@ -51,21 +51,22 @@ impl OneProcess {
         Ok(OneProcess {
             tokenizer: Tokenizer::from_gguf(&model.gguf().metadata)?,
             compute,
-            embedding: model.embedding()?,
-            layers: model.layer_window(
-                0..model.config().layers,
+            embedding: Embedding::open(&model)?,
+            layers: LayerWindow::open(
+                &model,
+                0..model.spec().layers.len(),
                 &LayerDevices::cpu(),
                 &Residency::mapped(),
             )?,
-            output_head: model.output_head(&Residency::mapped())?,
+            output_head: OutputHead::open(&model, &Residency::mapped())?,
             model,
         })
     }
 
     /// An empty sequence of at most `context_length` tokens.
     pub fn sequence(&self, context_length: usize) -> KvCache {
-        let layers = 0..self.model.config().layers;
-        self.model.kv_cache(&[layers], context_length)
+        let layers = 0..self.model.spec().layers.len();
+        KvCache::new(&self.model, &[layers], context_length)
     }
 
     /// Appends `tokens` to the sequence, in one batch. Returns the logits after each of them, tokens x vocabulary.
@@ -81,7 +82,7 @@ impl OneProcess {
         kv: &mut KvCache,
     ) -> Result<Vec<f32>, OneProcessError> {
         let activation = self.forward(tokens, &mut [entry(kv, tokens.len())])?;
-        self.head(&activation[activation.len() - self.model.config().hidden..])
+        self.head(&activation[activation.len() - self.model.spec().hidden..])
     }
 
     /// Appends one token to each sequence, in one batch. Returns the logits after each, sequences x vocabulary.
@@ -100,7 +101,7 @@ impl OneProcess {
         tokens: &[u32],
         entries: &mut [BatchEntry<'_>],
     ) -> Result<Vec<f32>, OneProcessError> {
-        let mut activation = vec![0.0; tokens.len() * self.model.config().hidden];
+        let mut activation = vec![0.0; tokens.len() * self.model.spec().hidden];
         self.embedding.embed(tokens, &mut activation)?;
         self.layers
             .forward(&self.compute, &mut activation, entries)?;

@@ -1,14 +1,20 @@
 //! The operator against a real API server, with the rights that the chart gives it: what it makes of Models and machines, and that
 //! it makes the same whatever happens to it. The machines declare themselves; rings that compute are the cluster suite's.
 
+use std::fs::{self, File};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfileSpec};
 use prima_crds::v1alpha1::node_profile::LocalModel;
 use prima_crds::v1alpha1::ring_plan::{FileVersion, MemberState};
+use prima_gguf::GgmlType;
+use prima_gguf::writer::GgufWriter;
+use prima_test_hub::TestHub;
 use prima_tests::api_server::{ApiServer, Backend};
 use prima_tests::declared_machines::DeclaredMachines;
+use prima_tests::inputs;
 use prima_tests::operator::{Operator, install_chart, upgrade_chart};
 use prima_tests::trace_collector::TraceCollector;
 use serde_json::{Value, json};
@@ -198,6 +204,64 @@ fn a_lost_machine_is_replaced_and_said_to_be_lost() {
     wait_until("it is forgotten", || {
         test.node("made-up", "laptop").is_none()
     });
+}
+
+/// The same sentence from `prima plan`, `prima run` and the Model. Of the file of 64 MiB, only the first read of a header is fetched.
+#[test]
+fn a_model_that_is_not_run_is_refused_by_its_header() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = folder.path().join("people/models/mamba.gguf");
+    fs::create_dir_all(model.parent().expect("a folder")).expect("a folder");
+    let mut writer = GgufWriter::new();
+    writer.metadata("general.architecture", "mamba");
+    writer.tensor("token_embd.weight", GgmlType::F32, &[4096, 4096]);
+    let mut file = File::create(&model).expect("a file");
+    writer.write_header(&mut file).expect("a header");
+    file.set_len(file.metadata().expect("a length").len() + (64 << 20))
+        .expect("a longer file");
+    let sentence =
+        "general.architecture is \"mamba\", which prima does not run; it runs llama, qwen2";
+
+    let profile = inputs::file("tests/assets/machine.yaml");
+    for arguments in [&["plan", "--profiles"][..], &["run", "--profile"]] {
+        let mut prima = Command::new(inputs::program("prima"));
+        let prima = match arguments[0] {
+            "plan" => prima.args(["plan", "--model"]).arg(&model),
+            _ => prima.arg("run").arg(&model),
+        };
+        let output = prima
+            .arg(arguments[1])
+            .arg(&profile)
+            .output()
+            .expect("prima");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && said.contains(sentence),
+            "{said}"
+        );
+    }
+
+    let test = Test::start(Backend::Kine);
+    let _machines = test.machines(&MACHINES);
+    let operator = Operator::start(&test.api, "one");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let hub = runtime
+        .block_on(TestHub::start(folder.path()))
+        .expect("a hub");
+    let source = json!({"huggingFace": {"repo": "people/models", "file": "mamba.gguf", "endpoint": hub.endpoint()}});
+    let document = json!({
+        "apiVersion": "prima.dev/v1alpha1",
+        "kind": "Model",
+        "metadata": {"name": "made-up"},
+        "spec": {"source": source},
+    });
+    test.api.apply(&document.to_string()).expect("a Model");
+    test.wait_for("model/made-up", "Resolved", "False", &operator);
+    let (_, reason, message) = test.condition("model/made-up", "Resolved");
+    assert_eq!(reason, "ResolveFailed");
+    assert!(message.contains(sentence), "{message}");
+    assert_eq!(test.names("ringplans"), [""; 0]);
+    assert!(hub.body_bytes() < 2 << 20, "{} bytes", hub.body_bytes());
 }
 
 #[test]
@@ -846,6 +910,7 @@ fn made_up() -> LocalModel {
     LocalModel {
         path: FILE.to_owned(),
         profile: Some(ModelProfileSpec {
+            architecture: "llama".to_owned(),
             size_bytes: 7_500_000_000,
             layers: 32,
             hidden_size: 4096,

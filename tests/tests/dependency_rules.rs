@@ -17,6 +17,7 @@ fn no_package_reaches_what_it_must_not() {
             "prima-gguf",
             &["prima-crds", "prima-text", "prima-engine", "candle-core"],
         ),
+        ("prima-model", &["prima-crds", "prima-kernels", "memmap2"]),
         ("prima-text", &["prima-crds", "prima-engine", "candle-core"]),
         (
             "prima-weights",
@@ -45,6 +46,7 @@ fn no_package_reaches_what_it_must_not() {
         "prima-crds",
         "prima-halda",
         "prima-gguf",
+        "prima-model",
         "prima-text",
         "prima-kernels",
         "prima-engine",

@@ -92,6 +92,15 @@ fn smollm2_continues_20_prompts_as_llama_cpp_does() {
 }
 
 #[test]
+fn gemma3_270m_continues_20_prompts_as_llama_cpp_does() {
+    let bounds = Bounds {
+        noise: 2.0,
+        decided: 0.2,
+    };
+    greedy_agrees("gemma-3-270m-Q4_K_M", &bounds);
+}
+
+#[test]
 fn stories15m_has_the_top_20_logprobs_of_llama_cpp() {
     top_logprobs_agree("stories15M-F32");
 }
@@ -109,6 +118,11 @@ fn qwen2_with_biases_has_the_top_20_logprobs_of_llama_cpp() {
 #[test]
 fn smollm2_as_f32_has_the_top_20_logprobs_of_llama_cpp() {
     top_logprobs_agree("SmolLM2-135M-Instruct-F32");
+}
+
+#[test]
+fn gemma3_270m_as_f32_has_the_top_20_logprobs_of_llama_cpp() {
+    top_logprobs_agree("gemma-3-270m-F32");
 }
 
 #[test]
@@ -204,7 +218,7 @@ fn greedy_agrees(name: &str, bounds: &Bounds) {
 /// The logits after `prompt`, and after each token of `continuation` but the last: computed in one batch.
 fn continued(engine: &OneProcess, prompt: &[u32], continuation: &[u32]) -> Vec<Vec<f32>> {
     let tokens = [prompt, &continuation[..continuation.len() - 1]].concat();
-    let vocabulary = engine.model.config().vocabulary;
+    let vocabulary = engine.model.spec().vocabulary;
     let logits = engine.logits(&tokens, &mut engine.sequence(tokens.len()));
     let rows = logits.unwrap();
     rows.chunks(vocabulary)
@@ -330,7 +344,7 @@ fn perplexity_agrees(name: &str, window: usize) {
 
 /// Of each token but the first of every window.
 fn logprobs_of(engine: &OneProcess, tokens: &[u32], window: usize) -> Vec<f64> {
-    let vocabulary = engine.model.config().vocabulary;
+    let vocabulary = engine.model.spec().vocabulary;
     let mut logprobs = Vec::new();
     for part in tokens.chunks(window) {
         let logits = engine.logits(part, &mut engine.sequence(window)).unwrap();

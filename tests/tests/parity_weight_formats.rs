@@ -149,6 +149,11 @@ fn smollm2_q4_1_weights() {
     as_precise_as_llama_cpp("SmolLM2-135M-Instruct-Q4_1");
 }
 
+#[test]
+fn gemma3_270m_q4_k_m_weights() {
+    as_precise_as_llama_cpp("gemma-3-270m-Q4_K_M");
+}
+
 /// Blocks of random bytes in each format, read by the engine's formulas and by the gguf package's.
 #[test]
 fn every_format_holds_what_the_gguf_package_reads() {
@@ -265,7 +270,7 @@ fn as_precise_as_llama_cpp(name: &str) {
 
 /// After each token but the last of the first `windows`, a row of the vocabulary's size.
 fn logits(engine: &OneProcess, text: &Text, windows: usize) -> Vec<Vec<f32>> {
-    let vocabulary = engine.model.config().vocabulary;
+    let vocabulary = engine.model.spec().vocabulary;
     let windows = text.tokens.chunks(WINDOW).take(windows);
     let rows = windows.flat_map(|tokens| {
         let logits = engine.logits(tokens, &mut engine.sequence(WINDOW)).unwrap();
@@ -282,10 +287,10 @@ fn compare(name: &str, rows: &[Vec<f32>], exact: &Text, llama_cpp: &Text) {
         let logprobs = log_softmax(row);
         let chosen = exact[..TOP].iter().filter(|(_, wanted)| *wanted > NEVER);
         for &(token, wanted) in chosen {
-            let peer = llama_cpp.iter().find(|&&(known, _)| known == token);
-            let peer = peer
-                .unwrap_or_else(|| panic!("llama.cpp's answer lacks token {token}"))
-                .1;
+            // Where one token is certain, in a large vocabulary, another one may not be among those that llama.cpp was asked for.
+            let Some(&(_, peer)) = llama_cpp.iter().find(|&&(known, _)| known == token) else {
+                continue;
+            };
             engine_squares += f64::from(logprobs[token as usize] - wanted).powi(2);
             llama_cpp_squares += f64::from(peer - wanted).powi(2);
             count += 1;

@@ -24,6 +24,11 @@ pub struct ModelProfileName {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelProfileSpec {
+    /// The family, as GGUF calls it in `general.architecture`. Absent in documents of the first version, which had no others than llama's
+    /// kind.
+    #[serde(default = "llama")]
+    #[schemars(length(max = 64))]
+    pub architecture: String,
     /// Bytes of the file.
     pub size_bytes: i64,
     /// Transformer layers (L).
@@ -77,6 +82,7 @@ impl ModelProfile {
     pub fn validate(&self, name: &str) -> Result<(), DocumentError> {
         let checks = Checks { name };
         let ModelProfileSpec {
+            architecture: _,
             size_bytes,
             layers,
             hidden_size,
@@ -125,6 +131,10 @@ impl ModelProfile {
     }
 }
 
+fn llama() -> String {
+    "llama".to_owned()
+}
+
 /// 64 TiB.
 const MAX_BYTES: i64 = 1 << 46;
 
@@ -141,6 +151,7 @@ mod tests {
         ModelProfile::new(
             "tiny",
             ModelProfileSpec {
+                architecture: "qwen2".into(),
                 size_bytes: 1000,
                 layers: 6,
                 hidden_size: 64,

@@ -82,6 +82,10 @@ pub struct NodeProfileStatus {
     /// RFC 3339.
     pub measured_at: String,
     pub agent_version: String,
+    /// What the agent can run, as GGUF calls it in `general.architecture`.
+    #[serde(default = "first_architectures")]
+    #[schemars(length(max = 64), inner(length(max = 64)))]
+    pub architectures: Vec<String>,
     pub system: SystemProfile,
     pub cpu: CpuProfile,
     pub memory: MemoryProfile,
@@ -241,6 +245,11 @@ pub struct GpuMeasurements {
 }
 
 impl NodeProfileStatus {
+    /// Whether the agent can run models of this one's architecture.
+    pub fn runs(&self, model: &ModelProfileSpec) -> bool {
+        self.architectures.contains(&model.architecture)
+    }
+
     /// The GPU that a member of this model's ring uses: the first one that was measured with all weight formats of its layers. A GPU
     /// without kernels for one of them is none for this model: the processor has them.
     pub fn gpu_for(&self, model: &ModelProfileSpec) -> Option<(GpuBackend, &GpuMeasurements)> {
@@ -252,6 +261,11 @@ impl NodeProfileStatus {
             formats.all(runs).then_some((gpu.backend, measured))
         })
     }
+}
+
+/// What agents run that do not say so.
+fn first_architectures() -> Vec<String> {
+    ["llama", "qwen2"].map(str::to_owned).to_vec()
 }
 
 impl GpuMeasurements {

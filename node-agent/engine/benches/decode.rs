@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use prima_engine::{
-    BatchEntry, Compute, Embedding, EngineError, LayerDevices, LayerWindow, Model, OutputHead,
-    Residency,
+    BatchEntry, Compute, Embedding, EngineError, KvCache, LayerDevices, LayerWindow, Model,
+    OutputHead, Residency,
 };
 
 /// As llama-bench: 128 tokens decoded, prompts of 512.
@@ -64,22 +64,23 @@ impl Bench {
     fn new(path: &Path, threads: usize) -> Result<Bench, EngineError> {
         let model = Model::open(path)?;
         Ok(Bench {
-            embedding: model.embedding()?,
-            window: model.layer_window(
-                0..model.config().layers,
+            embedding: Embedding::open(&model)?,
+            window: LayerWindow::open(
+                &model,
+                0..model.spec().layers.len(),
                 &LayerDevices::cpu(),
                 &Residency::mapped(),
             )?,
-            head: model.output_head(&Residency::mapped())?,
+            head: OutputHead::open(&model, &Residency::mapped())?,
             compute: Compute::new(threads)?,
             model,
         })
     }
 
     fn decode(&self) -> Result<DecodeTime, EngineError> {
-        let config = self.model.config();
-        let mut kv = self.model.kv_cache(&[self.window.layers()], DECODED);
-        let mut activation = vec![0.0; config.hidden];
+        let spec = self.model.spec();
+        let mut kv = KvCache::new(&self.model, &[self.window.layers()], DECODED);
+        let mut activation = vec![0.0; spec.hidden];
         let mut logits = Vec::new();
         let mut time = DecodeTime {
             layers: Duration::ZERO,
@@ -107,12 +108,12 @@ impl Bench {
     }
 
     fn prefill(&self) -> Result<Duration, EngineError> {
-        let config = self.model.config();
-        let mut kv = self.model.kv_cache(&[self.window.layers()], PROMPT);
+        let spec = self.model.spec();
+        let mut kv = KvCache::new(&self.model, &[self.window.layers()], PROMPT);
         let tokens: Vec<u32> = (0..PROMPT)
-            .map(|i| (i * 31 % config.vocabulary) as u32)
+            .map(|i| (i * 31 % spec.vocabulary) as u32)
             .collect();
-        let mut activation = vec![0.0; PROMPT * config.hidden];
+        let mut activation = vec![0.0; PROMPT * spec.hidden];
         let start = Instant::now();
         self.embedding.embed(&tokens, &mut activation)?;
         let rows = BatchEntry {
@@ -123,7 +124,7 @@ impl Bench {
         self.window
             .forward(&self.compute, &mut activation, &mut [rows])?;
         let mut logits = Vec::new();
-        let last = &activation[(PROMPT - 1) * config.hidden..];
+        let last = &activation[(PROMPT - 1) * spec.hidden..];
         self.head.logits(&self.compute, last, &mut logits)?;
         Ok(start.elapsed())
     }

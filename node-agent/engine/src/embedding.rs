@@ -3,15 +3,22 @@
 use crate::error::EngineError;
 use crate::kernels;
 use crate::mapped_weights::MappedTensor;
+use crate::model::Model;
 
 /// The token embedding: one row of the matrix for each token.
 pub struct Embedding {
     tokens: MappedTensor,
+    scale: f32,
 }
 
 impl Embedding {
-    pub(crate) fn new(tokens: MappedTensor) -> Embedding {
-        Embedding { tokens }
+    /// # Errors
+    /// None that [`Model::open`] does not report first.
+    pub fn open(model: &Model) -> Result<Embedding, EngineError> {
+        Ok(Embedding {
+            tokens: model.matrix(&model.spec().embedding)?,
+            scale: model.spec().embedding_scale,
+        })
     }
 
     /// Writes the embeddings of `tokens` to `out`: tokens x hidden, row-major.
@@ -36,6 +43,9 @@ impl Embedding {
                 });
             }
             kernels::dequantize_row(matrix, token as usize, out);
+            if self.scale != 1.0 {
+                out.iter_mut().for_each(|number| *number *= self.scale);
+            }
         }
         self.tokens.check()
     }

@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use prima_gguf::{GgmlType, GgufError};
+use prima_gguf::GgufError;
+use prima_model::ModelError;
 
 use crate::kernels;
 
@@ -29,57 +30,8 @@ pub enum EngineError {
     #[error("cannot read the header of the model file")]
     Header { source: GgufError },
 
-    #[error("cannot read the model's configuration")]
-    Metadata { source: GgufError },
-
-    #[error(
-        "{file}: general.architecture is {found:?}, which this engine does not run; it runs {known}"
-    )]
-    UnknownArchitecture {
-        file: String,
-        found: String,
-        known: String,
-    },
-
-    #[error("{file}: metadata key {key:?}: expected {expected}, found {found}")]
-    Config {
-        file: String,
-        key: String,
-        expected: String,
-        found: String,
-    },
-
-    #[error("{file}: tensor {tensor:?} is missing; architecture {architecture} needs it")]
-    MissingTensor {
-        file: String,
-        tensor: String,
-        architecture: &'static str,
-    },
-
-    #[error(
-        "{file}: tensor {tensor:?} is not one that architecture {architecture} computes with here; leaving it out would give wrong answers"
-    )]
-    UnknownTensor {
-        file: String,
-        tensor: String,
-        architecture: &'static str,
-    },
-
-    #[error("{file}: tensor {tensor:?}: expected shape {expected:?}, found {found:?}")]
-    TensorShape {
-        file: String,
-        tensor: String,
-        expected: Vec<u64>,
-        found: Vec<u64>,
-    },
-
-    #[error("{file}: tensor {tensor:?}: expected {expected}, found {found}")]
-    TensorType {
-        file: String,
-        tensor: String,
-        expected: String,
-        found: GgmlType,
-    },
+    #[error(transparent)]
+    Model(#[from] ModelError),
 
     #[error(
         "{file}: tensor {tensor:?}: expected {expected}, found {found}; in a sparse file, its bytes are not there yet"

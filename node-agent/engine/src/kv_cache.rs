@@ -1,8 +1,8 @@
 //! The keys and values of one sequence, for the layers that this process runs.
 //!
 //! Decides: when memory is taken (a block of positions at a time) and shared (forks share blocks until one of them writes). The
-//! attention kernel defines the layout inside a block. Refuses: gaps and overwriting. A layer only takes the position after its
-//! last one; `truncate` goes back.
+//! attention kernel defines the layout inside a block. Layers that see a window of positions give back the blocks behind it. Refuses: gaps
+//! and overwriting. A layer only takes the position after its last one; `truncate` goes back, as far as the window allows.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use std::sync::Arc;
 use half::f16;
 
 use crate::accelerator::DeviceKv;
-use crate::config::ModelConfig;
 use crate::kernels::{BLOCK_POSITIONS, KvShape};
+use crate::model::Model;
 
 /// The KV cache of one sequence, F16.
 pub struct KvCache {
@@ -25,8 +25,12 @@ pub struct KvCache {
 #[derive(Clone)]
 pub(crate) struct LayerKv {
     layer: usize,
-    /// Positions held.
+    /// Positions that a row sees, its own among them; `None`: all.
+    window: Option<usize>,
+    /// Positions taken, those of blocks that were given back among them.
     len: usize,
+    /// Blocks given back.
+    first_block: usize,
     keys: Vec<Arc<[f16]>>,
     values: Vec<Arc<[f16]>>,
     /// Where the layer runs on an accelerator; there are no blocks then.
@@ -34,18 +38,24 @@ pub(crate) struct LayerKv {
 }
 
 impl KvCache {
-    pub(crate) fn new(
-        config: &ModelConfig,
-        layers: &[Range<usize>],
-        context_length: usize,
-    ) -> KvCache {
+    /// An empty cache for these layers, of at most `context_length` positions. Allocates as it grows.
+    pub fn new(model: &Model, layers: &[Range<usize>], context_length: usize) -> KvCache {
+        // All layers of a model have the same shape.
+        let attention = &model.spec().layers[0].attention;
+        let window = |layer: usize| model.spec().layers.get(layer)?.attention.window;
         let mut layers: Vec<usize> = layers.iter().cloned().flatten().collect();
         layers.sort_unstable();
         layers.dedup();
         KvCache {
-            shape: config.attention_shape().kv,
+            shape: KvShape {
+                kv_heads: attention.kv_heads,
+                head_dim: attention.head_dim,
+            },
             context_length,
-            layers: layers.into_iter().map(LayerKv::new).collect(),
+            layers: layers
+                .into_iter()
+                .map(|layer| LayerKv::new(layer, window(layer)))
+                .collect(),
         }
     }
 
@@ -64,7 +74,8 @@ impl KvCache {
         self.context_length
     }
 
-    /// Keeps only the first `positions` positions, in every layer, and frees the blocks that held only later ones.
+    /// Keeps only the first `positions` positions, in every layer, and frees the blocks that held only later ones. A layer that has given
+    /// back what the next position would see keeps nothing, so that what comes next is refused.
     pub fn truncate(&mut self, positions: usize) {
         for layer in &mut self.layers {
             layer.truncate(positions);
@@ -108,10 +119,12 @@ impl KvCache {
 }
 
 impl LayerKv {
-    fn new(layer: usize) -> LayerKv {
+    fn new(layer: usize, window: Option<usize>) -> LayerKv {
         LayerKv {
             layer,
+            window,
             len: 0,
+            first_block: 0,
             keys: Vec::new(),
             values: Vec::new(),
             device: None,
@@ -135,8 +148,14 @@ impl LayerKv {
     pub fn append(&mut self, shape: KvShape, keys: &[f32], values: &[f32]) {
         let row = shape.row_len();
         self.device = None;
+        let unseen = self.seen_from(self.len) / BLOCK_POSITIONS;
+        let unseen = unseen.saturating_sub(self.first_block).min(self.keys.len());
+        self.keys.drain(..unseen);
+        self.values.drain(..unseen);
+        self.first_block += unseen;
         for (key, value) in keys.chunks_exact(row).zip(values.chunks_exact(row)) {
             let (block, position) = (self.len / BLOCK_POSITIONS, self.len % BLOCK_POSITIONS);
+            let block = block - self.first_block;
             if block == self.keys.len() {
                 self.keys.push(new_block(shape));
                 self.values.push(new_block(shape));
@@ -147,7 +166,17 @@ impl LayerKv {
         }
     }
 
-    /// The blocks of keys, as the attention kernel takes them.
+    /// The first position that the row at `position` sees.
+    fn seen_from(&self, position: usize) -> usize {
+        (position + 1).saturating_sub(self.window.unwrap_or(usize::MAX))
+    }
+
+    /// The first block that is here.
+    pub fn first_block(&self) -> usize {
+        self.first_block
+    }
+
+    /// The blocks of keys from the first one on, as the attention kernel takes them.
     pub fn keys(&self) -> Vec<&[f16]> {
         self.keys.iter().map(|block| &**block).collect()
     }
@@ -184,7 +213,10 @@ impl LayerKv {
 
     pub fn truncate(&mut self, positions: usize) {
         self.len = self.len.min(positions);
-        let blocks = self.len.div_ceil(BLOCK_POSITIONS);
+        if self.seen_from(self.len) < self.first_block * BLOCK_POSITIONS {
+            (self.len, self.first_block) = (0, 0);
+        }
+        let blocks = self.len.div_ceil(BLOCK_POSITIONS) - self.first_block;
         self.keys.truncate(blocks);
         self.values.truncate(blocks);
     }
@@ -207,7 +239,10 @@ mod tests {
         KvCache {
             shape: SHAPE,
             context_length: 1000,
-            layers: layers.iter().copied().map(LayerKv::new).collect(),
+            layers: layers
+                .iter()
+                .map(|&layer| LayerKv::new(layer, None))
+                .collect(),
         }
     }
 
@@ -253,6 +288,31 @@ mod tests {
         fork.truncate(BLOCK_POSITIONS + 3);
         append(&mut fork, 1);
         assert_eq!(shared(&kv, &fork), [true, false]);
+    }
+
+    #[test]
+    fn a_layer_with_a_window_keeps_what_the_next_row_sees() {
+        const WINDOW: usize = BLOCK_POSITIONS + 10;
+        let mut kv = cache(&[0]);
+        kv.layers[0].window = Some(WINDOW);
+        append(&mut kv, 5 * BLOCK_POSITIONS);
+        let held = |kv: &KvCache| (kv.layers[0].first_block, kv.layers[0].keys.len());
+        assert_eq!(
+            held(&kv),
+            (0, 5),
+            "a pass has not ended before its rows are seen"
+        );
+        append(&mut kv, 1);
+        // The row at 320 sees from 247 on.
+        assert_eq!(held(&kv), (3, 3));
+        assert_eq!(kv.len(), 5 * BLOCK_POSITIONS + 1);
+        kv.truncate(3 * BLOCK_POSITIONS + WINDOW - 1);
+        assert_eq!(
+            (kv.len(), held(&kv)),
+            (3 * BLOCK_POSITIONS + WINDOW - 1, (3, 2))
+        );
+        kv.truncate(3 * BLOCK_POSITIONS + WINDOW - 2);
+        assert_eq!((kv.len(), held(&kv)), (0, (0, 0)));
     }
 
     #[test]

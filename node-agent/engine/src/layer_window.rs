@@ -7,62 +7,75 @@
 use std::ops::Range;
 
 use crate::accelerator::AcceleratedLayers;
-use crate::architecture as tensors;
-use crate::compute::{Compute, Scratch};
-use crate::config::ModelConfig;
+use crate::batch::{BatchEntry, Sequence};
+use crate::compute::{Buffer, Compute, Scratch};
 use crate::device::LayerDevices;
 use crate::error::EngineError;
-use crate::kernels::{self, Rope, RopeAngles, SequenceAttention, ThreadPool};
-use crate::kv_cache::{KvCache, LayerKv};
-use crate::mapped_weights::MappedTensor;
+use prima_model::Activation;
+
+use crate::kernels::{self, KvShape, RopeAngles, SequenceAttention, ThreadPool};
+use crate::kv_cache::LayerKv;
+use crate::layer::{Layer, Projection};
 use crate::model::Model;
 use crate::residency::Residency;
+use crate::ropes::Ropes;
 
 /// A contiguous range of a model's layers, ready to run.
 pub struct LayerWindow {
     layers: Range<usize>,
-    config: ModelConfig,
-    rope: Rope,
+    /// Width of the activation.
+    hidden: usize,
+    norm_epsilon: f32,
+    residual_scale: f32,
+    ropes: Ropes,
     cpu_layers: Vec<Layer>,
     /// The layers that follow.
     accelerated: Option<AcceleratedLayers>,
+    kv_shape: KvShape,
     residency: Residency,
 }
 
-/// The rows of one sequence in a batch.
-pub struct BatchEntry<'a> {
-    /// The sequence's cache; it must cover the window's layers.
-    pub kv: &'a mut KvCache,
-    /// Position of the first row: what the cache already holds in the window's layers.
-    pub first_position: usize,
-    /// Consecutive positions.
-    pub rows: usize,
-}
-
 impl LayerWindow {
-    pub(crate) fn new(
+    /// The layers `layers` of the model, on the devices that `devices` says, with weights where `residency` has them.
+    ///
+    /// # Errors
+    /// [`EngineError::Window`] for a range that is empty or not of this model, [`EngineError::TensorValue`] when a layer is not in the
+    /// bytes of a sparse file, [`EngineError::Accelerator`] when the accelerator does not take its layers.
+    pub fn open(
         model: &Model,
         layers: Range<usize>,
         devices: &LayerDevices,
         residency: &Residency,
     ) -> Result<LayerWindow, EngineError> {
+        let spec = model.spec();
+        if layers.is_empty() || layers.end > spec.layers.len() {
+            return Err(EngineError::Window {
+                window: layers,
+                layers: spec.layers.len(),
+            });
+        }
+        let mut ropes = Ropes::default();
         let mut cpu_layers = layers
             .clone()
-            .map(|layer| Layer::load(model, layer))
+            .map(|layer| Layer::load(model, layer, &mut ropes))
             .collect::<Result<Vec<_>, _>>()?;
+        let kv_shape = cpu_layers[0].attention_shape().kv;
         let accelerated = match devices.gpu_layers(cpu_layers.len()) {
             None => None,
             Some((gpu_layers, accelerator)) => {
                 let last = cpu_layers.split_off(cpu_layers.len() - gpu_layers);
-                Some(AcceleratedLayers::load(accelerator, model.config(), &last)?)
+                Some(AcceleratedLayers::load(accelerator, spec, &last)?)
             }
         };
         Ok(LayerWindow {
             layers,
-            config: model.config().clone(),
-            rope: model.config().rope(model.rope_factors()?.as_deref()),
+            hidden: spec.hidden,
+            norm_epsilon: spec.norm_epsilon,
+            residual_scale: spec.residual_scale,
+            ropes,
             cpu_layers,
             accelerated,
+            kv_shape,
             residency: residency.clone(),
         })
     }
@@ -86,9 +99,8 @@ impl LayerWindow {
         batch: &mut [BatchEntry<'_>],
     ) -> Result<(), EngineError> {
         let mut sequences = self.check(activation, batch)?;
-        let angles = self
-            .rope
-            .angles(sequences.iter().flat_map(Sequence::positions));
+        let positions = sequences.iter().flat_map(Sequence::positions);
+        let angles = self.ropes.angles(positions);
         let mut result = self.forward_on_cpu(compute, &angles, activation, &mut sequences);
         if let (Ok(()), Some(accelerated)) = (&result, &self.accelerated) {
             result = accelerated.forward(&angles, activation, &mut sequences);
@@ -102,17 +114,19 @@ impl LayerWindow {
     fn forward_on_cpu(
         &self,
         compute: &Compute,
-        angles: &RopeAngles,
+        angles: &[RopeAngles],
         activation: &mut [f32],
         sequences: &mut [Sequence<'_>],
     ) -> Result<(), EngineError> {
         let mut scratch = compute.scratch();
         for (index, layer) in self.cpu_layers.iter().enumerate() {
             let step = LayerStep {
-                config: &self.config,
+                hidden: self.hidden,
+                norm_epsilon: self.norm_epsilon,
+                residual_scale: self.residual_scale,
                 pool: compute.pool(),
                 residency: &self.residency,
-                angles,
+                angles: layer.rope.map(|place| &angles[place]),
                 layer,
                 index,
             };
@@ -136,7 +150,7 @@ impl LayerWindow {
             .iter()
             .try_fold(0_usize, |sum, entry| sum.checked_add(entry.rows))
             .unwrap_or(usize::MAX);
-        let expected = rows.saturating_mul(self.config.hidden);
+        let expected = rows.saturating_mul(self.hidden);
         if activation.len() != expected {
             return Err(EngineError::Length {
                 what: "the activation (rows x hidden)",
@@ -162,7 +176,7 @@ impl LayerWindow {
             rows,
         } = entry;
         let context_length = kv.context_length();
-        let same_shape = kv.shape() == self.config.attention_shape().kv;
+        let same_shape = kv.shape() == self.kv_shape;
         let layers = kv
             .window(self.layers.clone())
             .filter(|layers| same_shape && self.fit_devices(layers))
@@ -188,111 +202,21 @@ impl LayerWindow {
     }
 }
 
-/// A checked batch entry.
-pub(crate) struct Sequence<'a> {
-    /// The caches of the window's layers.
-    pub layers: &'a mut [LayerKv],
-    pub context_length: usize,
-    pub first_position: usize,
-    pub rows: usize,
-}
-
-impl Sequence<'_> {
-    fn check(&self, entry: usize) -> Result<(), EngineError> {
-        let first_position = self.first_position;
-        let end = first_position.saturating_add(self.rows);
-        if end > self.context_length {
-            return Err(EngineError::ContextFull {
-                entry,
-                first_position,
-                end,
-                context_length: self.context_length,
-            });
-        }
-        match self.layers.iter().find(|kv| kv.len() != first_position) {
-            None => Ok(()),
-            Some(kv) => Err(EngineError::Position {
-                entry,
-                layer: kv.layer(),
-                first_position,
-                held: kv.len(),
-            }),
-        }
-    }
-
-    /// Takes back what a failed pass has stored.
-    fn undo(&mut self) {
-        for layer in &mut *self.layers {
-            layer.truncate(self.first_position);
-        }
-    }
-
-    pub fn positions(&self) -> Range<usize> {
-        self.first_position..self.first_position + self.rows
-    }
-}
-
-/// The weights of one layer: matrices in the map, the small vectors as numbers.
-pub(crate) struct Layer {
-    pub attention_norm: Vec<f32>,
-    pub query: MappedTensor,
-    pub key: MappedTensor,
-    pub value: MappedTensor,
-    pub biases: Option<AttentionBiases>,
-    pub attention_output: MappedTensor,
-    pub feed_forward_norm: Vec<f32>,
-    pub gate: MappedTensor,
-    pub up: MappedTensor,
-    pub down: MappedTensor,
-}
-
-pub(crate) struct AttentionBiases {
-    pub query: Vec<f32>,
-    pub key: Vec<f32>,
-    pub value: Vec<f32>,
-}
-
-impl Layer {
-    fn load(model: &Model, layer: usize) -> Result<Layer, EngineError> {
-        let tensor = |spec| model.tensor(spec, Some(layer));
-        let vector = |spec| model.vector(spec, Some(layer));
-        let norm = |spec| model.norm(spec, Some(layer));
-        let biases = match model.config().architecture.attention_biases {
-            true => Some(AttentionBiases {
-                query: vector(&tensors::QUERY_BIAS)?,
-                key: vector(&tensors::KEY_BIAS)?,
-                value: vector(&tensors::VALUE_BIAS)?,
-            }),
-            false => None,
-        };
-        Ok(Layer {
-            attention_norm: norm(&tensors::ATTENTION_NORM)?,
-            query: tensor(&tensors::QUERY)?,
-            key: tensor(&tensors::KEY)?,
-            value: tensor(&tensors::VALUE)?,
-            biases,
-            attention_output: tensor(&tensors::ATTENTION_OUTPUT)?,
-            feed_forward_norm: norm(&tensors::FEED_FORWARD_NORM)?,
-            gate: tensor(&tensors::GATE)?,
-            up: tensor(&tensors::UP)?,
-            down: tensor(&tensors::DOWN)?,
-        })
-    }
-}
-
 /// One layer's part of a pass.
 struct LayerStep<'a> {
-    config: &'a ModelConfig,
+    hidden: usize,
+    norm_epsilon: f32,
+    residual_scale: f32,
     pool: &'a ThreadPool,
     residency: &'a Residency,
-    angles: &'a RopeAngles,
+    angles: Option<&'a RopeAngles>,
     layer: &'a Layer,
     /// Of the layer in the window.
     index: usize,
 }
 
 impl LayerStep<'_> {
-    /// activation += output(attention(rope(queries, keys of the norm), values of the norm))
+    /// activation += post-norm(output(attention(rope(queries, keys of the norm), values of the norm)))
     fn attention(
         &self,
         scratch: &mut Scratch,
@@ -300,54 +224,94 @@ impl LayerStep<'_> {
         sequences: &mut [Sequence<'_>],
     ) -> Result<(), EngineError> {
         let LayerStep {
-            config,
             pool,
-            residency,
             angles,
             layer,
             ..
         } = *self;
-        let shape = config.attention_shape();
-        let rows = activation.len() / config.hidden;
-        let query_row = config.heads * config.head_dim;
+        let shape = layer.attention_shape();
+        let rows = activation.len() / self.hidden;
         let kv_row = shape.kv.row_len();
 
-        let normed = scratch.normed.take(activation.len());
-        kernels::rms_norm(
-            pool,
-            activation,
-            &layer.attention_norm,
-            config.norm_epsilon,
-            normed,
-        );
-        let queries = scratch.queries.take(rows * query_row);
+        let norm = layer.attention_norm.as_deref();
+        let normed = self.normed(activation, norm, &mut scratch.normed);
+        let queries = scratch.queries.take(rows * layer.query.width());
         let keys = scratch.keys.take(rows * kv_row);
         let values = scratch.values.take(rows * kv_row);
-        residency.matmul(
-            pool,
-            normed,
-            rows,
-            [
-                (&layer.query, &mut *queries),
-                (&layer.key, &mut *keys),
-                (&layer.value, &mut *values),
-            ],
-        )?;
-        if let Some(biases) = &layer.biases {
-            kernels::add_bias(pool, queries, &biases.query);
-            kernels::add_bias(pool, keys, &biases.key);
-            kernels::add_bias(pool, values, &biases.value);
+        let projections = [
+            (&layer.query, &mut *queries),
+            (&layer.key, &mut *keys),
+            (&layer.value, &mut *values),
+        ];
+        self.project(normed, rows, projections)?;
+        if let Some(norms) = &layer.head_norms {
+            kernels::rms_norm_in_place(pool, queries, &norms.query, self.norm_epsilon);
+            kernels::rms_norm_in_place(pool, keys, &norms.key, self.norm_epsilon);
         }
-        kernels::rotate(pool, angles, queries, config.heads, config.head_dim);
-        kernels::rotate(pool, angles, keys, config.kv_heads, config.head_dim);
+        if let Some(angles) = angles {
+            let head_dim = shape.kv.head_dim;
+            kernels::rotate(pool, angles, queries, shape.heads, head_dim);
+            kernels::rotate(pool, angles, keys, shape.kv.kv_heads, head_dim);
+        }
+        if let Some(temperature) = &layer.spec.attention.temperature {
+            let positions = sequences.iter().flat_map(Sequence::positions);
+            let queries = queries.chunks_exact_mut(layer.query.width());
+            for (row, position) in queries.zip(positions) {
+                let factor = temperature.at(position);
+                row.iter_mut().for_each(|number| *number *= factor);
+            }
+        }
 
-        let attended = scratch.attended.take(rows * query_row);
+        let attended = scratch.attended.take(queries.len());
         self.attend(sequences, queries, keys, values, attended);
 
         let projected = scratch.projected.take(activation.len());
-        let output = (&layer.attention_output, &mut *projected);
-        residency.matmul(pool, attended, rows, [output])?;
-        kernels::add(pool, activation, projected);
+        self.project(attended, rows, [(&layer.output, &mut *projected)])?;
+        self.add(activation, projected, layer.attention_post_norm.as_deref());
+        Ok(())
+    }
+
+    /// The norm of the activation in the buffer, or the activation itself where there is no norm.
+    fn normed<'b>(
+        &self,
+        activation: &'b [f32],
+        weights: Option<&[f32]>,
+        buffer: &'b mut Buffer,
+    ) -> &'b [f32] {
+        let Some(weights) = weights else {
+            return activation;
+        };
+        let normed = buffer.take(activation.len());
+        kernels::rms_norm(self.pool, activation, weights, self.norm_epsilon, normed);
+        normed
+    }
+
+    fn add(&self, activation: &mut [f32], part: &mut [f32], post_norm: Option<&[f32]>) {
+        if let Some(weights) = post_norm {
+            kernels::rms_norm_in_place(self.pool, part, weights, self.norm_epsilon);
+        }
+        if self.residual_scale != 1.0 {
+            kernels::scale(self.pool, part, self.residual_scale);
+        }
+        kernels::add(self.pool, activation, part);
+    }
+
+    /// Writes each projection of the rows of `x` beside it.
+    fn project<const N: usize>(
+        &self,
+        x: &[f32],
+        rows: usize,
+        mut projections: [(&Projection, &mut [f32]); N],
+    ) -> Result<(), EngineError> {
+        let outputs = projections
+            .each_mut()
+            .map(|(projection, out)| (&projection.weight, &mut **out));
+        self.residency.matmul(self.pool, x, rows, outputs)?;
+        for (projection, out) in projections {
+            if let Some(bias) = &projection.bias {
+                kernels::add_bias(self.pool, out, bias);
+            }
+        }
         Ok(())
     }
 
@@ -360,8 +324,8 @@ impl LayerStep<'_> {
         values: &[f32],
         attended: &mut [f32],
     ) {
-        let shape = self.config.attention_shape();
-        let query_row = self.config.heads * self.config.head_dim;
+        let shape = self.layer.attention_shape();
+        let query_row = shape.heads * shape.kv.head_dim;
         let kv_row = shape.kv.row_len();
         let mut row = 0;
         for sequence in sequences.iter_mut() {
@@ -385,6 +349,7 @@ impl LayerStep<'_> {
             batch.push(SequenceAttention {
                 queries: own,
                 first_position: sequence.first_position,
+                first_block: sequence.layers[self.index].first_block(),
                 keys,
                 values,
                 out,
@@ -393,37 +358,30 @@ impl LayerStep<'_> {
         kernels::attention(self.pool, &shape, &mut batch);
     }
 
-    /// activation += down(silu(gate(norm)) * up(norm))
+    /// activation += post-norm(down(silu or gelu(gate(norm)) * up(norm)))
     fn feed_forward(
         &self,
         scratch: &mut Scratch,
         activation: &mut [f32],
     ) -> Result<(), EngineError> {
-        let LayerStep {
-            config,
-            pool,
-            residency,
-            layer,
-            ..
-        } = *self;
-        let rows = activation.len() / config.hidden;
-        let normed = scratch.normed.take(activation.len());
-        kernels::rms_norm(
-            pool,
-            activation,
-            &layer.feed_forward_norm,
-            config.norm_epsilon,
-            normed,
-        );
-        let gate = scratch.gate.take(rows * config.feed_forward);
-        let up = scratch.up.take(rows * config.feed_forward);
+        let LayerStep { pool, layer, .. } = *self;
+        let rows = activation.len() / self.hidden;
+        let norm = layer.feed_forward_norm.as_deref();
+        let normed = self.normed(activation, norm, &mut scratch.normed);
+        let spec = &layer.spec.feed_forward;
+        let inner_len = rows * spec.width;
+        let gate = scratch.gate.take(inner_len);
+        let up = scratch.up.take(inner_len);
         let inner = [(&layer.gate, &mut *gate), (&layer.up, &mut *up)];
-        residency.matmul(pool, normed, rows, inner)?;
-        kernels::swiglu(pool, gate, up);
+        self.project(normed, rows, inner)?;
+        match spec.activation {
+            Activation::Silu => kernels::swiglu(pool, gate, up),
+            Activation::Gelu => kernels::geglu(pool, gate, up),
+        }
         let projected = scratch.projected.take(activation.len());
-        let output = (&layer.down, &mut *projected);
-        residency.matmul(pool, gate, rows, [output])?;
-        kernels::add(pool, activation, projected);
+        self.project(gate, rows, [(&layer.down, &mut *projected)])?;
+        let post_norm = layer.feed_forward_post_norm.as_deref();
+        self.add(activation, projected, post_norm);
         Ok(())
     }
 }

@@ -6,51 +6,52 @@
 //! One pass, on one machine that has all layers:
 //!
 //! ```no_run
-//! # use prima_engine::{BatchEntry, Compute, LayerDevices, Model, Residency};
+//! # use prima_engine::{BatchEntry, Compute, Embedding, KvCache, LayerDevices, LayerWindow, Model, OutputHead, Residency};
 //! # fn main() -> Result<(), prima_engine::EngineError> {
 //! let model = Model::open("model.gguf".as_ref())?;
-//! let layers = 0..model.config().layers;
+//! let layers = 0..model.spec().layers.len();
 //! let residency = Residency::mapped();
-//! let window = model.layer_window(layers.clone(), &LayerDevices::cpu(), &residency)?;
-//! let mut kv = model.kv_cache(&[layers], model.config().context_length);
+//! let window = LayerWindow::open(&model, layers.clone(), &LayerDevices::cpu(), &residency)?;
+//! let mut kv = KvCache::new(&model, &[layers], model.spec().context_length);
 //! let compute = Compute::new(Compute::available_threads())?;
 //!
 //! let tokens = [1, 2, 3];
-//! let mut activation = vec![0.0; tokens.len() * model.config().hidden];
-//! model.embedding()?.embed(&tokens, &mut activation)?;
+//! let mut activation = vec![0.0; tokens.len() * model.spec().hidden];
+//! Embedding::open(&model)?.embed(&tokens, &mut activation)?;
 //! let rows = BatchEntry { kv: &mut kv, first_position: 0, rows: tokens.len() };
 //! window.forward(&compute, &mut activation, &mut [rows])?;
 //! let mut logits = Vec::new();
-//! model.output_head(&residency)?.logits(&compute, &activation, &mut logits)?;
+//! OutputHead::open(&model, &residency)?.logits(&compute, &activation, &mut logits)?;
 //! # Ok(())
 //! # }
 //! ```
 
 #[cfg_attr(not(feature = "accelerator"), path = "no_accelerator.rs")]
 mod accelerator;
-pub mod architecture;
+mod batch;
 mod compute;
-mod config;
 mod damaged_map;
 mod device;
 mod embedding;
 mod error;
 mod kv_cache;
+mod layer;
 mod layer_window;
 mod mapped_weights;
 mod model;
 mod output_head;
 mod page_cache;
 mod residency;
+mod ropes;
 
 pub use accelerator::{Accelerator, DeviceMatrix, DeviceRows};
+pub use batch::BatchEntry;
 pub use compute::Compute;
-pub use config::ModelConfig;
 pub use device::{GpuFacts, LayerDevices};
 pub use embedding::Embedding;
 pub use error::EngineError;
 pub use kv_cache::KvCache;
-pub use layer_window::{BatchEntry, LayerWindow};
+pub use layer_window::LayerWindow;
 pub use mapped_weights::MappedFile;
 pub use model::Model;
 pub use output_head::OutputHead;

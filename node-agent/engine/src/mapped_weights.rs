@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memmap2::{Advice, Mmap, UncheckedAdvice};
-use prima_gguf::TensorInfo;
+use prima_model::TensorRows;
 
 use crate::damaged_map::Watched;
 use crate::error::EngineError;
@@ -140,22 +140,19 @@ impl MappedFile {
         }
     }
 
-    /// The tensor as rows of `shape[0]` columns. `info` comes from this file's header, whose parser checked that the range is
-    /// inside the file.
+    /// The matrix of these rows, which are of this file's header: its parser checked that they are inside the file.
     ///
     /// # Errors
     /// A [`MatrixError`] when the CPU has no kernels for the format.
-    pub(crate) fn tensor(&self, info: &TensorInfo) -> Result<MappedTensor, MatrixError> {
-        let cols = info.shape[0] as usize;
-        let rows = (info.weights() / info.shape[0]) as usize;
-        let bytes = &self.map.bytes[info.offset as usize..][..info.byte_len as usize];
+    pub(crate) fn tensor(&self, rows: &TensorRows) -> Result<MappedTensor, MatrixError> {
+        let bytes = &self.map.bytes[rows.bytes.start as usize..rows.bytes.end as usize];
         // SAFETY: the bytes live as long as the map, at a fixed address; the map lives as long as the `Arc` beside the matrix; and
         // the matrix is handed out only with the lifetime of a borrow of this struct.
         let bytes: &'static [u8] =
             unsafe { std::slice::from_raw_parts(bytes.as_ptr(), bytes.len()) };
         Ok(MappedTensor {
-            matrix: Matrix::new(info.ggml_type, rows, cols, bytes)?,
-            offset: info.offset,
+            matrix: Matrix::new(rows.format, rows.rows, rows.cols, bytes)?,
+            offset: rows.bytes.start,
             map: Arc::clone(&self.map),
         })
     }

@@ -1,11 +1,13 @@
 //! Stands in for `accelerator` in builds without it: types that have no values, so that the rest of the engine needs no
 //! conditions.
 
-use crate::config::ModelConfig;
+use prima_model::ModelSpec;
+
+use crate::batch::Sequence;
 use crate::device::GpuFacts;
 use crate::error::EngineError;
 use crate::kernels::{KvShape, Matrix, RopeAngles};
-use crate::layer_window::{Layer, Sequence};
+use crate::layer::Layer;
 
 /// A GPU of this machine; this build has code for none.
 #[derive(Debug, Clone)]
@@ -75,7 +77,7 @@ impl DeviceKv {
 impl AcceleratedLayers {
     pub fn load(
         accelerator: &Accelerator,
-        _config: &ModelConfig,
+        _model: &ModelSpec,
         _layers: &[Layer],
     ) -> Result<AcceleratedLayers, EngineError> {
         match *accelerator {}
@@ -87,7 +89,7 @@ impl AcceleratedLayers {
 
     pub fn forward(
         &self,
-        _angles: &RopeAngles,
+        _angles: &[RopeAngles],
         _activation: &mut [f32],
         _sequences: &mut [Sequence<'_>],
     ) -> Result<(), EngineError> {

@@ -4,6 +4,7 @@ use crate::compute::Compute;
 use crate::error::EngineError;
 use crate::kernels;
 use crate::mapped_weights::MappedTensor;
+use crate::model::Model;
 use crate::residency::Residency;
 
 /// The output norm and the output head.
@@ -11,22 +12,26 @@ pub struct OutputHead {
     norm: Vec<f32>,
     head: MappedTensor,
     norm_epsilon: f32,
+    scale: f32,
+    softcap: Option<f32>,
     residency: Residency,
 }
 
 impl OutputHead {
-    pub(crate) fn new(
-        norm: Vec<f32>,
-        head: MappedTensor,
-        norm_epsilon: f32,
-        residency: Residency,
-    ) -> OutputHead {
-        OutputHead {
-            norm,
-            head,
-            norm_epsilon,
-            residency,
-        }
+    /// The head's weights are where `residency` has them.
+    ///
+    /// # Errors
+    /// [`EngineError::TensorValue`] when the norm is not in the bytes of a sparse file.
+    pub fn open(model: &Model, residency: &Residency) -> Result<OutputHead, EngineError> {
+        let spec = model.spec();
+        Ok(OutputHead {
+            norm: model.norm(&spec.output_norm)?,
+            head: model.matrix(&spec.output_head)?,
+            norm_epsilon: spec.norm_epsilon,
+            scale: spec.logit_scale,
+            softcap: spec.logit_softcap,
+            residency: residency.clone(),
+        })
     }
 
     /// Replaces `out` with the logits of the activations `hidden` (n x hidden, row-major): n x vocabulary.
@@ -58,6 +63,13 @@ impl OutputHead {
             normed,
         );
         self.residency
-            .matmul(compute.pool(), normed, rows, [(&self.head, out)])
+            .matmul(compute.pool(), normed, rows, [(&self.head, &mut *out)])?;
+        if self.scale != 1.0 {
+            kernels::scale(compute.pool(), out, self.scale);
+        }
+        if let Some(softcap) = self.softcap {
+            kernels::softcap(compute.pool(), out, softcap);
+        }
+        Ok(())
     }
 }

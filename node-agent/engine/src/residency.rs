@@ -14,7 +14,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::architecture;
+use prima_model::LayerSpec;
+
 use crate::error::EngineError;
 use crate::kernels::{self, Matrix, ThreadPool};
 use crate::mapped_weights::{MappedFile, MappedTensor};
@@ -100,22 +101,25 @@ impl Residency {
         schedule: StreamingSchedule,
         piece_bytes: usize,
     ) -> Result<Residency, EngineError> {
+        let spec = model.spec();
         let mut tensors = Vec::new();
         for part in parts {
             match part {
-                Part::OutputHead => tensors.push(model.output_tensor()?),
+                Part::OutputHead => tensors.push(model.matrix(&spec.output_head)?),
                 Part::Layers(layers) => {
-                    for layer in layers.clone() {
-                        for spec in architecture::MATRICES {
-                            tensors.push(model.tensor(spec, Some(layer))?);
-                        }
+                    for matrix in spec.layers[layers.clone()]
+                        .iter()
+                        .flat_map(LayerSpec::matrices)
+                    {
+                        tensors.push(model.matrix(matrix)?);
                     }
                 }
             }
         }
         let tensors: Vec<Tensor> = tensors.iter().map(Tensor::of).collect();
-        if let Some(embedding) = model.separate_embedding() {
+        if !spec.is_tied() {
             // A token needs one row; what the system reads around it would displace weights that should stay.
+            let embedding = spec.embedding.bytes.clone();
             model.map().expect_random_reads(embedding)?;
         }
         let failed = |source| EngineError::ReadAhead {

@@ -14,7 +14,7 @@ mod support;
 use prima_engine::{Accelerator, BatchEntry, EngineError, KvCache, LayerDevices, Model};
 use prima_gguf::GgmlType;
 
-use support::{MadeUpModel, Runner, greedy, smollm2};
+use support::{FAMILIES, MadeUpModel, Runner, greedy, smollm2};
 
 /// How far logits may differ, in units of their spread. With float weights, both only round; with quantized ones, both also round
 /// activations to 8 bits, each in its own way.
@@ -107,6 +107,31 @@ fn any_number_of_gpu_layers_computes_the_same_model() {
                     difference < tolerance,
                     "variant {seed}, {gpu_layers} GPU layers, position {position}: {difference}"
                 );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_family_computes_the_same_there() {
+    let directory = tempfile::tempdir().unwrap();
+    for architecture in FAMILIES {
+        let made_up = MadeUpModel {
+            formats: vec![GgmlType::F32],
+            ..MadeUpModel::of(architecture)
+        };
+        let path = made_up.write(directory.path());
+        let cpu = Runner::new(&path, 1);
+        let layers = cpu.model.spec().layers.len();
+        let gpu = last_on_accelerator(&cpu.model, layers, &[layers]);
+        let (mut cpu_kv, mut gpu_kv) = (cpu.kv_cache(), gpu.kv_cache());
+        // In a batch, and token by token.
+        for rows in [tokens(29, 5), tokens(1, 3), tokens(1, 4)] {
+            let expected = cpu.logits(&mut cpu_kv, &rows);
+            let found = gpu.logits(&mut gpu_kv, &rows);
+            for (found, expected) in found.iter().zip(&expected) {
+                let difference = difference(found, expected);
+                assert!(difference < FLOAT, "{architecture}: {difference}");
             }
         }
     }

@@ -15,7 +15,7 @@ mod support;
 
 use std::error::Error;
 
-use prima_engine::{BatchEntry, EngineError, KvCache};
+use prima_engine::{BatchEntry, Embedding, EngineError, KvCache};
 
 use support::{MadeUpModel, Runner};
 
@@ -91,7 +91,7 @@ fn forks_go_their_own_ways() {
 #[test]
 fn a_cache_ends_at_its_context_length_and_says_so() {
     let (_directory, runner) = runner();
-    let mut kv = runner.model.kv_cache(&[0..5], 20);
+    let mut kv = KvCache::new(&runner.model, &[0..5], 20);
     runner.logits(&mut kv, &tokens(19, 3));
     let error = forward(&runner, &mut kv, 19, 2).unwrap_err();
     assert_eq!(
@@ -125,14 +125,14 @@ fn gaps_and_overwriting_are_refused() {
 fn a_cache_of_other_layers_is_refused() {
     let (_directory, runner) = runner();
     for layers in [vec![0..4], vec![1..5], vec![0..2, 3..5], vec![]] {
-        let mut kv = runner.model.kv_cache(&layers, 20);
+        let mut kv = KvCache::new(&runner.model, &layers, 20);
         let error = forward(&runner, &mut kv, 0, 1).unwrap_err();
         assert!(
             matches!(error, EngineError::KvLayers { .. }),
             "{layers:?}: {error}"
         );
     }
-    let mut kv = runner.model.kv_cache(&[3..5, 0..3, 1..2], 20);
+    let mut kv = KvCache::new(&runner.model, &[3..5, 0..3, 1..2], 20);
     forward(&runner, &mut kv, 0, 1).unwrap();
 }
 
@@ -160,9 +160,7 @@ fn an_activation_of_another_size_than_the_batch_is_refused() {
 #[test]
 fn tokens_outside_the_vocabulary_are_refused() {
     let (_directory, runner) = runner();
-    let error = runner
-        .model
-        .embedding()
+    let error = Embedding::open(&runner.model)
         .unwrap()
         .embed(&[95, 96], &mut [0.0; 512])
         .unwrap_err();

@@ -62,7 +62,7 @@ fn assert_a_copy_would_be_seen(path: &Path) {
 fn growth(path: &Path) -> u64 {
     let model = Model::open(path).unwrap();
     let before = anonymous_memory();
-    let runner = Runner::split(&model, &[model.config().layers], 2);
+    let runner = Runner::split(&model, &[model.spec().layers.len()], 2);
     let mut kv = runner.kv_cache();
     runner.logits(&mut kv, &[1, 2, 3, 4, 5, 6, 7]);
     runner.logits(&mut kv, &[8]);

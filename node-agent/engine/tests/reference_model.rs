@@ -16,7 +16,7 @@ use half::f16;
 use prima_engine::{Model, kernels};
 use prima_gguf::GgmlType;
 
-use support::{MadeUpModel, Runner, greedy, smollm2};
+use support::{MadeUpModel, Runner, WINDOW, greedy, smollm2};
 
 #[test]
 fn made_up_models_of_float_weights_agree_to_rounding() {
@@ -53,6 +53,27 @@ fn made_up_models_of_float_weights_agree_to_rounding() {
             MadeUpModel {
                 formats: vec![GgmlType::F32],
                 ..MadeUpModel::qwen2()
+            },
+        ),
+        (
+            "qwen3",
+            MadeUpModel {
+                formats: vec![GgmlType::F32],
+                ..MadeUpModel::of("qwen3")
+            },
+        ),
+        (
+            "gemma2",
+            MadeUpModel {
+                formats: vec![GgmlType::F32],
+                ..MadeUpModel::of("gemma2")
+            },
+        ),
+        (
+            "gemma3",
+            MadeUpModel {
+                formats: vec![GgmlType::F32],
+                ..MadeUpModel::of("gemma3")
             },
         ),
     ];
@@ -198,35 +219,34 @@ impl<'a> Reference<'a> {
     }
 
     fn logits(&self, tokens: &[u32]) -> Vec<Vec<f32>> {
-        let config = self.model.config();
         let embedding = self.tensor("token_embd.weight").unwrap();
         let mut rows: Vec<Vec<f64>> = tokens
             .iter()
             .map(|&token| {
-                embedding
-                    .row(token as usize)
-                    .iter()
-                    .map(|x| f64::from(*x))
-                    .collect()
+                let row = embedding.row(token as usize).iter();
+                let scale = match self.is_gemma() {
+                    true => (embedding.cols as f64).sqrt(),
+                    false => 1.0,
+                };
+                row.map(|x| f64::from(*x) * scale).collect()
             })
             .collect();
-        for layer in 0..config.layers {
+        for layer in 0..self.model.spec().layers.len() {
             self.layer(layer, &mut rows);
         }
         let norm = self.tensor("output_norm.weight").unwrap();
         let head = self.tensor("output.weight").unwrap_or(embedding);
         rows.iter()
             .map(|row| {
-                head.times(&self.norm(row, &norm))
-                    .iter()
-                    .map(|x| *x as f32)
-                    .collect()
+                let logits = head.times(&self.norm(row, &norm));
+                let logits = logits.iter().map(|x| self.capped(*x, 30.0));
+                logits.map(|x| x as f32).collect()
             })
             .collect()
     }
 
     fn layer(&self, layer: usize, rows: &mut [Vec<f64>]) {
-        let config = self.model.config();
+        let spec = &self.model.spec().layers[layer].attention;
         let part = |name: &str| self.tensor(&format!("blk.{layer}.{name}"));
         let project = |name: &str, row: &[f64]| {
             let mut out = part(&format!("attn_{name}.weight")).unwrap().times(row);
@@ -241,20 +261,33 @@ impl<'a> Reference<'a> {
         let (mut queries, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new());
         for (position, row) in rows.iter().enumerate() {
             let normed = self.norm(row, &norm);
-            queries.push(self.rotated(project("q", &normed), position));
-            keys.push(halved(self.rotated(project("k", &normed), position)));
+            let head = |name: &str| {
+                let heads = project(name, &normed);
+                let heads = match part(&format!("attn_{name}_norm.weight")) {
+                    Some(norm) => heads
+                        .chunks_exact(spec.head_dim)
+                        .flat_map(|head| self.norm(head, &norm))
+                        .collect(),
+                    None => heads,
+                };
+                self.rotated(layer, spec.head_dim, heads, position)
+            };
+            queries.push(head("q"));
+            keys.push(halved(head("k")));
             values.push(halved(project("v", &normed)));
         }
         let output = part("attn_output.weight").unwrap();
-        let (dim, group) = (config.head_dim, config.heads / config.kv_heads);
+        let (dim, group) = (spec.head_dim, spec.heads / spec.kv_heads);
         for (position, row) in rows.iter_mut().enumerate() {
             let mut attended = Vec::new();
-            for head in 0..config.heads {
+            for head in 0..spec.heads {
                 let of = |row: &[f64], head: usize| row[head * dim..][..dim].to_vec();
                 let query = of(&queries[position], head);
-                let scores: Vec<f64> = keys[..=position]
+                let first = (position + 1).saturating_sub(self.window(layer));
+                let scores: Vec<f64> = keys[first..=position]
                     .iter()
                     .map(|key| dot(&query, &of(key, head / group)) / (dim as f64).sqrt())
+                    .map(|score| self.capped(score, 50.0))
                     .collect();
                 let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let weights: Vec<f64> =
@@ -263,14 +296,13 @@ impl<'a> Reference<'a> {
                 attended.extend((0..dim).map(|i| {
                     let weighted = weights
                         .iter()
-                        .zip(&values)
+                        .zip(&values[first..])
                         .map(|(w, v)| w * of(v, head / group)[i]);
                     weighted.sum::<f64>() / sum
                 }));
             }
-            row.iter_mut()
-                .zip(output.times(&attended))
-                .for_each(|(x, y)| *x += y);
+            let attended = self.post_normed(layer, "post_attention", output.times(&attended));
+            row.iter_mut().zip(attended).for_each(|(x, y)| *x += y);
         }
 
         let norm = part("ffn_norm.weight").unwrap();
@@ -282,37 +314,82 @@ impl<'a> Reference<'a> {
                 .times(&normed)
                 .iter()
                 .zip(up.times(&normed))
-                .map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up)
+                .map(|(gate, up)| match self.is_gemma() {
+                    true => gelu(*gate) * up,
+                    false => gate / (1.0 + (-gate).exp()) * up,
+                })
                 .collect();
-            row.iter_mut()
-                .zip(down.times(&inner))
-                .for_each(|(x, y)| *x += y);
+            let inner = self.post_normed(layer, "post_ffw", down.times(&inner));
+            row.iter_mut().zip(inner).for_each(|(x, y)| *x += y);
         }
     }
 
     fn norm(&self, row: &[f64], weight: &Dense) -> Vec<f64> {
         let mean = row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
-        let scale = 1.0 / (mean + f64::from(self.model.config().norm_epsilon)).sqrt();
+        let scale = 1.0 / (mean + f64::from(self.model.spec().norm_epsilon)).sqrt();
         row.iter()
             .zip(&weight.numbers)
             .map(|(x, w)| x * scale * f64::from(*w))
             .collect()
     }
 
-    fn rotated(&self, mut heads: Vec<f64>, position: usize) -> Vec<f64> {
-        let config = self.model.config();
+    fn post_normed(&self, layer: usize, name: &str, row: Vec<f64>) -> Vec<f64> {
+        match self.tensor(&format!("blk.{layer}.{name}_norm.weight")) {
+            Some(norm) => self.norm(&row, &norm),
+            None => row,
+        }
+    }
+
+    fn is_gemma(&self) -> bool {
+        self.architecture().starts_with("gemma")
+    }
+
+    fn architecture(&self) -> &str {
+        self.model.spec().architecture
+    }
+
+    /// How many positions a layer sees.
+    fn window(&self, layer: usize) -> usize {
+        match self.architecture() {
+            "gemma2" if layer.is_multiple_of(2) => WINDOW,
+            "gemma3" if layer % 6 != 5 => WINDOW,
+            _ => usize::MAX,
+        }
+    }
+
+    fn capped(&self, x: f64, cap: f64) -> f64 {
+        match self.architecture() {
+            "gemma2" => cap * (x / cap).tanh(),
+            _ => x,
+        }
+    }
+
+    fn rotated(
+        &self,
+        layer: usize,
+        head_dim: usize,
+        mut heads: Vec<f64>,
+        position: usize,
+    ) -> Vec<f64> {
+        let rope = self.model.spec().layers[layer].attention.rope.as_ref();
+        let rope = rope.unwrap();
         let factors = self.tensor("rope_freqs.weight");
-        let half = config.rope_dimensions / 2;
-        for head in heads.chunks_exact_mut(config.head_dim) {
+        let half = rope.dimensions / 2;
+        let base: f64 = match self.architecture() {
+            "gemma3" if layer == 5 => 1e6,
+            "gemma3" => 1e4,
+            _ => rope.base.into(),
+        };
+        for head in heads.chunks_exact_mut(head_dim) {
             for pair in 0..half {
                 let exponent = -(pair as f64) / half as f64;
-                let mut angle = position as f64 * f64::from(config.rope_base).powf(exponent);
-                angle /= f64::from(config.rope_linear_factor);
+                let mut angle = position as f64 * base.powf(exponent);
+                angle /= f64::from(rope.factor);
                 if let Some(factors) = &factors {
                     angle /= f64::from(factors.numbers[pair]);
                 }
-                let (i, j) = match config.architecture.name {
-                    "qwen2" => (pair, pair + half),
+                let (i, j) = match self.architecture() {
+                    "qwen2" | "qwen3" | "gemma2" | "gemma3" => (pair, pair + half),
                     _ => (2 * pair, 2 * pair + 1),
                 };
                 let (a, b) = (head[i], head[j]);
@@ -322,6 +399,11 @@ impl<'a> Reference<'a> {
         }
         heads
     }
+}
+
+fn gelu(x: f64) -> f64 {
+    let factor = (2.0 / std::f64::consts::PI).sqrt();
+    0.5 * x * (1.0 + (factor * (x + 0.044_715 * x.powi(3))).tanh())
 }
 
 impl Dense {

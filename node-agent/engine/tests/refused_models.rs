@@ -80,9 +80,9 @@ fn wrong_tensors_are_named_with_what_was_expected_and_found() {
             &["\"blk.2.attn_q.weight\"", "TQ1_0"],
         ),
         (
-            |tensors| tensors.push(("blk.0.attn_q.bias".into(), GgmlType::F32, vec![256])),
+            |tensors| tensors.push(("blk.0.attn_sinks.weight".into(), GgmlType::F32, vec![8])),
             &[
-                "\"blk.0.attn_q.bias\" is not one that architecture llama",
+                "\"blk.0.attn_sinks.weight\" is not one that architecture llama",
                 "wrong answers",
             ],
         ),
@@ -116,16 +116,20 @@ fn find<'a>(tensors: &'a mut [Tensor], name: &str) -> &'a mut Tensor {
 }
 
 #[test]
-fn qwen2_needs_its_biases() {
+fn a_family_needs_the_parts_that_set_it_apart() {
     let directory = tempfile::tempdir().unwrap();
-    let model = MadeUpModel::qwen2();
-    let mut tensors = model.tensors();
-    tensors.retain(|tensor| tensor.0 != "blk.2.attn_v.bias");
-    let message = refusal(directory.path(), &model, tensors, |_| {});
-    assert!(
-        message.contains("\"blk.2.attn_v.bias\" is missing"),
-        "{message}"
-    );
+    for (model, part) in [
+        (MadeUpModel::qwen2(), "blk.2.attn_v.bias"),
+        (MadeUpModel::of("qwen3"), "blk.2.attn_k_norm.weight"),
+        (MadeUpModel::of("gemma2"), "blk.2.post_ffw_norm.weight"),
+        (MadeUpModel::of("gemma3"), "blk.2.attn_q_norm.weight"),
+    ] {
+        let mut tensors = model.tensors();
+        tensors.retain(|tensor| tensor.0 != part);
+        let message = refusal(directory.path(), &model, tensors, |_| {});
+        let expected = format!("{part:?} is missing; architecture {}", model.architecture);
+        assert!(message.contains(&expected), "{message}");
+    }
 }
 
 #[test]
@@ -136,9 +140,9 @@ fn metadata_that_is_not_computed_is_named() {
     let cases: [(Change, &[&str]); 8] = [
         (
             |writer| {
-                writer.metadata("llama.rope.scaling.type", "yarn");
+                writer.metadata("llama.rope.scaling.type", "dynamic");
             },
-            &["\"llama.rope.scaling.type\"", "\"linear\"", "\"yarn\""],
+            &["\"llama.rope.scaling.type\"", "longrope", "\"dynamic\""],
         ),
         (
             |writer| {
@@ -204,7 +208,7 @@ fn an_unknown_architecture_is_named_with_the_known_ones() {
     };
     let message = refusal(directory.path(), &model, model.tensors(), |_| {});
     assert!(
-        message.contains("\"mamba\"") && message.contains("llama, qwen2"),
+        message.contains("\"mamba\"") && message.contains("llama, qwen2, qwen3, gemma2, gemma3"),
         "{message}"
     );
 }

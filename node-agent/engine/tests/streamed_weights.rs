@@ -17,7 +17,8 @@ use std::thread;
 use std::time::Duration;
 
 use prima_engine::{
-    BatchEntry, EngineError, KvCache, LayerDevices, Model, Part, Residency, StreamingSchedule,
+    BatchEntry, Embedding, EngineError, KvCache, LayerDevices, Model, Part, Residency,
+    StreamingSchedule,
 };
 use prima_gguf::GgmlType;
 
@@ -48,7 +49,7 @@ fn file(folder: &Path) -> PathBuf {
 /// A whole model in windows that end at `ends`. Memory holds `percent` of its weights; the others are streamed.
 fn streaming(path: &Path, ends: &[usize], percent: u64) -> Runner {
     let model = Model::open(path).unwrap();
-    let parts = [Part::Layers(0..model.config().layers), Part::OutputHead];
+    let parts = [Part::Layers(0..model.spec().layers.len()), Part::OutputHead];
     let residency = Residency::in_pieces(&model, &parts, ALONE, PIECE_BYTES).unwrap();
     residency.set_budget(residency.weight_bytes() * percent / 100);
     while residency.warm(Duration::from_millis(1)) {}
@@ -139,10 +140,10 @@ fn windows_that_run_out_of_order_give_the_same_bits() {
     let prompts = [tokens(9), tokens(5)];
     let whole = Runner::new(&path, 1);
     let runner = streaming(&path, &[1, 3], 40);
-    let hidden = runner.model.config().hidden;
+    let hidden = runner.model.spec().hidden;
     let mut passes = prompts.clone().map(|prompt| {
         let mut activation = vec![0.0; prompt.len() * hidden];
-        let embedding = runner.model.embedding().unwrap();
+        let embedding = Embedding::open(&runner.model).unwrap();
         embedding.embed(&prompt, &mut activation).unwrap();
         (runner.kv_cache(), activation, prompt.len())
     });
@@ -166,7 +167,7 @@ fn windows_that_run_out_of_order_give_the_same_bits() {
 
 /// Why the first window cannot take one more row.
 fn failing_pass(runner: &Runner, kv: &mut KvCache) -> EngineError {
-    let mut activation = vec![0.0; runner.model.config().hidden];
+    let mut activation = vec![0.0; runner.model.spec().hidden];
     let entry = BatchEntry {
         first_position: kv.len(),
         kv,

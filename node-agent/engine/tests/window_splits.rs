@@ -13,21 +13,21 @@
 
 mod support;
 
-use prima_engine::{BatchEntry, Compute, KvCache, LayerDevices, Model, Residency};
+use prima_engine::{
+    BatchEntry, Compute, KvCache, LayerDevices, LayerWindow, Model, OutputHead, Residency,
+};
 
-use support::{MadeUpModel, Random, Runner};
+use support::{FAMILIES, MadeUpModel, Random, Runner};
 
 #[test]
 fn any_split_chunking_and_batching_gives_the_same_bits() {
     let directory = tempfile::tempdir().unwrap();
-    for (family, made_up) in [MadeUpModel::default(), MadeUpModel::qwen2()]
-        .into_iter()
-        .enumerate()
-    {
+    for (family, architecture) in FAMILIES.into_iter().enumerate() {
+        let made_up = MadeUpModel::of(architecture);
         let path = made_up.write(directory.path());
         let model = Model::open(&path).unwrap();
         let whole = Runner::new(&path, 1);
-        for seed in 0..12 {
+        for seed in 0..8 {
             let mut random = Random(seed * 2 + family as u64);
             let prompts: Vec<Vec<u32>> = (0..random.within(1..5))
                 .map(|_| {
@@ -40,7 +40,7 @@ fn any_split_chunking_and_batching_gives_the_same_bits() {
                 .map(|prompt| whole.run(&mut [(&mut whole.kv_cache(), prompt)]))
                 .collect();
 
-            let ends = random_ends(&mut random, model.config().layers);
+            let ends = random_ends(&mut random, model.spec().layers.len());
             let threads = random.within(1..4);
             let split = Runner::split(&model, &ends, threads);
             let found = run_in_random_batches(&mut random, &split, &prompts);
@@ -65,7 +65,7 @@ fn run_in_random_batches(
     runner: &Runner,
     prompts: &[Vec<u32>],
 ) -> Vec<Vec<f32>> {
-    let hidden = runner.model.config().hidden;
+    let hidden = runner.model.spec().hidden;
     let mut caches: Vec<KvCache> = prompts.iter().map(|_| runner.kv_cache()).collect();
     let mut results: Vec<Vec<f32>> = prompts.iter().map(|_| Vec::new()).collect();
     while caches
@@ -118,10 +118,9 @@ fn a_window_needs_only_its_own_layers_in_the_file() {
         Model::open(&path).unwrap()
     };
     let run = |model: &Model| {
-        let window = model
-            .layer_window(2..4, &LayerDevices::cpu(), &Residency::mapped())
-            .unwrap();
-        let mut kv = model.kv_cache(&[2..4], 16);
+        let window =
+            LayerWindow::open(model, 2..4, &LayerDevices::cpu(), &Residency::mapped()).unwrap();
+        let mut kv = KvCache::new(model, &[2..4], 16);
         let mut activation: Vec<f32> = (0..3 * 256).map(|i| (i as f32).sin()).collect();
         let entry = BatchEntry {
             kv: &mut kv,
@@ -137,7 +136,7 @@ fn a_window_needs_only_its_own_layers_in_the_file() {
 
     let sparse = with_only("two-layers.gguf", &["blk.2.", "blk.3.", "rope_freqs"]);
     assert_eq!(run(&sparse), run(&Model::open(&whole).unwrap()));
-    assert!(sparse.output_head(&Residency::mapped()).is_err());
+    assert!(OutputHead::open(&sparse, &Residency::mapped()).is_err());
     for (model, tensor) in [
         (sparse, "\"blk.1.attn_norm.weight\""),
         (
@@ -145,7 +144,7 @@ fn a_window_needs_only_its_own_layers_in_the_file() {
             "\"rope_freqs.weight\"",
         ),
     ] {
-        let refused = model.layer_window(1..4, &LayerDevices::cpu(), &Residency::mapped());
+        let refused = LayerWindow::open(&model, 1..4, &LayerDevices::cpu(), &Residency::mapped());
         let message = refused.err().unwrap().to_string();
         assert!(
             message.contains(tensor) && message.contains("sparse"),

@@ -6,6 +6,8 @@
 //! 2021): blocks of a chunk are folded in order, and chunks are folded in order, so that in decode the
 //! chunks of a long context can be computed by several threads.
 
+use std::ops::Range;
+
 use half::f16;
 
 use super::isa_level::IsaLevel;
@@ -37,15 +39,21 @@ pub struct AttentionShape {
     pub kv: KvShape,
     /// What scores are multiplied by before the softmax: 1 / sqrt(head_dim) in most models.
     pub scale: f32,
+    /// A row sees this many positions at most, its own among them; `None`: all before it.
+    pub window: Option<usize>,
+    /// Scores s become softcap * tanh(s / softcap), after the scale (Gemma 2).
+    pub softcap: Option<f32>,
 }
 
 /// The attention of consecutive rows of one sequence in one layer.
 pub struct SequenceAttention<'a> {
     /// Rows of `heads * head_dim` numbers.
     pub queries: &'a [f32],
-    /// Row `r` stands at position `first_position + r`, and sees the positions up to its own.
+    /// Row `r` stands at position `first_position + r`, and sees the positions up to its own, as far back as the window goes.
     pub first_position: usize,
-    /// Blocks of keys as [`KvShape::store_key`] fills them, from position 0 on, at least to the last row's.
+    /// The first block that is here; no row's window reaches further back.
+    pub first_block: usize,
+    /// Blocks of keys as [`KvShape::store_key`] fills them, from the first block on, at least to the last row's position.
     pub keys: &'a [&'a [f16]],
     /// Blocks of values as [`KvShape::store_value`] fills them.
     pub values: &'a [&'a [f16]],
@@ -107,7 +115,7 @@ impl KvShape {
 }
 
 /// Computes the attention of every sequence of a batch:
-/// `out = softmax(scale * queries keysᵀ, causal) values`, head by head, query head `h` with KV head
+/// `out = softmax(softcap(scale * queries keysᵀ), causal, in the window) values`, head by head, query head `h` with KV head
 /// `h * kv_heads / heads`. A row's result does not depend on the other rows, nor on the pool.
 ///
 /// # Panics
@@ -139,7 +147,7 @@ pub fn attention(
             let sequence = &sequences[tile.sequence];
             let mut total = Partial::new(tile.count, shape.kv.head_dim);
             let mut chunk = Partial::new(tile.count, shape.kv.head_dim);
-            for index in 0..sequence.chunks(tile) {
+            for index in sequence.chunks(tile) {
                 sequence.chunk(pool.level(), tile, index, &mut chunk);
                 total.fold(&chunk);
             }
@@ -151,8 +159,8 @@ pub fn attention(
     // Few rows: each chunk of positions is a piece of work; the chunks are folded afterwards, in the same order.
     let mut chunks: Vec<(&Tile, usize)> = Vec::new();
     for tile in &tiles {
-        let count = sequences[tile.sequence].chunks(tile);
-        chunks.extend((0..count).map(|index| (tile, index)));
+        let seen = sequences[tile.sequence].chunks(tile);
+        chunks.extend(seen.map(|index| (tile, index)));
     }
     let mut partials: Vec<Partial> = chunks
         .iter()
@@ -169,7 +177,7 @@ pub fn attention(
     for tile in &tiles {
         let sequence = &sequences[tile.sequence];
         let mut total = Partial::new(tile.count, shape.kv.head_dim);
-        for chunk in partials.by_ref().take(sequence.chunks(tile)) {
+        for chunk in partials.by_ref().take(sequence.chunks(tile).len()) {
             total.fold(&chunk);
         }
         sequence.finish(tile, &total);
@@ -201,6 +209,7 @@ struct Sequence<'a> {
     rows: usize,
     queries: &'a [f32],
     first_position: usize,
+    first_block: usize,
     keys: &'a [&'a [f16]],
     values: &'a [&'a [f16]],
     out: SharedSlice<'a, f32>,
@@ -230,9 +239,15 @@ impl<'a> Sequence<'a> {
         } else {
             sequence.first_position + rows
         };
+        let seen_from = visible(sequence.first_position, shape.window).start;
+        assert!(
+            rows == 0 || sequence.first_block * BLOCK_POSITIONS <= seen_from,
+            "KV blocks from block {} on for position {seen_from}",
+            sequence.first_block
+        );
         for blocks in [sequence.keys, sequence.values] {
             assert!(
-                blocks.len() * BLOCK_POSITIONS >= positions,
+                (sequence.first_block + blocks.len()) * BLOCK_POSITIONS >= positions,
                 "{} KV blocks for {positions} positions",
                 blocks.len()
             );
@@ -246,6 +261,7 @@ impl<'a> Sequence<'a> {
             rows,
             queries: sequence.queries,
             first_position: sequence.first_position,
+            first_block: sequence.first_block,
             keys: sequence.keys,
             values: sequence.values,
             out: SharedSlice::new(sequence.out),
@@ -261,15 +277,22 @@ impl<'a> Sequence<'a> {
         (row * self.shape.heads + head) * self.shape.kv.head_dim
     }
 
-    /// How many positions query `index` sees.
-    fn visible(&self, index: usize) -> usize {
-        self.first_position + index / self.group + 1
+    /// The positions that query `index` sees.
+    fn visible(&self, index: usize) -> Range<usize> {
+        visible(self.first_position + index / self.group, self.shape.window)
+    }
+
+    /// The positions that some query of the tile sees.
+    fn seen(&self, tile: &Tile) -> Range<usize> {
+        let last = self.visible(tile.first + tile.count - 1);
+        self.visible(tile.first).start..last.end
     }
 
     /// Chunks of positions that some query of the tile sees.
-    fn chunks(&self, tile: &Tile) -> usize {
-        self.visible(tile.first + tile.count - 1)
-            .div_ceil(CHUNK_BLOCKS * BLOCK_POSITIONS)
+    fn chunks(&self, tile: &Tile) -> Range<usize> {
+        const CHUNK: usize = CHUNK_BLOCKS * BLOCK_POSITIONS;
+        let seen = self.seen(tile);
+        seen.start / CHUNK..seen.end.div_ceil(CHUNK)
     }
 
     /// The attention of the tile's queries over the positions of one chunk.
@@ -283,22 +306,25 @@ impl<'a> Sequence<'a> {
             }
         }
         chunk.clear();
-        let last = self.visible(tile.first + tile.count - 1);
+        let seen = self.seen(tile);
+        let blocks = seen.start / BLOCK_POSITIONS..seen.end.div_ceil(BLOCK_POSITIONS);
         let first_block = index * CHUNK_BLOCKS;
-        for block in first_block..(first_block + CHUNK_BLOCKS).min(last.div_ceil(BLOCK_POSITIONS)) {
-            let mut visible = [0; TILE];
+        let end_block = (first_block + CHUNK_BLOCKS).min(blocks.end);
+        for block in first_block.max(blocks.start)..end_block {
+            let first = block * BLOCK_POSITIONS;
+            let within = |position: usize| position.saturating_sub(first).min(BLOCK_POSITIONS);
+            let mut visible = [const { 0..0 }; TILE];
             for (query, visible) in visible[..tile.count].iter_mut().enumerate() {
-                *visible = self
-                    .visible(tile.first + query)
-                    .saturating_sub(block * BLOCK_POSITIONS)
-                    .min(BLOCK_POSITIONS);
+                let seen = self.visible(tile.first + query);
+                *visible = within(seen.start)..within(seen.end);
             }
             let head = tile.kv_head * BLOCK_POSITIONS * head_dim;
             let head = head..head + BLOCK_POSITIONS * head_dim;
             let block = HeadBlock {
                 head_dim,
-                keys: &self.keys[block][head.clone()],
-                values: &self.values[block][head],
+                keys: &self.keys[block - self.first_block][head.clone()],
+                values: &self.values[block - self.first_block][head],
+                softcap: self.shape.softcap,
             };
             span::add_block(level, &queries, &block, &visible[..tile.count], chunk);
         }
@@ -312,6 +338,12 @@ impl<'a> Sequence<'a> {
             total.write(query, out);
         }
     }
+}
+
+/// The positions that a row at `position` sees.
+fn visible(position: usize, window: Option<usize>) -> Range<usize> {
+    let window = window.unwrap_or(usize::MAX);
+    (position + 1).saturating_sub(window)..position + 1
 }
 
 fn saturating_f16(number: f32) -> f16 {

@@ -64,6 +64,14 @@ pub(super) fn exp(x: f32) -> f32 {
     if x < -87.336_54 { 0.0 } else { e * power }
 }
 
+/// `softcap * tanh(x / softcap)`, to within 2e-7 of `softcap`.
+#[inline(always)]
+pub(super) fn capped(x: f32, softcap: f32) -> f32 {
+    // tanh x = 1 - 2 / (e^2x + 1); beyond 40, e^2x is as good as infinite.
+    let power = exp((2.0 / softcap * x).clamp(-80.0, 80.0));
+    softcap * (1.0 - 2.0 / (power + 1.0))
+}
+
 /// `a * b + c`, fused if all processors that this build is for have such an instruction; otherwise fusing would cost a call
 /// into the C library for every product.
 #[inline(always)]

@@ -20,6 +20,8 @@ pub struct Rope {
     pairing: RopePairing,
     /// Radians per position, one for each pair.
     frequencies: Vec<f64>,
+    /// What sines and cosines are multiplied by.
+    magnitude: f64,
 }
 
 /// The sines and cosines for the positions of a batch.
@@ -32,37 +34,13 @@ pub struct RopeAngles {
 }
 
 impl Rope {
-    /// The rotation of the first `dims` numbers of each head: pair `i` turns by
-    /// `scale / factors[i] * base^(-2i / dims)` radians per position. `factors` is Llama 3.1's
-    /// `rope_freqs.weight` (one per pair), absent for plain models; `scale` is 1, except for linear scaling,
-    /// where it is one over the context's growth.
-    ///
-    /// # Panics
-    /// When `dims` is odd or there are `factors` but not one per pair.
-    pub fn new(
-        pairing: RopePairing,
-        dims: usize,
-        base: f32,
-        scale: f32,
-        factors: Option<&[f32]>,
-    ) -> Rope {
-        assert!(
-            dims.is_multiple_of(2),
-            "rotated dimensions come in pairs, not {dims}"
-        );
-        if let Some(factors) = factors {
-            assert_eq!(factors.len(), dims / 2, "a frequency factor per pair");
-        }
-        let frequencies = (0..dims / 2)
-            .map(|pair| {
-                let frequency = f64::from(base).powf(-2.0 * pair as f64 / dims as f64);
-                let factor = factors.map_or(1.0, |factors| f64::from(factors[pair]));
-                frequency * f64::from(scale) / factor
-            })
-            .collect();
+    /// The rotation of the first `2 * frequencies.len()` numbers of each head: pair `i` turns by `frequencies[i]` radians per
+    /// position, and grows by `magnitude`, which is 1 in most models.
+    pub fn new(pairing: RopePairing, frequencies: Vec<f64>, magnitude: f32) -> Rope {
         Rope {
             pairing,
             frequencies,
+            magnitude: magnitude.into(),
         }
     }
 
@@ -72,8 +50,10 @@ impl Rope {
         for position in positions {
             let angles = self.frequencies.iter().map(|f| position as f64 * f);
             // In f64: an f32 angle at position 100,000 would be off by a hundredth of a radian.
-            turns.extend(angles.clone().map(|angle| angle.cos() as f32));
-            turns.extend(angles.map(|angle| angle.sin() as f32));
+            let cosine = |angle: f64| (self.magnitude * angle.cos()) as f32;
+            let sine = |angle: f64| (self.magnitude * angle.sin()) as f32;
+            turns.extend(angles.clone().map(cosine));
+            turns.extend(angles.map(sine));
         }
         RopeAngles {
             pairing: self.pairing,
@@ -167,26 +147,23 @@ mod tests {
     use super::*;
 
     /// The definition: complex multiplication by e^(i position frequency).
-    fn expected(
-        x: &[f32],
-        position: usize,
-        pairing: RopePairing,
-        dims: usize,
-        factors: Option<&[f32]>,
-    ) -> Vec<f64> {
+    fn expected(x: &[f32], position: usize, pairing: RopePairing, frequencies: &[f64]) -> Vec<f64> {
         let mut out: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
-        for pair in 0..dims / 2 {
+        for (pair, frequency) in frequencies.iter().enumerate() {
             let (i, j) = match pairing {
                 RopePairing::Interleaved => (2 * pair, 2 * pair + 1),
-                RopePairing::Halves => (pair, pair + dims / 2),
+                RopePairing::Halves => (pair, pair + frequencies.len()),
             };
-            let frequency = 10_000_f64.powf(-2.0 * pair as f64 / dims as f64)
-                / factors.map_or(1.0, |f| f64::from(f[pair]));
             let (sin, cos) = (position as f64 * frequency).sin_cos();
             let (a, b) = (f64::from(x[i]), f64::from(x[j]));
             (out[i], out[j]) = (a * cos - b * sin, a * sin + b * cos);
         }
         out
+    }
+
+    fn frequencies(pairs: usize) -> Vec<f64> {
+        let frequency = |pair: usize| 10_000_f64.powf(-(pair as f64) / pairs as f64);
+        (0..pairs).map(frequency).collect()
     }
 
     #[test]
@@ -196,19 +173,18 @@ mod tests {
         let x: Vec<f32> = (0..37 * heads * head_dim)
             .map(|i| (i as f32).cos())
             .collect();
-        let factors: Vec<f32> = (0..8).map(|i| 1.0 + i as f32).collect();
         let pool = ThreadPool::new(2, IsaLevel::detect()).unwrap();
         for pairing in [RopePairing::Interleaved, RopePairing::Halves] {
-            for (dims, factors) in [(24, None), (16, Some(factors.as_slice()))] {
-                let rope = Rope::new(pairing, dims, 10_000.0, 1.0, factors);
+            for frequencies in [frequencies(12), frequencies(8)] {
+                let rope = Rope::new(pairing, frequencies.clone(), 1.0);
                 let angles = rope.angles(positions.iter().copied());
                 let mut turned = x.clone();
                 rotate(&pool, &angles, &mut turned, heads, head_dim);
                 for (row, position) in positions.iter().enumerate() {
                     for head in 0..heads {
                         let at = (row * heads + head) * head_dim;
-                        let exact =
-                            expected(&x[at..at + head_dim], *position, pairing, dims, factors);
+                        let head = &x[at..at + head_dim];
+                        let exact = expected(head, *position, pairing, &frequencies);
                         for (turned, exact) in turned[at..].iter().zip(exact) {
                             assert!((f64::from(*turned) - exact).abs() < 5e-7);
                         }
@@ -219,9 +195,12 @@ mod tests {
     }
 
     #[test]
-    fn linear_scaling_divides_the_positions() {
-        let plain = Rope::new(RopePairing::Halves, 16, 500.0, 1.0, None);
-        let scaled = Rope::new(RopePairing::Halves, 16, 500.0, 0.25, None);
-        assert_eq!(plain.angles([3, 5]).turns, scaled.angles([12, 20]).turns);
+    fn a_magnitude_stretches_what_is_rotated() {
+        let plain = Rope::new(RopePairing::Halves, frequencies(8), 1.0);
+        let longer = Rope::new(RopePairing::Halves, frequencies(8), 1.5);
+        let turns = plain.angles([3, 5]).turns;
+        for (longer, turn) in longer.angles([3, 5]).turns.iter().zip(turns) {
+            assert!((longer - 1.5 * turn).abs() < 2e-7);
+        }
     }
 }

@@ -261,6 +261,7 @@ mod tests {
             bytes: 6_944_444_381,
         };
         let profile = ModelProfileSpec {
+            architecture: "qwen2".into(),
             size_bytes: 8_988_110_976,
             layers: 48,
             hidden_size: 5120,

@@ -163,11 +163,13 @@ pub fn layer_overhead_seconds(pool: &ThreadPool, weights: &Weights) -> Result<f6
             head_dim: 64,
         },
         scale: 0.125,
+        window: None,
+        softcap: None,
     };
     const LAYERS: usize = 32;
     let kv_row = SHAPE.kv.row_len();
-    let angles =
-        Rope::new(RopePairing::Interleaved, SHAPE.kv.head_dim, 1e4, 1.0, None).angles([100]);
+    let frequencies = vec![1e-3; SHAPE.kv.head_dim / 2];
+    let angles = Rope::new(RopePairing::Interleaved, frequencies, 1.0).angles([100]);
     let norm = vec![1.0; HIDDEN];
     let mut activation = vec![0.5; HIDDEN];
     let mut normed = vec![0.0; HIDDEN];
@@ -199,6 +201,7 @@ pub fn layer_overhead_seconds(pool: &ThreadPool, weights: &Weights) -> Result<f6
             let sequence = SequenceAttention {
                 queries: &queries,
                 first_position: 0,
+                first_block: 0,
                 keys: &[&block],
                 values: &[&block],
                 out: &mut attended,

@@ -8,8 +8,8 @@ use std::path::Path;
 use prima_crds::v1alpha1::node_profile::{GpuBackend, GpuMeasurements, GpuProfile, Throughput};
 use prima_engine::kernels::MatrixError;
 use prima_engine::{
-    Accelerator, BatchEntry, Compute, EngineError, GpuFacts, LayerDevices, LayerWindow, Model,
-    Residency,
+    Accelerator, BatchEntry, Compute, EngineError, GpuFacts, KvCache, LayerDevices, LayerWindow,
+    Model, Residency,
 };
 use prima_gguf::GgmlType;
 use prima_gguf::writer::{GgufWriter, WriterError};
@@ -166,7 +166,7 @@ fn layer_overhead_seconds(gpu: &Accelerator) -> Result<f64, GpuError> {
     let compute = Compute::new(1)?;
     let devices = |layers| LayerDevices::last_on(layers, gpu.clone());
     let seconds = |layers: usize| -> Result<f64, GpuError> {
-        let window = model.layer_window(0..layers, &devices(layers), &Residency::mapped())?;
+        let window = LayerWindow::open(&model, 0..layers, &devices(layers), &Residency::mapped())?;
         Ok(Samples::attempted(|| one_position(&model, &window, &compute))?.median())
     };
     let (half, all) = (seconds(LAYERS / 2)?, seconds(LAYERS)?);
@@ -174,8 +174,8 @@ fn layer_overhead_seconds(gpu: &Accelerator) -> Result<f64, GpuError> {
 }
 
 fn one_position(model: &Model, window: &LayerWindow, compute: &Compute) -> Result<(), EngineError> {
-    let mut kv = model.kv_cache(&[window.layers()], 1);
-    let mut activation = vec![0.5; model.config().hidden];
+    let mut kv = KvCache::new(model, &[window.layers()], 1);
+    let mut activation = vec![0.5; model.spec().hidden];
     let mut batch = [BatchEntry {
         kv: &mut kv,
         first_position: 0,

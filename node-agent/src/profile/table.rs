@@ -10,6 +10,7 @@ pub fn show(name: &str, status: &NodeProfileStatus) -> String {
     let NodeProfileStatus {
         measured_at,
         agent_version,
+        architectures,
         system,
         cpu,
         memory,
@@ -30,7 +31,10 @@ pub fn show(name: &str, status: &NodeProfileStatus) -> String {
             printable(&system.kernel),
             system.architecture
         ),
-        format!("measured at {measured_at} by agent {agent_version}"),
+        format!(
+            "measured at {measured_at} by agent {agent_version}, which runs {}",
+            printable(&architectures.join(", "))
+        ),
         format!(
             "processor  {}, {} threads, {} kernels; a layer takes {} beside its weights",
             printable(&cpu.model),

@@ -81,7 +81,7 @@ impl Member {
             streaming,
         } = options;
         let schedule = Schedule::new(&plan, rank).ok_or(MemberError::Rank { rank })?;
-        let limits = FrameLimits::new(&plan, &schedule, model.config().hidden);
+        let limits = FrameLimits::new(&plan, &schedule, model.spec().hidden);
         let table = SessionTable::new(
             plan.max_concurrent_requests as usize,
             plan.context_length as usize,

@@ -125,7 +125,7 @@ impl Worker {
                         None => LayerDevices::cpu(),
                     };
                     let what = format!("layers {}..{}", layers.start, layers.end);
-                    let window = model.layer_window(layers, &devices, &residency);
+                    let window = LayerWindow::open(&model, layers, &devices, &residency);
                     stage.window = Some(window.map_err(open(what))?);
                 }
                 Ok(stage)
@@ -133,9 +133,8 @@ impl Worker {
             .collect::<Result<_, WorkerError>>()?;
         let ends = match schedule.rank {
             0 => Some(Ends {
-                embedding: model.embedding().map_err(open("embedding".into()))?,
-                output_head: model
-                    .output_head(&residency)
+                embedding: Embedding::open(&model).map_err(open("embedding".into()))?,
+                output_head: OutputHead::open(&model, &residency)
                     .map_err(open("output head".into()))?,
             }),
             _ => None,
@@ -163,7 +162,7 @@ impl Worker {
             caches,
         }) = self.stages.get_mut(round)
         {
-            let cache = self.model.kv_cache(&[window.layers()], self.context_length);
+            let cache = KvCache::new(&self.model, &[window.layers()], self.context_length);
             caches.insert(session, cache);
         }
     }
@@ -229,7 +228,7 @@ impl Worker {
     /// Runs the window of `round` (on rank 0 in round `rounds`: the output head) over all of `batch` at once. A session
     /// occurs at most once. Results come in the order of the batch. After an error none of them may be used.
     pub fn run(&mut self, round: usize, batch: Vec<Work>) -> Result<Vec<WorkOutput>, WorkerError> {
-        let hidden = self.model.config().hidden;
+        let hidden = self.model.spec().hidden;
         let compute = |source| WorkerError::Compute {
             round,
             source: Box::new(source),
@@ -318,7 +317,7 @@ impl Worker {
 
     /// Logits of the rows that came home, which are the wanted ones only.
     fn head(&self, batch: &[Work]) -> Result<Vec<WorkOutput>, EngineError> {
-        let vocabulary = self.model.config().vocabulary;
+        let vocabulary = self.model.spec().vocabulary;
         let mut logits = Vec::new();
         if let Some(ends) = &self.ends
             && !self.rows.is_empty()

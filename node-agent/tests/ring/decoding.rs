@@ -44,7 +44,7 @@ impl Served {
             client,
             ring.plan.clone(),
             tokenizer,
-            model.config().vocabulary,
+            model.spec().vocabulary,
             status,
         );
         ring.members[0].runtime().spawn(decode.run(received));

@@ -40,7 +40,7 @@ impl ModelFile {
     }
 
     pub fn layers(&self) -> usize {
-        self.model.config().layers
+        self.model.spec().layers.len()
     }
 
     /// What one process computes without any ring, in one pass: the logits behind each of `tokens`.

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use prima_gguf::{Gguf, TensorInfo};
+use prima_model::layer_of;
 
 /// Why a member's share cannot be determined.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -29,15 +30,18 @@ pub fn ranges(
         if !gguf
             .tensors
             .iter()
-            .any(|tensor| layer_of(tensor) == Some(layer))
+            .any(|tensor| layer_of(&tensor.name) == Some(layer))
         {
             return Err(TensorsError::NoLayer { layer });
         }
     }
-    let needed = gguf.tensors.iter().filter(|tensor| match layer_of(tensor) {
-        Some(layer) => layers.iter().any(|window| window.contains(&layer)),
-        None => rank0 || is_shared(tensor),
-    });
+    let needed = gguf
+        .tensors
+        .iter()
+        .filter(|tensor| match layer_of(&tensor.name) {
+            Some(layer) => layers.iter().any(|window| window.contains(&layer)),
+            None => rank0 || is_shared(tensor),
+        });
     let mut ranges: Vec<Range<u64>> = needed
         .map(|tensor| tensor.offset..tensor.offset + tensor.byte_len)
         .collect();
@@ -88,17 +92,6 @@ pub(crate) fn without(wanted: &[Range<u64>], present: &[Range<u64>]) -> Vec<Rang
         }
     }
     missing
-}
-
-/// The layer that a tensor belongs to: 7 for `blk.7.attn_q.weight`.
-fn layer_of(tensor: &TensorInfo) -> Option<usize> {
-    tensor
-        .name
-        .strip_prefix("blk.")?
-        .split('.')
-        .next()?
-        .parse()
-        .ok()
 }
 
 /// Whether every layer uses it: RoPE's divisors of frequencies, which some families have in a long and a short form.

@@ -36,7 +36,7 @@ pub enum Finding {
         layers: usize,
     },
     #[error(
-        "{member}: there is no such machine, or it is in the ring twice, or its owner excludes it"
+        "{member}: there is no such machine, or it is in the ring twice, or its owner excludes it, or its agent cannot run the model"
     )]
     Machine { member: String },
     #[error("{member}: {what} of {found} bytes exceeds {limit} bytes")]
@@ -160,7 +160,11 @@ fn machine(
     kv_positions: usize,
     findings: &mut Vec<Finding>,
 ) {
-    let Some(status) = &node.status else {
+    let Some(status) = node
+        .status
+        .as_ref()
+        .filter(|status| status.runs(&model.spec))
+    else {
         findings.push(Finding::Machine {
             member: member.name.clone(),
         });

@@ -174,8 +174,11 @@ impl Default for Options {
 
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum InputError {
-    #[error("no machine to plan with: give at least one NodeProfile that is not excluded")]
-    NoDevice,
+    #[error(
+        "no machine to plan with: give at least one NodeProfile that may be used{}",
+        reasons(left_out)
+    )]
+    NoDevice { left_out: Vec<(String, String)> },
     #[error("two NodeProfiles are named {name}")]
     SameName { name: String },
     #[error("{option}: there is no NodeProfile named {name}")]
@@ -219,7 +222,7 @@ impl PlanningInput {
         options: &Options,
     ) -> Result<Self, InputError> {
         check_bounds(model, options)?;
-        let (used, left_out) = usable(nodes, options)?;
+        let (used, left_out) = usable(model, nodes, options)?;
         let devices = used
             .iter()
             .map(|node| device(model, node, options))
@@ -271,10 +274,21 @@ fn check_bounds(model: &ModelProfile, options: &Options) -> Result<(), InputErro
     Ok(())
 }
 
+fn reasons(left_out: &[(String, String)]) -> String {
+    let reasons = left_out
+        .iter()
+        .map(|(name, why)| format!("; {name}: {why}"));
+    reasons.collect()
+}
+
 /// Machines that may be planned with; names of the others, and why.
 type Usable<'a> = (Vec<&'a NodeProfile>, Vec<(String, String)>);
 
-fn usable<'a>(nodes: &'a [NodeProfile], options: &Options) -> Result<Usable<'a>, InputError> {
+fn usable<'a>(
+    model: &ModelProfile,
+    nodes: &'a [NodeProfile],
+    options: &Options,
+) -> Result<Usable<'a>, InputError> {
     let mut names = HashSet::new();
     for node in nodes {
         if !names.insert(name_of(node)) {
@@ -296,12 +310,20 @@ fn usable<'a>(nodes: &'a [NodeProfile], options: &Options) -> Result<Usable<'a>,
             left_out.push((name, "excluded by the command".to_owned()));
         } else if node.spec.exclude {
             left_out.push((name, "excluded by its owner (spec.exclude)".to_owned()));
+        } else if let Some(status) = node
+            .status
+            .as_ref()
+            .filter(|status| !status.runs(&model.spec))
+        {
+            let (version, architecture) = (&status.agent_version, &model.spec.architecture);
+            let why = format!("its agent ({version}) cannot run {architecture} models: update it");
+            left_out.push((name, why));
         } else {
             used.push(node);
         }
     }
     match used.is_empty() {
-        true => Err(InputError::NoDevice),
+        true => Err(InputError::NoDevice { left_out }),
         false => Ok((used, left_out)),
     }
 }

@@ -244,6 +244,11 @@ fn a_member_is_a_measured_machine_that_may_be_used_once() {
     );
     assert_eq!(of_desk(|node| node.spec.exclude = true), [machine("desk")]);
     assert_eq!(of_desk(|node| node.status = None), [machine("desk")]);
+    let runs_others = |node: &mut NodeProfile| {
+        let status = node.status.as_mut().unwrap();
+        status.architectures = vec!["qwen2".to_owned()];
+    };
+    assert_eq!(of_desk(runs_others), [machine("desk")]);
 }
 
 #[test]

@@ -328,6 +328,33 @@ fn owners_and_commands_leave_machines_out() {
     assert!(out.contains(&("d2", "excluded by the command")), "{out:?}");
 }
 
+/// Agents of the first version do not say what they run: they run llama and qwen2.
+#[test]
+fn an_agent_that_cannot_run_the_model_is_left_out() {
+    let mut cluster = nodes(&D1_TO_D4);
+    let mut model = model("llama-3-8b");
+    model.spec.architecture = "gemma3".to_owned();
+    let newer = cluster[1].status.as_mut().unwrap();
+    newer.architectures.push("gemma3".to_owned());
+    let plan = planned(&model, &cluster, &options());
+    assert_eq!(plan.members[0].name, "d2");
+    let left_out = &plan.report.left_out;
+    let why = left_out.iter().map(|out| out.why.as_str());
+    let why: Vec<_> = why.collect();
+    let expected = "cannot run gemma3 models: update it";
+    assert!(
+        why.len() == 3 && why.iter().all(|why| why.contains(expected)),
+        "{why:?}"
+    );
+
+    let error = PlanningInput::new(&model, &cluster[..1], &options()).unwrap_err();
+    let message = error.to_string();
+    assert!(
+        message.contains("d1: its agent") && message.contains(expected),
+        "{message}"
+    );
+}
+
 #[test]
 fn planning_again_changes_nothing() {
     let (model, cluster) = (model("llama-3-70b"), nodes(&D1_TO_D4));

@@ -39,6 +39,7 @@ impl NodeProfile {
         let NodeProfileStatus {
             measured_at: _,
             agent_version: _,
+            architectures: _,
             system: _,
             cpu: on_cpu,
             memory: in_memory,

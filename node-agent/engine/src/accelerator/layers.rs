@@ -6,30 +6,40 @@
 use candle_core::quantized::QMatMul;
 use candle_core::{D, Module, Result, Tensor};
 use candle_nn::{ops, rotary_emb};
+use prima_model::{Activation, Attention, ModelSpec, RopePairing};
 
 use super::{Accelerator, error};
-use crate::config::ModelConfig;
+use crate::batch::Sequence;
 use crate::error::EngineError;
-use crate::kernels::{RopeAngles, RopePairing};
-use crate::layer_window::{Layer, Sequence};
+use crate::kernels::RopeAngles;
+use crate::layer::{self, Layer};
 
 /// Layers whose weights are on the accelerator.
 pub(crate) struct AcceleratedLayers {
     accelerator: Accelerator,
-    config: ModelConfig,
+    hidden: usize,
+    norm_epsilon: f32,
+    residual_scale: f32,
     layers: Vec<DeviceLayer>,
 }
 
 struct DeviceLayer {
-    attention_norm: Tensor,
+    attention: Attention,
+    /// The place of its rotation among the angles of a pass.
+    rope: Option<usize>,
+    attention_norm: Option<Tensor>,
     query: Projection,
     key: Projection,
     value: Projection,
-    attention_output: QMatMul,
-    feed_forward_norm: Tensor,
-    gate: QMatMul,
-    up: QMatMul,
-    down: QMatMul,
+    output: Projection,
+    head_norms: Option<HeadNorms>,
+    attention_post_norm: Option<Tensor>,
+    feed_forward_norm: Option<Tensor>,
+    activation: Activation,
+    gate: Projection,
+    up: Projection,
+    down: Projection,
+    feed_forward_post_norm: Option<Tensor>,
 }
 
 struct Projection {
@@ -37,13 +47,24 @@ struct Projection {
     bias: Option<Tensor>,
 }
 
-/// What all layers of a pass share: the data of the batch that is copied to the device.
+struct HeadNorms {
+    query: Tensor,
+    key: Tensor,
+}
+
+/// What layers of a pass share: the data of the batch that is copied to the device.
 struct Pass {
-    /// Rows x pairs.
+    /// Of each rotation.
+    turns: Vec<Turns>,
+    /// For each window that a layer has: for each sequence, rows x positions: 0 where a row sees a position, else minus infinity. None
+    /// where a single row sees all.
+    masks: Vec<(Option<usize>, Vec<Option<Tensor>>)>,
+}
+
+/// Each rows x pairs.
+struct Turns {
     cosines: Tensor,
     sines: Tensor,
-    /// For each sequence, rows x positions: 0 where a row sees a position, else minus infinity. None where a single row sees all.
-    masks: Vec<Option<Tensor>>,
 }
 
 impl AcceleratedLayers {
@@ -53,7 +74,7 @@ impl AcceleratedLayers {
     /// [`EngineError::Accelerator`], mostly because memory is short.
     pub fn load(
         accelerator: &Accelerator,
-        config: &ModelConfig,
+        model: &ModelSpec,
         layers: &[Layer],
     ) -> std::result::Result<AcceleratedLayers, EngineError> {
         let layers = layers
@@ -63,7 +84,9 @@ impl AcceleratedLayers {
             .map_err(|source| error("copy the weights of its layers", source))?;
         Ok(AcceleratedLayers {
             accelerator: accelerator.clone(),
-            config: config.clone(),
+            hidden: model.hidden,
+            norm_epsilon: model.norm_epsilon,
+            residual_scale: model.residual_scale,
             layers,
         })
     }
@@ -76,7 +99,7 @@ impl AcceleratedLayers {
     /// As [`LayerWindow::forward`](crate::LayerWindow::forward), for these layers. Their caches are the last ones of each sequence.
     pub fn forward(
         &self,
-        angles: &RopeAngles,
+        angles: &[RopeAngles],
         activation: &mut [f32],
         sequences: &mut [Sequence<'_>],
     ) -> std::result::Result<(), EngineError> {
@@ -89,50 +112,70 @@ impl AcceleratedLayers {
 
     fn run(
         &self,
-        angles: &RopeAngles,
+        angles: &[RopeAngles],
         activation: &mut [f32],
         sequences: &mut [Sequence<'_>],
     ) -> Result<()> {
         let device = &self.accelerator.device;
-        let hidden = self.config.hidden;
+        let hidden = self.hidden;
         let mut x = Tensor::from_slice(activation, (activation.len() / hidden, hidden), device)?;
         let pass = self.pass(angles, sequences)?;
         for (index, layer) in self.layers.iter().enumerate() {
             let attended = self.attention(layer, index, &x, &pass, sequences)?;
             x = (x + attended)?;
-            let normed = self.norm(&x, &layer.feed_forward_norm)?;
-            let gate = layer.gate.forward(&normed)?.silu()?;
+            let normed = self.normed(&x, layer.feed_forward_norm.as_ref())?;
+            let gate = layer.gate.forward(&normed)?;
+            let gate = match layer.activation {
+                Activation::Silu => gate.silu()?,
+                Activation::Gelu => gate.gelu()?,
+            };
             let inner = (gate * layer.up.forward(&normed)?)?;
-            x = (x + layer.down.forward(&inner)?)?;
+            let part = layer.down.forward(&inner)?;
+            x = (x + self.addend(part, layer.feed_forward_post_norm.as_ref())?)?;
         }
         activation.copy_from_slice(&x.flatten_all()?.to_vec1::<f32>()?);
         Ok(())
     }
 
-    fn pass(&self, angles: &RopeAngles, sequences: &[Sequence<'_>]) -> Result<Pass> {
-        let device = &self.accelerator.device;
-        let pairs = angles.pairs();
-        let table = Tensor::from_slice(angles.turns(), (angles.rows(), 2, pairs), device)?;
-        let part = |index| table.narrow(1, index, 1)?.squeeze(1)?.contiguous();
+    fn pass(&self, angles: &[RopeAngles], sequences: &[Sequence<'_>]) -> Result<Pass> {
+        let turns = angles.iter().map(|angles| self.turns(angles));
+        let mut windows: Vec<Option<usize>> = Vec::new();
+        for layer in &self.layers {
+            if !windows.contains(&layer.attention.window) {
+                windows.push(layer.attention.window);
+            }
+        }
+        let masks = windows.into_iter().map(|window| {
+            let masks = sequences.iter().map(|sequence| self.mask(sequence, window));
+            Ok((window, masks.collect::<Result<_>>()?))
+        });
         Ok(Pass {
-            cosines: part(0)?,
-            sines: part(1)?,
-            masks: sequences
-                .iter()
-                .map(|sequence| self.mask(sequence))
-                .collect::<Result<_>>()?,
+            turns: turns.collect::<Result<_>>()?,
+            masks: masks.collect::<Result<_>>()?,
         })
     }
 
-    fn mask(&self, sequence: &Sequence<'_>) -> Result<Option<Tensor>> {
-        if sequence.rows <= 1 {
+    fn turns(&self, angles: &RopeAngles) -> Result<Turns> {
+        let shape = (angles.rows(), 2, angles.pairs());
+        let table = Tensor::from_slice(angles.turns(), shape, &self.accelerator.device)?;
+        let part = |index| table.narrow(1, index, 1)?.squeeze(1)?.contiguous();
+        Ok(Turns {
+            cosines: part(0)?,
+            sines: part(1)?,
+        })
+    }
+
+    fn mask(&self, sequence: &Sequence<'_>, window: Option<usize>) -> Result<Option<Tensor>> {
+        let positions = sequence.first_position + sequence.rows;
+        let window = window.unwrap_or(usize::MAX);
+        if sequence.rows <= 1 && positions <= window {
             return Ok(None);
         }
-        let positions = sequence.first_position + sequence.rows;
         let mask: Vec<f32> = sequence
             .positions()
             .flat_map(|row| {
-                (0..positions).map(move |position| match position <= row {
+                let seen = (row + 1).saturating_sub(window)..row + 1;
+                (0..positions).map(move |position| match seen.contains(&position) {
                     true => 0.0,
                     false => f32::NEG_INFINITY,
                 })
@@ -150,17 +193,37 @@ impl AcceleratedLayers {
         pass: &Pass,
         sequences: &mut [Sequence<'_>],
     ) -> Result<Tensor> {
-        let config = &self.config;
-        let normed = self.norm(x, &layer.attention_norm)?;
-        let queries = self.split_heads(&layer.query.forward(&normed)?, config.heads)?;
-        let keys = self.split_heads(&layer.key.forward(&normed)?, config.kv_heads)?;
-        let values = self.split_heads(&layer.value.forward(&normed)?, config.kv_heads)?;
-        let queries = (self.rotate(&queries, pass)? * f64::from(config.attention_shape().scale))?;
-        let keys = self.rotate(&keys, pass)?;
+        let attention = &layer.attention;
+        let normed = self.normed(x, layer.attention_norm.as_ref())?;
+        let norms = layer.head_norms.as_ref();
+        let query_norm = norms.map(|norms| &norms.query);
+        let key_norm = norms.map(|norms| &norms.key);
+        let queries = layer.query.forward(&normed)?;
+        let mut queries = self.split_heads(&queries, attention.heads, query_norm)?;
+        let keys = layer.key.forward(&normed)?;
+        let mut keys = self.split_heads(&keys, attention.kv_heads, key_norm)?;
+        let values = layer.value.forward(&normed)?;
+        let values = self.split_heads(&values, attention.kv_heads, None)?;
+        if let (Some(place), Some(rope)) = (layer.rope, &attention.rope) {
+            let turns = &pass.turns[place];
+            queries = rotate(&queries, turns, rope.pairing)?;
+            keys = rotate(&keys, turns, rope.pairing)?;
+        }
+        if let Some(temperature) = &attention.temperature {
+            let positions = sequences.iter().flat_map(Sequence::positions);
+            let factors: Vec<f32> = positions.map(|position| temperature.at(position)).collect();
+            let rows = factors.len();
+            let factors = Tensor::from_vec(factors, (1, rows, 1), &self.accelerator.device)?;
+            queries = queries.broadcast_mul(&factors)?;
+        }
+        let queries = (queries * f64::from(attention.scale))?;
+        let mut masks = pass.masks.iter();
+        let masks = masks.find(|(window, _)| *window == attention.window);
+        let masks = masks.map_or(&[][..], |(_, masks)| masks);
 
         let mut attended = Vec::with_capacity(sequences.len());
         let mut first_row = 0;
-        for (sequence, mask) in sequences.iter_mut().zip(&pass.masks) {
+        for (sequence, mask) in sequences.iter_mut().zip(masks) {
             if sequence.rows == 0 {
                 continue;
             }
@@ -173,85 +236,132 @@ impl AcceleratedLayers {
             let Some((keys, values)) = kv.read_on_device()? else {
                 continue;
             };
-            attended.push(self.attend(&queries, &keys, &values, mask.as_ref())?);
+            attended.push(attend(
+                &queries,
+                &keys,
+                &values,
+                mask.as_ref(),
+                attention.softcap,
+            )?);
         }
-        layer.attention_output.forward(&Tensor::cat(&attended, 0)?)
-    }
-
-    /// Attention of one sequence: `queries` heads x rows x head_dim, scaled; `keys` and `values` kv_heads x positions x head_dim.
-    /// The result is rows x (heads * head_dim).
-    fn attend(
-        &self,
-        queries: &Tensor,
-        keys: &Tensor,
-        values: &Tensor,
-        mask: Option<&Tensor>,
-    ) -> Result<Tensor> {
-        let (heads, rows, head_dim) = queries.dims3()?;
-        let (kv_heads, positions, _) = keys.dims3()?;
-        let group_rows = heads / kv_heads * rows;
-        let queries = queries.reshape((kv_heads, group_rows, head_dim))?;
-        let mut scores = queries
-            .matmul(&keys.t()?)?
-            .reshape((heads, rows, positions))?;
-        if let Some(mask) = mask {
-            scores = scores.broadcast_add(mask)?;
-        }
-        ops::softmax_last_dim(&scores)?
-            .reshape((kv_heads, group_rows, positions))?
-            .matmul(values)?
-            .reshape((heads, rows, head_dim))?
-            .transpose(0, 1)?
-            .reshape((rows, heads * head_dim))
-    }
-
-    /// Rows x (heads * head_dim) to heads x rows x head_dim.
-    fn split_heads(&self, rows: &Tensor, heads: usize) -> Result<Tensor> {
-        rows.reshape((rows.dim(0)?, heads, self.config.head_dim))?
-            .transpose(0, 1)?
-            .contiguous()
-    }
-
-    fn rotate(&self, heads: &Tensor, pass: &Pass) -> Result<Tensor> {
-        let rotated = 2 * pass.cosines.dim(D::Minus1)?;
-        let head_dim = self.config.head_dim;
-        let turn = match self.config.architecture.rope_pairing {
-            RopePairing::Interleaved => rotary_emb::rope_i,
-            RopePairing::Halves => rotary_emb::rope,
-        };
-        let part = heads.narrow(D::Minus1, 0, rotated)?.contiguous()?;
-        let turned = turn(&part.unsqueeze(0)?, &pass.cosines, &pass.sines)?.squeeze(0)?;
-        if rotated == head_dim {
-            return Ok(turned);
-        }
-        let rest = heads.narrow(D::Minus1, rotated, head_dim - rotated)?;
-        Tensor::cat(&[&turned, &rest], D::Minus1)
+        let part = layer.output.forward(&Tensor::cat(&attended, 0)?)?;
+        self.addend(part, layer.attention_post_norm.as_ref())
     }
 
     fn norm(&self, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-        ops::rms_norm(x, weight, self.config.norm_epsilon)
+        ops::rms_norm(x, weight, self.norm_epsilon)
     }
+
+    /// Rows x (heads * head_dim) to heads x rows x head_dim, through a norm of each head or of all together.
+    fn split_heads(&self, rows: &Tensor, heads: usize, norm: Option<&Tensor>) -> Result<Tensor> {
+        let (count, width) = rows.dims2()?;
+        let of_all = norm.filter(|norm| norm.elem_count() == width);
+        let of_each = norm.filter(|_| of_all.is_none());
+        let rows = self.normed(rows, of_all)?;
+        let heads = rows
+            .reshape((count, heads, width / heads))?
+            .transpose(0, 1)?
+            .contiguous()?;
+        self.normed(&heads, of_each)
+    }
+
+    fn normed(&self, x: &Tensor, weight: Option<&Tensor>) -> Result<Tensor> {
+        match weight {
+            Some(weight) => self.norm(x, weight),
+            None => Ok(x.clone()),
+        }
+    }
+
+    fn addend(&self, part: Tensor, weight: Option<&Tensor>) -> Result<Tensor> {
+        let part = self.normed(&part, weight)?;
+        match self.residual_scale {
+            1.0 => Ok(part),
+            scale => part * f64::from(scale),
+        }
+    }
+}
+
+/// Attention of one sequence: `queries` heads x rows x head_dim, scaled; `keys` and `values` kv_heads x positions x head_dim.
+/// The result is rows x (heads * head_dim).
+fn attend(
+    queries: &Tensor,
+    keys: &Tensor,
+    values: &Tensor,
+    mask: Option<&Tensor>,
+    softcap: Option<f32>,
+) -> Result<Tensor> {
+    let (heads, rows, head_dim) = queries.dims3()?;
+    let (kv_heads, positions, _) = keys.dims3()?;
+    let group_rows = heads / kv_heads * rows;
+    let queries = queries.reshape((kv_heads, group_rows, head_dim))?;
+    let mut scores = queries
+        .matmul(&keys.t()?)?
+        .reshape((heads, rows, positions))?;
+    if let Some(softcap) = softcap.map(f64::from) {
+        scores = ((scores / softcap)?.tanh()? * softcap)?;
+    }
+    if let Some(mask) = mask {
+        scores = scores.broadcast_add(mask)?;
+    }
+    ops::softmax_last_dim(&scores)?
+        .reshape((kv_heads, group_rows, positions))?
+        .matmul(values)?
+        .reshape((heads, rows, head_dim))?
+        .transpose(0, 1)?
+        .reshape((rows, heads * head_dim))
+}
+
+fn rotate(heads: &Tensor, turns: &Turns, pairing: RopePairing) -> Result<Tensor> {
+    let rotated = 2 * turns.cosines.dim(D::Minus1)?;
+    let head_dim = heads.dim(D::Minus1)?;
+    let turn = match pairing {
+        RopePairing::Interleaved => rotary_emb::rope_i,
+        RopePairing::Halves => rotary_emb::rope,
+    };
+    let part = heads.narrow(D::Minus1, 0, rotated)?.contiguous()?;
+    let turned = turn(&part.unsqueeze(0)?, &turns.cosines, &turns.sines)?.squeeze(0)?;
+    if rotated == head_dim {
+        return Ok(turned);
+    }
+    let rest = heads.narrow(D::Minus1, rotated, head_dim - rotated)?;
+    Tensor::cat(&[&turned, &rest], D::Minus1)
 }
 
 impl DeviceLayer {
     fn load(accelerator: &Accelerator, layer: &Layer) -> Result<DeviceLayer> {
-        let biases = layer.biases.as_ref();
-        let projection = |weight: &crate::mapped_weights::MappedTensor, bias: Option<&Vec<f32>>| {
+        let projection = |projection: &layer::Projection| {
+            let bias = projection.bias.as_ref();
             Ok::<_, candle_core::Error>(Projection {
-                weight: accelerator.matrix(weight.matrix())?,
+                weight: accelerator.matrix(projection.weight.matrix())?,
                 bias: bias.map(|bias| accelerator.vector(bias)).transpose()?,
             })
         };
+        let norm = |norm: &Option<Vec<f32>>| {
+            let norm = norm.as_ref();
+            norm.map(|norm| accelerator.vector(norm)).transpose()
+        };
         Ok(DeviceLayer {
-            attention_norm: accelerator.vector(&layer.attention_norm)?,
-            query: projection(&layer.query, biases.map(|biases| &biases.query))?,
-            key: projection(&layer.key, biases.map(|biases| &biases.key))?,
-            value: projection(&layer.value, biases.map(|biases| &biases.value))?,
-            attention_output: accelerator.matrix(layer.attention_output.matrix())?,
-            feed_forward_norm: accelerator.vector(&layer.feed_forward_norm)?,
-            gate: accelerator.matrix(layer.gate.matrix())?,
-            up: accelerator.matrix(layer.up.matrix())?,
-            down: accelerator.matrix(layer.down.matrix())?,
+            rope: layer.rope,
+            attention: layer.spec.attention.clone(),
+            attention_norm: norm(&layer.attention_norm)?,
+            query: projection(&layer.query)?,
+            key: projection(&layer.key)?,
+            value: projection(&layer.value)?,
+            output: projection(&layer.output)?,
+            head_norms: match &layer.head_norms {
+                Some(norms) => Some(HeadNorms {
+                    query: accelerator.vector(&norms.query)?,
+                    key: accelerator.vector(&norms.key)?,
+                }),
+                None => None,
+            },
+            attention_post_norm: norm(&layer.attention_post_norm)?,
+            feed_forward_norm: norm(&layer.feed_forward_norm)?,
+            activation: layer.spec.feed_forward.activation,
+            gate: projection(&layer.gate)?,
+            up: projection(&layer.up)?,
+            down: projection(&layer.down)?,
+            feed_forward_post_norm: norm(&layer.feed_forward_post_norm)?,
         })
     }
 }

@@ -8,7 +8,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use prima_engine::{BatchEntry, Compute, KvCache, LayerDevices, LayerWindow, Model, Residency};
+use prima_engine::{
+    BatchEntry, Compute, Embedding, KvCache, LayerDevices, LayerWindow, Model, OutputHead,
+    Residency,
+};
 use prima_gguf::GgmlType;
 use prima_gguf::writer::GgufWriter;
 
@@ -53,6 +56,16 @@ impl Random {
     }
 }
 
+/// Positions that layers with a window see, in models that have such.
+pub const WINDOW: usize = 8;
+/// Positions that models with a stretched rotation were first trained for.
+pub const ORIGINAL_CONTEXT: usize = 16;
+/// Every family that there is.
+pub const FAMILIES: [&str; 11] = [
+    "llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "mistral3", "smollm3", "olmo2",
+    "granite", "glm4",
+];
+
 /// A made-up model: right in form, random in content.
 #[derive(Clone)]
 pub struct MadeUpModel {
@@ -61,6 +74,7 @@ pub struct MadeUpModel {
     pub hidden: usize,
     pub heads: usize,
     pub kv_heads: usize,
+    pub head_dim: usize,
     pub feed_forward: usize,
     pub vocabulary: usize,
     pub context_length: u32,
@@ -79,6 +93,7 @@ impl Default for MadeUpModel {
             hidden: 256,
             heads: 8,
             kv_heads: 2,
+            head_dim: 32,
             feed_forward: 512,
             vocabulary: 96,
             context_length: 512,
@@ -95,31 +110,96 @@ pub type Tensor = (String, GgmlType, Vec<u64>);
 
 impl MadeUpModel {
     pub fn qwen2() -> Self {
-        MadeUpModel {
-            architecture: "qwen2",
-            tied: false,
+        Self::of("qwen2")
+    }
+
+    /// A model with all the parts of a family. Windows are of [`WINDOW`] positions, and stretched contexts were [`ORIGINAL_CONTEXT`].
+    pub fn of(architecture: &'static str) -> Self {
+        let made_up = MadeUpModel {
+            architecture,
             ..Self::default()
+        };
+        match architecture {
+            "qwen2" | "olmo2" => MadeUpModel {
+                tied: false,
+                ..made_up
+            },
+            // Heads that are wider together than the activation.
+            "qwen3" => MadeUpModel {
+                head_dim: 64,
+                ..made_up
+            },
+            // The sixth layer has no window.
+            "gemma3" => MadeUpModel {
+                layers: 7,
+                head_dim: 64,
+                kv_heads: 1,
+                ..made_up
+            },
+            _ => made_up,
         }
     }
 
     pub fn metadata(&self, writer: &mut GgufWriter) {
+        let family = self.architecture;
         let mut number = |key: &str, value: usize| {
-            writer.metadata(&format!("{}.{key}", self.architecture), value as u32);
+            writer.metadata(&format!("{family}.{key}"), value as u32);
         };
         number("block_count", self.layers);
         number("embedding_length", self.hidden);
         number("attention.head_count", self.heads);
         number("attention.head_count_kv", self.kv_heads);
+        number("attention.key_length", self.head_dim);
+        number("attention.value_length", self.head_dim);
         number("feed_forward_length", self.feed_forward);
         number("context_length", self.context_length as usize);
-        let epsilon = format!("{}.attention.layer_norm_rms_epsilon", self.architecture);
+        if matches!(family, "gemma2" | "gemma3" | "olmo2") {
+            number("attention.sliding_window", WINDOW);
+        }
+        if family == "glm4" {
+            number("rope.dimension_count", self.head_dim / 2);
+        }
+        if matches!(family, "phi3" | "mistral3" | "olmo2") {
+            number("rope.scaling.original_context_length", ORIGINAL_CONTEXT);
+        }
+        let floats: &[(&str, f32)] = match family {
+            "gemma3" => &[("rope.freq_base", 1e6)],
+            "phi3" => &[("rope.scaling.attn_factor", 1.2)],
+            "olmo2" => &[("rope.scaling.factor", 4.0)],
+            "mistral3" => &[
+                ("rope.scaling.factor", 4.0),
+                ("rope.scaling.yarn_log_multiplier", 0.5),
+                ("attention.temperature_scale", 0.2),
+            ],
+            "granite" => &[
+                ("embedding_scale", 2.0),
+                ("residual_scale", 0.5),
+                ("attention.scale", 0.1),
+                ("logit_scale", 4.0),
+            ],
+            _ => &[],
+        };
+        for (key, value) in floats {
+            writer.metadata(&format!("{family}.{key}"), *value);
+        }
+        let scaling = match family {
+            "phi3" => Some("longrope"),
+            "mistral3" | "olmo2" => Some("yarn"),
+            _ => None,
+        };
+        if let Some(scaling) = scaling {
+            writer.metadata(&format!("{family}.rope.scaling.type"), scaling);
+        }
+        let epsilon = format!("{family}.attention.layer_norm_rms_epsilon");
         writer.metadata(&epsilon, 1e-5_f32);
-        writer.metadata("general.architecture", self.architecture);
+        writer.metadata("general.architecture", family);
     }
 
     pub fn tensors(&self) -> Vec<Tensor> {
+        let family = self.architecture;
         let (hidden, inner) = (self.hidden as u64, self.feed_forward as u64);
-        let head_dim = (self.hidden / self.heads) as u64;
+        let head_dim = self.head_dim as u64;
+        let queries = head_dim * self.heads as u64;
         let kv = head_dim * self.kv_heads as u64;
         let vocabulary = self.vocabulary as u64;
         let mut formats = self.formats.iter().copied().cycle();
@@ -135,22 +215,54 @@ impl MadeUpModel {
         if self.rope_factors {
             tensor("rope_freqs.weight".into(), &[head_dim / 2]);
         }
+        if family == "phi3" {
+            tensor("rope_factors_short.weight".into(), &[head_dim / 2]);
+            tensor("rope_factors_long.weight".into(), &[head_dim / 2]);
+        }
         for layer in 0..self.layers {
             let mut part = |name: &str, shape: &[u64]| tensor(format!("blk.{layer}.{name}"), shape);
-            part("attn_norm.weight", &[hidden]);
-            part("attn_q.weight", &[hidden, hidden]);
-            part("attn_k.weight", &[hidden, kv]);
-            part("attn_v.weight", &[hidden, kv]);
-            if self.architecture == "qwen2" {
-                part("attn_q.bias", &[hidden]);
+            if family != "olmo2" {
+                part("attn_norm.weight", &[hidden]);
+                part("ffn_norm.weight", &[hidden]);
+            }
+            match family {
+                "phi3" => part("attn_qkv.weight", &[hidden, queries + 2 * kv]),
+                _ => {
+                    part("attn_q.weight", &[hidden, queries]);
+                    part("attn_k.weight", &[hidden, kv]);
+                    part("attn_v.weight", &[hidden, kv]);
+                }
+            }
+            if matches!(family, "qwen2" | "glm4") {
+                part("attn_q.bias", &[queries]);
                 part("attn_k.bias", &[kv]);
                 part("attn_v.bias", &[kv]);
             }
-            part("attn_output.weight", &[hidden, hidden]);
-            part("ffn_norm.weight", &[hidden]);
-            part("ffn_gate.weight", &[hidden, inner]);
-            part("ffn_up.weight", &[hidden, inner]);
+            if matches!(family, "qwen3" | "gemma3") {
+                part("attn_q_norm.weight", &[head_dim]);
+                part("attn_k_norm.weight", &[head_dim]);
+            }
+            if family == "olmo2" {
+                part("attn_q_norm.weight", &[queries]);
+                part("attn_k_norm.weight", &[kv]);
+            }
+            part("attn_output.weight", &[queries, hidden]);
+            if matches!(family, "gemma2" | "gemma3" | "olmo2" | "glm4") {
+                part("post_attention_norm.weight", &[hidden]);
+                part("post_ffw_norm.weight", &[hidden]);
+            }
+            match family {
+                "phi3" | "glm4" => part("ffn_up.weight", &[hidden, 2 * inner]),
+                _ => {
+                    part("ffn_gate.weight", &[hidden, inner]);
+                    part("ffn_up.weight", &[hidden, inner]);
+                }
+            }
             part("ffn_down.weight", &[inner, hidden]);
+            if family == "mistral3" {
+                part("attn_output.bias", &[hidden]);
+                part("ffn_down.bias", &[hidden]);
+            }
         }
         tensor("output_norm.weight".into(), &[hidden]);
         if !self.tied {
@@ -184,7 +296,7 @@ impl MadeUpModel {
         let mut random = Random(self.seed);
         for (name, format, shape) in &tensors {
             let bytes = match name.as_str() {
-                "rope_freqs.weight" => (0..shape[0])
+                name if name.starts_with("rope_") => (0..shape[0])
                     .flat_map(|pair| (1.0 + pair as f32 / 4.0).to_le_bytes())
                     .collect(),
                 name if name.ends_with("norm.weight") && *format == GgmlType::F32 => (0..shape[0])
@@ -257,7 +369,7 @@ pub struct Runner {
 impl Runner {
     pub fn new(path: &Path, threads: usize) -> Runner {
         let model = Model::open(path).expect("a model");
-        let layers = model.config().layers;
+        let layers = model.spec().layers.len();
         Runner::split(&model, &[layers], threads)
     }
 
@@ -280,9 +392,7 @@ impl Runner {
         let windows = starts
             .zip(ends)
             .map(|(first, &end)| {
-                model
-                    .layer_window(first..end, devices, &residency)
-                    .expect("a window")
+                LayerWindow::open(model, first..end, devices, &residency).expect("a window")
             })
             .collect();
         Runner {
@@ -295,8 +405,7 @@ impl Runner {
 
     pub fn kv_cache(&self) -> KvCache {
         let ranges: Vec<_> = self.windows.iter().map(LayerWindow::layers).collect();
-        self.model
-            .kv_cache(&ranges, self.model.config().context_length)
+        KvCache::new(&self.model, &ranges, self.model.spec().context_length)
     }
 
     /// Runs the next tokens of several sequences as one batch; the activations after the last layer, tokens x hidden.
@@ -306,8 +415,8 @@ impl Runner {
             .flat_map(|(_, tokens)| *tokens)
             .copied()
             .collect();
-        let mut activation = vec![0.0; tokens.len() * self.model.config().hidden];
-        let embedding = self.model.embedding().expect("an embedding");
+        let mut activation = vec![0.0; tokens.len() * self.model.spec().hidden];
+        let embedding = Embedding::open(&self.model).expect("an embedding");
         embedding
             .embed(&tokens, &mut activation)
             .expect("known tokens");
@@ -333,14 +442,11 @@ impl Runner {
     pub fn logits(&self, kv: &mut KvCache, tokens: &[u32]) -> Vec<Vec<f32>> {
         let activation = self.run(&mut [(kv, tokens)]);
         let mut logits = Vec::new();
-        let head = self
-            .model
-            .output_head(&self.residency)
-            .expect("an output head");
+        let head = OutputHead::open(&self.model, &self.residency).expect("an output head");
         head.logits(&self.compute, &activation, &mut logits)
             .expect("logits");
         logits
-            .chunks_exact(self.model.config().vocabulary)
+            .chunks_exact(self.model.spec().vocabulary)
             .map(<[f32]>::to_vec)
             .collect()
     }

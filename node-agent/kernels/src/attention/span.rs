@@ -1,11 +1,13 @@
 //! The arithmetic of attention over one block of positions for a few queries of one KV head, and how such partial
 //! results are folded together. One body, compiled for every level.
 
+use std::ops::Range;
+
 use half::f16;
 
 use super::super::isa_level::{IsaLevel, Kind};
 use super::super::lanes::Lanes;
-use super::super::numerics::{LANES, exp, sum_lanes};
+use super::super::numerics::{LANES, capped, exp, sum_lanes};
 use super::{BLOCK_POSITIONS, KEY_LANES};
 
 /// The most queries taken together.
@@ -29,6 +31,7 @@ pub(super) struct HeadBlock<'a> {
     pub(super) keys: &'a [f16],
     /// `[BLOCK_POSITIONS][head_dim]`
     pub(super) values: &'a [f16],
+    pub(super) softcap: Option<f32>,
 }
 
 impl Partial {
@@ -77,23 +80,24 @@ impl Partial {
     }
 }
 
-/// Folds one block of positions into `chunk`. `queries` are rows of `head_dim`, scaled. Query `i` sees the first
-/// `visible[i]` positions of the block; this number never falls from one query to the next.
+/// Folds one block of positions into `chunk`. `queries` are rows of `head_dim`, scaled. Query `i` sees the positions
+/// `visible[i]` of the block; neither start nor end falls from one query to the next.
 pub(super) fn add_block(
     level: IsaLevel,
     queries: &[f32],
     block: &HeadBlock<'_>,
-    visible: &[usize],
+    visible: &[Range<usize>],
     chunk: &mut Partial,
 ) {
     let HeadBlock {
         head_dim,
         keys,
         values,
+        softcap: _,
     } = *block;
     assert!(head_dim > 0 && keys.len() == BLOCK_POSITIONS * head_dim);
     assert!(values.len() == keys.len() && queries.len() == visible.len() * head_dim);
-    assert!(visible.len() <= MAX_QUERIES && visible.iter().all(|count| *count <= BLOCK_POSITIONS));
+    assert!(visible.len() <= MAX_QUERIES && visible.iter().all(|seen| seen.end <= BLOCK_POSITIONS));
     assert!(chunk.stride == head_dim.next_multiple_of(LANES));
     assert!(chunk.values.len() >= visible.len() * chunk.stride);
     // SAFETY: the lengths are checked above; a `IsaLevel` of a kind exists only on processors that have its
@@ -119,7 +123,12 @@ pub(super) fn add_block(
 /// As [`tile`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse4.1,ssse3")]
-unsafe fn sse41(queries: &[f32], block: &HeadBlock<'_>, visible: &[usize], chunk: &mut Partial) {
+unsafe fn sse41(
+    queries: &[f32],
+    block: &HeadBlock<'_>,
+    visible: &[Range<usize>],
+    chunk: &mut Partial,
+) {
     // SAFETY: passed on from the caller.
     unsafe { in_tiles::<[std::arch::x86_64::__m128; 4]>(queries, block, visible, chunk) }
 }
@@ -128,7 +137,12 @@ unsafe fn sse41(queries: &[f32], block: &HeadBlock<'_>, visible: &[usize], chunk
 /// As [`tile`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn avx2(queries: &[f32], block: &HeadBlock<'_>, visible: &[usize], chunk: &mut Partial) {
+unsafe fn avx2(
+    queries: &[f32],
+    block: &HeadBlock<'_>,
+    visible: &[Range<usize>],
+    chunk: &mut Partial,
+) {
     // SAFETY: passed on from the caller.
     unsafe { in_tiles::<[std::arch::x86_64::__m256; 2]>(queries, block, visible, chunk) }
 }
@@ -137,7 +151,12 @@ unsafe fn avx2(queries: &[f32], block: &HeadBlock<'_>, visible: &[usize], chunk:
 /// As [`tile`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn avx512(queries: &[f32], block: &HeadBlock<'_>, visible: &[usize], chunk: &mut Partial) {
+unsafe fn avx512(
+    queries: &[f32],
+    block: &HeadBlock<'_>,
+    visible: &[Range<usize>],
+    chunk: &mut Partial,
+) {
     // SAFETY: passed on from the caller.
     unsafe { in_tiles::<[std::arch::x86_64::__m512; 1]>(queries, block, visible, chunk) }
 }
@@ -148,7 +167,7 @@ unsafe fn avx512(queries: &[f32], block: &HeadBlock<'_>, visible: &[usize], chun
 unsafe fn in_tiles<L: Lanes>(
     queries: &[f32],
     block: &HeadBlock<'_>,
-    visible: &[usize],
+    visible: &[Range<usize>],
     chunk: &mut Partial,
 ) {
     const { assert!(L::COUNT == LANES) };
@@ -180,19 +199,19 @@ unsafe fn in_tiles<L: Lanes>(
 unsafe fn tile<L: Lanes, const QUERIES: usize>(
     queries: &[f32],
     block: &HeadBlock<'_>,
-    visible: &[usize],
+    visible: &[Range<usize>],
     first: usize,
     chunk: &mut Partial,
 ) {
     let head_dim = block.head_dim;
     let visible = &visible[first..first + QUERIES];
-    let seen = visible[QUERIES - 1];
-    if seen == 0 {
+    let seen = visible[0].start..visible[QUERIES - 1].end;
+    if seen.is_empty() {
         return;
     }
     let mut weights = [[f32::NEG_INFINITY; BLOCK_POSITIONS]; QUERIES];
 
-    for group in 0..seen.div_ceil(KEY_LANES) {
+    for group in seen.start / KEY_LANES..seen.end.div_ceil(KEY_LANES) {
         let mut scores = [L::splat(0.0); QUERIES];
         for dim in 0..head_dim {
             // SAFETY: `group` is below the block's groups and `dim` below the head's dimensions; query
@@ -219,7 +238,13 @@ unsafe fn tile<L: Lanes, const QUERIES: usize>(
     let mut take = [0.0; QUERIES];
     for (index, weights) in weights.iter_mut().enumerate() {
         let query = first + index;
-        weights[visible[index]..].fill(f32::NEG_INFINITY);
+        if let Some(softcap) = block.softcap {
+            for score in weights.iter_mut() {
+                *score = capped(*score, softcap);
+            }
+        }
+        weights[..visible[index].start].fill(f32::NEG_INFINITY);
+        weights[visible[index].end..].fill(f32::NEG_INFINITY);
         let (largest, sum) = softmax(weights);
         // A query that sees nothing of the block keeps what it has: e^0, and weights of 0.
         let total = chunk.largest[query].max(largest);
@@ -238,7 +263,7 @@ unsafe fn tile<L: Lanes, const QUERIES: usize>(
     for dim in (0..head_dim).step_by(LANES) {
         let whole = dim + LANES <= head_dim;
         let mut weighted = [L::splat(0.0); QUERIES];
-        for position in 0..seen {
+        for position in seen.clone() {
             let from = position * head_dim + dim;
             // SAFETY: a whole register of the position's values, or a copy of what is left of them.
             let values = unsafe {

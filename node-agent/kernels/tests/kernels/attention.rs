@@ -8,6 +8,7 @@ use prima_kernels::{
 
 use crate::reference::Random;
 
+#[derive(Clone)]
 struct Case {
     shape: AttentionShape,
     /// Rows of `heads * head_dim`, for every position.
@@ -28,6 +29,8 @@ impl Case {
                 heads,
                 kv,
                 scale: 1.0 / (head_dim as f32).sqrt(),
+                window: None,
+                softcap: None,
             },
             queries: random
                 .units(positions * row)
@@ -57,10 +60,19 @@ impl Case {
         self.shape.heads * self.shape.kv.head_dim
     }
 
+    fn positions(&self) -> usize {
+        self.queries.len() / self.row()
+    }
+
     /// Rows `first..first + rows` in one call.
     fn run(&self, pool: &ThreadPool, first: usize, rows: usize) -> Vec<f32> {
-        let keys: Vec<&[f16]> = self.key_blocks.iter().map(Vec::as_slice).collect();
-        let values: Vec<&[f16]> = self.value_blocks.iter().map(Vec::as_slice).collect();
+        // Only what the first row's window reaches.
+        let window = self.shape.window.unwrap_or(usize::MAX);
+        let first_block = (first + 1).saturating_sub(window) / BLOCK_POSITIONS;
+        let keys = self.key_blocks[first_block..].iter();
+        let keys: Vec<&[f16]> = keys.map(Vec::as_slice).collect();
+        let values = self.value_blocks[first_block..].iter();
+        let values: Vec<&[f16]> = values.map(Vec::as_slice).collect();
         let mut out = vec![f32::NAN; rows * self.row()];
         attention(
             pool,
@@ -68,6 +80,7 @@ impl Case {
             &mut [SequenceAttention {
                 queries: &self.queries[first * self.row()..(first + rows) * self.row()],
                 first_position: first,
+                first_block,
                 keys: &keys,
                 values: &values,
                 out: &mut out,
@@ -89,21 +102,24 @@ impl Case {
         };
         let at = (position * self.shape.heads + head) * head_dim;
         let query = &self.queries[at..at + head_dim];
-        let scores: Vec<f64> = (0..=position)
+        let window = self.shape.window.unwrap_or(usize::MAX);
+        let seen = (position + 1).saturating_sub(window)..position + 1;
+        let scores: Vec<f64> = seen
+            .clone()
             .map(|p| {
                 let key = stored(&self.keys, p);
-                query
-                    .iter()
-                    .zip(key)
-                    .map(|(q, k)| f64::from(*q) * k)
-                    .sum::<f64>()
-                    * f64::from(self.shape.scale)
+                let products = query.iter().zip(key).map(|(q, k)| f64::from(*q) * k);
+                let score = products.sum::<f64>() * f64::from(self.shape.scale);
+                match self.shape.softcap.map(f64::from) {
+                    Some(softcap) => softcap * (score / softcap).tanh(),
+                    None => score,
+                }
             })
             .collect();
         let largest = scores.iter().copied().fold(f64::MIN, f64::max);
         let sum: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
         let mut out = vec![0.0; head_dim];
-        for (p, score) in scores.iter().enumerate() {
+        for (p, score) in seen.zip(&scores) {
             let weight = (score - largest).exp() / sum;
             for (out, value) in out.iter_mut().zip(stored(&self.values, p)) {
                 *out += weight * value;
@@ -117,30 +133,51 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|number| number.to_bits()).collect()
 }
 
-/// Heads, KV heads, head dimension, positions: grouped and not, odd dimensions, more than one chunk.
-const CASES: [(usize, usize, usize, usize); 6] = [
-    (9, 3, 64, 140),
-    (4, 4, 32, 70),
-    (14, 2, 16, 65),
-    (2, 1, 24, 300),
-    (3, 1, 13, 33),
-    (11, 1, 128, 20),
-];
+/// Heads, KV heads, head dimension, positions: grouped and not, odd dimensions, more than one chunk. Then windows, which begin in the
+/// middle of blocks and end before some chunks, and soft caps.
+fn cases(seed: u64) -> Vec<Case> {
+    let plain = [
+        (9, 3, 64, 140),
+        (4, 4, 32, 70),
+        (14, 2, 16, 65),
+        (2, 1, 24, 300),
+        (3, 1, 13, 33),
+        (11, 1, 128, 20),
+    ];
+    let case = |(heads, kv_heads, head_dim, positions)| {
+        Case::new(seed, heads, kv_heads, head_dim, positions)
+    };
+    let mut cases = plain.map(case).to_vec();
+    for (window, softcap, shape) in [
+        (Some(1), None, (2, 1, 16, 70)),
+        (Some(8), None, (4, 2, 16, 90)),
+        (Some(64), Some(2.0), (3, 1, 32, 200)),
+        (Some(130), None, (2, 2, 24, 600)),
+        (Some(1000), Some(50.0), (2, 1, 16, 80)),
+        (None, Some(0.5), (2, 1, 16, 80)),
+    ] {
+        let mut case = case(shape);
+        (case.shape.window, case.shape.softcap) = (window, softcap);
+        cases.push(case);
+    }
+    cases
+}
 
 #[test]
 fn attention_is_the_textbook_formula() {
     for level in IsaLevel::available() {
-        for (heads, kv_heads, head_dim, positions) in CASES {
-            let case = Case::new(7, heads, kv_heads, head_dim, positions);
+        for case in cases(7) {
+            let positions = case.positions();
             let out = case.run(&ThreadPool::new(2, level).unwrap(), 0, positions);
             for position in (0..positions).step_by(7).chain([positions - 1]) {
-                for head in 0..heads {
+                for head in 0..case.shape.heads {
                     let exact = case.exact(position, head);
-                    let at = (position * heads + head) * head_dim;
+                    let at = position * case.row() + head * case.shape.kv.head_dim;
                     for (got, exact) in out[at..].iter().zip(exact) {
                         assert!(
                             (f64::from(*got) - exact).abs() < 4e-6,
-                            "{level} head {head} at {position}: {got} for {exact}"
+                            "{level} {:?} head {head} at {position}: {got} for {exact}",
+                            case.shape
                         );
                     }
                 }
@@ -152,8 +189,8 @@ fn attention_is_the_textbook_formula() {
 #[test]
 fn a_row_has_the_same_bits_however_a_prefill_is_cut() {
     for level in IsaLevel::available() {
-        for (heads, kv_heads, head_dim, positions) in CASES {
-            let case = Case::new(8, heads, kv_heads, head_dim, positions);
+        for case in cases(8) {
+            let positions = case.positions();
             let whole = case.run(&ThreadPool::new(1, level).unwrap(), 0, positions);
             for (threads, chunk) in [(1, 1), (2, 1), (8, 1), (2, 5), (3, 64), (40, positions)] {
                 let pool = ThreadPool::new(threads, level).unwrap();
@@ -197,6 +234,7 @@ fn sequences_of_a_batch_do_not_change_each_other() {
                 batch.push(SequenceAttention {
                     queries: &case.queries[firsts[index] * case.row()..],
                     first_position: firsts[index],
+                    first_block: 0,
                     keys: &keys[index],
                     values: &values[index],
                     out,

@@ -11,7 +11,7 @@ use crate::model_controller::candidates::Candidates;
 
 /// Whether a machine can do what a plan asks of it, and its owner wants it.
 pub fn could_do(profile: &NodeProfile, member: &RingMember, model: &ModelProfileSpec) -> bool {
-    let Some(status) = &profile.status else {
+    let Some(status) = profile.status.as_ref().filter(|status| status.runs(model)) else {
         return false;
     };
     let owner = &profile.spec;

@@ -1,0 +1,105 @@
+//! The weights of one layer, ready to compute with: matrices in the map, the small vectors as numbers.
+
+use prima_model::{LayerSpec, TensorRows};
+
+use crate::error::EngineError;
+use crate::kernels::{AttentionShape, KvShape};
+use crate::mapped_weights::MappedTensor;
+use crate::model::Model;
+use crate::ropes::Ropes;
+
+pub(crate) struct Layer {
+    pub spec: LayerSpec,
+    /// The place of its rotation in the window's [`Ropes`].
+    pub rope: Option<usize>,
+    pub attention_norm: Option<Vec<f32>>,
+    pub query: Projection,
+    pub key: Projection,
+    pub value: Projection,
+    pub output: Projection,
+    pub head_norms: Option<HeadNorms>,
+    pub attention_post_norm: Option<Vec<f32>>,
+    pub feed_forward_norm: Option<Vec<f32>>,
+    pub gate: Projection,
+    pub up: Projection,
+    pub down: Projection,
+    pub feed_forward_post_norm: Option<Vec<f32>>,
+}
+
+pub(crate) struct Projection {
+    pub weight: MappedTensor,
+    pub bias: Option<Vec<f32>>,
+}
+
+impl Projection {
+    /// Numbers of a row of its output.
+    pub fn width(&self) -> usize {
+        self.weight.matrix().rows()
+    }
+}
+
+pub(crate) struct HeadNorms {
+    pub query: Vec<f32>,
+    pub key: Vec<f32>,
+}
+
+impl Layer {
+    /// # Errors
+    /// [`EngineError::TensorValue`] when the layer is not in the bytes of a sparse file.
+    pub fn load(model: &Model, layer: usize, ropes: &mut Ropes) -> Result<Layer, EngineError> {
+        let spec = model.spec().layers[layer].clone();
+        let attention = &spec.attention;
+        let feed_forward = &spec.feed_forward;
+        let projection = |projection: &prima_model::Projection| {
+            let bias = projection.bias.as_ref();
+            Ok::<_, EngineError>(Projection {
+                weight: model.matrix(&projection.weight)?,
+                bias: bias.map(|bias| model.vector(bias)).transpose()?,
+            })
+        };
+        let norm = |norm: &Option<TensorRows>| {
+            let norm = norm.as_ref();
+            norm.map(|norm| model.norm(norm)).transpose()
+        };
+        Ok(Layer {
+            rope: match &attention.rope {
+                Some(rope) => Some(ropes.place(model, rope)?),
+                None => None,
+            },
+            attention_norm: norm(&attention.norm)?,
+            query: projection(&attention.query)?,
+            key: projection(&attention.key)?,
+            value: projection(&attention.value)?,
+            output: projection(&attention.output)?,
+            head_norms: match &attention.head_norms {
+                Some(norms) => Some(HeadNorms {
+                    query: model.norm(&norms.query)?,
+                    key: model.norm(&norms.key)?,
+                }),
+                None => None,
+            },
+            attention_post_norm: norm(&attention.post_norm)?,
+            feed_forward_norm: norm(&feed_forward.norm)?,
+            gate: projection(&feed_forward.gate)?,
+            up: projection(&feed_forward.up)?,
+            down: projection(&feed_forward.down)?,
+            feed_forward_post_norm: norm(&feed_forward.post_norm)?,
+            spec,
+        })
+    }
+
+    /// What the attention kernel needs to know.
+    pub fn attention_shape(&self) -> AttentionShape {
+        let attention = &self.spec.attention;
+        AttentionShape {
+            heads: attention.heads,
+            kv: KvShape {
+                kv_heads: attention.kv_heads,
+                head_dim: attention.head_dim,
+            },
+            scale: attention.scale,
+            window: attention.window,
+            softcap: attention.softcap,
+        }
+    }
+}

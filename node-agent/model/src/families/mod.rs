@@ -1,0 +1,142 @@
+//! The families of models, each described in a file of its own: what sets its layers apart from those of llama. `read` turns a description
+//! and a header into a model.
+
+mod gemma2;
+mod gemma3;
+mod glm4;
+mod granite;
+mod llama;
+mod mistral3;
+mod olmo2;
+mod phi3;
+mod qwen2;
+mod qwen3;
+mod smollm3;
+
+use crate::rope::RopePairing;
+use crate::spec::Activation;
+
+/// What a family's layers consist of. Queries, keys and values may lie in one tensor in any family, and so may gate and up.
+#[derive(Debug)]
+pub struct Family {
+    /// The name in `general.architecture`, which is also the prefix of the family's metadata keys.
+    pub architecture: &'static str,
+    pub rope_pairing: RopePairing,
+    /// Every so many layers, one is not rotated.
+    pub unrotated: Option<usize>,
+    /// Whether attention and feed-forward norm what they are given.
+    pub pre_norms: bool,
+    /// Whether the results of attention and feed-forward go through norms of their own.
+    pub post_norms: bool,
+    pub head_norms: HeadNormKind,
+    /// Of queries, keys and values.
+    pub attention_biases: Presence,
+    /// Of attention's output, and of the feed-forward part.
+    pub other_biases: Presence,
+    pub activation: Activation,
+    pub embedding_scale: EmbeddingScale,
+    pub windows: Windows,
+    pub softcaps: Softcaps,
+    /// With this many layers, queries are scaled as if heads had the width hidden / heads. (Gemma's largest models.)
+    pub scaled_by_width: Option<usize>,
+    /// Whether the file has factors of scores, of results before they are added, and of logits (`attention.scale`, `residual_scale`,
+    /// `logit_scale`).
+    pub scale_keys: bool,
+    /// Whether the file tells the details of YaRN and how scores grow with the position (`rope.scaling.yarn_*`,
+    /// `attention.temperature_scale`).
+    pub long_context_keys: bool,
+    /// Keys that must be absent or zero, and the feature that each would turn on.
+    pub refused: &'static [(&'static str, &'static str)],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    Never,
+    /// As the file has it.
+    IfThere,
+    Always,
+}
+
+/// Norms of queries and keys before RoPE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadNormKind {
+    None,
+    /// Of each head, with the same weights.
+    EachHead,
+    /// Of all heads together.
+    AllHeads,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EmbeddingScale {
+    One,
+    /// The root of its width.
+    RootOfWidth,
+    /// As the file says, if it does.
+    Key,
+}
+
+/// Layers that see only the last positions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Windows {
+    /// None has a window. If a file gives one all the same, its context ends there: within it, such a model works like any other.
+    None,
+    /// None has a window, whatever the file says.
+    Ignored,
+    /// All but the last of every `period` layers have one.
+    Some {
+        period: usize,
+        /// Positions, where the file does not say; `None`: then no layer has a window.
+        default: Option<usize>,
+        rope: WindowedRope,
+    },
+}
+
+/// The rotation in layers with a window.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum WindowedRope {
+    /// As in the others.
+    Same,
+    /// Never scaled, with a base of its own, which is this where the file does not say.
+    Base(f32),
+    /// Never scaled, with the base of the others where the file does not say.
+    Unscaled,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Softcaps {
+    pub attention: Softcap,
+    pub logits: Softcap,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Softcap {
+    Never,
+    /// As the file says; else this, if anything.
+    Key(Option<f32>),
+}
+
+const ALL: [&Family; 11] = [
+    &llama::LLAMA,
+    &qwen2::QWEN2,
+    &qwen3::QWEN3,
+    &gemma2::GEMMA2,
+    &gemma3::GEMMA3,
+    &phi3::PHI3,
+    &mistral3::MISTRAL3,
+    &smollm3::SMOLLM3,
+    &olmo2::OLMO2,
+    &granite::GRANITE,
+    &glm4::GLM4,
+];
+
+/// The family of this name.
+pub fn by_name(architecture: &str) -> Option<&'static Family> {
+    let mut all = ALL.into_iter();
+    all.find(|family| family.architecture == architecture)
+}
+
+/// The architectures that prima runs.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    ALL.into_iter().map(|family| family.architecture)
+}

@@ -1,0 +1,185 @@
+//! The description of a model: plain data, checked. Sizes are at least 1 and fit one another and the shapes of the tensors.
+
+use std::ops::Range;
+
+use prima_gguf::GgmlType;
+
+use crate::rope::Rope;
+
+/// A model as its header describes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelSpec {
+    /// The family, as files call it in `general.architecture`.
+    pub architecture: &'static str,
+    /// Width of the activation between layers.
+    pub hidden: usize,
+    /// Number of tokens, which is the number of logits.
+    pub vocabulary: usize,
+    /// The most positions that the model was made for, and that prima computes as it was made for.
+    pub context_length: usize,
+    /// Added to the mean square in RMS norms.
+    pub norm_epsilon: f32,
+    /// A row for each token.
+    pub embedding: TensorRows,
+    /// What the embedding is multiplied by before the first layer; 1 in most models.
+    pub embedding_scale: f32,
+    pub layers: Vec<LayerSpec>,
+    /// What the results of attention and feed-forward are multiplied by before they are added; 1 in most models.
+    pub residual_scale: f32,
+    pub output_norm: TensorRows,
+    /// A row for each token; the embedding's rows, if the model is tied.
+    pub output_head: TensorRows,
+    /// What logits are multiplied by; 1 in most models.
+    pub logit_scale: f32,
+    /// Logits l become softcap * tanh(l / softcap).
+    pub logit_softcap: Option<f32>,
+}
+
+/// A transformer layer: x += attention(x), then x += feed_forward(x). Where a part has a post-norm, the norm of its result is added.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerSpec {
+    pub attention: Attention,
+    pub feed_forward: FeedForward,
+}
+
+/// output(attend(rope(queries), rope(keys), values)), each a projection of norm(x).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    pub norm: Option<TensorRows>,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; each serves `heads / kv_heads` query heads.
+    pub kv_heads: usize,
+    /// Numbers of a query, key or value head.
+    pub head_dim: usize,
+    /// Scores are multiplied by it.
+    pub scale: f32,
+    /// `None`: the layer does not know positions.
+    pub rope: Option<Rope>,
+    pub temperature: Option<Temperature>,
+    pub query: Projection,
+    pub key: Projection,
+    pub value: Projection,
+    pub output: Projection,
+    /// Of queries and keys, before RoPE.
+    pub head_norms: Option<HeadNorms>,
+    /// A position sees this many positions at most, its own among them; `None`: all before it.
+    pub window: Option<usize>,
+    /// Scores s become softcap * tanh(s / softcap), after the scale.
+    pub softcap: Option<f32>,
+    pub post_norm: Option<TensorRows>,
+}
+
+/// Weights of RMS norms: as long as one head, for each head by itself; or as long as all heads, for all together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HeadNorms {
+    pub query: TensorRows,
+    pub key: TensorRows,
+}
+
+/// Scores grow with the position: the query at position p is multiplied by 1 + scale * ln(floor(p / positions) + 1).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Temperature {
+    pub scale: f32,
+    pub positions: usize,
+}
+
+/// x * weight + bias
+#[derive(Clone, Debug, PartialEq)]
+pub struct Projection {
+    pub weight: TensorRows,
+    pub bias: Option<TensorRows>,
+}
+
+/// down(activation(gate(norm(x))) * up(norm(x)))
+#[derive(Clone, Debug, PartialEq)]
+pub struct FeedForward {
+    pub norm: Option<TensorRows>,
+    /// Inner width.
+    pub width: usize,
+    pub activation: Activation,
+    pub gate: Projection,
+    pub up: Projection,
+    pub down: Projection,
+    pub post_norm: Option<TensorRows>,
+}
+
+/// What makes the feed-forward part non-linear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    Silu,
+    /// With its usual approximation by tanh.
+    Gelu,
+}
+
+/// Consecutive rows of a tensor: all of it, or a part where a file has several matrices in one. A vector is one row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorRows {
+    /// The tensor, for messages.
+    pub tensor: String,
+    pub format: GgmlType,
+    pub rows: usize,
+    pub cols: usize,
+    /// Where the rows lie in the file.
+    pub bytes: Range<u64>,
+}
+
+impl ModelSpec {
+    /// Whether the output head is the embedding.
+    pub fn is_tied(&self) -> bool {
+        self.output_head.bytes == self.embedding.bytes
+    }
+}
+
+impl LayerSpec {
+    /// The layer's matrices, in the order in which a pass uses them.
+    pub fn matrices(&self) -> [&TensorRows; 7] {
+        let (attention, feed_forward) = (&self.attention, &self.feed_forward);
+        [
+            &attention.query.weight,
+            &attention.key.weight,
+            &attention.value.weight,
+            &attention.output.weight,
+            &feed_forward.gate.weight,
+            &feed_forward.up.weight,
+            &feed_forward.down.weight,
+        ]
+    }
+}
+
+impl Attention {
+    /// Numbers of keys (and as many of values) that a position adds to the KV cache.
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+}
+
+impl Temperature {
+    /// What the query at this position is multiplied by.
+    pub fn at(&self, position: usize) -> f32 {
+        let steps = (position / self.positions) as f32;
+        1.0 + self.scale * (steps + 1.0).ln()
+    }
+}
+
+impl TensorRows {
+    /// Consecutive matrices of so many rows each, which together are this one. Of a vector: consecutive vectors.
+    pub(crate) fn split<const N: usize>(self, parts: [usize; N]) -> [TensorRows; N] {
+        let length = self.bytes.end - self.bytes.start;
+        let is_vector = self.rows == 1;
+        let whole = if is_vector { self.cols } else { self.rows } as u64;
+        let mut first = 0;
+        parts.map(|part| {
+            let last = first + part as u64;
+            let bytes = [first, last].map(|row| self.bytes.start + length / whole * row);
+            first = last;
+            TensorRows {
+                tensor: self.tensor.clone(),
+                format: self.format,
+                rows: if is_vector { 1 } else { part },
+                cols: if is_vector { part } else { self.cols },
+                bytes: bytes[0]..bytes[1],
+            }
+        })
+    }
+}

@@ -1,0 +1,178 @@
+//! The tensors of a file by their names and shapes. A tensor that nobody asks for is refused: leaving out a bias gives fluent nonsense, not
+//! an error.
+
+use std::collections::HashSet;
+
+use prima_gguf::{GgmlType, Gguf, TensorInfo};
+
+use crate::error::ModelError;
+use crate::spec::TensorRows;
+
+/// The tensors that were not asked for yet.
+pub struct Tensors<'a> {
+    file: &'a str,
+    gguf: &'a Gguf,
+    architecture: &'static str,
+    /// Of layers from this one on nothing is asked for: they predict further tokens, which is a way to be faster.
+    layers: usize,
+    taken: HashSet<&'a str>,
+}
+
+impl<'a> Tensors<'a> {
+    pub fn new(file: &'a str, gguf: &'a Gguf, architecture: &'static str, layers: usize) -> Self {
+        Self {
+            file,
+            gguf,
+            architecture,
+            layers,
+            taken: HashSet::new(),
+        }
+    }
+
+    /// A matrix, `cols` inputs to `rows` outputs.
+    pub fn matrix(
+        &mut self,
+        name: &str,
+        cols: usize,
+        rows: usize,
+    ) -> Result<TensorRows, ModelError> {
+        let info = self.take(name)?;
+        self.check_shape(info, &[cols, rows])?;
+        Ok(rows_of(info, cols, rows))
+    }
+
+    /// As [`matrix`](Self::matrix), if there is one.
+    pub fn optional_matrix(
+        &mut self,
+        name: &str,
+        cols: usize,
+        rows: usize,
+    ) -> Result<Option<TensorRows>, ModelError> {
+        self.if_there(name, |tensors| tensors.matrix(name, cols, rows))
+    }
+
+    /// A vector of floats.
+    pub fn vector(&mut self, name: &str, length: usize) -> Result<TensorRows, ModelError> {
+        let info = self.take(name)?;
+        self.check_shape(info, &[length])?;
+        match info.ggml_type {
+            GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => Ok(rows_of(info, length, 1)),
+            found => Err(ModelError::Format {
+                file: self.file.to_owned(),
+                tensor: info.name.clone(),
+                expected: "F32, F16 or BF16",
+                found,
+            }),
+        }
+    }
+
+    /// As [`vector`](Self::vector), if there is one.
+    pub fn optional_vector(
+        &mut self,
+        name: &str,
+        length: usize,
+    ) -> Result<Option<TensorRows>, ModelError> {
+        self.if_there(name, |tensors| tensors.vector(name, length))
+    }
+
+    /// The rows of a matrix of `cols` columns, which the file decides, up to `most`.
+    pub fn rows(&self, name: &str, cols: usize, most: usize) -> Result<usize, ModelError> {
+        let info = self.find(name)?;
+        match info.shape[..] {
+            [found, rows] if found == cols as u64 && rows <= most as u64 => Ok(rows as usize),
+            _ => Err(self.shape_error(info, vec![cols as u64, most as u64])),
+        }
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.gguf.tensor(name).is_some()
+    }
+
+    /// That every tensor was asked for.
+    pub fn finish(self) -> Result<(), ModelError> {
+        let unknown = |info: &&TensorInfo| {
+            !self.taken.contains(info.name.as_str())
+                && layer_of(&info.name).is_none_or(|layer| layer < self.layers)
+        };
+        match self.gguf.tensors.iter().find(unknown) {
+            None => Ok(()),
+            Some(info) => Err(ModelError::UnknownTensor {
+                file: self.file.to_owned(),
+                tensor: info.name.clone(),
+                architecture: self.architecture,
+            }),
+        }
+    }
+
+    fn if_there<T>(
+        &mut self,
+        name: &str,
+        read: impl FnOnce(&mut Self) -> Result<T, ModelError>,
+    ) -> Result<Option<T>, ModelError> {
+        match self.gguf.tensor(name) {
+            Some(_) => read(self).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn take(&mut self, name: &str) -> Result<&'a TensorInfo, ModelError> {
+        let info = self.find(name)?;
+        self.taken.insert(&info.name);
+        Ok(info)
+    }
+
+    fn find(&self, name: &str) -> Result<&'a TensorInfo, ModelError> {
+        self.gguf
+            .tensor(name)
+            .ok_or_else(|| ModelError::MissingTensor {
+                file: self.file.to_owned(),
+                tensor: name.to_owned(),
+                architecture: self.architecture,
+            })
+    }
+
+    fn check_shape(&self, info: &TensorInfo, expected: &[usize]) -> Result<(), ModelError> {
+        let expected: Vec<u64> = expected.iter().map(|&length| length as u64).collect();
+        match info.shape == expected {
+            true => Ok(()),
+            false => Err(self.shape_error(info, expected)),
+        }
+    }
+
+    fn shape_error(&self, info: &TensorInfo, expected: Vec<u64>) -> ModelError {
+        ModelError::Shape {
+            file: self.file.to_owned(),
+            tensor: info.name.clone(),
+            expected,
+            found: info.shape.clone(),
+        }
+    }
+}
+
+fn rows_of(info: &TensorInfo, cols: usize, rows: usize) -> TensorRows {
+    TensorRows {
+        tensor: info.name.clone(),
+        format: info.ggml_type,
+        rows,
+        cols,
+        bytes: info.offset..info.offset + info.byte_len,
+    }
+}
+
+/// The layer that a tensor belongs to: 7 for `blk.7.attn_q.weight`.
+pub fn layer_of(tensor: &str) -> Option<usize> {
+    tensor.strip_prefix("blk.")?.split('.').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tells_a_layers_tensor_from_the_others() {
+        assert_eq!(layer_of("blk.7.attn_q.weight"), Some(7));
+        assert_eq!(layer_of("blk.12.ffn_norm.weight"), Some(12));
+        assert_eq!(layer_of("token_embd.weight"), None);
+        assert_eq!(layer_of("blk.x.attn_q.weight"), None);
+    }
+}
