@@ -27,14 +27,14 @@ pub(crate) struct PreTokenizer {
 impl PreTokenizer {
     /// The one that `tokenizer.ggml.pre` names.
     pub(crate) fn from_name(name: &str) -> Result<Self, TokenizerError> {
-        let Some((_, family)) = KNOWN.iter().find(|(known, _)| *known == name) else {
+        let Some(known) = KNOWN.iter().find(|known| known.name == name) else {
             return Err(TokenizerError::UnknownPreTokenizer {
                 found: name.to_owned(),
                 known: known_names(),
             });
         };
         let mut steps = Vec::new();
-        for (cut, pattern) in family.steps() {
+        for (cut, pattern) in known.words.steps() {
             let regex = Regex::new(pattern).map_err(|source| TokenizerError::Pattern {
                 pre_tokenizer: name.to_owned(),
                 source,
@@ -43,8 +43,8 @@ impl PreTokenizer {
         }
         Ok(Self {
             steps,
-            ignore_merges: *family == Family::Llama3,
-            add_bos: *family == Family::Llama3,
+            ignore_merges: known.ignore_merges,
+            add_bos: known.add_bos,
         })
     }
 
@@ -65,63 +65,127 @@ impl PreTokenizer {
 
 /// The names that are known, for errors.
 pub(crate) fn known_names() -> String {
-    KNOWN.map(|(name, _)| name).join(", ")
+    KNOWN.map(|known| known.name).join(", ")
 }
 
-const KNOWN: [(&str, Family); 9] = [
-    ("llama-bpe", Family::Llama3),
-    ("llama3", Family::Llama3),
-    ("llama-v3", Family::Llama3),
-    ("qwen2", Family::Qwen2),
-    ("deepseek-r1-qwen", Family::Qwen2),
-    ("smollm", Family::SmolLm),
-    ("gpt-2", Family::Gpt2),
-    ("deepseek-llm", Family::DeepSeekLlm),
-    ("deepseek-coder", Family::DeepSeekCoder),
+/// What a name stands for.
+#[derive(Clone, Copy)]
+struct Known {
+    name: &'static str,
+    words: Words,
+    ignore_merges: bool,
+    add_bos: bool,
+}
+
+impl Known {
+    const fn new(name: &'static str, words: Words) -> Self {
+        Self {
+            name,
+            words,
+            ignore_merges: false,
+            add_bos: false,
+        }
+    }
+
+    const fn ignoring_merges(self) -> Self {
+        Self {
+            ignore_merges: true,
+            ..self
+        }
+    }
+
+    const fn with_bos(self) -> Self {
+        Self {
+            add_bos: true,
+            ..self
+        }
+    }
+}
+
+const fn llama3(name: &'static str) -> Known {
+    Known::new(name, Words::Llama3).ignoring_merges().with_bos()
+}
+
+const KNOWN: [Known; 36] = [
+    llama3("llama-bpe"),
+    llama3("llama3"),
+    llama3("llama-v3"),
+    llama3("falcon3"),
+    llama3("pixtral"),
+    llama3("lfm2"),
+    Known::new("dbrx", Words::Llama3),
+    Known::new("smaug-bpe", Words::Llama3),
+    Known::new("chatglm-bpe", Words::Llama3),
+    Known::new("glm4", Words::Llama3).ignoring_merges(),
+    Known::new("glm5", Words::Llama3).ignoring_merges(),
+    Known::new("qwen2", Words::Qwen2),
+    Known::new("deepseek-r1-qwen", Words::Qwen2),
+    Known::new("stablelm2", Words::Qwen2),
+    Known::new("megrez", Words::Qwen2),
+    Known::new("hunyuan", Words::Qwen2),
+    Known::new("qwen35", Words::Qwen35),
+    Known::new("gpt-4o", Words::Gpt4o),
+    Known::new("llama4", Words::Gpt4o),
+    Known::new("minimax-m2", Words::Gpt4o),
+    Known::new("tekken", Words::Tekken)
+        .ignoring_merges()
+        .with_bos(),
+    Known::new("smollm", Words::SmolLm),
+    Known::new("command-r", Words::SmolLm),
+    Known::new("refact", Words::SmolLm),
+    Known::new("starcoder", Words::SmolLm),
+    Known::new("codeshell", Words::SmolLm),
+    Known::new("exaone", Words::SmolLm),
+    Known::new("gpt-2", Words::Gpt2),
+    Known::new("phi-2", Words::Gpt2),
+    Known::new("mpt", Words::Gpt2),
+    Known::new("olmo", Words::Gpt2),
+    Known::new("exaone4", Words::Gpt2),
+    Known::new("falcon", Words::Falcon),
+    Known::new("deepseek-llm", Words::DeepSeekLlm),
+    Known::new("deepseek-coder", Words::DeepSeekCoder),
+    Known::new("deepseek-v3", Words::DeepSeekV3),
 ];
 
+/// The patterns by which words are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Family {
+enum Words {
     Llama3,
     Qwen2,
+    Qwen35,
+    Gpt4o,
+    Tekken,
     SmolLm,
     Gpt2,
+    Falcon,
     DeepSeekLlm,
     DeepSeekCoder,
+    DeepSeekV3,
 }
 
-impl Family {
+impl Words {
     /// The steps, in order; each one works on the words that the one before left.
     fn steps(self) -> &'static [(Cut, &'static str)] {
+        const SPACES: Cut = Cut::Spaces {
+            newlines_apart: false,
+        };
+        const SPACES_AND_LINES: Cut = Cut::Spaces {
+            newlines_apart: true,
+        };
         match self {
-            Family::Llama3 => &[(
-                Cut::Spaces {
-                    newlines_apart: true,
-                },
-                LLAMA3_WORDS,
-            )],
-            Family::Qwen2 => &[(
-                Cut::Spaces {
-                    newlines_apart: true,
-                },
-                QWEN2_WORDS,
-            )],
-            Family::Gpt2 => &[(
-                Cut::Spaces {
-                    newlines_apart: false,
-                },
-                GPT2_WORDS,
-            )],
-            Family::SmolLm => &[
-                (Cut::Matches, r"\p{N}"),
-                (
-                    Cut::Spaces {
-                        newlines_apart: false,
-                    },
-                    GPT2_WORDS,
-                ),
+            Words::Llama3 => &[(SPACES_AND_LINES, LLAMA3_WORDS)],
+            Words::Qwen2 => &[(SPACES_AND_LINES, QWEN2_WORDS)],
+            Words::Qwen35 => &[(SPACES_AND_LINES, QWEN35_WORDS)],
+            Words::Gpt4o => &[(SPACES_AND_LINES, GPT4O_WORDS)],
+            Words::Tekken => &[(SPACES_AND_LINES, TEKKEN_WORDS)],
+            Words::Gpt2 => &[(SPACES, GPT2_WORDS)],
+            Words::SmolLm => &[(Cut::Matches, r"\p{N}"), (SPACES, GPT2_WORDS)],
+            Words::Falcon => &[
+                (Cut::Matches, r"[\p{P}$+<=>^~|`]+"),
+                (SPACES, GPT2_WORDS),
+                (Cut::Matches, r"[0-9][0-9][0-9]"),
             ],
-            Family::DeepSeekLlm => &[
+            Words::DeepSeekLlm => &[
                 (Cut::Matches, r"[\r\n]"),
                 (Cut::Matches, CASED_LETTERS),
                 // The last range begins at U+3001. The published pattern begins it at U+3000, but llama.cpp takes that for white space
@@ -134,12 +198,20 @@ impl Family {
                 (Cut::Matches, CJK),
                 (Cut::Matches, r"\p{N}+"),
             ],
-            Family::DeepSeekCoder => &[
+            Words::DeepSeekCoder => &[
                 (Cut::Matches, r"[\r\n]"),
                 (Cut::Matches, r"\s?\p{L}+"),
                 (Cut::Matches, r"\s?\p{P}+"),
                 (Cut::Matches, CJK),
                 (Cut::Matches, r"\p{N}"),
+            ],
+            Words::DeepSeekV3 => &[
+                (Cut::Matches, r"\p{N}{1,3}"),
+                (
+                    Cut::Matches,
+                    r"[\u{4E00}-\u{9FA5}\u{3040}-\u{309F}\u{30A0}-\u{30FF}]+",
+                ),
+                (SPACES_AND_LINES, DEEPSEEK_V3_WORDS),
             ],
         }
     }
@@ -154,6 +226,30 @@ const LLAMA3_WORDS: &str = r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])
 
 /// As [`LLAMA3_WORDS`], but every digit is a word.
 const QWEN2_WORDS: &str = r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+";
+
+/// As [`QWEN2_WORDS`], with marks among the letters.
+const QWEN35_WORDS: &str = r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+";
+
+/// Words with any one character before them, cut before a capital that follows a small letter, with the contraction behind them; up to
+/// three digits; other characters with slashes and the ends of lines after them; white space as above.
+const GPT4O_WORDS: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?:'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD]))?",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?:'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD]))?",
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+"
+);
+
+/// As [`GPT4O_WORDS`], but contractions are words of their own, and so is every digit.
+const TEKKEN_WORDS: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+"
+);
+
+/// A sign and letters; words with any one character before them; other characters with the ends of lines after them; white space.
+const DEEPSEEK_V3_WORDS: &str = concat!(
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*",
+    r"|\s*[\r\n]+|\s+"
+);
 
 /// DeepSeek's name for this is CJK, but the range U+0800 to U+4E00 includes much else. White space in it counts as white space first.
 const CJK: &str = r"[[\u{4E00}-\u{9FA5}\u{800}-\u{4E00}\u{AC00}-\u{D7FF}]--\s]+";
@@ -250,6 +346,10 @@ mod tests {
         assert_eq!(words("smollm", "in  123"), ["in", "  ", "1", "2", "3"]);
         assert_eq!(words("deepseek-coder", "in 12"), ["in", " ", "1", "2"]);
         assert_eq!(words("deepseek-llm", "in 12"), ["in", " ", "12"]);
+        assert_eq!(words("deepseek-v3", "in 1234"), ["in", " ", "123", "4"]);
+        assert_eq!(words("gpt-4o", "in 1234"), ["in", " ", "123", "4"]);
+        assert_eq!(words("tekken", "in 12"), ["in", " ", "1", "2"]);
+        assert_eq!(words("falcon", "in 12345"), ["in", " ", "123", "45"]);
     }
 
     #[test]
@@ -261,12 +361,23 @@ mod tests {
     }
 
     #[test]
+    fn capitals_begin_words_where_models_were_taught_so() {
+        assert_eq!(words("qwen2", "aBigWord's"), ["aBigWord", "'s"]);
+        assert_eq!(words("gpt-4o", "aBigWord's"), ["a", "Big", "Word's"]);
+        assert_eq!(words("tekken", "aBigWord's"), ["a", "Big", "Word", "'s"]);
+        assert_eq!(
+            words("gpt-4o", "HTTPServer a/\n/b"),
+            ["HTTPServer", " a", "/\n/", "b"]
+        );
+    }
+
+    #[test]
     fn an_unknown_name_is_refused_with_what_is_known() {
-        for name in ["default", "mpt", ""] {
+        for name in ["default", "bloom", ""] {
             let message = PreTokenizer::from_name(name).unwrap_err().to_string();
             assert!(message.contains(&format!("{name:?}")), "{message}");
             assert!(
-                message.contains("llama-bpe, llama3, llama-v3, qwen2"),
+                message.contains("llama-bpe, llama3, llama-v3, falcon3"),
                 "{message}"
             );
         }
@@ -274,7 +385,7 @@ mod tests {
 
     #[test]
     fn words_put_together_are_the_text() {
-        let all = KNOWN.map(|(name, _)| (name, PreTokenizer::from_name(name).unwrap()));
+        let all = KNOWN.map(|known| (known.name, PreTokenizer::from_name(known.name).unwrap()));
         proptest!(|(text in r"(\PC|[ \t\r\n]|[a-z' ]{1,5}|[0-9]){0,60}")| {
             for (name, pre_tokenizer) in &all {
                 prop_assert_eq!(pre_tokenizer.words(&text).concat(), text.as_str(), "{}", name);

@@ -397,6 +397,27 @@ mod tests {
         assert!(with_eot.is_end_of_generation(9));
     }
 
+    /// What ends a message ends an answer, unless the model writes several messages in one.
+    #[test]
+    fn an_answer_of_several_messages_goes_on_behind_one() {
+        let ends = |extra: &str| {
+            let tokens = ["a", "<|end|>", "<|return|>", extra];
+            let entries = vec![
+                ("tokenizer.ggml.model", "gpt2".into()),
+                ("tokenizer.ggml.pre", "gpt-2".into()),
+                ("tokenizer.ggml.tokens", texts(&tokens)),
+                ("tokenizer.ggml.token_type", vec![1, 3, 3, 3].into()),
+                ("tokenizer.ggml.merges", texts(&[])),
+            ];
+            let tokenizer = read(entries).unwrap();
+            (0..4)
+                .filter(|token| tokenizer.is_end_of_generation(*token))
+                .collect::<Vec<u32>>()
+        };
+        assert_eq!(ends("<|start|>"), [1, 2]);
+        assert_eq!(ends("<|call|>"), [2, 3]);
+    }
+
     #[test]
     fn the_best_score_is_merged_first_and_bytes_spell_the_rest() {
         let tokenizer = read(sentencepiece()).unwrap();
@@ -468,7 +489,7 @@ mod tests {
             ),
             (
                 with(bpe(), "tokenizer.ggml.pre", "default".into()),
-                "deepseek-coder, found \"default\"",
+                "deepseek-v3, found \"default\"",
             ),
             (
                 with(bpe(), "tokenizer.ggml.merges", texts(&["a b", "b x"])),

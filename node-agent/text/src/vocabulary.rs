@@ -103,6 +103,15 @@ impl Vocabulary {
                 end_of_generation.push(id);
             }
         }
+        // Models that write several messages in an answer end each one with this.
+        let ends = |text: &str| {
+            let id = ids.get(text);
+            id.is_some_and(|id| end_of_generation.contains(id))
+        };
+        if ends("<|return|>") && ends("<|call|>") || ends("<|flush|>") && ends("<|calls|>") {
+            let end = ids.get(END_OF_MESSAGE).copied();
+            end_of_generation.retain(|id| Some(*id) != end);
+        }
         end_of_generation.sort_unstable();
         end_of_generation.dedup();
 
@@ -158,12 +167,25 @@ const END_OF_GENERATION_KEYS: [&str; 5] = [
     "tokenizer.ggml.fim_sep_token_id",
 ];
 
+/// Ends a message, and with it the generation, but for models that write several in an answer.
+const END_OF_MESSAGE: &str = "<|end|>";
+
 /// Texts that end a generation in the models that have them as control tokens, whatever the keys say; as llama.cpp has them.
-const END_OF_GENERATION_TEXTS: [&str; 23] = [
+const END_OF_GENERATION_TEXTS: [&str; 33] = [
     "<|eot_id|>",
     "<|eom_id|>",
     "<|im_end|>",
-    "<|end|>",
+    END_OF_MESSAGE,
+    "<|return|>",
+    "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
+    "[EOT]",
+    "[EOS]",
+    "[PAD]",
+    "[e~[",
+    "<turn|>",
+    "<|tool_response>",
     "<|end_of_text|>",
     "<|endoftext|>",
     "<end_of_turn>",
