@@ -74,7 +74,8 @@ pub struct MadeUpModel {
     pub hidden: usize,
     pub heads: usize,
     pub kv_heads: usize,
-    pub head_dim: usize,
+    /// `None`: hidden / heads.
+    pub head_dim: Option<usize>,
     pub feed_forward: usize,
     pub vocabulary: usize,
     pub context_length: u32,
@@ -93,7 +94,7 @@ impl Default for MadeUpModel {
             hidden: 256,
             heads: 8,
             kv_heads: 2,
-            head_dim: 32,
+            head_dim: None,
             feed_forward: 512,
             vocabulary: 96,
             context_length: 512,
@@ -126,18 +127,22 @@ impl MadeUpModel {
             },
             // Heads that are wider together than the activation.
             "qwen3" => MadeUpModel {
-                head_dim: 64,
+                head_dim: Some(64),
                 ..made_up
             },
             // The sixth layer has no window.
             "gemma3" => MadeUpModel {
                 layers: 7,
-                head_dim: 64,
+                head_dim: Some(64),
                 kv_heads: 1,
                 ..made_up
             },
             _ => made_up,
         }
+    }
+
+    fn head_dim(&self) -> usize {
+        self.head_dim.unwrap_or(self.hidden / self.heads)
     }
 
     pub fn metadata(&self, writer: &mut GgufWriter) {
@@ -149,15 +154,17 @@ impl MadeUpModel {
         number("embedding_length", self.hidden);
         number("attention.head_count", self.heads);
         number("attention.head_count_kv", self.kv_heads);
-        number("attention.key_length", self.head_dim);
-        number("attention.value_length", self.head_dim);
+        if let Some(head_dim) = self.head_dim {
+            number("attention.key_length", head_dim);
+            number("attention.value_length", head_dim);
+        }
         number("feed_forward_length", self.feed_forward);
         number("context_length", self.context_length as usize);
         if matches!(family, "gemma2" | "gemma3" | "olmo2") {
             number("attention.sliding_window", WINDOW);
         }
         if family == "glm4" {
-            number("rope.dimension_count", self.head_dim / 2);
+            number("rope.dimension_count", self.head_dim() / 2);
         }
         if matches!(family, "phi3" | "mistral3" | "olmo2") {
             number("rope.scaling.original_context_length", ORIGINAL_CONTEXT);
@@ -198,7 +205,7 @@ impl MadeUpModel {
     pub fn tensors(&self) -> Vec<Tensor> {
         let family = self.architecture;
         let (hidden, inner) = (self.hidden as u64, self.feed_forward as u64);
-        let head_dim = self.head_dim as u64;
+        let head_dim = self.head_dim() as u64;
         let queries = head_dim * self.heads as u64;
         let kv = head_dim * self.kv_heads as u64;
         let vocabulary = self.vocabulary as u64;
@@ -223,7 +230,6 @@ impl MadeUpModel {
             let mut part = |name: &str, shape: &[u64]| tensor(format!("blk.{layer}.{name}"), shape);
             if family != "olmo2" {
                 part("attn_norm.weight", &[hidden]);
-                part("ffn_norm.weight", &[hidden]);
             }
             match family {
                 "phi3" => part("attn_qkv.weight", &[hidden, queries + 2 * kv]),
@@ -250,6 +256,9 @@ impl MadeUpModel {
             if matches!(family, "gemma2" | "gemma3" | "olmo2" | "glm4") {
                 part("post_attention_norm.weight", &[hidden]);
                 part("post_ffw_norm.weight", &[hidden]);
+            }
+            if family != "olmo2" {
+                part("ffn_norm.weight", &[hidden]);
             }
             match family {
                 "phi3" | "glm4" => part("ffn_up.weight", &[hidden, 2 * inner]),
