@@ -238,7 +238,7 @@ fn a_ring_gives_way_to_one_a_fifth_faster() {
     let desk = [machine("desk")];
     let first = written(decided(&world(&desk, &[])), SignedDuration::ZERO);
     let best = first.spec.predicted.unwrap().token_microseconds;
-    let just_not_worth_it = best * 100 / WORTH_PERCENT;
+    let just_not_worth_it = best * 5 / 4;
     for (old, minutes, replaced) in [
         (just_not_worth_it + 1, 11, true),
         (just_not_worth_it, 11, false),
