@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use prima_crds::v1alpha1::ring_plan::{RingPlan, RingPlanError, RingPlanSpec};
 use prima_engine::{EngineError, Model};
+use prima_gguf::model_bytes;
 
 #[derive(Debug, thiserror::Error)]
 pub enum PlanSourceError {
@@ -103,12 +104,11 @@ pub fn read(path: &Path, name: &str) -> Result<(RingPlanSpec, usize), PlanSource
 /// Opens the model file that the plan names, and checks that it is the one that the plan was made for.
 pub fn open_model(plan: &RingPlanSpec) -> Result<Model, PlanSourceError> {
     let file = || plan.model.file.clone();
-    let found = fs::metadata(&plan.model.file)
-        .map_err(|source| PlanSourceError::ModelFile {
+    let found =
+        model_bytes(Path::new(&plan.model.file)).map_err(|source| PlanSourceError::ModelFile {
             file: file(),
             source,
-        })?
-        .len();
+        })?;
     if found != plan.model.size_bytes as u64 {
         return Err(PlanSourceError::ModelSize {
             file: file(),

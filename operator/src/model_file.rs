@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 
 use prima_crds::v1alpha1::model_profile::ModelProfile;
 use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
-use prima_gguf::{Gguf, GgufError};
+use prima_gguf::{Gguf, GgufError, first_part};
 use prima_model::{ModelError, layer_of};
 use prima_weights::model_profile;
 
 pub struct ModelFile {
     /// Absolute, since the agents' working directories are their own.
     pub path: PathBuf,
-    /// Has the name that clients ask for: the file's, without the extension.
+    /// Has the name that clients ask for: the file's, without the extension and the number of a part.
     pub profile: ModelProfile,
     layer_bytes: Vec<u64>,
     other_bytes: u64,
@@ -37,17 +37,22 @@ pub enum ModelFileError {
 
 impl ModelFile {
     pub fn read(path: &Path) -> Result<Self, ModelFileError> {
-        let path = path.canonicalize().map_err(|source| ModelFileError::Path {
+        // Links stay as they are: the other parts of a model are beside the link, not beside what it points to.
+        let absolute = std::path::absolute(path).and_then(|path| path.metadata().map(|_| path));
+        let path = absolute.map_err(|source| ModelFileError::Path {
             path: path.to_owned(),
             source,
         })?;
         let (Some(_), Some(name)) = (
             path.to_str(),
-            path.file_stem().and_then(|name| name.to_str()),
+            path.file_name().and_then(|name| name.to_str()),
         ) else {
             return Err(ModelFileError::NotUtf8 { path });
         };
-        let name = name.to_owned();
+        let name = match first_part(name) {
+            Some((name, _)) => name.to_owned(),
+            None => name.strip_suffix(".gguf").unwrap_or(name).to_owned(),
+        };
         let gguf = Gguf::open(&path)?;
         let spec = model_profile(&path.display().to_string(), &gguf)?;
         let mut layer_bytes = vec![0; spec.layers as usize];

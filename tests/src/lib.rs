@@ -22,6 +22,7 @@ pub mod process;
 pub mod programs;
 pub mod python;
 mod service;
+pub mod split_model;
 pub mod trace_collector;
 
 use std::net::SocketAddr;

@@ -12,10 +12,9 @@ use prima_crds::definitions;
 use prima_test_hub::TestHub;
 use prima_tests::api_server::{ApiServer, Backend};
 use prima_tests::node_agent::{AgentMachine, NodeAgent};
-use prima_tests::{assets, http};
-use prima_weights::{Client, Location, Remote, Retry, Source};
+use prima_tests::{assets, http, split_model};
+use prima_weights::{Client, Location, RemoteModel, Retry, Source};
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 use tokio::runtime::Runtime;
 
 const NAMESPACE: &str = "prima-agents";
@@ -141,22 +140,11 @@ fn plan(
     })
 }
 
-/// As the operator would know the file: its identity, and its header's checksum.
-fn version(source: &Source) -> Value {
-    let known = async {
-        let client = Client::new(Retry::default()).expect("a client");
-        let remote = Remote::open(&client, source).await.expect("the file");
-        let (_, header) = remote.read_header().await.expect("a header");
-        let identity = remote.identity();
-        let header_sha256 = format!("{:x}", Sha256::digest(header));
-        json!({
-            "headerSha256": header_sha256,
-            "etag": identity.etag,
-            "sha256": identity.sha256,
-            "commit": identity.revision_commit,
-        })
-    };
-    runtime().block_on(known)
+/// The model as the operator would know it: the files' identities, and the checksum of their headers.
+fn remote(source: &Source) -> RemoteModel {
+    let client = Client::new(Retry::default()).expect("a client");
+    let opened = runtime().block_on(RemoteModel::open(&client, source));
+    opened.expect("a model on the hub")
 }
 
 fn runtime() -> Runtime {
@@ -397,30 +385,37 @@ fn members_fetch_their_layers_and_keep_them() {
     let stage = Stage::new();
     let runtime = runtime();
     let files = stage.folder.path().join("hub");
-    fs::create_dir_all(files.join("people/models")).expect("a folder for a hub");
-    fs::copy(model(), files.join("people/models/smollm2.gguf")).expect("a copy of a model");
+    let repo = files.join("people/models");
+    fs::create_dir_all(&repo).expect("a folder for a hub");
+    let first = split_model::in_two_files(&model(), &repo);
+    let file = first
+        .file_name()
+        .and_then(|name| name.to_str())
+        .expect("a name");
     let hub = runtime.block_on(TestHub::start(&files)).expect("a hub");
     let location = Location::HuggingFace {
         endpoint: hub.endpoint(),
         repo: "people/models".into(),
         revision: "main".into(),
-        file: "smollm2.gguf".into(),
+        file: file.into(),
     };
-    let version = version(&Source {
+    let remote = remote(&Source {
         location,
         token: None,
     });
+    assert_eq!(remote.files.len(), 2);
     let machines = ["one", "two"].map(|node| AgentMachine::new(node, stage.folder.path()));
     let [mut one, mut two] = [&machines[0], &machines[1]].map(|machine| start(&stage, machine));
 
     let mut ring = plan("fetched", &machines, &model(), "", (RING_PORT, HTTP_PORT));
-    ring["spec"]["model"]["file"] = json!("smollm2.gguf");
+    ring["spec"]["model"]["file"] = json!(file);
+    ring["spec"]["model"]["sizeBytes"] = json!(remote.gguf.file_len);
     ring["spec"]["model"]["source"] = json!({"huggingFace": {
         "repo": "people/models",
-        "file": "smollm2.gguf",
+        "file": file,
         "endpoint": hub.endpoint(),
     }});
-    ring["spec"]["model"]["version"] = version;
+    ring["spec"]["model"]["version"] = json!(remote.version);
     stage.api.apply(&ring.to_string()).expect("a RingPlan");
     one.wait_until_ready();
     two.wait_until_ready();

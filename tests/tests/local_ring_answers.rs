@@ -1,10 +1,11 @@
 //! What a newcomer runs: rings of several sizes and splits on this machine answer real prompts through HTTP, and
 //! all say the same. That the logits are bit-identical is shown elsewhere; here whole programs are compared.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use prima_tests::local_ring::{LocalRing, LocalRingBuilder, smollm2};
-use prima_tests::{Endpoint, http};
+use prima_tests::{Endpoint, http, split_model};
 
 const PROMPTS: [&str; 2] = ["The capital of France is", "def fibonacci(n):\n"];
 const MAX_TOKENS: usize = 16;
@@ -51,6 +52,19 @@ fn rounds_uneven_and_empty_windows_change_no_answer() {
             "--split {split:?} --rounds {rounds}"
         );
     }
+}
+
+#[test]
+fn a_model_in_several_files_says_the_same() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let first = split_model::in_two_files(&smollm2(), folder.path());
+    let greedy = |path: &Path| {
+        let ring = LocalRing::builder().model(path).split(&[14, 16]).start();
+        let text = ring.complete(PROMPTS[0], MAX_TOKENS);
+        ring.stop();
+        text
+    };
+    assert_eq!(greedy(&first), greedy(&smollm2()));
 }
 
 #[test]

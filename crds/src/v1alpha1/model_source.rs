@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::document::is_false;
 
-/// Exactly one of these.
+/// Exactly one of these. Of a model in several files, the first (`name-00001-of-00003.gguf`): the others are beside it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[x_kube(
     validation = Rule::new("(has(self.huggingFace) ? 1 : 0) + (has(self.url) ? 1 : 0) + (has(self.hostPath) ? 1 : 0) + (has(self.persistentVolumeClaim) ? 1 : 0) == 1")
@@ -51,7 +51,7 @@ pub struct HuggingFaceSource {
 pub struct UrlSource {
     #[schemars(length(max = 2000), regex(pattern = "^https?://"))]
     pub url: String,
-    /// The file's checksum, in hexadecimal. It is verified where a machine has the whole file.
+    /// The file's checksum, in hexadecimal. It is verified where a machine has the whole file. Not for a model in several files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[0-9a-f]{64}$"))]
     pub sha256: Option<String>,

@@ -118,11 +118,12 @@ impl PlannedModel {
     }
 }
 
-/// What tells one version of a file from another. What is absent was not told by its server.
+/// What tells one version of a model's file from another. What is absent was not told by its server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FileVersion {
-    /// Of the GGUF header, in hexadecimal: every member must have the same.
+    /// Of the GGUF header, in hexadecimal: every member must have the same. Of a model in several files, of all their headers, one behind
+    /// the other.
     #[schemars(length(max = 64))]
     pub header_sha256: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -136,6 +137,26 @@ pub struct FileVersion {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 100))]
     pub commit: Option<String>,
+    /// The files of a model in several that is fetched, in order; it has no other `etag` and `sha256`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024))]
+    pub parts: Vec<PartVersion>,
+}
+
+/// One file of a model in several.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PartVersion {
+    /// Length in bytes.
+    #[schemars(range(min = 0))]
+    pub size_bytes: i64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 500))]
+    pub etag: Option<String>,
+    /// In hexadecimal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub sha256: Option<String>,
 }
 
 /// One node of the ring.

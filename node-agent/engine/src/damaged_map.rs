@@ -25,8 +25,8 @@ struct Entry {
     damaged: AtomicBool,
 }
 
-/// A process opens a model or two.
-const MAPS: usize = 16;
+/// A process opens a model or two, in up to some 60 files each.
+const MAPS: usize = 256;
 static ENTRIES: [Entry; MAPS] = [const {
     Entry {
         start: AtomicUsize::new(0),

@@ -1,4 +1,4 @@
-//! The model file in memory: mapped, never loaded. Weights are read directly from the page cache, so a process that runs a model
+//! The model's files in memory: mapped, never loaded. Weights are read directly from the page cache, so a process that runs a model
 //! owns almost none of that memory, and several processes on one machine share it.
 //!
 //! Decides: that the map is read-only and private. Refuses: to copy a matrix, and to touch a tensor's bytes before they are used
@@ -12,13 +12,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memmap2::{Advice, Mmap, UncheckedAdvice};
+use prima_gguf::Gguf;
 use prima_model::TensorRows;
 
 use crate::damaged_map::Watched;
 use crate::error::EngineError;
 use crate::kernels::{Matrix, MatrixError};
 
-/// A mapped model file. Clones share the map.
+/// The files of a model, mapped. Offsets are those of the model's header, and a range is in one of the files. Clones share the maps.
+#[derive(Clone)]
+pub(crate) struct MappedModel {
+    /// In order; by where each begins.
+    files: Arc<[(u64, MappedFile)]>,
+}
+
+/// A mapped file. Clones share the map.
 #[derive(Clone)]
 pub struct MappedFile {
     map: Arc<Map>,
@@ -37,6 +45,66 @@ pub(crate) struct MappedTensor {
     matrix: Matrix<'static>,
     offset: u64,
     map: Arc<Map>,
+}
+
+impl MappedModel {
+    /// `files` are the parts of `gguf`, in order.
+    pub(crate) fn new(gguf: &Gguf, files: Vec<MappedFile>) -> MappedModel {
+        let starts = gguf.parts.iter().map(|part| part.start);
+        MappedModel {
+            files: starts.zip(files).collect(),
+        }
+    }
+
+    /// Where the files were opened, and where each begins.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = (u64, &Path)> {
+        let files = self.files.iter();
+        files.map(|(start, file)| (*start, file.path()))
+    }
+
+    /// The file with the byte at `offset`.
+    pub(crate) fn file_at(&self, offset: u64) -> &MappedFile {
+        &self.at(offset).1
+    }
+
+    /// As [`MappedFile::expect_random_reads`].
+    pub(crate) fn expect_random_reads(&self, range: Range<u64>) -> Result<(), EngineError> {
+        let (file, range) = self.own(range);
+        file.expect_random_reads(range)
+    }
+
+    /// As [`MappedFile::populate`].
+    pub(crate) fn populate(&self, range: Range<u64>) -> io::Result<()> {
+        let (file, range) = self.own(range);
+        file.populate(range)
+    }
+
+    /// As [`MappedFile::unmap_pages`].
+    pub(crate) fn unmap_pages(&self, range: Range<u64>) -> io::Result<()> {
+        let (file, range) = self.own(range);
+        file.unmap_pages(range)
+    }
+
+    /// The matrix of these rows, which are of this model's header: its parser checked that they are inside one of the files.
+    ///
+    /// # Errors
+    /// A [`MatrixError`] when the CPU has no kernels for the format.
+    pub(crate) fn tensor(&self, rows: &TensorRows) -> Result<MappedTensor, MatrixError> {
+        let (start, file) = self.at(rows.bytes.start);
+        file.tensor(rows, *start)
+    }
+
+    /// The file of `range`, and the range in it.
+    fn own(&self, range: Range<u64>) -> (&MappedFile, Range<u64>) {
+        let (start, file) = self.at(range.start);
+        (file, range.start - start..range.end - start)
+    }
+
+    fn at(&self, offset: u64) -> &(u64, MappedFile) {
+        let behind = self.files.partition_point(|(start, _)| *start <= offset);
+        // The first begins at 0.
+        &self.files[behind.max(1) - 1]
+    }
 }
 
 impl MappedFile {
@@ -140,12 +208,10 @@ impl MappedFile {
         }
     }
 
-    /// The matrix of these rows, which are of this file's header: its parser checked that they are inside the file.
-    ///
-    /// # Errors
-    /// A [`MatrixError`] when the CPU has no kernels for the format.
-    pub(crate) fn tensor(&self, rows: &TensorRows) -> Result<MappedTensor, MatrixError> {
-        let bytes = &self.map.bytes[rows.bytes.start as usize..rows.bytes.end as usize];
+    /// The matrix of these rows; the file begins at `start` of the model.
+    fn tensor(&self, rows: &TensorRows, start: u64) -> Result<MappedTensor, MatrixError> {
+        let own = (rows.bytes.start - start) as usize..(rows.bytes.end - start) as usize;
+        let bytes = &self.map.bytes[own];
         // SAFETY: the bytes live as long as the map, at a fixed address; the map lives as long as the `Arc` beside the matrix; and
         // the matrix is handed out only with the lifetime of a borrow of this struct.
         let bytes: &'static [u8] =
@@ -169,7 +235,7 @@ impl MappedTensor {
         self.matrix
     }
 
-    /// Where it begins in the file.
+    /// Where it begins in the model.
     pub fn offset(&self) -> u64 {
         self.offset
     }

@@ -5,12 +5,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use prima_gguf::Gguf;
+use prima_gguf::{Gguf, part_names, part_paths};
 use prima_model::{ModelSpec, TensorRows};
 
 use crate::error::EngineError;
 use crate::kernels;
-use crate::mapped_weights::{MappedFile, MappedTensor};
+use crate::mapped_weights::{MappedFile, MappedModel, MappedTensor};
 
 /// An open model. Clones share everything.
 #[derive(Clone)]
@@ -21,21 +21,30 @@ pub struct Model {
 
 struct Inner {
     path: PathBuf,
-    map: MappedFile,
+    map: MappedModel,
     gguf: Gguf,
     spec: ModelSpec,
 }
 
 impl Model {
-    /// Maps and checks the model file at `path`. Reads the header only: tensors may lie in holes of a sparse file.
+    /// Maps and checks the model file at `path`, and those that follow it if it is the first of several. Reads headers only: tensors may
+    /// lie in holes of sparse files.
     ///
     /// # Errors
     /// A file that cannot be mapped; a malformed header; a model that prima does not run; a tensor in a format without kernels.
     pub fn open(path: &Path) -> Result<Model, EngineError> {
-        let map = MappedFile::open(path)?;
+        let header = |source| EngineError::Header { source };
         let file = path.display().to_string();
-        let gguf = Gguf::parse(&file, map.bytes(), map.bytes().len() as u64)
-            .map_err(|source| EngineError::Header { source })?;
+        let (first, map) = mapped(path)?;
+        let names = part_names(&file, &first).map_err(header)?;
+        let (mut headers, mut maps) = (vec![first], vec![map]);
+        for part in part_paths(path).iter().skip(1) {
+            let (header, map) = mapped(part)?;
+            headers.push(header);
+            maps.push(map);
+        }
+        let gguf = Gguf::join(&names, headers).map_err(header)?;
+        let map = MappedModel::new(&gguf, maps);
         let spec = ModelSpec::read(&file, &gguf)?;
         let model = Model {
             context_length: spec.context_length,
@@ -59,7 +68,7 @@ impl Model {
         }
     }
 
-    /// Where the file was opened.
+    /// Where the (first) file was opened.
     pub fn path(&self) -> &Path {
         &self.inner.path
     }
@@ -68,12 +77,12 @@ impl Model {
         &self.inner.spec
     }
 
-    /// The file's header.
+    /// The header, of all files together.
     pub fn gguf(&self) -> &Gguf {
         &self.inner.gguf
     }
 
-    pub(crate) fn map(&self) -> &MappedFile {
+    pub(crate) fn map(&self) -> &MappedModel {
         &self.inner.map
     }
 
@@ -150,4 +159,14 @@ impl Model {
             found,
         }
     }
+}
+
+fn mapped(path: &Path) -> Result<(Gguf, MappedFile), EngineError> {
+    let map = MappedFile::open(path)?;
+    let bytes = map.bytes();
+    let header = Gguf::parse(&path.display().to_string(), bytes, bytes.len() as u64);
+    Ok((
+        header.map_err(|source| EngineError::Header { source })?,
+        map,
+    ))
 }

@@ -7,7 +7,6 @@
 mod cycle;
 mod reader;
 
-use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
@@ -18,9 +17,8 @@ use prima_model::LayerSpec;
 
 use crate::error::EngineError;
 use crate::kernels::{self, Matrix, ThreadPool};
-use crate::mapped_weights::{MappedFile, MappedTensor};
+use crate::mapped_weights::{MappedModel, MappedTensor};
 use crate::model::Model;
-use crate::page_cache::drop_pages;
 
 use cycle::{Piece, ResidencyPlan, Tensor, WeightCycle};
 use reader::Reader;
@@ -60,9 +58,7 @@ struct Streams {
     cycle: WeightCycle,
     schedule: StreamingSchedule,
     reader: Reader,
-    map: MappedFile,
-    /// For advice about its pages.
-    file: File,
+    map: MappedModel,
     /// How many pieces of the cycle `warm` has visited since the split changed; locked while it changes.
     warmed: Mutex<usize>,
 }
@@ -122,17 +118,12 @@ impl Residency {
             let embedding = spec.embedding.bytes.clone();
             model.map().expect_random_reads(embedding)?;
         }
-        let failed = |source| EngineError::ReadAhead {
-            path: model.path().to_owned(),
-            source,
-        };
         let residency = Residency {
             streams: Some(Arc::new(Streams {
                 cycle: WeightCycle::new(&tensors, piece_bytes),
                 schedule,
-                reader: Reader::start(model.path()).map_err(failed)?,
+                reader: Reader::start(model.map().paths())?,
                 map: model.map().clone(),
-                file: File::open(model.path()).map_err(failed)?,
                 warmed: Mutex::default(),
             })),
         };
@@ -228,10 +219,7 @@ pub fn streaming_rate(
         &[file],
         PIECE_BYTES,
     )));
-    let reader = Reader::start(path).map_err(|source| EngineError::ReadAhead {
-        path: path.to_owned(),
-        source,
-    })?;
+    let reader = Reader::start([(0, path)])?;
     let untimed = split.slots.min(split.streamed.len() / 2);
     let (mut begun, mut timed) = (Instant::now(), 0);
     reader.follow(split.clone());
@@ -299,7 +287,7 @@ impl Streams {
     fn release(&self, piece: &Piece) {
         // If these calls fail, the system takes the pages back when it needs them.
         let _ = self.map.unmap_pages(piece.range());
-        let _ = drop_pages(&self.file, piece.range());
+        let _ = self.reader.drop_pages(piece);
     }
 
     /// Multiplies runs of rows, resident or streamed, in order.
@@ -319,7 +307,9 @@ impl Streams {
             multiply_rows(pool, x, n, matrix, next..piece.rows.start, out);
             next = piece.rows.end;
             let loaded = self.reader.load(split, index);
-            let loaded = loaded.map_err(|source| unreadable(self.map.path(), piece, source))?;
+            let loaded = loaded.map_err(|source| {
+                unreadable(self.map.file_at(piece.offset).path(), piece, source)
+            })?;
             let rows = matrix.part(piece.rows.clone());
             let rows = match &loaded {
                 Some(loaded) => rows.at(loaded.bytes()),

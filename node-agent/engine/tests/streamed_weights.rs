@@ -20,7 +20,8 @@ use prima_engine::{
     BatchEntry, Embedding, EngineError, KvCache, LayerDevices, Model, Part, Residency,
     StreamingSchedule,
 };
-use prima_gguf::GgmlType;
+use prima_gguf::writer::split;
+use prima_gguf::{GgmlType, part_paths};
 
 use support::{MadeUpModel, Random, Runner};
 
@@ -85,6 +86,34 @@ fn every_budget_gives_the_same_bits() {
         assert_eq!(status.resident_bytes + status.streamed_bytes, all);
         assert_eq!(status.streamed_bytes == 0, percent == 100, "{percent} %");
         assert_eq!(status.read_bytes == 0, percent == 100, "{percent} %");
+    }
+}
+
+/// The model at `path` in three files, of which the first has no tensors; returns their paths.
+fn in_three_files(path: &Path) -> Vec<PathBuf> {
+    let bytes = fs::read(path).unwrap();
+    let tensors = Model::open(path).unwrap().gguf().tensors.len();
+    let counts = [0, tensors / 3, tensors - tensors / 3];
+    let first = path.with_file_name("split-00001-of-00003.gguf");
+    let paths = part_paths(&first);
+    for (path, part) in paths.iter().zip(split(&bytes, &counts).unwrap()) {
+        fs::write(path, part).unwrap();
+    }
+    paths
+}
+
+#[test]
+fn a_model_in_several_files_gives_the_same_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path());
+    let expected = answer(&Runner::new(&path, 1), &tokens(40));
+    let parts = in_three_files(&path);
+    fs::remove_file(path).unwrap();
+    assert!(answer(&Runner::new(&parts[0], 2), &tokens(40)) == expected);
+    for percent in [0, 50] {
+        let runner = streaming(&parts[0], &[1, 3], percent);
+        assert!(answer(&runner, &tokens(40)) == expected, "{percent} %");
+        assert!(runner.residency.status().read_bytes > 0);
     }
 }
 
@@ -198,6 +227,19 @@ fn a_cut_file_is_an_error_until_it_is_whole_again() {
 
     fs::write(&path, &bytes).unwrap();
     assert!(runner.logits(&mut kv, &tokens(5)) == expected);
+}
+
+#[test]
+fn of_several_files_the_one_that_was_cut_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let parts = in_three_files(&file(folder.path()));
+    let (streaming, mapped) = (streaming(&parts[0], &[3], 0), Runner::new(&parts[0], 1));
+    let cut = OpenOptions::new().write(true).open(&parts[2]).unwrap();
+    cut.set_len(4096).unwrap();
+    for runner in [streaming, mapped] {
+        let error = failing_pass(&runner, &mut runner.kv_cache()).to_string();
+        assert!(error.contains(&parts[2].display().to_string()), "{error}");
+    }
 }
 
 #[test]

@@ -133,6 +133,14 @@ pub enum GgufError {
         other_end: u64,
     },
 
+    /// A file of a model in several is not the part that it should be.
+    #[error("{file}: expected {expected}, found {found}")]
+    Part {
+        file: String,
+        expected: String,
+        found: String,
+    },
+
     /// A metadata key that is needed is absent.
     #[error("{file}: metadata key {key}: expected {expected}, found no such key")]
     MissingKey {

@@ -9,6 +9,7 @@ use crate::error::{GgufError, shown};
 use crate::metadata::{Array, Metadata, Value};
 use crate::name_index::NameIndex;
 use crate::reader::{MAX_STRING_LEN, Reader};
+use crate::split::Part;
 use crate::tensor::{self, GgmlType, MAX_DIMENSIONS, TensorInfo};
 use crate::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
 
@@ -27,7 +28,7 @@ const MIN_PAIR_LEN: u64 = 8 + 1 + 4 + 1;
 /// Least bytes of a tensor's entry: length and one byte of name, number of dimensions, one dimension, type, offset.
 const MIN_TENSOR_LEN: u64 = 8 + 1 + 4 + 8 + 4 + 8;
 
-/// The header of a GGUF file.
+/// The header of a GGUF file, or of a model in several of them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gguf {
     /// Format version: 2 or 3.
@@ -38,11 +39,13 @@ pub struct Gguf {
     pub metadata: Metadata,
     /// The tensor index, in file order.
     pub tensors: Vec<TensorInfo>,
-    /// Offset in the file where tensor data begins (or would begin, in a file without tensors); never past `file_len`.
+    /// Offset in the (first) file where tensor data begins (or would begin, in a file without tensors); never past `file_len`.
     pub data_offset: u64,
-    /// Length of the whole file in bytes.
+    /// Length of the whole file in bytes; of a model in several, of all of them together.
     pub file_len: u64,
-    by_name: NameIndex,
+    /// The model's files; this one alone, until it is [joined](Gguf::join) with others.
+    pub parts: Vec<Part>,
+    pub(crate) by_name: NameIndex,
 }
 
 impl Gguf {
@@ -78,13 +81,19 @@ impl Gguf {
         // The header is at most MAX_HEADER_LEN long, so this does not overflow.
         let data_offset = reader.position().next_multiple_of(alignment);
         place_tensors(name, &mut tensors, data_offset, file_len)?;
+        let data_offset = data_offset.min(file_len);
         Ok(Gguf {
             version,
             alignment,
             metadata,
             tensors,
-            data_offset: data_offset.min(file_len),
+            data_offset,
             file_len,
+            parts: vec![Part {
+                start: 0,
+                header_len: data_offset,
+                len: file_len,
+            }],
             by_name,
         })
     }

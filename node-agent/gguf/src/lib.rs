@@ -18,12 +18,14 @@ mod metadata;
 mod name_index;
 mod open;
 mod reader;
+mod split;
 mod tensor;
 pub mod writer;
 
 pub use error::GgufError;
 pub use gguf::Gguf;
 pub use metadata::{Array, Metadata, Value};
+pub use split::{Part, first_part, model_bytes, part_name, part_names, part_paths};
 pub use tensor::{GgmlType, TensorInfo};
 
 /// The first four bytes of every GGUF file.

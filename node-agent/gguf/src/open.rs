@@ -6,42 +6,55 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use crate::{Gguf, GgufError};
+use crate::{Gguf, GgufError, part_names, part_paths};
 
 /// The first piece read: holds the whole header of models with a vocabulary of up to about 50,000 tokens.
 const FIRST_READ: u64 = 2 << 20;
 
 impl Gguf {
-    /// Opens the file at `path` and parses its header. Errors as [`Gguf::parse`], with the path as the file's name.
+    /// Opens the file at `path` and parses its header; if it is the first of a model in several files, then theirs, too.
+    ///
+    /// # Errors
+    /// As [`Gguf::parse`] and [`Gguf::join`], with the paths as the files' names.
     pub fn open(path: &Path) -> Result<Gguf, GgufError> {
-        let cannot_open = |source| GgufError::Open {
+        let first = open_one(path)?;
+        let names = part_names(&path.display().to_string(), &first)?;
+        let mut headers = vec![first];
+        for part in part_paths(path).iter().skip(1) {
+            headers.push(open_one(part)?);
+        }
+        Gguf::join(&names, headers)
+    }
+}
+
+fn open_one(path: &Path) -> Result<Gguf, GgufError> {
+    let cannot_open = |source| GgufError::Open {
+        path: path.to_owned(),
+        source,
+    };
+    let mut file = File::open(path).map_err(cannot_open)?;
+    let file_len = file.metadata().map_err(cannot_open)?.len();
+    let name = path.display().to_string();
+
+    let mut header = Vec::new();
+    let mut wanted = FIRST_READ;
+    loop {
+        let offset = header.len() as u64;
+        let cannot_read = |source| GgufError::Read {
             path: path.to_owned(),
+            offset,
             source,
         };
-        let mut file = File::open(path).map_err(cannot_open)?;
-        let file_len = file.metadata().map_err(cannot_open)?.len();
-        let name = path.display().to_string();
-
-        let mut header = Vec::new();
-        let mut wanted = FIRST_READ;
-        loop {
-            let offset = header.len() as u64;
-            let cannot_read = |source| GgufError::Read {
-                path: path.to_owned(),
-                offset,
-                source,
-            };
-            let read = (&mut file)
-                .take(wanted - offset)
-                .read_to_end(&mut header)
-                .map_err(cannot_read)?;
-            match Gguf::parse(&name, &header, file_len) {
-                // Nothing new was read: the file shrank meanwhile, and asking again would not end.
-                Err(GgufError::NeedMoreBytes { needed, .. }) if read > 0 => {
-                    wanted = needed.max(2 * header.len() as u64)
-                }
-                other => return other,
+        let read = (&mut file)
+            .take(wanted - offset)
+            .read_to_end(&mut header)
+            .map_err(cannot_read)?;
+        match Gguf::parse(&name, &header, file_len) {
+            // Nothing new was read: the file shrank meanwhile, and asking again would not end.
+            Err(GgufError::NeedMoreBytes { needed, .. }) if read > 0 => {
+                wanted = needed.max(2 * header.len() as u64)
             }
+            other => return other,
         }
     }
 }

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use crate::gguf::alignment_of;
 use crate::metadata::{Array, Value};
 use crate::tensor::{self, GgmlType};
-use crate::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Gguf, GgufError, MAGIC};
+use crate::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Gguf, GgufError, MAGIC, split};
 
 /// Collects metadata and the tensor index, then writes the header.
 ///
@@ -174,6 +174,44 @@ impl<W: Write> TensorDataWriter<W> {
             source,
         })?;
         Ok(self.out)
+    }
+}
+
+/// Writes the model in `file` as several files, as `llama-gguf-split` does: `tensors` says how many of its tensors go into each, in
+/// order; the first file may have none. All metadata is in the first.
+pub fn split(file: &[u8], tensors: &[usize]) -> Result<Vec<Vec<u8>>, WriterError> {
+    let model = Gguf::parse("the model to split", file, file.len() as u64)
+        .map_err(|source| WriterError::Refused { source })?;
+    let mut left = model.tensors.as_slice();
+    let mut parts = Vec::with_capacity(tensors.len());
+    for (number, &count) in tensors.iter().enumerate() {
+        let own = left.split_off(..count).ok_or(WriterError::TooManyTensors {
+            announced: left.len(),
+        })?;
+        let mut writer = GgufWriter::new();
+        if number == 0 {
+            for (key, value) in model.metadata.iter() {
+                writer.metadata(key, value.clone());
+            }
+        }
+        writer.metadata(split::NUMBER_KEY, Value::U16(number as u16));
+        writer.metadata(split::COUNT_KEY, Value::U16(tensors.len() as u16));
+        writer.metadata(split::TENSORS_KEY, model.tensors.len() as i32);
+        for tensor in own {
+            writer.tensor(&tensor.name, tensor.ggml_type, &tensor.shape);
+        }
+        let mut data = writer.write_header(Vec::new())?;
+        for tensor in own {
+            let start = tensor.offset as usize;
+            data.tensor(&file[start..start + tensor.byte_len as usize])?;
+        }
+        parts.push(data.finish()?);
+    }
+    match left.first() {
+        None => Ok(parts),
+        Some(next) => Err(WriterError::MissingTensor {
+            next: next.name.clone(),
+        }),
     }
 }
 

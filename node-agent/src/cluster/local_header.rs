@@ -5,12 +5,12 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use prima_gguf::{Gguf, GgufError};
+use prima_gguf::{Gguf, GgufError, part_paths};
 use sha2::{Digest as _, Sha256};
 
 pub struct LocalHeader {
     pub gguf: Gguf,
-    /// In hexadecimal, of the bytes from the file's start to where tensor data begins.
+    /// In hexadecimal, of the bytes from the file's start to where tensor data begins; of a model in several files, of those of all.
     pub sha256: String,
 }
 
@@ -30,20 +30,19 @@ pub enum LocalHeaderError {
 /// A file that cannot be read, or is no GGUF file.
 pub fn read(path: &Path) -> Result<LocalHeader, LocalHeaderError> {
     let gguf = Gguf::open(path)?;
-    let mut bytes = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(gguf.data_offset).read_to_end(&mut bytes))
-        .map_err(|source| LocalHeaderError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
+    let mut digest = Sha256::new();
+    for (path, part) in part_paths(path).iter().zip(&gguf.parts) {
+        let mut bytes = Vec::new();
+        File::open(path)
+            .and_then(|file| file.take(part.header_len).read_to_end(&mut bytes))
+            .map_err(|source| LocalHeaderError::Read {
+                path: path.to_owned(),
+                source,
+            })?;
+        digest.update(bytes);
+    }
     Ok(LocalHeader {
-        sha256: sha256(&bytes),
+        sha256: format!("{:x}", digest.finalize()),
         gguf,
     })
-}
-
-/// In hexadecimal.
-pub fn sha256(bytes: &[u8]) -> String {
-    format!("{:x}", Sha256::digest(bytes))
 }

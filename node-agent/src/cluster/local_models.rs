@@ -5,10 +5,10 @@
 //! folder that this agent was not given is.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, Metadata};
+use std::fs;
 use std::io;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures::StreamExt as _;
 use kube::api::DynamicObject;
@@ -18,6 +18,7 @@ use prima_crds::v1alpha1::model::Model;
 use prima_crds::v1alpha1::model_source::{CLAIMS_FOLDER, ModelSource};
 use prima_crds::v1alpha1::node_profile::{LocalModel, NodeProfileStatus};
 use prima_crds::v1alpha1::ring_plan::FileVersion;
+use prima_gguf::part_paths;
 use prima_weights::model_profile;
 use serde::Deserialize as _;
 use tokio::sync::watch;
@@ -120,13 +121,11 @@ fn key(model: &DynamicObject) -> (String, String) {
 /// By path: the file as it was when last looked at, and what to report of it.
 type Seen = BTreeMap<String, (Stamp, Option<LocalModel>)>;
 
-/// What changes with a file's content.
+/// What changes with the content of a model's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Stamp {
-    File {
-        length: u64,
-        modified: Option<std::time::SystemTime>,
-    },
+    /// Length and time of the last change of each; of a part that is not there, nothing.
+    Files(Vec<Option<(u64, Option<SystemTime>)>>),
     NoFile,
 }
 
@@ -135,8 +134,8 @@ fn look(paths: &BTreeSet<String>, mut seen: Seen, in_container: bool) -> Seen {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let look_at = |path: &String| {
         let (stamp, found) = match fs::metadata(path) {
-            Ok(metadata) => {
-                let stamp = stamp(&metadata);
+            Ok(_) => {
+                let stamp = stamp(Path::new(path));
                 if let Some((before, found)) = seen.remove(path)
                     && before == stamp
                 {
@@ -161,11 +160,12 @@ fn look(paths: &BTreeSet<String>, mut seen: Seen, in_container: bool) -> Seen {
     paths.iter().map(look_at).collect()
 }
 
-fn stamp(metadata: &Metadata) -> Stamp {
-    Stamp::File {
-        length: metadata.len(),
-        modified: metadata.modified().ok(),
-    }
+fn stamp(path: &Path) -> Stamp {
+    let files = part_paths(path).into_iter().map(|path| {
+        let metadata = fs::metadata(path).ok()?;
+        Some((metadata.len(), metadata.modified().ok()))
+    });
+    Stamp::Files(files.collect())
 }
 
 fn read(path: &str) -> LocalModel {

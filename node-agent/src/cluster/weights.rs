@@ -12,10 +12,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prima_crds::v1alpha1::ring_plan::{FileVersion, RingPlanSpec};
+use prima_gguf::{Part, model_bytes, part_paths};
 use prima_weights::{
-    Cache, CacheError, Client, ClientError, Download, DownloadError, HeaderError, Hub, Identity,
-    LocalFile, LocalFileError, PUBLIC_HUB, Progress, Remote, RemoteError, Retry, Source,
-    SourceError, tensors,
+    Cache, CacheError, Client, ClientError, Download, DownloadError, HeaderError, Hub, LocalFile,
+    LocalFileError, PUBLIC_HUB, Progress, RemoteError, RemoteModel, RemoteModelError, Retry,
+    Source, SourceError, identities, tensors,
 };
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::watch;
@@ -54,7 +55,7 @@ pub struct Held {
     pub path: PathBuf,
     /// `None` for people's own files, of which nothing was fetched.
     pub share: Option<Share>,
-    _file: Option<LocalFile>,
+    _files: Vec<LocalFile>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -111,6 +112,15 @@ pub enum WeightsError {
     LocalFile(#[from] LocalFileError),
     #[error("reading a file was cut short")]
     Panicked(#[source] tokio::task::JoinError),
+}
+
+impl From<RemoteModelError> for WeightsError {
+    fn from(error: RemoteModelError) -> Self {
+        match error {
+            RemoteModelError::File(error) => Self::Remote(error),
+            RemoteModelError::Header(error) => Self::RemoteHeader(error),
+        }
+    }
 }
 
 impl WeightsError {
@@ -253,55 +263,82 @@ impl Weights {
             source,
             allow_full_download,
         } = share;
-        let identity = Identity {
-            size_bytes: plan.model.size_bytes as u64,
-            etag: version.etag.clone(),
-            sha256: version.sha256.clone(),
-            revision_commit: version.commit.clone(),
-        };
+        let identities = identities(version, plan.model.size_bytes as u64);
         let layers: Vec<Range<usize>> = plan.members[rank]
             .windows
             .iter()
             .map(|window| window.layers())
             .collect();
-        let file = {
+        let files = {
             let (store, source) = (self.0.clone(), source.clone());
-            blocking(move || store.cache.file(&source, &identity)).await??
+            blocking(move || store.cache.files(&source, &identities)).await??
         };
-        let held = |file: LocalFile, wanted: &[Range<u64>]| {
+        let held = |files: Vec<LocalFile>, wanted: &[Range<u64>]| {
             let total_bytes = tensors::total_bytes(wanted);
             Held {
-                path: file.path().to_owned(),
+                path: files[0].path().to_owned(),
                 share: Some(Share {
                     fetched_bytes: total_bytes,
                     total_bytes,
                 }),
-                _file: Some(file),
+                _files: files,
             }
         };
         let expected = version.header_sha256.clone();
         let there = {
-            let (file, layers, expected) = (file.clone(), layers.clone(), expected.clone());
-            blocking(move || complete(&file, &layers, rank == 0, &expected)).await?
+            let (files, layers, expected) = (files.clone(), layers.clone(), expected.clone());
+            blocking(move || complete(&files, &layers, rank == 0, &expected)).await?
         };
         if let Some(wanted) = there {
-            return Ok(held(file, &wanted));
+            return Ok(held(files, &wanted));
         }
 
-        let remote = Remote::open(&self.0.client, &source)
-            .await
-            .map_err(WeightsError::Remote)?;
-        let (gguf, header) = remote
-            .read_header()
-            .await
-            .map_err(WeightsError::RemoteHeader)?;
-        same_header(&remote.shown(), &expected, local_header::sha256(&header))?;
-        let wanted = tensors::ranges(&gguf, &layers, rank == 0).map_err(WeightsError::Layers)?;
-        let missing = tensors::total_bytes(&file.missing(&wanted)?);
-        self.collect(missing).await;
+        let remote = RemoteModel::open(&self.0.client, &source).await?;
+        let name = remote.files[0].shown();
+        same_header(&name, &expected, remote.version.header_sha256.clone())?;
+        let wanted =
+            tensors::ranges(&remote.gguf, &layers, rank == 0).map_err(WeightsError::Layers)?;
+        let parts: Vec<Vec<Range<u64>>> = remote
+            .gguf
+            .parts
+            .iter()
+            .map(|part| tensors::of_part(part, &wanted))
+            .collect();
+        let total_bytes = tensors::total_bytes(&wanted);
+        let mut there = Vec::new();
+        for (file, wanted) in files.iter().zip(&parts) {
+            let missing = tensors::total_bytes(&file.missing(wanted)?);
+            there.push(tensors::total_bytes(wanted) - missing);
+        }
+        let there_bytes: u64 = there.iter().sum();
+        self.collect(total_bytes - there_bytes).await;
+        let mut before = 0;
+        for (at, wanted) in parts.iter().enumerate() {
+            let download = Download::new(&remote.files[at], &files[at], wanted)
+                .allow_full_download(allow_full_download);
+            self.download(download, there[at], |done_bytes| {
+                progress(Share {
+                    // A server that sends only whole files sends more than was wanted.
+                    fetched_bytes: (before + done_bytes).min(total_bytes),
+                    total_bytes,
+                });
+            })
+            .await?;
+            before += tensors::total_bytes(wanted);
+        }
+        Ok(held(files, &wanted))
+    }
+
+    /// Runs a download; `progress` is called with the bytes of its file that are there, at first `there_bytes`.
+    async fn download(
+        &self,
+        download: Download<'_>,
+        there_bytes: u64,
+        mut progress: impl FnMut(u64),
+    ) -> Result<(), WeightsError> {
         let (tell, mut told) = watch::channel(Progress::default());
         // What was there before is not fetched now.
-        let mut counted = tensors::total_bytes(&wanted) - missing;
+        let mut counted = there_bytes;
         let mut note = |now: Progress| {
             if now.total_bytes == 0 {
                 return;
@@ -309,16 +346,10 @@ impl Weights {
             let new = now.done_bytes.saturating_sub(counted);
             self.0.fetched_bytes.inc_by(new);
             counted += new;
-            progress(Share {
-                fetched_bytes: now.done_bytes,
-                total_bytes: now.total_bytes,
-            });
+            progress(now.done_bytes);
         };
         let outcome = {
-            let download = Download::new(&remote, &file, &wanted)
-                .allow_full_download(allow_full_download)
-                .run(&tell);
-            let mut download = pin!(download);
+            let mut download = pin!(download.run(&tell));
             loop {
                 tokio::select! {
                     outcome = &mut download => break outcome,
@@ -327,8 +358,7 @@ impl Weights {
             }
         };
         note(*told.borrow_and_update());
-        outcome.map_err(WeightsError::Download)?;
-        Ok(held(file, &wanted))
+        outcome.map_err(WeightsError::Download)
     }
 }
 
@@ -379,10 +409,12 @@ async fn own_file(plan: &RingPlanSpec, path: String) -> Result<Held, WeightsErro
         .map(|version| version.header_sha256);
     let (size, layers) = (plan.model.size_bytes, plan.model.layers);
     blocking(move || {
-        let metadata = std::fs::metadata(&path);
-        let found = match metadata {
-            Ok(metadata) => metadata.len(),
+        let found = match model_bytes(Path::new(&path)) {
+            Ok(found) => found,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let mut files = part_paths(Path::new(&path)).into_iter();
+                let missing = files.find(|file| !file.exists());
+                let path = missing.map_or(path, |file| file.display().to_string());
                 return Err(WeightsError::NotHere { path });
             }
             Err(source) => {
@@ -409,7 +441,7 @@ async fn own_file(plan: &RingPlanSpec, path: String) -> Result<Held, WeightsErro
         Ok(Held {
             path: path.into(),
             share: None,
-            _file: None,
+            _files: Vec::new(),
         })
     })
     .await?
@@ -428,16 +460,21 @@ fn same_header(file: &str, expected: &str, found: String) -> Result<(), WeightsE
 
 /// The ranges that the member needs, if all of them are on the disk.
 fn complete(
-    file: &LocalFile,
+    files: &[LocalFile],
     layers: &[Range<usize>],
     rank_0: bool,
     expected: &str,
 ) -> Option<Vec<Range<u64>>> {
-    // Where the header was not fetched yet there are zeros.
-    let header = local_header::read(file.path()).ok()?;
+    // Where the headers were not fetched yet there are zeros.
+    let header = local_header::read(files.first()?.path()).ok()?;
     let wanted = tensors::ranges(&header.gguf, layers, rank_0).ok()?;
-    let there =
-        header.sha256.eq_ignore_ascii_case(expected) && file.missing(&wanted).ok()?.is_empty();
+    let same =
+        header.sha256.eq_ignore_ascii_case(expected) && header.gguf.parts.len() == files.len();
+    let is_there = |(file, part): (&LocalFile, &Part)| {
+        let missing = file.missing(&tensors::of_part(part, &wanted));
+        missing.is_ok_and(|missing| missing.is_empty())
+    };
+    let there = same && files.iter().zip(&header.gguf.parts).all(is_there);
     there.then_some(wanted)
 }
 
@@ -450,7 +487,7 @@ async fn blocking<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use prima_gguf::GgmlType;
-    use prima_gguf::writer::GgufWriter;
+    use prima_gguf::writer::{self, GgufWriter};
 
     use super::*;
     use crate::ring::test_plan::plan;
@@ -520,5 +557,25 @@ mod tests {
 
         plan.model.layers = 2;
         assert!(refused(&plan).await.contains("spec.members[].windows"));
+    }
+
+    #[tokio::test]
+    async fn of_a_local_model_in_several_files_all_must_be_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let whole = folder.path().join("model.gguf");
+        small_model(&whole);
+        let parts = writer::split(&std::fs::read(whole).unwrap(), &[0, 1]).unwrap();
+        let first = folder.path().join("m-00001-of-00002.gguf");
+        let second = folder.path().join("m-00002-of-00002.gguf");
+        std::fs::write(&first, &parts[0]).unwrap();
+        let mut plan = plan(1, 1, 1, &[]);
+        let name = first.display().to_string();
+        let error = own_file(&plan, name.clone()).await.err().unwrap();
+        assert!(matches!(&error, WeightsError::NotHere { path } if second == Path::new(path)));
+
+        std::fs::write(&second, &parts[1]).unwrap();
+        plan.model.size_bytes = (parts[0].len() + parts[1].len()) as i64;
+        let held = own_file(&plan, name).await.unwrap();
+        assert_eq!(held.path, first);
     }
 }

@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use prima_gguf::{first_part, part_paths};
 use sha2::{Digest, Sha256};
 
 use crate::identity::Identity;
@@ -73,44 +74,50 @@ impl Cache {
         })
     }
 
-    /// Where this version of the source's file is kept.
-    pub fn path(&self, source: &Source, identity: &Identity) -> PathBuf {
-        let version = identity.sha256.as_ref().or(identity.etag.as_ref());
+    /// Where the files of this version of the source's model are kept.
+    pub fn paths(&self, source: &Source, files: &[Identity]) -> Vec<PathBuf> {
         let mut hash = Sha256::new();
-        for part in [
-            &source.place(),
-            &identity.size_bytes.to_string(),
-            version.unwrap_or(&String::new()),
-        ] {
+        let mut add = |part: &str| {
             hash.update(part.len().to_le_bytes());
             hash.update(part);
+        };
+        add(&source.place());
+        for file in files {
+            add(&file.size_bytes.to_string());
+            let version = file.sha256.as_deref().or(file.etag.as_deref());
+            add(version.unwrap_or_default());
         }
         let hash = format!("{:x}", hash.finalize());
         let name = source.file_name();
-        let prefix: String = name
-            .strip_suffix(".gguf")
-            .unwrap_or(&name)
+        let prefix = match first_part(&name) {
+            Some((prefix, _)) if files.len() > 1 => prefix,
+            _ => name.strip_suffix(".gguf").unwrap_or(&name),
+        };
+        let kept = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        let prefix: String = prefix
             .chars()
-            .map(|c| {
-                if c.is_ascii_alphanumeric() || "-_.".contains(c) {
-                    c
-                } else {
-                    '_'
-                }
-            })
+            .map(|c| if kept(c) { c } else { '_' })
             .take(PREFIX_BYTES)
             .collect();
         let prefix = prefix.trim_start_matches('.');
-        self.folder
-            .join(format!("{prefix}-{}.gguf", &hash[..HASH_DIGITS]))
+        let stem = format!("{prefix}-{}", &hash[..HASH_DIGITS]);
+        match files.len() {
+            0 | 1 => vec![self.folder.join(format!("{stem}.gguf"))],
+            // As the parts of a model are called everywhere, so that whoever opens the first finds the others.
+            count => part_paths(&self.folder.join(format!("{stem}-00001-of-{count:05}.gguf"))),
+        }
     }
 
-    /// Opens the file for this version of the source's file; it is in use until dropped.
+    /// Opens the files for this version of the source's model; they are in use until dropped.
     ///
     /// # Errors
     /// As [`LocalFile::open`].
-    pub fn file(&self, source: &Source, identity: &Identity) -> Result<LocalFile, CacheError> {
-        Ok(LocalFile::open(&self.path(source, identity), identity)?)
+    pub fn files(&self, source: &Source, files: &[Identity]) -> Result<Vec<LocalFile>, CacheError> {
+        let paths = self.paths(source, files).into_iter();
+        paths
+            .zip(files)
+            .map(|(path, identity)| Ok(LocalFile::open(&path, identity)?))
+            .collect()
     }
 
     /// Everything in the cache, least recently used first.
@@ -192,12 +199,22 @@ fn entry_path(path: &Path) -> Option<PathBuf> {
     let stem = SUFFIXES
         .iter()
         .find_map(|suffix| name.strip_suffix(suffix)?.strip_suffix('.'))?;
-    let (_, hash) = stem.rsplit_once('-')?;
+    let (_, hash) = without_part(stem).rsplit_once('-')?;
     let ours = hash.len() == HASH_DIGITS
         && hash
             .bytes()
             .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     ours.then(|| path.with_file_name(format!("{stem}.gguf")))
+}
+
+/// `stem` without the number of a part, such as `-00002-of-00003`.
+fn without_part(stem: &str) -> &str {
+    let digits = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let part = stem.rsplit_once("-of-").and_then(|(before, count)| {
+        let (before, number) = before.rsplit_once('-')?;
+        (digits(number) && digits(count)).then_some(before)
+    });
+    part.unwrap_or(stem)
 }
 
 fn metadata(path: &Path) -> io::Result<Option<Metadata>> {

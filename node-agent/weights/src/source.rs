@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use prima_gguf::part_name;
 use reqwest::Url;
 use reqwest::header::HeaderValue;
 
@@ -138,6 +139,53 @@ impl Source {
                 .map_or_else(|_| String::new(), |url| url.path().to_owned()),
         };
         path.rsplit('/').next().unwrap_or_default().to_owned()
+    }
+
+    /// Another file of the same model: this is the first of `count`.
+    ///
+    /// # Errors
+    /// [`SourceError::Field`] when this has not the name of the first, and when a digest of it is given: it says nothing about the others.
+    pub(crate) fn part(&self, number: u64, count: u64) -> Result<Source, SourceError> {
+        const EXPECTED: &str =
+            "the name of the first of several files, such as model-00001-of-00003.gguf";
+        let named = |field, text: &str| {
+            part_name(text, number, count).ok_or_else(|| refused(field, EXPECTED, text))
+        };
+        let location = match &self.location {
+            Location::HuggingFace {
+                endpoint,
+                repo,
+                revision,
+                file,
+            } => Location::HuggingFace {
+                endpoint: endpoint.clone(),
+                repo: repo.clone(),
+                revision: revision.clone(),
+                file: named("file", file)?,
+            },
+            Location::Url {
+                sha256: Some(digest),
+                ..
+            } => {
+                let expected =
+                    "no digest for a model in several files, as it is that of the first only";
+                return Err(refused("sha256", expected, digest));
+            }
+            Location::Url { url, sha256: None } => {
+                let (path, query) = match url.split_once('?') {
+                    Some((path, query)) => (path, format!("?{query}")),
+                    None => (url.as_str(), String::new()),
+                };
+                Location::Url {
+                    url: named("url", path)? + &query,
+                    sha256: None,
+                }
+            }
+        };
+        Ok(Source {
+            location,
+            token: self.token.clone(),
+        })
     }
 
     /// The digest that the user expects of the file.
@@ -323,6 +371,37 @@ mod tests {
             address("https://nas/models/m.gguf?x=/y", None).file_name(),
             "m.gguf"
         );
+    }
+
+    #[test]
+    fn the_other_files_of_a_model_are_beside_the_first() {
+        let first = hub(HUB, "a/b", "main", "Q4/m-00001-of-00003.gguf");
+        let third = first.part(3, 3).unwrap();
+        assert_eq!(
+            third.url().unwrap().as_str(),
+            "https://huggingface.co/a/b/resolve/main/Q4/m-00003-of-00003.gguf"
+        );
+        let first = address("https://nas/m-00001-of-00002.gguf?x=1", None);
+        let second = first.part(2, 2).unwrap();
+        assert_eq!(
+            second.url().unwrap().as_str(),
+            "https://nas/m-00002-of-00002.gguf?x=1"
+        );
+        let digest = "0".repeat(64);
+        for (source, field) in [
+            (hub(HUB, "a/b", "main", "m.gguf"), "file"),
+            (address("https://nas/m-00001-of-00003.gguf", None), "url"),
+            (
+                address("https://nas/m-00001-of-00002.gguf", Some(&digest)),
+                "sha256",
+            ),
+        ] {
+            let error = source.part(2, 2).unwrap_err();
+            assert!(
+                matches!(error, SourceError::Field { field: found, .. } if found == field),
+                "{error}"
+            );
+        }
     }
 
     #[test]

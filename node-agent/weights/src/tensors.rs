@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use prima_gguf::{Gguf, TensorInfo};
+use prima_gguf::{Gguf, Part, TensorInfo};
 use prima_model::layer_of;
 
 /// Why a member's share cannot be determined.
@@ -17,7 +17,7 @@ pub enum TensorsError {
     NoLayer { layer: usize },
 }
 
-/// The file's byte ranges that the member with `layers` needs, in order and apart from each other.
+/// The model's byte ranges that the member with `layers` needs, in order and apart from each other.
 ///
 /// # Errors
 /// [`TensorsError::NoLayer`] for a layer that the file does not have.
@@ -45,9 +45,15 @@ pub fn ranges(
     let mut ranges: Vec<Range<u64>> = needed
         .map(|tensor| tensor.offset..tensor.offset + tensor.byte_len)
         .collect();
-    ranges.push(0..gguf.data_offset);
+    ranges.extend(gguf.parts.iter().map(Part::header));
     // Ranges closer than the alignment have only padding between them.
     Ok(merged(ranges, gguf.alignment - 1))
+}
+
+/// What of the model's `ranges` is in its file `part`, in offsets of that file.
+pub fn of_part(part: &Part, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+    let own = ranges.iter().map(|range| part.own(range));
+    own.filter(|range| !range.is_empty()).collect()
 }
 
 /// Bytes in `ranges`, which do not overlap.

@@ -8,9 +8,7 @@ use prima_crds::error_chain;
 use prima_crds::v1alpha1::model::{Model, ResolvedModel};
 use prima_crds::v1alpha1::model_source::ModelSource;
 use prima_crds::v1alpha1::node_profile::LocalModel;
-use prima_crds::v1alpha1::ring_plan::FileVersion;
-use prima_weights::{Remote, Retry, model_profile};
-use sha2::{Digest, Sha256};
+use prima_weights::{RemoteModel, Retry, model_profile};
 
 use super::Context;
 use crate::cluster::world::Machine;
@@ -95,23 +93,14 @@ pub async fn resolve(
 async fn read_header(source: &ModelSource, context: &Context) -> Result<ResolvedModel, String> {
     let fetched = context.hub.source(source, None);
     let fetched = fetched.ok_or("spec.source: expected huggingFace or url")?;
-    let remote = Remote::open(&context.fetching, &fetched)
+    let remote = RemoteModel::open(&context.fetching, &fetched)
         .await
         .map_err(|error| error_chain(&error))?;
-    let (gguf, header) = remote
-        .read_header()
-        .await
-        .map_err(|error| error_chain(&error))?;
-    let profile = model_profile(&remote.shown(), &gguf).map_err(|error| error_chain(&error))?;
-    let identity = remote.identity();
+    let name = remote.files[0].shown();
+    let profile = model_profile(&name, &remote.gguf).map_err(|error| error_chain(&error))?;
     Ok(ResolvedModel {
         source: source.clone(),
-        version: FileVersion {
-            header_sha256: format!("{:x}", Sha256::digest(&header)),
-            etag: identity.etag.clone(),
-            sha256: identity.sha256.clone(),
-            commit: identity.revision_commit.clone(),
-        },
+        version: remote.version,
         profile,
     })
 }

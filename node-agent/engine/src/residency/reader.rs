@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,6 +18,7 @@ use memmap2::Advice;
 use memmap2::MmapMut;
 
 use super::cycle::{PAGE, Piece, ResidencyPlan};
+use crate::error::EngineError;
 use crate::page_cache::drop_pages;
 
 /// A reader at work, until it is dropped.
@@ -79,14 +80,18 @@ struct PendingRead {
 const THREADS: usize = 2;
 
 impl Reader {
-    /// A reader of the file at `path`; it reads nothing until [`follow`](Self::follow) says what.
+    /// A reader of the model's files, by where each begins; it reads nothing until [`follow`](Self::follow) says what.
     ///
     /// # Errors
-    /// A file that cannot be opened, and a system that refuses a thread.
-    pub fn start(path: &Path) -> io::Result<Reader> {
+    /// [`EngineError::ReadAhead`] for a file that cannot be opened, and a system that refuses a thread.
+    pub fn start<'a>(
+        files: impl IntoIterator<Item = (u64, &'a Path)>,
+    ) -> Result<Reader, EngineError> {
+        let source = Source::open(files)?;
+        let first = source.files.first().map(|file| file.path.clone());
         let mut reader = Reader {
             shared: Arc::new(Shared {
-                source: Source::open(path)?,
+                source,
                 state: Mutex::default(),
                 work: Condvar::new(),
                 done: Condvar::new(),
@@ -96,7 +101,13 @@ impl Reader {
         for _ in 0..THREADS {
             let shared = reader.shared.clone();
             let thread = thread::Builder::new().name("weights".into());
-            reader.threads.push(thread.spawn(move || shared.read())?);
+            let started = thread.spawn(move || shared.read());
+            reader
+                .threads
+                .push(started.map_err(|source| EngineError::ReadAhead {
+                    path: first.clone().unwrap_or_default(),
+                    source,
+                })?);
         }
         Ok(reader)
     }
@@ -126,6 +137,11 @@ impl Reader {
 
     pub fn readings(&self) -> Readings {
         self.shared.lock().readings
+    }
+
+    /// Drops the piece's pages from the page cache, as far as no process has them mapped.
+    pub fn drop_pages(&self, piece: &Piece) -> io::Result<()> {
+        self.shared.source.file_of(piece).drop_pages(piece)
     }
 
     /// Piece `index` of `split.streamed`, waiting until it is read. `None` if the reader follows another split by now.
@@ -301,12 +317,20 @@ fn wait<'a>(condition: &Condvar, state: MutexGuard<'a, State>) -> MutexGuard<'a,
         .unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The file, and how it is read.
+/// The model's files, and how they are read.
 struct Source {
+    /// In order.
+    files: Vec<SourceFile>,
+    way: OnceLock<Way>,
+}
+
+struct SourceFile {
+    path: PathBuf,
+    /// Where it begins in the model: at a multiple of a page.
+    start: u64,
     cached: File,
     /// `None`: the file system refuses.
     direct: Option<File>,
-    way: OnceLock<Way>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -321,17 +345,37 @@ enum Way {
 const TRIALS: usize = 4;
 
 impl Source {
-    fn open(path: &Path) -> io::Result<Source> {
+    fn open<'a>(files: impl IntoIterator<Item = (u64, &'a Path)>) -> Result<Source, EngineError> {
+        let open = |(start, path): (u64, &Path)| {
+            let cached = File::open(path).map_err(|source| EngineError::ReadAhead {
+                path: path.to_owned(),
+                source,
+            })?;
+            Ok::<_, EngineError>(SourceFile {
+                path: path.to_owned(),
+                start,
+                cached,
+                direct: open_direct(path),
+            })
+        };
         Ok(Source {
-            cached: File::open(path)?,
-            direct: open_direct(path),
+            files: files.into_iter().map(open).collect::<Result<_, _>>()?,
             way: OnceLock::new(),
         })
     }
 
+    fn file_of(&self, piece: &Piece) -> &SourceFile {
+        let behind = self
+            .files
+            .partition_point(|file| file.start <= piece.offset);
+        // The first begins at 0.
+        &self.files[behind.max(1) - 1]
+    }
+
     fn compare(&self, split: &ResidencyPlan) {
         self.way.get_or_init(|| {
-            let (Some(_), Ok(mut slot)) = (&self.direct, slot(split.slot_bytes)) else {
+            let direct = self.files.iter().all(|file| file.direct.is_some());
+            let (true, Ok(mut slot)) = (direct, slot(split.slot_bytes)) else {
                 return Way::Cached;
             };
             // Each way reads other pieces: otherwise caches below the file system would favour the second way.
@@ -358,14 +402,48 @@ impl Source {
     }
 
     fn read_in(&self, way: Way, piece: &Piece, slot: &mut [u8]) -> io::Result<usize> {
-        if let (Way::Direct, Some(file)) = (way, &self.direct) {
-            return read_pages(file, piece, slot);
+        let file = self.file_of(piece);
+        if let (Way::Direct, Some(direct)) = (way, &file.direct) {
+            return file.read_pages(direct, piece, slot);
         }
         // Drops them before the read, too: what is in the page cache now will not be there for the next token. Where this fails, the
         // system finds out by itself.
-        let _ = drop_pages(&self.cached, piece.range());
-        let read = read_pages(&self.cached, piece, slot)?;
-        let _ = drop_pages(&self.cached, piece.range());
+        let _ = file.drop_pages(piece);
+        let read = file.read_pages(&file.cached, piece, slot)?;
+        let _ = file.drop_pages(piece);
+        Ok(read)
+    }
+}
+
+impl SourceFile {
+    fn drop_pages(&self, piece: &Piece) -> io::Result<()> {
+        let range = piece.range();
+        drop_pages(
+            &self.cached,
+            range.start - self.start..range.end - self.start,
+        )
+    }
+
+    /// Reads whole pages, from the piece's first page to its last; the file may end inside the last one.
+    fn read_pages(&self, file: &File, piece: &Piece, slot: &mut [u8]) -> io::Result<usize> {
+        let offset = piece.offset - self.start;
+        let first = offset - offset % PAGE as u64;
+        let needed = (offset - first) as usize + piece.bytes;
+        let wanted = needed.next_multiple_of(PAGE).min(slot.len());
+        let mut read = 0;
+        while read < needed {
+            match rustix::io::pread(file, &mut slot[read..wanted], first + read as u64) {
+                Ok(0) => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::UnexpectedEof,
+                        "the file is shorter than when it was opened",
+                    ));
+                }
+                Ok(bytes) => read += bytes,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
         Ok(read)
     }
 }
@@ -385,26 +463,4 @@ fn open_direct(path: &Path) -> Option<File> {
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn open_direct(_path: &Path) -> Option<File> {
     None
-}
-
-/// Reads whole pages, from the piece's first page to its last; the file may end inside the last one.
-fn read_pages(file: &File, piece: &Piece, slot: &mut [u8]) -> io::Result<usize> {
-    let first = piece.offset - piece.offset % PAGE as u64;
-    let needed = (piece.offset - first) as usize + piece.bytes;
-    let wanted = needed.next_multiple_of(PAGE).min(slot.len());
-    let mut read = 0;
-    while read < needed {
-        match rustix::io::pread(file, &mut slot[read..wanted], first + read as u64) {
-            Ok(0) => {
-                return Err(io::Error::new(
-                    io::ErrorKind::UnexpectedEof,
-                    "the file is shorter than when it was opened",
-                ));
-            }
-            Ok(bytes) => read += bytes,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(read)
 }

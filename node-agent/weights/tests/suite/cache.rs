@@ -35,7 +35,10 @@ fn source(name: &str) -> Source {
 
 /// A file of the cache with a megabyte in it, last used `age` hours ago.
 fn entry(cache: &Cache, name: &str, age: u64) -> PathBuf {
-    let file = cache.file(&source(name), &identity("1")).unwrap();
+    let file = cache
+        .files(&source(name), &[identity("1")])
+        .unwrap()
+        .remove(0);
     let path = file.path().to_owned();
     drop(file);
     let data = File::options().write(true).open(&path).unwrap();
@@ -63,21 +66,20 @@ fn used(path: &Path, age: u64) {
 fn files_have_names_for_people_and_versions() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::open(folder.path()).unwrap();
+    let names = |source: &Source, files: &[Identity]| -> Vec<String> {
+        let paths = cache.paths(source, files).into_iter();
+        let name = |path: PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
+        paths.map(name).collect()
+    };
     let path = |source: &Source, identity: &Identity| {
-        cache
-            .path(source, identity)
-            .file_name()
-            .unwrap()
-            .to_str()
-            .unwrap()
-            .to_owned()
+        names(source, std::slice::from_ref(identity)).remove(0)
     };
     let one = path(&source("Llama 3.2/../x"), &identity("1"));
     assert!(
         one.starts_with("x-") && one.ends_with(".gguf") && one.len() == 2 + 16 + 5,
         "{one}"
     );
-    let names: HashSet<String> = [
+    let different: HashSet<String> = [
         path(&source("m"), &identity("1")),
         path(&source("m"), &identity("2")),
         path(&source("n"), &identity("1")),
@@ -87,13 +89,20 @@ fn files_have_names_for_people_and_versions() {
         ),
     ]
     .into();
-    assert_eq!(names.len(), 4);
+    assert_eq!(different.len(), 4);
     // Another commit with the same file is the same file.
     let commit = hub_source("https://hub", "owner/models", "abc", "m.gguf");
     assert_eq!(
         path(&commit, &identity("1")),
         path(&source("m"), &identity("1"))
     );
+    // The parts of a model keep their numbers, so that who opens the first finds the others.
+    let parts = |etags: [&str; 2]| names(&source("m-00001-of-00002"), &etags.map(identity));
+    let two = parts(["1", "2"]);
+    let (stem, first) = two[0].split_at("m-0123456789abcdef".len());
+    assert_eq!(first, "-00001-of-00002.gguf");
+    assert_eq!(two[1], format!("{stem}-00002-of-00002.gguf"));
+    assert_ne!(parts(["1", "3"])[0], two[0]);
 }
 
 #[test]
@@ -180,7 +189,7 @@ fn nothing_goes_that_any_process_has_open() {
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert!(lines.any(|line| line.unwrap() == "held"));
-    let held = cache.file(&source("here"), &identity("1")).unwrap();
+    let held = cache.files(&source("here"), &[identity("1")]).unwrap();
     let clone = held.clone();
     drop(held);
     used(&other, 30);
@@ -214,7 +223,10 @@ async fn a_file_under_way_is_never_collected() {
     let setup = Setup::new().await;
     let remote = setup.open().await;
     let cache = Cache::open(&setup.path("models")).unwrap();
-    let file = cache.file(&setup.source(), remote.identity()).unwrap();
+    let file = cache
+        .files(&setup.source(), std::slice::from_ref(remote.identity()))
+        .unwrap()
+        .remove(0);
     let collector = cache.clone();
     let (stop, stopped) = watch::channel(false);
     let collecting = std::thread::spawn(move || {

@@ -17,6 +17,7 @@ mod header;
 mod hub;
 mod killed;
 mod no_room;
+mod several_files;
 mod shares;
 mod support;
 mod tls;

@@ -1,0 +1,122 @@
+//! A model on a server, in one file or several: the headers of all of them, and what tells this version of the model from another.
+
+use futures::stream::{self, StreamExt, TryStreamExt};
+use prima_crds::v1alpha1::ring_plan::{FileVersion, PartVersion};
+use prima_gguf::{Gguf, part_names};
+use sha2::{Digest, Sha256};
+
+use crate::client::Client;
+use crate::header::HeaderError;
+use crate::identity::Identity;
+use crate::remote::Remote;
+use crate::remote_error::RemoteError;
+use crate::source::Source;
+
+/// Files whose headers are fetched at a time.
+const PARTS_AT_ONCE: usize = 8;
+
+/// The files of a model on a server, and its header.
+#[derive(Debug)]
+pub struct RemoteModel {
+    /// In order.
+    pub files: Vec<Remote>,
+    pub gguf: Gguf,
+    pub version: FileVersion,
+}
+
+/// Why a model on a server cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoteModelError {
+    #[error(transparent)]
+    File(#[from] RemoteError),
+    #[error(transparent)]
+    Header(#[from] HeaderError),
+}
+
+impl RemoteModel {
+    /// Finds the file at `source`, and the others if it is the first of several; fetches their headers and nothing else.
+    ///
+    /// # Errors
+    /// [`RemoteModelError`].
+    pub async fn open(client: &Client, source: &Source) -> Result<RemoteModel, RemoteModelError> {
+        let gguf = |source| HeaderError::Gguf { source };
+        let (first, header, bytes) = open_file(client, source).await?;
+        let names = part_names(&source.file_name(), &header).map_err(gguf)?;
+        let count = names.len() as u64;
+        let sources: Vec<Source> = (2..=count)
+            .map(|number| source.part(number, count))
+            .collect::<Result<_, _>>()
+            .map_err(RemoteError::from)?;
+        let others: Vec<_> = stream::iter(sources)
+            .map(async |source| open_file(client, &source).await)
+            .buffered(PARTS_AT_ONCE)
+            .try_collect()
+            .await?;
+
+        let mut digest = Sha256::new_with_prefix(bytes);
+        let (mut files, mut headers) = (vec![first], vec![header]);
+        for (file, header, bytes) in others {
+            digest.update(bytes);
+            files.push(file);
+            headers.push(header);
+        }
+        let names: Vec<String> = files.iter().map(Remote::shown).collect();
+        Ok(RemoteModel {
+            gguf: Gguf::join(&names, headers).map_err(gguf)?,
+            version: version(&files, format!("{:x}", digest.finalize())),
+            files,
+        })
+    }
+}
+
+async fn open_file(
+    client: &Client,
+    source: &Source,
+) -> Result<(Remote, Gguf, Vec<u8>), RemoteModelError> {
+    let file = Remote::open(client, source).await?;
+    let (gguf, header) = file.read_header().await?;
+    Ok((file, gguf, header))
+}
+
+fn version(files: &[Remote], header_sha256: String) -> FileVersion {
+    let commit = files[0].identity().revision_commit.clone();
+    match files {
+        [file] => FileVersion {
+            header_sha256,
+            commit,
+            etag: file.identity().etag.clone(),
+            sha256: file.identity().sha256.clone(),
+            parts: Vec::new(),
+        },
+        files => FileVersion {
+            header_sha256,
+            commit,
+            parts: files
+                .iter()
+                .map(|file| PartVersion {
+                    size_bytes: file.identity().size_bytes as i64,
+                    etag: file.identity().etag.clone(),
+                    sha256: file.identity().sha256.clone(),
+                })
+                .collect(),
+            ..FileVersion::default()
+        },
+    }
+}
+
+/// What identifies each file of a model of `size_bytes` in this version, in order.
+pub fn identities(version: &FileVersion, size_bytes: u64) -> Vec<Identity> {
+    let identity = |size_bytes, etag: &Option<String>, sha256: &Option<String>| Identity {
+        size_bytes,
+        etag: etag.clone(),
+        sha256: sha256.clone(),
+        revision_commit: version.commit.clone(),
+    };
+    match version.parts.as_slice() {
+        [] => vec![identity(size_bytes, &version.etag, &version.sha256)],
+        parts => parts
+            .iter()
+            .map(|part| identity(part.size_bytes as u64, &part.etag, &part.sha256))
+            .collect(),
+    }
+}
