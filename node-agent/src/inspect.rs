@@ -1,14 +1,16 @@
 //! `prima-node-agent inspect MODEL.gguf`: what is in a model file, layer by layer.
 //!
 //! Decides: which part of a model each tensor belongs to (embedding, a layer, the output head, other), and how the sums are shown.
-//! Refuses: to read weights, to judge whether the engine can run the model, and to guess what the metadata does not say.
+//! Refuses: to read weights, and to guess what the metadata does not say.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, TableComponent, presets};
+use prima_crds::error_chain;
 use prima_gguf::{Gguf, GgufError, TensorInfo, Value};
 use prima_model::layer_of;
+use prima_weights::model_profile;
 use serde::Serialize;
 
 /// How to show what is in the file.
@@ -60,6 +62,9 @@ struct Summary {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
     architecture: String,
+    /// Why prima does not run the model; absent: it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refused: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     layer_count: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -145,8 +150,11 @@ impl Summary {
                 LayerPlacement::Other => other.add(tensor),
             }
         }
+        let file = path.display().to_string();
+        let refused = model_profile(&file, gguf).err();
         Ok(Summary {
-            file: path.display().to_string(),
+            file,
+            refused: refused.map(|error| error_chain(&error)),
             file_bytes: gguf.file_len,
             gguf_version: gguf.version,
             name: metadata.str("general.name")?.map(str::to_owned),
@@ -294,6 +302,10 @@ fn heading(summary: &Summary) -> String {
     if !facts.is_empty() {
         lines.push(facts.join(", "));
     }
+    lines.push(match &summary.refused {
+        None => "prima runs it".to_owned(),
+        Some(why) => format!("prima does not run it: {}", printable(why)),
+    });
     lines.join("\n")
 }
 

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use prima_crds::v1alpha1::model_profile::ModelProfile;
 use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
 use prima_gguf::{Gguf, GgufError, first_part};
-use prima_model::{ModelError, layer_of};
-use prima_weights::model_profile;
+use prima_model::layer_of;
+use prima_weights::{RefusedModel, model_profile};
 
 pub struct ModelFile {
     /// Absolute, since the agents' working directories are their own.
@@ -32,7 +32,7 @@ pub enum ModelFileError {
     #[error(transparent)]
     Header(#[from] GgufError),
     #[error(transparent)]
-    Model(#[from] ModelError),
+    Refused(#[from] RefusedModel),
 }
 
 impl ModelFile {

@@ -168,8 +168,7 @@ pub fn checked(
 ) -> Result<Plan, PlanCommandError> {
     let input = PlanningInput::new(model, nodes, options).map_err(PlanError::from)?;
     let plan = prima_halda::plan(&input)?;
-    let positions = options.context_tokens * options.concurrent_requests;
-    match check(&plan, model, nodes, positions).into_iter().next() {
+    match check(&plan, model, nodes, options).into_iter().next() {
         Some(finding) => Err(PlanCommandError::Check { finding }),
         None => Ok(plan),
     }

@@ -43,17 +43,18 @@ class Build:
     only: dict[str, str]  # suite to nextest's filter: its tests that run; empty for all suites
 
 
-# All packages as they ship; and the GPU's code, which candle computes on a CPU here.
+# All packages as they ship; and the GPU's code, which candle computes on a CPU here, with candle's own models to compare with.
 BUILDS = [
     Build("", ["build"], ["--workspace", "--bins", "--tests"], {}),
     Build(
-        "accelerator",
+        "gpu",
         ["test", "--no-run"],
-        ["--package=prima-engine", "--package=prima-node-agent", "--features=prima-engine/accelerator,prima-node-agent/accelerator",
-         "--lib", "--test=accelerated_layers",
+        ["--package=prima-engine", "--package=prima-node-agent", "--features=prima-engine/candle-oracle,prima-node-agent/gpu",
+         "--lib", "--test=gpu_layers", "--test=candle_families",
          # candle turns on features that compile the kernels anew; here they only serve to compare its layers with.
          "--config=profile.dev.package.prima-kernels.opt-level=1"],
-        {"prima-engine::accelerated_layers": "all()", "prima-node-agent": "test(=profile::gpu::tests::every_figure_of_a_gpu_is_measured)"},
+        {"prima-engine::gpu_layers": "all()", "prima-engine::candle_families": "all()",
+         "prima-node-agent": "test(=profile::gpu::tests::every_figure_of_a_gpu_is_measured)"},
     ),
 ]
 

@@ -21,18 +21,13 @@ fn no_package_reaches_what_it_must_not() {
         ("prima-text", &["prima-crds", "prima-engine", "candle-core"]),
         (
             "prima-weights",
-            &["prima-text", "prima-engine", "kube-client", "aws-lc-sys"],
+            &["prima-engine", "kube-client", "aws-lc-sys"],
         ),
         ("prima-kernels", &["prima-crds", "prima-text", "kube"]),
         ("prima-engine", &["prima-crds", "prima-text", "kube"]),
         (
             "prima",
-            &[
-                "prima-node-agent",
-                "prima-engine",
-                "prima-text",
-                "candle-core",
-            ],
+            &["prima-node-agent", "prima-engine", "candle-core"],
         ),
         ("prima-halda", &["prima-gguf", "prima-engine"]),
         ("prima-node-agent", &["prima", "prima-halda"]),

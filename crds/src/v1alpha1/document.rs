@@ -72,6 +72,10 @@ pub(super) fn is_false(value: &bool) -> bool {
     !value
 }
 
+pub(super) fn is_zero(value: &i32) -> bool {
+    *value == 0
+}
+
 /// The document of `kind` in `text`, its header checked and nothing else.
 pub(super) fn read<T: DeserializeOwned>(
     name: &str,

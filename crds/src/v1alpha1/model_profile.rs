@@ -4,7 +4,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::document::{self, API_VERSION, Checks, DocumentError};
+use super::document::{self, API_VERSION, Checks, DocumentError, is_zero};
+use super::ring_plan::CHUNK_POSITIONS;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -40,12 +41,37 @@ pub struct ModelProfileSpec {
     pub trained_context_length: i32,
     /// Keys and values of one position in one layer, in the KV cache's number format.
     pub kv_bytes_per_position_and_layer: i64,
+    /// Layers that see only the last positions, `attentionWindow` of them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub windowed_layers: i32,
+    /// In positions, a row's own among them; 0 where all layers see all positions.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub attention_window: i32,
     /// Weights of all layers together, by format.
     pub layer_weights: Vec<FormatWeights>,
     /// Weights of output norm and output head, by format.
     pub output_weights: Vec<FormatWeights>,
     /// Bytes of the input embedding; one row of it is read for a token.
     pub embedding_bytes: i64,
+}
+
+impl ModelProfileSpec {
+    /// Positions that a sequence of `positions` keeps in a layer, on average over the model's layers.
+    pub fn kept_positions(&self, positions: f64) -> f64 {
+        // A window is kept until the rows of a pass have seen it; GPUs keep up to twice as much, so as to move it seldom.
+        let kept = 2 * self.attention_window as usize + CHUNK_POSITIONS;
+        self.average_positions(positions, kept)
+    }
+
+    /// Positions that a row sees in a layer when `positions` are there, on average over the model's layers.
+    pub fn seen_positions(&self, positions: f64) -> f64 {
+        self.average_positions(positions, self.attention_window as usize)
+    }
+
+    fn average_positions(&self, all: f64, in_window: usize) -> f64 {
+        let windowed = f64::from(self.windowed_layers) / f64::from(self.layers);
+        (1.0 - windowed) * all + windowed * all.min(in_window as f64)
+    }
 }
 
 /// Weights of one format.
@@ -89,6 +115,8 @@ impl ModelProfile {
             vocabulary_size,
             trained_context_length,
             kv_bytes_per_position_and_layer,
+            windowed_layers,
+            attention_window,
             layer_weights,
             output_weights,
             embedding_bytes,
@@ -98,6 +126,11 @@ impl ModelProfile {
         }
         let trained = (*trained_context_length).into();
         let kv_bytes = *kv_bytes_per_position_and_layer;
+        let all_layers = (*layers).into();
+        let windows = match *windowed_layers {
+            0 => 0..=0,
+            _ => 1..=1 << 24,
+        };
         checks.fields(
             "spec",
             [
@@ -107,6 +140,8 @@ impl ModelProfile {
                 ("vocabularySize", (*vocabulary_size).into(), 1..=1 << 24),
                 ("trainedContextLength", trained, 1..=1 << 24),
                 ("kvBytesPerPositionAndLayer", kv_bytes, 1..=1 << 30),
+                ("windowedLayers", (*windowed_layers).into(), 0..=all_layers),
+                ("attentionWindow", (*attention_window).into(), windows),
                 ("embeddingBytes", *embedding_bytes, 1..=MAX_BYTES),
             ],
         )?;
@@ -158,11 +193,29 @@ mod tests {
                 vocabulary_size: 512,
                 trained_context_length: 2048,
                 kv_bytes_per_position_and_layer: 256,
+                windowed_layers: 5,
+                attention_window: 512,
                 layer_weights: vec![weights("Q8_0", 800, 850)],
                 output_weights: vec![weights("F32", 20, 80)],
                 embedding_bytes: 70,
             },
         )
+    }
+
+    #[test]
+    fn windows_bound_what_a_sequence_keeps() {
+        let spec = profile().spec;
+        assert_eq!(spec.kept_positions(1000.0), 1000.0);
+        // One layer has all, five have two windows and a chunk.
+        let layers = |five: f64| (6000.0 + 5.0 * five) / 6.0;
+        assert!((spec.kept_positions(6000.0) - layers(1152.0)).abs() < 1e-6);
+        assert!((spec.seen_positions(6000.0) - layers(512.0)).abs() < 1e-6);
+        let all = ModelProfileSpec {
+            windowed_layers: 0,
+            attention_window: 0,
+            ..spec
+        };
+        assert_eq!(all.kept_positions(6000.0), 6000.0);
     }
 
     #[test]
@@ -172,6 +225,21 @@ mod tests {
         for (from, to, named) in [
             ("layers: 6", "layers: 0", "spec.layers"),
             ("bytes: 850", "bytes: -850", "spec.layerWeights[0].bytes"),
+            (
+                "windowedLayers: 5",
+                "windowedLayers: 7",
+                "spec.windowedLayers",
+            ),
+            (
+                "attentionWindow: 512",
+                "attentionWindow: 0",
+                "spec.attentionWindow",
+            ),
+            (
+                "windowedLayers: 5",
+                "windowedLayers: 0",
+                "spec.attentionWindow",
+            ),
             ("kind: ModelProfile", "kind: Pod", "kind is \"Pod\""),
         ] {
             assert!(yaml.contains(from), "{yaml}");

@@ -14,7 +14,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::document::{self, DocumentError};
+use super::document::{self, DocumentError, is_zero};
 use super::model_source::ModelSource;
 
 /// What an agent reads: the plan of one ring for one model.
@@ -507,10 +507,6 @@ fn field_error(field: &str, problem: String) -> RingPlanError {
         field: format!("spec.{field}"),
         problem,
     }
-}
-
-fn is_zero(value: &i32) -> bool {
-    *value == 0
 }
 
 fn one() -> i32 {

@@ -87,10 +87,10 @@ pub enum EngineError {
     #[error(
         "this build of the engine has no code for GPUs: build it with feature `cuda` or `metal`"
     )]
-    NoAccelerator,
+    NoGpu,
 
-    #[error("the accelerator cannot {action}")]
-    Accelerator {
+    #[error("the GPU cannot {action}")]
+    Gpu {
         action: &'static str,
         source: Box<dyn std::error::Error + Send + Sync>,
     },

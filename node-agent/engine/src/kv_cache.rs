@@ -1,16 +1,13 @@
 //! The keys and values of one sequence, for the layers that this process runs.
 //!
-//! Decides: when memory is taken (a block of positions at a time) and shared (forks share blocks until one of them writes). The
-//! attention kernel defines the layout inside a block. Layers that see a window of positions give back the blocks behind it. Refuses: gaps
-//! and overwriting. A layer only takes the position after its last one; `truncate` goes back, as far as the window allows.
+//! Decides: which positions a layer still needs: those that the next row sees. Where they lie is up to the executor of the layer. Refuses:
+//! gaps and overwriting. A layer only takes the position after its last one; `truncate` goes back, as far as the window allows.
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use half::f16;
-
-use crate::accelerator::DeviceKv;
-use crate::kernels::{BLOCK_POSITIONS, KvShape};
+use crate::cpu::KvBlocks;
+use crate::gpu::DeviceKv;
+use crate::kernels::KvShape;
 use crate::model::Model;
 
 /// The KV cache of one sequence, F16.
@@ -27,14 +24,20 @@ pub(crate) struct LayerKv {
     layer: usize,
     /// Positions that a row sees, its own among them; `None`: all.
     window: Option<usize>,
-    /// Positions taken, those of blocks that were given back among them.
+    /// Positions taken, those that were given back among them.
     len: usize,
-    /// Blocks given back.
-    first_block: usize,
-    keys: Vec<Arc<[f16]>>,
-    values: Vec<Arc<[f16]>>,
-    /// Where the layer runs on an accelerator; there are no blocks then.
-    device: Option<DeviceKv>,
+    store: Store,
+}
+
+/// Where it lies, which the first rows decide.
+#[derive(Clone)]
+enum Store {
+    Cpu(KvBlocks),
+    #[cfg_attr(
+        not(feature = "gpu"),
+        expect(dead_code, reason = "made by layers on a GPU only")
+    )]
+    Gpu(DeviceKv),
 }
 
 impl KvCache {
@@ -91,13 +94,11 @@ impl KvCache {
         }
     }
 
-    /// Bytes of memory held, here and on an accelerator, those shared with forks included.
+    /// Bytes of memory held, here and on a GPU, those shared with forks included.
     pub fn bytes(&self) -> u64 {
-        let block = (self.shape.block_len() * size_of::<f16>()) as u64;
-        let bytes = |layer: &LayerKv| {
-            let blocks = (layer.keys.len() + layer.values.len()) as u64;
-            let device = layer.device.as_ref();
-            blocks * block + device.map_or(0, |device| device.bytes(self.shape))
+        let bytes = |layer: &LayerKv| match &layer.store {
+            Store::Cpu(blocks) => blocks.bytes(self.shape),
+            Store::Gpu(device) => device.bytes(self.shape),
         };
         self.layers.iter().map(bytes).sum()
     }
@@ -124,16 +125,8 @@ impl LayerKv {
             layer,
             window,
             len: 0,
-            first_block: 0,
-            keys: Vec::new(),
-            values: Vec::new(),
-            device: None,
+            store: Store::Cpu(KvBlocks::EMPTY),
         }
-    }
-
-    /// Whether a layer can continue this cache: a layer on an accelerator if `on_device`, else one on the CPU.
-    pub fn fits(&self, on_device: bool) -> bool {
-        self.len == 0 || self.device.is_some() == on_device
     }
 
     pub fn layer(&self) -> usize {
@@ -144,91 +137,83 @@ impl LayerKv {
         self.len
     }
 
-    /// Appends positions: `keys` and `values` are rows of `kv_heads * head_dim` numbers.
+    /// Whether what it holds lies in memory blocks; true if it holds nothing.
+    pub fn is_on_cpu(&self) -> bool {
+        self.len == 0 || matches!(self.store, Store::Cpu(_))
+    }
+
+    /// Whether what it holds lies on a GPU; true if it holds nothing.
+    #[cfg(feature = "gpu")]
+    pub fn is_on_gpu(&self) -> bool {
+        self.len == 0 || matches!(self.store, Store::Gpu(_))
+    }
+
+    /// Appends positions to the blocks: `keys` and `values` are rows of `kv_heads * head_dim` numbers.
     pub fn append(&mut self, shape: KvShape, keys: &[f32], values: &[f32]) {
-        let row = shape.row_len();
-        self.device = None;
-        let unseen = self.seen_from(self.len) / BLOCK_POSITIONS;
-        let unseen = unseen.saturating_sub(self.first_block).min(self.keys.len());
-        self.keys.drain(..unseen);
-        self.values.drain(..unseen);
-        self.first_block += unseen;
-        for (key, value) in keys.chunks_exact(row).zip(values.chunks_exact(row)) {
-            let (block, position) = (self.len / BLOCK_POSITIONS, self.len % BLOCK_POSITIONS);
-            let block = block - self.first_block;
-            if block == self.keys.len() {
-                self.keys.push(new_block(shape));
-                self.values.push(new_block(shape));
-            }
-            shape.store_key(Arc::make_mut(&mut self.keys[block]), position, key);
-            shape.store_value(Arc::make_mut(&mut self.values[block]), position, value);
-            self.len += 1;
+        let (len, seen_from) = (self.len, self.seen_from(self.len));
+        if let Store::Gpu(_) = &self.store {
+            self.store = Store::Cpu(KvBlocks::EMPTY);
+        }
+        if let Store::Cpu(blocks) = &mut self.store {
+            blocks.append(shape, len, seen_from, keys, values);
+            self.len += keys.len() / shape.row_len();
         }
     }
 
-    /// The first position that the row at `position` sees.
-    fn seen_from(&self, position: usize) -> usize {
-        (position + 1).saturating_sub(self.window.unwrap_or(usize::MAX))
+    /// The blocks in memory; none if what it holds lies on a GPU.
+    pub fn blocks(&self) -> &KvBlocks {
+        const NONE: &KvBlocks = &KvBlocks::EMPTY;
+        match &self.store {
+            Store::Cpu(blocks) => blocks,
+            Store::Gpu(_) => NONE,
+        }
     }
 
-    /// The first block that is here.
-    pub fn first_block(&self) -> usize {
-        self.first_block
-    }
-
-    /// The blocks of keys from the first one on, as the attention kernel takes them.
-    pub fn keys(&self) -> Vec<&[f16]> {
-        self.keys.iter().map(|block| &**block).collect()
-    }
-
-    /// The blocks of values.
-    pub fn values(&self) -> Vec<&[f16]> {
-        self.values.iter().map(|block| &**block).collect()
-    }
-
-    /// As [`append`](Self::append), on an accelerator: each kv_heads x rows x head_dim.
-    #[cfg(feature = "accelerator")]
-    pub fn append_on_device(
+    /// Appends positions on a GPU, each kv_heads x rows x head_dim. Returns keys and values from the first position that the first of
+    /// these rows sees, each kv_heads x positions x head_dim, F32.
+    #[cfg(feature = "gpu")]
+    pub fn append_on_gpu(
         &mut self,
         keys: &candle_core::Tensor,
         values: &candle_core::Tensor,
         context_length: usize,
-    ) -> candle_core::Result<()> {
-        let device = self.device.get_or_insert_default();
-        device.append(self.len, keys, values, context_length)?;
+    ) -> candle_core::Result<(candle_core::Tensor, candle_core::Tensor)> {
+        let (len, seen_from) = (self.len, self.seen_from(self.len));
+        if let Store::Cpu(_) = &self.store {
+            self.store = Store::Gpu(DeviceKv::default());
+        }
+        let Store::Gpu(device) = &mut self.store else {
+            return Err(candle_core::Error::Msg("a cache in memory".to_owned()));
+        };
+        let held = device.append(len, seen_from, keys, values, context_length)?;
         self.len += keys.dim(1)?;
-        Ok(())
+        Ok(held)
     }
 
-    /// The keys and values held, each kv_heads x positions x head_dim; `None` when there are none on an accelerator.
-    #[cfg(feature = "accelerator")]
-    pub fn read_on_device(
-        &self,
-    ) -> candle_core::Result<Option<(candle_core::Tensor, candle_core::Tensor)>> {
-        match &self.device {
-            Some(device) => device.read(self.len),
-            None => Ok(None),
-        }
+    /// The first position that the row at `position` sees.
+    pub fn seen_from(&self, position: usize) -> usize {
+        (position + 1).saturating_sub(self.window.unwrap_or(usize::MAX))
     }
 
     pub fn truncate(&mut self, positions: usize) {
         self.len = self.len.min(positions);
-        if self.seen_from(self.len) < self.first_block * BLOCK_POSITIONS {
-            (self.len, self.first_block) = (0, 0);
+        let first_held = match &self.store {
+            Store::Cpu(blocks) => blocks.first_position(),
+            Store::Gpu(device) => device.first_position(),
+        };
+        if self.seen_from(self.len) < first_held {
+            (self.len, self.store) = (0, Store::Cpu(KvBlocks::EMPTY));
         }
-        let blocks = self.len.div_ceil(BLOCK_POSITIONS) - self.first_block;
-        self.keys.truncate(blocks);
-        self.values.truncate(blocks);
+        if let Store::Cpu(blocks) = &mut self.store {
+            blocks.truncate(self.len);
+        }
     }
-}
-
-fn new_block(shape: KvShape) -> Arc<[f16]> {
-    std::iter::repeat_n(f16::ZERO, shape.block_len()).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::BLOCK_POSITIONS;
 
     const SHAPE: KvShape = KvShape {
         kv_heads: 2,
@@ -274,29 +259,15 @@ mod tests {
     }
 
     #[test]
-    fn a_fork_shares_every_block_but_the_one_that_is_written() {
-        let mut kv = cache(&[0]);
-        append(&mut kv, 2 * BLOCK_POSITIONS + 1);
-        let mut fork = kv.fork();
-        let shared = |a: &KvCache, b: &KvCache| -> Vec<bool> {
-            let blocks = a.layers[0].keys.iter().zip(&b.layers[0].keys);
-            blocks.map(|(a, b)| Arc::ptr_eq(a, b)).collect()
-        };
-        assert_eq!(shared(&kv, &fork), [true, true, true]);
-        append(&mut fork, 1);
-        assert_eq!(shared(&kv, &fork), [true, true, false]);
-        fork.truncate(BLOCK_POSITIONS + 3);
-        append(&mut fork, 1);
-        assert_eq!(shared(&kv, &fork), [true, false]);
-    }
-
-    #[test]
     fn a_layer_with_a_window_keeps_what_the_next_row_sees() {
         const WINDOW: usize = BLOCK_POSITIONS + 10;
         let mut kv = cache(&[0]);
         kv.layers[0].window = Some(WINDOW);
         append(&mut kv, 5 * BLOCK_POSITIONS);
-        let held = |kv: &KvCache| (kv.layers[0].first_block, kv.layers[0].keys.len());
+        let held = |kv: &KvCache| {
+            let blocks = kv.layers[0].blocks();
+            (blocks.first(), blocks.keys().len())
+        };
         assert_eq!(
             held(&kv),
             (0, 5),

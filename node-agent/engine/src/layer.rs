@@ -1,4 +1,4 @@
-//! The weights of one layer, ready to compute with: matrices in the map, the small vectors as numbers.
+//! The weights of one layer, as executors take them: matrices in the map, the small vectors as numbers.
 
 use prima_model::{LayerSpec, TensorRows};
 

@@ -1,6 +1,6 @@
 //! Runs windows of transformer layers over memory-mapped GGUF weights: token embedding, layer windows, output head.
 //!
-//! Decides: how a pass is computed, on the CPU or on an accelerator, and where keys and values are kept. Refuses: to know of
+//! Decides: how a pass is computed, on the CPU or on a GPU, and where keys and values are kept. Refuses: to know of
 //! requests, rings or clocks; to load weights (they stay in the map, or pass through a few buffers); to run what it does not compute exactly.
 //!
 //! One pass, on one machine that has all layers:
@@ -26,14 +26,15 @@
 //! # }
 //! ```
 
-#[cfg_attr(not(feature = "accelerator"), path = "no_accelerator.rs")]
-mod accelerator;
 mod batch;
-mod compute;
+mod cpu;
 mod damaged_map;
 mod device;
 mod embedding;
 mod error;
+mod executor;
+#[cfg_attr(not(feature = "gpu"), path = "no_gpu.rs")]
+mod gpu;
 mod kv_cache;
 mod layer;
 mod layer_window;
@@ -44,12 +45,12 @@ mod page_cache;
 mod residency;
 mod ropes;
 
-pub use accelerator::{Accelerator, DeviceMatrix, DeviceRows};
 pub use batch::BatchEntry;
-pub use compute::Compute;
+pub use cpu::Compute;
 pub use device::{GpuFacts, LayerDevices};
 pub use embedding::Embedding;
 pub use error::EngineError;
+pub use gpu::{DeviceMatrix, DeviceRows, Gpu};
 pub use kv_cache::KvCache;
 pub use layer_window::LayerWindow;
 pub use mapped_weights::MappedFile;

@@ -1,6 +1,6 @@
 //! The last step of a pass, on rank 0: activations to logits.
 
-use crate::compute::Compute;
+use crate::cpu::Compute;
 use crate::error::EngineError;
 use crate::kernels;
 use crate::mapped_weights::MappedTensor;

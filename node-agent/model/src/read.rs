@@ -1,5 +1,7 @@
 //! From a header to a model: the one place where metadata and tensors are read.
 
+use std::ops::Range;
+
 use prima_gguf::Gguf;
 
 use crate::error::ModelError;
@@ -39,11 +41,11 @@ impl ModelSpec {
         };
         for (key, meaning) in family.refused {
             if let Some(found) = keys.optional_u32(key)?.filter(|&found| found != 0) {
-                return Err(keys.refuse(key, format!("0 (no {meaning})"), found));
+                return Err(keys.refuse(key, format!("0 (not {meaning})"), found));
             }
         }
-        let layers = layers(&keys)?;
-        let mut tensors = Tensors::new(file, gguf, family.architecture, layers);
+        let (layers, predicting) = layers(&keys)?;
+        let mut tensors = Tensors::new(file, gguf, family.architecture, predicting);
         let reader = Reader {
             family,
             keys: &keys,
@@ -55,12 +57,12 @@ impl ModelSpec {
     }
 }
 
-/// The layers that compute a token, without those behind them that predict further ones.
-fn layers(keys: &Keys<'_>) -> Result<usize, ModelError> {
+/// How many layers compute a token, and which layers behind them predict further ones.
+fn layers(keys: &Keys<'_>) -> Result<(usize, Range<usize>), ModelError> {
     const PREDICTING: &str = "nextn_predict_layers";
     let all = keys.size("block_count")?;
     match keys.optional_u32(PREDICTING)?.unwrap_or(0) as usize {
-        predicting if predicting < all => Ok(all - predicting),
+        predicting if predicting < all => Ok((all - predicting, all - predicting..all)),
         predicting => Err(keys.refuse(PREDICTING, format!("fewer than {all} layers"), predicting)),
     }
 }

@@ -2,6 +2,7 @@
 //! an error.
 
 use std::collections::HashSet;
+use std::ops::Range;
 
 use prima_gguf::{GgmlType, Gguf, TensorInfo};
 
@@ -13,18 +14,23 @@ pub struct Tensors<'a> {
     file: &'a str,
     gguf: &'a Gguf,
     architecture: &'static str,
-    /// Of layers from this one on nothing is asked for: they predict further tokens, which is a way to be faster.
-    layers: usize,
+    /// Layers of which nothing is asked for: they predict further tokens, which is a way to be faster.
+    predicting: Range<usize>,
     taken: HashSet<&'a str>,
 }
 
 impl<'a> Tensors<'a> {
-    pub fn new(file: &'a str, gguf: &'a Gguf, architecture: &'static str, layers: usize) -> Self {
+    pub fn new(
+        file: &'a str,
+        gguf: &'a Gguf,
+        architecture: &'static str,
+        predicting: Range<usize>,
+    ) -> Self {
         Self {
             file,
             gguf,
             architecture,
-            layers,
+            predicting,
             taken: HashSet::new(),
         }
     }
@@ -92,7 +98,7 @@ impl<'a> Tensors<'a> {
     pub fn finish(self) -> Result<(), ModelError> {
         let unknown = |info: &&TensorInfo| {
             !self.taken.contains(info.name.as_str())
-                && layer_of(&info.name).is_none_or(|layer| layer < self.layers)
+                && !layer_of(&info.name).is_some_and(|layer| self.predicting.contains(&layer))
         };
         match self.gguf.tensors.iter().find(unknown) {
             None => Ok(()),

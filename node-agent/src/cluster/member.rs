@@ -94,11 +94,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(120);
 const STEADY: Duration = Duration::from_secs(600);
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 /// Whether this build can run layers on GPUs.
-const GPUS: bool = cfg!(any(
-    feature = "accelerator",
-    feature = "cuda",
-    feature = "metal"
-));
+const GPUS: bool = cfg!(any(feature = "gpu", feature = "cuda", feature = "metal"));
 
 /// Runs the member until it is told to end, and then until it has ended.
 pub async fn run(machine: Arc<Agent>, plan: PlanOnMachine, end: oneshot::Receiver<End>) {

@@ -268,6 +268,8 @@ mod tests {
             vocabulary_size: 152_064,
             trained_context_length: 131_072,
             kv_bytes_per_position_and_layer: 4096,
+            windowed_layers: 40,
+            attention_window: 1024,
             layer_weights: vec![weights.clone(); 3],
             output_weights: vec![weights],
             embedding_bytes: 437_944_320,

@@ -8,8 +8,8 @@ use std::path::Path;
 use prima_crds::v1alpha1::node_profile::{GpuBackend, GpuMeasurements, GpuProfile, Throughput};
 use prima_engine::kernels::MatrixError;
 use prima_engine::{
-    Accelerator, BatchEntry, Compute, EngineError, GpuFacts, KvCache, LayerDevices, LayerWindow,
-    Model, Residency,
+    BatchEntry, Compute, EngineError, Gpu, GpuFacts, KvCache, LayerDevices, LayerWindow, Model,
+    Residency,
 };
 use prima_gguf::GgmlType;
 use prima_gguf::writer::{GgufWriter, WriterError};
@@ -33,9 +33,9 @@ pub enum GpuError {
 
 /// All GPUs of this machine: the engine's first, if it has one.
 pub fn measure(root: &Path, weights: &Weights) -> Vec<GpuProfile> {
-    let accelerator = match Accelerator::open() {
-        Ok(accelerator) => accelerator,
-        Err(EngineError::NoAccelerator) => {
+    let gpu = match Gpu::open() {
+        Ok(gpu) => gpu,
+        Err(EngineError::NoGpu) => {
             return seen(
                 root,
                 "this agent was built without CUDA: build it with the feature `cuda`",
@@ -43,7 +43,7 @@ pub fn measure(root: &Path, weights: &Weights) -> Vec<GpuProfile> {
         }
         Err(error) => return seen(root, &prima_crds::error_chain(&error)),
     };
-    let facts = match accelerator.facts() {
+    let facts = match gpu.facts() {
         Ok(facts) => facts,
         Err(error) => return seen(root, &prima_crds::error_chain(&error)),
     };
@@ -52,7 +52,7 @@ pub fn measure(root: &Path, weights: &Weights) -> Vec<GpuProfile> {
         true => GpuBackend::Metal,
         false => GpuBackend::Cuda,
     };
-    let (measured, unusable) = match figures(&accelerator, facts, weights) {
+    let (measured, unusable) = match figures(&gpu, facts, weights) {
         Ok(measured) => (Some(measured), None),
         Err(error) => (None, Some(prima_crds::error_chain(&error))),
     };
@@ -73,11 +73,7 @@ pub fn measure(root: &Path, weights: &Weights) -> Vec<GpuProfile> {
 const ROWS: usize = 8192;
 const ROW: usize = 2048;
 
-fn figures(
-    gpu: &Accelerator,
-    facts: GpuFacts,
-    weights: &Weights,
-) -> Result<GpuMeasurements, GpuError> {
+fn figures(gpu: &Gpu, facts: GpuFacts, weights: &Weights) -> Result<GpuMeasurements, GpuError> {
     let numbers = vec![0.5; ROWS * ROW];
     let bytes = (ROWS * ROW * 4) as f64;
     let rate = |samples: Samples| (bytes / samples.median()) as i64;
@@ -111,7 +107,7 @@ fn figures(
 }
 
 /// Of every format for which the GPU has kernels.
-fn throughputs(gpu: &Accelerator, weights: &Weights) -> Result<Vec<Throughput>, GpuError> {
+fn throughputs(gpu: &Gpu, weights: &Weights) -> Result<Vec<Throughput>, GpuError> {
     let mut measured = Vec::new();
     let mut refusal = None;
     for format in cpu::formats() {
@@ -128,7 +124,7 @@ fn throughputs(gpu: &Accelerator, weights: &Weights) -> Result<Vec<Throughput>, 
 }
 
 fn throughput(
-    gpu: &Accelerator,
+    gpu: &Gpu,
     format: GgmlType,
     matrices: &[prima_engine::kernels::Matrix<'_>],
 ) -> Result<Throughput, EngineError> {
@@ -158,7 +154,7 @@ fn throughput(
 
 /// What one more layer with almost no weights takes in the engine's own pass: the time of a whole window less that of
 /// half its layers.
-fn layer_overhead_seconds(gpu: &Accelerator) -> Result<f64, GpuError> {
+fn layer_overhead_seconds(gpu: &Gpu) -> Result<f64, GpuError> {
     const LAYERS: usize = 16;
     let file = tempfile::NamedTempFile::new().map_err(GpuError::File)?;
     write_small_model(file.as_file(), LAYERS)?;
@@ -377,7 +373,7 @@ mod tests {
     }
 
     /// The same operations on the CPU, as there is no GPU where this is built: that they work, not how fast.
-    #[cfg(feature = "accelerator")]
+    #[cfg(feature = "gpu")]
     #[test]
     fn every_figure_of_a_gpu_is_measured() {
         let facts = GpuFacts {
@@ -387,7 +383,7 @@ mod tests {
             available_bytes: 1,
         };
         let weights = Weights::new(0, 0);
-        let measured = figures(&Accelerator::emulated(), facts, &weights).unwrap();
+        let measured = figures(&Gpu::emulated(), facts, &weights).unwrap();
         assert_eq!((measured.total_bytes, measured.available_bytes), (2, 1));
         for figure in [
             measured.read_bytes_per_second,

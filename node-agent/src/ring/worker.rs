@@ -9,8 +9,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use prima_crds::v1alpha1::ring_plan::{ActivationDtype, RingMember, RingPlanSpec};
 use prima_engine::{
-    Accelerator, BatchEntry, Compute, Embedding, EngineError, KvCache, LayerDevices, LayerWindow,
-    Model, OutputHead, Part, Residency, StreamingSchedule,
+    BatchEntry, Compute, Embedding, EngineError, Gpu, KvCache, LayerDevices, LayerWindow, Model,
+    OutputHead, Part, Residency, StreamingSchedule,
 };
 
 use super::frame::{Input, SessionId};
@@ -107,10 +107,8 @@ impl Worker {
                     .map_err(open("weights".into()))?
             }
         };
-        let accelerator = match schedule.windows.iter().any(|window| window.gpu_layers > 0) {
-            true => {
-                Some(Accelerator::open().map_err(open("GPU layers, which the plan wants".into()))?)
-            }
+        let gpu = match schedule.windows.iter().any(|window| window.gpu_layers > 0) {
+            true => Some(Gpu::open().map_err(open("GPU layers, which the plan wants".into()))?),
             false => None,
         };
         let stages = schedule
@@ -120,7 +118,7 @@ impl Worker {
                 let layers = window.layers();
                 let mut stage = Stage::default();
                 if !layers.is_empty() {
-                    let devices = match &accelerator {
+                    let devices = match &gpu {
                         Some(gpu) => LayerDevices::last_on(window.gpu_layers as usize, gpu.clone()),
                         None => LayerDevices::cpu(),
                     };

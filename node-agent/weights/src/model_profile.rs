@@ -1,22 +1,45 @@
-//! What planning must know of a model: layers, formats and bytes.
+//! What planning must know of a model: layers, formats and bytes. Whoever plans asks here first, so a model that prima cannot run is refused
+//! by its header.
 
 use std::ops::Range;
 
 use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfileSpec};
 use prima_gguf::Gguf;
 use prima_model::{LayerSpec, ModelError, ModelSpec, TensorRows};
+use prima_text::{Tokenizer, TokenizerError};
 
 /// Keys and values are cached as F16.
 const KV_BYTES: usize = 2;
 
+/// Why prima does not run a model.
+#[derive(Debug, thiserror::Error)]
+pub enum RefusedModel {
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error("{file}: prima cannot turn text into this model's tokens")]
+    Text {
+        file: String,
+        #[source]
+        source: Box<TokenizerError>,
+    },
+}
+
 /// The profile of the model with this header. `name` (a path, an address) is used in errors.
 ///
 /// # Errors
-/// [`ModelError`] for a model that prima does not run.
-pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, ModelError> {
+/// [`RefusedModel`] for layers or a vocabulary that prima does not compute with.
+pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, RefusedModel> {
     let model = ModelSpec::read(name, gguf)?;
+    Tokenizer::from_gguf(&gguf.metadata).map_err(|source| RefusedModel::Text {
+        file: name.to_owned(),
+        source: Box::new(source),
+    })?;
     let in_layers = model.layers.iter().flat_map(LayerSpec::matrices);
     let kv_width = model.layers.iter().map(|layer| layer.attention.kv_width());
+    let windows = model
+        .layers
+        .iter()
+        .filter_map(|layer| layer.attention.window);
     Ok(ModelProfileSpec {
         architecture: model.architecture.to_owned(),
         size_bytes: gguf.file_len as i64,
@@ -25,6 +48,8 @@ pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, ModelE
         vocabulary_size: model.vocabulary as i32,
         trained_context_length: model.context_length as i32,
         kv_bytes_per_position_and_layer: (2 * kv_width.max().unwrap_or(0) * KV_BYTES) as i64,
+        windowed_layers: windows.clone().count() as i32,
+        attention_window: windows.max().unwrap_or(0) as i32,
         layer_weights: by_format(in_layers),
         output_weights: by_format([&model.output_head]),
         embedding_bytes: byte_count(&model.embedding.bytes),

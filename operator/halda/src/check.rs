@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfile};
 use prima_crds::v1alpha1::node_profile::{GpuMeasurements, NodeProfile};
 
+use crate::input::Options;
 use crate::plan::{MemberReport, Plan, PlannedMember};
 
 /// What is wrong with a plan.
@@ -56,12 +57,12 @@ pub enum Finding {
     },
 }
 
-/// Everything that is wrong with `plan`; empty for a plan that can be executed. `kv_positions`: context times requests.
+/// Everything that is wrong with `plan`; empty for a plan that can be executed as `options` ask.
 pub fn check(
     plan: &Plan,
     model: &ModelProfile,
     nodes: &[NodeProfile],
-    kv_positions: usize,
+    options: &Options,
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
     coverage(plan, model, &mut findings);
@@ -72,15 +73,7 @@ pub fn check(
             .find(|node| node.metadata.name.as_deref() == Some(&member.name));
         match node {
             Some(node) if seen.insert(&member.name) && !node.spec.exclude => {
-                machine(
-                    rank,
-                    member,
-                    report,
-                    model,
-                    node,
-                    kv_positions,
-                    &mut findings,
-                );
+                machine(rank, member, report, model, node, options, &mut findings);
             }
             _ => findings.push(Finding::Machine {
                 member: member.name.clone(),
@@ -157,7 +150,7 @@ fn machine(
     report: &MemberReport,
     model: &ModelProfile,
     node: &NodeProfile,
-    kv_positions: usize,
+    options: &Options,
     findings: &mut Vec<Finding>,
 ) {
     let Some(status) = node
@@ -179,7 +172,9 @@ fn machine(
     let spec = &model.spec;
     let all: i64 = spec.layer_weights.iter().map(|one| one.bytes).sum();
     let layer = all / i64::from(spec.layers);
-    let kv = spec.kv_bytes_per_position_and_layer * kv_positions as i64;
+    let kept = spec.kept_positions(options.context_tokens as f64);
+    let requests = options.concurrent_requests as i64;
+    let kv = spec.kv_bytes_per_position_and_layer * kept as i64 * requests;
     let gpu = status.gpu_for(spec).map(|(_, measured)| measured);
     let own_memory = gpu.and_then(GpuMeasurements::own_available_bytes);
     if let Some(limit) = own_memory

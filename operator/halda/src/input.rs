@@ -35,7 +35,7 @@ pub struct Model {
     pub layers: usize,
     /// Weights of one layer.
     pub layer_bytes: f64,
-    /// KV cache of one layer for all the context that was asked for.
+    /// KV cache of one layer for all the context that was asked for, on average over the layers.
     pub layer_kv_bytes: f64,
     /// What rank 0 holds beside its layers: output head and the rows of the embedding that are in use.
     pub head_bytes: f64,
@@ -330,15 +330,22 @@ fn usable<'a>(
 
 fn planned_model(model: &ModelProfile, options: &Options) -> Model {
     let spec = &model.spec;
-    let positions = (options.context_tokens * options.concurrent_requests) as f64;
+    let kv_bytes = |positions: f64| {
+        let requests = options.concurrent_requests as f64;
+        spec.kv_bytes_per_position_and_layer as f64 * positions * requests
+    };
+    let layer_kv_bytes = kv_bytes(spec.kept_positions(options.context_tokens as f64));
+    // Layers that see all positions lie between those with windows, and a member may have one more of them than the average.
+    let uneven = kv_bytes(options.context_tokens as f64) - layer_kv_bytes;
     Model {
         name: model.metadata.name.clone(),
         layers: spec.layers as usize,
         layer_bytes: bytes(&spec.layer_weights) / f64::from(spec.layers),
-        layer_kv_bytes: spec.kv_bytes_per_position_and_layer as f64 * positions,
+        layer_kv_bytes,
         head_bytes: bytes(&spec.output_weights) + EMBEDDING_SHARE * spec.embedding_bytes as f64,
         buffer_bytes: PROCESS_BYTES
-            + BUFFER_ROWS * BUFFER_WIDTHS * f64::from(spec.hidden_size) * F32_BYTES,
+            + BUFFER_ROWS * BUFFER_WIDTHS * f64::from(spec.hidden_size) * F32_BYTES
+            + uneven,
         activation_bytes: (options.activation_dtype.bytes() * spec.hidden_size as usize) as f64,
     }
 }
@@ -477,12 +484,12 @@ impl Part<'_> {
         let kv_position = model.kv_bytes_per_position_and_layer as f64;
         let kv_append = kv_position / self.kv_append_bytes_per_second as f64;
         // Half of the answer is there when its middle token is computed.
-        let read = options.prompt_tokens as f64 + options.answer_tokens as f64 / 2.0;
+        let middle = options.prompt_tokens as f64 + options.answer_tokens as f64 / 2.0;
         Ok(LayerCost {
             decode_seconds: decode / layers
                 + self.layer_overhead_nanoseconds as f64 / 1e9
                 + kv_append
-                + kv_position * read / self.read_bytes_per_second as f64,
+                + kv_position * model.seen_positions(middle) / self.read_bytes_per_second as f64,
             prefill_seconds: prefill / layers + kv_append,
         })
     }

@@ -4,9 +4,9 @@
 
 use prima_crds::v1alpha1::model_profile::ModelProfile;
 use prima_crds::v1alpha1::node_profile::{NodeProfile, NodeProfileStatus};
-use prima_halda::Plan;
 use prima_halda::check::{Finding, check};
 use prima_halda::plan::{Bottleneck, MemberReport, PlanReport, PlannedMember, Window};
+use prima_halda::{Options, Plan};
 
 /// Of llama-3-8b: bytes of a layer, of its KV cache at 1024 positions, and of the output head.
 const LAYER: i64 = 3_925_868_544 / 32;
@@ -126,7 +126,11 @@ fn report(name: &str, cpu_milliseconds: f64) -> MemberReport {
 fn findings(change: impl FnOnce(&mut Plan, &mut Vec<NodeProfile>)) -> Vec<Finding> {
     let (mut plan, mut nodes) = (plan(), nodes());
     change(&mut plan, &mut nodes);
-    check(&plan, &model(), &nodes, POSITIONS)
+    let options = Options {
+        context_tokens: POSITIONS,
+        ..Options::default()
+    };
+    check(&plan, &model(), &nodes, &options)
 }
 
 fn of_plan(change: impl FnOnce(&mut Plan)) -> Vec<Finding> {

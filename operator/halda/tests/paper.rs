@@ -48,7 +48,7 @@ fn options() -> Options {
 fn planned(model: &ModelProfile, nodes: &[NodeProfile], options: &Options) -> Plan {
     let input = PlanningInput::new(model, nodes, options).unwrap();
     let plan = plan(&input).unwrap();
-    let findings = check(&plan, model, nodes, options.context_tokens);
+    let findings = check(&plan, model, nodes, options);
     assert!(findings.is_empty(), "{findings:?}");
     plan
 }
@@ -304,6 +304,14 @@ fn a_long_context_is_what_does_not_fit() {
         text.contains("KV cache") && text.contains("% as long"),
         "{text}"
     );
+
+    // Where most layers see only the last positions, it fits.
+    let mut windowed = model.clone();
+    windowed.spec.windowed_layers = 55;
+    windowed.spec.attention_window = 1024;
+    let memory = planned(&windowed, &cluster, &options).report.members[0].memory_bytes;
+    let kv = windowed.spec.kv_bytes_per_position_and_layer as u64 * 100_000;
+    assert!(memory > 5 * kv, "{memory}: 5 layers see all positions");
 }
 
 #[test]

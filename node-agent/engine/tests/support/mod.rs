@@ -81,6 +81,8 @@ pub struct MadeUpModel {
     pub context_length: u32,
     pub tied: bool,
     pub rope_factors: bool,
+    /// Whether families with a stretched rotation have it.
+    pub stretched: bool,
     /// Taken in turn by the matrices.
     pub formats: Vec<GgmlType>,
     pub seed: u64,
@@ -100,6 +102,7 @@ impl Default for MadeUpModel {
             context_length: 512,
             tied: true,
             rope_factors: false,
+            stretched: true,
             formats: vec![GgmlType::Q4_1, GgmlType::Q8_0, GgmlType::Q4K, GgmlType::F32],
             seed: 1,
         }
@@ -141,7 +144,7 @@ impl MadeUpModel {
         }
     }
 
-    fn head_dim(&self) -> usize {
+    pub fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.hidden / self.heads)
     }
 
@@ -166,14 +169,15 @@ impl MadeUpModel {
         if family == "glm4" {
             number("rope.dimension_count", self.head_dim() / 2);
         }
-        if matches!(family, "phi3" | "mistral3" | "olmo2") {
+        let stretched = self.stretched && matches!(family, "phi3" | "mistral3" | "olmo2");
+        if stretched {
             number("rope.scaling.original_context_length", ORIGINAL_CONTEXT);
         }
         let floats: &[(&str, f32)] = match family {
             "gemma3" => &[("rope.freq_base", 1e6)],
-            "phi3" => &[("rope.scaling.attn_factor", 1.2)],
-            "olmo2" => &[("rope.scaling.factor", 4.0)],
-            "mistral3" => &[
+            "phi3" if stretched => &[("rope.scaling.attn_factor", 1.2)],
+            "olmo2" if stretched => &[("rope.scaling.factor", 4.0)],
+            "mistral3" if stretched => &[
                 ("rope.scaling.factor", 4.0),
                 ("rope.scaling.yarn_log_multiplier", 0.5),
                 ("attention.temperature_scale", 0.2),
@@ -190,9 +194,9 @@ impl MadeUpModel {
             writer.metadata(&format!("{family}.{key}"), *value);
         }
         let scaling = match family {
+            _ if !stretched => None,
             "phi3" => Some("longrope"),
-            "mistral3" | "olmo2" => Some("yarn"),
-            _ => None,
+            _ => Some("yarn"),
         };
         if let Some(scaling) = scaling {
             writer.metadata(&format!("{family}.rope.scaling.type"), scaling);
@@ -222,7 +226,7 @@ impl MadeUpModel {
         if self.rope_factors {
             tensor("rope_freqs.weight".into(), &[head_dim / 2]);
         }
-        if family == "phi3" {
+        if family == "phi3" && self.stretched {
             tensor("rope_factors_short.weight".into(), &[head_dim / 2]);
             tensor("rope_factors_long.weight".into(), &[head_dim / 2]);
         }
@@ -365,6 +369,18 @@ fn weights(random: &mut Random, format: GgmlType, shape: &[u64]) -> Vec<u8> {
         }
     }
     bytes
+}
+
+/// Largest difference of logits, in units of the spread of `expected`.
+pub fn difference(found: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(found.len(), expected.len());
+    let differences = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
+    let (low, high) = expected
+        .iter()
+        .fold((f32::MAX, f32::MIN), |(low, high), x| {
+            (low.min(*x), high.max(*x))
+        });
+    differences.fold(0.0, f32::max) / (high - low)
 }
 
 /// A whole model, in windows that end at `ends`, with what a pass needs.

@@ -4,7 +4,7 @@
 use candle_core::quantized::QMatMul;
 use candle_core::{Module, Result, Tensor};
 
-use super::{Accelerator, error};
+use super::{Gpu, error};
 use crate::device::GpuFacts;
 use crate::error::EngineError;
 use crate::kernels::Matrix;
@@ -15,9 +15,9 @@ pub struct DeviceMatrix(QMatMul);
 /// Rows of numbers on a GPU.
 pub struct DeviceRows(Tensor);
 
-impl Accelerator {
+impl Gpu {
     /// # Errors
-    /// [`EngineError::Accelerator`] when the driver refuses, and for an emulated GPU.
+    /// [`EngineError::Gpu`] when the driver refuses, and for an emulated GPU.
     pub fn facts(&self) -> std::result::Result<GpuFacts, EngineError> {
         facts(&self.device).map_err(|source| error("tell its name and memory", source))
     }
@@ -25,7 +25,7 @@ impl Accelerator {
     /// Copies a matrix to the GPU, as layers are copied.
     ///
     /// # Errors
-    /// [`EngineError::Accelerator`]: no memory, or no kernels for the format.
+    /// [`EngineError::Gpu`]: no memory, or no kernels for the format.
     pub fn copy_matrix(
         &self,
         matrix: Matrix<'_>,
@@ -39,7 +39,7 @@ impl Accelerator {
     /// Copies `rows` rows of numbers to the GPU, as activations are copied.
     ///
     /// # Errors
-    /// [`EngineError::Accelerator`], also when the numbers are not whole rows.
+    /// [`EngineError::Gpu`], also when the numbers are not whole rows.
     pub fn copy_rows(
         &self,
         numbers: &[f32],
@@ -55,7 +55,7 @@ impl Accelerator {
     /// Waits until everything asked for is done.
     ///
     /// # Errors
-    /// [`EngineError::Accelerator`].
+    /// [`EngineError::Gpu`].
     pub fn finish(&self) -> std::result::Result<(), EngineError> {
         let done = self.device.synchronize();
         done.map_err(|source| error("finish", source))
@@ -66,7 +66,7 @@ impl DeviceMatrix {
     /// Begins the product with `rows`.
     ///
     /// # Errors
-    /// [`EngineError::Accelerator`], also when the rows have another length than the matrix.
+    /// [`EngineError::Gpu`], also when the rows have another length than the matrix.
     pub fn multiply(&self, rows: &DeviceRows) -> std::result::Result<DeviceRows, EngineError> {
         let product = self.0.forward(&rows.0);
         Ok(DeviceRows(
@@ -79,7 +79,7 @@ impl DeviceRows {
     /// Begins to read every number once.
     ///
     /// # Errors
-    /// [`EngineError::Accelerator`].
+    /// [`EngineError::Gpu`].
     pub fn read(&self) -> std::result::Result<(), EngineError> {
         let sum = self.0.sum_all();
         sum.map(drop).map_err(|source| error("read", source))
@@ -88,7 +88,7 @@ impl DeviceRows {
     /// Begins to overwrite the first rows with `rows` (no more than there are here), the way keys and values are appended.
     ///
     /// # Errors
-    /// [`EngineError::Accelerator`].
+    /// [`EngineError::Gpu`].
     pub fn write(&self, rows: &DeviceRows) -> std::result::Result<(), EngineError> {
         let written = self.0.slice_set(&rows.0, 0, 0);
         written.map_err(|source| error("write", source))
@@ -97,7 +97,7 @@ impl DeviceRows {
     /// Waits until the numbers are computed, and copies them back.
     ///
     /// # Errors
-    /// [`EngineError::Accelerator`].
+    /// [`EngineError::Gpu`].
     pub fn copy_back(&self) -> std::result::Result<Vec<f32>, EngineError> {
         let numbers = self.0.flatten_all().and_then(|flat| flat.to_vec1());
         numbers.map_err(|source| error("copy rows back", source))

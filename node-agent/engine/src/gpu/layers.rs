@@ -1,26 +1,36 @@
-//! The forward pass through a window's last layers on an accelerator.
+//! The forward pass through a window's last layers on a GPU.
 //!
 //! Decides: the order of tensor operations; one copy of the activation each way. KV heads are not repeated: the query heads that share
 //! a KV head are rows of one product. Keys and values are stored as F16 but computed with as F32 (scores of some models exceed F16).
 
+use std::ops::Range;
+
 use candle_core::quantized::QMatMul;
 use candle_core::{D, Module, Result, Tensor};
 use candle_nn::{ops, rotary_emb};
-use prima_model::{Activation, Attention, ModelSpec, RopePairing};
+use prima_model::{Activation, Attention, RopePairing};
 
-use super::{Accelerator, error};
+use super::{Gpu, error};
 use crate::batch::Sequence;
+use crate::cpu::Compute;
 use crate::error::EngineError;
+use crate::executor::Executor;
 use crate::kernels::RopeAngles;
+use crate::kv_cache::LayerKv;
 use crate::layer::{self, Layer};
+use crate::model::Model;
+use crate::ropes::Ropes;
 
-/// Layers whose weights are on the accelerator.
-pub(crate) struct AcceleratedLayers {
-    accelerator: Accelerator,
+/// Layers whose weights are on the GPU: the last ones of a window.
+pub(crate) struct GpuLayers {
+    gpu: Gpu,
     hidden: usize,
     norm_epsilon: f32,
     residual_scale: f32,
+    /// The place of the first in the window.
+    first_place: usize,
     layers: Vec<DeviceLayer>,
+    ropes: Ropes,
 }
 
 struct DeviceLayer {
@@ -57,7 +67,7 @@ struct Pass {
     /// Of each rotation.
     turns: Vec<Turns>,
     /// For each window that a layer has: for each sequence, rows x positions: 0 where a row sees a position, else minus infinity. None
-    /// where a single row sees all.
+    /// for a single row, which sees all that is there.
     masks: Vec<(Option<usize>, Vec<Option<Tensor>>)>,
 }
 
@@ -67,61 +77,42 @@ struct Turns {
     sines: Tensor,
 }
 
-impl AcceleratedLayers {
-    /// Copies `layers` to the accelerator.
+impl GpuLayers {
+    /// Copies the layers `layers` of `model` to the GPU. The first has the place `first_place` in its window.
     ///
     /// # Errors
-    /// [`EngineError::Accelerator`], mostly because memory is short.
+    /// [`EngineError::TensorValue`] when a layer is not in the bytes of a sparse file, [`EngineError::Gpu`], mostly because memory is short.
     pub fn load(
-        accelerator: &Accelerator,
-        model: &ModelSpec,
-        layers: &[Layer],
-    ) -> std::result::Result<AcceleratedLayers, EngineError> {
-        let layers = layers
-            .iter()
-            .map(|layer| DeviceLayer::load(accelerator, layer))
-            .collect::<Result<_>>()
-            .map_err(|source| error("copy the weights of its layers", source))?;
-        Ok(AcceleratedLayers {
-            accelerator: accelerator.clone(),
-            hidden: model.hidden,
-            norm_epsilon: model.norm_epsilon,
-            residual_scale: model.residual_scale,
-            layers,
+        gpu: &Gpu,
+        model: &Model,
+        layers: Range<usize>,
+        first_place: usize,
+    ) -> std::result::Result<GpuLayers, EngineError> {
+        let spec = model.spec();
+        let mut ropes = Ropes::default();
+        let layers = layers.map(|layer| {
+            let layer = Layer::load(model, layer, &mut ropes)?;
+            DeviceLayer::load(gpu, &layer)
+                .map_err(|source| error("copy the weights of its layers", source))
+        });
+        Ok(GpuLayers {
+            gpu: gpu.clone(),
+            hidden: spec.hidden,
+            norm_epsilon: spec.norm_epsilon,
+            residual_scale: spec.residual_scale,
+            first_place,
+            layers: layers.collect::<std::result::Result<_, _>>()?,
+            ropes,
         })
     }
 
-    /// How many layers these are.
-    pub fn len(&self) -> usize {
-        self.layers.len()
-    }
-
-    /// As [`LayerWindow::forward`](crate::LayerWindow::forward), for these layers. Their caches are the last ones of each sequence.
-    pub fn forward(
-        &self,
-        angles: &[RopeAngles],
-        activation: &mut [f32],
-        sequences: &mut [Sequence<'_>],
-    ) -> std::result::Result<(), EngineError> {
-        if activation.is_empty() {
-            return Ok(());
-        }
-        self.run(angles, activation, sequences)
-            .map_err(|source| error("compute its layers", source))
-    }
-
-    fn run(
-        &self,
-        angles: &[RopeAngles],
-        activation: &mut [f32],
-        sequences: &mut [Sequence<'_>],
-    ) -> Result<()> {
-        let device = &self.accelerator.device;
+    fn run(&self, activation: &mut [f32], sequences: &mut [Sequence<'_>]) -> Result<()> {
+        let device = &self.gpu.device;
         let hidden = self.hidden;
         let mut x = Tensor::from_slice(activation, (activation.len() / hidden, hidden), device)?;
-        let pass = self.pass(angles, sequences)?;
-        for (index, layer) in self.layers.iter().enumerate() {
-            let attended = self.attention(layer, index, &x, &pass, sequences)?;
+        let pass = self.pass(sequences)?;
+        for (place, layer) in (self.first_place..).zip(&self.layers) {
+            let attended = self.attention(layer, place, &x, &pass, sequences)?;
             x = (x + attended)?;
             let normed = self.normed(&x, layer.feed_forward_norm.as_ref())?;
             let gate = layer.gate.forward(&normed)?;
@@ -137,7 +128,9 @@ impl AcceleratedLayers {
         Ok(())
     }
 
-    fn pass(&self, angles: &[RopeAngles], sequences: &[Sequence<'_>]) -> Result<Pass> {
+    fn pass(&self, sequences: &[Sequence<'_>]) -> Result<Pass> {
+        let positions = sequences.iter().flat_map(Sequence::positions);
+        let angles = self.ropes.angles(positions);
         let turns = angles.iter().map(|angles| self.turns(angles));
         let mut windows: Vec<Option<usize>> = Vec::new();
         for layer in &self.layers {
@@ -157,7 +150,7 @@ impl AcceleratedLayers {
 
     fn turns(&self, angles: &RopeAngles) -> Result<Turns> {
         let shape = (angles.rows(), 2, angles.pairs());
-        let table = Tensor::from_slice(angles.turns(), shape, &self.accelerator.device)?;
+        let table = Tensor::from_slice(angles.turns(), shape, &self.gpu.device)?;
         let part = |index| table.narrow(1, index, 1)?.squeeze(1)?.contiguous();
         Ok(Turns {
             cosines: part(0)?,
@@ -165,30 +158,33 @@ impl AcceleratedLayers {
         })
     }
 
+    /// Of the positions that the first row or a later one sees.
     fn mask(&self, sequence: &Sequence<'_>, window: Option<usize>) -> Result<Option<Tensor>> {
-        let positions = sequence.first_position + sequence.rows;
-        let window = window.unwrap_or(usize::MAX);
-        if sequence.rows <= 1 && positions <= window {
+        if sequence.rows <= 1 {
             return Ok(None);
         }
-        let mask: Vec<f32> = sequence
-            .positions()
+        let window = window.unwrap_or(usize::MAX);
+        let seen_from = |row: usize| (row + 1).saturating_sub(window);
+        let rows = sequence.positions();
+        let positions = seen_from(rows.start)..rows.end;
+        let mask: Vec<f32> = rows
             .flat_map(|row| {
-                let seen = (row + 1).saturating_sub(window)..row + 1;
-                (0..positions).map(move |position| match seen.contains(&position) {
+                let seen = seen_from(row)..row + 1;
+                let number = move |position: usize| match seen.contains(&position) {
                     true => 0.0,
                     false => f32::NEG_INFINITY,
-                })
+                };
+                positions.clone().map(number)
             })
             .collect();
-        let shape = (sequence.rows, positions);
-        Tensor::from_vec(mask, shape, &self.accelerator.device).map(Some)
+        let shape = (sequence.rows, positions.len());
+        Tensor::from_vec(mask, shape, &self.gpu.device).map(Some)
     }
 
     fn attention(
         &self,
         layer: &DeviceLayer,
-        index: usize,
+        place: usize,
         x: &Tensor,
         pass: &Pass,
         sequences: &mut [Sequence<'_>],
@@ -213,7 +209,7 @@ impl AcceleratedLayers {
             let positions = sequences.iter().flat_map(Sequence::positions);
             let factors: Vec<f32> = positions.map(|position| temperature.at(position)).collect();
             let rows = factors.len();
-            let factors = Tensor::from_vec(factors, (1, rows, 1), &self.accelerator.device)?;
+            let factors = Tensor::from_vec(factors, (1, rows, 1), &self.gpu.device)?;
             queries = queries.broadcast_mul(&factors)?;
         }
         let queries = (queries * f64::from(attention.scale))?;
@@ -230,12 +226,8 @@ impl AcceleratedLayers {
             let own = |rows: &Tensor| rows.narrow(1, first_row, sequence.rows);
             let (queries, keys, values) = (own(&queries)?, own(&keys)?, own(&values)?);
             first_row += sequence.rows;
-            let layer = sequence.layers.len() - self.layers.len() + index;
-            let kv = &mut sequence.layers[layer];
-            kv.append_on_device(&keys, &values, sequence.context_length)?;
-            let Some((keys, values)) = kv.read_on_device()? else {
-                continue;
-            };
+            let kv = &mut sequence.layers[place];
+            let (keys, values) = kv.append_on_gpu(&keys, &values, sequence.context_length)?;
             attended.push(attend(
                 &queries,
                 &keys,
@@ -278,6 +270,29 @@ impl AcceleratedLayers {
             1.0 => Ok(part),
             scale => part * f64::from(scale),
         }
+    }
+}
+
+impl Executor for GpuLayers {
+    fn places(&self) -> Range<usize> {
+        self.first_place..self.first_place + self.layers.len()
+    }
+
+    fn can_continue(&self, kv: &LayerKv) -> bool {
+        kv.is_on_gpu()
+    }
+
+    fn forward(
+        &self,
+        _compute: &Compute,
+        activation: &mut [f32],
+        batch: &mut [Sequence<'_>],
+    ) -> std::result::Result<(), EngineError> {
+        if activation.is_empty() {
+            return Ok(());
+        }
+        self.run(activation, batch)
+            .map_err(|source| error("compute its layers", source))
     }
 }
 
@@ -328,17 +343,17 @@ fn rotate(heads: &Tensor, turns: &Turns, pairing: RopePairing) -> Result<Tensor>
 }
 
 impl DeviceLayer {
-    fn load(accelerator: &Accelerator, layer: &Layer) -> Result<DeviceLayer> {
+    fn load(gpu: &Gpu, layer: &Layer) -> Result<DeviceLayer> {
         let projection = |projection: &layer::Projection| {
             let bias = projection.bias.as_ref();
             Ok::<_, candle_core::Error>(Projection {
-                weight: accelerator.matrix(projection.weight.matrix())?,
-                bias: bias.map(|bias| accelerator.vector(bias)).transpose()?,
+                weight: gpu.matrix(projection.weight.matrix())?,
+                bias: bias.map(|bias| gpu.vector(bias)).transpose()?,
             })
         };
         let norm = |norm: &Option<Vec<f32>>| {
             let norm = norm.as_ref();
-            norm.map(|norm| accelerator.vector(norm)).transpose()
+            norm.map(|norm| gpu.vector(norm)).transpose()
         };
         Ok(DeviceLayer {
             rope: layer.rope,
@@ -350,8 +365,8 @@ impl DeviceLayer {
             output: projection(&layer.output)?,
             head_norms: match &layer.head_norms {
                 Some(norms) => Some(HeadNorms {
-                    query: accelerator.vector(&norms.query)?,
-                    key: accelerator.vector(&norms.key)?,
+                    query: gpu.vector(&norms.query)?,
+                    key: gpu.vector(&norms.key)?,
                 }),
                 None => None,
             },

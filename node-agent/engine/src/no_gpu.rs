@@ -1,17 +1,20 @@
-//! Stands in for `accelerator` in builds without it: types that have no values, so that the rest of the engine needs no
+//! Stands in for `gpu` in builds without it: types that have no values, so that the rest of the engine needs no
 //! conditions.
 
-use prima_model::ModelSpec;
+use std::ops::Range;
 
 use crate::batch::Sequence;
+use crate::cpu::Compute;
 use crate::device::GpuFacts;
 use crate::error::EngineError;
-use crate::kernels::{KvShape, Matrix, RopeAngles};
-use crate::layer::Layer;
+use crate::executor::Executor;
+use crate::kernels::{KvShape, Matrix};
+use crate::kv_cache::LayerKv;
+use crate::model::Model;
 
 /// A GPU of this machine; this build has code for none.
 #[derive(Debug, Clone)]
-pub enum Accelerator {}
+pub enum Gpu {}
 
 /// A weight matrix on a GPU.
 pub enum DeviceMatrix {}
@@ -22,13 +25,13 @@ pub enum DeviceRows {}
 #[derive(Clone)]
 pub(crate) enum DeviceKv {}
 
-pub(crate) enum AcceleratedLayers {}
+pub(crate) enum GpuLayers {}
 
-impl Accelerator {
+impl Gpu {
     /// # Errors
-    /// [`EngineError::NoAccelerator`], always.
-    pub fn open() -> Result<Accelerator, EngineError> {
-        Err(EngineError::NoAccelerator)
+    /// [`EngineError::NoGpu`], always.
+    pub fn open() -> Result<Gpu, EngineError> {
+        Err(EngineError::NoGpu)
     }
 
     pub fn facts(&self) -> Result<GpuFacts, EngineError> {
@@ -69,29 +72,40 @@ impl DeviceRows {
 }
 
 impl DeviceKv {
+    pub fn first_position(&self) -> usize {
+        match *self {}
+    }
+
     pub fn bytes(&self, _shape: KvShape) -> u64 {
         match *self {}
     }
 }
 
-impl AcceleratedLayers {
+impl GpuLayers {
     pub fn load(
-        accelerator: &Accelerator,
-        _model: &ModelSpec,
-        _layers: &[Layer],
-    ) -> Result<AcceleratedLayers, EngineError> {
-        match *accelerator {}
+        gpu: &Gpu,
+        _model: &Model,
+        _layers: Range<usize>,
+        _first_place: usize,
+    ) -> Result<GpuLayers, EngineError> {
+        match *gpu {}
     }
+}
 
-    pub fn len(&self) -> usize {
+impl Executor for GpuLayers {
+    fn places(&self) -> Range<usize> {
         match *self {}
     }
 
-    pub fn forward(
+    fn can_continue(&self, _kv: &LayerKv) -> bool {
+        match *self {}
+    }
+
+    fn forward(
         &self,
-        _angles: &[RopeAngles],
+        _compute: &Compute,
         _activation: &mut [f32],
-        _sequences: &mut [Sequence<'_>],
+        _batch: &mut [Sequence<'_>],
     ) -> Result<(), EngineError> {
         match *self {}
     }

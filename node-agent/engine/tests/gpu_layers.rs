@@ -1,4 +1,4 @@
-//! The accelerator's pass, run by candle on the CPU, compared with the CPU's own: the same results up to rounding, and the same
+//! The GPU's pass, run by candle on the CPU, compared with the CPU's own: the same results up to rounding, and the same
 //! sessions, however many of a window's layers it takes. (On a machine with a GPU, `PRIMA_TEST_GPU=1` runs the same on it.)
 
 #![allow(
@@ -7,46 +7,34 @@
     clippy::panic,
     reason = "these are tests"
 )]
-#![cfg(feature = "accelerator")]
+#![cfg(feature = "gpu")]
 
 mod support;
 
-use prima_engine::{Accelerator, BatchEntry, EngineError, KvCache, LayerDevices, Model};
+use prima_engine::{BatchEntry, EngineError, Gpu, KvCache, LayerDevices, Model};
 use prima_gguf::GgmlType;
 
-use support::{FAMILIES, MadeUpModel, Runner, greedy, smollm2};
+use support::{FAMILIES, MadeUpModel, Runner, difference, greedy, smollm2};
 
 /// How far logits may differ, in units of their spread. With float weights, both only round; with quantized ones, both also round
 /// activations to 8 bits, each in its own way.
 const FLOAT: f32 = 1e-3;
 const QUANTIZED: f32 = 5e-2;
 
-fn accelerator() -> Accelerator {
+fn gpu() -> Gpu {
     match std::env::var_os("PRIMA_TEST_GPU") {
-        Some(_) => Accelerator::open().expect("a GPU"),
-        None => Accelerator::emulated(),
+        Some(_) => Gpu::open().expect("a GPU"),
+        None => Gpu::emulated(),
     }
 }
 
-fn last_on_accelerator(model: &Model, gpu_layers: usize, ends: &[usize]) -> Runner {
-    let devices = LayerDevices::last_on(gpu_layers, accelerator());
+fn last_on_gpu(model: &Model, gpu_layers: usize, ends: &[usize]) -> Runner {
+    let devices = LayerDevices::last_on(gpu_layers, gpu());
     Runner::on(&devices, model, ends, 2)
 }
 
 fn tokens(count: u32, step: u32) -> Vec<u32> {
     (0..count).map(|i| i * step % 96).collect()
-}
-
-/// Largest difference, in units of the spread of `expected`.
-fn difference(found: &[f32], expected: &[f32]) -> f32 {
-    assert_eq!(found.len(), expected.len());
-    let differences = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
-    let (low, high) = expected
-        .iter()
-        .fold((f32::MAX, f32::MIN), |(low, high), x| {
-            (low.min(*x), high.max(*x))
-        });
-    differences.fold(0.0, f32::max) / (high - low)
 }
 
 #[test]
@@ -94,7 +82,7 @@ fn any_number_of_gpu_layers_computes_the_same_model() {
             (99, vec![5]),
             (1, vec![2, 3, 5]),
         ] {
-            let runner = last_on_accelerator(&model, gpu_layers, &ends);
+            let runner = last_on_gpu(&model, gpu_layers, &ends);
             let mut kv = runner.kv_cache();
             // In chunks, and token by token.
             let mut found = runner.logits(&mut kv, &prompt[..50]);
@@ -123,7 +111,7 @@ fn every_family_computes_the_same_there() {
         let path = made_up.write(directory.path());
         let cpu = Runner::new(&path, 1);
         let layers = cpu.model.spec().layers.len();
-        let gpu = last_on_accelerator(&cpu.model, layers, &[layers]);
+        let gpu = last_on_gpu(&cpu.model, layers, &[layers]);
         let (mut cpu_kv, mut gpu_kv) = (cpu.kv_cache(), gpu.kv_cache());
         // In a batch, and token by token.
         for rows in [tokens(29, 5), tokens(1, 3), tokens(1, 4)] {
@@ -151,7 +139,7 @@ fn a_part_of_a_head_is_rotated_where_the_model_says_so() {
             writer.metadata(&key, 16_u32);
         });
         let cpu = Runner::new(&path, 1);
-        let gpu = last_on_accelerator(&cpu.model, 5, &[5]);
+        let gpu = last_on_gpu(&cpu.model, 5, &[5]);
         let expected = cpu.logits(&mut cpu.kv_cache(), &tokens(30, 5));
         let found = gpu.logits(&mut gpu.kv_cache(), &tokens(30, 5));
         assert!(difference(&found[29], &expected[29]) < FLOAT);
@@ -159,10 +147,62 @@ fn a_part_of_a_head_is_rotated_where_the_model_says_so() {
 }
 
 #[test]
+fn layers_with_windows_keep_what_is_seen() {
+    let directory = tempfile::tempdir().unwrap();
+    let made_up = MadeUpModel {
+        formats: vec![GgmlType::F32],
+        context_length: 2048,
+        hidden: 64,
+        heads: 2,
+        feed_forward: 64,
+        ..MadeUpModel::of("gemma3")
+    };
+    let cpu = Runner::new(&made_up.write(directory.path()), 2);
+    let gpu = last_on_gpu(&cpu.model, 7, &[7]);
+    let (mut cpu_kv, mut gpu_kv) = (cpu.kv_cache(), gpu.kv_cache());
+    let prompt = tokens(1500, 5);
+    // Each call is far longer than the window, and the last ends where room was left.
+    for rows in [&prompt[..700], &prompt[700..1399], &prompt[1399..]] {
+        let expected = cpu.logits(&mut cpu_kv, rows);
+        let found = gpu.logits(&mut gpu_kv, rows);
+        for (found, expected) in found.iter().zip(&expected).rev().take(20) {
+            let difference = difference(found, expected);
+            assert!(difference < FLOAT, "{difference}");
+        }
+    }
+    // Keys and values of a head of 64, in F16: one layer has all positions, six have those of a pass.
+    let position = 2 * 64 * 2;
+    let one_by_one = |kv: &mut KvCache| {
+        for token in tokens(300, 7) {
+            gpu.logits(kv, &[token]);
+        }
+        kv.bytes()
+    };
+    let bytes = one_by_one(&mut gpu_kv);
+    assert!(
+        (1800 * position..(2048 + 6 * 720) * position).contains(&bytes),
+        "{} positions",
+        bytes / position
+    );
+    let mut fork = gpu_kv.fork();
+    fork.truncate(1799);
+    assert_eq!(fork.len(), 1799);
+    let found = gpu.logits(&mut fork, &[5]);
+    cpu_kv.truncate(1500);
+    for token in tokens(299, 7) {
+        cpu.logits(&mut cpu_kv, &[token]);
+    }
+    let expected = cpu.logits(&mut cpu_kv, &[5]);
+    assert!(difference(&found[0], &expected[0]) < FLOAT);
+    fork.truncate(1000);
+    assert_eq!(fork.len(), 0, "what the next row would see is gone");
+}
+
+#[test]
 fn sequences_of_a_batch_do_not_see_each_other() {
     let directory = tempfile::tempdir().unwrap();
     let model = Model::open(&MadeUpModel::qwen2().write(directory.path())).unwrap();
-    let runner = last_on_accelerator(&model, 2, &[5]);
+    let runner = last_on_gpu(&model, 2, &[5]);
     let prompts = [tokens(20, 7), tokens(1, 11), tokens(33, 13)];
     let alone: Vec<Vec<f32>> = prompts
         .iter()
@@ -182,7 +222,7 @@ fn sequences_of_a_batch_do_not_see_each_other() {
 fn sessions_truncate_and_fork_on_the_device() {
     let directory = tempfile::tempdir().unwrap();
     let model = Model::open(&MadeUpModel::default().write(directory.path())).unwrap();
-    let runner = last_on_accelerator(&model, 4, &[5]);
+    let runner = last_on_gpu(&model, 4, &[5]);
     let (prompt, other) = (tokens(300, 7), tokens(20, 11));
     let mut kv = runner.kv_cache();
     runner.logits(&mut kv, &prompt);
@@ -209,7 +249,7 @@ fn a_cache_does_not_move_between_devices() {
     let directory = tempfile::tempdir().unwrap();
     let path = MadeUpModel::default().write(directory.path());
     let cpu = Runner::new(&path, 1);
-    let gpu = last_on_accelerator(&cpu.model, 2, &[5]);
+    let gpu = last_on_gpu(&cpu.model, 2, &[5]);
     for (first, second) in [(&cpu, &gpu), (&gpu, &cpu)] {
         let mut kv = first.kv_cache();
         first.logits(&mut kv, &[1, 2, 3]);
@@ -232,7 +272,7 @@ fn a_cache_does_not_move_between_devices() {
 fn smollm2_picks_the_same_tokens() {
     let path = smollm2();
     let cpu = Runner::new(&path, 2);
-    let gpu = last_on_accelerator(&cpu.model, 12, &[30]);
+    let gpu = last_on_gpu(&cpu.model, 12, &[30]);
     assert_eq!(gpu.windows[0].gpu_layers(), 12);
     let mut prompt = vec![1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198];
     let (mut cpu_kv, mut gpu_kv) = (cpu.kv_cache(), gpu.kv_cache());
@@ -257,11 +297,8 @@ fn smollm2_picks_the_same_tokens() {
 }
 
 #[test]
-fn without_gpu_code_there_is_no_accelerator_to_open() {
+fn without_gpu_code_there_is_no_gpu_to_open() {
     if !cfg!(any(feature = "cuda", feature = "metal")) {
-        assert!(matches!(
-            Accelerator::open(),
-            Err(EngineError::NoAccelerator)
-        ));
+        assert!(matches!(Gpu::open(), Err(EngineError::NoGpu)));
     }
 }

@@ -18,37 +18,37 @@ use crate::error::EngineError;
 use crate::kernels::Matrix;
 
 pub(crate) use kv::DeviceKv;
-pub(crate) use layers::AcceleratedLayers;
+pub(crate) use layers::GpuLayers;
 pub use probe::{DeviceMatrix, DeviceRows};
 
 /// A GPU of this machine. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Accelerator {
+pub struct Gpu {
     device: Device,
 }
 
-impl Accelerator {
+impl Gpu {
     /// Opens the first GPU of the kind that the engine was built for.
     ///
     /// # Errors
-    /// [`EngineError::NoAccelerator`] when it was built for none, [`EngineError::Accelerator`] when there is no such device or its
+    /// [`EngineError::NoGpu`] when it was built for none, [`EngineError::Gpu`] when there is no such device or its
     /// driver refuses.
-    pub fn open() -> Result<Accelerator, EngineError> {
+    pub fn open() -> Result<Gpu, EngineError> {
         let device = if cfg!(feature = "cuda") {
             Device::new_cuda(0)
         } else if cfg!(feature = "metal") {
             Device::new_metal(0)
         } else {
-            return Err(EngineError::NoAccelerator);
+            return Err(EngineError::NoGpu);
         };
         let device = device.map_err(|source| error("open the GPU", source))?;
-        Ok(Accelerator { device })
+        Ok(Gpu { device })
     }
 
     /// The same computation on the CPU, for tests on machines without a GPU. Slower than the CPU's own layers, and copies the
     /// weights.
-    pub fn emulated() -> Accelerator {
-        Accelerator {
+    pub fn emulated() -> Gpu {
+        Gpu {
             device: Device::Cpu,
         }
     }
@@ -92,7 +92,7 @@ impl Accelerator {
 }
 
 fn error(action: &'static str, source: candle_core::Error) -> EngineError {
-    EngineError::Accelerator {
+    EngineError::Gpu {
         action,
         source: Box::new(source),
     }

@@ -1,0 +1,9 @@
+//! Layers on the processor: weights in the map or streamed, our own kernels, keys and values in blocks.
+
+mod compute;
+mod kv;
+mod layers;
+
+pub use compute::Compute;
+pub(crate) use kv::KvBlocks;
+pub(crate) use layers::CpuLayers;

@@ -1,0 +1,273 @@
+//! The forward pass through layers on the processor.
+//!
+//! Decides: the order of the steps of a layer. Refuses: to mix rows. Each row's numbers come from its own sequence only, and are the same to
+//! the bit however rows are batched and layers are split (the kernels promise this, and no step here works across rows).
+
+use std::ops::Range;
+
+use prima_model::Activation;
+
+use super::compute::{Buffer, Compute, Scratch};
+use crate::batch::Sequence;
+use crate::error::EngineError;
+use crate::executor::Executor;
+use crate::kernels::{self, RopeAngles, SequenceAttention, ThreadPool};
+use crate::kv_cache::LayerKv;
+use crate::layer::{Layer, Projection};
+use crate::model::Model;
+use crate::residency::Residency;
+use crate::ropes::Ropes;
+
+/// The first layers of a window.
+pub(crate) struct CpuLayers {
+    layers: Vec<Layer>,
+    ropes: Ropes,
+    norm_epsilon: f32,
+    residual_scale: f32,
+    hidden: usize,
+    residency: Residency,
+}
+
+impl CpuLayers {
+    /// The layers `layers` of `model`, with weights where `residency` has them.
+    ///
+    /// # Errors
+    /// [`EngineError::TensorValue`] when a layer is not in the bytes of a sparse file.
+    pub fn load(
+        model: &Model,
+        layers: Range<usize>,
+        residency: &Residency,
+    ) -> Result<CpuLayers, EngineError> {
+        let spec = model.spec();
+        let mut ropes = Ropes::default();
+        let layers = layers.map(|layer| Layer::load(model, layer, &mut ropes));
+        Ok(CpuLayers {
+            layers: layers.collect::<Result<_, _>>()?,
+            ropes,
+            norm_epsilon: spec.norm_epsilon,
+            residual_scale: spec.residual_scale,
+            hidden: spec.hidden,
+            residency: residency.clone(),
+        })
+    }
+}
+
+impl Executor for CpuLayers {
+    fn places(&self) -> Range<usize> {
+        0..self.layers.len()
+    }
+
+    fn can_continue(&self, kv: &LayerKv) -> bool {
+        kv.is_on_cpu()
+    }
+
+    fn forward(
+        &self,
+        compute: &Compute,
+        activation: &mut [f32],
+        batch: &mut [Sequence<'_>],
+    ) -> Result<(), EngineError> {
+        let positions = batch.iter().flat_map(Sequence::positions);
+        let angles = self.ropes.angles(positions);
+        let mut scratch = compute.scratch();
+        for (place, layer) in self.layers.iter().enumerate() {
+            let step = LayerStep {
+                hidden: self.hidden,
+                norm_epsilon: self.norm_epsilon,
+                residual_scale: self.residual_scale,
+                pool: compute.pool(),
+                residency: &self.residency,
+                angles: layer.rope.map(|rope| &angles[rope]),
+                layer,
+                place,
+            };
+            step.attention(&mut scratch, activation, batch)?;
+            step.feed_forward(&mut scratch, activation)?;
+        }
+        Ok(())
+    }
+}
+
+/// One layer's part of a pass.
+struct LayerStep<'a> {
+    hidden: usize,
+    norm_epsilon: f32,
+    residual_scale: f32,
+    pool: &'a ThreadPool,
+    residency: &'a Residency,
+    angles: Option<&'a RopeAngles>,
+    layer: &'a Layer,
+    /// Of the layer in the window.
+    place: usize,
+}
+
+impl LayerStep<'_> {
+    /// activation += post-norm(output(attention(rope(queries, keys of the norm), values of the norm)))
+    fn attention(
+        &self,
+        scratch: &mut Scratch,
+        activation: &mut [f32],
+        sequences: &mut [Sequence<'_>],
+    ) -> Result<(), EngineError> {
+        let LayerStep {
+            pool,
+            angles,
+            layer,
+            ..
+        } = *self;
+        let shape = layer.attention_shape();
+        let rows = activation.len() / self.hidden;
+        let kv_row = shape.kv.row_len();
+
+        let norm = layer.attention_norm.as_deref();
+        let normed = self.normed(activation, norm, &mut scratch.normed);
+        let queries = scratch.queries.take(rows * layer.query.width());
+        let keys = scratch.keys.take(rows * kv_row);
+        let values = scratch.values.take(rows * kv_row);
+        let projections = [
+            (&layer.query, &mut *queries),
+            (&layer.key, &mut *keys),
+            (&layer.value, &mut *values),
+        ];
+        self.project(normed, rows, projections)?;
+        if let Some(norms) = &layer.head_norms {
+            kernels::rms_norm_in_place(pool, queries, &norms.query, self.norm_epsilon);
+            kernels::rms_norm_in_place(pool, keys, &norms.key, self.norm_epsilon);
+        }
+        if let Some(angles) = angles {
+            let head_dim = shape.kv.head_dim;
+            kernels::rotate(pool, angles, queries, shape.heads, head_dim);
+            kernels::rotate(pool, angles, keys, shape.kv.kv_heads, head_dim);
+        }
+        if let Some(temperature) = &layer.spec.attention.temperature {
+            let positions = sequences.iter().flat_map(Sequence::positions);
+            let queries = queries.chunks_exact_mut(layer.query.width());
+            for (row, position) in queries.zip(positions) {
+                let factor = temperature.at(position);
+                row.iter_mut().for_each(|number| *number *= factor);
+            }
+        }
+
+        let attended = scratch.attended.take(queries.len());
+        self.attend(sequences, queries, keys, values, attended);
+
+        let projected = scratch.projected.take(activation.len());
+        self.project(attended, rows, [(&layer.output, &mut *projected)])?;
+        self.add(activation, projected, layer.attention_post_norm.as_deref());
+        Ok(())
+    }
+
+    /// The norm of the activation in the buffer, or the activation itself where there is no norm.
+    fn normed<'b>(
+        &self,
+        activation: &'b [f32],
+        weights: Option<&[f32]>,
+        buffer: &'b mut Buffer,
+    ) -> &'b [f32] {
+        let Some(weights) = weights else {
+            return activation;
+        };
+        let normed = buffer.take(activation.len());
+        kernels::rms_norm(self.pool, activation, weights, self.norm_epsilon, normed);
+        normed
+    }
+
+    fn add(&self, activation: &mut [f32], part: &mut [f32], post_norm: Option<&[f32]>) {
+        if let Some(weights) = post_norm {
+            kernels::rms_norm_in_place(self.pool, part, weights, self.norm_epsilon);
+        }
+        if self.residual_scale != 1.0 {
+            kernels::scale(self.pool, part, self.residual_scale);
+        }
+        kernels::add(self.pool, activation, part);
+    }
+
+    /// Writes each projection of the rows of `x` beside it.
+    fn project<const N: usize>(
+        &self,
+        x: &[f32],
+        rows: usize,
+        mut projections: [(&Projection, &mut [f32]); N],
+    ) -> Result<(), EngineError> {
+        let outputs = projections
+            .each_mut()
+            .map(|(projection, out)| (&projection.weight, &mut **out));
+        self.residency.matmul(self.pool, x, rows, outputs)?;
+        for (projection, out) in projections {
+            if let Some(bias) = &projection.bias {
+                kernels::add_bias(self.pool, out, bias);
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores the new keys and values, then attends to them and to all before.
+    fn attend(
+        &self,
+        sequences: &mut [Sequence<'_>],
+        queries: &[f32],
+        keys: &[f32],
+        values: &[f32],
+        attended: &mut [f32],
+    ) {
+        let shape = self.layer.attention_shape();
+        let query_row = shape.heads * shape.kv.head_dim;
+        let kv_row = shape.kv.row_len();
+        let mut row = 0;
+        for sequence in sequences.iter_mut() {
+            let rows = row * kv_row..(row + sequence.rows) * kv_row;
+            sequence.layers[self.place].append(shape.kv, &keys[rows.clone()], &values[rows]);
+            row += sequence.rows;
+        }
+        let blocks: Vec<_> = sequences
+            .iter()
+            .map(|sequence| {
+                let blocks = sequence.layers[self.place].blocks();
+                (blocks.keys(), blocks.values())
+            })
+            .collect();
+        let (mut queries, mut attended) = (queries, attended);
+        let mut batch = Vec::with_capacity(sequences.len());
+        for (sequence, (keys, values)) in sequences.iter().zip(&blocks) {
+            let (own, rest) = queries.split_at(sequence.rows * query_row);
+            let (out, rest_out) = attended.split_at_mut(own.len());
+            (queries, attended) = (rest, rest_out);
+            batch.push(SequenceAttention {
+                queries: own,
+                first_position: sequence.first_position,
+                first_block: sequence.layers[self.place].blocks().first(),
+                keys,
+                values,
+                out,
+            });
+        }
+        kernels::attention(self.pool, &shape, &mut batch);
+    }
+
+    /// activation += post-norm(down(silu or gelu(gate(norm)) * up(norm)))
+    fn feed_forward(
+        &self,
+        scratch: &mut Scratch,
+        activation: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let LayerStep { pool, layer, .. } = *self;
+        let rows = activation.len() / self.hidden;
+        let norm = layer.feed_forward_norm.as_deref();
+        let normed = self.normed(activation, norm, &mut scratch.normed);
+        let spec = &layer.spec.feed_forward;
+        let inner_len = rows * spec.width;
+        let gate = scratch.gate.take(inner_len);
+        let up = scratch.up.take(inner_len);
+        let inner = [(&layer.gate, &mut *gate), (&layer.up, &mut *up)];
+        self.project(normed, rows, inner)?;
+        match spec.activation {
+            Activation::Silu => kernels::swiglu(pool, gate, up),
+            Activation::Gelu => kernels::geglu(pool, gate, up),
+        }
+        let projected = scratch.projected.take(activation.len());
+        self.project(gate, rows, [(&layer.down, &mut *projected)])?;
+        let post_norm = layer.feed_forward_post_norm.as_deref();
+        self.add(activation, projected, post_norm);
+        Ok(())
+    }
+}
