@@ -21,6 +21,7 @@ pub mod oracle;
 pub mod process;
 pub mod programs;
 pub mod python;
+pub mod refused_models;
 mod service;
 pub mod split_model;
 pub mod trace_collector;

@@ -1,7 +1,7 @@
 //! The operator against a real API server, with the rights that the chart gives it: what it makes of Models and machines, and that
 //! it makes the same whatever happens to it. The machines declare themselves; rings that compute are the cluster suite's.
 
-use std::fs::{self, File};
+use std::fs;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,13 +9,12 @@ use std::time::{Duration, Instant};
 use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfileSpec};
 use prima_crds::v1alpha1::node_profile::LocalModel;
 use prima_crds::v1alpha1::ring_plan::{FileVersion, MemberState};
-use prima_gguf::GgmlType;
-use prima_gguf::writer::GgufWriter;
 use prima_test_hub::TestHub;
 use prima_tests::api_server::{ApiServer, Backend};
 use prima_tests::declared_machines::DeclaredMachines;
 use prima_tests::inputs;
 use prima_tests::operator::{Operator, install_chart, upgrade_chart};
+use prima_tests::refused_models::{self, Refused};
 use prima_tests::trace_collector::TraceCollector;
 use serde_json::{Value, json};
 
@@ -206,39 +205,27 @@ fn a_lost_machine_is_replaced_and_said_to_be_lost() {
     });
 }
 
-/// The same sentence from `prima plan`, `prima run` and the Model. Of the file of 64 MiB, only the first read of a header is fetched.
+/// The same sentence from `prima plan`, `prima run` and the Model. Of each file of 18 MB, only the first read of a header is fetched.
 #[test]
-fn a_model_that_is_not_run_is_refused_by_its_header() {
+fn models_that_are_not_run_are_refused_by_their_headers() {
     let folder = tempfile::tempdir().expect("a folder");
-    let model = folder.path().join("people/models/mamba.gguf");
-    fs::create_dir_all(model.parent().expect("a folder")).expect("a folder");
-    let mut writer = GgufWriter::new();
-    writer.metadata("general.architecture", "mamba");
-    writer.tensor("token_embd.weight", GgmlType::F32, &[4096, 4096]);
-    let mut file = File::create(&model).expect("a file");
-    writer.write_header(&mut file).expect("a header");
-    file.set_len(file.metadata().expect("a length").len() + (64 << 20))
-        .expect("a longer file");
-    let sentence =
-        "general.architecture is \"mamba\", which prima does not run; it runs llama, qwen2";
+    let repo = folder.path().join("people/models");
+    fs::create_dir_all(&repo).expect("a folder");
+    let refused = refused_models::write(&repo);
 
     let profile = inputs::file("tests/assets/machine.yaml");
-    for arguments in [&["plan", "--profiles"][..], &["run", "--profile"]] {
-        let mut prima = Command::new(inputs::program("prima"));
-        let prima = match arguments[0] {
-            "plan" => prima.args(["plan", "--model"]).arg(&model),
-            _ => prima.arg("run").arg(&model),
-        };
-        let output = prima
-            .arg(arguments[1])
-            .arg(&profile)
-            .output()
-            .expect("prima");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(
-            !output.status.success() && said.contains(sentence),
-            "{said}"
-        );
+    for Refused { path, said } in &refused {
+        let [mut plan, mut run] = [(); 2].map(|()| Command::new(inputs::program("prima")));
+        plan.args(["plan", "--model"]).arg(path).arg("--profiles");
+        run.arg("run").arg(path).arg("--profile");
+        for mut prima in [plan, run] {
+            let output = prima.arg(&profile).output().expect("prima");
+            let found = String::from_utf8_lossy(&output.stderr);
+            assert!(
+                !output.status.success() && found.contains(said),
+                "{said} is not in: {found}"
+            );
+        }
     }
 
     let test = Test::start(Backend::Kine);
@@ -248,20 +235,32 @@ fn a_model_that_is_not_run_is_refused_by_its_header() {
     let hub = runtime
         .block_on(TestHub::start(folder.path()))
         .expect("a hub");
-    let source = json!({"huggingFace": {"repo": "people/models", "file": "mamba.gguf", "endpoint": hub.endpoint()}});
-    let document = json!({
-        "apiVersion": "prima.dev/v1alpha1",
-        "kind": "Model",
-        "metadata": {"name": "made-up"},
-        "spec": {"source": source},
-    });
-    test.api.apply(&document.to_string()).expect("a Model");
-    test.wait_for("model/made-up", "Resolved", "False", &operator);
-    let (_, reason, message) = test.condition("model/made-up", "Resolved");
-    assert_eq!(reason, "ResolveFailed");
-    assert!(message.contains(sentence), "{message}");
+    let name = |number: usize| format!("refused-{number}");
+    for (number, Refused { path, .. }) in refused.iter().enumerate() {
+        let file = path.file_name().and_then(|name| name.to_str());
+        let document = json!({
+            "apiVersion": "prima.dev/v1alpha1",
+            "kind": "Model",
+            "metadata": {"name": name(number)},
+            "spec": {"source": {"huggingFace": {"repo": "people/models", "file": file, "endpoint": hub.endpoint()}}},
+        });
+        test.api.apply(&document.to_string()).expect("a Model");
+    }
+    for (number, Refused { said, .. }) in refused.iter().enumerate() {
+        let model = format!("model/{}", name(number));
+        test.wait_for(&model, "Resolved", "False", &operator);
+        let (_, reason, message) = test.condition(&model, "Resolved");
+        assert_eq!(reason, "ResolveFailed");
+        assert!(message.contains(said), "{said} is not in: {message}");
+    }
     assert_eq!(test.names("ringplans"), [""; 0]);
-    assert!(hub.body_bytes() < 2 << 20, "{} bytes", hub.body_bytes());
+    for counter in hub.counters() {
+        let most = counter.requests << 20;
+        assert!(
+            counter.body_bytes <= most,
+            "more than a header: {counter:?}"
+        );
+    }
 }
 
 #[test]
@@ -917,6 +916,8 @@ fn made_up() -> LocalModel {
             vocabulary_size: 128_256,
             trained_context_length: 8192,
             kv_bytes_per_position_and_layer: 4096,
+            windowed_layers: 0,
+            attention_window: 0,
             layer_weights: vec![weights("Q4_K", 6_500_000_000)],
             output_weights: vec![weights("Q6_K", 500_000_000)],
             embedding_bytes: 500_000_000,
