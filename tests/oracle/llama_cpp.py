@@ -106,17 +106,15 @@ def score(session: "Session", path: str, window: int, windows: int, top: int) ->
     for at in range(0, len(ids), window):
         part = ids[at : at + window]
         session.clear()
-        rows = log_softmax(session.decode(part, 0)[:-1])
-        logprobs += scored(rows, part)
-        tops += largest(rows, top)
+        for row, token in zip(session.decode(part, 0), part[1:]):
+            row = log_softmax(row[None])
+            logprobs.append(float(row[0, token]))
+            tops += largest(row, top)
     session.clear()
-    alone = scored(log_softmax(np.concatenate([session.decode([token], i) for i, token in enumerate(ids[: window - 1])])), ids[:window])
+    first = ids[:window]
+    alone = [float(log_softmax(session.decode([token], i))[0, next]) for i, (token, next) in enumerate(zip(first, first[1:]))]
     noise = max(abs(a - b) for a, b in zip(alone, logprobs))
     return {"tokens": ids, "logprobs": logprobs, "top": tops, "batch_noise": noise}
-
-
-def scored(logprobs: np.ndarray, ids: list[int]) -> list[float]:
-    return [float(row[token]) for row, token in zip(logprobs, ids[1:], strict=True)]
 
 
 def largest(logprobs: np.ndarray, count: int) -> list[list]:

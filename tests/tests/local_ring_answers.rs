@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use prima_tests::local_ring::{LocalRing, LocalRingBuilder, smollm2};
-use prima_tests::{Endpoint, http, split_model};
+use prima_tests::{Endpoint, assets, http, split_model};
 
 const PROMPTS: [&str; 2] = ["The capital of France is", "def fibonacci(n):\n"];
 const MAX_TOKENS: usize = 16;
@@ -51,6 +51,24 @@ fn rounds_uneven_and_empty_windows_change_no_answer() {
             whole,
             "--split {split:?} --rounds {rounds}"
         );
+    }
+}
+
+/// Windows of members begin at layers that see the last positions only, and at such that see all.
+#[test]
+fn gemma_says_the_same_in_every_ring() {
+    let gemma = assets::path("models/gemma-3-270m-Q4_K_M.gguf").expect("a model");
+    let says = |builder: LocalRingBuilder| {
+        let ring = builder.model(&gemma).start();
+        let text = ring.complete(PROMPTS[0], MAX_TOKENS);
+        ring.stop();
+        text
+    };
+    let one = says(LocalRing::builder().members(1));
+    assert!(one.contains("France"), "{one:?}");
+    for (split, rounds) in [(&[7, 11][..], 1), (&[5, 6, 7], 1), (&[10, 4, 4], 2)] {
+        let found = says(LocalRing::builder().split(split).rounds(rounds));
+        assert_eq!(found, one, "--split {split:?} --rounds {rounds}");
     }
 }
 

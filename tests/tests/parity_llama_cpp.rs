@@ -127,17 +127,23 @@ fn gemma3_270m_as_f32_has_the_top_20_logprobs_of_llama_cpp() {
 
 #[test]
 fn stories15m_has_the_perplexity_of_llama_cpp() {
-    perplexity_agrees("stories15M-F32", 256);
+    perplexity_agrees("stories15M-F32", 256, 16);
 }
 
 #[test]
 fn qwen2_with_biases_has_the_perplexity_of_llama_cpp() {
-    perplexity_agrees("stories15M-qwen2-F32", 256);
+    perplexity_agrees("stories15M-qwen2-F32", 256, 16);
 }
 
 #[test]
 fn smollm2_has_the_perplexity_of_llama_cpp() {
-    perplexity_agrees("SmolLM2-135M-Instruct-Q4_1", 512);
+    perplexity_agrees("SmolLM2-135M-Instruct-Q4_1", 512, 8);
+}
+
+/// Most of its layers see the last 512 positions, of 1,024 here.
+#[test]
+fn gemma3_270m_has_the_perplexity_of_llama_cpp() {
+    perplexity_agrees("gemma-3-270m-Q4_K_M", 1024, 2);
 }
 
 #[test]
@@ -285,8 +291,8 @@ fn top_logprobs_agree(name: &str) {
     );
 }
 
-fn perplexity_agrees(name: &str, window: usize) {
-    const TOKENS: usize = 4096;
+fn perplexity_agrees(name: &str, window: usize, windows: usize) {
+    let count = window * windows;
     let engine = open(name);
     let path = assets::path("text/moby-dick.txt").unwrap();
     let text = std::fs::read_to_string(&path).unwrap();
@@ -295,25 +301,25 @@ fn perplexity_agrees(name: &str, window: usize) {
         request.text = Some(TextJob {
             path,
             window,
-            windows: TOKENS / window,
+            windows,
             top: 1,
         });
     })
     .text
     .unwrap();
-    assert_eq!(expected.tokens.len(), TOKENS);
-    let start: String = text.chars().take(16 * TOKENS).collect();
+    assert_eq!(expected.tokens.len(), count);
+    let start: String = text.chars().take(16 * count).collect();
     let tokens = engine.tokenizer.encode(&start, true, false).unwrap();
-    assert_eq!(tokens[..TOKENS], expected.tokens, "tokens of the text");
-    assert_eq!(expected.logprobs.len(), TOKENS - TOKENS / window);
+    assert_eq!(tokens[..count], expected.tokens, "tokens of the text");
+    assert_eq!(expected.logprobs.len(), count - windows);
 
-    // Compares as many tokens as there are logprobs.
-    let agrees = |level: IsaLevel, logprobs: &[f64]| {
+    // Compares as many tokens as there are logprobs. Both round activations to eight bits, and of fewer tokens less of that evens out.
+    let agrees = |level: IsaLevel, logprobs: &[f64], bound: f64| {
         let wanted = perplexity(&expected.logprobs[..logprobs.len()]);
         let found = perplexity(logprobs);
         println!("{name} at {level}: perplexity {found:.4}, llama.cpp {wanted:.4}");
         assert!(
-            (found / wanted - 1.0).abs() <= 0.005,
+            (found / wanted - 1.0).abs() <= bound,
             "{name} at {level}: perplexity {found}, llama.cpp {wanted}"
         );
     };
@@ -321,7 +327,7 @@ fn perplexity_agrees(name: &str, window: usize) {
     let engine = OneProcess::open_at_level(&model(name), THREADS, best).unwrap();
     let logprobs = logprobs_of(&engine, &expected.tokens, window);
     assert_eq!(logprobs.len(), expected.logprobs.len());
-    agrees(best, &logprobs);
+    agrees(best, &logprobs, 0.005);
     for level in IsaLevel::available() {
         let engine = OneProcess::open_at_level(&model(name), THREADS, level).unwrap();
         match level.name() {
@@ -329,8 +335,8 @@ fn perplexity_agrees(name: &str, window: usize) {
             "scalar" => {}
             // It cannot fuse a product and a sum, so it has bits of its own; and it is slow.
             "sse4.1" => {
-                let some = &expected.tokens[..TOKENS / 4];
-                agrees(level, &logprobs_of(&engine, some, window));
+                let some = &expected.tokens[..1024];
+                agrees(level, &logprobs_of(&engine, some, window), 0.01);
             }
             // All others have the same bits.
             _ => {
@@ -344,17 +350,22 @@ fn perplexity_agrees(name: &str, window: usize) {
 
 /// Of each token but the first of every window.
 fn logprobs_of(engine: &OneProcess, tokens: &[u32], window: usize) -> Vec<f64> {
+    // All logits of a large vocabulary would take gigabytes.
+    const AT_ONCE: usize = 64;
     let vocabulary = engine.model.spec().vocabulary;
     let mut logprobs = Vec::new();
     for part in tokens.chunks(window) {
-        let logits = engine.logits(part, &mut engine.sequence(window)).unwrap();
-        let next = part.iter().skip(1);
-        logprobs.extend(
-            logits
-                .chunks(vocabulary)
-                .zip(next)
-                .map(|(row, &token)| f64::from(log_softmax(row)[token as usize])),
-        );
+        let mut kv = engine.sequence(window);
+        let mut next = part.iter().skip(1);
+        for chunk in part.chunks(AT_ONCE) {
+            let logits = engine.logits(chunk, &mut kv).unwrap();
+            logprobs.extend(
+                logits
+                    .chunks(vocabulary)
+                    .zip(&mut next)
+                    .map(|(row, &token)| f64::from(log_softmax(row)[token as usize])),
+            );
+        }
     }
     logprobs
 }

@@ -27,9 +27,12 @@ pub struct ModelFile {
 
 impl ModelFile {
     pub fn made_up() -> Self {
+        Self::of(MadeUpModel::default())
+    }
+
+    pub fn of(made_up: MadeUpModel) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("made-up.gguf");
-        let made_up = MadeUpModel::default();
         made_up.write_with(&path, made_up.tensors(), tokenizer);
         let model = Model::open(&path).unwrap();
         Self {

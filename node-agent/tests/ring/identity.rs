@@ -4,6 +4,7 @@ use prima_crds::v1alpha1::ring_plan::ActivationDtype;
 use prima_node_agent::ring::RingEvent;
 
 use crate::harness::{ModelFile, Ring, bits, plan, tokens};
+use crate::support::{FAMILIES, MadeUpModel};
 
 /// Members, and where windows end: even, uneven and empty windows, the whole model on one member, k of 1 to 3.
 const SPLITS: &[(usize, &[usize])] = &[
@@ -52,6 +53,40 @@ async fn any_split_gives_the_logits_of_one_process_to_the_bit() {
             );
         }
         drop(ring);
+    }
+}
+
+#[tokio::test]
+async fn every_family_goes_round_as_in_one_process() {
+    let (prompt, answer) = (140, 3);
+    let text = tokens(prompt + answer);
+    for architecture in FAMILIES {
+        let file = ModelFile::of(MadeUpModel::of(architecture));
+        let expected = file.logits(&text);
+        let layers = file.layers();
+        // The last: three members, two rounds.
+        let splits: [&[usize]; 4] = [
+            &[layers],
+            &[2, layers],
+            &[1, 3, layers],
+            &[1, 2, 3, 4, 5, layers],
+        ];
+        for (members, ends) in [1, 2, 3, 3].into_iter().zip(splits) {
+            let (_ring, mut client) =
+                Ring::start(&file.model, plan(&file.path, layers, members, ends));
+            client.ready().await.unwrap();
+            let session = client.create().await.unwrap();
+            let mut found = vec![client.forward(session, &text[..prompt]).await.unwrap()];
+            for token in &text[prompt..] {
+                found.push(client.forward(session, &[*token]).await.unwrap());
+            }
+            for (position, logits) in (prompt - 1..).zip(&found) {
+                assert!(
+                    bits(logits) == bits(&expected[position]),
+                    "{architecture}, position {position}, {members} members, windows end at {ends:?}"
+                );
+            }
+        }
     }
 }
 
