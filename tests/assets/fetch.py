@@ -287,9 +287,9 @@ def make_tinyllama_q8_0(out: list[Path]) -> None:
     quantize(CACHE / "models" / "TinyLlama-1.1B-Chat-IQ2_XXS.gguf", "Q8_0", out[0])
 
 
-def make_shape(shape: str, out: Path, gigabytes: int) -> None:
+def make_shape(shape: str, out: Path, gigabytes: int, vocabulary: str = "llama-bpe") -> None:
     run([str(VENV_PYTHON), str(HERE / "make_shape.py"), shape, str(out), "--vocabulary",
-         str(CACHE / "vocab" / "ggml-vocab-llama-bpe.gguf")], f"it takes {gigabytes} GB of disk")
+         str(CACHE / "vocab" / f"ggml-vocab-{vocabulary}.gguf")], f"it takes {gigabytes} GB of disk")
 
 
 def make_shape_1b(out: list[Path]) -> None:
@@ -298,6 +298,10 @@ def make_shape_1b(out: list[Path]) -> None:
 
 def make_shape_8b(out: list[Path]) -> None:
     make_shape("8b", out[0], 5)
+
+
+def make_shape_qwen3_8b(out: list[Path]) -> None:
+    make_shape("qwen3-8b", out[0], 5, "qwen2")
 
 
 def make_shape_70b(out: list[Path]) -> None:
@@ -410,6 +414,8 @@ ASSETS: dict[str, Asset] = {
                             ["venv", "tinyllama"], [HERE / "quantize.py"]),
     "shape-1b": Asset(["models/shape-1b-Q4_K_M.gguf"], make_shape_1b, needs=["venv", "vocab"], inputs=[HERE / "make_shape.py"]),
     "shape-8b": Asset(["models/shape-8b-Q4_K_M.gguf"], make_shape_8b, needs=["venv", "vocab"], inputs=[HERE / "make_shape.py"]),
+    "shape-qwen3-8b": Asset(["models/shape-qwen3-8b-Q4_K_M.gguf"], make_shape_qwen3_8b, needs=["venv", "vocab"],
+                            inputs=[HERE / "make_shape.py"]),
     "shape-70b": Asset(["models/shape-70b-Q4_K_M.gguf"], make_shape_70b, needs=["venv", "vocab"], inputs=[HERE / "make_shape.py"]),
     "llama.cpp-source": Asset(["peers/llama.cpp"], make_llama_cpp_source, [LLAMA_CPP]),
 }
@@ -418,7 +424,8 @@ SETS: dict[str, list[str]] = {
     "run": ["smollm2"],
     "test": ["smollm2", "smollm2-f32", "vocab", "templates", "text", "venv", "stories15m", "stories15m-llama3-rope", "stories15m-qwen2",
              "stories15m-qwen2-zero", "families", "gemma3-270m", "gemma3-270m-f32", "formats", "random-formats"],
-    "bench": ["smollm2", "stories15m", "tinyllama-q4_k_m", "tinyllama-q8_0", "shape-1b", "shape-8b", "llama.cpp-source"],
+    "bench": ["smollm2", "stories15m", "tinyllama-q4_k_m", "tinyllama-q8_0", "gemma3-270m", "shape-1b", "shape-8b", "shape-qwen3-8b",
+              "llama.cpp-source"],
     "bench-70b": ["shape-70b"],
 }
 

@@ -1,6 +1,8 @@
-"""Writes a GGUF file in the shape of a large Llama, with random weights: right for speed and memory, meaningless as text.
+"""Writes a GGUF file in the shape of a large model, with random weights: right for speed and memory, meaningless as text.
 
-    python make_shape.py 1b|8b|70b OUT.gguf --vocabulary ggml-vocab-llama-bpe.gguf
+    python make_shape.py 1b|8b|70b|qwen3-8b OUT.gguf --vocabulary ggml-vocab-llama-bpe.gguf
+
+The first three are Llama's; for Qwen3's the vocabulary is ggml-vocab-qwen2.gguf.
 
 Formats are those of llama.cpp's Q4_K_M mix (Q6_K for the output head and for half of attn_v and ffn_down, else Q4_K). The blocks'
 scales are such that weights have zero mean and a deviation of 1/sqrt(columns), so that activations stay finite. Deterministic.
@@ -14,10 +16,13 @@ import numpy as np
 
 SEED = 20251117
 KV_HEADS = 8
+LLAMA = {"architecture": "llama", "context": 8192, "rope_base": 500000.0, "epsilon": 1e-5, "pre": "llama-bpe", "head_norms": False}
+QWEN3 = {"architecture": "qwen3", "context": 40960, "rope_base": 1000000.0, "epsilon": 1e-6, "pre": "qwen2", "head_norms": True}
 SHAPES = {
-    "1b": {"hidden": 2048, "feed_forward": 8192, "layers": 16, "head_dim": 64},
-    "8b": {"hidden": 4096, "feed_forward": 14336, "layers": 32, "head_dim": 128},
-    "70b": {"hidden": 8192, "feed_forward": 28672, "layers": 80, "head_dim": 128},
+    "1b": LLAMA | {"hidden": 2048, "feed_forward": 8192, "layers": 16, "head_dim": 64},
+    "8b": LLAMA | {"hidden": 4096, "feed_forward": 14336, "layers": 32, "head_dim": 128},
+    "70b": LLAMA | {"hidden": 8192, "feed_forward": 28672, "layers": 80, "head_dim": 128},
+    "qwen3-8b": QWEN3 | {"hidden": 4096, "feed_forward": 12288, "layers": 36, "head_dim": 128},
 }
 Q4_K, Q6_K, F32 = gguf.GGMLQuantizationType.Q4_K, gguf.GGMLQuantizationType.Q6_K, gguf.GGMLQuantizationType.F32
 BLOCK = 256  # weights
@@ -32,27 +37,30 @@ def main() -> None:
     args = parser.parse_args()
     shape = SHAPES[args.shape]
     reader = gguf.GGUFReader(args.vocabulary)
-    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
-    writer = gguf.GGUFWriter(args.out, "llama")
-    writer.add_name(f"random weights in the shape of Llama {args.shape.upper()}")
-    writer.add_context_length(8192)
+    read = lambda name: reader.fields[f"tokenizer.ggml.{name}"].contents()
+    tokens = read("tokens")
+    writer = gguf.GGUFWriter(args.out, shape["architecture"])
+    writer.add_name(f"random weights in the shape of {args.shape}")
+    writer.add_context_length(shape["context"])
     writer.add_embedding_length(shape["hidden"])
     writer.add_block_count(shape["layers"])
     writer.add_feed_forward_length(shape["feed_forward"])
     writer.add_head_count(shape["hidden"] // shape["head_dim"])
     writer.add_head_count_kv(KV_HEADS)
+    writer.add_key_length(shape["head_dim"])
+    writer.add_value_length(shape["head_dim"])
     writer.add_rope_dimension_count(shape["head_dim"])
-    writer.add_rope_freq_base(500000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(shape["rope_base"])
+    writer.add_layer_norm_rms_eps(shape["epsilon"])
     writer.add_vocab_size(len(tokens))
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_K_M)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("llama-bpe")
+    writer.add_tokenizer_pre(shape["pre"])
     writer.add_token_list(tokens)
-    writer.add_token_types(reader.fields["tokenizer.ggml.token_type"].contents())
-    writer.add_token_merges(reader.fields["tokenizer.ggml.merges"].contents())
-    writer.add_bos_token_id(128000)
-    writer.add_eos_token_id(128009)
+    writer.add_token_types(read("token_type"))
+    writer.add_token_merges(read("merges"))
+    writer.add_bos_token_id(read("bos_token_id"))
+    writer.add_eos_token_id(read("eos_token_id"))
     tensors = list(tensors_of(shape, len(tokens)))
     for name, rows, cols, kind in tensors:
         shape_ = (cols,) if rows == 1 else (rows, cols // BLOCK * block_bytes(kind))
@@ -87,6 +95,9 @@ def tensors_of(shape: dict[str, int], vocabulary: int):
         more = Q6_K if i < layers // 8 or i >= 7 * layers // 8 or (i - layers // 8) % 3 == 2 else Q4_K
         block = f"blk.{i}."
         yield block + "attn_norm.weight", 1, hidden, F32
+        if shape["head_norms"]:
+            yield block + "attn_q_norm.weight", 1, shape["head_dim"], F32
+            yield block + "attn_k_norm.weight", 1, shape["head_dim"], F32
         yield block + "attn_q.weight", hidden, hidden, Q4_K
         yield block + "attn_k.weight", kv, hidden, Q4_K
         yield block + "attn_v.weight", kv, hidden, more

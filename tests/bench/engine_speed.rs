@@ -28,13 +28,16 @@ struct Subject {
     deep: bool,
 }
 
-const SUBJECTS: [Subject; 6] = [
+const SUBJECTS: [Subject; 8] = [
     subject("stories15M-F32", 1, false),
     subject("SmolLM2-135M-Instruct-Q4_1", 1, true),
     subject("TinyLlama-1.1B-Chat-Q4_K_M", 1, true),
     subject("TinyLlama-1.1B-Chat-Q8_0", 1, false),
+    // Most of its layers see 512 positions.
+    subject("gemma-3-270m-Q4_K_M", 1, true),
     subject("shape-1b-Q4_K_M", 1, true),
     subject("shape-8b-Q4_K_M", 4, false),
+    subject("shape-qwen3-8b-Q4_K_M", 4, false),
 ];
 
 const fn subject(model: &'static str, share: usize, deep: bool) -> Subject {
