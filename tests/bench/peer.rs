@@ -56,6 +56,8 @@ pub fn build() -> Result<Programs, BenchError> {
     );
     let mut configure = Command::new("nice");
     configure
+        // Cargo's settings for HiGHS (.cargo/config.toml), which llama.cpp does not compile with.
+        .env_remove("CMAKE_TOOLCHAIN_FILE")
         .args([
             "cmake",
             "-DCMAKE_BUILD_TYPE=Release",
