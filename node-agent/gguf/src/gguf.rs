@@ -8,8 +8,8 @@ use std::fmt::Display;
 use crate::error::{GgufError, shown};
 use crate::metadata::{Array, Metadata, Value};
 use crate::name_index::NameIndex;
+use crate::part::Part;
 use crate::reader::{MAX_STRING_LEN, Reader};
-use crate::split::Part;
 use crate::tensor::{self, GgmlType, MAX_DIMENSIONS, TensorInfo};
 use crate::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
 

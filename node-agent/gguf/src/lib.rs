@@ -17,6 +17,7 @@ mod gguf;
 mod metadata;
 mod name_index;
 mod open;
+mod part;
 mod reader;
 mod split;
 mod tensor;
@@ -25,7 +26,8 @@ pub mod writer;
 pub use error::GgufError;
 pub use gguf::Gguf;
 pub use metadata::{Array, Metadata, Value};
-pub use split::{Part, first_part, model_bytes, part_name, part_names, part_paths};
+pub use part::Part;
+pub use split::{first_part, model_bytes, part_name, part_names, part_paths};
 pub use tensor::{GgmlType, TensorInfo};
 
 /// The first four bytes of every GGUF file.

@@ -5,12 +5,12 @@
 //! Refuses: to begin with another part than the first.
 
 use std::io;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::error::{GgufError, shown};
 use crate::gguf::Gguf;
 use crate::name_index::NameIndex;
+use crate::part::Part;
 
 /// The most parts that a model may have. Published models of a trillion weights have some 60.
 const MAX_PARTS: u64 = 1024;
@@ -22,31 +22,6 @@ const PART_ALIGNMENT: u64 = 64 << 10;
 pub(crate) const NUMBER_KEY: &str = "split.no";
 pub(crate) const COUNT_KEY: &str = "split.count";
 pub(crate) const TENSORS_KEY: &str = "split.tensors.count";
-
-/// One file of a model: where it lies in the offsets of the model's header. A model in one file has one, which begins at 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
-    /// Offset of its first byte.
-    pub start: u64,
-    /// Bytes before its tensor data.
-    pub header_len: u64,
-    /// Bytes of the whole file.
-    pub len: u64,
-}
-
-impl Part {
-    /// The bytes of its header.
-    pub fn header(&self) -> Range<u64> {
-        self.start..self.start + self.header_len
-    }
-
-    /// What of `range` is in this file, in offsets of the file itself; perhaps nothing.
-    pub fn own(&self, range: &Range<u64>) -> Range<u64> {
-        let end = range.end.min(self.start + self.len).max(self.start);
-        let start = range.start.clamp(self.start, end);
-        start - self.start..end - self.start
-    }
-}
 
 /// The names or addresses of all files of a model. `first` is the name of the file with the header `header`.
 ///
@@ -225,19 +200,5 @@ mod tests {
                 "{alone}"
             );
         }
-    }
-
-    #[test]
-    fn a_range_is_cut_to_the_file() {
-        let part = Part {
-            start: 100,
-            header_len: 10,
-            len: 50,
-        };
-        assert_eq!(part.header(), 100..110);
-        for (range, own) in [(100..110, 0..10), (90..120, 0..20), (140..200, 40..50)] {
-            assert_eq!(part.own(&range), own);
-        }
-        assert!(part.own(&(0..100)).is_empty() && part.own(&(150..300)).is_empty());
     }
 }

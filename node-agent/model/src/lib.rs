@@ -20,6 +20,7 @@ mod keys;
 mod read;
 mod rope;
 mod spec;
+mod tensor_rows;
 mod tensors;
 
 pub use error::ModelError;
@@ -27,6 +28,6 @@ pub use families::names as architectures;
 pub use rope::{Divisors, Rope, RopePairing, Yarn};
 pub use spec::{
     Activation, Attention, FeedForward, HeadNorms, LayerSpec, ModelSpec, Projection, Temperature,
-    TensorRows,
 };
+pub use tensor_rows::TensorRows;
 pub use tensors::layer_of;

@@ -11,8 +11,9 @@ use crate::families::{
 use crate::keys::{Keys, MAX_SIZE, Pattern};
 use crate::rope::{Divisors, Rope, Yarn};
 use crate::spec::{
-    Attention, FeedForward, HeadNorms, LayerSpec, ModelSpec, Projection, Temperature, TensorRows,
+    Attention, FeedForward, HeadNorms, LayerSpec, ModelSpec, Projection, Temperature,
 };
+use crate::tensor_rows::TensorRows;
 use crate::tensors::Tensors;
 
 const EMBEDDING: &str = "token_embd.weight";

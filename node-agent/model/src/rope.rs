@@ -3,7 +3,7 @@
 
 use std::f64::consts::PI;
 
-use crate::spec::TensorRows;
+use crate::tensor_rows::TensorRows;
 
 /// How queries and keys are rotated.
 #[derive(Clone, Debug, PartialEq)]

@@ -7,7 +7,7 @@ use std::ops::Range;
 use prima_gguf::{GgmlType, Gguf, TensorInfo};
 
 use crate::error::ModelError;
-use crate::spec::TensorRows;
+use crate::tensor_rows::TensorRows;
 
 /// The tensors that were not asked for yet.
 pub struct Tensors<'a> {
