@@ -172,8 +172,9 @@ def run_suites(plan: Plan, tools: str) -> tuple[int, list[costs.SuiteResult]]:
         status |= ended
         reported = {result.suite: result for result in (costs.read_junit(JUNIT) if JUNIT.exists() else [])}
         for suite in chosen:
-            # Packages without tests give suites without tests; but a suite whose tests we name must have them.
-            none = costs.SuiteResult(suite.id, 0, int(bool(ended or build.only)), 0.0, "none of its tests ran")
+            # Packages without tests give suites without tests; but a suite whose tests we name must have them, and nextest must have run.
+            missed = bool(build.only) or not reported and bool(ended)
+            none = costs.SuiteResult(suite.id, 0, int(missed), 0.0, "none of its tests ran")
             results.append(dataclasses.replace(reported.get(suite.nextest_id, none), suite=suite.id))
             status |= results[-1].failed
     return min(status, 1), results
