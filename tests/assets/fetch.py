@@ -93,7 +93,7 @@ FORMATS = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K"
 RANDOM_FORMATS = ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "MXFP4"]
 FAMILIES = ["llama-biases", "llama-yarn", "qwen3", "gemma2", "gemma3", "phi3", "mistral3", "smollm3", "olmo2", "granite", "glm4"]
 VOCABULARIES = ["llama-bpe", "llama-spm", "qwen2", "gpt-2", "deepseek-llm", "deepseek-coder", "qwen35", "command-r", "falcon", "mpt",
-                "refact", "starcoder", "phi-3"]
+                "refact", "starcoder", "phi-3", "gemma-4"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -129,7 +129,7 @@ const OF_LLAMA: [(Change, &str); 27] = [
     ),
     (
         |header| header.set("tokenizer.ggml.model", "t5"),
-        "\"tokenizer.ggml.model\": expected \"gpt2\" (byte-pair encoding) or \"llama\" (SentencePiece), found \"t5\"",
+        "\"tokenizer.ggml.model\": expected \"gpt2\" (byte-pair encoding), \"gemma4\" (the same from characters) or \"llama\" (SentencePiece), found \"t5\"",
     ),
     (
         |header| header.remove("tokenizer.ggml.tokens"),

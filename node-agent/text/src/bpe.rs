@@ -53,21 +53,10 @@ impl Bpe {
             }
         }
 
-        let lines = metadata.require_strings(MERGES)?;
-        let mut merges = HashMap::with_capacity(lines.len());
-        for (rank, line) in (0..).zip(lines) {
-            let merge = read_merge(vocabulary, line).ok_or_else(|| TokenizerError::Merge {
-                rank,
-                line: line.clone(),
-            })?;
-            let (pair, token) = merge;
-            // The first of two equal lines counts.
-            merges.entry(pair).or_insert(Merge { rank, token });
-        }
         Ok(Self {
             pre_tokenizer,
             bytes,
-            merges,
+            merges: read_merges(metadata, vocabulary)?,
             words,
         })
     }
@@ -110,6 +99,25 @@ pub(crate) fn token_bytes(text: &str) -> Cow<'_, [u8]> {
 
 const PRE: &str = "tokenizer.ggml.pre";
 const MERGES: &str = "tokenizer.ggml.merges";
+
+/// What two neighbouring tokens become.
+pub(crate) fn read_merges(
+    metadata: &Metadata,
+    vocabulary: &Vocabulary,
+) -> Result<HashMap<(u32, u32), Merge>, TokenizerError> {
+    let lines = metadata.require_strings(MERGES)?;
+    let mut merges = HashMap::with_capacity(lines.len());
+    for (rank, line) in (0..).zip(lines) {
+        let merge = read_merge(vocabulary, line).ok_or_else(|| TokenizerError::Merge {
+            rank,
+            line: line.clone(),
+        })?;
+        let (pair, token) = merge;
+        // The first of two equal lines counts.
+        merges.entry(pair).or_insert(Merge { rank, token });
+    }
+    Ok(merges)
+}
 
 /// Reads a line `left right`: the tokens of both, and the token of their union.
 fn read_merge(vocabulary: &Vocabulary, line: &str) -> Option<((u32, u32), u32)> {

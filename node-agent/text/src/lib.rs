@@ -8,6 +8,7 @@
 //! of models, rings, files or HTTP.
 
 mod bpe;
+mod character_bpe;
 mod chat_template;
 mod detokenizer;
 mod merge;

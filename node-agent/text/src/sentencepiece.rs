@@ -14,7 +14,7 @@ use crate::tokenizer_error::TokenizerError;
 use crate::vocabulary::{TokenKind, Vocabulary};
 
 /// The character that stands for a space in the vocabulary: U+2581, lower one eighth block.
-const SPACE: &str = "\u{2581}";
+pub(crate) const SPACE: &str = "\u{2581}";
 
 /// SentencePiece with a model's scores.
 #[derive(Debug)]
@@ -89,17 +89,26 @@ impl SentencePiece {
             piece_of(&escaped[left.range.start..right.range.end])
         });
         for piece in merged {
-            if let Some(token) = piece.token {
-                tokens.push(token);
-                continue;
-            }
-            for byte in escaped[piece.range.clone()].bytes() {
-                let token = self.bytes[usize::from(byte)];
-                tokens.push(token.ok_or(TokenizerError::NoByteToken { byte })?);
+            match piece.token {
+                Some(token) => tokens.push(token),
+                None => spell(&escaped[piece.range.clone()], &self.bytes, tokens)?,
             }
         }
         Ok(())
     }
+}
+
+/// Appends the byte tokens of a text that has no token; `bytes`: the token of each byte.
+pub(crate) fn spell(
+    text: &str,
+    bytes: &[Option<u32>; 256],
+    tokens: &mut Vec<u32>,
+) -> Result<(), TokenizerError> {
+    for byte in text.bytes() {
+        let token = bytes[usize::from(byte)];
+        tokens.push(token.ok_or(TokenizerError::NoByteToken { byte })?);
+    }
+    Ok(())
 }
 
 /// The bytes that a normal token stands for.

@@ -1,7 +1,7 @@
 //! The tokenizer of a model, from its GGUF metadata.
 //!
 //! Decides: where a text holds special tokens, and what begins and ends a prompt, as llama.cpp does; the text between special tokens is
-//! for [`crate::bpe`] or [`crate::sentencepiece`]. Refuses: tokenizers that it does not know, and vocabularies that do not add up.
+//! for [`crate::bpe`], [`crate::character_bpe`] or [`crate::sentencepiece`]. Refuses: tokenizers that it does not know, and vocabularies that do not add up.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use std::sync::Arc;
 use prima_gguf::Metadata;
 
 use crate::bpe::{self, Bpe};
+use crate::character_bpe::CharacterBpe;
 use crate::sentencepiece::{self, SentencePiece};
 use crate::tokenizer_error::TokenizerError;
 use crate::vocabulary::{TokenKind, Vocabulary};
@@ -32,6 +33,7 @@ struct Inner {
 #[derive(Debug)]
 enum Model {
     Bpe(Box<Bpe>),
+    CharacterBpe(Box<CharacterBpe>),
     SentencePiece(Box<SentencePiece>),
 }
 
@@ -66,6 +68,11 @@ impl Tokenizer {
                     Model::SentencePiece(Box::new(sentencepiece)),
                     true,
                 )
+            }
+            "gemma4" => {
+                let vocabulary = Vocabulary::from_gguf(metadata, None, None)?;
+                let bpe = CharacterBpe::from_gguf(metadata, &vocabulary)?;
+                (vocabulary, Model::CharacterBpe(Box::new(bpe)), true)
             }
             found => {
                 return Err(TokenizerError::UnknownModel {
@@ -103,6 +110,9 @@ impl Tokenizer {
             match (fragment, &self.0.model) {
                 (Fragment::Token(token), _) => tokens.push(token),
                 (Fragment::Text(text), Model::Bpe(bpe)) => bpe.encode(text, &mut tokens),
+                (Fragment::Text(text), Model::CharacterBpe(bpe)) => {
+                    bpe.encode(text, &mut tokens)?
+                }
                 (Fragment::Text(text), Model::SentencePiece(sentencepiece)) => {
                     sentencepiece.encode(text, after_special, &mut tokens)?;
                 }
@@ -124,7 +134,7 @@ impl Tokenizer {
         }
         let prefixed = match &self.0.model {
             Model::SentencePiece(sentencepiece) => sentencepiece.add_space_prefix,
-            Model::Bpe(_) => false,
+            Model::Bpe(_) | Model::CharacterBpe(_) => false,
         };
         let bytes = match bytes.strip_prefix(b" ") {
             Some(rest) if prefixed => rest,
@@ -141,7 +151,9 @@ impl Tokenizer {
         };
         match (kind, &self.0.model) {
             (TokenKind::Normal, Model::Bpe(_)) => bpe::token_bytes(text),
-            (TokenKind::Normal, Model::SentencePiece(_)) => sentencepiece::token_bytes(text),
+            (TokenKind::Normal, Model::SentencePiece(_) | Model::CharacterBpe(_)) => {
+                sentencepiece::token_bytes(text)
+            }
             (TokenKind::UserDefined, _) => Cow::Borrowed(text.as_bytes()),
             (TokenKind::Byte(byte), _) => Cow::Owned(vec![byte]),
             (TokenKind::Control | TokenKind::Unknown | TokenKind::Unused, _) => Cow::Borrowed(&[]),
@@ -485,7 +497,7 @@ mod tests {
         let cases = [
             (
                 with(bpe(), "tokenizer.ggml.model", "bert".into()),
-                "\"gpt2\" (byte-pair encoding) or \"llama\" (SentencePiece), found \"bert\"",
+                "\"gemma4\" (the same from characters) or \"llama\" (SentencePiece), found \"bert\"",
             ),
             (
                 with(bpe(), "tokenizer.ggml.pre", "default".into()),

@@ -13,7 +13,7 @@ pub enum TokenizerError {
     },
 
     #[error(
-        "metadata key \"tokenizer.ggml.model\": expected \"gpt2\" (byte-pair encoding) or \"llama\" (SentencePiece), found {found:?}"
+        "metadata key \"tokenizer.ggml.model\": expected \"gpt2\" (byte-pair encoding), \"gemma4\" (the same from characters) or \"llama\" (SentencePiece), found {found:?}"
     )]
     UnknownModel { found: String },
 
