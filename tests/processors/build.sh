@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Puts programs for QEMU to run as other processors would into target/processors:
 #
-#   x86_64/     kernels                    the tests of the engine's kernels, as cargo built them for this machine
-#   aarch64/    kernels, prima-node-agent  the same tests, and the agent, for arm64
-#               libraries                  what QEMU gives them as their root
+#   x86_64/   kernels, families_at_every_level  tests of the kernels and of the engine, as cargo built them for this machine
+#   aarch64/  kernels, families_at_every_level  the same tests for arm64
+#             prima-node-agent                  the agent
+#             libraries                         what QEMU gives them as their root
 #
 # arm64 is compiled by Debian's cross compiler in a root of its own (once, 1.5 GB in the cache): the toolchain of this machine
 # need not have that target, and the Rust of Debian's releases is too old. Takes root, mmdebstrap, what
@@ -17,6 +18,7 @@ cache=${PRIMA_CACHE:-$HOME/.cache/prima}/arm64
 version=$(grep -h ^rust-version Cargo.toml | cat - tests/processors/build.sh | sha256sum | cut -c 1-16)
 target=aarch64-unknown-linux-gnu
 programs=$PWD/target/processors
+tests=(kernels families_at_every_level)
 
 main() {
     mkdir -p "$cache" "$programs"/{x86_64,aarch64}
@@ -37,12 +39,12 @@ main() {
 
     local built
     built=$(cargo build --workspace --bins --tests --locked --message-format=json)
-    link x86_64 kernels <<< "$built"
+    link x86_64 "${tests[@]}" <<< "$built"
 
-    built=$(in_root cargo test --no-run --locked --offline --message-format=json --target "$target" -p prima-kernels --test kernels)
-    link aarch64 kernels <<< "$built"
-    built=$(in_root cargo build --locked --offline --message-format=json --target "$target" -p prima-node-agent --bins)
-    link aarch64 prima-node-agent <<< "$built"
+    # In one command, so that their features are the same and nothing is compiled twice.
+    built=$(in_root cargo build --locked --offline --message-format=json --target "$target" -p prima-kernels -p prima-engine \
+        -p prima-node-agent --bins "${tests[@]/#/--test=}")
+    link aarch64 "${tests[@]}" prima-node-agent <<< "$built"
     ln -sfn "$cache/$version" "$programs/aarch64/libraries"
 }
 
@@ -54,16 +56,19 @@ make_root() {
     mkdir "$1"/{source,registry}
 }
 
-# link ARCHITECTURE NAME: the one program of that name in cargo's messages.
+# link ARCHITECTURE NAME...: the one program of each name in cargo's messages.
 link() {
-    local executable
-    executable=$(python3 -c '
+    local folder=$programs/$1 name executable
+    shift
+    python3 -c '
 import json, sys
 messages = [json.loads(line) for line in sys.stdin if line.startswith("{")]
-[one] = [m["executable"] for m in messages if m.get("executable") and m["target"]["name"] == sys.argv[1]]
-print(one)
-' "$2")
-    ln -sf "${executable/#\/source\//$PWD/}" "$programs/$1/$2"
+for name in sys.argv[1:]:
+    [one] = [m["executable"] for m in messages if m.get("executable") and m["target"]["name"] == name]
+    print(name, one)
+' "$@" | while read -r name executable; do
+        ln -sf "${executable/#\/source\//$PWD/}" "$folder/$name"
+    done
 }
 
 # in_root COMMAND...: with this tree and cargo's registry mounted, in a mount namespace that ends with the command. Only what computes

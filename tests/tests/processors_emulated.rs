@@ -1,5 +1,5 @@
 //! One program per architecture runs on every processor of it: each takes the highest kernels that it has, and these compute what plain
-//! Rust computes; members with different processors make one ring.
+//! Rust computes, in every family of models; members with different processors make one ring.
 
 use std::process::Command;
 
@@ -59,6 +59,27 @@ fn kernels(processor: Processor, levels: &[&str]) {
     let printed = run(&mut command);
     let products = "products_have_the_same_bits_at_every_level_that_fuses ... ok";
     assert!(printed.contains(products), "{printed}");
+}
+
+/// Each level computes what plain Rust does, within a bound; and those that fuse products with sums have the same bits on all processors.
+#[test]
+fn families_have_the_same_bits_on_every_processor() {
+    let digests = |processor: Processor| {
+        let printed = run(processor.run("families_at_every_level").arg("--nocapture"));
+        let digest = |line: &str| {
+            line.split_once(": ")
+                .is_some_and(|(_, digest)| digest.len() == 16)
+        };
+        let lines: Vec<String> = printed
+            .lines()
+            .filter(|line| digest(line))
+            .map(str::to_owned)
+            .collect();
+        assert!(lines.len() > 10, "{printed}");
+        lines
+    };
+    // Both go through all levels that older ones have.
+    assert_eq!(digests(NEWEST_ARM), digests(HASWELL));
 }
 
 /// What it printed.
