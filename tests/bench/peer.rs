@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use prima_engine::Compute;
 use prima_tests::assets;
 use prima_tests::machine::Machine;
 
@@ -79,7 +80,8 @@ pub fn build() -> Result<Programs, BenchError> {
         .arg(&build)
         .arg("--target")
         .args(PROGRAMS)
-        .arg("--parallel");
+        // Without a number, all files at once.
+        .arg(format!("--parallel={}", Compute::available_threads()));
     output("cmake --build", &mut compile)?;
     Ok(programs)
 }
