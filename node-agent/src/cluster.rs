@@ -147,7 +147,8 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
         address: args.http,
         source,
     })?;
-    let config = kube::Config::infer().await.map_err(ClusterError::Config)?;
+    let mut config = kube::Config::infer().await.map_err(ClusterError::Config)?;
+    config.read_timeout = Some(api::SILENCE);
     let agent = Arc::new(Agent {
         client: Client::try_from(config).map_err(ClusterError::Client)?,
         node: args.node,

@@ -7,13 +7,14 @@ mod probes;
 mod telemetry;
 pub mod world;
 
+use std::future;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use kube::runtime::controller::Config;
+use kube::runtime::controller::{self, Config};
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::{Controller, watcher};
 use kube::{Api, Client};
@@ -110,6 +111,16 @@ const DEBOUNCE: Duration = Duration::from_millis(200);
 /// Models that are reconciled at the same time; planning takes a processor.
 const CONCURRENCY: u16 = 4;
 
+/// Seconds after which a watch is asked for anew, from where it was. A server whose machine has gone says nothing more, not even that.
+const WATCH_SECONDS: u32 = 60;
+/// Longer than any answer takes.
+const SILENCE: Duration = Duration::from_secs(75);
+
+/// What every watch begins with.
+fn watch() -> watcher::Config {
+    watcher::Config::default().timeout(WATCH_SECONDS)
+}
+
 /// Runs until it is asked to end (`Ok`), or until it may not or cannot go on.
 pub async fn run(args: OperatorArgs) -> Result<(), OperatorError> {
     // Two libraries bring a provider each; without a choice rustls refuses to choose.
@@ -125,9 +136,10 @@ pub async fn run(args: OperatorArgs) -> Result<(), OperatorError> {
                 address: args.listen,
                 source,
             })?;
-    let config = kube::Config::infer()
+    let mut config = kube::Config::infer()
         .await
         .map_err(|error| OperatorError::Config(Box::new(error)))?;
+    config.read_timeout = Some(SILENCE);
     let client =
         Client::try_from(config).map_err(|error| OperatorError::Client(Box::new(error)))?;
 
@@ -186,20 +198,17 @@ async fn control(
         .await
         .map_err(|what| OperatorError::Watch { what })?;
     let (planner, planned) = Planner::new(Question::answer, metrics.clone());
-    let controller = Controller::new(
-        Api::<Model>::all(client.clone()),
-        watcher::Config::default(),
-    )
-    .with_config(
-        Config::default()
-            .debounce(DEBOUNCE)
-            .concurrency(CONCURRENCY),
-    )
-    .owns_stream(changes.plans.map(Ok))
-    .owns_stream(changes.services.map(Ok))
-    .owns_stream(changes.slices.map(Ok))
-    .reconcile_on(UnboundedReceiverStream::new(planned))
-    .reconcile_all_on(changes.any);
+    let controller = Controller::new(Api::<Model>::all(client.clone()), watch())
+        .with_config(
+            Config::default()
+                .debounce(DEBOUNCE)
+                .concurrency(CONCURRENCY),
+        )
+        .owns_stream(changes.plans.map(Ok))
+        .owns_stream(changes.services.map(Ok))
+        .owns_stream(changes.slices.map(Ok))
+        .reconcile_on(UnboundedReceiverStream::new(planned))
+        .reconcile_all_on(changes.any);
     let reporter = Reporter {
         controller: "prima.dev/operator".to_owned(),
         instance: Some(args.identity.clone()),
@@ -224,7 +233,14 @@ async fn control(
             model_controller::after_failure,
             context,
         )
-        .for_each(|_| async {})
+        .for_each(|result| {
+            // What a Model's reconciling fails with stands in its status and in the log.
+            if let Err(controller::Error::QueueError(error)) = result {
+                let problem = prima_crds::error_chain(&error);
+                tracing::warn!(problem, "the watch of Models failed, and is tried again");
+            }
+            future::ready(())
+        })
         .await;
     Ok(())
 }

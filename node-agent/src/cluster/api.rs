@@ -15,6 +15,11 @@ pub const FIELD_MANAGER: &str = "prima-node-agent";
 /// For one request's answer.
 pub const DEADLINE: Duration = Duration::from_secs(10);
 
+/// Seconds after which a watch is asked for anew, from where it was. A server whose machine has gone says nothing more, not even that.
+const WATCH_SECONDS: u32 = 60;
+/// Longer than any answer takes.
+pub const SILENCE: Duration = Duration::from_secs(75);
+
 /// Why a request failed, without all fields of the answer.
 pub fn reason(error: &kube::Error) -> String {
     match error {
@@ -37,7 +42,7 @@ where
     let resource = ApiResource::erase::<K>(&());
     let kind = resource.kind.clone();
     let objects: Api<DynamicObject> = Api::all_with(client, &resource);
-    watcher(objects, watcher::Config::default())
+    watcher(objects, watcher::Config::default().timeout(WATCH_SECONDS))
         .default_backoff()
         .filter_map(move |event| {
             let event = event

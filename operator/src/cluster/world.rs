@@ -203,7 +203,7 @@ impl Agents {
 impl Stores {
     /// Starts to watch. `ours`: the label selector of what the operator makes.
     pub fn watch(client: &Client, agent_namespace: &str, ours: &str) -> (Self, Changes) {
-        let all = watcher::Config::default;
+        let all = super::watch;
         let ours = || all().labels(ours);
         let (sender, any) = mpsc::channel(1);
         let unreadable: Arc<Mutex<HashMap<String, String>>> = Arc::default();
@@ -423,7 +423,7 @@ fn untyped<K: Resource<DynamicType = ()>>(
     client: &Client,
 ) -> impl Stream<Item = watcher::Result<Event<DynamicObject>>> + Send + 'static {
     let objects = Api::all_with(client.clone(), &ApiResource::erase::<K>(&()));
-    watcher::watcher(objects, watcher::Config::default())
+    watcher::watcher(objects, super::watch())
 }
 
 /// Reads the objects of a watch. What cannot be read at all is as if it were not there.
