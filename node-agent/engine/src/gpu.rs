@@ -17,7 +17,7 @@ use prima_gguf::GgmlType;
 use crate::error::EngineError;
 use crate::kernels::Matrix;
 
-pub(crate) use kv::DeviceKv;
+pub(crate) use kv::{DeviceKv, Reach};
 pub(crate) use layers::GpuLayers;
 pub use probe::{DeviceMatrix, DeviceRows};
 

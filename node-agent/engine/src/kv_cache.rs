@@ -1,13 +1,17 @@
 //! The keys and values of one sequence, for the layers that this process runs.
 //!
-//! Decides: which positions a layer still needs: those that the next row sees. Where they lie is up to the executor of the layer. Refuses:
+//! Decides: which positions a layer still needs: those that the next row sees, and a window more, so that it can go back by as much. Where
+//! they lie is up to the executor of the layer. Refuses:
 //! gaps and overwriting. A layer only takes the position after its last one; `truncate` goes back, as far as the window allows.
 
 use std::ops::Range;
 
 use crate::cpu::KvBlocks;
 use crate::gpu::DeviceKv;
+#[cfg(feature = "gpu")]
+use crate::gpu::Reach;
 use crate::kernels::KvShape;
+use crate::kv_memory::KvMemory;
 use crate::model::Model;
 
 /// The KV cache of one sequence, F16.
@@ -24,6 +28,7 @@ pub(crate) struct LayerKv {
     layer: usize,
     /// Positions that a row sees, its own among them; `None`: all.
     window: Option<usize>,
+    memory: KvMemory,
     /// Positions taken, those that were given back among them.
     len: usize,
     store: Store,
@@ -43,6 +48,16 @@ enum Store {
 impl KvCache {
     /// An empty cache for these layers, of at most `context_length` positions. Allocates as it grows.
     pub fn new(model: &Model, layers: &[Range<usize>], context_length: usize) -> KvCache {
+        Self::counted(model, layers, context_length, &KvMemory::default())
+    }
+
+    /// One whose bytes, and those of its forks, `memory` counts.
+    pub fn counted(
+        model: &Model,
+        layers: &[Range<usize>],
+        context_length: usize,
+        memory: &KvMemory,
+    ) -> KvCache {
         // All layers of a model have the same shape.
         let attention = &model.spec().layers[0].attention;
         let window = |layer: usize| model.spec().layers.get(layer)?.attention.window;
@@ -57,7 +72,7 @@ impl KvCache {
             context_length,
             layers: layers
                 .into_iter()
-                .map(|layer| LayerKv::new(layer, window(layer)))
+                .map(|layer| LayerKv::new(layer, window(layer), memory))
                 .collect(),
         }
     }
@@ -120,10 +135,11 @@ impl KvCache {
 }
 
 impl LayerKv {
-    fn new(layer: usize, window: Option<usize>) -> LayerKv {
+    fn new(layer: usize, window: Option<usize>, memory: &KvMemory) -> LayerKv {
         LayerKv {
             layer,
             window,
+            memory: memory.clone(),
             len: 0,
             store: Store::Cpu(KvBlocks::EMPTY),
         }
@@ -150,12 +166,12 @@ impl LayerKv {
 
     /// Appends positions to the blocks: `keys` and `values` are rows of `kv_heads * head_dim` numbers.
     pub fn append(&mut self, shape: KvShape, keys: &[f32], values: &[f32]) {
-        let (len, seen_from) = (self.len, self.seen_from(self.len));
+        let kept_from = self.kept_from(self.len);
         if let Store::Gpu(_) = &self.store {
             self.store = Store::Cpu(KvBlocks::EMPTY);
         }
         if let Store::Cpu(blocks) = &mut self.store {
-            blocks.append(shape, len, seen_from, keys, values);
+            blocks.append(shape, self.len, kept_from, (keys, values), &self.memory);
             self.len += keys.len() / shape.row_len();
         }
     }
@@ -178,14 +194,18 @@ impl LayerKv {
         values: &candle_core::Tensor,
         context_length: usize,
     ) -> candle_core::Result<(candle_core::Tensor, candle_core::Tensor)> {
-        let (len, seen_from) = (self.len, self.seen_from(self.len));
+        let reach = Reach {
+            seen_from: self.seen_from(self.len),
+            kept_from: self.kept_from(self.len),
+            context_length,
+        };
         if let Store::Cpu(_) = &self.store {
             self.store = Store::Gpu(DeviceKv::default());
         }
         let Store::Gpu(device) = &mut self.store else {
             return Err(candle_core::Error::Msg("a cache in memory".to_owned()));
         };
-        let held = device.append(len, seen_from, keys, values, context_length)?;
+        let held = device.append(self.len, &reach, (keys, values), &self.memory)?;
         self.len += keys.dim(1)?;
         Ok(held)
     }
@@ -193,6 +213,12 @@ impl LayerKv {
     /// The first position that the row at `position` sees.
     pub fn seen_from(&self, position: usize) -> usize {
         (position + 1).saturating_sub(self.window.unwrap_or(usize::MAX))
+    }
+
+    /// The first position that is kept when the row at `position` comes.
+    fn kept_from(&self, position: usize) -> usize {
+        let kept = self.window.map_or(usize::MAX, |window| 2 * window);
+        (position + 1).saturating_sub(kept)
     }
 
     pub fn truncate(&mut self, positions: usize) {
@@ -226,7 +252,7 @@ mod tests {
             context_length: 1000,
             layers: layers
                 .iter()
-                .map(|&layer| LayerKv::new(layer, None))
+                .map(|&layer| LayerKv::new(layer, None, &KvMemory::default()))
                 .collect(),
         }
     }
@@ -259,7 +285,24 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_with_a_window_keeps_what_the_next_row_sees() {
+    fn what_forks_share_counts_once() {
+        let memory = KvMemory::default();
+        let mut kv = cache(&[0]);
+        kv.layers[0].memory = memory.clone();
+        let block = (2 * BLOCK_POSITIONS * SHAPE.row_len() * 2) as u64;
+        append(&mut kv, BLOCK_POSITIONS + 1);
+        let mut fork = kv.fork();
+        assert_eq!((memory.bytes(), kv.bytes()), (2 * block, 2 * block));
+        append(&mut fork, 1);
+        assert_eq!(memory.bytes(), 3 * block, "the block that was written");
+        drop(kv);
+        assert_eq!(memory.bytes(), 2 * block);
+        fork.truncate(0);
+        assert_eq!(memory.bytes(), 0);
+    }
+
+    #[test]
+    fn a_layer_with_a_window_can_go_back_by_a_window() {
         const WINDOW: usize = BLOCK_POSITIONS + 10;
         let mut kv = cache(&[0]);
         kv.layers[0].window = Some(WINDOW);
@@ -274,15 +317,15 @@ mod tests {
             "a pass has not ended before its rows are seen"
         );
         append(&mut kv, 1);
-        // The row at 320 sees from 247 on.
-        assert_eq!(held(&kv), (3, 3));
+        // The row at 320 sees from 247 on, that at 246 from 173.
+        assert_eq!(held(&kv), (2, 4));
         assert_eq!(kv.len(), 5 * BLOCK_POSITIONS + 1);
-        kv.truncate(3 * BLOCK_POSITIONS + WINDOW - 1);
+        kv.truncate(5 * BLOCK_POSITIONS + 1 - WINDOW);
         assert_eq!(
             (kv.len(), held(&kv)),
-            (3 * BLOCK_POSITIONS + WINDOW - 1, (3, 2))
+            (5 * BLOCK_POSITIONS + 1 - WINDOW, (2, 2))
         );
-        kv.truncate(3 * BLOCK_POSITIONS + WINDOW - 2);
+        kv.truncate(2 * BLOCK_POSITIONS + WINDOW - 2);
         assert_eq!((kv.len(), held(&kv)), (0, (0, 0)));
     }
 

@@ -36,6 +36,7 @@ mod executor;
 #[cfg_attr(not(feature = "gpu"), path = "no_gpu.rs")]
 mod gpu;
 mod kv_cache;
+mod kv_memory;
 mod layer;
 mod layer_window;
 mod mapped_weights;
@@ -52,6 +53,7 @@ pub use embedding::Embedding;
 pub use error::EngineError;
 pub use gpu::{DeviceMatrix, DeviceRows, Gpu};
 pub use kv_cache::KvCache;
+pub use kv_memory::KvMemory;
 pub use layer_window::LayerWindow;
 pub use mapped_weights::MappedFile;
 pub use model::Model;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use prima_crds::v1alpha1::ring_plan::{ActivationDtype, RingMember, RingPlanSpec};
 use prima_engine::{
-    BatchEntry, Compute, Embedding, EngineError, Gpu, KvCache, LayerDevices, LayerWindow, Model,
-    OutputHead, Part, Residency, StreamingSchedule,
+    BatchEntry, Compute, Embedding, EngineError, Gpu, KvCache, KvMemory, LayerDevices, LayerWindow,
+    Model, OutputHead, Part, Residency, StreamingSchedule,
 };
 
 use super::frame::{Input, SessionId};
@@ -23,6 +23,7 @@ pub struct Worker {
     residency: Residency,
     dtype: ActivationDtype,
     context_length: usize,
+    kv_memory: KvMemory,
     stages: Vec<Stage>,
     /// Only on rank 0.
     ends: Option<Ends>,
@@ -142,6 +143,7 @@ impl Worker {
             residency,
             dtype: plan.activation_dtype,
             context_length: plan.context_length as usize,
+            kv_memory: KvMemory::default(),
             stages,
             ends,
             rows: Vec::new(),
@@ -160,7 +162,9 @@ impl Worker {
             caches,
         }) = self.stages.get_mut(round)
         {
-            let cache = KvCache::new(&self.model, &[window.layers()], self.context_length);
+            let layers = [window.layers()];
+            let cache =
+                KvCache::counted(&self.model, &layers, self.context_length, &self.kv_memory);
             caches.insert(session, cache);
         }
     }
@@ -189,13 +193,6 @@ impl Worker {
         }
     }
 
-    /// Releases `session` in all rounds.
-    pub fn forget(&mut self, session: SessionId) {
-        for stage in &mut self.stages {
-            stage.caches.remove(&session);
-        }
-    }
-
     pub fn clear(&mut self) {
         for stage in &mut self.stages {
             stage.caches.clear();
@@ -204,11 +201,7 @@ impl Worker {
 
     /// Bytes of KV cache held, over all sessions and rounds.
     pub fn kv_bytes(&self) -> u64 {
-        self.stages
-            .iter()
-            .flat_map(|stage| stage.caches.values())
-            .map(KvCache::bytes)
-            .sum()
+        self.kv_memory.bytes()
     }
 
     /// Sessions with a KV cache in any round.

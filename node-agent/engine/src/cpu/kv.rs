@@ -5,14 +5,22 @@ use std::sync::Arc;
 use half::f16;
 
 use crate::kernels::{BLOCK_POSITIONS, KvShape};
+use crate::kv_memory::{KvMemory, Taken};
 
 /// Blocks that forks share until one of them writes.
 #[derive(Clone, Default)]
 pub(crate) struct KvBlocks {
     /// Blocks given back, before those that are here.
     first: usize,
-    keys: Vec<Arc<[f16]>>,
-    values: Vec<Arc<[f16]>>,
+    keys: Vec<Arc<Block>>,
+    values: Vec<Arc<Block>>,
+}
+
+/// The numbers of one block, and their memory.
+#[derive(Clone)]
+struct Block {
+    numbers: Box<[f16]>,
+    _taken: Taken,
 }
 
 impl KvBlocks {
@@ -23,30 +31,32 @@ impl KvBlocks {
     };
 
     /// Adds positions after the first `len`: `keys` and `values` are rows of `kv_heads * head_dim` numbers. Blocks of positions before
-    /// `seen_from` are given back.
+    /// `kept_from` are given back.
     pub fn append(
         &mut self,
         shape: KvShape,
         len: usize,
-        seen_from: usize,
-        keys: &[f32],
-        values: &[f32],
+        kept_from: usize,
+        (keys, values): (&[f32], &[f32]),
+        memory: &KvMemory,
     ) {
-        let unseen = (seen_from / BLOCK_POSITIONS).saturating_sub(self.first);
-        let unseen = unseen.min(self.keys.len());
-        self.keys.drain(..unseen);
-        self.values.drain(..unseen);
-        self.first += unseen;
+        let gone = (kept_from / BLOCK_POSITIONS).saturating_sub(self.first);
+        let gone = gone.min(self.keys.len());
+        self.keys.drain(..gone);
+        self.values.drain(..gone);
+        self.first += gone;
         let row = shape.row_len();
         let rows = keys.chunks_exact(row).zip(values.chunks_exact(row));
         for (at, (key, value)) in (len..).zip(rows) {
             let (block, position) = (at / BLOCK_POSITIONS - self.first, at % BLOCK_POSITIONS);
             if block == self.keys.len() {
-                self.keys.push(new_block(shape));
-                self.values.push(new_block(shape));
+                self.keys.push(Arc::new(Block::new(shape, memory)));
+                self.values.push(Arc::new(Block::new(shape, memory)));
             }
-            shape.store_key(Arc::make_mut(&mut self.keys[block]), position, key);
-            shape.store_value(Arc::make_mut(&mut self.values[block]), position, value);
+            let own = Arc::make_mut(&mut self.keys[block]);
+            shape.store_key(&mut own.numbers, position, key);
+            let own = Arc::make_mut(&mut self.values[block]);
+            shape.store_value(&mut own.numbers, position, value);
         }
     }
 
@@ -64,12 +74,12 @@ impl KvBlocks {
 
     /// The blocks of keys, as the attention kernel takes them.
     pub fn keys(&self) -> Vec<&[f16]> {
-        self.keys.iter().map(|block| &**block).collect()
+        self.keys.iter().map(|block| &*block.numbers).collect()
     }
 
     /// The blocks of values.
     pub fn values(&self) -> Vec<&[f16]> {
-        self.values.iter().map(|block| &**block).collect()
+        self.values.iter().map(|block| &*block.numbers).collect()
     }
 
     /// The first position held.
@@ -84,8 +94,14 @@ impl KvBlocks {
     }
 }
 
-fn new_block(shape: KvShape) -> Arc<[f16]> {
-    std::iter::repeat_n(f16::ZERO, shape.block_len()).collect()
+impl Block {
+    fn new(shape: KvShape, memory: &KvMemory) -> Self {
+        let numbers = vec![f16::ZERO; shape.block_len()].into_boxed_slice();
+        Self {
+            _taken: memory.take(size_of_val(&*numbers) as u64),
+            numbers,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -99,7 +115,7 @@ mod tests {
 
     fn append(blocks: &mut KvBlocks, len: usize, rows: usize) {
         let numbers = vec![1.0; rows * SHAPE.row_len()];
-        blocks.append(SHAPE, len, 0, &numbers, &numbers);
+        blocks.append(SHAPE, len, 0, (&numbers, &numbers), &KvMemory::default());
     }
 
     #[test]

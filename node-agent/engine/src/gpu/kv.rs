@@ -3,11 +3,13 @@
 //! Decides: how it grows (doubling, from four blocks on), when what no row sees any more goes (then), and when forks stop sharing memory (at
 //! the first write).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Result, Tensor};
 
 use crate::kernels::{BLOCK_POSITIONS, KvShape};
+use crate::kv_memory::{KvMemory, Taken};
 
 /// Positions first allocated.
 const FIRST_CAPACITY: usize = 4 * BLOCK_POSITIONS;
@@ -26,32 +28,42 @@ pub(crate) struct DeviceKv {
 struct Buffers {
     keys: Tensor,
     values: Tensor,
+    _taken: Taken,
+}
+
+/// Which positions an append sees and keeps.
+pub(crate) struct Reach {
+    /// The first that the first new row sees.
+    pub seen_from: usize,
+    /// The first that is not given back.
+    pub kept_from: usize,
+    /// The most positions that there will be.
+    pub context_length: usize,
 }
 
 impl DeviceKv {
-    /// Writes `keys` and `values` (each kv_heads x rows x head_dim, F32) after the first `len` positions, and returns those from
-    /// `seen_from` on: each kv_heads x positions x head_dim, F32. Keeps none before, and never takes memory for positions beyond
-    /// `context_length`.
+    /// Writes `keys` and `values` (each kv_heads x rows x head_dim, F32) after the first `len` positions, and returns those that
+    /// are seen: each kv_heads x positions x head_dim, F32.
     pub fn append(
         &mut self,
         len: usize,
-        seen_from: usize,
-        keys: &Tensor,
-        values: &Tensor,
-        context_length: usize,
+        reach: &Reach,
+        (keys, values): (&Tensor, &Tensor),
+        memory: &KvMemory,
     ) -> Result<(Tensor, Tensor)> {
         let end = len + keys.dim(1)?;
         let buffers = match &self.buffers {
             Some(own) if end - self.first <= own.capacity() && Arc::strong_count(own) == 1 => {
                 Arc::clone(own)
             }
-            _ => self.reallocated(len, seen_from, end, keys, context_length)?,
+            _ => self.reallocated(len..end, reach, keys, memory)?,
         };
         let at = len - self.first;
         buffers.keys.slice_set(&half(keys)?, 1, at)?;
         buffers.values.slice_set(&half(values)?, 1, at)?;
         let seen = |tensor: &Tensor| {
-            let seen = tensor.narrow(1, seen_from - self.first, end - seen_from)?;
+            let from = reach.seen_from;
+            let seen = tensor.narrow(1, from - self.first, end - from)?;
             seen.to_dtype(DType::F32)
         };
         let read = (seen(&buffers.keys)?, seen(&buffers.values)?);
@@ -59,37 +71,39 @@ impl DeviceKv {
         Ok(read)
     }
 
-    /// New buffers with what is still seen of the old ones, from where they begin from now on; `like` gives the number of heads, their size
-    /// and the device.
+    /// New buffers with what is kept of the old ones, and room for the `new` positions; `like` gives the number of heads, their size and the
+    /// device.
     fn reallocated(
         &mut self,
-        len: usize,
-        seen_from: usize,
-        end: usize,
+        new: Range<usize>,
+        reach: &Reach,
         like: &Tensor,
-        context_length: usize,
+        memory: &KvMemory,
     ) -> Result<Arc<Buffers>> {
         let (heads, _, head_dim) = like.dims3()?;
-        let held = len - seen_from;
-        let most = context_length.max(end) - seen_from;
-        let capacity = (end - seen_from).max(2 * held).max(FIRST_CAPACITY);
-        let new = || {
-            let shape = (heads, capacity.min(most), head_dim);
-            Tensor::zeros(shape, DType::F16, like.device())
-        };
+        let first = reach.kept_from.max(self.first).min(new.start);
+        let held = new.start - first;
+        let most = reach.context_length.max(new.end) - first;
+        let capacity = (new.end - first)
+            .max(2 * held)
+            .max(FIRST_CAPACITY)
+            .min(most);
+        let zeros = || Tensor::zeros((heads, capacity, head_dim), DType::F16, like.device());
+        let bytes = 2 * heads * capacity * head_dim * DType::F16.size_in_bytes();
         let grown = Buffers {
-            keys: new()?,
-            values: new()?,
+            keys: zeros()?,
+            values: zeros()?,
+            _taken: memory.take(bytes as u64),
         };
         if let Some(old) = self.buffers.as_ref().filter(|_| held > 0) {
-            let seen = |tensor: &Tensor| {
-                let seen = tensor.narrow(1, seen_from - self.first, held)?;
-                seen.contiguous()
+            let kept = |tensor: &Tensor| {
+                let kept = tensor.narrow(1, first - self.first, held)?;
+                kept.contiguous()
             };
-            grown.keys.slice_set(&seen(&old.keys)?, 1, 0)?;
-            grown.values.slice_set(&seen(&old.values)?, 1, 0)?;
+            grown.keys.slice_set(&kept(&old.keys)?, 1, 0)?;
+            grown.values.slice_set(&kept(&old.values)?, 1, 0)?;
         }
-        self.first = seen_from;
+        self.first = first;
         Ok(Arc::new(grown))
     }
 
