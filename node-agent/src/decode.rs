@@ -1,30 +1,35 @@
-//! Rank 0's loop: takes requests, sends their prompts round the ring in chunks and their tokens one by one, and turns
-//! logits into events. Decides which request computes when (prompts take turns by chunk, every running choice has one
-//! token in flight) and when a request is refused, finished or failed. It computes nothing itself and speaks no HTTP.
+//! Rank 0's loop: takes requests, has the [scheduler] decide, sends what it says round the ring, and turns logits into events. It computes
+//! nothing itself and speaks no HTTP.
 //!
 //! It runs on the ring's thread: a token that comes home goes out again without waking another thread.
 //! The loop ends when all [`Generator`](crate::generation::Generator)s are gone and nothing is left to answer.
 
 mod choice;
+mod kv_ledger;
+mod scheduler;
 mod stop_strings;
 mod tally;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use prima_crds::v1alpha1::model_profile::AttentionWindow;
 use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
+use prima_model::ModelSpec;
 use prima_text::{SamplingError, Tokenizer};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 
 use crate::generation::{
-    GenerationError, GenerationEvent, GenerationRequest, Readiness, RingStatus, Submission,
+    GenerationError, GenerationEvent, GenerationRequest, KvUse, Readiness, RingStatus, Submission,
     SubmitError, Usage,
 };
-use crate::ring::{MAX_FRAME_ROWS, RingClient, RingError, RingEvent, SessionId};
+use crate::ring::{RingClient, RingError, RingEvent};
 
 use choice::Choice;
+use scheduler::{Action, Event, RequestId, Scheduler};
 use tally::Tally;
 
 /// The status of a ring that is not up yet, which the gateway starts with.
@@ -37,6 +42,7 @@ pub fn initial_status(plan: &RingPlanSpec) -> RingStatus {
         running_requests: 0,
         waiting_requests: 0,
         kv_bytes: 0,
+        kv: KvUse::default(),
     }
 }
 
@@ -45,99 +51,56 @@ pub struct Decode {
     client: RingClient,
     plan: Arc<RingPlanSpec>,
     tokenizer: Tokenizer,
+    /// Rows of the model's output head.
     vocabulary: usize,
     status: watch::Sender<RingStatus>,
-    phase: Phase,
-    readiness: Readiness,
-    waiting: VecDeque<Waiting>,
-    running: HashMap<RequestId, Running>,
-    /// Requests whose prompt is not fully sent, in turn.
-    prefilling: VecDeque<RequestId>,
+    scheduler: Scheduler,
+    requests: BTreeMap<RequestId, Request>,
     last_request: RequestId,
-    /// Request and choice of each session.
-    sessions: HashMap<SessionId, (RequestId, usize)>,
-    /// Sessions that are being released, and since when.
-    releasing: HashMap<SessionId, Instant>,
-    /// Sessions that may still be opened.
-    free_sessions: usize,
     /// Mean seconds of recent requests, to tell clients when to try again.
     request_seconds: f64,
     tally: Tally,
 }
 
-type RequestId = u64;
-
-enum Phase {
-    /// Asking whether the ring is whole.
-    Probing {
-        nonce: u64,
-        asked: Instant,
-    },
-    /// The ring is whole; one token goes round.
-    WarmingUp {
-        session: SessionId,
-    },
-    Ready,
-    /// The warm-up failed: the model cannot be computed.
-    Failed,
-}
-
-struct Waiting {
+struct Request {
     request: GenerationRequest,
     events: mpsc::Sender<GenerationEvent>,
     choices: Vec<Choice>,
-}
-
-struct Running {
-    request: GenerationRequest,
-    events: mpsc::Sender<GenerationEvent>,
-    choices: Vec<Choice>,
-    /// Tokens of the prompt that were sent.
-    sent: usize,
-    /// Chunks of the prompt in flight.
-    chunks: usize,
     completion_tokens: usize,
-    /// Sessions set aside for choices that have not opened theirs.
-    reserved: usize,
-    started: Instant,
+    cached_tokens: usize,
+    begun: Instant,
     first_token: Option<Instant>,
-    /// The client has gone.
-    gone: bool,
 }
 
 /// How often to check for clients that left, for overdue rounds and whether the ring is whole.
 const TICK: Duration = Duration::from_millis(250);
-const PROBE_INTERVAL: Duration = Duration::from_millis(200);
-/// Requests that may wait, per session that the ring holds.
-const WAITING_PER_SESSION: usize = 4;
+/// Requests that may wait, per sequence that the ring computes at once.
+const WAITING_PER_SEQUENCE: usize = 4;
 const FIRST_GUESS_SECONDS: f64 = 5.0;
 
 impl Decode {
-    /// `vocabulary`: rows of the model's output head.
     pub fn new(
         client: RingClient,
         plan: Arc<RingPlanSpec>,
+        model: &ModelSpec,
         tokenizer: Tokenizer,
-        vocabulary: usize,
         status: watch::Sender<RingStatus>,
     ) -> Self {
+        let vocabulary = model.vocabulary;
+        let bos = tokenizer.bos();
+        let warm_up = bos.filter(|&token| (token as usize) < vocabulary);
+        let mut windows = model.layers.iter().map(|layer| layer.attention.window);
+        let window = windows.find_map(|window| Some(AttentionWindow { positions: window? }));
+        let deadline = client.round_deadline();
+        let scheduler = Scheduler::new(&plan, window, warm_up.unwrap_or(0), deadline);
         Self {
             client,
             tokenizer,
             vocabulary,
             status,
-            phase: Phase::Probing {
-                nonce: 0,
-                asked: Instant::now(),
-            },
-            readiness: Readiness::Loading("waiting for the ring's members".into()),
-            waiting: VecDeque::new(),
-            running: HashMap::new(),
-            prefilling: VecDeque::new(),
+            scheduler,
+            requests: BTreeMap::new(),
             last_request: 0,
-            sessions: HashMap::new(),
-            releasing: HashMap::new(),
-            free_sessions: plan.max_concurrent_requests as usize,
             request_seconds: FIRST_GUESS_SECONDS,
             tally: Tally::new(&plan),
             plan,
@@ -148,15 +111,9 @@ impl Decode {
     pub async fn run(mut self, mut submissions: mpsc::Receiver<Submission>) {
         if let Err(error) = self.serve(&mut submissions).await {
             tracing::info!(%error, "decoding ends");
-            for (_, running) in self.running.drain() {
-                let _ = running
-                    .events
-                    .try_send(GenerationEvent::Failed(GenerationError::ShuttingDown));
-            }
-            for waiting in self.waiting.drain(..) {
-                let _ = waiting
-                    .events
-                    .try_send(GenerationEvent::Failed(GenerationError::ShuttingDown));
+            for request in self.requests.into_values() {
+                let over = GenerationEvent::Failed(GenerationError::ShuttingDown);
+                let _ = request.events.try_send(over);
             }
         }
     }
@@ -167,26 +124,25 @@ impl Decode {
     ) -> Result<(), RingError> {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        self.probe().await?;
         let mut open = true;
-        while open || !self.running.is_empty() || !self.waiting.is_empty() {
+        while open || !self.requests.is_empty() {
             let mut ticked = false;
             tokio::select! {
                 biased;
                 event = self.client.next() => self.hear(event.ok_or(RingError::Stopped)?).await?,
                 submission = submissions.recv(), if open => match submission {
-                    Some(submission) => self.accept(submission),
+                    Some(submission) => self.accept(submission).await?,
                     None => open = false,
                 },
                 _ = tick.tick() => {
                     ticked = true;
-                    self.look_around().await?;
+                    self.let_go_of_the_gone().await?;
+                    self.tell(Event::Tick, &[]).await?;
                 }
             }
             while let Some(event) = self.client.try_next() {
                 self.hear(event).await?;
             }
-            self.begin_what_fits().await?;
             self.show(ticked);
         }
         Ok(())
@@ -194,26 +150,46 @@ impl Decode {
 
     // ---- requests coming in ----
 
-    fn accept(&mut self, submission: Submission) {
+    async fn accept(&mut self, submission: Submission) -> Result<(), RingError> {
         let Submission {
             request,
             events,
             accepted,
         } = submission;
-        let answer = self.check(&request).map(|choices| {
-            self.waiting.push_back(Waiting {
-                request,
-                events,
-                choices,
-            });
-        });
-        // The gateway may have given up; then the events' receiver is gone as well.
-        let _ = accepted.send(answer);
+        let choices = match self.check(&request) {
+            Ok(choices) => choices,
+            Err(error) => {
+                // The gateway may have given up.
+                let _ = accepted.send(Err(error));
+                return Ok(());
+            }
+        };
+        let _ = accepted.send(Ok(()));
+        self.last_request += 1;
+        let id = self.last_request;
+        let submitted = Event::Submitted {
+            request: id,
+            prompt: request.prompt.clone(),
+            choices: request.choices,
+            max_tokens: request.max_tokens,
+            keyspace: request.keyspace,
+        };
+        let request = Request {
+            request,
+            events,
+            choices,
+            completion_tokens: 0,
+            cached_tokens: 0,
+            begun: Instant::now(),
+            first_token: None,
+        };
+        self.requests.insert(id, request);
+        self.tell(submitted, &[]).await
     }
 
     /// The request's choices, or why it cannot be taken.
-    fn check(&mut self, request: &GenerationRequest) -> Result<Vec<Choice>, SubmitError> {
-        match &self.readiness {
+    fn check(&self, request: &GenerationRequest) -> Result<Vec<Choice>, SubmitError> {
+        match self.scheduler.readiness() {
             Readiness::Ready => {}
             Readiness::Loading(reason) | Readiness::Failed(reason) => {
                 return Err(SubmitError::NotReady {
@@ -223,7 +199,7 @@ impl Decode {
         }
         let invalid = |field, problem: String| Err(SubmitError::Invalid { field, problem });
         let context = self.plan.context_length as usize;
-        let sessions = self.plan.max_concurrent_requests as usize;
+        let at_once = self.plan.max_concurrent_requests as usize;
         if request.prompt.is_empty() {
             return invalid("prompt", "it has no tokens".into());
         }
@@ -233,38 +209,25 @@ impl Decode {
                 context,
             });
         }
-        if let Some(token) = request
-            .prompt
-            .iter()
-            .find(|&&token| token as usize >= self.vocabulary)
-        {
-            return invalid(
-                "prompt",
-                format!(
-                    "token {token} is not below {}, the size of the vocabulary",
-                    self.vocabulary
-                ),
-            );
+        let unknown = |token: &u32| *token as usize >= self.vocabulary;
+        let problem = |token: u32| {
+            format!(
+                "token {token} is not below {}, the size of the vocabulary",
+                self.vocabulary
+            )
+        };
+        if let Some(&token) = request.prompt.iter().find(|token| unknown(token)) {
+            return invalid("prompt", problem(token));
         }
-        if let Some((token, _)) = request
-            .sampling
-            .logit_bias
-            .iter()
-            .find(|(token, _)| *token as usize >= self.vocabulary)
-        {
-            return invalid(
-                "logit_bias",
-                format!(
-                    "token {token} is not below {}, the size of the vocabulary",
-                    self.vocabulary
-                ),
-            );
+        let mut biased = request.sampling.logit_bias.iter().map(|(token, _)| *token);
+        if let Some(token) = biased.find(unknown) {
+            return invalid("logit_bias", problem(token));
         }
-        if !(1..=sessions).contains(&request.choices) {
+        if !(1..=at_once).contains(&request.choices) {
             return invalid(
                 "n",
                 format!(
-                    "{} is outside 1..={sessions}, the requests that this ring runs at once",
+                    "{} is outside 1..={at_once}, the requests that this ring runs at once",
                     request.choices
                 ),
             );
@@ -272,12 +235,12 @@ impl Decode {
         if request.max_tokens == 0 {
             return invalid("max_tokens", "it must be at least 1".into());
         }
-        self.waiting.retain(|waiting| !waiting.events.is_closed());
-        if self.waiting.len() >= WAITING_PER_SESSION * sessions {
-            let seconds = self.request_seconds * (self.waiting.len() + 1) as f64 / sessions as f64;
+        let (running, waiting) = self.scheduler.requests();
+        if waiting >= WAITING_PER_SEQUENCE * at_once {
+            let seconds = self.request_seconds * (waiting + 1) as f64 / at_once as f64;
             return Err(SubmitError::Full {
-                running: self.running.len(),
-                waiting: self.waiting.len(),
+                running,
+                waiting,
                 retry_after: Duration::from_secs_f64(seconds.clamp(1.0, 60.0)),
             });
         }
@@ -293,75 +256,17 @@ impl Decode {
             })
     }
 
-    // ---- work going out ----
-
-    /// Starts waiting requests while there are sessions for them, and keeps prompts flowing.
-    async fn begin_what_fits(&mut self) -> Result<(), RingError> {
-        while let Phase::Ready = self.phase
-            && let Some(next) = self.waiting.front()
-        {
-            let choices = next.choices.len();
-            if choices > self.free_sessions && !next.events.is_closed() {
-                break;
-            }
-            let Some(Waiting {
-                request,
-                events,
-                mut choices,
-            }) = self
-                .waiting
-                .pop_front()
-                .filter(|next| !next.events.is_closed())
-            else {
-                continue;
-            };
-            let reserved = choices.len() - 1;
-            self.free_sessions -= choices.len();
-            self.last_request += 1;
-            let id = self.last_request;
-            let session = self.client.create().await?;
-            choices[0].session = Some(session);
-            self.sessions.insert(session, (id, 0));
-            self.prefilling.push_back(id);
-            self.running.insert(
-                id,
-                Running {
-                    request,
-                    events,
-                    choices,
-                    sent: 0,
-                    chunks: 0,
-                    completion_tokens: 0,
-                    reserved,
-                    started: Instant::now(),
-                    first_token: None,
-                    gone: false,
-                },
-            );
-        }
-        // One chunk more than there are members keeps them all busy, and a token waits for no more than these.
-        let mut chunks: usize = self.running.values().map(|running| running.chunks).sum();
-        while chunks <= self.plan.members.len()
-            && let Some(id) = self.prefilling.pop_front()
-        {
-            let Some(running) = self.running.get_mut(&id) else {
-                continue;
-            };
-            let Some(session) = running.choices[0].session else {
-                continue;
-            };
-            let prompt = running.request.prompt.clone();
-            let end = prompt.len().min(running.sent + MAX_FRAME_ROWS);
-            let last = end == prompt.len();
-            self.client
-                .send(session, &prompt[running.sent..end], usize::from(last))
-                .await?;
-            running.sent = end;
-            running.chunks += 1;
-            chunks += 1;
-            if !last {
-                self.prefilling.push_back(id);
-            }
+    /// Clients that have hung up.
+    async fn let_go_of_the_gone(&mut self) -> Result<(), RingError> {
+        let gone = |request: &Request| request.events.is_closed();
+        let requests = self.requests.iter();
+        let gone: Vec<RequestId> = requests
+            .filter(|(_, request)| gone(request))
+            .map(|(id, _)| *id)
+            .collect();
+        for request in gone {
+            self.requests.remove(&request);
+            self.tell(Event::Cancelled { request }, &[]).await?;
         }
         Ok(())
     }
@@ -369,328 +274,161 @@ impl Decode {
     // ---- what the ring tells ----
 
     async fn hear(&mut self, event: RingEvent) -> Result<(), RingError> {
-        match event {
+        let (event, logits) = match event {
             RingEvent::Answer {
                 session,
                 logits,
                 cost,
             } => {
                 self.tally.add(&cost);
-                self.answer(session, &logits).await
+                (Event::Home { session }, logits)
             }
-            RingEvent::Released { session } => {
-                if self.releasing.remove(&session).is_some() {
-                    self.free_sessions += 1;
-                }
-                if self.releasing.is_empty() && self.sessions.is_empty() {
-                    self.tally.all_released();
-                }
-                Ok(())
-            }
-            RingEvent::Whole { nonce } => {
-                if matches!(self.phase, Phase::Probing { nonce: asked, .. } if asked == nonce) {
-                    let session = self.client.create().await?;
-                    let token = self
-                        .tokenizer
-                        .bos()
-                        .filter(|&token| (token as usize) < self.vocabulary);
-                    self.client.send(session, &[token.unwrap_or(0)], 1).await?;
-                    self.phase = Phase::WarmingUp { session };
-                    self.readiness =
-                        Readiness::Loading("the first token goes round the ring".into());
-                }
-                Ok(())
-            }
+            RingEvent::Released { session } => (Event::Released { session }, Vec::new()),
+            RingEvent::Whole { nonce } => (Event::Whole { nonce }, Vec::new()),
             RingEvent::Refused { session, reason } => {
-                if matches!(self.phase, Phase::WarmingUp { session: warm } if warm == session) {
-                    tracing::error!(reason, "the ring cannot compute the model");
-                    self.phase = Phase::Failed;
-                    self.readiness = Readiness::Failed(reason);
-                    return Ok(());
+                (Event::Refused { session, reason }, Vec::new())
+            }
+            RingEvent::Lost { rank, cause } => (Event::Lost { rank, cause }, Vec::new()),
+        };
+        self.tell(event, &logits).await
+    }
+
+    /// Has the scheduler decide, and does what it says. `logits`: of the row that came home.
+    async fn tell(&mut self, event: Event, logits: &[f32]) -> Result<(), RingError> {
+        let mut actions = VecDeque::from(self.scheduler.handle(event, Instant::now()));
+        while let Some(action) = actions.pop_front() {
+            match action {
+                Action::Probe { nonce } => {
+                    self.tally.all_released();
+                    self.client.probe(nonce).await?;
                 }
-                match self.sessions.get(&session) {
-                    Some(&(id, _)) => self.fail(id, GenerationError::Refused { reason }).await,
-                    None => Ok(()),
+                Action::Create { session } => self.client.create(session).await?,
+                Action::Fork { parent, child } => self.client.fork(parent, child).await?,
+                Action::Truncate { session, positions } => {
+                    self.client.truncate(session, positions).await?;
+                }
+                Action::Release { session } => self.client.release(session).await?,
+                Action::Send {
+                    session,
+                    tokens,
+                    wanted,
+                } => {
+                    let wanted = usize::from(wanted);
+                    self.client.send(session, &tokens, wanted).await?;
+                }
+                Action::Begun { request, cached } => {
+                    if let Some(request) = self.requests.get_mut(&request) {
+                        request.begun = Instant::now();
+                        request.cached_tokens = cached;
+                    }
+                }
+                Action::Sample { request, choices } => {
+                    let event = self.sample(request, choices, logits);
+                    actions.extend(self.scheduler.handle(event, Instant::now()));
+                }
+                Action::Fail { request, error } => {
+                    if let Some(request) = self.requests.remove(&request) {
+                        tracing::warn!(%error, "a request failed");
+                        let _ = request.events.try_send(GenerationEvent::Failed(error));
+                    }
                 }
             }
-            RingEvent::Lost { rank, cause } => {
-                let member = match self.plan.members.get(rank) {
-                    Some(member) => member.name.clone(),
-                    None => format!("of rank {rank}"),
-                };
-                self.break_off(
-                    format!("waiting for member {member}: {cause}"),
-                    GenerationError::MemberLost { member, cause },
-                );
-                Ok(())
-            }
         }
-    }
-
-    async fn answer(&mut self, session: SessionId, logits: &[f32]) -> Result<(), RingError> {
-        if matches!(self.phase, Phase::WarmingUp { session: warm } if warm == session) {
-            self.phase = Phase::Ready;
-            self.readiness = Readiness::Ready;
-            self.releasing.insert(session, Instant::now());
-            self.free_sessions -= 1;
-            tracing::info!("a token went round the ring; it is ready");
-            return self.client.release(session).await;
-        }
-        let Some(&(id, choice)) = self.sessions.get(&session) else {
-            return Ok(());
-        };
-        // Taken out of the map while it is worked on, and put back unless it is done.
-        let Some(mut running) = self.running.remove(&id) else {
-            return Ok(());
-        };
-        let stepped = if running.first_token.is_some() {
-            self.step(&mut running, choice, logits).await?
-        } else {
-            running.chunks = running.chunks.saturating_sub(1);
-            if logits.is_empty() {
-                Ok(())
-            } else {
-                self.first_step(id, &mut running, logits).await?
-            }
-        };
-        if let Err(error) = stepped {
-            let reason = error.to_string();
-            let _ = running
-                .events
-                .try_send(GenerationEvent::Failed(GenerationError::Logits { reason }));
-            return self.let_go(running).await;
-        }
-        if running.gone {
-            return self.let_go(running).await;
-        }
-        if running.choices.iter().all(|choice| choice.finished) {
-            running.emit_usage();
-            self.request_seconds +=
-                (running.started.elapsed().as_secs_f64() - self.request_seconds) / 8.0;
-            return self.let_go(running).await;
-        }
-        self.running.insert(id, running);
         Ok(())
     }
 
-    /// The logits after the prompt: every choice takes its first token from them and continues in its own session.
-    async fn first_step(
-        &mut self,
-        id: RequestId,
-        running: &mut Running,
-        logits: &[f32],
-    ) -> Result<Result<(), SamplingError>, RingError> {
-        running.first_token = Some(Instant::now());
-        let Some(prompt) = running.choices[0].session else {
-            return Ok(Ok(()));
+    /// Takes the next token of each of these choices from one row of logits, and tells the client.
+    fn sample(&mut self, id: RequestId, choices: Range<usize>, logits: &[f32]) -> Event {
+        let cancelled = Event::Cancelled { request: id };
+        let Some(request) = self.requests.get_mut(&id) else {
+            return cancelled;
         };
-        let mut next = Vec::with_capacity(running.choices.len());
-        for choice in 0..running.choices.len() {
-            match running.advance(choice, logits, &self.tokenizer) {
-                Ok(token) => next.push(token),
-                Err(error) => return Ok(Err(error)),
-            }
-        }
-        // Forks first: they must see the prompt only.
-        for (index, _) in next
-            .iter()
-            .enumerate()
-            .skip(1)
-            .filter(|(_, token)| token.is_some())
-        {
-            let session = self.client.fork(prompt).await?;
-            running.reserved -= 1;
-            running.choices[index].session = Some(session);
-            self.sessions.insert(session, (id, index));
-        }
-        for (index, token) in next.into_iter().enumerate() {
-            let choice = &mut running.choices[index];
-            match (token, choice.session) {
-                (Some(token), Some(session)) => self.client.send(session, &[token], 1).await?,
-                (None, Some(session)) => {
-                    choice.session = None;
-                    self.release(session).await?;
+        request.first_token.get_or_insert_with(Instant::now);
+        let mut tokens = Vec::with_capacity(choices.len());
+        for choice in choices {
+            match request.advance(choice, logits, &self.tokenizer) {
+                Ok(Some(token)) => tokens.push((choice, token)),
+                Ok(None) => {
+                    self.requests.remove(&id);
+                    return cancelled;
                 }
-                // Finished before it needed a session.
-                (_, None) => {}
+                Err(error) => {
+                    let reason = error.to_string();
+                    let failed = GenerationEvent::Failed(GenerationError::Logits { reason });
+                    let _ = request.events.try_send(failed);
+                    self.requests.remove(&id);
+                    return cancelled;
+                }
             }
         }
-        Ok(Ok(()))
-    }
-
-    async fn step(
-        &mut self,
-        running: &mut Running,
-        choice: usize,
-        logits: &[f32],
-    ) -> Result<Result<(), SamplingError>, RingError> {
-        let token = match running.advance(choice, logits, &self.tokenizer) {
-            Ok(token) => token,
-            Err(error) => return Ok(Err(error)),
-        };
-        match (token, running.choices[choice].session) {
-            (Some(token), Some(session)) => self.client.send(session, &[token], 1).await?,
-            (None, Some(session)) => {
-                running.choices[choice].session = None;
-                self.release(session).await?;
-            }
-            (_, None) => {}
+        if request.choices.iter().all(|choice| choice.finished) {
+            request.emit_usage();
+            let seconds = request.begun.elapsed().as_secs_f64();
+            self.request_seconds += (seconds - self.request_seconds) / 8.0;
+            self.requests.remove(&id);
         }
-        Ok(Ok(()))
-    }
-
-    // ---- requests going away ----
-
-    async fn fail(&mut self, id: RequestId, error: GenerationError) -> Result<(), RingError> {
-        match self.running.remove(&id) {
-            Some(running) => {
-                tracing::warn!(%error, "a request failed");
-                let _ = running.events.try_send(GenerationEvent::Failed(error));
-                self.let_go(running).await
-            }
-            None => Ok(()),
+        Event::Sampled {
+            request: id,
+            tokens,
         }
-    }
-
-    /// Frees the sessions of a request that no longer runs.
-    async fn let_go(&mut self, running: Running) -> Result<(), RingError> {
-        self.free_sessions += running.reserved;
-        for session in running.choices.iter().filter_map(|choice| choice.session) {
-            self.release(session).await?;
-        }
-        Ok(())
-    }
-
-    async fn release(&mut self, session: SessionId) -> Result<(), RingError> {
-        self.sessions.remove(&session);
-        self.releasing.insert(session, Instant::now());
-        self.client.release(session).await
-    }
-
-    /// The ring is broken: nothing that was under way can be finished.
-    fn break_off(&mut self, reason: String, error: GenerationError) {
-        if !matches!(self.phase, Phase::Probing { .. }) {
-            tracing::warn!(%error, running = self.running.len(), waiting = self.waiting.len(), "the ring is broken");
-        }
-        for (_, running) in self.running.drain() {
-            let _ = running
-                .events
-                .try_send(GenerationEvent::Failed(error.clone()));
-        }
-        for waiting in self.waiting.drain(..) {
-            let _ = waiting
-                .events
-                .try_send(GenerationEvent::Failed(error.clone()));
-        }
-        self.prefilling.clear();
-        self.sessions.clear();
-        self.releasing.clear();
-        self.free_sessions = self.plan.max_concurrent_requests as usize;
-        self.tally.all_released();
-        self.readiness = Readiness::Loading(reason);
-        if !matches!(self.phase, Phase::Probing { .. }) {
-            self.phase = Phase::Probing {
-                nonce: 0,
-                asked: Instant::now(),
-            };
-        }
-    }
-
-    async fn look_around(&mut self) -> Result<(), RingError> {
-        let now = Instant::now();
-        if matches!(self.phase, Phase::Probing { asked, .. } if now.duration_since(asked) >= PROBE_INTERVAL)
-        {
-            self.probe().await?;
-        }
-        self.waiting.retain(|waiting| !waiting.events.is_closed());
-        let gone: Vec<RequestId> = self
-            .running
-            .iter()
-            .filter(|(_, running)| running.events.is_closed())
-            .map(|(id, _)| *id)
-            .collect();
-        for id in gone {
-            if let Some(running) = self.running.remove(&id) {
-                self.let_go(running).await?;
-            }
-        }
-        let limit = self.client.round_deadline();
-        let deadline = GenerationError::Deadline {
-            seconds: limit.as_secs(),
-        };
-        let stuck = self
-            .releasing
-            .values()
-            .any(|since| now.duration_since(*since) > limit);
-        match self.client.overdue(now) {
-            Some(session) => match self.sessions.get(&session) {
-                Some(&(id, _)) => self.fail(id, deadline).await?,
-                None => self.break_off("a token got lost on the ring".into(), deadline),
-            },
-            None if stuck => self.break_off("a session got lost on the ring".into(), deadline),
-            None => {}
-        }
-        Ok(())
-    }
-
-    async fn probe(&mut self) -> Result<(), RingError> {
-        self.phase = Phase::Probing {
-            nonce: self.client.probe().await?,
-            asked: Instant::now(),
-        };
-        Ok(())
     }
 
     /// Tells the gateway what changed. Counters alone wait for the tick; otherwise every token would wake the gateway's
     /// thread.
     fn show(&self, ticked: bool) {
+        let (running, waiting) = self.scheduler.requests();
+        let (readiness, kv) = (self.scheduler.readiness(), self.scheduler.kv());
         self.status.send_if_modified(|status| {
-            let changed = status.readiness != self.readiness
-                || status.running_requests != self.running.len()
-                || status.waiting_requests != self.waiting.len()
-                || (ticked && status.members != self.tally.members);
+            let changed = status.readiness != *readiness
+                || status.running_requests != running
+                || status.waiting_requests != waiting
+                || (ticked && (status.members != self.tally.members || status.kv != kv));
             if changed {
-                status.readiness = self.readiness.clone();
-                status.running_requests = self.running.len();
-                status.waiting_requests = self.waiting.len();
+                status.readiness = readiness.clone();
+                status.running_requests = running;
+                status.waiting_requests = waiting;
                 status.members.clone_from(&self.tally.members);
                 status.kv_bytes = self.tally.kv_bytes();
+                status.kv = kv;
             }
             changed
         });
     }
 }
 
-impl Running {
+impl Request {
+    /// The next token of a choice, and whether it goes on; `None`: the reader is gone.
     fn advance(
         &mut self,
         choice: usize,
         logits: &[f32],
         tokenizer: &Tokenizer,
-    ) -> Result<Option<u32>, SamplingError> {
+    ) -> Result<Option<Option<u32>>, SamplingError> {
         let Self {
             choices,
             events,
-            gone,
             completion_tokens,
             ..
         } = self;
-        choices[choice].advance(logits, tokenizer, |event| {
+        let mut gone = false;
+        let token = choices[choice].advance(logits, tokenizer, |event| {
             *completion_tokens += usize::from(matches!(event, GenerationEvent::Token { .. }));
             match events.try_send(event) {
                 Ok(()) => {}
                 // A reader so slow that it is thousands of tokens behind counts as gone.
-                Err(TrySendError::Full(_) | TrySendError::Closed(_)) => *gone = true,
+                Err(TrySendError::Full(_) | TrySendError::Closed(_)) => gone = true,
             }
-        })
+        })?;
+        Ok((!gone).then_some(token))
     }
 
     fn emit_usage(&self) {
-        let first = self.first_token.unwrap_or(self.started);
+        let first = self.first_token.unwrap_or(self.begun);
         let usage = Usage {
             prompt_tokens: self.request.prompt.len(),
+            cached_tokens: self.cached_tokens,
             completion_tokens: self.completion_tokens,
-            prompt_seconds: first.duration_since(self.started).as_secs_f64(),
+            prompt_seconds: first.duration_since(self.begun).as_secs_f64(),
             completion_seconds: first.elapsed().as_secs_f64(),
         };
         let _ = self.events.try_send(GenerationEvent::Usage(usage));

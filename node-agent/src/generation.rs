@@ -24,6 +24,8 @@ pub struct GenerationRequest {
     pub logprobs: Option<usize>,
     /// Independent continuations of the same prompt (OpenAI's `n`).
     pub choices: usize,
+    /// Whose it is: what one has computed is never used for another, who could tell by the time it takes.
+    pub keyspace: u64,
 }
 
 /// What comes back, in order per choice.
@@ -68,6 +70,8 @@ pub enum FinishReason {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
     pub prompt_tokens: usize,
+    /// Tokens of the prompt that had been computed for an earlier request.
+    pub cached_tokens: usize,
     pub completion_tokens: usize,
     /// Prefill: from the start of computing to the first token.
     pub prompt_seconds: f64,
@@ -178,6 +182,19 @@ pub struct RingStatus {
     pub running_requests: usize,
     pub waiting_requests: usize,
     pub kv_bytes: u64,
+    pub kv: KvUse,
+}
+
+/// The positions that the KV caches of every member hold, in whole blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct KvUse {
+    /// What the plan pays for.
+    pub planned_positions: usize,
+    pub used_positions: usize,
+    /// Those of them that no request uses; they give way.
+    pub kept_positions: usize,
+    /// Sessions that hold them.
+    pub sessions: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]

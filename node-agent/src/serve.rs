@@ -93,6 +93,8 @@ pub enum ServeError {
 /// How long running requests may take to finish when the process is asked to end.
 const DRAIN_LIMIT: Duration = Duration::from_secs(30);
 const DRAIN_INTERVAL: Duration = Duration::from_millis(50);
+/// Without an activation for this long, nothing runs that could end within the limit.
+const QUIET: Duration = Duration::from_secs(3);
 /// Requests on their way from the gateway to `decode`, which answers each at once.
 const SUBMISSIONS: usize = 64;
 
@@ -185,9 +187,9 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
     let drained = async {
         match front.take() {
             Some(front) => front.finish().await,
-            // Rank 0 tells when a session ends.
+            // Sessions also stay for later requests; where none is in use, no activation comes.
             None => {
-                while member.sessions() > 0 {
+                while member.sessions() > 0 && member.idle_for() < QUIET {
                     tokio::time::sleep(DRAIN_INTERVAL).await;
                 }
             }
@@ -293,12 +295,12 @@ fn open(options: MemberOptions, back: Option<Back>) -> Result<Member, ServeError
         None => None,
     };
     let plan = options.plan.clone();
-    let vocabulary = options.model.spec().vocabulary;
+    let model = options.model.clone();
     let mut member = Member::start(options).map_err(|error| ServeError::Member(Arc::new(error)))?;
     if let (Some(back), Some(text), Some(client)) = (back, text, member.take_client()) {
         let tokenizer = text.tokenizer.clone();
         back.text.send_replace(Some(Arc::new(text)));
-        let decode = Decode::new(client, plan, tokenizer, vocabulary, back.status);
+        let decode = Decode::new(client, plan, model.spec(), tokenizer, back.status);
         member.runtime().spawn(async move {
             decode.run(back.submissions).await;
             // The gateway keeps its view of the text for as long as it answers.

@@ -135,6 +135,7 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
     let members = members(&plan, |name| format!("{name}:{RING_PORT}"));
     let spec = RingPlanSpec {
         max_concurrent_requests: args.concurrency.into(),
+        kv_contexts: args.concurrency.into(),
         rounds: plan.rounds as i32,
         predicted: Some(speed(&plan.report)),
         ..RingPlanSpec::new(planned, context as i32, members)

@@ -56,11 +56,12 @@ pub struct ModelProfileSpec {
 }
 
 impl ModelProfileSpec {
-    /// Positions that a sequence of `positions` keeps in a layer, on average over the model's layers.
+    /// Positions that a ring for one context of `positions` keeps in a layer, on average over the model's layers.
     pub fn kept_positions(&self, positions: f64) -> f64 {
-        // A window is kept until the rows of a pass have seen it; GPUs keep up to twice as much, so as to move it seldom.
-        let kept = 2 * self.attention_window as usize + CHUNK_POSITIONS;
-        self.average_positions(positions, kept)
+        let window = AttentionWindow {
+            positions: self.attention_window as usize,
+        };
+        self.average_positions(positions, window.planned(positions as usize))
     }
 
     /// Positions that a row sees in a layer when `positions` are there, on average over the model's layers.
@@ -71,6 +72,29 @@ impl ModelProfileSpec {
     fn average_positions(&self, all: f64, in_window: usize) -> f64 {
         let windowed = f64::from(self.windowed_layers) / f64::from(self.layers);
         (1.0 - windowed) * all + windowed * all.min(in_window as f64)
+    }
+}
+
+/// What a row sees in layers that see only the last positions.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionWindow {
+    /// Its own position among them.
+    pub positions: usize,
+}
+
+/// Conversations that have room in layers with windows at the same time, where one context is planned.
+const WINDOWED_SEQUENCES: usize = 4;
+
+impl AttentionWindow {
+    /// Positions that such a layer keeps of a long sequence: the window of the rows of a pass, and as much before, so that a conversation
+    /// can go back and GPUs seldom move what they hold.
+    pub fn kept(self) -> usize {
+        2 * self.positions + CHUNK_POSITIONS
+    }
+
+    /// Positions that all sequences of a ring for one context may hold in such a layer.
+    pub fn planned(self, context_length: usize) -> usize {
+        context_length.min(WINDOWED_SEQUENCES * self.kept())
     }
 }
 
@@ -208,7 +232,7 @@ mod tests {
         assert_eq!(spec.kept_positions(1000.0), 1000.0);
         // One layer has all, five have two windows and a chunk.
         let layers = |five: f64| (6000.0 + 5.0 * five) / 6.0;
-        assert!((spec.kept_positions(6000.0) - layers(1152.0)).abs() < 1e-6);
+        assert!((spec.kept_positions(6000.0) - layers(4.0 * 1152.0)).abs() < 1e-6);
         assert!((spec.seen_positions(6000.0) - layers(512.0)).abs() < 1e-6);
         let all = ModelProfileSpec {
             windowed_layers: 0,

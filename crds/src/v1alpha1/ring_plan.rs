@@ -56,6 +56,9 @@ pub struct RingPlanSpec {
     pub context_length: i32,
     /// Sequences that may hold a KV cache at the same time.
     pub max_concurrent_requests: i32,
+    /// Whole contexts that all sequences together have memory for; what they do not use keeps the beginnings of later requests.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub kv_contexts: i32,
     /// Number format of activations between members.
     #[serde(default)]
     pub activation_dtype: ActivationDtype,
@@ -322,6 +325,7 @@ impl RingPlanSpec {
             model,
             context_length,
             max_concurrent_requests: 1,
+            kv_contexts: 1,
             activation_dtype: ActivationDtype::F32,
             rounds: members.first().map_or(1, |rank0| rank0.windows.len()) as i32,
             members,
@@ -384,6 +388,12 @@ impl RingPlanSpec {
         bounded(
             "maxConcurrentRequests",
             self.max_concurrent_requests.into(),
+            1,
+            MAX_CONCURRENT_REQUESTS.into(),
+        )?;
+        bounded(
+            "kvContexts",
+            self.kv_contexts.into(),
             1,
             MAX_CONCURRENT_REQUESTS.into(),
         )?;

@@ -5,12 +5,9 @@ use prima_text::{Detokenizer, Sampler, SamplingError, Tokenizer};
 
 use super::stop_strings::StopStrings;
 use crate::generation::{FinishReason, GenerationEvent, GenerationRequest, TokenLogprob};
-use crate::ring::SessionId;
 
 pub struct Choice {
     index: usize,
-    /// Its KV cache on the ring, while it has one.
-    pub session: Option<SessionId>,
     sampler: Sampler,
     detokenizer: Detokenizer,
     stop: StopStrings,
@@ -37,7 +34,6 @@ impl Choice {
         let room = (context_length + 1).saturating_sub(request.prompt.len());
         Ok(Self {
             index,
-            session: None,
             sampler,
             detokenizer: Detokenizer::new(tokenizer),
             stop: StopStrings::new(&request.stop),

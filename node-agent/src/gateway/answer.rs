@@ -41,6 +41,7 @@ pub fn usage(usage: &Usage) -> Value {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     })
 }
 
@@ -54,10 +55,12 @@ pub fn timings(usage: &Usage) -> Value {
             0.0
         }
     };
+    let computed = usage.prompt_tokens - usage.cached_tokens;
     json!({
-        "prompt_n": usage.prompt_tokens,
+        "cache_n": usage.cached_tokens,
+        "prompt_n": computed,
         "prompt_ms": usage.prompt_seconds * 1e3,
-        "prompt_per_second": per_second(usage.prompt_tokens, usage.prompt_seconds),
+        "prompt_per_second": per_second(computed, usage.prompt_seconds),
         "predicted_n": usage.completion_tokens,
         "predicted_ms": usage.completion_seconds * 1e3,
         "predicted_per_second":

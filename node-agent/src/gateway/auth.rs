@@ -26,6 +26,13 @@ pub struct Access {
     check_host: bool,
 }
 
+/// Whose request it is, for the routes behind [`require_key`].
+#[derive(Clone, Copy)]
+pub struct Caller {
+    /// The number of its key, from 1; 0 where no key is asked for.
+    pub keyspace: u64,
+}
+
 enum Origins {
     Any,
     /// These, and pages served from localhost. A server's own page needs no permission.
@@ -89,19 +96,22 @@ impl Access {
             ]))
     }
 
-    fn check_key(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+    fn check_key(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
         if self.keys.is_empty() {
-            return Ok(());
+            return Ok(Caller { keyspace: 0 });
         }
         let sent = digest(sent_key(headers).ok_or(ApiError::NoKey)?);
         // Every key is compared, even after a match.
-        let known = self.keys.iter().fold(false, |known, key| {
-            known | equal_in_constant_time(&sent, key)
+        let keys = (1..).zip(&self.keys);
+        let keyspace = keys.fold(0, |known, (number, key)| {
+            match equal_in_constant_time(&sent, key) {
+                true => number,
+                false => known,
+            }
         });
-        if known {
-            Ok(())
-        } else {
-            Err(ApiError::WrongKey)
+        match keyspace {
+            0 => Err(ApiError::WrongKey),
+            keyspace => Ok(Caller { keyspace }),
         }
     }
 
@@ -137,10 +147,11 @@ impl Access {
 
 pub async fn require_key(
     State(gateway): State<Gateway>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    gateway.0.access.check_key(request.headers())?;
+    let caller = gateway.0.access.check_key(request.headers())?;
+    request.extensions_mut().insert(caller);
     Ok(next.run(request).await)
 }
 

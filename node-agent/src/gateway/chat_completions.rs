@@ -4,15 +4,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use prima_text::{ChatTemplate, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::generation::{FinishReason, TokenLogprob};
 
 use super::answer::{self, Envelope};
+use super::auth::Caller;
 use super::in_flight::InFlight;
 use super::logprobs::chat_token;
 use super::openai_error::ApiError;
@@ -24,6 +25,7 @@ const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
 pub async fn create(
     State(gateway): State<Gateway>,
+    Extension(caller): Extension<Caller>,
     JsonObject(body): JsonObject,
 ) -> Result<Response, ApiError> {
     let text = gateway.ready()?;
@@ -38,8 +40,15 @@ pub async fn create(
 
     // If the client sets no limit, the context is the limit.
     let max_tokens = options.max_tokens.unwrap_or(usize::MAX);
-    let in_flight =
-        InFlight::submit(&gateway, vec![prompt], &options, logprobs, max_tokens).await?;
+    let in_flight = InFlight::submit(
+        &gateway,
+        caller,
+        vec![prompt],
+        &options,
+        logprobs,
+        max_tokens,
+    )
+    .await?;
     let envelope = Envelope::new("chatcmpl", &gateway.0.model.name);
     if options.stream {
         let format = ChatChunks { text, envelope };

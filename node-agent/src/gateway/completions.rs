@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use prima_text::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::generation::{FinishReason, TokenLogprob};
 
 use super::answer::{self, Envelope};
+use super::auth::Caller;
 use super::in_flight::InFlight;
 use super::logprobs::completion_tokens;
 use super::openai_error::ApiError;
@@ -25,6 +26,7 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 
 pub async fn create(
     State(gateway): State<Gateway>,
+    Extension(caller): Extension<Caller>,
     JsonObject(body): JsonObject,
 ) -> Result<Response, ApiError> {
     let text = gateway.ready()?;
@@ -40,7 +42,8 @@ pub async fn create(
     let prompts = tokens_of(Arc::clone(&text), prompts).await?;
 
     let max_tokens = options.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
-    let in_flight = InFlight::submit(&gateway, prompts, &options, logprobs, max_tokens).await?;
+    let in_flight =
+        InFlight::submit(&gateway, caller, prompts, &options, logprobs, max_tokens).await?;
     let envelope = Envelope::new("cmpl", &gateway.0.model.name);
     if options.stream {
         let format = CompletionChunks {

@@ -13,6 +13,7 @@ use crate::generation::{
 };
 
 use super::Gateway;
+use super::auth::Caller;
 use super::metrics::Outcome;
 use super::openai_error::ApiError;
 use super::request::GenerationOptions;
@@ -60,6 +61,7 @@ impl InFlight {
     /// Hands every prompt to the ring; if it refuses one, none runs.
     pub async fn submit(
         gateway: &Gateway,
+        caller: Caller,
         prompts: Vec<Arc<[u32]>>,
         options: &GenerationOptions,
         logprobs: Option<usize>,
@@ -83,6 +85,7 @@ impl InFlight {
                 stop: options.stop.clone(),
                 logprobs,
                 choices: options.choices,
+                keyspace: caller.keyspace,
             };
             let events = gateway.0.generator.submit(request).await?;
             let number = in_flight.prompts.len();
@@ -137,6 +140,8 @@ impl InFlight {
                 }
                 GenerationEvent::Usage(usage) => {
                     self.usage.prompt_tokens += usage.prompt_tokens;
+                    self.usage.cached_tokens += usage.cached_tokens;
+                    self.gateway.0.metrics.cached_tokens(usage.cached_tokens);
                     self.usage.completion_tokens += usage.completion_tokens;
                     self.usage.prompt_seconds = self.usage.prompt_seconds.max(usage.prompt_seconds);
                     self.usage.completion_seconds =

@@ -31,6 +31,7 @@ pub struct Metrics {
     requests: Family<RequestLabels, Counter>,
     generations: Family<OutcomeLabel, Counter>,
     prompt_tokens: Counter,
+    cached_tokens: Counter,
     generated_tokens: Counter,
     time_to_first_token: Histogram,
     time_per_token: Histogram,
@@ -65,6 +66,7 @@ impl Metrics {
             requests: Family::default(),
             generations: Family::default(),
             prompt_tokens: Counter::default(),
+            cached_tokens: Counter::default(),
             generated_tokens: Counter::default(),
             time_to_first_token: Histogram::new(FIRST_TOKEN_BUCKETS),
             time_per_token: Histogram::new(PER_TOKEN_BUCKETS),
@@ -79,6 +81,11 @@ impl Metrics {
         self.prompt_tokens.inc_by(prompt_tokens as u64);
         self.time_to_first_token.observe(after.as_secs_f64());
         self.recent_first_tokens.add(after);
+    }
+
+    /// So many tokens of a prompt had been computed before.
+    pub fn cached_tokens(&self, tokens: usize) {
+        self.cached_tokens.inc_by(tokens as u64);
     }
 
     pub fn token(&self) {
@@ -130,8 +137,13 @@ impl Metrics {
         );
         registry.register(
             "prima_prompt_tokens",
-            "Prompt tokens computed",
+            "Prompt tokens of requests",
             self.prompt_tokens.clone(),
+        );
+        registry.register(
+            "prima_cached_prompt_tokens",
+            "Prompt tokens that had been computed for an earlier request",
+            self.cached_tokens.clone(),
         );
         registry.register(
             "prima_generated_tokens",
@@ -247,6 +259,7 @@ impl Collector for RingCollector {
             running_requests,
             waiting_requests,
             kv_bytes,
+            kv,
         } = &self.0;
         let ready = i64::from(*readiness == Readiness::Ready);
         for (name, help, value) in [
@@ -276,6 +289,21 @@ impl Collector for RingCollector {
                 "prima_kv_cache_bytes",
                 "KV caches on all members",
                 *kv_bytes as i64,
+            ),
+            (
+                "prima_kv_planned_positions",
+                "Positions that the plan has KV cache for",
+                kv.planned_positions as i64,
+            ),
+            (
+                "prima_kv_used_positions",
+                "Positions in KV caches",
+                kv.used_positions as i64,
+            ),
+            (
+                "prima_kv_kept_positions",
+                "Positions in KV caches that no request uses and later ones may",
+                kv.kept_positions as i64,
             ),
         ] {
             let gauge = ConstGauge::new(value);

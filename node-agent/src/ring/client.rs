@@ -1,6 +1,6 @@
-//! Rank 0's handle on the ring: begins rounds and receives what comes home. It numbers sessions and sequences, tracks
-//! what is in flight, and reports what a round cost. It decides nothing about requests, sampling or text (`decode`
-//! does).
+//! Rank 0's handle on the ring: begins rounds and receives what comes home. It numbers the frames of a session, tracks
+//! what is in flight, and reports what a round cost. It decides nothing about sessions, requests, sampling or text
+//! (`decode` does).
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher as _, RandomState};
@@ -18,7 +18,7 @@ pub struct RingClient {
     inbox: mpsc::Sender<Inbound>,
     home: mpsc::UnboundedReceiver<Reply>,
     sessions: HashMap<SessionId, Open>,
-    last_session: SessionId,
+    /// Of [`RingClient::ready`].
     last_nonce: u64,
     members: usize,
     round_deadline: Duration,
@@ -91,7 +91,6 @@ impl RingClient {
             inbox,
             home,
             sessions: HashMap::new(),
-            last_session: 0,
             last_nonce: 0,
             members,
             round_deadline: ROUND_DEADLINE,
@@ -112,11 +111,9 @@ impl RingClient {
         self.round_deadline
     }
 
-    /// Asks whether the ring is whole, and drops all sessions. The answer is [`RingEvent::Whole`] with this nonce.
-    pub async fn probe(&mut self) -> Result<u64, RingError> {
+    /// Asks whether the ring is whole, and drops all sessions. The answer is [`RingEvent::Whole`] with this nonce, which must be new.
+    pub async fn probe(&mut self, nonce: u64) -> Result<(), RingError> {
         self.sessions.clear();
-        self.last_nonce += 1;
-        let nonce = self.last_nonce;
         let frame = Frame {
             session: 0,
             sequence: 0,
@@ -125,15 +122,13 @@ impl RingClient {
             timings: Vec::new(),
             operation: Operation::Reset(Reset::Probe { nonce }),
         };
-        self.begin(frame).await?;
-        Ok(nonce)
+        self.begin(frame).await
     }
 
-    /// Opens a session on every member.
-    pub async fn create(&mut self) -> Result<SessionId, RingError> {
-        let session = self.open(0);
-        self.operate(session, Operation::Create).await?;
-        Ok(session)
+    /// Opens a session on every member. Its id is above that of every session before, and above 0.
+    pub async fn create(&mut self, session: SessionId) -> Result<(), RingError> {
+        self.open(session, 0);
+        self.operate(session, Operation::Create).await
     }
 
     /// Sends the next `tokens` (at most [`MAX_FRAME_ROWS`]) of a session round the ring. [`RingEvent::Answer`] brings
@@ -159,12 +154,11 @@ impl RingClient {
             .await
     }
 
-    /// Opens a session that continues where `session` stands now.
-    pub async fn fork(&mut self, session: SessionId) -> Result<SessionId, RingError> {
+    /// Opens the session `child`, which continues where `session` stands now. Its id is above that of every session before.
+    pub async fn fork(&mut self, session: SessionId, child: SessionId) -> Result<(), RingError> {
         let length = self.session(session)?.length;
-        let child = self.open(length);
-        self.operate(session, Operation::Fork { child }).await?;
-        Ok(child)
+        self.open(child, length);
+        self.operate(session, Operation::Fork { child }).await
     }
 
     /// Shortens a session to its first `positions` positions.
@@ -244,7 +238,9 @@ impl RingClient {
         const PAUSE: Duration = Duration::from_millis(50);
         let limit = Instant::now() + self.round_deadline;
         while Instant::now() < limit {
-            let probe = self.probe().await?;
+            self.last_nonce += 1;
+            let probe = self.last_nonce;
+            self.probe(probe).await?;
             let answer = tokio::time::timeout(PAUSE, async {
                 loop {
                     match self.next().await {
@@ -261,18 +257,6 @@ impl RingClient {
         Err(RingError::Deadline {
             limit: self.round_deadline,
         })
-    }
-
-    /// A session with an activation that, at `now`, is older than the round's deadline.
-    pub fn overdue(&self, now: Instant) -> Option<SessionId> {
-        self.sessions
-            .iter()
-            .find(|(_, open)| {
-                open.in_flight.front().is_some_and(|(_, begun)| {
-                    now.saturating_duration_since(*begun) > self.round_deadline
-                })
-            })
-            .map(|(session, _)| *session)
     }
 
     async fn next_for(&mut self, session: SessionId) -> Result<RingEvent, RingError> {
@@ -345,9 +329,7 @@ impl RingClient {
         }
     }
 
-    fn open(&mut self, length: usize) -> SessionId {
-        self.last_session += 1;
-        let session = self.last_session;
+    fn open(&mut self, session: SessionId, length: usize) {
         let open = Open {
             length,
             sequence: 0,
@@ -355,7 +337,6 @@ impl RingClient {
             in_flight: VecDeque::new(),
         };
         self.sessions.insert(session, open);
-        session
     }
 
     fn session(&mut self, session: SessionId) -> Result<&mut Open, RingError> {

@@ -8,7 +8,6 @@
 //! end one request, never the ring. Losing a neighbour ends all sessions.
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,6 +20,7 @@ use crate::memory_watch::Pressure;
 use super::frame::{
     Activation, Event, Frame, HopEvent, Input, MAX_FRAME_ROWS, Operation, Reset, SessionId,
 };
+use super::held::Held;
 use super::hop_timing::HopTiming;
 use super::schedule::Schedule;
 use super::session::SessionTable;
@@ -43,7 +43,7 @@ pub struct Hop {
     home: Option<mpsc::UnboundedSender<Reply>>,
     /// What a row cost in the last batch of each stage, and when that was.
     row_cost: Vec<Option<(Duration, Instant)>>,
-    held: Arc<AtomicUsize>,
+    held: Arc<Held>,
     pressure: Pressure,
     /// Bytes read and time waited up to the last batch. What is read ahead between batches counts for the next one.
     told: ResidencyStatus,
@@ -57,8 +57,7 @@ pub struct HopParts {
     pub worker: Worker,
     /// Given on rank 0 only.
     pub home: Option<mpsc::UnboundedSender<Reply>>,
-    /// Shows how many sessions have a KV cache here.
-    pub held: Arc<AtomicUsize>,
+    pub held: Arc<Held>,
     pub pressure: Pressure,
 }
 
@@ -106,9 +105,6 @@ const INLINE_LIMIT: Duration = Duration::from_millis(20);
 const COST_LIFETIME: Duration = Duration::from_secs(1);
 /// The most rows of one batch. A larger one gains nothing and makes others wait.
 const MAX_BATCH_ROWS: usize = 2 * MAX_FRAME_ROWS;
-/// Rank 0 ends its sessions within minutes; a session that is idle for this long was left behind.
-const SESSION_IDLE_LIMIT: Duration = Duration::from_secs(600);
-const IDLE_SWEEP: Duration = Duration::from_secs(60);
 
 impl Hop {
     pub fn new(parts: HopParts) -> Self {
@@ -143,15 +139,11 @@ impl Hop {
 
     /// Works until all senders of `inbox` are gone.
     pub async fn run(mut self, mut inbox: mpsc::Receiver<Inbound>) -> Result<(), HopError> {
-        let mut sweep = tokio::time::interval(IDLE_SWEEP);
         loop {
             if self.queue.is_empty() {
-                tokio::select! {
-                    inbound = inbox.recv() => match inbound {
-                        Some(inbound) => self.take(inbound),
-                        None => return Ok(()),
-                    },
-                    _ = sweep.tick() => self.expire(),
+                match inbox.recv().await {
+                    Some(inbound) => self.take(inbound),
+                    None => return Ok(()),
                 }
             }
             while let Ok(inbound) = inbox.try_recv() {
@@ -232,7 +224,7 @@ impl Hop {
             }
             return;
         }
-        match self.table.admit(&frame, arrived) {
+        match self.table.admit(&frame) {
             Ok(()) => self.queue.push_back(Queued { frame, arrived }),
             Err(refusal) => {
                 tracing::debug!(session = frame.session, traceparent = frame.traceparent, %refusal, "refused a frame");
@@ -253,6 +245,7 @@ impl Hop {
         if let Operation::Activation(_) = first.frame.operation {
             let round = first.frame.round;
             let batch = take_batch(&mut self.queue);
+            self.held.activation_came();
             return self.compute(round, batch).await;
         }
         let Some(Queued { frame, arrived }) = self.queue.pop_front() else {
@@ -457,20 +450,8 @@ impl Hop {
         self.count();
     }
 
-    fn expire(&mut self) {
-        for session in self.table.expire(Instant::now(), SESSION_IDLE_LIMIT) {
-            tracing::warn!(
-                session,
-                "dropped a session that was idle for {} s",
-                SESSION_IDLE_LIMIT.as_secs()
-            );
-            self.worker().forget(session);
-        }
-        self.count();
-    }
-
     fn count(&self) {
-        self.held.store(self.worker().caches(), Ordering::Relaxed);
+        self.held.set_sessions(self.worker().caches());
     }
 }
 

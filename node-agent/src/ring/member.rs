@@ -4,8 +4,8 @@
 use std::future::pending;
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use prima_crds::v1alpha1::ring_plan::{RingMember, RingPlanSpec};
 use prima_engine::{Compute, EngineError, Model};
@@ -13,6 +13,7 @@ use tokio::runtime::{self, Handle};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::client::RingClient;
+use super::held::Held;
 use super::hop::{Hop, HopError, HopParts};
 use super::schedule::Schedule;
 use super::session::SessionTable;
@@ -28,7 +29,7 @@ pub struct Member {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
     outcome: watch::Receiver<Option<Arc<MemberError>>>,
-    held: Arc<AtomicUsize>,
+    held: Arc<Held>,
     client: Option<RingClient>,
     _watch: MemoryWatch,
 }
@@ -47,6 +48,12 @@ pub struct MemberOptions {
     /// If true, weights that do not fit into memory are read ahead of their use; if false, all are left to the page
     /// cache.
     pub streaming: bool,
+}
+
+/// Sessions that every member has room to count: those that run, twice as many that are kept for later requests, and those on their way
+/// out.
+pub fn session_capacity(plan: &RingPlanSpec) -> usize {
+    4 * plan.max_concurrent_requests as usize
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -83,7 +90,7 @@ impl Member {
         let schedule = Schedule::new(&plan, rank).ok_or(MemberError::Rank { rank })?;
         let limits = FrameLimits::new(&plan, &schedule, model.spec().hidden);
         let table = SessionTable::new(
-            plan.max_concurrent_requests as usize,
+            session_capacity(&plan),
             plan.context_length as usize,
             schedule.stages(),
         );
@@ -107,7 +114,7 @@ impl Member {
         let client =
             (rank == 0).then(|| RingClient::new(inbox.clone(), homecomings, schedule.members));
         let home = (rank == 0).then_some(home);
-        let held = Arc::new(AtomicUsize::new(0));
+        let held = Arc::new(Held::new());
         let (members, successor) = (schedule.members, schedule.successor());
         let hop = Hop::new(HopParts {
             schedule,
@@ -175,7 +182,12 @@ impl Member {
 
     /// Sessions with a KV cache on this member now.
     pub fn sessions(&self) -> usize {
-        self.held.load(Ordering::Relaxed)
+        self.held.sessions()
+    }
+
+    /// How long ago the last activation came.
+    pub fn idle_for(&self) -> Duration {
+        self.held.idle_for()
     }
 
     /// Waits until the member cannot go on, and says why.

@@ -7,6 +7,7 @@
 mod client;
 mod connection;
 mod frame;
+mod held;
 mod hop;
 mod hop_timing;
 mod link;
@@ -24,7 +25,7 @@ pub use frame::{MAX_FRAME_ROWS, SessionId};
 pub use hop::HopError;
 pub use hop_timing::{HOP_METRICS, HopMetric, HopTiming, Kind};
 pub use link::{EchoServer, LinkError, LinkMeasurement, MAX_PAYLOAD_BYTES, measure_link};
-pub use member::{Member, MemberError, MemberOptions};
+pub use member::{Member, MemberError, MemberOptions, session_capacity};
 pub use transport::{GENERATION_KEY, RANK_KEY, TransportError};
 pub use wire::proto;
 pub use worker::WorkerError;

@@ -1,12 +1,11 @@
-//! Which sessions a member holds, and which frame of each may come next. Pure: the time is an argument, nothing is
-//! computed or stored beyond counters.
+//! Which sessions a member holds, and which frame of each may come next. Pure: nothing is computed or stored beyond
+//! counters. A session stays until rank 0 releases it, or is lost: only rank 0 knows what may be used again.
 //!
 //! Every stage (round) of a session has a cursor of its own, because chunks follow one another through the ring: while
 //! chunk 1 is in round 1, chunk 2 is in round 0. A frame is admitted before its payload is read. Admitting it moves the
 //! cursor, so a second copy of it is refused as a replay. The table refuses; it never repairs.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
 
 use super::frame::{Frame, Operation, Refusal, SessionId};
 
@@ -25,7 +24,6 @@ pub struct SessionTable {
 struct Session {
     /// `None`: not yet created in this stage, or released already.
     cursors: Vec<Option<Cursor>>,
-    last_used: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -50,13 +48,13 @@ impl SessionTable {
 
     /// Admits `frame` and moves its session's cursor, or says which field broke which rule and changes nothing.
     /// `frame.round` must be below `stages` (which `wire` checks on arrival). A reset clears the table.
-    pub fn admit(&mut self, frame: &Frame, now: Instant) -> Result<(), Refusal> {
+    pub fn admit(&mut self, frame: &Frame) -> Result<(), Refusal> {
         match &frame.operation {
             Operation::Reset(_) => {
                 self.clear();
                 return Ok(());
             }
-            Operation::Create => return self.admit_create(frame, now),
+            Operation::Create => return self.admit_create(frame),
             // Must pass even where the create was refused: only a release that comes home shows that every member
             // has freed it.
             Operation::Release if self.cursor(frame).is_err() => return Ok(()),
@@ -116,7 +114,6 @@ impl SessionTable {
                         length: cursor.length,
                         sequence: 0,
                     },
-                    now,
                 )?;
             }
             Operation::Release => moved = None,
@@ -124,26 +121,11 @@ impl SessionTable {
         }
         if let Some(session) = self.sessions.get_mut(&frame.session) {
             session.cursors[frame.round] = moved;
-            session.last_used = now;
             if session.cursors.iter().all(Option::is_none) {
                 self.sessions.remove(&frame.session);
             }
         }
         Ok(())
-    }
-
-    /// Forgets the sessions that had no frame for longer than `limit`, and returns their ids.
-    pub fn expire(&mut self, now: Instant, limit: Duration) -> Vec<SessionId> {
-        let idle: Vec<SessionId> = self
-            .sessions
-            .iter()
-            .filter(|(_, session)| now.saturating_duration_since(session.last_used) > limit)
-            .map(|(id, _)| *id)
-            .collect();
-        for id in &idle {
-            self.sessions.remove(id);
-        }
-        idle
     }
 
     /// Forgets everything: the ring begins anew.
@@ -152,12 +134,12 @@ impl SessionTable {
         self.youngest.fill(0);
     }
 
-    fn admit_create(&mut self, frame: &Frame, now: Instant) -> Result<(), Refusal> {
+    fn admit_create(&mut self, frame: &Frame) -> Result<(), Refusal> {
         let cursor = Cursor {
             length: 0,
             sequence: frame.sequence,
         };
-        self.insert("session", frame.session, frame.round, cursor, now)
+        self.insert("session", frame.session, frame.round, cursor)
     }
 
     fn insert(
@@ -166,7 +148,6 @@ impl SessionTable {
         id: SessionId,
         round: usize,
         cursor: Cursor,
-        now: Instant,
     ) -> Result<(), Refusal> {
         if id <= self.youngest[round] {
             let expected = format!("a new session, above {}", self.youngest[round]);
@@ -179,10 +160,8 @@ impl SessionTable {
         self.youngest[round] = id;
         let session = self.sessions.entry(id).or_insert_with(|| Session {
             cursors: vec![None; self.stages],
-            last_used: now,
         });
         session.cursors[round] = Some(cursor);
-        session.last_used = now;
         Ok(())
     }
 
@@ -229,11 +208,11 @@ mod tests {
         })
     }
 
-    struct Fixture(SessionTable, Instant);
+    struct Fixture(SessionTable);
 
     impl Fixture {
         fn new() -> Self {
-            Self(SessionTable::new(2, 16, 2), Instant::now())
+            Self(SessionTable::new(2, 16, 2))
         }
 
         fn admit(
@@ -243,8 +222,7 @@ mod tests {
             round: usize,
             operation: Operation,
         ) -> Result<(), Refusal> {
-            self.0
-                .admit(&frame(session, sequence, round, operation), self.1)
+            self.0.admit(&frame(session, sequence, round, operation))
         }
 
         fn refused(
@@ -337,15 +315,9 @@ mod tests {
     }
 
     #[test]
-    fn idle_sessions_expire_and_a_reset_clears() {
+    fn a_reset_clears_and_ids_begin_anew() {
         let mut table = Fixture::new();
-        let limit = Duration::from_secs(60);
-        table.admit(1, 1, 0, Operation::Create).unwrap();
-        table.1 += limit;
         table.admit(2, 1, 0, Operation::Create).unwrap();
-        assert!(table.0.expire(table.1, limit).is_empty());
-        table.1 += Duration::from_secs(1);
-        assert_eq!(table.0.expire(table.1, limit), [1]);
         table
             .admit(0, 0, 0, Operation::Reset(Reset::Probe { nonce: 1 }))
             .unwrap();

@@ -54,6 +54,21 @@ async fn keys_open_the_api_and_nothing_else_needs_one() {
 }
 
 #[tokio::test]
+async fn requests_of_different_keys_share_nothing() {
+    let mut server = Server::start_with(keyed(), Some(text(None))).await;
+    let mut keyspaces = Vec::new();
+    for key in ["first-key", "second-key", "first-key"] {
+        let asked = post("/v1/completions", &json!({"prompt": "a"}));
+        let asked = asked.header("authorization", &format!("Bearer {key}"));
+        let sending = tokio::spawn(asked.send(server.address));
+        keyspaces.push(server.accept().await.request.keyspace);
+        sending.abort();
+    }
+    assert_eq!(keyspaces[0], keyspaces[2]);
+    assert_ne!(keyspaces[0], keyspaces[1]);
+}
+
+#[tokio::test]
 async fn a_key_known_by_its_digest_opens_too() {
     let digested = GatewayOptions {
         // Of "abc".

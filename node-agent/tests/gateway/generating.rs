@@ -62,9 +62,12 @@ async fn a_chat_is_rendered_asked_and_answered() {
     );
     assert_eq!(
         answer["usage"],
-        json!({"prompt_tokens": 40, "completion_tokens": 3, "total_tokens": 43})
+        json!({
+            "prompt_tokens": 40, "completion_tokens": 3, "total_tokens": 43,
+            "prompt_tokens_details": {"cached_tokens": 8},
+        })
     );
-    assert_eq!(answer["timings"]["prompt_per_second"], 80.0);
+    assert_eq!(answer["timings"]["prompt_per_second"], 64.0);
     assert_eq!(answer["timings"]["predicted_per_second"], 1.0);
 }
 

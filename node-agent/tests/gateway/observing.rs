@@ -99,6 +99,9 @@ async fn metrics_count_what_happened() {
     assert_eq!(value("prima_requests_running"), 2.0);
     assert_eq!(value("prima_requests_waiting"), 1.0);
     assert_eq!(value("prima_kv_cache_bytes"), 4096.0);
+    assert_eq!(value("prima_kv_planned_positions"), 8192.0);
+    assert_eq!(value("prima_kv_used_positions"), 640.0);
+    assert_eq!(value("prima_kv_kept_positions"), 512.0);
     assert_eq!(value("prima_ring_ready"), 1.0);
     assert_eq!(
         value("prima_member_compute_seconds_total{member=\"laptop\"}"),

@@ -7,8 +7,8 @@ use std::time::Duration;
 use prima_gguf::{Array, Metadata, Value};
 use prima_node_agent::gateway::{self, GatewayError, GatewayOptions, ModelText};
 use prima_node_agent::generation::{
-    FinishReason, GenerationError, GenerationEvent, GenerationRequest, Generator, MemberTotals,
-    Readiness, RingStatus, SubmitError, TokenLogprob, Usage,
+    FinishReason, GenerationError, GenerationEvent, GenerationRequest, Generator, KvUse,
+    MemberTotals, Readiness, RingStatus, SubmitError, TokenLogprob, Usage,
 };
 use prima_node_agent::ring::HopTiming;
 use prima_text::{ChatTemplate, Tokenizer};
@@ -112,9 +112,11 @@ impl Accepted {
         .await;
     }
 
+    /// A fifth of the prompt had been computed before.
     pub async fn usage(&self, prompt_tokens: usize, completion_tokens: usize) {
         self.send(GenerationEvent::Usage(Usage {
             prompt_tokens,
+            cached_tokens: prompt_tokens / 5,
             completion_tokens,
             prompt_seconds: 0.5,
             completion_seconds: 2.0,
@@ -245,6 +247,12 @@ pub fn ring(readiness: Readiness) -> RingStatus {
         running_requests: 2,
         waiting_requests: 1,
         kv_bytes: 4096,
+        kv: KvUse {
+            planned_positions: 8192,
+            used_positions: 640,
+            kept_positions: 512,
+            sessions: 3,
+        },
     }
 }
 

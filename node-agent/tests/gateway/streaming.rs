@@ -64,9 +64,13 @@ async fn a_chat_arrives_chunk_by_chunk() {
     assert_eq!(last["choices"], json!([]));
     assert_eq!(
         last["usage"],
-        json!({"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11})
+        json!({
+            "prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11,
+            "prompt_tokens_details": {"cached_tokens": 1},
+        })
     );
-    assert_eq!(last["timings"]["prompt_n"], 5);
+    assert_eq!(last["timings"]["cache_n"], 1);
+    assert_eq!(last["timings"]["prompt_n"], 4);
     assert_eq!(reply.event().await.as_deref(), Some("[DONE]"));
     assert_eq!(reply.event().await, None);
 }

@@ -22,11 +22,16 @@ pub struct Served {
 }
 
 impl Served {
-    async fn start(file: &ModelFile) -> Self {
-        let served = Self::loading(
-            &file.model,
+    pub async fn start(file: &ModelFile) -> Self {
+        Self::over_plan(
+            file,
             plan(&file.path, file.layers(), 3, &[1, 2, 3, 4, 4, 5]),
-        );
+        )
+        .await
+    }
+
+    pub async fn over_plan(file: &ModelFile, planned: Planned) -> Self {
+        let served = Self::loading(&file.model, planned);
         served.ready().await;
         served
     }
@@ -40,13 +45,7 @@ impl Served {
         let tokenizer = Tokenizer::from_gguf(&model.gguf().metadata).unwrap();
         let (submissions, received) = mpsc::channel(8);
         let (status, seen) = watch::channel(decode::initial_status(&ring.plan));
-        let decode = Decode::new(
-            client,
-            ring.plan.clone(),
-            tokenizer,
-            model.spec().vocabulary,
-            status,
-        );
+        let decode = Decode::new(client, ring.plan.clone(), model.spec(), tokenizer, status);
         ring.members[0].runtime().spawn(decode.run(received));
         Self {
             ring,
@@ -65,9 +64,15 @@ impl Served {
         Answer::read(self.generator.submit(request).await.unwrap()).await
     }
 
-    async fn all_released(&self) {
-        until("every member has released every session", || {
-            self.ring.sessions() == [0, 0, 0]
+    /// Nothing is computed any more, and every member holds what rank 0 keeps for later requests and nothing else.
+    pub async fn only_keeps(&self) {
+        let status = self.generator.status();
+        until("every member holds what is kept and nothing else", || {
+            let status = status.borrow();
+            let kept = status.kv.used_positions == status.kv.kept_positions;
+            let members = self.ring.sessions();
+            let same = members.iter().all(|held| *held == status.kv.sessions);
+            kept && same && status.running_requests + status.waiting_requests == 0
         })
         .await;
     }
@@ -145,6 +150,7 @@ pub fn request(prompt: &[u32], max_tokens: usize) -> GenerationRequest {
         stop: Vec::new(),
         logprobs: None,
         choices: 1,
+        keyspace: 0,
     }
 }
 
@@ -192,7 +198,7 @@ async fn answers_to_many_at_once_equal_the_answers_alone() {
         );
         assert!(usage.prompt_seconds > 0.0);
     }
-    served.all_released().await;
+    served.only_keeps().await;
     let status = served.generator.status().borrow().clone();
     assert_eq!((status.running_requests, status.waiting_requests), (0, 0));
     for member in &status.members {
@@ -231,7 +237,7 @@ async fn choices_share_a_prompt_and_then_go_their_own_ways() {
         .map(|choice| choice.tokens.len())
         .sum();
     assert_eq!(together.usage.unwrap().completion_tokens, total);
-    served.all_released().await;
+    served.only_keeps().await;
 }
 
 #[tokio::test]
@@ -284,7 +290,7 @@ async fn a_text_ends_before_its_stop_string_and_after_its_last_token() {
         (end.tokens.len(), end.reason),
         (5, Some(FinishReason::Length))
     );
-    served.all_released().await;
+    served.only_keeps().await;
 }
 
 #[tokio::test]
@@ -320,7 +326,7 @@ async fn logprobs_are_the_models_own() {
 }
 
 #[tokio::test]
-async fn a_client_that_hangs_up_frees_its_sessions_on_every_member() {
+async fn a_client_that_hangs_up_stops_its_sessions_on_every_member() {
     let file = ModelFile::made_up();
     let served = Served::start(&file).await;
     // One of two choices in the middle of its answer, and one that has more than a chunk of prompt.
@@ -341,10 +347,10 @@ async fn a_client_that_hangs_up_frees_its_sessions_on_every_member() {
     .await;
     drop(prefilling);
     drop(answering);
-    served.all_released().await;
+    served.only_keeps().await;
     // And one that is gone as soon as it was taken.
     drop(served.generator.submit(request(&tokens(500), 5)).await);
-    served.all_released().await;
+    served.only_keeps().await;
     let mut status = served.generator.status();
     in_time(status.wait_for(|status| status.running_requests == 0))
         .await
@@ -419,7 +425,7 @@ async fn what_cannot_be_taken_is_refused_at_once_with_the_field() {
     assert_eq!(waiting, 16);
     assert!(retry_after >= Duration::from_secs(1));
     drop(running);
-    served.all_released().await;
+    served.only_keeps().await;
 }
 
 #[tokio::test]

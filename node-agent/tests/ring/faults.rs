@@ -14,7 +14,9 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::harness::{GENERATION, ModelFile, Ring, bits, in_time, member, plan, tokens, until};
+use crate::harness::{
+    GENERATION, ModelFile, Ring, bits, in_time, member, open, plan, tokens, until,
+};
 
 #[tokio::test]
 async fn sessions_of_a_lost_member_end_everywhere() {
@@ -25,7 +27,7 @@ async fn sessions_of_a_lost_member_end_everywhere() {
         let planned = plan(&file.path, file.layers(), 4, &[1, 2, 3, 5]);
         let (mut ring, mut client) = Ring::start(&file.model, planned);
         in_time(client.ready()).await.unwrap();
-        let session = client.create().await.unwrap();
+        let session = open(&mut client).await;
         client.forward(session, &text).await.unwrap();
         assert_eq!(ring.sessions(), [1, 1, 1, 1]);
 
@@ -40,7 +42,7 @@ async fn sessions_of_a_lost_member_end_everywhere() {
             client.send(session, &text, 1).await,
             Err(RingError::NoSession { session })
         );
-        client.probe().await.unwrap();
+        client.probe(99).await.unwrap();
         until("the others have released the session", || {
             ring.sessions() == [0, 0, 0]
         })
@@ -50,7 +52,7 @@ async fn sessions_of_a_lost_member_end_everywhere() {
         ring.members
             .insert(lost, member(&file.model, &ring.plan, lost, listener));
         in_time(client.ready()).await.unwrap();
-        let session = client.create().await.unwrap();
+        let session = open(&mut client).await;
         let logits = in_time(client.forward(session, &text)).await.unwrap();
         assert!(bits(&logits) == bits(&expected));
     }
@@ -64,9 +66,9 @@ async fn a_release_frees_every_member_even_with_answers_on_their_way() {
         plan(&file.path, file.layers(), 3, &[1, 2, 3, 4, 5, 5]),
     );
     in_time(client.ready()).await.unwrap();
-    let stays = client.create().await.unwrap();
+    let stays = open(&mut client).await;
     client.forward(stays, &tokens(5)).await.unwrap();
-    let goes = client.create().await.unwrap();
+    let goes = open(&mut client).await;
     for chunk in tokens(300).chunks(100) {
         client.send(goes, chunk, 1).await.unwrap();
     }
@@ -87,13 +89,13 @@ async fn what_the_ring_cannot_hold_is_refused_and_the_rest_goes_on() {
     let (ring, mut client) = Ring::start(&file.model, plan(&file.path, file.layers(), 2, &[2, 5]));
     in_time(client.ready()).await.unwrap();
     let mut sessions = Vec::new();
-    for _ in 0..4 {
-        sessions.push(client.create().await.unwrap());
+    for _ in 0..16 {
+        sessions.push(open(&mut client).await);
     }
-    let one_more = client.create().await.unwrap();
+    let one_more = open(&mut client).await;
     let refused = in_time(client.forward(one_more, &[1])).await.unwrap_err();
     assert!(
-        refused.to_string().contains("at most 4 sessions"),
+        refused.to_string().contains("at most 16 sessions"),
         "{refused}"
     );
     client.release(one_more).await.unwrap();
@@ -112,7 +114,7 @@ async fn what_the_ring_cannot_hold_is_refused_and_the_rest_goes_on() {
         .unwrap_err();
     assert!(full.to_string().contains("context length 512"), "{full}");
     assert!(in_time(client.forward(sessions[2], &[1])).await.is_ok());
-    until("two sessions are gone", || ring.sessions() == [3, 3]).await;
+    until("two sessions are gone", || ring.sessions() == [15, 15]).await;
 }
 
 /// A real member of rank 1 between a predecessor and a successor that the test plays.
@@ -440,7 +442,7 @@ async fn strangers_do_not_disturb_a_ring() {
     let file = ModelFile::made_up();
     let (ring, mut client) = Ring::start(&file.model, plan(&file.path, file.layers(), 2, &[2, 5]));
     in_time(client.ready()).await.unwrap();
-    let session = client.create().await.unwrap();
+    let session = open(&mut client).await;
     let text = tokens(20);
     let expected = file.logits(&text);
     in_time(client.forward(session, &text[..10])).await.unwrap();

@@ -3,6 +3,7 @@
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingPlanSpec};
@@ -10,7 +11,7 @@ use prima_engine::Model;
 use prima_gguf::writer::GgufWriter;
 use prima_gguf::{Array, Value};
 use prima_node_agent::memory_watch::MemoryLimits;
-use prima_node_agent::ring::{Member, MemberOptions, RingClient};
+use prima_node_agent::ring::{Member, MemberOptions, RingClient, SessionId};
 use tempfile::TempDir;
 
 use crate::support::{MadeUpModel, Random, Runner};
@@ -94,6 +95,7 @@ pub fn plan(file: &Path, layers: usize, members: usize, ends: &[usize]) -> Plann
     let plan = RingPlanSpec {
         generation: GENERATION,
         max_concurrent_requests: 4,
+        kv_contexts: 2,
         ..RingPlanSpec::cut(model, CONTEXT as i32, &addresses, &ends)
     };
     plan.validate().unwrap();
@@ -122,6 +124,26 @@ impl Ring {
     pub fn sessions(&self) -> Vec<usize> {
         self.members.iter().map(Member::sessions).collect()
     }
+}
+
+/// Opens an empty session.
+pub async fn open(client: &mut RingClient) -> SessionId {
+    let session = new_session();
+    client.create(session).await.unwrap();
+    session
+}
+
+/// Opens a session that continues where `parent` stands.
+pub async fn fork(client: &mut RingClient, parent: SessionId) -> SessionId {
+    let child = new_session();
+    client.fork(parent, child).await.unwrap();
+    child
+}
+
+/// Ids grow; those of several rings may share one count.
+fn new_session() -> SessionId {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 pub fn member(

@@ -3,7 +3,7 @@
 use prima_crds::v1alpha1::ring_plan::ActivationDtype;
 use prima_node_agent::ring::RingEvent;
 
-use crate::harness::{ModelFile, Ring, bits, plan, tokens};
+use crate::harness::{ModelFile, Ring, bits, fork, open, plan, tokens};
 use crate::support::{FAMILIES, MadeUpModel};
 
 /// Members, and where windows end: even, uneven and empty windows, the whole model on one member, k of 1 to 3.
@@ -36,7 +36,7 @@ async fn any_split_gives_the_logits_of_one_process_to_the_bit() {
         let (ring, mut client) =
             Ring::start(&file.model, plan(&file.path, file.layers(), *members, ends));
         client.ready().await.unwrap();
-        let session = client.create().await.unwrap();
+        let session = open(&mut client).await;
         let logits = client.forward(session, &text[..prompt]).await.unwrap();
         assert!(
             bits(&logits) == bits(&expected[prompt - 1]),
@@ -75,7 +75,7 @@ async fn every_family_goes_round_as_in_one_process() {
             let (_ring, mut client) =
                 Ring::start(&file.model, plan(&file.path, layers, members, ends));
             client.ready().await.unwrap();
-            let session = client.create().await.unwrap();
+            let session = open(&mut client).await;
             let mut found = vec![client.forward(session, &text[..prompt]).await.unwrap()];
             for token in &text[prompt..] {
                 found.push(client.forward(session, &[*token]).await.unwrap());
@@ -101,7 +101,7 @@ async fn batched_sessions_do_not_touch_one_another() {
     let texts: Vec<Vec<u32>> = (0..4).map(|index| tokens(20 + index)).collect();
     let mut sessions = Vec::new();
     for text in &texts {
-        let session = client.create().await.unwrap();
+        let session = open(&mut client).await;
         client.send(session, &text[..10], 0).await.unwrap();
         sessions.push(session);
     }
@@ -149,9 +149,9 @@ async fn forks_and_truncations_go_round_in_order() {
     );
     client.ready().await.unwrap();
     let text = tokens(40);
-    let parent = client.create().await.unwrap();
+    let parent = open(&mut client).await;
     client.forward(parent, &text[..30]).await.unwrap();
-    let child = client.fork(parent).await.unwrap();
+    let child = fork(&mut client, parent).await;
     // The parent goes back and elsewhere; the child goes on.
     client.truncate(parent, 10).await.unwrap();
     let other = [3, 1, 4, 1, 5];
@@ -182,7 +182,7 @@ async fn sixteen_bit_activations_stay_near_the_exact_answer() {
         planned.plan.activation_dtype = dtype;
         let (_ring, mut client) = Ring::start(&file.model, planned);
         client.ready().await.unwrap();
-        let session = client.create().await.unwrap();
+        let session = open(&mut client).await;
         let logits = client.forward(session, &text).await.unwrap();
         let difference = |(a, b): (&f32, &f32)| (a - b).abs();
         differences.push(

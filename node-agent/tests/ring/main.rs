@@ -7,6 +7,7 @@
     reason = "these are tests"
 )]
 
+mod conversations;
 mod deadlines;
 mod decoding;
 mod faults;

@@ -308,7 +308,7 @@ fn a_long_context_is_what_does_not_fit() {
     // Where most layers see only the last positions, it fits.
     let mut windowed = model.clone();
     windowed.spec.windowed_layers = 55;
-    windowed.spec.attention_window = 1024;
+    windowed.spec.attention_window = 128;
     let memory = planned(&windowed, &cluster, &options).report.members[0].memory_bytes;
     let kv = windowed.spec.kv_bytes_per_position_and_layer as u64 * 12_000;
     assert!(memory > 5 * kv, "{memory}: 5 layers see all positions");

@@ -378,6 +378,7 @@ pub(super) fn skeleton(model: &Model, resolved: &ResolvedModel, keys: Vec<String
     let concurrent = wishes.max_concurrent_requests;
     RingPlanSpec {
         max_concurrent_requests: concurrent.unwrap_or(CONCURRENT_REQUESTS),
+        kv_contexts: concurrent.unwrap_or(1),
         activation_dtype: wishes.activation_dtype,
         api_key_sha256: keys,
         ..RingPlanSpec::new(planned, context_length, Vec::new())

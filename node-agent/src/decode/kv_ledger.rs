@@ -1,0 +1,303 @@
+//! What the KV caches of all sessions take on every member, known at rank 0 without asking. Pure counting.
+//!
+//! All members apply the same orders in the same order, and their caches share blocks of positions between forks until one of them
+//! writes. So the blocks here are the blocks there: each layer of each member holds `used` of them, or fewer (layers with a window).
+//! Sessions are busy (a request runs them) or kept (their prefix may serve a later one); kept ones give way.
+
+use std::collections::BTreeMap;
+
+use prima_engine::kernels::BLOCK_POSITIONS;
+
+use crate::ring::SessionId;
+
+/// The blocks of every session.
+#[derive(Debug)]
+pub struct KvLedger {
+    /// Blocks that all sessions may hold together.
+    planned: usize,
+    windows: Option<Windows>,
+    sessions: BTreeMap<SessionId, Held>,
+    blocks: Vec<Block>,
+    /// Numbers of blocks that nobody holds.
+    free: Vec<usize>,
+    used: usize,
+    busy: usize,
+}
+
+/// Layers that see only the last positions keep fewer blocks, and need memory of their own kind.
+#[derive(Clone, Copy, Debug)]
+pub struct Windows {
+    /// Positions that a row sees.
+    pub window: usize,
+    /// Positions that such a layer keeps of a long session.
+    pub kept: usize,
+    /// Positions that all sessions together may hold in such a layer.
+    pub planned: usize,
+}
+
+#[derive(Debug)]
+struct Held {
+    blocks: Vec<usize>,
+    length: usize,
+    /// The most positions that it ever had. A window is given back behind it.
+    longest: usize,
+    busy: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Block {
+    holders: u32,
+    busy_holders: u32,
+}
+
+impl KvLedger {
+    /// `positions`: what the plan pays for, in layers that see everything.
+    pub fn new(positions: usize, windows: Option<Windows>) -> Self {
+        Self {
+            planned: blocks_of(positions),
+            windows,
+            sessions: BTreeMap::new(),
+            blocks: Vec::new(),
+            free: Vec::new(),
+            used: 0,
+            busy: 0,
+        }
+    }
+
+    /// Begins an empty busy session.
+    pub fn begin(&mut self, session: SessionId) {
+        let empty = Held {
+            blocks: Vec::new(),
+            length: 0,
+            longest: 0,
+            busy: true,
+        };
+        self.sessions.insert(session, empty);
+    }
+
+    /// Begins a busy session with what `parent` holds.
+    pub fn fork(&mut self, parent: SessionId, child: SessionId) {
+        let Some(held) = self.sessions.get(&parent) else {
+            return;
+        };
+        let fork = Held {
+            blocks: held.blocks.clone(),
+            busy: true,
+            ..*held
+        };
+        for &block in &fork.blocks {
+            self.take(block, true);
+        }
+        self.sessions.insert(child, fork);
+    }
+
+    /// Adds `rows` positions. A block that is begun and shared is copied first.
+    pub fn extend(&mut self, session: SessionId, rows: usize) {
+        let Some(mut held) = self.sessions.remove(&session) else {
+            return;
+        };
+        let begun = !held.length.is_multiple_of(BLOCK_POSITIONS);
+        if rows > 0
+            && begun
+            && let Some(last) = held.blocks.last_mut()
+            && self.blocks[*last].holders > 1
+        {
+            self.give_back(*last, held.busy);
+            *last = self.unused();
+            self.take(*last, held.busy);
+        }
+        held.length += rows;
+        held.longest = held.longest.max(held.length);
+        while held.blocks.len() < blocks_of(held.length) {
+            let block = self.unused();
+            self.take(block, held.busy);
+            held.blocks.push(block);
+        }
+        self.sessions.insert(session, held);
+    }
+
+    /// Keeps the first `positions` positions.
+    pub fn truncate(&mut self, session: SessionId, positions: usize) {
+        let Some(mut held) = self.sessions.remove(&session) else {
+            return;
+        };
+        held.length = held.length.min(positions);
+        for block in held.blocks.split_off(blocks_of(held.length)) {
+            self.give_back(block, held.busy);
+        }
+        self.sessions.insert(session, held);
+    }
+
+    /// Ends a session.
+    pub fn release(&mut self, session: SessionId) {
+        if let Some(held) = self.sessions.remove(&session) {
+            for block in held.blocks {
+                self.give_back(block, held.busy);
+            }
+        }
+    }
+
+    /// From now on a request runs this session, or none does.
+    pub fn set_busy(&mut self, session: SessionId, busy: bool) {
+        let Some(held) = self.sessions.get_mut(&session) else {
+            return;
+        };
+        if held.busy == busy {
+            return;
+        }
+        held.busy = busy;
+        for &block in &held.blocks {
+            let holders = &mut self.blocks[block].busy_holders;
+            if busy {
+                self.busy += usize::from(*holders == 0);
+                *holders += 1;
+            } else {
+                *holders -= 1;
+                self.busy -= usize::from(*holders == 0);
+            }
+        }
+    }
+
+    /// Positions of a session.
+    pub fn length(&self, session: SessionId) -> usize {
+        self.sessions.get(&session).map_or(0, |held| held.length)
+    }
+
+    /// The fewest positions that a session can be cut to: layers with a window have given back what lies before.
+    pub fn shortest(&self, session: SessionId) -> usize {
+        match (self.windows, self.sessions.get(&session)) {
+            (Some(Windows { window, .. }), Some(held)) if held.longest >= 2 * window => {
+                held.longest - window
+            }
+            _ => 0,
+        }
+    }
+
+    /// Whether a busy session can grow by `rows` now.
+    pub fn fits(&self, session: SessionId, rows: usize) -> bool {
+        self.missing(session, rows) == 0 && self.windows_fit(session, rows)
+    }
+
+    /// Blocks that are missing for `rows` more positions of a session.
+    pub fn missing(&self, session: SessionId, rows: usize) -> usize {
+        let Some(held) = self.sessions.get(&session) else {
+            return 0;
+        };
+        let begun = !held.length.is_multiple_of(BLOCK_POSITIONS);
+        let copied = match held.blocks.last() {
+            Some(&last) if rows > 0 && begun => usize::from(self.blocks[last].holders > 1),
+            _ => 0,
+        };
+        let needed = blocks_of(held.length + rows) - held.blocks.len() + copied;
+        (self.used + needed).saturating_sub(self.planned)
+    }
+
+    /// Whether layers with windows have room for `rows` more positions of a session.
+    pub fn windows_fit(&self, session: SessionId, rows: usize) -> bool {
+        let Some(windows) = self.windows else {
+            return true;
+        };
+        let held = self.sessions.iter().map(|(&id, held)| {
+            let grown = if id == session { rows } else { 0 };
+            windows.of(held.length + grown)
+        });
+        held.sum::<usize>() <= windows.planned
+    }
+
+    /// Whether busy sessions, each grown to what is `expected` of it, leave room for one more of `positions` that shares the first
+    /// `shared` positions of `source`.
+    pub fn has_room(
+        &self,
+        expected: impl Iterator<Item = (SessionId, usize)>,
+        positions: usize,
+        source: Option<(SessionId, usize)>,
+    ) -> bool {
+        let (mut grown, mut in_windows) = (0, 0);
+        for (session, positions) in expected {
+            let held = self.sessions.get(&session);
+            let length = held.map_or(0, |held| held.length);
+            grown += blocks_of(positions.max(length)) - blocks_of(length);
+            in_windows += self.windows.map_or(0, |windows| windows.of(positions));
+        }
+        let shared = source.and_then(|(source, shared)| {
+            let whole = shared / BLOCK_POSITIONS;
+            let blocks = &self.sessions.get(&source)?.blocks;
+            let busy = |block: &&usize| self.blocks[**block].busy_holders > 0;
+            Some(blocks.iter().take(whole).filter(busy).count())
+        });
+        let needed = blocks_of(positions) - shared.unwrap_or(0).min(blocks_of(positions));
+        let windows_fit = match self.windows {
+            Some(windows) => in_windows + windows.of(positions) <= windows.planned,
+            None => true,
+        };
+        self.busy + grown + needed <= self.planned && windows_fit
+    }
+
+    /// Blocks at the end of a session that only it holds.
+    pub fn own_blocks(&self, session: SessionId) -> usize {
+        let blocks = self.sessions.get(&session).map(|held| &held.blocks);
+        let own = |block: &&usize| self.blocks[**block].holders == 1;
+        blocks.map_or(0, |blocks| blocks.iter().rev().take_while(own).count())
+    }
+
+    /// Positions that are left of a session without its last `blocks` blocks.
+    pub fn length_without(&self, session: SessionId, blocks: usize) -> usize {
+        let held = self
+            .sessions
+            .get(&session)
+            .map_or(0, |held| held.blocks.len());
+        held.saturating_sub(blocks) * BLOCK_POSITIONS
+    }
+
+    /// Positions that the plan pays for, those in use, and those of them that only kept sessions hold; whole blocks.
+    pub fn positions(&self) -> (usize, usize, usize) {
+        let of = |blocks| blocks * BLOCK_POSITIONS;
+        (of(self.planned), of(self.used), of(self.used - self.busy))
+    }
+
+    /// Forgets all sessions.
+    pub fn clear(&mut self) {
+        *self = Self::new(self.planned * BLOCK_POSITIONS, self.windows);
+    }
+
+    fn take(&mut self, block: usize, busy: bool) {
+        let block = &mut self.blocks[block];
+        self.used += usize::from(block.holders == 0);
+        block.holders += 1;
+        if busy {
+            self.busy += usize::from(block.busy_holders == 0);
+            block.busy_holders += 1;
+        }
+    }
+
+    fn give_back(&mut self, number: usize, busy: bool) {
+        let block = &mut self.blocks[number];
+        if busy {
+            block.busy_holders -= 1;
+            self.busy -= usize::from(block.busy_holders == 0);
+        }
+        block.holders -= 1;
+        if block.holders == 0 {
+            self.used -= 1;
+            self.free.push(number);
+        }
+    }
+
+    fn unused(&mut self) -> usize {
+        self.free.pop().unwrap_or_else(|| {
+            self.blocks.push(Block::default());
+            self.blocks.len() - 1
+        })
+    }
+}
+
+impl Windows {
+    fn of(self, positions: usize) -> usize {
+        positions.min(self.kept)
+    }
+}
+
+/// Blocks that `positions` positions take.
+pub fn blocks_of(positions: usize) -> usize {
+    positions.div_ceil(BLOCK_POSITIONS)
+}

@@ -1,0 +1,898 @@
+//! Decides what goes round the ring next: which request begins, which prompt sends its next chunk, what is kept of a conversation, who
+//! waits when memory runs short, and what becomes of requests when something is lost. Pure: events and the time in, actions out. It
+//! computes nothing, samples nothing and knows no channel.
+//!
+//! A *sequence* is one choice of a request. Whatever of its text has not gone round is sent, in chunks, and the last row of it brings the
+//! next token. So a prompt, a token and an answer that was set aside are one case.
+//!
+//! What a sequence has computed stays on the ring as a kept session until room is needed. A new sequence takes over the longest prefix
+//! that any session of the same key space holds, up to its last token but one: a row must be computed to have logits.
+
+mod kept;
+#[cfg(test)]
+mod simulated_ring;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use prima_crds::v1alpha1::model_profile::AttentionWindow;
+use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
+
+use super::kv_ledger::{KvLedger, Windows};
+use crate::generation::{GenerationError, KvUse, Readiness};
+use crate::ring::{MAX_FRAME_ROWS, SessionId, session_capacity};
+use kept::{Kept, Prefix, common_prefix};
+
+pub type RequestId = u64;
+/// A request, and which of its choices.
+type SequenceId = (RequestId, usize);
+
+#[derive(Debug)]
+pub enum Event {
+    Submitted {
+        request: RequestId,
+        prompt: Arc<[u32]>,
+        choices: usize,
+        max_tokens: usize,
+        /// Requests share prefixes within it only.
+        keyspace: u64,
+    },
+    /// The client has gone, or the request cannot go on. What it computed is kept.
+    Cancelled { request: RequestId },
+    /// The oldest frame in flight of this session came home.
+    Home { session: SessionId },
+    /// The tokens that [`Action::Sample`] asked for; `None`: this choice has ended.
+    Sampled {
+        request: RequestId,
+        tokens: Vec<(usize, Option<u32>)>,
+    },
+    /// A member did not compute a frame of this session.
+    Refused { session: SessionId, reason: String },
+    /// No member holds this session any more.
+    Released { session: SessionId },
+    /// A probe came home.
+    Whole { nonce: u64 },
+    /// The ring is broken at this rank; all sessions are gone.
+    Lost { rank: usize, cause: String },
+    /// Time has passed.
+    Tick,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Ask whether the ring is whole. All sessions end.
+    Probe {
+        nonce: u64,
+    },
+    Create {
+        session: SessionId,
+    },
+    Fork {
+        parent: SessionId,
+        child: SessionId,
+    },
+    Truncate {
+        session: SessionId,
+        positions: usize,
+    },
+    Release {
+        session: SessionId,
+    },
+    /// Send these tokens round; with `wanted`, the logits of the last are asked for.
+    Send {
+        session: SessionId,
+        tokens: Vec<u32>,
+        wanted: bool,
+    },
+    /// The request is being computed, but for the first `cached` tokens of its prompt, which the ring had.
+    Begun {
+        request: RequestId,
+        cached: usize,
+    },
+    /// The row that just came home decides the next token of these choices. [`Event::Sampled`] answers.
+    Sample {
+        request: RequestId,
+        choices: Range<usize>,
+    },
+    /// The request is over.
+    Fail {
+        request: RequestId,
+        error: GenerationError,
+    },
+}
+
+pub struct Scheduler {
+    limits: Limits,
+    phase: Phase,
+    readiness: Readiness,
+    last_session: SessionId,
+    last_nonce: u64,
+    requests: BTreeMap<RequestId, Request>,
+    /// Sequences without a session that want one. The oldest request is first, also when it was set aside.
+    waiting: BTreeSet<SequenceId>,
+    /// Sequences with more to send than one token, in turn.
+    prefilling: VecDeque<SequenceId>,
+    running: BTreeMap<SessionId, SequenceId>,
+    kept: Kept,
+    /// Sessions that are being released, and since when.
+    releasing: BTreeMap<SessionId, Instant>,
+    /// Frames of each session that have not come home, oldest first.
+    flights: BTreeMap<SessionId, VecDeque<Flight>>,
+    ledger: KvLedger,
+    actions: Vec<Action>,
+}
+
+/// What the plan allows.
+struct Limits {
+    members: Vec<String>,
+    context_length: usize,
+    /// Sequences at a time.
+    at_once: usize,
+    /// Sessions that members hold.
+    sessions: usize,
+    /// A frame that has not come home after this long counts as lost.
+    deadline: Duration,
+    /// What goes round first.
+    warm_up: u32,
+}
+
+enum Phase {
+    /// Asking whether the ring is whole.
+    Probing {
+        nonce: u64,
+        asked: Option<Instant>,
+    },
+    /// The ring is whole; one token goes round.
+    WarmingUp {
+        session: SessionId,
+    },
+    Ready,
+    /// The warm-up failed: the model cannot be computed.
+    Failed,
+}
+
+struct Request {
+    prompt: Arc<[u32]>,
+    keyspace: u64,
+    max_tokens: usize,
+    begun: bool,
+    sequences: Vec<Sequence>,
+}
+
+struct Sequence {
+    /// Prompt and answer so far.
+    text: Vec<u32>,
+    state: State,
+}
+
+enum State {
+    /// Waits for a session.
+    Waiting,
+    /// Waits for the first choice to compute the prompt.
+    Following,
+    /// The first `sent` tokens of its text are on the ring, or on their way.
+    Running {
+        session: SessionId,
+        sent: usize,
+    },
+    Ended,
+}
+
+struct Flight {
+    begun: Instant,
+    /// Part of a text, not a token that was just sampled.
+    chunk: bool,
+    /// Whose next token it brings.
+    brings: Option<SequenceId>,
+}
+
+/// A prefix that is on the ring.
+struct Source {
+    session: SessionId,
+    /// Positions that the session holds.
+    length: usize,
+    /// The first of them that the new text shares.
+    shared: usize,
+    kept: bool,
+}
+
+const PROBE_INTERVAL: Duration = Duration::from_millis(200);
+/// Tokens of an answer that room is made for when it begins, if its share of the context has as many; most are shorter, and clients seldom
+/// tell.
+const EXPECTED_ANSWER: usize = 256;
+/// A kept prefix that ends this soon after what a new text shares is cut and taken over; a longer one stays, and the new text branches off.
+const SHORT_TAIL: usize = MAX_FRAME_ROWS;
+/// For whoever looks at a machine's memory: a conversation is not kept for longer.
+const KEPT_FOR: Duration = Duration::from_secs(3600);
+
+impl Scheduler {
+    /// `window`: of the model's layers that see the last positions only. `warm_up`: a token of the vocabulary. `deadline`: a frame that has
+    /// not come home after this long counts as lost.
+    pub fn new(
+        plan: &RingPlanSpec,
+        window: Option<AttentionWindow>,
+        warm_up: u32,
+        deadline: Duration,
+    ) -> Self {
+        let context_length = plan.context_length as usize;
+        let contexts = plan.kv_contexts as usize;
+        let windows = window.map(|window| Windows {
+            window: window.positions,
+            kept: window.kept(),
+            planned: contexts * window.planned(context_length),
+        });
+        Self {
+            limits: Limits {
+                members: plan.members.iter().map(|one| one.name.clone()).collect(),
+                context_length,
+                at_once: plan.max_concurrent_requests as usize,
+                sessions: session_capacity(plan),
+                deadline,
+                warm_up,
+            },
+            phase: Phase::Probing {
+                nonce: 0,
+                asked: None,
+            },
+            readiness: Readiness::Loading("waiting for the ring's members".into()),
+            last_session: 0,
+            last_nonce: 0,
+            requests: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            prefilling: VecDeque::new(),
+            running: BTreeMap::new(),
+            kept: Kept::default(),
+            releasing: BTreeMap::new(),
+            flights: BTreeMap::new(),
+            ledger: KvLedger::new(contexts * context_length, windows),
+            actions: Vec::new(),
+        }
+    }
+
+    /// What has to be done now, in this order.
+    pub fn handle(&mut self, event: Event, now: Instant) -> Vec<Action> {
+        match event {
+            Event::Submitted {
+                request,
+                prompt,
+                choices,
+                max_tokens,
+                keyspace,
+            } => self.submit(request, prompt, choices, max_tokens, keyspace),
+            Event::Cancelled { request } => self.cancel(request, now),
+            Event::Home { session } => self.home(session, now),
+            Event::Sampled { request, tokens } => self.sampled(request, tokens, now),
+            Event::Refused { session, reason } => self.refused(session, reason, now),
+            Event::Released { session } => {
+                self.releasing.remove(&session);
+            }
+            Event::Whole { nonce } => self.whole(nonce, now),
+            Event::Lost { rank, cause } => self.lost(rank, cause, now),
+            Event::Tick => self.tick(now),
+        }
+        self.begin_what_fits(now);
+        self.send_chunks(now);
+        std::mem::take(&mut self.actions)
+    }
+
+    pub fn readiness(&self) -> &Readiness {
+        &self.readiness
+    }
+
+    /// Requests that have begun, and those that have not.
+    pub fn requests(&self) -> (usize, usize) {
+        let begun = self.requests.values().filter(|one| one.begun).count();
+        (begun, self.requests.len() - begun)
+    }
+
+    /// KV cache, in positions, and the sessions that hold it.
+    pub fn kv(&self) -> KvUse {
+        let (planned, used, kept) = self.ledger.positions();
+        KvUse {
+            planned_positions: planned,
+            used_positions: used,
+            kept_positions: kept,
+            sessions: self.running.len() + self.kept.len(),
+        }
+    }
+
+    // ---- requests ----
+
+    fn submit(
+        &mut self,
+        id: RequestId,
+        prompt: Arc<[u32]>,
+        choices: usize,
+        max_tokens: usize,
+        keyspace: u64,
+    ) {
+        let sequence = |choice| match choice {
+            0 => Sequence {
+                text: prompt.to_vec(),
+                state: State::Waiting,
+            },
+            _ => Sequence {
+                text: Vec::new(),
+                state: State::Following,
+            },
+        };
+        let request = Request {
+            sequences: (0..choices).map(sequence).collect(),
+            prompt: prompt.clone(),
+            keyspace,
+            max_tokens,
+            begun: false,
+        };
+        self.requests.insert(id, request);
+        self.waiting.insert((id, 0));
+    }
+
+    fn cancel(&mut self, id: RequestId, now: Instant) {
+        for choice in self.choices(id) {
+            self.stop((id, choice), now);
+        }
+        self.requests.remove(&id);
+    }
+
+    fn fail(&mut self, id: RequestId, error: GenerationError, now: Instant) {
+        for choice in self.choices(id) {
+            if let Some(session) = self.leave((id, choice)) {
+                self.release(session, now);
+            }
+        }
+        if self.requests.remove(&id).is_some() {
+            self.actions.push(Action::Fail { request: id, error });
+        }
+    }
+
+    fn choices(&self, id: RequestId) -> Range<usize> {
+        0..self.requests.get(&id).map_or(0, |one| one.sequences.len())
+    }
+
+    fn sequence(&mut self, (request, choice): SequenceId) -> Option<&mut Sequence> {
+        self.requests.get_mut(&request)?.sequences.get_mut(choice)
+    }
+
+    /// Ends a sequence and keeps what it computed.
+    fn stop(&mut self, id: SequenceId, now: Instant) {
+        let held = self.leave(id);
+        let Some(request) = self.requests.get_mut(&id.0) else {
+            return;
+        };
+        let keyspace = request.keyspace;
+        let sequence = &mut request.sequences[id.1];
+        sequence.state = State::Ended;
+        let text = std::mem::take(&mut sequence.text);
+        if let Some(session) = held {
+            self.keep(session, text, keyspace, now);
+        }
+    }
+
+    /// Gives a sequence's place to an older one. What it computed is kept for as long as nobody needs the room.
+    fn set_aside(&mut self, id: SequenceId, now: Instant) {
+        let held = self.leave(id);
+        let Some(request) = self.requests.get_mut(&id.0) else {
+            return;
+        };
+        let keyspace = request.keyspace;
+        let sequence = &mut request.sequences[id.1];
+        sequence.state = State::Waiting;
+        let text = sequence.text.clone();
+        self.waiting.insert(id);
+        if let Some(session) = held {
+            self.keep(session, text, keyspace, now);
+        }
+    }
+
+    /// Takes a sequence off the ring. Its session, if it has one, is nobody's then.
+    fn leave(&mut self, id: SequenceId) -> Option<SessionId> {
+        self.waiting.remove(&id);
+        self.prefilling.retain(|other| *other != id);
+        let State::Running { session, .. } = self.sequence(id)?.state else {
+            return None;
+        };
+        self.running.remove(&session);
+        for flight in self.flights.get_mut(&session).into_iter().flatten() {
+            flight.brings = None;
+        }
+        Some(session)
+    }
+
+    // ---- sessions ----
+
+    fn new_session(&mut self) -> SessionId {
+        self.last_session += 1;
+        self.last_session
+    }
+
+    fn sessions_left(&self) -> usize {
+        let held = self.running.len() + self.kept.len() + self.releasing.len();
+        self.limits.sessions.saturating_sub(held)
+    }
+
+    /// Leaves a session on the ring, which holds the beginning of `text`.
+    fn keep(&mut self, session: SessionId, mut text: Vec<u32>, keyspace: u64, now: Instant) {
+        text.truncate(self.ledger.length(session));
+        self.ledger.set_busy(session, false);
+        let within = |held: &[u32]| held.len() >= text.len() && held[..text.len()] == text[..];
+        let covering = self.kept.of(keyspace).find(|(other, held)| {
+            within(held) && self.ledger.shortest(*other) <= text.len().saturating_sub(1)
+        });
+        if let Some((other, _)) = covering {
+            if let Some(prefix) = self.kept.get_mut(other) {
+                prefix.last_used = now;
+            }
+            return self.release(session, now);
+        }
+        let shortest = self.ledger.shortest(session);
+        let of_less = self.kept.of(keyspace).filter(|(_, held)| {
+            let reached = held.len().saturating_sub(1) >= shortest;
+            reached && held.len() <= text.len() && text[..held.len()] == **held
+        });
+        let covered: Vec<SessionId> = of_less.map(|(other, _)| other).collect();
+        for other in covered {
+            self.forget(other, now);
+        }
+        let prefix = Prefix {
+            tokens: text,
+            keyspace,
+            last_used: now,
+        };
+        self.kept.insert(session, prefix);
+        // As many again may be on their way out.
+        while self.kept.len() > self.limits.sessions / 2
+            && let Some(oldest) = self.kept.oldest()
+        {
+            self.forget(oldest, now);
+        }
+    }
+
+    fn forget(&mut self, session: SessionId, now: Instant) {
+        self.kept.remove(session);
+        self.release(session, now);
+    }
+
+    fn release(&mut self, session: SessionId, now: Instant) {
+        self.ledger.release(session);
+        self.flights.remove(&session);
+        self.releasing.insert(session, now);
+        self.actions.push(Action::Release { session });
+    }
+
+    /// Gives back kept positions: some `blocks` of them, or a whole session where that is all there is. `false`: nothing is kept.
+    fn give_up_kept(&mut self, blocks: usize, now: Instant) -> bool {
+        let Some(oldest) = self.kept.oldest() else {
+            return false;
+        };
+        let own = self.ledger.own_blocks(oldest).min(blocks);
+        let left = self.ledger.length_without(oldest, own);
+        if own == 0 || left == 0 || left < self.ledger.shortest(oldest) {
+            self.forget(oldest, now);
+            return true;
+        }
+        if let Some(prefix) = self.kept.get_mut(oldest) {
+            prefix.tokens.truncate(left);
+        }
+        self.truncate(oldest, left);
+        true
+    }
+
+    fn truncate(&mut self, session: SessionId, positions: usize) {
+        self.ledger.truncate(session, positions);
+        self.actions.push(Action::Truncate { session, positions });
+    }
+
+    // ---- beginning ----
+
+    /// Starts what waits while there is room, the oldest first.
+    fn begin_what_fits(&mut self, now: Instant) {
+        while let Phase::Ready = self.phase
+            && let Some(&id) = self.waiting.first()
+            && let Some(request) = self.requests.get(&id.0)
+        {
+            let following = |sequence: &&Sequence| matches!(sequence.state, State::Following);
+            let wanted = match request.begun {
+                true => 1,
+                false => request.sequences.len(),
+            };
+            let begun = self.requests.values().filter(|other| other.begun);
+            let promised = begun.flat_map(|other| &other.sequences).filter(following);
+            if self.running.len() + promised.count() + wanted > self.limits.at_once {
+                break;
+            }
+            let source = self.best_source(request, &request.sequences[id.1].text);
+            if !self.has_room(id, source.as_ref()) {
+                break;
+            }
+            let adopts =
+                |source: &Source| source.kept && source.length - source.shared < SHORT_TAIL;
+            if self.sessions_left() == 0 && !source.as_ref().is_some_and(adopts) {
+                break;
+            }
+            self.begin(id, source, now);
+        }
+    }
+
+    /// The session that holds the most of the beginning of `text`.
+    fn best_source(&self, request: &Request, text: &[u32]) -> Option<Source> {
+        let source = |session, held: &[u32], kept| Source {
+            session,
+            length: held.len(),
+            shared: common_prefix(held, &text[..text.len() - 1]),
+            kept,
+        };
+        let kept = self.kept.of(request.keyspace);
+        let kept = kept.map(|(session, held)| source(session, held, true));
+        let running = self.running.iter().filter_map(|(&session, &id)| {
+            let other = self.requests.get(&id.0)?;
+            let State::Running { sent, .. } = other.sequences[id.1].state else {
+                return None;
+            };
+            (other.keyspace == request.keyspace)
+                .then(|| source(session, &other.sequences[id.1].text[..sent], false))
+        });
+        let usable =
+            |one: &Source| one.shared > 0 && one.shared >= self.ledger.shortest(one.session);
+        running
+            .chain(kept)
+            .filter(usable)
+            .max_by_key(|one| (one.shared, one.kept))
+    }
+
+    /// Whether a sequence has room beside those that run, each with the answer that is expected of it.
+    fn has_room(&self, id: SequenceId, source: Option<&Source>) -> bool {
+        if self.running.is_empty() {
+            return true;
+        }
+        let share = self.limits.context_length / self.limits.at_once;
+        let expected_answer = EXPECTED_ANSWER.min(share);
+        let expected = |id: &SequenceId| {
+            let request = self.requests.get(&id.0)?;
+            let answer = request.max_tokens.min(expected_answer);
+            let text = request.sequences[id.1].text.len();
+            let length = text.max(request.prompt.len() + answer);
+            Some(length.min(self.limits.context_length))
+        };
+        let running = self.running.iter();
+        let running = running.filter_map(|(&session, id)| Some((session, expected(id)?)));
+        let shared = source.map(|source| (source.session, source.shared));
+        let positions = expected(&id).unwrap_or(0);
+        self.ledger.has_room(running, positions, shared)
+    }
+
+    fn begin(&mut self, id: SequenceId, source: Option<Source>, now: Instant) {
+        let shared = source.as_ref().map_or(0, |source| source.shared);
+        let session = match source {
+            None => {
+                let session = self.new_session();
+                self.ledger.begin(session);
+                self.actions.push(Action::Create { session });
+                session
+            }
+            Some(source) => {
+                let short = source.length - source.shared < SHORT_TAIL || self.sessions_left() == 0;
+                let session = if source.kept && short {
+                    self.kept.remove(source.session);
+                    self.ledger.set_busy(source.session, true);
+                    source.session
+                } else {
+                    if let Some(prefix) = self.kept.get_mut(source.session) {
+                        prefix.last_used = now;
+                    }
+                    let child = self.new_session();
+                    self.fork(source.session, child);
+                    child
+                };
+                if source.shared < source.length {
+                    self.truncate(session, source.shared);
+                }
+                session
+            }
+        };
+        self.waiting.remove(&id);
+        self.running.insert(session, id);
+        self.prefilling.push_back(id);
+        let Some(request) = self.requests.get_mut(&id.0) else {
+            return;
+        };
+        request.sequences[id.1].state = State::Running {
+            session,
+            sent: shared,
+        };
+        if !request.begun {
+            request.begun = true;
+            self.actions.push(Action::Begun {
+                request: id.0,
+                cached: shared,
+            });
+        }
+    }
+
+    fn fork(&mut self, parent: SessionId, child: SessionId) {
+        self.ledger.fork(parent, child);
+        self.actions.push(Action::Fork { parent, child });
+    }
+
+    // ---- sending ----
+
+    /// Keeps prompts flowing: one chunk more than there are members keeps them all busy, and a token waits for no more than these.
+    fn send_chunks(&mut self, now: Instant) {
+        while self.chunks_in_flight() <= self.limits.members.len()
+            && let Some(id) = self.prefilling.pop_front()
+        {
+            if self.send(id, true, now) {
+                self.prefilling.push_back(id);
+            }
+        }
+    }
+
+    fn chunks_in_flight(&self) -> usize {
+        let flights = self.flights.values().flatten();
+        flights.filter(|flight| flight.chunk).count()
+    }
+
+    /// Sends what comes next of a sequence's text. `true`: there is more.
+    fn send(&mut self, id: SequenceId, chunk: bool, now: Instant) -> bool {
+        let Some(&mut Sequence {
+            ref text,
+            state: State::Running { session, sent },
+        }) = self.sequence(id)
+        else {
+            return false;
+        };
+        let end = text.len().min(sent + MAX_FRAME_ROWS);
+        let (tokens, wanted) = (text[sent..end].to_vec(), end == text.len());
+        if !self.make_room(id, session, tokens.len(), now) {
+            return false;
+        }
+        if let Some(sequence) = self.sequence(id) {
+            sequence.state = State::Running { session, sent: end };
+        }
+        self.send_tokens(session, tokens, chunk, wanted.then_some(id), now);
+        !wanted
+    }
+
+    fn send_tokens(
+        &mut self,
+        session: SessionId,
+        tokens: Vec<u32>,
+        chunk: bool,
+        brings: Option<SequenceId>,
+        now: Instant,
+    ) {
+        self.ledger.extend(session, tokens.len());
+        let flight = Flight {
+            begun: now,
+            chunk,
+            brings,
+        };
+        self.flights.entry(session).or_default().push_back(flight);
+        self.actions.push(Action::Send {
+            session,
+            tokens,
+            wanted: brings.is_some(),
+        });
+    }
+
+    /// Makes room for `rows` more positions: kept prefixes go first, then the youngest sequences are set aside. `false`: `id` itself was
+    /// the youngest. The oldest is never set aside, so it always gets on.
+    fn make_room(&mut self, id: SequenceId, session: SessionId, rows: usize, now: Instant) -> bool {
+        while !self.ledger.fits(session, rows) {
+            if self.give_up_kept(self.ledger.missing(session, rows), now) {
+                continue;
+            }
+            match self.running.values().max() {
+                Some(&youngest) if self.running.len() > 1 => {
+                    self.set_aside(youngest, now);
+                    if youngest == id {
+                        return false;
+                    }
+                }
+                _ => {
+                    // A plan always pays for one context.
+                    let reason = "the plan has no memory for it".to_owned();
+                    self.fail(id.0, GenerationError::Refused { reason }, now);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    // ---- what comes home ----
+
+    fn home(&mut self, session: SessionId, now: Instant) {
+        let flights = self.flights.get_mut(&session);
+        let Some(flight) = flights.and_then(VecDeque::pop_front) else {
+            return;
+        };
+        if let Phase::WarmingUp { session: warm } = self.phase
+            && warm == session
+        {
+            tracing::info!("a token went round the ring; it is ready");
+            self.phase = Phase::Ready;
+            self.readiness = Readiness::Ready;
+            return self.release(session, now);
+        }
+        let Some((request, choice)) = flight.brings else {
+            return;
+        };
+        // The first row after the prompt serves all choices.
+        let following = self.requests.get(&request).is_some_and(|request| {
+            let mut sequences = request.sequences.iter();
+            sequences.any(|one| matches!(one.state, State::Following))
+        });
+        let choices = match following {
+            true => self.choices(request),
+            false => choice..choice + 1,
+        };
+        self.actions.push(Action::Sample { request, choices });
+    }
+
+    fn sampled(&mut self, id: RequestId, tokens: Vec<(usize, Option<u32>)>, now: Instant) {
+        // Forks first: they must see the prompt only.
+        for &(choice, token) in &tokens {
+            let Some(request) = self.requests.get_mut(&id) else {
+                return;
+            };
+            let first = match request.sequences[0].state {
+                State::Running { session, .. } => Some(session),
+                _ => None,
+            };
+            let sequence = &mut request.sequences[choice];
+            let follows = matches!(sequence.state, State::Following);
+            if follows {
+                sequence.text = request.prompt.to_vec();
+            }
+            match token {
+                Some(token) => sequence.text.push(token),
+                None => continue,
+            }
+            if follows {
+                self.follow((id, choice), first);
+            }
+        }
+        for (choice, token) in tokens {
+            let state = self.sequence((id, choice)).map(|one| &one.state);
+            match (token, state) {
+                (Some(_), Some(State::Running { .. })) => {
+                    self.send((id, choice), false, now);
+                }
+                (None, Some(_)) => self.stop((id, choice), now),
+                _ => {}
+            }
+        }
+        let ended = |request: &Request| {
+            let mut sequences = request.sequences.iter();
+            sequences.all(|one| matches!(one.state, State::Ended))
+        };
+        if self.requests.get(&id).is_some_and(ended) {
+            self.requests.remove(&id);
+        }
+    }
+
+    /// Gives a choice a session of its own that begins with the prompt, which `first` holds; or lets it wait for one.
+    fn follow(&mut self, id: SequenceId, first: Option<SessionId>) {
+        let first = first.filter(|_| self.sessions_left() > 0);
+        let Some(parent) = first else {
+            if let Some(sequence) = self.sequence(id) {
+                sequence.state = State::Waiting;
+            }
+            self.waiting.insert(id);
+            return;
+        };
+        let session = self.new_session();
+        let sent = self.ledger.length(parent);
+        self.fork(parent, session);
+        self.running.insert(session, id);
+        if let Some(sequence) = self.sequence(id) {
+            sequence.state = State::Running { session, sent };
+        }
+    }
+
+    // ---- the ring's state ----
+
+    fn probe(&mut self, now: Instant) {
+        self.last_nonce += 1;
+        let nonce = self.last_nonce;
+        self.phase = Phase::Probing {
+            nonce,
+            asked: Some(now),
+        };
+        self.actions.push(Action::Probe { nonce });
+    }
+
+    fn whole(&mut self, nonce: u64, now: Instant) {
+        if !matches!(self.phase, Phase::Probing { nonce: asked, .. } if asked == nonce) {
+            return;
+        }
+        let session = self.new_session();
+        self.ledger.begin(session);
+        self.actions.push(Action::Create { session });
+        self.phase = Phase::WarmingUp { session };
+        self.readiness = Readiness::Loading("the first token goes round the ring".into());
+        let token = vec![self.limits.warm_up];
+        // Nobody's token, but its logits are wanted: the output head must work, too.
+        self.send_tokens(session, token, false, Some((0, 0)), now);
+    }
+
+    fn refused(&mut self, session: SessionId, reason: String, now: Instant) {
+        if matches!(self.phase, Phase::WarmingUp { session: warm } if warm == session) {
+            tracing::error!(reason, "the ring cannot compute the model");
+            self.phase = Phase::Failed;
+            self.readiness = Readiness::Failed(reason);
+        } else if let Some(&(request, _)) = self.running.get(&session) {
+            self.fail(request, GenerationError::Refused { reason }, now);
+        } else if self.kept.contains(session) {
+            self.forget(session, now);
+        }
+    }
+
+    fn lost(&mut self, rank: usize, cause: String, now: Instant) {
+        let member = match self.limits.members.get(rank) {
+            Some(member) => member.clone(),
+            None => format!("of rank {rank}"),
+        };
+        self.break_off(
+            format!("waiting for member {member}: {cause}"),
+            GenerationError::MemberLost { member, cause },
+            now,
+        );
+    }
+
+    /// The ring is broken: nothing that was under way can be finished.
+    fn break_off(&mut self, reason: String, error: GenerationError, now: Instant) {
+        let (running, waiting) = self.requests();
+        for request in std::mem::take(&mut self.requests).into_keys() {
+            let error = error.clone();
+            self.actions.push(Action::Fail { request, error });
+        }
+        self.waiting.clear();
+        self.prefilling.clear();
+        self.running.clear();
+        self.kept.clear();
+        self.releasing.clear();
+        self.flights.clear();
+        self.ledger.clear();
+        self.readiness = Readiness::Loading(reason);
+        if !matches!(self.phase, Phase::Probing { .. }) {
+            tracing::warn!(%error, running, waiting, "the ring is broken");
+            self.phase = Phase::Probing {
+                nonce: 0,
+                asked: Some(now),
+            };
+        }
+    }
+
+    fn tick(&mut self, now: Instant) {
+        let since = |begun: Instant| now.saturating_duration_since(begun);
+        if let Phase::Probing { asked, .. } = self.phase
+            && asked.is_none_or(|asked| since(asked) >= PROBE_INTERVAL)
+        {
+            self.probe(now);
+        }
+        for session in self.kept.idle(now, KEPT_FOR) {
+            self.forget(session, now);
+        }
+        let limit = self.limits.deadline;
+        let error = GenerationError::Deadline {
+            seconds: limit.as_secs(),
+        };
+        let overdue = self.flights.iter().find(|(_, flights)| {
+            let oldest = flights.front();
+            oldest.is_some_and(|flight| since(flight.begun) > limit)
+        });
+        if let Some((session, _)) = overdue {
+            match self.running.get(session) {
+                Some(&(request, _)) => self.fail(request, error, now),
+                None => self.break_off("a token got lost on the ring".into(), error, now),
+            }
+        } else if self.releasing.values().any(|&begun| since(begun) > limit) {
+            self.break_off("a session got lost on the ring".into(), error, now);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Prefixes that stay on the ring after their request: whose they are, which serves a new text best, and which goes first.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::ring::SessionId;
+
+/// Sessions that no request runs.
+#[derive(Debug, Default)]
+pub struct Kept {
+    sessions: BTreeMap<SessionId, Prefix>,
+}
+
+/// What such a session holds.
+#[derive(Debug)]
+pub struct Prefix {
+    pub tokens: Vec<u32>,
+    /// Only requests of the same key space may use it.
+    pub keyspace: u64,
+    pub last_used: Instant,
+}
+
+impl Kept {
+    pub fn insert(&mut self, session: SessionId, prefix: Prefix) {
+        self.sessions.insert(session, prefix);
+    }
+
+    pub fn remove(&mut self, session: SessionId) -> Option<Prefix> {
+        self.sessions.remove(&session)
+    }
+
+    pub fn get_mut(&mut self, session: SessionId) -> Option<&mut Prefix> {
+        self.sessions.get_mut(&session)
+    }
+
+    pub fn contains(&self, session: SessionId) -> bool {
+        self.sessions.contains_key(&session)
+    }
+
+    pub fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    pub fn clear(&mut self) {
+        self.sessions.clear();
+    }
+
+    /// The sessions of a key space and what they hold.
+    pub fn of(&self, keyspace: u64) -> impl Iterator<Item = (SessionId, &[u32])> {
+        let own = self.sessions.iter();
+        own.filter(move |(_, prefix)| prefix.keyspace == keyspace)
+            .map(|(&session, prefix)| (session, prefix.tokens.as_slice()))
+    }
+
+    /// The least recently used.
+    pub fn oldest(&self) -> Option<SessionId> {
+        let used = |(session, prefix): &(&SessionId, &Prefix)| (prefix.last_used, **session);
+        self.sessions.iter().min_by_key(used).map(|(&id, _)| id)
+    }
+
+    /// Those that were not used for longer than `limit`.
+    pub fn idle(&self, now: Instant, limit: Duration) -> Vec<SessionId> {
+        let idle = |prefix: &Prefix| now.saturating_duration_since(prefix.last_used) > limit;
+        let sessions = self.sessions.iter();
+        sessions
+            .filter(|(_, prefix)| idle(prefix))
+            .map(|(&session, _)| session)
+            .collect()
+    }
+}
+
+/// How many tokens two texts begin with alike.
+pub fn common_prefix(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}

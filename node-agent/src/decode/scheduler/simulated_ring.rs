@@ -1,0 +1,172 @@
+//! A ring without machines: what every member would hold, and a hash for a model. The next token is the hash of all tokens that the
+//! session holds, so whatever is wrong in a cache gives a wrong token. Orders that a member would refuse are panics.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+use prima_crds::v1alpha1::model_profile::AttentionWindow;
+use prima_engine::kernels::BLOCK_POSITIONS;
+
+use super::Action;
+use crate::ring::{MAX_FRAME_ROWS, SessionId};
+
+pub struct SimulatedRing {
+    context_length: usize,
+    window: Option<AttentionWindow>,
+    capacity: usize,
+    youngest: SessionId,
+    sessions: BTreeMap<SessionId, Session>,
+    /// Sessions that are released, but not yet in every round.
+    releasing: Vec<SessionId>,
+    /// What each session's frames bring home, in order: the row, if one was wanted.
+    answers: BTreeMap<SessionId, VecDeque<Option<u64>>>,
+}
+
+#[derive(Clone)]
+struct Session {
+    tokens: Vec<u32>,
+    /// Shared with forks until one of them writes.
+    blocks: Vec<Rc<()>>,
+    /// The first position that layers with a window still hold.
+    first: usize,
+}
+
+impl SimulatedRing {
+    pub fn new(context_length: usize, window: Option<AttentionWindow>, capacity: usize) -> Self {
+        Self {
+            context_length,
+            window,
+            capacity,
+            youngest: 0,
+            sessions: BTreeMap::new(),
+            releasing: Vec::new(),
+            answers: BTreeMap::new(),
+        }
+    }
+
+    /// Does what a member does with it. Actions that are none of a ring's are ignored.
+    pub fn apply(&mut self, action: &Action) {
+        match action {
+            Action::Probe { .. } => self.clear(),
+            Action::Create { session } => {
+                let empty = Session {
+                    tokens: Vec::new(),
+                    blocks: Vec::new(),
+                    first: 0,
+                };
+                self.insert(*session, empty);
+            }
+            Action::Fork { parent, child } => {
+                let fork = self.sessions[parent].clone();
+                self.insert(*child, fork);
+            }
+            Action::Truncate { session, positions } => self.truncate(*session, *positions),
+            Action::Release { session } => {
+                assert!(self.sessions.remove(session).is_some(), "released twice");
+                self.answers.remove(session);
+                self.releasing.push(*session);
+            }
+            Action::Send {
+                session,
+                tokens,
+                wanted,
+            } => self.compute(*session, tokens, *wanted),
+            Action::Begun { .. } | Action::Sample { .. } | Action::Fail { .. } => {}
+        }
+        let held = self.sessions.len() + self.releasing.len();
+        assert!(held <= self.capacity, "{held} sessions");
+    }
+
+    fn insert(&mut self, id: SessionId, session: Session) {
+        assert!(id > self.youngest, "ids grow");
+        self.youngest = id;
+        self.sessions.insert(id, session);
+    }
+
+    fn truncate(&mut self, id: SessionId, positions: usize) {
+        let session = self.sessions.get_mut(&id).unwrap();
+        assert!(positions <= session.tokens.len());
+        session.tokens.truncate(positions);
+        session.blocks.truncate(positions.div_ceil(BLOCK_POSITIONS));
+        if let Some(window) = self.window {
+            let seen_from = (positions + 1).saturating_sub(window.positions);
+            assert!(seen_from >= session.first, "its window is gone");
+        }
+    }
+
+    fn compute(&mut self, id: SessionId, tokens: &[u32], wanted: bool) {
+        let session = self.sessions.get_mut(&id).unwrap();
+        assert!((1..=MAX_FRAME_ROWS).contains(&tokens.len()));
+        assert!(session.tokens.len() + tokens.len() <= self.context_length);
+        if let Some(window) = self.window {
+            let kept_from = (session.tokens.len() + 1).saturating_sub(2 * window.positions);
+            session.first = session
+                .first
+                .max(kept_from / BLOCK_POSITIONS * BLOCK_POSITIONS);
+        }
+        if !session.tokens.len().is_multiple_of(BLOCK_POSITIONS) {
+            let last = session.blocks.last_mut().unwrap();
+            // Copies it if somebody else holds it.
+            Rc::make_mut(last);
+        }
+        session.tokens.extend(tokens);
+        let blocks = session.tokens.len().div_ceil(BLOCK_POSITIONS);
+        session.blocks.resize_with(blocks, Rc::default);
+        let row = wanted.then(|| row(&session.tokens));
+        self.answers.entry(id).or_default().push_back(row);
+    }
+
+    /// The member that is lost takes all sessions with it.
+    pub fn clear(&mut self) {
+        self.sessions.clear();
+        self.releasing.clear();
+        self.answers.clear();
+    }
+
+    /// Sessions with frames under way.
+    pub fn flying(&self) -> Vec<SessionId> {
+        let answers = self.answers.iter();
+        answers
+            .filter(|(_, rows)| !rows.is_empty())
+            .map(|(&session, _)| session)
+            .collect()
+    }
+
+    /// Lets the oldest frame of a session come home.
+    pub fn home(&mut self, session: SessionId) -> Option<u64> {
+        self.answers.get_mut(&session).unwrap().pop_front().unwrap()
+    }
+
+    /// Lets the oldest release come home.
+    pub fn released(&mut self) -> Option<SessionId> {
+        (!self.releasing.is_empty()).then(|| self.releasing.remove(0))
+    }
+
+    pub fn sessions(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// Positions in layers that see everything, in whole blocks; shared ones once.
+    pub fn used_positions(&self) -> usize {
+        let blocks = self.sessions.values().flat_map(|one| &one.blocks);
+        let mut blocks: Vec<*const ()> = blocks.map(Rc::as_ptr).collect();
+        blocks.sort_unstable();
+        blocks.dedup();
+        blocks.len() * BLOCK_POSITIONS
+    }
+
+    /// Positions in a layer with a window, of all sessions, as if they shared none.
+    pub fn windowed_positions(&self) -> usize {
+        let sessions = self.sessions.values();
+        sessions.map(|one| one.tokens.len() - one.first).sum()
+    }
+}
+
+/// What the model says after these tokens.
+pub fn row(tokens: &[u32]) -> u64 {
+    tokens.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &token| {
+        (hash ^ u64::from(token))
+            .wrapping_mul(0x0100_0000_01b3)
+            .rotate_left(23)
+    })
+}

@@ -1,0 +1,568 @@
+use std::collections::BTreeMap;
+
+use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingPlanSpec};
+
+use super::simulated_ring::{SimulatedRing, row};
+use super::*;
+
+/// The token that ends an answer.
+const END: u32 = 0;
+const VOCABULARY: u64 = 40;
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// A scheduler on a simulated ring, with the clients' side of every request.
+struct World {
+    scheduler: Scheduler,
+    ring: SimulatedRing,
+    now: Instant,
+    clients: BTreeMap<RequestId, Client>,
+    finished: BTreeMap<RequestId, Client>,
+    failed: BTreeMap<RequestId, GenerationError>,
+    nonce: Option<u64>,
+    windows: Option<usize>,
+}
+
+#[derive(Clone)]
+struct Client {
+    prompt: Vec<u32>,
+    max_tokens: usize,
+    /// Tokens of each choice so far, and whether it has ended.
+    choices: Vec<(Vec<u32>, bool)>,
+    cached: Option<usize>,
+}
+
+/// What a ring is made of.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    members: usize,
+    context: usize,
+    contexts: usize,
+    at_once: usize,
+    window: Option<usize>,
+}
+
+const SMALL: Shape = Shape {
+    members: 2,
+    context: 640,
+    contexts: 1,
+    at_once: 4,
+    window: None,
+};
+
+impl World {
+    /// A ring that is ready.
+    fn new(shape: Shape) -> Self {
+        let addresses: Vec<String> = (0..shape.members).map(|n| format!("h{n}:1")).collect();
+        let ends: Vec<i32> = (1..=shape.members as i32).collect();
+        let layers = shape.members as i32;
+        let model = PlannedModel::new("m", "m.gguf", 1, layers);
+        let plan = RingPlanSpec {
+            max_concurrent_requests: shape.at_once as i32,
+            kv_contexts: shape.contexts as i32,
+            ..RingPlanSpec::cut(model, shape.context as i32, &addresses, &ends)
+        };
+        plan.validate().unwrap();
+        let window = shape.window.map(|positions| AttentionWindow { positions });
+        let planned = |window: AttentionWindow| shape.contexts * window.planned(shape.context);
+        let mut world = Self {
+            scheduler: Scheduler::new(&plan, window, 1, DEADLINE),
+            ring: SimulatedRing::new(shape.context, window, session_capacity(&plan)),
+            now: Instant::now(),
+            clients: BTreeMap::new(),
+            finished: BTreeMap::new(),
+            failed: BTreeMap::new(),
+            nonce: None,
+            windows: window.map(planned),
+        };
+        world.tell(Event::Tick, None);
+        world.becomes_ready();
+        world
+    }
+
+    fn becomes_ready(&mut self) {
+        for _ in 0..10 {
+            self.now += PROBE_INTERVAL;
+            self.tell(Event::Tick, None);
+            if let Some(nonce) = self.nonce.take() {
+                self.tell(Event::Whole { nonce }, None);
+            }
+            self.run();
+            if *self.scheduler.readiness() == Readiness::Ready {
+                return;
+            }
+        }
+        panic!("{:?}", self.scheduler.readiness());
+    }
+
+    /// Handles an event and all that follows from it at once. `row`: what came home.
+    fn tell(&mut self, event: Event, row: Option<u64>) {
+        let mut actions = VecDeque::from(self.scheduler.handle(event, self.now));
+        while let Some(action) = actions.pop_front() {
+            self.ring.apply(&action);
+            match action {
+                Action::Probe { nonce } => self.nonce = Some(nonce),
+                Action::Begun { request, cached } => {
+                    if let Some(client) = self.clients.get_mut(&request) {
+                        assert_eq!(client.cached.replace(cached), None);
+                    }
+                }
+                Action::Sample { request, choices } => {
+                    let row = row.expect("a row came home");
+                    let client = self.clients.get_mut(&request).unwrap();
+                    let tokens = choices.map(|choice| (choice, client.take(choice, row)));
+                    let tokens = tokens.collect();
+                    if client.choices.iter().all(|(_, ended)| *ended) {
+                        let client = self.clients.remove(&request).unwrap();
+                        self.finished.insert(request, client);
+                    }
+                    let event = Event::Sampled { request, tokens };
+                    actions.extend(self.scheduler.handle(event, self.now));
+                }
+                Action::Fail { request, error } => {
+                    assert!(self.clients.remove(&request).is_some());
+                    self.failed.insert(request, error);
+                }
+                _ => {}
+            }
+        }
+        if *self.scheduler.readiness() != Readiness::Ready {
+            // Until the next probe, members hold what is forgotten here.
+            return;
+        }
+        let kv = self.scheduler.kv();
+        assert_eq!(kv.used_positions, self.ring.used_positions());
+        assert!(kv.used_positions <= kv.planned_positions, "{kv:?}");
+        if let Some(planned) = self.windows {
+            let rounding = 64 * self.ring.sessions();
+            assert!(self.ring.windowed_positions() <= planned + rounding);
+        }
+    }
+
+    fn submit(
+        &mut self,
+        id: RequestId,
+        prompt: &[u32],
+        choices: usize,
+        max_tokens: usize,
+        keyspace: u64,
+    ) {
+        let client = Client {
+            prompt: prompt.to_vec(),
+            max_tokens,
+            choices: vec![(Vec::new(), false); choices],
+            cached: None,
+        };
+        self.clients.insert(id, client);
+        let submitted = Event::Submitted {
+            request: id,
+            prompt: prompt.into(),
+            choices,
+            max_tokens,
+            keyspace,
+        };
+        self.tell(submitted, None);
+    }
+
+    fn cancel(&mut self, request: RequestId) {
+        if self.clients.remove(&request).is_some() {
+            self.tell(Event::Cancelled { request }, None);
+        }
+    }
+
+    /// One frame or release comes home; `false`: nothing is under way.
+    fn step(&mut self, chosen: usize) -> bool {
+        let flying = self.ring.flying();
+        if flying.is_empty() || chosen.is_multiple_of(5) {
+            return match self.ring.released() {
+                Some(session) => {
+                    self.tell(Event::Released { session }, None);
+                    true
+                }
+                None if flying.is_empty() => false,
+                None => self.step(chosen + 1),
+            };
+        }
+        let session = flying[chosen % flying.len()];
+        let row = self.ring.home(session);
+        self.tell(Event::Home { session }, row);
+        true
+    }
+
+    /// Until nothing is under way.
+    fn run(&mut self) {
+        let mut steps = 0;
+        while self.step(steps) {
+            steps += 1;
+            assert!(steps < 200_000, "it never ends");
+        }
+    }
+
+    /// Everything that was asked is answered as an empty ring would have answered, and nothing but kept sessions is left.
+    fn is_quiet(&self) {
+        assert_eq!(self.clients.len(), 0, "nobody waits");
+        assert_eq!(self.scheduler.requests(), (0, 0));
+        assert_eq!(self.scheduler.kv().sessions, self.ring.sessions());
+        let kv = self.scheduler.kv();
+        assert_eq!(kv.used_positions, kv.kept_positions);
+        for client in self.finished.values() {
+            for (choice, (answer, ended)) in client.choices.iter().enumerate() {
+                assert!(ended);
+                assert_eq!(*answer, client.expected(choice, self.ring_context()));
+            }
+        }
+    }
+
+    fn ring_context(&self) -> usize {
+        self.scheduler.limits.context_length
+    }
+
+    fn ask(&mut self, id: RequestId, prompt: &[u32], max_tokens: usize) -> Client {
+        self.submit(id, prompt, 1, max_tokens, 0);
+        self.run();
+        self.is_quiet();
+        self.finished[&id].clone()
+    }
+}
+
+/// The token that choice `choice` takes from a row.
+fn draw(row: u64, choice: usize) -> u32 {
+    ((row >> 17).wrapping_add(choice as u64 * 7) % VOCABULARY) as u32
+}
+
+impl Client {
+    /// As the sampler does: the next token, or `None` at the end.
+    fn take(&mut self, choice: usize, row: u64) -> Option<u32> {
+        let token = draw(row, choice);
+        let (answer, ended) = &mut self.choices[choice];
+        assert!(!*ended, "an ended choice goes on");
+        if token == END {
+            *ended = true;
+            return None;
+        }
+        answer.push(token);
+        // The last token needs no position.
+        *ended = answer.len() >= self.max_tokens || self.prompt.len() + answer.len() > CONTEXTS_END;
+        (!*ended).then_some(token)
+    }
+
+    fn expected(&self, choice: usize, context: usize) -> Vec<u32> {
+        let mut text = self.prompt.clone();
+        loop {
+            let token = draw(row(&text), choice);
+            if token == END {
+                break;
+            }
+            text.push(token);
+            if text.len() - self.prompt.len() >= self.max_tokens || text.len() > context {
+                break;
+            }
+        }
+        text.split_off(self.prompt.len())
+    }
+
+    /// The prompt of the next turn: all of this one and something new.
+    fn next_turn(&self, new: &[u32]) -> Vec<u32> {
+        [&self.prompt, &self.choices[0].0, new].concat()
+    }
+}
+
+/// Every test's context.
+const CONTEXTS_END: usize = 640;
+
+fn tokens(seed: u64, count: usize) -> Vec<u32> {
+    let mut random = Random(seed);
+    (0..count).map(|_| random.below(39) as u32 + 1).collect()
+}
+
+struct Random(u64);
+
+impl Random {
+    /// splitmix64.
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+}
+
+#[test]
+fn the_next_turn_computes_only_what_is_new() {
+    let mut world = World::new(SMALL);
+    let first = world.ask(1, &tokens(1, 200), 30);
+    assert_eq!(first.cached, Some(0));
+    let second = world.ask(2, &first.next_turn(&tokens(2, 20)), 30);
+    // An answer that reached its limit: its last token never went round.
+    let answer = &first.choices[0].0;
+    let computed = answer.len() - usize::from(answer.len() == 30);
+    assert_eq!(second.cached, Some(200 + computed));
+    let third = world.ask(3, &second.next_turn(&[]), 5);
+    assert!(third.cached >= Some(second.prompt.len()));
+}
+
+#[test]
+fn the_same_prompt_again_computes_one_token() {
+    let mut world = World::new(SMALL);
+    let prompt = tokens(1, 130);
+    world.ask(1, &prompt, 3);
+    assert_eq!(world.ask(2, &prompt, 3).cached, Some(129));
+}
+
+#[test]
+fn an_edit_in_the_middle_uses_what_comes_before_and_leaves_the_old_text() {
+    let mut world = World::new(SMALL);
+    let old = tokens(1, 300);
+    world.ask(1, &old, 1);
+    let mut edited = old.clone();
+    edited[100] = edited[100] % 39 + 1;
+    assert_eq!(world.ask(2, &edited, 1).cached, Some(100));
+    assert_eq!(world.ask(3, &old, 1).cached, Some(299));
+    assert_eq!(world.ask(4, &edited, 1).cached, Some(299));
+}
+
+#[test]
+fn a_prompt_under_way_is_used_by_the_next_request() {
+    let mut world = World::new(SMALL);
+    let system = tokens(1, 256);
+    let with = |end| [system.clone(), tokens(end, 10)].concat();
+    world.submit(1, &with(2), 1, 1, 0);
+    world.submit(2, &with(3), 1, 1, 0);
+    world.run();
+    world.is_quiet();
+    assert_eq!(world.finished[&2].cached, Some(256));
+}
+
+#[test]
+fn nothing_is_shared_between_key_spaces() {
+    let mut world = World::new(SMALL);
+    let prompt = tokens(1, 200);
+    world.submit(1, &prompt, 1, 1, 7);
+    world.run();
+    world.submit(2, &prompt, 1, 1, 8);
+    world.run();
+    assert_eq!(world.finished[&2].cached, Some(0));
+    world.submit(3, &prompt, 1, 1, 7);
+    world.run();
+    assert_eq!(world.finished[&3].cached, Some(199));
+    world.is_quiet();
+}
+
+#[test]
+fn a_small_request_costs_a_long_conversation_only_its_tail() {
+    let mut world = World::new(SMALL);
+    let long = tokens(1, 630);
+    world.ask(1, &long, 1);
+    world.ask(2, &tokens(2, 60), 1);
+    // Ten blocks in all, of which the small request took one.
+    assert_eq!(world.ask(3, &long, 1).cached, Some(576));
+}
+
+#[test]
+fn the_least_recently_used_goes_first() {
+    let mut world = World::new(SMALL);
+    let [a, b, c] = [1, 2, 3].map(|seed| tokens(seed, 256));
+    for (id, prompt) in [(1, &a), (2, &b), (3, &a), (4, &c)] {
+        world.now += Duration::from_secs(1);
+        world.ask(id, prompt, 1);
+    }
+    assert_eq!(world.ask(5, &a, 1).cached, Some(255));
+    assert_eq!(world.ask(6, &c, 1).cached, Some(255));
+    assert!(world.ask(7, &b, 1).cached < Some(255));
+}
+
+#[test]
+fn a_conversation_is_forgotten_after_an_hour() {
+    let mut world = World::new(SMALL);
+    world.ask(1, &tokens(1, 100), 1);
+    world.now += KEPT_FOR + Duration::from_secs(1);
+    world.tell(Event::Tick, None);
+    world.run();
+    assert_eq!(
+        (world.ring.sessions(), world.scheduler.kv().used_positions),
+        (0, 0)
+    );
+}
+
+#[test]
+fn requests_that_fill_the_context_together_are_all_answered() {
+    let mut world = World::new(Shape {
+        at_once: 16,
+        ..SMALL
+    });
+    for id in 1..=16 {
+        world.submit(id, &tokens(id, 100), 1, 500, 0);
+    }
+    world.run();
+    world.is_quiet();
+    assert_eq!(world.finished.len(), 16);
+}
+
+#[test]
+fn the_oldest_is_never_set_aside() {
+    let mut world = World::new(SMALL);
+    // Both fit as expected, but their answers are longer.
+    let (a, b) = (tokens(11, 60), tokens(5, 60));
+    world.submit(1, &a, 1, 580, 0);
+    world.submit(2, &b, 1, 580, 0);
+    let mut steps = 0;
+    while world.clients.contains_key(&1) {
+        world.step(steps);
+        steps += 1;
+        let running = world.scheduler.running.values();
+        assert!(!world.clients.contains_key(&1) || running.clone().any(|id| id.0 == 1));
+    }
+    world.run();
+    world.is_quiet();
+}
+
+#[test]
+fn choices_share_their_prompt() {
+    let mut world = World::new(SMALL);
+    world.submit(1, &tokens(1, 500), 4, 10, 0);
+    world.run();
+    world.is_quiet();
+    assert_eq!(world.finished[&1].choices.len(), 4);
+}
+
+#[test]
+fn a_window_is_gone_back_by_as_far_as_it_is_kept() {
+    let mut world = World::new(Shape {
+        window: Some(64),
+        ..SMALL
+    });
+    let text = tokens(1, 400);
+    world.ask(1, &text, 1);
+    let changed = |at: usize| [&text[..at], &tokens(9, 20)].concat();
+    assert_eq!(world.ask(2, &changed(350), 1).cached, Some(350));
+    assert_eq!(world.ask(3, &changed(100), 1).cached, Some(0));
+}
+
+#[test]
+fn a_lost_member_fails_what_runs_and_the_ring_begins_anew() {
+    let mut world = World::new(SMALL);
+    world.ask(1, &tokens(1, 100), 1);
+    world.submit(2, &tokens(2, 300), 1, 10, 0);
+    world.ring.clear();
+    world.tell(
+        Event::Lost {
+            rank: 1,
+            cause: "gone".into(),
+        },
+        None,
+    );
+    assert!(matches!(
+        world.failed[&2],
+        GenerationError::MemberLost { .. }
+    ));
+    assert_eq!(world.scheduler.kv().used_positions, 0);
+    world.becomes_ready();
+    assert_eq!(world.ask(3, &tokens(1, 100), 1).cached, Some(0));
+}
+
+#[test]
+fn a_lost_frame_fails_its_request_after_the_deadline() {
+    let mut world = World::new(SMALL);
+    world.submit(1, &tokens(1, 100), 1, 10, 0);
+    world.now += DEADLINE + Duration::from_secs(1);
+    world.tell(Event::Tick, None);
+    assert!(matches!(
+        world.failed[&1],
+        GenerationError::Deadline { seconds: 10 }
+    ));
+    world.run();
+    world.is_quiet();
+    // What a lost frame was to compute is not there: its session is not kept.
+    assert_eq!(world.ring.sessions(), 0);
+}
+
+/// Long random mixes: no session leaks, no request is forgotten, no budget is passed, and every answer is that of an empty ring.
+#[test]
+fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
+    let (mut cached, mut finished) = (0, 0);
+    for seed in 0..1000 {
+        let mut random = Random(seed);
+        let shape = Shape {
+            members: 1 + random.below(4),
+            context: CONTEXTS_END,
+            contexts: 1 + random.below(2),
+            at_once: 1 + random.below(5),
+            window: [None, Some(16), Some(70), Some(200)][random.below(4)],
+        };
+        let mut world = World::new(shape);
+        let mut texts: Vec<Vec<u32>> = vec![tokens(seed, 300)];
+        for id in 1..=1 + random.below(24) as RequestId {
+            let base = &texts[random.below(texts.len())];
+            let cut = random.below(base.len().min(500) + 1);
+            let new = 1 + random.below(120);
+            let prompt = [&base[..cut], &tokens(random.next(), new)].concat();
+            let choices = 1 + random.below(shape.at_once.min(3));
+            world.submit(
+                id,
+                &prompt,
+                choices,
+                1 + random.below(200),
+                random.below(2) as u64,
+            );
+            texts.push(prompt);
+            for _ in 0..random.below(60) {
+                let chosen = random.below(1000);
+                world.step(chosen);
+            }
+            match random.below(40) {
+                0..4 => world.cancel(1 + random.below(id as usize) as RequestId),
+                4 => {
+                    world.ring.clear();
+                    world.tell(
+                        Event::Lost {
+                            rank: 0,
+                            cause: "gone".into(),
+                        },
+                        None,
+                    );
+                    world.becomes_ready();
+                }
+                5 => {
+                    if let Some(&session) = world.ring.flying().first() {
+                        world.tell(
+                            Event::Refused {
+                                session,
+                                reason: "no".into(),
+                            },
+                            None,
+                        );
+                    }
+                }
+                6 => {
+                    world.now += DEADLINE * 2;
+                    world.tell(Event::Tick, None);
+                    world.becomes_ready();
+                }
+                _ => {}
+            }
+            texts.extend(
+                world
+                    .finished
+                    .values()
+                    .next_back()
+                    .map(|done| done.next_turn(&[])),
+            );
+        }
+        world.run();
+        world.is_quiet();
+        finished += world.finished.len();
+        cached += world
+            .finished
+            .values()
+            .filter_map(|done| done.cached)
+            .sum::<usize>();
+    }
+    assert!(
+        finished > 5000 && cached > 20 * finished,
+        "{finished} finished, {cached} cached"
+    );
+}
