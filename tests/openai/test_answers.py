@@ -33,9 +33,11 @@ def test_usage_counts_tokens_and_comes_last_when_asked(chat):
     usage = chat(QUESTION, max_tokens=5).usage
     assert usage.completion_tokens == 5
     assert usage.total_tokens == usage.prompt_tokens + 5
-    assert chat(QUESTION + " " + QUESTION, max_tokens=1).usage.prompt_tokens > usage.prompt_tokens
     *chunks, last = chat(QUESTION, max_tokens=5, stream=True, stream_options={"include_usage": True})
+    # The same counts, but now the ring has the prompt; only its last token is computed again.
+    usage.prompt_tokens_details.cached_tokens = usage.prompt_tokens - 1
     assert last.choices == [] and last.usage == usage
+    assert chat(QUESTION + " " + QUESTION, max_tokens=1).usage.prompt_tokens > usage.prompt_tokens
     assert all(chunk.usage is None for chunk in chunks)
     assert all(chunk.usage is None for chunk in chat(QUESTION, max_tokens=5, stream=True))
 
