@@ -23,13 +23,13 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 
 use crate::generation::{
-    GenerationError, GenerationEvent, GenerationRequest, KvUse, Readiness, RingStatus, Submission,
-    SubmitError, Usage,
+    Drafts, GenerationError, GenerationEvent, GenerationRequest, KvUse, Readiness, RingStatus,
+    Submission, SubmitError, Usage,
 };
 use crate::ring::{RingClient, RingError, RingEvent};
 
 use choice::Choice;
-use scheduler::{Action, Event, RequestId, Scheduler};
+use scheduler::{Action, Event, RequestId, Sampled, Scheduler};
 use tally::Tally;
 
 /// The status of a ring that is not up yet, which the gateway starts with.
@@ -43,6 +43,7 @@ pub fn initial_status(plan: &RingPlanSpec) -> RingStatus {
         waiting_requests: 0,
         kv_bytes: 0,
         kv: KvUse::default(),
+        drafts: Drafts::default(),
     }
 }
 
@@ -59,6 +60,7 @@ pub struct Decode {
     last_request: RequestId,
     /// Mean seconds of recent requests, to tell clients when to try again.
     request_seconds: f64,
+    drafts: Drafts,
     tally: Tally,
 }
 
@@ -68,6 +70,7 @@ struct Request {
     choices: Vec<Choice>,
     completion_tokens: usize,
     cached_tokens: usize,
+    drafts: Drafts,
     begun: Instant,
     first_token: Option<Instant>,
 }
@@ -85,6 +88,7 @@ impl Decode {
         model: &ModelSpec,
         tokenizer: Tokenizer,
         status: watch::Sender<RingStatus>,
+        speculate: bool,
     ) -> Self {
         let vocabulary = model.vocabulary;
         let bos = tokenizer.bos();
@@ -92,7 +96,7 @@ impl Decode {
         let mut windows = model.layers.iter().map(|layer| layer.attention.window);
         let window = windows.find_map(|window| Some(AttentionWindow { positions: window? }));
         let deadline = client.round_deadline();
-        let scheduler = Scheduler::new(&plan, window, warm_up.unwrap_or(0), deadline);
+        let scheduler = Scheduler::new(&plan, window, warm_up.unwrap_or(0), deadline, speculate);
         Self {
             client,
             tokenizer,
@@ -102,6 +106,7 @@ impl Decode {
             requests: BTreeMap::new(),
             last_request: 0,
             request_seconds: FIRST_GUESS_SECONDS,
+            drafts: Drafts::default(),
             tally: Tally::new(&plan),
             plan,
         }
@@ -180,6 +185,7 @@ impl Decode {
             choices,
             completion_tokens: 0,
             cached_tokens: 0,
+            drafts: Drafts::default(),
             begun: Instant::now(),
             first_token: None,
         };
@@ -293,7 +299,7 @@ impl Decode {
         self.tell(event, &logits).await
     }
 
-    /// Has the scheduler decide, and does what it says. `logits`: of the row that came home.
+    /// Has the scheduler decide, and does what it says. `logits`: of the rows that came home.
     async fn tell(&mut self, event: Event, logits: &[f32]) -> Result<(), RingError> {
         let mut actions = VecDeque::from(self.scheduler.handle(event, Instant::now()));
         while let Some(action) = actions.pop_front() {
@@ -310,11 +316,14 @@ impl Decode {
                 Action::Release { session } => self.client.release(session).await?,
                 Action::Send {
                     session,
+                    first_position,
                     tokens,
                     wanted,
                 } => {
-                    let wanted = usize::from(wanted);
-                    self.client.send(session, &tokens, wanted).await?;
+                    let sent = self
+                        .client
+                        .send_from(session, first_position, &tokens, wanted);
+                    sent.await?;
                 }
                 Action::Begun { request, cached } => {
                     if let Some(request) = self.requests.get_mut(&request) {
@@ -322,8 +331,12 @@ impl Decode {
                         request.cached_tokens = cached;
                     }
                 }
-                Action::Sample { request, choices } => {
-                    let event = self.sample(request, choices, logits);
+                Action::Sample {
+                    request,
+                    choices,
+                    draft,
+                } => {
+                    let event = self.sample(request, choices, &draft, logits);
                     actions.extend(self.scheduler.handle(event, Instant::now()));
                 }
                 Action::Fail { request, error } => {
@@ -337,17 +350,25 @@ impl Decode {
         Ok(())
     }
 
-    /// Takes the next token of each of these choices from one row of logits, and tells the client.
-    fn sample(&mut self, id: RequestId, choices: Range<usize>, logits: &[f32]) -> Event {
+    /// Takes the next token of each of these choices from the first row of logits, and those that follow it in the draft from the others;
+    /// and tells the client.
+    fn sample(
+        &mut self,
+        id: RequestId,
+        choices: Range<usize>,
+        draft: &[u32],
+        logits: &[f32],
+    ) -> Event {
         let cancelled = Event::Cancelled { request: id };
         let Some(request) = self.requests.get_mut(&id) else {
             return cancelled;
         };
         request.first_token.get_or_insert_with(Instant::now);
-        let mut tokens = Vec::with_capacity(choices.len());
+        let mut sampled = Vec::with_capacity(choices.len());
+        let rows = || logits.chunks(self.vocabulary);
         for choice in choices {
-            match request.advance(choice, logits, &self.tokenizer) {
-                Ok(Some(token)) => tokens.push((choice, token)),
+            match request.advance(choice, rows(), draft, &self.tokenizer) {
+                Ok(Some(next)) => sampled.push(next),
                 Ok(None) => {
                     self.requests.remove(&id);
                     return cancelled;
@@ -361,6 +382,13 @@ impl Decode {
                 }
             }
         }
+        if let [next] = sampled.as_slice() {
+            let right = next.tokens.len().saturating_sub(usize::from(!next.ended));
+            for drafts in [&mut request.drafts, &mut self.drafts] {
+                drafts.drafted += draft.len();
+                drafts.accepted += right;
+            }
+        }
         if request.choices.iter().all(|choice| choice.finished) {
             request.emit_usage();
             let seconds = request.begun.elapsed().as_secs_f64();
@@ -369,7 +397,7 @@ impl Decode {
         }
         Event::Sampled {
             request: id,
-            tokens,
+            choices: sampled,
         }
     }
 
@@ -390,6 +418,7 @@ impl Decode {
                 status.members.clone_from(&self.tally.members);
                 status.kv_bytes = self.tally.kv_bytes();
                 status.kv = kv;
+                status.drafts = self.drafts;
             }
             changed
         });
@@ -397,13 +426,15 @@ impl Decode {
 }
 
 impl Request {
-    /// The next token of a choice, and whether it goes on; `None`: the reader is gone.
-    fn advance(
+    /// How a choice goes on: the next token from the first row of logits, and for as long as tokens are the draft's, the next from the next
+    /// row. `None`: the reader is gone.
+    fn advance<'a>(
         &mut self,
         choice: usize,
-        logits: &[f32],
+        rows: impl Iterator<Item = &'a [f32]>,
+        draft: &[u32],
         tokenizer: &Tokenizer,
-    ) -> Result<Option<Option<u32>>, SamplingError> {
+    ) -> Result<Option<Sampled>, SamplingError> {
         let Self {
             choices,
             events,
@@ -411,15 +442,30 @@ impl Request {
             ..
         } = self;
         let mut gone = false;
-        let token = choices[choice].advance(logits, tokenizer, |event| {
+        let mut emit = |event| {
             *completion_tokens += usize::from(matches!(event, GenerationEvent::Token { .. }));
             match events.try_send(event) {
                 Ok(()) => {}
                 // A reader so slow that it is thousands of tokens behind counts as gone.
                 Err(TrySendError::Full(_) | TrySendError::Closed(_)) => gone = true,
             }
-        })?;
-        Ok((!gone).then_some(token))
+        };
+        let mut sampled = Sampled {
+            choice,
+            tokens: Vec::new(),
+            ended: false,
+        };
+        for (nth, row) in rows.enumerate() {
+            let Some(token) = choices[choice].advance(row, tokenizer, &mut emit)? else {
+                sampled.ended = true;
+                break;
+            };
+            sampled.tokens.push(token);
+            if draft.get(nth) != Some(&token) {
+                break;
+            }
+        }
+        Ok((!gone).then_some(sampled))
     }
 
     fn emit_usage(&self) {
@@ -428,6 +474,7 @@ impl Request {
             prompt_tokens: self.request.prompt.len(),
             cached_tokens: self.cached_tokens,
             completion_tokens: self.completion_tokens,
+            drafts: self.drafts,
             prompt_seconds: first.duration_since(self.begun).as_secs_f64(),
             completion_seconds: first.elapsed().as_secs_f64(),
         };

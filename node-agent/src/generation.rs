@@ -73,10 +73,19 @@ pub struct Usage {
     /// Tokens of the prompt that had been computed for an earlier request.
     pub cached_tokens: usize,
     pub completion_tokens: usize,
+    pub drafts: Drafts,
     /// Prefill: from the start of computing to the first token.
     pub prompt_seconds: f64,
     /// Decode: from the first to the last token.
     pub completion_seconds: f64,
+}
+
+/// Tokens that were sent round the ring before they were known, in guesses how the text goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Drafts {
+    pub drafted: usize,
+    /// Those of them that the model said, too.
+    pub accepted: usize,
 }
 
 /// Why a request that had been accepted could not be finished.
@@ -183,6 +192,7 @@ pub struct RingStatus {
     pub waiting_requests: usize,
     pub kv_bytes: u64,
     pub kv: KvUse,
+    pub drafts: Drafts,
 }
 
 /// The positions that the KV caches of every member hold, in whole blocks.

@@ -57,6 +57,9 @@ pub struct ServeArgs {
     /// Leave all weights to the system's page cache, even when they do not fit into memory
     #[arg(long, conflicts_with_all = ["reserve_memory", "weights_memory"])]
     no_streaming: bool,
+    /// Compute one token at a time: no drafts of what may follow
+    #[arg(long)]
+    no_speculation: bool,
     /// End when the process with this id, which started this one, ends for any reason (on Linux)
     #[arg(long, value_name = "PID")]
     exit_with_parent: Option<i32>,
@@ -165,7 +168,7 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
                 memory,
                 streaming,
             };
-            open(options, front)
+            open(options, front, !args.no_speculation)
         }
     });
     let member = tokio::select! {
@@ -289,7 +292,7 @@ impl Front {
 }
 
 /// Starts the member, and on rank 0 the decoding behind `back`.
-fn open(options: MemberOptions, back: Option<Back>) -> Result<Member, ServeError> {
+fn open(options: MemberOptions, back: Option<Back>, speculate: bool) -> Result<Member, ServeError> {
     let text = match &back {
         Some(_) => Some(model_text(&options.model)?),
         None => None,
@@ -300,7 +303,8 @@ fn open(options: MemberOptions, back: Option<Back>) -> Result<Member, ServeError
     if let (Some(back), Some(text), Some(client)) = (back, text, member.take_client()) {
         let tokenizer = text.tokenizer.clone();
         back.text.send_replace(Some(Arc::new(text)));
-        let decode = Decode::new(client, plan, model.spec(), tokenizer, back.status);
+        let (spec, status) = (model.spec(), back.status);
+        let decode = Decode::new(client, plan, spec, tokenizer, status, speculate);
         member.runtime().spawn(async move {
             decode.run(back.submissions).await;
             // The gateway keeps its view of the text for as long as it answers.

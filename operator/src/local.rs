@@ -61,6 +61,9 @@ pub struct RunArgs {
     /// Leave all weights to the system's page cache, even when they do not fit into memory
     #[arg(long, conflicts_with = "reserve_memory")]
     no_streaming: bool,
+    /// Compute one token at a time: no drafts of what may follow
+    #[arg(long)]
+    no_speculation: bool,
     /// Ask clients for this key
     #[arg(
         long,
@@ -148,6 +151,7 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
         threads: args.threads.map(usize::from),
         reserve_memory: split.reserve_memory,
         no_streaming: args.no_streaming,
+        no_speculation: args.no_speculation,
         api_key: args.api_key.as_deref(),
     };
     let mut agents = Agents::start(&plan.spec, &options, &screen)?;

@@ -32,6 +32,8 @@ pub struct Serve<'a> {
     pub weights_memory: Option<u64>,
     /// All weights are left to the page cache.
     pub no_streaming: bool,
+    /// Rank 0 computes one token at a time.
+    pub no_speculation: bool,
     /// The key that rank 0 asks its clients for, beside the keys of the plan.
     pub api_key: Option<&'a str>,
 }
@@ -168,6 +170,7 @@ fn command(program: &Path, serve: &Serve<'_>) -> Command {
         reserve_memory,
         weights_memory,
         no_streaming,
+        no_speculation,
         api_key,
     } = serve;
     let mut command = Command::new(program);
@@ -203,8 +206,13 @@ fn command(program: &Path, serve: &Serve<'_>) -> Command {
             command.args([flag, &value]);
         }
     }
-    if *no_streaming {
-        command.arg("--no-streaming");
+    for (flag, given) in [
+        ("--no-streaming", *no_streaming),
+        ("--no-speculation", *no_speculation),
+    ] {
+        if given {
+            command.arg(flag);
+        }
     }
     if let Some(key) = api_key {
         // Not as an argument, which every user of the machine could read.

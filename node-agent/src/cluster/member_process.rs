@@ -63,6 +63,7 @@ impl Running {
             reserve_memory: start.reserved_bytes,
             weights_memory: start.weights_bytes,
             no_streaming: false,
+            no_speculation: false,
             // Keys come with the plan.
             api_key: None,
         };

@@ -91,8 +91,9 @@ impl KvLedger {
         self.sessions.insert(child, fork);
     }
 
-    /// Adds `rows` positions. A block that is begun and shared is copied first.
-    pub fn extend(&mut self, session: SessionId, rows: usize) {
+    /// Keeps the first `first` positions and adds `rows`. A block that is begun and shared is copied first.
+    pub fn extend(&mut self, session: SessionId, first: usize, rows: usize) {
+        self.truncate(session, first);
         let Some(mut held) = self.sessions.remove(&session) else {
             return;
         };
@@ -173,33 +174,35 @@ impl KvLedger {
         }
     }
 
-    /// Whether a busy session can grow by `rows` now.
-    pub fn fits(&self, session: SessionId, rows: usize) -> bool {
-        self.missing(session, rows) == 0 && self.windows_fit(session, rows)
+    /// Whether a busy session can have `rows` positions after its first `first` now.
+    pub fn fits(&self, session: SessionId, first: usize, rows: usize) -> bool {
+        self.missing(session, first, rows) == 0 && self.windows_fit(session, first + rows)
     }
 
-    /// Blocks that are missing for `rows` more positions of a session.
-    pub fn missing(&self, session: SessionId, rows: usize) -> usize {
+    /// Blocks that are missing for `rows` positions of a session after its first `first`.
+    pub fn missing(&self, session: SessionId, first: usize, rows: usize) -> usize {
         let Some(held) = self.sessions.get(&session) else {
             return 0;
         };
-        let begun = !held.length.is_multiple_of(BLOCK_POSITIONS);
-        let copied = match held.blocks.last() {
-            Some(&last) if rows > 0 && begun => usize::from(self.blocks[last].holders > 1),
-            _ => 0,
-        };
-        let needed = blocks_of(held.length + rows) - held.blocks.len() + copied;
-        (self.used + needed).saturating_sub(self.planned)
+        let shared = |block: &&usize| self.blocks[**block].holders > 1;
+        let (kept, dropped) = held
+            .blocks
+            .split_at(blocks_of(first).min(held.blocks.len()));
+        let begun = !first.is_multiple_of(BLOCK_POSITIONS);
+        let copied = usize::from(rows > 0 && begun && kept.last().as_ref().is_some_and(shared));
+        let freed = dropped.iter().filter(|block| !shared(block)).count();
+        let needed = blocks_of(first + rows) - kept.len() + copied;
+        (self.used + needed).saturating_sub(self.planned + freed)
     }
 
-    /// Whether layers with windows have room for `rows` more positions of a session.
-    pub fn windows_fit(&self, session: SessionId, rows: usize) -> bool {
+    /// Whether layers with windows have room for a session of `positions`.
+    fn windows_fit(&self, session: SessionId, positions: usize) -> bool {
         let Some(windows) = self.windows else {
             return true;
         };
-        let held = self.sessions.iter().map(|(&id, held)| {
-            let grown = if id == session { rows } else { 0 };
-            windows.of(held.length + grown)
+        let held = self.sessions.iter().map(|(&id, held)| match id == session {
+            true => windows.of(positions),
+            false => windows.of(held.length),
         });
         held.sum::<usize>() <= windows.planned
     }

@@ -5,12 +5,19 @@
 //! A *sequence* is one choice of a request. Whatever of its text has not gone round is sent, in chunks, and the last row of it brings the
 //! next token. So a prompt, a token and an answer that was set aside are one case.
 //!
+//! With a token a draft of the next ones may go, guessed from the text so far. The rows that come home are sampled one after the other, for
+//! as long as the draft says the same; so the text is that of single tokens, and several come for one trip round the ring. What was guessed
+//! wrong is overwritten by the next frame.
+//!
 //! What a sequence has computed stays on the ring as a kept session until room is needed. A new sequence takes over the longest prefix
 //! that any session of the same key space holds, up to its last token but one: a row must be computed to have logits.
 
 mod kept;
+mod ngrams;
+mod pass_cost;
 #[cfg(test)]
 mod simulated_ring;
+mod speculation;
 #[cfg(test)]
 mod tests;
 
@@ -26,6 +33,8 @@ use super::kv_ledger::{KvLedger, Windows};
 use crate::generation::{GenerationError, KvUse, Readiness};
 use crate::ring::{MAX_FRAME_ROWS, SessionId, session_capacity};
 use kept::{Kept, Prefix, common_prefix};
+use pass_cost::PassCost;
+use speculation::Speculation;
 
 pub type RequestId = u64;
 /// A request, and which of its choices.
@@ -45,10 +54,10 @@ pub enum Event {
     Cancelled { request: RequestId },
     /// The oldest frame in flight of this session came home.
     Home { session: SessionId },
-    /// The tokens that [`Action::Sample`] asked for; `None`: this choice has ended.
+    /// What [`Action::Sample`] asked for.
     Sampled {
         request: RequestId,
-        tokens: Vec<(usize, Option<u32>)>,
+        choices: Vec<Sampled>,
     },
     /// A member did not compute a frame of this session.
     Refused { session: SessionId, reason: String },
@@ -60,6 +69,15 @@ pub enum Event {
     Lost { rank: usize, cause: String },
     /// Time has passed.
     Tick,
+}
+
+/// How a choice goes on.
+#[derive(Debug)]
+pub struct Sampled {
+    pub choice: usize,
+    /// The next tokens. All but the last are the draft's; if the choice has ended, all are, and the token that ended it is none of them.
+    pub tokens: Vec<u32>,
+    pub ended: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -82,21 +100,24 @@ pub enum Action {
     Release {
         session: SessionId,
     },
-    /// Send these tokens round; with `wanted`, the logits of the last are asked for.
+    /// Send these tokens round, in place of what the session holds from `first_position` on. The logits of the last `wanted` are asked for.
     Send {
         session: SessionId,
+        first_position: usize,
         tokens: Vec<u32>,
-        wanted: bool,
+        wanted: usize,
     },
     /// The request is being computed, but for the first `cached` tokens of its prompt, which the ring had.
     Begun {
         request: RequestId,
         cached: usize,
     },
-    /// The row that just came home decides the next token of these choices. [`Event::Sampled`] answers.
+    /// The first row that just came home decides the next token of these choices; as long as that is the next of `draft`, the next row
+    /// decides the one after. [`Event::Sampled`] answers.
     Sample {
         request: RequestId,
         choices: Range<usize>,
+        draft: Vec<u32>,
     },
     /// The request is over.
     Fail {
@@ -122,6 +143,8 @@ pub struct Scheduler {
     releasing: BTreeMap<SessionId, Instant>,
     /// Frames of each session that have not come home, oldest first.
     flights: BTreeMap<SessionId, VecDeque<Flight>>,
+    /// Of passes that carry single tokens and drafts.
+    cost: PassCost,
     ledger: KvLedger,
     actions: Vec<Action>,
 }
@@ -138,12 +161,16 @@ struct Limits {
     deadline: Duration,
     /// What goes round first.
     warm_up: u32,
+    /// Whether drafts are sent.
+    speculate: bool,
+    /// The most tokens of a draft: layers with a window must be able to go back by as much.
+    longest_draft: usize,
 }
 
 enum Phase {
-    /// Asking whether the ring is whole.
+    /// Asking whether the ring is whole. Any answer counts from this one on; on slow links several are under way.
     Probing {
-        nonce: u64,
+        first_nonce: u64,
         asked: Option<Instant>,
     },
     /// The ring is whole; one token goes round.
@@ -167,6 +194,7 @@ struct Sequence {
     /// Prompt and answer so far.
     text: Vec<u32>,
     state: State,
+    speculation: Speculation,
 }
 
 enum State {
@@ -174,7 +202,7 @@ enum State {
     Waiting,
     /// Waits for the first choice to compute the prompt.
     Following,
-    /// The first `sent` tokens of its text are on the ring, or on their way.
+    /// The first `sent` tokens of its text are on the ring, or on their way. A draft may follow them there.
     Running {
         session: SessionId,
         sent: usize,
@@ -188,6 +216,8 @@ struct Flight {
     chunk: bool,
     /// Whose next token it brings.
     brings: Option<SequenceId>,
+    /// Of one token and its draft, if no chunk was on the ring when it left: its time is then that of a pass of so many rows.
+    pass_rows: Option<usize>,
 }
 
 /// A prefix that is on the ring.
@@ -211,12 +241,13 @@ const KEPT_FOR: Duration = Duration::from_secs(3600);
 
 impl Scheduler {
     /// `window`: of the model's layers that see the last positions only. `warm_up`: a token of the vocabulary. `deadline`: a frame that has
-    /// not come home after this long counts as lost.
+    /// not come home after this long counts as lost. `speculate`: whether drafts are sent.
     pub fn new(
         plan: &RingPlanSpec,
         window: Option<AttentionWindow>,
         warm_up: u32,
         deadline: Duration,
+        speculate: bool,
     ) -> Self {
         let context_length = plan.context_length as usize;
         let contexts = plan.kv_contexts as usize;
@@ -233,9 +264,11 @@ impl Scheduler {
                 sessions: session_capacity(plan),
                 deadline,
                 warm_up,
+                speculate,
+                longest_draft: window.map_or(usize::MAX, |window| window.positions - 1),
             },
             phase: Phase::Probing {
-                nonce: 0,
+                first_nonce: 1,
                 asked: None,
             },
             readiness: Readiness::Loading("waiting for the ring's members".into()),
@@ -248,6 +281,7 @@ impl Scheduler {
             kept: Kept::default(),
             releasing: BTreeMap::new(),
             flights: BTreeMap::new(),
+            cost: PassCost::default(),
             ledger: KvLedger::new(contexts * context_length, windows),
             actions: Vec::new(),
         }
@@ -265,7 +299,7 @@ impl Scheduler {
             } => self.submit(request, prompt, choices, max_tokens, keyspace),
             Event::Cancelled { request } => self.cancel(request, now),
             Event::Home { session } => self.home(session, now),
-            Event::Sampled { request, tokens } => self.sampled(request, tokens, now),
+            Event::Sampled { request, choices } => self.sampled(request, choices, now),
             Event::Refused { session, reason } => self.refused(session, reason, now),
             Event::Released { session } => {
                 self.releasing.remove(&session);
@@ -310,15 +344,16 @@ impl Scheduler {
         max_tokens: usize,
         keyspace: u64,
     ) {
-        let sequence = |choice| match choice {
-            0 => Sequence {
-                text: prompt.to_vec(),
-                state: State::Waiting,
-            },
-            _ => Sequence {
-                text: Vec::new(),
-                state: State::Following,
-            },
+        let sequence = |choice| {
+            let (text, state) = match choice {
+                0 => (prompt.to_vec(), State::Waiting),
+                _ => (Vec::new(), State::Following),
+            };
+            Sequence {
+                text,
+                state,
+                speculation: Speculation::default(),
+            }
         };
         let request = Request {
             sequences: (0..choices).map(sequence).collect(),
@@ -340,7 +375,7 @@ impl Scheduler {
 
     fn fail(&mut self, id: RequestId, error: GenerationError, now: Instant) {
         for choice in self.choices(id) {
-            if let Some(session) = self.leave((id, choice)) {
+            if let Some((session, _)) = self.leave((id, choice)) {
                 self.release(session, now);
             }
         }
@@ -366,8 +401,10 @@ impl Scheduler {
         let keyspace = request.keyspace;
         let sequence = &mut request.sequences[id.1];
         sequence.state = State::Ended;
-        let text = std::mem::take(&mut sequence.text);
-        if let Some(session) = held {
+        sequence.speculation = Speculation::default();
+        let mut text = std::mem::take(&mut sequence.text);
+        if let Some((session, sent)) = held {
+            text.truncate(sent);
             self.keep(session, text, keyspace, now);
         }
     }
@@ -381,25 +418,28 @@ impl Scheduler {
         let keyspace = request.keyspace;
         let sequence = &mut request.sequences[id.1];
         sequence.state = State::Waiting;
-        let text = sequence.text.clone();
+        let text = held.map(|(session, sent)| (session, sequence.text[..sent].to_vec()));
         self.waiting.insert(id);
-        if let Some(session) = held {
+        if let Some((session, text)) = text {
             self.keep(session, text, keyspace, now);
         }
     }
 
-    /// Takes a sequence off the ring. Its session, if it has one, is nobody's then.
-    fn leave(&mut self, id: SequenceId) -> Option<SessionId> {
+    /// Takes a sequence off the ring. Its session, if it has one, is nobody's then; it holds so many tokens of the text.
+    fn leave(&mut self, id: SequenceId) -> Option<(SessionId, usize)> {
         self.waiting.remove(&id);
         self.prefilling.retain(|other| *other != id);
-        let State::Running { session, .. } = self.sequence(id)?.state else {
+        let State::Running { session, sent } = self.sequence(id)?.state else {
             return None;
         };
+        if let Some(sequence) = self.sequence(id) {
+            sequence.speculation.withdraw();
+        }
         self.running.remove(&session);
         for flight in self.flights.get_mut(&session).into_iter().flatten() {
             flight.brings = None;
         }
-        Some(session)
+        Some((session, sent))
     }
 
     // ---- sessions ----
@@ -414,9 +454,11 @@ impl Scheduler {
         self.limits.sessions.saturating_sub(held)
     }
 
-    /// Leaves a session on the ring, which holds the beginning of `text`.
-    fn keep(&mut self, session: SessionId, mut text: Vec<u32>, keyspace: u64, now: Instant) {
-        text.truncate(self.ledger.length(session));
+    /// Leaves a session on the ring with `text`, all that is known of what it holds.
+    fn keep(&mut self, session: SessionId, text: Vec<u32>, keyspace: u64, now: Instant) {
+        if self.ledger.length(session) > text.len() {
+            self.truncate(session, text.len());
+        }
         self.ledger.set_busy(session, false);
         let within = |held: &[u32]| held.len() >= text.len() && held[..text.len()] == text[..];
         let covering = self.kept.of(keyspace).find(|(other, held)| {
@@ -587,7 +629,7 @@ impl Scheduler {
                     self.fork(source.session, child);
                     child
                 };
-                if source.shared < source.length {
+                if source.shared < self.ledger.length(session) {
                     self.truncate(session, source.shared);
                 }
                 session
@@ -640,49 +682,85 @@ impl Scheduler {
         let Some(&mut Sequence {
             ref text,
             state: State::Running { session, sent },
+            ..
         }) = self.sequence(id)
         else {
             return false;
         };
         let end = text.len().min(sent + MAX_FRAME_ROWS);
-        let (tokens, wanted) = (text[sent..end].to_vec(), end == text.len());
-        if !self.make_room(id, session, tokens.len(), now) {
+        let (mut tokens, last) = (text[sent..end].to_vec(), end == text.len());
+        if !self.make_room(id, session, sent, tokens.len(), now) {
             return false;
+        }
+        let mut wanted = usize::from(last);
+        if !chunk && self.limits.speculate {
+            let draft = self.draft(id, session, sent);
+            tokens.extend(draft);
+            wanted += draft.len();
         }
         if let Some(sequence) = self.sequence(id) {
             sequence.state = State::Running { session, sent: end };
         }
-        self.send_tokens(session, tokens, chunk, wanted.then_some(id), now);
-        !wanted
+        let flight = Flight {
+            begun: now,
+            chunk,
+            brings: last.then_some(id),
+            pass_rows: (!chunk && self.chunks_in_flight() == 0).then_some(tokens.len()),
+        };
+        self.send_tokens(session, sent, tokens, wanted, flight);
+        !last
+    }
+
+    /// What to send along with the last token of a sequence, whose others are on the ring. Nobody makes room for it.
+    fn draft(&mut self, id: SequenceId, session: SessionId, sent: usize) -> &[u32] {
+        let passes = self.running.len() as f64 / self.limits.members.len() as f64;
+        let (context, longest) = (self.limits.context_length, self.limits.longest_draft);
+        let Some(request) = self.requests.get_mut(&id.0) else {
+            return &[];
+        };
+        let sequence = &mut request.sequences[id.1];
+        // The last token that is asked for needs no row.
+        let end = (request.prompt.len().saturating_add(request.max_tokens)).min(context + 1);
+        let mut limit = end.saturating_sub(sequence.text.len() + 1).min(longest);
+        while limit > 0 && !self.ledger.fits(session, sent, 1 + limit) {
+            limit /= 2;
+        }
+        let (text, cost) = (&sequence.text, &self.cost);
+        sequence
+            .speculation
+            .draft(text, limit, cost, passes.max(1.0))
     }
 
     fn send_tokens(
         &mut self,
         session: SessionId,
+        first_position: usize,
         tokens: Vec<u32>,
-        chunk: bool,
-        brings: Option<SequenceId>,
-        now: Instant,
+        wanted: usize,
+        flight: Flight,
     ) {
-        self.ledger.extend(session, tokens.len());
-        let flight = Flight {
-            begun: now,
-            chunk,
-            brings,
-        };
+        self.ledger.extend(session, first_position, tokens.len());
         self.flights.entry(session).or_default().push_back(flight);
         self.actions.push(Action::Send {
             session,
+            first_position,
             tokens,
-            wanted: brings.is_some(),
+            wanted,
         });
     }
 
-    /// Makes room for `rows` more positions: kept prefixes go first, then the youngest sequences are set aside. `false`: `id` itself was
-    /// the youngest. The oldest is never set aside, so it always gets on.
-    fn make_room(&mut self, id: SequenceId, session: SessionId, rows: usize, now: Instant) -> bool {
-        while !self.ledger.fits(session, rows) {
-            if self.give_up_kept(self.ledger.missing(session, rows), now) {
+    /// Makes room for `rows` positions after the first `first`: kept prefixes go first, then the youngest sequences are set aside. `false`:
+    /// `id` itself was the youngest. The oldest is never set aside, so it always gets on.
+    fn make_room(
+        &mut self,
+        id: SequenceId,
+        session: SessionId,
+        first: usize,
+        rows: usize,
+        now: Instant,
+    ) -> bool {
+        while !self.ledger.fits(session, first, rows) {
+            if self.give_up_kept(self.ledger.missing(session, first, rows), now) {
                 continue;
             }
             match self.running.values().max() {
@@ -718,6 +796,12 @@ impl Scheduler {
             self.readiness = Readiness::Ready;
             return self.release(session, now);
         }
+        if let Some(rows) = flight.pass_rows
+            && self.chunks_in_flight() == 0
+        {
+            let took = now.saturating_duration_since(flight.begun);
+            self.cost.add(rows, took);
+        }
         let Some((request, choice)) = flight.brings else {
             return;
         };
@@ -730,12 +814,18 @@ impl Scheduler {
             true => self.choices(request),
             false => choice..choice + 1,
         };
-        self.actions.push(Action::Sample { request, choices });
+        let sequence = self.sequence((request, choice));
+        let draft = sequence.map(|one| one.speculation.drafted().to_vec());
+        self.actions.push(Action::Sample {
+            request,
+            choices,
+            draft: draft.unwrap_or_default(),
+        });
     }
 
-    fn sampled(&mut self, id: RequestId, tokens: Vec<(usize, Option<u32>)>, now: Instant) {
+    fn sampled(&mut self, id: RequestId, sampled: Vec<Sampled>, now: Instant) {
         // Forks first: they must see the prompt only.
-        for &(choice, token) in &tokens {
+        for next in &sampled {
             let Some(request) = self.requests.get_mut(&id) else {
                 return;
             };
@@ -743,26 +833,28 @@ impl Scheduler {
                 State::Running { session, .. } => Some(session),
                 _ => None,
             };
-            let sequence = &mut request.sequences[choice];
+            let sequence = &mut request.sequences[next.choice];
             let follows = matches!(sequence.state, State::Following);
             if follows {
                 sequence.text = request.prompt.to_vec();
             }
-            match token {
-                Some(token) => sequence.text.push(token),
-                None => continue,
+            sequence.text.extend(&next.tokens);
+            let right = next.tokens.len().saturating_sub(usize::from(!next.ended));
+            if let State::Running { sent, .. } = &mut sequence.state {
+                *sent += right;
+                sequence.speculation.verified(right);
             }
-            if follows {
-                self.follow((id, choice), first);
+            if follows && !next.ended {
+                self.follow((id, next.choice), first);
             }
         }
-        for (choice, token) in tokens {
+        for Sampled { choice, ended, .. } in sampled {
             let state = self.sequence((id, choice)).map(|one| &one.state);
-            match (token, state) {
-                (Some(_), Some(State::Running { .. })) => {
+            match (ended, state) {
+                (false, Some(State::Running { .. })) => {
                     self.send((id, choice), false, now);
                 }
-                (None, Some(_)) => self.stop((id, choice), now),
+                (true, Some(_)) => self.stop((id, choice), now),
                 _ => {}
             }
         }
@@ -797,17 +889,16 @@ impl Scheduler {
     // ---- the ring's state ----
 
     fn probe(&mut self, now: Instant) {
-        self.last_nonce += 1;
-        let nonce = self.last_nonce;
-        self.phase = Phase::Probing {
-            nonce,
-            asked: Some(now),
-        };
-        self.actions.push(Action::Probe { nonce });
+        if let Phase::Probing { asked, .. } = &mut self.phase {
+            *asked = Some(now);
+            self.last_nonce += 1;
+            let nonce = self.last_nonce;
+            self.actions.push(Action::Probe { nonce });
+        }
     }
 
     fn whole(&mut self, nonce: u64, now: Instant) {
-        if !matches!(self.phase, Phase::Probing { nonce: asked, .. } if asked == nonce) {
+        if !matches!(self.phase, Phase::Probing { first_nonce, .. } if first_nonce <= nonce) {
             return;
         }
         let session = self.new_session();
@@ -817,7 +908,13 @@ impl Scheduler {
         self.readiness = Readiness::Loading("the first token goes round the ring".into());
         let token = vec![self.limits.warm_up];
         // Nobody's token, but its logits are wanted: the output head must work, too.
-        self.send_tokens(session, token, false, Some((0, 0)), now);
+        let flight = Flight {
+            begun: now,
+            chunk: false,
+            brings: None,
+            pass_rows: None,
+        };
+        self.send_tokens(session, 0, token, 1, flight);
     }
 
     fn refused(&mut self, session: SessionId, reason: String, now: Instant) {
@@ -859,13 +956,16 @@ impl Scheduler {
         self.flights.clear();
         self.ledger.clear();
         self.readiness = Readiness::Loading(reason);
-        if !matches!(self.phase, Phase::Probing { .. }) {
-            tracing::warn!(%error, running, waiting, "the ring is broken");
-            self.phase = Phase::Probing {
-                nonce: 0,
-                asked: Some(now),
-            };
-        }
+        // What was asked before may have passed members before they lost something.
+        let first_nonce = self.last_nonce + 1;
+        let asked = match self.phase {
+            Phase::Probing { asked, .. } => asked,
+            _ => {
+                tracing::warn!(%error, running, waiting, "the ring is broken");
+                Some(now)
+            }
+        };
+        self.phase = Phase::Probing { first_nonce, asked };
     }
 
     fn tick(&mut self, now: Instant) {

@@ -65,6 +65,8 @@ pub fn timings(usage: &Usage) -> Value {
         "predicted_ms": usage.completion_seconds * 1e3,
         "predicted_per_second":
             per_second(usage.completion_tokens.saturating_sub(1), usage.completion_seconds),
+        "draft_n": usage.drafts.drafted,
+        "draft_n_accepted": usage.drafts.accepted,
     })
 }
 

@@ -143,6 +143,8 @@ impl InFlight {
                     self.usage.cached_tokens += usage.cached_tokens;
                     self.gateway.0.metrics.cached_tokens(usage.cached_tokens);
                     self.usage.completion_tokens += usage.completion_tokens;
+                    self.usage.drafts.drafted += usage.drafts.drafted;
+                    self.usage.drafts.accepted += usage.drafts.accepted;
                     self.usage.prompt_seconds = self.usage.prompt_seconds.max(usage.prompt_seconds);
                     self.usage.completion_seconds =
                         self.usage.completion_seconds.max(usage.completion_seconds);

@@ -160,6 +160,22 @@ impl Metrics {
             "Mean time between the tokens of a choice",
             self.time_per_token.clone(),
         );
+        let drafts = [
+            (
+                "drafted",
+                "Tokens computed before they were known",
+                ring.drafts.drafted,
+            ),
+            (
+                "accepted",
+                "Drafted tokens that the model said, too",
+                ring.drafts.accepted,
+            ),
+        ];
+        for (name, help, tokens) in drafts {
+            let counter = ConstCounter::new(tokens as u64);
+            registry.register(format!("prima_{name}_tokens"), help, counter);
+        }
         let vllm =
             registry.sub_registry_with_label(("model_name".into(), self.model_name.clone().into()));
         vllm.register(
@@ -181,6 +197,16 @@ impl Metrics {
             "vllm:time_per_output_token_seconds",
             "Alias of prima_time_per_output_token_seconds",
             self.time_per_token.clone(),
+        );
+        vllm.register(
+            "vllm:spec_decode_num_draft_tokens",
+            "Alias of prima_drafted_tokens",
+            ConstCounter::new(ring.drafts.drafted as u64),
+        );
+        vllm.register(
+            "vllm:spec_decode_num_accepted_tokens",
+            "Alias of prima_accepted_tokens",
+            ConstCounter::new(ring.drafts.accepted as u64),
         );
         vllm.register(
             "vllm:num_requests_running",
@@ -260,6 +286,7 @@ impl Collector for RingCollector {
             waiting_requests,
             kv_bytes,
             kv,
+            drafts: _,
         } = &self.0;
         let ready = i64::from(*readiness == Readiness::Ready);
         for (name, help, value) in [

@@ -131,17 +131,28 @@ impl RingClient {
         self.operate(session, Operation::Create).await
     }
 
-    /// Sends the next `tokens` (at most [`MAX_FRAME_ROWS`]) of a session round the ring. [`RingEvent::Answer`] brings
-    /// the logits of the last `wanted` of them.
+    /// Sends the next `tokens` of a session round the ring: [`Self::send_from`] its end.
     pub async fn send(
         &mut self,
         session: SessionId,
         tokens: &[u32],
         wanted: usize,
     ) -> Result<(), RingError> {
+        let length = self.session(session)?.length;
+        self.send_from(session, length, tokens, wanted).await
+    }
+
+    /// Sends `tokens` (at most [`MAX_FRAME_ROWS`]) of a session round the ring, in place of whatever it holds from `first_position` on.
+    /// [`RingEvent::Answer`] brings the logits of the last `wanted` of them.
+    pub async fn send_from(
+        &mut self,
+        session: SessionId,
+        first_position: usize,
+        tokens: &[u32],
+        wanted: usize,
+    ) -> Result<(), RingError> {
         let open = self.session(session)?;
-        let first_position = open.length;
-        open.length += tokens.len();
+        open.length = first_position + tokens.len();
         open.in_flight
             .push_back((open.sequence + 1, Instant::now()));
         let activation = Activation {

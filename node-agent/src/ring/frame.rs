@@ -46,6 +46,7 @@ pub enum Operation {
 
 #[derive(Clone, Debug)]
 pub struct Activation {
+    /// At most the session's length. What the session holds from there on is dropped first.
     pub first_position: usize,
     pub rows: usize,
     /// How many of the last rows rank 0 reads the output of; after the last window only these are sent.

@@ -71,23 +71,24 @@ impl SessionTable {
         });
         match &frame.operation {
             Operation::Activation(activation) => {
-                if activation.first_position != cursor.length {
+                let first = activation.first_position;
+                if first > cursor.length {
                     return Err(Refusal::new(
                         "activation.first_position",
                         format!(
-                            "{} (the session's length in round {})",
+                            "at most {} (the session's length in round {})",
                             cursor.length, frame.round
                         ),
-                        activation.first_position,
+                        first,
                     ));
                 }
-                let length = cursor.length + activation.rows;
+                let length = first + activation.rows;
                 if length > self.context_length {
                     return Err(Refusal::new(
                         "activation.rows",
                         format!(
                             "at most {} (to context length {})",
-                            self.context_length - cursor.length,
+                            self.context_length - first,
                             self.context_length
                         ),
                         activation.rows,
@@ -281,6 +282,20 @@ mod tests {
             table.refused(1, 4, 0, Operation::Fork { child: 3 }),
             "fork.child"
         );
+    }
+
+    #[test]
+    fn rows_that_begin_earlier_replace_what_was_there() {
+        let mut table = Fixture::new();
+        table.admit(1, 1, 0, Operation::Create).unwrap();
+        table.admit(1, 2, 0, rows(0, 12)).unwrap();
+        table.admit(1, 3, 0, rows(5, 4)).unwrap();
+        assert_eq!(
+            table.refused(1, 4, 0, rows(10, 1)),
+            "activation.first_position"
+        );
+        assert_eq!(table.refused(1, 4, 0, rows(9, 8)), "activation.rows");
+        table.admit(1, 4, 0, rows(9, 7)).unwrap();
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub struct Worker {
 /// Consecutive positions of one session.
 pub struct Work {
     pub session: SessionId,
+    /// What the session holds from there on is dropped first.
     pub first_position: usize,
     pub rows: usize,
     /// How many of the last rows the result is wanted for.
@@ -273,6 +274,11 @@ impl Worker {
                 }
             }
             let complete = taken.len() == batch.len();
+            for (cache, work) in taken.iter_mut().zip(&batch) {
+                if work.first_position < cache.len() {
+                    cache.truncate(work.first_position);
+                }
+            }
             let result = if complete {
                 let mut entries: Vec<BatchEntry<'_>> = taken
                     .iter_mut()

@@ -69,6 +69,8 @@ async fn a_chat_is_rendered_asked_and_answered() {
     );
     assert_eq!(answer["timings"]["prompt_per_second"], 64.0);
     assert_eq!(answer["timings"]["predicted_per_second"], 1.0);
+    assert_eq!(answer["timings"]["draft_n"], 2);
+    assert_eq!(answer["timings"]["draft_n_accepted"], 1);
 }
 
 #[tokio::test]

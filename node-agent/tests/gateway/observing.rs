@@ -100,6 +100,8 @@ async fn metrics_count_what_happened() {
     assert_eq!(value("prima_requests_waiting"), 1.0);
     assert_eq!(value("prima_kv_cache_bytes"), 4096.0);
     assert_eq!(value("prima_kv_planned_positions"), 8192.0);
+    assert_eq!(value("prima_drafted_tokens_total"), 60.0);
+    assert_eq!(value("prima_accepted_tokens_total"), 45.0);
     assert_eq!(value("prima_kv_used_positions"), 640.0);
     assert_eq!(value("prima_kv_kept_positions"), 512.0);
     assert_eq!(value("prima_ring_ready"), 1.0);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use prima_gguf::{Array, Metadata, Value};
 use prima_node_agent::gateway::{self, GatewayError, GatewayOptions, ModelText};
 use prima_node_agent::generation::{
-    FinishReason, GenerationError, GenerationEvent, GenerationRequest, Generator, KvUse,
+    Drafts, FinishReason, GenerationError, GenerationEvent, GenerationRequest, Generator, KvUse,
     MemberTotals, Readiness, RingStatus, SubmitError, TokenLogprob, Usage,
 };
 use prima_node_agent::ring::HopTiming;
@@ -118,6 +118,10 @@ impl Accepted {
             prompt_tokens,
             cached_tokens: prompt_tokens / 5,
             completion_tokens,
+            drafts: Drafts {
+                drafted: 2,
+                accepted: 1,
+            },
             prompt_seconds: 0.5,
             completion_seconds: 2.0,
         }))
@@ -252,6 +256,10 @@ pub fn ring(readiness: Readiness) -> RingStatus {
             used_positions: 640,
             kept_positions: 512,
             sessions: 3,
+        },
+        drafts: Drafts {
+            drafted: 60,
+            accepted: 45,
         },
     }
 }

@@ -36,16 +36,35 @@ impl Served {
         served
     }
 
+    /// One that computes token by token.
+    pub async fn without_drafts(file: &ModelFile, planned: Planned) -> Self {
+        let (ring, client) = Ring::start(&file.model, planned);
+        let served = Self::decoding(ring, client, &file.model, false);
+        served.ready().await;
+        served
+    }
+
     fn loading(model: &Model, planned: Planned) -> Self {
         let (ring, client) = Ring::start(model, planned);
         Self::over(ring, client, model)
     }
 
     pub fn over(ring: Ring, client: RingClient, model: &Model) -> Self {
+        Self::decoding(ring, client, model, true)
+    }
+
+    fn decoding(ring: Ring, client: RingClient, model: &Model, speculate: bool) -> Self {
         let tokenizer = Tokenizer::from_gguf(&model.gguf().metadata).unwrap();
         let (submissions, received) = mpsc::channel(8);
         let (status, seen) = watch::channel(decode::initial_status(&ring.plan));
-        let decode = Decode::new(client, ring.plan.clone(), model.spec(), tokenizer, status);
+        let decode = Decode::new(
+            client,
+            ring.plan.clone(),
+            model.spec(),
+            tokenizer,
+            status,
+            speculate,
+        );
         ring.members[0].runtime().spawn(decode.run(received));
         Self {
             ring,

@@ -13,5 +13,6 @@ mod decoding;
 mod faults;
 mod harness;
 mod identity;
+mod speculation;
 #[path = "../../engine/tests/support/mod.rs"]
 mod support;

@@ -33,6 +33,8 @@ pub struct AgentOptions<'a> {
     pub reserve_memory: Option<u64>,
     /// All weights are left to the page cache.
     pub no_streaming: bool,
+    /// Rank 0 computes one token at a time.
+    pub no_speculation: bool,
     /// What rank 0 asks its clients for.
     pub api_key: Option<&'a str>,
 }
@@ -106,6 +108,7 @@ impl Agents {
                 reserve_memory: options.reserve_memory,
                 weights_memory: None,
                 no_streaming: options.no_streaming,
+                no_speculation: options.no_speculation && rank == 0,
                 api_key: options.api_key.filter(|_| rank == 0),
             };
             let (name, shown) = (member.name.clone(), screen.clone());

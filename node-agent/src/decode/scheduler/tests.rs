@@ -20,6 +20,8 @@ struct World {
     failed: BTreeMap<RequestId, GenerationError>,
     nonce: Option<u64>,
     windows: Option<usize>,
+    drafted: usize,
+    accepted: usize,
 }
 
 #[derive(Clone)]
@@ -39,6 +41,7 @@ struct Shape {
     contexts: usize,
     at_once: usize,
     window: Option<usize>,
+    speculate: bool,
 }
 
 const SMALL: Shape = Shape {
@@ -47,6 +50,7 @@ const SMALL: Shape = Shape {
     contexts: 1,
     at_once: 4,
     window: None,
+    speculate: true,
 };
 
 impl World {
@@ -65,7 +69,7 @@ impl World {
         let window = shape.window.map(|positions| AttentionWindow { positions });
         let planned = |window: AttentionWindow| shape.contexts * window.planned(shape.context);
         let mut world = Self {
-            scheduler: Scheduler::new(&plan, window, 1, DEADLINE),
+            scheduler: Scheduler::new(&plan, window, 1, DEADLINE, shape.speculate),
             ring: SimulatedRing::new(shape.context, window, session_capacity(&plan)),
             now: Instant::now(),
             clients: BTreeMap::new(),
@@ -73,8 +77,10 @@ impl World {
             failed: BTreeMap::new(),
             nonce: None,
             windows: window.map(planned),
+            drafted: 0,
+            accepted: 0,
         };
-        world.tell(Event::Tick, None);
+        world.tell(Event::Tick, &[]);
         world.becomes_ready();
         world
     }
@@ -82,9 +88,9 @@ impl World {
     fn becomes_ready(&mut self) {
         for _ in 0..10 {
             self.now += PROBE_INTERVAL;
-            self.tell(Event::Tick, None);
+            self.tell(Event::Tick, &[]);
             if let Some(nonce) = self.nonce.take() {
-                self.tell(Event::Whole { nonce }, None);
+                self.tell(Event::Whole { nonce }, &[]);
             }
             self.run();
             if *self.scheduler.readiness() == Readiness::Ready {
@@ -94,8 +100,8 @@ impl World {
         panic!("{:?}", self.scheduler.readiness());
     }
 
-    /// Handles an event and all that follows from it at once. `row`: what came home.
-    fn tell(&mut self, event: Event, row: Option<u64>) {
+    /// Handles an event and all that follows from it at once. `rows`: what came home.
+    fn tell(&mut self, event: Event, rows: &[u64]) {
         let mut actions = VecDeque::from(self.scheduler.handle(event, self.now));
         while let Some(action) = actions.pop_front() {
             self.ring.apply(&action);
@@ -106,16 +112,22 @@ impl World {
                         assert_eq!(client.cached.replace(cached), None);
                     }
                 }
-                Action::Sample { request, choices } => {
-                    let row = row.expect("a row came home");
+                Action::Sample {
+                    request,
+                    choices,
+                    draft,
+                } => {
+                    assert_eq!(rows.len(), 1 + draft.len());
                     let client = self.clients.get_mut(&request).unwrap();
-                    let tokens = choices.map(|choice| (choice, client.take(choice, row)));
-                    let tokens = tokens.collect();
+                    let sampled = choices.map(|choice| client.take(choice, rows, &draft));
+                    let choices: Vec<Sampled> = sampled.collect();
+                    self.drafted += draft.len();
+                    self.accepted += choices[0].tokens.len().saturating_sub(1);
                     if client.choices.iter().all(|(_, ended)| *ended) {
                         let client = self.clients.remove(&request).unwrap();
                         self.finished.insert(request, client);
                     }
-                    let event = Event::Sampled { request, tokens };
+                    let event = Event::Sampled { request, choices };
                     actions.extend(self.scheduler.handle(event, self.now));
                 }
                 Action::Fail { request, error } => {
@@ -160,12 +172,12 @@ impl World {
             max_tokens,
             keyspace,
         };
-        self.tell(submitted, None);
+        self.tell(submitted, &[]);
     }
 
     fn cancel(&mut self, request: RequestId) {
         if self.clients.remove(&request).is_some() {
-            self.tell(Event::Cancelled { request }, None);
+            self.tell(Event::Cancelled { request }, &[]);
         }
     }
 
@@ -175,7 +187,7 @@ impl World {
         if flying.is_empty() || chosen.is_multiple_of(5) {
             return match self.ring.released() {
                 Some(session) => {
-                    self.tell(Event::Released { session }, None);
+                    self.tell(Event::Released { session }, &[]);
                     true
                 }
                 None if flying.is_empty() => false,
@@ -183,8 +195,8 @@ impl World {
             };
         }
         let session = flying[chosen % flying.len()];
-        let row = self.ring.home(session);
-        self.tell(Event::Home { session }, row);
+        let rows = self.ring.home(session);
+        self.tell(Event::Home { session }, &rows);
         true
     }
 
@@ -230,8 +242,33 @@ fn draw(row: u64, choice: usize) -> u32 {
 }
 
 impl Client {
+    /// As rank 0 does: what follows from the rows, as long as it is the draft's.
+    fn take(&mut self, choice: usize, rows: &[u64], draft: &[u32]) -> Sampled {
+        let mut tokens = Vec::new();
+        for (nth, &row) in rows.iter().enumerate() {
+            let Some(token) = self.sample(choice, row) else {
+                let ended = true;
+                return Sampled {
+                    choice,
+                    tokens,
+                    ended,
+                };
+            };
+            tokens.push(token);
+            if draft.get(nth) != Some(&token) {
+                break;
+            }
+        }
+        let ended = false;
+        Sampled {
+            choice,
+            tokens,
+            ended,
+        }
+    }
+
     /// As the sampler does: the next token, or `None` at the end.
-    fn take(&mut self, choice: usize, row: u64) -> Option<u32> {
+    fn sample(&mut self, choice: usize, row: u64) -> Option<u32> {
         let token = draw(row, choice);
         let (answer, ended) = &mut self.choices[choice];
         assert!(!*ended, "an ended choice goes on");
@@ -380,7 +417,7 @@ fn a_conversation_is_forgotten_after_an_hour() {
     let mut world = World::new(SMALL);
     world.ask(1, &tokens(1, 100), 1);
     world.now += KEPT_FOR + Duration::from_secs(1);
-    world.tell(Event::Tick, None);
+    world.tell(Event::Tick, &[]);
     world.run();
     assert_eq!(
         (world.ring.sessions(), world.scheduler.kv().used_positions),
@@ -453,7 +490,7 @@ fn a_lost_member_fails_what_runs_and_the_ring_begins_anew() {
             rank: 1,
             cause: "gone".into(),
         },
-        None,
+        &[],
     );
     assert!(matches!(
         world.failed[&2],
@@ -469,7 +506,7 @@ fn a_lost_frame_fails_its_request_after_the_deadline() {
     let mut world = World::new(SMALL);
     world.submit(1, &tokens(1, 100), 1, 10, 0);
     world.now += DEADLINE + Duration::from_secs(1);
-    world.tell(Event::Tick, None);
+    world.tell(Event::Tick, &[]);
     assert!(matches!(
         world.failed[&1],
         GenerationError::Deadline { seconds: 10 }
@@ -480,10 +517,47 @@ fn a_lost_frame_fails_its_request_after_the_deadline() {
     assert_eq!(world.ring.sessions(), 0);
 }
 
+#[test]
+fn a_text_that_repeats_takes_fewer_trips_than_tokens() {
+    let trips = |speculate, prompt: &[u32]| {
+        let shape = Shape { speculate, ..SMALL };
+        let mut world = World::new(shape);
+        world.submit(1, prompt, 1, 200, 0);
+        let mut trips = 0;
+        while world.step(1) {
+            trips += 1;
+        }
+        world.is_quiet();
+        (trips, world.finished[&1].choices[0].0.len())
+    };
+    let prompts = (0..).map(|seed| tokens(seed, 30));
+    let long = prompts.filter(|prompt| trips(false, prompt).1 == 200);
+    let with_drafts = long.take(8).map(|prompt| {
+        assert_eq!(trips(false, &prompt), (200, 200));
+        let (drafting, tokens) = trips(true, &prompt);
+        assert_eq!(tokens, 200);
+        drafting
+    });
+    let with_drafts: Vec<usize> = with_drafts.collect();
+    assert!(
+        with_drafts.iter().sum::<usize>() < 8 * 150,
+        "{with_drafts:?}"
+    );
+}
+
+#[test]
+fn a_draft_takes_nobodys_room() {
+    let mut world = World::new(SMALL);
+    // All ten blocks: the draft would need an eleventh.
+    let text = tokens(3, 20).repeat(32)[..639].to_vec();
+    world.ask(1, &text, 500);
+    assert_eq!(world.drafted, 0);
+}
+
 /// Long random mixes: no session leaks, no request is forgotten, no budget is passed, and every answer is that of an empty ring.
 #[test]
 fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
-    let (mut cached, mut finished) = (0, 0);
+    let (mut cached, mut finished, mut drafted, mut accepted) = (0, 0, 0, 0);
     for seed in 0..1000 {
         let mut random = Random(seed);
         let shape = Shape {
@@ -492,6 +566,7 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
             contexts: 1 + random.below(2),
             at_once: 1 + random.below(5),
             window: [None, Some(16), Some(70), Some(200)][random.below(4)],
+            speculate: random.below(4) > 0,
         };
         let mut world = World::new(shape);
         let mut texts: Vec<Vec<u32>> = vec![tokens(seed, 300)];
@@ -522,7 +597,7 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
                             rank: 0,
                             cause: "gone".into(),
                         },
-                        None,
+                        &[],
                     );
                     world.becomes_ready();
                 }
@@ -533,13 +608,13 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
                                 session,
                                 reason: "no".into(),
                             },
-                            None,
+                            &[],
                         );
                     }
                 }
                 6 => {
                     world.now += DEADLINE * 2;
-                    world.tell(Event::Tick, None);
+                    world.tell(Event::Tick, &[]);
                     world.becomes_ready();
                 }
                 _ => {}
@@ -555,6 +630,8 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
         world.run();
         world.is_quiet();
         finished += world.finished.len();
+        drafted += world.drafted;
+        accepted += world.accepted;
         cached += world
             .finished
             .values()
@@ -564,5 +641,9 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
     assert!(
         finished > 5000 && cached > 20 * finished,
         "{finished} finished, {cached} cached"
+    );
+    assert!(
+        accepted > 5 * finished && drafted > accepted + finished,
+        "{accepted} of {drafted} drafted tokens were right"
     );
 }
