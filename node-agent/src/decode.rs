@@ -47,6 +47,24 @@ pub fn initial_status(plan: &RingPlanSpec) -> RingStatus {
     }
 }
 
+/// What whoever starts it decides.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodeOptions {
+    /// Whether tokens are drafted.
+    pub speculate: bool,
+    /// How much longer than the plan expects something may take to come home, before it counts as lost.
+    pub grace: Duration,
+}
+
+impl Default for DecodeOptions {
+    fn default() -> Self {
+        Self {
+            speculate: true,
+            grace: Duration::from_secs(20),
+        }
+    }
+}
+
 /// Rank 0's requests and their state.
 pub struct Decode {
     client: RingClient,
@@ -88,15 +106,20 @@ impl Decode {
         model: &ModelSpec,
         tokenizer: Tokenizer,
         status: watch::Sender<RingStatus>,
-        speculate: bool,
+        options: DecodeOptions,
     ) -> Self {
         let vocabulary = model.vocabulary;
         let bos = tokenizer.bos();
         let warm_up = bos.filter(|&token| (token as usize) < vocabulary);
         let mut windows = model.layers.iter().map(|layer| layer.attention.window);
         let window = windows.find_map(|window| Some(AttentionWindow { positions: window? }));
-        let deadline = client.round_deadline();
-        let scheduler = Scheduler::new(&plan, window, warm_up.unwrap_or(0), deadline, speculate);
+        let scheduler = Scheduler::new(
+            &plan,
+            window,
+            warm_up.unwrap_or(0),
+            options.grace,
+            options.speculate,
+        );
         Self {
             client,
             tokenizer,
@@ -178,6 +201,7 @@ impl Decode {
             choices: request.choices,
             max_tokens: request.max_tokens,
             keyspace: request.keyspace,
+            client: request.client,
         };
         let request = Request {
             request,
@@ -242,7 +266,8 @@ impl Decode {
             return invalid("max_tokens", "it must be at least 1".into());
         }
         let (running, waiting) = self.scheduler.requests();
-        if waiting >= WAITING_PER_SEQUENCE * at_once {
+        let limit = WAITING_PER_SEQUENCE * at_once;
+        if waiting >= limit && self.scheduler.waits_its_share(request.client, limit) {
             let seconds = self.request_seconds * (waiting + 1) as f64 / at_once as f64;
             return Err(SubmitError::Full {
                 running,
@@ -295,6 +320,7 @@ impl Decode {
                 (Event::Refused { session, reason }, Vec::new())
             }
             RingEvent::Lost { rank, cause } => (Event::Lost { rank, cause }, Vec::new()),
+            RingEvent::Busy => (Event::Busy, Vec::new()),
         };
         self.tell(event, &logits).await
     }

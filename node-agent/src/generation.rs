@@ -26,6 +26,8 @@ pub struct GenerationRequest {
     pub choices: usize,
     /// Whose it is: what one has computed is never used for another, who could tell by the time it takes.
     pub keyspace: u64,
+    /// Who asks: clients take turns.
+    pub client: u64,
 }
 
 /// What comes back, in order per choice.

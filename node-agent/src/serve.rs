@@ -14,7 +14,7 @@ use prima_text::{ChatTemplate, ChatTemplateError, Tokenizer, TokenizerError};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use crate::decode::{self, Decode};
+use crate::decode::{self, Decode, DecodeOptions};
 use crate::gateway::{self, GatewayError, GatewayOptions, ModelText};
 use crate::generation::{Generator, RingStatus, Submission};
 use crate::memory_watch::MemoryLimits;
@@ -303,8 +303,12 @@ fn open(options: MemberOptions, back: Option<Back>, speculate: bool) -> Result<M
     if let (Some(back), Some(text), Some(client)) = (back, text, member.take_client()) {
         let tokenizer = text.tokenizer.clone();
         back.text.send_replace(Some(Arc::new(text)));
+        let options = DecodeOptions {
+            speculate,
+            ..DecodeOptions::default()
+        };
         let (spec, status) = (model.spec(), back.status);
-        let decode = Decode::new(client, plan, spec, tokenizer, status, speculate);
+        let decode = Decode::new(client, plan, spec, tokenizer, status, options);
         member.runtime().spawn(async move {
             decode.run(back.submissions).await;
             // The gateway keeps its view of the text for as long as it answers.

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::model_profile::AttentionWindow;
-use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
+use prima_crds::v1alpha1::ring_plan::{RingPlanSpec, Speed};
 
 use super::kv_ledger::{KvLedger, Windows};
 use crate::generation::{GenerationError, KvUse, Readiness};
@@ -37,6 +37,7 @@ use pass_cost::PassCost;
 use speculation::Speculation;
 
 pub type RequestId = u64;
+pub type ClientId = u64;
 /// A request, and which of its choices.
 type SequenceId = (RequestId, usize);
 
@@ -49,6 +50,8 @@ pub enum Event {
         max_tokens: usize,
         /// Requests share prefixes within it only.
         keyspace: u64,
+        /// Clients take turns.
+        client: ClientId,
     },
     /// The client has gone, or the request cannot go on. What it computed is kept.
     Cancelled { request: RequestId },
@@ -67,6 +70,8 @@ pub enum Event {
     Whole { nonce: u64 },
     /// The ring is broken at this rank; all sessions are gone.
     Lost { rank: usize, cause: String },
+    /// A member is at a long pass and gets on.
+    Busy,
     /// Time has passed.
     Tick,
 }
@@ -139,12 +144,19 @@ pub struct Scheduler {
     prefilling: VecDeque<SequenceId>,
     running: BTreeMap<SessionId, SequenceId>,
     kept: Kept,
-    /// Sessions that are being released, and since when.
-    releasing: BTreeMap<SessionId, Instant>,
+    /// Sessions that are being released.
+    releasing: BTreeMap<SessionId, Awaited>,
     /// Frames of each session that have not come home, oldest first.
     flights: BTreeMap<SessionId, VecDeque<Flight>>,
+    /// Frames and releases that have come home so far.
+    homecomings: u64,
+    /// When something last came home, or a member said that it gets on.
+    progress: Option<Instant>,
     /// Of passes that carry single tokens and drafts.
     cost: PassCost,
+    /// Chunks of prompts so far, and when each client last had its turn, in these.
+    chunks: u64,
+    turns: BTreeMap<ClientId, u64>,
     ledger: KvLedger,
     actions: Vec<Action>,
 }
@@ -157,8 +169,10 @@ struct Limits {
     at_once: usize,
     /// Sessions that members hold.
     sessions: usize,
-    /// A frame that has not come home after this long counts as lost.
-    deadline: Duration,
+    /// How much longer than expected something may take to come home.
+    grace: Duration,
+    /// What the plan expects.
+    planned: Option<Speed>,
     /// What goes round first.
     warm_up: u32,
     /// Whether drafts are sent.
@@ -185,6 +199,7 @@ enum Phase {
 struct Request {
     prompt: Arc<[u32]>,
     keyspace: u64,
+    client: ClientId,
     max_tokens: usize,
     begun: bool,
     sequences: Vec<Sequence>,
@@ -211,13 +226,24 @@ enum State {
 }
 
 struct Flight {
-    begun: Instant,
+    awaited: Awaited,
     /// Part of a text, not a token that was just sampled.
     chunk: bool,
     /// Whose next token it brings.
     brings: Option<SequenceId>,
     /// Of one token and its draft, if no chunk was on the ring when it left: its time is then that of a pass of so many rows.
     pass_rows: Option<usize>,
+}
+
+/// Something on the ring that must come home.
+struct Awaited {
+    begun: Instant,
+    /// How long it takes on a ring that does what is expected of it.
+    expected: Duration,
+    /// It counts as lost after this long if nothing else comes home either,
+    limit: Duration,
+    /// or so much that was sent later: frames hardly overtake one another.
+    overtaken_at: u64,
 }
 
 /// A prefix that is on the ring.
@@ -236,17 +262,21 @@ const PROBE_INTERVAL: Duration = Duration::from_millis(200);
 const EXPECTED_ANSWER: usize = 256;
 /// A kept prefix that ends this soon after what a new text shares is cut and taken over; a longer one stays, and the new text branches off.
 const SHORT_TAIL: usize = MAX_FRAME_ROWS;
+/// Frames may take so many times as long as the plan says, or as others took lately, when their machines have other work to do.
+const PATIENCE: u32 = 4;
+/// More frames than can overtake one that waits for its window.
+const OVERTAKING: u64 = 32;
 /// For whoever looks at a machine's memory: a conversation is not kept for longer.
 const KEPT_FOR: Duration = Duration::from_secs(3600);
 
 impl Scheduler {
-    /// `window`: of the model's layers that see the last positions only. `warm_up`: a token of the vocabulary. `deadline`: a frame that has
-    /// not come home after this long counts as lost. `speculate`: whether drafts are sent.
+    /// `window`: of the model's layers that see the last positions only. `warm_up`: a token of the vocabulary. `grace`: how much longer
+    /// than expected something may take to come home. `speculate`: whether drafts are sent.
     pub fn new(
         plan: &RingPlanSpec,
         window: Option<AttentionWindow>,
         warm_up: u32,
-        deadline: Duration,
+        grace: Duration,
         speculate: bool,
     ) -> Self {
         let context_length = plan.context_length as usize;
@@ -262,7 +292,8 @@ impl Scheduler {
                 context_length,
                 at_once: plan.max_concurrent_requests as usize,
                 sessions: session_capacity(plan),
-                deadline,
+                grace,
+                planned: plan.predicted,
                 warm_up,
                 speculate,
                 longest_draft: window.map_or(usize::MAX, |window| window.positions - 1),
@@ -281,7 +312,11 @@ impl Scheduler {
             kept: Kept::default(),
             releasing: BTreeMap::new(),
             flights: BTreeMap::new(),
+            homecomings: 0,
+            progress: None,
             cost: PassCost::default(),
+            chunks: 0,
+            turns: BTreeMap::new(),
             ledger: KvLedger::new(contexts * context_length, windows),
             actions: Vec::new(),
         }
@@ -296,16 +331,29 @@ impl Scheduler {
                 choices,
                 max_tokens,
                 keyspace,
-            } => self.submit(request, prompt, choices, max_tokens, keyspace),
+                client,
+            } => {
+                let submitted = Request {
+                    sequences: Vec::new(),
+                    prompt,
+                    keyspace,
+                    client,
+                    max_tokens,
+                    begun: false,
+                };
+                self.submit(request, submitted, choices);
+            }
             Event::Cancelled { request } => self.cancel(request, now),
             Event::Home { session } => self.home(session, now),
             Event::Sampled { request, choices } => self.sampled(request, choices, now),
             Event::Refused { session, reason } => self.refused(session, reason, now),
             Event::Released { session } => {
                 self.releasing.remove(&session);
+                self.came_home(now);
             }
             Event::Whole { nonce } => self.whole(nonce, now),
             Event::Lost { rank, cause } => self.lost(rank, cause, now),
+            Event::Busy => self.progress = Some(now),
             Event::Tick => self.tick(now),
         }
         self.begin_what_fits(now);
@@ -323,6 +371,15 @@ impl Scheduler {
         (begun, self.requests.len() - begun)
     }
 
+    /// Whether a client has as many requests waiting as each would have, if all that have any shared `limit`.
+    pub fn waits_its_share(&self, client: ClientId, limit: usize) -> bool {
+        let waiting = self.requests.values().filter(|one| !one.begun);
+        let waiting: Vec<ClientId> = waiting.map(|one| one.client).collect();
+        let clients: BTreeSet<ClientId> = waiting.iter().copied().chain([client]).collect();
+        let own = waiting.iter().filter(|other| **other == client).count();
+        own >= limit / clients.len()
+    }
+
     /// KV cache, in positions, and the sessions that hold it.
     pub fn kv(&self) -> KvUse {
         let (planned, used, kept) = self.ledger.positions();
@@ -336,17 +393,10 @@ impl Scheduler {
 
     // ---- requests ----
 
-    fn submit(
-        &mut self,
-        id: RequestId,
-        prompt: Arc<[u32]>,
-        choices: usize,
-        max_tokens: usize,
-        keyspace: u64,
-    ) {
+    fn submit(&mut self, id: RequestId, mut request: Request, choices: usize) {
         let sequence = |choice| {
             let (text, state) = match choice {
-                0 => (prompt.to_vec(), State::Waiting),
+                0 => (request.prompt.to_vec(), State::Waiting),
                 _ => (Vec::new(), State::Following),
             };
             Sequence {
@@ -355,13 +405,7 @@ impl Scheduler {
                 speculation: Speculation::default(),
             }
         };
-        let request = Request {
-            sequences: (0..choices).map(sequence).collect(),
-            prompt: prompt.clone(),
-            keyspace,
-            max_tokens,
-            begun: false,
-        };
+        request.sequences = (0..choices).map(sequence).collect();
         self.requests.insert(id, request);
         self.waiting.insert((id, 0));
     }
@@ -501,7 +545,8 @@ impl Scheduler {
     fn release(&mut self, session: SessionId, now: Instant) {
         self.ledger.release(session);
         self.flights.remove(&session);
-        self.releasing.insert(session, now);
+        let awaited = self.awaited(Duration::ZERO, now);
+        self.releasing.insert(session, awaited);
         self.actions.push(Action::Release { session });
     }
 
@@ -530,10 +575,11 @@ impl Scheduler {
 
     // ---- beginning ----
 
-    /// Starts what waits while there is room, the oldest first.
+    /// Starts what waits while there is room: of the client that has the fewest sequences on the ring, the oldest. A client that has many
+    /// more makes room for it.
     fn begin_what_fits(&mut self, now: Instant) {
         while let Phase::Ready = self.phase
-            && let Some(&id) = self.waiting.first()
+            && let Some(id) = self.next_to_begin()
             && let Some(request) = self.requests.get(&id.0)
         {
             let following = |sequence: &&Sequence| matches!(sequence.state, State::Following);
@@ -543,12 +589,14 @@ impl Scheduler {
             };
             let begun = self.requests.values().filter(|other| other.begun);
             let promised = begun.flat_map(|other| &other.sequences).filter(following);
-            if self.running.len() + promised.count() + wanted > self.limits.at_once {
-                break;
-            }
+            let free = self.running.len() + promised.count() + wanted <= self.limits.at_once;
             let source = self.best_source(request, &request.sequences[id.1].text);
-            if !self.has_room(id, source.as_ref()) {
-                break;
+            if !free || !self.has_room(id, source.as_ref()) {
+                match self.beyond_its_share(request.client, wanted) {
+                    Some(other) => self.set_aside(other, now),
+                    None => break,
+                }
+                continue;
             }
             let adopts =
                 |source: &Source| source.kept && source.length - source.shared < SHORT_TAIL;
@@ -557,6 +605,35 @@ impl Scheduler {
             }
             self.begin(id, source, now);
         }
+    }
+
+    fn next_to_begin(&self) -> Option<SequenceId> {
+        let waiting = self.waiting.iter();
+        let of_client = |id: &&SequenceId| (self.sequences_of(self.client(**id)), **id);
+        waiting.min_by_key(of_client).copied()
+    }
+
+    fn client(&self, (request, _): SequenceId) -> ClientId {
+        self.requests.get(&request).map_or(0, |one| one.client)
+    }
+
+    /// Sequences of a client on the ring.
+    fn sequences_of(&self, client: ClientId) -> usize {
+        let running = self.running.values();
+        running.filter(|id| self.client(**id) == client).count()
+    }
+
+    /// The youngest sequence of the client that has the most on the ring. It is never the oldest of all that run, unless it is alone.
+    fn youngest_of_most(&self) -> Option<SequenceId> {
+        let by_share = |id: &&SequenceId| (self.sequences_of(self.client(**id)), **id);
+        self.running.values().max_by_key(by_share).copied()
+    }
+
+    /// A sequence that gives way, so that `client` can have `wanted` more and still no more than its owner.
+    fn beyond_its_share(&self, client: ClientId, wanted: usize) -> Option<SequenceId> {
+        let youngest = self.youngest_of_most()?;
+        let most = self.sequences_of(self.client(youngest));
+        (most > self.sequences_of(client) + wanted).then_some(youngest)
     }
 
     /// The session that holds the most of the beginning of `text`.
@@ -661,15 +738,28 @@ impl Scheduler {
 
     // ---- sending ----
 
-    /// Keeps prompts flowing: one chunk more than there are members keeps them all busy, and a token waits for no more than these.
+    /// Keeps prompts flowing: one chunk more than there are members keeps them all busy, and a token waits for no more than these. Clients
+    /// take turns, and the prompts of each.
     fn send_chunks(&mut self, now: Instant) {
         while self.chunks_in_flight() <= self.limits.members.len()
-            && let Some(id) = self.prefilling.pop_front()
+            && let Some(id) = self.next_to_prefill()
         {
+            self.chunks += 1;
+            self.turns.insert(self.client(id), self.chunks);
             if self.send(id, true, now) {
                 self.prefilling.push_back(id);
             }
         }
+    }
+
+    /// Takes the prompt whose client had its last turn longest ago.
+    fn next_to_prefill(&mut self) -> Option<SequenceId> {
+        let last_turn = |&place: &usize| {
+            let client = self.client(self.prefilling[place]);
+            self.turns.get(&client)
+        };
+        let next = (0..self.prefilling.len()).min_by_key(last_turn)?;
+        self.prefilling.remove(next)
     }
 
     fn chunks_in_flight(&self) -> usize {
@@ -701,8 +791,9 @@ impl Scheduler {
         if let Some(sequence) = self.sequence(id) {
             sequence.state = State::Running { session, sent: end };
         }
+        let expected = self.expected(tokens.len(), chunk);
         let flight = Flight {
-            begun: now,
+            awaited: self.awaited(expected, now),
             chunk,
             brings: last.then_some(id),
             pass_rows: (!chunk && self.chunks_in_flight() == 0).then_some(tokens.len()),
@@ -763,8 +854,8 @@ impl Scheduler {
             if self.give_up_kept(self.ledger.missing(session, first, rows), now) {
                 continue;
             }
-            match self.running.values().max() {
-                Some(&youngest) if self.running.len() > 1 => {
+            match self.youngest_of_most() {
+                Some(youngest) if self.running.len() > 1 => {
                     self.set_aside(youngest, now);
                     if youngest == id {
                         return false;
@@ -788,6 +879,7 @@ impl Scheduler {
         let Some(flight) = flights.and_then(VecDeque::pop_front) else {
             return;
         };
+        self.came_home(now);
         if let Phase::WarmingUp { session: warm } = self.phase
             && warm == session
         {
@@ -799,7 +891,7 @@ impl Scheduler {
         if let Some(rows) = flight.pass_rows
             && self.chunks_in_flight() == 0
         {
-            let took = now.saturating_duration_since(flight.begun);
+            let took = now.saturating_duration_since(flight.awaited.begun);
             self.cost.add(rows, took);
         }
         let Some((request, choice)) = flight.brings else {
@@ -908,8 +1000,9 @@ impl Scheduler {
         self.readiness = Readiness::Loading("the first token goes round the ring".into());
         let token = vec![self.limits.warm_up];
         // Nobody's token, but its logits are wanted: the output head must work, too.
+        let expected = self.expected(1, false);
         let flight = Flight {
-            begun: now,
+            awaited: self.awaited(expected, now),
             chunk: false,
             brings: None,
             pass_rows: None,
@@ -969,29 +1062,78 @@ impl Scheduler {
     }
 
     fn tick(&mut self, now: Instant) {
-        let since = |begun: Instant| now.saturating_duration_since(begun);
         if let Phase::Probing { asked, .. } = self.phase
-            && asked.is_none_or(|asked| since(asked) >= PROBE_INTERVAL)
+            && asked.is_none_or(|asked| now.saturating_duration_since(asked) >= PROBE_INTERVAL)
         {
             self.probe(now);
         }
         for session in self.kept.idle(now, KEPT_FOR) {
             self.forget(session, now);
         }
-        let limit = self.limits.deadline;
-        let error = GenerationError::Deadline {
-            seconds: limit.as_secs(),
-        };
-        let overdue = self.flights.iter().find(|(_, flights)| {
-            let oldest = flights.front();
-            oldest.is_some_and(|flight| since(flight.begun) > limit)
+        let requests = &self.requests;
+        self.turns
+            .retain(|client, _| requests.values().any(|one| one.client == *client));
+        self.give_up_lost(now);
+    }
+
+    // ---- what does not come home ----
+
+    fn came_home(&mut self, now: Instant) {
+        self.homecomings += 1;
+        self.progress = Some(now);
+    }
+
+    /// Something that leaves now and is expected to take so long, once what is on the ring before it has come home.
+    fn awaited(&self, expected: Duration, now: Instant) -> Awaited {
+        let flights = self.flights.values().flatten();
+        let before = flights.map(|flight| &flight.awaited);
+        let before = before.chain(self.releasing.values());
+        let (count, time) = before.fold((0, expected), |(count, time), one| {
+            (count + 1, time + one.expected)
         });
-        if let Some((session, _)) = overdue {
-            match self.running.get(session) {
-                Some(&(request, _)) => self.fail(request, error, now),
-                None => self.break_off("a token got lost on the ring".into(), error, now),
+        Awaited {
+            begun: now,
+            expected,
+            limit: self.limits.grace + PATIENCE * time,
+            overtaken_at: self.homecomings + count + OVERTAKING,
+        }
+    }
+
+    /// How long a frame of so many tokens takes: what the plan says, or what such passes took lately if that is longer.
+    fn expected(&self, rows: usize, chunk: bool) -> Duration {
+        let planned = self.limits.planned.map_or(0, |speed| match chunk {
+            true => speed.first_token_microseconds,
+            false => speed.token_microseconds,
+        });
+        let planned = Duration::from_micros(planned.try_into().unwrap_or(0));
+        planned.max(self.cost.of(rows))
+    }
+
+    /// Ends what waits for something that got lost: a request if only its frame did, else all of them.
+    fn give_up_lost(&mut self, now: Instant) {
+        let since = |begun: Instant| now.saturating_duration_since(begun);
+        let silent = |one: &Awaited| {
+            self.progress
+                .is_none_or(|progress| since(progress.max(one.begun)) > one.limit)
+        };
+        let lost = |one: &Awaited| {
+            since(one.begun) > one.limit && (silent(one) || self.homecomings >= one.overtaken_at)
+        };
+        let flights = self.flights.iter();
+        let mut oldest =
+            flights.filter_map(|(&session, flights)| Some((session, &flights.front()?.awaited)));
+        if let Some((session, one)) = oldest.find(|(_, one)| lost(one)) {
+            let error = GenerationError::Deadline {
+                seconds: one.limit.as_secs(),
+            };
+            match self.running.get(&session) {
+                Some(&(request, _)) if !silent(one) => self.fail(request, error, now),
+                _ => self.break_off("nothing comes home any more".into(), error, now),
             }
-        } else if self.releasing.values().any(|&begun| since(begun) > limit) {
+        } else if let Some(one) = self.releasing.values().find(|one| lost(one)) {
+            let error = GenerationError::Deadline {
+                seconds: one.limit.as_secs(),
+            };
             self.break_off("a session got lost on the ring".into(), error, now);
         }
     }

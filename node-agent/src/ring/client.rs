@@ -21,7 +21,6 @@ pub struct RingClient {
     /// Of [`RingClient::ready`].
     last_nonce: u64,
     members: usize,
-    round_deadline: Duration,
     /// Makes trace ids unlike those of other rings.
     random: RandomState,
 }
@@ -43,6 +42,8 @@ pub enum RingEvent {
     Refused { session: SessionId, reason: String },
     /// The ring is broken at this rank; all sessions are gone.
     Lost { rank: usize, cause: String },
+    /// A member is at a long pass and gets on.
+    Busy,
 }
 
 /// What one frame cost on its way through all rounds.
@@ -68,8 +69,8 @@ pub enum RingError {
     Deadline { limit: Duration },
 }
 
-/// A frame that has not come home after this long counts as lost. A client can be given another limit.
-const ROUND_DEADLINE: Duration = Duration::from_secs(300);
+/// How long [`RingClient::forward`] and [`RingClient::ready`] wait.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 struct Open {
     /// Positions sent so far.
@@ -93,22 +94,8 @@ impl RingClient {
             sessions: HashMap::new(),
             last_nonce: 0,
             members,
-            round_deadline: ROUND_DEADLINE,
             random: RandomState::new(),
         }
-    }
-
-    /// Sets another limit for the time that a frame may take to come home, for tests.
-    pub fn with_round_deadline(self, round_deadline: Duration) -> Self {
-        Self {
-            round_deadline,
-            ..self
-        }
-    }
-
-    /// A frame that has not come home after this long counts as lost.
-    pub fn round_deadline(&self) -> Duration {
-        self.round_deadline
     }
 
     /// Asks whether the ring is whole, and drops all sessions. The answer is [`RingEvent::Whole`] with this nonce, which must be new.
@@ -238,7 +225,7 @@ impl RingClient {
                 }
                 RingEvent::Refused { reason, .. } => return Err(RingError::Refused { reason }),
                 RingEvent::Lost { rank, cause } => return Err(RingError::Lost { rank, cause }),
-                RingEvent::Released { .. } | RingEvent::Whole { .. } => {}
+                RingEvent::Released { .. } | RingEvent::Whole { .. } | RingEvent::Busy => {}
             }
         }
         Ok(last)
@@ -247,7 +234,7 @@ impl RingClient {
     /// Probes until the ring is whole.
     pub async fn ready(&mut self) -> Result<(), RingError> {
         const PAUSE: Duration = Duration::from_millis(50);
-        let limit = Instant::now() + self.round_deadline;
+        let limit = Instant::now() + PATIENCE;
         while Instant::now() < limit {
             self.last_nonce += 1;
             let probe = self.last_nonce;
@@ -265,13 +252,10 @@ impl RingClient {
                 return answer;
             }
         }
-        Err(RingError::Deadline {
-            limit: self.round_deadline,
-        })
+        Err(RingError::Deadline { limit: PATIENCE })
     }
 
     async fn next_for(&mut self, session: SessionId) -> Result<RingEvent, RingError> {
-        let limit = self.round_deadline;
         let wait = async {
             loop {
                 match self.next().await {
@@ -284,9 +268,9 @@ impl RingClient {
                 }
             }
         };
-        tokio::time::timeout(limit, wait)
+        tokio::time::timeout(PATIENCE, wait)
             .await
-            .unwrap_or(Err(RingError::Deadline { limit }))
+            .unwrap_or(Err(RingError::Deadline { limit: PATIENCE }))
     }
 
     /// The event for decode; `None` if its session is closed already.
@@ -336,6 +320,7 @@ impl RingClient {
                     self.sessions.clear();
                     Some(RingEvent::Lost { rank, cause })
                 }
+                Event::Busy => Some(RingEvent::Busy),
             },
         }
     }

@@ -11,8 +11,8 @@ use tonic::transport::{Endpoint, Server};
 
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// An idle or stuck neighbour is pinged this often, and counts as lost after this much silence.
-const PING_INTERVAL: Duration = Duration::from_secs(5);
-const PING_TIMEOUT: Duration = Duration::from_secs(10);
+const PING_INTERVAL: Duration = Duration::from_secs(3);
+const PING_TIMEOUT: Duration = Duration::from_secs(6);
 /// A member has one predecessor, and strangers should not get many streams.
 const MAX_STREAMS_PER_CONNECTION: u32 = 4;
 

@@ -103,6 +103,8 @@ pub enum Event {
     },
     /// There is no stream to the member of this rank.
     Unreachable { rank: usize, cause: String },
+    /// A long pass gets on.
+    Busy,
 }
 
 impl Frame {

@@ -11,7 +11,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use prima_engine::ResidencyStatus;
+use prima_engine::{Compute, ResidencyStatus};
 use tokio::sync::mpsc;
 use tonic::Status;
 
@@ -35,6 +35,8 @@ pub struct Hop {
     table: SessionTable,
     /// Shared with a batch that is computed outside this thread; its lock is never waited for.
     worker: Arc<Mutex<Worker>>,
+    /// The worker's, which tells how far it is.
+    compute: Arc<Compute>,
     queue: VecDeque<Queued>,
     successor: Successor,
     /// Events for the predecessor, while it is connected.
@@ -103,6 +105,8 @@ enum Successor {
 const INLINE_LIMIT: Duration = Duration::from_millis(20);
 /// After a pause this long the cost of a batch is unknown: its weights may have left the page cache.
 const COST_LIFETIME: Duration = Duration::from_secs(1);
+/// How often rank 0 hears that a long pass gets on.
+const BUSY_INTERVAL: Duration = Duration::from_secs(5);
 /// The most rows of one batch. A larger one gains nothing and makes others wait.
 const MAX_BATCH_ROWS: usize = 2 * MAX_FRAME_ROWS;
 
@@ -126,6 +130,7 @@ impl Hop {
             schedule,
             limits,
             table,
+            compute: worker.compute().clone(),
             worker: Arc::new(Mutex::new(worker)),
             queue: VecDeque::new(),
             successor,
@@ -365,7 +370,7 @@ impl Hop {
 
     /// Runs the worker, on this thread or beside it.
     async fn produce(
-        &self,
+        &mut self,
         round: usize,
         work: Vec<Work>,
         rows: usize,
@@ -377,9 +382,16 @@ impl Hop {
             return Ok(self.worker().run(round, work));
         }
         let worker = self.worker.clone();
-        tokio::task::spawn_blocking(move || lock(&worker).run(round, work))
-            .await
-            .map_err(HopError::Panicked)
+        let mut pass = tokio::task::spawn_blocking(move || lock(&worker).run(round, work));
+        let mut computed = self.compute.half_layers();
+        loop {
+            match tokio::time::timeout(BUSY_INTERVAL, &mut pass).await {
+                Ok(outputs) => return outputs.map_err(HopError::Panicked),
+                Err(_) if self.compute.half_layers() > computed => self.report(Event::Busy),
+                Err(_) => {}
+            }
+            computed = self.compute.half_layers();
+        }
     }
 
     fn worker(&self) -> MutexGuard<'_, Worker> {

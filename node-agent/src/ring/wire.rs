@@ -195,6 +195,7 @@ pub fn event_from_proto(wire: proto::HopEvent) -> Option<HopEvent> {
             rank: unreachable.lost_rank as usize,
             cause: cut(unreachable.cause),
         },
+        Wire::Busy(proto::Busy {}) => Event::Busy,
     };
     Some(HopEvent {
         rank: wire.rank as usize,
@@ -227,6 +228,7 @@ pub fn event_to_proto(event: HopEvent) -> proto::HopEvent {
             sequence,
             cause: cut(cause),
         }),
+        Event::Busy => Wire::Busy(proto::Busy {}),
         Event::Unreachable { rank, cause } => Wire::Unreachable(proto::Unreachable {
             lost_rank: rank as u32,
             cause: cut(cause),

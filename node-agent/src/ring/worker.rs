@@ -152,6 +152,11 @@ impl Worker {
         })
     }
 
+    /// What computes; tells how far a pass is while it runs.
+    pub fn compute(&self) -> &Arc<Compute> {
+        &self.compute
+    }
+
     /// This member's weights.
     pub fn residency(&self) -> &Residency {
         &self.residency

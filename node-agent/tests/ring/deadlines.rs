@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use prima_engine::Model;
+use prima_node_agent::decode::DecodeOptions;
 use prima_node_agent::generation::{GenerationError, Readiness, SubmitError};
 use prima_node_agent::ring::proto::frame::Operation;
 use prima_node_agent::ring::proto::ring_client::RingClient as Stub;
@@ -151,8 +152,11 @@ impl LossyLink {
                 .serve_with_incoming(TcpListenerStream::new(listener)),
         );
         let (ring, client) = Ring::start(&file.model, planned);
-        let client = client.with_round_deadline(DEADLINE);
-        (Served::over(ring, client, &file.model), link)
+        let options = DecodeOptions {
+            grace: DEADLINE,
+            ..DecodeOptions::default()
+        };
+        (Served::decoding(ring, client, &file.model, options), link)
     }
 }
 

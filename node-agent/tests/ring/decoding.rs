@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use prima_engine::Model;
-use prima_node_agent::decode::{self, Decode};
+use prima_node_agent::decode::{self, Decode, DecodeOptions};
 use prima_node_agent::generation::{
     FinishReason, GenerationError, GenerationEvent, GenerationRequest, Generator, Readiness,
     SubmitError, TokenLogprob, Usage,
@@ -39,7 +39,11 @@ impl Served {
     /// One that computes token by token.
     pub async fn without_drafts(file: &ModelFile, planned: Planned) -> Self {
         let (ring, client) = Ring::start(&file.model, planned);
-        let served = Self::decoding(ring, client, &file.model, false);
+        let options = DecodeOptions {
+            speculate: false,
+            ..DecodeOptions::default()
+        };
+        let served = Self::decoding(ring, client, &file.model, options);
         served.ready().await;
         served
     }
@@ -50,10 +54,10 @@ impl Served {
     }
 
     pub fn over(ring: Ring, client: RingClient, model: &Model) -> Self {
-        Self::decoding(ring, client, model, true)
+        Self::decoding(ring, client, model, DecodeOptions::default())
     }
 
-    fn decoding(ring: Ring, client: RingClient, model: &Model, speculate: bool) -> Self {
+    pub fn decoding(ring: Ring, client: RingClient, model: &Model, options: DecodeOptions) -> Self {
         let tokenizer = Tokenizer::from_gguf(&model.gguf().metadata).unwrap();
         let (submissions, received) = mpsc::channel(8);
         let (status, seen) = watch::channel(decode::initial_status(&ring.plan));
@@ -63,7 +67,7 @@ impl Served {
             model.spec(),
             tokenizer,
             status,
-            speculate,
+            options,
         );
         ring.members[0].runtime().spawn(decode.run(received));
         Self {
@@ -170,6 +174,7 @@ pub fn request(prompt: &[u32], max_tokens: usize) -> GenerationRequest {
         logprobs: None,
         choices: 1,
         keyspace: 0,
+        client: 0,
     }
 }
 

@@ -261,7 +261,7 @@ impl Between {
                     );
                 }
                 // From the time before the collector was connected.
-                Event::Unreachable(_) => {}
+                Event::Unreachable(_) | Event::Busy(_) => {}
                 Event::Failed(failed) => panic!("{failed:?}"),
             }
         }

@@ -1,5 +1,6 @@
 //! What computing on the CPU needs once per process: the threads, and the buffers between the steps of a layer.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -10,6 +11,7 @@ use crate::kernels::{IsaLevel, ThreadPool};
 pub struct Compute {
     pool: ThreadPool,
     scratch: Mutex<Scratch>,
+    half_layers: AtomicU64,
 }
 
 /// Buffers that grow to the largest batch seen and are then reused.
@@ -51,6 +53,7 @@ impl Compute {
         Ok(Compute {
             pool,
             scratch: Mutex::default(),
+            half_layers: AtomicU64::new(0),
         })
     }
 
@@ -67,6 +70,15 @@ impl Compute {
     /// How many threads compute.
     pub fn threads(&self) -> usize {
         self.pool.threads()
+    }
+
+    /// Attentions and feed-forward parts computed so far: whether a long pass gets on.
+    pub fn half_layers(&self) -> u64 {
+        self.half_layers.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn half_layer_done(&self) {
+        self.half_layers.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn pool(&self) -> &ThreadPool {

@@ -82,7 +82,9 @@ impl Executor for CpuLayers {
                 place,
             };
             step.attention(&mut scratch, activation, batch)?;
+            compute.half_layer_done();
             step.feed_forward(&mut scratch, activation)?;
+            compute.half_layer_done();
         }
         Ok(())
     }

@@ -40,6 +40,12 @@ impl PassCost {
         }
     }
 
+    /// What a pass of this many rows takes; nothing where none was measured.
+    pub fn of(&self, rows: usize) -> Duration {
+        let (base, row) = self.fit();
+        Duration::try_from_secs_f64(base + row * rows as f64).unwrap_or_default()
+    }
+
     /// A and B in seconds; with passes of one size only, as guessed; without any, not numbers.
     fn fit(&self) -> (f64, f64) {
         let mean_rows = self.rows / self.passes;
@@ -85,6 +91,16 @@ mod tests {
     fn noise_stays_within_what_is_believed() {
         assert_eq!(of(&[(1, 9.0), (9, 1.0)]), BELIEVED.0);
         assert_eq!(of(&[(1, 0.01), (9, 99.0)]), BELIEVED.1);
+    }
+
+    #[test]
+    fn a_pass_takes_what_it_took() {
+        let mut cost = PassCost::default();
+        assert_eq!(cost.of(5), Duration::ZERO);
+        cost.add(1, Duration::from_secs(2));
+        assert_eq!(cost.of(1), Duration::from_secs(2));
+        cost.add(11, Duration::from_secs(4));
+        assert!((cost.of(21).as_secs_f64() - 6.0).abs() < 1e-6);
     }
 
     #[test]

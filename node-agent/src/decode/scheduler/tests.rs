@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingPlanSpec};
+use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingPlanSpec, Speed};
 
 use super::simulated_ring::{SimulatedRing, row};
 use super::*;
@@ -42,6 +42,8 @@ struct Shape {
     at_once: usize,
     window: Option<usize>,
     speculate: bool,
+    /// What the plan expects of a token and of a chunk.
+    planned_seconds: i64,
 }
 
 const SMALL: Shape = Shape {
@@ -51,6 +53,7 @@ const SMALL: Shape = Shape {
     at_once: 4,
     window: None,
     speculate: true,
+    planned_seconds: 0,
 };
 
 impl World {
@@ -63,6 +66,10 @@ impl World {
         let plan = RingPlanSpec {
             max_concurrent_requests: shape.at_once as i32,
             kv_contexts: shape.contexts as i32,
+            predicted: Some(Speed {
+                token_microseconds: shape.planned_seconds * 1_000_000,
+                first_token_microseconds: shape.planned_seconds * 1_000_000,
+            }),
             ..RingPlanSpec::cut(model, shape.context as i32, &addresses, &ends)
         };
         plan.validate().unwrap();
@@ -171,8 +178,14 @@ impl World {
             choices,
             max_tokens,
             keyspace,
+            client: keyspace,
         };
         self.tell(submitted, &[]);
+    }
+
+    fn ticks_after(&mut self, seconds: u64) {
+        self.now += Duration::from_secs(seconds);
+        self.tell(Event::Tick, &[]);
     }
 
     fn cancel(&mut self, request: RequestId) {
@@ -511,9 +524,8 @@ fn a_lost_frame_fails_its_request_after_the_deadline() {
         world.failed[&1],
         GenerationError::Deadline { seconds: 10 }
     ));
-    world.run();
+    world.becomes_ready();
     world.is_quiet();
-    // What a lost frame was to compute is not there: its session is not kept.
     assert_eq!(world.ring.sessions(), 0);
 }
 
@@ -554,6 +566,131 @@ fn a_draft_takes_nobodys_room() {
     assert_eq!(world.drafted, 0);
 }
 
+#[test]
+fn a_ring_as_slow_as_planned_is_waited_for() {
+    let slow = Shape {
+        planned_seconds: 20,
+        ..SMALL
+    };
+    let mut world = World::new(slow);
+    world.submit(1, &tokens(1, 100), 1, 10, 0);
+    world.ticks_after(85);
+    assert!(world.failed.is_empty());
+    // A member says that it gets on.
+    world.tell(Event::Busy, &[]);
+    world.ticks_after(85);
+    assert!(world.failed.is_empty());
+    world.ticks_after(10);
+    assert!(matches!(
+        world.failed[&1],
+        GenerationError::Deadline { seconds: 90 }
+    ));
+    world.becomes_ready();
+}
+
+#[test]
+fn passes_that_took_long_are_waited_for_longer() {
+    let mut world = World::new(SMALL);
+    world.submit(1, &tokens(5, 60), 1, 580, 0);
+    for _ in 0..4 {
+        world.now += Duration::from_secs(9);
+        world.step(1);
+    }
+    world.ticks_after(40);
+    assert!(world.failed.is_empty());
+    world.ticks_after(10);
+    assert_eq!(world.failed.len(), 1);
+}
+
+#[test]
+fn a_frame_that_only_got_lost_itself_ends_its_request_only() {
+    let mut world = World::new(SMALL);
+    world.submit(1, &tokens(5, 60), 1, 580, 0);
+    let lost = world.ring.flying()[0];
+    world.submit(2, &tokens(11, 60), 1, 580, 0);
+    for _ in 0..70 {
+        world.now += Duration::from_millis(200);
+        let other = world.ring.flying().into_iter().find(|one| *one != lost);
+        let session = other.unwrap();
+        let rows = world.ring.home(session);
+        world.tell(Event::Home { session }, &rows);
+    }
+    world.tell(Event::Tick, &[]);
+    assert!(world.failed.contains_key(&1) && !world.failed.contains_key(&2));
+    world.run();
+    world.is_quiet();
+}
+
+#[test]
+fn any_probe_that_is_under_way_shows_that_the_ring_is_whole() {
+    let mut world = World::new(SMALL);
+    let lost = Event::Lost {
+        rank: 0,
+        cause: "gone".into(),
+    };
+    let stale = world.scheduler.last_nonce;
+    world.ring.clear();
+    world.tell(lost, &[]);
+    // A link on which a trip takes longer than the pause between two probes.
+    for _ in 0..3 {
+        world.ticks_after(1);
+    }
+    world.tell(Event::Whole { nonce: stale }, &[]);
+    assert_eq!(world.scheduler.kv().sessions, 0);
+    world.tell(Event::Whole { nonce: stale + 1 }, &[]);
+    world.run();
+    assert_eq!(*world.scheduler.readiness(), Readiness::Ready);
+}
+
+#[test]
+fn a_flood_of_one_client_leaves_others_their_turn() {
+    let shape = Shape {
+        at_once: 8,
+        contexts: 2,
+        ..SMALL
+    };
+    let mut world = World::new(shape);
+    let prompt = |id| tokens(id, 300);
+    for id in 1..=50 {
+        world.submit(id, &prompt(id), 1, 200, 0);
+    }
+    for step in 0..40 {
+        world.step(step);
+    }
+    world.submit(51, &prompt(51), 1, 200, 1);
+    // Three chunks of its own, and what others have on their way in between.
+    let mut steps = 0;
+    while world
+        .clients
+        .get(&51)
+        .is_some_and(|client| client.choices[0].0.is_empty())
+    {
+        world.step(1 + 5 * steps);
+        steps += 1;
+        assert!(steps < 60, "it waits for the others");
+    }
+    world.run();
+    world.is_quiet();
+    assert_eq!(world.finished.len(), 51);
+}
+
+#[test]
+fn a_client_may_let_as_much_wait_as_others() {
+    let mut world = World::new(SMALL);
+    for id in 1..=20 {
+        world.submit(id, &tokens(id, 100), 1, 50, 7);
+    }
+    let (_, waiting) = world.scheduler.requests();
+    assert!(world.scheduler.waits_its_share(7, waiting));
+    assert!(!world.scheduler.waits_its_share(8, waiting));
+    for id in 21..=20 + waiting as RequestId {
+        world.submit(id, &tokens(id, 100), 1, 50, 8);
+    }
+    assert!(world.scheduler.waits_its_share(8, waiting));
+    world.run();
+    world.is_quiet();
+}
+
 /// Long random mixes: no session leaks, no request is forgotten, no budget is passed, and every answer is that of an empty ring.
 #[test]
 fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
@@ -567,6 +704,7 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
             at_once: 1 + random.below(5),
             window: [None, Some(16), Some(70), Some(200)][random.below(4)],
             speculate: random.below(4) > 0,
+            planned_seconds: 0,
         };
         let mut world = World::new(shape);
         let mut texts: Vec<Vec<u32>> = vec![tokens(seed, 300)];
