@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 
 use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingPlanSpec, Speed};
 
+use super::ring_state::{KEPT_FOR, PROBE_INTERVAL};
 use super::simulated_ring::{SimulatedRing, row};
 use super::*;
 

@@ -1,0 +1,181 @@
+//! Who begins: whose turn it is, whether there is room, and what of a text the ring has already.
+
+use std::time::Instant;
+
+use super::kept::common_prefix;
+use super::{Action, ClientId, Phase, Request, Scheduler, Sequence, SequenceId, State};
+use crate::ring::{MAX_FRAME_ROWS, SessionId};
+
+/// A prefix that is on the ring.
+struct Source {
+    session: SessionId,
+    /// Positions that the session holds.
+    length: usize,
+    /// The first of them that the new text shares.
+    shared: usize,
+    kept: bool,
+}
+
+/// Tokens of an answer that room is made for when it begins, if its share of the context has as many; most are shorter, and clients seldom
+/// tell.
+const EXPECTED_ANSWER: usize = 256;
+/// A kept prefix that ends this soon after what a new text shares is cut and taken over; a longer one stays, and the new text branches off.
+const SHORT_TAIL: usize = MAX_FRAME_ROWS;
+
+impl Scheduler {
+    /// Starts what waits while there is room: of the client that has the fewest sequences on the ring, the oldest. A client that has many
+    /// more makes room for it.
+    pub(super) fn begin_what_fits(&mut self, now: Instant) {
+        while let Phase::Ready = self.phase
+            && let Some(id) = self.next_to_begin()
+            && let Some(request) = self.requests.get(&id.0)
+        {
+            let following = |sequence: &&Sequence| matches!(sequence.state, State::Following);
+            let wanted = match request.begun {
+                true => 1,
+                false => request.sequences.len(),
+            };
+            let begun = self.requests.values().filter(|other| other.begun);
+            let promised = begun.flat_map(|other| &other.sequences).filter(following);
+            let free = self.running.len() + promised.count() + wanted <= self.limits.at_once;
+            let source = self.best_source(request, &request.sequences[id.1].text);
+            if !free || !self.has_room(id, source.as_ref()) {
+                match self.beyond_its_share(request.client, wanted) {
+                    Some(other) => self.set_aside(other, now),
+                    None => break,
+                }
+                continue;
+            }
+            let adopts =
+                |source: &Source| source.kept && source.length - source.shared < SHORT_TAIL;
+            if self.sessions_left() == 0 && !source.as_ref().is_some_and(adopts) {
+                break;
+            }
+            self.begin(id, source, now);
+        }
+    }
+
+    fn next_to_begin(&self) -> Option<SequenceId> {
+        let waiting = self.waiting.iter();
+        let of_client = |id: &&SequenceId| (self.sequences_of(self.client(**id)), **id);
+        waiting.min_by_key(of_client).copied()
+    }
+
+    pub(super) fn client(&self, (request, _): SequenceId) -> ClientId {
+        self.requests.get(&request).map_or(0, |one| one.client)
+    }
+
+    /// Sequences of a client on the ring.
+    fn sequences_of(&self, client: ClientId) -> usize {
+        let running = self.running.values();
+        running.filter(|id| self.client(**id) == client).count()
+    }
+
+    /// The youngest sequence of the client that has the most on the ring. It is never the oldest of all that run, unless it is alone.
+    pub(super) fn youngest_of_most(&self) -> Option<SequenceId> {
+        let by_share = |id: &&SequenceId| (self.sequences_of(self.client(**id)), **id);
+        self.running.values().max_by_key(by_share).copied()
+    }
+
+    /// A sequence that gives way, so that `client` can have `wanted` more and still no more than its owner.
+    fn beyond_its_share(&self, client: ClientId, wanted: usize) -> Option<SequenceId> {
+        let youngest = self.youngest_of_most()?;
+        let most = self.sequences_of(self.client(youngest));
+        (most > self.sequences_of(client) + wanted).then_some(youngest)
+    }
+
+    /// The session that holds the most of the beginning of `text`.
+    fn best_source(&self, request: &Request, text: &[u32]) -> Option<Source> {
+        let source = |session, held: &[u32], kept| Source {
+            session,
+            length: held.len(),
+            shared: common_prefix(held, &text[..text.len() - 1]),
+            kept,
+        };
+        let kept = self.kept.of(request.keyspace);
+        let kept = kept.map(|(session, held)| source(session, held, true));
+        let running = self.running.iter().filter_map(|(&session, &id)| {
+            let other = self.requests.get(&id.0)?;
+            let State::Running { sent, .. } = other.sequences[id.1].state else {
+                return None;
+            };
+            (other.keyspace == request.keyspace)
+                .then(|| source(session, &other.sequences[id.1].text[..sent], false))
+        });
+        let usable =
+            |one: &Source| one.shared > 0 && one.shared >= self.ledger.shortest(one.session);
+        running
+            .chain(kept)
+            .filter(usable)
+            .max_by_key(|one| (one.shared, one.kept))
+    }
+
+    /// Whether a sequence has room beside those that run, each with the answer that is expected of it.
+    fn has_room(&self, id: SequenceId, source: Option<&Source>) -> bool {
+        if self.running.is_empty() {
+            return true;
+        }
+        let share = self.limits.context_length / self.limits.at_once;
+        let expected_answer = EXPECTED_ANSWER.min(share);
+        let expected = |id: &SequenceId| {
+            let request = self.requests.get(&id.0)?;
+            let answer = request.max_tokens.min(expected_answer);
+            let text = request.sequences[id.1].text.len();
+            let length = text.max(request.prompt.len() + answer);
+            Some(length.min(self.limits.context_length))
+        };
+        let running = self.running.iter();
+        let running = running.filter_map(|(&session, id)| Some((session, expected(id)?)));
+        let shared = source.map(|source| (source.session, source.shared));
+        let positions = expected(&id).unwrap_or(0);
+        self.ledger.has_room(running, positions, shared)
+    }
+
+    fn begin(&mut self, id: SequenceId, source: Option<Source>, now: Instant) {
+        let shared = source.as_ref().map_or(0, |source| source.shared);
+        let session = match source {
+            None => {
+                let session = self.new_session();
+                self.ledger.begin(session);
+                self.actions.push(Action::Create { session });
+                session
+            }
+            Some(source) => {
+                let short = source.length - source.shared < SHORT_TAIL || self.sessions_left() == 0;
+                let session = if source.kept && short {
+                    self.kept.remove(source.session);
+                    self.ledger.set_busy(source.session, true);
+                    source.session
+                } else {
+                    if let Some(prefix) = self.kept.get_mut(source.session) {
+                        prefix.last_used = now;
+                    }
+                    let child = self.new_session();
+                    self.fork(source.session, child);
+                    child
+                };
+                if source.shared < self.ledger.length(session) {
+                    self.truncate(session, source.shared);
+                }
+                session
+            }
+        };
+        self.waiting.remove(&id);
+        self.running.insert(session, id);
+        self.prefilling.push_back(id);
+        let Some(request) = self.requests.get_mut(&id.0) else {
+            return;
+        };
+        request.sequences[id.1].state = State::Running {
+            session,
+            sent: shared,
+        };
+        if !request.begun {
+            request.begun = true;
+            self.actions.push(Action::Begun {
+                request: id.0,
+                cached: shared,
+            });
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Whether the ring is whole, when something on it counts as lost, and what becomes of requests then.
+
+use std::time::{Duration, Instant};
+
+use super::{Action, Awaited, Flight, Phase, Scheduler};
+use crate::generation::{GenerationError, Readiness};
+use crate::ring::SessionId;
+
+pub(super) const PROBE_INTERVAL: Duration = Duration::from_millis(200);
+/// Frames may take so many times as long as the plan says, or as others took lately, when their machines have other work to do.
+const PATIENCE: u32 = 4;
+/// More frames than can overtake one that waits for its window.
+const OVERTAKING: u64 = 32;
+/// For whoever looks at a machine's memory: a conversation is not kept for longer.
+pub(super) const KEPT_FOR: Duration = Duration::from_secs(3600);
+
+impl Scheduler {
+    fn probe(&mut self, now: Instant) {
+        if let Phase::Probing { asked, .. } = &mut self.phase {
+            *asked = Some(now);
+            self.last_nonce += 1;
+            let nonce = self.last_nonce;
+            self.actions.push(Action::Probe { nonce });
+        }
+    }
+
+    pub(super) fn whole(&mut self, nonce: u64, now: Instant) {
+        if !matches!(self.phase, Phase::Probing { first_nonce, .. } if first_nonce <= nonce) {
+            return;
+        }
+        let session = self.new_session();
+        self.ledger.begin(session);
+        self.actions.push(Action::Create { session });
+        self.phase = Phase::WarmingUp { session };
+        self.readiness = Readiness::Loading("the first token goes round the ring".into());
+        let token = vec![self.limits.warm_up];
+        // Nobody's token, but its logits are wanted: the output head must work, too.
+        let expected = self.expected(1, false);
+        let flight = Flight {
+            awaited: self.awaited(expected, now),
+            chunk: false,
+            brings: None,
+            pass_rows: None,
+        };
+        self.send_tokens(session, 0, token, 1, flight);
+    }
+
+    pub(super) fn refused(&mut self, session: SessionId, reason: String, now: Instant) {
+        if matches!(self.phase, Phase::WarmingUp { session: warm } if warm == session) {
+            tracing::error!(reason, "the ring cannot compute the model");
+            self.phase = Phase::Failed;
+            self.readiness = Readiness::Failed(reason);
+        } else if let Some(&(request, _)) = self.running.get(&session) {
+            self.fail(request, GenerationError::Refused { reason }, now);
+        } else if self.kept.contains(session) {
+            self.forget(session, now);
+        }
+    }
+
+    pub(super) fn lost(&mut self, rank: usize, cause: String, now: Instant) {
+        let member = match self.limits.members.get(rank) {
+            Some(member) => member.clone(),
+            None => format!("of rank {rank}"),
+        };
+        self.break_off(
+            format!("waiting for member {member}: {cause}"),
+            GenerationError::MemberLost { member, cause },
+            now,
+        );
+    }
+
+    /// The ring is broken: nothing that was under way can be finished.
+    fn break_off(&mut self, reason: String, error: GenerationError, now: Instant) {
+        let (running, waiting) = self.requests();
+        for request in std::mem::take(&mut self.requests).into_keys() {
+            let error = error.clone();
+            self.actions.push(Action::Fail { request, error });
+        }
+        self.waiting.clear();
+        self.prefilling.clear();
+        self.running.clear();
+        self.kept.clear();
+        self.releasing.clear();
+        self.flights.clear();
+        self.ledger.clear();
+        self.readiness = Readiness::Loading(reason);
+        // What was asked before may have passed members before they lost something.
+        let first_nonce = self.last_nonce + 1;
+        let asked = match self.phase {
+            Phase::Probing { asked, .. } => asked,
+            _ => {
+                tracing::warn!(%error, running, waiting, "the ring is broken");
+                Some(now)
+            }
+        };
+        self.phase = Phase::Probing { first_nonce, asked };
+    }
+
+    pub(super) fn tick(&mut self, now: Instant) {
+        if let Phase::Probing { asked, .. } = self.phase
+            && asked.is_none_or(|asked| now.saturating_duration_since(asked) >= PROBE_INTERVAL)
+        {
+            self.probe(now);
+        }
+        for session in self.kept.idle(now, KEPT_FOR) {
+            self.forget(session, now);
+        }
+        let requests = &self.requests;
+        self.turns
+            .retain(|client, _| requests.values().any(|one| one.client == *client));
+        self.give_up_lost(now);
+    }
+
+    pub(super) fn came_home(&mut self, now: Instant) {
+        self.homecomings += 1;
+        self.progress = Some(now);
+    }
+
+    /// Something that leaves now and is expected to take so long, once what is on the ring before it has come home.
+    pub(super) fn awaited(&self, expected: Duration, now: Instant) -> Awaited {
+        let flights = self.flights.values().flatten();
+        let before = flights.map(|flight| &flight.awaited);
+        let before = before.chain(self.releasing.values());
+        let (count, time) = before.fold((0, expected), |(count, time), one| {
+            (count + 1, time + one.expected)
+        });
+        Awaited {
+            begun: now,
+            expected,
+            limit: self.limits.grace + PATIENCE * time,
+            overtaken_at: self.homecomings + count + OVERTAKING,
+        }
+    }
+
+    /// How long a frame of so many tokens takes: what the plan says, or what such passes took lately if that is longer.
+    pub(super) fn expected(&self, rows: usize, chunk: bool) -> Duration {
+        let planned = self.limits.planned.map_or(0, |speed| match chunk {
+            true => speed.first_token_microseconds,
+            false => speed.token_microseconds,
+        });
+        let planned = Duration::from_micros(planned.try_into().unwrap_or(0));
+        planned.max(self.cost.of(rows))
+    }
+
+    /// Ends what waits for something that got lost: a request if only its frame did, else all of them.
+    fn give_up_lost(&mut self, now: Instant) {
+        let since = |begun: Instant| now.saturating_duration_since(begun);
+        let silent = |one: &Awaited| {
+            self.progress
+                .is_none_or(|progress| since(progress.max(one.begun)) > one.limit)
+        };
+        let lost = |one: &Awaited| {
+            since(one.begun) > one.limit && (silent(one) || self.homecomings >= one.overtaken_at)
+        };
+        let flights = self.flights.iter();
+        let mut oldest =
+            flights.filter_map(|(&session, flights)| Some((session, &flights.front()?.awaited)));
+        if let Some((session, one)) = oldest.find(|(_, one)| lost(one)) {
+            let error = GenerationError::Deadline {
+                seconds: one.limit.as_secs(),
+            };
+            match self.running.get(&session) {
+                Some(&(request, _)) if !silent(one) => self.fail(request, error, now),
+                _ => self.break_off("nothing comes home any more".into(), error, now),
+            }
+        } else if let Some(one) = self.releasing.values().find(|one| lost(one)) {
+            let error = GenerationError::Deadline {
+                seconds: one.limit.as_secs(),
+            };
+            self.break_off("a session got lost on the ring".into(), error, now);
+        }
+    }
+}

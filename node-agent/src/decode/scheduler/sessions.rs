@@ -1,0 +1,148 @@
+//! What lies on the ring: sessions begin, branch off, stay as kept ones, and give way when others need the room.
+
+use std::time::{Duration, Instant};
+
+use super::kept::Prefix;
+use super::{Action, Scheduler, SequenceId, State};
+use crate::generation::GenerationError;
+use crate::ring::SessionId;
+
+impl Scheduler {
+    pub(super) fn new_session(&mut self) -> SessionId {
+        self.last_session += 1;
+        self.last_session
+    }
+
+    pub(super) fn sessions_left(&self) -> usize {
+        let held = self.running.len() + self.kept.len() + self.releasing.len();
+        self.limits.sessions.saturating_sub(held)
+    }
+
+    /// Leaves a session on the ring with `text`, all that is known of what it holds.
+    pub(super) fn keep(&mut self, session: SessionId, text: Vec<u32>, keyspace: u64, now: Instant) {
+        if self.ledger.length(session) > text.len() {
+            self.truncate(session, text.len());
+        }
+        self.ledger.set_busy(session, false);
+        let within = |held: &[u32]| held.len() >= text.len() && held[..text.len()] == text[..];
+        let covering = self.kept.of(keyspace).find(|(other, held)| {
+            within(held) && self.ledger.shortest(*other) <= text.len().saturating_sub(1)
+        });
+        if let Some((other, _)) = covering {
+            if let Some(prefix) = self.kept.get_mut(other) {
+                prefix.last_used = now;
+            }
+            return self.release(session, now);
+        }
+        let shortest = self.ledger.shortest(session);
+        let of_less = self.kept.of(keyspace).filter(|(_, held)| {
+            let reached = held.len().saturating_sub(1) >= shortest;
+            reached && held.len() <= text.len() && text[..held.len()] == **held
+        });
+        let covered: Vec<SessionId> = of_less.map(|(other, _)| other).collect();
+        for other in covered {
+            self.forget(other, now);
+        }
+        let prefix = Prefix {
+            tokens: text,
+            keyspace,
+            last_used: now,
+        };
+        self.kept.insert(session, prefix);
+        // As many again may be on their way out.
+        while self.kept.len() > self.limits.sessions / 2
+            && let Some(oldest) = self.kept.oldest()
+        {
+            self.forget(oldest, now);
+        }
+    }
+
+    pub(super) fn forget(&mut self, session: SessionId, now: Instant) {
+        self.kept.remove(session);
+        self.release(session, now);
+    }
+
+    pub(super) fn release(&mut self, session: SessionId, now: Instant) {
+        self.ledger.release(session);
+        self.flights.remove(&session);
+        let awaited = self.awaited(Duration::ZERO, now);
+        self.releasing.insert(session, awaited);
+        self.actions.push(Action::Release { session });
+    }
+
+    /// Gives back kept positions: some `blocks` of them, or a whole session where that is all there is. `false`: nothing is kept.
+    fn give_up_kept(&mut self, blocks: usize, now: Instant) -> bool {
+        let Some(oldest) = self.kept.oldest() else {
+            return false;
+        };
+        let own = self.ledger.own_blocks(oldest).min(blocks);
+        let left = self.ledger.length_without(oldest, own);
+        if own == 0 || left == 0 || left < self.ledger.shortest(oldest) {
+            self.forget(oldest, now);
+            return true;
+        }
+        if let Some(prefix) = self.kept.get_mut(oldest) {
+            prefix.tokens.truncate(left);
+        }
+        self.truncate(oldest, left);
+        true
+    }
+
+    pub(super) fn truncate(&mut self, session: SessionId, positions: usize) {
+        self.ledger.truncate(session, positions);
+        self.actions.push(Action::Truncate { session, positions });
+    }
+
+    pub(super) fn fork(&mut self, parent: SessionId, child: SessionId) {
+        self.ledger.fork(parent, child);
+        self.actions.push(Action::Fork { parent, child });
+    }
+
+    /// Gives a sequence's place to an older one. What it computed is kept for as long as nobody needs the room.
+    pub(super) fn set_aside(&mut self, id: SequenceId, now: Instant) {
+        let held = self.leave(id);
+        let Some(request) = self.requests.get_mut(&id.0) else {
+            return;
+        };
+        let keyspace = request.keyspace;
+        let sequence = &mut request.sequences[id.1];
+        sequence.state = State::Waiting;
+        let text = held.map(|(session, sent)| (session, sequence.text[..sent].to_vec()));
+        self.waiting.insert(id);
+        if let Some((session, text)) = text {
+            self.keep(session, text, keyspace, now);
+        }
+    }
+
+    /// Makes room for `rows` positions after the first `first`: kept prefixes go first, then the youngest sequences are set aside. `false`:
+    /// `id` itself was the youngest. The oldest is never set aside, so it always gets on.
+    pub(super) fn make_room(
+        &mut self,
+        id: SequenceId,
+        session: SessionId,
+        first: usize,
+        rows: usize,
+        now: Instant,
+    ) -> bool {
+        while !self.ledger.fits(session, first, rows) {
+            if self.give_up_kept(self.ledger.missing(session, first, rows), now) {
+                continue;
+            }
+            match self.youngest_of_most() {
+                Some(youngest) if self.running.len() > 1 => {
+                    self.set_aside(youngest, now);
+                    if youngest == id {
+                        return false;
+                    }
+                }
+                _ => {
+                    // A plan always pays for one context.
+                    let reason = "the plan has no memory for it".to_owned();
+                    self.fail(id.0, GenerationError::Refused { reason }, now);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+}
