@@ -5,6 +5,7 @@
 //! The loop ends when all [`Generator`](crate::generation::Generator)s are gone and nothing is left to answer.
 
 mod choice;
+mod draft_model;
 mod kv_ledger;
 mod scheduler;
 mod stop_strings;
@@ -29,6 +30,8 @@ use crate::generation::{
 use crate::ring::{RingClient, RingError, RingEvent};
 
 use choice::Choice;
+pub use draft_model::{DraftModel, DraftModelError, DraftThread};
+use draft_model::{Guess, Job};
 use scheduler::{Action, Event, RequestId, Sampled, Scheduler};
 use tally::Tally;
 
@@ -48,12 +51,13 @@ pub fn initial_status(plan: &RingPlanSpec) -> RingStatus {
 }
 
 /// What whoever starts it decides.
-#[derive(Clone, Copy, Debug)]
 pub struct DecodeOptions {
     /// Whether tokens are drafted.
     pub speculate: bool,
     /// How much longer than the plan expects something may take to come home, before it counts as lost.
     pub grace: Duration,
+    /// A small model that guesses, too.
+    pub draft_model: Option<DraftThread>,
 }
 
 impl Default for DecodeOptions {
@@ -61,6 +65,7 @@ impl Default for DecodeOptions {
         Self {
             speculate: true,
             grace: Duration::from_secs(20),
+            draft_model: None,
         }
     }
 }
@@ -74,6 +79,7 @@ pub struct Decode {
     vocabulary: usize,
     status: watch::Sender<RingStatus>,
     scheduler: Scheduler,
+    draft_model: Option<DraftThread>,
     requests: BTreeMap<RequestId, Request>,
     last_request: RequestId,
     /// Mean seconds of recent requests, to tell clients when to try again.
@@ -119,6 +125,7 @@ impl Decode {
             warm_up.unwrap_or(0),
             options.grace,
             options.speculate,
+            options.draft_model.is_some(),
         );
         Self {
             client,
@@ -126,6 +133,7 @@ impl Decode {
             vocabulary,
             status,
             scheduler,
+            draft_model: options.draft_model,
             requests: BTreeMap::new(),
             last_request: 0,
             request_seconds: FIRST_GUESS_SECONDS,
@@ -158,6 +166,7 @@ impl Decode {
             tokio::select! {
                 biased;
                 event = self.client.next() => self.hear(event.ok_or(RingError::Stopped)?).await?,
+                guess = guess(&mut self.draft_model) => self.take(guess).await?,
                 submission = submissions.recv(), if open => match submission {
                     Some(submission) => self.accept(submission).await?,
                     None => open = false,
@@ -325,6 +334,24 @@ impl Decode {
         self.tell(event, &logits).await
     }
 
+    /// What the draft model says; `None`: it cannot guess any more.
+    async fn take(&mut self, guess: Option<Guess>) -> Result<(), RingError> {
+        let event = match guess {
+            Some(guess) => Event::Guessed {
+                request: guess.request,
+                choice: guess.choice,
+                after: guess.after,
+                tokens: guess.tokens,
+                took: guess.took,
+            },
+            None => {
+                self.draft_model = None;
+                Event::NoMoreGuesses
+            }
+        };
+        self.tell(event, &[]).await
+    }
+
     /// Has the scheduler decide, and does what it says. `logits`: of the rows that came home.
     async fn tell(&mut self, event: Event, logits: &[f32]) -> Result<(), RingError> {
         let mut actions = VecDeque::from(self.scheduler.handle(event, Instant::now()));
@@ -364,6 +391,21 @@ impl Decode {
                 } => {
                     let event = self.sample(request, choices, &draft, logits);
                     actions.extend(self.scheduler.handle(event, Instant::now()));
+                }
+                Action::Guess {
+                    request,
+                    choice,
+                    text,
+                    count,
+                } => {
+                    if let Some(model) = &self.draft_model {
+                        model.ask(Job {
+                            request,
+                            choice,
+                            text,
+                            count,
+                        });
+                    }
                 }
                 Action::Fail { request, error } => {
                     if let Some(request) = self.requests.remove(&request) {
@@ -448,6 +490,14 @@ impl Decode {
             }
             changed
         });
+    }
+}
+
+/// The draft model's next guess, for ever where there is none.
+async fn guess(model: &mut Option<DraftThread>) -> Option<Guess> {
+    match model {
+        Some(model) => model.next().await,
+        None => std::future::pending().await,
     }
 }
 

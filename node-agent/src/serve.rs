@@ -7,14 +7,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
+use prima_crds::v1alpha1::ring_plan::{PlannedDraft, RingPlanSpec};
 use prima_engine::{Compute, Model};
 use prima_member_process::JOINED;
 use prima_text::{ChatTemplate, ChatTemplateError, Tokenizer, TokenizerError};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use crate::decode::{self, Decode, DecodeOptions};
+use crate::decode::{self, Decode, DecodeOptions, DraftModel, DraftModelError, DraftThread};
 use crate::gateway::{self, GatewayError, GatewayOptions, ModelText};
 use crate::generation::{Generator, RingStatus, Submission};
 use crate::memory_watch::MemoryLimits;
@@ -87,6 +87,8 @@ pub enum ServeError {
     Tokenizer(#[source] TokenizerError),
     #[error("cannot read the model's chat template")]
     ChatTemplate(#[source] ChatTemplateError),
+    #[error("cannot use the draft model")]
+    DraftModel(#[source] DraftModelError),
     #[error("cannot run this member")]
     Member(#[source] Arc<MemberError>),
     #[error("cannot serve HTTP")]
@@ -303,8 +305,13 @@ fn open(options: MemberOptions, back: Option<Back>, speculate: bool) -> Result<M
     if let (Some(back), Some(text), Some(client)) = (back, text, member.take_client()) {
         let tokenizer = text.tokenizer.clone();
         back.text.send_replace(Some(Arc::new(text)));
+        let draft_model = match &plan.draft {
+            Some(draft) if speculate => Some(draft_thread(draft, &plan, &model, &member)?),
+            _ => None,
+        };
         let options = DecodeOptions {
             speculate,
+            draft_model,
             ..DecodeOptions::default()
         };
         let (spec, status) = (model.spec(), back.status);
@@ -316,6 +323,20 @@ fn open(options: MemberOptions, back: Option<Back>, speculate: bool) -> Result<M
         });
     }
     Ok(member)
+}
+
+/// The plan's draft model, ready to guess for `model`.
+fn draft_thread(
+    draft: &PlannedDraft,
+    plan: &RingPlanSpec,
+    model: &Model,
+    member: &Member,
+) -> Result<DraftThread, ServeError> {
+    let (context, contexts) = (plan.context_length as usize, plan.kv_contexts as usize);
+    let compute = member.compute().clone();
+    DraftModel::open(draft.file.clone().into(), model, compute, context, contexts)
+        .and_then(DraftThread::start)
+        .map_err(ServeError::DraftModel)
 }
 
 fn model_text(model: &Model) -> Result<ModelText, ServeError> {

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use prima_crds::v1alpha1::ring_plan::{
-    PlannedModel, PlannedWindow, RingMember, RingPlan, RingPlanError, RingPlanSpec,
+    PlannedDraft, PlannedModel, PlannedWindow, RingMember, RingPlan, RingPlanError, RingPlanSpec,
 };
 use prima_halda::PlanReport;
 use prima_member_process::{Health, health};
@@ -61,6 +61,9 @@ pub struct RunArgs {
     /// Leave all weights to the system's page cache, even when they do not fit into memory
     #[arg(long, conflicts_with = "reserve_memory")]
     no_streaming: bool,
+    /// A small model of the same vocabulary, which guesses what comes next; the model verifies several guesses at a time
+    #[arg(long, value_name = "DRAFT.gguf", conflicts_with = "no_speculation")]
+    draft: Option<PathBuf>,
     /// Compute one token at a time: no drafts of what may follow
     #[arg(long)]
     no_speculation: bool,
@@ -121,6 +124,7 @@ const HEALTH_INTERVAL: Duration = Duration::from_millis(100);
 /// Runs the ring until Ctrl-C, SIGTERM or SIGHUP (`Ok`), or until a member dies (`Err`). No agent outlives it.
 pub async fn run(args: RunArgs) -> Result<(), LocalError> {
     let model = ModelFile::read(&args.model)?;
+    let draft = args.draft.as_deref().map(ModelFile::read).transpose()?;
     let trained = model.profile.spec.trained_context_length as u32;
     let context = args.context.unwrap_or(trained.min(DEFAULT_CONTEXT));
     let http = http_address(args.port)?;
@@ -130,11 +134,11 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
     let split = match &args.split {
         Some(split) => Split::as_told(split, &args, &model)?,
         None => tokio::select! {
-            split = Split::planned(&args, &model, context, &screen) => split?,
+            split = Split::planned(&args, &model, draft.as_ref(), context, &screen) => split?,
             () = stop.received() => return Ok(()),
         },
     };
-    let plan = ring_plan(&model, context, &split)?;
+    let plan = ring_plan(&model, draft.as_ref(), context, &split)?;
     let directory = tempfile::Builder::new()
         .prefix("prima-run-")
         .tempdir()
@@ -214,6 +218,7 @@ impl Split {
     async fn planned(
         args: &RunArgs,
         model: &ModelFile,
+        draft: Option<&ModelFile>,
         context: u32,
         screen: &Screen,
     ) -> Result<Self, LocalError> {
@@ -223,6 +228,7 @@ impl Split {
             context: context as usize,
             threads: args.threads.map(usize::from),
             reserve_memory: args.reserve_memory,
+            draft_bytes: draft.map_or(0, |draft| draft.bytes_with_context(context)),
             profile: args.profile.as_deref(),
         };
         let planned = planned::plan(model, &wishes, screen).await?;
@@ -243,7 +249,12 @@ impl Split {
     }
 }
 
-fn ring_plan(model: &ModelFile, context: u32, split: &Split) -> Result<RingPlan, LocalError> {
+fn ring_plan(
+    model: &ModelFile,
+    draft: Option<&ModelFile>,
+    context: u32,
+    split: &Split,
+) -> Result<RingPlan, LocalError> {
     let count = split.windows.len();
     let windows = split.windows.iter().zip(ring_ports(count)?).enumerate();
     let members = windows.map(|(rank, (windows, port))| {
@@ -263,6 +274,9 @@ fn ring_plan(model: &ModelFile, context: u32, split: &Split) -> Result<RingPlan,
     let planned = PlannedModel::new(model.name(), file, profile.size_bytes, profile.layers);
     let spec = RingPlanSpec {
         max_concurrent_requests: MAX_CONCURRENT_REQUESTS,
+        draft: draft.map(|draft| PlannedDraft {
+            file: draft.path.display().to_string(),
+        }),
         rounds: split.rounds,
         predicted: split.report.as_ref().map(plan::speed),
         ..RingPlanSpec::new(planned, context as i32, members.collect())

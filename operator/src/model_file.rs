@@ -73,6 +73,13 @@ impl ModelFile {
         &self.profile.metadata.name
     }
 
+    /// Bytes of all weights, and of the KV cache of one text of `context` tokens.
+    pub fn bytes_with_context(&self, context: u32) -> u64 {
+        let spec = &self.profile.spec;
+        let kv = i64::from(spec.layers) * spec.kv_bytes_per_position_and_layer;
+        spec.size_bytes as u64 + u64::from(context) * kv as u64
+    }
+
     /// Bytes of weights that each member of `plan` reads; rank 0 also has the embedding and the output head.
     pub fn bytes_per_member(&self, plan: &RingPlanSpec) -> Vec<u64> {
         plan.members

@@ -6,10 +6,7 @@
 use std::path::Path;
 
 use prima_engine::kernels::IsaLevel;
-use prima_engine::{
-    BatchEntry, Compute, Embedding, EngineError, KvCache, LayerDevices, LayerWindow, Model,
-    OutputHead, Residency,
-};
+use prima_engine::{BatchEntry, Compute, EngineError, KvCache, Model, WholeModel};
 use prima_text::{Tokenizer, TokenizerError};
 
 /// What can go wrong when a model is opened or run.
@@ -26,9 +23,7 @@ pub struct OneProcess {
     pub model: Model,
     pub tokenizer: Tokenizer,
     compute: Compute,
-    embedding: Embedding,
-    layers: LayerWindow,
-    output_head: OutputHead,
+    whole: WholeModel,
 }
 
 impl OneProcess {
@@ -51,22 +46,14 @@ impl OneProcess {
         Ok(OneProcess {
             tokenizer: Tokenizer::from_gguf(&model.gguf().metadata)?,
             compute,
-            embedding: Embedding::open(&model)?,
-            layers: LayerWindow::open(
-                &model,
-                0..model.spec().layers.len(),
-                &LayerDevices::cpu(),
-                &Residency::mapped(),
-            )?,
-            output_head: OutputHead::open(&model, &Residency::mapped())?,
+            whole: WholeModel::open(model.clone())?,
             model,
         })
     }
 
     /// An empty sequence of at most `context_length` tokens.
     pub fn sequence(&self, context_length: usize) -> KvCache {
-        let layers = 0..self.model.spec().layers.len();
-        KvCache::new(&self.model, &[layers], context_length)
+        self.whole.sequence(context_length)
     }
 
     /// Appends `tokens` to the sequence, in one batch. Returns the logits after each of them, tokens x vocabulary.
@@ -101,18 +88,11 @@ impl OneProcess {
         tokens: &[u32],
         entries: &mut [BatchEntry<'_>],
     ) -> Result<Vec<f32>, OneProcessError> {
-        let mut activation = vec![0.0; tokens.len() * self.model.spec().hidden];
-        self.embedding.embed(tokens, &mut activation)?;
-        self.layers
-            .forward(&self.compute, &mut activation, entries)?;
-        Ok(activation)
+        Ok(self.whole.forward(&self.compute, tokens, entries)?)
     }
 
     fn head(&self, activation: &[f32]) -> Result<Vec<f32>, OneProcessError> {
-        let mut logits = Vec::new();
-        self.output_head
-            .logits(&self.compute, activation, &mut logits)?;
-        Ok(logits)
+        Ok(self.whole.logits(&self.compute, activation)?)
     }
 }
 

@@ -107,6 +107,44 @@ fn no_memory_for_weights_changes_no_answer() {
     starved.stop();
 }
 
+#[test]
+fn a_draft_model_changes_no_answer() {
+    let exact = assets::path("models/SmolLM2-135M-Instruct-F32.gguf").expect("a model");
+    let ring = || LocalRing::builder().model(&exact).members(2);
+    let alone = ring().arg("--no-speculation").start();
+    let answers = PROMPTS.map(|prompt| alone.complete(prompt, 60));
+    alone.stop();
+    let drafting = ring().arg("--draft").arg(smollm2()).start();
+    assert_eq!(PROMPTS.map(|prompt| drafting.complete(prompt, 60)), answers);
+    let metric = |name| http::metric(drafting.address(), name).unwrap();
+    let (drafted, accepted) = (
+        metric("prima_drafted_tokens_total"),
+        metric("prima_accepted_tokens_total"),
+    );
+    assert!(
+        accepted > 0.5 * drafted && accepted > 20.0,
+        "{accepted} of {drafted}"
+    );
+    drafting.stop();
+}
+
+#[test]
+fn a_draft_model_of_another_vocabulary_is_refused() {
+    let other = assets::path("models/stories15M-F32.gguf").expect("a model");
+    let ended = LocalRing::builder()
+        .model(&smollm2())
+        .members(1)
+        .arg("--draft")
+        .arg(other)
+        .run_to_end();
+    assert!(!ended.status.success());
+    assert!(
+        ended.stderr.contains("expected the same vocabulary"),
+        "{}",
+        ended.stderr
+    );
+}
+
 /// The greedy continuations of all prompts by a ring that is started for them.
 fn greedy(builder: LocalRingBuilder) -> Vec<String> {
     let ring = builder.model(&smollm2()).start();

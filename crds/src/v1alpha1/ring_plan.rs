@@ -62,6 +62,9 @@ pub struct RingPlanSpec {
     /// Number format of activations between members.
     #[serde(default)]
     pub activation_dtype: ActivationDtype,
+    /// A small model of the same vocabulary at rank 0, whose guesses are verified several at a time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<PlannedDraft>,
     /// k: how often a token's activation goes round the ring. Every member has one window a round.
     pub rounds: i32,
     /// The ring in order; the first member is rank 0, the last hands back to it.
@@ -119,6 +122,15 @@ impl PlannedModel {
             version: None,
         }
     }
+}
+
+/// The model that guesses.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PlannedDraft {
+    /// The GGUF file: its path at rank 0.
+    #[schemars(length(max = 2000))]
+    pub file: String,
 }
 
 /// What tells one version of a model's file from another. What is absent was not told by its server.
@@ -327,6 +339,7 @@ impl RingPlanSpec {
             max_concurrent_requests: 1,
             kv_contexts: 1,
             activation_dtype: ActivationDtype::F32,
+            draft: None,
             rounds: members.first().map_or(1, |rank0| rank0.windows.len()) as i32,
             members,
             predicted: None,
@@ -416,6 +429,13 @@ impl RingPlanSpec {
         }
         if self.model.file.is_empty() {
             return Err(field_error("model.file", "must name the GGUF file".into()));
+        }
+        if self
+            .draft
+            .as_ref()
+            .is_some_and(|draft| draft.file.is_empty())
+        {
+            return Err(field_error("draft.file", "must name the GGUF file".into()));
         }
 
         let mut names = HashSet::new();

@@ -45,6 +45,7 @@ mod output_head;
 mod page_cache;
 mod residency;
 mod ropes;
+mod whole_model;
 
 pub use batch::BatchEntry;
 pub use cpu::Compute;
@@ -60,6 +61,7 @@ pub use model::Model;
 pub use output_head::OutputHead;
 pub use page_cache::drop_pages;
 pub use residency::{Part, Residency, ResidencyStatus, StreamingSchedule, streaming_rate};
+pub use whole_model::WholeModel;
 
 /// The arithmetic, a package of its own.
 pub use prima_kernels as kernels;

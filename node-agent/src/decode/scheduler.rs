@@ -70,6 +70,16 @@ pub enum Event {
     Refused { session: SessionId, reason: String },
     /// No member holds this session any more.
     Released { session: SessionId },
+    /// What [`Action::Guess`] asked for, for a text of `after` tokens; it took so long.
+    Guessed {
+        request: RequestId,
+        choice: usize,
+        after: usize,
+        tokens: Vec<u32>,
+        took: Duration,
+    },
+    /// Nobody answers [`Action::Guess`] any more.
+    NoMoreGuesses,
     /// A probe came home.
     Whole { nonce: u64 },
     /// The ring is broken at this rank; all sessions are gone.
@@ -128,6 +138,13 @@ pub enum Action {
         choices: Range<usize>,
         draft: Vec<u32>,
     },
+    /// Have the draft model take in this text of a choice and guess `count` tokens. [`Event::Guessed`] answers.
+    Guess {
+        request: RequestId,
+        choice: usize,
+        text: Vec<u32>,
+        count: usize,
+    },
     /// The request is over.
     Fail {
         request: RequestId,
@@ -158,6 +175,8 @@ pub struct Scheduler {
     progress: Option<Instant>,
     /// Of passes that carry single tokens and drafts.
     cost: PassCost,
+    /// What the draft model takes for a token, in seconds.
+    guess_seconds: f64,
     /// Chunks of prompts so far, and when each client last had its turn, in these.
     chunks: u64,
     turns: BTreeMap<ClientId, u64>,
@@ -181,6 +200,8 @@ struct Limits {
     warm_up: u32,
     /// Whether drafts are sent.
     speculate: bool,
+    /// Whether a draft model guesses, too.
+    draft_model: bool,
     /// The most tokens of a draft: layers with a window must be able to go back by as much.
     longest_draft: usize,
 }
@@ -252,13 +273,14 @@ struct Awaited {
 
 impl Scheduler {
     /// `window`: of the model's layers that see the last positions only. `warm_up`: a token of the vocabulary. `grace`: how much longer
-    /// than expected something may take to come home. `speculate`: whether drafts are sent.
+    /// than expected something may take to come home. `speculate`: whether drafts are sent; `draft_model`: whether a model guesses, too.
     pub fn new(
         plan: &RingPlanSpec,
         window: Option<AttentionWindow>,
         warm_up: u32,
         grace: Duration,
         speculate: bool,
+        draft_model: bool,
     ) -> Self {
         let context_length = plan.context_length as usize;
         let contexts = plan.kv_contexts as usize;
@@ -277,6 +299,7 @@ impl Scheduler {
                 planned: plan.predicted,
                 warm_up,
                 speculate,
+                draft_model: speculate && draft_model,
                 longest_draft: window.map_or(usize::MAX, |window| window.positions - 1),
             },
             phase: Phase::Probing {
@@ -296,6 +319,7 @@ impl Scheduler {
             homecomings: 0,
             progress: None,
             cost: PassCost::default(),
+            guess_seconds: 0.0,
             chunks: 0,
             turns: BTreeMap::new(),
             ledger: KvLedger::new(contexts * context_length, windows),
@@ -332,6 +356,14 @@ impl Scheduler {
                 self.releasing.remove(&session);
                 self.came_home(now);
             }
+            Event::Guessed {
+                request,
+                choice,
+                after,
+                tokens,
+                took,
+            } => self.guessed((request, choice), after, tokens, took, now),
+            Event::NoMoreGuesses => self.no_more_guesses(now),
             Event::Whole { nonce } => self.whole(nonce, now),
             Event::Lost { rank, cause } => self.lost(rank, cause, now),
             Event::Busy => self.progress = Some(now),

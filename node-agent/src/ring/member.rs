@@ -30,6 +30,7 @@ pub struct Member {
     thread: Option<thread::JoinHandle<()>>,
     outcome: watch::Receiver<Option<Arc<MemberError>>>,
     held: Arc<Held>,
+    compute: Arc<Compute>,
     client: Option<RingClient>,
     _watch: MemoryWatch,
 }
@@ -96,8 +97,8 @@ impl Member {
         );
         let compute =
             Arc::new(Compute::new(threads).map_err(|error| MemberError::Threads(Box::new(error)))?);
-        let worker =
-            Worker::new(model, compute, &plan, &schedule, streaming).map_err(MemberError::Open)?;
+        let worker = Worker::new(model, compute.clone(), &plan, &schedule, streaming)
+            .map_err(MemberError::Open)?;
         let watch =
             MemoryWatch::start(worker.residency().clone(), memory).map_err(MemberError::Thread)?;
 
@@ -165,6 +166,7 @@ impl Member {
             thread: Some(thread),
             outcome,
             held,
+            compute,
             client,
             _watch: watch,
         })
@@ -178,6 +180,11 @@ impl Member {
     /// The ring's thread. Rank 0 also decodes on it, which saves one wake-up per token.
     pub fn runtime(&self) -> &Handle {
         &self.handle
+    }
+
+    /// Its threads, for what else this process computes.
+    pub fn compute(&self) -> &Arc<Compute> {
+        &self.compute
     }
 
     /// Sessions with a KV cache on this member now.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use prima_engine::Model;
-use prima_node_agent::decode::{self, Decode, DecodeOptions};
+use prima_node_agent::decode::{self, Decode, DecodeOptions, DraftModel, DraftThread};
 use prima_node_agent::generation::{
     FinishReason, GenerationError, GenerationEvent, GenerationRequest, Generator, Readiness,
     SubmitError, TokenLogprob, Usage,
@@ -12,7 +12,7 @@ use prima_node_agent::ring::RingClient;
 use prima_text::{SamplingParams, Tokenizer};
 use tokio::sync::{mpsc, watch};
 
-use crate::harness::{ModelFile, Planned, Ring, in_time, member, plan, tokens, until};
+use crate::harness::{CONTEXT, ModelFile, Planned, Ring, in_time, member, plan, tokens, until};
 use crate::support::{Runner, greedy};
 
 /// A ring of three members in two rounds with decoding in front, as rank 0 has it behind its gateway.
@@ -41,6 +41,22 @@ impl Served {
         let (ring, client) = Ring::start(&file.model, planned);
         let options = DecodeOptions {
             speculate: false,
+            ..DecodeOptions::default()
+        };
+        let served = Self::decoding(ring, client, &file.model, options);
+        served.ready().await;
+        served
+    }
+
+    /// One whose drafts are another model's, too.
+    pub async fn with_draft_model(file: &ModelFile, planned: Planned, draft: &ModelFile) -> Self {
+        let contexts = planned.plan.kv_contexts as usize;
+        let (ring, client) = Ring::start(&file.model, planned);
+        let compute = ring.members[0].compute().clone();
+        let path = draft.path.clone();
+        let model = DraftModel::open(path, &file.model, compute, CONTEXT, contexts).unwrap();
+        let options = DecodeOptions {
+            draft_model: Some(DraftThread::start(model).unwrap()),
             ..DecodeOptions::default()
         };
         let served = Self::decoding(ring, client, &file.model, options);

@@ -104,3 +104,32 @@ async fn every_family_takes_its_drafts_back() {
     }
     assert!(right > 20 && wrong > 20, "{right} right, {wrong} wrong");
 }
+
+#[tokio::test]
+async fn a_draft_model_right_or_wrong_changes_no_answer() {
+    for architecture in ["llama", "gemma3"] {
+        let file = ModelFile::of(MadeUpModel::of(architecture));
+        let stranger = ModelFile::of(MadeUpModel {
+            seed: 99,
+            ..MadeUpModel::of(architecture)
+        });
+        let split = || plan(&file.path, file.layers(), 2, &[2, file.layers()]);
+        let single = Served::without_drafts(&file, split()).await;
+        // Texts that repeat are guessed without any model, too.
+        for (draft, least) in [(&file, 0.6), (&stranger, 0.0)] {
+            let drafting = Served::with_draft_model(&file, split(), draft).await;
+            for number in 0..2 {
+                // The second is the next turn of the first.
+                let asked = request(&tokens(40 + 20 * number), 50);
+                let with = drafting.generate(asked.clone()).await;
+                let without = single.generate(asked).await;
+                assert_eq!(with.choices, without.choices, "{architecture}");
+            }
+            drafting.only_keeps().await;
+            let drafts = drafting.generator.status().borrow().drafts;
+            assert!(drafts.drafted > 5, "{architecture}: {drafts:?}");
+            let right = drafts.accepted as f64 / drafts.drafted as f64;
+            assert!(right >= least, "{architecture}: {drafts:?}");
+        }
+    }
+}

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::kept::common_prefix;
+use super::speculation::ModelState;
 use super::{Action, ClientId, Phase, Request, Scheduler, Sequence, SequenceId, State};
 use crate::ring::{MAX_FRAME_ROWS, SessionId};
 
@@ -166,16 +167,22 @@ impl Scheduler {
         let Some(request) = self.requests.get_mut(&id.0) else {
             return;
         };
-        request.sequences[id.1].state = State::Running {
+        let sequence = &mut request.sequences[id.1];
+        sequence.state = State::Running {
             session,
             sent: shared,
         };
+        // While the ring computes the prompt.
+        let asks = self.limits.draft_model && sequence.speculation.model == ModelState::Idle;
         if !request.begun {
             request.begun = true;
             self.actions.push(Action::Begun {
                 request: id.0,
                 cached: shared,
             });
+        }
+        if asks {
+            self.ask_model(id, 0);
         }
     }
 }

@@ -16,6 +16,8 @@ pub struct PassCost {
 const FADING: f64 = 0.95;
 /// B / A where passes have not told yet: what models of 1 to 8 billion weights take on two cores.
 const GUESS: f64 = 0.15;
+/// What is worth more passes than this is worth none.
+const MOST_PASSES: f64 = 100.0;
 /// What B / A may be measured as, so that one slow pass does not decide everything.
 const BELIEVED: (f64, f64) = (0.005, 2.0);
 
@@ -37,6 +39,16 @@ impl PassCost {
         match share.is_nan() {
             true => GUESS,
             false => share.clamp(BELIEVED.0, BELIEVED.1),
+        }
+    }
+
+    /// Another time, in passes without any rows.
+    pub fn in_passes(&self, seconds: f64) -> f64 {
+        let (base, _) = self.fit();
+        let passes = seconds / base;
+        match passes.is_nan() {
+            true => GUESS,
+            false => passes.min(MOST_PASSES),
         }
     }
 

@@ -1,13 +1,25 @@
 //! What goes round: chunks of prompts in turn, tokens with their drafts, and what their rows bring when they come home.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use super::speculation::{ModelState, Prices};
 use super::{
     Action, Flight, Phase, Request, RequestId, Sampled, Scheduler, Sequence, SequenceId, State,
 };
 use crate::generation::Readiness;
 use crate::ring::{MAX_FRAME_ROWS, SessionId};
+
+/// What a frame carries of a text.
+enum Part<'a> {
+    /// As much as fits.
+    Chunk,
+    /// Its last token, and a draft of what follows.
+    Token(&'a [u32]),
+}
+
+/// A draft model that has more than so many tokens to take in is not waited for.
+const FAR_BEHIND: usize = 32;
 
 impl Scheduler {
     /// Keeps prompts flowing: one chunk more than there are members keeps them all busy, and a token waits for no more than these. Clients
@@ -18,7 +30,7 @@ impl Scheduler {
         {
             self.chunks += 1;
             self.turns.insert(self.client(id), self.chunks);
-            if self.send(id, true, now) {
+            if self.send(id, Part::Chunk, now) {
                 self.prefilling.push_back(id);
             }
         }
@@ -39,8 +51,108 @@ impl Scheduler {
         flights.filter(|flight| flight.chunk).count()
     }
 
+    /// Sends a sequence's last token, along with a draft if one is worth it; or waits for a draft model's.
+    fn send_token(&mut self, id: SequenceId, now: Instant) {
+        if !self.limits.speculate {
+            self.send(id, Part::Token(&[]), now);
+            return;
+        }
+        let (limit, prices) = (self.draft_limit(id), self.prices());
+        let Some(Sequence {
+            text, speculation, ..
+        }) = self.sequence(id)
+        else {
+            return;
+        };
+        let draft = speculation.look_up(text, limit, prices).to_vec();
+        if !draft.is_empty() || !self.asks_model(id, limit, prices) {
+            self.send(id, Part::Token(&draft), now);
+        }
+    }
+
+    /// Whether the draft model guesses what goes along with a sequence's last token. Where it is far behind, it takes in the text first,
+    /// and nobody waits for it.
+    fn asks_model(&mut self, id: SequenceId, limit: usize, prices: Prices) -> bool {
+        let draft_model = self.limits.draft_model;
+        let Some(sequence) = self.sequence(id).filter(|_| draft_model) else {
+            return false;
+        };
+        let length = sequence.text.len();
+        if sequence.speculation.model != ModelState::Idle {
+            return false;
+        }
+        if length - sequence.speculation.taken_in > FAR_BEHIND {
+            self.ask_model(id, 0);
+            return false;
+        }
+        let count = sequence.speculation.worth_of_model(length, limit, prices);
+        if count > 0 {
+            self.ask_model(id, count);
+        }
+        count > 0
+    }
+
+    /// Has the draft model take in a sequence's text, and guess `count` tokens.
+    pub(super) fn ask_model(&mut self, id: SequenceId, count: usize) {
+        let Some(sequence) = self.sequence(id) else {
+            return;
+        };
+        sequence.speculation.model = match count {
+            0 => ModelState::TakesIn,
+            _ => ModelState::Guesses,
+        };
+        let text = sequence.text.clone();
+        self.actions.push(Action::Guess {
+            request: id.0,
+            choice: id.1,
+            text,
+            count,
+        });
+    }
+
+    pub(super) fn guessed(
+        &mut self,
+        id: SequenceId,
+        after: usize,
+        tokens: Vec<u32>,
+        took: Duration,
+        now: Instant,
+    ) {
+        let limit = self.draft_limit(id);
+        let Some(sequence) = self.sequence(id) else {
+            return;
+        };
+        let speculation = &mut sequence.speculation;
+        let computed = after.saturating_sub(speculation.taken_in) + tokens.len();
+        speculation.taken_in = after;
+        if std::mem::take(&mut speculation.model) != ModelState::Guesses {
+            return;
+        }
+        let mut draft = tokens;
+        draft.truncate(limit);
+        let draft = speculation.take_guess(draft).to_vec();
+        self.send(id, Part::Token(&draft), now);
+        let seconds = took.as_secs_f64() / computed.max(1) as f64;
+        self.guess_seconds = match self.guess_seconds {
+            0.0 => seconds,
+            before => before + (seconds - before) / 4.0,
+        };
+    }
+
+    pub(super) fn no_more_guesses(&mut self, now: Instant) {
+        self.limits.draft_model = false;
+        let running: Vec<SequenceId> = self.running.values().copied().collect();
+        for id in running {
+            let speculation = self.sequence(id).map(|one| &mut one.speculation);
+            let state = speculation.map(|one| std::mem::take(&mut one.model));
+            if state == Some(ModelState::Guesses) {
+                self.send(id, Part::Token(&[]), now);
+            }
+        }
+    }
+
     /// Sends what comes next of a sequence's text. `true`: there is more.
-    fn send(&mut self, id: SequenceId, chunk: bool, now: Instant) -> bool {
+    fn send(&mut self, id: SequenceId, part: Part<'_>, now: Instant) -> bool {
         let Some(&mut Sequence {
             ref text,
             state: State::Running { session, sent },
@@ -55,11 +167,14 @@ impl Scheduler {
             return false;
         }
         let mut wanted = usize::from(last);
-        if !chunk && self.limits.speculate {
-            let draft = self.draft(id, session, sent);
-            tokens.extend(draft);
-            wanted += draft.len();
-        }
+        let chunk = match part {
+            Part::Chunk => true,
+            Part::Token(draft) => {
+                tokens.extend(draft);
+                wanted += draft.len();
+                false
+            }
+        };
         if let Some(sequence) = self.sequence(id) {
             sequence.state = State::Running { session, sent: end };
         }
@@ -74,24 +189,33 @@ impl Scheduler {
         !last
     }
 
-    /// What to send along with the last token of a sequence, whose others are on the ring. Nobody makes room for it.
-    fn draft(&mut self, id: SequenceId, session: SessionId, sent: usize) -> &[u32] {
-        let passes = self.running.len() as f64 / self.limits.members.len() as f64;
-        let (context, longest) = (self.limits.context_length, self.limits.longest_draft);
-        let Some(request) = self.requests.get_mut(&id.0) else {
-            return &[];
+    /// How many tokens can go along with the last one of a sequence. Nobody makes room for them.
+    fn draft_limit(&self, id: SequenceId) -> usize {
+        let Some(request) = self.requests.get(&id.0) else {
+            return 0;
         };
-        let sequence = &mut request.sequences[id.1];
+        let sequence = &request.sequences[id.1];
+        let State::Running { session, sent } = sequence.state else {
+            return 0;
+        };
         // The last token that is asked for needs no row.
-        let end = (request.prompt.len().saturating_add(request.max_tokens)).min(context + 1);
-        let mut limit = end.saturating_sub(sequence.text.len() + 1).min(longest);
+        let end = request.prompt.len().saturating_add(request.max_tokens);
+        let end = end.min(self.limits.context_length + 1);
+        let limit = end.saturating_sub(sequence.text.len() + 1);
+        let mut limit = limit.min(self.limits.longest_draft);
         while limit > 0 && !self.ledger.fits(session, sent, 1 + limit) {
             limit /= 2;
         }
-        let (text, cost) = (&sequence.text, &self.cost);
-        sequence
-            .speculation
-            .draft(text, limit, cost, passes.max(1.0))
+        limit
+    }
+
+    fn prices(&self) -> Prices {
+        let sequences = self.running.len() as f64 / self.limits.members.len() as f64;
+        Prices {
+            row: self.cost.of_a_row(),
+            guess: self.cost.in_passes(self.guess_seconds),
+            sequences: sequences.max(1.0),
+        }
     }
 
     pub(super) fn send_tokens(
@@ -182,7 +306,7 @@ impl Scheduler {
             let state = self.sequence((id, choice)).map(|one| &one.state);
             match (ended, state) {
                 (false, Some(State::Running { .. })) => {
-                    self.send((id, choice), false, now);
+                    self.send_token((id, choice), now);
                 }
                 (true, Some(_)) => self.stop((id, choice), now),
                 _ => {}

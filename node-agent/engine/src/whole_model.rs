@@ -1,0 +1,72 @@
+//! All of a model in this process, on the CPU: tokens in, logits out. For what is no ring: draft models, and tests that compare.
+//!
+//! Refuses to sample and to batch by itself; callers say what is computed together.
+
+use crate::batch::BatchEntry;
+use crate::cpu::Compute;
+use crate::device::LayerDevices;
+use crate::embedding::Embedding;
+use crate::error::EngineError;
+use crate::kv_cache::KvCache;
+use crate::layer_window::LayerWindow;
+use crate::model::Model;
+use crate::output_head::OutputHead;
+use crate::residency::Residency;
+
+/// A model, from its embedding to its output head. Its weights are left to the page cache.
+pub struct WholeModel {
+    model: Model,
+    embedding: Embedding,
+    layers: LayerWindow,
+    output_head: OutputHead,
+}
+
+impl WholeModel {
+    /// # Errors
+    /// Those of [`LayerWindow::open`], [`Embedding::open`] and [`OutputHead::open`].
+    pub fn open(model: Model) -> Result<Self, EngineError> {
+        let (all, devices) = (0..model.spec().layers.len(), LayerDevices::cpu());
+        Ok(Self {
+            embedding: Embedding::open(&model)?,
+            layers: LayerWindow::open(&model, all, &devices, &Residency::mapped())?,
+            output_head: OutputHead::open(&model, &Residency::mapped())?,
+            model,
+        })
+    }
+
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// An empty sequence of at most `context_length` tokens.
+    pub fn sequence(&self, context_length: usize) -> KvCache {
+        let all = 0..self.model.spec().layers.len();
+        KvCache::new(&self.model, &[all], context_length)
+    }
+
+    /// Appends `tokens` to the sequences of `entries`, in their order. Returns the activation after each, tokens x hidden.
+    ///
+    /// # Errors
+    /// Those of [`LayerWindow::forward`], and tokens outside the vocabulary.
+    pub fn forward(
+        &self,
+        compute: &Compute,
+        tokens: &[u32],
+        entries: &mut [BatchEntry<'_>],
+    ) -> Result<Vec<f32>, EngineError> {
+        let mut activation = vec![0.0; tokens.len() * self.model.spec().hidden];
+        self.embedding.embed(tokens, &mut activation)?;
+        self.layers.forward(compute, &mut activation, entries)?;
+        Ok(activation)
+    }
+
+    /// The logits of each row of `activation`, rows x vocabulary.
+    ///
+    /// # Errors
+    /// Those of [`OutputHead::logits`].
+    pub fn logits(&self, compute: &Compute, activation: &[f32]) -> Result<Vec<f32>, EngineError> {
+        let mut logits = Vec::new();
+        self.output_head.logits(compute, activation, &mut logits)?;
+        Ok(logits)
+    }
+}

@@ -1,0 +1,275 @@
+//! A small model at rank 0 that guesses what the ring's model will say, on a thread of its own. It shares the member's compute threads, so the
+//! two take turns. What it has computed of a text stays for the next guess, within the memory that the plan has for it.
+//!
+//! Its guesses decide nothing: the ring's model verifies each.
+
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use prima_crds::v1alpha1::ring_plan::CHUNK_POSITIONS;
+use prima_engine::{BatchEntry, Compute, EngineError, KvCache, Model, WholeModel};
+use prima_gguf::GgufError;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::scheduler::RequestId;
+
+/// The model, and what it has computed.
+pub struct DraftModel {
+    whole: WholeModel,
+    compute: Arc<Compute>,
+    context_length: usize,
+    /// Positions that all texts together may hold.
+    positions: usize,
+    /// The least recently used first.
+    texts: Vec<Text>,
+}
+
+struct Text {
+    tokens: Vec<u32>,
+    kv: KvCache,
+}
+
+/// Why a model cannot guess for another.
+#[derive(Debug, thiserror::Error)]
+pub enum DraftModelError {
+    #[error("draft model {}: cannot be opened", path.display())]
+    Open {
+        path: PathBuf,
+        #[source]
+        source: Box<EngineError>,
+    },
+    #[error("draft model {}: its vocabulary cannot be read", path.display())]
+    Vocabulary {
+        path: PathBuf,
+        #[source]
+        source: GgufError,
+    },
+    #[error(
+        "draft model {}: expected the same vocabulary as the model's, but token {token} is {found:?} instead of {expected:?}; use a small model of the same family",
+        path.display()
+    )]
+    OtherVocabulary {
+        path: PathBuf,
+        token: usize,
+        expected: String,
+        found: String,
+    },
+    #[error("cannot start the draft model's thread")]
+    Thread(#[source] std::io::Error),
+}
+
+impl DraftModel {
+    /// Opens the file `path`, whose model guesses for `target`. `contexts` texts of `context_length` tokens fit into its memory.
+    pub fn open(
+        path: PathBuf,
+        target: &Model,
+        compute: Arc<Compute>,
+        context_length: usize,
+        contexts: usize,
+    ) -> Result<Self, DraftModelError> {
+        let failed = |source| DraftModelError::Open {
+            path: path.clone(),
+            source: Box::new(source),
+        };
+        let model = Model::open(&path).map_err(failed)?;
+        same_vocabulary(&path, &model, target)?;
+        Ok(Self {
+            whole: WholeModel::open(model).map_err(failed)?,
+            compute,
+            context_length,
+            positions: contexts * context_length,
+            texts: Vec::new(),
+        })
+    }
+
+    /// Takes in `text`, and says how it goes on: at most `count` tokens, fewer at the end of the context.
+    ///
+    /// # Errors
+    /// Those of computing it; what was kept of the text is gone then.
+    pub fn guess(&mut self, text: &[u32], count: usize) -> Result<Vec<u32>, EngineError> {
+        let count = count.min(self.context_length.saturating_sub(text.len()));
+        let Some(last) = text.len().checked_sub(1) else {
+            return Ok(Vec::new());
+        };
+        // To guess, the last token's row must be computed.
+        let known = &text[..if count > 0 { last } else { text.len() }];
+        let mut text_so_far = self.take_longest(known);
+        let mut activation = Vec::new();
+        for chunk in text[text_so_far.tokens.len()..].chunks(CHUNK_POSITIONS) {
+            activation = self.append(&mut text_so_far, chunk)?;
+        }
+        let hidden = self.whole.model().spec().hidden;
+        let mut guesses = Vec::with_capacity(count);
+        while guesses.len() < count {
+            let row = &activation[activation.len() - hidden..];
+            guesses.push(most_likely(&self.whole.logits(&self.compute, row)?));
+            if guesses.len() < count {
+                activation = self.append(&mut text_so_far, &guesses[guesses.len() - 1..])?;
+            }
+        }
+        self.texts.push(text_so_far);
+        let held = |texts: &[Text]| texts.iter().map(|one| one.tokens.len()).sum::<usize>();
+        while held(&self.texts) > self.positions {
+            self.texts.remove(0);
+        }
+        Ok(guesses)
+    }
+
+    /// What is there of the beginning of `text`.
+    fn take_longest(&mut self, text: &[u32]) -> Text {
+        let shared = |one: &Text| common_prefix(&one.tokens, text);
+        let longest = (0..self.texts.len()).max_by_key(|&place| shared(&self.texts[place]));
+        // One that shares little is another conversation, which goes on later.
+        let same = longest.filter(|&place| {
+            let one = &self.texts[place];
+            2 * shared(one) > one.tokens.len()
+        });
+        if let Some(place) = same {
+            let mut one = self.texts.remove(place);
+            let shared = shared(&one);
+            one.kv.truncate(shared);
+            one.tokens.truncate(shared);
+            // Layers with a window may have given back what the next token would see.
+            if one.kv.len() == shared {
+                return one;
+            }
+        }
+        Text {
+            tokens: Vec::new(),
+            kv: self.whole.sequence(self.context_length),
+        }
+    }
+
+    /// The activation after each of `tokens`.
+    fn append(&self, text: &mut Text, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
+        let entry = BatchEntry {
+            first_position: text.tokens.len(),
+            kv: &mut text.kv,
+            rows: tokens.len(),
+        };
+        let activation = self.whole.forward(&self.compute, tokens, &mut [entry])?;
+        text.tokens.extend(tokens);
+        Ok(activation)
+    }
+}
+
+/// Models of one family often have a few rows more or fewer, which no token uses.
+fn same_vocabulary(path: &PathBuf, draft: &Model, target: &Model) -> Result<(), DraftModelError> {
+    const TOKENS: &str = "tokenizer.ggml.tokens";
+    let failed = |source| DraftModelError::Vocabulary {
+        path: path.clone(),
+        source,
+    };
+    let tokens = |model: &Model| {
+        model
+            .gguf()
+            .metadata
+            .require_strings(TOKENS)
+            .map(<[_]>::to_vec)
+    };
+    let found = tokens(draft).map_err(failed)?;
+    let expected = tokens(target).map_err(failed)?;
+    let mut pairs = expected.into_iter().zip(found).enumerate();
+    match pairs.find(|(_, (expected, found))| expected != found) {
+        None => Ok(()),
+        Some((token, (expected, found))) => Err(DraftModelError::OtherVocabulary {
+            path: path.clone(),
+            token,
+            expected,
+            found,
+        }),
+    }
+}
+
+fn common_prefix(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+/// The token with the largest logit, the first of equals.
+fn most_likely(logits: &[f32]) -> u32 {
+    let larger = |best: usize, next: usize| match logits[next] > logits[best] {
+        true => next,
+        false => best,
+    };
+    (0..logits.len()).fold(0, larger) as u32
+}
+
+/// A draft model at work.
+pub struct DraftThread {
+    jobs: mpsc::Sender<Job>,
+    guesses: UnboundedReceiver<Guess>,
+}
+
+/// What is to be guessed.
+pub struct Job {
+    pub request: RequestId,
+    pub choice: usize,
+    pub text: Vec<u32>,
+    pub count: usize,
+}
+
+/// How a text goes on.
+#[derive(Debug)]
+pub struct Guess {
+    pub request: RequestId,
+    pub choice: usize,
+    /// Length of the text.
+    pub after: usize,
+    pub tokens: Vec<u32>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+impl DraftThread {
+    pub fn start(model: DraftModel) -> Result<Self, DraftModelError> {
+        let (jobs, received) = mpsc::channel();
+        let (tell, guesses) = unbounded_channel();
+        thread::Builder::new()
+            .name("draft".into())
+            .spawn(move || work(model, &received, &tell))
+            .map_err(DraftModelError::Thread)?;
+        Ok(Self { jobs, guesses })
+    }
+
+    /// [`Self::next`] brings the answer; after an error nothing comes.
+    pub fn ask(&self, job: Job) {
+        // Fails when the thread has ended, which `next` tells.
+        let _ = self.jobs.send(job);
+    }
+
+    /// The next guess; `None` when the model cannot guess any more.
+    pub async fn next(&mut self) -> Option<Guess> {
+        self.guesses.recv().await
+    }
+}
+
+/// Until nobody asks any more, or it cannot compute.
+fn work(mut model: DraftModel, jobs: &mpsc::Receiver<Job>, tell: &UnboundedSender<Guess>) {
+    while let Ok(job) = jobs.recv() {
+        let begun = Instant::now();
+        match model.guess(&job.text, job.count) {
+            Ok(tokens) => {
+                let guess = Guess {
+                    request: job.request,
+                    choice: job.choice,
+                    after: job.text.len(),
+                    tokens,
+                    took: begun.elapsed(),
+                };
+                if tell.send(guess).is_err() {
+                    return;
+                }
+            }
+            Err(error) => {
+                let cause = prima_crds::error_chain(&error);
+                tracing::warn!(
+                    cause,
+                    "the draft model cannot compute; answers go on without it"
+                );
+                return;
+            }
+        }
+    }
+}
