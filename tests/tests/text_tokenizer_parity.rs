@@ -68,6 +68,30 @@ fn deepseek_r1_qwen() {
     agrees(&path);
 }
 
+/// Words so long that they are merged in windows.
+#[test]
+fn words_without_an_end() {
+    let repeat = |text: &str| text.repeat(150_000 / text.len());
+    let mut random = TestRunner::deterministic();
+    let letters = "[a-z]{150000}".new_tree(&mut random).unwrap().current();
+    let texts = ["a", "ab", "abcdefghij", " "]
+        .map(repeat)
+        .into_iter()
+        .chain([letters]);
+    let jobs: Vec<_> = texts.map(|text| (text, false, false)).collect();
+    for name in ["llama-bpe", "llama-spm", "gemma-4"] {
+        let model = vocabulary(name);
+        let gguf = Gguf::open(&model).unwrap();
+        let tokenizer = Tokenizer::from_gguf(&gguf.metadata).unwrap();
+        let answer = llama_cpp(&model, &jobs);
+        for ((text, ..), expected) in jobs.iter().zip(&answer.texts) {
+            let found = tokenizer.encode(text, false, false).unwrap();
+            assert!(&found == expected, "{name}: {:?}...", &text[..20]);
+        }
+        assert_eq!(answer.texts.len(), jobs.len());
+    }
+}
+
 fn agrees(model: &Path) {
     let gguf = Gguf::open(model).unwrap();
     let tokenizer = Tokenizer::from_gguf(&gguf.metadata).unwrap();

@@ -13,6 +13,7 @@ use prima_gguf::Metadata;
 use crate::merge::{Merge, Merger, Piece};
 use crate::pre_tokenizer::{PreTokenizer, known_names};
 use crate::tokenizer_error::TokenizerError;
+use crate::tokens::Tokens;
 use crate::vocabulary::{TokenKind, Vocabulary};
 
 /// Byte-pair encoding with a model's merges.
@@ -68,24 +69,33 @@ impl Bpe {
 
     /// Appends the tokens of `text`. A byte that the vocabulary lacks is left out, as in llama.cpp: SmolLM2 has no tokens for some
     /// control characters and for Unicode planes without assigned characters.
-    pub(crate) fn encode(&self, text: &str, tokens: &mut Vec<u32>) {
+    pub(crate) fn encode(&self, text: &str, tokens: &mut Tokens) -> Result<(), TokenizerError> {
         let mut merger = Merger::default();
-        for word in self.pre_tokenizer.words(text) {
+        self.pre_tokenizer.each_word(text, &mut |word| {
             if self.pre_tokenizer.ignore_merges
                 && let Some(&token) = self.words.get(word.as_bytes())
             {
-                tokens.push(token);
-                continue;
+                return tokens.push(token);
             }
-            let pieces = word.bytes().enumerate().map(|(at, byte)| Piece {
-                range: at..at + 1,
-                token: self.bytes[usize::from(byte)],
-            });
-            let merged = merger.merge(pieces, |left, right| {
-                self.merges.get(&(left.token?, right.token?)).copied()
-            });
-            tokens.extend(merged.filter_map(|piece| piece.token));
-        }
+            merger.merge(
+                word.len(),
+                |start| {
+                    (start..word.len()).map(|at| Piece {
+                        range: at..at + 1,
+                        token: self.bytes[usize::from(word.as_bytes()[at])],
+                    })
+                },
+                |left, right| self.merges.get(&(left.token?, right.token?)).copied(),
+                |piece, tokens| piece.token.map_or(Ok(()), |token| tokens.push(token)),
+                tokens,
+            )
+        })
+    }
+
+    /// How many bytes of `text` are not left out.
+    pub(crate) fn known_bytes(&self, text: &str) -> usize {
+        let known = |byte: &u8| self.bytes[usize::from(*byte)].is_some();
+        text.bytes().filter(known).count()
     }
 }
 

@@ -10,8 +10,9 @@ use prima_gguf::Metadata;
 
 use crate::bpe::read_merges;
 use crate::merge::{Merge, Merger, Piece};
-use crate::sentencepiece::{SPACE, spell};
+use crate::sentencepiece::{SPACE, characters, spell};
 use crate::tokenizer_error::TokenizerError;
+use crate::tokens::Tokens;
 use crate::vocabulary::{TokenKind, Vocabulary};
 
 /// Byte-pair encoding with a model's merges.
@@ -55,7 +56,7 @@ impl CharacterBpe {
     }
 
     /// Appends the tokens of `text`.
-    pub(crate) fn encode(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), TokenizerError> {
+    pub(crate) fn encode(&self, text: &str, tokens: &mut Tokens) -> Result<(), TokenizerError> {
         let text = text.replace(' ', SPACE);
         let mut merger = Merger::default();
         let mut rest = text.as_str();
@@ -65,22 +66,24 @@ impl CharacterBpe {
             let (part, behind) = rest.split_at(end.unwrap_or(rest.len()));
             rest = behind;
             if let Some(&token) = self.line_feeds.get(part) {
-                tokens.push(token);
+                tokens.push(token)?;
                 continue;
             }
-            let characters = part.char_indices().map(|(start, character)| Piece {
-                range: start..start + character.len_utf8(),
-                token: self.characters.get(&character).copied(),
-            });
-            let merged = merger.merge(characters, |left, right| {
-                self.merges.get(&(left.token?, right.token?)).copied()
-            });
-            for piece in merged {
-                match piece.token {
+            merger.merge(
+                part.len(),
+                |start| {
+                    characters(part, start).map(|(range, character)| Piece {
+                        range,
+                        token: self.characters.get(&character).copied(),
+                    })
+                },
+                |left, right| self.merges.get(&(left.token?, right.token?)).copied(),
+                |piece, tokens| match piece.token {
                     Some(token) => tokens.push(token),
-                    None => spell(&part[piece.range.clone()], &self.bytes, tokens)?,
-                }
-            }
+                    None => spell(&part[piece.range.clone()], &self.bytes, tokens),
+                },
+                tokens,
+            )?;
         }
         Ok(())
     }

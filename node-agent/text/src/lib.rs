@@ -21,6 +21,7 @@ mod sentencepiece;
 mod template_python;
 mod tokenizer;
 mod tokenizer_error;
+mod tokens;
 mod vocabulary;
 
 pub use chat_template::{ChatTemplate, ChatTemplateError};

@@ -4,7 +4,7 @@
 //! which in llama.cpp stands for "the converter did not know".
 //!
 //! The patterns are those of the models' published tokenizers, as llama.cpp reads them, with one change. They end in `\s+(?!\S)|\s+`,
-//! but a look-ahead needs a backtracking engine, which hostile text can keep busy or make give up. Here `\s+` and [`Step::words`] do
+//! but a look-ahead needs a backtracking engine, which hostile text can keep busy or make give up. Here `\s+` and [`Step::cut`] do
 //! the same, in time linear in the text.
 //!
 //! Letters, numbers and punctuation are Unicode 16's, llama.cpp's are Unicode 15's: they differ in the 4,395 characters that were not
@@ -48,18 +48,26 @@ impl PreTokenizer {
         })
     }
 
-    /// The words of `text`, which put together are `text`.
-    pub(crate) fn words<'t>(&self, text: &'t str) -> Vec<&'t str> {
-        let mut words = vec![text];
-        for step in &self.steps {
-            let mut cut = Vec::with_capacity(words.len());
-            for word in words {
-                step.words(word, &mut cut);
-            }
-            words = cut;
-        }
-        words.retain(|word| !word.is_empty());
-        words
+    /// Hands the words of `text`, which put together are `text`, to `take`, until it fails.
+    pub(crate) fn each_word<'t, E>(
+        &self,
+        text: &'t str,
+        take: &mut dyn FnMut(&'t str) -> Result<(), E>,
+    ) -> Result<(), E> {
+        cut(&self.steps, text, take)
+    }
+}
+
+/// Has each step cut what the one before left.
+fn cut<'t, E>(
+    steps: &[Step],
+    text: &'t str,
+    take: &mut dyn FnMut(&'t str) -> Result<(), E>,
+) -> Result<(), E> {
+    match steps.split_first() {
+        _ if text.is_empty() => Ok(()),
+        None => take(text),
+        Some((step, others)) => step.cut(text, &mut |word| cut(others, word, take)),
     }
 }
 
@@ -286,10 +294,14 @@ enum Cut {
 }
 
 impl Step {
-    fn words<'t>(&self, text: &'t str, words: &mut Vec<&'t str>) {
+    fn cut<'t, E>(
+        &self,
+        text: &'t str,
+        take: &mut dyn FnMut(&'t str) -> Result<(), E>,
+    ) -> Result<(), E> {
         let mut from = 0;
         while let Some(found) = self.regex.find_at(text, from) {
-            words.push(&text[from..found.start()]);
+            take(&text[from..found.start()])?;
             let word = found.as_str();
             let given = match self.cut {
                 Cut::Spaces { newlines_apart } if found.end() < text.len() => {
@@ -298,9 +310,9 @@ impl Step {
                 _ => 0,
             };
             from = found.end() - given;
-            words.push(&text[found.start()..from]);
+            take(&text[found.start()..from])?;
         }
-        words.push(&text[from..]);
+        take(&text[from..])
     }
 }
 
@@ -317,11 +329,23 @@ fn given_away(word: &str, newlines_apart: bool) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
     use super::*;
     use proptest::prelude::*;
 
     fn words(name: &str, text: &'static str) -> Vec<&'static str> {
-        PreTokenizer::from_name(name).unwrap().words(text)
+        words_of(&PreTokenizer::from_name(name).unwrap(), text)
+    }
+
+    fn words_of<'t>(pre_tokenizer: &PreTokenizer, text: &'t str) -> Vec<&'t str> {
+        let mut words = Vec::new();
+        let mut take = |word| -> Result<(), Infallible> {
+            words.push(word);
+            Ok(())
+        };
+        pre_tokenizer.each_word(text, &mut take).unwrap();
+        words
     }
 
     #[test]
@@ -388,7 +412,7 @@ mod tests {
         let all = KNOWN.map(|known| (known.name, PreTokenizer::from_name(known.name).unwrap()));
         proptest!(|(text in r"(\PC|[ \t\r\n]|[a-z' ]{1,5}|[0-9]){0,60}")| {
             for (name, pre_tokenizer) in &all {
-                prop_assert_eq!(pre_tokenizer.words(&text).concat(), text.as_str(), "{}", name);
+                prop_assert_eq!(words_of(pre_tokenizer, &text).concat(), text.as_str(), "{}", name);
             }
         });
     }

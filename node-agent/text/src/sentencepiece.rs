@@ -6,11 +6,13 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::Range;
 
 use prima_gguf::Metadata;
 
 use crate::merge::{Merge, Merger, Piece};
 use crate::tokenizer_error::TokenizerError;
+use crate::tokens::Tokens;
 use crate::vocabulary::{TokenKind, Vocabulary};
 
 /// The character that stands for a space in the vocabulary: U+2581, lower one eighth block.
@@ -68,7 +70,7 @@ impl SentencePiece {
         &self,
         text: &str,
         first: bool,
-        tokens: &mut Vec<u32>,
+        tokens: &mut Tokens,
     ) -> Result<(), TokenizerError> {
         let mut escaped = String::with_capacity(text.len() + SPACE.len());
         if self.add_space_prefix && first {
@@ -77,36 +79,44 @@ impl SentencePiece {
         escaped.push_str(&text.replace(' ', SPACE));
 
         let piece_of = |text: &str| self.pieces.get(text).copied();
-        let characters = escaped.char_indices().map(|(start, character)| {
-            let range = start..start + character.len_utf8();
-            Piece {
-                token: piece_of(&escaped[range.clone()]).map(|piece| piece.token),
-                range,
-            }
-        });
-        let mut merger = Merger::default();
-        let merged = merger.merge(characters, |left, right| {
-            piece_of(&escaped[left.range.start..right.range.end])
-        });
-        for piece in merged {
-            match piece.token {
+        Merger::default().merge(
+            escaped.len(),
+            |start| {
+                characters(&escaped, start).map(|(range, _)| Piece {
+                    token: piece_of(&escaped[range.clone()]).map(|piece| piece.token),
+                    range,
+                })
+            },
+            |left, right| piece_of(&escaped[left.range.start..right.range.end]),
+            |piece, tokens| match piece.token {
                 Some(token) => tokens.push(token),
-                None => spell(&escaped[piece.range.clone()], &self.bytes, tokens)?,
-            }
-        }
-        Ok(())
+                None => spell(&escaped[piece.range.clone()], &self.bytes, tokens),
+            },
+            tokens,
+        )
     }
+}
+
+/// The characters of `text` from byte `start` on, and where they are.
+pub(crate) fn characters(
+    text: &str,
+    start: usize,
+) -> impl Iterator<Item = (Range<usize>, char)> + '_ {
+    text[start..].char_indices().map(move |(at, character)| {
+        let at = start + at;
+        (at..at + character.len_utf8(), character)
+    })
 }
 
 /// Appends the byte tokens of a text that has no token; `bytes`: the token of each byte.
 pub(crate) fn spell(
     text: &str,
     bytes: &[Option<u32>; 256],
-    tokens: &mut Vec<u32>,
+    tokens: &mut Tokens,
 ) -> Result<(), TokenizerError> {
     for byte in text.bytes() {
         let token = bytes[usize::from(byte)];
-        tokens.push(token.ok_or(TokenizerError::NoByteToken { byte })?);
+        tokens.push(token.ok_or(TokenizerError::NoByteToken { byte })?)?;
     }
     Ok(())
 }

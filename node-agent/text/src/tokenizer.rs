@@ -12,6 +12,7 @@ use crate::bpe::{self, Bpe};
 use crate::character_bpe::CharacterBpe;
 use crate::sentencepiece::{self, SentencePiece};
 use crate::tokenizer_error::TokenizerError;
+use crate::tokens::Tokens;
 use crate::vocabulary::{TokenKind, Vocabulary};
 
 /// Text to tokens and back. Cheap to clone.
@@ -24,6 +25,8 @@ struct Inner {
     model: Model,
     /// Tokens that are searched for in text before anything else, the longest first.
     special: Vec<Special>,
+    /// No token stands for more bytes of a text.
+    longest_token: usize,
     /// The token that `add_special` puts at the beginning.
     begin: Option<u32>,
     /// The token that `add_special` puts at the end.
@@ -83,10 +86,15 @@ impl Tokenizer {
         let begin = added(metadata, ADD_BOS, add_bos, vocabulary.bos, "BOS")?;
         let end = added(metadata, ADD_EOS, false, vocabulary.eos, "EOS")?;
         let special = special_tokens(metadata, &vocabulary)?;
+        let longest_token = match special.iter().any(|special| special.strips_right) {
+            true => usize::MAX,
+            false => vocabulary.longest_text(),
+        };
         Ok(Self(Arc::new(Inner {
             vocabulary,
             model,
             special,
+            longest_token,
             begin,
             end,
         })))
@@ -101,15 +109,30 @@ impl Tokenizer {
         add_special: bool,
         parse_special: bool,
     ) -> Result<Vec<u32>, TokenizerError> {
-        let mut tokens = Vec::with_capacity(text.len() / 3 + 2);
-        if add_special {
-            tokens.extend(self.0.begin);
+        self.encode_at_most(usize::MAX, text, add_special, parse_special)
+    }
+
+    /// As [`encode`](Self::encode), but a text of more than `limit` tokens is [`TokenizerError::TooLong`], which is found out early:
+    /// whatever the text, memory is that of `limit` tokens, of the text's length three times, and some 15 MB.
+    pub fn encode_at_most(
+        &self,
+        limit: usize,
+        text: &str,
+        add_special: bool,
+        parse_special: bool,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        if self.fewest_tokens(text) > limit {
+            return Err(TokenizerError::TooLong { limit });
+        }
+        let mut tokens = Tokens::at_most(limit);
+        if let (true, Some(begin)) = (add_special, self.0.begin) {
+            tokens.push(begin)?;
         }
         let mut after_special = true;
-        for fragment in self.fragments(text, parse_special) {
+        for fragment in self.fragments(text, parse_special, limit)? {
             match (fragment, &self.0.model) {
-                (Fragment::Token(token), _) => tokens.push(token),
-                (Fragment::Text(text), Model::Bpe(bpe)) => bpe.encode(text, &mut tokens),
+                (Fragment::Token(token), _) => tokens.push(token)?,
+                (Fragment::Text(text), Model::Bpe(bpe)) => bpe.encode(text, &mut tokens)?,
                 (Fragment::Text(text), Model::CharacterBpe(bpe)) => {
                     bpe.encode(text, &mut tokens)?
                 }
@@ -119,10 +142,19 @@ impl Tokenizer {
             }
             after_special = matches!(fragment, Fragment::Token(_));
         }
-        if add_special {
-            tokens.extend(self.0.end);
+        if let (true, Some(end)) = (add_special, self.0.end) {
+            tokens.push(end)?;
         }
-        Ok(tokens)
+        Ok(tokens.into_ids())
+    }
+
+    /// What `text` has at least, found by its length alone.
+    fn fewest_tokens(&self, text: &str) -> usize {
+        let bytes = match &self.0.model {
+            Model::Bpe(bpe) => bpe.known_bytes(text),
+            Model::CharacterBpe(_) | Model::SentencePiece(_) => text.len(),
+        };
+        bytes / self.0.longest_token
     }
 
     /// The text of `tokens` from the beginning of a text: control tokens add nothing, and the space that SentencePiece puts before a
@@ -185,8 +217,14 @@ impl Tokenizer {
         self.0.vocabulary.is_end_of_generation(token)
     }
 
-    /// Cuts special tokens out of `text`: all occurrences of the longest first, then of the next in what is left.
-    fn fragments<'t>(&self, text: &'t str, parse_special: bool) -> Vec<Fragment<'t>> {
+    /// Cuts special tokens out of `text`: all occurrences of the longest first, then of the next in what is left. The error is that
+    /// there are more than `limit`.
+    fn fragments<'t>(
+        &self,
+        text: &'t str,
+        parse_special: bool,
+        limit: usize,
+    ) -> Result<Vec<Fragment<'t>>, TokenizerError> {
         let mut fragments = vec![Fragment::Text(text)];
         for special in &self.0.special {
             if special.on_request && !parse_special {
@@ -199,14 +237,14 @@ impl Tokenizer {
             let mut cut = Vec::with_capacity(fragments.len() + 2);
             for fragment in fragments {
                 match fragment {
-                    Fragment::Text(text) => special.cut_out_of(text, &mut cut),
+                    Fragment::Text(text) => special.cut_out_of(text, limit, &mut cut)?,
                     token @ Fragment::Token(_) => cut.push(token),
                 }
             }
             fragments = cut;
         }
         fragments.retain(|fragment| !matches!(fragment, Fragment::Text("")));
-        fragments
+        Ok(fragments)
     }
 }
 
@@ -222,11 +260,20 @@ enum Fragment<'t> {
 }
 
 impl Special {
-    fn cut_out_of<'t>(&self, text: &'t str, fragments: &mut Vec<Fragment<'t>>) {
+    /// Appends `text` to `fragments`, in which texts and tokens take turns.
+    fn cut_out_of<'t>(
+        &self,
+        text: &'t str,
+        limit: usize,
+        fragments: &mut Vec<Fragment<'t>>,
+    ) -> Result<(), TokenizerError> {
         let mut rest = text;
         while let Some((before, after)) = rest.split_once(&self.text) {
             fragments.push(Fragment::Text(before));
             fragments.push(Fragment::Token(self.token));
+            if fragments.len() / 2 > limit {
+                return Err(TokenizerError::TooLong { limit });
+            }
             rest = if self.strips_right {
                 after.trim_start_matches(is_c_space)
             } else {
@@ -234,6 +281,7 @@ impl Special {
             };
         }
         fragments.push(Fragment::Text(rest));
+        Ok(())
     }
 }
 

@@ -89,4 +89,7 @@ pub enum TokenizerError {
         "cannot tokenize the text: it needs a token for the byte 0x{byte:02X}, and the vocabulary has none"
     )]
     NoByteToken { byte: u8 },
+
+    #[error("the text has more than {limit} tokens")]
+    TooLong { limit: usize },
 }

@@ -130,6 +130,11 @@ impl Vocabulary {
         self.texts.len()
     }
 
+    /// Bytes of the longest text of a token, at least 1.
+    pub(crate) fn longest_text(&self) -> usize {
+        self.texts.iter().map(String::len).max().unwrap_or(1)
+    }
+
     /// The text and kind of a token, as the file has them.
     pub(crate) fn get(&self, token: u32) -> Option<(&str, TokenKind)> {
         let text = self.texts.get(token as usize)?;
