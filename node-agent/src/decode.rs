@@ -103,6 +103,8 @@ struct Request {
 const TICK: Duration = Duration::from_millis(250);
 /// Requests that may wait, per sequence that the ring computes at once.
 const WAITING_PER_SEQUENCE: usize = 4;
+/// Tokens of all prompts in hand together: no more wait behind these. Each takes 8 bytes.
+const PROMPT_TOKENS: usize = 8 << 20;
 const FIRST_GUESS_SECONDS: f64 = 5.0;
 
 impl Decode {
@@ -243,10 +245,7 @@ impl Decode {
             return invalid("prompt", "it has no tokens".into());
         }
         if request.prompt.len() > context {
-            return Err(SubmitError::ContextExceeded {
-                prompt: request.prompt.len(),
-                context,
-            });
+            return Err(SubmitError::ContextExceeded { context });
         }
         let unknown = |token: &u32| *token as usize >= self.vocabulary;
         let problem = |token: u32| {
@@ -276,7 +275,10 @@ impl Decode {
         }
         let (running, waiting) = self.scheduler.requests();
         let limit = WAITING_PER_SEQUENCE * at_once;
-        if waiting >= limit && self.scheduler.waits_its_share(request.client, limit) {
+        let many = waiting >= limit && self.scheduler.waits_its_share(request.client, limit);
+        let prompts = self.requests.values().map(|one| one.request.prompt.len());
+        let in_hand = prompts.sum::<usize>() + request.prompt.len();
+        if many || (waiting > 0 && in_hand > PROMPT_TOKENS) {
             let seconds = self.request_seconds * (waiting + 1) as f64 / at_once as f64;
             return Err(SubmitError::Full {
                 running,

@@ -116,8 +116,8 @@ pub enum SubmitError {
         waiting: usize,
         retry_after: Duration,
     },
-    #[error("the prompt has {prompt} tokens, but the context holds {context}")]
-    ContextExceeded { prompt: usize, context: usize },
+    #[error("the prompt has more than {context} tokens, which is all that the context holds")]
+    ContextExceeded { context: usize },
     #[error("the ring is not ready: {reason}")]
     NotReady { reason: String },
     #[error("{field}: {problem}")]

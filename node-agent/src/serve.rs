@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::decode::{self, Decode, DecodeOptions, DraftModel, DraftModelError, DraftThread};
-use crate::gateway::{self, GatewayError, GatewayOptions, ModelText};
+use crate::gateway::{self, GatewayError, GatewayOptions, Limits, ModelText};
 use crate::generation::{Generator, RingStatus, Submission};
 use crate::memory_watch::MemoryLimits;
 use crate::plan_source::{self, PlanSourceError};
@@ -256,6 +256,7 @@ impl Front {
             options,
             Generator::new(sender, seen),
             known,
+            Limits::default(),
             async move {
                 // Also when this process ends without asking.
                 let _ = asked.await;
@@ -296,7 +297,7 @@ impl Front {
 /// Starts the member, and on rank 0 the decoding behind `back`.
 fn open(options: MemberOptions, back: Option<Back>, speculate: bool) -> Result<Member, ServeError> {
     let text = match &back {
-        Some(_) => Some(model_text(&options.model)?),
+        Some(_) => Some(model_text(&options)?),
         None => None,
     };
     let plan = options.plan.clone();
@@ -339,13 +340,14 @@ fn draft_thread(
         .map_err(ServeError::DraftModel)
 }
 
-fn model_text(model: &Model) -> Result<ModelText, ServeError> {
-    let metadata = &model.gguf().metadata;
+fn model_text(options: &MemberOptions) -> Result<ModelText, ServeError> {
+    let metadata = &options.model.gguf().metadata;
     let tokenizer = Tokenizer::from_gguf(metadata).map_err(ServeError::Tokenizer)?;
     let chat_template =
         ChatTemplate::from_gguf(metadata, &tokenizer).map_err(ServeError::ChatTemplate)?;
     Ok(ModelText {
         tokenizer,
         chat_template,
+        context_length: options.plan.context_length as usize,
     })
 }

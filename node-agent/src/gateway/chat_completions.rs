@@ -4,20 +4,20 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use prima_text::{ChatTemplate, Tokenizer};
+use prima_text::{Tokenizer, TokenizerError};
 use serde_json::{Map, Value, json};
 
 use crate::generation::{FinishReason, TokenLogprob};
 
 use super::answer::{self, Envelope};
 use super::auth::Caller;
-use super::in_flight::InFlight;
+use super::in_flight::{Asked, InFlight};
 use super::logprobs::chat_token;
 use super::openai_error::ApiError;
-use super::request::{Fields, GenerationOptions, JsonObject, MAX_TOP_LOGPROBS};
+use super::request::{Fields, GenerationOptions, MAX_TOP_LOGPROBS};
 use super::sse::{self, ChunkFormat, choice};
 use super::{Gateway, ModelText};
 
@@ -26,33 +26,24 @@ const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 pub async fn create(
     State(gateway): State<Gateway>,
     Extension(caller): Extension<Caller>,
-    JsonObject(body): JsonObject,
+    request: Request,
 ) -> Result<Response, ApiError> {
     let text = gateway.ready()?;
-    let fields = Fields::new(&body);
-    if let Some(model) = fields.string("model")? {
-        gateway.0.model.check(model)?;
-    }
-    let options = GenerationOptions::parse(&fields, text.tokenizer.vocab_size())?;
-    let logprobs = logprobs(&fields)?;
-    let messages = messages(&fields)?;
-    let prompt = prompt(Arc::clone(&text), messages).await?;
-
-    // If the client sets no limit, the context is the limit.
-    let max_tokens = options.max_tokens.unwrap_or(usize::MAX);
-    let in_flight = InFlight::submit(
-        &gateway,
-        caller,
-        vec![prompt],
-        &options,
-        logprobs,
-        max_tokens,
-    )
-    .await?;
+    let read = {
+        let (gateway, text) = (gateway.clone(), text.clone());
+        move |fields: &Fields<'_>| asked(&gateway, &text, fields)
+    };
+    let taken = gateway.0.intake.take(request, read).await?;
+    let (stream, include_usage) = (
+        taken.asked.options.stream,
+        taken.asked.options.include_usage,
+    );
+    let logprobs = taken.asked.logprobs;
+    let in_flight = InFlight::submit(&gateway, caller, taken).await?;
     let envelope = Envelope::new("chatcmpl", &gateway.0.model.name);
-    if options.stream {
+    if stream {
         let format = ChatChunks { text, envelope };
-        return Ok(sse::stream(in_flight, format, options.include_usage));
+        return Ok(sse::stream(in_flight, format, include_usage));
     }
     let (choices, usage) = in_flight.collect().await?;
     let choices = choices.into_iter().enumerate().map(|(index, answered)| {
@@ -71,6 +62,22 @@ pub async fn create(
     body["usage"] = answer::usage(&usage);
     body["timings"] = answer::timings(&usage);
     Ok(Json(body).into_response())
+}
+
+fn asked(gateway: &Gateway, text: &ModelText, fields: &Fields<'_>) -> Result<Asked, ApiError> {
+    if let Some(model) = fields.string("model")? {
+        gateway.0.model.check(model)?;
+    }
+    let options = GenerationOptions::parse(fields, text.tokenizer.vocab_size())?;
+    let logprobs = logprobs(fields)?;
+    let prompt = prompt(text, messages(fields)?)?;
+    Ok(Asked {
+        prompts: vec![prompt],
+        // If the client sets no limit, the context is the limit.
+        max_tokens: options.max_tokens.unwrap_or(usize::MAX),
+        options,
+        logprobs,
+    })
 }
 
 struct ChatChunks {
@@ -213,29 +220,14 @@ fn joined_parts(path: &str, parts: &[Value]) -> Result<String, ApiError> {
     Ok(texts?.join("\n"))
 }
 
-/// The prompt's tokens. Off the event loop: a long prompt takes a while.
-async fn prompt(text: Arc<ModelText>, messages: Vec<Value>) -> Result<Arc<[u32]>, ApiError> {
-    let tokenize = move || {
-        let template = text.chat_template.as_ref().ok_or_else(|| {
-            ApiError::invalid(
-                "messages",
-                "this model has no chat template; use /v1/completions",
-            )
-        })?;
-        chat_tokens(&text.tokenizer, template, messages)
-    };
-    tokio::task::spawn_blocking(tokenize)
-        .await
-        .map_err(|_| ApiError::Internal {
-            action: "tokenizing the messages",
-        })?
-}
-
-fn chat_tokens(
-    tokenizer: &Tokenizer,
-    template: &ChatTemplate,
-    messages: Vec<Value>,
-) -> Result<Arc<[u32]>, ApiError> {
+/// The prompt's tokens.
+fn prompt(text: &ModelText, messages: Vec<Value>) -> Result<Arc<[u32]>, ApiError> {
+    let template = text.chat_template.as_ref().ok_or_else(|| {
+        ApiError::invalid(
+            "messages",
+            "this model has no chat template; use /v1/completions",
+        )
+    })?;
     // A template refuses what its model was not trained for, roles out of turn for instance.
     let refused = |error: &dyn std::error::Error| {
         ApiError::invalid(
@@ -246,11 +238,16 @@ fn chat_tokens(
     let prompt = template
         .render(&Value::Array(messages), true, &Map::new())
         .map_err(|error| refused(&error))?;
-    let mut tokens = tokenizer
-        .encode(&prompt, true, true)
-        .map_err(|error| refused(&error))?;
+    // One more than the context holds, since one may go again.
+    let mut tokens = text
+        .tokenizer
+        .encode_at_most(text.context_length + 1, &prompt, true, true)
+        .map_err(|error| match error {
+            TokenizerError::TooLong { .. } => text.context_exceeded(),
+            error => refused(&error),
+        })?;
     // Some templates write the beginning-of-sequence token, some leave it to the tokenizer: there must be exactly one.
-    if let (Some(bos), [first, second, ..]) = (tokenizer.bos(), tokens.as_slice())
+    if let (Some(bos), [first, second, ..]) = (text.tokenizer.bos(), tokens.as_slice())
         && *first == bos
         && *second == bos
     {

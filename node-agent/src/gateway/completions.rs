@@ -2,20 +2,20 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use prima_text::Tokenizer;
+use prima_text::TokenizerError;
 use serde_json::{Value, json};
 
 use crate::generation::{FinishReason, TokenLogprob};
 
 use super::answer::{self, Envelope};
 use super::auth::Caller;
-use super::in_flight::InFlight;
+use super::in_flight::{Asked, InFlight};
 use super::logprobs::completion_tokens;
 use super::openai_error::ApiError;
-use super::request::{Fields, GenerationOptions, JsonObject, MAX_TOP_LOGPROBS, token_id};
+use super::request::{Fields, GenerationOptions, MAX_TOP_LOGPROBS, token_id};
 use super::sse::{self, ChunkFormat, choice};
 use super::{Gateway, ModelText};
 
@@ -27,31 +27,28 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 pub async fn create(
     State(gateway): State<Gateway>,
     Extension(caller): Extension<Caller>,
-    JsonObject(body): JsonObject,
+    request: Request,
 ) -> Result<Response, ApiError> {
     let text = gateway.ready()?;
-    let fields = Fields::new(&body);
-    if let Some(model) = fields.string("model")? {
-        gateway.0.model.check(model)?;
-    }
-    let options = GenerationOptions::parse(&fields, text.tokenizer.vocab_size())?;
-    refuse_unsupported(&fields, &options)?;
-    let logprobs = fields.integer("logprobs", 0..=MAX_TOP_LOGPROBS as i64)?;
-    let logprobs = logprobs.map(|top| top as usize);
-    let prompts = prompts(&fields, text.tokenizer.vocab_size())?;
-    let prompts = tokens_of(Arc::clone(&text), prompts).await?;
-
-    let max_tokens = options.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
-    let in_flight =
-        InFlight::submit(&gateway, caller, prompts, &options, logprobs, max_tokens).await?;
+    let read = {
+        let (gateway, text) = (gateway.clone(), text.clone());
+        move |fields: &Fields<'_>| asked(&gateway, &text, fields)
+    };
+    let taken = gateway.0.intake.take(request, read).await?;
+    let (stream, include_usage) = (
+        taken.asked.options.stream,
+        taken.asked.options.include_usage,
+    );
+    let logprobs = taken.asked.logprobs;
+    let in_flight = InFlight::submit(&gateway, caller, taken).await?;
     let envelope = Envelope::new("cmpl", &gateway.0.model.name);
-    if options.stream {
+    if stream {
         let format = CompletionChunks {
             text,
             envelope,
             offsets: vec![0; in_flight.choices()],
         };
-        return Ok(sse::stream(in_flight, format, options.include_usage));
+        return Ok(sse::stream(in_flight, format, include_usage));
     }
     let (choices, usage) = in_flight.collect().await?;
     let choices = choices.into_iter().enumerate().map(|(index, answered)| {
@@ -65,6 +62,23 @@ pub async fn create(
     body["usage"] = answer::usage(&usage);
     body["timings"] = answer::timings(&usage);
     Ok(Json(body).into_response())
+}
+
+fn asked(gateway: &Gateway, text: &ModelText, fields: &Fields<'_>) -> Result<Asked, ApiError> {
+    if let Some(model) = fields.string("model")? {
+        gateway.0.model.check(model)?;
+    }
+    let options = GenerationOptions::parse(fields, text.tokenizer.vocab_size())?;
+    refuse_unsupported(fields, &options)?;
+    let logprobs = fields.integer("logprobs", 0..=MAX_TOP_LOGPROBS as i64)?;
+    let prompts = prompts(fields, text.tokenizer.vocab_size())?;
+    let prompts = prompts.into_iter().map(|prompt| encode(text, prompt));
+    Ok(Asked {
+        prompts: prompts.collect::<Result<_, _>>()?,
+        max_tokens: options.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS),
+        options,
+        logprobs: logprobs.map(|top| top as usize),
+    })
 }
 
 struct CompletionChunks {
@@ -172,30 +186,16 @@ fn prompts(fields: &Fields<'_>, vocabulary: usize) -> Result<Vec<Prompt>, ApiErr
     Ok(prompts)
 }
 
-/// Off the event loop: a long prompt takes a while.
-async fn tokens_of(
-    text: Arc<ModelText>,
-    prompts: Vec<Prompt>,
-) -> Result<Vec<Arc<[u32]>>, ApiError> {
-    let tokenize = move || {
-        prompts
-            .into_iter()
-            .map(|prompt| encode(&text.tokenizer, prompt))
-            .collect()
-    };
-    tokio::task::spawn_blocking(tokenize)
-        .await
-        .map_err(|_| ApiError::Internal {
-            action: "tokenizing the prompt",
-        })?
-}
-
-fn encode(tokenizer: &Tokenizer, prompt: Prompt) -> Result<Arc<[u32]>, ApiError> {
+fn encode(text: &ModelText, prompt: Prompt) -> Result<Arc<[u32]>, ApiError> {
     let tokens = match prompt {
         Prompt::Tokens(tokens) => tokens,
-        Prompt::Text(text) => tokenizer
-            .encode(&text, true, true)
-            .map_err(|error| ApiError::invalid("prompt", error.to_string()))?,
+        Prompt::Text(prompt) => text
+            .tokenizer
+            .encode_at_most(text.context_length, &prompt, true, true)
+            .map_err(|error| match error {
+                TokenizerError::TooLong { .. } => text.context_exceeded(),
+                error => ApiError::invalid("prompt", error.to_string()),
+            })?,
     };
     if tokens.is_empty() {
         return Err(ApiError::invalid("prompt", "the prompt has no tokens"));

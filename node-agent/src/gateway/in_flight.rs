@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll, unfold};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::Receiver;
 
 use crate::generation::{
@@ -14,6 +15,7 @@ use crate::generation::{
 
 use super::Gateway;
 use super::auth::Caller;
+use super::intake::Taken;
 use super::metrics::Outcome;
 use super::openai_error::ApiError;
 use super::request::GenerationOptions;
@@ -45,6 +47,15 @@ pub struct AnsweredChoice {
     pub reason: FinishReason,
 }
 
+/// What an HTTP request asks for.
+pub struct Asked {
+    pub prompts: Vec<Arc<[u32]>>,
+    pub options: GenerationOptions,
+    /// Alternatives for each token, if logprobs are asked for.
+    pub logprobs: Option<usize>,
+    pub max_tokens: usize,
+}
+
 /// Dropping it cancels what has not finished.
 pub struct InFlight {
     events: SelectAll<BoxStream<'static, (usize, GenerationEvent)>>,
@@ -55,6 +66,7 @@ pub struct InFlight {
     ended: usize,
     started: Instant,
     gateway: Gateway,
+    _place: OwnedSemaphorePermit,
 }
 
 impl InFlight {
@@ -62,11 +74,15 @@ impl InFlight {
     pub async fn submit(
         gateway: &Gateway,
         caller: Caller,
-        prompts: Vec<Arc<[u32]>>,
-        options: &GenerationOptions,
-        logprobs: Option<usize>,
-        max_tokens: usize,
+        taken: Taken<Asked>,
     ) -> Result<Self, ApiError> {
+        let Taken { asked, place, room } = taken;
+        let Asked {
+            prompts,
+            options,
+            logprobs,
+            max_tokens,
+        } = asked;
         let mut in_flight = Self {
             events: SelectAll::new(),
             choices_per_prompt: options.choices,
@@ -75,6 +91,7 @@ impl InFlight {
             ended: 0,
             started: Instant::now(),
             gateway: gateway.clone(),
+            _place: place,
         };
         for prompt in prompts {
             let prompt_tokens = prompt.len();
@@ -101,6 +118,7 @@ impl InFlight {
                     .boxed(),
             );
         }
+        drop(room);
         Ok(in_flight)
     }
 

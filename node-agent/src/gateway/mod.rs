@@ -9,7 +9,10 @@ mod answer;
 mod auth;
 mod chat_completions;
 mod completions;
+mod connections;
 mod in_flight;
+mod intake;
+mod limits;
 mod logprobs;
 mod metrics;
 mod models;
@@ -25,17 +28,17 @@ use std::future::Future;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
-use axum::serve::ListenerExt;
 use prima_text::{ChatTemplate, Tokenizer};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::generation::{Generator, Readiness};
+use crate::generation::{Generator, Readiness, SubmitError};
 
 use self::auth::Access;
+use self::intake::Intake;
+pub use self::limits::Limits;
 use self::metrics::Metrics;
 use self::models::ModelCard;
 use self::openai_error::ApiError;
@@ -59,6 +62,15 @@ pub struct ModelText {
     pub tokenizer: Tokenizer,
     /// `None`: the model was not trained for chat, or its file carries no template.
     pub chat_template: Option<ChatTemplate>,
+    /// Tokens of a prompt and its answer together.
+    pub context_length: usize,
+}
+
+impl ModelText {
+    fn context_exceeded(&self) -> ApiError {
+        let context = self.context_length;
+        SubmitError::ContextExceeded { context }.into()
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -78,12 +90,9 @@ pub enum GatewayError {
     CorsOrigin { origin: String },
     #[error("reading the address that the HTTP server listens on")]
     ListenAddress(#[source] std::io::Error),
-    #[error("serving HTTP")]
-    Serve(#[source] std::io::Error),
+    #[error("starting the threads that read requests")]
+    Threads(#[source] std::io::Error),
 }
-
-/// The most bytes of a request's body. A prompt of 131,072 token ids written as JSON numbers stays below this.
-const MAX_BODY_BYTES: usize = 4 << 20;
 
 /// Serves HTTP on `listener` until `shutdown` completes and the requests in flight at that time are answered; the
 /// caller limits how long that may take. `text` may hold `None` until the model file is open.
@@ -92,6 +101,7 @@ pub async fn serve(
     options: GatewayOptions,
     generator: Generator,
     text: watch::Receiver<Option<Arc<ModelText>>>,
+    limits: Limits,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), GatewayError> {
     let address = listener.local_addr().map_err(GatewayError::ListenAddress)?;
@@ -100,19 +110,12 @@ pub async fn serve(
         metrics: Metrics::new(&options.model_name),
         model: ModelCard::new(options.model_name),
         access,
+        intake: Intake::new(limits.clone())?,
         generator,
         text,
     }));
-    // Tokens leave one by one in small packets; Nagle would hold them back.
-    let listener = listener.tap_io(|stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "TCP_NODELAY not set");
-        }
-    });
-    axum::serve(listener, router(gateway))
-        .with_graceful_shutdown(shutdown)
-        .await
-        .map_err(GatewayError::Serve)
+    connections::serve(listener, router(gateway), &limits, shutdown).await;
+    Ok(())
 }
 
 /// What every handler shares.
@@ -122,6 +125,7 @@ struct Gateway(Arc<Shared>);
 struct Shared {
     model: ModelCard,
     access: Access,
+    intake: Intake,
     metrics: Metrics,
     generator: Generator,
     text: watch::Receiver<Option<Arc<ModelText>>>,
@@ -176,6 +180,5 @@ fn router(gateway: Gateway) -> Router {
         .layer(cors)
         .layer(from_fn_with_state(gateway.clone(), metrics::count_request))
         .layer(from_fn(request_id::attach))
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(gateway)
 }

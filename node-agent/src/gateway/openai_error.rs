@@ -37,8 +37,14 @@ pub enum ApiError {
     NoSuchModel { asked: String, served: String },
     #[error("the body is larger than {limit} bytes")]
     BodyTooLarge { limit: usize },
+    #[error("the body holds more than {limit} JSON values")]
+    TooManyValues { limit: usize },
     #[error("the body could not be read: {problem}")]
     BodyUnreadable { problem: String },
+    #[error("the body did not arrive within {seconds} s")]
+    BodyTimeout { seconds: u64 },
+    #[error("{why}; try again later")]
+    Busy { why: &'static str },
     #[error("send JSON with `Content-Type: application/json`, not {found}")]
     MediaType { found: String },
     /// Begins with llama.cpp's words.
@@ -64,6 +70,8 @@ const NOT_SUPPORTED: &str = "not_supported_error";
 
 /// Seconds after which it is worth asking a loading ring again.
 const LOADING_RETRY_SECONDS: u64 = 2;
+/// Seconds after which a server that is busy with other requests may have room.
+const BUSY_RETRY_SECONDS: u64 = 5;
 
 /// OpenAI's own clients retry every 5xx unless this header says that it is pointless.
 static SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
@@ -111,6 +119,14 @@ impl ApiError {
             retry_after: None,
         };
         let bad_request = |code| look(StatusCode::BAD_REQUEST, INVALID_REQUEST, code);
+        let too_many = |retry_after| Look {
+            retry_after: Some(retry_after),
+            ..look(
+                StatusCode::TOO_MANY_REQUESTS,
+                "rate_limit_error",
+                "rate_limit_exceeded",
+            )
+        };
         let unavailable = || Look {
             status: StatusCode::SERVICE_UNAVAILABLE,
             kind: UNAVAILABLE,
@@ -141,11 +157,15 @@ impl ApiError {
                 INVALID_REQUEST,
                 "method_not_allowed",
             ),
-            Self::BodyTooLarge { .. } => look(
+            Self::BodyTooLarge { .. } | Self::TooManyValues { .. } => look(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 INVALID_REQUEST,
                 "body_too_large",
             ),
+            Self::BodyTimeout { .. } => {
+                look(StatusCode::REQUEST_TIMEOUT, INVALID_REQUEST, "body_timeout")
+            }
+            Self::Busy { .. } => too_many(BUSY_RETRY_SECONDS),
             Self::MediaType { .. } => look(
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 INVALID_REQUEST,
@@ -153,15 +173,10 @@ impl ApiError {
             ),
             Self::Loading { .. } | Self::RingFailed { .. } => unavailable(),
             Self::Submit(error) => match error {
-                SubmitError::Full { retry_after, .. } => Look {
-                    // At least 1: a client told to wait 0 s would hammer a full server.
-                    retry_after: Some(retry_after.as_secs_f64().ceil().max(1.0) as u64),
-                    ..look(
-                        StatusCode::TOO_MANY_REQUESTS,
-                        "rate_limit_error",
-                        "rate_limit_exceeded",
-                    )
-                },
+                // At least 1: a client told to wait 0 s would hammer a full server.
+                SubmitError::Full { retry_after, .. } => {
+                    too_many(retry_after.as_secs_f64().ceil().max(1.0) as u64)
+                }
                 SubmitError::ContextExceeded { .. } => look(
                     StatusCode::PAYLOAD_TOO_LARGE,
                     INVALID_REQUEST,

@@ -5,17 +5,17 @@
 
 use std::ops::RangeInclusive;
 
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{FromRequest, Request};
-use axum::http::header;
-use axum::response::IntoResponse;
+use axum::http::{HeaderMap, header};
 use prima_text::SamplingParams;
 use serde_json::{Map, Value};
 
 use super::openai_error::ApiError;
-use super::{MAX_BODY_BYTES, request_id};
+use super::request_id;
 
+/// The most bytes of a request's body. A prompt of 131,072 token ids written as JSON numbers stays below this.
+pub const MAX_BODY_BYTES: usize = 4 << 20;
+/// The most JSON values of a body, since each may take 300 bytes of memory: for such a prompt, and some more.
+const MAX_VALUES: usize = 160 << 10;
 /// Answers per prompt (OpenAI's `n`): each holds a KV cache on every member.
 pub const MAX_CHOICES: usize = 8;
 /// OpenAI allows 4; agents often send more.
@@ -23,10 +23,6 @@ const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 256;
 const MAX_LOGIT_BIASES: usize = 1024;
 pub const MAX_TOP_LOGPROBS: usize = 20;
-
-/// A request's body: a JSON object of at most [`MAX_BODY_BYTES`], declared as JSON. (The declaration keeps pages of
-/// other origins out: a browser asks for permission before it sends this content type.)
-pub struct JsonObject(pub Map<String, Value>);
 
 /// The options that both routes take.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,31 +36,50 @@ pub struct GenerationOptions {
     pub include_usage: bool,
 }
 
-impl<S: Send + Sync> FromRequest<S> for JsonObject {
-    type Rejection = ApiError;
+/// A body must be declared as JSON. (That keeps pages of other origins out: a browser asks for permission before it sends this content type.)
+pub fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let content_type = headers.get(header::CONTENT_TYPE);
+    if content_type.is_some_and(|value| is_json(value.as_bytes())) {
+        return Ok(());
+    }
+    Err(ApiError::MediaType {
+        found: content_type.map_or("no content type".into(), |value| {
+            shown(&String::from_utf8_lossy(value.as_bytes()))
+        }),
+    })
+}
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let content_type = request.headers().get(header::CONTENT_TYPE);
-        if !content_type.is_some_and(|value| is_json(value.as_bytes())) {
-            return Err(ApiError::MediaType {
-                found: content_type.map_or("no content type".into(), |value| {
-                    shown(&String::from_utf8_lossy(value.as_bytes()))
-                }),
-            });
-        }
-        let bytes = Bytes::from_request(request, state)
-            .await
-            .map_err(unreadable)?;
-        match serde_json::from_slice(&bytes) {
-            Ok(Value::Object(map)) => Ok(Self(map)),
-            Ok(other) => Err(ApiError::NotJson {
-                problem: format!("it is {}", kind_of(&other)),
-            }),
-            Err(error) => Err(ApiError::NotJson {
-                problem: error.to_string(),
-            }),
+/// The JSON object that is a request's body.
+pub fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
+    if values_at_most(body) > MAX_VALUES {
+        return Err(ApiError::TooManyValues { limit: MAX_VALUES });
+    }
+    match serde_json::from_slice(body) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(other) => Err(ApiError::NotJson {
+            problem: format!("it is {}", kind_of(&other)),
+        }),
+        Err(error) => Err(ApiError::NotJson {
+            problem: error.to_string(),
+        }),
+    }
+}
+
+/// Outside of strings, every value of a JSON text but the first has a comma, a bracket or a brace before it.
+fn values_at_most(json: &[u8]) -> usize {
+    let mut values = 1;
+    let mut in_string = false;
+    let mut escaped = false;
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b',' | b'[' | b'{' if !in_string => values += 1,
+            _ => {}
         }
     }
+    values
 }
 
 impl GenerationOptions {
@@ -324,16 +339,6 @@ fn is_json(content_type: &[u8]) -> bool {
     })
 }
 
-fn unreadable(rejection: BytesRejection) -> ApiError {
-    let problem = rejection.body_text();
-    if rejection.into_response().status() == axum::http::StatusCode::PAYLOAD_TOO_LARGE {
-        return ApiError::BodyTooLarge {
-            limit: MAX_BODY_BYTES,
-        };
-    }
-    ApiError::BodyUnreadable { problem }
-}
-
 fn kind_of(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -460,6 +465,20 @@ mod tests {
         );
         let nested = json!({"stream": true, "stream_options": {"include_usage": 1}});
         assert_eq!(refused_param(nested), "stream_options.include_usage");
+    }
+
+    #[test]
+    fn values_are_counted_before_they_are_parsed() {
+        let numbers = |count: usize| format!("{{\"a\": [{}]}}", vec!["0"; count].join(","));
+        // The object and the array are values, too.
+        assert!(object(numbers(MAX_VALUES - 2).as_bytes()).is_ok());
+        let objects = format!("{{\"a\": [{}{{}}]}}", "{},".repeat(MAX_VALUES / 2));
+        for body in [numbers(MAX_VALUES - 1), "[".repeat(MAX_VALUES), objects] {
+            let error = object(body.as_bytes()).unwrap_err();
+            assert!(matches!(error, ApiError::TooManyValues { .. }), "{error}");
+        }
+        let text = r#"\" ,[{"#.repeat(MAX_VALUES);
+        assert!(object(format!("{{\"a\": \"{text}\"}}").as_bytes()).is_ok());
     }
 
     #[test]

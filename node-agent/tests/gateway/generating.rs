@@ -127,10 +127,7 @@ async fn when_the_ring_refuses_one_prompt_the_others_are_cancelled() {
     let body = json!({"prompt": ["a", "b"]});
     let (reply, ()) = tokio::join!(post("/v1/completions", &body).send(server.address), async {
         let first = server.accept().await;
-        let error = prima_node_agent::generation::SubmitError::ContextExceeded {
-            prompt: 9,
-            context: 8,
-        };
+        let error = prima_node_agent::generation::SubmitError::ContextExceeded { context: 8 };
         server.refuse(error).await;
         first.cancelled().await;
     });

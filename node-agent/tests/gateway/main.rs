@@ -12,6 +12,7 @@ mod access;
 mod client;
 mod generating;
 mod hostile;
+mod limits;
 mod observing;
 mod refusals;
 mod server;

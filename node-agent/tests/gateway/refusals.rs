@@ -275,10 +275,7 @@ async fn the_rings_refusals() {
         waiting: 8,
         retry_after: Duration::from_millis(millis),
     };
-    let too_long = SubmitError::ContextExceeded {
-        prompt: 3000,
-        context: 2048,
-    };
+    let too_long = SubmitError::ContextExceeded { context: 2048 };
     let not_ready = SubmitError::NotReady {
         reason: "shutting down".into(),
     };

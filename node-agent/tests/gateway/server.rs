@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prima_gguf::{Array, Metadata, Value};
-use prima_node_agent::gateway::{self, GatewayError, GatewayOptions, ModelText};
+use prima_node_agent::gateway::{self, GatewayError, GatewayOptions, Limits, ModelText};
 use prima_node_agent::generation::{
     Drafts, FinishReason, GenerationError, GenerationEvent, GenerationRequest, Generator, KvUse,
     MemberTotals, Readiness, RingStatus, SubmitError, TokenLogprob, Usage,
@@ -40,6 +40,19 @@ impl Server {
     }
 
     pub async fn start_with(options: GatewayOptions, text: Option<ModelText>) -> Self {
+        Self::start_within(Limits::default(), options, text).await
+    }
+
+    /// Ready to serve, within these limits.
+    pub async fn limited(limits: Limits) -> Self {
+        Self::start_within(limits, options(), Some(text(Some(TEMPLATE)))).await
+    }
+
+    async fn start_within(
+        limits: Limits,
+        options: GatewayOptions,
+        text: Option<ModelText>,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (submit, submissions) = mpsc::channel(8);
@@ -52,6 +65,7 @@ impl Server {
             options,
             generator,
             text_receiver,
+            limits,
             async {
                 let _ = shut_down.await;
             },
@@ -211,8 +225,12 @@ pub fn text(chat_template: Option<&str>) -> ModelText {
     ModelText {
         tokenizer,
         chat_template,
+        context_length: CONTEXT,
     }
 }
+
+/// Tokens of the context.
+pub const CONTEXT: usize = 1000;
 
 pub const VOCABULARY: u32 = 3 + 256 + 1;
 

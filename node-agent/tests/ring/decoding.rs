@@ -433,10 +433,7 @@ async fn what_cannot_be_taken_is_refused_at_once_with_the_field() {
     let long = served.generator.submit(request(&tokens(513), 1)).await;
     assert_eq!(
         long.err(),
-        Some(SubmitError::ContextExceeded {
-            prompt: 513,
-            context: 512
-        })
+        Some(SubmitError::ContextExceeded { context: 512 })
     );
 
     // Four sessions, sixteen places to wait.

@@ -1,0 +1,262 @@
+//! Connections of HTTP clients: how many there are, and how long each may keep the server waiting. It answers nothing itself.
+//!
+//! There is room for one more, for a probe above all: if no place is free, the connection that has waited longest for its client, for
+//! a request's head or body or for the next request, is closed. A client that waits for us is never cut off for another.
+//!
+//! HTTP/1.1 only: in HTTP/2 one connection is many requests, and none of these limits would mean what it says.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::serve::Listener;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, Semaphore, watch};
+
+use super::limits::Limits;
+
+/// Bytes that are read ahead of a connection, and so of a request's head.
+const READ_AHEAD: usize = 64 << 10;
+
+/// Has `router` answer until `shutdown` completes, and then until the requests of that time are answered.
+pub async fn serve(
+    mut listener: TcpListener,
+    router: Router,
+    limits: &Limits,
+    shutdown: impl Future<Output = ()>,
+) {
+    let places = Arc::new(Semaphore::new(limits.connections));
+    let awaited = Arc::new(Awaited::default());
+    let (end, _) = watch::channel(false);
+    let mut shutdown = pin!(shutdown);
+    loop {
+        let arriving = async {
+            let (stream, _) = Listener::accept(&mut listener).await;
+            if places.available_permits() == 0 {
+                awaited.close_longest();
+            }
+            (stream, places.clone().acquire_owned().await)
+        };
+        let (stream, place) = tokio::select! {
+            arrived = arriving => arrived,
+            () = &mut shutdown => break,
+        };
+        set_up(&stream, limits);
+        let client = Client::new(awaited.clone());
+        let connection = connection(stream, router.clone(), limits, client, end.subscribe());
+        tokio::spawn(async move {
+            connection.await;
+            drop(place);
+        });
+    }
+    drop(listener);
+    end.send_replace(true);
+    let all = u32::try_from(limits.connections).unwrap_or(u32::MAX);
+    // Never closed, so this only waits.
+    let _ = places.acquire_many(all).await;
+}
+
+fn set_up(stream: &TcpStream, limits: &Limits) {
+    // Tokens leave one by one in small packets; Nagle would hold them back.
+    let set = stream.set_nodelay(true);
+    #[cfg(target_os = "linux")]
+    let set = set
+        .and_then(|()| socket2::SockRef::from(stream).set_tcp_user_timeout(Some(limits.reading)));
+    if let Err(error) = set {
+        tracing::debug!(%error, "options of a connection not set");
+    }
+}
+
+/// Runs one connection to its end.
+fn connection(
+    stream: TcpStream,
+    router: Router,
+    limits: &Limits,
+    client: Arc<Client>,
+    mut end: watch::Receiver<bool>,
+) -> impl Future<Output = ()> + use<> {
+    let router = TowerToHyperService::new(router);
+    let close = client.close.clone();
+    let answer = service_fn(move |request: hyper::Request<Incoming>| {
+        client.waits();
+        let client = client.clone();
+        let answer = router.call(request.map(|body| Sending {
+            body,
+            client: client.clone(),
+        }));
+        async move {
+            let answer = answer.await?;
+            Ok::<_, Infallible>(answer.map(|body| Answering { body, client }))
+        }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.head)
+        .max_buf_size(READ_AHEAD)
+        .serve_connection(TokioIo::new(stream), answer);
+    async move {
+        let mut connection = pin!(connection);
+        let mut ending = false;
+        loop {
+            tokio::select! {
+                result = connection.as_mut() => {
+                    if let Err(error) = result {
+                        tracing::debug!(%error, "a connection broke off");
+                    }
+                    break;
+                }
+                () = close.notified() => break,
+                _ = end.wait_for(|end| *end), if !ending => {
+                    ending = true;
+                    connection.as_mut().graceful_shutdown();
+                }
+            }
+        }
+    }
+}
+
+/// The connections whose clients have to send something, by since when.
+#[derive(Default)]
+struct Awaited(Mutex<Queue>);
+
+#[derive(Default)]
+struct Queue {
+    last: u64,
+    connections: BTreeMap<u64, Arc<Notify>>,
+}
+
+impl Awaited {
+    fn close_longest(&self) {
+        if let Some((_, close)) = self.queue().connections.pop_first() {
+            close.notify_one();
+        }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The client of one connection: it has to send something, or waits for us.
+struct Client {
+    awaited: Arc<Awaited>,
+    /// Its number in the queue, or 0.
+    number: AtomicU64,
+    close: Arc<Notify>,
+}
+
+impl Client {
+    fn new(awaited: Arc<Awaited>) -> Arc<Self> {
+        let client = Self {
+            awaited,
+            number: AtomicU64::new(0),
+            close: Arc::default(),
+        };
+        client.has_to_send();
+        Arc::new(client)
+    }
+
+    fn has_to_send(&self) {
+        if self.number.load(Ordering::Relaxed) == 0 {
+            let mut queue = self.awaited.queue();
+            queue.last += 1;
+            let number = queue.last;
+            queue.connections.insert(number, self.close.clone());
+            self.number.store(number, Ordering::Relaxed);
+        }
+    }
+
+    fn waits(&self) {
+        let number = self.number.swap(0, Ordering::Relaxed);
+        if number != 0 {
+            self.awaited.queue().connections.remove(&number);
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.waits();
+    }
+}
+
+/// A request's body: whenever more of it is asked for than there is, the client has to send.
+struct Sending {
+    body: Incoming,
+    client: Arc<Client>,
+}
+
+impl HttpBody for Sending {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        match frame.is_pending() {
+            true => self.client.has_to_send(),
+            false => self.client.waits(),
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.client.waits();
+    }
+}
+
+/// An answer's body: when it is over, the client has to send its next request.
+struct Answering {
+    body: Body,
+    client: Arc<Client>,
+}
+
+impl HttpBody for Answering {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.client.has_to_send();
+    }
+}

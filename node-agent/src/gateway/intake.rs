@@ -1,0 +1,153 @@
+//! From a request's body to what it asks for, within bounds: how many requests are in hand, how many bytes of them wait to be read, and on
+//! how many threads they are parsed and tokenized. It does not know what is asked.
+//!
+//! A body that turns out to be large, and only then, needs room for its whole length. So large ones are received few at a time, one after
+//! another, and nobody keeps room from others by announcing what never comes. A request that finds no place, or no room in time, is told to
+//! come again.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::Request;
+use futures::StreamExt;
+use http_body::Body as _;
+use tokio::runtime::{Handle, Runtime};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use super::GatewayError;
+use super::limits::{Limits, OWN_BYTES};
+use super::openai_error::ApiError;
+use super::request::{self, Fields, MAX_BODY_BYTES};
+
+pub struct Intake {
+    limits: Limits,
+    places: Arc<Semaphore>,
+    room: Arc<Semaphore>,
+    threads: Threads,
+}
+
+/// What a request asks for, and what it holds meanwhile.
+pub struct Taken<T> {
+    pub asked: T,
+    /// Until it is answered.
+    pub place: OwnedSemaphorePermit,
+    /// Until the ring has it or has refused it.
+    pub room: Option<OwnedSemaphorePermit>,
+}
+
+impl Intake {
+    pub fn new(limits: Limits) -> Result<Self, GatewayError> {
+        let threads = Threads::start().map_err(GatewayError::Threads)?;
+        Ok(Self {
+            places: Arc::new(Semaphore::new(limits.requests)),
+            room: Arc::new(Semaphore::new(limits.body_bytes)),
+            threads,
+            limits,
+        })
+    }
+
+    /// What `read` makes of the body's JSON object.
+    pub async fn take<T: Send + 'static>(
+        &self,
+        http: Request,
+        read: impl FnOnce(&Fields<'_>) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<Taken<T>, ApiError> {
+        request::check_content_type(http.headers())?;
+        let received = timeout(self.limits.body, self.receive(http.into_body())).await;
+        let (body, room) = received.map_err(|_| ApiError::BodyTimeout {
+            seconds: self.limits.body.as_secs(),
+        })??;
+        let places = self.places.clone();
+        let place = places.try_acquire_owned().map_err(|_| ApiError::Busy {
+            why: "as many requests as this server takes are being answered",
+        })?;
+        // All that it holds goes along: if the client hangs up now, it is held until the thread is done.
+        let reading = move || {
+            let object = request::object(&body)?;
+            let asked = read(&Fields::new(&object))?;
+            Ok(Taken { asked, place, room })
+        };
+        let reading = self.threads.handle.spawn_blocking(reading);
+        reading.await.map_err(|_| ApiError::Internal {
+            action: "reading the request",
+        })?
+    }
+
+    /// The body's bytes, and the room for them if there are many.
+    async fn receive(
+        &self,
+        body: Body,
+    ) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
+        let too_large = ApiError::BodyTooLarge {
+            limit: MAX_BODY_BYTES,
+        };
+        let announced = body.size_hint();
+        if announced.lower() > MAX_BODY_BYTES as u64 {
+            return Err(too_large);
+        }
+        let length = announced.exact().unwrap_or(MAX_BODY_BYTES as u64) as u32;
+        let mut room = None;
+        let mut bytes = Vec::new();
+        let mut arriving = body.into_data_stream();
+        while let Some(part) = arriving.next().await {
+            let part = part.map_err(|error| ApiError::BodyUnreadable {
+                problem: error.to_string(),
+            })?;
+            if bytes.len() + part.len() > MAX_BODY_BYTES {
+                return Err(too_large);
+            }
+            if bytes.len() + part.len() > OWN_BYTES && room.is_none() {
+                let free = self.room.clone().acquire_many_owned(length);
+                let free = timeout(self.limits.waiting, free).await;
+                room = free.ok().and_then(Result::ok);
+                if room.is_none() {
+                    return Err(ApiError::Busy {
+                        why: "other requests take all the memory for requests",
+                    });
+                }
+            }
+            bytes.extend_from_slice(&part);
+        }
+        Ok((bytes, room))
+    }
+}
+
+/// Few, since each may need 100 MB for a hostile request, and the ring's computing goes first.
+struct Threads {
+    handle: Handle,
+    /// `None` once it is dropped.
+    runtime: Option<Runtime>,
+}
+
+impl Threads {
+    fn start() -> std::io::Result<Self> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .max_blocking_threads((cores / 2).clamp(1, 2))
+            .thread_name("request")
+            .on_thread_start(after_others)
+            .build()?;
+        Ok(Self {
+            handle: runtime.handle().clone(),
+            runtime: Some(runtime),
+        })
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        // Without waiting for them, which may not be done here.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Has this thread compute with what others leave: a tenth of a processor that computes for the ring.
+fn after_others() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::setpriority_process(None, 10) {
+        tracing::debug!(%error, "priority not set");
+    }
+}
