@@ -1,5 +1,6 @@
 //! Programs that cargo built, as processes whose output is collected. One that is dropped is killed.
 
+use std::fs;
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
@@ -138,4 +139,12 @@ pub(crate) fn under(mut wrapper: Command, command: &Command) -> Command {
 pub fn send_signal(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(pid as i32).expect("a process id");
     kill_process(pid, signal).expect("send a signal");
+}
+
+/// The most memory that a process has had, in bytes: the line `VmHWM: 1234 kB` of /proc/PID/status. 0 if it has ended.
+pub fn peak_memory(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kilobytes = line.and_then(|line| line.trim().strip_suffix("kB"));
+    kilobytes.map_or(0, |number| number.trim().parse::<u64>().unwrap() * 1024)
 }

@@ -11,6 +11,7 @@ use prima_crds::v1alpha1::node_profile::{NodeProfile, NodeProfileStatus};
 use prima_crds::v1alpha1::ring_plan::RingPlan;
 use prima_tests::inputs;
 use prima_tests::local_ring::{LocalRing, smollm2};
+use prima_tests::process::peak_memory;
 use tempfile::TempDir;
 
 /// Every weight format that the engine runs.
@@ -263,7 +264,7 @@ impl Machine {
             if let Some(status) = child.try_wait().unwrap() {
                 break status;
             }
-            peak_bytes = peak_bytes.max(peak_of(child.id()));
+            peak_bytes = peak_bytes.max(peak_memory(child.id()));
             thread::sleep(Duration::from_millis(5));
         };
         Ended {
@@ -283,14 +284,6 @@ impl Ended {
         assert_eq!(profile.metadata.name.as_deref(), Some(name));
         profile.status.unwrap()
     }
-}
-
-/// Bytes: the line `VmHWM: 1234 kB` of /proc/PID/status. 0 for a process that has ended.
-fn peak_of(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kilobytes = line.and_then(|line| line.trim().strip_suffix("kB"));
-    kilobytes.map_or(0, |number| number.trim().parse::<u64>().unwrap() * 1024)
 }
 
 /// Where the member of this rank listens, by the plan that it was started with.
