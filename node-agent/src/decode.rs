@@ -101,10 +101,6 @@ struct Request {
 
 /// How often to check for clients that left, for overdue rounds and whether the ring is whole.
 const TICK: Duration = Duration::from_millis(250);
-/// Requests that may wait, per sequence that the ring computes at once.
-const WAITING_PER_SEQUENCE: usize = 4;
-/// Tokens of all prompts in hand together: no more wait behind these. Each takes 8 bytes.
-const PROMPT_TOKENS: usize = 8 << 20;
 const FIRST_GUESS_SECONDS: f64 = 5.0;
 
 impl Decode {
@@ -274,11 +270,10 @@ impl Decode {
             return invalid("max_tokens", "it must be at least 1".into());
         }
         let (running, waiting) = self.scheduler.requests();
-        let limit = WAITING_PER_SEQUENCE * at_once;
-        let many = waiting >= limit && self.scheduler.waits_its_share(request.client, limit);
-        let prompts = self.requests.values().map(|one| one.request.prompt.len());
-        let in_hand = prompts.sum::<usize>() + request.prompt.len();
-        if many || (waiting > 0 && in_hand > PROMPT_TOKENS) {
+        if self
+            .scheduler
+            .turns_away(request.client, request.prompt.len())
+        {
             let seconds = self.request_seconds * (waiting + 1) as f64 / at_once as f64;
             return Err(SubmitError::Full {
                 running,

@@ -271,6 +271,11 @@ struct Awaited {
     overtaken_at: u64,
 }
 
+/// Requests that may wait, per sequence that the ring computes at once.
+const WAITING_PER_SEQUENCE: usize = 4;
+/// Tokens of all prompts in hand together: no more wait behind these. Each takes 8 bytes.
+const PROMPT_TOKENS: usize = 8 << 20;
+
 impl Scheduler {
     /// `window`: of the model's layers that see the last positions only. `warm_up`: a token of the vocabulary. `grace`: how much longer
     /// than expected something may take to come home. `speculate`: whether drafts are sent; `draft_model`: whether a model guesses, too.
@@ -384,13 +389,21 @@ impl Scheduler {
         (begun, self.requests.len() - begun)
     }
 
-    /// Whether a client has as many requests waiting as each would have, if all that have any shared `limit`.
-    pub fn waits_its_share(&self, client: ClientId, limit: usize) -> bool {
+    /// Whether a client has to come again with a prompt of so many tokens: as many requests wait as may, and of the client's own as many as
+    /// each would have if all clients that wait shared that; or their prompts take enough memory.
+    pub fn turns_away(&self, client: ClientId, prompt_tokens: usize) -> bool {
         let waiting = self.requests.values().filter(|one| !one.begun);
         let waiting: Vec<ClientId> = waiting.map(|one| one.client).collect();
+        if waiting.is_empty() {
+            // One may always wait: its prompt fits into the context.
+            return false;
+        }
+        let prompts = self.requests.values().map(|one| one.prompt.len());
+        let limit = WAITING_PER_SEQUENCE * self.limits.at_once;
         let clients: BTreeSet<ClientId> = waiting.iter().copied().chain([client]).collect();
         let own = waiting.iter().filter(|other| **other == client).count();
-        own >= limit / clients.len()
+        prompts.sum::<usize>() + prompt_tokens > PROMPT_TOKENS
+            || (waiting.len() >= limit && own >= limit / clients.len())
     }
 
     /// KV cache, in positions, and the sessions that hold it.

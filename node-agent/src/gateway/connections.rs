@@ -8,10 +8,12 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::Future;
+use std::io;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -71,12 +73,21 @@ pub async fn serve(
 fn set_up(stream: &TcpStream, limits: &Limits) {
     // Tokens leave one by one in small packets; Nagle would hold them back.
     let set = stream.set_nodelay(true);
-    #[cfg(target_os = "linux")]
-    let set = set
-        .and_then(|()| socket2::SockRef::from(stream).set_tcp_user_timeout(Some(limits.reading)));
+    let set = set.and_then(|()| end_unless_read(stream, limits.reading));
     if let Err(error) = set {
         tracing::debug!(%error, "options of a connection not set");
     }
+}
+
+/// Has the system end the connection when the client takes in nothing for so long: it is gone, or has stopped reading.
+#[cfg(target_os = "linux")]
+fn end_unless_read(stream: &TcpStream, within: Duration) -> io::Result<()> {
+    socket2::SockRef::from(stream).set_tcp_user_timeout(Some(within))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn end_unless_read(_: &TcpStream, _: Duration) -> io::Result<()> {
+    Ok(())
 }
 
 /// Runs one connection to its end.
@@ -90,7 +101,6 @@ fn connection(
     let router = TowerToHyperService::new(router);
     let close = client.close.clone();
     let answer = service_fn(move |request: hyper::Request<Incoming>| {
-        client.waits();
         let client = client.clone();
         let answer = router.call(request.map(|body| Sending {
             body,

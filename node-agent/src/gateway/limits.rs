@@ -1,8 +1,8 @@
-//! How much clients may take of rank 0 before anything is computed for them. No options for users: a household stays far below.
+//! How much clients may take of rank 0 before anything is computed for them. These are no options: a household stays far below.
 
 use std::time::Duration;
 
-/// With the defaults, 250 MB at most, and less than the 1,024 files that a process may open by default.
+/// With the defaults some 300 MB at most, and fewer than the 1,024 files that a process may open by default.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// Connections at a time. Where there are more, the one whose client has kept the server waiting longest is closed.

@@ -149,7 +149,7 @@ async fn more_requests_than_allowed_are_asked_to_come_again() {
     let mut server = Server::limited(limits).await;
     let address = server.address;
     let (stream, answering) = streaming(&mut server).await;
-    let reply = post(COMPLETIONS, &prompt(1)).send(address).await;
+    let reply = soon(post(COMPLETIONS, &prompt(1)).send(address)).await;
     assert_busy(reply).await;
     assert_eq!(get("/health").send(address).await.status, 200);
     drop(stream);
@@ -177,22 +177,27 @@ async fn large_bodies_share_their_memory() {
     let mut large = connect(address, &head(1 << 20)).await;
     assert_too_long(sent(100 << 10).await).await;
     large.write_all(&[b' '; 100 << 10]).await.unwrap();
-    let busy = loop {
-        let reply = sent(100 << 10).await;
-        if reply.status == 429 {
-            break reply;
+    let busy = async {
+        loop {
+            let reply = sent(100 << 10).await;
+            if reply.status == 429 {
+                break reply;
+            }
         }
     };
-    assert_busy(busy).await;
+    assert_busy(soon(busy).await).await;
     // A usual request needs none of it.
     assert_too_long(sent(60_000).await).await;
     drop(large);
-    loop {
-        let reply = sent(100 << 10).await;
-        if reply.status != 429 {
-            break assert_too_long(reply).await;
+    let free = async {
+        loop {
+            let reply = sent(100 << 10).await;
+            if reply.status != 429 {
+                break reply;
+            }
         }
-    }
+    };
+    assert_too_long(soon(free).await).await;
     assert!(server.nothing_submitted());
 }
 
@@ -230,7 +235,7 @@ async fn bodies_of_countless_values_are_refused() {
         let many = unit.repeat((3 << 20) / unit.len());
         let body = format!("{{\"prompt\": [{many}0]}}");
         let json = post_bytes(COMPLETIONS, body).header("content-type", "application/json");
-        let reply = json.send(server.address).await;
+        let reply = soon(json.send(server.address)).await;
         assert_eq!(reply.status, 413, "{unit}");
         let answer = reply.text().await;
         assert!(answer.contains("JSON values"), "{answer}");

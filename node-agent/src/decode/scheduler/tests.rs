@@ -739,16 +739,18 @@ fn a_flood_of_one_client_leaves_others_their_turn() {
 #[test]
 fn a_client_may_let_as_much_wait_as_others() {
     let mut world = World::new(SMALL);
-    for id in 1..=20 {
-        world.submit(id, &tokens(id, 100), 1, 50, 7);
+    assert!(!world.scheduler.turns_away(7, PROMPT_TOKENS + 1));
+    // Sixteen may wait.
+    for id in 1..=30 {
+        assert_eq!(world.scheduler.turns_away(7, 1), id > 17, "{id}");
+        world.submit(id, &tokens(id, 500), 1, 50, 7);
     }
-    let (_, waiting) = world.scheduler.requests();
-    assert!(world.scheduler.waits_its_share(7, waiting));
-    assert!(!world.scheduler.waits_its_share(8, waiting));
-    for id in 21..=20 + waiting as RequestId {
-        world.submit(id, &tokens(id, 100), 1, 50, 8);
+    for id in 31..=40 {
+        assert_eq!(world.scheduler.turns_away(8, 1), id > 38, "{id}");
+        world.submit(id, &tokens(id, 500), 1, 50, 8);
     }
-    assert!(world.scheduler.waits_its_share(8, waiting));
+    assert!(!world.scheduler.turns_away(9, 1));
+    assert!(world.scheduler.turns_away(9, PROMPT_TOKENS + 1));
     world.run();
     world.is_quiet();
 }
