@@ -1,9 +1,10 @@
 //! Who may call: API keys, web origins (CORS) and, against DNS rebinding, host names. It keeps no users and no rate
 //! limits, and never logs a key.
 
-use std::net::IpAddr;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::net::{IpAddr, SocketAddr};
 
-use axum::extract::{Request, State};
+use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::Response;
@@ -31,6 +32,8 @@ pub struct Access {
 pub struct Caller {
     /// The number of its key, from 1; 0 where no key is asked for.
     pub keyspace: u64,
+    /// Its key where one is asked for, else its address.
+    pub client: u64,
 }
 
 enum Origins {
@@ -96,9 +99,10 @@ impl Access {
             ]))
     }
 
-    fn check_key(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
+    /// The number of the key that was sent, from 1; 0 where none is asked for.
+    fn check_key(&self, headers: &HeaderMap) -> Result<u64, ApiError> {
         if self.keys.is_empty() {
-            return Ok(Caller { keyspace: 0 });
+            return Ok(0);
         }
         let sent = digest(sent_key(headers).ok_or(ApiError::NoKey)?);
         // Every key is compared, even after a match.
@@ -111,7 +115,7 @@ impl Access {
         });
         match keyspace {
             0 => Err(ApiError::WrongKey),
-            keyspace => Ok(Caller { keyspace }),
+            keyspace => Ok(keyspace),
         }
     }
 
@@ -150,8 +154,13 @@ pub async fn require_key(
     mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    let caller = gateway.0.access.check_key(request.headers())?;
-    request.extensions_mut().insert(caller);
+    let keyspace = gateway.0.access.check_key(request.headers())?;
+    let address = request.extensions().get::<ConnectInfo<SocketAddr>>();
+    let client = match keyspace {
+        0 => address.map_or(0, |ConnectInfo(address)| number_of(address.ip())),
+        key => key,
+    };
+    request.extensions_mut().insert(Caller { keyspace, client });
     Ok(next.run(request).await)
 }
 
@@ -162,6 +171,12 @@ pub async fn require_known_host(
 ) -> Result<Response, ApiError> {
     gateway.0.access.check_host(request.headers())?;
     Ok(next.run(request).await)
+}
+
+fn number_of(address: IpAddr) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    address.hash(&mut hasher);
+    hasher.finish()
 }
 
 fn sent_key(headers: &HeaderMap) -> Option<&[u8]> {

@@ -15,9 +15,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::{Body, Bytes};
+use axum::extract::ConnectInfo;
 use axum::serve::Listener;
+use axum::{Extension, Router};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -45,19 +46,21 @@ pub async fn serve(
     let mut shutdown = pin!(shutdown);
     loop {
         let arriving = async {
-            let (stream, _) = Listener::accept(&mut listener).await;
+            let (stream, peer) = Listener::accept(&mut listener).await;
             if places.available_permits() == 0 {
                 awaited.close_longest();
             }
-            (stream, places.clone().acquire_owned().await)
+            (stream, peer, places.clone().acquire_owned().await)
         };
-        let (stream, place) = tokio::select! {
+        let (stream, peer, place) = tokio::select! {
             arrived = arriving => arrived,
             () = &mut shutdown => break,
         };
         set_up(&stream, limits);
         let client = Client::new(awaited.clone());
-        let connection = connection(stream, router.clone(), limits, client, end.subscribe());
+        // Handlers are told who called.
+        let router = router.clone().layer(Extension(ConnectInfo(peer)));
+        let connection = connection(stream, router, limits, client, end.subscribe());
         tokio::spawn(async move {
             connection.await;
             drop(place);

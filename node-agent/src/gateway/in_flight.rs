@@ -103,7 +103,7 @@ impl InFlight {
                 logprobs,
                 choices: options.choices,
                 keyspace: caller.keyspace,
-                client: caller.keyspace,
+                client: caller.client,
             };
             let events = gateway.0.generator.submit(request).await?;
             let number = in_flight.prompts.len();

@@ -68,6 +68,28 @@ async fn requests_of_different_keys_share_nothing() {
     assert_ne!(keyspaces[0], keyspaces[1]);
 }
 
+/// All of 127.0.0.0/8 is this machine on Linux.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_client_is_its_key_or_else_its_address() {
+    let mut open = Server::start().await;
+    let mut keyed = Server::start_with(keyed(), Some(text(None))).await;
+    for (server, keys, same) in [
+        (&mut open, [""; 2], false),
+        (&mut keyed, ["first-key"; 2], true),
+    ] {
+        let mut clients = Vec::new();
+        for (key, own) in keys.into_iter().zip(["127.0.0.1", "127.0.0.2"]) {
+            let asked = post("/v1/completions", &json!({"prompt": "a"}));
+            let asked = asked.header("authorization", &format!("Bearer {key}"));
+            let sending = tokio::spawn(asked.send_from(own.parse().unwrap(), server.address));
+            clients.push(server.accept().await.request.client);
+            sending.abort();
+        }
+        assert_eq!(clients[0] == clients[1], same, "{clients:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_key_known_by_its_digest_opens_too() {
     let digested = GatewayOptions {

@@ -1,10 +1,10 @@
 //! A small HTTP/1.1 client that shows what is on the wire: status, headers, and events as they arrive.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 pub struct Request {
     method: &'static str,
@@ -52,7 +52,15 @@ impl Request {
 
     /// Waits for the answer's head.
     pub async fn send(self, server: SocketAddr) -> Reply {
-        let mut stream = TcpStream::connect(server).await.unwrap();
+        self.send_from(IpAddr::V4(Ipv4Addr::LOCALHOST), server)
+            .await
+    }
+
+    /// From this address of this machine.
+    pub async fn send_from(self, own: IpAddr, server: SocketAddr) -> Reply {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(SocketAddr::new(own, 0)).unwrap();
+        let mut stream = socket.connect(server).await.unwrap();
         let mut head = format!(
             "{} {} HTTP/1.1\r\nconnection: close\r\n",
             self.method, self.path
