@@ -304,3 +304,20 @@ impl Windows {
 pub fn blocks_of(positions: usize) -> usize {
     positions.div_ceil(BLOCK_POSITIONS)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_replace_others_need_no_more_room() {
+        let mut ledger = KvLedger::new(2 * BLOCK_POSITIONS, None);
+        ledger.begin(1);
+        ledger.extend(1, 0, 2 * BLOCK_POSITIONS);
+        assert!(!ledger.fits(1, 2 * BLOCK_POSITIONS, 1));
+        assert!(ledger.fits(1, BLOCK_POSITIONS, BLOCK_POSITIONS));
+        assert_eq!(ledger.missing(1, BLOCK_POSITIONS, 2 * BLOCK_POSITIONS), 1);
+        ledger.extend(1, BLOCK_POSITIONS, 1);
+        assert_eq!(ledger.length(1), BLOCK_POSITIONS + 1);
+    }
+}

@@ -389,18 +389,15 @@ impl Random {
     }
 }
 
-/// A prompt of 30 tokens whose answer is at least 200 long.
-fn long_answer() -> Vec<u32> {
-    let long = |prompt: &Vec<u32>| {
-        let client = Client {
-            prompt: prompt.clone(),
-            max_tokens: 200,
-            choices: Vec::new(),
-            cached: None,
-        };
-        client.expected(0, CONTEXTS_END).len() == 200
+/// Whether the answer is at least 200 tokens long.
+fn is_long(prompt: &[u32]) -> bool {
+    let client = Client {
+        prompt: prompt.to_vec(),
+        max_tokens: 200,
+        choices: Vec::new(),
+        cached: None,
     };
-    (0..).map(|seed| tokens(seed, 30)).find(long).unwrap()
+    client.expected(0, CONTEXTS_END).len() == 200
 }
 
 #[test]
@@ -605,7 +602,7 @@ fn a_text_that_repeats_takes_fewer_trips_than_tokens() {
         (trips, world.finished[&1].choices[0].0.len())
     };
     let prompts = (0..).map(|seed| tokens(seed, 30));
-    let long = prompts.filter(|prompt| trips(false, prompt).1 == 200);
+    let long = prompts.filter(|prompt| is_long(prompt));
     let with_drafts = long.take(8).map(|prompt| {
         assert_eq!(trips(false, &prompt), (200, 200));
         let (drafting, tokens) = trips(true, &prompt);
@@ -704,33 +701,60 @@ fn any_probe_that_is_under_way_shows_that_the_ring_is_whole() {
     assert_eq!(*world.scheduler.readiness(), Readiness::Ready);
 }
 
+/// Steps until the first token of this request.
+fn steps_to_first_token(world: &mut World, request: RequestId) -> usize {
+    let waits = |world: &World| {
+        let client = world.clients.get(&request);
+        client.is_some_and(|client| client.choices[0].0.is_empty())
+    };
+    let mut steps = 0;
+    while waits(world) {
+        world.step(steps);
+        steps += 1;
+    }
+    steps
+}
+
 #[test]
-fn a_flood_of_one_client_leaves_others_their_turn() {
+fn a_flood_of_prompts_leaves_others_their_turn() {
     let shape = Shape {
-        at_once: 8,
-        contexts: 2,
+        members: 1,
+        at_once: 12,
+        contexts: 12,
         ..SMALL
     };
     let mut world = World::new(shape);
-    let prompt = |id| tokens(id, 300);
-    for id in 1..=50 {
-        world.submit(id, &prompt(id), 1, 200, 0);
+    for id in 1..=11 {
+        world.submit(id, &tokens(id, 600), 1, 1, 0);
     }
-    for step in 0..40 {
+    // Three chunks of its own, one of another's after each, and what is on its way.
+    world.submit(12, &tokens(12, 300), 1, 1, 1);
+    let steps = steps_to_first_token(&mut world, 12);
+    assert!(steps <= 12, "{steps} steps");
+    world.run();
+    world.is_quiet();
+}
+
+#[test]
+fn a_client_with_many_answers_gives_way_to_one_with_none() {
+    let shape = Shape {
+        at_once: 4,
+        contexts: 5,
+        ..SMALL
+    };
+    let mut world = World::new(shape);
+    let prompts = (0..).map(|seed| tokens(seed, 30));
+    let long = prompts.filter(|prompt| is_long(prompt));
+    for (id, prompt) in (1..=50).zip(long) {
+        world.submit(id, &prompt, 1, 200, 0);
+    }
+    for step in 0..100 {
         world.step(step);
     }
-    world.submit(51, &prompt(51), 1, 200, 1);
-    // Three chunks of its own, and what others have on their way in between.
-    let mut steps = 0;
-    while world
-        .clients
-        .get(&51)
-        .is_some_and(|client| client.choices[0].0.is_empty())
-    {
-        world.step(1 + 5 * steps);
-        steps += 1;
-        assert!(steps < 60, "it waits for the others");
-    }
+    world.submit(51, &tokens(51, 100), 1, 5, 1);
+    // Its chunk comes home beside the others' tokens; an answer of theirs would take hundreds of steps.
+    let steps = steps_to_first_token(&mut world, 51);
+    assert!(steps < 20, "{steps} steps");
     world.run();
     world.is_quiet();
     assert_eq!(world.finished.len(), 51);
@@ -785,7 +809,8 @@ fn a_draft_model_that_is_gone_is_not_waited_for() {
         ..SMALL
     };
     let mut world = World::new(shape);
-    let prompt = long_answer();
+    let mut prompts = (0..).map(|seed| tokens(seed, 30));
+    let prompt = prompts.find(|prompt| is_long(prompt)).unwrap();
     world.submit(1, &prompt, 1, 100, 0);
     // Until it waits for a guess.
     while !world.ring.flying().is_empty() {
