@@ -12,7 +12,6 @@ use std::time::Instant;
 use prima_tests::Endpoint;
 use prima_tests::http;
 use prima_tests::local_ring::LocalRing;
-use prima_tests::one_process::OneProcess;
 use serde_json::{Value, json};
 
 use crate::error::BenchError;
@@ -119,13 +118,6 @@ impl Client {
             "stream_options": {"include_usage": true},
         })
     }
-}
-
-/// The tokens that would end an answer early.
-pub fn end_tokens(engine: &OneProcess) -> Vec<u32> {
-    (0..engine.tokenizer.vocab_size() as u32)
-        .filter(|&token| engine.tokenizer.is_end_of_generation(token))
-        .collect()
 }
 
 fn complete(address: SocketAddr, body: &Value, tokens: usize) -> Result<f64, BenchError> {

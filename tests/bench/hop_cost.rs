@@ -9,10 +9,10 @@
 use std::time::{Duration, Instant};
 
 use prima_tests::assets;
-use prima_tests::one_process::{OneProcess, most_likely};
+use prima_tests::one_process::{OneProcess, end_tokens, most_likely};
 
 use crate::Effort;
-use crate::client::{Client, end_tokens};
+use crate::client::Client;
 use crate::error::BenchError;
 
 use crate::ping_pong;

@@ -11,11 +11,11 @@ use prima_tests::assets;
 use prima_tests::http;
 use prima_tests::machine::{Limits, Machine, cold_copy, drop_cached};
 use prima_tests::machine_ring::{MachineRing, Node, plan};
-use prima_tests::one_process::OneProcess;
+use prima_tests::one_process::{OneProcess, end_tokens};
 use tempfile::TempDir;
 
 use crate::Effort;
-use crate::client::{Client, end_tokens};
+use crate::client::Client;
 use crate::error::BenchError;
 use crate::statistics::{Samples, error_percent};
 

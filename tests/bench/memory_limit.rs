@@ -10,10 +10,10 @@ use prima_tests::assets;
 use prima_tests::http;
 use prima_tests::local_ring::LocalRing;
 use prima_tests::machine::{Limits, Machine, drop_cached};
-use prima_tests::one_process::OneProcess;
+use prima_tests::one_process::{OneProcess, end_tokens};
 
 use crate::Effort;
-use crate::client::{Client, end_tokens};
+use crate::client::Client;
 use crate::error::BenchError;
 use crate::peer;
 use crate::prediction::predicted;

@@ -2,10 +2,10 @@
 
 use prima_tests::assets;
 use prima_tests::local_ring::LocalRing;
-use prima_tests::one_process::OneProcess;
+use prima_tests::one_process::{OneProcess, end_tokens};
 
 use crate::Effort;
-use crate::client::{Client, end_tokens};
+use crate::client::Client;
 use crate::error::BenchError;
 use crate::statistics::{Samples, error_percent};
 

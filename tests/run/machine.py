@@ -109,7 +109,7 @@ NEEDS = {
     "api-server": Need("a real API server", api_server),
     "nodes": Need("clusters of real nodes", nodes),
     "chromium": Need("the chat page in a real browser", chromium),
-    "memory-groups": Need("weights that make room for another program", memory_groups),
+    "memory-groups": Need("machines with limits of memory and processors", memory_groups),
     "small-disk": Need("downloads to a disk that is full", small_disk),
     "chart-before": Need("an upgrade from the chart before", chart_before),
     "emulation": Need("older and other processors, emulated", emulation),

@@ -67,6 +67,18 @@ pub fn post(address: SocketAddr, path: &str, body: &Value) -> io::Result<Respons
     read_response(BufReader::new(send(address, path, "", body)?))
 }
 
+/// Posts a request whose answer may take `patience`, because others come before it.
+pub fn post_within(
+    patience: Duration,
+    address: SocketAddr,
+    path: &str,
+    body: &Value,
+) -> io::Result<Response> {
+    let stream = send(address, path, "", body)?;
+    stream.set_read_timeout(Some(patience))?;
+    read_response(BufReader::new(stream))
+}
+
 /// Posts with an API key.
 pub fn post_with_key(
     address: SocketAddr,
@@ -74,13 +86,25 @@ pub fn post_with_key(
     key: &str,
     body: &Value,
 ) -> io::Result<Response> {
-    let authorization = format!("Authorization: Bearer {key}\r\n");
-    read_response(BufReader::new(send(address, path, &authorization, body)?))
+    read_response(BufReader::new(send(address, path, &bearer(key), body)?))
 }
 
 /// Posts and returns the answer's server-sent events as they come.
 pub fn post_streaming(address: SocketAddr, path: &str, body: &Value) -> io::Result<EventStream> {
-    let mut reader = BufReader::new(send(address, path, "", body)?);
+    read_events(BufReader::new(send(address, path, "", body)?))
+}
+
+/// As [`post_streaming`], with an API key.
+pub fn post_streaming_with_key(
+    address: SocketAddr,
+    path: &str,
+    key: &str,
+    body: &Value,
+) -> io::Result<EventStream> {
+    read_events(BufReader::new(send(address, path, &bearer(key), body)?))
+}
+
+fn read_events(mut reader: BufReader<TcpStream>) -> io::Result<EventStream> {
     let (status, headers) = read_head(&mut reader)?;
     Ok(EventStream {
         status,
@@ -94,6 +118,20 @@ pub struct EventStream {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     reader: BufReader<TcpStream>,
+}
+
+impl EventStream {
+    /// The message of the error event with which the stream ends; panics with its last event if that is none.
+    pub fn error_at_end(self) -> String {
+        let rest: Vec<String> = self.map(|event| event.expect("an orderly end")).collect();
+        let last = rest.last().expect("a last event");
+        let error: Value =
+            serde_json::from_str(last).unwrap_or_else(|_| panic!("expected JSON: {last}"));
+        let message = error.pointer("/error/message").and_then(Value::as_str);
+        message
+            .unwrap_or_else(|| panic!("expected an error event, found {last}"))
+            .to_owned()
+    }
 }
 
 impl Iterator for EventStream {
@@ -134,6 +172,10 @@ fn send(address: SocketAddr, path: &str, headers: &str, body: &Value) -> io::Res
         body.len()
     )?;
     Ok(stream)
+}
+
+fn bearer(key: &str) -> String {
+    format!("Authorization: Bearer {key}\r\n")
 }
 
 fn read_response(mut reader: impl BufRead) -> io::Result<Response> {

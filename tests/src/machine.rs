@@ -85,6 +85,25 @@ impl Machine {
         Ok(machine)
     }
 
+    /// Programs that the kernel has killed there because memory ran out.
+    ///
+    /// # Errors
+    /// Where the kernel does not count them.
+    pub fn killed_for_memory(&self) -> io::Result<u64> {
+        let unknown = || io::Error::other("no cgroup says how many were killed");
+        let counters = ["memory.oom_control", "memory.events"];
+        let mut files = self
+            .folders
+            .iter()
+            .flat_map(|folder| counters.map(|name| folder.join(name)));
+        let text = files.find_map(|file| fs::read_to_string(file).ok());
+        let text = text.ok_or_else(unknown)?;
+        let count = text
+            .lines()
+            .find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok());
+        count.ok_or_else(unknown)
+    }
+
     fn folder(&mut self, parent: &Path, name: &str) -> io::Result<PathBuf> {
         let folder = parent.join(name);
         fs::create_dir(&folder)?;

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::node_profile::{LinkProfile, NodeProfile};
 use prima_crds::v1alpha1::ring_plan::RingPlan;
@@ -17,6 +17,7 @@ use tempfile::TempDir;
 use crate::inputs;
 use crate::machine::Machine;
 use crate::process::{DEADLINE, POLL_INTERVAL, Process, send_signal};
+use crate::slow_link::slow_link;
 use crate::{Endpoint, http};
 
 /// A ring that serves.
@@ -80,6 +81,13 @@ impl Node<'_> {
     }
 }
 
+/// What a machine of round numbers measured, for rings whose plan need not fit this one.
+pub fn usual_profile() -> NodeProfile {
+    let file = inputs::file("tests/assets/machine.yaml");
+    let yaml = std::fs::read_to_string(file).expect("a profile's file");
+    NodeProfile::from_yaml("profile", &yaml).expect("a profile")
+}
+
 /// What `prima plan` makes of `profiles` as machines `m0`, `m1`, ...: all take part, and reach each other as each reaches itself. Panics
 /// with what it wrote if it fails.
 pub fn plan(model: &Path, profiles: Vec<NodeProfile>, arguments: &[&str]) -> Planned {
@@ -122,31 +130,57 @@ pub fn plan(model: &Path, profiles: Vec<NodeProfile>, arguments: &[&str]) -> Pla
 impl MachineRing {
     /// Starts the agent of every member of `plan` on its node (`m0` on the first, and so on) with further `arguments`, and waits until a
     /// token went round. Panics with what an agent wrote if it ends before that.
-    pub fn start(mut plan: RingPlan, nodes: &[Node<'_>], arguments: &[&str]) -> MachineRing {
+    pub fn start(plan: RingPlan, nodes: &[Node<'_>], arguments: &[&str]) -> MachineRing {
+        Self::start_over(plan, nodes, arguments, Ok)
+    }
+
+    /// As [`start`](Self::start), where every byte between members takes `delay`.
+    pub fn start_apart(
+        plan: RingPlan,
+        nodes: &[Node<'_>],
+        arguments: &[&str],
+        delay: Duration,
+    ) -> MachineRing {
+        Self::start_over(plan, nodes, arguments, |to| slow_link(to, delay))
+    }
+
+    /// `link`: the address at which others reach what listens there.
+    fn start_over(
+        mut plan: RingPlan,
+        nodes: &[Node<'_>],
+        arguments: &[&str],
+        link: impl Fn(SocketAddr) -> io::Result<SocketAddr>,
+    ) -> MachineRing {
         let ports = free_ports(plan.spec.members.len() + 1);
-        let address = ports[0];
-        for (member, port) in plan.spec.members.iter_mut().zip(&ports[1..]) {
-            member.address = port.to_string();
+        let (address, listening) = (ports[0], &ports[1..]);
+        for (member, port) in plan.spec.members.iter_mut().zip(listening) {
+            member.address = link(*port).expect("a link").to_string();
         }
         let folder = tempfile::tempdir().expect("a folder");
         let model = plan.spec.model.name.clone();
-        let agents = plan.spec.members.iter().map(|member| {
-            let index: usize = member.name[1..].parse().expect("a number");
-            let mut own = plan.clone();
-            own.spec.model.file = nodes[index].model.display().to_string();
-            let file = folder.path().join(format!("{}.yaml", member.name));
-            std::fs::write(&file, serde_saphyr::to_string(&own).expect("YAML"))
-                .expect("write a plan");
-            let mut command = nodes[index].machine.program("prima-node-agent");
-            command
-                .args(["serve", "--member", &member.name, "--http"])
-                .arg(address.to_string())
-                .args(arguments)
-                .arg("--plan")
-                .arg(file)
-                .env_remove("PRIMA_API_KEY");
-            Process::spawn(nodes[index].machine.enter(command))
-        });
+        let agents = plan
+            .spec
+            .members
+            .iter()
+            .zip(listening)
+            .map(|(member, port)| {
+                let index: usize = member.name[1..].parse().expect("a number");
+                let mut own = plan.clone();
+                own.spec.model.file = nodes[index].model.display().to_string();
+                let file = folder.path().join(format!("{}.yaml", member.name));
+                std::fs::write(&file, serde_saphyr::to_string(&own).expect("YAML"))
+                    .expect("write a plan");
+                let mut command = nodes[index].machine.program("prima-node-agent");
+                command
+                    .args(["serve", "--member", &member.name, "--http"])
+                    .arg(address.to_string())
+                    .args(["--listen", &port.to_string()])
+                    .args(arguments)
+                    .arg("--plan")
+                    .arg(file)
+                    .env_remove("PRIMA_API_KEY");
+                Process::spawn(nodes[index].machine.enter(command))
+            });
         let mut ring = MachineRing {
             agents: agents.collect(),
             address,
@@ -160,11 +194,16 @@ impl MachineRing {
     fn wait(&mut self) {
         let begun = Instant::now();
         while !http::get(self.address, "/health").is_ok_and(|health| health.status == 200) {
-            for agent in &mut self.agents {
-                agent.expect_running();
-            }
+            self.expect_all_running();
             assert!(begun.elapsed() < 5 * DEADLINE, "the ring hangs");
             thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    /// Panics with what it wrote if an agent has ended.
+    pub fn expect_all_running(&mut self) {
+        for agent in &mut self.agents {
+            agent.expect_running();
         }
     }
 

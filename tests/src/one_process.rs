@@ -105,6 +105,13 @@ fn entry(kv: &mut KvCache, rows: usize) -> BatchEntry<'_> {
     }
 }
 
+/// The tokens that would end an answer early.
+pub fn end_tokens(engine: &OneProcess) -> Vec<u32> {
+    (0..engine.tokenizer.vocab_size() as u32)
+        .filter(|&token| engine.tokenizer.is_end_of_generation(token))
+        .collect()
+}
+
 /// The token with the largest logit, the first of equals.
 pub fn most_likely(logits: &[f32]) -> u32 {
     let better = |best: usize, next: usize| {

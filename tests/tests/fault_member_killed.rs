@@ -113,24 +113,12 @@ fn stream(ring: &LocalRing, tokens: usize) -> EventStream {
 
 /// The stream ends with an error event that names the lost member, and never with `[DONE]`.
 fn assert_told(events: EventStream, victim: &Member) {
-    let error = last_error(events);
+    let error = events.error_at_end();
     assert!(
         error.contains(&victim.name) && error.contains("lost"),
         "expected an error that names {}, found {error:?}",
         victim.name
     );
-}
-
-/// The message of the error event with which the stream ends.
-fn last_error(events: EventStream) -> String {
-    let rest: Vec<String> = events.map(|event| event.expect("an orderly end")).collect();
-    let last = rest.last().expect("a last event");
-    let last: Value =
-        serde_json::from_str(last).unwrap_or_else(|_| panic!("expected JSON: {last}"));
-    let message = last.pointer("/error/message").and_then(Value::as_str);
-    message
-        .unwrap_or_else(|| panic!("expected an error event, found {last}"))
-        .to_owned()
 }
 
 /// `prima run` ends by itself, with an error that names the member and the signal, and nothing is left.
