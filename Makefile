@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lint fmt images bench bench-engine bench-rings bench-kernels bench-70b check-cuda fuzz assets
+.PHONY: help run test lint fmt images bench bench-engine bench-rings bench-conversations bench-kernels bench-70b check-cuda fuzz assets
 
 PYTHON ?= python3
 # The model that `make run` fetches; with MODEL=path nothing is fetched.
@@ -14,7 +14,7 @@ MEMBERS ?= 3
 WITH := operator/halda/with-native-tools.sh
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "Variables of run: MODEL=file.gguf MEMBERS=3 PORT=8080 ARGS='--rounds 2 --split 15,10,5'"
 
 run: ## Build, fetch a small model (93 MB, once), answer from a ring of three agents on this machine
@@ -37,7 +37,7 @@ fmt: ## Format the code
 images: ## Build the container images for this machine's processor; arm64, GPUs and names: images/build.sh
 	images/build.sh
 
-bench: bench-engine bench-rings ## Measure speed against llama.cpp and bare TCP, side by side (85 minutes); prints tables
+bench: bench-engine bench-rings bench-conversations ## Measure speed against llama.cpp and bare TCP, side by side (two hours); prints tables
 
 bench-engine: ## Only the engine beside llama.cpp, and how near both are to what the machine can do (40 minutes)
 	$(PYTHON) tests/assets/fetch.py bench
@@ -47,6 +47,11 @@ bench-rings: ## Only the rings and the planner: hops, less memory than the model
 	$(PYTHON) tests/assets/fetch.py bench
 	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
 	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --rings
+
+bench-conversations: ## Only conversations beside llama-server: second turns, 16 chats at once, speculation (40 minutes)
+	$(PYTHON) tests/assets/fetch.py bench
+	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
+	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --conversations
 
 bench-kernels: ## Only the matrix kernels, each weight format at each level of instructions (10 minutes)
 	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --kernels

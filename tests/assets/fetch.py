@@ -424,8 +424,8 @@ SETS: dict[str, list[str]] = {
     "run": ["smollm2"],
     "test": ["smollm2", "smollm2-f32", "vocab", "templates", "text", "venv", "stories15m", "stories15m-llama3-rope", "stories15m-qwen2",
              "stories15m-qwen2-zero", "families", "gemma3-270m", "gemma3-270m-f32", "formats", "random-formats"],
-    "bench": ["smollm2", "stories15m", "tinyllama-q4_k_m", "tinyllama-q8_0", "gemma3-270m", "shape-1b", "shape-8b", "shape-qwen3-8b",
-              "llama.cpp-source"],
+    "bench": ["smollm2", "smollm2-f32", "text", "stories15m", "tinyllama-q4_k_m", "tinyllama-q8_0", "gemma3-270m", "shape-1b", "shape-8b",
+              "shape-qwen3-8b", "llama.cpp-source"],
     "bench-70b": ["shape-70b"],
 }
 

@@ -1,10 +1,9 @@
-//! A client of a ring's endpoint that times the answers, as a user's program would see them.
+//! A client of a ring's endpoint, or of llama.cpp's, that times the answers, as a user's program would see them.
 //!
 //! Answers are greedy and of exactly the length asked for: the tokens that would end one are forbidden.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::thread;
 use std::time::Instant;
@@ -15,6 +14,28 @@ use prima_tests::local_ring::LocalRing;
 use serde_json::{Value, json};
 
 use crate::error::BenchError;
+use crate::statistics::Samples;
+
+/// An answer, as it came.
+pub struct Answer {
+    pub text: String,
+    /// From the request to the first token (TTFT).
+    pub first_token_seconds: f64,
+    /// From one token to the next, on average (TPOT).
+    pub seconds_per_token: f64,
+    /// Seconds from each event to the next: as a rule, of a token.
+    pub gaps: Vec<f64>,
+    /// Tokens of the prompt that were not computed again.
+    pub cached_tokens: u64,
+}
+
+/// Several answers that came together.
+pub struct AtOnce {
+    /// Of all together, prompts included.
+    pub tokens_per_second: f64,
+    /// Seconds from one token of an answer to its next, of all answers.
+    pub gaps: Samples,
+}
 
 /// What one token takes.
 pub struct TokenCost {
@@ -25,7 +46,7 @@ pub struct TokenCost {
 
 /// A ring of agents on this machine and its client.
 pub struct Client {
-    ring: Box<dyn Endpoint>,
+    ring: Box<dyn Endpoint + Sync>,
     never: BTreeMap<String, i32>,
 }
 
@@ -49,7 +70,7 @@ impl Client {
     }
 
     /// A client of a ring that serves; `never`: tokens that no answer may hold.
-    pub fn of(ring: impl Endpoint + 'static, never: &[u32]) -> Client {
+    pub fn of(ring: impl Endpoint + Sync + 'static, never: &[u32]) -> Client {
         Client {
             ring: Box::new(ring),
             never: never
@@ -61,19 +82,18 @@ impl Client {
 
     /// Seconds from one token to the next (TPOT), on average over a greedy continuation of `prompt` by `tokens` tokens.
     pub fn seconds_per_token(&self, prompt: &str, tokens: usize) -> Result<f64, BenchError> {
-        let body = self.request(prompt, tokens);
-        complete(self.ring.address(), &body, tokens)
+        Ok(self
+            .answer(&self.request(prompt, tokens))?
+            .seconds_per_token)
     }
 
     /// Seconds of one token, and for how many of them members computed, by their own clocks: `tokens` tokens after a prompt of one.
     pub fn token_cost(&self, tokens: usize) -> Result<TokenCost, BenchError> {
         const ANY_TOKEN: u32 = 1;
-        let mut body = self.request("", tokens);
-        body["prompt"] = json!([ANY_TOKEN]);
+        let body = self.request(vec![ANY_TOKEN], tokens);
         let before = self.compute_seconds()?;
-        let seconds = complete(self.ring.address(), &body, tokens)?;
         Ok(TokenCost {
-            seconds,
+            seconds: self.answer(&body)?.seconds_per_token,
             // The prompt's token is computed like any other.
             computing: (self.compute_seconds()? - before) / tokens as f64,
         })
@@ -85,32 +105,33 @@ impl Client {
             .map_err(|source| BenchError::Http { source })
     }
 
-    /// `requests` answers at once: tokens per second of all together, prompts included.
-    pub fn tokens_per_second(&self, requests: usize, tokens: usize) -> Result<f64, BenchError> {
-        let address = self.ring.address();
+    /// `requests` answers at once, of `tokens` tokens each.
+    pub fn at_once(&self, requests: usize, tokens: usize) -> Result<AtOnce, BenchError> {
         let bodies: Vec<Value> = (0..requests)
-            .map(|i| self.request(&format!("Story number {i}: once upon a time"), tokens))
+            .map(|i| self.request(format!("Story number {i}: once upon a time"), tokens))
             .collect();
         let start = Instant::now();
-        thread::scope(|scope| {
+        let answers = thread::scope(|scope| {
             let clients: Vec<_> = bodies
                 .iter()
-                .map(|body| scope.spawn(move || complete(address, body, tokens)))
+                .map(|body| scope.spawn(|| self.answer(body)))
                 .collect();
-            clients.into_iter().try_for_each(|client| {
-                client
-                    .join()
-                    .expect("a client that does not panic")
-                    .map(drop)
-            })
+            let answers = clients
+                .into_iter()
+                .map(|client| client.join().expect("a client that does not panic"));
+            answers.collect::<Result<Vec<Answer>, BenchError>>()
         })?;
-        Ok((requests * tokens) as f64 / start.elapsed().as_secs_f64())
+        Ok(AtOnce {
+            tokens_per_second: (requests * tokens) as f64 / start.elapsed().as_secs_f64(),
+            gaps: answers.into_iter().flat_map(|answer| answer.gaps).collect(),
+        })
     }
 
-    fn request(&self, prompt: &str, tokens: usize) -> Value {
+    /// The body of a request for exactly `tokens` tokens after `prompt`, a text or tokens, each the most likely.
+    pub fn request(&self, prompt: impl Into<Value>, tokens: usize) -> Value {
         json!({
             "model": self.ring.model(),
-            "prompt": prompt,
+            "prompt": prompt.into(),
             "max_tokens": tokens,
             "temperature": 0,
             "logit_bias": self.never,
@@ -118,45 +139,53 @@ impl Client {
             "stream_options": {"include_usage": true},
         })
     }
-}
 
-fn complete(address: SocketAddr, body: &Value, tokens: usize) -> Result<f64, BenchError> {
-    let http = |source| BenchError::Http { source };
-    let events = http::post_streaming(address, "/v1/completions", body).map_err(http)?;
-    if events.status != 200 {
-        let answer = events
-            .collect::<io::Result<Vec<_>>>()
-            .map_err(http)?
-            .concat();
-        return Err(BenchError::Answer { answer });
-    }
-    let (mut first, mut last, mut found) = (None, Instant::now(), 0);
-    for event in events {
-        let event = event.map_err(http)?;
-        if event == "[DONE]" {
-            break;
+    /// The answer to such a request.
+    pub fn answer(&self, body: &Value) -> Result<Answer, BenchError> {
+        let http = |source| BenchError::Http { source };
+        let begun = Instant::now();
+        let events =
+            http::post_streaming(self.ring.address(), "/v1/completions", body).map_err(http)?;
+        if events.status != 200 {
+            let answer = events
+                .collect::<io::Result<Vec<_>>>()
+                .map_err(http)?
+                .concat();
+            return Err(BenchError::Answer { answer });
         }
-        let json: Value = serde_json::from_str(&event).unwrap_or(Value::Null);
-        let text = json.pointer("/choices/0/text").and_then(Value::as_str);
-        let usage = json
-            .pointer("/usage/completion_tokens")
-            .and_then(Value::as_u64);
-        if text.is_none() && usage.is_none() {
-            return Err(BenchError::Answer { answer: event });
+        let (mut text, mut times, mut usage) = (String::new(), Vec::new(), Value::Null);
+        for event in events {
+            let event = event.map_err(http)?;
+            if event == "[DONE]" {
+                break;
+            }
+            let mut json: Value = serde_json::from_str(&event).unwrap_or(Value::Null);
+            let piece = json.pointer("/choices/0/text").and_then(Value::as_str);
+            if piece.is_none() && json.get("usage").is_none() {
+                return Err(BenchError::Answer { answer: event });
+            }
+            if let Some(piece) = piece.filter(|piece| !piece.is_empty()) {
+                text += piece;
+                times.push(begun.elapsed().as_secs_f64());
+            }
+            if json["usage"].is_object() {
+                usage = json["usage"].take();
+            }
         }
-        if text.is_some_and(|text| !text.is_empty()) {
-            last = Instant::now();
-            first.get_or_insert(last);
+        let expected = body["max_tokens"].as_u64().unwrap_or(0);
+        let found = usage["completion_tokens"].as_u64().unwrap_or(0);
+        match (times.first(), times.last()) {
+            (Some(first), Some(last)) if found == expected && expected > 1 => Ok(Answer {
+                text,
+                first_token_seconds: *first,
+                seconds_per_token: (last - first) / (expected - 1) as f64,
+                gaps: times.windows(2).map(|pair| pair[1] - pair[0]).collect(),
+                cached_tokens: usage
+                    .pointer("/prompt_tokens_details/cached_tokens")
+                    .and_then(Value::as_u64)
+                    .unwrap_or(0),
+            }),
+            _ => Err(BenchError::Tokens { expected, found }),
         }
-        found = usage.map_or(found, |count| count as usize);
-    }
-    match first {
-        Some(first) if found == tokens && tokens > 1 => {
-            Ok((last - first).as_secs_f64() / (tokens - 1) as f64)
-        }
-        _ => Err(BenchError::Tokens {
-            expected: tokens,
-            found,
-        }),
     }
 }

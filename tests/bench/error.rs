@@ -28,18 +28,27 @@ pub enum BenchError {
     },
     #[error("llama.cpp's benchmark printed something else than its JSON: {output}")]
     PeerOutput { output: String },
+    #[error("llama-server did not begin to serve: {outcome}")]
+    PeerServer { outcome: String },
     #[error("talking to the ring's endpoint failed")]
     Http { source: std::io::Error },
     #[error("the endpoint answered: {answer}")]
     Answer { answer: String },
     #[error("the endpoint gave {found} tokens, {expected} were asked for")]
-    Tokens { expected: usize, found: usize },
+    Tokens { expected: u64, found: u64 },
+    #[error("the answer to {what} is another one with it than without")]
+    Changed { what: String },
     #[error("the raw TCP ring failed")]
     PingPong { source: std::io::Error },
     #[error("cannot limit a program's memory")]
     Cgroup { source: std::io::Error },
     #[error("cannot drop a model from the page cache")]
     PageCache { source: std::io::Error },
+    #[error("cannot read {}", path.display())]
+    Read {
+        path: PathBuf,
+        source: std::io::Error,
+    },
     #[error("cannot copy {}", path.display())]
     Copy {
         path: PathBuf,

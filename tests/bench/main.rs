@@ -4,10 +4,12 @@
 //! slower does so for both; medians are reported. Refuses to judge by one sample, and to hide what comes out badly.
 //!
 //! `--quick` takes one small sample of everything, to try the bench itself; its numbers mean nothing and are not kept. `--engine` measures
-//! the engine alone, `--rings` everything but the engine, `--kernels` the kernels, format by level, `--70b` a model of 70B in a small
-//! ring, and nothing else. Results are kept in a folder for each kind of machine.
+//! the engine alone, `--rings` rings and the planner, `--conversations` what users of conversations notice, `--kernels` the kernels, format
+//! by level, `--70b` a model of 70B in a small ring, and nothing else. Results are kept in a folder for each kind of machine.
 
+mod chats;
 mod client;
+mod contenders;
 mod engine_speed;
 mod error;
 mod hop_cost;
@@ -20,13 +22,17 @@ mod planning_speed;
 mod plot;
 mod prediction;
 mod report;
+mod report_conversations;
 mod ring_speed;
+mod second_turn;
+mod speculation;
 mod statistics;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use error::BenchError;
+use prima_engine::Compute;
 
 /// How much is measured.
 pub struct Effort {
@@ -62,8 +68,12 @@ fn main() -> ExitCode {
         run_engine(&effort, quick)
     } else if asked("--rings") {
         run_rings(&effort, quick)
+    } else if asked("--conversations") {
+        run_conversations(&effort, quick)
     } else {
-        run_engine(&effort, quick).and_then(|()| run_rings(&effort, quick))
+        run_engine(&effort, quick)
+            .and_then(|()| run_rings(&effort, quick))
+            .and_then(|()| run_conversations(&effort, quick))
     };
     match measured {
         Ok(()) => ExitCode::SUCCESS,
@@ -111,6 +121,26 @@ fn run_engine(effort: &Effort, quick: bool) -> Result<(), BenchError> {
     match quick {
         true => Ok(()),
         false => report::write(&results().join("engine.md"), &report),
+    }
+}
+
+fn run_conversations(effort: &Effort, quick: bool) -> Result<(), BenchError> {
+    let peer = peer::build()?;
+    let second_turns = second_turn::measure(effort, &peer)?;
+    let chats = chats::measure(effort, &peer)?;
+    let speculation = speculation::measure(effort, &peer)?;
+    let report = [
+        report::title("make bench-conversations"),
+        report_conversations::preamble(Compute::available_threads()),
+        report_conversations::second_turns(&second_turns),
+        report_conversations::chats(&chats),
+        report_conversations::speculation(&speculation),
+    ]
+    .concat();
+    println!("{report}");
+    match quick {
+        true => Ok(()),
+        false => report::write(&results().join("conversations.md"), &report),
     }
 }
 

@@ -1,14 +1,18 @@
-//! The peer: llama.cpp's own llama-bench and llama-batched-bench, built once for this machine from the source in PyPI's llama-cpp-python.
+//! The peer: llama.cpp's own llama-bench, llama-batched-bench and llama-server, built once for this machine from the source in PyPI's
+//! llama-cpp-python.
 //!
 //! Decides nothing about what is measured. Its defaults stay (flash attention and repacking as it likes), as they are what its users get;
 //! after much context, where they are not its best, the caller chooses.
 
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use prima_engine::Compute;
-use prima_tests::assets;
 use prima_tests::machine::Machine;
+use prima_tests::{Endpoint, assets, http};
 
 use crate::error::BenchError;
 
@@ -35,7 +39,17 @@ impl FlashAttention {
     }
 }
 
-const PROGRAMS: [&str; 2] = ["llama-bench", "llama-batched-bench"];
+const PROGRAMS: [&str; 3] = ["llama-bench", "llama-batched-bench", "llama-server"];
+
+/// llama-server; killed on drop.
+pub struct Server {
+    child: Child,
+    address: SocketAddr,
+}
+
+/// For a large model to be read.
+const LOADED_WITHIN: Duration = Duration::from_secs(300);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Builds them when they are not there, which takes some ten minutes on two cores.
 pub fn build() -> Result<Programs, BenchError> {
@@ -52,7 +66,7 @@ pub fn build() -> Result<Programs, BenchError> {
     let source = assets::path("peers/llama.cpp")?;
     eprintln!(
         "building {} in {} (once)",
-        PROGRAMS.join(" and "),
+        PROGRAMS.join(", "),
         build.display()
     );
     let mut configure = Command::new("nice");
@@ -67,7 +81,9 @@ pub fn build() -> Result<Programs, BenchError> {
         .args([
             "-DLLAMA_BUILD_TESTS=OFF",
             "-DLLAMA_BUILD_EXAMPLES=OFF",
-            "-DLLAMA_BUILD_SERVER=OFF",
+            "-DLLAMA_BUILD_SERVER=ON",
+            // Its page would be fetched from a hub.
+            "-DLLAMA_USE_PREBUILT_UI=OFF",
         ])
         .arg("-S")
         .arg(&source)
@@ -153,6 +169,47 @@ impl Programs {
             .ok_or(BenchError::PeerOutput { output })
     }
 
+    /// llama-server, when it serves: with its defaults, prompt cache included, but for the `threads`, the tokens of all requests' `context`
+    /// together, and `options`.
+    pub fn server(
+        &self,
+        model: &Path,
+        threads: usize,
+        context: usize,
+        options: &[&str],
+    ) -> Result<Server, BenchError> {
+        const PROGRAM: &str = "llama-server";
+        let failed = |source| BenchError::Run {
+            program: PROGRAM.to_owned(),
+            source,
+        };
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|port| port.local_addr());
+        let address = free.map_err(failed)?;
+        let child = Command::new(self.folder.join(PROGRAM))
+            .arg("-m")
+            .arg(model)
+            .args(["-t", &threads.to_string(), "-c", &context.to_string()])
+            .args(["--port", &address.port().to_string()])
+            .args(options)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(failed)?;
+        let mut server = Server { child, address };
+        let begun = Instant::now();
+        while !http::get(address, "/health").is_ok_and(|health| health.status == 200) {
+            let ended = server.child.try_wait().map_err(failed)?;
+            if ended.is_some() || begun.elapsed() > LOADED_WITHIN {
+                let outcome =
+                    ended.map_or("it still loads".to_owned(), |status| status.to_string());
+                return Err(BenchError::PeerServer { outcome });
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+        Ok(server)
+    }
+
     fn bench(&self, model: &Path, threads: usize, prefill: usize, decode: usize) -> Command {
         let mut command = Command::new(self.folder.join("llama-bench"));
         command
@@ -162,6 +219,25 @@ impl Programs {
             .args(["-p", &prefill.to_string(), "-n", &decode.to_string()])
             .args(["-r", "1", "-o", "json"]);
         command
+    }
+}
+
+impl Endpoint for Server {
+    fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// It has one only, and takes any name.
+    fn model(&self) -> &str {
+        "llama.cpp"
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Both fail only where it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

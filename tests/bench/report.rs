@@ -454,7 +454,7 @@ fn ring_section(text: &mut String, rings: &[RingSpeed]) {
     );
 }
 
-fn spread(samples: &Samples, digits: usize) -> String {
+pub fn spread(samples: &Samples, digits: usize) -> String {
     scaled(samples, 1.0, digits)
 }
 
@@ -470,7 +470,7 @@ fn scaled(samples: &Samples, unit: f64, digits: usize) -> String {
     )
 }
 
-fn verdict(met: bool) -> &'static str {
+pub fn verdict(met: bool) -> &'static str {
     if met { "met" } else { "missed" }
 }
 

@@ -50,7 +50,8 @@ pub fn measure(effort: &Effort) -> Result<Vec<RingSpeed>, BenchError> {
             let seconds = client.seconds_per_token(PROMPT, effort.decode)?;
             ring.decode.push(1.0 / seconds);
             for (requests, samples) in REQUESTS.iter().zip(&mut ring.at_once) {
-                samples.push(client.tokens_per_second(*requests, effort.decode)?);
+                let answers = client.at_once(*requests, effort.decode)?;
+                samples.push(answers.tokens_per_second);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Medians and a straight line through points. Refuses to be a statistics library.
+//! Medians, quantiles and a straight line through points. Refuses to be a statistics library.
 
 /// Samples of one quantity, in any order.
 #[derive(Debug, Clone, Default)]
@@ -24,12 +24,27 @@ impl Samples {
         }
     }
 
+    /// The smallest sample that at least this `share` of all do not exceed, or NaN of none.
+    pub fn quantile(&self, share: f64) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        let rank = (share * sorted.len() as f64).ceil() as usize;
+        let sample = sorted.get(rank.saturating_sub(1));
+        sample.copied().unwrap_or(f64::NAN)
+    }
+
     pub fn smallest(&self) -> f64 {
         self.0.iter().copied().fold(f64::NAN, f64::min)
     }
 
     pub fn largest(&self) -> f64 {
         self.0.iter().copied().fold(f64::NAN, f64::max)
+    }
+}
+
+impl FromIterator<f64> for Samples {
+    fn from_iter<I: IntoIterator<Item = f64>>(samples: I) -> Self {
+        Self(samples.into_iter().collect())
     }
 }
 
@@ -76,6 +91,15 @@ mod tests {
     fn the_median_is_in_the_middle() {
         assert_eq!(Samples(vec![9.0, 1.0, 2.0]).median(), 2.0);
         assert_eq!(Samples(vec![4.0, 1.0, 2.0, 9.0]).median(), 3.0);
+    }
+
+    #[test]
+    fn a_quantile_is_a_sample() {
+        let hundred: Samples = (1..=100).rev().map(f64::from).collect();
+        assert_eq!(hundred.quantile(0.5), 50.0);
+        assert_eq!(hundred.quantile(0.99), 99.0);
+        assert_eq!(Samples(vec![7.0]).quantile(0.99), 7.0);
+        assert!(Samples::default().quantile(0.5).is_nan());
     }
 
     #[test]

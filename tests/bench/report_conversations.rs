@@ -1,0 +1,136 @@
+//! The sections about conversations, and how they stand against their goals.
+
+use std::fmt::Write;
+
+use crate::chats::{AT_ONCE, Chats};
+use crate::contenders::Contender;
+use crate::report::{spread, verdict};
+use crate::second_turn::SecondTurn;
+use crate::speculation::{Speculation, WORKLOADS};
+use crate::statistics::Samples;
+
+/// Percent of its first turn that a ring takes to answer a second.
+const SECOND_TURN_GOAL: f64 = 10.0;
+/// Of the speed without speculation, where nothing can be proposed.
+const PROSE_GOAL: f64 = 0.97;
+
+/// What holds for all sections.
+pub fn preamble(threads: usize) -> String {
+    format!(
+        "\nRings of one member beside llama-server of llama-cpp-python 0.3.36, built natively on this machine, with its prompt cache: \
+         both over HTTP, with {threads} threads each, the same context, and the same tokens of a prompt.\n"
+    )
+}
+
+pub fn second_turns(turns: &[SecondTurn]) -> String {
+    let mut text = String::from(
+        "\n## The second turn of a conversation\n\nSeconds to the first token. The second turn repeats the first and its answer, and adds a \
+         question; a ring that never saw the first answered it with the same text, each time.\n\n\
+         | model | first turn | | first token, first turn | second turn | tokens cached | second to first | goal | |\n\
+         | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+    );
+    for turn in turns {
+        let peers_second = turn.waits.llama_cpp.second.median();
+        for (name, waits, goal) in [
+            ("prima", &turn.waits.prima, Some(SECOND_TURN_GOAL)),
+            ("llama.cpp", &turn.waits.llama_cpp, None),
+        ] {
+            let percent = 100.0 * waits.second.median() / waits.first.median();
+            let (goal, met) = match goal {
+                Some(goal) => (
+                    format!("at most {goal} %, and not after llama.cpp"),
+                    verdict(percent <= goal && waits.second.median() <= peers_second),
+                ),
+                None => (String::new(), ""),
+            };
+            // Writing to a String cannot fail.
+            let _ = writeln!(
+                text,
+                "| {} | {} tokens | {name} | {} | {} | {} | **{percent:.1} %** | {goal} | {met} |",
+                turn.model,
+                turn.shared,
+                spread(&waits.first, 2),
+                spread(&waits.second, 3),
+                spread(&waits.cached, 0),
+            );
+        }
+    }
+    text
+}
+
+pub fn chats(all: &[Chats]) -> String {
+    let mut text = format!(
+        "\n## {AT_ONCE} short chats at once\n\nIn the memory of one context, for both. The quantiles are over the time from one token of an \
+         answer to its next, in milliseconds.\n\n\
+         | model | | prima | llama.cpp | ratio |\n| --- | --- | --- | --- | --- |\n"
+    );
+    for chats in all {
+        let (prima, llama_cpp) = (&chats.together.prima, &chats.together.llama_cpp);
+        let mut row = |what: String, prima: &Samples, llama_cpp: &Samples, digits| {
+            let ratio = prima.median() / llama_cpp.median();
+            let _ = writeln!(
+                text,
+                "| {} | {what} | {} | {} | **{ratio:.2}** |",
+                chats.model,
+                spread(prima, digits),
+                spread(llama_cpp, digits),
+            );
+        };
+        row(
+            format!("tokens per second in all, {} each", chats.tokens),
+            &prima.tokens_per_second,
+            &llama_cpp.tokens_per_second,
+            1,
+        );
+        row("p50 per token".into(), &prima.p50, &llama_cpp.p50, 1);
+        row("p99 per token".into(), &prima.p99, &llama_cpp.p99, 1);
+    }
+    text
+}
+
+pub fn speculation(all: &[Speculation]) -> String {
+    let mut text = String::from(
+        "\n## Speculation\n\nTokens per second of one request, and how many times as many as the same program without speculation. \
+         Small models do not do as they are told, so a prompt has a text twice (a source file and its edit, or a passage of a book) and breaks \
+         off in the middle of the second time; how much of the answer is the text's rest stands beside. Prose is drawn at temperature 1. A \
+         ring's answers are the same with and without.\n\n",
+    );
+    let _ = write!(text, "| model | |");
+    for workload in WORKLOADS {
+        let _ = write!(text, " {workload} | gain | copied |");
+    }
+    let _ = writeln!(text, "\n|{}", " --- |".repeat(2 + 3 * WORKLOADS.len()));
+    for one in all {
+        for setting in &one.settings {
+            let _ = write!(
+                text,
+                "| {}, {} tokens | {} |",
+                one.model, one.tokens, setting.name
+            );
+            for (cell, off) in setting.cells.iter().zip(one.off(setting.contender)) {
+                let copied = match cell.copied.count() {
+                    0 => String::new(),
+                    _ => format!("{:.0} %", cell.copied.median()),
+                };
+                let gain = cell.decode.median() / off.decode.median();
+                let decode = spread(&cell.decode, 1);
+                let _ = write!(text, " {decode} | **{gain:.2}** | {copied} |");
+            }
+            text.push('\n');
+        }
+    }
+    let prose = WORKLOADS.len() - 1;
+    let rings = all.iter().flat_map(|one| {
+        let off = one.off(Contender::Prima)[prose].decode.median();
+        let rings = one.settings.iter();
+        let rings = rings.filter(|setting| setting.contender == Contender::Prima);
+        rings.map(move |ring| ring.cells[prose].decode.median() / off)
+    });
+    let least = rings.fold(f64::INFINITY, f64::min);
+    let _ = writeln!(
+        text,
+        "\nGoal: a ring's prose at least {PROSE_GOAL} times as fast: {least:.2}, {}.",
+        verdict(least >= PROSE_GOAL)
+    );
+    text
+}

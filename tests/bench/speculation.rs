@@ -1,0 +1,262 @@
+//! What speculation gives, off against on, for a ring and for llama-server each: tokens per second of one request.
+//!
+//! Small models do not do as they are told. So that an answer repeats what stands in its prompt, the prompt has a text twice, and breaks
+//! off in the middle of the second time: the likeliest continuation is the rest. In prose nothing repeats, and speculation must not
+//! cost. There tokens are drawn (temperature 1, a seed for each turn): the likeliest ones alone would soon turn in circles.
+
+use prima_tests::assets;
+use serde_json::json;
+
+use crate::Effort;
+use crate::client::Client;
+use crate::contenders::{Contender, Contenders, moby_dick};
+use crate::error::BenchError;
+use crate::peer::Programs;
+use crate::statistics::Samples;
+
+struct Subject {
+    model: &'static str,
+    /// A model to draft with. The one here has the same weights, in another format: no draft is better.
+    draft: Option<&'static str>,
+    /// At most: large models take long.
+    turns: usize,
+}
+
+const SUBJECTS: [Subject; 3] = [
+    Subject {
+        model: "SmolLM2-135M-Instruct-Q4_1",
+        draft: None,
+        turns: 7,
+    },
+    Subject {
+        model: "SmolLM2-135M-Instruct-F32",
+        draft: Some("SmolLM2-135M-Instruct-Q4_1"),
+        turns: 5,
+    },
+    Subject {
+        model: "TinyLlama-1.1B-Chat-Q4_K_M",
+        draft: None,
+        turns: 3,
+    },
+];
+
+/// Part of this program's own source, and an edit of it.
+const SOURCE: &str = include_str!("statistics.rs");
+const EDIT: (&str, &str) = ("Samples", "Measurements");
+/// Letters of a text that a prompt has twice, and of these the second time.
+const TEXT: usize = 1800;
+const SECOND_TIME: usize = 700;
+
+/// The ways to run a ring and llama-server; each contender's first is without.
+const SETTINGS: [Setting; 6] = [
+    Setting {
+        name: "prima, off",
+        contender: Contender::Prima,
+        options: &[],
+        drafts: false,
+    },
+    Setting {
+        name: "prima",
+        contender: Contender::Prima,
+        options: &[],
+        drafts: false,
+    },
+    Setting {
+        name: "llama.cpp, off",
+        contender: Contender::LlamaCpp,
+        options: &[],
+        drafts: false,
+    },
+    Setting {
+        name: "llama.cpp, `--spec-default`, which is ngram-mod",
+        contender: Contender::LlamaCpp,
+        options: &["--spec-default"],
+        drafts: false,
+    },
+    // As its documentation has it for source code that is written again.
+    Setting {
+        name: "llama.cpp, ngram-simple",
+        contender: Contender::LlamaCpp,
+        options: &["--spec-type", "ngram-simple", "--spec-draft-n-max", "64"],
+        drafts: false,
+    },
+    Setting {
+        name: "llama.cpp, draft model",
+        contender: Contender::LlamaCpp,
+        options: &["--spec-type", "draft-simple", "--model-draft"],
+        drafts: true,
+    },
+];
+
+struct Setting {
+    name: &'static str,
+    contender: Contender,
+    options: &'static [&'static str],
+    /// Whether the draft's path follows; left out where there is no draft.
+    drafts: bool,
+}
+
+/// One prompt.
+struct Workload {
+    prompt: String,
+    /// The rest of the text that is there twice; none in prose.
+    rest: Option<String>,
+}
+
+/// One model.
+pub struct Speculation {
+    pub model: &'static str,
+    pub tokens: usize,
+    pub settings: Vec<Measured>,
+}
+
+/// One setting: a cell for each of [`WORKLOADS`].
+pub struct Measured {
+    pub name: &'static str,
+    pub contender: Contender,
+    options: Vec<String>,
+    pub cells: [Cell; WORKLOADS.len()],
+}
+
+#[derive(Default)]
+pub struct Cell {
+    /// Tokens per second of one request, from its first token on.
+    pub decode: Samples,
+    /// Percent of the answer that are the text's rest; none in prose.
+    pub copied: Samples,
+    /// Of each turn.
+    answers: Vec<String>,
+}
+
+pub const WORKLOADS: [&str; 3] = ["code edit", "quotation", "prose"];
+
+pub fn measure(effort: &Effort, peer: &Programs) -> Result<Vec<Speculation>, BenchError> {
+    let workloads = workloads()?;
+    SUBJECTS
+        .iter()
+        .map(|subject| measure_model(effort, peer, subject, &workloads))
+        .collect()
+}
+
+fn measure_model(
+    effort: &Effort,
+    peer: &Programs,
+    subject: &Subject,
+    workloads: &[Workload; WORKLOADS.len()],
+) -> Result<Speculation, BenchError> {
+    let model = subject.model;
+    let contenders = Contenders::open(model, peer)?;
+    let mut settings = settings(subject)?;
+    for turn in 1..=subject.turns.min(effort.turns) {
+        // Who begins alternates.
+        settings.reverse();
+        for setting in &mut settings {
+            eprintln!("speculation, turn {turn}: {model}, {}", setting.name);
+            let options: Vec<&str> = setting.options.iter().map(String::as_str).collect();
+            let client = contenders.start(setting.contender, &options)?;
+            for (workload, cell) in workloads.iter().zip(&mut setting.cells) {
+                cell.measure(&client, workload, effort.decode, turn)?;
+            }
+        }
+    }
+    settings.sort_by_key(|setting| SETTINGS.iter().position(|one| one.name == setting.name));
+    let rings = settings
+        .iter()
+        .filter(|setting| setting.contender == Contender::Prima);
+    let texts = rings.map(|ring| ring.cells.each_ref().map(|cell| &cell.answers));
+    let texts: Vec<_> = texts.collect();
+    if texts.iter().any(|answers| *answers != texts[0]) {
+        let what = format!("a prompt, by speculation with {model}");
+        return Err(BenchError::Changed { what });
+    }
+    Ok(Speculation {
+        model,
+        tokens: effort.decode,
+        settings,
+    })
+}
+
+impl Speculation {
+    /// The cells of a contender without speculation.
+    pub fn off(&self, contender: Contender) -> &[Cell; WORKLOADS.len()] {
+        let mut settings = self.settings.iter();
+        let off = settings.find(|setting| setting.contender == contender);
+        &off.expect("each contender's first setting").cells
+    }
+}
+
+impl Cell {
+    fn measure(
+        &mut self,
+        client: &Client,
+        workload: &Workload,
+        tokens: usize,
+        turn: usize,
+    ) -> Result<(), BenchError> {
+        let mut body = client.request(workload.prompt.as_str(), tokens);
+        if workload.rest.is_none() {
+            body["temperature"] = json!(1);
+            body["seed"] = json!(turn);
+        }
+        let answer = client.answer(&body)?;
+        self.decode.push(1.0 / answer.seconds_per_token);
+        if let Some(rest) = &workload.rest {
+            let same = answer
+                .text
+                .chars()
+                .zip(rest.chars())
+                .take_while(|(a, b)| a == b);
+            let share = same.count() as f64 / answer.text.chars().count() as f64;
+            self.copied.push(100.0 * share);
+        }
+        self.answers.push(answer.text);
+        Ok(())
+    }
+}
+
+/// Those that the subject has what they take for.
+fn settings(subject: &Subject) -> Result<Vec<Measured>, BenchError> {
+    let mut settings = Vec::new();
+    for setting in &SETTINGS {
+        let mut options: Vec<String> = setting.options.iter().map(|one| one.to_string()).collect();
+        match (setting.drafts, subject.draft) {
+            (true, None) => continue,
+            (true, Some(draft)) => {
+                let path = assets::path(&format!("models/{draft}.gguf"))?;
+                options.push(path.display().to_string());
+            }
+            (false, _) => {}
+        }
+        settings.push(Measured {
+            name: setting.name,
+            contender: setting.contender,
+            options,
+            cells: Default::default(),
+        });
+    }
+    Ok(settings)
+}
+
+/// As in [`WORKLOADS`].
+fn workloads() -> Result<[Workload; WORKLOADS.len()], BenchError> {
+    let beginning = |text: &str| text.chars().take(TEXT).collect::<String>();
+    let (source, passage) = (beginning(SOURCE), beginning(&moby_dick()?));
+    let (old, new) = EDIT;
+    let edited = source.replace(old, new);
+    let twice = |first: &str, between: &str, second: &str| {
+        let begun: String = second.chars().take(SECOND_TIME).collect();
+        Workload {
+            prompt: format!("{first}{between}{begun}"),
+            rest: Some(second.chars().skip(SECOND_TIME).collect()),
+        }
+    };
+    let between = format!("\n\n// The same file, with {old} renamed to {new}:\n\n");
+    Ok([
+        twice(&source, &between, &edited),
+        twice(&passage, "\n\n", &passage),
+        Workload {
+            prompt: passage,
+            rest: None,
+        },
+    ])
+}
