@@ -1,0 +1,143 @@
+//! A ring as a household may have it: far apart, with links of 300 ms, and one member ten times slower than the others. It answers as any
+//! other, and a member that is lost is noticed and named. Real limits of processor time, so this takes root and writable cgroups; `make
+//! test` leaves it out elsewhere, and says so.
+
+use std::time::{Duration, Instant};
+
+use prima_tests::Endpoint;
+use prima_tests::http::{self, EventStream};
+use prima_tests::local_ring::{LocalRing, smollm2};
+use prima_tests::machine::{Limits, Machine};
+use prima_tests::machine_ring::{MachineRing, Node, plan, usual_profile};
+use prima_tests::process::send_signal;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+const LINK: Duration = Duration::from_millis(300);
+/// Processors of each machine: the second is the slow one.
+const CPUS: [f64; 3] = [1.0, 0.1, 1.0];
+const SLOW: &str = "m1";
+const PROMPT: &str = "The capital of France is";
+
+#[test]
+fn a_slow_ring_answers_as_any_other() {
+    const TOKENS: usize = 12;
+    let usual = LocalRing::builder().model(&smollm2()).members(1).start();
+    let expected = usual.complete(PROMPT, TOKENS);
+    usual.stop();
+    let machines = machines();
+    let ring = SlowRing::start(&machines);
+    let begun = Instant::now();
+    let answer: String = ring.stream(TOKENS).map_while(text).collect();
+    assert_eq!(answer, expected);
+    // Else the links are not what this is about.
+    let trips = CPUS.len() as u32 * TOKENS as u32;
+    assert!(begun.elapsed() >= trips * LINK, "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_killed_member_of_a_slow_ring_is_named() {
+    let machines = machines();
+    let ring = SlowRing::start(&machines);
+    let events = ring.stream_in_the_middle();
+    send_signal(ring.slow, Signal::KILL);
+    assert_told(events);
+}
+
+/// Its connections stay, only its silence can give it away.
+#[test]
+fn a_silent_member_of_a_slow_ring_is_named() {
+    let machines = machines();
+    let ring = SlowRing::start(&machines);
+    let events = ring.stream_in_the_middle();
+    send_signal(ring.slow, Signal::STOP);
+    assert_told(events);
+    // So that it can be ended.
+    send_signal(ring.slow, Signal::CONT);
+}
+
+/// The client is told who is lost; `http` waits for a minute.
+fn assert_told(events: EventStream) {
+    let lost = Instant::now();
+    let error = events.error_at_end();
+    eprintln!("told after {:?}: {error}", lost.elapsed());
+    assert!(
+        error.contains(SLOW) && error.contains("lost"),
+        "expected an error that names {SLOW}, found {error:?}"
+    );
+}
+
+fn machines() -> Vec<Machine> {
+    CPUS.iter()
+        .enumerate()
+        .map(|(index, cpus)| {
+            let limits = Limits {
+                cpus: Some(*cpus),
+                ..Limits::of_memory(1 << 30)
+            };
+            Machine::new(&format!("slow{index}"), &limits, &smollm2()).unwrap()
+        })
+        .collect()
+}
+
+struct SlowRing {
+    ring: MachineRing,
+    /// The slow member's process.
+    slow: u32,
+}
+
+impl SlowRing {
+    /// Waits until it is ready.
+    fn start(machines: &[Machine]) -> SlowRing {
+        let model = smollm2();
+        let plan = plan(
+            &model,
+            vec![usual_profile(); CPUS.len()],
+            &["--context", "512"],
+        )
+        .plan;
+        let mut members = plan.spec.members.iter();
+        let slow = members.position(|member| member.name == SLOW);
+        let nodes: Vec<Node> = machines
+            .iter()
+            .map(|machine| Node {
+                machine,
+                model: model.clone(),
+            })
+            .collect();
+        let ring = MachineRing::start_apart(plan, &nodes, &["--threads", "1"], LINK);
+        SlowRing {
+            slow: ring.pids()[slow.expect("a slow member")],
+            ring,
+        }
+    }
+
+    fn stream(&self, tokens: usize) -> EventStream {
+        let body = json!({
+            "model": self.ring.model(),
+            "prompt": PROMPT,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "stream": true,
+        });
+        let events = http::post_streaming(self.ring.address(), "/v1/completions", &body).unwrap();
+        assert_eq!(events.status, 200);
+        events
+    }
+
+    /// An answer that has begun and is far from its end.
+    fn stream_in_the_middle(&self) -> EventStream {
+        let mut events = self.stream(400);
+        for _ in 0..3 {
+            let event = events.next().expect("an event").unwrap();
+            assert!(event.contains("choices"), "{event}");
+        }
+        events
+    }
+}
+
+/// What an event adds to the answer; none at its end.
+fn text(event: std::io::Result<String>) -> Option<String> {
+    let event: Value = serde_json::from_str(&event.unwrap()).ok()?;
+    Some(event["choices"][0]["text"].as_str()?.to_owned())
+}
