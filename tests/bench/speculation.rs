@@ -239,8 +239,14 @@ fn settings(subject: &Subject) -> Result<Vec<Measured>, BenchError> {
 
 /// As in [`WORKLOADS`].
 fn workloads() -> Result<[Workload; WORKLOADS.len()], BenchError> {
-    let beginning = |text: &str| text.chars().take(TEXT).collect::<String>();
-    let (source, passage) = (beginning(SOURCE), beginning(&moby_dick()?));
+    let part = |text: &str, number| {
+        text.chars()
+            .skip(number * TEXT)
+            .take(TEXT)
+            .collect::<String>()
+    };
+    let book = moby_dick()?;
+    let (source, passage) = (part(SOURCE, 0), part(&book, 0));
     let (old, new) = EDIT;
     let edited = source.replace(old, new);
     let twice = |first: &str, between: &str, second: &str| {
@@ -255,7 +261,8 @@ fn workloads() -> Result<[Workload; WORKLOADS.len()], BenchError> {
         twice(&source, &between, &edited),
         twice(&passage, "\n\n", &passage),
         Workload {
-            prompt: passage,
+            // One that nothing is known of from the prompts before.
+            prompt: part(&book, 1),
             rest: None,
         },
     ])
