@@ -52,7 +52,7 @@ const SETTINGS: [Setting; 6] = [
     Setting {
         name: "prima, off",
         contender: Contender::Prima,
-        options: &[],
+        options: &["--no-speculation"],
         drafts: false,
     },
     Setting {
