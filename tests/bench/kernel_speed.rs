@@ -4,10 +4,9 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use half::f16;
 use prima_engine::kernels::{
-    AttentionShape, BLOCK_POSITIONS, IsaLevel, KvShape, Matrix, SequenceAttention, ThreadPool,
-    attention, limits, matmul, supported,
+    AttentionShape, BLOCK_POSITIONS, IsaLevel, KvBlock, KvShape, Matrix, SequenceAttention,
+    ThreadPool, attention, limits, matmul, supported,
 };
 use prima_gguf::GgmlType;
 
@@ -179,8 +178,8 @@ fn attention_seconds(pool: &ThreadPool, first_position: usize, rows: usize) -> f
         softcap: None,
     };
     let blocks = (first_position + rows).div_ceil(BLOCK_POSITIONS);
-    let block: Vec<Vec<f16>> = vec![vec![f16::from_f32(0.25); kv.block_len()]; blocks];
-    let block: Vec<&[f16]> = block.iter().map(Vec::as_slice).collect();
+    let blocks = vec![KvBlock::f16(kv); blocks];
+    let blocks: Vec<&KvBlock> = blocks.iter().collect();
     let queries = vec![0.5; rows * 32 * 64];
     let mut out = vec![0.0; rows * 32 * 64];
     seconds(|| {
@@ -191,8 +190,7 @@ fn attention_seconds(pool: &ThreadPool, first_position: usize, rows: usize) -> f
                 queries: &queries,
                 first_position,
                 first_block: 0,
-                keys: &block,
-                values: &block,
+                blocks: &blocks,
                 out: &mut out,
             }],
         );

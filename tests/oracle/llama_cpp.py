@@ -4,7 +4,7 @@ Reads one request (JSON) from standard input, writes one answer (JSON) to standa
 xllamacpp through its C interface, because its HTTP server gives no logits of prompt tokens. Answers are kept in the folder
 given as the only argument, under a name made of the model's, this script's and the library's bytes and the request.
 
-Request   {"model": path, "exact": flag, "threads": n, "context": n,
+Request   {"model": path, "exact": flag, "quantized_kv": flag, "threads": n, "context": n,
            "greedy": [{"prompt": text, "tokens": n}], "next": [{"prompt": text, "top": n}],
            "text": null | {"path": path, "window": n, "windows": n, "top": n}}
 Answer    {"version": text,
@@ -20,7 +20,8 @@ each window, `top` the largest at the same places. Natural logarithms.
 `batch_noise` is how far llama.cpp is from itself: the largest difference, of a logit for greedy and of a logprob for the first
 window of text, between one token at a time and all tokens in one batch. Its kernels for quantized weights round activations to
 eight bits, so a difference in the last bit of a float can turn into one of a quantization step. With `exact` the weights are
-written out as F32 first (dequantize.py): no activation is rounded, and what remains is the KV cache's F16.
+written out as F32 first (dequantize.py): no activation is rounded, and what remains is the KV cache's F16. With `quantized_kv`
+keys and values are cached as Q8_0; llama.cpp then rounds queries to eight bits, too.
 
 Decides nothing about what agrees; the tests do.
 """
@@ -65,7 +66,7 @@ def compute(request: dict) -> dict:
         if request["exact"]:
             model = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "exact.gguf")
             dequantize.dequantize(Path(request["model"]), Path(model))
-        session = stack.enter_context(contextlib.closing(Session(model, request["threads"], request["context"])))
+        session = stack.enter_context(contextlib.closing(Session(model, request["threads"], request["context"], request["quantized_kv"])))
         return {
             "version": session.lib.llama_version().decode(),
             "greedy": [greedy(session, job["prompt"], job["tokens"]) for job in request["greedy"]],
@@ -130,12 +131,16 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 class Parameters(ctypes.Structure):
-    """llama_context_params: the fields set here, all at its head, then room for the rest, as the library fills it."""
+    """llama_context_params: the fields set here, and room for what is between and behind them, as the library fills it."""
 
     _fields_ = [("context", ctypes.c_uint32), ("batch", ctypes.c_uint32), ("micro_batch", ctypes.c_uint32),
                 ("sequences", ctypes.c_uint32), ("snapshots", ctypes.c_uint32), ("outputs", ctypes.c_uint32),
                 ("sequence_outputs", ctypes.c_uint32), ("threads", ctypes.c_int32), ("batch_threads", ctypes.c_int32),
-                ("kinds", ctypes.c_int32 * 4), ("flash_attention", ctypes.c_int32), ("rest", ctypes.c_uint64 * 32)]
+                ("kinds", ctypes.c_int32 * 4), ("flash_attention", ctypes.c_int32), ("between", ctypes.c_uint64 * 6),
+                ("key_type", ctypes.c_int32), ("value_type", ctypes.c_int32), ("rest", ctypes.c_uint64 * 25)]
+
+
+F16, Q8_0 = 1, 8  # of enum ggml_type
 
 
 class ModelParameters(ctypes.Structure):
@@ -156,7 +161,7 @@ LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 class Session:
     """One model and one context of llama.cpp."""
 
-    def __init__(self, model: str, threads: int, context: int):
+    def __init__(self, model: str, threads: int, context: int, quantized_kv: bool):
         self.lib = lib = ctypes.CDLL(library_path())
         for name, result, arguments in [
             ("llama_version", ctypes.c_char_p, []),
@@ -184,14 +189,18 @@ class Session:
         lib.llama_log_set(self._log, None)
         lib.llama_backend_init()
         parameters = lib.llama_context_default_params()
-        found = (parameters.context, parameters.batch, parameters.micro_batch, parameters.sequences, parameters.flash_attention)
-        if found != (512, 2048, 512, 1, -1):
+        found = (parameters.context, parameters.batch, parameters.micro_batch, parameters.sequences, parameters.flash_attention,
+                 parameters.key_type, parameters.value_type)
+        if found != (512, 2048, 512, 1, -1, F16, F16):
             sys.exit("llama_context_params is laid out otherwise than this script expects: pin xllamacpp to the version of requirements.in")
         self.model = lib.llama_model_load_from_file(model.encode(), lib.llama_model_default_params())
         if not self.model:
             sys.exit(f"llama.cpp cannot load {model}")
         parameters.context = parameters.batch = parameters.micro_batch = context
         parameters.flash_attention = 0  # its CPU kernel sums values in F16
+        if quantized_kv:
+            parameters.key_type = parameters.value_type = Q8_0
+            parameters.flash_attention = 1  # there is no other kernel for values as Q8_0; it sums these in F32
         parameters.threads = parameters.batch_threads = threads
         self.context = lib.llama_init_from_model(self.model, parameters)
         if not self.context:

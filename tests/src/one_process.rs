@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use prima_engine::kernels::IsaLevel;
-use prima_engine::{BatchEntry, Compute, EngineError, KvCache, Model, WholeModel};
+use prima_engine::{BatchEntry, Compute, EngineError, KvCache, KvFormat, Model, WholeModel};
 use prima_text::{Tokenizer, TokenizerError};
 
 /// What can go wrong when a model is opened or run.
@@ -22,6 +22,8 @@ pub enum OneProcessError {
 pub struct OneProcess {
     pub model: Model,
     pub tokenizer: Tokenizer,
+    /// Of the sequences that are made from now on.
+    pub kv_format: KvFormat,
     compute: Compute,
     whole: WholeModel,
 }
@@ -45,6 +47,7 @@ impl OneProcess {
         let model = Model::open(path)?;
         Ok(OneProcess {
             tokenizer: Tokenizer::from_gguf(&model.gguf().metadata)?,
+            kv_format: KvFormat::F16,
             compute,
             whole: WholeModel::open(model.clone())?,
             model,
@@ -53,7 +56,7 @@ impl OneProcess {
 
     /// An empty sequence of at most `context_length` tokens.
     pub fn sequence(&self, context_length: usize) -> KvCache {
-        self.whole.sequence(context_length)
+        self.whole.sequence(context_length, self.kv_format)
     }
 
     /// Appends `tokens` to the sequence, in one batch. Returns the logits after each of them, tokens x vocabulary.

@@ -17,6 +17,8 @@ pub struct Request {
     pub model: PathBuf,
     /// With the weights written out as F32, so that no activation is rounded to eight bits.
     pub exact: bool,
+    /// With keys and values cached as Q8_0 instead of F16.
+    pub quantized_kv: bool,
     pub threads: usize,
     /// The longest sequence, in tokens.
     pub context: usize,

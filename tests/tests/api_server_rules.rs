@@ -24,6 +24,7 @@ fn every_rule_of_a_model_takes_the_good_and_refuses_the_bad() {
             "nodeSelector": {"place": "office"},
             "rank0": "desk",
             "activationDtype": "BF16",
+            "kvDtype": "Q8_0",
             "apiKeySecretRef": {"name": "keys", "key": "prima"},
             "serviceType": "NodePort",
             "suspend": true,
@@ -142,6 +143,11 @@ fn every_rule_of_a_model_takes_the_good_and_refuses_the_bad() {
             "spec.activationDtype",
         ),
         (
+            "a number format of the KV cache",
+            |m| m["spec"]["kvDtype"] = json!("F32"),
+            "spec.kvDtype",
+        ),
+        (
             "a service type",
             |m| m["spec"]["serviceType"] = json!("ExternalName"),
             "spec.serviceType",
@@ -214,6 +220,11 @@ fn rules_of_profiles_and_plans_refuse_only_the_bad() {
             "a number format",
             |p| p["spec"]["activationDtype"] = json!("F64"),
             "spec.activationDtype",
+        ),
+        (
+            "a number format of the KV cache",
+            |p| p["spec"]["kvDtype"] = json!("F32"),
+            "spec.kvDtype",
         ),
         (
             "a digest that is too long",

@@ -86,6 +86,7 @@ fn agrees(family: &str) {
     let request = Request {
         model: model.clone(),
         exact: false,
+        quantized_kv: false,
         threads: 2,
         context: WINDOW,
         greedy: Vec::new(),
@@ -212,6 +213,7 @@ fn made_up(format: GgmlType, bound: f32) {
             let request = Request {
                 model: path.clone(),
                 exact,
+                quantized_kv: false,
                 threads: 2,
                 context: LENGTH,
                 greedy: Vec::new(),

@@ -13,10 +13,11 @@
 
 use std::path::PathBuf;
 
+use prima_engine::KvFormat;
 use prima_engine::kernels::IsaLevel;
 use prima_tests::assets;
 use prima_tests::one_process::{OneProcess, log_softmax, most_likely};
-use prima_tests::oracle::{self, Answer, GreedyJob, NextJob, Request, TextJob};
+use prima_tests::oracle::{self, Answer, GreedyJob, NextJob, Request, Text, TextJob};
 
 const THREADS: usize = 2;
 const CONTINUATION: usize = 64;
@@ -144,6 +145,16 @@ fn smollm2_has_the_perplexity_of_llama_cpp() {
 #[test]
 fn gemma3_270m_has_the_perplexity_of_llama_cpp() {
     perplexity_agrees("gemma-3-270m-Q4_K_M", 1024, 2);
+}
+
+#[test]
+fn smollm2_with_q8_0_kv_has_nearly_the_perplexity_of_f16() {
+    quantized_kv_agrees("SmolLM2-135M-Instruct-Q4_1", 512, 8);
+}
+
+#[test]
+fn gemma3_270m_with_q8_0_kv_has_nearly_the_perplexity_of_f16() {
+    quantized_kv_agrees("gemma-3-270m-Q4_K_M", 1024, 2);
 }
 
 #[test]
@@ -291,13 +302,14 @@ fn top_logprobs_agree(name: &str) {
     );
 }
 
-fn perplexity_agrees(name: &str, window: usize, windows: usize) {
+/// The tokens of a text, as both cut it, and their logprobs by llama.cpp.
+fn text_of(name: &str, window: usize, windows: usize, quantized_kv: bool) -> Text {
     let count = window * windows;
-    let engine = open(name);
     let path = assets::path("text/moby-dick.txt").unwrap();
     let text = std::fs::read_to_string(&path).unwrap();
     let expected = ask(name, |request| {
         request.context = window;
+        request.quantized_kv = quantized_kv;
         request.text = Some(TextJob {
             path,
             window,
@@ -309,10 +321,34 @@ fn perplexity_agrees(name: &str, window: usize, windows: usize) {
     .unwrap();
     assert_eq!(expected.tokens.len(), count);
     let start: String = text.chars().take(16 * count).collect();
-    let tokens = engine.tokenizer.encode(&start, true, false).unwrap();
+    let tokens = open(name).tokenizer.encode(&start, true, false).unwrap();
     assert_eq!(tokens[..count], expected.tokens, "tokens of the text");
     assert_eq!(expected.logprobs.len(), count - windows);
+    expected
+}
 
+/// What Q8_0 costs: half a percent of F16's perplexity is stated.
+fn quantized_kv_agrees(name: &str, window: usize, windows: usize) {
+    const COST: f64 = 0.005;
+    let expected = text_of(name, window, windows, true);
+    let mut engine = open(name);
+    let [f16, q8_0] = [KvFormat::F16, KvFormat::Q8_0].map(|format| {
+        engine.kv_format = format;
+        perplexity(&logprobs_of(&engine, &expected.tokens, window))
+    });
+    let llama_cpp = perplexity(&expected.logprobs);
+    println!("{name}: perplexity {f16:.4} with F16, {q8_0:.4} with Q8_0, llama.cpp {llama_cpp:.4}");
+    assert!(f16 != q8_0, "{name}: the same with both formats");
+    for (other, perplexity) in [("F16", f16), ("llama.cpp", llama_cpp)] {
+        assert!(
+            (q8_0 / perplexity - 1.0).abs() <= COST,
+            "{name}: perplexity {q8_0} with Q8_0, {perplexity} with {other}"
+        );
+    }
+}
+
+fn perplexity_agrees(name: &str, window: usize, windows: usize) {
+    let expected = text_of(name, window, windows, false);
     // Compares as many tokens as there are logprobs. Both round activations to eight bits, and of fewer tokens less of that evens out.
     let agrees = |level: IsaLevel, logprobs: &[f64], bound: f64| {
         let wanted = perplexity(&expected.logprobs[..logprobs.len()]);
@@ -382,6 +418,7 @@ fn ask(name: &str, jobs: impl FnOnce(&mut Request)) -> Answer {
     let mut request = Request {
         model: model(name),
         exact: false,
+        quantized_kv: false,
         threads: THREADS,
         context: 256,
         greedy: Vec::new(),

@@ -314,6 +314,7 @@ fn ask(model: PathBuf, exact: bool) -> Text {
     let request = Request {
         model,
         exact,
+        quantized_kv: false,
         threads: 2,
         context: WINDOW,
         greedy: Vec::new(),

@@ -72,8 +72,8 @@ pub(super) fn is_false(value: &bool) -> bool {
     !value
 }
 
-pub(super) fn is_zero(value: &i32) -> bool {
-    *value == 0
+pub(super) fn is_zero<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// The document of `kind` in `text`, its header checked and nothing else.

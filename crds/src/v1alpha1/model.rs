@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::document::is_false;
 use super::model_profile::ModelProfileSpec;
 use super::model_source::ModelSource;
-use super::ring_plan::{ActivationDtype, FileVersion, Speed};
+use super::ring_plan::{ActivationDtype, FileVersion, KvDtype, Speed};
 
 /// What the user wants.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -64,6 +64,9 @@ pub struct ModelSpec {
     /// Number format of activations between machines. Only F32 computes to the bit what one machine would.
     #[serde(default, skip_serializing_if = "is_f32")]
     pub activation_dtype: ActivationDtype,
+    /// Number format of the KV cache. Q8_0 takes 0.53 of F16's memory, and changes results a little.
+    #[serde(default, skip_serializing_if = "KvDtype::is_f16")]
+    pub kv_dtype: KvDtype,
     /// A key that clients have to send (`Authorization: Bearer ...`), from a Secret in the Model's namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key_secret_ref: Option<SecretKeyRef>,

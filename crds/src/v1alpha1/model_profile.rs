@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::document::{self, API_VERSION, Checks, DocumentError, is_zero};
-use super::ring_plan::CHUNK_POSITIONS;
+use super::ring_plan::{CHUNK_POSITIONS, KvDtype};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -39,8 +39,11 @@ pub struct ModelProfileSpec {
     pub vocabulary_size: i32,
     /// Positions that the model was trained for.
     pub trained_context_length: i32,
-    /// Keys and values of one position in one layer, in the KV cache's number format.
+    /// Keys and values of one position in one layer, as F16.
     pub kv_bytes_per_position_and_layer: i64,
+    /// The same where Q8_0 is asked for. 0, as in documents of earlier versions: not known, so as F16.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub quantized_kv_bytes_per_position_and_layer: i64,
     /// Layers that see only the last positions, `attentionWindow` of them.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub windowed_layers: i32,
@@ -56,6 +59,14 @@ pub struct ModelProfileSpec {
 }
 
 impl ModelProfileSpec {
+    /// Keys and values of one position in one layer in memory, in bytes, where `dtype` is asked for. On GPUs they are F16 anyway.
+    pub fn kv_bytes(&self, dtype: KvDtype) -> i64 {
+        match (dtype, self.quantized_kv_bytes_per_position_and_layer) {
+            (KvDtype::Q8_0, bytes @ 1..) => bytes,
+            _ => self.kv_bytes_per_position_and_layer,
+        }
+    }
+
     /// Positions that a ring for one context of `positions` keeps in a layer, on average over the model's layers.
     pub fn kept_positions(&self, positions: f64) -> f64 {
         let window = AttentionWindow {
@@ -139,6 +150,7 @@ impl ModelProfile {
             vocabulary_size,
             trained_context_length,
             kv_bytes_per_position_and_layer,
+            quantized_kv_bytes_per_position_and_layer,
             windowed_layers,
             attention_window,
             layer_weights,
@@ -150,6 +162,7 @@ impl ModelProfile {
         }
         let trained = (*trained_context_length).into();
         let kv_bytes = *kv_bytes_per_position_and_layer;
+        let quantized = *quantized_kv_bytes_per_position_and_layer;
         let all_layers = (*layers).into();
         let windows = match *windowed_layers {
             0 => 0..=0,
@@ -164,6 +177,11 @@ impl ModelProfile {
                 ("vocabularySize", (*vocabulary_size).into(), 1..=1 << 24),
                 ("trainedContextLength", trained, 1..=1 << 24),
                 ("kvBytesPerPositionAndLayer", kv_bytes, 1..=1 << 30),
+                (
+                    "quantizedKvBytesPerPositionAndLayer",
+                    quantized,
+                    0..=kv_bytes,
+                ),
                 ("windowedLayers", (*windowed_layers).into(), 0..=all_layers),
                 ("attentionWindow", (*attention_window).into(), windows),
                 ("embeddingBytes", *embedding_bytes, 1..=MAX_BYTES),
@@ -217,6 +235,7 @@ mod tests {
                 vocabulary_size: 512,
                 trained_context_length: 2048,
                 kv_bytes_per_position_and_layer: 256,
+                quantized_kv_bytes_per_position_and_layer: 136,
                 windowed_layers: 5,
                 attention_window: 512,
                 layer_weights: vec![weights("Q8_0", 800, 850)],
@@ -243,6 +262,20 @@ mod tests {
     }
 
     #[test]
+    fn q8_0_counts_as_f16_where_a_profile_does_not_know_it() {
+        let profile = profile();
+        let bytes = |profile: &ModelProfile| {
+            [KvDtype::F16, KvDtype::Q8_0].map(|dtype| profile.spec.kv_bytes(dtype))
+        };
+        assert_eq!(bytes(&profile), [256, 136]);
+        let yaml = serde_saphyr::to_string(&profile).unwrap();
+        let without = yaml.replacen("  quantizedKvBytesPerPositionAndLayer: 136\n", "", 1);
+        assert_ne!(yaml, without);
+        let earlier = ModelProfile::from_yaml("m.yaml", &without).unwrap();
+        assert_eq!(bytes(&earlier), [256, 256]);
+    }
+
+    #[test]
     fn a_profile_survives_yaml_and_a_bad_one_is_refused() {
         let yaml = serde_saphyr::to_string(&profile()).unwrap();
         assert_eq!(ModelProfile::from_yaml("m.yaml", &yaml).unwrap(), profile());
@@ -263,6 +296,11 @@ mod tests {
                 "windowedLayers: 5",
                 "windowedLayers: 0",
                 "spec.attentionWindow",
+            ),
+            (
+                "quantizedKvBytesPerPositionAndLayer: 136",
+                "quantizedKvBytesPerPositionAndLayer: 257",
+                "spec.quantizedKvBytesPerPositionAndLayer",
             ),
             ("kind: ModelProfile", "kind: Pod", "kind is \"Pod\""),
         ] {

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use prima_engine::{
-    BatchEntry, Compute, Embedding, EngineError, KvCache, LayerDevices, LayerWindow, Model,
-    OutputHead, Residency,
+    BatchEntry, Compute, Embedding, EngineError, KvCache, KvFormat, LayerDevices, LayerWindow,
+    Model, OutputHead, Residency,
 };
 
 /// As llama-bench: 128 tokens decoded, prompts of 512.
@@ -79,7 +79,7 @@ impl Bench {
 
     fn decode(&self) -> Result<DecodeTime, EngineError> {
         let spec = self.model.spec();
-        let mut kv = KvCache::new(&self.model, &[self.window.layers()], DECODED);
+        let mut kv = KvCache::new(&self.model, &[self.window.layers()], DECODED, KvFormat::F16);
         let mut activation = vec![0.0; spec.hidden];
         let mut logits = Vec::new();
         let mut time = DecodeTime {
@@ -109,7 +109,7 @@ impl Bench {
 
     fn prefill(&self) -> Result<Duration, EngineError> {
         let spec = self.model.spec();
-        let mut kv = KvCache::new(&self.model, &[self.window.layers()], PROMPT);
+        let mut kv = KvCache::new(&self.model, &[self.window.layers()], PROMPT, KvFormat::F16);
         let tokens: Vec<u32> = (0..PROMPT)
             .map(|i| (i * 31 % spec.vocabulary) as u32)
             .collect();

@@ -1,10 +1,12 @@
 //! The keys and values of one sequence, for the layers that this process runs.
 //!
 //! Decides: which positions a layer still needs: those that the next row sees, and a window more, so that it can go back by as much. Where
-//! they lie is up to the executor of the layer. Refuses:
+//! they lie is up to the executor of the layer: in memory in the format that was asked for, on a GPU as F16. Refuses:
 //! gaps and overwriting. A layer only takes the position after its last one; `truncate` goes back, as far as the window allows.
 
 use std::ops::Range;
+
+use prima_model::KvFormat;
 
 use crate::cpu::KvBlocks;
 use crate::gpu::DeviceKv;
@@ -14,7 +16,7 @@ use crate::kernels::KvShape;
 use crate::kv_memory::KvMemory;
 use crate::model::Model;
 
-/// The KV cache of one sequence, F16.
+/// The KV cache of one sequence.
 pub struct KvCache {
     shape: KvShape,
     context_length: usize,
@@ -28,6 +30,8 @@ pub(crate) struct LayerKv {
     layer: usize,
     /// Positions that a row sees, its own among them; `None`: all.
     window: Option<usize>,
+    /// Of blocks in memory.
+    format: KvFormat,
     memory: KvMemory,
     /// Positions taken, those that were given back among them.
     len: usize,
@@ -46,9 +50,16 @@ enum Store {
 }
 
 impl KvCache {
-    /// An empty cache for these layers, of at most `context_length` positions. Allocates as it grows.
-    pub fn new(model: &Model, layers: &[Range<usize>], context_length: usize) -> KvCache {
-        Self::counted(model, layers, context_length, &KvMemory::default())
+    /// An empty cache for these layers, of at most `context_length` positions, in `format` as far as a layer takes it
+    /// ([`Attention::kv_format`](prima_model::Attention::kv_format)). Allocates as it grows.
+    pub fn new(
+        model: &Model,
+        layers: &[Range<usize>],
+        context_length: usize,
+        format: KvFormat,
+    ) -> KvCache {
+        let memory = KvMemory::default();
+        Self::counted(model, layers, context_length, format, &memory)
     }
 
     /// One whose bytes, and those of its forks, `memory` counts.
@@ -56,10 +67,12 @@ impl KvCache {
         model: &Model,
         layers: &[Range<usize>],
         context_length: usize,
+        format: KvFormat,
         memory: &KvMemory,
     ) -> KvCache {
         // All layers of a model have the same shape.
         let attention = &model.spec().layers[0].attention;
+        let format = attention.kv_format(format);
         let window = |layer: usize| model.spec().layers.get(layer)?.attention.window;
         let mut layers: Vec<usize> = layers.iter().cloned().flatten().collect();
         layers.sort_unstable();
@@ -72,7 +85,7 @@ impl KvCache {
             context_length,
             layers: layers
                 .into_iter()
-                .map(|layer| LayerKv::new(layer, window(layer), memory))
+                .map(|layer| LayerKv::new(layer, window(layer), format, memory))
                 .collect(),
         }
     }
@@ -112,7 +125,7 @@ impl KvCache {
     /// Bytes of memory held, here and on a GPU, those shared with forks included.
     pub fn bytes(&self) -> u64 {
         let bytes = |layer: &LayerKv| match &layer.store {
-            Store::Cpu(blocks) => blocks.bytes(self.shape),
+            Store::Cpu(blocks) => blocks.bytes(),
             Store::Gpu(device) => device.bytes(self.shape),
         };
         self.layers.iter().map(bytes).sum()
@@ -135,10 +148,11 @@ impl KvCache {
 }
 
 impl LayerKv {
-    fn new(layer: usize, window: Option<usize>, memory: &KvMemory) -> LayerKv {
+    fn new(layer: usize, window: Option<usize>, format: KvFormat, memory: &KvMemory) -> LayerKv {
         LayerKv {
             layer,
             window,
+            format,
             memory: memory.clone(),
             len: 0,
             store: Store::Cpu(KvBlocks::EMPTY),
@@ -171,7 +185,8 @@ impl LayerKv {
             self.store = Store::Cpu(KvBlocks::EMPTY);
         }
         if let Store::Cpu(blocks) = &mut self.store {
-            blocks.append(shape, self.len, kept_from, (keys, values), &self.memory);
+            let (len, rows) = (self.len, (keys, values));
+            blocks.append(shape, self.format, len, kept_from, rows, &self.memory);
             self.len += keys.len() / shape.row_len();
         }
     }
@@ -243,16 +258,22 @@ mod tests {
 
     const SHAPE: KvShape = KvShape {
         kv_heads: 2,
-        head_dim: 16,
+        head_dim: 32,
     };
 
-    fn cache(layers: &[usize]) -> KvCache {
+    /// Formats, and bytes of a block of keys and values.
+    const BLOCKS: [(KvFormat, usize); 2] = [
+        (KvFormat::F16, 2 * 2 * BLOCK_POSITIONS * 64),
+        (KvFormat::Q8_0, 2 * BLOCK_POSITIONS * (64 + 2 * 2)),
+    ];
+
+    fn cache(format: KvFormat, layers: &[usize]) -> KvCache {
         KvCache {
             shape: SHAPE,
             context_length: 1000,
             layers: layers
                 .iter()
-                .map(|&layer| LayerKv::new(layer, None, &KvMemory::default()))
+                .map(|&layer| LayerKv::new(layer, None, format, &KvMemory::default()))
                 .collect(),
         }
     }
@@ -266,50 +287,53 @@ mod tests {
 
     #[test]
     fn memory_is_taken_a_block_at_a_time_and_given_back() {
-        let mut kv = cache(&[3, 4]);
-        assert_eq!(kv.bytes(), 0);
-        let block = 2 * 2 * BLOCK_POSITIONS * SHAPE.row_len() * 2;
-        for (rows, blocks) in [
-            (1, 1),
-            (BLOCK_POSITIONS - 1, 1),
-            (1, 2),
-            (BLOCK_POSITIONS, 3),
-        ] {
-            append(&mut kv, rows);
-            assert_eq!(kv.bytes(), (blocks * block) as u64);
+        for (format, block) in BLOCKS {
+            let mut kv = cache(format, &[3, 4]);
+            assert_eq!(kv.bytes(), 0);
+            for (rows, blocks) in [
+                (1, 1),
+                (BLOCK_POSITIONS - 1, 1),
+                (1, 2),
+                (BLOCK_POSITIONS, 3),
+            ] {
+                append(&mut kv, rows);
+                assert_eq!(kv.bytes(), (2 * blocks * block) as u64);
+            }
+            kv.truncate(BLOCK_POSITIONS);
+            assert_eq!(kv.bytes(), 2 * block as u64);
+            kv.truncate(0);
+            assert_eq!((kv.bytes(), kv.is_empty()), (0, true));
         }
-        kv.truncate(BLOCK_POSITIONS);
-        assert_eq!(kv.bytes(), block as u64);
-        kv.truncate(0);
-        assert_eq!((kv.bytes(), kv.is_empty()), (0, true));
     }
 
     #[test]
     fn what_forks_share_counts_once() {
-        let memory = KvMemory::default();
-        let mut kv = cache(&[0]);
-        kv.layers[0].memory = memory.clone();
-        let block = (2 * BLOCK_POSITIONS * SHAPE.row_len() * 2) as u64;
-        append(&mut kv, BLOCK_POSITIONS + 1);
-        let mut fork = kv.fork();
-        assert_eq!((memory.bytes(), kv.bytes()), (2 * block, 2 * block));
-        append(&mut fork, 1);
-        assert_eq!(memory.bytes(), 3 * block, "the block that was written");
-        drop(kv);
-        assert_eq!(memory.bytes(), 2 * block);
-        fork.truncate(0);
-        assert_eq!(memory.bytes(), 0);
+        for (format, block) in BLOCKS {
+            let block = block as u64;
+            let memory = KvMemory::default();
+            let mut kv = cache(format, &[0]);
+            kv.layers[0].memory = memory.clone();
+            append(&mut kv, BLOCK_POSITIONS + 1);
+            let mut fork = kv.fork();
+            assert_eq!((memory.bytes(), kv.bytes()), (2 * block, 2 * block));
+            append(&mut fork, 1);
+            assert_eq!(memory.bytes(), 3 * block, "the block that was written");
+            drop(kv);
+            assert_eq!(memory.bytes(), 2 * block);
+            fork.truncate(0);
+            assert_eq!(memory.bytes(), 0);
+        }
     }
 
     #[test]
     fn a_layer_with_a_window_can_go_back_by_a_window() {
         const WINDOW: usize = BLOCK_POSITIONS + 10;
-        let mut kv = cache(&[0]);
+        let mut kv = cache(KvFormat::F16, &[0]);
         kv.layers[0].window = Some(WINDOW);
         append(&mut kv, 5 * BLOCK_POSITIONS);
         let held = |kv: &KvCache| {
             let blocks = kv.layers[0].blocks();
-            (blocks.first(), blocks.keys().len())
+            (blocks.first(), blocks.blocks().len())
         };
         assert_eq!(
             held(&kv),
@@ -331,7 +355,7 @@ mod tests {
 
     #[test]
     fn a_window_is_found_only_where_all_its_layers_are() {
-        let mut kv = cache(&[2, 3, 4, 7, 8]);
+        let mut kv = cache(KvFormat::F16, &[2, 3, 4, 7, 8]);
         for (window, found) in [
             (2..5, true),
             (3..4, true),

@@ -6,13 +6,13 @@
 //! One pass, on one machine that has all layers:
 //!
 //! ```no_run
-//! # use prima_engine::{BatchEntry, Compute, Embedding, KvCache, LayerDevices, LayerWindow, Model, OutputHead, Residency};
+//! # use prima_engine::{BatchEntry, Compute, Embedding, KvCache, KvFormat, LayerDevices, LayerWindow, Model, OutputHead, Residency};
 //! # fn main() -> Result<(), prima_engine::EngineError> {
 //! let model = Model::open("model.gguf".as_ref())?;
 //! let layers = 0..model.spec().layers.len();
 //! let residency = Residency::mapped();
 //! let window = LayerWindow::open(&model, layers.clone(), &LayerDevices::cpu(), &residency)?;
-//! let mut kv = KvCache::new(&model, &[layers], model.spec().context_length);
+//! let mut kv = KvCache::new(&model, &[layers], model.spec().context_length, KvFormat::F16);
 //! let compute = Compute::new(Compute::available_threads())?;
 //!
 //! let tokens = [1, 2, 3];
@@ -62,6 +62,9 @@ pub use output_head::OutputHead;
 pub use page_cache::drop_pages;
 pub use residency::{Part, Residency, ResidencyStatus, StreamingSchedule, streaming_rate};
 pub use whole_model::WholeModel;
+
+/// In which KV caches hold their numbers.
+pub use prima_model::KvFormat;
 
 /// The arithmetic, a package of its own.
 pub use prima_kernels as kernels;

@@ -2,6 +2,8 @@
 //!
 //! Refuses to sample and to batch by itself; callers say what is computed together.
 
+use prima_model::KvFormat;
+
 use crate::batch::BatchEntry;
 use crate::cpu::Compute;
 use crate::device::LayerDevices;
@@ -39,9 +41,9 @@ impl WholeModel {
     }
 
     /// An empty sequence of at most `context_length` tokens.
-    pub fn sequence(&self, context_length: usize) -> KvCache {
+    pub fn sequence(&self, context_length: usize, format: KvFormat) -> KvCache {
         let all = 0..self.model.spec().layers.len();
-        KvCache::new(&self.model, &[all], context_length)
+        KvCache::new(&self.model, &[all], context_length, format)
     }
 
     /// Appends `tokens` to the sequences of `entries`, in their order. Returns the activation after each, tokens x hidden.

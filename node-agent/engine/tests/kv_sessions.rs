@@ -15,7 +15,7 @@ mod support;
 
 use std::error::Error;
 
-use prima_engine::{BatchEntry, Embedding, EngineError, KvCache};
+use prima_engine::{BatchEntry, Embedding, EngineError, KvCache, KvFormat};
 
 use support::{MadeUpModel, Runner};
 
@@ -25,35 +25,65 @@ fn runner() -> (tempfile::TempDir, Runner) {
     (directory, runner)
 }
 
+const FORMATS: [KvFormat; 2] = [KvFormat::F16, KvFormat::Q8_0];
+
 fn tokens(count: u32, step: u32) -> Vec<u32> {
     (0..count).map(|i| i * step % 96).collect()
 }
 
 #[test]
 fn a_truncated_session_has_forgotten_the_rest() {
-    let (_directory, runner) = runner();
+    let (_directory, mut runner) = runner();
     let (prompt, other) = (tokens(150, 7), tokens(40, 11));
-    for keep in [0, 1, 63, 64, 65, 128, 149, 150] {
-        let mut kv = runner.kv_cache();
-        runner.logits(&mut kv, &prompt);
-        kv.truncate(keep);
-        assert_eq!(kv.len(), keep);
-        let found = runner.logits(&mut kv, &other);
+    for format in FORMATS {
+        runner.kv_format = format;
+        for keep in [0, 1, 63, 64, 65, 128, 149, 150] {
+            let mut kv = runner.kv_cache();
+            runner.logits(&mut kv, &prompt);
+            kv.truncate(keep);
+            assert_eq!(kv.len(), keep);
+            let found = runner.logits(&mut kv, &other);
 
-        let mut fresh = runner.kv_cache();
-        runner.logits(&mut fresh, &prompt[..keep]);
-        assert_eq!(bytes_for(keep + other.len()), kv.bytes());
-        assert_eq!(
-            found,
-            runner.logits(&mut fresh, &other),
-            "after keeping {keep}"
-        );
+            let mut fresh = runner.kv_cache();
+            runner.logits(&mut fresh, &prompt[..keep]);
+            assert_eq!(bytes_for(format, keep + other.len()), kv.bytes());
+            let expected = runner.logits(&mut fresh, &other);
+            assert_eq!(found, expected, "{format:?}, after keeping {keep}");
+        }
     }
 }
 
-/// 5 layers, keys and values, 2 heads of 32 numbers of 2 bytes, in blocks of 64 positions.
-fn bytes_for(positions: usize) -> u64 {
-    (positions.div_ceil(64) * 64 * 5 * 2 * 2 * 32 * 2) as u64
+/// 5 layers, keys and values, 2 heads of 32 numbers, in blocks of 64 positions.
+fn bytes_for(format: KvFormat, positions: usize) -> u64 {
+    let head = match format {
+        KvFormat::F16 => 64,
+        KvFormat::Q8_0 => 34,
+    };
+    (positions.div_ceil(64) * 64 * 5 * 2 * 2 * head) as u64
+}
+
+#[test]
+fn the_planners_bytes_are_those_of_the_cache() {
+    let directory = tempfile::tempdir().unwrap();
+    for (head_dim, f16, q8_0) in [(32, 256, 136), (48, 384, 384), (64, 512, 272)] {
+        let made_up = MadeUpModel {
+            head_dim: Some(head_dim),
+            ..MadeUpModel::default()
+        };
+        let mut runner = Runner::new(&made_up.write(directory.path()), 1);
+        for (format, bytes) in FORMATS.into_iter().zip([f16, q8_0]) {
+            runner.kv_format = format;
+            let mut kv = runner.kv_cache();
+            runner.logits(&mut kv, &tokens(64, 3));
+            assert_eq!(
+                kv.bytes(),
+                5 * 64 * bytes,
+                "heads of {head_dim}, {format:?}"
+            );
+            let attention = &runner.model.spec().layers[0].attention;
+            assert_eq!(attention.kv_bytes(format) as u64, bytes);
+        }
+    }
 }
 
 #[test]
@@ -67,31 +97,34 @@ fn truncating_to_more_than_is_held_changes_nothing() {
 
 #[test]
 fn forks_go_their_own_ways() {
-    let (_directory, runner) = runner();
+    let (_directory, mut runner) = runner();
     let prompt = tokens(100, 5);
-    let mut kv = runner.kv_cache();
-    runner.logits(&mut kv, &prompt);
-    let mut forks: Vec<KvCache> = (0..3).map(|_| kv.fork()).collect();
-    // In turns, so that a write into a shared block would show in the others.
-    let continuations = [tokens(40, 7), tokens(40, 11), tokens(40, 13)];
-    let mut found = vec![Vec::new(); 3];
-    for step in 0..40 {
-        for ((kv, tokens), found) in forks.iter_mut().zip(&continuations).zip(&mut found) {
-            found.extend(runner.logits(kv, &tokens[step..=step]));
+    for format in FORMATS {
+        runner.kv_format = format;
+        let mut kv = runner.kv_cache();
+        runner.logits(&mut kv, &prompt);
+        let mut forks: Vec<KvCache> = (0..3).map(|_| kv.fork()).collect();
+        // In turns, so that a write into a shared block would show in the others.
+        let continuations = [tokens(40, 7), tokens(40, 11), tokens(40, 13)];
+        let mut found = vec![Vec::new(); 3];
+        for step in 0..40 {
+            for ((kv, tokens), found) in forks.iter_mut().zip(&continuations).zip(&mut found) {
+                found.extend(runner.logits(kv, &tokens[step..=step]));
+            }
         }
+        for (continuation, found) in continuations.iter().zip(found) {
+            let mut alone = runner.kv_cache();
+            runner.logits(&mut alone, &prompt);
+            assert_eq!(found, runner.logits(&mut alone, continuation), "{format:?}");
+        }
+        assert_eq!(kv.len(), 100);
     }
-    for (continuation, found) in continuations.iter().zip(found) {
-        let mut alone = runner.kv_cache();
-        runner.logits(&mut alone, &prompt);
-        assert_eq!(found, runner.logits(&mut alone, continuation));
-    }
-    assert_eq!(kv.len(), 100);
 }
 
 #[test]
 fn a_cache_ends_at_its_context_length_and_says_so() {
     let (_directory, runner) = runner();
-    let mut kv = KvCache::new(&runner.model, &[0..5], 20);
+    let mut kv = KvCache::new(&runner.model, &[0..5], 20, KvFormat::F16);
     runner.logits(&mut kv, &tokens(19, 3));
     let error = forward(&runner, &mut kv, 19, 2).unwrap_err();
     assert_eq!(
@@ -125,14 +158,14 @@ fn gaps_and_overwriting_are_refused() {
 fn a_cache_of_other_layers_is_refused() {
     let (_directory, runner) = runner();
     for layers in [vec![0..4], vec![1..5], vec![0..2, 3..5], vec![]] {
-        let mut kv = KvCache::new(&runner.model, &layers, 20);
+        let mut kv = KvCache::new(&runner.model, &layers, 20, KvFormat::F16);
         let error = forward(&runner, &mut kv, 0, 1).unwrap_err();
         assert!(
             matches!(error, EngineError::KvLayers { .. }),
             "{layers:?}: {error}"
         );
     }
-    let mut kv = KvCache::new(&runner.model, &[3..5, 0..3, 1..2], 20);
+    let mut kv = KvCache::new(&runner.model, &[3..5, 0..3, 1..2], 20, KvFormat::F16);
     forward(&runner, &mut kv, 0, 1).unwrap();
 }
 

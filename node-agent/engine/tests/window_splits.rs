@@ -14,7 +14,7 @@
 mod support;
 
 use prima_engine::{
-    BatchEntry, Compute, KvCache, LayerDevices, LayerWindow, Model, OutputHead, Residency,
+    BatchEntry, Compute, KvCache, KvFormat, LayerDevices, LayerWindow, Model, OutputHead, Residency,
 };
 
 use support::{FAMILIES, MadeUpModel, Random, Runner};
@@ -26,9 +26,10 @@ fn any_split_chunking_and_batching_gives_the_same_bits() {
         let made_up = MadeUpModel::of(architecture);
         let path = made_up.write(directory.path());
         let model = Model::open(&path).unwrap();
-        let whole = Runner::new(&path, 1);
+        let mut whole = Runner::new(&path, 1);
         for seed in 0..8 {
             let mut random = Random(seed * 2 + family as u64);
+            whole.kv_format = [KvFormat::F16, KvFormat::Q8_0][seed as usize % 2];
             let prompts: Vec<Vec<u32>> = (0..random.within(1..5))
                 .map(|_| {
                     let length = random.within(1..180);
@@ -42,12 +43,14 @@ fn any_split_chunking_and_batching_gives_the_same_bits() {
 
             let ends = random_ends(&mut random, model.spec().layers.len());
             let threads = random.within(1..4);
-            let split = Runner::split(&model, &ends, threads);
+            let mut split = Runner::split(&model, &ends, threads);
+            split.kv_format = whole.kv_format;
             let found = run_in_random_batches(&mut random, &split, &prompts);
             assert!(
                 found == expected,
-                "{}, seed {seed}: windows that end at {ends:?}, {threads} threads",
-                made_up.architecture
+                "{}, {:?}, seed {seed}: windows that end at {ends:?}, {threads} threads",
+                made_up.architecture,
+                whole.kv_format,
             );
         }
     }
@@ -120,7 +123,7 @@ fn a_window_needs_only_its_own_layers_in_the_file() {
     let run = |model: &Model| {
         let window =
             LayerWindow::open(model, 2..4, &LayerDevices::cpu(), &Residency::mapped()).unwrap();
-        let mut kv = KvCache::new(model, &[2..4], 16);
+        let mut kv = KvCache::new(model, &[2..4], 16, KvFormat::F16);
         let mut activation: Vec<f32> = (0..3 * 256).map(|i| (i as f32).sin()).collect();
         let entry = BatchEntry {
             kv: &mut kv,

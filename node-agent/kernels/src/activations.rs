@@ -157,8 +157,9 @@ fn super_blocks<const GROUP: usize>(
     }
 }
 
+/// NaN does not count.
 #[inline(always)]
-fn largest_magnitude(x: &[f32]) -> f32 {
+pub(super) fn largest_magnitude(x: &[f32]) -> f32 {
     let mut lanes = [0.0_f32; 16];
     for x in x.as_chunks::<16>().0 {
         for lane in 0..16 {

@@ -1,6 +1,6 @@
 //! Causal attention over the KV cache: grouped query heads share the reads of their KV head, scores exist for
-//! one block of positions at a time, nothing is concatenated or repeated. Decides the layout of a KV block
-//! and the order in which positions are summed, which is the same for every batch and number of threads.
+//! one block of positions at a time, nothing is concatenated or repeated. Decides the order in which positions are
+//! summed, which is the same for every batch and number of threads.
 //!
 //! The softmax is taken block by block with a running maximum (Milakov and Gimelshein 2018; Rabe and Staats
 //! 2021): blocks of a chunk are folded in order, and chunks are folded in order, so that in decode the
@@ -8,23 +8,22 @@
 
 use std::ops::Range;
 
-use half::f16;
-
 use super::isa_level::IsaLevel;
 use super::shared_slice::SharedSlice;
 use super::thread_pool::ThreadPool;
 
+mod head_block;
+mod kv_block;
 mod span;
 
-use span::{HeadBlock, Partial};
+use kv_block::Head;
+pub use kv_block::KvBlock;
+use span::Partial;
 
 /// Positions in a KV block.
 pub const BLOCK_POSITIONS: usize = 64;
 
 /// The keys, or the values, of one position in one layer: `kv_heads` heads of `head_dim` numbers.
-///
-/// In a block, KV heads follow one another. Within a head, keys lie as `[16 positions][head_dim][16]`, so that
-/// 16 scores are computed side by side; values lie as `[position][head_dim]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {
     pub kv_heads: usize,
@@ -53,10 +52,8 @@ pub struct SequenceAttention<'a> {
     pub first_position: usize,
     /// The first block that is here; no row's window reaches further back.
     pub first_block: usize,
-    /// Blocks of keys as [`KvShape::store_key`] fills them, from the first block on, at least to the last row's position.
-    pub keys: &'a [&'a [f16]],
-    /// Blocks of values as [`KvShape::store_value`] fills them.
-    pub values: &'a [&'a [f16]],
+    /// Blocks from the first on, at least to the last row's position.
+    pub blocks: &'a [&'a KvBlock],
     /// As long as `queries`.
     pub out: &'a mut [f32],
 }
@@ -65,52 +62,9 @@ pub struct SequenceAttention<'a> {
 const KEY_LANES: usize = 16;
 
 impl KvShape {
-    /// Numbers in a block of keys, or of values.
-    pub fn block_len(&self) -> usize {
-        BLOCK_POSITIONS * self.row_len()
-    }
-
     /// Numbers of one position.
     pub fn row_len(&self) -> usize {
         self.kv_heads * self.head_dim
-    }
-
-    /// Writes the keys of one position (`kv_heads * head_dim` numbers) into its place in a block. Numbers beyond
-    /// the range of F16 become its largest number.
-    ///
-    /// # Panics
-    /// When `position` is not below [`BLOCK_POSITIONS`], or block or row have the wrong length.
-    pub fn store_key(&self, block: &mut [f16], position: usize, row: &[f32]) {
-        self.check(block, position, row);
-        let (group, lane) = (position / KEY_LANES, position % KEY_LANES);
-        let heads = block.chunks_exact_mut(BLOCK_POSITIONS * self.head_dim);
-        for (block, row) in heads.zip(row.chunks_exact(self.head_dim)) {
-            let block = &mut block[group * KEY_LANES * self.head_dim..];
-            for (lanes, number) in block.chunks_exact_mut(KEY_LANES).zip(row) {
-                lanes[lane] = saturating_f16(*number);
-            }
-        }
-    }
-
-    /// Writes the values of one position into its place in a block, as [`store_key`](Self::store_key) does keys.
-    ///
-    /// # Panics
-    /// As `store_key`.
-    pub fn store_value(&self, block: &mut [f16], position: usize, row: &[f32]) {
-        self.check(block, position, row);
-        let heads = block.chunks_exact_mut(BLOCK_POSITIONS * self.head_dim);
-        for (block, row) in heads.zip(row.chunks_exact(self.head_dim)) {
-            let block = &mut block[position * self.head_dim..][..self.head_dim];
-            for (place, number) in block.iter_mut().zip(row) {
-                *place = saturating_f16(*number);
-            }
-        }
-    }
-
-    fn check(&self, block: &[f16], position: usize, row: &[f32]) {
-        assert!(position < BLOCK_POSITIONS, "position {position} of a block");
-        assert_eq!(block.len(), self.block_len(), "numbers in a KV block");
-        assert_eq!(row.len(), self.row_len(), "numbers of a position");
     }
 }
 
@@ -210,8 +164,7 @@ struct Sequence<'a> {
     queries: &'a [f32],
     first_position: usize,
     first_block: usize,
-    keys: &'a [&'a [f16]],
-    values: &'a [&'a [f16]],
+    blocks: &'a [&'a KvBlock],
     out: SharedSlice<'a, f32>,
 }
 
@@ -245,15 +198,13 @@ impl<'a> Sequence<'a> {
             "KV blocks from block {} on for position {seen_from}",
             sequence.first_block
         );
-        for blocks in [sequence.keys, sequence.values] {
-            assert!(
-                (sequence.first_block + blocks.len()) * BLOCK_POSITIONS >= positions,
-                "{} KV blocks for {positions} positions",
-                blocks.len()
-            );
-            for block in blocks {
-                assert_eq!(block.len(), shape.kv.block_len(), "numbers in a KV block");
-            }
+        assert!(
+            (sequence.first_block + sequence.blocks.len()) * BLOCK_POSITIONS >= positions,
+            "{} KV blocks for {positions} positions",
+            sequence.blocks.len()
+        );
+        for block in sequence.blocks {
+            assert_eq!(block.shape(), shape.kv, "the shape of a KV block");
         }
         Sequence {
             shape: *shape,
@@ -262,8 +213,7 @@ impl<'a> Sequence<'a> {
             queries: sequence.queries,
             first_position: sequence.first_position,
             first_block: sequence.first_block,
-            keys: sequence.keys,
-            values: sequence.values,
+            blocks: sequence.blocks,
             out: SharedSlice::new(sequence.out),
         }
     }
@@ -318,15 +268,16 @@ impl<'a> Sequence<'a> {
                 let seen = self.visible(tile.first + query);
                 *visible = within(seen.start)..within(seen.end);
             }
-            let head = tile.kv_head * BLOCK_POSITIONS * head_dim;
-            let head = head..head + BLOCK_POSITIONS * head_dim;
-            let block = HeadBlock {
-                head_dim,
-                keys: &self.keys[block - self.first_block][head.clone()],
-                values: &self.values[block - self.first_block][head],
-                softcap: self.shape.softcap,
-            };
-            span::add_block(level, &queries, &block, &visible[..tile.count], chunk);
+            let visible = &visible[..tile.count];
+            let softcap = self.shape.softcap;
+            match self.blocks[block - self.first_block].head(tile.kv_head) {
+                Head::F16(head) => {
+                    span::add_block(level, &queries, head, softcap, visible, chunk);
+                }
+                Head::Q8_0(head) => {
+                    span::add_block(level, &queries, head, softcap, visible, chunk);
+                }
+            }
         }
     }
 
@@ -344,9 +295,4 @@ impl<'a> Sequence<'a> {
 fn visible(position: usize, window: Option<usize>) -> Range<usize> {
     let window = window.unwrap_or(usize::MAX);
     (position + 1).saturating_sub(window)..position + 1
-}
-
-fn saturating_f16(number: f32) -> f16 {
-    const LARGEST: f32 = 65_504.0;
-    f16::from_f32(number.clamp(-LARGEST, LARGEST))
 }

@@ -34,6 +34,10 @@ pub(super) trait Lanes: Copy {
     unsafe fn load_halves(from: *const f16) -> Self;
 
     /// # Safety
+    /// `COUNT` signed bytes at `from` are readable.
+    unsafe fn load_bytes(from: *const i8) -> Self;
+
+    /// # Safety
     /// `COUNT` floats at `to` are writable.
     unsafe fn store(self, to: *mut f32);
 
@@ -157,6 +161,16 @@ impl<R: Lanes, const N: usize> Lanes for [R; N] {
         for (i, out) in out.iter_mut().enumerate() {
             // SAFETY: as in `load`.
             *out = unsafe { R::load_halves(from.add(i * R::COUNT)) };
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(from: *const i8) -> Self {
+        let mut out = [R::splat(0.0); N];
+        for (i, out) in out.iter_mut().enumerate() {
+            // SAFETY: as in `load`.
+            *out = unsafe { R::load_bytes(from.add(i * R::COUNT)) };
         }
         out
     }
@@ -339,6 +353,12 @@ impl Lanes for f32 {
     unsafe fn load_halves(from: *const f16) -> Self {
         // SAFETY: readable by the contract.
         f16_to_f32(unsafe { from.read() }.to_bits())
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(from: *const i8) -> Self {
+        // SAFETY: readable by the contract.
+        f32::from(unsafe { from.read() })
     }
 
     #[inline(always)]

@@ -41,7 +41,9 @@ mod thread_pool;
 
 use per_level::per_level;
 
-pub use attention::{AttentionShape, BLOCK_POSITIONS, KvShape, SequenceAttention, attention};
+pub use attention::{
+    AttentionShape, BLOCK_POSITIONS, KvBlock, KvShape, SequenceAttention, attention,
+};
 pub use elementwise::{add, add_bias, geglu, rms_norm, rms_norm_in_place, scale, softcap, swiglu};
 pub use isa_level::{IsaLevel, IsaLevelError, LEVEL_VARIABLE};
 pub use matmul::matmul;

@@ -1,5 +1,7 @@
 //! The description of a model: plain data, checked. Sizes are at least 1 and fit one another and the shapes of the tensors.
 
+use prima_gguf::GgmlType;
+
 use crate::rope::Rope;
 use crate::tensor_rows::TensorRows;
 
@@ -67,6 +69,15 @@ pub struct Attention {
     pub post_norm: Option<TensorRows>,
 }
 
+/// Number format of cached keys and values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvFormat {
+    #[default]
+    F16,
+    /// Bytes, and an F16 scale for each 32 numbers of a head.
+    Q8_0,
+}
+
 /// Weights of RMS norms: as long as one head, for each head by itself; or as long as all heads, for all together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeadNorms {
@@ -132,10 +143,33 @@ impl LayerSpec {
     }
 }
 
+impl KvFormat {
+    fn ggml_type(self) -> GgmlType {
+        match self {
+            KvFormat::F16 => GgmlType::F16,
+            KvFormat::Q8_0 => GgmlType::Q8_0,
+        }
+    }
+}
+
 impl Attention {
     /// Numbers of keys (and as many of values) that a position adds to the KV cache.
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    /// The format of this layer's cache where `wanted` is asked for. A head is of whole blocks: others than of 32, 64, ... numbers stay F16.
+    pub fn kv_format(&self, wanted: KvFormat) -> KvFormat {
+        match self.head_dim.is_multiple_of(wanted.ggml_type().block_len()) {
+            true => wanted,
+            false => KvFormat::F16,
+        }
+    }
+
+    /// Bytes of keys and values that a position adds to the KV cache where `wanted` is asked for.
+    pub fn kv_bytes(&self, wanted: KvFormat) -> usize {
+        let format = self.kv_format(wanted).ggml_type();
+        2 * self.kv_width() / format.block_len() * format.block_bytes()
     }
 }
 

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::ring_plan::CHUNK_POSITIONS;
-use prima_engine::{BatchEntry, Compute, EngineError, KvCache, Model, WholeModel};
+use prima_engine::{BatchEntry, Compute, EngineError, KvCache, KvFormat, Model, WholeModel};
 use prima_gguf::GgufError;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -138,7 +138,7 @@ impl DraftModel {
         }
         Text {
             tokens: Vec::new(),
-            kv: self.whole.sequence(self.context_length),
+            kv: self.whole.sequence(self.context_length, KvFormat::F16),
         }
     }
 

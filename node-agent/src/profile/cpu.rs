@@ -9,11 +9,10 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use half::f16;
 use prima_crds::v1alpha1::node_profile::Throughput;
 use prima_engine::kernels::{
-    self, AttentionShape, KvShape, Matrix, MatrixError, Rope, RopePairing, SequenceAttention,
-    ThreadPool,
+    self, AttentionShape, KvBlock, KvShape, Matrix, MatrixError, Rope, RopePairing,
+    SequenceAttention, ThreadPool,
 };
 use prima_gguf::GgmlType;
 
@@ -177,7 +176,7 @@ pub fn layer_overhead_seconds(pool: &ThreadPool, weights: &Weights) -> Result<f6
     let (mut queries, mut attended) = (vec![0.5; HIDDEN], vec![0.5; HIDDEN]);
     let mut keys = vec![0.5; kv_row];
     let (mut gate, up) = (vec![0.5; FEED_FORWARD], vec![0.5; FEED_FORWARD]);
-    let block = vec![f16::from_f32(0.25); SHAPE.kv.block_len()];
+    let block = KvBlock::f16(SHAPE.kv);
     // Just enough rows to give every thread a piece.
     let rows = 16 * pool.threads();
     let narrow = Turns::new(weights, GgmlType::Q4_0, rows)?.matrix(0, HIDDEN)?;
@@ -202,8 +201,7 @@ pub fn layer_overhead_seconds(pool: &ThreadPool, weights: &Weights) -> Result<f6
                 queries: &queries,
                 first_position: 0,
                 first_block: 0,
-                keys: &[&block],
-                values: &[&block],
+                blocks: &[&block],
                 out: &mut attended,
             };
             kernels::attention(pool, &SHAPE, &mut [sequence]);

@@ -8,8 +8,8 @@ use std::path::Path;
 use prima_crds::v1alpha1::node_profile::{GpuBackend, GpuMeasurements, GpuProfile, Throughput};
 use prima_engine::kernels::MatrixError;
 use prima_engine::{
-    BatchEntry, Compute, EngineError, Gpu, GpuFacts, KvCache, LayerDevices, LayerWindow, Model,
-    Residency,
+    BatchEntry, Compute, EngineError, Gpu, GpuFacts, KvCache, KvFormat, LayerDevices, LayerWindow,
+    Model, Residency,
 };
 use prima_gguf::GgmlType;
 use prima_gguf::writer::{GgufWriter, WriterError};
@@ -170,7 +170,7 @@ fn layer_overhead_seconds(gpu: &Gpu) -> Result<f64, GpuError> {
 }
 
 fn one_position(model: &Model, window: &LayerWindow, compute: &Compute) -> Result<(), EngineError> {
-    let mut kv = KvCache::new(model, &[window.layers()], 1);
+    let mut kv = KvCache::new(model, &[window.layers()], 1, KvFormat::F16);
     let mut activation = vec![0.5; model.spec().hidden];
     let mut batch = [BatchEntry {
         kv: &mut kv,

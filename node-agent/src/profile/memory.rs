@@ -2,8 +2,7 @@
 
 use std::hint::black_box;
 
-use half::f16;
-use prima_engine::kernels::{BLOCK_POSITIONS, KvShape, ThreadPool};
+use prima_engine::kernels::{BLOCK_POSITIONS, KvBlock, KvShape, ThreadPool};
 
 use super::samples::Samples;
 
@@ -24,21 +23,20 @@ pub fn kv_append_rate(pool: &ThreadPool, weights: &[u8]) -> f64 {
         head_dim: 128,
     };
     let row = vec![0.25; SHAPE.row_len()];
-    let mut blocks = vec![vec![f16::ZERO; SHAPE.block_len()]; 2 * LAYERS];
+    let mut blocks = vec![KvBlock::f16(SHAPE); LAYERS];
     let mut position = 0;
     let samples = Samples::prepared(
         || {
             read_through(pool, weights);
         },
         || {
-            for layer in blocks.chunks_exact_mut(2) {
-                SHAPE.store_key(&mut layer[0], position, &row);
-                SHAPE.store_value(&mut layer[1], position, &row);
+            for layer in &mut blocks {
+                layer.store(position, &row, &row);
             }
             position = (position + 1) % BLOCK_POSITIONS;
         },
     );
-    let stored = 2 * LAYERS * SHAPE.row_len() * size_of::<f16>();
+    let stored = LAYERS * blocks[0].bytes() / BLOCK_POSITIONS;
     stored as f64 / samples.median()
 }
 

@@ -7,10 +7,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use prima_crds::v1alpha1::ring_plan::{ActivationDtype, RingMember, RingPlanSpec};
+use prima_crds::v1alpha1::ring_plan::{ActivationDtype, KvDtype, RingMember, RingPlanSpec};
 use prima_engine::{
-    BatchEntry, Compute, Embedding, EngineError, Gpu, KvCache, KvMemory, LayerDevices, LayerWindow,
-    Model, OutputHead, Part, Residency, StreamingSchedule,
+    BatchEntry, Compute, Embedding, EngineError, Gpu, KvCache, KvFormat, KvMemory, LayerDevices,
+    LayerWindow, Model, OutputHead, Part, Residency, StreamingSchedule,
 };
 
 use super::frame::{Input, SessionId};
@@ -23,6 +23,7 @@ pub struct Worker {
     residency: Residency,
     dtype: ActivationDtype,
     context_length: usize,
+    kv_format: KvFormat,
     kv_memory: KvMemory,
     stages: Vec<Stage>,
     /// Only on rank 0.
@@ -144,6 +145,10 @@ impl Worker {
             residency,
             dtype: plan.activation_dtype,
             context_length: plan.context_length as usize,
+            kv_format: match plan.kv_dtype {
+                KvDtype::F16 => KvFormat::F16,
+                KvDtype::Q8_0 => KvFormat::Q8_0,
+            },
             kv_memory: KvMemory::default(),
             stages,
             ends,
@@ -169,8 +174,13 @@ impl Worker {
         }) = self.stages.get_mut(round)
         {
             let layers = [window.layers()];
-            let cache =
-                KvCache::counted(&self.model, &layers, self.context_length, &self.kv_memory);
+            let cache = KvCache::counted(
+                &self.model,
+                &layers,
+                self.context_length,
+                self.kv_format,
+                &self.kv_memory,
+            );
             caches.insert(session, cache);
         }
     }

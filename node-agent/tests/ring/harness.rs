@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingPlanSpec};
-use prima_engine::Model;
+use prima_engine::{KvFormat, Model};
 use prima_gguf::writer::GgufWriter;
 use prima_gguf::{Array, Value};
 use prima_node_agent::memory_watch::MemoryLimits;
@@ -49,7 +49,15 @@ impl ModelFile {
 
     /// What one process computes without any ring, in one pass: the logits behind each of `tokens`.
     pub fn logits(&self, tokens: &[u32]) -> Vec<Vec<f32>> {
-        let whole = Runner::split(&self.model, &[self.layers()], 2);
+        self.logits_with(KvFormat::F16, tokens)
+    }
+
+    /// The same, with a KV cache of another format.
+    pub fn logits_with(&self, kv_format: KvFormat, tokens: &[u32]) -> Vec<Vec<f32>> {
+        let whole = Runner {
+            kv_format,
+            ..Runner::split(&self.model, &[self.layers()], 2)
+        };
         whole.logits(&mut whole.kv_cache(), tokens)
     }
 }

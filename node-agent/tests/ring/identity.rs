@@ -1,6 +1,7 @@
 //! The ring computes what one process computes, to the bit; and its sessions do not touch one another.
 
-use prima_crds::v1alpha1::ring_plan::ActivationDtype;
+use prima_crds::v1alpha1::ring_plan::{ActivationDtype, KvDtype};
+use prima_engine::KvFormat;
 use prima_node_agent::ring::RingEvent;
 
 use crate::harness::{ModelFile, Ring, bits, fork, open, plan, tokens};
@@ -53,6 +54,32 @@ async fn any_split_gives_the_logits_of_one_process_to_the_bit() {
             );
         }
         drop(ring);
+    }
+}
+
+#[tokio::test]
+async fn a_q8_0_kv_cache_gives_the_bits_of_one_process() {
+    let file = ModelFile::made_up();
+    let text = tokens(160);
+    let expected = file.logits_with(KvFormat::Q8_0, &text);
+    assert!(expected != file.logits(&text), "F16 has other bits");
+    for (members, ends) in [(1, &[5][..]), (2, &[3, 5]), (3, &[1, 1, 2, 3, 5, 5])] {
+        let mut planned = plan(&file.path, file.layers(), members, ends);
+        planned.plan.kv_dtype = KvDtype::Q8_0;
+        let (_ring, mut client) = Ring::start(&file.model, planned);
+        client.ready().await.unwrap();
+        let parent = open(&mut client).await;
+        let mut found = vec![client.forward(parent, &text[..150]).await.unwrap()];
+        let child = fork(&mut client, parent).await;
+        for token in &text[150..] {
+            found.push(client.forward(child, &[*token]).await.unwrap());
+        }
+        for (position, logits) in (149..).zip(&found) {
+            assert!(
+                bits(logits) == bits(&expected[position]),
+                "position {position}, {members} members, windows end at {ends:?}"
+            );
+        }
     }
 }
 

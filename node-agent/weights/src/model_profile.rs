@@ -5,11 +5,8 @@ use std::ops::Range;
 
 use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfileSpec};
 use prima_gguf::Gguf;
-use prima_model::{LayerSpec, ModelError, ModelSpec, TensorRows};
+use prima_model::{KvFormat, LayerSpec, ModelError, ModelSpec, TensorRows};
 use prima_text::{Tokenizer, TokenizerError};
-
-/// Keys and values are cached as F16.
-const KV_BYTES: usize = 2;
 
 /// Why prima does not run a model.
 #[derive(Debug, thiserror::Error)]
@@ -35,7 +32,11 @@ pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, Refuse
         source: Box::new(source),
     })?;
     let in_layers = model.layers.iter().flat_map(LayerSpec::matrices);
-    let kv_width = model.layers.iter().map(|layer| layer.attention.kv_width());
+    let kv_bytes = |format| {
+        let layers = model.layers.iter();
+        let bytes = layers.map(|layer| layer.attention.kv_bytes(format));
+        bytes.max().unwrap_or(0) as i64
+    };
     let windows = model
         .layers
         .iter()
@@ -47,7 +48,8 @@ pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, Refuse
         hidden_size: model.hidden as i32,
         vocabulary_size: model.vocabulary as i32,
         trained_context_length: model.context_length as i32,
-        kv_bytes_per_position_and_layer: (2 * kv_width.max().unwrap_or(0) * KV_BYTES) as i64,
+        kv_bytes_per_position_and_layer: kv_bytes(KvFormat::F16),
+        quantized_kv_bytes_per_position_and_layer: kv_bytes(KvFormat::Q8_0),
         windowed_layers: windows.clone().count() as i32,
         attention_window: windows.max().unwrap_or(0) as i32,
         layer_weights: by_format(in_layers),

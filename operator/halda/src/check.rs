@@ -5,6 +5,7 @@ use std::collections::HashSet;
 
 use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfile};
 use prima_crds::v1alpha1::node_profile::{GpuMeasurements, NodeProfile};
+use prima_crds::v1alpha1::ring_plan::KvDtype;
 
 use crate::input::Options;
 use crate::plan::{MemberReport, Plan, PlannedMember};
@@ -172,18 +173,20 @@ fn machine(
     let spec = &model.spec;
     let all: i64 = spec.layer_weights.iter().map(|one| one.bytes).sum();
     let layer = all / i64::from(spec.layers);
-    let kept = spec.kept_positions(options.context_tokens as f64);
-    let requests = options.concurrent_requests as i64;
-    let kv = spec.kv_bytes_per_position_and_layer * kept as i64 * requests;
+    let kept = spec.kept_positions(options.context_tokens as f64) as i64;
+    let positions = kept * options.concurrent_requests as i64;
+    let kv = spec.kv_bytes(options.kv_dtype) * positions;
+    // GPUs have it as F16.
+    let gpu_kv = spec.kv_bytes(KvDtype::F16) * positions;
     let gpu = status.gpu_for(spec).map(|(_, measured)| measured);
     let own_memory = gpu.and_then(GpuMeasurements::own_available_bytes);
     if let Some(limit) = own_memory
-        && on_gpu * (layer + kv) > limit
+        && on_gpu * (layer + gpu_kv) > limit
     {
         findings.push(Finding::Memory {
             member: member.name.clone(),
             what: "GPU memory for layers and KV cache",
-            found: on_gpu * (layer + kv),
+            found: on_gpu * (layer + gpu_kv),
             limit,
         });
     }
@@ -194,9 +197,10 @@ fn machine(
             layers: 0,
         });
     }
-    let in_memory = match own_memory {
-        Some(_) => layers - on_gpu,
-        None => layers,
+    let on_cpu = layers - on_gpu;
+    let (in_memory, kv) = match own_memory {
+        Some(_) => (on_cpu, on_cpu * kv),
+        None => (layers, on_cpu * kv + on_gpu * gpu_kv),
     };
     let available = match gpu.filter(|gpu| gpu.unified_memory) {
         Some(gpu) => gpu.available_bytes,
@@ -219,16 +223,15 @@ fn machine(
             });
         }
     };
-    exceeds("the KV cache", in_memory * kv);
+    exceeds("the KV cache", kv);
     if node.spec.disk_allowed == Some(false) {
         exceeds(
             "weights and KV cache, as the disk may not be used,",
-            in_memory * (layer + kv) + head,
+            in_memory * layer + kv + head,
         );
     }
     // Nothing computes faster than it was measured to.
-    let least = milliseconds(&spec.layer_weights, &status.cpu.throughput)
-        * (layers - on_gpu) as f64
+    let least = milliseconds(&spec.layer_weights, &status.cpu.throughput) * on_cpu as f64
         / f64::from(spec.layers);
     if report.cpu_milliseconds < least * (1.0 - 1e-9) {
         findings.push(Finding::TooFast {

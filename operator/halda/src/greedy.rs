@@ -101,6 +101,7 @@ fn fill(
 ) -> Option<(Vec<usize>, Vec<LayerShare>)> {
     let model = &input.model;
     let layer = model.layer_bytes + model.layer_kv_bytes;
+    let gpu_layer = model.layer_bytes + model.gpu_layer_kv_bytes;
     let mut places = Vec::new();
     for &index in members {
         let device = &input.devices[index];
@@ -109,7 +110,8 @@ fn fill(
         } else {
             0.0
         };
-        let mut room = layers_in(device.memory_bytes - model.buffer_bytes - head, layer);
+        let memory = device.memory_bytes - model.buffer_bytes - head;
+        let mut room = layers_in(memory, layer);
         if let Some(Gpu {
             layer: cost,
             memory_bytes,
@@ -117,9 +119,12 @@ fn fill(
         }) = &device.gpu
         {
             let on_gpu = match memory_bytes {
-                Some(bytes) => layers_in(bytes - model.buffer_bytes, layer),
+                Some(bytes) => layers_in(bytes - model.gpu_buffer_bytes, gpu_layer),
                 // Unified memory: the GPU takes it all.
-                None => std::mem::take(&mut room),
+                None => {
+                    room = 0;
+                    layers_in(memory, gpu_layer)
+                }
             };
             places.push(DeviceRoom {
                 device: index,

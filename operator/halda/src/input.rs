@@ -10,7 +10,7 @@ use prima_crds::v1alpha1::node_profile::{
     DEFAULT_RESERVE_PERCENT, GpuBackend, GpuMeasurements, NodeProfile, NodeProfileSpec,
     NodeProfileStatus, Os, Throughput,
 };
-use prima_crds::v1alpha1::ring_plan::{ActivationDtype, CHUNK_POSITIONS};
+use prima_crds::v1alpha1::ring_plan::{ActivationDtype, CHUNK_POSITIONS, KvDtype};
 
 /// All that a plan depends on.
 #[derive(Clone, Debug)]
@@ -39,8 +39,11 @@ pub struct Model {
     pub layer_kv_bytes: f64,
     /// What rank 0 holds beside its layers: output head and the rows of the embedding that are in use.
     pub head_bytes: f64,
-    /// Activations and the process itself.
+    /// Activations and the process itself, and what KV cache a member may have beyond the average.
     pub buffer_bytes: f64,
+    /// As `layer_kv_bytes` and `buffer_bytes`, for layers on GPUs, where the KV cache is F16.
+    pub gpu_layer_kv_bytes: f64,
+    pub gpu_buffer_bytes: f64,
     /// One position's activation on the wire.
     pub activation_bytes: f64,
 }
@@ -154,6 +157,8 @@ pub struct Options {
     pub rounds: Option<usize>,
     /// Type of numbers on the wire.
     pub activation_dtype: ActivationDtype,
+    /// Type of numbers in the KV cache of layers that are not on a GPU.
+    pub kv_dtype: KvDtype,
 }
 
 impl Default for Options {
@@ -168,6 +173,7 @@ impl Default for Options {
             rank0: None,
             rounds: None,
             activation_dtype: ActivationDtype::default(),
+            kv_dtype: KvDtype::default(),
         }
     }
 }
@@ -330,22 +336,26 @@ fn usable<'a>(
 
 fn planned_model(model: &ModelProfile, options: &Options) -> Model {
     let spec = &model.spec;
-    let kv_bytes = |positions: f64| {
+    let all = options.context_tokens as f64;
+    let kept = spec.kept_positions(all);
+    let kv_bytes = |dtype: KvDtype, positions: f64| {
         let requests = options.concurrent_requests as f64;
-        spec.kv_bytes_per_position_and_layer as f64 * positions * requests
+        spec.kv_bytes(dtype) as f64 * positions * requests
     };
-    let layer_kv_bytes = kv_bytes(spec.kept_positions(options.context_tokens as f64));
     // Layers that see all positions lie between those with windows, and a member may have one more of them than the average.
-    let uneven = kv_bytes(options.context_tokens as f64) - layer_kv_bytes;
+    let buffer_bytes = |dtype| {
+        let rows = BUFFER_ROWS * BUFFER_WIDTHS * f64::from(spec.hidden_size) * F32_BYTES;
+        PROCESS_BYTES + rows + kv_bytes(dtype, all - kept)
+    };
     Model {
         name: model.metadata.name.clone(),
         layers: spec.layers as usize,
         layer_bytes: bytes(&spec.layer_weights) / f64::from(spec.layers),
-        layer_kv_bytes,
+        layer_kv_bytes: kv_bytes(options.kv_dtype, kept),
         head_bytes: bytes(&spec.output_weights) + EMBEDDING_SHARE * spec.embedding_bytes as f64,
-        buffer_bytes: PROCESS_BYTES
-            + BUFFER_ROWS * BUFFER_WIDTHS * f64::from(spec.hidden_size) * F32_BYTES
-            + uneven,
+        buffer_bytes: buffer_bytes(options.kv_dtype),
+        gpu_layer_kv_bytes: kv_bytes(KvDtype::F16, kept),
+        gpu_buffer_bytes: buffer_bytes(KvDtype::F16),
         activation_bytes: (options.activation_dtype.bytes() * spec.hidden_size as usize) as f64,
     }
 }
@@ -380,6 +390,7 @@ fn device(
     let (cpu, memory, disk) = (&status.cpu, &status.memory, &status.disk);
     let cpu_layer = Part {
         throughput: &cpu.throughput,
+        kv_dtype: options.kv_dtype,
         layer_overhead_nanoseconds: cpu.layer_overhead_nanoseconds,
         kv_append_bytes_per_second: memory.kv_append_bytes_per_second,
         read_bytes_per_second: memory.read_bytes_per_second,
@@ -445,6 +456,7 @@ fn gpu_device(
 ) -> Result<Gpu, InputError> {
     let layer = Part {
         throughput: &measured.throughput,
+        kv_dtype: KvDtype::F16,
         layer_overhead_nanoseconds: measured.layer_overhead_nanoseconds,
         kv_append_bytes_per_second: measured.kv_append_bytes_per_second,
         read_bytes_per_second: measured.read_bytes_per_second,
@@ -467,6 +479,7 @@ fn gpu_device(
 /// What was measured of a CPU or GPU that runs layers.
 struct Part<'a> {
     throughput: &'a [Throughput],
+    kv_dtype: KvDtype,
     layer_overhead_nanoseconds: i64,
     kv_append_bytes_per_second: i64,
     read_bytes_per_second: i64,
@@ -481,7 +494,7 @@ impl Part<'_> {
     ) -> Result<LayerCost, InputError> {
         let layers = f64::from(model.layers);
         let (decode, prefill) = seconds(name, self.throughput, &model.layer_weights)?;
-        let kv_position = model.kv_bytes_per_position_and_layer as f64;
+        let kv_position = model.kv_bytes(self.kv_dtype) as f64;
         let kv_append = kv_position / self.kv_append_bytes_per_second as f64;
         // Half of the answer is there when its middle token is computed.
         let middle = options.prompt_tokens as f64 + options.answer_tokens as f64 / 2.0;

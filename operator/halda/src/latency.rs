@@ -216,19 +216,24 @@ fn memory(
     let model = &input.model;
     let missing = |bytes: f64| (bytes > SLACK_BYTES).then_some(bytes);
     let mut layers = share.cpu_layers as f64;
+    let mut kv = layers * model.layer_kv_bytes;
     if share.gpu_layers > 0 {
         let gpu_layers = share.gpu_layers as f64;
         match &device.gpu {
             None => return Err(Violation::NoGpu { device: index }),
             Some(Gpu {
                 memory_bytes: None, ..
-            }) => layers += gpu_layers,
+            }) => {
+                layers += gpu_layers;
+                kv += gpu_layers * model.gpu_layer_kv_bytes;
+            }
             Some(Gpu {
                 memory_bytes: Some(available),
                 ..
             }) => {
-                member.gpu_memory_bytes =
-                    gpu_layers * (model.layer_bytes + model.layer_kv_bytes) + model.buffer_bytes;
+                member.gpu_memory_bytes = gpu_layers
+                    * (model.layer_bytes + model.gpu_layer_kv_bytes)
+                    + model.gpu_buffer_bytes;
                 if let Some(missing_bytes) = missing(member.gpu_memory_bytes - available) {
                     return Err(Violation::GpuMemory {
                         device: index,
@@ -240,7 +245,7 @@ fn memory(
     }
     let head = if is_rank0 { model.head_bytes } else { 0.0 };
     let weights = layers * model.layer_bytes + head;
-    let fixed = layers * model.layer_kv_bytes + model.buffer_bytes;
+    let fixed = kv + model.buffer_bytes;
     member.memory_bytes = weights + fixed;
     if let Some(missing_bytes) = missing(fixed - device.memory_bytes) {
         return Err(Violation::Memory {

@@ -9,9 +9,9 @@
 //! | M, L, k | `devices.len()`, `model.layers`, `rounds` |
 //! | l_m, l_m^gpu | `LayerShare::cpu_layers + LayerShare::gpu_layers`, `LayerShare::gpu_layers` |
 //! | sum f^q/s^{cpu,q} + t^{kv_cpy} + b'/T | `LayerCost::decode_seconds` |
-//! | b, b' | `model.layer_bytes`, and with `model.layer_kv_bytes` |
+//! | b, b' | `model.layer_bytes`, and with `model.layer_kv_bytes` (on GPUs `model.gpu_layer_kv_bytes`) |
 //! | b_i/V, b_o | part of `model.head_bytes` |
-//! | c^cpu, c^gpu | `model.buffer_bytes` |
+//! | c^cpu, c^gpu | `model.buffer_bytes`, `model.gpu_buffer_bytes` |
 //! | d^avail + d^swapout, d_cuda, d_metal | `Device::memory_bytes`, `Gpu::memory_bytes` |
 //! | s^disk | `Device::disk_bytes_per_second` |
 //! | t^comm | `Hop::seconds` |

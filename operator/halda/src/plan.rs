@@ -495,11 +495,15 @@ fn infeasible(input: &PlanningInput) -> Infeasible {
         search(&changed, REASONS).is_some()
     };
     let mut helps = Vec::new();
-    let by_kv = possible(&|input| input.model.layer_kv_bytes = 0.0);
+    let with_kv = |factor: f64| {
+        possible(&|input| {
+            input.model.layer_kv_bytes *= factor;
+            input.model.gpu_layer_kv_bytes *= factor;
+        })
+    };
+    let by_kv = with_kv(0.0);
     if by_kv {
-        let factor = bisect(0.0, 1.0, |factor| {
-            possible(&|input| input.model.layer_kv_bytes *= factor)
-        });
+        let factor = bisect(0.0, 1.0, with_kv);
         helps.push(format!(
             "a context {:.0} % as long, or that share of the requests at once, would fit",
             (100.0 * factor).floor()

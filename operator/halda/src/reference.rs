@@ -115,11 +115,11 @@ fn constant_bytes(input: &PlanningInput, index: usize) -> f64 {
 
 fn has_free_gpu_memory(input: &PlanningInput, index: usize, plan: &ReferencePlan) -> bool {
     let (window, gpu) = plan.windows[index];
-    let used = (plan.rounds * gpu) as f64 * (input.model.layer_bytes + input.model.layer_kv_bytes);
+    let layer = input.model.layer_bytes + input.model.gpu_layer_kv_bytes;
+    let used = (plan.rounds * gpu) as f64 * layer;
     let device = &input.devices[index];
     let room = device.gpu.as_ref().and_then(|gpu| gpu.memory_bytes);
-    let layer = plan.rounds as f64 * (input.model.layer_bytes + input.model.layer_kv_bytes);
-    gpu == window && room.is_some_and(|room| room - used > layer)
+    gpu == window && room.is_some_and(|room| room - used > plan.rounds as f64 * layer)
 }
 
 /// The device of M1, M2 or M3 with the slowest disk must fit from now on.
@@ -149,6 +149,7 @@ pub fn integer_program(
     let (k, layers) = (rounds as f64, model.layers as f64);
     let round = layers / k;
     let with_kv = model.layer_bytes + model.layer_kv_bytes;
+    let gpu_with_kv = model.layer_bytes + model.gpu_layer_kv_bytes;
     let mut rows = RowProblem::default();
     let mut columns = Vec::new();
     let mut constant = 0.0;
@@ -192,7 +193,8 @@ pub fn integer_program(
             _ => rows.add_row(fitting.max(0.0).., on_cpu),
         };
         if let Some(room) = gpu.and_then(|gpu| gpu.memory_bytes) {
-            rows.add_row(..=(room - model.buffer_bytes) / (k * with_kv), [(n, 1.0)]);
+            let room = room - model.gpu_buffer_bytes;
+            rows.add_row(..=room / (k * gpu_with_kv), [(n, 1.0)]);
         }
         columns.push((w, n));
     }

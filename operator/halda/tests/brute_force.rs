@@ -112,14 +112,19 @@ fn instance(seed: u64) -> PlanningInput {
                 .collect()
         })
         .collect();
+    // Half of the models have a smaller KV cache in memory than on GPUs.
+    let quantized = if seed % 2 == 0 { 1.0 } else { 17.0 / 32.0 };
+    let buffer_bytes = layer_bytes * random.unit() * 0.2;
     PlanningInput {
         model: Model {
             name: format!("random {seed}"),
             layers,
             layer_bytes,
-            layer_kv_bytes: kv,
+            layer_kv_bytes: kv * quantized,
             head_bytes: head,
-            buffer_bytes: layer_bytes * random.unit() * 0.2,
+            buffer_bytes,
+            gpu_layer_kv_bytes: kv,
+            gpu_buffer_bytes: buffer_bytes / quantized,
             activation_bytes: 16384.0,
         },
         workload: Workload {

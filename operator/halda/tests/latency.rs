@@ -54,6 +54,8 @@ fn input(devices: Vec<Device>) -> PlanningInput {
             layer_kv_bytes: 0.0,
             head_bytes: 0.0,
             buffer_bytes: 0.0,
+            gpu_layer_kv_bytes: 0.0,
+            gpu_buffer_bytes: 0.0,
             activation_bytes: 0.0,
         },
         workload: Workload {
@@ -218,6 +220,8 @@ fn a_gpu_computes_its_layers_and_copies_in_every_round() {
     let mut input = input(vec![device(0.010)]);
     input.model.layer_kv_bytes = 0.1 * GB;
     input.model.buffer_bytes = 0.2 * GB;
+    input.model.gpu_layer_kv_bytes = 0.15 * GB;
+    input.model.gpu_buffer_bytes = 0.25 * GB;
     input.model.head_bytes = 0.5 * GB;
     input.devices[0].gpu = Some(gpu(Some(6.0 * GB)));
     let found = latency(&input, 2, &[(3, 5)]);
@@ -230,7 +234,7 @@ fn a_gpu_computes_its_layers_and_copies_in_every_round() {
         member.chunk_seconds,
         64.0 * (3.0 * 0.001 + 5.0 * 0.00002) + 2.0 * 0.0004,
     );
-    equal(member.gpu_memory_bytes, (5.0 * 1.1 + 0.2) * GB);
+    equal(member.gpu_memory_bytes, (5.0 * 1.15 + 0.25) * GB);
     equal(member.memory_bytes, (3.0 * 1.1 + 0.2 + 0.5) * GB);
     equal(member.busy_seconds(), 0.030 + 0.005 + 0.0008);
 
@@ -244,10 +248,11 @@ fn a_gpu_computes_its_layers_and_copies_in_every_round() {
 fn layers_of_a_unified_gpu_lie_in_the_machines_memory() {
     let mut input = input(vec![device(0.010)]);
     input.model.layer_kv_bytes = 0.1 * GB;
+    input.model.gpu_layer_kv_bytes = 0.2 * GB;
     input.devices[0].gpu = Some(gpu(None));
     let member = latency(&input, 1, &[(3, 5)]).members[0];
     assert_eq!(member.gpu_memory_bytes, 0.0);
-    equal(member.memory_bytes, 8.0 * 1.1 * GB);
+    equal(member.memory_bytes, (3.0 * 1.1 + 5.0 * 1.2) * GB);
 }
 
 #[test]
@@ -257,12 +262,14 @@ fn what_there_is_no_room_for_is_named_with_its_bytes() {
 
     input.model.layer_kv_bytes = 0.5 * GB;
     input.model.buffer_bytes = 0.25 * GB;
+    input.model.gpu_layer_kv_bytes = 0.625 * GB;
+    input.model.gpu_buffer_bytes = 0.375 * GB;
     input.devices[0].gpu = Some(gpu(Some(4.0 * GB)));
     assert_eq!(
         violation(&input, &[(5, 3)]),
         Violation::GpuMemory {
             device: 0,
-            missing_bytes: (3.0 * 1.5 + 0.25 - 4.0) * GB,
+            missing_bytes: (3.0 * 1.625 + 0.375 - 4.0) * GB,
         }
     );
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use prima_crds::v1alpha1::model_profile::ModelProfile;
 use prima_crds::v1alpha1::node_profile::NodeProfile;
-use prima_crds::v1alpha1::ring_plan::ActivationDtype;
+use prima_crds::v1alpha1::ring_plan::{ActivationDtype, KvDtype};
 use prima_halda::check::check;
 use prima_halda::{Options, Plan, PlanError, PlanningInput, plan};
 
@@ -312,6 +312,61 @@ fn a_long_context_is_what_does_not_fit() {
     let memory = planned(&windowed, &cluster, &options).report.members[0].memory_bytes;
     let kv = windowed.spec.kv_bytes_per_position_and_layer as u64 * 12_000;
     assert!(memory > 5 * kv, "{memory}: 5 layers see all positions");
+}
+
+#[test]
+fn q8_0_fits_a_context_1_88_times_as_long() {
+    let mut cluster = nodes(&["d2"]);
+    cluster[0].spec.disk_allowed = Some(false);
+    cluster[0].status.as_mut().unwrap().gpus.clear();
+    let mut model = model("llama-3-8b");
+    let f16 = model.spec.kv_bytes_per_position_and_layer;
+    model.spec.quantized_kv_bytes_per_position_and_layer = f16 * 17 / 32;
+    // By the planner, whose plans are checked.
+    let longest = |kv_dtype| {
+        let fits = |context_tokens: &usize| {
+            let options = Options {
+                context_tokens: *context_tokens,
+                kv_dtype,
+                ..options()
+            };
+            let input = PlanningInput::new(&model, &cluster, &options).unwrap();
+            let plan = plan(&input).ok();
+            let findings = plan.map(|plan| check(&plan, &model, &cluster, &options));
+            findings.map(|findings| assert_eq!(findings, [])).is_some()
+        };
+        let lengths: Vec<usize> = (1..2000).map(|step| step * 256).collect();
+        lengths.partition_point(fits) * 256
+    };
+    let (f16, q8_0) = (longest(KvDtype::F16), longest(KvDtype::Q8_0));
+    let times = q8_0 as f64 / f16 as f64;
+    assert!(
+        (times - 32.0 / 17.0).abs() < 0.03,
+        "{q8_0} and {f16} positions"
+    );
+}
+
+#[test]
+fn q8_0_counts_as_f16_on_gpus() {
+    let (cluster, model) = (nodes(&["d2"]), {
+        let mut model = model("llama-3-8b");
+        model.spec.quantized_kv_bytes_per_position_and_layer =
+            model.spec.kv_bytes_per_position_and_layer * 17 / 32;
+        model
+    });
+    let of = |kv_dtype| {
+        let options = Options {
+            kv_dtype,
+            ..options()
+        };
+        PlanningInput::new(&model, &cluster, &options)
+            .unwrap()
+            .model
+    };
+    let (f16, q8_0) = (of(KvDtype::F16), of(KvDtype::Q8_0));
+    assert_eq!(f16.gpu_layer_kv_bytes, f16.layer_kv_bytes);
+    assert_eq!(q8_0.gpu_layer_kv_bytes, f16.layer_kv_bytes);
+    assert_eq!(q8_0.layer_kv_bytes, f16.layer_kv_bytes * 17.0 / 32.0);
 }
 
 #[test]

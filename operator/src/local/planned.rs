@@ -9,6 +9,7 @@ use std::process::Stdio;
 
 use prima_crds::v1alpha1::document::DocumentError;
 use prima_crds::v1alpha1::node_profile::{DEFAULT_RESERVE_PERCENT, LinkProfile, NodeProfile};
+use prima_crds::v1alpha1::ring_plan::KvDtype;
 use prima_halda::{Options, Plan};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
@@ -44,6 +45,7 @@ pub struct Wishes<'a> {
     pub members: Option<usize>,
     pub rounds: Option<usize>,
     pub context: usize,
+    pub kv_dtype: KvDtype,
     pub threads: Option<usize>,
     /// Bytes that stay free on the machine, all members together; `None`: as the profile says.
     pub reserve_memory: Option<u64>,
@@ -82,6 +84,7 @@ pub async fn plan(
     }
     let options = Options {
         context_tokens: wishes.context,
+        kv_dtype: wishes.kv_dtype,
         use_all: true,
         // Members that share a disk gain nothing by rounds.
         rounds: wishes.rounds.or(Some(1)),

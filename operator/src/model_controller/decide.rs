@@ -380,6 +380,7 @@ pub(super) fn skeleton(model: &Model, resolved: &ResolvedModel, keys: Vec<String
         max_concurrent_requests: concurrent.unwrap_or(CONCURRENT_REQUESTS),
         kv_contexts: concurrent.unwrap_or(1),
         activation_dtype: wishes.activation_dtype,
+        kv_dtype: wishes.kv_dtype,
         api_key_sha256: keys,
         ..RingPlanSpec::new(planned, context_length, Vec::new())
     }

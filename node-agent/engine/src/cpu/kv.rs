@@ -1,10 +1,10 @@
-//! Keys and values of one layer and sequence in memory: F16, in blocks of positions. The attention kernel defines the layout inside a block.
+//! Keys and values of one layer and sequence in memory, in blocks of positions. The attention kernel defines the layout inside a block.
 
 use std::sync::Arc;
 
-use half::f16;
+use prima_model::KvFormat;
 
-use crate::kernels::{BLOCK_POSITIONS, KvShape};
+use crate::kernels::{BLOCK_POSITIONS, KvBlock, KvShape};
 use crate::kv_memory::{KvMemory, Taken};
 
 /// Blocks that forks share until one of them writes.
@@ -12,59 +12,54 @@ use crate::kv_memory::{KvMemory, Taken};
 pub(crate) struct KvBlocks {
     /// Blocks given back, before those that are here.
     first: usize,
-    keys: Vec<Arc<Block>>,
-    values: Vec<Arc<Block>>,
+    blocks: Vec<Arc<Block>>,
 }
 
-/// The numbers of one block, and their memory.
+/// A block and its memory.
 #[derive(Clone)]
 struct Block {
-    numbers: Box<[f16]>,
+    numbers: KvBlock,
     _taken: Taken,
 }
 
 impl KvBlocks {
     pub const EMPTY: KvBlocks = KvBlocks {
         first: 0,
-        keys: Vec::new(),
-        values: Vec::new(),
+        blocks: Vec::new(),
     };
 
-    /// Adds positions after the first `len`: `keys` and `values` are rows of `kv_heads * head_dim` numbers. Blocks of positions before
-    /// `kept_from` are given back.
+    /// Adds positions after the first `len`: `keys` and `values` are rows of `kv_heads * head_dim` numbers. New blocks are of `format`.
+    /// Blocks of positions before `kept_from` are given back.
     pub fn append(
         &mut self,
         shape: KvShape,
+        format: KvFormat,
         len: usize,
         kept_from: usize,
         (keys, values): (&[f32], &[f32]),
         memory: &KvMemory,
     ) {
         let gone = (kept_from / BLOCK_POSITIONS).saturating_sub(self.first);
-        let gone = gone.min(self.keys.len());
-        self.keys.drain(..gone);
-        self.values.drain(..gone);
+        let gone = gone.min(self.blocks.len());
+        self.blocks.drain(..gone);
         self.first += gone;
         let row = shape.row_len();
         let rows = keys.chunks_exact(row).zip(values.chunks_exact(row));
         for (at, (key, value)) in (len..).zip(rows) {
             let (block, position) = (at / BLOCK_POSITIONS - self.first, at % BLOCK_POSITIONS);
-            if block == self.keys.len() {
-                self.keys.push(Arc::new(Block::new(shape, memory)));
-                self.values.push(Arc::new(Block::new(shape, memory)));
+            if block == self.blocks.len() {
+                self.blocks
+                    .push(Arc::new(Block::new(shape, format, memory)));
             }
-            let own = Arc::make_mut(&mut self.keys[block]);
-            shape.store_key(&mut own.numbers, position, key);
-            let own = Arc::make_mut(&mut self.values[block]);
-            shape.store_value(&mut own.numbers, position, value);
+            let own = Arc::make_mut(&mut self.blocks[block]);
+            own.numbers.store(position, key, value);
         }
     }
 
     /// Frees the blocks that hold only positions from the first `len` on.
     pub fn truncate(&mut self, len: usize) {
         let blocks = len.div_ceil(BLOCK_POSITIONS).saturating_sub(self.first);
-        self.keys.truncate(blocks);
-        self.values.truncate(blocks);
+        self.blocks.truncate(blocks);
     }
 
     /// The first block that is here.
@@ -72,14 +67,9 @@ impl KvBlocks {
         self.first
     }
 
-    /// The blocks of keys, as the attention kernel takes them.
-    pub fn keys(&self) -> Vec<&[f16]> {
-        self.keys.iter().map(|block| &*block.numbers).collect()
-    }
-
-    /// The blocks of values.
-    pub fn values(&self) -> Vec<&[f16]> {
-        self.values.iter().map(|block| &*block.numbers).collect()
+    /// The blocks, as the attention kernel takes them.
+    pub fn blocks(&self) -> Vec<&KvBlock> {
+        self.blocks.iter().map(|block| &block.numbers).collect()
     }
 
     /// The first position held.
@@ -88,17 +78,20 @@ impl KvBlocks {
     }
 
     /// Bytes of memory, those shared with forks included.
-    pub fn bytes(&self, shape: KvShape) -> u64 {
-        let blocks = self.keys.len() + self.values.len();
-        (blocks * shape.block_len() * size_of::<f16>()) as u64
+    pub fn bytes(&self) -> u64 {
+        let bytes = self.blocks.iter().map(|block| block.numbers.bytes());
+        bytes.sum::<usize>() as u64
     }
 }
 
 impl Block {
-    fn new(shape: KvShape, memory: &KvMemory) -> Self {
-        let numbers = vec![f16::ZERO; shape.block_len()].into_boxed_slice();
+    fn new(shape: KvShape, format: KvFormat, memory: &KvMemory) -> Self {
+        let numbers = match format {
+            KvFormat::F16 => KvBlock::f16(shape),
+            KvFormat::Q8_0 => KvBlock::q8_0(shape),
+        };
         Self {
-            _taken: memory.take(size_of_val(&*numbers) as u64),
+            _taken: memory.take(numbers.bytes() as u64),
             numbers,
         }
     }
@@ -115,7 +108,8 @@ mod tests {
 
     fn append(blocks: &mut KvBlocks, len: usize, rows: usize) {
         let numbers = vec![1.0; rows * SHAPE.row_len()];
-        blocks.append(SHAPE, len, 0, (&numbers, &numbers), &KvMemory::default());
+        let rows = (&numbers[..], &numbers[..]);
+        blocks.append(SHAPE, KvFormat::F16, len, 0, rows, &KvMemory::default());
     }
 
     #[test]
@@ -124,7 +118,7 @@ mod tests {
         append(&mut blocks, 0, 2 * BLOCK_POSITIONS + 1);
         let mut fork = blocks.clone();
         let shared = |a: &KvBlocks, b: &KvBlocks| -> Vec<bool> {
-            let blocks = a.keys.iter().zip(&b.keys);
+            let blocks = a.blocks.iter().zip(&b.blocks);
             blocks.map(|(a, b)| Arc::ptr_eq(a, b)).collect()
         };
         assert_eq!(shared(&blocks, &fork), [true, true, true]);

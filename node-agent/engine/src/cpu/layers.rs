@@ -223,14 +223,11 @@ impl LayerStep<'_> {
         }
         let blocks: Vec<_> = sequences
             .iter()
-            .map(|sequence| {
-                let blocks = sequence.layers[self.place].blocks();
-                (blocks.keys(), blocks.values())
-            })
+            .map(|sequence| sequence.layers[self.place].blocks().blocks())
             .collect();
         let (mut queries, mut attended) = (queries, attended);
         let mut batch = Vec::with_capacity(sequences.len());
-        for (sequence, (keys, values)) in sequences.iter().zip(&blocks) {
+        for (sequence, blocks) in sequences.iter().zip(&blocks) {
             let (own, rest) = queries.split_at(sequence.rows * query_row);
             let (out, rest_out) = attended.split_at_mut(own.len());
             (queries, attended) = (rest, rest_out);
@@ -238,8 +235,7 @@ impl LayerStep<'_> {
                 queries: own,
                 first_position: sequence.first_position,
                 first_block: sequence.layers[self.place].blocks().first(),
-                keys,
-                values,
+                blocks,
                 out,
             });
         }

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use prima_engine::{
-    BatchEntry, Compute, Embedding, KvCache, LayerDevices, LayerWindow, Model, OutputHead,
-    Residency,
+    BatchEntry, Compute, Embedding, KvCache, KvFormat, LayerDevices, LayerWindow, Model,
+    OutputHead, Residency,
 };
 use prima_gguf::GgmlType;
 use prima_gguf::writer::GgufWriter;
@@ -389,6 +389,8 @@ pub struct Runner {
     pub windows: Vec<LayerWindow>,
     pub residency: Residency,
     pub compute: Compute,
+    /// Of the caches that are made from now on.
+    pub kv_format: KvFormat,
 }
 
 impl Runner {
@@ -425,12 +427,14 @@ impl Runner {
             windows,
             residency,
             compute: Compute::new(threads).expect("threads"),
+            kv_format: KvFormat::F16,
         }
     }
 
     pub fn kv_cache(&self) -> KvCache {
         let ranges: Vec<_> = self.windows.iter().map(LayerWindow::layers).collect();
-        KvCache::new(&self.model, &ranges, self.model.spec().context_length)
+        let context_length = self.model.spec().context_length;
+        KvCache::new(&self.model, &ranges, context_length, self.kv_format)
     }
 
     /// Runs the next tokens of several sequences as one batch; the activations after the last layer, tokens x hidden.

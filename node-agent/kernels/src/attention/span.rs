@@ -3,11 +3,10 @@
 
 use std::ops::Range;
 
-use half::f16;
-
 use super::super::isa_level::{IsaLevel, Kind};
 use super::super::lanes::Lanes;
 use super::super::numerics::{LANES, capped, exp, sum_lanes};
+use super::head_block::HeadBlock;
 use super::{BLOCK_POSITIONS, KEY_LANES};
 
 /// The most queries taken together.
@@ -22,16 +21,6 @@ pub(super) struct Partial {
     sum: [f32; MAX_QUERIES],
     /// Per query: the values weighted with `e^(score - largest)`.
     values: Vec<f32>,
-}
-
-/// One KV head's part of a block.
-pub(super) struct HeadBlock<'a> {
-    pub(super) head_dim: usize,
-    /// `[BLOCK_POSITIONS / KEY_LANES][head_dim][KEY_LANES]`
-    pub(super) keys: &'a [f16],
-    /// `[BLOCK_POSITIONS][head_dim]`
-    pub(super) values: &'a [f16],
-    pub(super) softcap: Option<f32>,
 }
 
 impl Partial {
@@ -82,21 +71,16 @@ impl Partial {
 
 /// Folds one block of positions into `chunk`. `queries` are rows of `head_dim`, scaled. Query `i` sees the positions
 /// `visible[i]` of the block; neither start nor end falls from one query to the next.
-pub(super) fn add_block(
+pub(super) fn add_block<H: HeadBlock>(
     level: IsaLevel,
     queries: &[f32],
-    block: &HeadBlock<'_>,
+    block: H,
+    softcap: Option<f32>,
     visible: &[Range<usize>],
     chunk: &mut Partial,
 ) {
-    let HeadBlock {
-        head_dim,
-        keys,
-        values,
-        softcap: _,
-    } = *block;
-    assert!(head_dim > 0 && keys.len() == BLOCK_POSITIONS * head_dim);
-    assert!(values.len() == keys.len() && queries.len() == visible.len() * head_dim);
+    let head_dim = block.head_dim();
+    assert!(queries.len() == visible.len() * head_dim);
     assert!(visible.len() <= MAX_QUERIES && visible.iter().all(|seen| seen.end <= BLOCK_POSITIONS));
     assert!(chunk.stride == head_dim.next_multiple_of(LANES));
     assert!(chunk.values.len() >= visible.len() * chunk.stride);
@@ -104,16 +88,20 @@ pub(super) fn add_block(
     // instructions.
     unsafe {
         match level.kind() {
-            Kind::Scalar => in_tiles::<[f32; LANES]>(queries, block, visible, chunk),
+            Kind::Scalar => {
+                in_tiles::<[f32; LANES], H>(queries, block, softcap, visible, chunk);
+            }
             #[cfg(target_arch = "x86_64")]
-            Kind::Sse41 => sse41(queries, block, visible, chunk),
+            Kind::Sse41 => sse41(queries, block, softcap, visible, chunk),
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 | Kind::AvxVnni => avx2(queries, block, visible, chunk),
+            Kind::Avx2 | Kind::AvxVnni => avx2(queries, block, softcap, visible, chunk),
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512Vnni => avx512(queries, block, visible, chunk),
+            Kind::Avx512Vnni => avx512(queries, block, softcap, visible, chunk),
             #[cfg(target_arch = "aarch64")]
             Kind::Neon | Kind::NeonDotprod | Kind::NeonI8mm => {
-                in_tiles::<[std::arch::aarch64::float32x4_t; 4]>(queries, block, visible, chunk);
+                in_tiles::<[std::arch::aarch64::float32x4_t; 4], H>(
+                    queries, block, softcap, visible, chunk,
+                );
             }
         }
     }
@@ -123,50 +111,60 @@ pub(super) fn add_block(
 /// As [`tile`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse4.1,ssse3")]
-unsafe fn sse41(
+unsafe fn sse41<H: HeadBlock>(
     queries: &[f32],
-    block: &HeadBlock<'_>,
+    block: H,
+    softcap: Option<f32>,
     visible: &[Range<usize>],
     chunk: &mut Partial,
 ) {
     // SAFETY: passed on from the caller.
-    unsafe { in_tiles::<[std::arch::x86_64::__m128; 4]>(queries, block, visible, chunk) }
+    unsafe {
+        in_tiles::<[std::arch::x86_64::__m128; 4], H>(queries, block, softcap, visible, chunk)
+    }
 }
 
 /// # Safety
 /// As [`tile`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn avx2(
+unsafe fn avx2<H: HeadBlock>(
     queries: &[f32],
-    block: &HeadBlock<'_>,
+    block: H,
+    softcap: Option<f32>,
     visible: &[Range<usize>],
     chunk: &mut Partial,
 ) {
     // SAFETY: passed on from the caller.
-    unsafe { in_tiles::<[std::arch::x86_64::__m256; 2]>(queries, block, visible, chunk) }
+    unsafe {
+        in_tiles::<[std::arch::x86_64::__m256; 2], H>(queries, block, softcap, visible, chunk)
+    }
 }
 
 /// # Safety
 /// As [`tile`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn avx512(
+unsafe fn avx512<H: HeadBlock>(
     queries: &[f32],
-    block: &HeadBlock<'_>,
+    block: H,
+    softcap: Option<f32>,
     visible: &[Range<usize>],
     chunk: &mut Partial,
 ) {
     // SAFETY: passed on from the caller.
-    unsafe { in_tiles::<[std::arch::x86_64::__m512; 1]>(queries, block, visible, chunk) }
+    unsafe {
+        in_tiles::<[std::arch::x86_64::__m512; 1], H>(queries, block, softcap, visible, chunk)
+    }
 }
 
 /// # Safety
 /// As [`tile`], except that `queries` and `visible` cover all queries.
 #[inline(always)]
-unsafe fn in_tiles<L: Lanes>(
+unsafe fn in_tiles<L: Lanes, H: HeadBlock>(
     queries: &[f32],
-    block: &HeadBlock<'_>,
+    block: H,
+    softcap: Option<f32>,
     visible: &[Range<usize>],
     chunk: &mut Partial,
 ) {
@@ -177,14 +175,14 @@ unsafe fn in_tiles<L: Lanes>(
         // SAFETY: passed on from the caller.
         unsafe {
             match count {
-                8.. => tile::<L, 8>(queries, block, visible, first, chunk),
-                7 => tile::<L, 7>(queries, block, visible, first, chunk),
-                6 => tile::<L, 6>(queries, block, visible, first, chunk),
-                5 => tile::<L, 5>(queries, block, visible, first, chunk),
-                4 => tile::<L, 4>(queries, block, visible, first, chunk),
-                3 => tile::<L, 3>(queries, block, visible, first, chunk),
-                2 => tile::<L, 2>(queries, block, visible, first, chunk),
-                _ => tile::<L, 1>(queries, block, visible, first, chunk),
+                8.. => tile::<L, H, 8>(queries, block, softcap, visible, first, chunk),
+                7 => tile::<L, H, 7>(queries, block, softcap, visible, first, chunk),
+                6 => tile::<L, H, 6>(queries, block, softcap, visible, first, chunk),
+                5 => tile::<L, H, 5>(queries, block, softcap, visible, first, chunk),
+                4 => tile::<L, H, 4>(queries, block, softcap, visible, first, chunk),
+                3 => tile::<L, H, 3>(queries, block, softcap, visible, first, chunk),
+                2 => tile::<L, H, 2>(queries, block, softcap, visible, first, chunk),
+                _ => tile::<L, H, 1>(queries, block, softcap, visible, first, chunk),
             }
         }
         first += count;
@@ -196,14 +194,15 @@ unsafe fn in_tiles<L: Lanes>(
 /// # Safety
 /// The processor has the instructions of `L`, and the lengths are those that [`add_block`] checks.
 #[inline(always)]
-unsafe fn tile<L: Lanes, const QUERIES: usize>(
+unsafe fn tile<L: Lanes, H: HeadBlock, const QUERIES: usize>(
     queries: &[f32],
-    block: &HeadBlock<'_>,
+    block: H,
+    softcap: Option<f32>,
     visible: &[Range<usize>],
     first: usize,
     chunk: &mut Partial,
 ) {
-    let head_dim = block.head_dim;
+    let head_dim = block.head_dim();
     let visible = &visible[first..first + QUERIES];
     let seen = visible[0].start..visible[QUERIES - 1].end;
     if seen.is_empty() {
@@ -212,22 +211,9 @@ unsafe fn tile<L: Lanes, const QUERIES: usize>(
     let mut weights = [[f32::NEG_INFINITY; BLOCK_POSITIONS]; QUERIES];
 
     for group in seen.start / KEY_LANES..seen.end.div_ceil(KEY_LANES) {
-        let mut scores = [L::splat(0.0); QUERIES];
-        for dim in 0..head_dim {
-            // SAFETY: `group` is below the block's groups and `dim` below the head's dimensions; query
-            // `first + QUERIES - 1` exists.
-            unsafe {
-                let keys = block
-                    .keys
-                    .as_ptr()
-                    .add((group * head_dim + dim) * KEY_LANES);
-                let keys = L::load_halves(keys);
-                let query = queries.as_ptr().add(first * head_dim + dim);
-                for (index, score) in scores.iter_mut().enumerate() {
-                    *score = keys.multiply_add(L::splat(*query.add(index * head_dim)), *score);
-                }
-            }
-        }
+        // SAFETY: `group` is one of the block's, and query `first + QUERIES - 1` exists.
+        let scores =
+            unsafe { block.scores::<L, QUERIES>(group, queries.as_ptr().add(first * head_dim)) };
         for (weights, score) in weights.iter_mut().zip(scores) {
             // SAFETY: 16 of the 64 places.
             unsafe { score.store(weights.as_mut_ptr().add(group * KEY_LANES)) };
@@ -238,7 +224,7 @@ unsafe fn tile<L: Lanes, const QUERIES: usize>(
     let mut take = [0.0; QUERIES];
     for (index, weights) in weights.iter_mut().enumerate() {
         let query = first + index;
-        if let Some(softcap) = block.softcap {
+        if let Some(softcap) = softcap {
             for score in weights.iter_mut() {
                 *score = capped(*score, softcap);
             }
@@ -260,23 +246,15 @@ unsafe fn tile<L: Lanes, const QUERIES: usize>(
         }
     }
 
+    let mut scaled = weights;
     for dim in (0..head_dim).step_by(LANES) {
-        let whole = dim + LANES <= head_dim;
+        // SAFETY: `dim` is below the head's dimensions, a multiple of 16, and calls are in order; so below.
+        unsafe { block.scale_weights::<L, QUERIES>(dim, &weights, &mut scaled) };
         let mut weighted = [L::splat(0.0); QUERIES];
         for position in seen.clone() {
-            let from = position * head_dim + dim;
-            // SAFETY: a whole register of the position's values, or a copy of what is left of them.
-            let values = unsafe {
-                if whole {
-                    L::load_halves(block.values.as_ptr().add(from))
-                } else {
-                    let mut padded = [f16::ZERO; LANES];
-                    let rest = &block.values[from..from + head_dim - dim];
-                    padded[..rest.len()].copy_from_slice(rest);
-                    L::load_halves(padded.as_ptr())
-                }
-            };
-            for (weighted, weights) in weighted.iter_mut().zip(&weights) {
+            // SAFETY: `position` is one of the block's.
+            let values = unsafe { block.values::<L>(position, dim) };
+            for (weighted, weights) in weighted.iter_mut().zip(&scaled) {
                 *weighted = values.multiply_add(L::splat(weights[position]), *weighted);
             }
         }

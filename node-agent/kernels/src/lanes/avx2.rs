@@ -30,6 +30,12 @@ impl Lanes for __m256 {
     }
 
     #[inline(always)]
+    unsafe fn load_bytes(from: *const i8) -> Self {
+        // SAFETY: readable by the contract.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
+    }
+
+    #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: writable by the contract.
         unsafe { _mm256_storeu_ps(to, self) }

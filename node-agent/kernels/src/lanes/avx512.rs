@@ -30,6 +30,12 @@ impl Lanes for __m512 {
     }
 
     #[inline(always)]
+    unsafe fn load_bytes(from: *const i8) -> Self {
+        // SAFETY: readable by the contract.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+
+    #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: writable by the contract.
         unsafe { _mm512_storeu_ps(to, self) }

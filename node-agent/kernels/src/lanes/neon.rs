@@ -30,6 +30,15 @@ impl Lanes for float32x4_t {
     }
 
     #[inline(always)]
+    unsafe fn load_bytes(from: *const i8) -> Self {
+        // SAFETY: readable by the contract (as bytes: they need no alignment).
+        unsafe {
+            let bytes = vcreate_s8(from.cast::<u32>().read_unaligned().into());
+            vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes))))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: writable by the contract.
         unsafe { vst1q_f32(to, self) }

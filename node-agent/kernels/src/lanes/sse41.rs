@@ -31,6 +31,12 @@ impl Lanes for __m128 {
     }
 
     #[inline(always)]
+    unsafe fn load_bytes(from: *const i8) -> Self {
+        // SAFETY: readable by the contract.
+        unsafe { _mm_cvtepi32_ps(_mm_cvtepi8_epi32(_mm_loadu_si32(from.cast()))) }
+    }
+
+    #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: writable by the contract.
         unsafe { _mm_storeu_ps(to, self) }

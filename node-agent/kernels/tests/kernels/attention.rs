@@ -1,9 +1,10 @@
 //! Attention: the textbook formula in f64, and the same bits whatever the batch, the chunks of a prefill and
-//! the pool.
+//! the pool. With keys and values as F16, and as Q8_0.
 
 use half::f16;
 use prima_kernels::{
-    AttentionShape, BLOCK_POSITIONS, IsaLevel, KvShape, SequenceAttention, ThreadPool, attention,
+    AttentionShape, BLOCK_POSITIONS, IsaLevel, KvBlock, KvShape, SequenceAttention, ThreadPool,
+    attention,
 };
 
 use crate::reference::Random;
@@ -15,12 +16,47 @@ struct Case {
     queries: Vec<f32>,
     keys: Vec<f32>,
     values: Vec<f32>,
-    key_blocks: Vec<Vec<f16>>,
-    value_blocks: Vec<Vec<f16>>,
+    format: Format,
+    blocks: Vec<KvBlock>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Format {
+    F16,
+    Q8_0,
+}
+
+/// Heads, KV heads, head dimension, positions.
+type Sizes = (usize, usize, usize, usize);
+
+impl Format {
+    fn block(self, shape: KvShape) -> KvBlock {
+        match self {
+            Format::F16 => KvBlock::f16(shape),
+            Format::Q8_0 => KvBlock::q8_0(shape),
+        }
+    }
+
+    /// The numbers of one head at one position, as they are worth when they were stored.
+    fn stored(self, numbers: &[f32]) -> Vec<f64> {
+        if self == Format::F16 {
+            return numbers.iter().map(|x| f16::from_f32(*x).to_f64()).collect();
+        }
+        let blocks = numbers.chunks_exact(32).flat_map(|numbers| {
+            let largest = numbers
+                .iter()
+                .fold(0.0, |largest: f32, x| largest.max(x.abs()));
+            let scale = f16::from_f32(largest / 127.0);
+            let inverse = 1.0 / scale.to_f32();
+            let steps = numbers.iter().map(move |x| (x * inverse).round_ties_even());
+            steps.map(move |steps| f64::from(steps) * scale.to_f64())
+        });
+        blocks.collect()
+    }
 }
 
 impl Case {
-    fn new(seed: u64, heads: usize, kv_heads: usize, head_dim: usize, positions: usize) -> Case {
+    fn new(seed: u64, format: Format, (heads, kv_heads, head_dim, positions): Sizes) -> Case {
         let mut random = Random(seed);
         let kv = KvShape { kv_heads, head_dim };
         let (row, kv_row) = (heads * head_dim, kv_heads * head_dim);
@@ -39,19 +75,21 @@ impl Case {
                 .collect(),
             keys: random.units(positions * kv_row),
             values: random.units(positions * kv_row),
-            key_blocks: Vec::new(),
-            value_blocks: Vec::new(),
+            format,
+            blocks: Vec::new(),
         };
         for position in 0..positions {
-            if position % BLOCK_POSITIONS == 0 {
+            let within = position % BLOCK_POSITIONS;
+            if within == 0 {
                 // Data behind the last position must not matter, so it is the worst there can be.
-                case.key_blocks.push(vec![f16::NAN; kv.block_len()]);
-                case.value_blocks.push(vec![f16::NAN; kv.block_len()]);
+                let mut block = format.block(kv);
+                let worst = vec![f32::NAN; kv_row];
+                (0..BLOCK_POSITIONS).for_each(|place| block.store(place, &worst, &worst));
+                case.blocks.push(block);
             }
-            let (block, within) = (position / BLOCK_POSITIONS, position % BLOCK_POSITIONS);
             let at = position * kv_row..(position + 1) * kv_row;
-            kv.store_key(&mut case.key_blocks[block], within, &case.keys[at.clone()]);
-            kv.store_value(&mut case.value_blocks[block], within, &case.values[at]);
+            let block = case.blocks.last_mut().unwrap();
+            block.store(within, &case.keys[at.clone()], &case.values[at]);
         }
         case
     }
@@ -69,10 +107,7 @@ impl Case {
         // Only what the first row's window reaches.
         let window = self.shape.window.unwrap_or(usize::MAX);
         let first_block = (first + 1).saturating_sub(window) / BLOCK_POSITIONS;
-        let keys = self.key_blocks[first_block..].iter();
-        let keys: Vec<&[f16]> = keys.map(Vec::as_slice).collect();
-        let values = self.value_blocks[first_block..].iter();
-        let values: Vec<&[f16]> = values.map(Vec::as_slice).collect();
+        let blocks: Vec<&KvBlock> = self.blocks[first_block..].iter().collect();
         let mut out = vec![f32::NAN; rows * self.row()];
         attention(
             pool,
@@ -81,24 +116,20 @@ impl Case {
                 queries: &self.queries[first * self.row()..(first + rows) * self.row()],
                 first_position: first,
                 first_block,
-                keys: &keys,
-                values: &values,
+                blocks: &blocks,
                 out: &mut out,
             }],
         );
         out
     }
 
-    /// The definition, with keys and values as F16 holds them.
+    /// The definition, with keys and values as they were stored.
     fn exact(&self, position: usize, head: usize) -> Vec<f64> {
         let KvShape { kv_heads, head_dim } = self.shape.kv;
         let kv_head = head * kv_heads / self.shape.heads;
         let stored = |numbers: &[f32], position: usize| -> Vec<f64> {
             let at = (position * kv_heads + kv_head) * head_dim;
-            numbers[at..at + head_dim]
-                .iter()
-                .map(|x| f16::from_f32(*x).to_f64())
-                .collect()
+            self.format.stored(&numbers[at..at + head_dim])
         };
         let at = (position * self.shape.heads + head) * head_dim;
         let query = &self.queries[at..at + head_dim];
@@ -133,8 +164,8 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|number| number.to_bits()).collect()
 }
 
-/// Heads, KV heads, head dimension, positions: grouped and not, odd dimensions, more than one chunk. Then windows, which begin in the
-/// middle of blocks and end before some chunks, and soft caps.
+/// Grouped and not, odd dimensions, more than one chunk. Then windows, which begin in the middle of blocks and end before some chunks, and
+/// soft caps. Each in all formats that hold heads of that size.
 fn cases(seed: u64) -> Vec<Case> {
     let plain = [
         (9, 3, 64, 140),
@@ -143,24 +174,32 @@ fn cases(seed: u64) -> Vec<Case> {
         (2, 1, 24, 300),
         (3, 1, 13, 33),
         (11, 1, 128, 20),
+        (2, 1, 96, 300),
     ];
-    let case = |(heads, kv_heads, head_dim, positions)| {
-        Case::new(seed, heads, kv_heads, head_dim, positions)
-    };
-    let mut cases = plain.map(case).to_vec();
-    for (window, softcap, shape) in [
+    let with_windows = [
         (Some(1), None, (2, 1, 16, 70)),
-        (Some(8), None, (4, 2, 16, 90)),
+        (Some(8), None, (4, 2, 32, 90)),
         (Some(64), Some(2.0), (3, 1, 32, 200)),
         (Some(130), None, (2, 2, 24, 600)),
-        (Some(1000), Some(50.0), (2, 1, 16, 80)),
+        (Some(130), None, (2, 2, 32, 600)),
+        (Some(1000), Some(50.0), (2, 1, 32, 80)),
         (None, Some(0.5), (2, 1, 16, 80)),
-    ] {
-        let mut case = case(shape);
-        (case.shape.window, case.shape.softcap) = (window, softcap);
-        cases.push(case);
-    }
-    cases
+    ];
+    let plain = plain.map(|sizes| (None, None, sizes));
+    let in_formats = |(window, softcap, sizes): (Option<usize>, Option<f32>, Sizes)| {
+        let formats = [Format::F16, Format::Q8_0].into_iter();
+        let holds = move |format: &Format| *format == Format::F16 || sizes.2.is_multiple_of(32);
+        formats.filter(holds).map(move |format| {
+            let mut case = Case::new(seed, format, sizes);
+            (case.shape.window, case.shape.softcap) = (window, softcap);
+            case
+        })
+    };
+    plain
+        .into_iter()
+        .chain(with_windows)
+        .flat_map(in_formats)
+        .collect()
 }
 
 #[test]
@@ -176,7 +215,8 @@ fn attention_is_the_textbook_formula() {
                     for (got, exact) in out[at..].iter().zip(exact) {
                         assert!(
                             (f64::from(*got) - exact).abs() < 4e-6,
-                            "{level} {:?} head {head} at {position}: {got} for {exact}",
+                            "{level} {:?} {:?} head {head} at {position}: {got} for {exact}",
+                            case.format,
                             case.shape
                         );
                     }
@@ -207,21 +247,20 @@ fn a_row_has_the_same_bits_however_a_prefill_is_cut() {
 
 #[test]
 fn sequences_of_a_batch_do_not_change_each_other() {
-    let cases = [
-        Case::new(9, 6, 2, 32, 90),
-        Case::new(10, 6, 2, 32, 20),
-        Case::new(11, 6, 2, 32, 400),
-    ];
-    for level in IsaLevel::available() {
+    let batch_of = |format| {
+        let case = |seed, positions| Case::new(seed, format, (6, 2, 32, positions));
+        [case(9, 90), case(10, 20), case(11, 400)]
+    };
+    let batches = [batch_of(Format::F16), batch_of(Format::Q8_0)];
+    for (level, cases) in IsaLevel::available()
+        .into_iter()
+        .flat_map(|level| batches.iter().map(move |cases| (level, cases)))
+    {
         for threads in [1, 2, 16] {
             let pool = ThreadPool::new(threads, level).unwrap();
-            let keys: Vec<Vec<&[f16]>> = cases
+            let blocks: Vec<Vec<&KvBlock>> = cases
                 .iter()
-                .map(|case| case.key_blocks.iter().map(Vec::as_slice).collect())
-                .collect();
-            let values: Vec<Vec<&[f16]>> = cases
-                .iter()
-                .map(|case| case.value_blocks.iter().map(Vec::as_slice).collect())
+                .map(|case| case.blocks.iter().collect())
                 .collect();
             let firsts = [89, 15, 399];
             let mut outs: Vec<Vec<f32>> = Vec::new();
@@ -235,8 +274,7 @@ fn sequences_of_a_batch_do_not_change_each_other() {
                     queries: &case.queries[firsts[index] * case.row()..],
                     first_position: firsts[index],
                     first_block: 0,
-                    keys: &keys[index],
-                    values: &values[index],
+                    blocks: &blocks[index],
                     out,
                 });
             }
@@ -249,14 +287,59 @@ fn sequences_of_a_batch_do_not_change_each_other() {
     }
 }
 
+/// What attention to this position alone gives: its value, as it was stored.
+fn read_back(format: Format, numbers: &[f32]) -> Vec<f32> {
+    let mut case = Case::new(12, format, (1, 1, numbers.len(), 1));
+    let key = case.keys.clone();
+    case.blocks[0].store(0, &key, numbers);
+    case.run(&ThreadPool::new(1, IsaLevel::SCALAR).unwrap(), 0, 1)
+}
+
 #[test]
 fn numbers_beyond_half_precision_are_stored_as_its_largest() {
+    let stored = read_back(Format::F16, &[1e9, -1e9, f32::INFINITY, f32::NAN]);
+    assert_eq!(stored[..3], [65_504.0, -65_504.0, 65_504.0]);
+    assert!(stored[3].is_nan());
+}
+
+#[test]
+fn q8_0_numbers_are_within_half_a_step_of_their_own_block() {
+    let mut numbers = Random(13).units(128);
+    numbers[32..64].iter_mut().for_each(|x| *x *= 1e4);
+    numbers[64..96].fill(0.0);
+    numbers[96..].iter_mut().for_each(|x| *x *= 1e-2);
+    let stored = read_back(Format::Q8_0, &numbers);
+    for (numbers, stored) in numbers.chunks(32).zip(stored.chunks(32)) {
+        let largest = numbers
+            .iter()
+            .fold(0.0, |largest: f32, x| largest.max(x.abs()));
+        // Half a step of a scale that is itself rounded to 11 bits.
+        let most = largest / 127.0 * (0.5 + 1.0 / 16.0);
+        for (number, stored) in numbers.iter().zip(stored) {
+            assert!((number - stored).abs() <= most, "{stored} for {number}");
+        }
+    }
+}
+
+#[test]
+fn q8_0_saturates_and_nan_stays_nan() {
+    let mut numbers = [1.0; 64];
+    (numbers[0], numbers[1]) = (f32::INFINITY, -1e9);
+    numbers[40] = f32::NAN;
+    let stored = read_back(Format::Q8_0, &numbers);
+    assert_eq!(stored[..3], [127.0 * 65_504.0, -127.0 * 65_504.0, 0.0]);
+    assert!(stored[32..].iter().all(|number| number.is_nan()));
+}
+
+#[test]
+fn q8_0_takes_17_bytes_where_f16_takes_32() {
     let shape = KvShape {
-        kv_heads: 1,
-        head_dim: 4,
+        kv_heads: 3,
+        head_dim: 64,
     };
-    let mut block = vec![f16::ZERO; shape.block_len()];
-    shape.store_value(&mut block, 3, &[1e9, -1e9, f32::INFINITY, f32::NAN]);
-    assert_eq!(block[12..15], [f16::MAX, f16::MIN, f16::MAX]);
-    assert!(block[15].is_nan());
+    assert_eq!(KvBlock::f16(shape).bytes(), 2 * 2 * 64 * 3 * 64);
+    assert_eq!(
+        KvBlock::q8_0(shape).bytes() * 32,
+        KvBlock::f16(shape).bytes() * 17
+    );
 }

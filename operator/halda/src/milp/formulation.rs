@@ -204,19 +204,23 @@ impl<'a> Formulation<'a> {
             (is_rank0, device.head_seconds * ms),
         ];
         let mut chunk = vec![(cpu_layers, positions * device.cpu.prefill_seconds * ms)];
-        let mut in_memory = vec![(cpu_layers, 1.0)];
+        // Layers in the device's own memory, and the KV cache of each.
+        let mut in_memory = vec![(cpu_layers, model.layer_kv_bytes)];
         if let (Some(gpu), Some((layers, uses))) = (&device.gpu, gpu) {
             token.push((layers, gpu.layer.decode_seconds * ms));
             token.push((uses, k * gpu.copy_seconds * ms));
             chunk.push((layers, positions * gpu.layer.prefill_seconds * ms));
             chunk.push((uses, k * gpu.copy_seconds * ms));
             match gpu.memory_bytes {
-                None => in_memory.push((layers, 1.0)),
+                None => in_memory.push((layers, model.gpu_layer_kv_bytes)),
                 Some(available) => self.gpu_memory(available, layers, uses),
             }
         }
-        let kv = times(&in_memory, model.layer_kv_bytes * units);
-        let weights = times(&in_memory, model.layer_bytes * units);
+        let kv = times(&in_memory, units);
+        let weights = in_memory.iter();
+        let weights: Terms = weights
+            .map(|&(layers, _)| (layers, model.layer_bytes * units))
+            .collect();
         let room = (model.buffer_bytes - device.memory_bytes) * units;
         let beside = [(is_rank0, model.head_bytes * units), (takes_part, room)];
         let lacking = kv.iter().chain(&weights).copied().chain(beside).collect();
@@ -233,8 +237,8 @@ impl<'a> Formulation<'a> {
     /// A GPU's own memory must be enough for its layers.
     fn gpu_memory(&mut self, available: f64, layers: Col, uses: Col) {
         let model = &self.program.input.model;
-        let layer = (model.layer_bytes + model.layer_kv_bytes) / UNIT_BYTES;
-        let room = (model.buffer_bytes - available) / UNIT_BYTES;
+        let layer = (model.layer_bytes + model.gpu_layer_kv_bytes) / UNIT_BYTES;
+        let room = (model.gpu_buffer_bytes - available) / UNIT_BYTES;
         self.row(..=0.0, [(layers, layer), (uses, room)]);
     }
 
@@ -283,9 +287,8 @@ impl<'a> Formulation<'a> {
         let disk = disk / UNIT_BYTES / MILLISECONDS;
         let (layers, head) = (model.layers as f64, model.head_bytes / UNIT_BYTES);
         // The most that memory can lack: with everything on one device.
-        let most = (layers * (model.layer_bytes + model.layer_kv_bytes)
-            + model.head_bytes
-            + model.buffer_bytes)
+        let kv = model.layer_kv_bytes.max(model.gpu_layer_kv_bytes);
+        let most = (layers * (model.layer_bytes + kv) + model.head_bytes + model.buffer_bytes)
             / UNIT_BYTES;
         let read_again = self.whole(0.0, 0.0..=1.0);
         let read = self.rows.add_column(0.0, 0.0..);

@@ -49,6 +49,7 @@ impl Question {
                 concurrent_requests: model.spec.max_concurrent_requests.unwrap_or(1) as usize,
                 rank0: model.spec.rank0.clone(),
                 activation_dtype: model.spec.activation_dtype,
+                kv_dtype: model.spec.kv_dtype,
                 ..Options::default()
             },
         }

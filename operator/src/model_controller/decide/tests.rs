@@ -7,7 +7,7 @@ use serde_json::json;
 
 use prima_crds::v1alpha1::model_source::ModelSource;
 use prima_crds::v1alpha1::node_profile::NodeProfile;
-use prima_crds::v1alpha1::ring_plan::MemberState;
+use prima_crds::v1alpha1::ring_plan::{KvDtype, MemberState};
 
 use super::memory::{could_do, fits_beside};
 use super::ports::{SLOTS, free_slot, http};
@@ -291,6 +291,27 @@ fn a_faster_ring_waits_where_both_do_not_fit() {
     assert!(retire_first);
     assert_eq!(why, "the Model was changed");
     assert_eq!(state.ended_first, Some((spec.generation, why)));
+}
+
+#[test]
+fn another_kv_dtype_replaces_the_ring() {
+    let desk = [machine("desk")];
+    let f16 = written(decided(&world(&desk, &[])), SignedDuration::ZERO);
+    let mut there = world(&desk, &[f16.clone()]);
+    assert!(matches!(decided(&there).kind, Kind::Keep(_)));
+    Arc::get_mut(&mut there.model).unwrap().spec.kv_dtype = KvDtype::Q8_0;
+    let Resolution::Done(resolved) = &mut there.resolution else {
+        panic!("not resolved");
+    };
+    resolved.profile.quantized_kv_bytes_per_position_and_layer = 136;
+    let Kind::New { spec, why, .. } = decided(&there).kind else {
+        panic!("the ring goes on with F16");
+    };
+    assert_eq!(why, "the Model was changed");
+    assert_eq!(spec.kv_dtype, KvDtype::Q8_0);
+    let memory = |spec: &RingPlanSpec| spec.members[0].memory_bytes.unwrap();
+    // 8 layers, 512 positions.
+    assert_eq!(memory(&f16.spec) - memory(&spec), 8 * 512 * (256 - 136));
 }
 
 #[test]
