@@ -152,6 +152,12 @@ fn smollm2_with_q8_0_kv_has_nearly_the_perplexity_of_f16() {
     quantized_kv_agrees("SmolLM2-135M-Instruct-Q4_1", 512, 8);
 }
 
+/// No activation is rounded to eight bits, so that only the KV cache makes a difference.
+#[test]
+fn smollm2_as_f32_with_q8_0_kv_has_nearly_the_perplexity_of_f16() {
+    quantized_kv_agrees("SmolLM2-135M-Instruct-F32", 512, 4);
+}
+
 #[test]
 fn gemma3_270m_with_q8_0_kv_has_nearly_the_perplexity_of_f16() {
     quantized_kv_agrees("gemma-3-270m-Q4_K_M", 1024, 2);
@@ -327,9 +333,8 @@ fn text_of(name: &str, window: usize, windows: usize, quantized_kv: bool) -> Tex
     expected
 }
 
-/// What Q8_0 costs: half a percent of F16's perplexity is stated.
+/// What Q8_0 costs: half a percent of F16's perplexity is stated. llama.cpp rounds queries, too, so it may be further away.
 fn quantized_kv_agrees(name: &str, window: usize, windows: usize) {
-    const COST: f64 = 0.005;
     let expected = text_of(name, window, windows, true);
     let mut engine = open(name);
     let [f16, q8_0] = [KvFormat::F16, KvFormat::Q8_0].map(|format| {
@@ -339,9 +344,9 @@ fn quantized_kv_agrees(name: &str, window: usize, windows: usize) {
     let llama_cpp = perplexity(&expected.logprobs);
     println!("{name}: perplexity {f16:.4} with F16, {q8_0:.4} with Q8_0, llama.cpp {llama_cpp:.4}");
     assert!(f16 != q8_0, "{name}: the same with both formats");
-    for (other, perplexity) in [("F16", f16), ("llama.cpp", llama_cpp)] {
+    for (other, perplexity, bound) in [("F16", f16, 0.005), ("llama.cpp", llama_cpp, 0.01)] {
         assert!(
-            (q8_0 / perplexity - 1.0).abs() <= COST,
+            (q8_0 / perplexity - 1.0).abs() <= bound,
             "{name}: perplexity {q8_0} with Q8_0, {perplexity} with {other}"
         );
     }

@@ -318,7 +318,9 @@ fn a_long_context_is_what_does_not_fit() {
 fn q8_0_fits_a_context_1_88_times_as_long() {
     let mut cluster = nodes(&["d2"]);
     cluster[0].spec.disk_allowed = Some(false);
-    cluster[0].status.as_mut().unwrap().gpus.clear();
+    let status = cluster[0].status.as_mut().unwrap();
+    status.gpus.clear();
+    status.memory.available_bytes = 16 << 30;
     let mut model = model("llama-3-8b");
     let f16 = model.spec.kv_bytes_per_position_and_layer;
     model.spec.quantized_kv_bytes_per_position_and_layer = f16 * 17 / 32;
