@@ -16,6 +16,7 @@ mod support;
 use std::error::Error;
 
 use prima_engine::{BatchEntry, Embedding, EngineError, KvCache, KvFormat};
+use prima_gguf::GgmlType;
 
 use support::{MadeUpModel, Runner};
 
@@ -68,6 +69,7 @@ fn the_planners_bytes_are_those_of_the_cache() {
     for (head_dim, f16, q8_0) in [(32, 256, 136), (48, 384, 384), (64, 512, 272)] {
         let made_up = MadeUpModel {
             head_dim: Some(head_dim),
+            formats: vec![GgmlType::F32],
             ..MadeUpModel::default()
         };
         let mut runner = Runner::new(&made_up.write(directory.path()), 1);
