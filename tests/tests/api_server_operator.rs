@@ -916,6 +916,7 @@ fn made_up() -> LocalModel {
             vocabulary_size: 128_256,
             trained_context_length: 8192,
             kv_bytes_per_position_and_layer: 4096,
+            quantized_kv_bytes_per_position_and_layer: 2176,
             windowed_layers: 0,
             attention_window: 0,
             layer_weights: vec![weights("Q4_K", 6_500_000_000)],

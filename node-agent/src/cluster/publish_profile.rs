@@ -268,6 +268,7 @@ mod tests {
             vocabulary_size: 152_064,
             trained_context_length: 131_072,
             kv_bytes_per_position_and_layer: 4096,
+            quantized_kv_bytes_per_position_and_layer: 2176,
             windowed_layers: 40,
             attention_window: 1024,
             layer_weights: vec![weights.clone(); 3],

@@ -113,7 +113,11 @@ fn instance(seed: u64) -> PlanningInput {
         })
         .collect();
     // Half of the models have a smaller KV cache in memory than on GPUs.
-    let quantized = if seed % 2 == 0 { 1.0 } else { 17.0 / 32.0 };
+    let quantized = if seed.is_multiple_of(2) {
+        1.0
+    } else {
+        17.0 / 32.0
+    };
     let buffer_bytes = layer_bytes * random.unit() * 0.2;
     PlanningInput {
         model: Model {

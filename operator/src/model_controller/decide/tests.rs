@@ -297,7 +297,7 @@ fn a_faster_ring_waits_where_both_do_not_fit() {
 fn another_kv_dtype_replaces_the_ring() {
     let desk = [machine("desk")];
     let f16 = written(decided(&world(&desk, &[])), SignedDuration::ZERO);
-    let mut there = world(&desk, &[f16.clone()]);
+    let mut there = world(&desk, std::slice::from_ref(&f16));
     assert!(matches!(decided(&there).kind, Kind::Keep(_)));
     Arc::get_mut(&mut there.model).unwrap().spec.kv_dtype = KvDtype::Q8_0;
     let Resolution::Done(resolved) = &mut there.resolution else {
