@@ -3,7 +3,7 @@
 //!
 //! Its guesses decide nothing: the ring's model verifies each.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ pub enum DraftModelError {
     Vocabulary {
         path: PathBuf,
         #[source]
-        source: GgufError,
+        source: Box<GgufError>,
     },
     #[error(
         "draft model {}: expected the same vocabulary as the model's, but token {token} is {found:?} instead of {expected:?}; use a small model of the same family",
@@ -156,11 +156,11 @@ impl DraftModel {
 }
 
 /// Models of one family often have a few rows more or fewer, which no token uses.
-fn same_vocabulary(path: &PathBuf, draft: &Model, target: &Model) -> Result<(), DraftModelError> {
+fn same_vocabulary(path: &Path, draft: &Model, target: &Model) -> Result<(), DraftModelError> {
     const TOKENS: &str = "tokenizer.ggml.tokens";
     let failed = |source| DraftModelError::Vocabulary {
-        path: path.clone(),
-        source,
+        path: path.to_owned(),
+        source: Box::new(source),
     };
     let tokens = |model: &Model| {
         model
@@ -175,7 +175,7 @@ fn same_vocabulary(path: &PathBuf, draft: &Model, target: &Model) -> Result<(), 
     match pairs.find(|(_, (expected, found))| expected != found) {
         None => Ok(()),
         Some((token, (expected, found))) => Err(DraftModelError::OtherVocabulary {
-            path: path.clone(),
+            path: path.to_owned(),
             token,
             expected,
             found,

@@ -790,7 +790,7 @@ fn a_draft_model_brings_several_tokens_a_trip() {
         for seed in 0..20 {
             let mut world = World::new(shape);
             world.submit(1, &tokens(seed, 30), 1, 100, 0);
-            while world.ring.flying().first().is_some() || world.guesses() {
+            while !world.ring.flying().is_empty() || world.guesses() {
                 total += usize::from(world.step(1));
                 while world.guesses() {}
             }
