@@ -48,7 +48,7 @@ const TEXT: usize = 1800;
 const SECOND_TIME: usize = 700;
 
 /// The ways to run a ring and llama-server; each contender's first is without.
-const SETTINGS: [Setting; 6] = [
+const SETTINGS: [Setting; 7] = [
     Setting {
         name: "prima, off",
         contender: Contender::Prima,
@@ -60,6 +60,12 @@ const SETTINGS: [Setting; 6] = [
         contender: Contender::Prima,
         options: &[],
         drafts: false,
+    },
+    Setting {
+        name: "prima, draft model",
+        contender: Contender::Prima,
+        options: &["--draft"],
+        drafts: true,
     },
     Setting {
         name: "llama.cpp, off",
