@@ -142,8 +142,9 @@ impl Scheduler {
                 session
             }
             Some(source) => {
+                // What it holds behind what is shared is dropped with the first frame that is sent.
                 let short = source.length - source.shared < SHORT_TAIL || self.sessions_left() == 0;
-                let session = if source.kept && short {
+                if source.kept && short {
                     self.kept.remove(source.session);
                     self.ledger.set_busy(source.session, true);
                     source.session
@@ -154,11 +155,7 @@ impl Scheduler {
                     let child = self.new_session();
                     self.fork(source.session, child);
                     child
-                };
-                if source.shared < self.ledger.length(session) {
-                    self.truncate(session, source.shared);
                 }
-                session
             }
         };
         self.waiting.remove(&id);

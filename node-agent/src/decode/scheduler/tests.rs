@@ -831,6 +831,57 @@ fn a_draft_model_that_is_gone_is_not_waited_for() {
     assert!(world.asked.is_empty());
 }
 
+#[test]
+fn a_branch_leaves_the_draft_behind() {
+    let mut world = World::new(SMALL);
+    let mut prompts = (0..).map(|seed| tokens(seed, 30));
+    let prompt = prompts.find(|prompt| is_long(prompt)).unwrap();
+    world.submit(1, &prompt, 1, 200, 0);
+    let drafted = |world: &World| {
+        let sequence = &world.scheduler.requests[&1].sequences[0];
+        !sequence.speculation.drafted().is_empty()
+    };
+    while !drafted(&world) {
+        world.step(1);
+    }
+    let so_far = world.clients[&1].next_turn(&[3, 1, 2]);
+    world.submit(2, &so_far, 1, 20, 0);
+    world.run();
+    world.is_quiet();
+    assert_eq!(world.finished[&2].cached, Some(so_far.len() - 3));
+}
+
+#[test]
+fn a_guess_for_one_that_was_set_aside_is_not_sent() {
+    let shape = Shape {
+        at_once: 2,
+        contexts: 2,
+        draft_model: true,
+        ..SMALL
+    };
+    let mut world = World::new(shape);
+    let prompts = (0..).map(|seed| tokens(seed, 30));
+    let long = prompts.filter(|prompt| is_long(prompt));
+    for (id, prompt) in (1..=2).zip(long) {
+        world.submit(id, &prompt, 1, 200, 0);
+    }
+    let waits = |world: &World| {
+        let sequence = &world.scheduler.requests[&2].sequences[0];
+        sequence.speculation.model == speculation::ModelState::Guesses
+    };
+    let mut steps = 0;
+    while !waits(&world) {
+        world.step(steps);
+        steps += 1;
+    }
+    // Another client's request takes its place, and leaves it before the guess comes.
+    world.submit(3, &tokens(99, 40), 1, 5, 1);
+    assert!(!waits(&world));
+    world.cancel(3);
+    world.run();
+    world.is_quiet();
+}
+
 /// Long random mixes: no session leaks, no request is forgotten, no budget is passed, and every answer is that of an empty ring.
 #[test]
 fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
