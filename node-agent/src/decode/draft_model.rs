@@ -13,7 +13,7 @@ use prima_engine::{BatchEntry, Compute, EngineError, KvCache, KvFormat, Model, W
 use prima_gguf::GgufError;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::scheduler::RequestId;
+use super::scheduler::{RequestId, common_prefix};
 
 /// The model, and what it has computed.
 pub struct DraftModel {
@@ -181,10 +181,6 @@ fn same_vocabulary(path: &Path, draft: &Model, target: &Model) -> Result<(), Dra
             found,
         }),
     }
-}
-
-fn common_prefix(a: &[u32], b: &[u32]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 /// The token with the largest logit, the first of equals.

@@ -37,6 +37,7 @@ use super::kv_ledger::{KvLedger, Windows};
 use crate::generation::{GenerationError, KvUse, Readiness};
 use crate::ring::{SessionId, session_capacity};
 use kept::Kept;
+pub use kept::common_prefix;
 use pass_cost::PassCost;
 use speculation::Speculation;
 
