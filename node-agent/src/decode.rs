@@ -337,7 +337,7 @@ impl Decode {
             Some(guess) => Event::Guessed {
                 request: guess.request,
                 choice: guess.choice,
-                after: guess.after,
+                taken_in: guess.taken_in,
                 tokens: guess.tokens,
                 took: guess.took,
             },

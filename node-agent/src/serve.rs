@@ -98,8 +98,8 @@ pub enum ServeError {
 /// How long running requests may take to finish when the process is asked to end.
 const DRAIN_LIMIT: Duration = Duration::from_secs(30);
 const DRAIN_INTERVAL: Duration = Duration::from_millis(50);
-/// Without an activation for this long, nothing runs that could end within the limit.
-const QUIET: Duration = Duration::from_secs(3);
+/// Without a pass for this long, nothing runs that could end within the limit.
+const QUIET: Duration = Duration::from_secs(10);
 /// Requests on their way from the gateway to `decode`, which answers each at once.
 const SUBMISSIONS: usize = 64;
 
@@ -302,12 +302,13 @@ fn open(options: MemberOptions, back: Option<Back>, speculate: bool) -> Result<M
     };
     let plan = options.plan.clone();
     let model = options.model.clone();
+    let threads = options.threads;
     let mut member = Member::start(options).map_err(|error| ServeError::Member(Arc::new(error)))?;
     if let (Some(back), Some(text), Some(client)) = (back, text, member.take_client()) {
         let tokenizer = text.tokenizer.clone();
         back.text.send_replace(Some(Arc::new(text)));
         let draft_model = match &plan.draft {
-            Some(draft) if speculate => Some(draft_thread(draft, &plan, &model, &member)?),
+            Some(draft) if speculate => Some(draft_thread(draft, &plan, &model, threads)?),
             _ => None,
         };
         let options = DecodeOptions {
@@ -331,11 +332,10 @@ fn draft_thread(
     draft: &PlannedDraft,
     plan: &RingPlanSpec,
     model: &Model,
-    member: &Member,
+    threads: usize,
 ) -> Result<DraftThread, ServeError> {
     let (context, contexts) = (plan.context_length as usize, plan.kv_contexts as usize);
-    let compute = member.compute().clone();
-    DraftModel::open(draft.file.clone().into(), model, compute, context, contexts)
+    DraftModel::open(draft.file.clone().into(), model, threads, context, contexts)
         .and_then(DraftThread::start)
         .map_err(ServeError::DraftModel)
 }

@@ -70,6 +70,7 @@ impl OutputHead {
         if let Some(softcap) = self.softcap {
             kernels::softcap(compute.pool(), out, softcap);
         }
+        compute.part_done();
         Ok(())
     }
 }

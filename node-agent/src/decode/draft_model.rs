@@ -1,10 +1,10 @@
-//! A small model at rank 0 that guesses what the ring's model will say, on a thread of its own. It shares the member's compute threads, so the
-//! two take turns. What it has computed of a text stays for the next guess, within the memory that the plan has for it.
+//! A small model at rank 0 that guesses what the ring's model will say, on threads of its own, so that no pass of the ring waits for it.
+//! What it has computed of a text stays for the next guess, within the memory that the plan has for it.
 //!
 //! Its guesses decide nothing: the ring's model verifies each.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,9 @@ use super::scheduler::{RequestId, common_prefix};
 /// The model, and what it has computed.
 pub struct DraftModel {
     whole: WholeModel,
-    compute: Arc<Compute>,
+    compute: Compute,
+    /// Tokens that both models know: the first so many.
+    vocabulary: usize,
     context_length: usize,
     /// Positions that all texts together may hold.
     positions: usize,
@@ -65,7 +67,7 @@ impl DraftModel {
     pub fn open(
         path: PathBuf,
         target: &Model,
-        compute: Arc<Compute>,
+        threads: usize,
         context_length: usize,
         contexts: usize,
     ) -> Result<Self, DraftModelError> {
@@ -76,45 +78,60 @@ impl DraftModel {
         let model = Model::open(&path).map_err(failed)?;
         same_vocabulary(&path, &model, target)?;
         Ok(Self {
+            vocabulary: model.spec().vocabulary.min(target.spec().vocabulary),
             whole: WholeModel::open(model).map_err(failed)?,
-            compute,
+            compute: Compute::new(threads).map_err(failed)?,
             context_length,
             positions: contexts * context_length,
             texts: Vec::new(),
         })
     }
 
-    /// Takes in `text`, and says how it goes on: at most `count` tokens, fewer at the end of the context.
+    /// Takes in `text`, and says how it goes on: at most `count` tokens, fewer at the end of the context; none if it knows too little of the
+    /// text to do that soon, or a token of it is not in its vocabulary. Returns also how much of the text it has taken in.
     ///
     /// # Errors
     /// Those of computing it; what was kept of the text is gone then.
-    pub fn guess(&mut self, text: &[u32], count: usize) -> Result<Vec<u32>, EngineError> {
+    pub fn guess(&mut self, text: &[u32], count: usize) -> Result<(usize, Vec<u32>), EngineError> {
         let count = count.min(self.context_length.saturating_sub(text.len()));
-        let Some(last) = text.len().checked_sub(1) else {
-            return Ok(Vec::new());
-        };
+        let unknown = |token: &u32| *token as usize >= self.vocabulary;
+        if text.is_empty() || text.iter().any(unknown) {
+            return Ok((text.len(), Vec::new()));
+        }
         // To guess, the last token's row must be computed.
-        let known = &text[..if count > 0 { last } else { text.len() }];
-        let mut text_so_far = self.take_longest(known);
+        let known = &text[..text.len() - usize::from(count > 0)];
+        let mut own = self.take_longest(known);
+        let missing = &text[own.tokens.len()..];
+        if count > 0 && missing.len() > CHUNK_POSITIONS {
+            let taken_in = own.tokens.len();
+            self.texts.push(own);
+            return Ok((taken_in, Vec::new()));
+        }
+        self.make_room(text.len() + count);
         let mut activation = Vec::new();
-        for chunk in text[text_so_far.tokens.len()..].chunks(CHUNK_POSITIONS) {
-            activation = self.append(&mut text_so_far, chunk)?;
+        for chunk in missing.chunks(CHUNK_POSITIONS) {
+            activation = self.append(&mut own, chunk)?;
         }
         let hidden = self.whole.model().spec().hidden;
         let mut guesses = Vec::with_capacity(count);
         while guesses.len() < count {
             let row = &activation[activation.len() - hidden..];
-            guesses.push(most_likely(&self.whole.logits(&self.compute, row)?));
+            let logits = self.whole.logits(&self.compute, row)?;
+            guesses.push(most_likely(&logits[..self.vocabulary]));
             if guesses.len() < count {
-                activation = self.append(&mut text_so_far, &guesses[guesses.len() - 1..])?;
+                activation = self.append(&mut own, &guesses[guesses.len() - 1..])?;
             }
         }
-        self.texts.push(text_so_far);
+        self.texts.push(own);
+        Ok((text.len(), guesses))
+    }
+
+    /// Forgets the least recently used until a text of so many tokens fits beside the others.
+    fn make_room(&mut self, tokens: usize) {
         let held = |texts: &[Text]| texts.iter().map(|one| one.tokens.len()).sum::<usize>();
-        while held(&self.texts) > self.positions {
+        while !self.texts.is_empty() && held(&self.texts) + tokens > self.positions {
             self.texts.remove(0);
         }
-        Ok(guesses)
     }
 
     /// What is there of the beginning of `text`.
@@ -211,8 +228,8 @@ pub struct Job {
 pub struct Guess {
     pub request: RequestId,
     pub choice: usize,
-    /// Length of the text.
-    pub after: usize,
+    /// Of the text, what the model has taken in.
+    pub taken_in: usize,
     pub tokens: Vec<u32>,
     /// How long it took.
     pub took: Duration,
@@ -246,11 +263,11 @@ fn work(mut model: DraftModel, jobs: &mpsc::Receiver<Job>, tell: &UnboundedSende
     while let Ok(job) = jobs.recv() {
         let begun = Instant::now();
         match model.guess(&job.text, job.count) {
-            Ok(tokens) => {
+            Ok((taken_in, tokens)) => {
                 let guess = Guess {
                     request: job.request,
                     choice: job.choice,
-                    after: job.text.len(),
+                    taken_in,
                     tokens,
                     took: begun.elapsed(),
                 };

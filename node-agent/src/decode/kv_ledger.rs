@@ -2,9 +2,10 @@
 //!
 //! All members apply the same orders in the same order, and their caches share blocks of positions between forks until one of them
 //! writes. So the blocks here are the blocks there: each layer of each member holds `used` of them, or fewer (layers with a window).
+//! A layer on a GPU is not counted right yet: its forks copy all at their first row, and what is cut off keeps its memory.
 //! Sessions are busy (a request runs them) or kept (their prefix may serve a later one); kept ones give way.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use prima_engine::kernels::BLOCK_POSITIONS;
 
@@ -207,8 +208,8 @@ impl KvLedger {
         held.sum::<usize>() <= windows.planned
     }
 
-    /// Whether busy sessions, each grown to what is `expected` of it, leave room for one more of `positions` that shares the first
-    /// `shared` positions of `source`.
+    /// Whether these sessions, each grown to what is `expected` of it, leave room for one more of `positions` that shares the first
+    /// `shared` positions of `source`. All others would give way.
     pub fn has_room(
         &self,
         expected: impl Iterator<Item = (SessionId, usize)>,
@@ -216,24 +217,26 @@ impl KvLedger {
         source: Option<(SessionId, usize)>,
     ) -> bool {
         let (mut grown, mut in_windows) = (0, 0);
+        let mut busy: BTreeSet<usize> = BTreeSet::new();
         for (session, positions) in expected {
             let held = self.sessions.get(&session);
             let length = held.map_or(0, |held| held.length);
+            busy.extend(held.into_iter().flat_map(|held| &held.blocks));
             grown += blocks_of(positions.max(length)) - blocks_of(length);
             in_windows += self.windows.map_or(0, |windows| windows.of(positions));
         }
         let shared = source.and_then(|(source, shared)| {
             let whole = shared / BLOCK_POSITIONS;
             let blocks = &self.sessions.get(&source)?.blocks;
-            let busy = |block: &&usize| self.blocks[**block].busy_holders > 0;
-            Some(blocks.iter().take(whole).filter(busy).count())
+            let there = |block: &&usize| busy.contains(*block);
+            Some(blocks.iter().take(whole).filter(there).count())
         });
         let needed = blocks_of(positions) - shared.unwrap_or(0).min(blocks_of(positions));
         let windows_fit = match self.windows {
             Some(windows) => in_windows + windows.of(positions) <= windows.planned,
             None => true,
         };
-        self.busy + grown + needed <= self.planned && windows_fit
+        busy.len() + grown + needed <= self.planned && windows_fit
     }
 
     /// Blocks at the end of a session that only it holds.
@@ -301,7 +304,7 @@ impl Windows {
 }
 
 /// Blocks that `positions` positions take.
-pub fn blocks_of(positions: usize) -> usize {
+fn blocks_of(positions: usize) -> usize {
     positions.div_ceil(BLOCK_POSITIONS)
 }
 

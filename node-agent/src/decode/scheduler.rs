@@ -71,11 +71,11 @@ pub enum Event {
     Refused { session: SessionId, reason: String },
     /// No member holds this session any more.
     Released { session: SessionId },
-    /// What [`Action::Guess`] asked for, for a text of `after` tokens; it took so long.
+    /// What [`Action::Guess`] asked for, by a model that has taken in so much of the text; it took so long.
     Guessed {
         request: RequestId,
         choice: usize,
-        after: usize,
+        taken_in: usize,
         tokens: Vec<u32>,
         took: Duration,
     },
@@ -176,7 +176,9 @@ pub struct Scheduler {
     progress: Option<Instant>,
     /// Of passes that carry single tokens and drafts.
     cost: PassCost,
-    /// What the draft model takes for a token, in seconds.
+    /// What the draft model is at.
+    asked: Option<Asked>,
+    /// What it takes for a token, in seconds.
     guess_seconds: f64,
     /// Chunks of prompts so far, and when each client last had its turn, in these.
     chunks: u64,
@@ -261,6 +263,14 @@ struct Flight {
     pass_rows: Option<usize>,
 }
 
+/// One job of the draft model.
+struct Asked {
+    id: SequenceId,
+    /// Whether the sequence waits for it, with its last token.
+    waits: bool,
+    since: Instant,
+}
+
 /// Something on the ring that must come home.
 struct Awaited {
     begun: Instant,
@@ -325,6 +335,7 @@ impl Scheduler {
             homecomings: 0,
             progress: None,
             cost: PassCost::default(),
+            asked: None,
             guess_seconds: 0.0,
             chunks: 0,
             turns: BTreeMap::new(),
@@ -365,10 +376,10 @@ impl Scheduler {
             Event::Guessed {
                 request,
                 choice,
-                after,
+                taken_in,
                 tokens,
                 took,
-            } => self.guessed((request, choice), after, tokens, took, now),
+            } => self.guessed((request, choice), taken_in, tokens, took, now),
             Event::NoMoreGuesses => self.no_more_guesses(now),
             Event::Whole { nonce } => self.whole(nonce, now),
             Event::Lost { rank, cause } => self.lost(rank, cause, now),
@@ -377,6 +388,7 @@ impl Scheduler {
         }
         self.begin_what_fits(now);
         self.send_chunks(now);
+        self.feed_draft_model(now);
         std::mem::take(&mut self.actions)
     }
 
@@ -487,6 +499,9 @@ impl Scheduler {
         };
         if let Some(sequence) = self.sequence(id) {
             sequence.speculation.withdraw();
+        }
+        if let Some(asked) = self.asked.as_mut().filter(|asked| asked.id == id) {
+            asked.waits = false;
         }
         self.running.remove(&session);
         for flight in self.flights.get_mut(&session).into_iter().flatten() {

@@ -42,7 +42,7 @@ pub enum RingEvent {
     Refused { session: SessionId, reason: String },
     /// The ring is broken at this rank; all sessions are gone.
     Lost { rank: usize, cause: String },
-    /// A member is at a long pass and gets on.
+    /// The ring gets on: a member does, at a long pass, or something came home that nobody waits for.
     Busy,
 }
 
@@ -172,7 +172,7 @@ impl RingClient {
     }
 
     /// Closes a session. [`RingEvent::Released`] tells when every member has freed it; answers still in flight are
-    /// dropped.
+    /// dropped, each for a [`RingEvent::Busy`].
     pub async fn release(&mut self, session: SessionId) -> Result<(), RingError> {
         self.operate(session, Operation::Release).await?;
         self.sessions.remove(&session);
@@ -282,7 +282,11 @@ impl RingClient {
                 logits,
                 timings,
             } => {
-                let in_flight = &mut self.sessions.get_mut(&session)?.in_flight;
+                let Some(open) = self.sessions.get_mut(&session) else {
+                    // Of a session that is closed: nobody's, but the ring gets on.
+                    return Some(RingEvent::Busy);
+                };
+                let in_flight = &mut open.in_flight;
                 // Frames of a session come home in order.
                 let (_, begun) = in_flight
                     .pop_front()

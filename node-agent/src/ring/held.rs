@@ -1,14 +1,15 @@
 //! What others may know of a member at work, while it works.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Written by the member's thread, read by any.
 pub struct Held {
     sessions: AtomicUsize,
     started: Instant,
-    /// When the last activation came, in milliseconds after `started`.
-    last_activation: AtomicU64,
+    computes: AtomicBool,
+    /// When the last pass ended, in milliseconds after `started`.
+    last_pass: AtomicU64,
 }
 
 impl Held {
@@ -16,7 +17,8 @@ impl Held {
         Self {
             sessions: AtomicUsize::new(0),
             started: Instant::now(),
-            last_activation: AtomicU64::new(0),
+            computes: AtomicBool::new(false),
+            last_pass: AtomicU64::new(0),
         }
     }
 
@@ -29,13 +31,22 @@ impl Held {
         self.sessions.store(sessions, Ordering::Relaxed);
     }
 
-    pub fn activation_came(&self) {
-        let after = self.started.elapsed().as_millis() as u64;
-        self.last_activation.store(after, Ordering::Relaxed);
+    pub fn pass_begins(&self) {
+        self.computes.store(true, Ordering::Relaxed);
     }
 
+    pub fn pass_ended(&self) {
+        let after = self.started.elapsed().as_millis() as u64;
+        self.last_pass.store(after, Ordering::Relaxed);
+        self.computes.store(false, Ordering::Relaxed);
+    }
+
+    /// Since the last pass; nothing during one.
     pub fn idle_for(&self) -> Duration {
-        let last = Duration::from_millis(self.last_activation.load(Ordering::Relaxed));
+        if self.computes.load(Ordering::Relaxed) {
+            return Duration::ZERO;
+        }
+        let last = Duration::from_millis(self.last_pass.load(Ordering::Relaxed));
         self.started.elapsed().saturating_sub(last)
     }
 }

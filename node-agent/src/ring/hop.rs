@@ -250,8 +250,10 @@ impl Hop {
         if let Operation::Activation(_) = first.frame.operation {
             let round = first.frame.round;
             let batch = take_batch(&mut self.queue);
-            self.held.activation_came();
-            return self.compute(round, batch).await;
+            self.held.pass_begins();
+            let computed = self.compute(round, batch).await;
+            self.held.pass_ended();
+            return computed;
         }
         let Some(Queued { frame, arrived }) = self.queue.pop_front() else {
             return Ok(());
@@ -383,14 +385,14 @@ impl Hop {
         }
         let worker = self.worker.clone();
         let mut pass = tokio::task::spawn_blocking(move || lock(&worker).run(round, work));
-        let mut computed = self.compute.half_layers();
+        let mut computed = self.compute.parts();
         loop {
             match tokio::time::timeout(BUSY_INTERVAL, &mut pass).await {
                 Ok(outputs) => return outputs.map_err(HopError::Panicked),
-                Err(_) if self.compute.half_layers() > computed => self.report(Event::Busy),
+                Err(_) if self.compute.parts() > computed => self.report(Event::Busy),
                 Err(_) => {}
             }
-            computed = self.compute.half_layers();
+            computed = self.compute.parts();
         }
     }
 

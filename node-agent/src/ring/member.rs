@@ -30,7 +30,6 @@ pub struct Member {
     thread: Option<thread::JoinHandle<()>>,
     outcome: watch::Receiver<Option<Arc<MemberError>>>,
     held: Arc<Held>,
-    compute: Arc<Compute>,
     client: Option<RingClient>,
     _watch: MemoryWatch,
 }
@@ -97,8 +96,8 @@ impl Member {
         );
         let compute =
             Arc::new(Compute::new(threads).map_err(|error| MemberError::Threads(Box::new(error)))?);
-        let worker = Worker::new(model, compute.clone(), &plan, &schedule, streaming)
-            .map_err(MemberError::Open)?;
+        let worker =
+            Worker::new(model, compute, &plan, &schedule, streaming).map_err(MemberError::Open)?;
         let watch =
             MemoryWatch::start(worker.residency().clone(), memory).map_err(MemberError::Thread)?;
 
@@ -166,7 +165,6 @@ impl Member {
             thread: Some(thread),
             outcome,
             held,
-            compute,
             client,
             _watch: watch,
         })
@@ -182,17 +180,12 @@ impl Member {
         &self.handle
     }
 
-    /// Its threads, for what else this process computes.
-    pub fn compute(&self) -> &Arc<Compute> {
-        &self.compute
-    }
-
     /// Sessions with a KV cache on this member now.
     pub fn sessions(&self) -> usize {
         self.held.sessions()
     }
 
-    /// How long ago the last activation came.
+    /// How long ago the last pass ended.
     pub fn idle_for(&self) -> Duration {
         self.held.idle_for()
     }

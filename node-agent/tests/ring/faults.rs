@@ -73,7 +73,11 @@ async fn a_release_frees_every_member_even_with_answers_on_their_way() {
         client.send(goes, chunk, 1).await.unwrap();
     }
     client.release(goes).await.unwrap();
-    // Answers to a closed session are not told.
+    // Of answers to a closed session is told only that the ring gets on: of each of the three.
+    for _ in 0..3 {
+        let event = in_time(client.next()).await;
+        assert!(matches!(event, Some(RingEvent::Busy)), "{event:?}");
+    }
     let event = in_time(client.next()).await;
     assert!(
         matches!(event, Some(RingEvent::Released { session }) if session == goes),

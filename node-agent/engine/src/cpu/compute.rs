@@ -11,7 +11,7 @@ use crate::kernels::{IsaLevel, ThreadPool};
 pub struct Compute {
     pool: ThreadPool,
     scratch: Mutex<Scratch>,
-    half_layers: AtomicU64,
+    parts: AtomicU64,
 }
 
 /// Buffers that grow to the largest batch seen and are then reused.
@@ -53,7 +53,7 @@ impl Compute {
         Ok(Compute {
             pool,
             scratch: Mutex::default(),
-            half_layers: AtomicU64::new(0),
+            parts: AtomicU64::new(0),
         })
     }
 
@@ -72,13 +72,13 @@ impl Compute {
         self.pool.threads()
     }
 
-    /// Attentions and feed-forward parts computed so far: whether a long pass gets on.
-    pub fn half_layers(&self) -> u64 {
-        self.half_layers.load(Ordering::Relaxed)
+    /// Parts of passes computed so far (attentions, feed-forward parts, output heads): whether a long pass gets on.
+    pub fn parts(&self) -> u64 {
+        self.parts.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn half_layer_done(&self) {
-        self.half_layers.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn part_done(&self) {
+        self.parts.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn pool(&self) -> &ThreadPool {

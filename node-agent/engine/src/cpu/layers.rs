@@ -82,9 +82,9 @@ impl Executor for CpuLayers {
                 place,
             };
             step.attention(&mut scratch, activation, batch)?;
-            compute.half_layer_done();
+            compute.part_done();
             step.feed_forward(&mut scratch, activation)?;
-            compute.half_layer_done();
+            compute.part_done();
         }
         Ok(())
     }

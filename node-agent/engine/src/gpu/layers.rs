@@ -284,15 +284,16 @@ impl Executor for GpuLayers {
 
     fn forward(
         &self,
-        _compute: &Compute,
+        compute: &Compute,
         activation: &mut [f32],
         batch: &mut [Sequence<'_>],
     ) -> std::result::Result<(), EngineError> {
         if activation.is_empty() {
             return Ok(());
         }
-        self.run(activation, batch)
-            .map_err(|source| error("compute its layers", source))
+        let done = self.run(activation, batch);
+        compute.part_done();
+        done.map_err(|source| error("compute its layers", source))
     }
 }
 

@@ -3,8 +3,7 @@
 use std::time::Instant;
 
 use super::kept::common_prefix;
-use super::speculation::ModelState;
-use super::{Action, ClientId, Phase, Request, Scheduler, Sequence, SequenceId, State};
+use super::{Action, ClientId, Phase, Request, Scheduler, SequenceId, State};
 use crate::ring::{MAX_FRAME_ROWS, SessionId};
 
 /// A prefix that is on the ring.
@@ -23,28 +22,35 @@ const EXPECTED_ANSWER: usize = 256;
 /// A kept prefix that ends this soon after what a new text shares is cut and taken over; a longer one stays, and the new text branches off.
 const SHORT_TAIL: usize = MAX_FRAME_ROWS;
 
+/// Choices of a request that wait for its first one to compute the prompt.
+fn following(request: &Request) -> usize {
+    let sequences = request.sequences.iter();
+    sequences
+        .filter(|one| matches!(one.state, State::Following))
+        .count()
+}
+
 impl Scheduler {
-    /// Starts what waits while there is room: of the client that has the fewest sequences on the ring, the oldest. A client that has many
-    /// more makes room for it.
+    /// Starts what waits while there is room: of the client that has the fewest sequences on the ring, the oldest. If a client has at least
+    /// two more, it makes room for it, where that is enough.
     pub(super) fn begin_what_fits(&mut self, now: Instant) {
         while let Phase::Ready = self.phase
             && let Some(id) = self.next_to_begin()
             && let Some(request) = self.requests.get(&id.0)
         {
-            let following = |sequence: &&Sequence| matches!(sequence.state, State::Following);
-            let wanted = match request.begun {
-                true => 1,
-                false => request.sequences.len(),
-            };
-            let begun = self.requests.values().filter(|other| other.begun);
-            let promised = begun.flat_map(|other| &other.sequences).filter(following);
-            let free = self.running.len() + promised.count() + wanted <= self.limits.at_once;
+            // The first choice begins for those that follow it, too.
+            let following = if id.1 == 0 { following(request) } else { 0 };
+            let wanted = 1 + following;
             let source = self.best_source(request, &request.sequences[id.1].text);
-            if !free || !self.has_room(id, source.as_ref()) {
-                match self.beyond_its_share(request.client, wanted) {
-                    Some(other) => self.set_aside(other, now),
-                    None => break,
-                }
+            let others = self.beyond_their_share(request.client, wanted);
+            let fits = |without: &[SequenceId]| self.fits(id, wanted, source.as_ref(), without);
+            let Some(aside) = (0..=others.len()).find(|&aside| fits(&others[..aside])) else {
+                break;
+            };
+            if aside > 0 {
+                others[..aside]
+                    .iter()
+                    .for_each(|&other| self.set_aside(other, now));
                 continue;
             }
             let adopts =
@@ -54,6 +60,21 @@ impl Scheduler {
             }
             self.begin(id, source, now);
         }
+    }
+
+    /// Whether a sequence and its followers, `wanted` in all, have places and room beside those that run, but for some of these.
+    fn fits(
+        &self,
+        id: SequenceId,
+        wanted: usize,
+        source: Option<&Source>,
+        without: &[SequenceId],
+    ) -> bool {
+        // Choices whose first one computes their prompt begin next.
+        let leads = |one: &&Request| matches!(one.sequences[0].state, State::Running { .. });
+        let promised: usize = self.requests.values().filter(leads).map(following).sum();
+        let running = self.running.len() - without.len();
+        running + promised + wanted <= self.limits.at_once && self.has_room(id, source, without)
     }
 
     fn next_to_begin(&self) -> Option<SequenceId> {
@@ -78,11 +99,27 @@ impl Scheduler {
         self.running.values().max_by_key(by_share).copied()
     }
 
-    /// A sequence that gives way, so that `client` can have `wanted` more and still no more than its owner.
-    fn beyond_its_share(&self, client: ClientId, wanted: usize) -> Option<SequenceId> {
-        let youngest = self.youngest_of_most()?;
-        let most = self.sequences_of(self.client(youngest));
-        (most > self.sequences_of(client) + wanted).then_some(youngest)
+    /// The sequences that may give way, in this order, so that `client` can have `wanted` more and still no more than their owners.
+    fn beyond_their_share(&self, client: ClientId, wanted: usize) -> Vec<SequenceId> {
+        let own = self.sequences_of(client);
+        let mut running: Vec<SequenceId> = self.running.values().copied().collect();
+        let mut beyond = Vec::new();
+        loop {
+            let count = |id: &SequenceId| {
+                let owner = self.client(*id);
+                running
+                    .iter()
+                    .filter(|one| self.client(**one) == owner)
+                    .count()
+            };
+            match running.iter().copied().max_by_key(|id| (count(id), *id)) {
+                Some(youngest) if count(&youngest) > own + wanted => {
+                    running.retain(|id| *id != youngest);
+                    beyond.push(youngest);
+                }
+                _ => return beyond,
+            }
+        }
     }
 
     /// The session that holds the most of the beginning of `text`.
@@ -111,9 +148,9 @@ impl Scheduler {
             .max_by_key(|one| (one.shared, one.kept))
     }
 
-    /// Whether a sequence has room beside those that run, each with the answer that is expected of it.
-    fn has_room(&self, id: SequenceId, source: Option<&Source>) -> bool {
-        if self.running.is_empty() {
+    /// Whether a sequence has room beside those that run, each with the answer that is expected of it; but for some.
+    fn has_room(&self, id: SequenceId, source: Option<&Source>, without: &[SequenceId]) -> bool {
+        if self.running.len() == without.len() {
             return true;
         }
         let share = self.limits.context_length / self.limits.at_once;
@@ -126,6 +163,7 @@ impl Scheduler {
             Some(length.min(self.limits.context_length))
         };
         let running = self.running.iter();
+        let running = running.filter(|(_, id)| !without.contains(id));
         let running = running.filter_map(|(&session, id)| Some((session, expected(id)?)));
         let shared = source.map(|source| (source.session, source.shared));
         let positions = expected(&id).unwrap_or(0);
@@ -142,9 +180,8 @@ impl Scheduler {
                 session
             }
             Some(source) => {
-                // What it holds behind what is shared is dropped with the first frame that is sent.
                 let short = source.length - source.shared < SHORT_TAIL || self.sessions_left() == 0;
-                if source.kept && short {
+                let session = if source.kept && short {
                     self.kept.remove(source.session);
                     self.ledger.set_busy(source.session, true);
                     source.session
@@ -155,7 +192,12 @@ impl Scheduler {
                     let child = self.new_session();
                     self.fork(source.session, child);
                     child
+                };
+                // At once: its first frame may have to wait for others' chunks.
+                if source.shared < self.ledger.length(session) {
+                    self.truncate(session, source.shared);
                 }
+                session
             }
         };
         self.waiting.remove(&id);
@@ -169,17 +211,12 @@ impl Scheduler {
             session,
             sent: shared,
         };
-        // While the ring computes the prompt.
-        let asks = self.limits.draft_model && sequence.speculation.model == ModelState::Idle;
         if !request.begun {
             request.begun = true;
             self.actions.push(Action::Begun {
                 request: id.0,
                 cached: shared,
             });
-        }
-        if asks {
-            self.ask_model(id, 0);
         }
     }
 }

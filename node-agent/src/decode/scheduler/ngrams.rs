@@ -20,7 +20,7 @@ pub struct Guess {
 }
 
 /// Tokens that must occur again.
-pub const RUN: usize = 3;
+const RUN: usize = 3;
 /// Occurrences that are compared.
 const COMPARED: usize = 32;
 /// A match is not followed further back.

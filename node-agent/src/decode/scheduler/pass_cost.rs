@@ -48,7 +48,7 @@ impl PassCost {
         let passes = seconds / base;
         match passes.is_nan() {
             true => GUESS,
-            false => passes.min(MOST_PASSES),
+            false => passes.clamp(0.0, MOST_PASSES),
         }
     }
 
@@ -70,7 +70,8 @@ impl PassCost {
         let row = (self.rows_seconds / self.passes - mean_rows * mean_seconds) / spread;
         // Noise may say that rows cost less than nothing, or everything.
         let row = row.clamp(0.0, mean_seconds / mean_rows);
-        (mean_seconds - row * mean_rows, row)
+        // Rounding may make it a little less than nothing.
+        ((mean_seconds - row * mean_rows).max(0.0), row)
     }
 }
 

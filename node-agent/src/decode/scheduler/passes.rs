@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::speculation::{ModelState, Prices};
+use super::speculation::Prices;
 use super::{
-    Action, Flight, Phase, Request, RequestId, Sampled, Scheduler, Sequence, SequenceId, State,
+    Action, Asked, Flight, Phase, Request, RequestId, Sampled, Scheduler, Sequence, SequenceId,
+    State,
 };
 use crate::generation::Readiness;
 use crate::ring::{MAX_FRAME_ROWS, SessionId};
@@ -19,7 +20,11 @@ enum Part<'a> {
 }
 
 /// A draft model that has more than so many tokens to take in is not waited for.
-const FAR_BEHIND: usize = 32;
+const FAR_BEHIND: usize = 8;
+/// Long before anybody takes the ring for dead.
+const LATE_GUESS: Duration = Duration::from_secs(2);
+/// Rows of drafts on the ring at a time, of all sequences: rank 0 holds the logits of each.
+const DRAFTED_AT_ONCE: usize = 64;
 
 impl Scheduler {
     /// Keeps prompts flowing: one chunk more than there are members keeps them all busy, and a token waits for no more than these. Clients
@@ -65,43 +70,63 @@ impl Scheduler {
             return;
         };
         let draft = speculation.look_up(text, limit, prices).to_vec();
-        if !draft.is_empty() || !self.asks_model(id, limit, prices) {
+        if !draft.is_empty() || !self.asks_model(id, limit, prices, now) {
             self.send(id, Part::Token(&draft), now);
         }
     }
 
-    /// Whether the draft model guesses what goes along with a sequence's last token. Where it is far behind, it takes in the text first,
-    /// and nobody waits for it.
-    fn asks_model(&mut self, id: SequenceId, limit: usize, prices: Prices) -> bool {
-        let draft_model = self.limits.draft_model;
-        let Some(sequence) = self.sequence(id).filter(|_| draft_model) else {
+    /// Whether the draft model guesses what goes along with a sequence's last token. Nobody waits for it while it does something else, or is
+    /// far behind.
+    fn asks_model(&mut self, id: SequenceId, limit: usize, prices: Prices, now: Instant) -> bool {
+        let free = self.draft_model_pays() && self.asked.is_none();
+        let Some(sequence) = self.sequence(id).filter(|_| free) else {
             return false;
         };
         let length = sequence.text.len();
-        if sequence.speculation.model != ModelState::Idle {
-            return false;
-        }
         if length - sequence.speculation.taken_in > FAR_BEHIND {
-            self.ask_model(id, 0);
             return false;
         }
         let count = sequence.speculation.worth_of_model(length, limit, prices);
         if count > 0 {
-            self.ask_model(id, count);
+            self.ask_model(id, length, count, now);
         }
         count > 0
     }
 
-    /// Has the draft model take in a sequence's text, and guess `count` tokens.
-    pub(super) fn ask_model(&mut self, id: SequenceId, count: usize) {
+    /// With more sequences than members, passes are shared, and guesses only take time from them.
+    fn draft_model_pays(&self) -> bool {
+        self.limits.draft_model && self.running.len() <= self.limits.members.len()
+    }
+
+    /// Has the draft model take in a piece of a text that it is far behind of, if it has nothing else to do.
+    pub(super) fn feed_draft_model(&mut self, now: Instant) {
+        if self.asked.is_some() || !self.draft_model_pays() {
+            return;
+        }
+        let mut running: Vec<SequenceId> = self.running.values().copied().collect();
+        running.sort_unstable();
+        for id in running {
+            let Some(sequence) = self.sequence(id) else {
+                continue;
+            };
+            let (length, taken_in) = (sequence.text.len(), sequence.speculation.taken_in);
+            if length - taken_in > FAR_BEHIND {
+                return self.ask_model(id, length.min(taken_in + MAX_FRAME_ROWS), 0, now);
+            }
+        }
+    }
+
+    /// Has the draft model take in the first `length` tokens of a text, and guess `count` tokens.
+    fn ask_model(&mut self, id: SequenceId, length: usize, count: usize, now: Instant) {
         let Some(sequence) = self.sequence(id) else {
             return;
         };
-        sequence.speculation.model = match count {
-            0 => ModelState::TakesIn,
-            _ => ModelState::Guesses,
-        };
-        let text = sequence.text.clone();
+        let text = sequence.text[..length].to_vec();
+        self.asked = Some(Asked {
+            id,
+            waits: count > 0,
+            since: now,
+        });
         self.actions.push(Action::Guess {
             request: id.0,
             choice: id.1,
@@ -113,24 +138,24 @@ impl Scheduler {
     pub(super) fn guessed(
         &mut self,
         id: SequenceId,
-        after: usize,
-        tokens: Vec<u32>,
+        taken_in: usize,
+        mut tokens: Vec<u32>,
         took: Duration,
         now: Instant,
     ) {
+        let waits = self.asked.take().is_some_and(|asked| asked.waits);
         let limit = self.draft_limit(id);
         let Some(sequence) = self.sequence(id) else {
             return;
         };
         let speculation = &mut sequence.speculation;
-        let computed = after.saturating_sub(speculation.taken_in) + tokens.len();
-        speculation.taken_in = after;
-        if std::mem::take(&mut speculation.model) != ModelState::Guesses {
+        let computed = taken_in.saturating_sub(speculation.taken_in) + tokens.len();
+        speculation.taken_in = taken_in.min(sequence.text.len());
+        if !waits {
             return;
         }
-        let mut draft = tokens;
-        draft.truncate(limit);
-        let draft = speculation.take_guess(draft).to_vec();
+        tokens.truncate(limit);
+        let draft = speculation.take_guess(tokens).to_vec();
         self.send(id, Part::Token(&draft), now);
         let seconds = took.as_secs_f64() / computed.max(1) as f64;
         self.guess_seconds = match self.guess_seconds {
@@ -139,15 +164,27 @@ impl Scheduler {
         };
     }
 
+    /// The draft model is gone; whoever waits for it goes on without.
     pub(super) fn no_more_guesses(&mut self, now: Instant) {
         self.limits.draft_model = false;
-        let running: Vec<SequenceId> = self.running.values().copied().collect();
-        for id in running {
-            let speculation = self.sequence(id).map(|one| &mut one.speculation);
-            let state = speculation.map(|one| std::mem::take(&mut one.model));
-            if state == Some(ModelState::Guesses) {
-                self.send(id, Part::Token(&[]), now);
-            }
+        self.wait_no_longer(now);
+        self.asked = None;
+    }
+
+    /// Sends the last token of the sequence that waits for the draft model, if any.
+    fn wait_no_longer(&mut self, now: Instant) {
+        if let Some(asked) = self.asked.as_mut().filter(|asked| asked.waits) {
+            asked.waits = false;
+            let id = asked.id;
+            self.send(id, Part::Token(&[]), now);
+        }
+    }
+
+    /// A guess that takes this long is not waited for.
+    pub(super) fn give_up_late_guess(&mut self, now: Instant) {
+        let late = |asked: &Asked| now.saturating_duration_since(asked.since) > LATE_GUESS;
+        if self.asked.as_ref().is_some_and(late) {
+            self.wait_no_longer(now);
         }
     }
 
@@ -202,7 +239,11 @@ impl Scheduler {
         let end = request.prompt.len().saturating_add(request.max_tokens);
         let end = end.min(self.limits.context_length + 1);
         let limit = end.saturating_sub(sequence.text.len() + 1);
-        let mut limit = limit.min(self.limits.longest_draft);
+        let sequences = self.requests.values().flat_map(|one| &one.sequences);
+        let drafted: usize = sequences.map(|one| one.speculation.drafted().len()).sum();
+        let mut limit = limit
+            .min(self.limits.longest_draft)
+            .min(DRAFTED_AT_ONCE.saturating_sub(drafted));
         while limit > 0 && !self.ledger.fits(session, sent, 1 + limit) {
             limit /= 2;
         }

@@ -48,6 +48,7 @@ impl Scheduler {
     pub(super) fn refused(&mut self, session: SessionId, reason: String, now: Instant) {
         if matches!(self.phase, Phase::WarmingUp { session: warm } if warm == session) {
             tracing::error!(reason, "the ring cannot compute the model");
+            self.flights.remove(&session);
             self.phase = Phase::Failed;
             self.readiness = Readiness::Failed(reason);
         } else if let Some(&(request, _)) = self.running.get(&session) {
@@ -108,6 +109,7 @@ impl Scheduler {
         let requests = &self.requests;
         self.turns
             .retain(|client, _| requests.values().any(|one| one.client == *client));
+        self.give_up_late_guess(now);
         self.give_up_lost(now);
     }
 

@@ -49,7 +49,7 @@ impl Scheduler {
             last_used: now,
         };
         self.kept.insert(session, prefix);
-        // As many again may be on their way out.
+        // The other half is for those that run and those on their way out.
         while self.kept.len() > self.limits.sessions / 2
             && let Some(oldest) = self.kept.oldest()
         {
@@ -98,7 +98,7 @@ impl Scheduler {
         self.actions.push(Action::Fork { parent, child });
     }
 
-    /// Gives a sequence's place to an older one. What it computed is kept for as long as nobody needs the room.
+    /// Takes a sequence's place for another. What it computed is kept for as long as nobody needs the room.
     pub(super) fn set_aside(&mut self, id: SequenceId, now: Instant) {
         let held = self.leave(id);
         let Some(request) = self.requests.get_mut(&id.0) else {
@@ -114,8 +114,8 @@ impl Scheduler {
         }
     }
 
-    /// Makes room for `rows` positions after the first `first`: kept prefixes go first, then the youngest sequences are set aside. `false`:
-    /// `id` itself was the youngest. The oldest is never set aside, so it always gets on.
+    /// Makes room for `rows` positions after the first `first`: kept prefixes go first, then the youngest sequences of whoever has most are
+    /// set aside. `false`: `id` itself was, or cannot go on. The oldest is never set aside, so it always gets on.
     pub(super) fn make_room(
         &mut self,
         id: SequenceId,

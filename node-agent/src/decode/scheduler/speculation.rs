@@ -22,18 +22,6 @@ pub struct Speculation {
     matched: Option<usize>,
     /// What the draft model has taken in of the text.
     pub taken_in: usize,
-    pub model: ModelState,
-}
-
-/// What the draft model does for one sequence.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ModelState {
-    #[default]
-    Idle,
-    /// It takes in the text, and nobody waits for it.
-    TakesIn,
-    /// The sequence waits for its guess.
-    Guesses,
 }
 
 /// What passes cost, in passes without any rows.
@@ -63,7 +51,7 @@ struct Acceptance {
 }
 
 /// The most tokens of a draft. The logits of all rows are computed, whatever becomes of them.
-pub const LONGEST_DRAFT: usize = 32;
+const LONGEST_DRAFT: usize = 32;
 /// Matches of similar length count together.
 const CLASSES: usize = 5;
 /// Every so many guesses that seemed not worth it one token is drafted, to see whether that still holds.
@@ -120,12 +108,9 @@ impl Speculation {
         }
     }
 
-    /// Nobody will know whether the draft was right, and nobody waits for the next one.
+    /// Nobody will know whether the draft was right.
     pub fn withdraw(&mut self) {
         self.draft.clear();
-        if self.model == ModelState::Guesses {
-            self.model = ModelState::TakesIn;
-        }
     }
 }
 

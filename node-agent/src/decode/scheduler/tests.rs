@@ -231,7 +231,7 @@ impl World {
         let guessed = Event::Guessed {
             request,
             choice,
-            after,
+            taken_in: after,
             tokens: text.split_off(after),
             took: Duration::ZERO,
         };
@@ -259,6 +259,25 @@ impl World {
         let rows = self.ring.home(session);
         self.tell(Event::Home { session }, &rows);
         true
+    }
+
+    /// Until nothing is on the ring but for what a guess will send.
+    fn until_somebody_waits_for_a_guess(&mut self) {
+        while !self.ring.flying().is_empty() {
+            self.step(1);
+            let taking_in = |one: &Action| matches!(one, Action::Guess { count: 0, .. });
+            if self.asked.front().is_some_and(taking_in) {
+                self.guesses();
+            }
+        }
+        let asked = self.scheduler.asked.as_ref();
+        assert!(asked.is_some_and(|asked| asked.waits));
+    }
+
+    fn run_some(&mut self, steps: usize) {
+        for step in 0..steps {
+            self.step(step);
+        }
     }
 
     /// Until nothing is under way.
@@ -812,14 +831,7 @@ fn a_draft_model_that_is_gone_is_not_waited_for() {
     let mut prompts = (0..).map(|seed| tokens(seed, 30));
     let prompt = prompts.find(|prompt| is_long(prompt)).unwrap();
     world.submit(1, &prompt, 1, 100, 0);
-    // Until it waits for a guess.
-    while !world.ring.flying().is_empty() {
-        world.step(1);
-        let taking_in = |one: &Action| matches!(one, Action::Guess { count: 0, .. });
-        if world.asked.front().is_some_and(taking_in) {
-            world.guesses();
-        }
-    }
+    world.until_somebody_waits_for_a_guess();
     assert!(matches!(
         world.asked.front(),
         Some(Action::Guess { count: 1.., .. })
@@ -852,6 +864,62 @@ fn a_branch_leaves_the_draft_behind() {
 }
 
 #[test]
+fn a_guess_that_is_late_is_not_waited_for() {
+    let shape = Shape {
+        draft_model: true,
+        ..SMALL
+    };
+    let mut world = World::new(shape);
+    let mut prompts = (0..).map(|seed| tokens(seed, 30));
+    let prompt = prompts.find(|prompt| is_long(prompt)).unwrap();
+    world.submit(1, &prompt, 1, 100, 0);
+    world.until_somebody_waits_for_a_guess();
+    world.ticks_after(3);
+    assert!(!world.ring.flying().is_empty());
+    world.run();
+    world.is_quiet();
+}
+
+#[test]
+fn choices_that_wait_for_their_first_one_hold_no_places() {
+    let mut world = World::new(SMALL);
+    // As long as there is room for: what comes later is set aside.
+    let prompts = (0..).map(|seed| tokens(seed, 30));
+    let mut long = prompts.filter(|prompt| is_long(prompt));
+    world.submit(1, &long.next().unwrap(), 1, 200, 7);
+    world.submit(5, &tokens(5, 300), 4, 20, 7);
+    world.submit(7, &tokens(9, 400), 2, 2, 8);
+    world.scheduler.set_aside((7, 0), world.now);
+    for action in std::mem::take(&mut world.scheduler.actions) {
+        world.ring.apply(&action);
+    }
+    world.cancel(1);
+    world.run();
+    world.is_quiet();
+    assert!(world.finished.contains_key(&5) && world.finished.contains_key(&7));
+}
+
+#[test]
+fn nobody_gives_way_for_one_that_gains_nothing_by_it() {
+    let shape = Shape {
+        at_once: 8,
+        contexts: 1,
+        ..SMALL
+    };
+    let mut world = World::new(shape);
+    for id in 1..=4 {
+        world.submit(id, &tokens(id, 20), 1, 60, 0);
+    }
+    world.run_some(20);
+    let running = world.scheduler.running.len();
+    // All of the context, so even one other is too many.
+    world.submit(9, &tokens(9, 600), 1, 40, 1);
+    assert_eq!(world.scheduler.running.len(), running);
+    world.run();
+    world.is_quiet();
+}
+
+#[test]
 fn a_guess_for_one_that_was_set_aside_is_not_sent() {
     let shape = Shape {
         at_once: 2,
@@ -866,8 +934,8 @@ fn a_guess_for_one_that_was_set_aside_is_not_sent() {
         world.submit(id, &prompt, 1, 200, 0);
     }
     let waits = |world: &World| {
-        let sequence = &world.scheduler.requests[&2].sequences[0];
-        sequence.speculation.model == speculation::ModelState::Guesses
+        let asked = world.scheduler.asked.as_ref();
+        asked.is_some_and(|asked| asked.id == (2, 0) && asked.waits)
     };
     let mut steps = 0;
     while !waits(&world) {
