@@ -44,7 +44,7 @@ def test_unknown_models_are_not_found(client):
 
 def test_a_prompt_past_the_context_is_refused(client):
     with pytest.raises(openai.APIStatusError) as caught:
-        client.completions.create(model=MODEL, prompt=[1000] * 200_000, max_tokens=1)
+        client.completions.create(model=MODEL, prompt=[1000] * 100_000, max_tokens=1)
     assert (caught.value.status_code, caught.value.code) == (413, "context_length_exceeded")
 
 
