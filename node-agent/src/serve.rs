@@ -99,7 +99,7 @@ pub enum ServeError {
 const DRAIN_LIMIT: Duration = Duration::from_secs(30);
 const DRAIN_INTERVAL: Duration = Duration::from_millis(50);
 /// Without a pass for this long, nothing runs that could end within the limit.
-const QUIET: Duration = Duration::from_secs(10);
+const QUIET: Duration = Duration::from_secs(5);
 /// Requests on their way from the gateway to `decode`, which answers each at once.
 const SUBMISSIONS: usize = 64;
 
