@@ -1,5 +1,6 @@
 //! Who begins: whose turn it is, whether there is room, and what of a text the ring has already.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::kept::common_prefix;
@@ -41,9 +42,14 @@ impl Scheduler {
             // The first choice begins for those that follow it, too.
             let following = if id.1 == 0 { following(request) } else { 0 };
             let wanted = 1 + following;
-            let source = self.best_source(request, &request.sequences[id.1].text);
             let others = self.beyond_their_share(request.client, wanted);
-            let fits = |without: &[SequenceId]| self.fits(id, wanted, source.as_ref(), without);
+            if self.places(others.len()) < wanted {
+                break;
+            }
+            let source = self.best_source(request, &request.sequences[id.1].text);
+            let fits = |without: &[SequenceId]| {
+                self.places(without.len()) >= wanted && self.has_room(id, source.as_ref(), without)
+            };
             let Some(aside) = (0..=others.len()).find(|&aside| fits(&others[..aside])) else {
                 break;
             };
@@ -62,64 +68,60 @@ impl Scheduler {
         }
     }
 
-    /// Whether a sequence and its followers, `wanted` in all, have places and room beside those that run, but for some of these.
-    fn fits(
-        &self,
-        id: SequenceId,
-        wanted: usize,
-        source: Option<&Source>,
-        without: &[SequenceId],
-    ) -> bool {
+    /// Places for sequences, if so many of those that run give way.
+    fn places(&self, without: usize) -> usize {
         // Choices whose first one computes their prompt begin next.
         let leads = |one: &&Request| matches!(one.sequences[0].state, State::Running { .. });
         let promised: usize = self.requests.values().filter(leads).map(following).sum();
-        let running = self.running.len() - without.len();
-        running + promised + wanted <= self.limits.at_once && self.has_room(id, source, without)
-    }
-
-    fn next_to_begin(&self) -> Option<SequenceId> {
-        let waiting = self.waiting.iter();
-        let of_client = |id: &&SequenceId| (self.sequences_of(self.client(**id)), **id);
-        waiting.min_by_key(of_client).copied()
+        let taken = self.running.len() - without + promised;
+        self.limits.at_once.saturating_sub(taken)
     }
 
     pub(super) fn client(&self, (request, _): SequenceId) -> ClientId {
         self.requests.get(&request).map_or(0, |one| one.client)
     }
 
-    /// Sequences of a client on the ring.
-    fn sequences_of(&self, client: ClientId) -> usize {
-        let running = self.running.values();
-        running.filter(|id| self.client(**id) == client).count()
+    /// How many sequences each client has on the ring.
+    fn shares(&self) -> BTreeMap<ClientId, usize> {
+        let mut shares = BTreeMap::new();
+        for id in self.running.values() {
+            *shares.entry(self.client(*id)).or_default() += 1;
+        }
+        shares
+    }
+
+    fn next_to_begin(&self) -> Option<SequenceId> {
+        let shares = self.shares();
+        let by_share = |id: &&SequenceId| (shares.get(&self.client(**id)), **id);
+        self.waiting.iter().min_by_key(by_share).copied()
     }
 
     /// The youngest sequence of the client that has the most on the ring. It is never the oldest of all that run, unless it is alone.
     pub(super) fn youngest_of_most(&self) -> Option<SequenceId> {
-        let by_share = |id: &&SequenceId| (self.sequences_of(self.client(**id)), **id);
+        let shares = self.shares();
+        let by_share = |id: &&SequenceId| (shares.get(&self.client(**id)), **id);
         self.running.values().max_by_key(by_share).copied()
     }
 
     /// The sequences that may give way, in this order, so that `client` can have `wanted` more and still no more than their owners.
     fn beyond_their_share(&self, client: ClientId, wanted: usize) -> Vec<SequenceId> {
-        let own = self.sequences_of(client);
+        let mut shares = self.shares();
+        let enough = shares.get(&client).copied().unwrap_or(0) + wanted;
         let mut running: Vec<SequenceId> = self.running.values().copied().collect();
+        running.sort_unstable();
         let mut beyond = Vec::new();
-        loop {
-            let count = |id: &SequenceId| {
-                let owner = self.client(*id);
-                running
-                    .iter()
-                    .filter(|one| self.client(**one) == owner)
-                    .count()
-            };
-            match running.iter().copied().max_by_key(|id| (count(id), *id)) {
-                Some(youngest) if count(&youngest) > own + wanted => {
-                    running.retain(|id| *id != youngest);
-                    beyond.push(youngest);
-                }
-                _ => return beyond,
+        while let Some(most) = shares.values().copied().max().filter(|&most| most > enough)
+            && let Some(place) = running
+                .iter()
+                .rposition(|id| shares[&self.client(*id)] == most)
+        {
+            let youngest = running.remove(place);
+            if let Some(share) = shares.get_mut(&self.client(youngest)) {
+                *share -= 1;
             }
+            beyond.push(youngest);
         }
+        beyond
     }
 
     /// The session that holds the most of the beginning of `text`.

@@ -408,15 +408,18 @@ impl Random {
     }
 }
 
-/// Whether the answer is at least 200 tokens long.
-fn is_long(prompt: &[u32]) -> bool {
-    let client = Client {
-        prompt: prompt.to_vec(),
-        max_tokens: 200,
-        choices: Vec::new(),
-        cached: None,
+/// Prompts of 30 tokens whose answers are at least 200 long.
+fn long_prompts() -> impl Iterator<Item = Vec<u32>> {
+    let long = |prompt: &Vec<u32>| {
+        let client = Client {
+            prompt: prompt.clone(),
+            max_tokens: 200,
+            choices: Vec::new(),
+            cached: None,
+        };
+        client.expected(0, CONTEXTS_END).len() == 200
     };
-    client.expected(0, CONTEXTS_END).len() == 200
+    (0..).map(|seed| tokens(seed, 30)).filter(long)
 }
 
 #[test]
@@ -620,8 +623,7 @@ fn a_text_that_repeats_takes_fewer_trips_than_tokens() {
         world.is_quiet();
         (trips, world.finished[&1].choices[0].0.len())
     };
-    let prompts = (0..).map(|seed| tokens(seed, 30));
-    let long = prompts.filter(|prompt| is_long(prompt));
+    let long = long_prompts();
     let with_drafts = long.take(8).map(|prompt| {
         assert_eq!(trips(false, &prompt), (200, 200));
         let (drafting, tokens) = trips(true, &prompt);
@@ -762,8 +764,7 @@ fn a_client_with_many_answers_gives_way_to_one_with_none() {
         ..SMALL
     };
     let mut world = World::new(shape);
-    let prompts = (0..).map(|seed| tokens(seed, 30));
-    let long = prompts.filter(|prompt| is_long(prompt));
+    let long = long_prompts();
     for (id, prompt) in (1..=50).zip(long) {
         world.submit(id, &prompt, 1, 200, 0);
     }
@@ -828,8 +829,7 @@ fn a_draft_model_that_is_gone_is_not_waited_for() {
         ..SMALL
     };
     let mut world = World::new(shape);
-    let mut prompts = (0..).map(|seed| tokens(seed, 30));
-    let prompt = prompts.find(|prompt| is_long(prompt)).unwrap();
+    let prompt = long_prompts().next().unwrap();
     world.submit(1, &prompt, 1, 100, 0);
     world.until_somebody_waits_for_a_guess();
     assert!(matches!(
@@ -846,8 +846,7 @@ fn a_draft_model_that_is_gone_is_not_waited_for() {
 #[test]
 fn a_branch_leaves_the_draft_behind() {
     let mut world = World::new(SMALL);
-    let mut prompts = (0..).map(|seed| tokens(seed, 30));
-    let prompt = prompts.find(|prompt| is_long(prompt)).unwrap();
+    let prompt = long_prompts().next().unwrap();
     world.submit(1, &prompt, 1, 200, 0);
     let drafted = |world: &World| {
         let sequence = &world.scheduler.requests[&1].sequences[0];
@@ -870,8 +869,7 @@ fn a_guess_that_is_late_is_not_waited_for() {
         ..SMALL
     };
     let mut world = World::new(shape);
-    let mut prompts = (0..).map(|seed| tokens(seed, 30));
-    let prompt = prompts.find(|prompt| is_long(prompt)).unwrap();
+    let prompt = long_prompts().next().unwrap();
     world.submit(1, &prompt, 1, 100, 0);
     world.until_somebody_waits_for_a_guess();
     world.ticks_after(3);
@@ -884,8 +882,7 @@ fn a_guess_that_is_late_is_not_waited_for() {
 fn choices_that_wait_for_their_first_one_hold_no_places() {
     let mut world = World::new(SMALL);
     // As long as there is room for: what comes later is set aside.
-    let prompts = (0..).map(|seed| tokens(seed, 30));
-    let mut long = prompts.filter(|prompt| is_long(prompt));
+    let mut long = long_prompts();
     world.submit(1, &long.next().unwrap(), 1, 200, 7);
     world.submit(5, &tokens(5, 300), 4, 20, 7);
     world.submit(7, &tokens(9, 400), 2, 2, 8);
@@ -928,8 +925,7 @@ fn a_guess_for_one_that_was_set_aside_is_not_sent() {
         ..SMALL
     };
     let mut world = World::new(shape);
-    let prompts = (0..).map(|seed| tokens(seed, 30));
-    let long = prompts.filter(|prompt| is_long(prompt));
+    let long = long_prompts();
     for (id, prompt) in (1..=2).zip(long) {
         world.submit(id, &prompt, 1, 200, 0);
     }
