@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use prima_text::SamplingParams;
+use prima_text::{Constraint, SamplingParams};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::ring::{HOP_METRICS, HopTiming};
@@ -20,6 +20,10 @@ pub struct GenerationRequest {
     pub max_tokens: usize,
     /// Generation ends before the first occurrence of any of these in the text.
     pub stop: Vec<String>,
+    /// What the answer has to look like.
+    pub constraint: Option<Constraint>,
+    /// Control tokens whose names are part of the text.
+    pub shown: Vec<u32>,
     /// `Some(n)`: every token carries its logprob and the n most likely alternatives.
     pub logprobs: Option<usize>,
     /// Independent continuations of the same prompt (OpenAI's `n`).
@@ -63,8 +67,10 @@ pub struct TokenLogprob {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// An end-of-generation token or a stop string.
+    /// An end-of-generation token.
     Stop,
+    /// This one of the stop strings.
+    StopString(usize),
     /// `max_tokens` or the end of the context.
     Length,
 }

@@ -345,9 +345,6 @@ fn model_text(options: &MemberOptions) -> Result<ModelText, ServeError> {
     let tokenizer = Tokenizer::from_gguf(metadata).map_err(ServeError::Tokenizer)?;
     let chat_template =
         ChatTemplate::from_gguf(metadata, &tokenizer).map_err(ServeError::ChatTemplate)?;
-    Ok(ModelText {
-        tokenizer,
-        chat_template,
-        context_length: options.plan.context_length as usize,
-    })
+    let context_length = options.plan.context_length as usize;
+    Ok(ModelText::new(tokenizer, chat_template, context_length))
 }

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use prima_gguf::{Metadata, Value};
 use prima_tests::{assets, inputs};
-use prima_text::{ChatTemplate, ChatTemplateError, Tokenizer};
+use prima_text::{AnswerReader, ChatTemplate, ChatTemplateError, Part, Tokenizer, Tool};
 use serde_json::{Map, json};
 
 /// Known differences of minijinja and Jinja2: the template, what Jinja2's result holds, what ours holds.
@@ -83,6 +83,126 @@ fn templates_render_as_jinja2_renders_them() {
         differences.len()
     );
     assert!(differences.is_empty(), "{}", differences.join("\n"));
+}
+
+/// Templates whose models write calls of tools in a form of their own that is read.
+const CALLING: [&str; 22] = [
+    "GLM-4.6",
+    "GLM-4.7-Flash",
+    "Kimi-K2-Instruct",
+    "Mistral-Small-3.2-24B-Instruct-2506",
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "Qwen-QwQ-32B",
+    "Qwen-Qwen2.5-7B-Instruct",
+    "Qwen-Qwen3-0.6B",
+    "Qwen3-Coder",
+    "Qwen3.5-4B",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+    "deepseek-ai-DeepSeek-V3.1",
+    "google-gemma-4-31B-it",
+    "ibm-granite-granite-4.0",
+    "meta-llama-Llama-3.1-8B-Instruct",
+    "meta-llama-Llama-3.2-3B-Instruct",
+    "meta-llama-Llama-3.3-70B-Instruct",
+    "mistralai-Ministral-3-14B-Reasoning-2512",
+    "mistralai-Mistral-Nemo-Instruct-2407",
+    "unsloth-mistral-Devstral-Small-2507",
+];
+
+/// What ends an answer, and is no text of it.
+const ENDS: [&str; 9] = [
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<\u{FF5C}end\u{2581}of\u{2581}sentence\u{FF5C}>",
+    "</s>",
+    "<turn|>",
+    "<|tool_response>",
+    "<|observation|>",
+];
+
+/// The call that a template writes into the conversation is what its model would write: it is read, however the text is cut.
+#[test]
+fn calls_are_read_as_templates_write_them() {
+    let templates = templates();
+    let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}});
+    let function = json!({"name": "get_weather", "description": "It", "parameters": parameters});
+    let tool = Tool {
+        name: "get_weather".into(),
+        parameters: function["parameters"].clone(),
+        strict: false,
+        described: json!({"type": "function", "function": function}),
+    };
+    let arguments = json!({"city": "Rom}e \"x\"", "days": 3});
+    for name in CALLING {
+        let template = template(&templates[name]).unwrap();
+        let mut call = json!({"id": "abcdefghi", "type": "function", "function": {"name": "get_weather", "arguments": arguments}});
+        if !template.takes_objects() {
+            call["function"]["arguments"] = arguments.to_string().into();
+        }
+        let question = json!({"role": "user", "content": "How is it in Rome?"});
+        let answer = json!({"role": "assistant", "content": "", "tool_calls": [call]});
+        let mut extra = Map::new();
+        extra.insert("tools".into(), json!([tool.described]));
+        let rendered = |messages: serde_json::Value, begins: bool| {
+            template
+                .render(&messages, begins, &extra)
+                .unwrap_or_else(|error| panic!("{name}: {}", describe(&error)))
+        };
+        let prompt = rendered(json!([question]), false);
+        let whole = rendered(json!([question, answer]), false);
+        // Both may end with a mark of their own.
+        let shared = prompt
+            .bytes()
+            .zip(whole.bytes())
+            .take_while(|(a, b)| a == b)
+            .count();
+        let shared = (0..=shared)
+            .rev()
+            .find(|&end| whole.is_char_boundary(end))
+            .unwrap();
+        let mut text = &whole[shared..];
+        for end in ENDS {
+            text = text.split(end).next().unwrap();
+        }
+        for size in [1, 2, 3, 7, 1000] {
+            let form = template.form();
+            let mut reader =
+                AnswerReader::new(form, [tool.clone()].into(), form.reasoning_after(&prompt));
+            let characters: Vec<char> = text.chars().collect();
+            let mut parts = Vec::new();
+            for piece in characters.chunks(size) {
+                parts.extend(reader.push(&piece.iter().collect::<String>()));
+            }
+            parts.extend(reader.finish());
+            let (mut content, mut called, mut read) = (String::new(), Vec::new(), String::new());
+            for part in parts {
+                match part {
+                    Part::Content(text) => content += &text,
+                    Part::Reasoning(_) => {}
+                    Part::Call { name } => called.push(name),
+                    Part::Arguments(text) => read += &text,
+                }
+            }
+            assert_eq!(called, ["get_weather"], "{name}: {text:?}");
+            let read: serde_json::Value = serde_json::from_str(&read)
+                .unwrap_or_else(|error| panic!("{name}: {error}: {read}"));
+            assert_eq!(read, arguments, "{name}: {text:?}");
+            for mark in [
+                "<tool",
+                "[TOOL",
+                "[ARGS]",
+                "<|tool",
+                "tool_call",
+                "python_tag",
+            ] {
+                assert!(!content.contains(mark), "{name}: {content:?} of {text:?}");
+            }
+        }
+    }
 }
 
 /// Conversations as variables of a template.

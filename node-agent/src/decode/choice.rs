@@ -30,12 +30,13 @@ impl Choice {
         sampling.seed = sampling.seed.wrapping_add(index as u64);
         let mut sampler = Sampler::new(sampling)?;
         sampler.accept_prompt(&request.prompt);
+        sampler.constrain(request.constraint.clone());
         // The last token needs no position: nothing is computed after it.
         let room = (context_length + 1).saturating_sub(request.prompt.len());
         Ok(Self {
             index,
             sampler,
-            detokenizer: Detokenizer::new(tokenizer),
+            detokenizer: Detokenizer::new(tokenizer).showing(request.shown.clone()),
             stop: StopStrings::new(&request.stop),
             logprobs: request.logprobs,
             remaining: request.max_tokens.min(room),
@@ -56,7 +57,7 @@ impl Choice {
             self.finish(FinishReason::Stop, emit);
             return Ok(None);
         }
-        self.sampler.accept(sample.token);
+        self.sampler.accept(sample.token)?;
         self.remaining -= 1;
         let text = self.detokenizer.push(sample.token);
         let (text, stopped) = self.stop.push(&text);
@@ -69,11 +70,11 @@ impl Choice {
                 top: sample.top,
             }),
         });
-        if stopped {
+        if let Some(stop) = stopped {
             self.finished = true;
             emit(GenerationEvent::Finished {
                 choice: self.index,
-                reason: FinishReason::Stop,
+                reason: FinishReason::StopString(stop),
                 text: String::new(),
             });
             return Ok(None);
@@ -86,11 +87,12 @@ impl Choice {
     }
 
     /// Ends the text with what was held back.
-    fn finish(&mut self, reason: FinishReason, mut emit: impl FnMut(GenerationEvent)) {
+    fn finish(&mut self, mut reason: FinishReason, mut emit: impl FnMut(GenerationEvent)) {
         self.finished = true;
         let (mut text, stopped) = self.stop.push(&self.detokenizer.clone().finish());
-        if !stopped {
-            text.push_str(&self.stop.finish());
+        match stopped {
+            Some(stop) => reason = FinishReason::StopString(stop),
+            None => text.push_str(&self.stop.finish()),
         }
         emit(GenerationEvent::Finished {
             choice: self.index,

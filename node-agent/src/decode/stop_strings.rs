@@ -4,7 +4,8 @@
 /// The stop strings of one choice, and the text held back.
 #[derive(Debug)]
 pub struct StopStrings {
-    stops: Vec<String>,
+    /// With their places among those asked for.
+    stops: Vec<(usize, String)>,
     held: String,
 }
 
@@ -14,29 +15,29 @@ impl StopStrings {
         Self {
             stops: stops
                 .iter()
-                .filter(|stop| !stop.is_empty())
                 .cloned()
+                .enumerate()
+                .filter(|(_, stop)| !stop.is_empty())
                 .collect(),
             held: String::new(),
         }
     }
 
-    /// Takes the next piece. Returns the text that is certain to come before any stop string, and whether a stop string
-    /// is complete, which ends the text.
-    pub fn push(&mut self, text: &str) -> (String, bool) {
+    /// Takes the next piece. Returns the text that is certain to come before any stop string, and which stop string is complete, which
+    /// ends the text.
+    pub fn push(&mut self, text: &str) -> (String, Option<usize>) {
         self.held.push_str(text);
-        if let Some(start) = self
+        let found = self
             .stops
             .iter()
-            .filter_map(|stop| self.held.find(stop))
-            .min()
-        {
+            .filter_map(|(place, stop)| Some((self.held.find(stop)?, *place)));
+        if let Some((start, place)) = found.min() {
             self.held.truncate(start);
-            return (std::mem::take(&mut self.held), true);
+            return (std::mem::take(&mut self.held), Some(place));
         }
         let certain = self.held.len() - self.possible_beginning();
         let rest = self.held.split_off(certain);
-        (std::mem::replace(&mut self.held, rest), false)
+        (std::mem::replace(&mut self.held, rest), None)
     }
 
     /// The text ends here: what was held back is no stop string.
@@ -44,17 +45,10 @@ impl StopStrings {
         std::mem::take(&mut self.held)
     }
 
-    /// Bytes at the end of the text that could begin a stop string; the longest beginning counts.
+    /// Bytes at the end of the text that could begin a stop string.
     fn possible_beginning(&self) -> usize {
-        let beginning_of = |stop: &String| {
-            let longest = self.held.len().min(stop.len() - 1);
-            (1..=longest)
-                .rev()
-                .find(|&length| self.held.as_bytes().ends_with(&stop.as_bytes()[..length]))
-                .unwrap_or(0)
-        };
-        // Stop strings are UTF-8, so such a beginning starts at a character.
-        self.stops.iter().map(beginning_of).max().unwrap_or(0)
+        let stops: Vec<&String> = self.stops.iter().map(|(_, stop)| stop).collect();
+        prima_text::unfinished(&self.held, &stops)
     }
 }
 
@@ -76,24 +70,24 @@ mod tests {
     #[test]
     fn a_stop_string_across_pieces_never_shows() {
         let mut stops = stops(&["\n\nUser:"]);
-        assert_eq!(stops.push("Hi.\n"), ("Hi.".into(), false));
-        assert_eq!(stops.push("\nUs"), (String::new(), false));
-        assert_eq!(stops.push("er: more"), (String::new(), true));
+        assert_eq!(stops.push("Hi.\n"), ("Hi.".into(), None));
+        assert_eq!(stops.push("\nUs"), (String::new(), None));
+        assert_eq!(stops.push("er: more"), (String::new(), Some(0)));
     }
 
     #[test]
     fn what_turned_out_to_be_no_stop_string_is_text_after_all() {
         let mut stops = stops(&["END", "é!"]);
-        assert_eq!(stops.push("EN"), (String::new(), false));
-        assert_eq!(stops.push("TER é"), ("ENTER ".into(), false));
+        assert_eq!(stops.push("EN"), (String::new(), None));
+        assert_eq!(stops.push("TER é"), ("ENTER ".into(), None));
         assert_eq!(stops.finish(), "é");
-        assert_eq!(stops.push("a"), ("a".into(), false));
+        assert_eq!(stops.push("a"), ("a".into(), None));
     }
 
     #[test]
     fn without_stop_strings_nothing_is_held() {
         let mut stops = stops(&[""]);
-        assert_eq!(stops.push("anything"), ("anything".into(), false));
+        assert_eq!(stops.push("anything"), ("anything".into(), None));
         assert_eq!(stops.finish(), "");
     }
 
@@ -113,7 +107,7 @@ mod tests {
             for character in text.chars() {
                 let (certain, complete) = stops.push(&character.to_string());
                 answer.push_str(&certain);
-                if complete {
+                if complete.is_some() {
                     stopped = true;
                     break;
                 }
@@ -135,7 +129,7 @@ mod tests {
                 rest = after;
                 let (certain, complete) = stops.push(piece);
                 answer.push_str(&certain);
-                if complete {
+                if complete.is_some() {
                     stopped = true;
                     break;
                 }

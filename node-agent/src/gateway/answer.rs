@@ -72,7 +72,7 @@ pub fn timings(usage: &Usage) -> Value {
 
 pub fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
-        FinishReason::Stop => "stop",
+        FinishReason::Stop | FinishReason::StopString(_) => "stop",
         FinishReason::Length => "length",
     }
 }

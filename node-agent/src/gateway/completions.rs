@@ -5,18 +5,21 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use prima_text::TokenizerError;
+use prima_text::{Part, TokenizerError};
 use serde_json::{Value, json};
 
 use crate::generation::{FinishReason, TokenLogprob};
 
 use super::answer::{self, Envelope};
 use super::auth::Caller;
+use super::chunks::{ChunkFormat, Chunks, choice};
+use super::grammar;
 use super::in_flight::{Asked, InFlight};
+use super::intake::Taken;
 use super::logprobs::completion_tokens;
 use super::openai_error::ApiError;
 use super::request::{Fields, GenerationOptions, MAX_TOP_LOGPROBS, token_id};
-use super::sse::{self, ChunkFormat, choice};
+use super::stream;
 use super::{Gateway, ModelText};
 
 /// Each runs as a request of its own.
@@ -32,9 +35,21 @@ pub async fn create(
     let text = gateway.ready()?;
     let read = {
         let (gateway, text) = (gateway.clone(), text.clone());
-        move |fields: &Fields<'_>| asked(&gateway, &text, fields)
+        move |fields: &Fields<'_>| Ok((asked(&gateway, &text, fields)?, echo(fields)?))
     };
-    let taken = gateway.0.intake.take(request, read).await?;
+    let Taken { asked, place, room } = gateway.0.intake.take(request, read).await?;
+    let (asked, echo) = asked;
+    // What each choice says first.
+    let prompts: Vec<String> = match echo {
+        true => {
+            let prompts = asked.prompts.iter();
+            prompts
+                .map(|prompt| text.tokenizer.decode(prompt))
+                .collect()
+        }
+        false => vec![String::new(); asked.prompts.len() * asked.options.choices],
+    };
+    let taken = Taken { asked, place, room };
     let (stream, include_usage) = (
         taken.asked.options.stream,
         taken.asked.options.include_usage,
@@ -47,16 +62,23 @@ pub async fn create(
             text,
             envelope,
             offsets: vec![0; in_flight.choices()],
+            prompts,
         };
-        return Ok(sse::stream(in_flight, format, include_usage));
+        let chunks = Chunks {
+            format,
+            include_usage,
+        };
+        return Ok(stream::events(in_flight, chunks));
     }
     let (choices, usage) = in_flight.collect().await?;
-    let choices = choices.into_iter().enumerate().map(|(index, answered)| {
+    let choices = choices.into_iter().zip(prompts).enumerate();
+    let choices = choices.map(|(index, (answered, prompt))| {
         let logprobs = logprobs.map_or(Value::Null, |_| {
             completion_tokens(&text.tokenizer, &answered.tokens, &mut 0)
         });
         let reason = answer::finish_reason(answered.reason).into();
-        choice(index, ("text", answered.text.into()), logprobs, reason)
+        let said = prompt + &answered.content;
+        choice(index, ("text", said.into()), logprobs, reason)
     });
     let mut body = envelope.around("text_completion", choices.collect());
     body["usage"] = answer::usage(&usage);
@@ -70,11 +92,21 @@ fn asked(gateway: &Gateway, text: &ModelText, fields: &Fields<'_>) -> Result<Ask
     }
     let options = GenerationOptions::parse(fields, text.tokenizer.vocab_size())?;
     refuse_unsupported(fields, &options)?;
+    let constraint = match grammar::asked(fields)? {
+        Some(asked) => Some(text.constraint(asked.grammar, asked.field)?),
+        None => None,
+    };
     let logprobs = fields.integer("logprobs", 0..=MAX_TOP_LOGPROBS as i64)?;
+    let suffix = fields.string("suffix")?.filter(|suffix| !suffix.is_empty());
     let prompts = prompts(fields, text.tokenizer.vocab_size())?;
-    let prompts = prompts.into_iter().map(|prompt| encode(text, prompt));
+    let prompts = prompts
+        .into_iter()
+        .map(|prompt| encode(text, prompt, suffix));
     Ok(Asked {
         prompts: prompts.collect::<Result<_, _>>()?,
+        constraint,
+        reader: None,
+        shown: Vec::new(),
         max_tokens: options.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS),
         options,
         logprobs: logprobs.map(|top| top as usize),
@@ -86,14 +118,24 @@ struct CompletionChunks {
     envelope: Envelope,
     /// Characters of each choice's text so far, by its tokens.
     offsets: Vec<usize>,
+    /// What each choice says first.
+    prompts: Vec<String>,
 }
 
 impl ChunkFormat for CompletionChunks {
-    fn opening(&self, _: usize) -> Option<Value> {
-        None
+    fn opening(&self, index: usize) -> Option<Value> {
+        let prompt = self
+            .prompts
+            .get(index)
+            .filter(|prompt| !prompt.is_empty())?;
+        let said = ("text", json!(prompt));
+        Some(choice(index, said, Value::Null, Value::Null))
     }
 
-    fn delta(&mut self, index: usize, text: &str, token: Option<(u32, TokenLogprob)>) -> Value {
+    fn delta(&mut self, index: usize, part: Part, token: Option<(u32, TokenLogprob)>) -> Value {
+        let Part::Content(text) = part else {
+            return Value::Null;
+        };
         let logprobs = match (&token, self.offsets.get_mut(index)) {
             (Some(token), Some(offset)) => completion_tokens(&self.text.tokenizer, [token], offset),
             _ => Value::Null,
@@ -118,19 +160,10 @@ enum Prompt {
 }
 
 fn refuse_unsupported(fields: &Fields<'_>, options: &GenerationOptions) -> Result<(), ApiError> {
-    if fields.boolean("echo")?.unwrap_or(false) {
+    if echo(fields)? && (fields.get("logprobs").is_some() || options.choices > 1) {
         return Err(ApiError::not_supported(
             "echo",
-            "echo is not supported by this server",
-        ));
-    }
-    if fields
-        .string("suffix")?
-        .is_some_and(|suffix| !suffix.is_empty())
-    {
-        return Err(ApiError::not_supported(
-            "suffix",
-            "suffix is not supported by this server",
+            "echo is supported without logprobs (a prompt's own are not computed) and with n = 1 only",
         ));
     }
     let best_of = fields.integer("best_of", 1..=i64::MAX)?;
@@ -186,21 +219,50 @@ fn prompts(fields: &Fields<'_>, vocabulary: usize) -> Result<Vec<Prompt>, ApiErr
     Ok(prompts)
 }
 
-fn encode(text: &ModelText, prompt: Prompt) -> Result<Arc<[u32]>, ApiError> {
-    let tokens = match prompt {
-        Prompt::Tokens(tokens) => tokens,
-        Prompt::Text(prompt) => text
-            .tokenizer
-            .encode_at_most(text.context_length, &prompt, true, true)
+/// The prompt's tokens. With a suffix, what the model writes is to stand between the two.
+fn encode(text: &ModelText, prompt: Prompt, suffix: Option<&str>) -> Result<Arc<[u32]>, ApiError> {
+    let encode = |part: &str, field: &str, begins: bool| {
+        text.tokenizer
+            .encode_at_most(text.context_length, part, begins, begins)
             .map_err(|error| match error {
                 TokenizerError::TooLong { .. } => text.context_exceeded(),
-                error => ApiError::invalid("prompt", error.to_string()),
-            })?,
+                error => ApiError::invalid(field, error.to_string()),
+            })
+    };
+    let tokens = match (prompt, suffix) {
+        (Prompt::Tokens(tokens), None) => tokens,
+        (Prompt::Text(prompt), None) => encode(&prompt, "prompt", true)?,
+        (Prompt::Tokens(_), Some(_)) => {
+            return Err(ApiError::invalid(
+                "suffix",
+                "suffix needs a prompt that is text, not token ids",
+            ));
+        }
+        (Prompt::Text(prompt), Some(suffix)) => {
+            let [before, after, between] = text.tokenizer.fill_in().ok_or_else(|| {
+                ApiError::invalid(
+                    "suffix",
+                    "suffix needs a model that was trained to fill in the middle; this one has no tokens for it",
+                )
+            })?;
+            // The beginning of a text, where the model wants one.
+            let mut tokens = encode("", "prompt", true)?;
+            tokens.push(before);
+            tokens.extend(encode(&prompt, "prompt", false)?);
+            tokens.push(after);
+            tokens.extend(encode(suffix, "suffix", false)?);
+            tokens.push(between);
+            tokens
+        }
     };
     if tokens.is_empty() {
         return Err(ApiError::invalid("prompt", "the prompt has no tokens"));
     }
     Ok(tokens.into())
+}
+
+fn echo(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    Ok(fields.boolean("echo")?.unwrap_or(false))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll, unfold};
+use prima_text::{AnswerReader, Constraint, Part};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::Receiver;
 
@@ -25,13 +26,13 @@ pub enum Progress {
     Token {
         choice: usize,
         token: u32,
-        text: String,
+        parts: Vec<Part>,
         logprob: Option<TokenLogprob>,
     },
     Finished {
         choice: usize,
         reason: FinishReason,
-        text: String,
+        parts: Vec<Part>,
     },
     /// The last event: token counts summed over the prompts, which ran side by side.
     Done(Usage),
@@ -41,7 +42,10 @@ pub enum Progress {
 
 /// A whole answer.
 pub struct AnsweredChoice {
-    pub text: String,
+    pub content: String,
+    pub reasoning: String,
+    /// Names and arguments.
+    pub calls: Vec<(String, String)>,
     /// Filled when logprobs were asked for.
     pub tokens: Vec<(u32, TokenLogprob)>,
     pub reason: FinishReason,
@@ -51,6 +55,12 @@ pub struct AnsweredChoice {
 pub struct Asked {
     pub prompts: Vec<Arc<[u32]>>,
     pub options: GenerationOptions,
+    /// What the answers have to look like.
+    pub constraint: Option<Constraint>,
+    /// Takes an answer apart; without it, all is content.
+    pub reader: Option<AnswerReader>,
+    /// Control tokens that the reader needs to see.
+    pub shown: Vec<u32>,
     /// Alternatives for each token, if logprobs are asked for.
     pub logprobs: Option<usize>,
     pub max_tokens: usize,
@@ -61,6 +71,8 @@ pub struct InFlight {
     events: SelectAll<BoxStream<'static, (usize, GenerationEvent)>>,
     choices_per_prompt: usize,
     prompts: Vec<Prompt>,
+    /// Of each choice, until it has ended.
+    readers: Vec<Option<AnswerReader>>,
     usage: Usage,
     /// Prompts whose usage has come.
     ended: usize,
@@ -80,13 +92,18 @@ impl InFlight {
         let Asked {
             prompts,
             options,
+            constraint,
+            reader,
+            shown,
             logprobs,
             max_tokens,
         } = asked;
+        let readers = vec![reader; prompts.len() * options.choices];
         let mut in_flight = Self {
             events: SelectAll::new(),
             choices_per_prompt: options.choices,
             prompts: Vec::with_capacity(prompts.len()),
+            readers,
             usage: Usage::default(),
             ended: 0,
             started: Instant::now(),
@@ -100,6 +117,8 @@ impl InFlight {
                 sampling: options.sampling.clone(),
                 max_tokens,
                 stop: options.stop.clone(),
+                constraint: constraint.clone(),
+                shown: shown.clone(),
                 logprobs,
                 choices: options.choices,
                 keyspace: caller.keyspace,
@@ -138,10 +157,11 @@ impl InFlight {
                     logprob,
                 } => {
                     self.note_token(prompt, choice);
+                    let choice = offset + choice;
                     return Some(Progress::Token {
-                        choice: offset + choice,
+                        choice,
                         token,
-                        text,
+                        parts: self.read(choice, text),
                         logprob,
                     });
                 }
@@ -151,10 +171,14 @@ impl InFlight {
                     text,
                 } => {
                     self.note_finished(prompt, choice, reason);
+                    let choice = offset + choice;
+                    let mut parts = self.read(choice, text);
+                    let reader = self.readers.get_mut(choice).and_then(Option::take);
+                    parts.extend(reader.into_iter().flat_map(AnswerReader::finish));
                     return Some(Progress::Finished {
-                        choice: offset + choice,
+                        choice,
                         reason,
-                        text,
+                        parts,
                     });
                 }
                 GenerationEvent::Usage(usage) => {
@@ -186,7 +210,9 @@ impl InFlight {
     /// Waits for everything.
     pub async fn collect(mut self) -> Result<(Vec<AnsweredChoice>, Usage), GenerationError> {
         let empty = || AnsweredChoice {
-            text: String::new(),
+            content: String::new(),
+            reasoning: String::new(),
+            calls: Vec::new(),
             tokens: Vec::new(),
             reason: FinishReason::Stop,
         };
@@ -197,11 +223,11 @@ impl InFlight {
                 Progress::Token {
                     choice,
                     token,
-                    text,
+                    parts,
                     logprob,
                 } => {
                     if let Some(choice) = choices.get_mut(choice) {
-                        choice.text.push_str(&text);
+                        choice.add(parts);
                         choice
                             .tokens
                             .extend(logprob.map(|logprob| (token, logprob)));
@@ -210,10 +236,10 @@ impl InFlight {
                 Progress::Finished {
                     choice,
                     reason,
-                    text,
+                    parts,
                 } => {
                     if let Some(choice) = choices.get_mut(choice) {
-                        choice.text.push_str(&text);
+                        choice.add(parts);
                         choice.reason = reason;
                     }
                 }
@@ -222,6 +248,15 @@ impl InFlight {
             }
         }
         Err(abandoned())
+    }
+
+    /// What a piece of a choice's text is.
+    fn read(&mut self, choice: usize, text: String) -> Vec<Part> {
+        match self.readers.get_mut(choice) {
+            Some(Some(reader)) => reader.push(&text),
+            _ if text.is_empty() => Vec::new(),
+            _ => vec![Part::Content(text)],
+        }
     }
 
     fn note_token(&mut self, prompt: usize, choice: usize) {
@@ -255,7 +290,7 @@ impl InFlight {
             }
         }
         metrics.finished(match reason {
-            FinishReason::Stop => Outcome::Stop,
+            FinishReason::Stop | FinishReason::StopString(_) => Outcome::Stop,
             FinishReason::Length => Outcome::Length,
         });
     }
@@ -268,6 +303,23 @@ impl InFlight {
         for choice in choices.filter(|choice| !choice.over) {
             choice.over = true;
             self.gateway.0.metrics.finished(outcome);
+        }
+    }
+}
+
+impl AnsweredChoice {
+    fn add(&mut self, parts: Vec<Part>) {
+        for part in parts {
+            match part {
+                Part::Content(text) => self.content += &text,
+                Part::Reasoning(text) => self.reasoning += &text,
+                Part::Call { name } => self.calls.push((name, String::new())),
+                Part::Arguments(text) => {
+                    if let Some((_, arguments)) = self.calls.last_mut() {
+                        *arguments += &text;
+                    }
+                }
+            }
         }
     }
 }

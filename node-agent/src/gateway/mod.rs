@@ -7,30 +7,40 @@
 
 mod answer;
 mod auth;
+mod chat;
 mod chat_completions;
+mod chunks;
 mod completions;
 mod connections;
+mod conversation;
+mod grammar;
 mod in_flight;
 mod intake;
 mod limits;
 mod logprobs;
+mod messages;
 mod metrics;
 mod models;
+mod ollama;
 mod openai_error;
 mod page;
 mod probes;
 mod recent;
 mod request;
 mod request_id;
-mod sse;
+mod responses;
+mod said;
+mod stream;
+mod tokenization;
+mod tools;
 
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
-use prima_text::{ChatTemplate, Tokenizer};
+use prima_text::{ChatTemplate, Constraint, Grammar, GrammarError, GrammarReader, Tokenizer};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -42,6 +52,7 @@ pub use self::limits::Limits;
 use self::metrics::Metrics;
 use self::models::ModelCard;
 use self::openai_error::ApiError;
+use self::said::Said;
 
 /// What the person who starts the server decides.
 #[derive(Clone, Debug)]
@@ -64,9 +75,33 @@ pub struct ModelText {
     pub chat_template: Option<ChatTemplate>,
     /// Tokens of a prompt and its answer together.
     pub context_length: usize,
+    grammars: OnceLock<Result<GrammarReader, GrammarError>>,
 }
 
 impl ModelText {
+    pub fn new(
+        tokenizer: Tokenizer,
+        chat_template: Option<ChatTemplate>,
+        context_length: usize,
+    ) -> Self {
+        Self {
+            tokenizer,
+            chat_template,
+            context_length,
+            grammars: OnceLock::new(),
+        }
+    }
+
+    /// What holds an answer to a grammar that `field` asks for. The first request takes some of a second longer.
+    fn constraint(&self, grammar: Grammar, field: &str) -> Result<Constraint, ApiError> {
+        let refused = |error: &GrammarError| ApiError::invalid(field, format!("{field}: {error}"));
+        let reader = self
+            .grammars
+            .get_or_init(|| GrammarReader::new(&self.tokenizer));
+        let reader = reader.as_ref().map_err(refused)?;
+        reader.read(grammar).map_err(|error| refused(&error))
+    }
+
     fn context_exceeded(&self) -> ApiError {
         let context = self.context_length;
         SubmitError::ContextExceeded { context }.into()
@@ -111,6 +146,7 @@ pub async fn serve(
         model: ModelCard::new(options.model_name),
         access,
         intake: Intake::new(limits.clone())?,
+        said: Said::default(),
         generator,
         text,
     }));
@@ -126,6 +162,7 @@ struct Shared {
     model: ModelCard,
     access: Access,
     intake: Intake,
+    said: Said,
     metrics: Metrics,
     generator: Generator,
     text: watch::Receiver<Option<Arc<ModelText>>>,
@@ -156,11 +193,28 @@ impl Gateway {
 
 fn router(gateway: Gateway) -> Router {
     let cors = gateway.0.access.cors();
+    let openai = Router::new()
+        .route("/models", get(models::list))
+        .route("/models/{*id}", get(models::get))
+        .route("/chat/completions", post(chat_completions::create))
+        .route("/completions", post(completions::create))
+        .route("/responses", post(responses::create))
+        .route("/responses/{id}", get(responses::get));
     let protected = Router::new()
-        .route("/v1/models", get(models::list))
-        .route("/v1/models/{*id}", get(models::get))
-        .route("/v1/chat/completions", post(chat_completions::create))
-        .route("/v1/completions", post(completions::create))
+        // Some clients leave the version out.
+        .merge(openai.clone())
+        .nest("/v1", openai)
+        .route("/v1/messages", post(messages::create))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::ps))
+        .route("/api/show", post(ollama::show))
+        .route("/api/version", get(ollama::version))
+        .route("/tokenize", post(tokenization::tokenize))
+        .route("/detokenize", post(tokenization::detokenize))
+        .route("/apply-template", post(tokenization::apply_template))
         .route("/ring", get(probes::ring))
         .method_not_allowed_fallback(openai_error::method_not_allowed)
         .layer(from_fn_with_state(gateway.clone(), auth::require_key));

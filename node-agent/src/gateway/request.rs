@@ -1,7 +1,6 @@
 //! Reads the bodies of the generation routes: the fields that chat completions and completions have in common, each
 //! checked for type and range. The answer to a wrong field has its name, what it must be and what was found. As in
-//! other OpenAI-compatible servers, `null` means absent and unknown fields are ignored. Fields that a client would miss
-//! (tools, a response format) are refused as not supported.
+//! other OpenAI-compatible servers, `null` means absent and unknown fields are ignored.
 
 use std::ops::RangeInclusive;
 
@@ -85,7 +84,6 @@ fn values_at_most(json: &[u8]) -> usize {
 impl GenerationOptions {
     /// `vocabulary`: number of tokens, which bounds the ids in `logit_bias`.
     pub fn parse(fields: &Fields<'_>, vocabulary: usize) -> Result<Self, ApiError> {
-        refuse_unsupported(fields)?;
         let stream = fields.boolean("stream")?.unwrap_or(false);
         let include_usage = match fields.object("stream_options")? {
             None => false,
@@ -125,6 +123,10 @@ impl<'a> Fields<'a> {
             map,
             path: path.into(),
         }
+    }
+
+    pub fn to_map(&self) -> Map<String, Value> {
+        self.map.clone()
     }
 
     /// The field's value unless absent or null.
@@ -205,32 +207,6 @@ impl<'a> Fields<'a> {
 pub fn token_id(value: &Value, vocabulary: usize) -> Option<u32> {
     let id = u32::try_from(value.as_u64()?).ok()?;
     ((id as usize) < vocabulary).then_some(id)
-}
-
-fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
-    for name in ["tools", "functions"] {
-        if fields.array(name)?.is_some_and(|list| !list.is_empty()) {
-            return Err(ApiError::not_supported(
-                name,
-                format!("{name} are not supported by this server yet; leave `{name}` out"),
-            ));
-        }
-    }
-    if let Some(format) = fields.object("response_format")? {
-        let kind = format
-            .string("type")?
-            .ok_or_else(|| format.missing("type"))?;
-        if kind != "text" {
-            return Err(ApiError::not_supported(
-                "response_format",
-                format!(
-                    "response_format {} is not supported by this server yet, only `text`",
-                    shown(kind)
-                ),
-            ));
-        }
-    }
-    Ok(())
 }
 
 /// OpenAI's defaults; a seed of our own where none is given.
@@ -351,7 +327,7 @@ fn kind_of(value: &Value) -> &'static str {
 }
 
 /// What a client sent, short enough for a message.
-fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     const SHOWN: usize = 60;
     match text.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}…", &text[..end]),

@@ -12,7 +12,7 @@ use crate::client::{get, post};
 use crate::server::Server;
 
 /// Every field that the gateway reads, wherever it reads it.
-const FIELDS: [&str; 34] = [
+const FIELDS: [&str; 61] = [
     "model",
     "messages",
     "role",
@@ -46,7 +46,46 @@ const FIELDS: [&str; 34] = [
     "max_completion_tokens",
     "tools",
     "functions",
+    "function",
+    "name",
+    "parameters",
+    "tool_choice",
+    "parallel_tool_calls",
+    "tool_calls",
     "response_format",
+    "json_schema",
+    "schema",
+    "grammar",
+    "regex",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "input",
+    "instructions",
+    "previous_response_id",
+    "reasoning",
+    "system",
+    "input_schema",
+    "stop_sequences",
+    "thinking",
+    "tool_use",
+    "tool_result",
+    "format",
+    "options",
+    "think",
+    "num_predict",
+    "tokens",
+];
+
+/// Whose errors look otherwise, or which may succeed.
+const OTHER_ROUTES: [&str; 8] = [
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/api/chat",
+    "/api/generate",
+    "/api/show",
+    "/tokenize",
+    "/detokenize",
 ];
 
 fn any_json() -> impl Strategy<Value = Value> {
@@ -58,8 +97,17 @@ fn any_json() -> impl Strategy<Value = Value> {
         any::<f64>().prop_map(Value::from),
         (0..3).prop_map(Value::from),
         ".{0,8}".prop_map(Value::from),
-        proptest::sample::select(vec!["user", "assistant", "tool", "text", "json_object"])
-            .prop_map(Value::from),
+        proptest::sample::select(vec![
+            "user",
+            "assistant",
+            "tool",
+            "text",
+            "json_object",
+            "json_schema",
+            "required",
+            "function"
+        ])
+        .prop_map(Value::from),
     ];
     leaf.prop_recursive(4, 32, 4, |inner| {
         prop_oneof![
@@ -108,6 +156,11 @@ async fn no_body_is_answered_with_an_error_of_ours() {
                     429 => submitted += 1,
                     _ => panic!("{status} to {route} {body}: {error}"),
                 }
+            }
+            for route in OTHER_ROUTES {
+                let body = Value::Object(body.clone());
+                let reply = post(route, &body).send(address).await;
+                assert!(reply.status < 500, "{} to {route} {body}", reply.status);
             }
         }
         submitted

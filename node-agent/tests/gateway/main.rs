@@ -9,6 +9,7 @@
 )]
 
 mod access;
+mod apis;
 mod client;
 mod generating;
 mod hostile;

@@ -172,19 +172,14 @@ async fn wrong_fields_are_named() {
 #[tokio::test]
 async fn what_is_not_supported_says_so_and_is_not_retried() {
     let mut server = Server::start().await;
-    let call = json!([{"id": "1", "type": "function", "function": {"name": "f", "arguments": ""}}]);
-    let calling = json!({"messages": [{"role": "assistant", "content": null, "tool_calls": call}]});
-    let tool = json!({"tools": [{"type": "function", "function": {"name": "f"}}]});
+    let functions = json!({"functions": [{"name": "f"}]});
     for (route, param, body) in [
-        (CHAT, "tools", merged(hello(), tool)),
+        (CHAT, "functions", merged(hello(), functions)),
         (
-            CHAT,
-            "response_format",
-            merged(hello(), json!({"response_format": {"type": "json_object"}})),
+            COMPLETIONS,
+            "echo",
+            json!({"prompt": "a", "echo": true, "logprobs": 1}),
         ),
-        (CHAT, "messages[0].tool_calls", calling),
-        (COMPLETIONS, "echo", json!({"prompt": "a", "echo": true})),
-        (COMPLETIONS, "suffix", json!({"prompt": "a", "suffix": "b"})),
         (COMPLETIONS, "best_of", json!({"prompt": "a", "best_of": 2})),
     ] {
         let reply = post(route, &body).send(server.address).await;

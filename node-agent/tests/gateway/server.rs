@@ -222,11 +222,7 @@ pub fn text(chat_template: Option<&str>) -> ModelText {
     let metadata = Metadata::new("test model", entries).unwrap();
     let tokenizer = Tokenizer::from_gguf(&metadata).unwrap();
     let chat_template = ChatTemplate::from_gguf(&metadata, &tokenizer).unwrap();
-    ModelText {
-        tokenizer,
-        chat_template,
-        context_length: CONTEXT,
-    }
+    ModelText::new(tokenizer, chat_template, CONTEXT)
 }
 
 /// Tokens of the context.

@@ -186,6 +186,8 @@ pub fn request(prompt: &[u32], max_tokens: usize) -> GenerationRequest {
         },
         max_tokens,
         stop: Vec::new(),
+        constraint: None,
+        shown: Vec::new(),
         logprobs: None,
         choices: 1,
         keyspace: 0,
@@ -310,7 +312,7 @@ async fn a_text_ends_before_its_stop_string_and_after_its_last_token() {
         })
         .await;
     assert_eq!(stopped.choices[0].text, expected);
-    assert_eq!(stopped.choices[0].reason, Some(FinishReason::Stop));
+    assert_eq!(stopped.choices[0].reason, Some(FinishReason::StopString(1)));
 
     // What only began like a stop string is text after all.
     let beginning = format!("{}#", &whole.text[28..]);

@@ -13,8 +13,9 @@ use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value};
 use prima_gguf::{GgufError, Metadata};
 use regex::Regex;
-use serde_json::Map;
+use serde_json::{Map, json};
 
+use crate::answer_form::AnswerForm;
 use crate::template_python::{self, RaisedByTemplate};
 use crate::tokenizer::Tokenizer;
 
@@ -26,6 +27,9 @@ pub struct ChatTemplate {
     has_tool_use: bool,
     /// `bos_token` and the others, as texts.
     special_tokens: Vec<(&'static str, String)>,
+    form: AnswerForm,
+    tells_of_tools: bool,
+    takes_objects: bool,
 }
 
 impl ChatTemplate {
@@ -86,11 +90,47 @@ impl ChatTemplate {
                     })?;
             }
         }
-        Ok(Self {
+        let mut template = Self {
             environment,
             has_tool_use: tool_use.is_some(),
             special_tokens,
-        })
+            form: AnswerForm::of_template(tool_use.unwrap_or(default)),
+            tells_of_tools: tool_use.is_some() || default.contains("tools"),
+            takes_objects: true,
+        };
+        template.takes_objects = template.writes_objects_as_json();
+        Ok(template)
+    }
+
+    /// How the model marks reasoning and calls.
+    pub fn form(&self) -> &AnswerForm {
+        &self.form
+    }
+
+    /// Whether it tells the model which tools there are. One that does not cannot show calls either.
+    pub fn tells_of_tools(&self) -> bool {
+        self.tells_of_tools
+    }
+
+    /// Whether it wants the arguments of calls in the conversation as objects; else as JSON text.
+    pub fn takes_objects(&self) -> bool {
+        self.takes_objects
+    }
+
+    /// Tries it: some templates put arguments into the prompt as they are, where an object would look like Python's.
+    fn writes_objects_as_json(&self) -> bool {
+        let rendered = |arguments: serde_json::Value| {
+            let function = json!({"name": "f", "arguments": arguments});
+            let messages = json!([
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "", "tool_calls": [{"id": "123456789", "type": "function", "function": function}]},
+            ]);
+            self.render(&messages, false, &Map::new())
+                .unwrap_or_default()
+        };
+        let as_object = rendered(json!({"probe": "value"}));
+        let as_text = rendered(json!("{\"probe\": \"value\"}"));
+        !as_text.contains("{\"probe\": \"value\"}") || as_object.contains("\"probe\"")
     }
 
     /// The prompt for `messages`, an array of objects with `role` and `content` as OpenAI's API has them. With `add_generation_prompt` it
@@ -237,7 +277,6 @@ fn failure(name: &'static str, error: minijinja::Error) -> ChatTemplateError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn template(source: &str) -> ChatTemplate {
         ChatTemplate::new(source, None, vec![("bos_token", "<s>".to_owned())]).unwrap()

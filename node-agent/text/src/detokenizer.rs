@@ -11,6 +11,8 @@ pub struct Detokenizer {
     tokenizer: Tokenizer,
     /// The beginning of a character; at most three bytes between calls.
     held: Vec<u8>,
+    /// Control tokens that add their names.
+    shown: Vec<u32>,
 }
 
 impl Detokenizer {
@@ -19,14 +21,30 @@ impl Detokenizer {
         Self {
             tokenizer: tokenizer.clone(),
             held: Vec::new(),
+            shown: Vec::new(),
+        }
+    }
+
+    /// Has these control tokens add their names, for whoever takes the answer apart by them.
+    pub fn showing(self, control_tokens: Vec<u32>) -> Self {
+        Self {
+            shown: control_tokens,
+            ..self
         }
     }
 
     /// Takes the next token and returns the characters that it completes; often a word, sometimes nothing. Control tokens and
     /// tokens that are not in the vocabulary add nothing.
     pub fn push(&mut self, token: u32) -> String {
-        let Self { tokenizer, held } = self;
-        held.extend_from_slice(&tokenizer.token_bytes(token));
+        let Self {
+            tokenizer,
+            held,
+            shown,
+        } = self;
+        match shown.contains(&token) {
+            true => held.extend_from_slice(tokenizer.token_text(token).as_bytes()),
+            false => held.extend_from_slice(&tokenizer.token_bytes(token)),
+        }
         take_characters(held)
     }
 

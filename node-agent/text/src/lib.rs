@@ -2,15 +2,22 @@
 //! text is read here, from GGUF metadata.
 //!
 //! Decides: which tokens a text is made of ([`Tokenizer`]), when bytes of an answer are whole characters ([`Detokenizer`]), what
-//! prompt a conversation becomes ([`ChatTemplate`]), and which token comes next ([`Sampler`]).
+//! prompt a conversation becomes ([`ChatTemplate`]), which token comes next ([`Sampler`]), and which may come next in an answer of a given
+//! form ([`Grammar`]).
 //!
 //! Refuses: to guess. A tokenizer, pre-tokenizer or template construct that is not known is an error that names it. Knows nothing
 //! of models, rings, files or HTTP.
 
+mod answer_form;
+mod answer_reader;
 mod bpe;
+mod call_body;
+mod call_grammar;
 mod character_bpe;
 mod chat_template;
 mod detokenizer;
+mod gbnf;
+mod grammar;
 mod merge;
 mod pre_tokenizer;
 mod random;
@@ -22,12 +29,18 @@ mod template_python;
 mod tokenizer;
 mod tokenizer_error;
 mod tokens;
+mod tool;
 mod vocabulary;
 
+pub use answer_form::{AnswerForm, Reasoning};
+pub use answer_reader::{AnswerReader, Part, unfinished};
+pub use call_grammar::{Calls, Wanted, after_reasoning, calls};
 pub use chat_template::{ChatTemplate, ChatTemplateError};
 pub use detokenizer::Detokenizer;
+pub use grammar::{Constraint, Grammar, GrammarError, GrammarReader};
 pub use sampler::{Sample, Sampler};
 pub use sampling_error::SamplingError;
 pub use sampling_params::SamplingParams;
 pub use tokenizer::Tokenizer;
 pub use tokenizer_error::TokenizerError;
+pub use tool::Tool;

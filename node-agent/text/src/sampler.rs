@@ -1,6 +1,6 @@
 //! The next token from the model's logits.
 //!
-//! Decides: in this order, logit bias, penalties, then either the most likely token (temperature 0) or top-k, top-p, min-p, temperature
+//! Decides: in this order, logit bias, penalties, what a grammar allows, then either the most likely token (temperature 0) or top-k, top-p, min-p, temperature
 //! and a seeded draw; the order of filters is llama.cpp's default. Refuses: logits that are not numbers, parameters outside their range.
 //!
 //! The penalties: `repetition_penalty` is that of the CTRL paper (Keskar et al. 2019, section 4.1), over prompt and answer; frequency
@@ -11,6 +11,7 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
+use crate::grammar::Constraint;
 use crate::random::Random;
 use crate::sampling_error::SamplingError;
 use crate::sampling_params::SamplingParams;
@@ -29,6 +30,8 @@ pub struct Sample {
 #[derive(Debug, Clone)]
 pub struct Sampler {
     params: SamplingParams,
+    /// What the answer has to look like.
+    constraint: Option<Constraint>,
     random: Random,
     /// What has occurred, where penalties need it.
     occurred: HashMap<u32, Occurred>,
@@ -44,10 +47,16 @@ impl Sampler {
         Ok(Self {
             random: Random::from_seed(params.seed),
             params,
+            constraint: None,
             occurred: HashMap::new(),
             adjusted: Vec::new(),
             candidates: Vec::new(),
         })
+    }
+
+    /// Holds the answer to a grammar.
+    pub fn constrain(&mut self, constraint: Option<Constraint>) {
+        self.constraint = constraint;
     }
 
     /// Tells what the prompt is, for the repetition penalty.
@@ -59,10 +68,24 @@ impl Sampler {
         }
     }
 
-    /// Tells that `token` is part of the answer, for all penalties. [`Sampler::sample`] does not do so itself.
-    pub fn accept(&mut self, token: u32) {
+    /// Tells that `token` is part of the answer, for all penalties and for its grammar. [`Sampler::sample`] does not do so itself.
+    pub fn accept(&mut self, token: u32) -> Result<(), SamplingError> {
         if self.params.penalizes() {
             self.occurred.entry(token).or_default().generated += 1;
+        }
+        match &mut self.constraint {
+            Some(constraint) => constraint
+                .accept(token)
+                .map_err(|problem| SamplingError::Grammar { problem }),
+            None => Ok(()),
+        }
+    }
+
+    /// The tokens that the grammar forces to come next, whatever the logits; often none.
+    pub fn forced(&mut self) -> Vec<u32> {
+        match &mut self.constraint {
+            Some(constraint) => constraint.forced(),
+            None => Vec::new(),
         }
     }
 
@@ -74,13 +97,21 @@ impl Sampler {
         top_logprobs: Option<usize>,
     ) -> Result<Sample, SamplingError> {
         check(logits)?;
-        let token = if self.params.logit_bias.is_empty() && self.occurred.is_empty() {
+        let as_they_are = self.params.logit_bias.is_empty()
+            && self.occurred.is_empty()
+            && self.constraint.is_none();
+        let token = if as_they_are {
             self.choose(logits)?
         } else {
             let mut adjusted = std::mem::take(&mut self.adjusted);
             adjusted.clear();
             adjusted.extend_from_slice(logits);
             self.adjust(&mut adjusted)?;
+            if let Some(constraint) = &mut self.constraint {
+                constraint
+                    .restrict(&mut adjusted)
+                    .map_err(|problem| SamplingError::Grammar { problem })?;
+            }
             let token = self.choose(&adjusted)?;
             self.adjusted = adjusted;
             token
@@ -492,9 +523,9 @@ mod tests {
         };
         let mut sampler = sampler(params);
         sampler.accept_prompt(&[0, 0, 1]);
-        sampler.accept(1);
-        sampler.accept(2);
-        sampler.accept(2);
+        sampler.accept(1).unwrap();
+        sampler.accept(2).unwrap();
+        sampler.accept(2).unwrap();
         let mut logits = [4.0, 4.0, -4.0, 1.0, 1.0];
         sampler.adjust(&mut logits).unwrap();
         assert_eq!(logits, [2.0, 1.25, -9.25, 1.0, 2.5]);

@@ -21,4 +21,7 @@ pub enum SamplingError {
 
     #[error("the model's logits rule out every token")]
     NothingPossible,
+
+    #[error("the answer cannot go on by its grammar: {problem}")]
+    Grammar { problem: String },
 }

@@ -197,6 +197,23 @@ impl Tokenizer {
         self.0.vocabulary.get(token).map_or("", |(text, _)| text)
     }
 
+    /// The tokens that a model which completes code has before the text before, before the text after, and before what it writes between.
+    pub fn fill_in(&self) -> Option<[u32; 3]> {
+        self.0.vocabulary.fill_in
+    }
+
+    /// The name of a token that is structure, not text.
+    pub fn control_text(&self, token: u32) -> Option<&str> {
+        let (text, kind) = self.0.vocabulary.get(token)?;
+        (kind == TokenKind::Control).then_some(text)
+    }
+
+    /// The token of structure with this name.
+    pub fn control_token(&self, name: &str) -> Option<u32> {
+        let token = self.0.vocabulary.id(name)?;
+        self.control_text(token).map(|_| token)
+    }
+
     /// Number of tokens.
     pub fn vocab_size(&self) -> usize {
         self.0.vocabulary.len()

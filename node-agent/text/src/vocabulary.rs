@@ -34,6 +34,8 @@ pub(crate) struct Vocabulary {
     ids: HashMap<String, u32>,
     pub(crate) bos: Option<u32>,
     pub(crate) eos: Option<u32>,
+    /// What a model that completes code has before the text before, before the text after, and before what is between.
+    pub(crate) fill_in: Option<[u32; 3]>,
     end_of_generation: Vec<u32>,
 }
 
@@ -88,7 +90,13 @@ impl Vocabulary {
         for key in END_OF_GENERATION_KEYS {
             end_of_generation.extend(special(key)?);
         }
-        for text in CONTROL_TEXTS.iter().chain(&END_OF_GENERATION_TEXTS) {
+        let mut fill_in = [None; 3];
+        for (place, (key, names)) in fill_in.iter_mut().zip(FILL_IN) {
+            let named = || names.iter().find_map(|name| ids.get(*name).copied());
+            *place = special(key)?.or_else(named);
+        }
+        let control_texts = FILL_IN.iter().flat_map(|(_, names)| names);
+        for text in control_texts.chain(&END_OF_GENERATION_TEXTS) {
             let Some(&id) = ids.get(*text) else {
                 continue;
             };
@@ -121,6 +129,10 @@ impl Vocabulary {
             ids,
             bos,
             eos,
+            fill_in: match fill_in {
+                [Some(before), Some(after), Some(between)] => Some([before, after, between]),
+                _ => None,
+            },
             end_of_generation,
         })
     }
@@ -212,23 +224,39 @@ const END_OF_GENERATION_TEXTS: [&str; 33] = [
     "<|file_sep|>",
 ];
 
-/// Texts that are structure, though they end nothing: the middle of code completion. Some converters mark them as user-defined.
-const CONTROL_TEXTS: [&str; 15] = [
-    "<|fim_prefix|>",
-    "<fim-prefix>",
-    "<fim_prefix>",
-    "<\u{FF5C}fim\u{2581}begin\u{FF5C}>",
-    "<PRE>",
-    "<|fim_suffix|>",
-    "<fim-suffix>",
-    "<fim_suffix>",
-    "<\u{FF5C}fim\u{2581}hole\u{FF5C}>",
-    "<SUF>",
-    "<|fim_middle|>",
-    "<fim-middle>",
-    "<fim_middle>",
-    "<\u{FF5C}fim\u{2581}end\u{FF5C}>",
-    "<MID>",
+/// The tokens of code completion: keys, and the texts that models have for them. They are structure, though they end nothing; some
+/// converters mark them as user-defined.
+const FILL_IN: [(&str, [&str; 5]); 3] = [
+    (
+        "tokenizer.ggml.fim_pre_token_id",
+        [
+            "<|fim_prefix|>",
+            "<fim-prefix>",
+            "<fim_prefix>",
+            "<\u{FF5C}fim\u{2581}begin\u{FF5C}>",
+            "<PRE>",
+        ],
+    ),
+    (
+        "tokenizer.ggml.fim_suf_token_id",
+        [
+            "<|fim_suffix|>",
+            "<fim-suffix>",
+            "<fim_suffix>",
+            "<\u{FF5C}fim\u{2581}hole\u{FF5C}>",
+            "<SUF>",
+        ],
+    ),
+    (
+        "tokenizer.ggml.fim_mid_token_id",
+        [
+            "<|fim_middle|>",
+            "<fim-middle>",
+            "<fim_middle>",
+            "<\u{FF5C}fim\u{2581}end\u{FF5C}>",
+            "<MID>",
+        ],
+    ),
 ];
 
 fn kinds(metadata: &Metadata, texts: &[String]) -> Result<Vec<TokenKind>, TokenizerError> {

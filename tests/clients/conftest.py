@@ -1,4 +1,4 @@
-"""A ring that serves, as OpenAI's own Python client sees it. tests/tests/openai_client.rs starts the ring and says where it is."""
+"""A ring that serves, as clients see it. tests/tests/clients.rs starts the ring and says where it is."""
 
 import os
 import time

@@ -2,6 +2,7 @@
 
 import math
 
+import openai
 import pytest
 
 QUESTION = "Write one sentence about rivers."
@@ -146,3 +147,17 @@ def test_characters_of_several_tokens_arrive_whole(client, model):
     assert "".join(pieces) == text
     assert any(ord(character) > 0xFFFF for character in text), f"no emoji to test with in {text!r}"
     assert "\ufffd" not in text
+
+
+def test_echo_says_the_prompt_first(client, model):
+    ask = {"model": model, "prompt": "Once upon a time", "max_tokens": 5, "temperature": 0}
+    plain = client.completions.create(**ask).choices[0].text
+    assert client.completions.create(**ask, echo=True).choices[0].text == "Once upon a time" + plain
+    streamed = client.completions.create(**ask, echo=True, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == "Once upon a time" + plain
+
+
+def test_a_suffix_needs_tokens_that_this_model_lacks(client, model):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model=model, prompt="def f():", suffix="return x", max_tokens=5)
+    assert caught.value.param == "suffix"

@@ -1,10 +1,10 @@
-//! OpenAI's Python client against a ring of three: tests/openai/ holds what it does.
+//! The clients that people have, against a ring of three: tests/clients/ holds what they do.
 
 use prima_tests::local_ring::LocalRing;
 use prima_tests::{assets, python};
 
 #[test]
-fn openai_python_client_gets_what_it_expects() {
+fn clients_get_what_they_expect() {
     let model = assets::path("models/SmolLM2-135M-Instruct-Q4_1.gguf").expect("the model");
     let ring = LocalRing::builder()
         .model(&model)
@@ -12,6 +12,6 @@ fn openai_python_client_gets_what_it_expects() {
         .arg("--api-key")
         .arg(python::API_KEY)
         .start();
-    python::run_suite("tests/openai", &ring, &[]);
+    python::run_suite("tests/clients", &ring, &[]);
     ring.stop();
 }

@@ -1,0 +1,138 @@
+//! What a chat asks for: the prompt, how to sample, and what the answer has to look like. Every API for conversations comes down to this.
+
+use prima_text::{
+    AnswerForm, AnswerReader, Calls, Constraint, Grammar, Reasoning, Tool, Wanted, after_reasoning,
+    calls,
+};
+use serde_json::{Map, Value, json};
+
+use super::conversation::{self, Prompt};
+use super::grammar;
+use super::in_flight::Asked;
+use super::openai_error::ApiError;
+use super::request::{Fields, GenerationOptions, MAX_TOP_LOGPROBS};
+use super::tools::ToolUse;
+use super::{Gateway, ModelText};
+
+/// Reads the fields of OpenAI's chat completions.
+pub fn asked(gateway: &Gateway, text: &ModelText, fields: &Fields<'_>) -> Result<Asked, ApiError> {
+    if let Some(model) = fields.string("model")? {
+        gateway.0.model.check(model)?;
+    }
+    let options = GenerationOptions::parse(fields, text.tokenizer.vocab_size())?;
+    let logprobs = logprobs(fields)?;
+    let (prompt, tools) = prompt(text, fields)?;
+    let form = conversation::template(text)?.form();
+    let reasoning = form.reasoning_after(&prompt.text);
+    let answer = grammar::asked(fields)?;
+    let reader = AnswerReader::new(form, tools.offered.clone(), reasoning);
+    Ok(Asked {
+        prompts: vec![prompt.tokens],
+        constraint: constraint(text, form, reasoning, &tools, answer)?,
+        shown: reader.control_tokens(&text.tokenizer),
+        reader: Some(reader),
+        // If the client sets no limit, the context is the limit.
+        max_tokens: options.max_tokens.unwrap_or(usize::MAX),
+        options,
+        logprobs,
+    })
+}
+
+/// The prompt of a chat, and what it says about tools.
+pub fn prompt(text: &ModelText, fields: &Fields<'_>) -> Result<(Prompt, ToolUse), ApiError> {
+    let tools = ToolUse::read(fields)?;
+    let messages = conversation::messages(fields)?;
+    let further = further(fields)?;
+    let prompt = conversation::prompt(text, messages, &tools.offered, further)?;
+    Ok((prompt, tools))
+}
+
+/// How many alternatives per token, if logprobs are asked for.
+fn logprobs(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
+    let asked = fields.boolean("logprobs")?.unwrap_or(false);
+    let top = fields.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS as i64)?;
+    match (asked, top) {
+        (true, top) => Ok(Some(top.unwrap_or(0) as usize)),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => Err(ApiError::invalid(
+            "top_logprobs",
+            "top_logprobs is only allowed when logprobs is true",
+        )),
+    }
+}
+
+/// What the request says to the template.
+fn further(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
+    let mut further = match fields.object("chat_template_kwargs")? {
+        Some(given) => given.to_map(),
+        None => Map::new(),
+    };
+    if let Some(effort) = fields.string("reasoning_effort")? {
+        further.insert("reasoning_effort".into(), effort.into());
+        further
+            .entry("enable_thinking")
+            .or_insert((effort != "none").into());
+    }
+    Ok(further)
+}
+
+/// What the answer has to look like: its calls by the tools' schemas, and what else was asked for.
+fn constraint(
+    text: &ModelText,
+    form: &AnswerForm,
+    reasoning: Reasoning,
+    tools: &ToolUse,
+    answer: Option<grammar::Asked>,
+) -> Result<Option<Constraint>, ApiError> {
+    if tools.callable.is_empty() {
+        let Some(asked) = answer else {
+            return Ok(None);
+        };
+        let grammar = after_reasoning(form, reasoning, asked.grammar, &text.tokenizer);
+        return text.constraint(grammar, asked.field).map(Some);
+    }
+    let schema = match answer {
+        None => None,
+        Some(grammar::Asked {
+            grammar: Grammar::JsonSchema(schema),
+            ..
+        }) if tools.calls == Calls::Allowed => Some(schema),
+        Some(asked) => {
+            return Err(ApiError::invalid(
+                asked.field,
+                format!(
+                    "{} cannot be kept to together with these tools",
+                    asked.field
+                ),
+            ));
+        }
+    };
+    let constraint = |callable: &[Tool]| {
+        let wanted = Wanted {
+            tools: callable,
+            calls: tools.calls,
+            several: tools.several,
+            text: schema.as_ref(),
+        };
+        let grammar = calls(form, reasoning, &wanted, &text.tokenizer);
+        text.constraint(grammar, "tools").map(Some)
+    };
+    match constraint(&tools.callable) {
+        // Whoever does not rely on a schema is served without it.
+        Err(_) if tools.callable.iter().any(|tool| !tool.strict) => {
+            let loose = tools
+                .callable
+                .iter()
+                .cloned()
+                .map(|tool| match tool.strict {
+                    true => tool,
+                    false => Tool {
+                        parameters: json!({"type": "object"}),
+                        ..tool
+                    },
+                });
+            constraint(&loose.collect::<Vec<_>>())
+        }
+        read => read,
+    }
+}

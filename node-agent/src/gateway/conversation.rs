@@ -1,0 +1,365 @@
+//! Turns the messages of a request into one prompt with the model's chat template. Text only; no images.
+//!
+//! A model whose template knows no tools is told about them in its instructions, in Hermes' words; calls and their results are then text
+//! of the conversation.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use prima_text::{ChatTemplate, ChatTemplateError, TokenizerError, Tool};
+use serde_json::{Map, Value, json};
+
+use super::ModelText;
+use super::openai_error::ApiError;
+use super::request::Fields;
+use super::tools;
+
+const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+
+/// A prompt as text and as tokens.
+pub struct Prompt {
+    pub text: String,
+    pub tokens: Arc<[u32]>,
+}
+
+/// The model's chat template; it is the client's mistake to chat with a model that has none.
+pub fn template(text: &ModelText) -> Result<&ChatTemplate, ApiError> {
+    text.chat_template.as_ref().ok_or_else(|| {
+        ApiError::invalid(
+            "messages",
+            "this model has no chat template; use /v1/completions",
+        )
+    })
+}
+
+/// The messages as templates expect them: a role, the content as one string, calls with their arguments as objects.
+pub fn messages(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
+    let messages = fields
+        .array("messages")?
+        .ok_or_else(|| fields.missing("messages"))?;
+    if messages.is_empty() {
+        return Err(ApiError::invalid("messages", "messages must not be empty"));
+    }
+    messages
+        .iter()
+        .enumerate()
+        .map(|(number, value)| message(number, value))
+        .collect()
+}
+
+fn message(number: usize, value: &Value) -> Result<Value, ApiError> {
+    let path = format!("messages[{number}]");
+    let map = value
+        .as_object()
+        .ok_or_else(|| ApiError::invalid(&path, format!("{path} must be an object")))?;
+    let fields = Fields::at(map, format!("{path}."));
+    let role = fields
+        .string("role")?
+        .ok_or_else(|| fields.missing("role"))?;
+    if !ROLES.contains(&role) {
+        let must = format!("one of {}", ROLES.join(", "));
+        return Err(fields.wrong("role", &must, &role.into()));
+    }
+    let content = match fields.get("content") {
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(parts)) => joined_parts(&path, parts)?,
+        Some(other) => {
+            return Err(fields.wrong("content", "a string or an array of text parts", other));
+        }
+        None if role == "assistant" => String::new(),
+        None => return Err(fields.missing("content")),
+    };
+    // Templates know the older name of the same role.
+    let role = if role == "developer" { "system" } else { role };
+    let mut message = Map::new();
+    message.insert("role".into(), role.into());
+    message.insert("content".into(), content.into());
+    for name in ["name", "reasoning_content"] {
+        if let Some(text) = fields.string(name)? {
+            message.insert(name.into(), text.into());
+        }
+    }
+    if role == "tool" {
+        let id = fields.string("tool_call_id")?.unwrap_or_default();
+        message.insert("tool_call_id".into(), id.into());
+    }
+    let calls = fields.array("tool_calls")?.unwrap_or_default();
+    if role == "assistant" && !calls.is_empty() {
+        let calls = calls
+            .iter()
+            .enumerate()
+            .map(|(nth, call)| tool_call(&format!("{path}.tool_calls[{nth}]"), call));
+        message.insert("tool_calls".into(), calls.collect::<Result<_, _>>()?);
+    }
+    Ok(Value::Object(message))
+}
+
+fn tool_call(path: &str, value: &Value) -> Result<Value, ApiError> {
+    let map = value
+        .as_object()
+        .ok_or_else(|| ApiError::invalid(path, format!("{path} must be an object")))?;
+    let fields = Fields::at(map, format!("{path}."));
+    let function = fields
+        .object("function")?
+        .ok_or_else(|| fields.missing("function"))?;
+    let name = function
+        .string("name")?
+        .ok_or_else(|| function.missing("name"))?;
+    let arguments = function.string("arguments")?.unwrap_or_default();
+    let arguments = tools::arguments(&format!("{path}.function.arguments"), arguments)?;
+    Ok(json!({
+        "id": fields.string("id")?.unwrap_or_default(),
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }))
+}
+
+fn joined_parts(path: &str, parts: &[Value]) -> Result<String, ApiError> {
+    let texts: Result<Vec<&str>, ApiError> = parts
+        .iter()
+        .enumerate()
+        .map(|(number, part)| {
+            let path = format!("{path}.content[{number}]");
+            let map = part
+                .as_object()
+                .ok_or_else(|| ApiError::invalid(&path, format!("{path} must be an object")))?;
+            let fields = Fields::at(map, format!("{path}."));
+            let kind = fields
+                .string("type")?
+                .ok_or_else(|| fields.missing("type"))?;
+            if kind != "text" {
+                return Err(fields.wrong(
+                    "type",
+                    "`text`, all that this model reads",
+                    &kind.into(),
+                ));
+            }
+            fields.string("text")?.ok_or_else(|| fields.missing("text"))
+        })
+        .collect();
+    Ok(texts?.join("\n"))
+}
+
+/// The prompt of a conversation. `further`: what the request says to the template.
+pub fn prompt(
+    text: &ModelText,
+    messages: Vec<Value>,
+    tools: &[Tool],
+    further: Map<String, Value>,
+) -> Result<Prompt, ApiError> {
+    let template = template(text)?;
+    // A template refuses what its model was not trained for, roles out of turn for instance.
+    let refused = |error: &dyn std::error::Error| {
+        ApiError::invalid(
+            "messages",
+            format!("the model's chat template: {}", in_words(error)),
+        )
+    };
+    let rendered = match template.tells_of_tools() {
+        true => told_by_template(template, messages, tools, further),
+        false => told_as_text(template, messages, tools, &further),
+    };
+    let prompt = rendered.map_err(|error| refused(&error))?;
+    // One more than the context holds, since one may go again.
+    let mut tokens = text
+        .tokenizer
+        .encode_at_most(text.context_length + 1, &prompt, true, true)
+        .map_err(|error| match error {
+            TokenizerError::TooLong { .. } => text.context_exceeded(),
+            error => refused(&error),
+        })?;
+    // Some templates write the beginning-of-sequence token, some leave it to the tokenizer: there must be exactly one.
+    if let (Some(bos), [first, second, ..]) = (text.tokenizer.bos(), tokens.as_slice())
+        && *first == bos
+        && *second == bos
+    {
+        tokens.remove(0);
+    }
+    if tokens.is_empty() {
+        return Err(ApiError::invalid("messages", "the messages make no token"));
+    }
+    Ok(Prompt {
+        text: prompt,
+        tokens: tokens.into(),
+    })
+}
+
+fn told_by_template(
+    template: &ChatTemplate,
+    mut messages: Vec<Value>,
+    tools: &[Tool],
+    mut further: Map<String, Value>,
+) -> Result<String, ChatTemplateError> {
+    if !tools.is_empty() {
+        let described = tools.iter().map(|tool| tool.described.clone());
+        further.insert("tools".into(), described.collect());
+    }
+    if !template.takes_objects() {
+        for call in messages.iter_mut().flat_map(calls_of) {
+            let arguments = &mut call["function"]["arguments"];
+            *arguments = arguments.to_string().into();
+        }
+    }
+    if template.form().calls.short_ids {
+        shorten_ids(&mut messages);
+    }
+    name_results(&mut messages);
+    template.render(&Value::Array(messages), true, &further)
+}
+
+/// Replaces ids that are not 9 letters and digits, the same ones alike: they come from another server.
+fn shorten_ids(messages: &mut [Value]) {
+    let short = |id: &mut Value| {
+        let text = id.as_str().unwrap_or_default();
+        if text.len() != CALL_ID_LENGTH || !text.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+            let mut hasher = DefaultHasher::new();
+            text.hash(&mut hasher);
+            *id = call_id(hasher.finish()).into();
+        }
+    };
+    for message in messages {
+        for call in calls_of(message) {
+            short(&mut call["id"]);
+        }
+        if message["role"] == "tool" {
+            short(&mut message["tool_call_id"]);
+        }
+    }
+}
+
+/// Mistral's models know ids of this length only.
+const CALL_ID_LENGTH: usize = 9;
+
+/// 9 letters and digits out of a number.
+pub fn call_id(mut number: u64) -> String {
+    const SIGNS: &[u8; 62] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    let mut sign = || {
+        let sign = SIGNS[(number % 62) as usize];
+        number /= 62;
+        char::from(sign)
+    };
+    (0..CALL_ID_LENGTH).map(|_| sign()).collect()
+}
+
+/// Some templates want the name of the function with its result.
+fn name_results(messages: &mut [Value]) {
+    let mut names: Vec<(String, Value)> = Vec::new();
+    for message in messages {
+        for call in calls_of(message) {
+            let id = call["id"].as_str().unwrap_or_default().to_owned();
+            names.push((id, call["function"]["name"].clone()));
+        }
+        if message["role"] == "tool" && message["name"].is_null() {
+            let id = message["tool_call_id"].as_str().unwrap_or_default();
+            let named = names.iter().rev().find(|(other, _)| other == id);
+            if let Some((_, name)) = named {
+                message["name"] = name.clone();
+            }
+        }
+    }
+}
+
+fn calls_of(message: &mut Value) -> &mut [Value] {
+    let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+    calls.map_or(&mut [], Vec::as_mut_slice)
+}
+
+/// For a template that knows no tools: what they are goes to the instructions, calls and results become text.
+fn told_as_text(
+    template: &ChatTemplate,
+    messages: Vec<Value>,
+    tools: &[Tool],
+    further: &Map<String, Value>,
+) -> Result<String, ChatTemplateError> {
+    let mut messages = as_text(messages);
+    if tools.is_empty() {
+        return template.render(&Value::Array(messages), true, further);
+    }
+    let instructions = instructions(tools);
+    let without_system = with_first(messages.clone(), "user", &instructions);
+    match messages
+        .first_mut()
+        .filter(|first| first["role"] == "system")
+    {
+        Some(system) => {
+            let own = system["content"].as_str().unwrap_or_default();
+            system["content"] = format!("{own}\n\n{instructions}").into();
+        }
+        None => messages.insert(0, json!({"role": "system", "content": instructions})),
+    }
+    match template.render(&Value::Array(messages), true, further) {
+        // Some know no instructions.
+        Err(ChatTemplateError::Refused { .. }) => {
+            template.render(&Value::Array(without_system), true, further)
+        }
+        rendered => rendered,
+    }
+}
+
+/// Puts a text before what the first message of a role says.
+fn with_first(mut messages: Vec<Value>, role: &str, text: &str) -> Vec<Value> {
+    if let Some(first) = messages.iter_mut().find(|message| message["role"] == role) {
+        let own = first["content"].as_str().unwrap_or_default();
+        first["content"] = format!("{text}\n\n{own}").into();
+    }
+    messages
+}
+
+fn as_text(messages: Vec<Value>) -> Vec<Value> {
+    let mut told: Vec<Value> = Vec::with_capacity(messages.len() + 1);
+    let mut after_result = false;
+    for mut message in messages {
+        let content = message["content"].as_str().unwrap_or_default().to_owned();
+        if message["role"] == "tool" {
+            let result = format!("<tool_response>\n{content}\n</tool_response>");
+            match told.last_mut().filter(|_| after_result) {
+                // Results of several calls are one message: roles must take turns.
+                Some(last) => {
+                    let before = last["content"].as_str().unwrap_or_default();
+                    last["content"] = format!("{before}\n{result}").into();
+                }
+                None => told.push(json!({"role": "user", "content": result})),
+            }
+            after_result = true;
+            continue;
+        }
+        after_result = false;
+        let calls = calls_of(&mut message).iter();
+        let calls = calls.map(|call| format!("<tool_call>\n{}\n</tool_call>", call["function"]));
+        let parts: Vec<String> = std::iter::once(content).chain(calls).collect();
+        let parts: Vec<&str> = parts
+            .iter()
+            .map(String::as_str)
+            .filter(|part| !part.is_empty())
+            .collect();
+        message["content"] = parts.join("\n").into();
+        if let Some(message) = message.as_object_mut() {
+            message.remove("tool_calls");
+        }
+        told.push(message);
+    }
+    told
+}
+
+/// As Nous Research's Hermes and Qwen are told.
+fn instructions(tools: &[Tool]) -> String {
+    let described: Vec<String> = tools
+        .iter()
+        .map(|tool| tool.described.to_string())
+        .collect();
+    format!(
+        "You may call one or more functions to assist with the user query.\n\n\
+         You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{}\n</tools>\n\n\
+         For each function call, return a json object with function name and arguments within \
+         <tool_call></tool_call> XML tags:\n<tool_call>\n{{\"name\": <function-name>, \"arguments\": \
+         <args-json-object>}}\n</tool_call>",
+        described.join("\n")
+    )
+}
+
+/// An error and its causes.
+fn in_words(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    let words: Vec<String> = causes.map(ToString::to_string).collect();
+    words.join(": ")
+}

@@ -1,0 +1,447 @@
+//! POST /v1/messages: Anthropic's API, said again as a chat of OpenAI's, and answered in its words. What it has and this server has not
+//! (images, tools that run at Anthropic's, citations) is refused or ignored as servers for local models do.
+
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use prima_text::Part;
+use serde_json::{Map, Value, json};
+
+use crate::generation::{FinishReason, Usage};
+
+use super::Gateway;
+use super::auth::Caller;
+use super::chat;
+use super::conversation::call_id;
+use super::in_flight::{AnsweredChoice, InFlight, Progress};
+use super::openai_error::ApiError;
+use super::request::Fields;
+use super::request_id;
+use super::stream::{self, Format, Message};
+
+pub async fn create(
+    state: State<Gateway>,
+    caller: Extension<Caller>,
+    request: Request,
+) -> Response {
+    answer(state, caller, request).await.unwrap_or_else(refusal)
+}
+
+async fn answer(
+    State(gateway): State<Gateway>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let text = gateway.ready()?;
+    let read = {
+        let (gateway, text) = (gateway.clone(), text.clone());
+        move |fields: &Fields<'_>| {
+            if fields.get("max_tokens").is_none() {
+                return Err(fields.missing("max_tokens"));
+            }
+            chat::asked(&gateway, &text, &Fields::new(&as_chat(fields)?))
+        }
+    };
+    let taken = gateway.0.intake.take(request, read).await?;
+    let stream = taken.asked.options.stream;
+    let answer = Answer {
+        id: request_id::unique("msg"),
+        model: gateway.0.model.name.clone(),
+        stop: taken.asked.options.stop.clone(),
+        prompt_tokens: taken.asked.prompts.iter().map(|prompt| prompt.len()).sum(),
+    };
+    let in_flight = InFlight::submit(&gateway, caller, taken).await?;
+    if stream {
+        return Ok(stream::events(in_flight, Events::new(answer)));
+    }
+    let (mut choices, usage) = in_flight.collect().await?;
+    let answered = choices.pop().ok_or(ApiError::Internal {
+        action: "reading the answer",
+    })?;
+    Ok(Json(answer.whole(answered, &usage)).into_response())
+}
+
+/// POST /v1/messages/count_tokens: what a request's prompt would have, without computing anything.
+pub async fn count_tokens(state: State<Gateway>, request: Request) -> Response {
+    counted(state, request).await.unwrap_or_else(refusal)
+}
+
+async fn counted(State(gateway): State<Gateway>, request: Request) -> Result<Response, ApiError> {
+    let text = gateway.ready()?;
+    let read = {
+        let gateway = gateway.clone();
+        move |fields: &Fields<'_>| chat::asked(&gateway, &text, &Fields::new(&as_chat(fields)?))
+    };
+    let taken = gateway.0.intake.take(request, read).await?;
+    let tokens: usize = taken.asked.prompts.iter().map(|prompt| prompt.len()).sum();
+    Ok(Json(json!({ "input_tokens": tokens })).into_response())
+}
+
+/// Anthropic's error body, with our status and headers.
+fn refusal(error: ApiError) -> Response {
+    let body = error.body();
+    let response = error.into_response();
+    let kind = match response.status().as_u16() {
+        401 => "authentication_error",
+        403 => "permission_error",
+        404 => "not_found_error",
+        413 => "request_too_large",
+        429 => "rate_limit_error",
+        503 => "overloaded_error",
+        400..500 => "invalid_request_error",
+        _ => "api_error",
+    };
+    let (parts, _) = response.into_parts();
+    let body =
+        json!({"type": "error", "error": {"type": kind, "message": body["error"]["message"]}});
+    let mut headers = parts.headers;
+    // The body is another one.
+    headers.remove(axum::http::header::CONTENT_LENGTH);
+    (parts.status, headers, Json(body)).into_response()
+}
+
+// ---- the request as a chat ----
+
+fn as_chat(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
+    let mut chat = Map::new();
+    for (theirs, ours) in [
+        ("model", "model"),
+        ("max_tokens", "max_tokens"),
+        ("stop_sequences", "stop"),
+        ("temperature", "temperature"),
+        ("top_p", "top_p"),
+        ("top_k", "top_k"),
+        ("stream", "stream"),
+    ] {
+        if let Some(value) = fields.get(theirs) {
+            chat.insert(ours.into(), value.clone());
+        }
+    }
+    let mut messages = Vec::new();
+    if let Some(system) = fields.get("system") {
+        messages.push(json!({"role": "system", "content": text_of(fields, "system", system)?}));
+    }
+    let turns = fields
+        .array("messages")?
+        .ok_or_else(|| fields.missing("messages"))?;
+    for (number, turn) in turns.iter().enumerate() {
+        let path = format!("messages[{number}]");
+        let map = turn
+            .as_object()
+            .ok_or_else(|| ApiError::invalid(&path, format!("{path} must be an object")))?;
+        said(&Fields::at(map, format!("{path}.")), &mut messages)?;
+    }
+    chat.insert("messages".into(), messages.into());
+    if let Some(tools) = fields.array("tools")? {
+        // Those with another type run at Anthropic's.
+        let own = tools
+            .iter()
+            .filter(|tool| tool["type"].is_null() || tool["type"] == "custom");
+        let own = own.map(|tool| {
+            json!({"type": "function", "function": {
+                "name": tool["name"],
+                "description": tool["description"],
+                "parameters": tool["input_schema"],
+                "strict": tool["strict"],
+            }})
+        });
+        chat.insert("tools".into(), own.collect());
+    }
+    if let Some(choice) = fields.object("tool_choice")? {
+        let kind = choice
+            .string("type")?
+            .ok_or_else(|| choice.missing("type"))?;
+        let chosen = match kind {
+            "auto" | "none" => kind.into(),
+            "any" => "required".into(),
+            "tool" => {
+                json!({"type": "function", "function": {"name": choice.string("name")?}})
+            }
+            other => {
+                return Err(choice.wrong("type", "`auto`, `any`, `tool` or `none`", &other.into()));
+            }
+        };
+        chat.insert("tool_choice".into(), chosen);
+        let one = choice
+            .boolean("disable_parallel_tool_use")?
+            .unwrap_or(false);
+        chat.insert("parallel_tool_calls".into(), (!one).into());
+    }
+    if let Some(thinking) = fields.object("thinking")? {
+        let enabled = thinking.string("type")? != Some("disabled");
+        chat.insert(
+            "chat_template_kwargs".into(),
+            json!({ "enable_thinking": enabled }),
+        );
+    }
+    Ok(chat)
+}
+
+/// One turn: its text, its calls or the results that it brings.
+fn said(turn: &Fields<'_>, messages: &mut Vec<Value>) -> Result<(), ApiError> {
+    let role = turn.string("role")?.ok_or_else(|| turn.missing("role"))?;
+    if !matches!(role, "user" | "assistant" | "system") {
+        return Err(turn.wrong("role", "`user` or `assistant`", &role.into()));
+    }
+    let blocks = match turn.get("content") {
+        None => return Err(turn.missing("content")),
+        Some(Value::Array(blocks)) => blocks,
+        Some(content) => {
+            messages.push(json!({"role": role, "content": text_of(turn, "content", content)?}));
+            return Ok(());
+        }
+    };
+    let (mut text, mut thought, mut calls) = (Vec::new(), String::new(), Vec::new());
+    for block in blocks {
+        match block["type"].as_str() {
+            Some("text") => text.push(block["text"].as_str().unwrap_or_default()),
+            Some("thinking") => thought += block["thinking"].as_str().unwrap_or_default(),
+            Some("redacted_thinking") => {}
+            Some("tool_use") => calls.push(json!({
+                "id": block["id"],
+                "type": "function",
+                "function": {"name": block["name"], "arguments": block["input"].to_string()},
+            })),
+            Some("tool_result") => {
+                let content = match &block["content"] {
+                    Value::Null => String::new(),
+                    content => text_of(turn, "content", content)?,
+                };
+                messages.push(json!({
+                    "role": "tool",
+                    "tool_call_id": block["tool_use_id"],
+                    "content": content,
+                }));
+            }
+            _ => {
+                let must = "blocks of text, thinking, tool_use or tool_result";
+                return Err(turn.wrong("content", must, block));
+            }
+        }
+    }
+    if text.is_empty() && calls.is_empty() {
+        return Ok(());
+    }
+    let mut message = json!({"role": role, "content": text.join("\n")});
+    if !thought.is_empty() {
+        message["reasoning_content"] = thought.into();
+    }
+    if !calls.is_empty() {
+        message["tool_calls"] = calls.into();
+    }
+    messages.push(message);
+    Ok(())
+}
+
+/// A text, or blocks of text.
+fn text_of(fields: &Fields<'_>, name: &str, value: &Value) -> Result<String, ApiError> {
+    let must = "a string or an array of text blocks";
+    match value {
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(blocks) => {
+            let texts = blocks.iter().map(|block| block["text"].as_str());
+            let texts: Option<Vec<&str>> = texts.collect();
+            Ok(texts
+                .ok_or_else(|| fields.wrong(name, must, value))?
+                .join("\n"))
+        }
+        other => Err(fields.wrong(name, must, other)),
+    }
+}
+
+// ---- the answer as a message ----
+
+struct Answer {
+    id: String,
+    model: String,
+    stop: Vec<String>,
+    prompt_tokens: usize,
+}
+
+impl Answer {
+    fn around(&self, content: Vec<Value>, stop: (Value, Value), usage: Value) -> Value {
+        json!({
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            "stop_reason": stop.0,
+            "stop_sequence": stop.1,
+            "usage": usage,
+        })
+    }
+
+    fn whole(&self, answered: AnsweredChoice, usage: &Usage) -> Value {
+        let mut content = Vec::new();
+        if !answered.reasoning.is_empty() {
+            content
+                .push(json!({"type": "thinking", "thinking": answered.reasoning, "signature": ""}));
+        }
+        if !answered.content.is_empty() {
+            content.push(json!({"type": "text", "text": answered.content}));
+        }
+        let called = !answered.calls.is_empty();
+        for (name, arguments) in answered.calls {
+            // A call that max_tokens cut off has no arguments that could be read.
+            let input = serde_json::from_str(&arguments).unwrap_or_else(|_| json!({}));
+            let mut block = tool_use(&name);
+            block["input"] = input;
+            content.push(block);
+        }
+        self.around(
+            content,
+            self.stop_reason(answered.reason, called),
+            counts(usage),
+        )
+    }
+
+    /// `stop_reason` and `stop_sequence`.
+    fn stop_reason(&self, reason: FinishReason, called: bool) -> (Value, Value) {
+        match reason {
+            FinishReason::Length => ("max_tokens".into(), Value::Null),
+            _ if called => ("tool_use".into(), Value::Null),
+            FinishReason::Stop => ("end_turn".into(), Value::Null),
+            FinishReason::StopString(place) => {
+                ("stop_sequence".into(), self.stop.get(place).cloned().into())
+            }
+        }
+    }
+}
+
+fn tool_use(name: &str) -> Value {
+    let id = call_id(request_id::random());
+    json!({"type": "tool_use", "id": id, "name": name, "input": {}})
+}
+
+fn counts(usage: &Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": usage.completion_tokens,
+    })
+}
+
+/// A message as it streams: blocks one after the other, each opened, continued and closed.
+struct Events {
+    answer: Answer,
+    /// What kind of block is open.
+    open: Option<&'static str>,
+    blocks: usize,
+    called: bool,
+    stop: (Value, Value),
+}
+
+impl Events {
+    fn new(answer: Answer) -> Self {
+        Self {
+            answer,
+            open: None,
+            blocks: 0,
+            called: false,
+            stop: (Value::Null, Value::Null),
+        }
+    }
+
+    fn part(&mut self, part: Part, messages: &mut Vec<Message>) {
+        let (kind, begin, delta) = match part {
+            Part::Content(text) => (
+                "text",
+                json!({"type": "text", "text": ""}),
+                json!({"type": "text_delta", "text": text}),
+            ),
+            Part::Reasoning(text) => (
+                "thinking",
+                json!({"type": "thinking", "thinking": "", "signature": ""}),
+                json!({"type": "thinking_delta", "thinking": text}),
+            ),
+            Part::Call { name } => {
+                self.close(messages);
+                self.called = true;
+                return self.begin("tool_use", tool_use(&name), messages);
+            }
+            Part::Arguments(json) => (
+                "tool_use",
+                Value::Null,
+                json!({"type": "input_json_delta", "partial_json": json}),
+            ),
+        };
+        if self.open != Some(kind) {
+            self.close(messages);
+            self.begin(kind, begin, messages);
+        }
+        let index = self.blocks.saturating_sub(1);
+        messages.push(event(
+            "content_block_delta",
+            json!({"index": index, "delta": delta}),
+        ));
+    }
+
+    fn begin(&mut self, kind: &'static str, block: Value, messages: &mut Vec<Message>) {
+        let index = self.blocks;
+        messages.push(event(
+            "content_block_start",
+            json!({"index": index, "content_block": block}),
+        ));
+        self.open = Some(kind);
+        self.blocks += 1;
+    }
+
+    fn close(&mut self, messages: &mut Vec<Message>) {
+        if self.open.take().is_some() {
+            let index = self.blocks.saturating_sub(1);
+            messages.push(event("content_block_stop", json!({ "index": index })));
+        }
+    }
+}
+
+impl Format for Events {
+    fn begin(&mut self, _: usize) -> Vec<Message> {
+        let usage = json!({"input_tokens": self.answer.prompt_tokens, "output_tokens": 0});
+        let message = self
+            .answer
+            .around(Vec::new(), (Value::Null, Value::Null), usage);
+        vec![
+            event("message_start", json!({ "message": message })),
+            event("ping", json!({})),
+        ]
+    }
+
+    fn write(&mut self, progress: Progress) -> Vec<Message> {
+        let mut messages = Vec::new();
+        match progress {
+            Progress::Token { parts, .. } => {
+                for part in parts {
+                    self.part(part, &mut messages);
+                }
+            }
+            Progress::Finished { reason, parts, .. } => {
+                for part in parts {
+                    self.part(part, &mut messages);
+                }
+                self.close(&mut messages);
+                self.stop = self.answer.stop_reason(reason, self.called);
+            }
+            Progress::Done(usage) => {
+                let (reason, sequence) = std::mem::take(&mut self.stop);
+                let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
+                let told = json!({"delta": delta, "usage": counts(&usage)});
+                messages.push(event("message_delta", told));
+                messages.push(event("message_stop", json!({})));
+            }
+            Progress::Failed(error) => {
+                let message = error.to_string();
+                let error = json!({"type": "api_error", "message": message});
+                messages.push(event("error", json!({ "error": error })));
+            }
+        }
+        messages
+    }
+}
+
+/// An event says its name twice.
+fn event(name: &'static str, mut data: Value) -> Message {
+    data["type"] = name.into();
+    Message::named(name, &data)
+}

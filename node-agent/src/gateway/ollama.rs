@@ -1,0 +1,392 @@
+//! Ollama's API, said again as a chat of OpenAI's: /api/chat, /api/generate, and what its clients ask before that. Answers are lines of JSON.
+//! What tells Ollama to load, unload or fetch models is accepted and does nothing: this server has its one model loaded.
+
+use std::time::Instant;
+
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use prima_text::Part;
+use serde_json::{Map, Value, json};
+
+use crate::generation::{FinishReason, Usage};
+
+use super::Gateway;
+use super::auth::Caller;
+use super::chat;
+use super::conversation::call_id;
+use super::in_flight::{AnsweredChoice, InFlight, Progress};
+use super::openai_error::ApiError;
+use super::request::Fields;
+use super::request_id;
+use super::stream::{self, Format, Message};
+
+/// The version of Ollama whose API this is; some clients want a recent one.
+const API_VERSION: &str = "0.12.0";
+
+/// Which of the two routes: they name what was said differently.
+#[derive(Clone, Copy, PartialEq)]
+enum Route {
+    Chat,
+    Generate,
+}
+
+pub async fn chat(
+    State(gateway): State<Gateway>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Response {
+    answer(gateway, caller, request, Route::Chat).await
+}
+
+pub async fn generate(
+    State(gateway): State<Gateway>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Response {
+    answer(gateway, caller, request, Route::Generate).await
+}
+
+pub async fn version() -> Json<Value> {
+    Json(json!({ "version": API_VERSION }))
+}
+
+/// /api/tags: the models that there are.
+pub async fn tags(State(gateway): State<Gateway>) -> Json<Value> {
+    Json(json!({"models": [card(&gateway)]}))
+}
+
+/// /api/ps: the models that are loaded.
+pub async fn ps(State(gateway): State<Gateway>) -> Json<Value> {
+    let loaded: Vec<Value> = gateway
+        .ready()
+        .ok()
+        .map(|_| card(&gateway))
+        .into_iter()
+        .collect();
+    Json(json!({ "models": loaded }))
+}
+
+/// /api/show: what the model can do.
+pub async fn show(State(gateway): State<Gateway>, request: Request) -> Response {
+    let shown = async {
+        let text = gateway.ready()?;
+        let read = {
+            let gateway = gateway.clone();
+            move |fields: &Fields<'_>| check_model(&gateway, fields)
+        };
+        gateway.0.intake.take(request, read).await?;
+        let mut capabilities = vec!["completion"];
+        if let Some(template) = &text.chat_template {
+            capabilities.push("tools");
+            capabilities.extend(template.form().reasoning.map(|_| "thinking"));
+        }
+        Ok(Json(json!({
+            "details": details(),
+            "model_info": {"general.context_length": text.context_length},
+            "capabilities": capabilities,
+            "modified_at": now(),
+        }))
+        .into_response())
+    };
+    shown.await.unwrap_or_else(refusal)
+}
+
+fn card(gateway: &Gateway) -> Value {
+    let name = &gateway.0.model.name;
+    json!({"name": name, "model": name, "modified_at": now(), "size": 0, "digest": "", "details": details()})
+}
+
+fn details() -> Value {
+    json!({"format": "gguf", "family": "", "families": [], "parameter_size": "", "quantization_level": ""})
+}
+
+async fn answer(gateway: Gateway, caller: Caller, request: Request, route: Route) -> Response {
+    let answered = async {
+        let text = gateway.ready()?;
+        let read = {
+            let (gateway, text) = (gateway.clone(), text.clone());
+            move |fields: &Fields<'_>| {
+                check_model(&gateway, fields)?;
+                chat::asked(&gateway, &text, &Fields::new(&as_chat(fields, route)?))
+            }
+        };
+        let taken = gateway.0.intake.take(request, read).await?;
+        let stream = taken.asked.options.stream;
+        let mut lines = Lines {
+            model: gateway.0.model.name.clone(),
+            route,
+            begun: Instant::now(),
+            call: None,
+            reason: "stop",
+        };
+        let in_flight = InFlight::submit(&gateway, caller, taken).await?;
+        if stream {
+            return Ok(stream::lines(in_flight, lines));
+        }
+        let (mut choices, usage) = in_flight.collect().await?;
+        let answered = choices.pop().ok_or(ApiError::Internal {
+            action: "reading the answer",
+        })?;
+        Ok(Json(lines.whole(answered, &usage)).into_response())
+    };
+    answered.await.unwrap_or_else(refusal)
+}
+
+/// Ollama's error body, with our status and headers.
+fn refusal(error: ApiError) -> Response {
+    let message = error.to_string();
+    let (parts, _) = error.into_response().into_parts();
+    let mut headers = parts.headers;
+    // The body is another one.
+    headers.remove(axum::http::header::CONTENT_LENGTH);
+    (parts.status, headers, Json(json!({ "error": message }))).into_response()
+}
+
+/// Ollama's names have a tag.
+fn check_model(gateway: &Gateway, fields: &Fields<'_>) -> Result<(), ApiError> {
+    match fields.string("model")? {
+        Some(asked) => {
+            let plain = asked.strip_suffix(":latest").unwrap_or(asked);
+            gateway.0.model.check(plain)
+        }
+        None => Err(fields.missing("model")),
+    }
+}
+
+// ---- the request as a chat ----
+
+fn as_chat(fields: &Fields<'_>, route: Route) -> Result<Map<String, Value>, ApiError> {
+    let mut chat = Map::new();
+    let messages = match route {
+        Route::Chat => fields
+            .array("messages")?
+            .ok_or_else(|| fields.missing("messages"))?
+            .iter()
+            .map(said)
+            .collect(),
+        Route::Generate => {
+            let system = fields
+                .string("system")?
+                .map(|text| json!({"role": "system", "content": text}));
+            let prompt = fields
+                .string("prompt")?
+                .ok_or_else(|| fields.missing("prompt"))?;
+            system
+                .into_iter()
+                .chain([json!({"role": "user", "content": prompt})])
+                .collect::<Value>()
+        }
+    };
+    chat.insert("messages".into(), messages);
+    chat.insert(
+        "stream".into(),
+        fields.boolean("stream")?.unwrap_or(true).into(),
+    );
+    if let Some(tools) = fields.get("tools") {
+        chat.insert("tools".into(), tools.clone());
+    }
+    match fields.get("format") {
+        None => {}
+        Some(Value::String(word)) if word.is_empty() => {}
+        Some(Value::String(word)) if word == "json" => {
+            chat.insert("response_format".into(), json!({"type": "json_object"}));
+        }
+        Some(schema @ Value::Object(_)) => {
+            let form = json!({"type": "json_object", "schema": schema});
+            chat.insert("response_format".into(), form);
+        }
+        Some(other) => return Err(fields.wrong("format", "`json` or a JSON schema", other)),
+    }
+    match fields.get("think") {
+        None => {}
+        Some(Value::Bool(think)) => {
+            chat.insert(
+                "chat_template_kwargs".into(),
+                json!({ "enable_thinking": think }),
+            );
+        }
+        Some(Value::String(effort)) => {
+            chat.insert("reasoning_effort".into(), effort.as_str().into());
+        }
+        Some(other) => return Err(fields.wrong("think", "true, false or an effort", other)),
+    }
+    let Some(options) = fields.object("options")? else {
+        return Ok(chat);
+    };
+    for (theirs, ours) in [
+        ("temperature", "temperature"),
+        ("top_k", "top_k"),
+        ("top_p", "top_p"),
+        ("min_p", "min_p"),
+        ("seed", "seed"),
+        ("stop", "stop"),
+        ("repeat_penalty", "repeat_penalty"),
+        ("presence_penalty", "presence_penalty"),
+        ("frequency_penalty", "frequency_penalty"),
+    ] {
+        if let Some(value) = options.get(theirs) {
+            chat.insert(ours.into(), value.clone());
+        }
+    }
+    // Below 0 means without a limit.
+    if let Some(limit) = options.integer("num_predict", i64::MIN..=i64::MAX)?
+        && limit > 0
+    {
+        chat.insert("max_tokens".into(), limit.into());
+    }
+    Ok(chat)
+}
+
+/// A message of theirs: calls have no ids, and arguments that are objects.
+fn said(message: &Value) -> Value {
+    let mut said = message.clone();
+    if let Some(thinking) = said.get("thinking").cloned() {
+        said["reasoning_content"] = thinking;
+    }
+    let calls = said.get_mut("tool_calls").and_then(Value::as_array_mut);
+    for call in calls.into_iter().flatten() {
+        let arguments = &mut call["function"]["arguments"];
+        if !arguments.is_string() {
+            *arguments = arguments.to_string().into();
+        }
+    }
+    if let Some(name) = said.get("tool_name").cloned() {
+        said["name"] = name;
+    }
+    said
+}
+
+// ---- the answer as lines ----
+
+struct Lines {
+    model: String,
+    route: Route,
+    begun: Instant,
+    /// Clients get calls whole.
+    call: Option<(String, String)>,
+    reason: &'static str,
+}
+
+impl Lines {
+    fn whole(&mut self, answered: AnsweredChoice, usage: &Usage) -> Value {
+        let calls: Vec<Value> = answered.calls.iter().map(called).collect();
+        self.reason = done_reason(answered.reason);
+        let mut said = self.said(&answered.content, &answered.reasoning, calls);
+        self.end(&mut said, usage);
+        said
+    }
+
+    fn said(&self, content: &str, thinking: &str, calls: Vec<Value>) -> Value {
+        let mut line = json!({"model": self.model, "created_at": now()});
+        match self.route {
+            Route::Generate => {
+                line["response"] = content.into();
+                if !thinking.is_empty() {
+                    line["thinking"] = thinking.into();
+                }
+            }
+            Route::Chat => {
+                let mut message = json!({"role": "assistant", "content": content});
+                if !thinking.is_empty() {
+                    message["thinking"] = thinking.into();
+                }
+                if !calls.is_empty() {
+                    message["tool_calls"] = calls.into();
+                }
+                line["message"] = message;
+            }
+        }
+        line["done"] = false.into();
+        line
+    }
+
+    /// Makes the last line of a line: durations are in nanoseconds.
+    fn end(&self, line: &mut Value, usage: &Usage) {
+        let nanoseconds = |seconds: f64| Value::from((seconds * 1e9) as u64);
+        line["done"] = true.into();
+        line["done_reason"] = self.reason.into();
+        line["total_duration"] = nanoseconds(self.begun.elapsed().as_secs_f64());
+        line["load_duration"] = 0.into();
+        line["prompt_eval_count"] = usage.prompt_tokens.into();
+        line["prompt_eval_duration"] = nanoseconds(usage.prompt_seconds);
+        line["eval_count"] = usage.completion_tokens.into();
+        line["eval_duration"] = nanoseconds(usage.completion_seconds);
+    }
+
+    fn parts(&mut self, parts: Vec<Part>, messages: &mut Vec<Message>) {
+        for part in parts {
+            match part {
+                Part::Arguments(text) => {
+                    if let Some((_, arguments)) = &mut self.call {
+                        *arguments += &text;
+                    }
+                    continue;
+                }
+                Part::Call { name } => {
+                    self.tell_call(messages);
+                    self.call = Some((name, String::new()));
+                }
+                Part::Content(text) => {
+                    self.tell_call(messages);
+                    messages.push(Message::json(&self.said(&text, "", Vec::new())));
+                }
+                Part::Reasoning(text) => {
+                    self.tell_call(messages);
+                    messages.push(Message::json(&self.said("", &text, Vec::new())));
+                }
+            }
+        }
+    }
+
+    fn tell_call(&mut self, messages: &mut Vec<Message>) {
+        if let Some(call) = self.call.take() {
+            messages.push(Message::json(&self.said("", "", vec![called(&call)])));
+        }
+    }
+}
+
+impl Format for Lines {
+    fn begin(&mut self, _: usize) -> Vec<Message> {
+        Vec::new()
+    }
+
+    fn write(&mut self, progress: Progress) -> Vec<Message> {
+        let mut messages = Vec::new();
+        match progress {
+            Progress::Token { parts, .. } => self.parts(parts, &mut messages),
+            Progress::Finished { reason, parts, .. } => {
+                self.parts(parts, &mut messages);
+                self.tell_call(&mut messages);
+                self.reason = done_reason(reason);
+            }
+            Progress::Done(usage) => {
+                let mut line = self.said("", "", Vec::new());
+                self.end(&mut line, &usage);
+                messages.push(Message::json(&line));
+            }
+            Progress::Failed(error) => {
+                messages.push(Message::json(&json!({"error": error.to_string()})));
+            }
+        }
+        messages
+    }
+}
+
+/// A call as they have it. One that a limit cut off has no arguments that could be read.
+fn called((name, arguments): &(String, String)) -> Value {
+    let arguments: Value = serde_json::from_str(arguments).unwrap_or_else(|_| json!({}));
+    let id = call_id(request_id::random());
+    json!({"id": id, "function": {"name": name, "arguments": arguments}})
+}
+
+fn done_reason(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Length => "length",
+        FinishReason::Stop | FinishReason::StopString(_) => "stop",
+    }
+}
+
+fn now() -> String {
+    jiff::Timestamp::now().to_string()
+}

@@ -1,0 +1,165 @@
+//! The tools that a request offers to the model, and whether it must call one.
+
+use std::sync::Arc;
+
+use prima_text::{Calls, Tool};
+use serde_json::{Value, json};
+
+use super::openai_error::ApiError;
+use super::request::{Fields, shown};
+
+/// Each has a schema, and the prompt holds them all.
+const MAX_TOOLS: usize = 128;
+/// OpenAI's limit.
+const MAX_NAME_BYTES: usize = 64;
+
+/// What a request says about tools.
+pub struct ToolUse {
+    /// What the model is told of. Empty: nothing is a call.
+    pub offered: Arc<[Tool]>,
+    /// What it may call.
+    pub callable: Vec<Tool>,
+    pub calls: Calls,
+    /// More than one call in an answer.
+    pub several: bool,
+}
+
+impl ToolUse {
+    pub fn read(fields: &Fields<'_>) -> Result<Self, ApiError> {
+        if fields
+            .array("functions")?
+            .is_some_and(|list| !list.is_empty())
+        {
+            return Err(ApiError::not_supported(
+                "functions",
+                "functions, the older form of tools, are not supported; send `tools`",
+            ));
+        }
+        let tools = tools(fields)?;
+        let several = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
+        let choice = choice(fields, &tools)?;
+        let (offered, callable, calls) = match choice {
+            Choice::None => (Vec::new(), Vec::new(), Calls::Allowed),
+            Choice::Auto => (tools.clone(), tools, Calls::Allowed),
+            Choice::Required => (tools.clone(), tools, Calls::Required),
+            Choice::Named(name) => {
+                let named = tools.iter().filter(|tool| tool.name == name).cloned();
+                (tools.clone(), named.collect(), Calls::Required)
+            }
+        };
+        Ok(Self {
+            offered: offered.into(),
+            callable,
+            calls,
+            several,
+        })
+    }
+}
+
+enum Choice<'f> {
+    None,
+    Auto,
+    Required,
+    Named(&'f str),
+}
+
+fn choice<'f>(fields: &Fields<'f>, tools: &[Tool]) -> Result<Choice<'f>, ApiError> {
+    let must = "`none`, `auto`, `required` or a function of `tools` by name";
+    let choice = match fields.get("tool_choice") {
+        None => return Ok(Choice::Auto),
+        Some(Value::String(word)) => match word.as_str() {
+            "none" => return Ok(Choice::None),
+            "auto" => return Ok(Choice::Auto),
+            "required" => Choice::Required,
+            _ => return Err(fields.wrong("tool_choice", must, &word.as_str().into())),
+        },
+        Some(value) => match value["function"]["name"].as_str() {
+            Some(name) if tools.iter().any(|tool| tool.name == name) => Choice::Named(name),
+            _ => return Err(fields.wrong("tool_choice", must, value)),
+        },
+    };
+    match tools.is_empty() {
+        true => Err(ApiError::invalid(
+            "tool_choice",
+            "tool_choice asks for a call, but `tools` is empty",
+        )),
+        false => Ok(choice),
+    }
+}
+
+fn tools(fields: &Fields<'_>) -> Result<Vec<Tool>, ApiError> {
+    let values = fields.array("tools")?.unwrap_or_default();
+    if values.len() > MAX_TOOLS {
+        return Err(ApiError::invalid(
+            "tools",
+            format!(
+                "tools must hold at most {MAX_TOOLS}, but holds {}",
+                values.len()
+            ),
+        ));
+    }
+    let mut tools: Vec<Tool> = Vec::with_capacity(values.len());
+    for (number, value) in values.iter().enumerate() {
+        let Some(tool) = tool(number, value)? else {
+            continue;
+        };
+        if tools.iter().any(|other| other.name == tool.name) {
+            return Err(ApiError::invalid(
+                "tools",
+                format!("tools has two functions named `{}`", tool.name),
+            ));
+        }
+        tools.push(tool);
+    }
+    Ok(tools)
+}
+
+/// `None`: a tool that is no function, which a server like this one cannot call either; others ignore it, too.
+fn tool(number: usize, value: &Value) -> Result<Option<Tool>, ApiError> {
+    let path = format!("tools[{number}]");
+    let map = value
+        .as_object()
+        .ok_or_else(|| ApiError::invalid(&path, format!("{path} must be an object")))?;
+    let fields = Fields::at(map, format!("{path}."));
+    if fields.string("type")?.unwrap_or("function") != "function" {
+        return Ok(None);
+    }
+    let function = fields
+        .object("function")?
+        .ok_or_else(|| fields.missing("function"))?;
+    let name = function
+        .string("name")?
+        .ok_or_else(|| function.missing("name"))?;
+    let sign = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+    if !(1..=MAX_NAME_BYTES).contains(&name.len()) || !name.bytes().all(sign) {
+        let must = format!("1 to {MAX_NAME_BYTES} of a-z, A-Z, 0-9, `_`, `-` and `.`");
+        return Err(function.wrong("name", &must, &name.into()));
+    }
+    let parameters = match function.get("parameters") {
+        None => json!({"type": "object", "properties": {}}),
+        Some(schema @ Value::Object(_)) => schema.clone(),
+        Some(other) => {
+            return Err(function.wrong("parameters", "a JSON schema of an object", other));
+        }
+    };
+    Ok(Some(Tool {
+        name: name.to_owned(),
+        parameters,
+        strict: function.boolean("strict")?.unwrap_or(false),
+        described: value.clone(),
+    }))
+}
+
+/// What a client sent as a call's arguments, for the prompt.
+pub fn arguments(path: &str, text: &str) -> Result<Value, ApiError> {
+    match serde_json::from_str(if text.trim().is_empty() { "{}" } else { text }) {
+        Ok(object @ Value::Object(_)) => Ok(object),
+        _ => Err(ApiError::invalid(
+            path,
+            format!(
+                "{path} must be a JSON object as text, but is {}",
+                shown(text)
+            ),
+        )),
+    }
+}

@@ -1,0 +1,415 @@
+//! The four APIs for conversations: whatever an answer holds and however it is cut, streamed and put together it is what the whole answer
+//! says.
+
+use prima_node_agent::generation::FinishReason;
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::TestRunner;
+use serde_json::{Value, json};
+
+use crate::client::post;
+use crate::server::{Server, options, text};
+
+/// Of a model that reasons, and calls tools as Hermes does.
+const TEMPLATE: &str = "{% for message in messages %}{{ message.role }}: {{ message.content }}\
+    {% for call in message.tool_calls %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}|\
+    {% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}{# </think> #}assistant: ";
+
+/// What an answer says: content, reasoning, calls, and why it ended.
+#[derive(Debug, Default, PartialEq)]
+struct Said {
+    content: String,
+    reasoning: String,
+    calls: Vec<(String, Value)>,
+    reason: String,
+}
+
+/// One API: its route, how a request looks, how its answers are read.
+struct Api {
+    route: &'static str,
+    request: fn(stream: bool) -> Value,
+    whole: fn(&Value) -> Said,
+    streamed: fn(&str) -> Said,
+}
+
+const APIS: [Api; 4] = [
+    Api {
+        route: "/v1/chat/completions",
+        request: |stream| json!({"stream": stream, "messages": question(), "tools": [tool()]}),
+        whole: |body| {
+            let choice = &body["choices"][0];
+            let calls = choice["message"]["tool_calls"].as_array();
+            Said {
+                content: string(&choice["message"]["content"]),
+                reasoning: string(&choice["message"]["reasoning_content"]),
+                calls: calls
+                    .into_iter()
+                    .flatten()
+                    .map(|call| of_function(&call["function"]))
+                    .collect(),
+                reason: string(&choice["finish_reason"]),
+            }
+        },
+        streamed: |stream| {
+            let (mut said, mut calls) = (Said::default(), Vec::new());
+            for event in data(stream) {
+                let choice = &event["choices"][0];
+                let delta = &choice["delta"];
+                said.content += &string(&delta["content"]);
+                said.reasoning += &string(&delta["reasoning_content"]);
+                said.reason += &string(&choice["finish_reason"]);
+                for call in delta["tool_calls"].as_array().into_iter().flatten() {
+                    if call["id"].is_string() {
+                        assert_eq!(call["index"], calls.len());
+                        calls.push((string(&call["function"]["name"]), String::new()));
+                    }
+                    calls[call["index"].as_u64().unwrap() as usize].1 +=
+                        &string(&call["function"]["arguments"]);
+                }
+            }
+            assert!(stream.ends_with("data: [DONE]\n\n"));
+            said.calls = calls
+                .iter()
+                .map(|(name, arguments)| (name.clone(), parsed(arguments)))
+                .collect();
+            said
+        },
+    },
+    Api {
+        route: "/v1/responses",
+        request: |stream| json!({"stream": stream, "input": "a", "tools": [flat_tool()]}),
+        whole: items,
+        streamed: |stream| {
+            let events = data(stream);
+            let numbers: Vec<u64> = events
+                .iter()
+                .map(|event| event["sequence_number"].as_u64().unwrap())
+                .collect();
+            assert!(numbers.iter().copied().eq(0..numbers.len() as u64));
+            let (mut said, mut arguments) = (Said::default(), Vec::new());
+            for event in &events {
+                match event["type"].as_str().unwrap() {
+                    "response.output_text.delta" => said.content += &string(&event["delta"]),
+                    "response.reasoning_text.delta" => said.reasoning += &string(&event["delta"]),
+                    "response.output_item.added" if event["item"]["type"] == "function_call" => {
+                        arguments.push((string(&event["item"]["name"]), String::new()));
+                    }
+                    "response.function_call_arguments.delta" => {
+                        arguments.last_mut().unwrap().1 += &string(&event["delta"]);
+                    }
+                    _ => {}
+                }
+            }
+            said.calls = arguments
+                .iter()
+                .map(|(name, arguments)| (name.clone(), parsed(arguments)))
+                .collect();
+            let last = items(&events.last().unwrap()["response"]);
+            said.reason = last.reason.clone();
+            assert_eq!(said, last, "the last event says it all again");
+            said
+        },
+    },
+    Api {
+        route: "/v1/messages",
+        request: |stream| json!({"stream": stream, "max_tokens": 50, "messages": question(), "tools": [claude_tool()]}),
+        whole: |body| {
+            let mut said = Said {
+                reason: string(&body["stop_reason"]),
+                ..Said::default()
+            };
+            for block in body["content"].as_array().unwrap() {
+                match block["type"].as_str().unwrap() {
+                    "text" => said.content += &string(&block["text"]),
+                    "thinking" => said.reasoning += &string(&block["thinking"]),
+                    _ => said
+                        .calls
+                        .push((string(&block["name"]), block["input"].clone())),
+                }
+            }
+            said
+        },
+        streamed: |stream| {
+            let (mut said, mut calls) = (Said::default(), Vec::new());
+            for event in data(stream) {
+                let delta = &event["delta"];
+                match event["type"].as_str().unwrap() {
+                    "content_block_start" if event["content_block"]["type"] == "tool_use" => {
+                        calls.push((string(&event["content_block"]["name"]), String::new()));
+                    }
+                    "content_block_delta" => {
+                        said.content += &string(&delta["text"]);
+                        said.reasoning += &string(&delta["thinking"]);
+                        if delta["type"] == "input_json_delta" {
+                            calls.last_mut().unwrap().1 += &string(&delta["partial_json"]);
+                        }
+                    }
+                    "message_delta" => said.reason = string(&delta["stop_reason"]),
+                    _ => {}
+                }
+            }
+            said.calls = calls
+                .iter()
+                .map(|(name, arguments)| (name.clone(), parsed(arguments)))
+                .collect();
+            said
+        },
+    },
+    Api {
+        route: "/api/chat",
+        request: |stream| json!({"model": crate::server::MODEL, "stream": stream, "messages": question(), "tools": [tool()]}),
+        whole: |body| lines(std::slice::from_ref(body)),
+        streamed: |stream| {
+            let read = stream
+                .lines()
+                .map(|line| serde_json::from_str(line).unwrap());
+            lines(&read.collect::<Vec<Value>>())
+        },
+    },
+];
+
+fn question() -> Value {
+    json!([{"role": "user", "content": "a"}])
+}
+
+fn tool() -> Value {
+    json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}})
+}
+
+fn flat_tool() -> Value {
+    json!({"type": "function", "name": "f", "parameters": {"type": "object"}})
+}
+
+fn claude_tool() -> Value {
+    json!({"name": "f", "input_schema": {"type": "object"}})
+}
+
+fn string(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+/// Arguments that a limit cut off are none, as clients that get them whole see it.
+fn parsed(arguments: &str) -> Value {
+    serde_json::from_str(arguments).unwrap_or_else(|_| json!({}))
+}
+
+fn of_function(function: &Value) -> (String, Value) {
+    (
+        string(&function["name"]),
+        parsed(function["arguments"].as_str().unwrap()),
+    )
+}
+
+fn data(stream: &str) -> Vec<Value> {
+    let data = stream
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: "));
+    let json = data.filter(|data| *data != "[DONE]");
+    json.map(|data| serde_json::from_str(data).unwrap())
+        .collect()
+}
+
+fn items(response: &Value) -> Said {
+    let mut said = Said {
+        reason: string(&response["status"]),
+        ..Said::default()
+    };
+    for item in response["output"].as_array().unwrap() {
+        match item["type"].as_str().unwrap() {
+            "message" => said.content += &string(&item["content"][0]["text"]),
+            "reasoning" => said.reasoning += &string(&item["content"][0]["text"]),
+            _ => said.calls.push(of_function(item)),
+        }
+    }
+    said
+}
+
+fn lines(lines: &[Value]) -> Said {
+    let mut said = Said::default();
+    for line in lines {
+        let message = &line["message"];
+        said.content += &string(&message["content"]);
+        said.reasoning += &string(&message["thinking"]);
+        for call in message["tool_calls"].as_array().into_iter().flatten() {
+            let function = &call["function"];
+            said.calls
+                .push((string(&function["name"]), function["arguments"].clone()));
+        }
+        said.reason += &string(&line["done_reason"]);
+    }
+    assert_eq!(lines.last().unwrap()["done"], true);
+    said
+}
+
+/// Texts with all that an answer may hold, whole and broken.
+fn answer() -> impl Strategy<Value = Vec<String>> {
+    let piece = proptest::sample::select(vec![
+        "<think>",
+        "hm",
+        "</think>",
+        "Hello",
+        "\n",
+        " <",
+        "é",
+        "<tool_call>",
+        "</tool_call>",
+        "{\"name\": \"f\", \"arguments\": {\"a\": \"}\"}}",
+        "{\"name\": \"f\", \"arg",
+        "uments\": {}}",
+        "<tool_call>{\"name\": \"f\", \"arguments\": {\"b\": [1]}}</tool_call>",
+        "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>",
+        "<tool_call>{\"arguments\": {\"c\": null}, \"name\": \"f\"}</tool_call>",
+    ]);
+    let whole = proptest::collection::vec(piece, 0..9).prop_map(|pieces| pieces.concat());
+    (whole, proptest::collection::vec(1..6usize, 40)).prop_map(|(text, sizes)| {
+        let mut characters = text.chars().peekable();
+        let mut cut = Vec::new();
+        for size in sizes.iter().cycle() {
+            if characters.peek().is_none() {
+                break;
+            }
+            cut.push(characters.by_ref().take(*size).collect());
+        }
+        cut
+    })
+}
+
+async fn said(
+    server: &mut Server,
+    api: &Api,
+    stream: bool,
+    pieces: &[String],
+    reason: FinishReason,
+) -> Said {
+    let address = server.address;
+    let request = post(api.route, &(api.request)(stream));
+    let asking = async {
+        let reply = request.send(address).await;
+        assert_eq!(reply.status, 200, "{}", api.route);
+        reply.text().await
+    };
+    let answering = async {
+        let accepted = server.accept().await;
+        for piece in pieces {
+            accepted.token(0, piece).await;
+        }
+        accepted.finish(0, reason, "").await;
+        accepted.usage(10, pieces.len()).await;
+    };
+    let (body, ()) = tokio::join!(asking, answering);
+    match stream {
+        true => (api.streamed)(&body),
+        false => (api.whole)(&serde_json::from_str(&body).unwrap()),
+    }
+}
+
+#[tokio::test]
+async fn streams_add_up_to_the_whole_answer_in_every_api() {
+    let mut server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
+    let mut runner = TestRunner::deterministic();
+    let (mut called, mut reasoned) = (0, 0);
+    for round in 0..60 {
+        let pieces = answer().new_tree(&mut runner).unwrap().current();
+        let reason = match round % 4 {
+            0 => FinishReason::Length,
+            _ => FinishReason::Stop,
+        };
+        let mut all = Vec::new();
+        for api in &APIS {
+            let whole = said(&mut server, api, false, &pieces, reason).await;
+            let streamed = said(&mut server, api, true, &pieces, reason).await;
+            assert_eq!(streamed, whole, "{} of {:?}", api.route, pieces.concat());
+            all.push(whole);
+        }
+        let first = &all[0];
+        for other in &all[1..] {
+            assert_eq!(
+                (&other.content, &other.reasoning, &other.calls),
+                (&first.content, &first.reasoning, &first.calls),
+                "of {:?}",
+                pieces.concat()
+            );
+        }
+        called += first.calls.len();
+        reasoned += usize::from(!first.reasoning.is_empty());
+    }
+    assert!(called > 20 && reasoned > 3, "{called} {reasoned}");
+}
+
+#[tokio::test]
+async fn a_call_ends_the_answer_in_the_words_of_each_api() {
+    let mut server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
+    let pieces = [
+        "<think>hm</think>",
+        "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>",
+    ]
+    .map(String::from);
+    for (api, reason) in APIS
+        .iter()
+        .zip(["tool_calls", "completed", "tool_use", "stop"])
+    {
+        let expected = Said {
+            content: String::new(),
+            reasoning: "hm".into(),
+            calls: vec![("f".into(), json!({"a": 1}))],
+            reason: reason.into(),
+        };
+        for stream in [false, true] {
+            let found = said(&mut server, api, stream, &pieces, FinishReason::Stop).await;
+            assert_eq!(found, expected, "{}", api.route);
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_was_said_becomes_the_same_prompt_in_every_api() {
+    let mut server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
+    let call =
+        json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\":1}"}});
+    let bodies = [
+        (
+            "/v1/chat/completions",
+            json!({"messages": [
+                {"role": "system", "content": "s"}, {"role": "user", "content": "u"},
+                {"role": "assistant", "content": "x", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": "r"},
+            ]}),
+        ),
+        (
+            "/v1/responses",
+            json!({"instructions": "s", "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "u"}]}, {"type": "reasoning", "summary": []},
+                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]},
+                {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{\"a\":1}"},
+                {"type": "function_call_output", "call_id": "1", "output": "r"},
+            ]}),
+        ),
+        (
+            "/v1/messages",
+            json!({"max_tokens": 9, "system": [{"type": "text", "text": "s"}], "messages": [
+                {"role": "user", "content": "u"},
+                {"role": "assistant", "content": [{"type": "text", "text": "x"}, {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "r"}]}]},
+            ]}),
+        ),
+        (
+            "/api/chat",
+            json!({"model": crate::server::MODEL, "stream": false, "messages": [
+                {"role": "system", "content": "s"}, {"role": "user", "content": "u"},
+                {"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
+                {"role": "tool", "tool_name": "f", "content": "r"},
+            ]}),
+        ),
+    ];
+    for (route, body) in bodies {
+        let (request, address) = (post(route, &body), server.address);
+        let answering = async {
+            let accepted = server.accept().await;
+            accepted.finish(0, FinishReason::Stop, "").await;
+            accepted.usage(1, 0).await;
+            accepted.prompt()
+        };
+        let (reply, prompt) = tokio::join!(request.send(address), answering);
+        assert_eq!(reply.status, 200, "{route}");
+        let expected = "system: s|user: u|assistant: x<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>|tool: r|assistant: ";
+        assert_eq!(prompt, expected, "{route}");
+    }
+}

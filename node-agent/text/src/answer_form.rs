@@ -1,0 +1,191 @@
+//! How a family of models marks what is not plain text in its answers: reasoning, and calls of tools. Data, found by what the model's chat
+//! template writes. A model whose template knows no tools is told about them, and about Hermes' form, in its instructions.
+//!
+//! Decides: which form a template means. Reads no answers ([`crate::AnswerReader`] does).
+
+/// The marks of one family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AnswerForm {
+    pub reasoning: Option<Marks>,
+    pub calls: CallForm,
+}
+
+/// How an answer stands to reasoning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reasoning {
+    /// None may come.
+    Closed,
+    /// The answer may begin with it.
+    Possible,
+    /// The prompt has opened it.
+    Open,
+}
+
+/// What is between is not content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Marks {
+    pub open: &'static str,
+    pub close: &'static str,
+}
+
+/// How calls of tools are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CallForm {
+    /// Around each call, or around the list of them; without a closing mark, it ends with the answer.
+    pub marks: Marks,
+    pub body: CallBody,
+    /// Further marks around all calls.
+    pub around: Option<Marks>,
+    /// An answer that begins like a call is one, also without the opening mark.
+    pub bare: bool,
+    /// In a conversation, the ids of calls must be 9 letters and digits.
+    pub short_ids: bool,
+}
+
+/// What is between the marks of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallBody {
+    /// `{"name": "f", "arguments": {...}}`, with this word for the arguments.
+    Json(&'static str),
+    /// A list of such objects.
+    JsonList,
+    /// The name, this mark, and the arguments as JSON.
+    NameThenJson(&'static str),
+    /// `<function=f><parameter=a>1</parameter></function>`.
+    Xml,
+    /// `f<arg_key>a</arg_key><arg_value>1</arg_value>`.
+    ArgKeys,
+    /// `call:f{a:1,b:<|"|>text<|"|>}`.
+    Gemma,
+}
+
+impl AnswerForm {
+    /// How the answer to `prompt` stands to reasoning.
+    pub fn reasoning_after(&self, prompt: &str) -> Reasoning {
+        let prompt = prompt.trim_end();
+        match self.reasoning {
+            Some(marks) if prompt.ends_with(marks.open) => Reasoning::Open,
+            Some(marks) if !prompt.ends_with(marks.close) => Reasoning::Possible,
+            _ => Reasoning::Closed,
+        }
+    }
+
+    /// What `template`, the Jinja source, writes.
+    pub fn of_template(template: &str) -> Self {
+        let writes = |mark: &&str| template.contains(*mark);
+        let known = CALLS.iter().find(|(marks, _)| marks.iter().all(writes));
+        Self {
+            reasoning: REASONING
+                .into_iter()
+                .find(|marks| template.contains(marks.close)),
+            calls: known.map_or(HERMES, |(_, form)| *form),
+        }
+    }
+}
+
+const fn marks(open: &'static str, close: &'static str) -> Marks {
+    Marks { open, close }
+}
+
+const fn tagged(open: &'static str, close: &'static str, body: CallBody) -> CallForm {
+    CallForm {
+        marks: marks(open, close),
+        body,
+        around: None,
+        bare: false,
+        short_ids: false,
+    }
+}
+
+const fn mistral(body: CallBody) -> CallForm {
+    CallForm {
+        short_ids: true,
+        ..tagged("[TOOL_CALLS]", "", body)
+    }
+}
+
+const REASONING: [Marks; 5] = [
+    marks("<think>", "</think>"),
+    marks("[THINK]", "[/THINK]"),
+    marks("<|START_THINKING|>", "<|END_THINKING|>"),
+    marks("<|channel>thought", "<channel|>"),
+    marks("<seed:think>", "</seed:think>"),
+];
+
+/// Qwen's too, and what is said to models that know none.
+pub(crate) const HERMES: CallForm =
+    tagged("<tool_call>", "</tool_call>", CallBody::Json("arguments"));
+
+/// A form, and the marks that a template must have for it. The first that fits counts.
+const CALLS: [(&[&str], CallForm); 12] = [
+    // GLM.
+    (
+        &["<tool_call>", "<arg_key>"],
+        tagged("<tool_call>", "</tool_call>", CallBody::ArgKeys),
+    ),
+    // Qwen3-Coder, Qwen3.5.
+    (
+        &["<tool_call>", "<function="],
+        tagged("<tool_call>", "</tool_call>", CallBody::Xml),
+    ),
+    (&["<tool_call>"], HERMES),
+    // Mistral since 2025.
+    (
+        &["[TOOL_CALLS]", "[ARGS]"],
+        mistral(CallBody::NameThenJson("[ARGS]")),
+    ),
+    // Mistral before.
+    (&["[TOOL_CALLS]"], mistral(CallBody::JsonList)),
+    // Granite 3.
+    (
+        &["<|tool_call|>"],
+        tagged("<|tool_call|>", "", CallBody::JsonList),
+    ),
+    // Nemotron.
+    (
+        &["<TOOLCALL>"],
+        tagged("<TOOLCALL>", "</TOOLCALL>", CallBody::JsonList),
+    ),
+    // Gemma 4.
+    (
+        &["<|tool_call>"],
+        tagged("<|tool_call>", "<tool_call|>", CallBody::Gemma),
+    ),
+    // DeepSeek. R1 puts the name on a line of its own, and the arguments into a block of code.
+    (
+        &["<\u{FF5C}tool\u{2581}sep\u{FF5C}>"],
+        CallForm {
+            marks: marks(
+                "<\u{FF5C}tool\u{2581}call\u{2581}begin\u{FF5C}>",
+                "<\u{FF5C}tool\u{2581}call\u{2581}end\u{FF5C}>",
+            ),
+            body: CallBody::NameThenJson("<\u{FF5C}tool\u{2581}sep\u{FF5C}>"),
+            around: Some(marks(
+                "<\u{FF5C}tool\u{2581}calls\u{2581}begin\u{FF5C}>",
+                "<\u{FF5C}tool\u{2581}calls\u{2581}end\u{FF5C}>",
+            )),
+            ..tagged("", "", CallBody::Json(""))
+        },
+    ),
+    // Kimi.
+    (
+        &["<|tool_call_argument_begin|>"],
+        CallForm {
+            marks: marks("<|tool_call_begin|>", "<|tool_call_end|>"),
+            body: CallBody::NameThenJson("<|tool_call_argument_begin|>"),
+            around: Some(marks(
+                "<|tool_calls_section_begin|>",
+                "<|tool_calls_section_end|>",
+            )),
+            ..tagged("", "", CallBody::Json(""))
+        },
+    ),
+    // Llama 3.
+    (&["<|python_tag|>", "\"parameters\": "], LLAMA_3),
+    (&["{\"name\": function name, \"parameters\""], LLAMA_3),
+];
+
+const LLAMA_3: CallForm = CallForm {
+    bare: true,
+    ..tagged("<|python_tag|>", "", CallBody::Json("parameters"))
+};

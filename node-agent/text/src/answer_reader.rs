@@ -1,0 +1,551 @@
+//! Takes an answer apart while it comes: content, reasoning, and calls of tools, by the marks of its family.
+//!
+//! Decides: what of the text belongs to what, piece by piece, so that no part of a mark is ever content. Refuses nothing: a call that
+//! cannot be read is content, as it was written. How the text is cut into pieces changes nothing but where the pieces end.
+
+use std::sync::Arc;
+
+use crate::answer_form::{AnswerForm, CallBody, CallForm, Marks, Reasoning};
+use crate::call_body::{self, Call, Head, JsonEnd};
+use crate::tokenizer::Tokenizer;
+use crate::tool::Tool;
+
+/// A part of an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Part {
+    Content(String),
+    Reasoning(String),
+    /// A call begins.
+    Call {
+        name: String,
+    },
+    /// More of its arguments, which together are one JSON object.
+    Arguments(String),
+}
+
+/// Reads one answer.
+#[derive(Debug, Clone)]
+pub struct AnswerReader {
+    reasoning: Option<Marks>,
+    /// `None`: no tools were offered, so nothing is a call.
+    calls: Option<CallForm>,
+    tools: Arc<[Tool]>,
+    state: State,
+    /// What has come and is not decided yet.
+    held: String,
+    /// White space is dropped here: after reasoning and around calls.
+    at_edge: bool,
+    /// Nothing but white space has come so far.
+    at_start: bool,
+}
+
+#[derive(Debug, Clone)]
+enum State {
+    Content,
+    Reasoning,
+    /// After the opening mark of a call, which `mark` is; nothing of the call is told yet.
+    Call {
+        mark: &'static str,
+    },
+    Arguments(JsonEnd),
+    /// Behind the arguments, in the object that the call is.
+    AfterArguments(JsonEnd),
+    /// Behind a call, before its closing mark or the next one of the list.
+    AfterCall,
+}
+
+impl AnswerReader {
+    /// Of an answer to a prompt with these tools.
+    pub fn new(form: &AnswerForm, tools: Arc<[Tool]>, reasoning: Reasoning) -> Self {
+        let in_reasoning = reasoning == Reasoning::Open;
+        Self {
+            reasoning: form.reasoning,
+            calls: (!tools.is_empty()).then_some(form.calls),
+            tools,
+            state: match in_reasoning {
+                true => State::Reasoning,
+                false => State::Content,
+            },
+            held: String::new(),
+            at_edge: in_reasoning,
+            at_start: true,
+        }
+    }
+
+    /// The control tokens whose names it needs to see in the text.
+    pub fn control_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let both = |marks: Marks| [marks.open, marks.close];
+        let reasoning = self.reasoning.into_iter().flat_map(both);
+        let calls = self.calls.into_iter().flat_map(|form| {
+            let separator = match form.body {
+                CallBody::NameThenJson(separator) => Some(separator),
+                _ => None,
+            };
+            let marks = [Some(form.marks), form.around];
+            marks.into_iter().flatten().flat_map(both).chain(separator)
+        });
+        let marks = reasoning.chain(calls);
+        marks
+            .filter_map(|mark| tokenizer.control_token(mark))
+            .collect()
+    }
+
+    /// Takes the next piece of the text.
+    pub fn push(&mut self, text: &str) -> Vec<Part> {
+        self.held.push_str(text);
+        let mut parts = Vec::new();
+        while self.step(&mut parts) {}
+        join(parts)
+    }
+
+    /// The text ends here.
+    pub fn finish(mut self) -> Vec<Part> {
+        let mut parts = self.push("");
+        let held = std::mem::take(&mut self.held);
+        match self.state {
+            State::Content => self.content(&held, &mut parts),
+            State::Reasoning => parts.push(Part::Reasoning(held)),
+            State::Call { mark } => self.whole_call(mark, &held, "", &mut parts),
+            State::Arguments(_) => parts.push(Part::Arguments(held)),
+            State::AfterArguments(_) | State::AfterCall => {}
+        }
+        join(parts)
+    }
+
+    /// Decides about the beginning of what is held. `false`: that takes more text.
+    fn step(&mut self, parts: &mut Vec<Part>) -> bool {
+        match &mut self.state {
+            State::Content => self.step_content(parts),
+            State::Reasoning => {
+                let close = self.reasoning.map_or("", |marks| marks.close);
+                let (before, found) = take_until(&mut self.held, &[close]);
+                let text = match self.at_edge {
+                    true => before.trim_start(),
+                    false => &before,
+                };
+                if !text.is_empty() {
+                    self.at_edge = false;
+                    parts.push(Part::Reasoning(text.to_owned()));
+                }
+                if found.is_some() {
+                    self.state = State::Content;
+                    self.at_edge = true;
+                }
+                found.is_some()
+            }
+            State::Call { mark } => {
+                let mark = *mark;
+                self.step_call(mark, parts)
+            }
+            State::Arguments(end) => {
+                let length = end.find(&self.held);
+                let arguments: String = self
+                    .held
+                    .drain(..length.unwrap_or(self.held.len()))
+                    .collect();
+                if !arguments.is_empty() {
+                    parts.push(Part::Arguments(arguments));
+                }
+                if length.is_some() {
+                    self.state = match self.calls.map(|form| form.body) {
+                        Some(CallBody::Json(_) | CallBody::JsonList) => {
+                            State::AfterArguments(JsonEnd::inside())
+                        }
+                        _ => State::AfterCall,
+                    };
+                }
+                length.is_some()
+            }
+            State::AfterArguments(end) => {
+                let length = end.find(&self.held);
+                self.held.drain(..length.unwrap_or(self.held.len()));
+                if length.is_some() {
+                    self.state = State::AfterCall;
+                }
+                length.is_some()
+            }
+            State::AfterCall => self.step_after_call(),
+        }
+    }
+
+    fn step_content(&mut self, parts: &mut Vec<Part>) -> bool {
+        if let Some(form) = self.calls
+            && form.bare
+            && self.at_start
+        {
+            match self.held.trim_start().chars().next() {
+                None => return false,
+                Some('{') => {
+                    self.state = State::Call { mark: "" };
+                    return true;
+                }
+                Some(_) => {}
+            }
+        }
+        let mut marks = Vec::new();
+        marks.extend(self.reasoning.map(|marks| marks.open));
+        if let Some(form) = self.calls {
+            marks.push(form.marks.open);
+            marks.extend(
+                form.around
+                    .iter()
+                    .flat_map(|around| [around.open, around.close]),
+            );
+        }
+        let (before, found) = take_until(&mut self.held, &marks);
+        self.content(&before, parts);
+        let Some(found) = found else {
+            return false;
+        };
+        self.at_start = false;
+        if self.reasoning.is_some_and(|marks| marks.open == found) {
+            self.state = State::Reasoning;
+        } else if self.calls.is_some_and(|form| form.marks.open == found) {
+            self.state = State::Call { mark: found };
+        }
+        self.at_edge = true;
+        true
+    }
+
+    fn content(&mut self, text: &str, parts: &mut Vec<Part>) {
+        let text = match self.at_edge {
+            true => text.trim_start(),
+            false => text,
+        };
+        if !text.is_empty() {
+            self.at_edge = false;
+            self.at_start &= text.trim_start().is_empty();
+            parts.push(Part::Content(text.to_owned()));
+        }
+    }
+
+    fn step_call(&mut self, mark: &'static str, parts: &mut Vec<Part>) -> bool {
+        let Some(form) = self.calls else {
+            return false;
+        };
+        let head = match form.body {
+            CallBody::Json(_) | CallBody::JsonList => call_body::json_head(&self.held),
+            CallBody::NameThenJson(separator) => call_body::name_head(&self.held, separator),
+            CallBody::Xml | CallBody::ArgKeys | CallBody::Gemma => Head::Other,
+        };
+        match head {
+            Head::Found { name, length } => {
+                self.held.drain(..length);
+                self.at_start = false;
+                parts.push(Part::Call { name });
+                self.state = State::Arguments(JsonEnd::outside());
+                true
+            }
+            // Not a call after all.
+            Head::Other if mark.is_empty() => {
+                self.state = State::Content;
+                self.at_start = false;
+                true
+            }
+            Head::Other | Head::Partial => {
+                if form.marks.close.is_empty() || !self.held.contains(form.marks.close) {
+                    return false;
+                }
+                let (body, _) = take_until(&mut self.held, &[form.marks.close]);
+                self.state = State::Content;
+                self.whole_call(mark, &body, form.marks.close, parts);
+                true
+            }
+        }
+    }
+
+    /// Tells of calls whose text is complete; what cannot be read is content.
+    fn whole_call(&mut self, mark: &str, body: &str, close: &str, parts: &mut Vec<Part>) {
+        let calls = self
+            .calls
+            .and_then(|form| call_body::read(form.body, body, &self.tools));
+        self.at_start = false;
+        match calls {
+            Some(calls) => {
+                for Call { name, arguments } in calls {
+                    parts.push(Part::Call { name });
+                    parts.push(Part::Arguments(arguments));
+                }
+                self.at_edge = true;
+            }
+            None => {
+                self.at_edge = false;
+                self.content(&format!("{mark}{body}{close}"), parts);
+            }
+        }
+    }
+
+    fn step_after_call(&mut self) -> bool {
+        let Some(form) = self.calls else {
+            return false;
+        };
+        self.at_edge = true;
+        if form.body == CallBody::JsonList {
+            let rest = self.held.trim_start().to_owned();
+            if rest.starts_with(',') {
+                self.held = rest;
+                // The comma is part of the next head.
+                self.state = State::Call { mark: "" };
+                return true;
+            }
+            if rest.is_empty() {
+                return false;
+            }
+        }
+        match form.marks.close {
+            "" => {
+                if form.body == CallBody::JsonList {
+                    let rest = self.held.trim_start();
+                    self.held = rest.strip_prefix(']').unwrap_or(rest).to_owned();
+                }
+                self.state = State::Content;
+                true
+            }
+            close => {
+                let (_, found) = take_until(&mut self.held, &[close]);
+                if found.is_some() {
+                    self.state = State::Content;
+                }
+                found.is_some()
+            }
+        }
+    }
+}
+
+/// Takes what comes before the first of `marks` off the text, and the mark with it. Without one, what could begin one stays.
+fn take_until<'m>(text: &mut String, marks: &[&'m str]) -> (String, Option<&'m str>) {
+    let places = marks
+        .iter()
+        .filter_map(|mark| Some((text.find(mark)?, *mark)));
+    // Of two at one place, the longer.
+    let first = places.min_by_key(|(place, mark)| (*place, std::cmp::Reverse(mark.len())));
+    if let Some((place, mark)) = first {
+        let before = text[..place].to_owned();
+        text.drain(..place + mark.len());
+        return (before, Some(mark));
+    }
+    let certain = text.len() - unfinished(text, marks);
+    (text.drain(..certain).collect(), None)
+}
+
+/// Bytes at the end of `text` that could begin one of `marks`; the longest beginning counts.
+pub fn unfinished(text: &str, marks: &[impl AsRef<str>]) -> usize {
+    let beginning_of = |mark: &str| {
+        let longest = text.len().min(mark.len().saturating_sub(1));
+        (1..=longest)
+            .rev()
+            .find(|&length| text.as_bytes().ends_with(&mark.as_bytes()[..length]))
+            .unwrap_or(0)
+    };
+    // Marks are UTF-8, so such a beginning starts at a character.
+    marks
+        .iter()
+        .map(|mark| beginning_of(mark.as_ref()))
+        .max()
+        .unwrap_or(0)
+}
+
+/// Neighbours of one kind as one part.
+fn join(parts: Vec<Part>) -> Vec<Part> {
+    let mut joined: Vec<Part> = Vec::with_capacity(parts.len());
+    for part in parts {
+        match (joined.last_mut(), &part) {
+            (Some(Part::Content(text)), Part::Content(more))
+            | (Some(Part::Reasoning(text)), Part::Reasoning(more))
+            | (Some(Part::Arguments(text)), Part::Arguments(more)) => text.push_str(more),
+            (_, Part::Content(text) | Part::Reasoning(text) | Part::Arguments(text))
+                if text.is_empty() => {}
+            _ => joined.push(part),
+        }
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    fn tools() -> Arc<[Tool]> {
+        let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}});
+        [Tool {
+            name: "weather".to_owned(),
+            parameters,
+            strict: false,
+            described: json!(null),
+        }]
+        .into()
+    }
+
+    /// The whole answer: content, reasoning, and calls with their arguments.
+    type Whole = (String, String, Vec<(String, String)>);
+
+    fn read(form: &AnswerForm, pieces: &[&str]) -> Whole {
+        let mut reader = AnswerReader::new(form, tools(), Reasoning::Possible);
+        let mut parts = Vec::new();
+        for piece in pieces {
+            parts.extend(reader.push(piece));
+        }
+        parts.extend(reader.finish());
+        let mut whole = Whole::default();
+        for part in parts {
+            match part {
+                Part::Content(text) => whole.0 += &text,
+                Part::Reasoning(text) => whole.1 += &text,
+                Part::Call { name } => whole.2.push((name, String::new())),
+                Part::Arguments(text) => {
+                    whole.2.last_mut().expect("a call before its arguments").1 += &text
+                }
+            }
+        }
+        whole
+    }
+
+    /// A template's mark, an answer of its family, and what it means.
+    fn families() -> Vec<(&'static str, &'static str, Whole)> {
+        let call = |arguments: &str| ("weather".to_owned(), arguments.to_owned());
+        let rome = || call(r#"{"city": "R}o\"m"}"#);
+        let whole = |content: &str, reasoning: &str, calls: Vec<(String, String)>| {
+            (content.to_owned(), reasoning.to_owned(), calls)
+        };
+        let rome_json = r#"{"name": "weather", "arguments": {"city": "R}o\"m"}}"#;
+        let leak = |text: String| -> &'static str { Box::leak(text.into_boxed_str()) };
+        vec![
+            (
+                "<tool_call></think>",
+                leak(format!(
+                    "<think>\nhm\n</think>\n\nLet me < see.\n<tool_call>\n{rome_json}\n</tool_call>\n<tool_call>\n{rome_json}\n</tool_call>"
+                )),
+                whole("Let me < see.\n", "hm\n", vec![rome(), rome()]),
+            ),
+            (
+                "<tool_call>",
+                "<tool_call>{\"arguments\": {\"days\": 2}, \"name\": \"weather\"}</tool_call> done",
+                whole("done", "", vec![call(r#"{"days":2}"#)]),
+            ),
+            (
+                "[TOOL_CALLS]",
+                leak(format!(
+                    "[TOOL_CALLS] [{rome_json}, {}]",
+                    r#"{"name": "weather", "arguments": {"days": 1}, "id": "abc"}"#
+                )),
+                whole("", "", vec![rome(), call(r#"{"days": 1}"#)]),
+            ),
+            (
+                "[TOOL_CALLS][ARGS]",
+                "Hi[TOOL_CALLS]weather[ARGS]{\"days\": 1}[TOOL_CALLS]weather[ARGS]{}",
+                whole("Hi", "", vec![call(r#"{"days": 1}"#), call("{}")]),
+            ),
+            (
+                "<|tool_call|>",
+                leak(format!("<|tool_call|>[{rome_json}]")),
+                whole("", "", vec![rome()]),
+            ),
+            (
+                "<|python_tag|>\"parameters\": ",
+                r#"{"name": "weather", "parameters": {"days": 1}}"#,
+                whole("", "", vec![call(r#"{"days": 1}"#)]),
+            ),
+            (
+                "<|python_tag|>\"parameters\": ",
+                r#"{"days": 1} is what I'd say"#,
+                whole(r#"{"days": 1} is what I'd say"#, "", vec![]),
+            ),
+            (
+                "<tool_call><function=",
+                "<tool_call>\n<function=weather>\n<parameter=city>\n12\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+                whole("", "", vec![call(r#"{"city":"12","days":3}"#)]),
+            ),
+            (
+                "<tool_call><arg_key>",
+                "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rom</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+                whole("", "", vec![call(r#"{"city":"Rom","days":3}"#)]),
+            ),
+            (
+                "<|tool_call><channel|>",
+                "<|channel>thought\nhm<channel|>Yes<|tool_call>call:weather{city:<|\"|>Ro:m, \"x\"<|\"|>,days:3}<tool_call|>",
+                whole(
+                    "Yes",
+                    "hm",
+                    vec![call(r#"{"city":"Ro:m, \"x\"","days":3}"#)],
+                ),
+            ),
+            (
+                "<｜tool▁sep｜>",
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"days\": 1}<｜tool▁call▁end｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+                whole("", "", vec![call(r#"{"days": 1}"#), call("{}")]),
+            ),
+            (
+                "<|tool_call_argument_begin|>",
+                "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{\"days\": 1}<|tool_call_end|><|tool_calls_section_end|>",
+                whole("", "", vec![call(r#"{"days": 1}"#)]),
+            ),
+        ]
+    }
+
+    #[test]
+    fn every_familys_calls_are_read() {
+        for (template, answer, expected) in families() {
+            let form = AnswerForm::of_template(template);
+            assert_eq!(read(&form, &[answer]), expected, "{answer}");
+        }
+    }
+
+    #[test]
+    fn a_broken_call_is_content() {
+        let form = AnswerForm::of_template("<tool_call>");
+        for broken in [
+            "<tool_call>\nweather(Rome)\n</tool_call>",
+            "<tool_call>{\"name\": 3}</tool_call>",
+            "a <tool_call>{\"name\": \"weather\"",
+            "[1, 2] </tool_call> <tool_c",
+        ] {
+            assert_eq!(
+                read(&form, &[broken]),
+                (broken.to_owned(), String::new(), vec![])
+            );
+        }
+    }
+
+    #[test]
+    fn without_tools_nothing_is_a_call() {
+        let form = AnswerForm::of_template("<tool_call></think>");
+        let mut reader = AnswerReader::new(&form, [].into(), Reasoning::Open);
+        let text = "so</think><tool_call>{}</tool_call>";
+        let mut parts = reader.push(text);
+        parts.extend(reader.finish());
+        let expected = [
+            Part::Reasoning("so".to_owned()),
+            Part::Content("<tool_call>{}</tool_call>".to_owned()),
+        ];
+        assert_eq!(parts, expected);
+    }
+
+    proptest! {
+        #[test]
+        fn cuts_of_the_text_change_nothing(family in 0..12usize, sizes in prop::collection::vec(1..9usize, 1..8)) {
+            let families = families();
+            let (template, answer, expected) = &families[family];
+            let form = AnswerForm::of_template(template);
+            let (mut pieces, mut rest, mut sizes) = (Vec::new(), *answer, sizes.iter().cycle());
+            while let Some(&size) = sizes.next().filter(|_| !rest.is_empty()) {
+                let end = (size..=rest.len()).find(|&end| rest.is_char_boundary(end)).unwrap_or(rest.len());
+                let (piece, after) = rest.split_at(end);
+                pieces.push(piece);
+                rest = after;
+            }
+            prop_assert_eq!(&read(&form, &pieces), expected);
+        }
+
+        #[test]
+        fn any_text_comes_through(text in "[<a{\\[\"]{0,12}(<tool_call>|</tool_call>|<think>|\\{\"name\": \"f\", \"arguments\": \\{|\\}){0,6}[a\\n ]{0,3}") {
+            for template in ["<tool_call></think>", "<|python_tag|>\"parameters\": ", "[TOOL_CALLS]"] {
+                let form = AnswerForm::of_template(template);
+                let pieces: Vec<String> = text.chars().map(String::from).collect();
+                let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
+                prop_assert_eq!(read(&form, &pieces), read(&form, &[&text]));
+            }
+        }
+    }
+}

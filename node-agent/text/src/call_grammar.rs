@@ -1,0 +1,262 @@
+//! Grammars for answers that may hold calls of tools: free text, and calls that are always whole, of tools that exist, with arguments that
+//! their schemas allow.
+//!
+//! Decides: how a family's form is said in Lark. A call begins wherever its opening mark is; from there on, only the call may follow.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use crate::answer_form::{AnswerForm, CallBody, CallForm, Marks, Reasoning};
+use crate::grammar::{Grammar, bounded};
+use crate::tokenizer::Tokenizer;
+use crate::tool::Tool;
+
+/// Whether calls must be there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Calls {
+    /// As the model likes.
+    Allowed,
+    /// At least one, and no text outside.
+    Required,
+}
+
+/// What is wanted of an answer that may hold calls.
+pub struct Wanted<'t> {
+    /// What may be called; at least one.
+    pub tools: &'t [Tool],
+    pub calls: Calls,
+    /// More than one call.
+    pub several: bool,
+    /// Where there is no call, the answer is JSON by this schema instead of any text.
+    pub text: Option<&'t Value>,
+}
+
+/// What every rule has at hand.
+struct Writer<'t> {
+    tokenizer: &'t Tokenizer,
+    lark: String,
+}
+
+/// An answer that is `answer` after reasoning, where there is any.
+pub fn after_reasoning(
+    form: &AnswerForm,
+    reasoning: Reasoning,
+    answer: Grammar,
+    tokenizer: &Tokenizer,
+) -> Grammar {
+    let (Some(marks), Reasoning::Possible | Reasoning::Open) = (form.reasoning, reasoning) else {
+        return answer;
+    };
+    let rest = match answer {
+        Grammar::JsonSchema(schema) => format!("%json {}", bounded(schema)),
+        // Nobody asks models that reason for the others, and they would need their own name space.
+        other => return other,
+    };
+    let mut writer = Writer::new(tokenizer);
+    let begins = writer.reasoning(marks, reasoning);
+    let _ = writeln!(writer.lark, "start: {begins} answer\nanswer: {rest}");
+    Grammar::Lark(writer.lark)
+}
+
+/// An answer with calls of tools.
+pub fn calls(
+    form: &AnswerForm,
+    reasoning: Reasoning,
+    wanted: &Wanted<'_>,
+    tokenizer: &Tokenizer,
+) -> Grammar {
+    let several = wanted.several;
+    let CallForm {
+        marks,
+        body,
+        around,
+        bare,
+        ..
+    } = form.calls;
+    let mut writer = Writer::new(tokenizer);
+    let begins = match form.reasoning {
+        Some(marks) if reasoning != Reasoning::Closed => writer.reasoning(marks, reasoning),
+        _ => String::new(),
+    };
+    let one = writer.bodies(body, wanted.tools);
+    let list = match (body, several) {
+        (CallBody::JsonList, true) => {
+            writer.rule("list", &format!("\"[\" {one} (/,\\s?/ {one})* \"]\""))
+        }
+        (CallBody::JsonList, false) => writer.rule("list", &format!("\"[\" {one} \"]\"")),
+        _ => one,
+    };
+    let close = writer.mark(marks.close);
+    // A list has all calls between two marks.
+    let repeated = several && body != CallBody::JsonList && !(bare && marks.close.is_empty());
+    let (first, last) = match around {
+        Some(around) => (writer.mark(around.open), writer.mark(around.close)),
+        None => (String::new(), String::new()),
+    };
+    let open = writer.mark(marks.open);
+    let start = match wanted.calls {
+        Calls::Required => {
+            let open = if bare { String::new() } else { open };
+            let call = writer.rule("call", &format!("{open} {list} {close}"));
+            let more = if repeated {
+                format!("(/\\n?/ {call})*")
+            } else {
+                String::new()
+            };
+            format!("{begins} {first} {call} {more} {last}")
+        }
+        Calls::Allowed => {
+            let text = match wanted.text {
+                Some(schema) => {
+                    writer.rule("answer", &format!("%json {}", bounded(schema.clone())))
+                }
+                None => "/[\\s\\S]*/".to_owned(),
+            };
+            let opened = match (wanted.text, around) {
+                (Some(_), _) => format!("{first} {open}"),
+                (None, Some(around)) => {
+                    format!("{} {open}", writer.text_and_mark("opened", around.open))
+                }
+                (None, None) => writer.text_and_mark("opened", marks.open),
+            };
+            let call = writer.rule("call", &format!("{list} {close}"));
+            let more = if repeated {
+                format!("(/\\n?/ {open} {call})*")
+            } else {
+                String::new()
+            };
+            // After calls the answer ends: what tools say comes first.
+            format!("{begins} ({text} | {opened} {call} {more} {last})")
+        }
+    };
+    let _ = writeln!(writer.lark, "start: {start}");
+    Grammar::Lark(writer.lark)
+}
+
+impl<'t> Writer<'t> {
+    fn new(tokenizer: &'t Tokenizer) -> Self {
+        Self {
+            tokenizer,
+            lark: String::new(),
+        }
+    }
+
+    fn rule(&mut self, name: &str, right: &str) -> String {
+        let _ = writeln!(self.lark, "{name}: {right}");
+        name.to_owned()
+    }
+
+    /// A mark as text, or as the control token that it is.
+    fn mark(&self, mark: &str) -> String {
+        if mark.is_empty() {
+            return String::new();
+        }
+        match self.tokenizer.control_token(mark) {
+            Some(token) => format!("<[{token}]>"),
+            None => quoted(mark),
+        }
+    }
+
+    /// Any text, up to and with the first such mark.
+    fn text_and_mark(&mut self, name: &str, mark: &str) -> String {
+        match self.tokenizer.control_token(mark) {
+            Some(token) => format!("/[\\s\\S]*/ <[{token}]>"),
+            None => {
+                let _ = writeln!(self.lark, "{name}[lazy]: /[\\s\\S]*/ {}", quoted(mark));
+                name.to_owned()
+            }
+        }
+    }
+
+    /// Reasoning at the beginning of an answer.
+    fn reasoning(&mut self, marks: Marks, reasoning: Reasoning) -> String {
+        let end = self.text_and_mark("reasoned", marks.close);
+        match reasoning {
+            Reasoning::Open => format!("{end} /\\s*/"),
+            _ => format!("({} {end} /\\s*/)?", self.mark(marks.open)),
+        }
+    }
+
+    /// A rule for the body of a call of any of the tools.
+    fn bodies(&mut self, body: CallBody, tools: &[Tool]) -> String {
+        let names: Vec<String> = tools
+            .iter()
+            .enumerate()
+            .map(|(nth, tool)| {
+                let body = self.body(body, nth, tool);
+                self.rule(&format!("body_{nth}"), &body)
+            })
+            .collect();
+        self.rule("body", &names.join(" | "))
+    }
+
+    fn body(&mut self, body: CallBody, nth: usize, tool: &Tool) -> String {
+        let name = &tool.name;
+        match body {
+            CallBody::Json(key) => {
+                let call = self.json_call(nth, tool, key);
+                format!("/\\n?/ {call} /\\n?/")
+            }
+            CallBody::JsonList => self.json_call(nth, tool, "arguments"),
+            CallBody::NameThenJson(separator) => {
+                let arguments = self.arguments(nth, tool);
+                format!("{} {} {arguments}", quoted(name), self.mark(separator))
+            }
+            CallBody::Xml => {
+                let begin = quoted(&format!("\n<function={name}>\n"));
+                let key = |key: &str| quoted(&format!("<parameter={key}>\n"));
+                let pairs = self.pairs(nth, tool, key, "\n</parameter>\n");
+                format!("{begin} {pairs} \"</function>\\n\"")
+            }
+            CallBody::ArgKeys => {
+                let key = |key: &str| quoted(&format!("<arg_key>{key}</arg_key>\n<arg_value>"));
+                let pairs = self.pairs(nth, tool, key, "</arg_value>\n");
+                format!("{} /\\n?/ {pairs}", quoted(name))
+            }
+            CallBody::Gemma => {
+                let begin = quoted(&format!("call:{name}{{"));
+                format!("{begin} /[^}}]*/ \"}}\"")
+            }
+        }
+    }
+
+    fn json_call(&mut self, nth: usize, tool: &Tool, key: &str) -> String {
+        let arguments = self.arguments(nth, tool);
+        let name = Value::from(tool.name.as_str());
+        let head = quoted(&format!("{{\"name\": {name}, \"{key}\": "));
+        format!("{head} {arguments} \"}}\"")
+    }
+
+    /// A rule for arguments as JSON.
+    fn arguments(&mut self, nth: usize, tool: &Tool) -> String {
+        let schema = bounded(tool.parameters.clone());
+        self.rule(&format!("arguments_{nth}"), &format!("%json {schema}"))
+    }
+
+    /// Arguments by name, each up to `end`, in any order. Their values are free.
+    fn pairs(
+        &mut self,
+        nth: usize,
+        tool: &Tool,
+        key: impl Fn(&str) -> String,
+        end: &str,
+    ) -> String {
+        let properties = tool.parameters["properties"].as_object();
+        let keys: Vec<String> = properties
+            .into_iter()
+            .flat_map(|map| map.keys().map(|name| key(name)))
+            .collect();
+        if keys.is_empty() {
+            return String::new();
+        }
+        let value = format!("value_{nth}");
+        let _ = writeln!(self.lark, "{value}[lazy]: /[\\s\\S]*/ {}", quoted(end));
+        format!("(({}) {value})*", keys.join(" | "))
+    }
+}
+
+/// A text of Lark's.
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
