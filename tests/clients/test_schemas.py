@@ -12,7 +12,7 @@ SCHEMAS = {
     "numbers": {"type": "array", "items": {"type": "number", "minimum": -5, "exclusiveMaximum": 5.5}, "minItems": 2, "maxItems": 3},
     "integers": {"type": "array", "items": {"type": "integer", "minimum": 7, "maximum": 1000, "multipleOf": 7}, "maxItems": 3},
     "strings": {"type": "object", "properties": {"short": {"type": "string", "minLength": 2, "maxLength": 5}, "code": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"}}, "required": ["short", "code"], "additionalProperties": False},
-    "formats": {"type": "object", "properties": {"day": {"type": "string", "format": "date"}, "at": {"type": "string", "format": "ipv4"}, "id": {"type": "string", "format": "uuid"}}, "required": ["day", "at", "id"], "additionalProperties": False},
+    "formats": {"type": "object", "properties": {"day": {"type": "string", "format": "date"}, "moment": {"type": "string", "format": "date-time"}, "at": {"type": "string", "format": "ipv4"}, "id": {"type": "string", "format": "uuid"}}, "required": ["day", "moment", "at", "id"], "additionalProperties": False},
     "optional": {"type": "object", "properties": {"a": {"type": "boolean"}, "b": {"type": "null"}, "c": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["c"], "additionalProperties": False},
     "anyOf": {"anyOf": [{"type": "integer", "maximum": 100, "minimum": 0}, {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}]},
     "allOf": {"allOf": [{"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 50}}, "required": ["a"]}, {"type": "object", "properties": {"b": {"type": "boolean"}}, "required": ["b"]}], "additionalProperties": True, "maxProperties": 4},

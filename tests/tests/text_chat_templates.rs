@@ -6,9 +6,12 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use prima_gguf::{Metadata, Value};
+use prima_gguf::{Gguf, Metadata, Value};
 use prima_tests::{assets, inputs};
-use prima_text::{AnswerReader, ChatTemplate, ChatTemplateError, Part, Tokenizer, Tool};
+use prima_text::{
+    AnswerForm, AnswerReader, Calls, ChatTemplate, ChatTemplateError, GrammarReader, Part,
+    Reasoning, Sampler, SamplingParams, Tokenizer, Tool, Wanted, calls,
+};
 use serde_json::{Map, json};
 
 /// Known differences of minijinja and Jinja2: the template, what Jinja2's result holds, what ours holds.
@@ -89,7 +92,6 @@ fn templates_render_as_jinja2_renders_them() {
 const CALLING: [&str; 22] = [
     "GLM-4.6",
     "GLM-4.7-Flash",
-    "Kimi-K2-Instruct",
     "Mistral-Small-3.2-24B-Instruct-2506",
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
@@ -108,8 +110,58 @@ const CALLING: [&str; 22] = [
     "meta-llama-Llama-3.3-70B-Instruct",
     "mistralai-Ministral-3-14B-Reasoning-2512",
     "mistralai-Mistral-Nemo-Instruct-2407",
+    "moonshotai-Kimi-K2",
     "unsloth-mistral-Devstral-Small-2507",
 ];
+
+/// Gemma's arguments are no JSON: the grammar leaves them to the model, up to the first closing brace.
+const FREE_ARGUMENTS: &str = "google-gemma-4-31B-it";
+
+/// The grammar for calls allows `text` token by token, and the end after it; with another tool's name it does not.
+fn keeps_to_grammar(
+    name: &str,
+    form: &AnswerForm,
+    tool: &Tool,
+    text: &str,
+    tokenizer: &Tokenizer,
+    grammars: &GrammarReader,
+) {
+    if name == FREE_ARGUMENTS {
+        return;
+    }
+    let wanted = Wanted {
+        tools: std::slice::from_ref(tool),
+        calls: Calls::Allowed,
+        several: true,
+        text: None,
+    };
+    let allowed = |text: &str| {
+        let grammar = calls(form, Reasoning::Closed, &wanted, tokenizer);
+        let constraint = grammars
+            .read(grammar)
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        let mut sampler = Sampler::new(SamplingParams::default()).unwrap();
+        sampler.constrain(Some(constraint));
+        let tokens = tokenizer.encode(text, false, false).unwrap();
+        let refused = tokens
+            .iter()
+            .position(|token| sampler.accept(*token).is_err());
+        let ends = refused.is_none() && {
+            // Everything but the end is unlikely.
+            let mut logits = vec![-50.0; tokenizer.vocab_size()];
+            logits[tokenizer.eos().unwrap() as usize] = 50.0;
+            let next = sampler.sample(&logits, None).unwrap().token;
+            tokenizer.is_end_of_generation(next)
+        };
+        (refused.map(|at| tokenizer.decode(&tokens[..=at])), ends)
+    };
+    assert_eq!(allowed(text), (None, true), "{name}: {text:?}");
+    // A bare call is text like any other until it is one.
+    if !form.calls.bare {
+        let other = text.replace("get_weather", "get_whether");
+        assert!(allowed(&other).0.is_some(), "{name}: {other:?}");
+    }
+}
 
 /// What ends an answer, and is no text of it.
 const ENDS: [&str; 9] = [
@@ -124,10 +176,14 @@ const ENDS: [&str; 9] = [
     "<|observation|>",
 ];
 
-/// The call that a template writes into the conversation is what its model would write: it is read, however the text is cut.
+/// The call that a template writes into the conversation is what its model would write: it is read, however the text is cut, and the
+/// grammar for calls allows it.
 #[test]
 fn calls_are_read_as_templates_write_them() {
     let templates = templates();
+    let vocabulary = Gguf::open(&assets::path("vocab/ggml-vocab-qwen2.gguf").unwrap()).unwrap();
+    let tokenizer = Tokenizer::from_gguf(&vocabulary.metadata).unwrap();
+    let grammars = GrammarReader::new(&tokenizer).unwrap();
     let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}});
     let function = json!({"name": "get_weather", "description": "It", "parameters": parameters});
     let tool = Tool {
@@ -152,26 +208,35 @@ fn calls_are_read_as_templates_write_them() {
                 .render(&messages, begins, &extra)
                 .unwrap_or_else(|error| panic!("{name}: {}", describe(&error)))
         };
-        let prompt = rendered(json!([question]), false);
         let whole = rendered(json!([question, answer]), false);
-        // Both may end with a mark of their own.
-        let shared = prompt
-            .bytes()
-            .zip(whole.bytes())
-            .take_while(|(a, b)| a == b)
-            .count();
-        let shared = (0..=shared)
-            .rev()
-            .find(|&end| whole.is_char_boundary(end))
-            .unwrap();
+        // The prompt may end with a mark that opens reasoning, or with one of its own.
+        let prompts = [true, false].map(|begins| rendered(json!([question]), begins));
+        let prompt = prompts
+            .iter()
+            .find(|prompt| whole.starts_with(prompt.as_str()))
+            .unwrap_or(&prompts[1]);
+        let same = |(one, other): &(char, char)| one == other;
+        let shared = prompt.chars().zip(whole.chars()).take_while(same);
+        let shared: usize = shared.map(|(one, _)| one.len_utf8()).sum();
         let mut text = &whole[shared..];
         for end in ENDS {
             text = text.split(end).next().unwrap();
         }
+        keeps_to_grammar(
+            name,
+            template.form(),
+            &tool,
+            text.trim_end(),
+            &tokenizer,
+            &grammars,
+        );
         for size in [1, 2, 3, 7, 1000] {
             let form = template.form();
-            let mut reader =
-                AnswerReader::new(form, [tool.clone()].into(), form.reasoning_after(&prompt));
+            let mut reader = AnswerReader::new(
+                form,
+                [tool.clone()].into(),
+                form.reasoning_after(&whole[..shared]),
+            );
             let characters: Vec<char> = text.chars().collect();
             let mut parts = Vec::new();
             for piece in characters.chunks(size) {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::answer_form::{AnswerForm, CallBody, CallForm, Marks, Reasoning};
-use crate::call_body::{self, Call, Head, JsonEnd};
+use crate::call_body::{self, CALL_ID, Call, Head, JsonEnd};
 use crate::tokenizer::Tokenizer;
 use crate::tool::Tool;
 
@@ -77,12 +77,12 @@ impl AnswerReader {
         let both = |marks: Marks| [marks.open, marks.close];
         let reasoning = self.reasoning.into_iter().flat_map(both);
         let calls = self.calls.into_iter().flat_map(|form| {
-            let separator = match form.body {
-                CallBody::NameThenJson(separator) => Some(separator),
-                _ => None,
+            let within = match form.body {
+                CallBody::NameThenJson(separator) => vec![separator, CALL_ID],
+                _ => Vec::new(),
             };
             let marks = [Some(form.marks), form.around];
-            marks.into_iter().flatten().flat_map(both).chain(separator)
+            marks.into_iter().flatten().flat_map(both).chain(within)
         });
         let marks = reasoning.chain(calls);
         marks

@@ -214,9 +214,12 @@ pub fn name_head(text: &str, separator: &str) -> Head {
     }
 }
 
+/// Mistral may write the call's id behind its name, after this mark.
+pub const CALL_ID: &str = "[CALL_ID]";
+
 /// Kimi writes `functions.f:0`.
 fn plain_name(name: &str) -> String {
-    let name = name.trim();
+    let name = name.split(CALL_ID).next().unwrap_or(name).trim();
     let Some(rest) = name.strip_prefix("functions.") else {
         return name.to_owned();
     };

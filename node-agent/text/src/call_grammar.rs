@@ -8,6 +8,7 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use crate::answer_form::{AnswerForm, CallBody, CallForm, Marks, Reasoning};
+use crate::call_body::CALL_ID;
 use crate::grammar::{Grammar, bounded};
 use crate::tokenizer::Tokenizer;
 use crate::tool::Tool;
@@ -195,23 +196,38 @@ impl<'t> Writer<'t> {
         let name = &tool.name;
         match body {
             CallBody::Json(key) => {
-                let call = self.json_call(nth, tool, key);
+                let call = self.json_call(nth, tool, key, "");
                 format!("/\\n?/ {call} /\\n?/")
             }
-            CallBody::JsonList => self.json_call(nth, tool, "arguments"),
+            // Mistral's models give their calls ids.
+            CallBody::JsonList => {
+                let id = "(\", \\\"id\\\": \\\"\" /[a-zA-Z0-9]{9}/ \"\\\"\")?";
+                self.json_call(nth, tool, "arguments", id)
+            }
             CallBody::NameThenJson(separator) => {
                 let arguments = self.arguments(nth, tool);
-                format!("{} {} {arguments}", quoted(name), self.mark(separator))
+                // Mistral's id, Kimi's number, DeepSeek R1's block of code: the reader takes them all.
+                let id = self.mark(CALL_ID);
+                let separator = self.mark(separator);
+                let named = quoted(name);
+                format!(
+                    "(\"functions.\"? {named} /(:[0-9]+)?/ ({id} /[a-zA-Z0-9]{{9}}/)? {separator} {arguments} \
+                     | \"function\" {separator} {named} \"\\n```json\\n\" {arguments} \"\\n```\")"
+                )
             }
             CallBody::Xml => {
-                let begin = quoted(&format!("\n<function={name}>\n"));
-                let key = |key: &str| quoted(&format!("<parameter={key}>\n"));
-                let pairs = self.pairs(nth, tool, key, "\n</parameter>\n");
-                format!("{begin} {pairs} \"</function>\\n\"")
+                let begin = format!("/\\n?/ {} /\\n?/", quoted(&format!("<function={name}>")));
+                let key = |key: &str| quoted(&format!("<parameter={key}>"));
+                let pairs = self.pairs(nth, tool, key, "</parameter>", "/\\n?/");
+                format!("{begin} {pairs} \"</function>\" /\\n?/")
             }
             CallBody::ArgKeys => {
-                let key = |key: &str| quoted(&format!("<arg_key>{key}</arg_key>\n<arg_value>"));
-                let pairs = self.pairs(nth, tool, key, "</arg_value>\n");
+                // GLM 4.6 has line breaks here, 4.7 has none.
+                let key = |key: &str| {
+                    let key = quoted(&format!("<arg_key>{key}</arg_key>"));
+                    format!("{key} /\\n?/ \"<arg_value>\"")
+                };
+                let pairs = self.pairs(nth, tool, key, "</arg_value>", "/\\n?/");
                 format!("{} /\\n?/ {pairs}", quoted(name))
             }
             CallBody::Gemma => {
@@ -221,11 +237,11 @@ impl<'t> Writer<'t> {
         }
     }
 
-    fn json_call(&mut self, nth: usize, tool: &Tool, key: &str) -> String {
+    fn json_call(&mut self, nth: usize, tool: &Tool, key: &str, more: &str) -> String {
         let arguments = self.arguments(nth, tool);
         let name = Value::from(tool.name.as_str());
         let head = quoted(&format!("{{\"name\": {name}, \"{key}\": "));
-        format!("{head} {arguments} \"}}\"")
+        format!("{head} {arguments} {more} \"}}\"")
     }
 
     /// A rule for arguments as JSON.
@@ -241,6 +257,7 @@ impl<'t> Writer<'t> {
         tool: &Tool,
         key: impl Fn(&str) -> String,
         end: &str,
+        between: &str,
     ) -> String {
         let properties = tool.parameters["properties"].as_object();
         let keys: Vec<String> = properties
@@ -252,7 +269,7 @@ impl<'t> Writer<'t> {
         }
         let value = format!("value_{nth}");
         let _ = writeln!(self.lark, "{value}[lazy]: /[\\s\\S]*/ {}", quoted(end));
-        format!("(({}) {value})*", keys.join(" | "))
+        format!("(({}) {value} {between})*", keys.join(" | "))
     }
 }
 

@@ -98,7 +98,7 @@ impl ChatTemplate {
             tells_of_tools: tool_use.is_some() || default.contains("tools"),
             takes_objects: true,
         };
-        template.takes_objects = template.writes_objects_as_json();
+        template.takes_objects = template.reads_objects();
         Ok(template)
     }
 
@@ -118,19 +118,20 @@ impl ChatTemplate {
     }
 
     /// Tries it: some templates put arguments into the prompt as they are, where an object would look like Python's.
-    fn writes_objects_as_json(&self) -> bool {
+    fn reads_objects(&self) -> bool {
         let rendered = |arguments: serde_json::Value| {
             let function = json!({"name": "f", "arguments": arguments});
+            let call = json!({"id": "123456789", "type": "function", "function": function});
             let messages = json!([
                 {"role": "user", "content": "a"},
-                {"role": "assistant", "content": "", "tool_calls": [{"id": "123456789", "type": "function", "function": function}]},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
             ]);
-            self.render(&messages, false, &Map::new())
-                .unwrap_or_default()
+            self.render(&messages, false, &Map::new()).ok()
         };
-        let as_object = rendered(json!({"probe": "value"}));
-        let as_text = rendered(json!("{\"probe\": \"value\"}"));
-        !as_text.contains("{\"probe\": \"value\"}") || as_object.contains("\"probe\"")
+        match rendered(json!({"probe": "value"})) {
+            Some(text) => !text.contains("'probe'"),
+            None => rendered(json!("{}")).is_none(),
+        }
     }
 
     /// The prompt for `messages`, an array of objects with `role` and `content` as OpenAI's API has them. With `add_generation_prompt` it

@@ -155,8 +155,38 @@ impl fmt::Debug for Constraint {
     }
 }
 
+/// Days that are in every calendar: llguidance would allow the 29th of February in any year.
+const DATE: &str = "[1-9][0-9]{3}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))";
+const TIME: &str = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])";
+
+/// Puts our own patterns for dates in place of formats, wherever there is a schema.
+fn with_dates(schema: &mut Value) {
+    match schema {
+        Value::Object(map) => {
+            let pattern = match map.get("format").and_then(Value::as_str) {
+                Some("date") => Some(format!("^{DATE}$")),
+                Some("date-time") => Some(format!("^{DATE}T{TIME}$")),
+                _ => None,
+            };
+            if let Some(pattern) = pattern.filter(|_| !map.contains_key("pattern")) {
+                map.remove("format");
+                map.insert("pattern".to_owned(), pattern.into());
+            }
+            // These hold data.
+            let data = ["const", "default", "enum", "examples"];
+            let inner = map
+                .iter_mut()
+                .filter(|(key, _)| !data.contains(&key.as_str()));
+            inner.for_each(|(_, value)| with_dates(value));
+        }
+        Value::Array(values) => values.iter_mut().for_each(with_dates),
+        _ => {}
+    }
+}
+
 /// A schema with our white space, unless it says something of its own; `true` and `false` are schemas too.
-pub(crate) fn bounded(schema: Value) -> Value {
+pub(crate) fn bounded(mut schema: Value) -> Value {
+    with_dates(&mut schema);
     match schema {
         Value::Object(mut map) => {
             map.entry("x-guidance")
