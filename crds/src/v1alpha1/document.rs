@@ -1,8 +1,8 @@
 //! Reading a document from YAML or JSON: the header first, so that a document of another kind is called that, and not a
 //! list of missing fields.
 //!
-//! Who watches documents leaves out fields that it does not know: they are a newer version's. Who reads a person's file, or does what
-//! a plan says, refuses them by [`strict`].
+//! Where documents are watched, unknown fields are ignored: a newer version wrote them. Where a person's file is read, or a plan is
+//! executed, [`strict`] refuses them.
 
 use std::ops::RangeInclusive;
 
@@ -17,7 +17,7 @@ pub enum DocumentError {
         name: String,
         kind: &'static str,
         #[source]
-        // Boxed, as it would make every result of these modules large.
+        // Boxed, because every result of these modules would be large otherwise.
         source: Box<serde_saphyr::Error>,
     },
     #[error("{name}: {field} is {found}, expected {expected}")]
@@ -49,7 +49,7 @@ impl Checks<'_> {
         }
     }
 
-    /// Checks fields below `path`: their names, values, and what the values may be.
+    /// Checks fields below `path`. Of each: its name, its value, and the range that the value may be in.
     pub fn fields<const N: usize>(
         &self,
         path: &str,
@@ -76,7 +76,7 @@ pub(super) fn is_zero<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// The document of `kind` in `text`, its header checked and nothing else.
+/// Reads the document of `kind` in `text`. Checks its header, and that it has no unknown fields, but no values.
 pub(super) fn read<T: DeserializeOwned>(
     name: &str,
     kind: &'static str,
@@ -123,7 +123,7 @@ where
 {
     let mut unknown = Vec::new();
     let found = serde_ignored::deserialize(deserializer, |path| {
-        // What may be absent has a mark of its own in the path.
+        // An optional field has a question mark in the path.
         unknown.push(path.to_string().replace(".?", ""));
     })?;
     // A type need not have the fields of the header.

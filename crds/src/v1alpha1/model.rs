@@ -1,7 +1,8 @@
-//! Model: which model a user wants to be answered, and what became of it.
+//! Model: which language model a user wants to run, and how far that is.
 //!
-//! The spec is the user's, the status the operator's. Six lines are enough; everything but `source` has a default. This
-//! file decides what a well-formed wish is, by rules that the API server checks, so that `kubectl apply` refuses the others.
+//! The user writes the spec, the operator the status. Everything but `source` has a default. This file decides what a valid
+//! spec is, by rules that the API server checks, so that `kubectl apply` refuses the others. It never decides whether a model can run
+//! (that is the operator's).
 
 // A column is an attribute of its own, so their types repeat.
 #![allow(clippy::duplicated_attributes)]
@@ -27,7 +28,7 @@ use super::ring_plan::{ActivationDtype, FileVersion, KvDtype, Speed};
     shortname = "pm",
     category = "prima",
     status = "ModelStatus",
-    doc = "A large language model that the machines of the cluster answer together.",
+    doc = "A large language model that machines of the cluster run together.",
     derive = "PartialEq",
     // Its Service is named after it.
     validation = Rule::new("self.metadata.name.size() <= 50 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')")
@@ -42,14 +43,14 @@ use super::ring_plan::{ActivationDtype, FileVersion, KvDtype, Speed};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ModelSpec {
-    /// Where the model's GGUF file comes from; exactly one of the fields.
+    /// Where the model's GGUF file comes from. Exactly one of the fields must be set.
     pub source: ModelSource,
-    /// Tokens that prompt and answer may have together. Absent: what the model was trained for, at most 8192.
+    /// The most tokens that a prompt and its answer may have together. Default: what the model was trained for, but at most 8192.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16777216))]
     pub context_length: Option<i32>,
-    /// Requests that are answered at the same time, each with memory for a whole context. Absent: 16, which share the memory of
-    /// one whole context.
+    /// How many requests are answered at the same time. Each then has memory for a whole context. Default: 16, which share the memory
+    /// of one whole context.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4096))]
     pub max_concurrent_requests: Option<i32>,
@@ -57,23 +58,24 @@ pub struct ModelSpec {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32))]
     pub node_selector: BTreeMap<String, String>,
-    /// The Node that sees prompts and answers, and serves HTTP. Absent: the fastest plan's choice.
+    /// The Node that serves HTTP. It is the only one that sees prompts and answers. Default: the one with which the ring is fastest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub rank0: Option<String>,
-    /// Number format of activations between machines. Only F32 computes to the bit what one machine would.
+    /// Number format of the activations that machines send to each other. Only with F32 are results the same to the bit as on one machine.
     #[serde(default, skip_serializing_if = "is_f32")]
     pub activation_dtype: ActivationDtype,
-    /// Number format of the KV cache. Q8_0 takes 0.53 of F16's memory, and changes results a little.
+    /// Number format of the KV cache. Q8_0 takes 53 % of the memory of F16, and changes results a little.
     #[serde(default, skip_serializing_if = "KvDtype::is_f16")]
     pub kv_dtype: KvDtype,
-    /// A key that clients have to send (`Authorization: Bearer ...`), from a Secret in the Model's namespace.
+    /// The API key that clients have to send (`Authorization: Bearer ...`): a key of a Secret in the Model's namespace. Default: none is
+    /// asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key_secret_ref: Option<SecretKeyRef>,
-    /// How the Model's Service is reached.
+    /// Type of the Model's Service.
     #[serde(default, skip_serializing_if = "is_cluster_ip")]
     pub service_type: ServiceType,
-    /// Release the machines; the files stay in their caches.
+    /// Stop the model, and release its machines. Its files stay in their caches.
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspend: bool,
 }
@@ -81,8 +83,10 @@ pub struct ModelSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretKeyRef {
+    /// Name of the Secret.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
+    /// Which of the Secret's keys has the value.
     #[schemars(length(min = 1, max = 253))]
     pub key: String,
 }
@@ -97,42 +101,42 @@ pub enum ServiceType {
     LoadBalancer,
 }
 
-/// What became of it.
+/// How far the Model is, as the operator sees it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelStatus {
     /// The `metadata.generation` that this status is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `Resolved`, `Profiled`, `Planned`, `Downloaded`, `Loaded`, `Ready`, `Degraded`.
+    /// One of each type: `Resolved`, `Profiled`, `Planned`, `Downloaded`, `Loaded`, `Ready`, `Degraded`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
-    /// The file's name.
+    /// Name of the model's file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
     /// What the file's header says, and which version of the file it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resolved: Option<ResolvedModel>,
-    /// The generation of the RingPlan that serves.
+    /// `spec.generation` of the RingPlan that answers requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan_generation: Option<i64>,
-    /// The ring in a line: `pi4 [0, 6) -> desk [6, 30)`.
+    /// The ring in one line, with the layers of each machine: `pi4 [0, 6) -> desk [6, 30)`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ring: Option<String>,
-    /// Machines in the ring.
+    /// How many machines are in the ring.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ring_nodes: Option<i32>,
-    /// Measured where rank 0 has answered, else predicted (with a `~`).
+    /// Tokens per second of one answer: as rank 0 measured it, or, before its first answers, as predicted (with a `~`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens_per_second: Option<String>,
-    /// What the plan promises.
+    /// The speed that the plan predicts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<Speed>,
-    /// What rank 0 measured, in the middle of its last answers.
+    /// The speed that rank 0 measured: medians of its last answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Speed>,
-    /// Why each machine is in the ring or out of it, and what it has of its part of the file.
+    /// Of each machine: whether it is in the ring, and why; how much of its part of the file it has.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub nodes: Vec<NodeShare>,
@@ -144,22 +148,27 @@ pub struct ModelStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedModel {
-    /// The source that was read; another source in the spec is read anew.
+    /// The source that was read. When the spec names another one, that is read.
     pub source: ModelSource,
+    /// The version of the file.
     pub version: FileVersion,
+    /// What the file's header says of the model.
     pub profile: ModelProfileSpec,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeShare {
+    /// Name of the Node.
     pub name: String,
+    /// Whether it is in the ring.
     pub in_ring: bool,
-    /// For people: the layers and what bounds them, or why the machine is out.
+    /// For people: which layers it has and why not more, or why it is not in the ring.
     pub why: String,
-    /// Of its part of the file, what is on its disk.
+    /// Bytes of its part of the file that are on its disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fetched_bytes: Option<i64>,
+    /// Bytes of its part of the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_bytes: Option<i64>,
 }

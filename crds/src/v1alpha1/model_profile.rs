@@ -1,5 +1,5 @@
-//! ModelProfile: what a model asks of machines, as far as planning needs it. Read from a GGUF header, or from a YAML file
-//! where there is no model file yet. No resource of its own in a cluster; it is part of others.
+//! ModelProfile: what the planner needs to know of a model. It is read from a GGUF header, or from a YAML file where there is no
+//! model file yet. In a cluster it is no resource of its own, but a part of others.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -25,41 +25,42 @@ pub struct ModelProfileName {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelProfileSpec {
-    /// The family, as GGUF calls it in `general.architecture`. Absent in documents of the first version, which had no others than llama's
-    /// kind.
+    /// Family of the model: `general.architecture` of its GGUF file. Documents of the first version lack this field, and mean `llama`.
     #[serde(default = "llama")]
     #[schemars(length(max = 64))]
     pub architecture: String,
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub size_bytes: i64,
-    /// Transformer layers (L).
+    /// Number of transformer layers (L).
     pub layers: i32,
-    /// Width of an activation (e).
+    /// Numbers in one activation (e).
     pub hidden_size: i32,
+    /// Number of tokens in the vocabulary.
     pub vocabulary_size: i32,
     /// Positions that the model was trained for.
     pub trained_context_length: i32,
-    /// Keys and values of one position in one layer, as F16.
+    /// Bytes of the keys and values of one position in one layer, in F16.
     pub kv_bytes_per_position_and_layer: i64,
-    /// The same where Q8_0 is asked for. 0, as in documents of earlier versions: not known, so as F16.
+    /// The same where a Model asks for Q8_0. 0, or absent as in documents of earlier versions: not known, so F16 is assumed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub quantized_kv_bytes_per_position_and_layer: i64,
-    /// Layers that see only the last positions, `attentionWindow` of them.
+    /// Number of layers with a sliding window. These see the last `attentionWindow` positions only.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub windowed_layers: i32,
-    /// In positions, a row's own among them; 0 where all layers see all positions.
+    /// Size of the sliding window in positions, the current one included. 0 where all layers see all positions.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub attention_window: i32,
     /// Weights of all layers together, by format.
     pub layer_weights: Vec<FormatWeights>,
     /// Weights of output norm and output head, by format.
     pub output_weights: Vec<FormatWeights>,
-    /// Bytes of the input embedding; one row of it is read for a token.
+    /// Bytes of the input embedding. One row of it is read for each token.
     pub embedding_bytes: i64,
 }
 
 impl ModelProfileSpec {
-    /// Keys and values of one position in one layer in memory, in bytes, where `dtype` is asked for. On GPUs they are F16 anyway.
+    /// Bytes in memory of the keys and values of one position in one layer, where `dtype` is asked for. GPUs hold F16 whatever is asked
+    /// for.
     pub fn kv_bytes(&self, dtype: KvDtype) -> i64 {
         match (dtype, self.quantized_kv_bytes_per_position_and_layer) {
             (KvDtype::Q8_0, bytes @ 1..) => bytes,
@@ -86,19 +87,19 @@ impl ModelProfileSpec {
     }
 }
 
-/// What a row sees in layers that see only the last positions.
+/// The sliding window of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionWindow {
-    /// Its own position among them.
+    /// How many a row sees, its own included.
     pub positions: usize,
 }
 
-/// Conversations that have room in layers with windows at the same time, where one context is planned.
+/// How many conversations a plan for one context has room for in layers with windows.
 const WINDOWED_SEQUENCES: usize = 4;
 
 impl AttentionWindow {
-    /// Positions that such a layer keeps of a long sequence: the window of the rows of a pass, and as much before, so that a conversation
-    /// can go back and GPUs seldom move what they hold.
+    /// Positions that such a layer keeps of a long sequence: what the rows of one pass see, and one window more. So a conversation can go
+    /// back, and GPUs seldom have to move what they hold.
     pub fn kept(self) -> usize {
         2 * self.positions + CHUNK_POSITIONS
     }
@@ -113,10 +114,11 @@ impl AttentionWindow {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FormatWeights {
-    /// GGML's name: `Q4_K`, `F16`, ...
+    /// GGML's name of the format: `Q4_K`, `F16`, ...
     pub format: String,
-    /// How many numbers.
+    /// How many weights there are.
     pub weights: i64,
+    /// How many bytes they take.
     pub bytes: i64,
 }
 

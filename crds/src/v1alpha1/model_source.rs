@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use super::document::is_false;
 
-/// Exactly one of these. Of a model in several files, the first (`name-00001-of-00003.gguf`): the others are beside it.
+/// Where a model's file comes from: exactly one of these. If the model is in several files, this is the first
+/// (`name-00001-of-00003.gguf`). The others must be beside it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[x_kube(
     validation = Rule::new("(has(self.huggingFace) ? 1 : 0) + (has(self.url) ? 1 : 0) + (has(self.hostPath) ? 1 : 0) + (has(self.persistentVolumeClaim) ? 1 : 0) == 1")
@@ -23,7 +24,7 @@ pub struct ModelSource {
     pub persistent_volume_claim: Option<ClaimSource>,
 }
 
-/// A file of a repository on the Hugging Face hub, or on what speaks like it.
+/// A file in a repository on the Hugging Face Hub, or on a server with the same API.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HuggingFaceSource {
@@ -39,43 +40,45 @@ pub struct HuggingFaceSource {
     #[serde(default = "main_branch")]
     #[schemars(length(min = 1, max = 200), regex(pattern = r"^[\w][\w./-]*$"))]
     pub revision: String,
-    /// Another hub. Absent: what the operator and the agents were installed with, else <https://huggingface.co>.
+    /// URL of the hub. Default: the one that the chart was installed with, which is <https://huggingface.co> if its values name no other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 500), regex(pattern = "^https?://"))]
     pub endpoint: Option<String>,
 }
 
-/// A file on an HTTP server that serves ranges.
+/// A file on an HTTP server. The server should support range requests, so that machines can fetch only what they need.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct UrlSource {
+    /// URL of the GGUF file.
     #[schemars(length(max = 2000), regex(pattern = "^https?://"))]
     pub url: String,
-    /// The file's checksum, in hexadecimal. It is verified where a machine has the whole file. Not for a model in several files.
+    /// SHA-256 of the file, in hexadecimal. Machines that have the whole file check it. A model in several files may not have one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[0-9a-f]{64}$"))]
     pub sha256: Option<String>,
-    /// Whether a machine may fetch the whole file from a server that cannot serve ranges of it.
+    /// Whether machines may fetch the whole file if the server does not support range requests.
     #[serde(default, skip_serializing_if = "is_false")]
     pub allow_full_download: bool,
 }
 
-/// A file that is on the machines already. Machines without it take no part.
+/// A file that is already on the machines. Machines without it do not take part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HostPathSource {
-    /// Absolute: in /var/lib/prima, where agents have their data folder, or in one of the value `agent.modelDirs`.
+    /// Absolute path of the file: in /var/lib/prima, the agents' data folder, or in one of the folders of the chart's value
+    /// `agent.modelDirs`.
     #[schemars(length(max = 1000))]
     #[x_kube(validation = Rule::new("self.startsWith('/') && !self.contains('/../') && self.endsWith('.gguf')")
         .message("expected the absolute path of a .gguf file, without '..'"))]
     pub path: String,
 }
 
-/// A file on a volume that the agents were installed with (value `agent.persistentVolumeClaims`).
+/// A file on a volume that the agents have: one of the chart's value `agent.persistentVolumeClaims`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ClaimSource {
-    /// A claim in the agents' namespace.
+    /// Name of a PersistentVolumeClaim in the agents' namespace.
     #[schemars(length(max = 253), regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub claim_name: String,
     /// The file's path in the volume.
@@ -109,7 +112,7 @@ impl ModelSource {
         path.rsplit('/').next().unwrap_or(path)
     }
 
-    /// Where machines that have the file themselves find it; `None` for what is fetched.
+    /// Path of a file that machines already have; `None` for one that they fetch.
     pub fn local_path(&self) -> Option<String> {
         match self {
             Self {
@@ -128,7 +131,7 @@ impl ModelSource {
     }
 }
 
-/// Where agents have the volumes of claims, each in a folder of its name.
+/// Where agents mount the volumes of claims, each in a folder with the claim's name.
 pub const CLAIMS_FOLDER: &str = "/var/lib/prima-claims";
 
 fn main_branch() -> String {

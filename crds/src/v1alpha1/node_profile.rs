@@ -17,7 +17,7 @@ use super::document::{self, DocumentError, is_false};
 use super::model_profile::ModelProfileSpec;
 use super::ring_plan::FileVersion;
 
-/// Share of the available memory that stays free unless the owner says otherwise: the machine is theirs.
+/// Percent of the available memory that stays free unless the owner says otherwise: the machine is theirs.
 pub const DEFAULT_RESERVE_PERCENT: u64 = 5;
 
 /// What the owner of a machine allows. Everything is optional.
@@ -62,27 +62,28 @@ pub struct NodeProfileSpec {
     /// Leave this machine out of all rings.
     #[serde(default, skip_serializing_if = "is_false")]
     pub exclude: bool,
-    /// Bytes of memory that stay free for the owner. Absent: [`DEFAULT_RESERVE_PERCENT`] of what is available.
+    /// Bytes of memory that stay free for the owner. Default: 5 % of the available memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub reserved_memory_bytes: Option<i64>,
-    /// Bytes of memory that rings use at most.
+    /// The most bytes of memory that rings may use. Default: all that does not stay free.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub memory_cap_bytes: Option<i64>,
-    /// Whether weights that do not fit into memory may be read from disk for every token.
+    /// Whether weights that do not fit into memory may be read from disk for every token. Default: true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_allowed: Option<bool>,
 }
 
-/// What the agent measured. An older operator leaves out what a newer agent says beside it.
+/// What the agent measured. Operators ignore fields that they do not know: the agent may be newer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeProfileStatus {
-    /// RFC 3339.
+    /// When it was measured (RFC 3339).
     pub measured_at: String,
+    /// Version of the agent.
     pub agent_version: String,
-    /// What the agent can run, as GGUF calls it in `general.architecture`.
+    /// Families of models that the agent can run, as `general.architecture` of GGUF files names them.
     #[serde(default = "first_architectures")]
     #[schemars(length(max = 64), inner(length(max = 64)))]
     pub architectures: Vec<String>,
@@ -92,10 +93,10 @@ pub struct NodeProfileStatus {
     pub disk: DiskProfile,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuProfile>,
-    /// To the other machines of a ring.
+    /// Network links to other machines.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<LinkProfile>,
-    /// In a cluster: the agent that runs there.
+    /// The agent that runs on the machine. Only in a cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<AgentProfile>,
 }
@@ -104,13 +105,13 @@ pub struct NodeProfileStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentProfile {
-    /// IP address of its ring ports; another one after its pod was made anew.
+    /// IP address of its ring ports. It changes when the agent gets a new pod.
     pub address: String,
-    /// For people: available of total memory.
+    /// For people: available and total memory.
     pub memory: String,
-    /// For people: the disk's sequential rate.
+    /// For people: how fast the disk reads sequentially.
     pub disk: String,
-    /// What it has of the files that Models name by a path on the machine.
+    /// The files that Models name by a path on the machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub local_models: Vec<LocalModel>,
 }
@@ -119,13 +120,15 @@ pub struct AgentProfile {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LocalModel {
+    /// Path of the file, as the Model has it.
     pub path: String,
-    /// What the header says; absent where there is a problem.
+    /// What the file's header says of the model. Absent if there is a problem.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<ModelProfileSpec>,
+    /// The version of the file. Absent if there is a problem.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<FileVersion>,
-    /// Why it cannot be used here.
+    /// Why the file cannot be used on this machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
@@ -134,15 +137,17 @@ pub struct LocalModel {
 #[serde(rename_all = "camelCase")]
 pub struct SystemProfile {
     pub os: Os,
-    /// The distribution's or the system's own name and version.
+    /// Name and version of the system or the distribution.
     pub os_name: String,
+    /// Version of the kernel.
     pub kernel: String,
     /// `x86_64`, `aarch64`, ...
     pub architecture: String,
+    /// Whether the agent runs in a container.
     pub in_container: bool,
 }
 
-/// Which rules memory and disk follow.
+/// The operating system. It decides how the planner counts memory and disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Os {
     Linux,
@@ -154,15 +159,18 @@ pub enum Os {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CpuProfile {
+    /// Name of the processor.
     pub model: String,
-    /// Threads that the agent computes with.
+    /// How many threads the agent computes with.
     pub threads: i32,
+    /// Instruction sets that the processor has.
     pub features: Vec<String>,
-    /// The engine's kernels that were measured: `scalar`, `avx2`, ...
+    /// Which of the engine's kernels were measured: `scalar`, `avx2`, ...
     pub kernels: String,
     /// One entry per weight format that the engine runs.
     pub throughput: Vec<Throughput>,
-    /// What a layer takes beside its weights for one position: norms, rotation, attention over little, waking threads.
+    /// Time that a layer takes for one position beside multiplying weights: norms, rotary embedding, attention over few positions, waking
+    /// threads.
     pub layer_overhead_nanoseconds: i64,
 }
 
@@ -170,13 +178,14 @@ pub struct CpuProfile {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Throughput {
-    /// GGML's name: `Q4_K`, `F16`, ...
+    /// GGML's name of the format: `Q4_K`, `F16`, ...
     pub format: String,
-    /// One position: bytes of weights a second. It contains reading them from memory.
+    /// For one position: bytes of weights per second. The time to read them from memory is included.
     pub decode_bytes_per_second: i64,
-    /// Many positions at once: multiplications and additions a second, two for each weight and position.
+    /// For many positions at once: floating-point operations per second. Each weight takes two for each position, a multiplication and an
+    /// addition.
     pub prefill_flop_per_second: i64,
-    /// Largest less smallest sample, in percent of the median, of the noisier of the two.
+    /// How much the samples of the noisier of the two rates differ: the largest minus the smallest, in percent of the median.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spread_percent: Option<i32>,
 }
@@ -184,31 +193,33 @@ pub struct Throughput {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MemoryProfile {
+    /// Memory of the machine, or what its cgroup may have if that is less.
     pub total_bytes: i64,
-    /// What can be used now: the smaller of the machine's and the cgroup's.
+    /// Memory that can be used now: what the machine has available, or its cgroup if that is less.
     pub available_bytes: i64,
-    /// Android: what can be swapped out to make room, at most what swap has free. 0 elsewhere.
+    /// Only on Android: memory that can be swapped out to make room, at most what is free in swap. 0 on other systems.
     #[serde(default)]
     pub swappable_bytes: i64,
+    /// How fast memory is read.
     pub read_bytes_per_second: i64,
-    /// Appending keys and values to the KV cache.
+    /// How fast keys and values are appended to the KV cache.
     pub kv_append_bytes_per_second: i64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DiskProfile {
-    /// The folder that was measured: the models'.
+    /// The folder whose disk was measured. Models are kept there.
     pub path: String,
-    /// In the order of the file, with the system's read-ahead.
+    /// How fast a file is read from its beginning to its end, with the system's read-ahead.
     pub sequential_read_bytes_per_second: i64,
-    /// Single pages of 4 KiB in random order, without read-ahead.
+    /// How fast single pages of 4 KiB are read in random order, without read-ahead.
     pub random_read_bytes_per_second: i64,
-    /// Of the sequential rate, while all threads compute with weights in memory.
+    /// How much of the sequential rate is left while all threads compute with weights in memory.
     pub read_while_computing_percent: i32,
-    /// Of the threads' decode rate, while the disk is read in order.
+    /// How much of the threads' decode rate is left while the disk is read sequentially.
     pub compute_while_reading_percent: i32,
-    /// Why the figures may be too high: what was read did not all come from the disk.
+    /// Why the rates may be too high: not all that was read came from the disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub caveat: Option<String>,
 }
@@ -218,7 +229,7 @@ pub struct DiskProfile {
 pub struct GpuProfile {
     pub name: String,
     pub backend: GpuBackend,
-    /// Why it cannot be used; what follows is left out then.
+    /// Why the GPU cannot be used. There is either this or `measured`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unusable: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -228,19 +239,25 @@ pub struct GpuProfile {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuMeasurements {
-    /// Shares its memory with the CPU: nothing is copied.
+    /// Whether it shares its memory with the CPU, so that nothing is copied.
     pub unified_memory: bool,
+    /// Memory of the GPU.
     pub total_bytes: i64,
-    /// CUDA: free. Metal: the recommended working set.
+    /// With CUDA, the memory that is free. With Metal, the recommended working set.
     pub available_bytes: i64,
+    /// How fast its memory is read.
     pub read_bytes_per_second: i64,
+    /// How fast keys and values are appended to the KV cache.
     pub kv_append_bytes_per_second: i64,
-    /// 0 with unified memory.
+    /// How fast activations are copied to the GPU. 0 with unified memory.
     pub to_gpu_bytes_per_second: i64,
+    /// How fast activations are copied from the GPU. 0 with unified memory.
     pub from_gpu_bytes_per_second: i64,
-    /// One copy of a single activation each way, whatever its size.
+    /// What one copy to or from the GPU takes beside the time for its bytes.
     pub copy_overhead_nanoseconds: i64,
+    /// One entry per weight format that the engine runs on this GPU.
     pub throughput: Vec<Throughput>,
+    /// Time that a layer takes for one position beside multiplying weights.
     pub layer_overhead_nanoseconds: i64,
 }
 
@@ -251,7 +268,7 @@ impl NodeProfileStatus {
     }
 
     /// The GPU that a member of this model's ring uses: the first one that was measured with all weight formats of its layers. A GPU
-    /// without kernels for one of them is none for this model: the processor has them.
+    /// that lacks kernels for one of them is not used for this model.
     pub fn gpu_for(&self, model: &ModelProfileSpec) -> Option<(GpuBackend, &GpuMeasurements)> {
         self.gpus.iter().find_map(|gpu| {
             let measured = gpu.measured.as_ref()?;
@@ -263,13 +280,13 @@ impl NodeProfileStatus {
     }
 }
 
-/// What agents run that do not say so.
+/// What agents of the first version run, which do not say so.
 fn first_architectures() -> Vec<String> {
     ["llama", "qwen2"].map(str::to_owned).to_vec()
 }
 
 impl GpuMeasurements {
-    /// Of its own memory, what is left; none where it shares the machine's.
+    /// What is available of its own memory; `None` where it shares the machine's.
     pub fn own_available_bytes(&self) -> Option<i64> {
         (!self.unified_memory).then_some(self.available_bytes)
     }
@@ -280,18 +297,19 @@ pub enum GpuBackend {
     #[serde(rename = "CUDA")]
     Cuda,
     Metal,
-    /// None that the engine has.
+    /// One that the engine does not have.
     Other,
 }
 
-/// The way to one other machine, over the ring's own transport.
+/// The network link to one other machine, measured with the ring's own transport.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LinkProfile {
-    /// That machine's name.
+    /// Name of that machine.
     pub to: String,
-    /// One way, of a frame without payload: half a round trip.
+    /// How long a frame without payload takes one way: half a round trip.
     pub latency_nanoseconds: i64,
+    /// Bandwidth.
     pub bytes_per_second: i64,
 }
 

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::document::{self, DocumentError, is_zero};
 use super::model_source::ModelSource;
 
-/// What an agent reads: the plan of one ring for one model.
+/// The plan of one ring for one model.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "prima.dev",
@@ -48,39 +48,41 @@ use super::model_source::ModelSource;
     .message("a RingPlan does not change; a new plan is a new RingPlan"))]
 #[serde(rename_all = "camelCase")]
 pub struct RingPlanSpec {
-    /// Counts up with every new plan of the same model. A frame of another generation is refused.
+    /// Each new plan of a model has a higher number. Members refuse frames of other generations.
     pub generation: i64,
     /// The model that the ring runs.
     pub model: PlannedModel,
-    /// Positions that one sequence may hold (prompt and answer together).
+    /// The most positions that one sequence may have, prompt and answer together.
     pub context_length: i32,
-    /// Sequences that may hold a KV cache at the same time.
+    /// The most sequences that are computed at the same time.
     pub max_concurrent_requests: i32,
-    /// Whole contexts that all sequences together have memory for; what they do not use keeps the beginnings of later requests.
+    /// Memory for the KV cache, in whole contexts. All sequences share it. What they do not use holds earlier sequences, so that later
+    /// requests can continue them.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub kv_contexts: i32,
     /// Number format of activations between members.
     #[serde(default)]
     pub activation_dtype: ActivationDtype,
-    /// A small model of the same vocabulary at rank 0, whose guesses are verified several at a time.
+    /// A small model with the same vocabulary, which runs at rank 0 and guesses tokens. The ring checks several guesses at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft: Option<PlannedDraft>,
     /// Number format of the KV cache.
     #[serde(default, skip_serializing_if = "KvDtype::is_f16")]
     pub kv_dtype: KvDtype,
-    /// k: how often a token's activation goes round the ring. Every member has one window a round.
+    /// How often a token's activation goes round the ring (k). Every member has one window in each round.
     pub rounds: i32,
-    /// The ring in order; the first member is rank 0, the last hands back to it.
+    /// The members in the order of the ring. The first is rank 0, and the last sends back to it.
     #[schemars(length(max = 256))]
     pub members: Vec<RingMember>,
-    /// What the planner expects of it.
+    /// The speed that the planner expects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<Speed>,
-    /// Port at rank 0's address where it serves HTTP. Absent: where the agent is told to.
+    /// Port at which rank 0 serves HTTP. Absent in a local ring: its command line says where.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub http_port: Option<i32>,
-    /// SHA-256 of each key that HTTP clients may send, in hexadecimal; none: no key is asked for. Agents so need no Secrets.
+    /// SHA-256 of each API key that HTTP clients may send, in hexadecimal. If there is none, no key is asked for. Agents need no Secrets
+    /// this way.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 64)))]
     pub api_key_sha256: Vec<String>,
@@ -93,23 +95,23 @@ pub struct PlannedModel {
     /// The name that clients ask for.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// The GGUF file: its path on every member; with a source to fetch it from, its name.
+    /// The GGUF file: its path on every member, or its name if members fetch it.
     #[schemars(length(max = 2000))]
     pub file: String,
-    /// Length of the file in bytes; a file of another length is another model.
+    /// Size of the file in bytes. A file of another size is another model.
     pub size_bytes: i64,
-    /// Transformer layers (L).
+    /// Number of transformer layers (L).
     pub layers: i32,
-    /// Where members fetch their parts of the file from. Absent: they have it.
+    /// Where the file comes from. Absent: every member has it already.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<ModelSource>,
-    /// Which version of the file; another one is never mixed with it.
+    /// Which version of the file it is. A ring never mixes versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<FileVersion>,
 }
 
 impl PlannedModel {
-    /// A file that every member has, in whatever version.
+    /// A model whose file every member has already, in whatever version.
     pub fn new(
         name: impl Into<String>,
         file: impl Into<String>,
@@ -136,73 +138,77 @@ pub struct PlannedDraft {
     pub file: String,
 }
 
-/// What tells one version of a model's file from another. What is absent was not told by its server.
+/// What tells one version of a model's file from another. Fields that the file's server did not tell are absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FileVersion {
-    /// Of the GGUF header, in hexadecimal: every member must have the same. Of a model in several files, of all their headers, one behind
-    /// the other.
+    /// SHA-256 of the GGUF header, in hexadecimal. All members must have the same. For a model in several files: of all their headers, one
+    /// after the other.
     #[schemars(length(max = 64))]
     pub header_sha256: String,
+    /// The file's ETag.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 500))]
     pub etag: Option<String>,
-    /// Of the whole file, in hexadecimal.
+    /// SHA-256 of the whole file, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub sha256: Option<String>,
-    /// The commit that the revision was.
+    /// The commit that the source's `revision` meant when it was read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 100))]
     pub commit: Option<String>,
-    /// The files of a model in several that is fetched, in order; it has no other `etag` and `sha256`.
+    /// If a model in several files is fetched: its files in order. Each has its own `etag` and `sha256`, and the model has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024))]
     pub parts: Vec<PartVersion>,
 }
 
-/// One file of a model in several.
+/// One file of a model in several files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PartVersion {
-    /// Length in bytes.
+    /// Size in bytes.
     #[schemars(range(min = 0))]
     pub size_bytes: i64,
+    /// The file's ETag.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 500))]
     pub etag: Option<String>,
-    /// In hexadecimal.
+    /// SHA-256 of the file, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub sha256: Option<String>,
 }
 
-/// One node of the ring.
+/// One member of the ring.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RingMember {
-    /// Unique in the ring; in a cluster the Node's name.
+    /// Unique in the ring. In a cluster it is the Node's name.
     #[schemars(length(max = 253))]
     pub name: String,
     /// `host:port` where the member's ring service listens.
     #[schemars(length(max = 300))]
     pub address: String,
-    /// One layer window a round, `rounds` in all. May be empty (`first` = `last`).
+    /// Its layers: one window for each of the `rounds`. A window may be empty (`first` = `last`).
     #[schemars(length(max = 1024))]
     pub windows: Vec<PlannedWindow>,
-    /// Members of this ring on the same machine, which share its memory evenly.
+    /// How many members of this ring are on the same machine. They share its memory evenly.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub members_on_machine: i32,
-    /// Weights that the planner expects the member to read from its disk for every token; to compare with what it does.
+    /// Bytes of weights that the planner expects the member to read from its disk for every token. It can be compared with what the member
+    /// does read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_bytes_per_token: Option<i64>,
-    /// Weights that it reads ahead in each round, while other members work; when other memory is available than planned, in
-    /// proportion to what does not fit.
+    /// Bytes of weights that it reads ahead in each round, while other members work. If it has more or less memory than planned, this
+    /// changes in proportion to what does not fit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_ahead_bytes: Option<i64>,
-    /// Memory that the plan counts on: weights that stay, KV cache, buffers. What one plan was promised is not promised again.
+    /// Bytes of memory that the plan counts on: weights that stay in memory, KV cache, buffers. Other plans do not count on them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<i64>,
+    /// The same of the GPU's own memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_memory_bytes: Option<i64>,
     /// For people: why it has these layers.
@@ -221,7 +227,7 @@ pub struct Speed {
     pub first_token_microseconds: i64,
 }
 
-/// Layers `first..last` (last excluded), of which the last `gpuLayers` run on the GPU.
+/// The layers from `first` up to `last`, which is excluded. The last `gpuLayers` of them run on the GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedWindow {
@@ -231,7 +237,7 @@ pub struct PlannedWindow {
     pub gpu_layers: i32,
 }
 
-/// Number format of activations between members. Only F32 keeps a split model bit-identical to a whole one.
+/// Number format of activations between members. Only with F32 does a ring compute the same bits as one machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ActivationDtype {
     #[default]
@@ -241,7 +247,7 @@ pub enum ActivationDtype {
 }
 
 impl ActivationDtype {
-    /// Of one number on the wire.
+    /// Bytes of one number on the wire.
     pub const fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -250,27 +256,27 @@ impl ActivationDtype {
     }
 }
 
-/// Number format of keys and values in memory. GPUs hold them as F16, and so do layers whose heads are not of whole 32 numbers.
+/// Number format of keys and values in memory. On GPUs it is always F16, and so it is for heads whose size is no multiple of 32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum KvDtype {
     #[default]
     F16,
-    /// Bytes, and an F16 scale for each 32 of them: 0.53 of F16's memory.
+    /// A byte for each number, and an F16 scale for each 32 numbers: 53 % of the memory of F16.
     Q8_0,
 }
 
 impl KvDtype {
-    /// What documents without the field mean.
+    /// Whether it is what documents without the field mean.
     pub fn is_f16(&self) -> bool {
         *self == Self::F16
     }
 }
 
-/// Positions of a prompt that go round the ring together, at most: the rows of activations in one frame. Longer prompts go in chunks of
-/// this size, several in flight.
+/// The most positions of a prompt that go round the ring together: the rows of activations in one frame. Longer prompts go in chunks of
+/// this size, several of them in flight.
 pub const CHUNK_POSITIONS: usize = 128;
 
-/// What became of the plan. Each agent writes its own entry of `members`.
+/// How far the members are with the plan. Each agent writes its own entry of `members`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RingPlanStatus {
@@ -284,7 +290,7 @@ pub struct RingPlanStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MemberStatus {
-    /// As in the plan's members.
+    /// Name of the member, as in the plan.
     #[schemars(length(max = 253))]
     pub name: String,
     pub state: MemberState,
@@ -292,38 +298,41 @@ pub struct MemberStatus {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1000))]
     pub message: String,
-    /// What went wrong is tried again after so long.
+    /// After a failure: how long the agent waits before it tries again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_seconds: Option<i64>,
-    /// Of its part of the file, what is on its disk.
+    /// Bytes of its part of the file that are on its disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fetched_bytes: Option<i64>,
+    /// Bytes of its part of the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_bytes: Option<i64>,
-    /// Rank 0: medians of its last answers.
+    /// Only of rank 0: medians of its last answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Speed>,
 }
 
-/// In this order, if all goes well.
+/// How far a member is: `Fetching`, `Loading`, `Loaded`; rank 0 then becomes `Ready`. `Refused`: this machine cannot run the plan.
+/// `Failed`: something went wrong, and the agent tries again.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 pub enum MemberState {
-    /// The plan cannot be honoured by this machine.
+    /// This machine cannot run the plan.
     Refused,
-    /// It went wrong; it is tried again.
+    /// Something went wrong. The agent tries again.
     Failed,
+    /// The machine fetches its part of the file.
     Fetching,
-    /// The weights are there, the process starts.
+    /// The weights are there, and the process starts.
     Loading,
     /// The process runs its layers and waits for its neighbours.
     Loaded,
-    /// Rank 0: a token went round the ring.
+    /// Only of rank 0: a token went round the ring.
     Ready,
 }
 
-/// Why a document is no plan.
+/// Why a document is not a valid plan.
 #[derive(Debug, thiserror::Error)]
 pub enum RingPlanError {
     #[error(transparent)]
@@ -349,7 +358,7 @@ impl RingPlan {
 }
 
 impl RingPlanSpec {
-    /// The first generation, for one request at a time; whatever else may be absent is. Not checked.
+    /// A plan of the first generation, for one request at a time. Optional fields are absent. It is not validated.
     pub fn new(model: PlannedModel, context_length: i32, members: Vec<RingMember>) -> Self {
         Self {
             generation: 1,
@@ -368,8 +377,8 @@ impl RingPlanSpec {
         }
     }
 
-    /// One whose members `m0`, `m1`, ... at `addresses` have windows that end at the layers `ends`, in the order in which a token meets
-    /// them: round by round, member by member. Not checked.
+    /// A plan for members `m0`, `m1`, ... at `addresses`. `ends` says at which layers their windows end, in the order in which a token
+    /// meets them: round by round, member by member. It is not validated.
     pub fn cut(
         model: PlannedModel,
         context_length: i32,
@@ -523,7 +532,7 @@ impl RingPlanSpec {
 }
 
 impl RingMember {
-    /// Alone on its machine; nothing is said of its memory.
+    /// A member that is alone on its machine. Nothing is said of its memory.
     pub fn new(name: String, address: String, windows: Vec<PlannedWindow>) -> Self {
         Self {
             name,
@@ -538,7 +547,7 @@ impl RingMember {
         }
     }
 
-    /// The host of its address, an IPv6 one without its brackets.
+    /// The host of its address; an IPv6 address without its brackets.
     pub fn host(&self) -> Option<&str> {
         let (host, _) = self.address.rsplit_once(':')?;
         Some(host.trim_matches(['[', ']']))

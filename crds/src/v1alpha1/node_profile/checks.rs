@@ -10,7 +10,7 @@ use super::{
 
 const SECOND: i64 = 1_000_000_000;
 const OVERHEAD: RangeInclusive<i64> = 0..=SECOND;
-/// Bytes a second of what computes: not below what anything does, nor above 100 TB/s.
+/// Bytes per second of what computes: from less than any machine does to 100 TB/s.
 const RATE: RangeInclusive<i64> = 100_000..=MAX_RATE;
 /// Disks and links may be slower.
 const DISK_RATE: RangeInclusive<i64> = 1000..=MAX_RATE;
