@@ -154,6 +154,7 @@ fn layers_with_windows_keep_what_is_seen() {
         context_length: 2048,
         hidden: 64,
         heads: 2,
+        head_dim: Some(64),
         feed_forward: 64,
         ..MadeUpModel::of("gemma3")
     };

@@ -117,30 +117,30 @@ impl MadeUpModel {
         Self::of("qwen2")
     }
 
-    /// A model with all the parts of a family. Windows are of [`WINDOW`] positions, and stretched contexts were [`ORIGINAL_CONTEXT`].
+    /// A model with all the parts of a family, and with heads of a size that the family was published with. Windows are of [`WINDOW`]
+    /// positions, and stretched contexts were [`ORIGINAL_CONTEXT`].
     pub fn of(architecture: &'static str) -> Self {
-        let made_up = MadeUpModel {
-            architecture,
-            ..Self::default()
-        };
-        match architecture {
-            "qwen2" | "olmo2" => MadeUpModel {
-                tied: false,
-                ..made_up
-            },
+        let (hidden, heads, kv_heads, head_dim) = match architecture {
+            // The small models of these families; heads of the larger ones are of 128.
+            "llama" | "qwen2" => (256, 4, 2, 64),
+            "smollm3" | "olmo2" | "granite" | "glm4" => (512, 4, 2, 128),
             // Heads that are wider together than the activation.
-            "qwen3" => MadeUpModel {
-                head_dim: Some(64),
-                ..made_up
-            },
-            // The sixth layer has no window.
-            "gemma3" => MadeUpModel {
-                layers: 7,
-                head_dim: Some(64),
-                kv_heads: 1,
-                ..made_up
-            },
-            _ => made_up,
+            "qwen3" | "mistral3" => (256, 4, 2, 128),
+            "gemma2" => (256, 4, 2, 256),
+            "gemma3" => (256, 4, 1, 256),
+            "phi3" => (768, 8, 8, 96),
+            other => unreachable!("{other} is not one of the families"),
+        };
+        MadeUpModel {
+            architecture,
+            // The sixth layer of gemma3 has no window.
+            layers: if architecture == "gemma3" { 7 } else { 5 },
+            hidden,
+            heads,
+            kv_heads,
+            head_dim: (heads * head_dim != hidden).then_some(head_dim),
+            tied: !matches!(architecture, "qwen2" | "olmo2"),
+            ..Self::default()
         }
     }
 
