@@ -25,6 +25,7 @@ mod sampler;
 mod sampling_error;
 mod sampling_params;
 mod sentencepiece;
+mod special_tokens;
 mod template_python;
 mod tokenizer;
 mod tokenizer_error;

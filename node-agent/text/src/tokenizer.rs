@@ -1,7 +1,8 @@
 //! The tokenizer of a model, from its GGUF metadata.
 //!
-//! Decides: where a text holds special tokens, and what begins and ends a prompt, as llama.cpp does; the text between special tokens is
-//! for [`crate::bpe`], [`crate::character_bpe`] or [`crate::sentencepiece`]. Refuses: tokenizers that it does not know, and vocabularies that do not add up.
+//! Decides: what begins and ends a prompt, as llama.cpp does. Special tokens are for [`crate::special_tokens`], and the text between them
+//! is for [`crate::bpe`], [`crate::character_bpe`] or [`crate::sentencepiece`]. Refuses: tokenizers that it does not know, and vocabularies
+//! that do not add up.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use prima_gguf::Metadata;
 use crate::bpe::{self, Bpe};
 use crate::character_bpe::CharacterBpe;
 use crate::sentencepiece::{self, SentencePiece};
+use crate::special_tokens::{Fragment, SpecialTokens};
 use crate::tokenizer_error::TokenizerError;
 use crate::tokens::Tokens;
 use crate::vocabulary::{TokenKind, Vocabulary};
@@ -23,8 +25,7 @@ pub struct Tokenizer(Arc<Inner>);
 struct Inner {
     vocabulary: Vocabulary,
     model: Model,
-    /// Tokens that are searched for in text before anything else, the longest first.
-    special: Vec<Special>,
+    special: SpecialTokens,
     /// No token stands for more bytes of a text.
     longest_token: usize,
     /// The token that `add_special` puts at the beginning.
@@ -38,16 +39,6 @@ enum Model {
     Bpe(Box<Bpe>),
     CharacterBpe(Box<CharacterBpe>),
     SentencePiece(Box<SentencePiece>),
-}
-
-#[derive(Debug)]
-struct Special {
-    token: u32,
-    text: String,
-    /// Found only where the caller asks for it: control tokens, and the unknown token.
-    on_request: bool,
-    /// White space after it belongs to it.
-    strips_right: bool,
 }
 
 impl Tokenizer {
@@ -85,8 +76,8 @@ impl Tokenizer {
         };
         let begin = added(metadata, ADD_BOS, add_bos, vocabulary.bos, "BOS")?;
         let end = added(metadata, ADD_EOS, false, vocabulary.eos, "EOS")?;
-        let special = special_tokens(metadata, &vocabulary)?;
-        let longest_token = match special.iter().any(|special| special.strips_right) {
+        let special = SpecialTokens::of(metadata, &vocabulary)?;
+        let longest_token = match special.strip_white_space() {
             true => usize::MAX,
             false => vocabulary.longest_text(),
         };
@@ -129,7 +120,7 @@ impl Tokenizer {
             tokens.push(begin)?;
         }
         let mut after_special = true;
-        for fragment in self.fragments(text, parse_special, limit)? {
+        for fragment in self.0.special.cut_out_of(text, parse_special, limit)? {
             match (fragment, &self.0.model) {
                 (Fragment::Token(token), _) => tokens.push(token)?,
                 (Fragment::Text(text), Model::Bpe(bpe)) => bpe.encode(text, &mut tokens)?,
@@ -233,74 +224,11 @@ impl Tokenizer {
     pub fn is_end_of_generation(&self, token: u32) -> bool {
         self.0.vocabulary.is_end_of_generation(token)
     }
-
-    /// Cuts special tokens out of `text`: all occurrences of the longest first, then of the next in what is left. The error is that
-    /// there are more than `limit`.
-    fn fragments<'t>(
-        &self,
-        text: &'t str,
-        parse_special: bool,
-        limit: usize,
-    ) -> Result<Vec<Fragment<'t>>, TokenizerError> {
-        let mut fragments = vec![Fragment::Text(text)];
-        for special in &self.0.special {
-            if special.on_request && !parse_special {
-                continue;
-            }
-            // Most special tokens are not in most texts.
-            if !text.contains(&special.text) {
-                continue;
-            }
-            let mut cut = Vec::with_capacity(fragments.len() + 2);
-            for fragment in fragments {
-                match fragment {
-                    Fragment::Text(text) => special.cut_out_of(text, limit, &mut cut)?,
-                    token @ Fragment::Token(_) => cut.push(token),
-                }
-            }
-            fragments = cut;
-        }
-        fragments.retain(|fragment| !matches!(fragment, Fragment::Text("")));
-        Ok(fragments)
-    }
 }
 
 const MODEL: &str = "tokenizer.ggml.model";
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
-
-/// A text, taken apart: special tokens, and what is between them.
-#[derive(Debug, Clone, Copy)]
-enum Fragment<'t> {
-    Token(u32),
-    Text(&'t str),
-}
-
-impl Special {
-    /// Appends `text` to `fragments`, in which texts and tokens take turns.
-    fn cut_out_of<'t>(
-        &self,
-        text: &'t str,
-        limit: usize,
-        fragments: &mut Vec<Fragment<'t>>,
-    ) -> Result<(), TokenizerError> {
-        let mut rest = text;
-        while let Some((before, after)) = rest.split_once(&self.text) {
-            fragments.push(Fragment::Text(before));
-            fragments.push(Fragment::Token(self.token));
-            if fragments.len() / 2 > limit {
-                return Err(TokenizerError::TooLong { limit });
-            }
-            rest = if self.strips_right {
-                after.trim_start_matches(is_c_space)
-            } else {
-                after
-            };
-        }
-        fragments.push(Fragment::Text(rest));
-        Ok(())
-    }
-}
 
 /// The token that is put at one end of every prompt, where key or default say so.
 fn added(
@@ -317,39 +245,6 @@ fn added(
         Some(token) => Ok(Some(token)),
         None => Err(TokenizerError::NoSuchSpecialToken { key, name }),
     }
-}
-
-fn special_tokens(
-    metadata: &Metadata,
-    vocabulary: &Vocabulary,
-) -> Result<Vec<Special>, TokenizerError> {
-    // GGUF has no field for which tokens strip white space; llama.cpp knows Phi-3 by the model's name.
-    let model = metadata.str("general.name")?.unwrap_or_default();
-    let model = model.to_ascii_lowercase();
-    let is_phi3 = model.contains("phi-3") || model.contains("phi3");
-    let mut special: Vec<Special> = vocabulary
-        .iter()
-        .filter_map(|(token, text, kind)| {
-            let on_request = match kind {
-                TokenKind::UserDefined => false,
-                TokenKind::Control | TokenKind::Unknown => true,
-                TokenKind::Normal | TokenKind::Unused | TokenKind::Byte(_) => return None,
-            };
-            Some(Special {
-                token,
-                text: text.to_owned(),
-                on_request,
-                strips_right: is_phi3 && !matches!(text, "<unk>" | "<s>" | "<|endoftext|>"),
-            })
-        })
-        .collect();
-    special.sort_by_key(|special| std::cmp::Reverse(special.text.len()));
-    Ok(special)
-}
-
-/// What C's `isspace` takes for white space.
-fn is_c_space(character: char) -> bool {
-    matches!(character, ' ' | '\t' | '\n' | '\u{B}' | '\u{C}' | '\r')
 }
 
 #[cfg(test)]

@@ -31,6 +31,9 @@ pub enum TokenizerError {
         source: regex::Error,
     },
 
+    #[error("cannot build the search for special tokens")]
+    SpecialTokens { source: aho_corasick::BuildError },
+
     #[error("metadata key \"{key}\": expected {expected}, found {found} elements")]
     Length {
         key: &'static str,
