@@ -35,8 +35,10 @@ pub struct Pressure(Arc<AtomicU64>);
 pub struct MemoryLimits {
     /// Stays free; by default [`DEFAULT_RESERVE_PERCENT`] of what is available at the start.
     pub reserve_bytes: Option<u64>,
-    /// Weights and their buffers take at most this, however much is available.
+    /// Weights and their buffers take at most this, however much is available; a draft model, too.
     pub cap_bytes: Option<u64>,
+    /// Of this member's part, what is left to its draft model.
+    pub draft_bytes: u64,
     /// Members that share this machine's memory evenly, including this one.
     pub members: u64,
 }
@@ -170,6 +172,7 @@ struct Governor {
     /// Grows when it turns out that less memory is available than the kernel says.
     reserve: u64,
     cap: u64,
+    draft: u64,
     members: u64,
     /// Looks in a row that found room (`roomy`) or programs waiting (`stalled`).
     roomy: u32,
@@ -183,6 +186,7 @@ impl Governor {
                 .reserve_bytes
                 .unwrap_or(available / 100 * DEFAULT_RESERVE_PERCENT),
             cap: limits.cap_bytes.unwrap_or(u64::MAX),
+            draft: limits.draft_bytes,
             members: limits.members.max(1),
             roomy: 0,
             stalled: 0,
@@ -199,7 +203,8 @@ impl Governor {
             self.reserve +=
                 (promised / OVERPROMISED).min(promised / 4 - (promised / 4).min(self.reserve));
         }
-        let mut room = (promised.saturating_sub(self.reserve) / self.members).min(self.cap);
+        let part = (promised.saturating_sub(self.reserve) / self.members).min(self.cap);
+        let mut room = part.saturating_sub(self.draft);
         self.stalled = match look.stalled {
             true => self.stalled + 1,
             false => 0,
@@ -276,9 +281,8 @@ mod tests {
 
     fn governor(available: u64) -> Governor {
         let limits = MemoryLimits {
-            reserve_bytes: None,
-            cap_bytes: None,
             members: 1,
+            ..MemoryLimits::default()
         };
         Governor::new(limits, available * MB)
     }
@@ -385,12 +389,32 @@ mod tests {
     fn owner_and_other_members_have_their_part() {
         let limits = MemoryLimits {
             reserve_bytes: Some(500 * MB),
-            cap_bytes: None,
             members: 3,
+            ..MemoryLimits::default()
         };
         let mut governor = Governor::new(limits, 2000 * MB);
         let budget = governor.budget(&look(2000, false, false), &status(4000, 0, 0));
         assert_eq!(budget, Some(500 * MB));
+    }
+
+    #[test]
+    fn a_draft_model_has_its_place_in_one_members_part() {
+        let limits = MemoryLimits {
+            reserve_bytes: Some(500 * MB),
+            draft_bytes: 200 * MB,
+            members: 3,
+            ..MemoryLimits::default()
+        };
+        let budget = |limits| {
+            let mut governor = Governor::new(limits, 2000 * MB);
+            governor.budget(&look(2000, false, false), &status(4000, 0, 0))
+        };
+        assert_eq!(budget(limits), Some(300 * MB));
+        let capped = MemoryLimits {
+            cap_bytes: Some(250 * MB),
+            ..limits
+        };
+        assert_eq!(budget(capped), Some(50 * MB));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use prima_crds::v1alpha1::ring_plan::{RingPlan, RingPlanError, RingPlanSpec};
+use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingPlan, RingPlanError, RingPlanSpec};
 use prima_engine::{EngineError, Model};
 use prima_gguf::model_bytes;
 
@@ -101,42 +101,42 @@ pub fn read(path: &Path, name: &str) -> Result<(RingPlanSpec, usize), PlanSource
     }
 }
 
-/// Opens the model file that the plan names, and checks that it is the one that the plan was made for.
-pub fn open_model(plan: &RingPlanSpec) -> Result<Model, PlanSourceError> {
-    let file = || plan.model.file.clone();
-    let found =
-        model_bytes(Path::new(&plan.model.file)).map_err(|source| PlanSourceError::ModelFile {
-            file: file(),
-            source,
-        })?;
-    if found != plan.model.size_bytes as u64 {
+/// Opens the file of a model that a plan names, for contexts of so many tokens, and checks that it is the one that the plan was made for.
+pub fn open_model(planned: &PlannedModel, context_length: usize) -> Result<Model, PlanSourceError> {
+    let file = || planned.file.clone();
+    let path = Path::new(&planned.file);
+    let found = model_bytes(path).map_err(|source| PlanSourceError::ModelFile {
+        file: file(),
+        source,
+    })?;
+    if found != planned.size_bytes as u64 {
         return Err(PlanSourceError::ModelSize {
             file: file(),
-            expected: plan.model.size_bytes,
+            expected: planned.size_bytes,
             found,
         });
     }
-    let model =
-        Model::open(Path::new(&plan.model.file)).map_err(|source| PlanSourceError::Model {
-            file: file(),
-            source: Box::new(source),
-        })?;
+    let model = Model::open(path).map_err(|source| PlanSourceError::Model {
+        file: file(),
+        source: Box::new(source),
+    })?;
     let spec = model.spec();
-    if spec.layers.len() != plan.model.layers as usize {
+    if spec.layers.len() != planned.layers as usize {
         return Err(PlanSourceError::Layers {
             file: file(),
-            expected: plan.model.layers,
+            expected: planned.layers,
             found: spec.layers.len(),
         });
     }
-    if plan.context_length as usize > spec.context_length {
+    if context_length > spec.context_length {
         tracing::warn!(
-            planned = plan.context_length,
+            model = planned.name,
+            planned = context_length,
             trained = spec.context_length,
-            "the plan's context is longer than the model was trained for: answers may degrade beyond it"
+            "the plan's context is longer than the model was trained for: what it says may degrade beyond it"
         );
     }
-    Ok(model.with_context_length(plan.context_length as usize))
+    Ok(model.with_context_length(context_length))
 }
 
 #[cfg(test)]
@@ -188,18 +188,18 @@ mod tests {
         let mut spec = plan(6, 1, 1, &[]);
         spec.model.file = folder.path().join("model.gguf").display().to_string();
         assert!(matches!(
-            open_model(&spec),
+            open_model(&spec.model, 128),
             Err(PlanSourceError::ModelFile { .. })
         ));
         fs::write(&spec.model.file, "GGUF").unwrap();
-        let error = open_model(&spec).err().unwrap().to_string();
+        let error = open_model(&spec.model, 128).err().unwrap().to_string();
         assert!(
             error.contains("has 4 bytes, but the plan was made for 1"),
             "{error}"
         );
         spec.model.size_bytes = 4;
         assert!(matches!(
-            open_model(&spec),
+            open_model(&spec.model, 128),
             Err(PlanSourceError::Model { .. })
         ));
     }

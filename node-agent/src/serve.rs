@@ -87,8 +87,12 @@ pub enum ServeError {
     Tokenizer(#[source] TokenizerError),
     #[error("cannot read the model's chat template")]
     ChatTemplate(#[source] ChatTemplateError),
-    #[error("cannot use the draft model")]
-    DraftModel(#[source] DraftModelError),
+    #[error("cannot use the draft model {file}")]
+    DraftModel {
+        file: String,
+        #[source]
+        source: DraftModelError,
+    },
     #[error("cannot run this member")]
     Member(#[source] Arc<MemberError>),
     #[error("cannot serve HTTP")]
@@ -148,9 +152,11 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
         }
         _ => None,
     };
+    let draft = plan.draft.as_ref().filter(|_| rank == 0);
     let memory = MemoryLimits {
         reserve_bytes: args.reserve_memory,
         cap_bytes: args.weights_memory,
+        draft_bytes: draft.map_or(0, |draft| draft.memory_bytes as u64),
         members: plan.members[rank].members_on_machine as u64,
     };
     let streaming = !args.no_streaming;
@@ -160,7 +166,7 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
             front.as_mut().and_then(|front| front.back.take()),
         );
         move || {
-            let model = plan_source::open_model(&plan)?;
+            let model = plan_source::open_model(&plan.model, plan.context_length as usize)?;
             let options = MemberOptions {
                 plan,
                 rank,
@@ -335,9 +341,13 @@ fn draft_thread(
     threads: usize,
 ) -> Result<DraftThread, ServeError> {
     let (context, contexts) = (plan.context_length as usize, plan.kv_contexts as usize);
-    DraftModel::open(draft.file.clone().into(), model, threads, context, contexts)
+    let small = plan_source::open_model(&draft.model, context)?;
+    DraftModel::new(small, model, threads, context, contexts)
         .and_then(DraftThread::start)
-        .map_err(ServeError::DraftModel)
+        .map_err(|source| ServeError::DraftModel {
+            file: draft.model.file.clone(),
+            source,
+        })
 }
 
 fn model_text(options: &MemberOptions) -> Result<ModelText, ServeError> {

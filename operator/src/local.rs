@@ -14,9 +14,9 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use prima_crds::v1alpha1::model_profile::{OtherVocabulary, same_vocabulary};
 use prima_crds::v1alpha1::ring_plan::{
-    KvDtype, PlannedDraft, PlannedModel, PlannedWindow, RingMember, RingPlan, RingPlanError,
-    RingPlanSpec,
+    KvDtype, PlannedDraft, PlannedWindow, RingMember, RingPlan, RingPlanError, RingPlanSpec,
 };
 use prima_halda::PlanReport;
 use prima_member_process::{Health, health};
@@ -86,6 +86,12 @@ pub struct RunArgs {
 pub enum LocalError {
     #[error(transparent)]
     Model(#[from] ModelFileError),
+    #[error("--draft {}", path.display())]
+    Draft {
+        path: PathBuf,
+        #[source]
+        source: OtherVocabulary,
+    },
     #[error(transparent)]
     Split(#[from] SplitError),
     #[error(transparent)]
@@ -128,7 +134,10 @@ const HEALTH_INTERVAL: Duration = Duration::from_millis(100);
 /// Runs the ring until Ctrl-C, SIGTERM or SIGHUP (`Ok`), or until a member dies (`Err`). No agent outlives it.
 pub async fn run(args: RunArgs) -> Result<(), LocalError> {
     let model = ModelFile::read(&args.model)?;
-    let draft = args.draft.as_deref().map(ModelFile::read).transpose()?;
+    let draft = match &args.draft {
+        Some(path) => Some(draft_model(path, &model)?),
+        None => None,
+    };
     let trained = model.profile.spec.trained_context_length as u32;
     let context = args.context.unwrap_or(trained.min(DEFAULT_CONTEXT));
     let http = http_address(args.port)?;
@@ -194,6 +203,17 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
     outcome
 }
 
+/// The model that guesses for `model`.
+fn draft_model(path: &Path, model: &ModelFile) -> Result<ModelFile, LocalError> {
+    let draft = ModelFile::read(path)?;
+    let marks = |file: &ModelFile| file.profile.spec.vocabulary_marks.clone();
+    same_vocabulary(&marks(&draft), &marks(model)).map_err(|source| LocalError::Draft {
+        path: path.to_owned(),
+        source,
+    })?;
+    Ok(draft)
+}
+
 /// Who runs which layers.
 struct Split {
     rounds: i32,
@@ -233,7 +253,7 @@ impl Split {
             kv_dtype: args.kv_dtype,
             threads: args.threads.map(usize::from),
             reserve_memory: args.reserve_memory,
-            draft_bytes: draft.map_or(0, |draft| draft.bytes_with_context(context)),
+            draft: draft.map(|draft| &draft.profile.spec),
             profile: args.profile.as_deref(),
         };
         let planned = planned::plan(model, &wishes, screen).await?;
@@ -275,18 +295,16 @@ fn ring_plan(
             None => member,
         }
     });
-    let file = model.path.display().to_string();
-    let profile = &model.profile.spec;
-    let planned = PlannedModel::new(model.name(), file, profile.size_bytes, profile.layers);
     let spec = RingPlanSpec {
         max_concurrent_requests: MAX_CONCURRENT_REQUESTS,
         draft: draft.map(|draft| PlannedDraft {
-            file: draft.path.display().to_string(),
+            model: draft.planned(),
+            memory_bytes: draft.profile.spec.whole_bytes(context.into()),
         }),
         kv_dtype,
         rounds: split.rounds,
         predicted: split.report.as_ref().map(plan::speed),
-        ..RingPlanSpec::new(planned, context as i32, members.collect())
+        ..RingPlanSpec::new(model.planned(), context as i32, members.collect())
     };
     spec.validate().map_err(LocalError::Plan)?;
     Ok(RingPlan::new("local", spec))

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use prima_crds::v1alpha1::model_profile::ModelProfile;
-use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
+use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingPlanSpec};
 use prima_gguf::{Gguf, GgufError, first_part};
 use prima_model::layer_of;
 use prima_weights::{RefusedModel, model_profile};
@@ -73,11 +73,10 @@ impl ModelFile {
         &self.profile.metadata.name
     }
 
-    /// Bytes of all weights, and of the KV cache of one text of `context` tokens.
-    pub fn bytes_with_context(&self, context: u32) -> u64 {
-        let spec = &self.profile.spec;
-        let kv = i64::from(spec.layers) * spec.kv_bytes_per_position_and_layer;
-        spec.size_bytes as u64 + u64::from(context) * kv as u64
+    /// As a plan for this machine names it.
+    pub fn planned(&self) -> PlannedModel {
+        let (file, spec) = (self.path.display().to_string(), &self.profile.spec);
+        PlannedModel::new(self.name(), file, spec.size_bytes, spec.layers)
     }
 
     /// Bytes of weights that each member of `plan` reads; rank 0 also has the embedding and the output head.

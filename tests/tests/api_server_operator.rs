@@ -914,6 +914,7 @@ fn made_up() -> LocalModel {
             layers: 32,
             hidden_size: 4096,
             vocabulary_size: 128_256,
+            vocabulary_marks: Vec::new(),
             trained_context_length: 8192,
             kv_bytes_per_position_and_layer: 4096,
             quantized_kv_bytes_per_position_and_layer: 2176,

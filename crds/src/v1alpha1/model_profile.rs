@@ -37,6 +37,11 @@ pub struct ModelProfileSpec {
     pub hidden_size: i32,
     /// Number of tokens in the vocabulary.
     pub vocabulary_size: i32,
+    /// The beginning of the SHA-256 of the first so many tokens, such as `49152:0123abcd`: of all, and of the last few multiples of 1024.
+    /// Two vocabularies that share one are the same, but for tokens at the end. None, as in documents of earlier versions: not known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8), inner(length(max = 32)))]
+    pub vocabulary_marks: Vec<String>,
     /// Positions that the model was trained for.
     pub trained_context_length: i32,
     /// Bytes of the keys and values of one position in one layer, in F16.
@@ -68,6 +73,13 @@ impl ModelProfileSpec {
         }
     }
 
+    /// Bytes of the whole model on a processor: all weights, and keys and values of so many positions, as F16.
+    pub fn whole_bytes(&self, positions: i64) -> i64 {
+        let position = i64::from(self.layers).saturating_mul(self.kv_bytes_per_position_and_layer);
+        let kv = positions.saturating_mul(position);
+        self.size_bytes.saturating_add(kv)
+    }
+
     /// Positions that a ring for one context of `positions` keeps in a layer, on average over the model's layers.
     pub fn kept_positions(&self, positions: f64) -> f64 {
         let window = AttentionWindow {
@@ -84,6 +96,26 @@ impl ModelProfileSpec {
     fn average_positions(&self, all: f64, in_window: usize) -> f64 {
         let windowed = f64::from(self.windowed_layers) / f64::from(self.layers);
         (1.0 - windowed) * all + windowed * all.min(in_window as f64)
+    }
+}
+
+/// A model cannot guess for another whose tokens mean something else.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "expected the same vocabulary as the model's, found another; use a small model of the same family"
+)]
+pub struct OtherVocabulary;
+
+/// Whether models with these `vocabulary_marks` have the same tokens. At the end they may differ: models of one family have tokens for
+/// other chats there, or rows that no token uses. What is not known counts as the same.
+///
+/// # Errors
+/// [`OtherVocabulary`].
+pub fn same_vocabulary(one: &[String], other: &[String]) -> Result<(), OtherVocabulary> {
+    let unknown = one.is_empty() || other.is_empty();
+    match unknown || one.iter().any(|mark| other.contains(mark)) {
+        true => Ok(()),
+        false => Err(OtherVocabulary),
     }
 }
 
@@ -150,6 +182,7 @@ impl ModelProfile {
             layers,
             hidden_size,
             vocabulary_size,
+            vocabulary_marks: _,
             trained_context_length,
             kv_bytes_per_position_and_layer,
             quantized_kv_bytes_per_position_and_layer,
@@ -235,6 +268,7 @@ mod tests {
                 layers: 6,
                 hidden_size: 64,
                 vocabulary_size: 512,
+                vocabulary_marks: vec!["512:01ab".into()],
                 trained_context_length: 2048,
                 kv_bytes_per_position_and_layer: 256,
                 quantized_kv_bytes_per_position_and_layer: 136,
@@ -261,6 +295,33 @@ mod tests {
             ..spec
         };
         assert_eq!(all.kept_positions(6000.0), 6000.0);
+    }
+
+    #[test]
+    fn a_vocabulary_may_differ_at_its_end_only() {
+        let marks =
+            |marks: &[&str]| -> Vec<String> { marks.iter().map(|&mark| mark.to_owned()).collect() };
+        let known = marks(&["2100:a", "2048:b", "1024:c"]);
+        for (other, same) in [
+            (&["2100:a", "2048:b", "1024:c"][..], true),
+            (&["2200:d", "2048:b", "1024:c"], true),
+            (&["2000:e", "1024:c"], true),
+            (&["2100:f", "2048:g", "1024:h"], false),
+            (&["512:i"], false),
+            (&[], true),
+        ] {
+            let other = marks(other);
+            assert_eq!(same_vocabulary(&known, &other).is_ok(), same, "{other:?}");
+            assert_eq!(same_vocabulary(&other, &known).is_ok(), same, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn a_whole_model_is_its_weights_and_its_context() {
+        let spec = profile().spec;
+        assert_eq!(spec.whole_bytes(0), 1000);
+        assert_eq!(spec.whole_bytes(10), 1000 + 10 * 6 * 256);
+        assert_eq!(spec.whole_bytes(i64::MAX), i64::MAX);
     }
 
     #[test]

@@ -92,10 +92,10 @@ pub struct RingPlanSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedModel {
-    /// The name that clients ask for.
+    /// The name that clients ask for; of a draft model, the one that it is called by.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// The GGUF file: its path on every member, or its name if members fetch it.
+    /// The GGUF file: its path on every member that needs it, or its name if members fetch it.
     #[schemars(length(max = 2000))]
     pub file: String,
     /// Size of the file in bytes. A file of another size is another model.
@@ -133,9 +133,9 @@ impl PlannedModel {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedDraft {
-    /// The GGUF file: its path at rank 0.
-    #[schemars(length(max = 2000))]
-    pub file: String,
+    pub model: PlannedModel,
+    /// Of rank 0's `memoryBytes`, what it takes: its weights, and as many contexts as the ring has.
+    pub memory_bytes: i64,
 }
 
 /// What tells one version of a model's file from another. Fields that the file's server did not tell are absent.
@@ -414,13 +414,6 @@ impl RingPlanSpec {
             ))
         };
         bounded("generation", self.generation, 1, i64::MAX)?;
-        bounded("model.sizeBytes", self.model.size_bytes, 1, i64::MAX)?;
-        bounded(
-            "model.layers",
-            self.model.layers.into(),
-            1,
-            MAX_LAYERS.into(),
-        )?;
         bounded(
             "contextLength",
             self.context_length.into(),
@@ -456,15 +449,18 @@ impl RingPlanSpec {
                 ));
             }
         }
-        if self.model.file.is_empty() {
-            return Err(field_error("model.file", "must name the GGUF file".into()));
+        let mut models = vec![("model", &self.model)];
+        if let Some(draft) = &self.draft {
+            models.push(("draft.model", &draft.model));
+            bounded("draft.memoryBytes", draft.memory_bytes, 0, i64::MAX)?;
         }
-        if self
-            .draft
-            .as_ref()
-            .is_some_and(|draft| draft.file.is_empty())
-        {
-            return Err(field_error("draft.file", "must name the GGUF file".into()));
+        for (field, model) in models {
+            let of = |name| format!("{field}.{name}");
+            bounded(&of("sizeBytes"), model.size_bytes, 1, i64::MAX)?;
+            bounded(&of("layers"), model.layers.into(), 1, MAX_LAYERS.into())?;
+            if model.file.is_empty() {
+                return Err(field_error(&of("file"), "must name the GGUF file".into()));
+            }
         }
 
         let mut names = HashSet::new();
@@ -646,6 +642,35 @@ mod tests {
         let mut spec = plan(&[&[(0, 6)]]);
         spec.members[0].windows[0].gpu_layers = 7;
         assert!(problem(&spec).contains("gpuLayers is 7, expected 0..=6"));
+    }
+
+    #[test]
+    fn a_draft_model_is_checked_as_the_model_is() {
+        let mut spec = plan(&[&[(0, 6)]]);
+        spec.draft = Some(PlannedDraft {
+            model: PlannedModel::new("small", "/models/small.gguf", 512, 2),
+            memory_bytes: 1000,
+        });
+        spec.validate().unwrap();
+        let refused = |change: fn(&mut PlannedDraft)| {
+            let mut spec = spec.clone();
+            change(spec.draft.as_mut().unwrap());
+            problem(&spec)
+        };
+        for (problem, field) in [
+            (refused(|draft| draft.model.file.clear()), "model.file"),
+            (refused(|draft| draft.model.layers = 0), "model.layers"),
+            (
+                refused(|draft| draft.model.size_bytes = 0),
+                "model.sizeBytes",
+            ),
+            (refused(|draft| draft.memory_bytes = -1), "memoryBytes"),
+        ] {
+            assert!(
+                problem.contains(&format!("spec.draft.{field}")),
+                "{problem}"
+            );
+        }
     }
 
     #[test]

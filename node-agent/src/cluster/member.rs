@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use std::{fs, io};
+use std::{fs, io, iter};
 
 use kube::Client;
 use prima_crds::v1alpha1::ring_plan::{MemberStatus, RingPlan, RingPlanSpec};
@@ -25,7 +25,7 @@ use super::metrics::Metrics;
 use super::owner::{self, Allowance, OwnerError};
 use super::plan_checks::{self, PlanRefused};
 use super::plan_key::PlanKey;
-use super::weights::{Held, Share, Weights, WeightsError};
+use super::weights::{Held, Share, Wanted, Weights, WeightsError};
 
 /// What all members on this machine have in common.
 pub struct Agent {
@@ -72,6 +72,8 @@ enum MemberError {
     },
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    #[error("cannot get the draft model")]
+    Draft(#[source] WeightsError),
     #[error("cannot write the plan to {} for the member's process", path.display())]
     PlanFile {
         path: PathBuf,
@@ -109,7 +111,7 @@ pub async fn run(machine: Arc<Agent>, plan: PlanOnMachine, end: oneshot::Receive
         tell,
         share: None,
         process: None,
-        held: None,
+        held: Vec::new(),
         allowance: None,
         starts: 0,
         machine,
@@ -137,8 +139,8 @@ struct Member {
     tell: watch::Sender<Option<MemberStatus>>,
     share: Option<Share>,
     process: Option<Running>,
-    /// Keeps the file from being removed.
-    held: Option<Held>,
+    /// Keeps the files from being removed.
+    held: Vec<Held>,
     /// As it was read last.
     allowance: Option<Allowance>,
     starts: u32,
@@ -180,21 +182,11 @@ impl Member {
             TcpListener::bind(address).map_err(|source| MemberError::Port { address, source })?;
         }
 
-        if plan_checks::is_fetched(&spec) {
-            self.observe(&Observed::Fetching);
-        }
-        let held = machine
-            .weights
-            .obtain(&spec, launch.rank, |share| {
-                self.share = Some(share);
-                self.observe(&Observed::Fetching);
-            })
-            .await?;
-        self.share = held.share;
+        let held = self.obtain(&spec, launch.rank).await?;
         let planned_bytes = spec.members[launch.rank].memory_bytes;
         let plan_file = self.plan_file();
         write_plan(&plan_file, &self.plan.key, spec, &held)?;
-        self.held = Some(held);
+        self.held = held;
 
         let allowance = match owner::allowance(&machine.client, &machine.node).await {
             Ok(allowance) => *self.allowance.insert(allowance),
@@ -249,6 +241,37 @@ impl Member {
         }
     }
 
+    /// Its part of the model; at rank 0 then also the draft model.
+    async fn obtain(&mut self, spec: &RingPlanSpec, rank: usize) -> Result<Vec<Held>, MemberError> {
+        let weights = self.machine.weights.clone();
+        let draft = spec.draft.as_ref().filter(|_| rank == 0);
+        let draft = draft.map(|draft| &draft.model);
+        let fetched_draft = draft.filter(|draft| plan_checks::is_fetched(draft));
+        if fetched_draft.is_some() || plan_checks::is_fetched(&spec.model) {
+            self.observe(&Observed::Fetching);
+        }
+        let to_come = fetched_draft.map(|draft| Share {
+            fetched_bytes: 0,
+            total_bytes: draft.size_bytes as u64,
+        });
+        let progress = |share| self.fetches([Some(share), to_come]);
+        let part = Wanted::of_member(spec, rank);
+        let mut held = vec![weights.obtain(part, progress).await?];
+        if let Some(draft) = draft {
+            let part = held[0].share;
+            let progress = |share| self.fetches([part, Some(share)]);
+            let whole = weights.obtain(Wanted::whole(draft), progress).await;
+            held.push(whole.map_err(MemberError::Draft)?);
+        }
+        self.share = Share::of_all(held.iter().map(|file| file.share));
+        Ok(held)
+    }
+
+    fn fetches(&mut self, files: [Option<Share>; 2]) {
+        self.share = Share::of_all(files);
+        self.observe(&Observed::Fetching);
+    }
+
     fn observe(&self, observed: &Observed) {
         self.tell.send_replace(Some(self.status(observed)));
     }
@@ -282,7 +305,7 @@ fn observed(error: &MemberError, again_in: Duration) -> Observed {
         MemberError::Refused(PlanRefused::OtherAddress { .. }) => false,
         MemberError::Unreadable(_) | MemberError::Refused(_) => true,
         MemberError::Port { source, .. } => source.kind() != io::ErrorKind::AddrInUse,
-        MemberError::Weights(error) => error.is_refusal(),
+        MemberError::Weights(error) | MemberError::Draft(error) => error.is_refusal(),
         MemberError::PlanFile { .. }
         | MemberError::Yaml(_)
         | MemberError::Owner(_)
@@ -295,14 +318,17 @@ fn observed(error: &MemberError, again_in: Duration) -> Observed {
     }
 }
 
-/// Writes the plan for the process, with the path of the model's file on this machine.
+/// Writes the plan for the process, with the paths of the model's file, and of the draft model's, on this machine.
 fn write_plan(
     path: &PathBuf,
     key: &PlanKey,
     mut spec: RingPlanSpec,
-    held: &Held,
+    held: &[Held],
 ) -> Result<(), MemberError> {
-    spec.model.file = held.path.display().to_string();
+    let draft = spec.draft.as_mut().map(|draft| &mut draft.model);
+    for (model, held) in iter::once(&mut spec.model).chain(draft).zip(held) {
+        model.file = held.path.display().to_string();
+    }
     let yaml =
         serde_saphyr::to_string(&RingPlan::new(&key.name, spec)).map_err(MemberError::Yaml)?;
     fs::write(path, yaml).map_err(|source| MemberError::PlanFile {
@@ -333,6 +359,7 @@ mod tests {
             (MemberError::Unreadable("of another version".into()), true),
             (PlanRefused::NoHttpPort.into(), true),
             (WeightsError::NoVersion.into(), true),
+            (MemberError::Draft(WeightsError::NoVersion), true),
             (port(io::ErrorKind::PermissionDenied), true),
             (port(io::ErrorKind::AddrInUse), false),
             (other_address.into(), false),

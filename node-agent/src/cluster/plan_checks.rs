@@ -4,7 +4,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use prima_crds::v1alpha1::ring_plan::{RingPlanError, RingPlanSpec};
+use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingPlanError, RingPlanSpec};
 
 /// What a member's process is told in addition to its plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,8 +100,8 @@ pub fn check(
 }
 
 /// Whether members fetch the model's file, rather than have it.
-pub fn is_fetched(plan: &RingPlanSpec) -> bool {
-    let source = plan.model.source.as_ref();
+pub fn is_fetched(model: &PlannedModel) -> bool {
+    let source = model.source.as_ref();
     source.is_some_and(|source| source.local_path().is_none())
 }
 

@@ -266,6 +266,9 @@ mod tests {
             layers: 48,
             hidden_size: 5120,
             vocabulary_size: 152_064,
+            vocabulary_marks: (144..149)
+                .map(|k| format!("{}:01234567", 1024 * k))
+                .collect(),
             trained_context_length: 131_072,
             kv_bytes_per_position_and_layer: 4096,
             quantized_kv_bytes_per_position_and_layer: 2176,

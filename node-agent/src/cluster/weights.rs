@@ -1,8 +1,8 @@
 //! A member's part of its model's file: found on the machine, or fetched into the cache, and held there for as long as the
 //! member runs.
 //!
-//! Decides which layers are fetched (the plan's; on rank 0 also the model's ends, embedding and output head), and never uses a file of
-//! another version than the plan's. Refuses to use the network where everything is on the disk.
+//! Decides which layers are fetched (the plan's; on rank 0 also the model's ends, embedding and output head, and all of a draft model), and
+//! never uses a file of another version than the plan's. Refuses to use the network where everything is on the disk.
 
 use std::io;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use prima_crds::v1alpha1::ring_plan::{FileVersion, RingPlanSpec};
+use prima_crds::v1alpha1::ring_plan::{FileVersion, PlannedModel, RingPlanSpec};
 use prima_gguf::{Part, model_bytes, part_paths};
 use prima_weights::{
     Cache, CacheError, Client, ClientError, Download, DownloadError, HeaderError, Hub, LocalFile,
@@ -36,6 +36,16 @@ pub struct Share {
     pub total_bytes: u64,
 }
 
+impl Share {
+    /// Of several files, those of which anything is fetched.
+    pub fn of_all(files: impl IntoIterator<Item = Option<Share>>) -> Option<Share> {
+        files.into_iter().flatten().reduce(|one, other| Share {
+            fetched_bytes: one.fetched_bytes + other.fetched_bytes,
+            total_bytes: one.total_bytes + other.total_bytes,
+        })
+    }
+}
+
 /// The agent's store of model files. Clones share it.
 #[derive(Clone)]
 pub struct Weights(Arc<Store>);
@@ -48,6 +58,36 @@ struct Store {
     client: Client,
     hub: Hub,
     fetched_bytes: Counter,
+}
+
+/// What a member reads of a model's file.
+pub struct Wanted<'a> {
+    pub model: &'a PlannedModel,
+    pub layers: Vec<Range<usize>>,
+    /// Embedding and output head, too.
+    pub ends: bool,
+}
+
+impl<'a> Wanted<'a> {
+    /// What the member of `rank` reads of the ring's model.
+    pub fn of_member(plan: &'a RingPlanSpec, rank: usize) -> Self {
+        let windows = plan.members[rank].windows.iter();
+        Self {
+            model: &plan.model,
+            layers: windows.map(|window| window.layers()).collect(),
+            ends: rank == 0,
+        }
+    }
+
+    /// All of a model. Only for one of a validated plan, whose counts are not negative.
+    pub fn whole(model: &'a PlannedModel) -> Self {
+        let all = 0..model.layers as usize;
+        Self {
+            model,
+            layers: vec![all],
+            ends: true,
+        }
+    }
 }
 
 /// A file with a member's part in it, in use until this is dropped.
@@ -73,10 +113,10 @@ pub enum WeightsError {
     #[error("HF_TOKEN cannot be used")]
     Token(#[source] SourceError),
     #[error(
-        "spec.model.version: expected the version of a file that is to be fetched, found none; plan again"
+        "model.version: expected the version of a file that is to be fetched, found none; plan again"
     )]
     NoVersion,
-    #[error("spec.model.source: expected one of huggingFace, url, hostPath, persistentVolumeClaim")]
+    #[error("model.source: expected one of huggingFace, url, hostPath, persistentVolumeClaim")]
     NoSource,
     #[error(
         "{path} is not on this machine: copy it there, or leave this machine out (spec.nodeSelector of the Model)"
@@ -100,7 +140,7 @@ pub enum WeightsError {
         expected: i64,
         found: u64,
     },
-    #[error("spec.members[].windows: the model does not have these layers; plan again")]
+    #[error("the model does not have the layers of the plan; plan again")]
     Layers(#[source] tensors::TensorsError),
     #[error("cannot reach the model's file")]
     Remote(#[source] RemoteError),
@@ -186,33 +226,30 @@ impl Weights {
         })))
     }
 
-    /// Gets what the member of `rank` needs of the plan's model. `progress` is called with what is fetched.
+    /// Gets what is wanted of a model. `progress` is called with what is fetched.
     pub async fn obtain(
         &self,
-        plan: &RingPlanSpec,
-        rank: usize,
+        wanted: Wanted<'_>,
         progress: impl FnMut(Share),
     ) -> Result<Held, WeightsError> {
-        let local = match &plan.model.source {
-            None => Some(plan.model.file.clone()),
+        let model = wanted.model;
+        let local = match &model.source {
+            None => Some(model.file.clone()),
             Some(source) => source.local_path(),
         };
-        match (local, &plan.model.source) {
-            (Some(path), _) => own_file(plan, path).await,
+        match (local, &model.source) {
+            (Some(path), _) => own_file(model, path).await,
             (None, Some(source)) => {
-                let version = plan.model.version.as_ref().ok_or(WeightsError::NoVersion)?;
+                let version = model.version.as_ref().ok_or(WeightsError::NoVersion)?;
                 let url = source.url.as_ref();
                 let allow_full_download = url.is_some_and(|url| url.allow_full_download);
                 let fetched = self.0.hub.source(source, version.commit.as_deref());
-                let source = fetched.ok_or(WeightsError::NoSource)?;
-                let share = Wanted {
-                    plan,
-                    rank,
+                let origin = Origin {
                     version,
-                    source,
+                    source: fetched.ok_or(WeightsError::NoSource)?,
                     allow_full_download,
                 };
-                self.fetched(share, progress).await
+                self.fetched(wanted, origin, progress).await
             }
             (None, None) => Err(WeightsError::NoSource),
         }
@@ -253,22 +290,21 @@ impl Weights {
 
     async fn fetched(
         &self,
-        share: Wanted<'_>,
+        wanted: Wanted<'_>,
+        origin: Origin<'_>,
         mut progress: impl FnMut(Share),
     ) -> Result<Held, WeightsError> {
         let Wanted {
-            plan,
-            rank,
+            model,
+            layers,
+            ends,
+        } = wanted;
+        let Origin {
             version,
             source,
             allow_full_download,
-        } = share;
-        let identities = identities(version, plan.model.size_bytes as u64);
-        let layers: Vec<Range<usize>> = plan.members[rank]
-            .windows
-            .iter()
-            .map(|window| window.layers())
-            .collect();
+        } = origin;
+        let identities = identities(version, model.size_bytes as u64);
         let files = {
             let (store, source) = (self.0.clone(), source.clone());
             blocking(move || store.cache.files(&source, &identities)).await??
@@ -287,7 +323,7 @@ impl Weights {
         let expected = version.header_sha256.clone();
         let there = {
             let (files, layers, expected) = (files.clone(), layers.clone(), expected.clone());
-            blocking(move || complete(&files, &layers, rank == 0, &expected)).await?
+            blocking(move || complete(&files, &layers, ends, &expected)).await?
         };
         if let Some(wanted) = there {
             return Ok(held(files, &wanted));
@@ -296,8 +332,7 @@ impl Weights {
         let remote = RemoteModel::open(&self.0.client, &source).await?;
         let name = remote.files[0].shown();
         same_header(&name, &expected, remote.version.header_sha256.clone())?;
-        let wanted =
-            tensors::ranges(&remote.gguf, &layers, rank == 0).map_err(WeightsError::Layers)?;
+        let wanted = tensors::ranges(&remote.gguf, &layers, ends).map_err(WeightsError::Layers)?;
         let parts: Vec<Vec<Range<u64>>> = remote
             .gguf
             .parts
@@ -362,10 +397,8 @@ impl Weights {
     }
 }
 
-/// A member's share of a file that is fetched.
-struct Wanted<'a> {
-    plan: &'a RingPlanSpec,
-    rank: usize,
+/// Where a file is fetched from.
+struct Origin<'a> {
     version: &'a FileVersion,
     source: Source,
     allow_full_download: bool,
@@ -401,13 +434,9 @@ fn default_budget(total: u64, free: u64, taken: u64) -> u64 {
 }
 
 /// A file that people put on the machine.
-async fn own_file(plan: &RingPlanSpec, path: String) -> Result<Held, WeightsError> {
-    let expected = plan
-        .model
-        .version
-        .clone()
-        .map(|version| version.header_sha256);
-    let (size, layers) = (plan.model.size_bytes, plan.model.layers);
+async fn own_file(model: &PlannedModel, path: String) -> Result<Held, WeightsError> {
+    let expected = model.version.clone().map(|version| version.header_sha256);
+    let (size, layers) = (model.size_bytes, model.layers);
     blocking(move || {
         let found = match model_bytes(Path::new(&path)) {
             Ok(found) => found,
@@ -462,12 +491,12 @@ fn same_header(file: &str, expected: &str, found: String) -> Result<(), WeightsE
 fn complete(
     files: &[LocalFile],
     layers: &[Range<usize>],
-    rank_0: bool,
+    ends: bool,
     expected: &str,
 ) -> Option<Vec<Range<u64>>> {
     // Where the headers were not fetched yet there are zeros.
     let header = local_header::read(files.first()?.path()).ok()?;
-    let wanted = tensors::ranges(&header.gguf, layers, rank_0).ok()?;
+    let wanted = tensors::ranges(&header.gguf, layers, ends).ok()?;
     let same =
         header.sha256.eq_ignore_ascii_case(expected) && header.gguf.parts.len() == files.len();
     let is_there = |(file, part): (&LocalFile, &Part)| {
@@ -518,7 +547,7 @@ mod tests {
         let name = path.display().to_string();
         let mut plan = plan(1, 1, 1, &[]);
         let refused = async |plan: &RingPlanSpec| {
-            let error = own_file(plan, name.clone()).await.err().unwrap();
+            let error = own_file(&plan.model, name.clone()).await.err().unwrap();
             assert!(error.is_refusal(), "{error}");
             error.to_string()
         };
@@ -552,11 +581,11 @@ mod tests {
             header_sha256: header.sha256.to_uppercase(),
             ..FileVersion::default()
         });
-        let held = own_file(&plan, name.clone()).await.unwrap();
+        let held = own_file(&plan.model, name.clone()).await.unwrap();
         assert_eq!((held.path, held.share), (path.clone(), None));
 
         plan.model.layers = 2;
-        assert!(refused(&plan).await.contains("spec.members[].windows"));
+        assert!(refused(&plan).await.contains("layers of the plan"));
     }
 
     #[tokio::test]
@@ -570,12 +599,12 @@ mod tests {
         std::fs::write(&first, &parts[0]).unwrap();
         let mut plan = plan(1, 1, 1, &[]);
         let name = first.display().to_string();
-        let error = own_file(&plan, name.clone()).await.err().unwrap();
+        let error = own_file(&plan.model, name.clone()).await.err().unwrap();
         assert!(matches!(&error, WeightsError::NotHere { path } if second == Path::new(path)));
 
         std::fs::write(&second, &parts[1]).unwrap();
         plan.model.size_bytes = (parts[0].len() + parts[1].len()) as i64;
-        let held = own_file(&plan, name).await.unwrap();
+        let held = own_file(&plan.model, name).await.unwrap();
         assert_eq!(held.path, first);
     }
 }

@@ -3,14 +3,15 @@
 //!
 //! Its guesses decide nothing: the ring's model verifies each.
 
-use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use prima_crds::v1alpha1::model_profile::{OtherVocabulary, same_vocabulary};
 use prima_crds::v1alpha1::ring_plan::CHUNK_POSITIONS;
 use prima_engine::{BatchEntry, Compute, EngineError, KvCache, KvFormat, Model, WholeModel};
 use prima_gguf::GgufError;
+use prima_weights::vocabulary_marks;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::scheduler::{RequestId, common_prefix};
@@ -36,51 +37,34 @@ struct Text {
 /// Why a model cannot guess for another.
 #[derive(Debug, thiserror::Error)]
 pub enum DraftModelError {
-    #[error("draft model {}: cannot be opened", path.display())]
-    Open {
-        path: PathBuf,
-        #[source]
-        source: Box<EngineError>,
-    },
-    #[error("draft model {}: its vocabulary cannot be read", path.display())]
-    Vocabulary {
-        path: PathBuf,
-        #[source]
-        source: Box<GgufError>,
-    },
-    #[error(
-        "draft model {}: expected the same vocabulary as the model's, but token {token} is {found:?} instead of {expected:?}; use a small model of the same family",
-        path.display()
-    )]
-    OtherVocabulary {
-        path: PathBuf,
-        token: usize,
-        expected: String,
-        found: String,
-    },
-    #[error("cannot start the draft model's thread")]
+    #[error(transparent)]
+    Engine(#[from] Box<EngineError>),
+    #[error("cannot read the vocabulary")]
+    Vocabulary(#[from] Box<GgufError>),
+    #[error(transparent)]
+    OtherVocabulary(#[from] OtherVocabulary),
+    #[error("cannot start its thread")]
     Thread(#[source] std::io::Error),
 }
 
 impl DraftModel {
-    /// Opens the file `path`, whose model guesses for `target`. `contexts` texts of `context_length` tokens fit into its memory.
-    pub fn open(
-        path: PathBuf,
+    /// `model` guesses for `target`. `contexts` texts of `context_length` tokens fit into its memory.
+    ///
+    /// # Errors
+    /// [`DraftModelError`]; another vocabulary than the target's.
+    pub fn new(
+        model: Model,
         target: &Model,
         threads: usize,
         context_length: usize,
         contexts: usize,
     ) -> Result<Self, DraftModelError> {
-        let failed = |source| DraftModelError::Open {
-            path: path.clone(),
-            source: Box::new(source),
-        };
-        let model = Model::open(&path).map_err(failed)?;
-        same_vocabulary(&path, &model, target)?;
+        let marks = |model: &Model| vocabulary_marks(&model.gguf().metadata).map_err(Box::new);
+        same_vocabulary(&marks(&model)?, &marks(target)?)?;
         Ok(Self {
             vocabulary: model.spec().vocabulary.min(target.spec().vocabulary),
-            whole: WholeModel::open(model).map_err(failed)?,
-            compute: Compute::new(threads).map_err(failed)?,
+            whole: WholeModel::open(model).map_err(Box::new)?,
+            compute: Compute::new(threads).map_err(Box::new)?,
             context_length,
             positions: contexts * context_length,
             texts: Vec::new(),
@@ -169,34 +153,6 @@ impl DraftModel {
         let activation = self.whole.forward(&self.compute, tokens, &mut [entry])?;
         text.tokens.extend(tokens);
         Ok(activation)
-    }
-}
-
-/// Models of one family often have a few rows more or fewer, which no token uses.
-fn same_vocabulary(path: &Path, draft: &Model, target: &Model) -> Result<(), DraftModelError> {
-    const TOKENS: &str = "tokenizer.ggml.tokens";
-    let failed = |source| DraftModelError::Vocabulary {
-        path: path.to_owned(),
-        source: Box::new(source),
-    };
-    let tokens = |model: &Model| {
-        model
-            .gguf()
-            .metadata
-            .require_strings(TOKENS)
-            .map(<[_]>::to_vec)
-    };
-    let found = tokens(draft).map_err(failed)?;
-    let expected = tokens(target).map_err(failed)?;
-    let mut pairs = expected.into_iter().zip(found).enumerate();
-    match pairs.find(|(_, (expected, found))| expected != found) {
-        None => Ok(()),
-        Some((token, (expected, found))) => Err(DraftModelError::OtherVocabulary {
-            path: path.to_owned(),
-            token,
-            expected,
-            found,
-        }),
     }
 }
 

@@ -52,8 +52,8 @@ impl Served {
     pub async fn with_draft_model(file: &ModelFile, planned: Planned, draft: &ModelFile) -> Self {
         let contexts = planned.plan.kv_contexts as usize;
         let (ring, client) = Ring::start(&file.model, planned);
-        let path = draft.path.clone();
-        let model = DraftModel::open(path, &file.model, 1, CONTEXT, contexts).unwrap();
+        let model = Model::open(&draft.path).unwrap();
+        let model = DraftModel::new(model, &file.model, 1, CONTEXT, contexts).unwrap();
         let options = DecodeOptions {
             draft_model: Some(DraftThread::start(model).unwrap()),
             ..DecodeOptions::default()

@@ -37,7 +37,7 @@ pub use header::HeaderError;
 pub use hub::{Hub, PUBLIC_HUB};
 pub use identity::{Difference, Identity};
 pub use local_file::{LocalFile, LocalFileError};
-pub use model_profile::{RefusedModel, model_profile};
+pub use model_profile::{RefusedModel, model_profile, vocabulary_marks};
 pub use remote::Remote;
 pub use remote_error::RemoteError;
 pub use remote_model::{RemoteModel, RemoteModelError, identities};

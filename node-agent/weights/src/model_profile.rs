@@ -4,9 +4,10 @@
 use std::ops::Range;
 
 use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfileSpec};
-use prima_gguf::Gguf;
+use prima_gguf::{Gguf, GgufError, Metadata};
 use prima_model::{KvFormat, LayerSpec, ModelError, ModelSpec, TensorRows};
 use prima_text::{Tokenizer, TokenizerError};
+use sha2::{Digest, Sha256};
 
 /// Why prima does not run a model.
 #[derive(Debug, thiserror::Error)]
@@ -27,10 +28,13 @@ pub enum RefusedModel {
 /// [`RefusedModel`] for layers or a vocabulary that prima does not compute with.
 pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, RefusedModel> {
     let model = ModelSpec::read(name, gguf)?;
-    Tokenizer::from_gguf(&gguf.metadata).map_err(|source| RefusedModel::Text {
+    let text = |source| RefusedModel::Text {
         file: name.to_owned(),
         source: Box::new(source),
-    })?;
+    };
+    Tokenizer::from_gguf(&gguf.metadata).map_err(text)?;
+    let vocabulary_marks =
+        vocabulary_marks(&gguf.metadata).map_err(|source| text(source.into()))?;
     let in_layers = model.layers.iter().flat_map(LayerSpec::matrices);
     let kv_bytes = |format| {
         let layers = model.layers.iter();
@@ -47,6 +51,7 @@ pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, Refuse
         layers: model.layers.len() as i32,
         hidden_size: model.hidden as i32,
         vocabulary_size: model.vocabulary as i32,
+        vocabulary_marks,
         trained_context_length: model.context_length as i32,
         kv_bytes_per_position_and_layer: kv_bytes(KvFormat::F16),
         quantized_kv_bytes_per_position_and_layer: kv_bytes(KvFormat::Q8_0),
@@ -56,6 +61,37 @@ pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, Refuse
         output_weights: by_format([&model.output_head]),
         embedding_bytes: byte_count(&model.embedding.bytes),
     })
+}
+
+/// Marks of the tokens that `metadata` lists: of all, and of the last [`MARKS`] multiples of [`MARKED`] below.
+///
+/// # Errors
+/// No list of tokens.
+pub fn vocabulary_marks(metadata: &Metadata) -> Result<Vec<String>, GgufError> {
+    let tokens = metadata.require_strings("tokenizer.ggml.tokens")?;
+    let last = tokens.len().saturating_sub(1) / MARKED;
+    let mut digest = Sha256::new();
+    let mut marks = Vec::new();
+    for (index, token) in tokens.iter().enumerate() {
+        let (number, rest) = (index / MARKED, index % MARKED);
+        if rest == 0 && number > 0 && number + MARKS > last {
+            marks.push(mark(index, &digest));
+        }
+        // Where a token ends is told by its length.
+        digest.update((token.len() as u64).to_le_bytes());
+        digest.update(token);
+    }
+    marks.push(mark(tokens.len(), &digest));
+    Ok(marks)
+}
+
+/// Families differ in the last tokens: some hundreds of them are for chats, or fill up rows.
+const MARKED: usize = 1024;
+const MARKS: usize = 4;
+
+fn mark(tokens: usize, digest: &Sha256) -> String {
+    let digest = format!("{:x}", digest.clone().finalize());
+    format!("{tokens}:{}", &digest[..8])
 }
 
 fn byte_count(range: &Range<u64>) -> i64 {
@@ -82,4 +118,51 @@ fn by_format<'a>(matrices: impl IntoIterator<Item = &'a TensorRows>) -> Vec<Form
         }
     }
     sums
+}
+
+#[cfg(test)]
+mod tests {
+    use prima_crds::v1alpha1::model_profile::same_vocabulary;
+    use prima_gguf::Value;
+
+    use super::*;
+
+    /// Of tokens `0`, `1`, ...; those of `other` are other ones.
+    fn marks(count: usize, other: Range<usize>) -> Vec<String> {
+        let text = |id| match other.contains(&id) {
+            true => format!("other {id}"),
+            false => id.to_string(),
+        };
+        let tokens = (0..count).map(text).collect::<Vec<String>>();
+        let entries = vec![("tokenizer.ggml.tokens".to_owned(), Value::from(tokens))];
+        vocabulary_marks(&Metadata::new("model", entries).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn all_tokens_are_marked_and_some_multiples_below() {
+        let counts = |count| -> Vec<String> {
+            let marks = marks(count, 0..0).into_iter();
+            marks
+                .map(|mark| mark.split_once(':').unwrap().0.to_owned())
+                .collect()
+        };
+        assert_eq!(counts(1), ["1"]);
+        assert_eq!(counts(1024), ["1024"]);
+        assert_eq!(counts(1025), ["1024", "1025"]);
+        assert_eq!(counts(6000), ["2048", "3072", "4096", "5120", "6000"]);
+        assert_eq!(counts(6144), ["2048", "3072", "4096", "5120", "6144"]);
+    }
+
+    #[test]
+    fn models_of_one_family_have_the_same_vocabulary() {
+        let known = marks(6000, 0..0);
+        let same = |other: &[String]| same_vocabulary(&known, other).is_ok();
+        assert!(same(&marks(6000, 0..0)));
+        assert!(same(&marks(6000, 5900..6000)), "other tokens for chats");
+        assert!(same(&marks(6200, 0..0)), "more rows");
+        assert!(same(&marks(5130, 5121..5130)), "fewer, and other");
+        assert!(!same(&marks(6000, 0..1)), "another first token");
+        assert!(!same(&marks(6000, 2000..2001)));
+        assert!(!same(&marks(500, 0..0)), "a small one");
+    }
 }

@@ -209,9 +209,12 @@ fn machine(
     let limit = available
         .saturating_sub(node.spec.reserved_memory_bytes.unwrap_or(0))
         .min(node.spec.memory_cap_bytes.unwrap_or(i64::MAX));
-    let head: i64 = match rank {
-        0 => spec.output_weights.iter().map(|one| one.bytes).sum(),
-        _ => 0,
+    let (head, draft): (i64, i64) = match rank {
+        0 => {
+            let head = spec.output_weights.iter().map(|one| one.bytes).sum();
+            (head, options.draft_bytes())
+        }
+        _ => (0, 0),
     };
     let mut exceeds = |what, found| {
         if found > limit {
@@ -223,11 +226,15 @@ fn machine(
             });
         }
     };
-    exceeds("the KV cache", kv);
+    let stays = match draft {
+        0 => "the KV cache",
+        _ => "the KV cache and the draft model",
+    };
+    exceeds(stays, kv.saturating_add(draft));
     if node.spec.disk_allowed == Some(false) {
         exceeds(
             "weights and KV cache, as the disk may not be used,",
-            in_memory * layer + kv + head,
+            (in_memory * layer + kv + head).saturating_add(draft),
         );
     }
     // Nothing computes faster than it was measured to.

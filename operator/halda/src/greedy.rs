@@ -105,12 +105,11 @@ fn fill(
     let mut places = Vec::new();
     for &index in members {
         let device = &input.devices[index];
-        let head = if index == rank0 {
-            model.head_bytes
-        } else {
-            0.0
+        let beside = match index == rank0 {
+            true => model.head_bytes + model.draft_bytes,
+            false => 0.0,
         };
-        let memory = device.memory_bytes - model.buffer_bytes - head;
+        let memory = device.memory_bytes - model.buffer_bytes - beside;
         let mut room = layers_in(memory, layer);
         if let Some(Gpu {
             layer: cost,

@@ -4,6 +4,7 @@
 //! measured decode throughput of a format contains reading the weights from memory, so only the KV cache is read beside it.
 
 use std::collections::HashSet;
+use std::iter;
 
 use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfile, ModelProfileSpec};
 use prima_crds::v1alpha1::node_profile::{
@@ -39,6 +40,8 @@ pub struct Model {
     pub layer_kv_bytes: f64,
     /// What rank 0 holds beside its layers: output head and the rows of the embedding that are in use.
     pub head_bytes: f64,
+    /// What a draft model takes at rank 0, all of which stays in memory.
+    pub draft_bytes: f64,
     /// Activations and the process itself, and what KV cache a member may have beyond the average.
     pub buffer_bytes: f64,
     /// As `layer_kv_bytes` and `buffer_bytes`, for layers on GPUs, where the KV cache is F16.
@@ -68,7 +71,7 @@ pub struct Device {
     pub disk_bytes_per_second: Option<f64>,
     pub overlap: Overlap,
     pub cpu: LayerCost,
-    /// Output head for one position, and the embedding.
+    /// Output head for one position, and the embedding; where there is a draft model, also its guess of one token.
     pub head_seconds: f64,
     pub gpu: Option<Gpu>,
 }
@@ -159,6 +162,18 @@ pub struct Options {
     pub activation_dtype: ActivationDtype,
     /// Type of numbers in the KV cache of layers that are not on a GPU.
     pub kv_dtype: KvDtype,
+    /// A small model that guesses, on rank 0's processor. For each token it computes at least one. How many guesses are right depends on the
+    /// text, so a plan promises what comes without a right one.
+    pub draft: Option<ModelProfileSpec>,
+}
+
+impl Options {
+    /// What a draft model takes at rank 0, in bytes.
+    pub fn draft_bytes(&self) -> i64 {
+        let positions = self.context_tokens.saturating_mul(self.concurrent_requests);
+        let draft = self.draft.as_ref();
+        draft.map_or(0, |draft| draft.whole_bytes(positions as i64))
+    }
 }
 
 impl Default for Options {
@@ -174,6 +189,7 @@ impl Default for Options {
             rounds: None,
             activation_dtype: ActivationDtype::default(),
             kv_dtype: KvDtype::default(),
+            draft: None,
         }
     }
 }
@@ -192,7 +208,7 @@ pub enum InputError {
     #[error("NodeProfile {name}: status is missing: nothing was measured")]
     NotMeasured { name: String },
     #[error(
-        "NodeProfile {name}: status.cpu.throughput has no entry for {format}, a weight format of the model"
+        "NodeProfile {name}: status.cpu.throughput has no entry for {format}, a weight format of the model or its draft model"
     )]
     Format { name: String, format: String },
     #[error(
@@ -312,16 +328,16 @@ fn usable<'a>(
     let (mut used, mut left_out) = (Vec::new(), Vec::new());
     for node in nodes {
         let name = name_of(node);
+        let unknown = node.status.as_ref().and_then(|status| {
+            let mut models = iter::once(&model.spec).chain(&options.draft);
+            Some((status, models.find(|model| !status.runs(model))?))
+        });
         if options.exclude.contains(&name) {
             left_out.push((name, "excluded by the command".to_owned()));
         } else if node.spec.exclude {
             left_out.push((name, "excluded by its owner (spec.exclude)".to_owned()));
-        } else if let Some(status) = node
-            .status
-            .as_ref()
-            .filter(|status| !status.runs(&model.spec))
-        {
-            let (version, architecture) = (&status.agent_version, &model.spec.architecture);
+        } else if let Some((status, unknown)) = unknown {
+            let (version, architecture) = (&status.agent_version, &unknown.architecture);
             let why = format!("its agent ({version}) cannot run {architecture} models: update it");
             left_out.push((name, why));
         } else {
@@ -353,6 +369,7 @@ fn planned_model(model: &ModelProfile, options: &Options) -> Model {
         layer_bytes: bytes(&spec.layer_weights) / f64::from(spec.layers),
         layer_kv_bytes: kv_bytes(options.kv_dtype, kept),
         head_bytes: bytes(&spec.output_weights) + EMBEDDING_SHARE * spec.embedding_bytes as f64,
+        draft_bytes: options.draft_bytes() as f64,
         buffer_bytes: buffer_bytes(options.kv_dtype),
         gpu_layer_kv_bytes: kv_bytes(KvDtype::F16, kept),
         gpu_buffer_bytes: buffer_bytes(KvDtype::F16),
@@ -388,15 +405,20 @@ fn device(
     };
     let spec = &model.spec;
     let (cpu, memory, disk) = (&status.cpu, &status.memory, &status.disk);
-    let cpu_layer = Part {
+    let processor = |kv_dtype| Part {
         throughput: &cpu.throughput,
-        kv_dtype: options.kv_dtype,
+        kv_dtype,
         layer_overhead_nanoseconds: cpu.layer_overhead_nanoseconds,
         kv_append_bytes_per_second: memory.kv_append_bytes_per_second,
         read_bytes_per_second: memory.read_bytes_per_second,
     };
-    let cpu_layer = cpu_layer.layer_cost(&name, spec, options)?;
-    let (head_seconds, _) = seconds(&name, &cpu.throughput, &spec.output_weights)?;
+    let cpu_layer = processor(options.kv_dtype).layer_cost(&name, spec, options)?;
+    let (mut head_seconds, _) = seconds(&name, &cpu.throughput, &spec.output_weights)?;
+    if let Some(draft) = &options.draft {
+        let layer = processor(KvDtype::F16).layer_cost(&name, draft, options)?;
+        let (head, _) = seconds(&name, &cpu.throughput, &draft.output_weights)?;
+        head_seconds += f64::from(draft.layers) * layer.decode_seconds + head;
+    }
     let gpu = status.gpu_for(spec);
     // With Metal, the memory is what its GPU may have.
     let metal = gpu

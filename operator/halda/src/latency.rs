@@ -65,7 +65,7 @@ pub struct MemberLatency {
     pub gpu_seconds: f64,
     /// Between CPU and GPU.
     pub copy_seconds: f64,
-    /// Output head and embedding, on rank 0.
+    /// Output head and embedding, and a draft model's guess, on rank 0.
     pub head_seconds: f64,
     /// Waiting for the disk.
     pub disk_seconds: f64,
@@ -79,7 +79,7 @@ pub struct MemberLatency {
     pub overflow_bytes: f64,
     /// Read in each round while others work (B).
     pub read_ahead_bytes: f64,
-    /// Weights on the CPU, KV cache and buffers.
+    /// Weights on the CPU, KV cache and buffers, and a draft model.
     pub memory_bytes: f64,
     pub gpu_memory_bytes: f64,
 }
@@ -106,7 +106,7 @@ pub enum Violation {
         device: usize,
         missing_bytes: f64,
     },
-    /// KV cache and buffers, which cannot be read from disk.
+    /// KV cache, buffers and a draft model, which are not read from disk.
     Memory {
         device: usize,
         missing_bytes: f64,
@@ -243,9 +243,12 @@ fn memory(
             }
         }
     }
-    let head = if is_rank0 { model.head_bytes } else { 0.0 };
+    let (head, draft) = match is_rank0 {
+        true => (model.head_bytes, model.draft_bytes),
+        false => (0.0, 0.0),
+    };
     let weights = layers * model.layer_bytes + head;
-    let fixed = kv + model.buffer_bytes;
+    let fixed = kv + draft + model.buffer_bytes;
     member.memory_bytes = weights + fixed;
     if let Some(missing_bytes) = missing(fixed - device.memory_bytes) {
         return Err(Violation::Memory {

@@ -15,6 +15,8 @@
 //! | d^avail + d^swapout, d_cuda, d_metal | `Device::memory_bytes`, `Gpu::memory_bytes` |
 //! | s^disk | `Device::disk_bytes_per_second` |
 //! | t^comm | `Hop::seconds` |
+//!
+//! The paper has no draft models; one adds `model.draft_bytes` and a part of `Device::head_seconds` to rank 0.
 
 pub mod check;
 pub mod found;

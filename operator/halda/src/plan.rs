@@ -136,7 +136,7 @@ pub enum PlanError {
 #[serde(rename_all = "camelCase")]
 pub struct Infeasible {
     pub model: String,
-    /// Weights, KV cache and buffers.
+    /// Weights, KV cache and buffers, and a draft model.
     pub needed_bytes: u64,
     /// Memory that the machines offer, GPUs included.
     pub available_bytes: u64,
@@ -480,7 +480,8 @@ fn infeasible(input: &PlanningInput) -> Infeasible {
     let model = &input.model;
     let layers = model.layers as f64;
     let kv = layers * model.layer_kv_bytes;
-    let needed = layers * model.layer_bytes + model.head_bytes + kv + model.buffer_bytes;
+    let beside = model.head_bytes + model.draft_bytes + model.buffer_bytes;
+    let needed = layers * model.layer_bytes + kv + beside;
     let available: f64 = input
         .devices
         .iter()

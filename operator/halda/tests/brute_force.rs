@@ -126,6 +126,11 @@ fn instance(seed: u64) -> PlanningInput {
             layer_bytes,
             layer_kv_bytes: kv * quantized,
             head_bytes: head,
+            // A third of the rings have a draft model.
+            draft_bytes: match seed % 3 {
+                0 => layer_bytes * 0.7,
+                _ => 0.0,
+            },
             buffer_bytes,
             gpu_layer_kv_bytes: kv,
             gpu_buffer_bytes: buffer_bytes / quantized,
@@ -311,6 +316,7 @@ fn the_papers_algorithm_is_never_better() {
         let mut input = instance(seed);
         // What the paper assumes.
         input.rank0 = None;
+        input.model.draft_bytes = 0.0;
         for device in &mut input.devices {
             device.required = false;
         }

@@ -302,6 +302,44 @@ fn memory_is_counted_to_the_byte() {
 }
 
 #[test]
+fn a_draft_model_counts_at_rank_0() {
+    let mut draft = model().spec;
+    (draft.layers, draft.size_bytes) = (2, 1000);
+    let needs = 1000 + 2 * KV;
+    let options = Options {
+        context_tokens: POSITIONS,
+        draft: Some(draft),
+        ..Options::default()
+    };
+    let full = 4 * (LAYER + KV) + HEAD + needs;
+    for (bytes, disk_allowed, expected) in [
+        (full, false, vec![]),
+        (
+            full - 1,
+            false,
+            memory("desk", WITHOUT_DISK, full, full - 1),
+        ),
+        (4 * KV + needs, true, vec![]),
+        (
+            4 * KV + needs - 1,
+            true,
+            memory(
+                "desk",
+                "the KV cache and the draft model",
+                4 * KV + needs,
+                4 * KV + needs - 1,
+            ),
+        ),
+    ] {
+        let mut nodes = nodes();
+        nodes[0].spec.disk_allowed = Some(disk_allowed);
+        let status = nodes[0].status.as_mut().unwrap();
+        status.memory.available_bytes = bytes;
+        assert_eq!(check(&plan(), &model(), &nodes, &options), expected);
+    }
+}
+
+#[test]
 fn a_gpus_memory_is_counted_where_it_is() {
     let full = 12 * (LAYER + KV);
     let short = of_desk(|node| gpu_memory(node.status.as_mut().unwrap(), full - 1));

@@ -53,6 +53,7 @@ fn input(devices: Vec<Device>) -> PlanningInput {
             layer_bytes: GB,
             layer_kv_bytes: 0.0,
             head_bytes: 0.0,
+            draft_bytes: 0.0,
             buffer_bytes: 0.0,
             gpu_layer_kv_bytes: 0.0,
             gpu_buffer_bytes: 0.0,
@@ -291,6 +292,29 @@ fn what_there_is_no_room_for_is_named_with_its_bytes() {
             missing_bytes: (8.0 - 4.75) * GB,
         }
     );
+}
+
+#[test]
+fn a_draft_model_stays_in_the_memory_of_rank_0() {
+    let mut input = input(vec![device(0.010), device(0.010)]);
+    input.model.draft_bytes = 2.0 * GB;
+    let found = latency(&input, 1, &[(4, 0), (4, 0)]);
+    equal(found.members[0].memory_bytes, 6.0 * GB);
+    equal(found.members[1].memory_bytes, 4.0 * GB);
+    // It is not read again for every token: the layers are.
+    for device in &mut input.devices {
+        device.memory_bytes = 4.0 * GB;
+        device.disk_bytes_per_second = Some(GB);
+    }
+    let found = latency(&input, 1, &[(4, 0), (4, 0)]);
+    equal(found.members[0].overflow_bytes, 2.0 * GB);
+    equal(found.members[1].overflow_bytes, 0.0);
+    input.devices[0].memory_bytes = 1.5 * GB;
+    let lacking = Violation::Memory {
+        device: 0,
+        missing_bytes: 0.5 * GB,
+    };
+    assert_eq!(violation(&input, &[(4, 0), (4, 0)]), lacking);
 }
 
 #[test]

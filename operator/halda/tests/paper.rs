@@ -420,6 +420,41 @@ fn an_agent_that_cannot_run_the_model_is_left_out() {
     );
 }
 
+/// A quarter of the model's layers guess, beside its whole head.
+#[test]
+fn a_draft_model_costs_memory_and_time_at_rank_0() {
+    let (model, cluster) = (model("llama-3-8b"), nodes(&D1_TO_D4));
+    let mut draft = model.spec.clone();
+    draft.layers /= 4;
+    for weights in &mut draft.layer_weights {
+        (weights.weights, weights.bytes) = (weights.weights / 4, weights.bytes / 4);
+    }
+    draft.size_bytes /= 4;
+    let options = |draft| Options { draft, ..options() };
+    let input = |draft| PlanningInput::new(&model, &cluster, &options(draft)).unwrap();
+    let (without, with) = (input(None), input(Some(draft.clone())));
+    let positions = CONTEXT as i64;
+    let expected = draft.size_bytes
+        + positions * i64::from(draft.layers) * draft.kv_bytes_per_position_and_layer;
+    assert_eq!(without.model.draft_bytes, 0.0);
+    assert_eq!(with.model.draft_bytes, expected as f64);
+    let layers = model.spec.layers as f64 / 4.0;
+    for (without, with) in without.devices.iter().zip(&with.devices) {
+        let guess = layers * without.cpu.decode_seconds + without.head_seconds;
+        let found = with.head_seconds - without.head_seconds;
+        assert!((found / guess - 1.0).abs() < 1e-9, "{found} {guess}");
+    }
+    let rank_0 = |draft| planned(&model, &cluster, &options(draft)).report.members[0].clone();
+    let (before, after) = (rank_0(None), rank_0(Some(draft.clone())));
+    assert!(after.head_milliseconds > before.head_milliseconds);
+
+    // Who cannot run it takes no part.
+    draft.architecture = "gemma3".to_owned();
+    let error = PlanningInput::new(&model, &cluster, &options(Some(draft))).unwrap_err();
+    let said = error.to_string();
+    assert!(said.contains("cannot run gemma3 models"), "{said}");
+}
+
 #[test]
 fn planning_again_changes_nothing() {
     let (model, cluster) = (model("llama-3-70b"), nodes(&D1_TO_D4));

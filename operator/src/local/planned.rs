@@ -8,7 +8,8 @@ use std::path::Path;
 use std::process::Stdio;
 
 use prima_crds::v1alpha1::document::DocumentError;
-use prima_crds::v1alpha1::node_profile::{DEFAULT_RESERVE_PERCENT, LinkProfile, NodeProfile};
+use prima_crds::v1alpha1::model_profile::ModelProfileSpec;
+use prima_crds::v1alpha1::node_profile::{LinkProfile, NodeProfile};
 use prima_crds::v1alpha1::ring_plan::KvDtype;
 use prima_halda::{Options, Plan};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -49,8 +50,7 @@ pub struct Wishes<'a> {
     pub threads: Option<usize>,
     /// Bytes that stay free on the machine, all members together; `None`: as the profile says.
     pub reserve_memory: Option<u64>,
-    /// Bytes that a draft model takes, beside the ring.
-    pub draft_bytes: u64,
+    pub draft: Option<&'a ModelProfileSpec>,
     pub profile: Option<&'a Path>,
 }
 
@@ -79,12 +79,10 @@ pub async fn plan(
     if let Some(bytes) = wishes.reserve_memory {
         machine.spec.reserved_memory_bytes = Some(bytes as i64);
     }
-    if wishes.draft_bytes > 0 {
-        leave_free(&mut machine, wishes.draft_bytes as i64);
-    }
     let options = Options {
         context_tokens: wishes.context,
         kv_dtype: wishes.kv_dtype,
+        draft: wishes.draft.cloned(),
         use_all: true,
         // Members that share a disk gain nothing by rounds.
         rounds: wishes.rounds.or(Some(1)),
@@ -94,15 +92,6 @@ pub async fn plan(
         plan: checked(&model.profile, &copies(&machine, members)?, &options)?,
         reserve_memory: machine.spec.reserved_memory_bytes.map(|bytes| bytes as u64),
     })
-}
-
-/// Has `bytes` more of the machine stay free.
-fn leave_free(machine: &mut NodeProfile, bytes: i64) {
-    let available = machine.status.as_ref();
-    let available = available.map_or(0, |status| status.memory.available_bytes);
-    let reserved = &mut machine.spec.reserved_memory_bytes;
-    let before = reserved.unwrap_or(available / 100 * DEFAULT_RESERVE_PERCENT as i64);
-    *reserved = Some(before.saturating_add(bytes));
 }
 
 /// `count` machines that share what `machine` has.

@@ -74,8 +74,8 @@ struct Work {
     token: Terms,
     /// For a chunk of a prompt.
     chunk: Terms,
-    /// KV cache and weights that need memory.
-    kv: Terms,
+    /// What stays in memory (KV cache, a draft model), and weights that need it.
+    stays: Terms,
     weights: Terms,
     /// How much memory is lacking for all of it: above 0, it does not fit.
     lacking: Terms,
@@ -216,18 +216,20 @@ impl<'a> Formulation<'a> {
                 Some(available) => self.gpu_memory(available, layers, uses),
             }
         }
-        let kv = times(&in_memory, units);
+        let mut stays = times(&in_memory, units);
+        stays.push((is_rank0, model.draft_bytes * units));
         let weights = in_memory.iter();
         let weights: Terms = weights
             .map(|&(layers, _)| (layers, model.layer_bytes * units))
             .collect();
         let room = (model.buffer_bytes - device.memory_bytes) * units;
         let beside = [(is_rank0, model.head_bytes * units), (takes_part, room)];
-        let lacking = kv.iter().chain(&weights).copied().chain(beside).collect();
+        let lacking = stays.iter().chain(&weights).copied();
+        let lacking = lacking.chain(beside).collect();
         Work {
             token,
             chunk,
-            kv,
+            stays,
             weights,
             lacking,
             room,
@@ -253,9 +255,9 @@ impl<'a> Formulation<'a> {
         let stall = self.rows.add_column(0.0, 0.0..);
         let lacking = work.lacking.iter().copied();
         self.row(..=0.0, lacking.chain([(overflow, -1.0)]));
-        let kv = work.kv.iter().copied();
+        let stays = work.stays.iter().copied();
         let kept = [(buffer, 1.0), (variables.takes_part, work.room)];
-        self.row(..=0.0, kv.chain(kept));
+        self.row(..=0.0, stays.chain(kept));
         self.row(..=0.0, [(ahead, 1.0), (buffer, -1.0)]);
         // Read ahead is at most what the disk gives while the others work.
         let own = times(&work.token, disk / k).into_iter();
@@ -288,14 +290,14 @@ impl<'a> Formulation<'a> {
         let (layers, head) = (model.layers as f64, model.head_bytes / UNIT_BYTES);
         // The most that memory can lack: with everything on one device.
         let kv = model.layer_kv_bytes.max(model.gpu_layer_kv_bytes);
-        let most = (layers * (model.layer_bytes + kv) + model.head_bytes + model.buffer_bytes)
-            / UNIT_BYTES;
+        let beside = model.head_bytes + model.draft_bytes + model.buffer_bytes;
+        let most = (layers * (model.layer_bytes + kv) + beside) / UNIT_BYTES;
         let read_again = self.whole(0.0, 0.0..=1.0);
         let read = self.rows.add_column(0.0, 0.0..);
         let lacking = work.lacking.iter().copied();
         self.row(..=0.0, lacking.chain([(read_again, -most)]));
-        let kv = work.kv.iter().copied();
-        self.row(..=0.0, kv.chain([(variables.takes_part, work.room)]));
+        let stays = work.stays.iter().copied();
+        self.row(..=0.0, stays.chain([(variables.takes_part, work.room)]));
         let weights = work.weights.iter().copied();
         let all = [(variables.is_rank0, head), (read, -1.0), (read_again, most)];
         self.row(..=most, weights.chain(all));
