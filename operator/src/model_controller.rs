@@ -35,7 +35,7 @@ pub use decide::Question;
 use decide::{Kind, Now};
 use dereference::World;
 use planner::{PATIENCE, Planner, Search};
-use resolve::FailedLook;
+use resolve::Looks;
 
 /// What all reconciles share.
 pub struct Context {
@@ -60,7 +60,7 @@ pub struct Context {
 struct ReconcileState {
     failures: u32,
     ready: bool,
-    failed_look: Option<FailedLook>,
+    looks: Looks,
     decided: decide::State,
     /// A search that has no answer yet.
     search: Option<Search>,
@@ -174,7 +174,7 @@ async fn steps(
     state: &mut ReconcileState,
 ) -> Result<Action, ControllerError> {
     let api_key = dereference::api_key(model, context).await?;
-    let resolution = resolve::resolve(model, context, &mut state.failed_look).await;
+    let resolution = resolve::resolve(model, context, &mut state.looks).await;
     let until = Instant::now() + PATIENCE;
     let mut patient = true;
     let (world, decision, ring) = loop {

@@ -1,6 +1,6 @@
 //! Two agents beside a real API server, each the machine of a Node: what they tell of their machines, and what they do with
 //! plans that name them, until rank 0 answers a chat; what a refusal says; what is left after an agent was killed, and after
-//! a plan is gone.
+//! a plan is gone. With the operator beside them, what becomes of a Model with a draft model.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -12,6 +12,7 @@ use prima_crds::definitions;
 use prima_test_hub::TestHub;
 use prima_tests::api_server::{ApiServer, Backend};
 use prima_tests::node_agent::{AgentMachine, NodeAgent};
+use prima_tests::operator::{self, Operator};
 use prima_tests::{assets, http, split_model};
 use prima_weights::{Client, Location, RemoteModel, Retry, Source};
 use serde_json::{Value, json};
@@ -43,6 +44,17 @@ impl Stage {
             .expect("established definitions");
         api.kubectl(&["create", "namespace", NAMESPACE])
             .expect("a namespace");
+        Stage::with_nodes(api)
+    }
+
+    /// An API server with all that the chart installs, so that an operator may run beside it.
+    fn with_chart() -> Stage {
+        let api = ApiServer::start(Backend::Etcd);
+        operator::install_chart(&api);
+        Stage::with_nodes(api)
+    }
+
+    fn with_nodes(api: ApiServer) -> Stage {
         for node in ["one", "two"] {
             let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}});
             api.apply(&node.to_string()).expect("a Node");
@@ -315,6 +327,33 @@ fn agents_tell_of_their_machines_and_run_plans() {
         );
     }
     assert_eq!((one.members().len(), two.members().len()), (1, 1));
+    // A draft model that rank 0 has not.
+    let mut drafting = plan(
+        "smollm2-drafting",
+        &machines,
+        &model,
+        header,
+        (RING_PORT + 2, HTTP_PORT + 2),
+    );
+    let nowhere = json!({"name": "d", "file": "/nowhere/d.gguf", "sizeBytes": 9, "layers": 1});
+    drafting["spec"]["draft"] = json!({"model": nowhere, "memoryBytes": 9});
+    stage.api.apply(&drafting.to_string()).expect("a RingPlan");
+    let refused = stage.wait_for_state("smollm2-drafting", "one", "Refused");
+    let message = refused["message"].as_str().expect("a message");
+    assert!(
+        message.starts_with("cannot get the draft model: /nowhere/d.gguf is not on this machine"),
+        "{message}"
+    );
+    // The other member has nothing to do with it.
+    stage.wait_for_state("smollm2-drafting", "two", "Loaded");
+    stage
+        .api
+        .kubectl(&["delete", "ringplan", "smollm2-drafting"])
+        .expect("deleted");
+    wait_for(|| match two.members().len() {
+        1 => Ok(()),
+        members => Err(format!("{members} members of two")),
+    });
     assert!(
         two.metrics()
             .contains("prima_agent_members{state=\"refused\"} 1"),
@@ -455,4 +494,104 @@ fn members_fetch_their_layers_and_keep_them() {
         "{}",
         two.metrics()
     );
+}
+
+/// The model is on the machines, its draft model on a hub: the same weights, quantized.
+#[test]
+fn a_model_with_a_draft_model_says_the_same_in_fewer_trips() {
+    let stage = Stage::with_chart();
+    let runtime = runtime();
+    let files = stage.folder.path().join("hub");
+    let repo = files.join("people/models");
+    fs::create_dir_all(&repo).expect("a folder for a hub");
+    std::os::unix::fs::symlink(model(), repo.join("draft.gguf")).expect("a link");
+    let hub = runtime.block_on(TestHub::start(&files)).expect("a hub");
+    let exact = assets::path("models/SmolLM2-135M-Instruct-F32.gguf").expect("a model");
+    let exact = exact.canonicalize().expect("an absolute path");
+
+    let machines = ["one", "two"].map(|node| AgentMachine::new(node, stage.folder.path()));
+    let _agents = machines.each_ref().map(|machine| {
+        let mut agent = machine.start_agent(&stage.api, operator::NAMESPACE);
+        agent.wait_until_ready();
+        agent
+    });
+    let operator = Operator::start(&stage.api, "one");
+    // The member of rank 0 in the Model's ring, and where it answers.
+    let serve = |name: &str, speculation: Value| {
+        let object = json!({
+            "apiVersion": "prima.dev/v1alpha1",
+            "kind": "Model",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {
+                "source": {"hostPath": {"path": exact}},
+                "contextLength": 512,
+                "speculation": speculation,
+            },
+        });
+        stage.api.apply(&object.to_string()).expect("a Model");
+        let plan_name = format!("{name}-1");
+        let plan = wait_for(|| {
+            let plan = stage
+                .api
+                .kubectl(&["get", "ringplan", &plan_name, "-o", "json"]);
+            let plan = plan.map_err(|error| format!("{error}\n{}", operator.log_tail()))?;
+            let plan: Value = serde_json::from_str(&plan).expect("JSON");
+            Ok(plan["spec"].clone())
+        });
+        // The Model itself is never ready: no Service may lead to an address of loopback.
+        let rank0 = plan["members"][0]["name"].as_str().expect("a name");
+        stage.wait_for_state(&plan_name, rank0, "Ready");
+        let address = plan["members"][0]["address"].as_str().expect("an address");
+        let mut address: SocketAddr = address.parse().expect("IP:PORT");
+        let port = plan["httpPort"].as_u64().expect("a port");
+        address.set_port(u16::try_from(port).expect("a port"));
+        (address, plan)
+    };
+    // Texts, and how many of their tokens were guessed and were right.
+    let complete = |name: &str, address: SocketAddr| {
+        let prompts = ["The capital of France is", "def fibonacci(n):\n"];
+        let answers = prompts.map(|prompt| {
+            let body = json!({"model": name, "prompt": prompt, "max_tokens": 60, "temperature": 0});
+            let answer = http::post(address, "/v1/completions", &body).expect("an answer");
+            assert_eq!(answer.status, 200, "{}", answer.body);
+            answer.json()
+        });
+        let sum = |count: &str| -> u64 {
+            let counts = answers
+                .iter()
+                .map(|answer| answer["timings"][count].as_u64());
+            counts.map(|count| count.expect("a count")).sum()
+        };
+        let texts = answers
+            .each_ref()
+            .map(|answer| answer["choices"][0]["text"].clone());
+        (texts, sum("draft_n"), sum("draft_n_accepted"))
+    };
+
+    let (address, plan) = serve("plain", Value::Null);
+    assert_eq!(plan["draft"], Value::Null);
+    let (texts, _, by_text) = complete("plain", address);
+    let draft = json!({"repo": "people/models", "file": "draft.gguf", "endpoint": hub.endpoint()});
+    let draft = json!({"draft": {"huggingFace": draft}});
+    let (address, plan) = serve("drafting", draft);
+    let (same, drafted, accepted) = complete("drafting", address);
+    assert_eq!(same, texts);
+    assert!(
+        2 * accepted > drafted && accepted > 20 + by_text,
+        "{accepted} of {drafted}, {by_text} without a draft model"
+    );
+
+    // Rank 0 has fetched all of it, of the version that was resolved.
+    let whole = fs::metadata(model()).expect("a model").len();
+    assert_eq!(plan["draft"]["model"]["sizeBytes"], whole);
+    let resolved = stage.get(&["model", "drafting"])["status"]["resolved"].clone();
+    assert_eq!(
+        plan["draft"]["model"]["version"],
+        resolved["draft"]["version"]
+    );
+    let rank0 = plan["members"][0]["name"].as_str().expect("a name");
+    let member = stage.member("drafting-1", rank0);
+    assert_eq!(member["fetchedBytes"], member["totalBytes"]);
+    let fetched = member["fetchedBytes"].as_u64().expect("bytes");
+    assert!(whole - fetched < 64 << 10, "{fetched} of {whole}");
 }

@@ -11,6 +11,7 @@ use prima_crds::v1alpha1::node_profile::LocalModel;
 use prima_crds::v1alpha1::ring_plan::{FileVersion, MemberState};
 use prima_test_hub::TestHub;
 use prima_tests::api_server::{ApiServer, Backend};
+use prima_tests::assets;
 use prima_tests::declared_machines::DeclaredMachines;
 use prima_tests::inputs;
 use prima_tests::operator::{Operator, install_chart, upgrade_chart};
@@ -261,6 +262,93 @@ fn models_that_are_not_run_are_refused_by_their_headers() {
             "more than a header: {counter:?}"
         );
     }
+}
+
+/// The files are real ones, on a hub; of none is more fetched than its header.
+#[test]
+fn a_draft_model_is_resolved_by_its_header_or_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let repo = folder.path().join("people/models");
+    fs::create_dir_all(&repo).expect("a folder");
+    const MODEL: &str = "SmolLM2-135M-Instruct-Q4_1.gguf";
+    const STRANGER: &str = "stories15M-F32.gguf";
+    for name in [MODEL, STRANGER] {
+        let file = assets::path(&format!("models/{name}")).expect("a model");
+        let file = file.canonicalize().expect("an absolute path");
+        std::os::unix::fs::symlink(file, repo.join(name)).expect("a link");
+    }
+    fs::write(repo.join("nothing.gguf"), "this is no model").expect("a file");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let hub = runtime
+        .block_on(TestHub::start(folder.path()))
+        .expect("a hub");
+    let source = |file: &str| {
+        let endpoint = hub.endpoint();
+        json!({"huggingFace": {"repo": "people/models", "file": file, "endpoint": endpoint}})
+    };
+    let test = Test::start(Backend::Kine);
+    let _machines = test.machines(&MACHINES);
+    let operator = Operator::start(&test.api, "one");
+    let apply = |name: &str, draft: &str| {
+        let document = json!({
+            "apiVersion": "prima.dev/v1alpha1",
+            "kind": "Model",
+            "metadata": {"name": name},
+            "spec": {"source": source(MODEL), "speculation": {"draft": source(draft)}},
+        });
+        test.api.apply(&document.to_string()).expect("a Model");
+    };
+    for (name, draft, said) in [
+        (
+            "stranger",
+            STRANGER,
+            "people/models/stories15M-F32.gguf at main: expected the same vocabulary as the model's, found another; use a small model of the same family",
+        ),
+        ("nothing", "nothing.gguf", "not a GGUF file"),
+        ("nowhere", "nowhere.gguf", "nowhere.gguf"),
+    ] {
+        apply(name, draft);
+        let model = format!("model/{name}");
+        test.wait_for(&model, "Resolved", "False", &operator);
+        let (_, reason, message) = test.condition(&model, "Resolved");
+        assert_eq!(reason, "ResolveFailed");
+        let begins = message.starts_with("spec.speculation.draft: ");
+        assert!(begins && message.contains(said), "{message}");
+    }
+    assert_eq!(test.names("ringplans"), [""; 0]);
+
+    // Its own file guesses for a model, if nothing smaller does.
+    apply("drafting", MODEL);
+    test.wait_for("model/drafting", "Ready", "True", &operator);
+    let (_, _, message) = test.condition("model/drafting", "Resolved");
+    assert!(
+        message.contains("; draft model people/models/SmolLM2"),
+        "{message}"
+    );
+    let resolved = test.json(&["get", "model", "drafting"])["status"]["resolved"].clone();
+    assert_eq!(resolved["draft"]["version"], resolved["version"]);
+    let draft = test.json(&["get", "ringplan", "drafting-1"])["spec"]["draft"].clone();
+    assert_eq!(
+        draft["model"]["source"],
+        source_with_defaults(source(MODEL))
+    );
+    assert_eq!(draft["model"]["version"], resolved["draft"]["version"]);
+    let weights = fs::metadata(repo.join(MODEL)).expect("a file").len();
+    assert!(draft["memoryBytes"].as_u64() > Some(weights), "{draft}");
+
+    // Repaired, a Model goes on.
+    test.patch(
+        "model/stranger",
+        &json!({"spec": {"speculation": {"draft": {"huggingFace": {"file": MODEL}}}}}).to_string(),
+    );
+    test.wait_for("model/stranger", "Ready", "True", &operator);
+    assert!(hub.body_bytes() < weights / 2, "{:?}", hub.counters());
+}
+
+/// As the API server completes it.
+fn source_with_defaults(mut source: Value) -> Value {
+    source["huggingFace"]["revision"] = json!("main");
+    source
 }
 
 #[test]

@@ -26,6 +26,7 @@ fn every_rule_of_a_model_takes_the_good_and_refuses_the_bad() {
             "activationDtype": "BF16",
             "kvDtype": "Q8_0",
             "apiKeySecretRef": {"name": "keys", "key": "prima"},
+            "speculation": {"draft": {"huggingFace": {"repo": "Qwen/Qwen2.5-0.5B-Instruct-GGUF", "file": "qwen2.5-0.5b.gguf"}}},
             "serviceType": "NodePort",
             "suspend": true,
         },
@@ -37,6 +38,7 @@ fn every_rule_of_a_model_takes_the_good_and_refuses_the_bad() {
         json!({"persistentVolumeClaim": {"claimName": "models", "path": "a/b.gguf"}}),
     ] {
         let mut model = full.clone();
+        model["spec"]["speculation"]["draft"] = source.clone();
         model["spec"]["source"] = source;
         accepted(&api, &model);
     }
@@ -146,6 +148,21 @@ fn every_rule_of_a_model_takes_the_good_and_refuses_the_bad() {
             "a number format of the KV cache",
             |m| m["spec"]["kvDtype"] = json!("F32"),
             "spec.kvDtype",
+        ),
+        (
+            "a draft model from nowhere",
+            |m| m["spec"]["speculation"]["draft"] = json!({}),
+            "spec.speculation.draft: Invalid value: expected exactly one of",
+        ),
+        (
+            "a draft model from two places",
+            |m| m["spec"]["speculation"]["draft"]["hostPath"] = json!({"path": "/a.gguf"}),
+            "expected exactly one of",
+        ),
+        (
+            "a draft model of another kind of file",
+            |m| m["spec"]["speculation"]["draft"] = json!({"hostPath": {"path": "/a.bin"}}),
+            "expected the absolute path of a .gguf file",
         ),
         (
             "a service type",

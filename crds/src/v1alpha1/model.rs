@@ -72,12 +72,31 @@ pub struct ModelSpec {
     /// asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key_secret_ref: Option<SecretKeyRef>,
+    /// How tokens are guessed, so that several come for one trip round the ring. Absent: from the text so far.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speculation: Option<Speculation>,
     /// Type of the Model's Service.
     #[serde(default, skip_serializing_if = "is_cluster_ip")]
     pub service_type: ServiceType,
     /// Stop the model, and release its machines. Its files stay in their caches.
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspend: bool,
+}
+
+impl ModelSpec {
+    /// Where the draft model's file comes from, if there is to be one.
+    pub fn draft(&self) -> Option<&ModelSource> {
+        self.speculation.as_ref()?.draft.as_ref()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Speculation {
+    /// A small model of the same vocabulary, all of it at rank 0, which guesses where the text does not tell; the Model verifies each guess.
+    /// Where its GGUF file comes from; exactly one of the fields.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<ModelSource>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
@@ -153,6 +172,17 @@ pub struct ResolvedModel {
     /// The version of the file.
     pub version: FileVersion,
     /// What the file's header says of the model.
+    pub profile: ModelProfileSpec,
+    /// The same of the draft model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<ResolvedFile>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedFile {
+    pub source: ModelSource,
+    pub version: FileVersion,
     pub profile: ModelProfileSpec,
 }
 

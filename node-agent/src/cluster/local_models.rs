@@ -72,7 +72,7 @@ pub async fn follow(
             continue;
         }
         again = Instant::now() + jittered(INTERVAL);
-        let paths: BTreeSet<String> = wanted.0.values().cloned().collect();
+        let paths: BTreeSet<String> = wanted.0.values().flatten().cloned().collect();
         let looking = spawn_blocking(move || look(&paths, seen, in_container));
         // A panic has been printed; what was seen is read again.
         seen = looking.await.unwrap_or_default();
@@ -90,26 +90,23 @@ pub async fn follow(
     }
 }
 
-/// The paths that Models name.
+/// The paths that each Model names: of its file, and of its draft model's.
 #[derive(Default)]
-struct Wanted(BTreeMap<(String, String), String>);
+struct Wanted(BTreeMap<(String, String), BTreeSet<String>>);
 
 impl Wanted {
     /// Whether something changed.
     fn seen(&mut self, model: &DynamicObject) -> bool {
-        let source = model.data.pointer("/spec/source");
+        let sources = ["/spec/source", "/spec/speculation/draft"].into_iter();
+        let sources = sources.filter_map(|source| model.data.pointer(source));
         // A source of a newer version is not a file on this agent's disk.
-        let path = source
-            .and_then(|source| ModelSource::deserialize(source).ok())
-            .and_then(|source| source.local_path());
+        let paths: BTreeSet<String> = sources
+            .filter_map(|source| ModelSource::deserialize(source).ok()?.local_path())
+            .collect();
         let key = key(model);
-        match path {
-            Some(path) if self.0.get(&key) != Some(&path) => {
-                self.0.insert(key, path);
-                true
-            }
-            Some(_) => false,
-            None => self.0.remove(&key).is_some(),
+        match paths.is_empty() {
+            true => self.0.remove(&key).is_some(),
+            false => self.0.insert(key, paths.clone()) != Some(paths),
         }
     }
 }
@@ -293,12 +290,17 @@ mod tests {
         assert!(wanted.seen(&model("b", claim)));
         assert!(!wanted.seen(&model("c", hub.clone())));
         assert!(!wanted.seen(&model("d", json!({"source": {"carrierPigeon": {}}}))));
-        let paths: Vec<&str> = wanted.0.values().map(String::as_str).collect();
-        assert_eq!(
-            paths,
-            ["/srv/models/a.gguf", "/var/lib/prima-claims/c/b.gguf"]
-        );
-        assert!(wanted.seen(&model("a", hub)));
+        let paths =
+            |wanted: &Wanted| -> Vec<String> { wanted.0.values().flatten().cloned().collect() };
+        let both = ["/srv/models/a.gguf", "/var/lib/prima-claims/c/b.gguf"];
+        assert_eq!(paths(&wanted), both);
+        assert!(wanted.seen(&model("a", hub.clone())));
+        // Of the draft model, too.
+        let mut drafting = hub;
+        drafting["speculation"] = json!({"draft": {"hostPath": {"path": "/srv/models/d.gguf"}}});
+        assert!(wanted.seen(&model("c", drafting.clone())));
+        assert!(!wanted.seen(&model("c", drafting)));
+        assert!(paths(&wanted).contains(&"/srv/models/d.gguf".to_owned()));
     }
 
     #[test]

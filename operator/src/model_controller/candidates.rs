@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use kube::ResourceExt;
 use prima_crds::v1alpha1::model::{Model, ResolvedModel};
+use prima_crds::v1alpha1::model_profile::FormatWeights;
 use prima_crds::v1alpha1::node_profile::{AgentProfile, NodeProfile, NodeProfileStatus};
-use prima_crds::v1alpha1::ring_plan::{RingMember, RingPlan};
+use prima_crds::v1alpha1::ring_plan::{FileVersion, RingMember, RingPlan};
 
 use super::dereference::World;
 use crate::cluster::world::{AgentState, Machine};
@@ -177,38 +178,43 @@ fn usable<'a>(
     if let Some(why) = refused.get(&machine.name) {
         return Err(out(format!("its agent could not follow a plan: {why}")));
     }
-    let weights = resolved.profile.layer_weights.iter();
-    let weights = weights.chain(&resolved.profile.output_weights);
-    for format in weights.map(|weights| &weights.format) {
-        if !status
-            .cpu
-            .throughput
-            .iter()
-            .any(|one| one.format == *format)
-        {
+    // Only rank 0 needs the draft model, but any machine may have to be rank 0.
+    let draft = resolved.draft.as_ref();
+    let draft = draft.map(|draft| ("draft model", &draft.source, &draft.version, &draft.profile));
+    let files = [(
+        "model",
+        &resolved.source,
+        &resolved.version,
+        &resolved.profile,
+    )];
+    for (what, source, version, file) in files.into_iter().chain(draft) {
+        let mut weights = file.layer_weights.iter().chain(&file.output_weights);
+        let runs = |format: &str| {
+            let mut throughput = status.cpu.throughput.iter();
+            throughput.any(|one| one.format == format)
+        };
+        if let Some(FormatWeights { format, .. }) = weights.find(|one| !runs(&one.format)) {
             return Err(out(format!(
-                "its agent does not run {format}, a weight format of the model"
+                "its agent does not run {format}, a weight format of the {what}"
             )));
         }
-    }
-    if let Some(path) = model.spec.source.local_path() {
-        has_file(agent, &path, resolved).map_err(out)?;
+        if let Some(path) = source.local_path() {
+            has_file(agent, &path, version).map_err(out)?;
+        }
     }
     Ok((profile, status))
 }
 
-fn has_file(agent: &AgentProfile, path: &str, resolved: &ResolvedModel) -> Result<(), String> {
+fn has_file(agent: &AgentProfile, path: &str, version: &FileVersion) -> Result<(), String> {
     let Some(file) = agent.local_models.iter().find(|file| file.path == path) else {
         return Err(format!("it has no file {path}"));
     };
     if let Some(problem) = &file.problem {
         return Err(problem.clone());
     }
-    let header =
-        |version: &prima_crds::v1alpha1::ring_plan::FileVersion| version.header_sha256.clone();
-    match file.version.as_ref().map(header) == Some(header(&resolved.version)) {
-        true => Ok(()),
-        false => Err(format!(
+    match &file.version {
+        Some(own) if own.header_sha256 == version.header_sha256 => Ok(()),
+        _ => Err(format!(
             "its {path} is another file than the other machines'"
         )),
     }
@@ -249,8 +255,9 @@ fn has_link(from: &NodeProfile, to: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model_controller::resolve::Resolution;
     use crate::model_controller::test_world::{
-        GIB, gpu, known_for, machine, model, profile, ring, world,
+        GIB, add_draft, gpu, known_for, machine, model, profile, ring, world,
     };
 
     /// Candidates of this world, with no refusals and no running ring.
@@ -317,6 +324,23 @@ mod tests {
                 .available_bytes = -1;
         });
         assert!(unusable.contains("availableBytes"), "{unusable}");
+    }
+
+    #[test]
+    fn who_cannot_run_the_draft_model_is_out() {
+        let mut there = world(&[machine("desk"), machine("pi4")], &[]);
+        add_draft(&mut there, &["desk"]);
+        let found = candidates(&there);
+        assert_eq!(names(&found), ["desk"]);
+        assert_eq!(found.why_out("pi4"), Some("it has no file /models/d.gguf"));
+        let Resolution::Done(resolved) = &mut there.resolution else {
+            panic!("not resolved");
+        };
+        let draft = &mut resolved.draft.as_mut().unwrap().profile;
+        draft.output_weights[0].format = "Q9".to_owned();
+        let found = candidates(&there);
+        let why = "its agent does not run Q9, a weight format of the draft model";
+        assert_eq!(found.why_out("desk"), Some(why));
     }
 
     #[test]

@@ -20,7 +20,11 @@ use std::time::Instant;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use prima_crds::v1alpha1::model::{Model, NodeShare, ResolvedModel};
-use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingMember, RingPlan, RingPlanSpec, Speed};
+use prima_crds::v1alpha1::model_profile::ModelProfileSpec;
+use prima_crds::v1alpha1::model_source::ModelSource;
+use prima_crds::v1alpha1::ring_plan::{
+    FileVersion, PlannedDraft, PlannedModel, RingMember, RingPlan, RingPlanSpec, Speed,
+};
 use prima_halda::Plan;
 
 use super::candidates::Candidates;
@@ -361,28 +365,46 @@ impl Case<'_> {
 
 /// The part of a plan that follows from the Model alone.
 pub(super) fn skeleton(model: &Model, resolved: &ResolvedModel, keys: Vec<String>) -> RingPlanSpec {
-    let source = &model.spec.source;
-    let local = source.local_path();
-    let fetched = local.is_none().then(|| source.clone());
-    let trained = resolved.profile.trained_context_length;
-    let file = local.unwrap_or_else(|| source.file_name().to_owned());
-    let (size, layers) = (resolved.profile.size_bytes, resolved.profile.layers);
-    let planned = PlannedModel {
-        source: fetched,
-        version: Some(resolved.version.clone()),
-        ..PlannedModel::new(model.name_any(), file, size, layers)
-    };
+    let (version, profile) = (&resolved.version, &resolved.profile);
+    let planned = planned_model(model.name_any(), &resolved.source, version, profile);
+    let trained = profile.trained_context_length;
     let wishes = &model.spec;
     let default_context = trained.min(DEFAULT_CONTEXT as i32);
     let context_length = wishes.context_length.unwrap_or(default_context);
     let concurrent = wishes.max_concurrent_requests;
+    let kv_contexts = concurrent.unwrap_or(1);
+    let draft = resolved.draft.as_ref().map(|draft| {
+        let (source, profile) = (&draft.source, &draft.profile);
+        let name = format!("{}-draft", model.name_any());
+        PlannedDraft {
+            model: planned_model(name, source, &draft.version, profile),
+            memory_bytes: profile.whole_bytes(i64::from(context_length) * i64::from(kv_contexts)),
+        }
+    });
     RingPlanSpec {
         max_concurrent_requests: concurrent.unwrap_or(CONCURRENT_REQUESTS),
-        kv_contexts: concurrent.unwrap_or(1),
+        kv_contexts,
         activation_dtype: wishes.activation_dtype,
+        draft,
         kv_dtype: wishes.kv_dtype,
         api_key_sha256: keys,
         ..RingPlanSpec::new(planned, context_length, Vec::new())
+    }
+}
+
+fn planned_model(
+    name: String,
+    source: &ModelSource,
+    version: &FileVersion,
+    profile: &ModelProfileSpec,
+) -> PlannedModel {
+    let local = source.local_path();
+    let fetched = local.is_none().then(|| source.clone());
+    let file = local.unwrap_or_else(|| source.file_name().to_owned());
+    PlannedModel {
+        source: fetched,
+        version: Some(version.clone()),
+        ..PlannedModel::new(name, file, profile.size_bytes, profile.layers)
     }
 }
 

@@ -1,11 +1,13 @@
-//! Second step: finds the Model's file and what its header says. Agents describe a file on their machines; of a file on a server, only the
-//! header is read, once. The result is pinned in the Model's status: another version of the file takes another source (a revision, a URL).
+//! Second step: finds the Model's file, and its draft model's, and what their headers say. Agents describe files on their machines; of a file
+//! on a server, only the header is read, once. The result is pinned in the Model's status: another version of a file takes another source (a
+//! revision, a URL). Refuses a draft model whose tokens are not the model's.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use prima_crds::error_chain;
-use prima_crds::v1alpha1::model::{Model, ResolvedModel};
+use prima_crds::v1alpha1::model::{Model, ResolvedFile, ResolvedModel};
+use prima_crds::v1alpha1::model_profile::same_vocabulary;
 use prima_crds::v1alpha1::model_source::ModelSource;
 use prima_crds::v1alpha1::node_profile::LocalModel;
 use prima_weights::{RemoteModel, Retry, model_profile};
@@ -19,14 +21,6 @@ pub enum Resolution {
     /// Nobody has looked yet.
     Awaited(String),
     Failed(String),
-}
-
-/// A failed look at a server, and when the next is due.
-pub struct FailedLook {
-    source: ModelSource,
-    times: u32,
-    next: Instant,
-    message: String,
 }
 
 impl Resolution {
@@ -43,6 +37,28 @@ impl Resolution {
     }
 }
 
+/// What servers said last of the files that a Model names.
+#[derive(Default)]
+pub struct Looks(Vec<Look>);
+
+struct Look {
+    source: ModelSource,
+    found: Result<ResolvedFile, FailedLook>,
+}
+
+struct FailedLook {
+    times: u32,
+    /// When the next look is due.
+    next: Instant,
+    message: String,
+}
+
+/// Why a file is not known.
+enum Unknown {
+    Awaited(String),
+    Failed(String),
+}
+
 /// If the server is busy or away, the controller looks again later, not within one reconcile.
 pub const RETRY: Retry = Retry {
     attempts: 2,
@@ -52,66 +68,143 @@ pub const RETRY: Retry = Retry {
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
-/// `failed`: the last look at a server, if it failed.
-pub async fn resolve(
+pub async fn resolve(model: &Model, context: &Context, looks: &mut Looks) -> Resolution {
+    match resolved(model, context, looks).await {
+        Ok(resolved) => Resolution::Done(Box::new(resolved)),
+        Err(Unknown::Awaited(message)) => Resolution::Awaited(message),
+        Err(Unknown::Failed(message)) => Resolution::Failed(message),
+    }
+}
+
+async fn resolved(
     model: &Model,
     context: &Context,
-    failed: &mut Option<FailedLook>,
-) -> Resolution {
-    let source = &model.spec.source;
-    let pinned = pinned(model);
-    if let Some(path) = source.local_path() {
-        return local(source, &path, &context.stores.machines(), pinned);
+    looks: &mut Looks,
+) -> Result<ResolvedModel, Unknown> {
+    let (source, draft) = (&model.spec.source, model.spec.draft());
+    looks
+        .0
+        .retain(|look| look.source == *source || Some(&look.source) == draft);
+    let before = pinned(model);
+    let file_before = before.map(|before| ResolvedFile {
+        source: before.source.clone(),
+        version: before.version.clone(),
+        profile: before.profile.clone(),
+    });
+    let found = file(source, file_before, context, looks).await?;
+    let draft = match draft {
+        Some(source) => {
+            let before = before.and_then(|before| before.draft.clone());
+            let before = before.filter(|before| before.source == *source);
+            let draft = file(source, before, context, looks).await;
+            let draft = draft.and_then(|draft| guesses_for(&found, draft));
+            Some(draft.map_err(Unknown::of_draft)?)
+        }
+        None => None,
+    };
+    Ok(ResolvedModel {
+        source: found.source,
+        version: found.version,
+        profile: found.profile,
+        draft,
+    })
+}
+
+/// `draft`, if it can guess for `model`.
+fn guesses_for(model: &ResolvedFile, draft: ResolvedFile) -> Result<ResolvedFile, Unknown> {
+    let marks = |file: &ResolvedFile| file.profile.vocabulary_marks.clone();
+    match same_vocabulary(&marks(&draft), &marks(model)) {
+        Ok(()) => Ok(draft),
+        Err(error) => Err(Unknown::Failed(format!(
+            "{}: {error}",
+            shown(&draft.source)
+        ))),
     }
-    if let Some(pinned) = pinned {
-        return Resolution::Done(Box::new(pinned.clone()));
-    }
-    let now = Instant::now();
-    let before = failed.take().filter(|look| look.source == *source);
-    if let Some(look) = before.as_ref().filter(|look| now < look.next) {
-        let message = look.message.clone();
-        *failed = before;
-        return Resolution::Failed(message);
-    }
-    match read_header(source, context).await {
-        Ok(resolved) => Resolution::Done(Box::new(resolved)),
-        Err(message) => {
-            let times = before.map_or(0, |look| look.times) + 1;
-            let pause = FIRST_PAUSE.saturating_mul(1 << (times - 1).min(16));
-            *failed = Some(FailedLook {
-                source: source.clone(),
-                times,
-                next: now + pause.min(LONGEST_PAUSE),
-                message: message.clone(),
-            });
-            Resolution::Failed(message)
+}
+
+impl Unknown {
+    fn of_draft(self) -> Self {
+        let of_draft = |message| format!("spec.speculation.draft: {message}");
+        match self {
+            Self::Awaited(message) => Self::Awaited(of_draft(message)),
+            Self::Failed(message) => Self::Failed(of_draft(message)),
         }
     }
 }
 
+/// The file at `source`, which was `before`.
+async fn file(
+    source: &ModelSource,
+    before: Option<ResolvedFile>,
+    context: &Context,
+    looks: &mut Looks,
+) -> Result<ResolvedFile, Unknown> {
+    match (source.local_path(), before) {
+        (Some(path), before) => local(source, &path, &context.stores.machines(), before.as_ref()),
+        (None, Some(before)) => Ok(before),
+        (None, None) => looks.look(source, context).await.map_err(Unknown::Failed),
+    }
+}
+
+impl Looks {
+    /// What the server of `source` says, now or when it was asked last.
+    async fn look(
+        &mut self,
+        source: &ModelSource,
+        context: &Context,
+    ) -> Result<ResolvedFile, String> {
+        let now = Instant::now();
+        let before = self.0.iter().position(|look| look.source == *source);
+        let before = before.map(|at| self.0.swap_remove(at).found);
+        let times = match &before {
+            Some(Err(failed)) => failed.times,
+            _ => 0,
+        };
+        let found = match before {
+            Some(Ok(file)) => Ok(file),
+            Some(Err(failed)) if now < failed.next => Err(failed),
+            _ => read_header(source, context).await.map_err(|message| {
+                let pause = FIRST_PAUSE.saturating_mul(1 << times.min(16));
+                FailedLook {
+                    times: times + 1,
+                    next: now + pause.min(LONGEST_PAUSE),
+                    message,
+                }
+            }),
+        };
+        let said = match &found {
+            Ok(file) => Ok(file.clone()),
+            Err(failed) => Err(failed.message.clone()),
+        };
+        let source = source.clone();
+        self.0.push(Look { source, found });
+        said
+    }
+}
+
 /// Reads the version and the header of a file on a server. Errors are one line, for people.
-async fn read_header(source: &ModelSource, context: &Context) -> Result<ResolvedModel, String> {
+async fn read_header(source: &ModelSource, context: &Context) -> Result<ResolvedFile, String> {
     let fetched = context.hub.source(source, None);
-    let fetched = fetched.ok_or("spec.source: expected huggingFace or url")?;
+    let fetched = fetched.ok_or("expected huggingFace or url")?;
     let remote = RemoteModel::open(&context.fetching, &fetched)
         .await
         .map_err(|error| error_chain(&error))?;
     let name = remote.files[0].shown();
     let profile = model_profile(&name, &remote.gguf).map_err(|error| error_chain(&error))?;
-    Ok(ResolvedModel {
+    Ok(ResolvedFile {
         source: source.clone(),
         version: remote.version,
         profile,
     })
 }
 
-/// Resolves a file on the machines, as their agents describe it.
+/// The file at `path` of the machines, as their agents describe it.
 fn local(
     source: &ModelSource,
     path: &str,
     machines: &[Machine],
-    pinned: Option<&ResolvedModel>,
-) -> Resolution {
+    before: Option<&ResolvedFile>,
+) -> Result<ResolvedFile, Unknown> {
     let mut versions: BTreeMap<&str, (usize, &LocalModel)> = BTreeMap::new();
     let mut problems = Vec::new();
     let mut looked = false;
@@ -139,8 +232,8 @@ fn local(
         }
     }
     // The version in use stays while any machine has it; else the version on most machines is taken.
-    let chosen = pinned
-        .and_then(|pinned| versions.get(pinned.version.header_sha256.as_str()))
+    let chosen = before
+        .and_then(|before| versions.get(before.version.header_sha256.as_str()))
         .or_else(|| versions.values().max_by_key(|(machines, _)| *machines));
     if let Some((
         _,
@@ -151,19 +244,19 @@ fn local(
         },
     )) = chosen
     {
-        return Resolution::Done(Box::new(ResolvedModel {
+        return Ok(ResolvedFile {
             source: source.clone(),
             version: version.clone(),
             profile: profile.clone(),
-        }));
+        });
     }
-    match (looked, problems.is_empty()) {
-        (false, _) => Resolution::Awaited(format!("no machine has looked for {path} yet")),
-        (true, false) => Resolution::Failed(problems.join("; ")),
-        (true, true) => Resolution::Awaited(format!(
+    Err(match (looked, problems.is_empty()) {
+        (false, _) => Unknown::Awaited(format!("no machine has looked for {path} yet")),
+        (true, false) => Unknown::Failed(problems.join("; ")),
+        (true, true) => Unknown::Awaited(format!(
             "no machine has the file {path}; put it there, in the same place on every machine that may take part"
         )),
-    }
+    })
 }
 
 /// What was resolved before, if it still is what the spec asks for.
@@ -185,5 +278,38 @@ pub fn shown(source: &ModelSource) -> String {
             url: Some(source), ..
         } => source.url.clone(),
         other => other.local_path().unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prima_crds::v1alpha1::model_profile::ModelProfileSpec;
+    use serde_json::json;
+
+    use super::*;
+    use crate::model_controller::test_world::model;
+
+    #[test]
+    fn a_draft_model_of_another_vocabulary_is_refused() {
+        let (_, resolved) = model();
+        let file = |path: &str, mark: &str| ResolvedFile {
+            source: serde_json::from_value(json!({"hostPath": {"path": path}})).unwrap(),
+            version: resolved.version.clone(),
+            profile: ModelProfileSpec {
+                vocabulary_marks: vec![mark.to_owned()],
+                ..resolved.profile.clone()
+            },
+        };
+        let model = file("/models/m.gguf", "256:a");
+        assert!(guesses_for(&model, file("/models/d.gguf", "256:a")).is_ok());
+        let refused =
+            guesses_for(&model, file("/models/d.gguf", "256:b")).map_err(Unknown::of_draft);
+        let Err(Unknown::Failed(message)) = refused else {
+            panic!("it is not refused");
+        };
+        assert_eq!(
+            message,
+            "spec.speculation.draft: /models/d.gguf: expected the same vocabulary as the model's, found another; use a small model of the same family"
+        );
     }
 }

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use prima_crds::v1alpha1::model::{Model, ResolvedModel};
-use prima_crds::v1alpha1::node_profile::{GpuProfile, NodeProfile};
-use prima_crds::v1alpha1::ring_plan::RingPlan;
+use prima_crds::v1alpha1::model::{Model, ResolvedFile, ResolvedModel};
+use prima_crds::v1alpha1::model_profile::ModelProfileSpec;
+use prima_crds::v1alpha1::node_profile::{GpuProfile, LocalModel, NodeProfile};
+use prima_crds::v1alpha1::ring_plan::{FileVersion, RingPlan};
 use serde_json::json;
 
 use super::decide::skeleton;
@@ -31,6 +32,42 @@ pub fn model() -> (Model, ResolvedModel) {
         "version": {"headerSha256": "0"},
     }));
     (model, resolved.unwrap())
+}
+
+/// Has the Model have a draft model of 1 GiB in 2 layers, a file that `machines` have.
+pub fn add_draft(world: &mut World, machines: &[&str]) {
+    let source = json!({"hostPath": {"path": "/models/d.gguf"}});
+    let model = Arc::get_mut(&mut world.model).unwrap();
+    let speculation = json!({"draft": source});
+    model.spec.speculation = serde_json::from_value(speculation).unwrap();
+    let Resolution::Done(resolved) = &mut world.resolution else {
+        panic!("the model is not resolved");
+    };
+    let version: FileVersion = serde_json::from_value(json!({"headerSha256": "d"})).unwrap();
+    resolved.draft = Some(ResolvedFile {
+        source: serde_json::from_value(source).unwrap(),
+        version: version.clone(),
+        profile: ModelProfileSpec {
+            size_bytes: GIB,
+            layers: 2,
+            ..resolved.profile.clone()
+        },
+    });
+    let their = |machine: &&mut Machine| machines.contains(&machine.name.as_str());
+    for machine in world.machines.iter_mut().filter(their) {
+        let status = profile(machine).status.as_mut().unwrap();
+        status
+            .agent
+            .as_mut()
+            .unwrap()
+            .local_models
+            .push(LocalModel {
+                path: "/models/d.gguf".to_owned(),
+                profile: None,
+                version: Some(version.clone()),
+                problem: None,
+            });
+    }
 }
 
 /// A plan in which one member has these layers and so much memory.

@@ -6,6 +6,8 @@ use kube::api::{Patch, PatchParams};
 use kube::runtime::events::EventType;
 use kube::{Api, Resource, ResourceExt};
 use prima_crds::v1alpha1::model::{Model, ModelStatus, NodeShare};
+use prima_crds::v1alpha1::model_profile::ModelProfileSpec;
+use prima_crds::v1alpha1::model_source::ModelSource;
 use prima_crds::v1alpha1::ring_plan::{MemberState, MemberStatus, RingMember, RingPlan};
 use serde_json::json;
 
@@ -227,9 +229,15 @@ impl Conditions<'_> {
     fn resolved(&mut self, world: &World) {
         match &world.resolution {
             Resolution::Done(resolved) => {
-                let source = shown(&world.model.spec.source);
-                let (bytes, layers) = (resolved.profile.size_bytes, resolved.profile.layers);
-                let message = format!("{source}: {bytes} bytes, {layers} layers");
+                let said = |source: &ModelSource, profile: &ModelProfileSpec| {
+                    let (bytes, layers) = (profile.size_bytes, profile.layers);
+                    format!("{}: {bytes} bytes, {layers} layers", shown(source))
+                };
+                let mut message = said(&resolved.source, &resolved.profile);
+                if let Some(draft) = &resolved.draft {
+                    let draft = said(&draft.source, &draft.profile);
+                    message = format!("{message}; draft model {draft}");
+                }
                 self.add("Resolved", true, "Resolved", message);
             }
             Resolution::Awaited(message) => {

@@ -50,6 +50,7 @@ impl Question {
                 rank0: model.spec.rank0.clone(),
                 activation_dtype: model.spec.activation_dtype,
                 kv_dtype: model.spec.kv_dtype,
+                draft: resolved.draft.as_ref().map(|draft| draft.profile.clone()),
                 ..Options::default()
             },
         }
@@ -103,8 +104,10 @@ fn fingerprint(model: &Model, resolved: &ResolvedModel, candidates: &Candidates)
         )
     });
     let machines: Vec<String> = machines.collect();
-    format!(
-        "{:?} {} {machines:?}",
-        model.spec, resolved.version.header_sha256
-    )
+    let draft = resolved.draft.as_ref();
+    let versions = (
+        &resolved.version.header_sha256,
+        draft.map(|draft| &draft.version.header_sha256),
+    );
+    format!("{:?} {versions:?} {machines:?}", model.spec)
 }

@@ -14,7 +14,7 @@ use super::ports::{SLOTS, free_slot, http};
 use super::*;
 use crate::model_controller::resolve::Resolution;
 use crate::model_controller::test_world::{
-    GIB, gpu, machine, model, profile, ring, unmeasured, world,
+    GIB, add_draft, gpu, machine, model, profile, ring, unmeasured, world,
 };
 
 fn speed(token_microseconds: i64) -> Option<Speed> {
@@ -312,6 +312,53 @@ fn another_kv_dtype_replaces_the_ring() {
     let memory = |spec: &RingPlanSpec| spec.members[0].memory_bytes.unwrap();
     // 8 layers, 512 positions.
     assert_eq!(memory(&f16.spec) - memory(&spec), 8 * 512 * (256 - 136));
+}
+
+#[test]
+fn a_draft_model_is_planned_at_rank_0() {
+    let desk = [machine("desk")];
+    let without = written(decided(&world(&desk, &[])), SignedDuration::ZERO);
+    assert_eq!(without.spec.draft, None);
+    let mut there = world(&desk, std::slice::from_ref(&without));
+    add_draft(&mut there, &["desk"]);
+    let decision = decided(&there);
+    let Kind::New { spec, why, .. } = &decision.kind else {
+        panic!("the ring goes on without");
+    };
+    assert_eq!(why, "the Model was changed");
+    // 2 layers, 512 positions of 256 bytes.
+    let bytes = GIB + 2 * 512 * 256;
+    let draft = spec.draft.as_ref().unwrap();
+    assert_eq!(draft.memory_bytes, bytes);
+    let PlannedModel {
+        name,
+        file,
+        size_bytes,
+        layers,
+        source,
+        version,
+    } = &draft.model;
+    assert_eq!((&name[..], &file[..]), ("m-draft", "/models/d.gguf"));
+    assert_eq!((*size_bytes, *layers), (GIB, 2));
+    assert_eq!(
+        (source, &version.as_ref().unwrap().header_sha256[..]),
+        (&None, "d")
+    );
+    let memory = |spec: &RingPlanSpec| spec.members[0].memory_bytes.unwrap();
+    assert_eq!(memory(spec), memory(&without.spec) + bytes);
+    // A token is guessed for each that is computed.
+    let speed = |spec: &RingPlanSpec| spec.predicted.unwrap().token_microseconds;
+    assert!(speed(spec) > speed(&without.spec));
+
+    let drafting = written(decision, SignedDuration::ZERO);
+    there.plans = vec![drafting];
+    assert!(matches!(decided(&there).kind, Kind::Keep(_)));
+    // Another one is another ring.
+    let Resolution::Done(resolved) = &mut there.resolution else {
+        panic!("not resolved");
+    };
+    resolved.draft.as_mut().unwrap().version.etag = Some("new".to_owned());
+    assert!(matches!(decided(&there).kind, Kind::New { .. }));
 }
 
 #[test]
