@@ -130,8 +130,8 @@ mod tests {
     /// Of tokens `0`, `1`, ...; those of `other` are other ones.
     fn marks(count: usize, other: Range<usize>) -> Vec<String> {
         let text = |id| match other.contains(&id) {
-            true => format!("other {id}"),
-            false => id.to_string(),
+            true => format!("x{id:04}"),
+            false => format!("{id:05}"),
         };
         let tokens = (0..count).map(text).collect::<Vec<String>>();
         let entries = vec![("tokenizer.ggml.tokens".to_owned(), Value::from(tokens))];
