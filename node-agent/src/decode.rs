@@ -52,8 +52,10 @@ pub fn initial_status(plan: &RingPlanSpec) -> RingStatus {
 
 /// What whoever starts it decides.
 pub struct DecodeOptions {
-    /// Whether tokens are drafted.
+    /// Whether tokens are drafted,
     pub speculate: bool,
+    /// and further ones before the first is known.
+    pub run_ahead: bool,
     /// How much longer than the plan expects something may take to come home, before it counts as lost.
     pub grace: Duration,
     /// A small model that guesses, too.
@@ -64,6 +66,7 @@ impl Default for DecodeOptions {
     fn default() -> Self {
         Self {
             speculate: true,
+            run_ahead: true,
             grace: Duration::from_secs(20),
             draft_model: None,
         }
@@ -123,6 +126,7 @@ impl Decode {
             warm_up.unwrap_or(0),
             options.grace,
             options.speculate,
+            options.run_ahead,
             options.draft_model.is_some(),
         );
         Self {
@@ -318,7 +322,12 @@ impl Decode {
                 cost,
             } => {
                 self.tally.add(&cost);
-                (Event::Home { session }, logits)
+                let home = Event::Home {
+                    session,
+                    trip: cost.without_waiting(),
+                    slowest: cost.slowest_machine(&self.plan),
+                };
+                (home, logits)
             }
             RingEvent::Released { session } => (Event::Released { session }, Vec::new()),
             RingEvent::Whole { nonce } => (Event::Whole { nonce }, Vec::new()),
@@ -448,9 +457,14 @@ impl Decode {
             }
         }
         if let [next] = sampled.as_slice() {
-            let right = next.tokens.len().saturating_sub(usize::from(!next.ended));
+            let right = scheduler::common_prefix(&next.tokens, draft);
+            // If all of these rows are right, the rest of the draft is on its way.
+            let judged = match right == rows().len() {
+                true => right,
+                false => draft.len(),
+            };
             for drafts in [&mut request.drafts, &mut self.drafts] {
-                drafts.drafted += draft.len();
+                drafts.drafted += judged;
                 drafts.accepted += right;
             }
         }

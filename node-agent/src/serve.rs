@@ -60,6 +60,9 @@ pub struct ServeArgs {
     /// Compute one token at a time: no drafts of what may follow
     #[arg(long)]
     no_speculation: bool,
+    /// Send no draft before the one before it is verified
+    #[arg(long, conflicts_with = "no_speculation")]
+    no_run_ahead: bool,
     /// End when the process with this id, which started this one, ends for any reason (on Linux)
     #[arg(long, value_name = "PID")]
     exit_with_parent: Option<i32>,
@@ -176,7 +179,8 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
                 memory,
                 streaming,
             };
-            open(options, front, !args.no_speculation)
+            let drafts = (!args.no_speculation, !args.no_run_ahead);
+            open(options, front, drafts)
         }
     });
     let member = tokio::select! {
@@ -300,8 +304,12 @@ impl Front {
     }
 }
 
-/// Starts the member, and on rank 0 the decoding behind `back`.
-fn open(options: MemberOptions, back: Option<Back>, speculate: bool) -> Result<Member, ServeError> {
+/// Starts the member, and on rank 0 the decoding behind `back`, which drafts tokens, and runs ahead with that, or does not.
+fn open(
+    options: MemberOptions,
+    back: Option<Back>,
+    (speculate, run_ahead): (bool, bool),
+) -> Result<Member, ServeError> {
     let text = match &back {
         Some(_) => Some(model_text(&options)?),
         None => None,
@@ -319,6 +327,7 @@ fn open(options: MemberOptions, back: Option<Back>, speculate: bool) -> Result<M
         };
         let options = DecodeOptions {
             speculate,
+            run_ahead,
             draft_model,
             ..DecodeOptions::default()
         };

@@ -12,6 +12,7 @@ mod client;
 mod contenders;
 mod engine_speed;
 mod error;
+mod far_links;
 mod hop_cost;
 mod kernel_speed;
 mod machines;
@@ -129,12 +130,14 @@ fn run_conversations(effort: &Effort, quick: bool) -> Result<(), BenchError> {
     let second_turns = second_turn::measure(effort, &peer)?;
     let chats = chats::measure(effort, &peer)?;
     let speculation = speculation::measure(effort, &peer)?;
+    let far_links = far_links::measure(effort)?;
     let report = [
         report::title("make bench-conversations"),
         report_conversations::preamble(Compute::available_threads()),
         report_conversations::second_turns(&second_turns),
         report_conversations::chats(&chats),
         report_conversations::speculation(&speculation),
+        report_conversations::far_links(&far_links),
     ]
     .concat();
     println!("{report}");

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use crate::chats::{AT_ONCE, Chats};
 use crate::contenders::Contender;
+use crate::far_links::{self, FarLinks};
 use crate::report::{spread, verdict};
 use crate::second_turn::SecondTurn;
 use crate::speculation::{Speculation, WORKLOADS};
@@ -132,5 +133,30 @@ pub fn speculation(all: &[Speculation]) -> String {
         "\nGoal: a ring's prose at least {PROSE_GOAL} times as fast: {least:.2}, {}.",
         verdict(least >= PROSE_GOAL)
     );
+    text
+}
+
+pub fn far_links(all: &[FarLinks]) -> String {
+    let mut text = format!(
+        "\n## Drafts that run ahead\n\nThe same prompts on {} with a draft model, in rings of {} members, of one thread each, whose links take time. \
+         Tokens per second of one request, and how many times as many as without speculation. Answers are the same.\n\n\
+         | each link | |",
+        far_links::MODEL,
+        far_links::MEMBERS
+    );
+    for workload in WORKLOADS {
+        let _ = write!(text, " {workload} | gain |");
+    }
+    let _ = writeln!(text, "\n|{}", " --- |".repeat(2 + 2 * WORKLOADS.len()));
+    for one in all {
+        for (name, cells) in &one.settings {
+            let _ = write!(text, "| {} ms | {name} |", one.milliseconds);
+            for (cell, off) in cells.iter().zip(&one.settings[0].1) {
+                let gain = cell.decode.median() / off.decode.median();
+                let _ = write!(text, " {} | **{gain:.2}** |", spread(&cell.decode, 1));
+            }
+            text.push('\n');
+        }
+    }
     text
 }

@@ -103,7 +103,7 @@ struct Setting {
 }
 
 /// One prompt.
-struct Workload {
+pub struct Workload {
     prompt: String,
     /// The rest of the text that is there twice; none in prose.
     rest: Option<String>,
@@ -131,7 +131,7 @@ pub struct Cell {
     /// Percent of the answer that are the text's rest; none in prose.
     pub copied: Samples,
     /// Of each turn.
-    answers: Vec<String>,
+    pub answers: Vec<String>,
 }
 
 pub const WORKLOADS: [&str; 3] = ["code edit", "quotation", "prose"];
@@ -192,7 +192,7 @@ impl Speculation {
 }
 
 impl Cell {
-    fn measure(
+    pub fn measure(
         &mut self,
         client: &Client,
         workload: &Workload,
@@ -244,7 +244,7 @@ fn settings(subject: &Subject) -> Result<Vec<Measured>, BenchError> {
 }
 
 /// As in [`WORKLOADS`].
-fn workloads() -> Result<[Workload; WORKLOADS.len()], BenchError> {
+pub fn workloads() -> Result<[Workload; WORKLOADS.len()], BenchError> {
     let part = |text: &str, number| {
         text.chars()
             .skip(number * TEXT)

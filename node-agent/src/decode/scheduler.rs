@@ -7,7 +7,7 @@
 //!
 //! With a token a draft of the next ones may go, guessed from the text so far. The rows that come home are sampled one after the other, for
 //! as long as the draft says the same; so the text is that of single tokens, and several come for one trip round the ring. What was guessed
-//! wrong is overwritten by the next frame.
+//! wrong is overwritten by the next frame. Where members have nothing else to do, further drafts follow before the first is known.
 //!
 //! What a sequence has computed stays on the ring as a kept session until room is needed. A new sequence takes over the longest prefix
 //! that any session of the same key space holds, up to its last token but one: a row must be computed to have logits.
@@ -18,6 +18,7 @@ mod ngrams;
 mod pass_cost;
 mod passes;
 mod ring_state;
+mod run_ahead;
 mod sessions;
 #[cfg(test)]
 mod simulated_ring;
@@ -39,6 +40,7 @@ use crate::ring::{SessionId, session_capacity};
 use kept::Kept;
 pub use kept::common_prefix;
 use pass_cost::PassCost;
+use run_ahead::Overlap;
 use speculation::Speculation;
 
 pub type RequestId = u64;
@@ -60,8 +62,13 @@ pub enum Event {
     },
     /// The client has gone, or the request cannot go on. What it computed is kept.
     Cancelled { request: RequestId },
-    /// The oldest frame in flight of this session came home.
-    Home { session: SessionId },
+    /// The oldest frame in flight of this session came home. It was on its way for `trip`, without waiting for others, and the slowest machine
+    /// computed for `slowest`.
+    Home {
+        session: SessionId,
+        trip: Duration,
+        slowest: Duration,
+    },
     /// What [`Action::Sample`] asked for.
     Sampled {
         request: RequestId,
@@ -95,7 +102,8 @@ pub enum Event {
 #[derive(Debug)]
 pub struct Sampled {
     pub choice: usize,
-    /// The next tokens. All but the last are the draft's; if the choice has ended, all are, and the token that ended it is none of them.
+    /// The next tokens. All but the last are the draft's, and that one may be; if the choice has ended, all are, and the token that ended it is
+    /// none of them.
     pub tokens: Vec<u32>,
     pub ended: bool,
 }
@@ -133,7 +141,7 @@ pub enum Action {
         cached: usize,
     },
     /// The first row that just came home decides the next token of these choices; as long as that is the next of `draft`, the next row
-    /// decides the one after. [`Event::Sampled`] answers.
+    /// decides the one after. The draft may go on behind these rows. [`Event::Sampled`] answers.
     Sample {
         request: RequestId,
         choices: Range<usize>,
@@ -176,6 +184,7 @@ pub struct Scheduler {
     progress: Option<Instant>,
     /// Of passes that carry single tokens and drafts.
     cost: PassCost,
+    overlap: Overlap,
     /// What the draft model is at.
     asked: Option<Asked>,
     /// What it takes for a token, in seconds.
@@ -201,8 +210,10 @@ struct Limits {
     planned: Option<Speed>,
     /// What goes round first.
     warm_up: u32,
-    /// Whether drafts are sent.
+    /// Whether drafts are sent,
     speculate: bool,
+    /// and further ones before the first is known.
+    run_ahead: bool,
     /// Whether a draft model guesses, too.
     draft_model: bool,
     /// The most tokens of a draft: layers with a window must be able to go back by as much.
@@ -259,13 +270,19 @@ struct Flight {
     chunk: bool,
     /// Whose next token it brings.
     brings: Option<SequenceId>,
-    /// Of one token and its draft, if no chunk was on the ring when it left: its time is then that of a pass of so many rows.
+    /// Nothing else was on the ring when it left.
+    alone: bool,
+    /// Of one token and its draft, if no chunk was on the ring when it left, nor anything of its session: its time is then that of a pass of
+    /// so many rows.
     pass_rows: Option<usize>,
 }
 
 /// One job of the draft model.
 struct Asked {
     id: SequenceId,
+    /// What it takes in, and how many tokens it guesses.
+    text: Vec<u32>,
+    count: usize,
     /// Whether the sequence waits for it, with its last token.
     waits: bool,
     since: Instant,
@@ -289,13 +306,15 @@ const PROMPT_TOKENS: usize = 8 << 20;
 
 impl Scheduler {
     /// `window`: of the model's layers that see the last positions only. `warm_up`: a token of the vocabulary. `grace`: how much longer
-    /// than expected something may take to come home. `speculate`: whether drafts are sent; `draft_model`: whether a model guesses, too.
+    /// than expected something may take to come home. `speculate`: whether drafts are sent; `run_ahead`: whether further ones are before the first
+    /// is known; `draft_model`: whether a model guesses, too.
     pub fn new(
         plan: &RingPlanSpec,
         window: Option<AttentionWindow>,
         warm_up: u32,
         grace: Duration,
         speculate: bool,
+        run_ahead: bool,
         draft_model: bool,
     ) -> Self {
         let context_length = plan.context_length as usize;
@@ -315,6 +334,7 @@ impl Scheduler {
                 planned: plan.predicted,
                 warm_up,
                 speculate,
+                run_ahead: speculate && run_ahead,
                 draft_model: speculate && draft_model,
                 longest_draft: window.map_or(usize::MAX, |window| window.positions - 1),
             },
@@ -335,6 +355,7 @@ impl Scheduler {
             homecomings: 0,
             progress: None,
             cost: PassCost::default(),
+            overlap: Overlap::default(),
             asked: None,
             guess_seconds: 0.0,
             chunks: 0,
@@ -366,7 +387,11 @@ impl Scheduler {
                 self.submit(request, submitted, choices);
             }
             Event::Cancelled { request } => self.cancel(request, now),
-            Event::Home { session } => self.home(session, now),
+            Event::Home {
+                session,
+                trip,
+                slowest,
+            } => self.home(session, trip, slowest, now),
             Event::Sampled { request, choices } => self.sampled(request, choices, now),
             Event::Refused { session, reason } => self.refused(session, reason, now),
             Event::Released { session } => {
@@ -386,9 +411,12 @@ impl Scheduler {
             Event::Busy => self.progress = Some(now),
             Event::Tick => self.tick(now),
         }
-        self.begin_what_fits(now);
-        self.send_chunks(now);
-        self.feed_draft_model(now);
+        // What was sampled comes first: it may change all else.
+        if !matches!(self.actions.last(), Some(Action::Sample { .. })) {
+            self.begin_what_fits(now);
+            self.send_chunks(now);
+            self.feed_draft_model(now);
+        }
         std::mem::take(&mut self.actions)
     }
 
@@ -497,16 +525,25 @@ impl Scheduler {
         let State::Running { session, sent } = self.sequence(id)?.state else {
             return None;
         };
-        if let Some(sequence) = self.sequence(id) {
-            sequence.speculation.withdraw();
+        if let Some(Sequence {
+            text, speculation, ..
+        }) = self.sequence(id)
+        {
+            speculation.withdraw(text.len());
         }
         if let Some(asked) = self.asked.as_mut().filter(|asked| asked.id == id) {
             asked.waits = false;
         }
         self.running.remove(&session);
+        self.ignore_flights(session);
+        Some((session, sent))
+    }
+
+    /// What is on the ring of a session is nobody's.
+    fn ignore_flights(&mut self, session: SessionId) {
         for flight in self.flights.get_mut(&session).into_iter().flatten() {
             flight.brings = None;
+            flight.pass_rows = None;
         }
-        Some((session, sent))
     }
 }

@@ -2,10 +2,11 @@
 //! what is in flight, and reports what a round cost. It decides nothing about sessions, requests, sampling or text
 //! (`decode` does).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::{Duration, Instant};
 
+use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
 use tokio::sync::mpsc;
 
 use super::frame::{Activation, Event, Frame, Input, MAX_FRAME_ROWS, Operation, Reset, SessionId};
@@ -30,7 +31,7 @@ pub struct RingClient {
 pub enum RingEvent {
     Answer {
         session: SessionId,
-        /// `vocabulary` numbers for each row asked for, else empty.
+        /// `vocabulary` numbers for each row asked for; empty if none was, or if a later frame took back all its positions.
         logits: Vec<f32>,
         cost: RoundCost,
     },
@@ -53,6 +54,33 @@ pub struct RoundCost {
     pub elapsed: Duration,
     /// Per member, on that member's clock.
     pub members: Vec<HopTiming>,
+}
+
+impl RoundCost {
+    /// How long it was on its way, without waiting for other frames at members.
+    pub fn without_waiting(&self) -> Duration {
+        let waits = self.members.iter().map(|member| member.wait_ns);
+        let waited = waits.fold(0, u64::saturating_add);
+        self.elapsed.saturating_sub(Duration::from_nanos(waited))
+    }
+
+    /// How long the machine computed that took longest. One that reads its weights for every pass is at it all the time: another pass would have
+    /// it read them again.
+    pub fn slowest_machine(&self, plan: &RingPlanSpec) -> Duration {
+        if self.members.iter().any(|member| member.streamed_bytes > 0) {
+            return self.without_waiting();
+        }
+        let mut machines: BTreeMap<&str, u64> = BTreeMap::new();
+        for timing in &self.members {
+            if let Some(member) = plan.members.get(timing.rank as usize)
+                && let Some((host, _)) = member.address.rsplit_once(':')
+            {
+                let computed = machines.entry(host).or_default();
+                *computed = computed.saturating_add(timing.compute_ns);
+            }
+        }
+        Duration::from_nanos(machines.into_values().max().unwrap_or(0))
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -146,6 +174,7 @@ impl RingClient {
             first_position,
             rows: tokens.len(),
             output_rows: wanted,
+            refuted: false,
             input: Input::Tokens(tokens.to_vec()),
         };
         self.operate(session, Operation::Activation(activation))
@@ -375,5 +404,34 @@ impl RingClient {
             part(1),
             part(2) | 1
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ring::test_plan::plan;
+
+    #[test]
+    fn members_of_one_machine_share_its_time() {
+        let mut plan = plan(6, 3, 1, &[2, 4]);
+        let addresses = ["a:1", "b:1", "a:2"];
+        for (member, address) in plan.members.iter_mut().zip(addresses) {
+            member.address = address.into();
+        }
+        let timing = |rank, compute_ns| HopTiming {
+            rank,
+            compute_ns,
+            wait_ns: 10,
+            ..HopTiming::default()
+        };
+        let mut cost = RoundCost {
+            elapsed: Duration::from_nanos(100),
+            members: vec![timing(0, 5), timing(1, 7), timing(2, 4), timing(9, 99)],
+        };
+        assert_eq!(cost.slowest_machine(&plan), Duration::from_nanos(9));
+        assert_eq!(cost.without_waiting(), Duration::from_nanos(60));
+        cost.members[1].streamed_bytes = 1;
+        assert_eq!(cost.slowest_machine(&plan), Duration::from_nanos(60));
     }
 }

@@ -51,6 +51,8 @@ pub struct Activation {
     pub rows: usize,
     /// How many of the last rows rank 0 reads the output of; after the last window only these are sent.
     pub output_rows: usize,
+    /// A later frame takes all of its positions back: nobody computes it, and its rows hold anything.
+    pub refuted: bool,
     pub input: Input,
 }
 
@@ -105,6 +107,18 @@ pub enum Event {
     Unreachable { rank: usize, cause: String },
     /// A long pass gets on.
     Busy,
+}
+
+impl Operation {
+    /// The positions that a session keeps at most of what it had; `None` if it keeps all.
+    pub fn kept_length(&self) -> Option<usize> {
+        match self {
+            Self::Activation(activation) => Some(activation.first_position),
+            Self::Truncate { positions } => Some(*positions),
+            Self::Release => Some(0),
+            Self::Create | Self::Fork { .. } | Self::Reset(_) => None,
+        }
+    }
 }
 
 impl Frame {

@@ -7,7 +7,6 @@
 //! Decides what becomes of a frame: computed and sent on, refused, or failed. The last two are reported to rank 0 and
 //! end one request, never the ring. Losing a neighbour ends all sessions.
 
-use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,11 +16,10 @@ use tonic::Status;
 
 use crate::memory_watch::Pressure;
 
-use super::frame::{
-    Activation, Event, Frame, HopEvent, Input, MAX_FRAME_ROWS, Operation, Reset, SessionId,
-};
+use super::frame::{Activation, Event, Frame, HopEvent, Input, Operation, Reset, SessionId};
 use super::held::Held;
 use super::hop_timing::HopTiming;
+use super::queue::{Queue, Queued};
 use super::schedule::Schedule;
 use super::session::SessionTable;
 use super::transport::Inbound;
@@ -37,7 +35,7 @@ pub struct Hop {
     worker: Arc<Mutex<Worker>>,
     /// The worker's, which tells how far it is.
     compute: Arc<Compute>,
-    queue: VecDeque<Queued>,
+    queue: Queue,
     successor: Successor,
     /// Events for the predecessor, while it is connected.
     predecessor: Option<mpsc::Sender<Result<proto::HopEvent, Status>>>,
@@ -87,11 +85,6 @@ pub enum HopError {
     Panicked(#[source] tokio::task::JoinError),
 }
 
-struct Queued {
-    frame: Frame,
-    arrived: Instant,
-}
-
 enum Successor {
     /// A ring of one.
     Itself,
@@ -107,8 +100,6 @@ const INLINE_LIMIT: Duration = Duration::from_millis(20);
 const COST_LIFETIME: Duration = Duration::from_secs(1);
 /// How often rank 0 hears that a long pass gets on.
 const BUSY_INTERVAL: Duration = Duration::from_secs(5);
-/// The most rows of one batch. A larger one gains nothing and makes others wait.
-const MAX_BATCH_ROWS: usize = 2 * MAX_FRAME_ROWS;
 
 impl Hop {
     pub fn new(parts: HopParts) -> Self {
@@ -132,7 +123,7 @@ impl Hop {
             table,
             compute: worker.compute().clone(),
             worker: Arc::new(Mutex::new(worker)),
-            queue: VecDeque::new(),
+            queue: Queue::default(),
             successor,
             predecessor: None,
             home,
@@ -194,10 +185,7 @@ impl Hop {
                 } else {
                     // The members after this one hold the same sessions, and rank 0 also hears of it this way.
                     let operation = Operation::Reset(Reset::Lost { rank, cause });
-                    self.queue.push_back(Queued {
-                        frame: sessionless(operation),
-                        arrived: Instant::now(),
-                    });
+                    self.queue.push(sessionless(operation), Instant::now());
                 }
             }
             Inbound::SuccessorConnected { frames } => self.successor = Successor::Connected(frames),
@@ -230,7 +218,7 @@ impl Hop {
             return;
         }
         match self.table.admit(&frame) {
-            Ok(()) => self.queue.push_back(Queued { frame, arrived }),
+            Ok(()) => self.queue.push(frame, arrived),
             Err(refusal) => {
                 tracing::debug!(session = frame.session, traceparent = frame.traceparent, %refusal, "refused a frame");
                 self.report(Event::Refused {
@@ -247,9 +235,18 @@ impl Hop {
         let Some(first) = self.queue.front() else {
             return Ok(());
         };
-        if let Operation::Activation(_) = first.frame.operation {
-            let round = first.frame.round;
-            let batch = take_batch(&mut self.queue);
+        if let Operation::Activation(_) = first.operation {
+            let round = first.round;
+            let batch = self.queue.take_batch();
+            let (refuted, batch): (Vec<_>, Vec<_>) = batch
+                .into_iter()
+                .partition(|queued| self.is_refuted(&queued.frame));
+            for queued in refuted {
+                self.pass_on(queued).await;
+            }
+            if batch.is_empty() {
+                return Ok(());
+            }
             self.held.pass_begins();
             let computed = self.compute(round, batch).await;
             self.held.pass_ended();
@@ -261,6 +258,40 @@ impl Hop {
         self.control(&frame);
         self.hand_on(frame, arrived).await;
         Ok(())
+    }
+
+    /// Whether computing a frame would be in vain. Rank 0 knows also of those that no member saw overtaken.
+    fn is_refuted(&self, frame: &Frame) -> bool {
+        match &frame.operation {
+            Operation::Activation(activation) => {
+                let home = frame.round == self.schedule.rounds;
+                activation.refuted || (home && self.table.takes_back(frame))
+            }
+            _ => false,
+        }
+    }
+
+    /// Hands on a refuted frame as it is, with as many rows as its receiver expects, which may not know of such frames.
+    async fn pass_on(&mut self, queued: Queued) {
+        let Queued { mut frame, arrived } = queued;
+        if frame.round == self.schedule.rounds {
+            return self.reply(Reply::Answer {
+                session: frame.session,
+                sequence: frame.sequence,
+                logits: Vec::new(),
+                timings: frame.timings,
+            });
+        }
+        if let Operation::Activation(activation) = &mut frame.operation {
+            let rows = match self.schedule.is_last_hop(frame.round) {
+                true => 0,
+                false => activation.rows,
+            };
+            let bytes = rows * self.limits.hidden * self.limits.dtype.bytes();
+            activation.output_rows = 0;
+            activation.input = Input::Rows(vec![0; bytes].into());
+        }
+        self.hand_on(frame, arrived).await;
     }
 
     fn control(&mut self, frame: &Frame) {
@@ -289,6 +320,7 @@ impl Hop {
                 rows,
                 output_rows,
                 input,
+                ..
             } = activation;
             let narrowed = last_hop || round == self.schedule.rounds;
             work.push(Work {
@@ -467,42 +499,6 @@ impl Hop {
     fn count(&self) {
         self.held.set_sessions(self.worker().caches());
     }
-}
-
-/// The first activation and all others that can run with it: same round, at most one per session, and none that would
-/// overtake a frame of its own session or a control operation.
-fn take_batch(queue: &mut VecDeque<Queued>) -> Vec<Queued> {
-    let round = queue.front().map_or(0, |first| first.frame.round);
-    let mut batch = Vec::new();
-    let mut rest = VecDeque::with_capacity(queue.len());
-    let mut seen = HashSet::new();
-    let mut rows = 0;
-    let mut open = true;
-    for queued in queue.drain(..) {
-        let fits = match &queued.frame.operation {
-            Operation::Activation(activation) => {
-                let own = activation.rows;
-                // `insert` also blocks later frames of a session that has a frame left behind.
-                let fits = open
-                    && seen.insert(queued.frame.session)
-                    && queued.frame.round == round
-                    && (rows == 0 || rows + own <= MAX_BATCH_ROWS);
-                rows += if fits { own } else { 0 };
-                fits
-            }
-            _ => {
-                open = false;
-                false
-            }
-        };
-        if fits {
-            batch.push(queued);
-        } else {
-            rest.push_back(queued);
-        }
-    }
-    *queue = rest;
-    batch
 }
 
 /// A panic while it was held ends the member anyway (see [`HopError::Panicked`]).

@@ -1,6 +1,6 @@
 //! The ring: every member runs its layer windows on what arrives and sends the result to its successor.
 //!
-//! `schedule` and `session` are pure and decide; `worker` computes; `hop` runs them together on one thread; `transport`
+//! `schedule`, `session` and `queue` are pure and decide; `worker` computes; `hop` runs them together on one thread; `transport`
 //! and `wire` carry frames between members; `client` is rank 0's handle on the ring; `link` measures the link to a
 //! member; `member` starts it all.
 
@@ -12,6 +12,7 @@ mod hop;
 mod hop_timing;
 mod link;
 mod member;
+mod queue;
 mod schedule;
 mod session;
 #[cfg(test)]

@@ -24,6 +24,8 @@ pub struct SessionTable {
 struct Session {
     /// `None`: not yet created in this stage, or released already.
     cursors: Vec<Option<Cursor>>,
+    /// The sequence of the last frame that took positions back, and how many were left.
+    taken_back: (u64, usize),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -121,12 +123,29 @@ impl SessionTable {
             Operation::Create | Operation::Reset(_) => {}
         }
         if let Some(session) = self.sessions.get_mut(&frame.session) {
+            if let Some(length) = frame.operation.kept_length()
+                && length < cursor.length
+                && frame.sequence > session.taken_back.0
+            {
+                session.taken_back = (frame.sequence, length);
+            }
             session.cursors[frame.round] = moved;
             if session.cursors.iter().all(Option::is_none) {
                 self.sessions.remove(&frame.session);
             }
         }
         Ok(())
+    }
+
+    /// Whether a later frame, admitted in any stage, takes all positions of this activation back.
+    pub fn takes_back(&self, frame: &Frame) -> bool {
+        let (Some(session), Operation::Activation(activation)) =
+            (self.sessions.get(&frame.session), &frame.operation)
+        else {
+            return false;
+        };
+        let (sequence, length) = session.taken_back;
+        frame.sequence < sequence && activation.first_position >= length
     }
 
     /// Forgets everything: the ring begins anew.
@@ -161,6 +180,7 @@ impl SessionTable {
         self.youngest[round] = id;
         let session = self.sessions.entry(id).or_insert_with(|| Session {
             cursors: vec![None; self.stages],
+            taken_back: (0, 0),
         });
         session.cursors[round] = Some(cursor);
         Ok(())
@@ -205,6 +225,7 @@ mod tests {
             first_position,
             rows,
             output_rows: 0,
+            refuted: false,
             input: Input::Rows(Bytes::new()),
         })
     }
@@ -311,6 +332,24 @@ mod tests {
         table.admit(1, 5, 0, rows(2, 1)).unwrap();
         table.admit(2, 2, 0, rows(6, 1)).unwrap();
         assert_eq!(table.0.sessions.len(), 2);
+    }
+
+    #[test]
+    fn what_comes_home_after_it_was_taken_back_is_known() {
+        let mut table = Fixture::new();
+        table.admit(1, 1, 0, Operation::Create).unwrap();
+        table.admit(1, 2, 0, rows(0, 4)).unwrap();
+        table.admit(1, 3, 0, rows(4, 4)).unwrap();
+        table.admit(1, 4, 0, rows(8, 4)).unwrap();
+        let home = |sequence, first| frame(1, sequence, 1, rows(first, 4));
+        assert!(!table.0.takes_back(&home(4, 8)));
+        table.admit(1, 5, 0, rows(7, 1)).unwrap();
+        assert!(table.0.takes_back(&home(4, 8)));
+        // One of its positions stays.
+        assert!(!table.0.takes_back(&home(3, 4)));
+        assert!(!table.0.takes_back(&home(6, 8)));
+        table.admit(1, 6, 0, rows(8, 1)).unwrap();
+        assert!(table.0.takes_back(&home(4, 8)));
     }
 
     #[test]

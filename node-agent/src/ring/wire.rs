@@ -144,6 +144,7 @@ pub fn frame_to_proto(frame: Frame, limits: &FrameLimits) -> Option<proto::Frame
                 dtype: dtype_to_proto(limits.dtype).into(),
                 output_rows: activation.output_rows as u32,
                 payload,
+                refuted: activation.refuted,
             })
         }
         Operation::Truncate { positions } => Wire::Truncate(proto::Truncate {
@@ -302,6 +303,7 @@ fn activation_from_proto(
         dtype,
         output_rows,
         payload,
+        refuted,
     } = activation;
     let (rows, output_rows) = (rows as usize, output_rows as usize);
     if !(1..=MAX_FRAME_ROWS).contains(&rows) {
@@ -350,6 +352,7 @@ fn activation_from_proto(
         first_position: to_usize("activation.first_position", first_position)?,
         rows,
         output_rows,
+        refuted,
         input: Input::Rows(payload),
     })
 }
@@ -418,6 +421,7 @@ mod tests {
                 dtype: proto::Dtype::F32.into(),
                 output_rows: 1,
                 payload: payload(ActivationDtype::F32, &numbers),
+                refuted: true,
             })),
         }
     }

@@ -279,6 +279,7 @@ fn rows(count: u32, first_position: u64) -> proto::Activation {
         hidden: 256,
         dtype: proto::Dtype::F32.into(),
         output_rows: 0,
+        refuted: false,
         payload: vec![0; count as usize * 256 * 4].into(),
     }
 }

@@ -4,7 +4,7 @@ use prima_crds::v1alpha1::ring_plan::{ActivationDtype, KvDtype};
 use prima_engine::KvFormat;
 use prima_node_agent::ring::RingEvent;
 
-use crate::harness::{ModelFile, Ring, bits, fork, open, plan, tokens};
+use crate::harness::{ModelFile, Ring, bits, fork, in_time, open, plan, tokens, until};
 use crate::support::{FAMILIES, MadeUpModel};
 
 /// Members, and where windows end: even, uneven and empty windows, the whole model on one member, k of 1 to 3.
@@ -196,6 +196,47 @@ async fn forks_and_truncations_go_round_in_order() {
         }
     }
     assert_eq!(ring.sessions(), [0, 0, 0]);
+}
+
+#[tokio::test]
+async fn refuted_frames_come_home_and_change_nothing() {
+    let file = ModelFile::made_up();
+    let (ring, mut client) = Ring::start(
+        &file.model,
+        plan(&file.path, file.layers(), 3, &[1, 2, 3, 4, 4, 5]),
+    );
+    client.ready().await.unwrap();
+    let text = tokens(60);
+    let expected = file.logits(&text);
+    let session = open(&mut client).await;
+    client.forward(session, &text[..10]).await.unwrap();
+    let mut dropped = 0;
+    for first in 10..50 {
+        // Guesses, one behind the other, and then what is right from the second on.
+        for guess in [[text[first], 5], [6, 7], [8, 9]] {
+            client.send(session, &guess, 2).await.unwrap();
+        }
+        let right = &text[first + 1..first + 3];
+        client
+            .send_from(session, first + 1, right, 2)
+            .await
+            .unwrap();
+        let mut answers = Vec::new();
+        while answers.len() < 4 {
+            match in_time(client.next()).await.unwrap() {
+                RingEvent::Answer { logits, .. } => answers.push(logits),
+                other => panic!("{other:?}"),
+            }
+        }
+        let vocabulary = expected[0].len();
+        assert!(bits(&answers[0][..vocabulary]) == bits(&expected[first]));
+        assert!(bits(&answers[3]) == bits(&expected[first + 1..first + 3].concat()));
+        dropped += answers[1..3].iter().filter(|one| one.is_empty()).count();
+        client.truncate(session, first + 1).await.unwrap();
+    }
+    assert!(dropped > 0, "every guess was computed");
+    client.release(session).await.unwrap();
+    until("every member has freed it", || ring.sessions() == [0, 0, 0]).await;
 }
 
 #[tokio::test]

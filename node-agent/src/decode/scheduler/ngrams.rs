@@ -15,7 +15,9 @@ pub struct NgramIndex {
 pub struct Guess {
     /// Where in the text the earlier occurrence ends, behind which it says what comes next.
     from: usize,
-    /// Tokens before there that are also the text's last.
+    /// Where the text ended.
+    until: usize,
+    /// Tokens before `from` that are also the text's last.
     pub matched: usize,
 }
 
@@ -45,7 +47,12 @@ impl NgramIndex {
                     .as_ref()
                     .is_none_or(|best: &Guess| matched > best.matched)
             {
-                best = Some(Guess { from, matched });
+                let until = text.len();
+                best = Some(Guess {
+                    from,
+                    until,
+                    matched,
+                });
             }
             end = self.earlier[from];
         }
@@ -75,10 +82,10 @@ impl NgramIndex {
 }
 
 impl Guess {
-    /// The `count` tokens that follow, if `text` goes on as it did there; where that reaches the text's end, it goes round.
-    pub fn tokens(&self, text: &[u32], count: usize) -> Vec<u32> {
-        let follows = text[self.from..].iter().copied();
-        follows.cycle().take(count).collect()
+    /// The `nth` token that follows, from 0 on, if `text` goes on as it did there; where that reaches the text's end, it goes round. The text may
+    /// have grown since.
+    pub fn token(&self, text: &[u32], nth: usize) -> u32 {
+        text[self.from + nth % (self.until - self.from)]
     }
 }
 
@@ -93,7 +100,8 @@ mod tests {
 
     fn guess(text: &[u32], count: usize) -> Option<(Vec<u32>, usize)> {
         let guess = NgramIndex::default().guess(text)?;
-        Some((guess.tokens(text, count), guess.matched))
+        let tokens = (0..count).map(|nth| guess.token(text, nth));
+        Some((tokens.collect(), guess.matched))
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use super::kept::common_prefix;
 use super::speculation::Prices;
 use super::{
     Action, Asked, Flight, Phase, Request, RequestId, Sampled, Scheduler, Sequence, SequenceId,
@@ -51,7 +52,7 @@ impl Scheduler {
         self.prefilling.remove(next)
     }
 
-    fn chunks_in_flight(&self) -> usize {
+    pub(super) fn chunks_in_flight(&self) -> usize {
         let flights = self.flights.values().flatten();
         flights.filter(|flight| flight.chunk).count()
     }
@@ -69,9 +70,11 @@ impl Scheduler {
         else {
             return;
         };
-        let draft = speculation.look_up(text, limit, prices).to_vec();
-        if !draft.is_empty() || !self.asks_model(id, limit, prices, now) {
+        let draft = speculation.look_up(text, limit, prices);
+        let at_once = !draft.is_empty() || self.model_runs_ahead(id);
+        if at_once || !self.asks_model(id, limit, prices, now) {
             self.send(id, Part::Token(&draft), now);
+            self.run_ahead(id, now);
         }
     }
 
@@ -88,17 +91,18 @@ impl Scheduler {
         }
         let count = sequence.speculation.worth_of_model(length, limit, prices);
         if count > 0 {
-            self.ask_model(id, length, count, now);
+            let text = sequence.text.clone();
+            self.ask_model(id, text, count, true, now);
         }
         count > 0
     }
 
     /// With more sequences than members, passes are shared, and guesses only take time from them.
-    fn draft_model_pays(&self) -> bool {
+    pub(super) fn draft_model_pays(&self) -> bool {
         self.limits.draft_model && self.running.len() <= self.limits.members.len()
     }
 
-    /// Has the draft model take in a piece of a text that it is far behind of, if it has nothing else to do.
+    /// Has the draft model take in a piece of a text that it is far behind of, or guess ahead, if it has nothing else to do.
     pub(super) fn feed_draft_model(&mut self, now: Instant) {
         if self.asked.is_some() || !self.draft_model_pays() {
             return;
@@ -110,21 +114,28 @@ impl Scheduler {
                 continue;
             };
             let (length, taken_in) = (sequence.text.len(), sequence.speculation.taken_in);
-            if length - taken_in > FAR_BEHIND {
-                return self.ask_model(id, length.min(taken_in + MAX_FRAME_ROWS), 0, now);
+            if length.saturating_sub(taken_in) > FAR_BEHIND {
+                let text = sequence.text[..length.min(taken_in + MAX_FRAME_ROWS)].to_vec();
+                return self.ask_model(id, text, 0, false, now);
             }
         }
+        self.guess_ahead(now);
     }
 
-    /// Has the draft model take in the first `length` tokens of a text, and guess `count` tokens.
-    fn ask_model(&mut self, id: SequenceId, length: usize, count: usize, now: Instant) {
-        let Some(sequence) = self.sequence(id) else {
-            return;
-        };
-        let text = sequence.text[..length].to_vec();
+    /// Has the draft model take in a text, and guess the `count` tokens that follow it. `waits`: the sequence's last token waits for that.
+    pub(super) fn ask_model(
+        &mut self,
+        id: SequenceId,
+        text: Vec<u32>,
+        count: usize,
+        waits: bool,
+        now: Instant,
+    ) {
         self.asked = Some(Asked {
             id,
-            waits: count > 0,
+            text: text.clone(),
+            count,
+            waits,
             since: now,
         });
         self.actions.push(Action::Guess {
@@ -143,25 +154,39 @@ impl Scheduler {
         took: Duration,
         now: Instant,
     ) {
-        let waits = self.asked.take().is_some_and(|asked| asked.waits);
+        let Some(Asked {
+            text, count, waits, ..
+        }) = self.asked.take()
+        else {
+            return;
+        };
         let limit = self.draft_limit(id);
         let Some(sequence) = self.sequence(id) else {
             return;
         };
         let speculation = &mut sequence.speculation;
-        let computed = taken_in.saturating_sub(speculation.taken_in) + tokens.len();
-        speculation.taken_in = taken_in.min(sequence.text.len());
-        if !waits {
-            return;
+        // The last token that it guessed is not computed.
+        let computed = taken_in + tokens.len().saturating_sub(1);
+        let newly = computed.saturating_sub(speculation.taken_in).max(1);
+        let said = [text.as_slice(), &tokens].concat();
+        if waits {
+            tokens.truncate(limit);
+            speculation.take_guess(&tokens);
+            self.send(id, Part::Token(&tokens), now);
+        } else if count > 0 {
+            self.guessed_ahead(id, &text, &tokens, now);
         }
-        tokens.truncate(limit);
-        let draft = speculation.take_guess(tokens).to_vec();
-        self.send(id, Part::Token(&draft), now);
-        let seconds = took.as_secs_f64() / computed.max(1) as f64;
-        self.guess_seconds = match self.guess_seconds {
-            0.0 => seconds,
-            before => before + (seconds - before) / 4.0,
-        };
+        if let Some(sequence) = self.sequence(id) {
+            let held = common_prefix(&said[..computed], &sequence.on_ring());
+            sequence.speculation.taken_in = held;
+        }
+        if said.len() > text.len() {
+            let seconds = took.as_secs_f64() / newly as f64;
+            self.guess_seconds = match self.guess_seconds {
+                0.0 => seconds,
+                before => before + (seconds - before) / 4.0,
+            };
+        }
     }
 
     /// The draft model is gone; whoever waits for it goes on without.
@@ -203,31 +228,32 @@ impl Scheduler {
         if !self.make_room(id, session, sent, tokens.len(), now) {
             return false;
         }
-        let mut wanted = usize::from(last);
-        let chunk = match part {
-            Part::Chunk => true,
-            Part::Token(draft) => {
-                tokens.extend(draft);
-                wanted += draft.len();
-                false
-            }
+        let (chunk, draft) = match part {
+            Part::Chunk => (true, &[][..]),
+            Part::Token(draft) => (false, draft),
         };
+        tokens.extend(draft);
         if let Some(sequence) = self.sequence(id) {
             sequence.state = State::Running { session, sent: end };
         }
         let expected = self.expected(tokens.len(), chunk);
+        let flying =
+            |session: &SessionId| self.flights.get(session).is_some_and(|own| !own.is_empty());
         let flight = Flight {
             awaited: self.awaited(expected, now),
             chunk,
             brings: last.then_some(id),
-            pass_rows: (!chunk && self.chunks_in_flight() == 0).then_some(tokens.len()),
+            alone: !self.flights.keys().any(flying),
+            pass_rows: (!chunk && self.chunks_in_flight() == 0 && !flying(&session))
+                .then_some(tokens.len()),
         };
+        let wanted = usize::from(last) + draft.len();
         self.send_tokens(session, sent, tokens, wanted, flight);
         !last
     }
 
-    /// How many tokens can go along with the last one of a sequence. Nobody makes room for them.
-    fn draft_limit(&self, id: SequenceId) -> usize {
+    /// How many tokens of a draft can follow what is on the ring of a sequence, or go along with its last token. Nobody makes room for them.
+    pub(super) fn draft_limit(&self, id: SequenceId) -> usize {
         let Some(request) = self.requests.get(&id.0) else {
             return 0;
         };
@@ -238,13 +264,18 @@ impl Scheduler {
         // The last token that is asked for needs no row.
         let end = request.prompt.len().saturating_add(request.max_tokens);
         let end = end.min(self.limits.context_length + 1);
-        let limit = end.saturating_sub(sequence.text.len() + 1);
+        let (text, ahead) = (sequence.text.len(), sequence.speculation.drafted().len());
         let sequences = self.requests.values().flat_map(|one| &one.sequences);
         let drafted: usize = sequences.map(|one| one.speculation.drafted().len()).sum();
-        let mut limit = limit
-            .min(self.limits.longest_draft)
+        let mut limit = end
+            .saturating_sub(text + ahead + 1)
+            .min(self.limits.longest_draft.saturating_sub(ahead))
             .min(DRAFTED_AT_ONCE.saturating_sub(drafted));
-        while limit > 0 && !self.ledger.fits(session, sent, 1 + limit) {
+        let fits = |limit| {
+            let rows = text - sent + limit;
+            self.ledger.fits(session, sent + ahead, rows)
+        };
+        while limit > 0 && !fits(limit) {
             limit /= 2;
         }
         limit
@@ -277,7 +308,13 @@ impl Scheduler {
         });
     }
 
-    pub(super) fn home(&mut self, session: SessionId, now: Instant) {
+    pub(super) fn home(
+        &mut self,
+        session: SessionId,
+        trip: Duration,
+        slowest: Duration,
+        now: Instant,
+    ) {
         let flights = self.flights.get_mut(&session);
         let Some(flight) = flights.and_then(VecDeque::pop_front) else {
             return;
@@ -300,6 +337,9 @@ impl Scheduler {
         let Some((request, choice)) = flight.brings else {
             return;
         };
+        if flight.alone && !flight.chunk {
+            self.overlap.add(trip, slowest);
+        }
         // The first row after the prompt serves all choices.
         let following = self.requests.get(&request).is_some_and(|request| {
             let mut sequences = request.sequences.iter();
@@ -310,7 +350,7 @@ impl Scheduler {
             false => choice..choice + 1,
         };
         let sequence = self.sequence((request, choice));
-        let draft = sequence.map(|one| one.speculation.drafted().to_vec());
+        let draft = sequence.map(|one| one.speculation.drafted().collect());
         self.actions.push(Action::Sample {
             request,
             choices,
@@ -334,21 +374,28 @@ impl Scheduler {
                 sequence.text = request.prompt.to_vec();
             }
             sequence.text.extend(&next.tokens);
-            let right = next.tokens.len().saturating_sub(usize::from(!next.ended));
-            if let State::Running { sent, .. } = &mut sequence.state {
+            let right = sequence.speculation.verified(&next.tokens);
+            if let State::Running { session, sent } = &mut sequence.state {
                 *sent += right;
-                sequence.speculation.verified(right);
+                let session = *session;
+                if right < next.tokens.len() {
+                    sequence.speculation.refuted(sequence.text.len() - 1);
+                    self.ignore_flights(session);
+                }
             }
             if follows && !next.ended {
                 self.follow((id, next.choice), first);
             }
         }
         for Sampled { choice, ended, .. } in sampled {
-            let state = self.sequence((id, choice)).map(|one| &one.state);
-            match (ended, state) {
-                (false, Some(State::Running { .. })) => {
-                    self.send_token((id, choice), now);
+            let sequence = self.sequence((id, choice));
+            let length = sequence.as_ref().map_or(0, |one| one.text.len());
+            match (ended, sequence.map(|one| &one.state)) {
+                // It came with the draft.
+                (false, Some(State::Running { sent, .. })) if *sent == length => {
+                    self.run_ahead((id, choice), now);
                 }
+                (false, Some(State::Running { .. })) => self.send_token((id, choice), now),
                 (true, Some(_)) => self.stop((id, choice), now),
                 _ => {}
             }

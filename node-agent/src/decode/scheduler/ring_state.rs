@@ -40,6 +40,7 @@ impl Scheduler {
             awaited: self.awaited(expected, now),
             chunk: false,
             brings: None,
+            alone: false,
             pass_rows: None,
         };
         self.send_tokens(session, 0, token, 1, flight);

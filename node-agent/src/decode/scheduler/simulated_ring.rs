@@ -18,8 +18,17 @@ pub struct SimulatedRing {
     sessions: BTreeMap<SessionId, Session>,
     /// Sessions that are released, but not yet in every round.
     releasing: Vec<SessionId>,
-    /// What each session's frames bring home, in order: the rows that were wanted.
-    answers: BTreeMap<SessionId, VecDeque<Vec<u64>>>,
+    /// What each session's frames bring home, in order.
+    answers: BTreeMap<SessionId, VecDeque<Answer>>,
+    /// Frames that were sent before the first of their rows was known to be right, and frames that were refuted on their way.
+    pub ran_ahead: usize,
+    pub refuted: usize,
+}
+
+struct Answer {
+    first_position: usize,
+    /// Those that were wanted; none if the frame was refuted: no member needs to compute it.
+    rows: Vec<u64>,
 }
 
 #[derive(Clone)]
@@ -41,6 +50,8 @@ impl SimulatedRing {
             sessions: BTreeMap::new(),
             releasing: Vec::new(),
             answers: BTreeMap::new(),
+            ran_ahead: 0,
+            refuted: 0,
         }
     }
 
@@ -92,6 +103,11 @@ impl SimulatedRing {
         assert!(positions <= session.tokens.len());
         session.tokens.truncate(positions);
         session.blocks.truncate(positions.div_ceil(BLOCK_POSITIONS));
+        let answers = self.answers.entry(id).or_default().iter_mut();
+        for refuted in answers.filter(|answer| answer.first_position >= positions) {
+            self.refuted += usize::from(!refuted.rows.is_empty());
+            refuted.rows.clear();
+        }
         if let Some(window) = self.window {
             let seen_from = (positions + 1).saturating_sub(window.positions);
             assert!(seen_from >= session.first, "its window is gone");
@@ -122,8 +138,14 @@ impl SimulatedRing {
         session.blocks.resize_with(blocks, Rc::default);
         let end = session.tokens.len();
         let rows = (end + 1 - wanted..=end).map(|end| row(&session.tokens[..end]));
-        let rows = rows.collect();
-        self.answers.entry(id).or_default().push_back(rows);
+        let answer = Answer {
+            first_position,
+            rows: rows.collect(),
+        };
+        let answers = self.answers.entry(id).or_default();
+        let before = answers.back().is_some_and(|last| !last.rows.is_empty());
+        self.ran_ahead += usize::from(before && wanted == tokens.len());
+        answers.push_back(answer);
     }
 
     /// The member that is lost takes all sessions with it.
@@ -144,7 +166,8 @@ impl SimulatedRing {
 
     /// Lets the oldest frame of a session come home.
     pub fn home(&mut self, session: SessionId) -> Vec<u64> {
-        self.answers.get_mut(&session).unwrap().pop_front().unwrap()
+        let answers = self.answers.get_mut(&session).unwrap();
+        answers.pop_front().unwrap().rows
     }
 
     /// Lets the oldest release come home.

@@ -6,7 +6,9 @@
 //! rows. So drafts grow long where a pass mostly waits for a disk or a link, short where rows compete for processors, and end where guesses
 //! fail.
 
-use super::ngrams::NgramIndex;
+use std::collections::VecDeque;
+
+use super::ngrams::{Guess, NgramIndex};
 
 /// The guesses about one sequence.
 #[derive(Default)]
@@ -14,14 +16,31 @@ pub struct Speculation {
     index: NgramIndex,
     /// By the length of the match that a token follows.
     looked_up: Trust,
-    /// By a token's place in the draft.
+    /// By a token's place among those of the model.
     modelled: Trust,
     /// Tokens that are on the ring before they are known.
-    draft: Vec<u32>,
-    /// Who guessed them; of a text, how long the match was.
-    matched: Option<usize>,
-    /// What the draft model has taken in of the text.
+    draft: VecDeque<Drafted>,
+    /// The earlier place that the text repeats, and how many tokens from there were drafted.
+    repeats: Option<(Guess, usize)>,
+    /// Tokens of the model since the last one that no draft had.
+    in_a_row: usize,
+    /// The model cannot tell what follows the draft.
+    silent: bool,
+    /// What the draft model has taken in of text and draft.
     pub taken_in: usize,
+}
+
+struct Drafted {
+    token: u32,
+    source: Source,
+    /// As which its source is trusted.
+    class: usize,
+}
+
+#[derive(Clone, Copy)]
+enum Source {
+    Text,
+    Model,
 }
 
 /// What passes cost, in passes without any rows.
@@ -50,7 +69,7 @@ struct Acceptance {
     tried: f64,
 }
 
-/// The most tokens of a draft. The logits of all rows are computed, whatever becomes of them.
+/// The most tokens of a draft that go along with a known one. The logits of all rows are computed, whatever becomes of them.
 const LONGEST_DRAFT: usize = 32;
 /// Matches of similar length count together.
 const CLASSES: usize = 5;
@@ -62,55 +81,128 @@ const FADING: f64 = 0.9;
 const MODELLED: usize = 3;
 
 impl Speculation {
-    /// What follows `text` by an earlier place in it, as far as that is worth it, and at most `limit` tokens.
-    pub fn look_up(&mut self, text: &[u32], limit: usize, prices: Prices) -> &[u32] {
-        self.withdraw();
-        let guess = self.index.guess(text).filter(|_| limit > 0);
-        if let Some(guess) = guess {
-            let count =
-                self.looked_up
-                    .worth(guess.matched, limit, 0.0, prices.row, prices.sequences);
-            self.draft = guess.tokens(text, count);
-            self.matched = Some(guess.matched);
+    /// What follows `text` by an earlier place in it, as far as that is worth it, and at most `limit` tokens. It replaces the draft.
+    pub fn look_up(&mut self, text: &[u32], limit: usize, prices: Prices) -> Vec<u32> {
+        self.withdraw(text.len());
+        let Some(guess) = self.index.guess(text).filter(|_| limit > 0) else {
+            return Vec::new();
+        };
+        let count = self
+            .looked_up
+            .worth(guess.matched, limit, 0.0, prices.row, prices.sequences);
+        self.repeats = (count > 0).then_some((guess, 0));
+        (0..count).filter_map(|_| self.repeat(text)).collect()
+    }
+
+    /// What follows the draft by the place that it came from, for as long as the odds that all of it is right are above `least`, and at most
+    /// `limit` tokens.
+    pub fn look_on(&mut self, text: &[u32], limit: usize, least: f64) -> Vec<u32> {
+        let mut odds = self.odds();
+        let mut more = Vec::new();
+        while more.len() < limit
+            && let Some((guess, drafted)) = &self.repeats
+        {
+            odds *= self.looked_up.classes[class(guess.matched + drafted)].share();
+            if odds <= least {
+                break;
+            }
+            more.extend(self.repeat(text));
         }
-        &self.draft
+        more
+    }
+
+    /// Drafts the next token of the place that the text repeats.
+    fn repeat(&mut self, text: &[u32]) -> Option<u32> {
+        let (guess, drafted) = self.repeats.as_mut()?;
+        let token = guess.token(text, *drafted);
+        self.draft.push_back(Drafted {
+            token,
+            source: Source::Text,
+            class: class(guess.matched + *drafted),
+        });
+        *drafted += 1;
+        Some(token)
     }
 
     /// How many tokens of a draft model are worth it after a text of `length`; it may have to take in some of that first.
     pub fn worth_of_model(&mut self, length: usize, limit: usize, prices: Prices) -> usize {
-        let before = (length - self.taken_in) as f64 * prices.guess;
+        let before = length.saturating_sub(self.taken_in) as f64 * prices.guess;
         let row = prices.row + prices.guess;
         self.modelled
             .worth(MODELLED, limit, before, row, prices.sequences)
     }
 
-    /// The draft model's guess goes along.
-    pub fn take_guess(&mut self, tokens: Vec<u32>) -> &[u32] {
-        self.draft = tokens;
-        self.matched = None;
-        &self.draft
+    /// The odds that the draft is right and the model's next token, too.
+    pub fn odds_of_model(&self) -> f64 {
+        if self.silent {
+            return 0.0;
+        }
+        self.odds() * self.modelled.classes[class(MODELLED + self.in_a_row)].share()
     }
 
-    /// What is on the ring before it is known.
-    pub fn drafted(&self) -> &[u32] {
-        &self.draft
-    }
-
-    /// The first `right` tokens of the draft were right.
-    pub fn verified(&mut self, right: usize) {
-        let draft = std::mem::take(&mut self.draft);
-        let (trust, first) = match self.matched {
-            Some(matched) => (&mut self.looked_up, matched),
-            None => (&mut self.modelled, MODELLED),
-        };
-        for (nth, _) in draft.iter().enumerate().take(right + 1) {
-            trust.classes[class(first + nth)].add(nth < right);
+    /// The draft model's guess goes along, behind what is drafted already.
+    pub fn take_guess(&mut self, tokens: &[u32]) {
+        self.repeats = None;
+        self.silent = tokens.is_empty();
+        for &token in tokens {
+            self.draft.push_back(Drafted {
+                token,
+                source: Source::Model,
+                class: class(MODELLED + self.in_a_row),
+            });
+            self.in_a_row += 1;
         }
     }
 
-    /// Nobody will know whether the draft was right.
-    pub fn withdraw(&mut self) {
+    /// What is on the ring before it is known.
+    pub fn drafted(&self) -> impl ExactSizeIterator<Item = u32> {
+        self.draft.iter().map(|one| one.token)
+    }
+
+    /// The text goes on with `tokens`. Returns how many of them the draft had right, which leave it.
+    pub fn verified(&mut self, tokens: &[u32]) -> usize {
+        let right = self.drafted().zip(tokens);
+        let right = right.take_while(|(drafted, token)| drafted == *token);
+        let count = right.count();
+        (0..count).for_each(|_| self.judge_next(true));
+        count
+    }
+
+    /// The token at `position` is not the draft's, if there was one.
+    pub fn refuted(&mut self, position: usize) {
+        self.judge_next(false);
+        self.withdraw(position);
+    }
+
+    fn judge_next(&mut self, right: bool) {
+        if let Some(one) = self.draft.pop_front() {
+            let trust = match one.source {
+                Source::Text => &mut self.looked_up,
+                Source::Model => &mut self.modelled,
+            };
+            trust.classes[one.class].add(right);
+        }
+    }
+
+    /// Nobody will know whether the draft was right that followed the first `length` tokens.
+    pub fn withdraw(&mut self, length: usize) {
+        self.taken_in = self.taken_in.min(length);
         self.draft.clear();
+        self.repeats = None;
+        self.in_a_row = 0;
+        self.silent = false;
+    }
+
+    /// That the whole draft is right.
+    fn odds(&self) -> f64 {
+        let share = |one: &Drafted| {
+            let trust = match one.source {
+                Source::Text => &self.looked_up,
+                Source::Model => &self.modelled,
+            };
+            trust.classes[one.class].share()
+        };
+        self.draft.iter().map(share).product()
     }
 }
 
@@ -194,9 +286,9 @@ mod tests {
         let (text, mut speculation) = (repeats(), Speculation::default());
         let mut lengths = Vec::new();
         for _ in 0..20 {
-            let length = speculation.look_up(&text, 100, prices(0.1, 1.0)).len();
-            speculation.verified(length);
-            lengths.push(length);
+            let draft = speculation.look_up(&text, 100, prices(0.1, 1.0));
+            assert_eq!(speculation.verified(&draft), draft.len());
+            lengths.push(draft.len());
         }
         assert!(lengths[0] > 0 && lengths[0] < 8, "{lengths:?}");
         assert_eq!(lengths[19], LONGEST_DRAFT, "{lengths:?}");
@@ -209,7 +301,7 @@ mod tests {
         let mut drafted = Vec::new();
         for _ in 0..200 {
             drafted.push(speculation.look_up(&text, 100, prices(0.1, 1.0)).len());
-            speculation.verified(0);
+            speculation.refuted(text.len());
         }
         let late: usize = drafted[100..].iter().sum();
         assert!((2..=4).contains(&late), "{drafted:?}");
@@ -239,6 +331,36 @@ mod tests {
     }
 
     #[test]
+    fn a_draft_goes_on_while_its_odds_are_good() {
+        let (text, mut speculation) = (repeats(), Speculation::default());
+        let first = speculation.look_up(&text, 100, prices(0.1, 1.0)).len();
+        assert!(speculation.look_on(&text, 100, 0.9).is_empty());
+        let more = speculation.look_on(&text, 100, 0.01);
+        assert!((1..10).contains(&more.len()), "{more:?}");
+        let drafted: Vec<u32> = speculation.drafted().collect();
+        let all = 20..20 + (first + more.len()) as u32;
+        assert_eq!(drafted, all.collect::<Vec<_>>());
+        // Behind a model's guess nobody looks on.
+        speculation.take_guess(&[7]);
+        assert!(speculation.look_on(&text, 100, 0.0).is_empty());
+        assert_eq!(speculation.drafted().last(), Some(7));
+    }
+
+    #[test]
+    fn what_is_known_leaves_the_draft() {
+        let (mut text, mut speculation) = (repeats(), Speculation::default());
+        let draft = speculation.look_up(&text, 100, prices(0.01, 1.0));
+        assert_eq!(speculation.verified(&[draft[0], draft[1], 7]), 2);
+        text.extend(&draft[..2]);
+        assert_eq!(speculation.drafted().collect::<Vec<_>>(), draft[2..]);
+        let more = speculation.look_on(&text, 1, 0.0);
+        assert_eq!(more, [draft.last().unwrap() + 1]);
+        speculation.refuted(text.len());
+        assert_eq!(speculation.drafted().len(), 0);
+        assert!(speculation.look_on(&text, 1, 0.0).is_empty());
+    }
+
+    #[test]
     fn a_model_is_asked_while_it_pays_for_its_time() {
         let mut speculation = Speculation::default();
         let asked = |speculation: &mut Speculation, guess, length| {
@@ -256,8 +378,8 @@ mod tests {
         assert_eq!(asked(&mut speculation, 0.02, 500), 0);
         for _ in 0..30 {
             let count = asked(&mut speculation, 0.02, 1);
-            speculation.take_guess(vec![7; count]);
-            speculation.verified(0);
+            speculation.take_guess(&vec![7; count]);
+            speculation.refuted(1);
         }
         let failing: usize = (0..20).map(|_| asked(&mut speculation, 0.02, 1)).sum();
         assert!(failing <= 1, "{failing}");

@@ -23,6 +23,8 @@ struct World {
     windows: Option<usize>,
     drafted: usize,
     accepted: usize,
+    /// Milliseconds of a pass, of which each member computes one.
+    trip: u64,
     /// What the draft model was asked, in order.
     asked: VecDeque<Action>,
 }
@@ -48,6 +50,8 @@ struct Shape {
     draft_model: bool,
     /// What the plan expects of a token and of a chunk.
     planned_seconds: i64,
+    /// Passes that the slowest member could compute during one trip.
+    overlap: u64,
 }
 
 const SMALL: Shape = Shape {
@@ -59,6 +63,7 @@ const SMALL: Shape = Shape {
     speculate: true,
     draft_model: false,
     planned_seconds: 0,
+    overlap: 1,
 };
 
 impl World {
@@ -87,6 +92,7 @@ impl World {
                 1,
                 DEADLINE,
                 shape.speculate,
+                true,
                 shape.draft_model,
             ),
             ring: SimulatedRing::new(shape.context, window, session_capacity(&plan)),
@@ -98,6 +104,7 @@ impl World {
             windows: window.map(planned),
             drafted: 0,
             accepted: 0,
+            trip: shape.overlap,
             asked: VecDeque::new(),
         };
         world.tell(Event::Tick, &[]);
@@ -137,7 +144,7 @@ impl World {
                     choices,
                     draft,
                 } => {
-                    assert_eq!(rows.len(), 1 + draft.len());
+                    assert!((1..=1 + draft.len()).contains(&rows.len()));
                     let client = self.clients.get_mut(&request).unwrap();
                     let sampled = choices.map(|choice| client.take(choice, rows, &draft));
                     let choices: Vec<Sampled> = sampled.collect();
@@ -220,9 +227,8 @@ impl World {
             return false;
         };
         if let Some(client) = self.clients.get(&request) {
-            let answer = &client.choices[choice].0;
-            let known = [&client.prompt[..], answer].concat();
-            assert!(known.starts_with(&text), "another text");
+            let shared = text.len().min(client.prompt.len());
+            assert_eq!(text[..shared], client.prompt[..shared], "another text");
         }
         let after = text.len();
         for _ in 0..count {
@@ -255,10 +261,19 @@ impl World {
                 None => self.step(chosen + 1),
             };
         }
-        let session = flying[chosen % flying.len()];
-        let rows = self.ring.home(session);
-        self.tell(Event::Home { session }, &rows);
+        self.comes_home(flying[chosen % flying.len()]);
         true
+    }
+
+    /// The oldest frame of a session does.
+    fn comes_home(&mut self, session: SessionId) {
+        let rows = self.ring.home(session);
+        let home = Event::Home {
+            session,
+            trip: Duration::from_millis(self.trip),
+            slowest: Duration::from_millis(1),
+        };
+        self.tell(home, &rows);
     }
 
     /// Until nothing is on the ring but for what a guess will send.
@@ -691,9 +706,7 @@ fn a_frame_that_only_got_lost_itself_ends_its_request_only() {
     for _ in 0..70 {
         world.now += Duration::from_millis(200);
         let other = world.ring.flying().into_iter().find(|one| *one != lost);
-        let session = other.unwrap();
-        let rows = world.ring.home(session);
-        world.tell(Event::Home { session }, &rows);
+        world.comes_home(other.unwrap());
     }
     world.tell(Event::Tick, &[]);
     assert!(world.failed.contains_key(&1) && !world.failed.contains_key(&2));
@@ -850,7 +863,7 @@ fn a_branch_leaves_the_draft_behind() {
     world.submit(1, &prompt, 1, 200, 0);
     let drafted = |world: &World| {
         let sequence = &world.scheduler.requests[&1].sequences[0];
-        !sequence.speculation.drafted().is_empty()
+        sequence.speculation.drafted().len() > 0
     };
     while !drafted(&world) {
         world.step(1);
@@ -946,10 +959,116 @@ fn a_guess_for_one_that_was_set_aside_is_not_sent() {
     world.is_quiet();
 }
 
+/// A ring on which many passes can be under way.
+const FAR: Shape = Shape {
+    members: 4,
+    overlap: 10,
+    ..SMALL
+};
+
+#[test]
+fn frames_run_ahead_of_what_is_known_where_links_are_long() {
+    let sent = |shape: Shape| {
+        let mut world = World::new(shape);
+        // All that it says follows from the last tokens.
+        world.submit(1, &tokens(3, 20).repeat(8), 1, 300, 0);
+        world.run();
+        world.is_quiet();
+        (world.ring.ran_ahead, world.finished[&1].choices[0].0.len())
+    };
+    let with_model = Shape {
+        draft_model: true,
+        ..FAR
+    };
+    let near = Shape { overlap: 1, ..FAR };
+    let off = Shape {
+        speculate: false,
+        ..FAR
+    };
+    let answer = sent(off);
+    assert_eq!((sent(near), answer.0), (answer, 0));
+    for shape in [FAR, with_model] {
+        let (ran_ahead, tokens) = sent(shape);
+        assert_eq!(tokens, answer.1);
+        assert!(ran_ahead > 10, "{ran_ahead} of {shape:?}");
+    }
+}
+
+#[test]
+fn a_token_does_not_wait_for_a_model_that_runs_ahead() {
+    let shape = Shape {
+        draft_model: true,
+        ..FAR
+    };
+    let mut world = World::new(shape);
+    world.submit(1, &long_prompts().next().unwrap(), 1, 200, 0);
+    // The first pass tells how long a trip is.
+    for _ in 0..10 {
+        world.step(1);
+    }
+    for step in 0.. {
+        if !world.clients.contains_key(&1) {
+            break;
+        }
+        assert!(
+            !world
+                .scheduler
+                .asked
+                .as_ref()
+                .is_some_and(|asked| asked.waits)
+        );
+        assert!(!world.ring.flying().is_empty());
+        world.step(step);
+    }
+    world.run();
+    world.is_quiet();
+}
+
+#[test]
+fn no_more_is_under_way_than_machines_compute_in_a_trip() {
+    let mut world = World::new(Shape {
+        draft_model: true,
+        overlap: 3,
+        ..FAR
+    });
+    world.submit(1, &long_prompts().next().unwrap(), 1, 200, 0);
+    // As slow as a member: a frame for each token.
+    world.scheduler.guess_seconds = 1e-3;
+    let mut most = 0;
+    for step in 0..400 {
+        world.step(3 * (step % 2));
+        let flights = world.scheduler.flights.values().flatten();
+        most = most.max(flights.filter(|one| one.brings.is_some()).count());
+    }
+    assert_eq!(most, 3);
+}
+
+#[test]
+fn nothing_runs_ahead_of_a_prompts_chunks() {
+    let mut world = World::new(Shape { contexts: 2, ..FAR });
+    world.submit(1, &tokens(3, 20).repeat(8), 1, 300, 0);
+    for _ in 0..20 {
+        world.step(1);
+    }
+    world.submit(2, &tokens(2, 400), 1, 1, 0);
+    let (before, first) = (
+        world.ring.ran_ahead,
+        *world.scheduler.running.keys().next().unwrap(),
+    );
+    for _ in 0..10 {
+        assert!(world.scheduler.chunks_in_flight() > 1);
+        world.comes_home(first);
+    }
+    assert_eq!(world.ring.ran_ahead, before);
+    world.run();
+    world.is_quiet();
+}
+
 /// Long random mixes: no session leaks, no request is forgotten, no budget is passed, and every answer is that of an empty ring.
 #[test]
 fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
     let (mut cached, mut finished, mut drafted, mut accepted) = (0, 0, 0, 0);
+    let (mut ran_ahead, mut refuted) = (0, 0);
     for seed in 0..1000 {
         let mut random = Random(seed);
         let shape = Shape {
@@ -961,6 +1080,7 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
             speculate: random.below(4) > 0,
             draft_model: random.below(2) > 0,
             planned_seconds: 0,
+            overlap: [1, 2, 5, 12][random.below(4)],
         };
         let mut world = World::new(shape);
         let mut texts: Vec<Vec<u32>> = vec![tokens(seed, 300)];
@@ -1026,6 +1146,8 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
         finished += world.finished.len();
         drafted += world.drafted;
         accepted += world.accepted;
+        ran_ahead += world.ring.ran_ahead;
+        refuted += world.ring.refuted;
         cached += world
             .finished
             .values()
@@ -1039,5 +1161,9 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
     assert!(
         accepted > 5 * finished && drafted > accepted + finished,
         "{accepted} of {drafted} drafted tokens were right"
+    );
+    assert!(
+        ran_ahead > finished && refuted > finished / 4,
+        "{ran_ahead} frames ran ahead, {refuted} were refuted"
     );
 }

@@ -1,0 +1,167 @@
+//! Drafts behind drafts: more of what is guessed goes out while earlier guesses are still on the ring, so that members compute that would
+//! wait, and a draft model guesses while a pass is under way. Frames of one sequence follow one another like chunks of a prompt. What comes home right
+//! needs no further pass; with the first wrong token all frames behind it are nobody's, and the next frame begins in their place.
+//!
+//! A frame that is right brings its tokens about a trip sooner. One that is wrong may hold up the frame that takes its place by what the slowest
+//! machine computes of it. So it goes out while odds x trip > (1 - odds) x slowest machine. It takes the time of members only that have nothing
+//! else to do: as many frames are under way as the slowest machine can compute in a trip, and no chunk of a prompt among them.
+
+use std::time::{Duration, Instant};
+
+use super::{Flight, Scheduler, Sequence, SequenceId, State};
+
+/// What passes took lately that were alone on the ring: of others it is not known how much they waited, since a member that computes does not hear
+/// what arrives. The latest counts an eighth.
+#[derive(Default)]
+pub struct Overlap {
+    trip: f64,
+    slowest: f64,
+}
+
+/// The most rows of a frame that runs ahead. Wider ones hold a member up for longer than the next is worth waiting for.
+const ROWS_AHEAD: usize = 8;
+/// Fewer passes than this do not overlap enough to gain anything.
+const LEAST_PASSES: f64 = 2.0;
+
+impl Overlap {
+    /// A pass was on its way for `trip`, of which the slowest machine computed for `slowest`.
+    pub fn add(&mut self, trip: Duration, slowest: Duration) {
+        for (mean, latest) in [(&mut self.trip, trip), (&mut self.slowest, slowest)] {
+            let latest = latest.as_secs_f64();
+            *mean = match *mean {
+                0.0 => latest,
+                before => before + (latest - before) / 8.0,
+            };
+        }
+    }
+
+    /// Passes that can be under way without waiting for one another; not a number before any were.
+    fn passes(&self) -> f64 {
+        self.trip / self.slowest
+    }
+}
+
+impl Scheduler {
+    /// The least odds for which a frame runs ahead now; `None`: none does.
+    pub(super) fn odds_to_run_ahead(&self) -> Option<f64> {
+        let passes = self.overlap.passes();
+        let flights = self.flights.values().flatten();
+        let under_way = flights.filter(|one| one.brings.is_some()).count() as f64;
+        let idle = self.chunks_in_flight() == 0 && under_way < passes.floor();
+        (self.limits.run_ahead && passes >= LEAST_PASSES && idle).then(|| 1.0 / (1.0 + passes))
+    }
+
+    /// Sends what follows the draft of a sequence by the place in the text that it came from.
+    pub(super) fn run_ahead(&mut self, id: SequenceId, now: Instant) {
+        while let Some(least) = self.odds_to_run_ahead() {
+            let limit = self.draft_limit(id).min(ROWS_AHEAD);
+            let Some(Sequence {
+                text, speculation, ..
+            }) = self.sequence(id)
+            else {
+                return;
+            };
+            let more = speculation.look_on(text, limit, least);
+            if more.is_empty() {
+                return;
+            }
+            self.send_ahead(id, more, now);
+        }
+    }
+
+    /// Whether the draft model goes on guessing while a sequence's last token is under way, so that this does not wait for a guess.
+    pub(super) fn model_runs_ahead(&mut self, id: SequenceId) -> bool {
+        let least = self.odds_to_run_ahead();
+        let least = least.filter(|_| self.draft_model_pays());
+        self.sequence(id)
+            .zip(least)
+            .is_some_and(|(sequence, least)| sequence.speculation.odds_of_model() > least)
+    }
+
+    /// Has the draft model guess what follows the drafts on the ring, of the sequence where it is likeliest to be right.
+    pub(super) fn guess_ahead(&mut self, now: Instant) {
+        let Some(least) = self.odds_to_run_ahead() else {
+            return;
+        };
+        let odds = |id: SequenceId| {
+            let sequence = &self.requests.get(&id.0)?.sequences[id.1];
+            let odds = sequence.speculation.odds_of_model();
+            let goes_on = sequence.is_under_way() && self.draft_limit(id) > 0;
+            (goes_on && odds > least).then_some((odds, id))
+        };
+        let running = self.running.values();
+        let likeliest = running
+            .filter_map(|&id| odds(id))
+            .max_by(|(a, _), (b, _)| a.total_cmp(b));
+        let Some((_, id)) = likeliest else {
+            return;
+        };
+        // A frame as often as the slowest machine can take one.
+        let rows = (self.overlap.slowest / self.guess_seconds).ceil() as usize;
+        let count = rows.clamp(1, ROWS_AHEAD).min(self.draft_limit(id));
+        if let Some(text) = self.sequence(id).map(|one| one.on_ring()) {
+            self.ask_model(id, text, count, false, now);
+        }
+    }
+
+    /// The draft model said how a text goes on that it was asked for. If that is how this one still goes, the rest runs ahead.
+    pub(super) fn guessed_ahead(
+        &mut self,
+        id: SequenceId,
+        text: &[u32],
+        guess: &[u32],
+        now: Instant,
+    ) {
+        if self.odds_to_run_ahead().is_none() {
+            return;
+        }
+        let limit = self.draft_limit(id);
+        let Some(sequence) = self.sequence(id).filter(|one| one.is_under_way()) else {
+            return;
+        };
+        let said = [text, guess].concat();
+        let Some(rest) = said.strip_prefix(sequence.on_ring().as_slice()) else {
+            return;
+        };
+        let more = &rest[..rest.len().min(limit)];
+        sequence.speculation.take_guess(more);
+        if !more.is_empty() {
+            self.send_ahead(id, more.to_vec(), now);
+        }
+    }
+
+    /// Sends the end of a sequence's draft.
+    fn send_ahead(&mut self, id: SequenceId, tokens: Vec<u32>, now: Instant) {
+        let Some(&mut Sequence {
+            ref text,
+            ref speculation,
+            state: State::Running { session, .. },
+        }) = self.sequence(id)
+        else {
+            return;
+        };
+        let first = text.len() + speculation.drafted().len() - tokens.len();
+        let flight = Flight {
+            awaited: self.awaited(self.expected(tokens.len(), false), now),
+            chunk: false,
+            brings: Some(id),
+            alone: false,
+            pass_rows: None,
+        };
+        let wanted = tokens.len();
+        self.send_tokens(session, first, tokens, wanted, flight);
+    }
+}
+
+impl Sequence {
+    /// Its text and its draft.
+    pub(super) fn on_ring(&self) -> Vec<u32> {
+        let drafted = self.speculation.drafted();
+        self.text.iter().copied().chain(drafted).collect()
+    }
+
+    /// All of its text is on the ring.
+    fn is_under_way(&self) -> bool {
+        matches!(self.state, State::Running { sent, .. } if sent == self.text.len())
+    }
+}

@@ -1,0 +1,207 @@
+//! What waits at a member: which frames run together next, and which need not run any more. Pure.
+//!
+//! Frames of a session never overtake one another, and nothing overtakes a control operation.
+
+use std::collections::{HashSet, VecDeque};
+use std::time::Instant;
+
+use super::frame::{Activation, Frame, MAX_FRAME_ROWS, Operation};
+
+/// Frames in the order of their arrival.
+#[derive(Default)]
+pub struct Queue(VecDeque<Queued>);
+
+pub struct Queued {
+    pub frame: Frame,
+    pub arrived: Instant,
+}
+
+/// The most rows of one batch. A larger one gains nothing and makes others wait.
+const MAX_BATCH_ROWS: usize = 2 * MAX_FRAME_ROWS;
+
+impl Queue {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    pub fn front(&self) -> Option<&Frame> {
+        self.0.front().map(|first| &first.frame)
+    }
+
+    pub fn pop_front(&mut self) -> Option<Queued> {
+        self.0.pop_front()
+    }
+
+    /// Adds a frame. Those before it whose positions it takes back are refuted from now on.
+    pub fn push(&mut self, frame: Frame, arrived: Instant) {
+        if let Some(length) = frame.operation.kept_length() {
+            let own = self.0.iter_mut().rev().map(|queued| &mut queued.frame);
+            let own = own.filter(|one| (one.session, one.round) == (frame.session, frame.round));
+            // What was there when the session was forked is the fork's, too.
+            let unshared = own.take_while(|one| !matches!(one.operation, Operation::Fork { .. }));
+            for one in unshared {
+                if let Operation::Activation(activation) = &mut one.operation {
+                    activation.refuted |= activation.first_position >= length;
+                }
+            }
+        }
+        self.0.push_back(Queued { frame, arrived });
+    }
+
+    /// The first activation and all others that can run with it: same round, and of each session one, which refuted ones may precede.
+    pub fn take_batch(&mut self) -> Vec<Queued> {
+        let round = self.front().map_or(0, |first| first.round);
+        let mut batch = Vec::new();
+        let mut rest = VecDeque::with_capacity(self.0.len());
+        let mut seen = HashSet::new();
+        let mut rows = 0;
+        let mut open = true;
+        for queued in self.0.drain(..) {
+            let (session, same_round) = (queued.frame.session, queued.frame.round == round);
+            let fits = match &queued.frame.operation {
+                Operation::Activation(Activation { refuted: true, .. }) => {
+                    open && same_round && !seen.contains(&session)
+                }
+                Operation::Activation(activation) => {
+                    let own = activation.rows;
+                    let room = rows == 0 || rows + own <= MAX_BATCH_ROWS;
+                    let fits = open && same_round && room && seen.insert(session);
+                    rows += if fits { own } else { 0 };
+                    fits
+                }
+                _ => {
+                    open = false;
+                    false
+                }
+            };
+            if fits {
+                batch.push(queued);
+            } else {
+                // Later frames of its session stay behind it.
+                seen.insert(session);
+                rest.push_back(queued);
+            }
+        }
+        self.0 = rest;
+        batch
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ring::frame::{Input, SessionId};
+
+    fn queue(frames: impl IntoIterator<Item = Frame>) -> Queue {
+        let mut queue = Queue::default();
+        for frame in frames {
+            queue.push(frame, Instant::now());
+        }
+        queue
+    }
+
+    fn frame(session: SessionId, operation: Operation) -> Frame {
+        Frame {
+            session,
+            sequence: 0,
+            round: 0,
+            traceparent: String::new(),
+            timings: Vec::new(),
+            operation,
+        }
+    }
+
+    fn rows(session: SessionId, first_position: usize, rows: usize) -> Frame {
+        let activation = Activation {
+            first_position,
+            rows,
+            output_rows: rows,
+            refuted: false,
+            input: Input::Tokens(Vec::new()),
+        };
+        frame(session, Operation::Activation(activation))
+    }
+
+    /// Session, first position, and whether it is refuted.
+    fn batch(queue: &mut Queue) -> Vec<(SessionId, usize, bool)> {
+        let taken = queue.take_batch().into_iter().map(|one| one.frame);
+        let taken = taken.map(|frame| match frame.operation {
+            Operation::Activation(one) => (frame.session, one.first_position, one.refuted),
+            operation => panic!("{operation:?}"),
+        });
+        taken.collect()
+    }
+
+    #[test]
+    fn what_a_later_frame_takes_back_is_refuted() {
+        let frames = [
+            rows(1, 0, 4),
+            rows(1, 4, 2),
+            rows(2, 4, 2),
+            rows(1, 6, 2),
+            rows(1, 5, 1),
+        ];
+        let mut queue = queue(frames);
+        // The second keeps its first position.
+        assert_eq!(batch(&mut queue), [(1, 0, false), (2, 4, false)]);
+        assert_eq!(batch(&mut queue), [(1, 4, false)]);
+        assert_eq!(batch(&mut queue), [(1, 6, true), (1, 5, false)]);
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn refuted_frames_go_before_what_replaces_them() {
+        let frames = [rows(2, 0, 1), rows(1, 4, 2), rows(1, 6, 2), rows(1, 4, 1)];
+        let expected = [(2, 0, false), (1, 4, true), (1, 6, true), (1, 4, false)];
+        assert_eq!(batch(&mut queue(frames)), expected);
+    }
+
+    #[test]
+    fn a_fork_keeps_what_was_there() {
+        let fork = frame(1, Operation::Fork { child: 3 });
+        let frames = [rows(1, 4, 2), fork, rows(1, 6, 2), rows(1, 4, 1)];
+        let mut queue = queue(frames);
+        assert_eq!(batch(&mut queue), [(1, 4, false)]);
+        queue.pop_front().unwrap();
+        assert_eq!(batch(&mut queue), [(1, 6, true), (1, 4, false)]);
+    }
+
+    #[test]
+    fn what_is_released_or_cut_off_is_refuted() {
+        for (operation, refuted) in [
+            (Operation::Release, [true, true]),
+            (Operation::Truncate { positions: 5 }, [false, true]),
+        ] {
+            let frames = [rows(1, 4, 2), rows(1, 6, 2), frame(1, operation)];
+            let mut queue = queue(frames);
+            for (first, refuted) in [4, 6].into_iter().zip(refuted) {
+                assert_eq!(queue.0[0].frame.session, 1);
+                let Operation::Activation(one) = queue.pop_front().unwrap().frame.operation else {
+                    panic!("an activation");
+                };
+                assert_eq!((one.first_position, one.refuted), (first, refuted));
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_overtakes_a_control_operation() {
+        let create = frame(2, Operation::Create);
+        let mut queue = queue([rows(1, 0, 1), create, rows(3, 0, 1)]);
+        assert_eq!(batch(&mut queue), [(1, 0, false)]);
+        assert!(matches!(
+            queue.front().unwrap().operation,
+            Operation::Create
+        ));
+    }
+
+    #[test]
+    fn a_batch_is_bounded() {
+        let mut queue = queue((1..=5).map(|session| rows(session, 0, MAX_FRAME_ROWS)));
+        assert_eq!(batch(&mut queue).len(), 2);
+    }
+}

@@ -1,0 +1,64 @@
+//! Between machines with long links further drafts go round before the first is verified, and no answer changes, to the last digit.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use prima_crds::v1alpha1::ring_plan::PlannedDraft;
+use prima_tests::local_ring::smollm2;
+use prima_tests::machine_ring::{MachineRing, Node, ThisMachine, plan, usual_profile};
+use prima_tests::{Endpoint, assets, http};
+use serde_json::{Value, json};
+
+const DELAY: Duration = Duration::from_millis(8);
+
+#[test]
+fn running_ahead_changes_no_answer() {
+    let exact = assets::path("models/SmolLM2-135M-Instruct-F32.gguf").expect("a model");
+    let ring = |members: usize, arguments: &[&str]| {
+        let profiles = vec![usual_profile(); members];
+        let mut plan = plan(&exact, profiles, &["--context", "512"]).plan;
+        plan.spec.draft = Some(PlannedDraft {
+            file: smollm2().display().to_string(),
+        });
+        let node = || Node {
+            machine: &ThisMachine,
+            model: exact.clone(),
+        };
+        let nodes: Vec<Node<'_>> = (0..members).map(|_| node()).collect();
+        MachineRing::start_apart(plan, &nodes, arguments, DELAY)
+    };
+    let alone = ring(2, &["--threads", "1", "--no-speculation"]);
+    let expected = answers(alone.address());
+    drop(alone);
+    for members in 2..=4 {
+        let ahead = ring(members, &["--threads", "1"]);
+        let found = answers(ahead.address());
+        for (nth, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert_eq!(found, expected, "request {nth}, {members} members");
+        }
+        let metric = |name| http::metric(ahead.address(), name).unwrap();
+        let drafted = metric("prima_drafted_tokens_total");
+        let accepted = metric("prima_accepted_tokens_total");
+        assert!(
+            accepted > 0.5 * drafted && accepted > 100.0,
+            "{accepted} of {drafted}, {members} members"
+        );
+    }
+}
+
+/// The choices of each request, one request after the other.
+fn answers(address: SocketAddr) -> Vec<Value> {
+    let list = "one, two, three, four, five, ".repeat(6);
+    let requests = [
+        json!({"prompt": "The capital of France is", "max_tokens": 60, "temperature": 0, "logprobs": 2}),
+        json!({"prompt": list, "max_tokens": 80, "temperature": 0, "logprobs": 2}),
+        json!({"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0.8, "seed": 7, "logprobs": 2}),
+        json!({"prompt": "def fibonacci(n):\n", "max_tokens": 40, "temperature": 0.5, "seed": 1, "n": 2}),
+    ];
+    let answer = |body: Value| {
+        let response = http::post(address, "/v1/completions", &body).expect("an answer");
+        assert_eq!(response.status, 200, "{}", response.body);
+        response.json()["choices"].take()
+    };
+    requests.into_iter().map(answer).collect()
+}
