@@ -25,6 +25,8 @@ mod simulated_ring;
 mod speculation;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod timed_ring;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;

@@ -71,8 +71,7 @@ impl Scheduler {
             return;
         };
         let draft = speculation.look_up(text, limit, prices);
-        let at_once = !draft.is_empty() || self.model_runs_ahead(id);
-        if at_once || !self.asks_model(id, limit, prices, now) {
+        if !draft.is_empty() || !self.asks_model(id, limit, prices, now) {
             self.send(id, Part::Token(&draft), now);
             self.run_ahead(id, now);
         }
@@ -82,6 +81,7 @@ impl Scheduler {
     /// far behind.
     fn asks_model(&mut self, id: SequenceId, limit: usize, prices: Prices, now: Instant) -> bool {
         let free = self.draft_model_pays() && self.asked.is_none();
+        let limit = self.guesses_to_wait_for(id).unwrap_or(limit).min(limit);
         let Some(sequence) = self.sequence(id).filter(|_| free) else {
             return false;
         };
@@ -337,8 +337,11 @@ impl Scheduler {
         let Some((request, choice)) = flight.brings else {
             return;
         };
-        if flight.alone && !flight.chunk {
-            self.overlap.add(trip, slowest);
+        if !flight.chunk {
+            self.overlap.add(slowest);
+            if flight.alone {
+                self.overlap.add_trip(trip);
+            }
         }
         // The first row after the prompt serves all choices.
         let following = self.requests.get(&request).is_some_and(|request| {

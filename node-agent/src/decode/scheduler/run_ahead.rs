@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::{Flight, Scheduler, Sequence, SequenceId, State};
 
-/// What passes took lately that were alone on the ring: of others it is not known how much they waited, since a member that computes does not hear
-/// what arrives. The latest counts an eighth.
+/// What passes took lately, the latest counting an eighth.
 #[derive(Default)]
 pub struct Overlap {
     trip: f64,
@@ -24,21 +23,29 @@ const ROWS_AHEAD: usize = 8;
 const LEAST_PASSES: f64 = 2.0;
 
 impl Overlap {
-    /// A pass was on its way for `trip`, of which the slowest machine computed for `slowest`.
-    pub fn add(&mut self, trip: Duration, slowest: Duration) {
-        for (mean, latest) in [(&mut self.trip, trip), (&mut self.slowest, slowest)] {
-            let latest = latest.as_secs_f64();
-            *mean = match *mean {
-                0.0 => latest,
-                before => before + (latest - before) / 8.0,
-            };
-        }
+    /// The slowest machine computed a pass for so long: longer where it is at other things, too.
+    pub fn add(&mut self, slowest: Duration) {
+        fade(&mut self.slowest, slowest);
+    }
+
+    /// A pass that was alone on the ring was on its way for so long. Of others it is not known how much they waited: a member that computes does
+    /// not hear what arrives.
+    pub fn add_trip(&mut self, trip: Duration) {
+        fade(&mut self.trip, trip);
     }
 
     /// Passes that can be under way without waiting for one another; not a number before any were.
     fn passes(&self) -> f64 {
         self.trip / self.slowest
     }
+}
+
+fn fade(mean: &mut f64, latest: Duration) {
+    let latest = latest.as_secs_f64();
+    *mean = match *mean {
+        0.0 => latest,
+        before => before + (latest - before) / 8.0,
+    };
 }
 
 impl Scheduler {
@@ -69,36 +76,33 @@ impl Scheduler {
         }
     }
 
-    /// Whether the draft model goes on guessing while a sequence's last token is under way, so that this does not wait for a guess.
-    pub(super) fn model_runs_ahead(&mut self, id: SequenceId) -> bool {
-        let least = self.odds_to_run_ahead();
-        let least = least.filter(|_| self.draft_model_pays());
-        self.sequence(id)
-            .zip(least)
-            .is_some_and(|(sequence, least)| sequence.speculation.odds_of_model() > least)
+    /// How many guesses a sequence's last token is to wait for, if the draft model goes on guessing while it is under way: no longer than the
+    /// slowest machine would take for a frame of their own. `None` if the model does not go on.
+    pub(super) fn guesses_to_wait_for(&self, id: SequenceId) -> Option<usize> {
+        let least = self.odds_to_run_ahead()?;
+        let sequence = &self.requests.get(&id.0)?.sequences[id.1];
+        let goes_on = sequence.speculation.model_goes_on(1, least) > 0;
+        goes_on.then_some((self.overlap.slowest / self.guess_seconds) as usize)
     }
 
-    /// Has the draft model guess what follows the drafts on the ring, of the sequence where it is likeliest to be right.
+    /// Has the draft model guess what follows the drafts on the ring, of the sequence where most of it may be right.
     pub(super) fn guess_ahead(&mut self, now: Instant) {
         let Some(least) = self.odds_to_run_ahead() else {
             return;
         };
-        let odds = |id: SequenceId| {
-            let sequence = &self.requests.get(&id.0)?.sequences[id.1];
-            let odds = sequence.speculation.odds_of_model();
-            let goes_on = sequence.is_under_way() && self.draft_limit(id) > 0;
-            (goes_on && odds > least).then_some((odds, id))
-        };
-        let running = self.running.values();
-        let likeliest = running
-            .filter_map(|&id| odds(id))
-            .max_by(|(a, _), (b, _)| a.total_cmp(b));
-        let Some((_, id)) = likeliest else {
-            return;
-        };
         // A frame as often as the slowest machine can take one.
         let rows = (self.overlap.slowest / self.guess_seconds).ceil() as usize;
-        let count = rows.clamp(1, ROWS_AHEAD).min(self.draft_limit(id));
+        let rows = rows.clamp(1, ROWS_AHEAD);
+        let likely = |id: SequenceId| {
+            let sequence = &self.requests.get(&id.0)?.sequences[id.1];
+            let limit = rows.min(self.draft_limit(id));
+            let under_way = sequence.is_under_way();
+            under_way.then(|| (sequence.speculation.model_goes_on(limit, least), id))
+        };
+        let running = self.running.values();
+        let Some((count @ 1.., id)) = running.filter_map(|&id| likely(id)).max() else {
+            return;
+        };
         if let Some(text) = self.sequence(id).map(|one| one.on_ring()) {
             self.ask_model(id, text, count, false, now);
         }

@@ -132,12 +132,17 @@ impl Speculation {
             .worth(MODELLED, limit, before, row, prices.sequences)
     }
 
-    /// The odds that the draft is right and the model's next token, too.
-    pub fn odds_of_model(&self) -> f64 {
-        if self.silent {
-            return 0.0;
+    /// How many tokens of the model can follow the draft so that the odds that all of it is right stay above `least`; at most `limit`.
+    pub fn model_goes_on(&self, limit: usize, least: f64) -> usize {
+        let mut odds = self.odds();
+        let likely = |nth: &usize| {
+            odds *= self.modelled.classes[class(MODELLED + self.in_a_row + nth)].share();
+            odds > least
+        };
+        match self.silent {
+            true => 0,
+            false => (0..limit).take_while(likely).count(),
         }
-        self.odds() * self.modelled.classes[class(MODELLED + self.in_a_row)].share()
     }
 
     /// The draft model's guess goes along, behind what is drafted already.

@@ -995,36 +995,6 @@ fn frames_run_ahead_of_what_is_known_where_links_are_long() {
 }
 
 #[test]
-fn a_token_does_not_wait_for_a_model_that_runs_ahead() {
-    let shape = Shape {
-        draft_model: true,
-        ..FAR
-    };
-    let mut world = World::new(shape);
-    world.submit(1, &long_prompts().next().unwrap(), 1, 200, 0);
-    // The first pass tells how long a trip is.
-    for _ in 0..10 {
-        world.step(1);
-    }
-    for step in 0.. {
-        if !world.clients.contains_key(&1) {
-            break;
-        }
-        assert!(
-            !world
-                .scheduler
-                .asked
-                .as_ref()
-                .is_some_and(|asked| asked.waits)
-        );
-        assert!(!world.ring.flying().is_empty());
-        world.step(step);
-    }
-    world.run();
-    world.is_quiet();
-}
-
-#[test]
 fn no_more_is_under_way_than_machines_compute_in_a_trip() {
     let mut world = World::new(Shape {
         draft_model: true,
