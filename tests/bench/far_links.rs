@@ -1,7 +1,8 @@
 //! What it gives to run ahead: tokens per second of one request on a ring whose machines are far from one another, without speculation, with
 //! one draft after the other, and with further drafts before the first is verified.
 //!
-//! The machines are processes of this one, of one thread each, so fewer than there are members compute at a time.
+//! The members are processes of this machine, of one thread each. They share its processors, and rank 0 knows that: what runs ahead fills the
+//! time of links only. Rings of several machines gain more (`scheduler/timed_ring.rs`).
 
 use std::time::Duration;
 

@@ -5,19 +5,16 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The address of a relay to `to`, over which every byte takes `delay`, in either direction. Each has an IP address of its own, as machines have.
+/// The address of a relay to `to`, over which every byte takes `delay`, in either direction.
 ///
 /// # Errors
 /// Where no port can be listened on.
 pub fn slow_link(to: SocketAddr, delay: Duration) -> io::Result<SocketAddr> {
-    static RELAYS: AtomicU8 = AtomicU8::new(2);
-    let last = RELAYS.fetch_add(1, Ordering::Relaxed);
-    let listener = TcpListener::bind((Ipv4Addr::new(127, 0, 1, last), 0))?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let address = listener.local_addr()?;
     thread::spawn(move || {
         for near in listener.incoming().flatten() {

@@ -1,28 +1,30 @@
-//! Between machines with long links further drafts go round before the first is verified, and no answer changes, to the last digit.
+//! Over long links further drafts go round before the first is verified, and no answer changes, to the last digit.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use prima_crds::v1alpha1::ring_plan::PlannedDraft;
-use prima_tests::local_ring::smollm2;
 use prima_tests::machine_ring::{MachineRing, Node, ThisMachine, plan, usual_profile};
 use prima_tests::{Endpoint, assets, http};
 use serde_json::{Value, json};
 
+/// From each member to the next: much longer than the small model takes.
 const DELAY: Duration = Duration::from_millis(8);
 
 #[test]
 fn running_ahead_changes_no_answer() {
-    let exact = assets::path("models/SmolLM2-135M-Instruct-F32.gguf").expect("a model");
+    let model = assets::path("models/stories15M-F32.gguf").expect("a model");
     let ring = |members: usize, arguments: &[&str]| {
         let profiles = vec![usual_profile(); members];
-        let mut plan = plan(&exact, profiles, &["--context", "512"]).plan;
+        let mut plan = plan(&model, profiles, &["--context", "256"]).plan;
+        plan.spec.max_concurrent_requests = 2;
+        // Right unless tokens are drawn.
         plan.spec.draft = Some(PlannedDraft {
-            file: smollm2().display().to_string(),
+            file: model.display().to_string(),
         });
         let node = || Node {
             machine: &ThisMachine,
-            model: exact.clone(),
+            model: model.clone(),
         };
         let nodes: Vec<Node<'_>> = (0..members).map(|_| node()).collect();
         MachineRing::start_apart(plan, &nodes, arguments, DELAY)
@@ -40,7 +42,7 @@ fn running_ahead_changes_no_answer() {
         let drafted = metric("prima_drafted_tokens_total");
         let accepted = metric("prima_accepted_tokens_total");
         assert!(
-            accepted > 0.5 * drafted && accepted > 100.0,
+            0.3 * drafted < accepted && accepted < drafted,
             "{accepted} of {drafted}, {members} members"
         );
     }
@@ -50,10 +52,10 @@ fn running_ahead_changes_no_answer() {
 fn answers(address: SocketAddr) -> Vec<Value> {
     let list = "one, two, three, four, five, ".repeat(6);
     let requests = [
-        json!({"prompt": "The capital of France is", "max_tokens": 60, "temperature": 0, "logprobs": 2}),
-        json!({"prompt": list, "max_tokens": 80, "temperature": 0, "logprobs": 2}),
-        json!({"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0.8, "seed": 7, "logprobs": 2}),
-        json!({"prompt": "def fibonacci(n):\n", "max_tokens": 40, "temperature": 0.5, "seed": 1, "n": 2}),
+        json!({"prompt": "Once upon a time", "max_tokens": 100, "temperature": 0, "logprobs": 2}),
+        json!({"prompt": list, "max_tokens": 100, "temperature": 0, "logprobs": 2}),
+        json!({"prompt": "Lily and her dog", "max_tokens": 100, "temperature": 0.8, "seed": 7, "logprobs": 2}),
+        json!({"prompt": "One day", "max_tokens": 60, "temperature": 1, "seed": 1, "n": 2}),
     ];
     let answer = |body: Value| {
         let response = http::post(address, "/v1/completions", &body).expect("an answer");

@@ -18,15 +18,19 @@ struct Setting {
     link: u64,
     /// A token of the draft model.
     guess: u64,
-    /// Percent of these that are right.
+    /// Percent of these that are right; none: there is no draft model.
     right: u64,
+    /// Percent of the text's tokens that are not those of a period before.
+    new: u64,
 }
 
 /// One more row of a pass, in percent of a pass of one.
 const ROW: u64 = 13;
 /// The output head for a row, in percent of what rank 0 computes of a pass.
 const HEAD: u64 = 10;
-const PROMPT: usize = 40;
+/// Tokens after which a text repeats.
+const PERIOD: usize = 50;
+const PROMPT: usize = 2 * PERIOD;
 const ANSWER: usize = 300;
 
 struct TimedRing {
@@ -70,9 +74,13 @@ struct Frame {
     refuted: bool,
 }
 
-/// What the model says, in which nothing repeats.
-fn said(position: usize) -> u32 {
-    hash(position as u64) as u32
+impl Setting {
+    /// What the model says.
+    fn said(&self, position: usize) -> u32 {
+        let repeats = hash(position as u64 ^ 0x5555) % 100 >= self.new;
+        let position = if repeats { position % PERIOD } else { position };
+        hash(position as u64) as u32
+    }
 }
 
 fn hash(number: u64) -> u64 {
@@ -91,14 +99,14 @@ impl TimedRing {
         let grace = Duration::from_secs(60);
         let mut ring = Self {
             setting: setting.clone(),
-            scheduler: Scheduler::new(&plan, None, 1, grace, true, run_ahead, true),
+            scheduler: Scheduler::new(&plan, None, 1, grace, true, run_ahead, setting.right > 0),
             started: Instant::now(),
             now: 0,
             coming: BTreeMap::new(),
             made: 0,
             machines: (0..members).map(|_| Machine::default()).collect(),
             computed: Vec::new(),
-            text: (0..PROMPT).map(said).collect(),
+            text: (0..PROMPT).map(|nth| setting.said(nth)).collect(),
         };
         ring.tell(Event::Tick, None);
         ring.tell(Event::Whole { nonce: 1 }, None);
@@ -252,7 +260,7 @@ impl TimedRing {
     fn sample(&mut self, rows: usize, draft: &[u32]) -> Vec<u32> {
         let before = self.text.len();
         for nth in 0..rows {
-            let token = said(self.text.len());
+            let token = self.setting.said(self.text.len());
             self.text.push(token);
             if draft.get(nth) != Some(&token) || self.text.len() == PROMPT + ANSWER {
                 break;
@@ -263,6 +271,7 @@ impl TimedRing {
 
     fn guess(&mut self, mut text: Vec<u32>, count: usize) {
         let taken_in = text.len();
+        let said = |position| self.setting.said(position);
         let mut right = (0..taken_in).all(|position| text[position] == said(position));
         for position in taken_in..taken_in + count {
             right &= hash(!(position as u64)) % 100 < self.setting.right;
@@ -309,6 +318,7 @@ fn running_ahead_gains_and_hardly_ever_costs() {
                         link,
                         guess,
                         right,
+                        new: 100,
                     };
                     let gain = gain(&setting);
                     assert!(gain > 0.93, "{gain} with {setting:?}");
@@ -328,6 +338,7 @@ fn running_ahead_hides_the_draft_model_and_long_links() {
         link: 25_000,
         guess: 10_000,
         right: 95,
+        new: 100,
     };
     let far = gain(&setting);
     assert!(far > 1.7, "{far}");
@@ -338,4 +349,25 @@ fn running_ahead_hides_the_draft_model_and_long_links() {
         ..setting
     };
     assert_eq!(gain(&alone), 1.0);
+}
+
+#[test]
+fn a_text_that_repeats_runs_ahead_of_long_drafts() {
+    for (stages, link) in [
+        (&[50_000; 2][..], 500),
+        (&[25_000; 4], 500),
+        (&[2000; 4], 25_000),
+    ] {
+        for (new, least) in [(0, 1.1), (5, 1.0), (20, 0.97)] {
+            let setting = Setting {
+                stages: stages.to_vec(),
+                link,
+                guess: 0,
+                right: 0,
+                new,
+            };
+            let gain = gain(&setting);
+            assert!(gain >= least, "{gain} with {setting:?}");
+        }
+    }
 }
