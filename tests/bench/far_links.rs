@@ -6,9 +6,8 @@
 
 use std::time::Duration;
 
-use prima_crds::v1alpha1::ring_plan::PlannedDraft;
 use prima_tests::assets;
-use prima_tests::machine_ring::{MachineRing, Node, ThisMachine, plan, usual_profile};
+use prima_tests::machine_ring::{MachineRing, Node, ThisMachine, draft, plan, usual_profile};
 use prima_tests::one_process::{OneProcess, end_tokens};
 
 use crate::Effort;
@@ -45,14 +44,12 @@ pub fn measure(effort: &Effort) -> Result<Vec<FarLinks>, BenchError> {
 }
 
 fn measure_at(effort: &Effort, milliseconds: u64) -> Result<FarLinks, BenchError> {
-    let (model, draft) = (path(MODEL)?, path(DRAFT)?);
+    let (model, small) = (path(MODEL)?, path(DRAFT)?);
     let never = end_tokens(&OneProcess::open(&model, 1)?);
     let workloads = workloads()?;
     let profiles = vec![usual_profile(); MEMBERS];
     let mut plan = plan(&model, profiles, &["--context", CONTEXT]).plan;
-    plan.spec.draft = Some(PlannedDraft {
-        file: draft.display().to_string(),
-    });
+    plan.spec.draft = Some(draft(&small));
     let node = || Node {
         machine: &ThisMachine,
         model: model.clone(),

@@ -88,6 +88,18 @@ pub fn usual_profile() -> NodeProfile {
     NodeProfile::from_yaml("profile", &yaml).expect("a profile")
 }
 
+/// A draft model that rank 0 has as a file.
+pub fn draft(file: &Path) -> PlannedDraft {
+    let planned = plan(file, vec![usual_profile()], &[]).plan.spec.model;
+    PlannedDraft {
+        memory_bytes: planned.size_bytes,
+        model: PlannedModel {
+            file: file.display().to_string(),
+            ..planned
+        },
+    }
+}
+
 /// What `prima plan` makes of `profiles` as machines `m0`, `m1`, ...: all take part, and reach each other as each reaches itself. Panics
 /// with what it wrote if it fails.
 pub fn plan(model: &Path, profiles: Vec<NodeProfile>, arguments: &[&str]) -> Planned {

@@ -3,8 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use prima_crds::v1alpha1::ring_plan::PlannedDraft;
-use prima_tests::machine_ring::{MachineRing, Node, ThisMachine, plan, usual_profile};
+use prima_tests::machine_ring::{MachineRing, Node, ThisMachine, draft, plan, usual_profile};
 use prima_tests::{Endpoint, assets, http};
 use serde_json::{Value, json};
 
@@ -19,9 +18,7 @@ fn running_ahead_changes_no_answer() {
         let mut plan = plan(&model, profiles, &["--context", "256"]).plan;
         plan.spec.max_concurrent_requests = 2;
         // Right unless tokens are drawn.
-        plan.spec.draft = Some(PlannedDraft {
-            file: model.display().to_string(),
-        });
+        plan.spec.draft = Some(draft(&model));
         let node = || Node {
             machine: &ThisMachine,
             model: model.clone(),

@@ -86,7 +86,7 @@ impl Scheduler {
             return false;
         };
         let length = sequence.text.len();
-        if length - sequence.speculation.taken_in > FAR_BEHIND {
+        if length.saturating_sub(sequence.speculation.taken_in) > FAR_BEHIND {
             return false;
         }
         let count = sequence.speculation.worth_of_model(length, limit, prices);

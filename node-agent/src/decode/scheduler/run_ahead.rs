@@ -1,6 +1,6 @@
 //! Drafts behind drafts: more of what is guessed goes out while earlier guesses are still on the ring, so that members compute that would
-//! wait, and a draft model guesses while a pass is under way. Frames of one sequence follow one another like chunks of a prompt. What comes home right
-//! needs no further pass; with the first wrong token all frames behind it are nobody's, and the next frame begins in their place.
+//! wait, and a draft model guesses while a pass is under way. Frames of one sequence follow one another like chunks of a prompt. What comes
+//! home right needs no further pass; with the first wrong token all frames behind it are nobody's, and the next frame begins in their place.
 //!
 //! A frame that is right brings its tokens about a trip sooner. One that is wrong may hold up the frame that takes its place by what the slowest
 //! machine computes of it. So it goes out while odds x trip > (1 - odds) x slowest machine. It takes the time of members only that have nothing

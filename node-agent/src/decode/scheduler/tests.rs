@@ -1002,10 +1002,10 @@ fn no_more_is_under_way_than_machines_compute_in_a_trip() {
         ..FAR
     });
     world.submit(1, &long_prompts().next().unwrap(), 1, 200, 0);
-    // As slow as a member: a frame for each token.
-    world.scheduler.guess_seconds = 1e-3;
     let mut most = 0;
     for step in 0..400 {
+        // As slow as a member: a frame for each token.
+        world.scheduler.guess_seconds = 1e-3;
         world.step(3 * (step % 2));
         let flights = world.scheduler.flights.values().flatten();
         most = most.max(flights.filter(|one| one.brings.is_some()).count());
@@ -1029,6 +1029,31 @@ fn nothing_runs_ahead_of_a_prompts_chunks() {
         assert!(world.scheduler.chunks_in_flight() > 1);
         world.comes_home(first);
     }
+    assert_eq!(world.ring.ran_ahead, before);
+    world.run();
+    world.is_quiet();
+}
+
+#[test]
+fn a_guess_that_comes_beside_a_prompts_chunks_is_not_sent() {
+    let mut world = World::new(Shape {
+        draft_model: true,
+        contexts: 2,
+        ..FAR
+    });
+    world.submit(1, &long_prompts().next().unwrap(), 1, 200, 0);
+    let runs_ahead = |world: &World| {
+        let asked = world.scheduler.asked.as_ref();
+        asked.is_some_and(|asked| asked.count > 0 && !asked.waits)
+    };
+    let mut steps = 0;
+    while !runs_ahead(&world) {
+        world.step(steps);
+        steps += 1;
+    }
+    world.submit(2, &tokens(2, 400), 1, 1, 0);
+    let before = world.ring.ran_ahead;
+    world.guesses();
     assert_eq!(world.ring.ran_ahead, before);
     world.run();
     world.is_quiet();
