@@ -48,7 +48,7 @@ bench-rings: ## Only the rings and the planner: hops, less memory than the model
 	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
 	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --rings
 
-bench-conversations: ## Only conversations beside llama-server: second turns, 16 chats at once, speculation (40 minutes)
+bench-conversations: ## Only conversations beside llama-server: second turns, 16 chats at once, speculation, also over long links (50 minutes)
 	$(PYTHON) tests/assets/fetch.py bench
 	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
 	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --conversations
