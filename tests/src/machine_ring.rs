@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::node_profile::{LinkProfile, NodeProfile};
-use prima_crds::v1alpha1::ring_plan::RingPlan;
+use prima_crds::v1alpha1::ring_plan::{PlannedDraft, PlannedModel, RingPlan};
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
