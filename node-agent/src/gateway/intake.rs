@@ -113,6 +113,9 @@ impl Intake {
     }
 }
 
+/// Address space, of which a request uses what it needs: rules of a grammar that lead to rules are followed by calls within calls.
+const STACK_BYTES: usize = 64 << 20;
+
 /// Few, since each may need 100 MB for a hostile request, and the ring's computing goes first.
 struct Threads {
     handle: Handle,
@@ -126,6 +129,7 @@ impl Threads {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .max_blocking_threads((cores / 2).clamp(1, 2))
             .thread_name("request")
+            .thread_stack_size(STACK_BYTES)
             .on_thread_start(after_others)
             .build()?;
         Ok(Self {

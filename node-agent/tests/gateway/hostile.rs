@@ -125,6 +125,14 @@ fn any_object(value: impl Strategy<Value = Value>) -> impl Strategy<Value = Map<
     proptest::collection::vec((name, value), 0..6).prop_map(Map::from_iter)
 }
 
+fn full() -> SubmitError {
+    SubmitError::Full {
+        running: 1,
+        waiting: 1,
+        retry_after: Duration::from_secs(1),
+    }
+}
+
 #[tokio::test]
 async fn no_body_is_answered_with_an_error_of_ours() {
     let mut server = Server::start().await;
@@ -165,11 +173,6 @@ async fn no_body_is_answered_with_an_error_of_ours() {
         }
         submitted
     });
-    let full = || SubmitError::Full {
-        running: 1,
-        waiting: 1,
-        retry_after: Duration::from_secs(1),
-    };
     let refusing = async {
         loop {
             server.refuse(full()).await;
@@ -181,4 +184,72 @@ async fn no_body_is_answered_with_an_error_of_ours() {
     };
     assert!(submitted > 50, "only {submitted} bodies were taken");
     assert_eq!(get("/health").send(address).await.status, 200);
+}
+
+#[tokio::test]
+async fn no_grammar_brings_the_server_down() {
+    let mut server = Server::start().await;
+    let address = server.address;
+    let chain = |name: &str, end: &str| {
+        let rules = (0..4000).map(|nth| format!("{name}{nth}: {name}{}", nth + 1));
+        let rules: Vec<String> = rules.collect();
+        format!("start: {name}0\n{}\n{name}4000: {end}", rules.join("\n"))
+    };
+    let gbnf: Vec<String> = (0..3000)
+        .map(|nth| format!("r{nth} ::= r{} | \"a\"", nth + 1))
+        .collect();
+    let refs: Vec<String> = (0..1200)
+        .map(|nth| format!("\"d{nth}\": {{\"$ref\": \"#/$defs/d{}\"}}", nth + 1))
+        .collect();
+    let schema = format!(
+        "{{\"$ref\": \"#/$defs/d0\", \"$defs\": {{{}, \"d1200\": {{\"type\": \"null\"}}}}}}",
+        refs.join(", ")
+    );
+    let schema: Value = serde_json::from_str(&schema).unwrap();
+    for (form, must_refuse) in [
+        (json!({"grammar": chain("r", "\"a\"")}), false),
+        (json!({"grammar": chain("T", "\"a\"")}), false),
+        (
+            json!({"grammar": format!("root ::= r0\n{}\nr3000 ::= \"b\"", gbnf.join("\n"))}),
+            false,
+        ),
+        (
+            json!({"grammar": format!("start: {}\"a\"{}", "(".repeat(20_000), ")".repeat(20_000))}),
+            true,
+        ),
+        (
+            json!({"grammar": format!("start: \"{}\"", "a".repeat(70_000))}),
+            true,
+        ),
+        (
+            json!({"regex": format!("{}a{}", "(".repeat(20_000), ")".repeat(20_000))}),
+            true,
+        ),
+        (json!({"regex": "((a{1,999}){1,999}){1,999}"}), false),
+        (json!({"grammar": "start: start start | \"a\""}), false),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}}),
+            false,
+        ),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"$ref": "#"}}}}),
+            true,
+        ),
+    ] {
+        let mut body = form.clone();
+        body["messages"] = json!([{"role": "user", "content": "a"}]);
+        body["max_tokens"] = 1.into();
+        let request = post("/v1/chat/completions", &body).send(address);
+        let reply = tokio::select! {
+            reply = request => reply,
+            () = async { loop { server.refuse(full()).await } } => unreachable!(),
+        };
+        match reply.status {
+            400 => {}
+            // It was taken, and the ring is full.
+            429 => assert!(!must_refuse, "{form}"),
+            status => panic!("{status} to {form}"),
+        }
+        assert_eq!(get("/health").send(address).await.status, 200);
+    }
 }

@@ -50,6 +50,13 @@ pub enum GrammarError {
     #[error("cannot prepare the vocabulary for grammars: {problem}")]
     Vocabulary { problem: String },
 
+    #[error("expected at most {expected} {what}, found {found}")]
+    Size {
+        expected: usize,
+        what: &'static str,
+        found: usize,
+    },
+
     #[error("{problem}")]
     Grammar { problem: String },
 }
@@ -58,9 +65,51 @@ pub enum GrammarError {
 const MAX_LEXER_STATES: usize = 20_000;
 /// Symbols of a grammar.
 const MAX_GRAMMAR_SIZE: usize = 200_000;
+/// Bytes of what a client sends, and brackets within brackets: rules that lead to rules are read by functions that call themselves. JSON has a
+/// bound of its own for this.
+const MAX_TEXT_BYTES: usize = 64 << 10;
+const MAX_NESTING: usize = 100;
 
 /// White space between the parts of a JSON text: one space, or a new line with its indentation. A model left free here may never end.
 const JSON_WHITE_SPACE: &str = r"( |\n[ ]{0,16})";
+
+impl Grammar {
+    fn check_size(&self) -> Result<(), GrammarError> {
+        let (bytes, nesting) = match self {
+            Self::JsonSchema(schema) => (schema.to_string().len(), 0),
+            Self::Lark(text) | Self::Gbnf(text) | Self::Regex(text) => (text.len(), nesting(text)),
+        };
+        if bytes > MAX_TEXT_BYTES {
+            return Err(GrammarError::Size {
+                expected: MAX_TEXT_BYTES,
+                what: "bytes",
+                found: bytes,
+            });
+        }
+        if nesting > MAX_NESTING {
+            return Err(GrammarError::Size {
+                expected: MAX_NESTING,
+                what: "brackets within one another",
+                found: nesting,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// How deep brackets are within one another, those of texts and character classes too.
+fn nesting(text: &str) -> usize {
+    let (mut depth, mut deepest) = (0usize, 0);
+    for byte in text.bytes() {
+        match byte {
+            b'(' | b'[' | b'{' => depth += 1,
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    deepest
+}
 
 impl GrammarReader {
     /// # Errors
@@ -86,6 +135,7 @@ impl GrammarReader {
     /// # Errors
     /// What is wrong with the grammar, or what of it cannot be kept to.
     pub fn read(&self, grammar: Grammar) -> Result<Constraint, GrammarError> {
+        grammar.check_size()?;
         let top = match grammar {
             Grammar::JsonSchema(schema) => TopLevelGrammar::from_json_schema(bounded(schema)),
             Grammar::Lark(grammar) => TopLevelGrammar::from_lark(grammar),
