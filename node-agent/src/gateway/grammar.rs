@@ -93,3 +93,77 @@ fn grammar(text: String) -> Grammar {
         false => Grammar::Lark(text),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(body: Value) -> Result<Option<Asked>, ApiError> {
+        let Value::Object(map) = body else {
+            panic!("not an object")
+        };
+        asked(&Fields::new(&map))
+    }
+
+    #[test]
+    fn each_field_asks_for_its_form() {
+        let schema = json!({"type": "array"});
+        for (body, expected) in [
+            (json!({"regex": "a+"}), Grammar::Regex("a+".into())),
+            (
+                json!({"grammar": "start: \"a\""}),
+                Grammar::Lark("start: \"a\"".into()),
+            ),
+            (
+                json!({"grammar": "root ::= \"a\""}),
+                Grammar::Gbnf("root ::= \"a\"".into()),
+            ),
+            (
+                json!({"response_format": {"type": "json_object"}}),
+                Grammar::JsonSchema(json!({"type": "object"})),
+            ),
+            (
+                json!({"response_format": {"type": "json_object", "schema": schema}}),
+                Grammar::JsonSchema(schema.clone()),
+            ),
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}),
+                Grammar::JsonSchema(schema.clone()),
+            ),
+        ] {
+            assert_eq!(read(body).unwrap().unwrap().grammar, expected);
+        }
+        for body in [
+            json!({}),
+            json!({"response_format": {"type": "text"}}),
+            json!({"grammar": " "}),
+        ] {
+            assert!(read(body).unwrap().is_none());
+        }
+    }
+
+    #[test]
+    fn a_wrong_form_is_named() {
+        for (body, param) in [
+            (json!({"response_format": "json"}), "response_format"),
+            (json!({"response_format": {}}), "response_format.type"),
+            (
+                json!({"response_format": {"type": "yaml"}}),
+                "response_format.type",
+            ),
+            (
+                json!({"response_format": {"type": "json_schema"}}),
+                "response_format.json_schema",
+            ),
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": {"schema": 1}}}),
+                "response_format.json_schema.schema",
+            ),
+            (json!({"regex": 1}), "regex"),
+            (json!({"regex": "a", "grammar": "b"}), "regex"),
+        ] {
+            let error = read(body.clone()).err().unwrap_or_else(|| panic!("{body}"));
+            assert_eq!(error.body()["error"]["param"], param, "{body}");
+        }
+    }
+}

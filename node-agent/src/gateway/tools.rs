@@ -163,3 +163,73 @@ pub fn arguments(path: &str, text: &str) -> Result<Value, ApiError> {
         )),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(body: Value) -> Result<ToolUse, ApiError> {
+        let Value::Object(map) = body else {
+            panic!("not an object")
+        };
+        ToolUse::read(&Fields::new(&map))
+    }
+
+    fn tool(name: &str) -> Value {
+        json!({"type": "function", "function": {"name": name}})
+    }
+
+    #[test]
+    fn the_choice_says_what_may_and_what_must_be_called() {
+        let tools = json!([tool("f"), {"type": "web_search"}, tool("g")]);
+        let named = json!({"type": "function", "function": {"name": "g"}});
+        for (choice, offered, callable, calls) in [
+            (Value::Null, 2, vec!["f", "g"], Calls::Allowed),
+            (json!("auto"), 2, vec!["f", "g"], Calls::Allowed),
+            (json!("none"), 0, vec![], Calls::Allowed),
+            (json!("required"), 2, vec!["f", "g"], Calls::Required),
+            (named, 2, vec!["g"], Calls::Required),
+        ] {
+            let found = read(json!({"tools": tools, "tool_choice": choice})).unwrap();
+            let names: Vec<&str> = found
+                .callable
+                .iter()
+                .map(|tool| tool.name.as_str())
+                .collect();
+            assert_eq!(
+                (found.offered.len(), names, found.calls),
+                (offered, callable, calls)
+            );
+        }
+    }
+
+    #[test]
+    fn wrong_tools_are_named() {
+        let many: Vec<Value> = (0..=MAX_TOOLS)
+            .map(|nth| tool(&format!("f{nth}")))
+            .collect();
+        for (body, param) in [
+            (json!({"tools": {}}), "tools"),
+            (json!({"tools": [1]}), "tools[0]"),
+            (
+                json!({"tools": [{"type": "function"}]}),
+                "tools[0].function",
+            ),
+            (
+                json!({"tools": [tool("f"), tool("a b")]}),
+                "tools[1].function.name",
+            ),
+            (json!({"tools": [tool("f"), tool("f")]}), "tools"),
+            (json!({"tools": many}), "tools"),
+            (
+                json!({"tools": [tool("f")], "tool_choice": "f"}),
+                "tool_choice",
+            ),
+            (json!({"tool_choice": "required"}), "tool_choice"),
+            (json!({"functions": [{"name": "f"}]}), "functions"),
+        ] {
+            let error = read(body.clone()).err().unwrap_or_else(|| panic!("{body}"));
+            assert_eq!(error.body()["error"]["param"], param, "{body}");
+        }
+    }
+}
