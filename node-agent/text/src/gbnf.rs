@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::iter::Peekable;
 use std::str::Chars;
 
-use crate::grammar::GrammarError;
+use crate::grammar_error::GrammarError;
 
 /// One piece of a rule's right side.
 #[derive(Debug, PartialEq)]

@@ -15,6 +15,7 @@ use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 
 use crate::gbnf;
+use crate::grammar_error::GrammarError;
 use crate::tokenizer::Tokenizer;
 
 /// What an answer has to look like.
@@ -37,29 +38,6 @@ pub struct GrammarReader(Arc<ParserFactory>);
 /// How far one answer has come in its grammar.
 #[derive(Clone)]
 pub struct Constraint(Matcher);
-
-/// Why there is no grammar.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum GrammarError {
-    #[error(
-        "the vocabulary has no token that ends an answer, so no answer could be held to a grammar"
-    )]
-    NoEnd,
-
-    #[error("cannot prepare the vocabulary for grammars: {problem}")]
-    Vocabulary { problem: String },
-
-    #[error("expected at most {expected} {what}, found {found}")]
-    Size {
-        expected: usize,
-        what: &'static str,
-        found: usize,
-    },
-
-    #[error("{problem}")]
-    Grammar { problem: String },
-}
 
 /// States of one grammar's lexer, some 2 kB each.
 const MAX_LEXER_STATES: usize = 20_000;
