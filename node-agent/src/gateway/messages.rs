@@ -103,8 +103,7 @@ fn refusal(error: ApiError) -> Response {
 // ---- the request as a chat ----
 
 fn as_chat(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
-    let mut chat = Map::new();
-    for (theirs, ours) in [
+    let mut chat = fields.renamed(&[
         ("model", "model"),
         ("max_tokens", "max_tokens"),
         ("stop_sequences", "stop"),
@@ -112,11 +111,7 @@ fn as_chat(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
         ("top_p", "top_p"),
         ("top_k", "top_k"),
         ("stream", "stream"),
-    ] {
-        if let Some(value) = fields.get(theirs) {
-            chat.insert(ours.into(), value.clone());
-        }
-    }
+    ]);
     let mut messages = Vec::new();
     if let Some(system) = fields.get("system") {
         messages.push(json!({"role": "system", "content": text_of(fields, "system", system)?}));

@@ -214,7 +214,7 @@ fn as_chat(fields: &Fields<'_>, route: Route) -> Result<Map<String, Value>, ApiE
     let Some(options) = fields.object("options")? else {
         return Ok(chat);
     };
-    for (theirs, ours) in [
+    chat.extend(options.renamed(&[
         ("temperature", "temperature"),
         ("top_k", "top_k"),
         ("top_p", "top_p"),
@@ -224,11 +224,7 @@ fn as_chat(fields: &Fields<'_>, route: Route) -> Result<Map<String, Value>, ApiE
         ("repeat_penalty", "repeat_penalty"),
         ("presence_penalty", "presence_penalty"),
         ("frequency_penalty", "frequency_penalty"),
-    ] {
-        if let Some(value) = options.get(theirs) {
-            chat.insert(ours.into(), value.clone());
-        }
-    }
+    ]));
     // Below 0 means without a limit.
     if let Some(limit) = options.integer("num_predict", i64::MIN..=i64::MAX)?
         && limit > 0

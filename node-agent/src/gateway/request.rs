@@ -125,6 +125,14 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Those of its fields that another API has under another name, by that name.
+    pub fn renamed(&self, names: &[(&str, &str)]) -> Map<String, Value> {
+        let found = names
+            .iter()
+            .filter_map(|(theirs, ours)| Some(((*ours).to_owned(), self.get(theirs)?.clone())));
+        found.collect()
+    }
+
     pub fn to_map(&self) -> Map<String, Value> {
         self.map.clone()
     }

@@ -94,8 +94,7 @@ fn as_chat(
     fields: &Fields<'_>,
     previous: Option<Arc<Conversation>>,
 ) -> Result<(Map<String, Value>, Vec<Value>), ApiError> {
-    let mut chat = Map::new();
-    for (theirs, ours) in [
+    let mut chat = fields.renamed(&[
         ("model", "model"),
         ("max_output_tokens", "max_tokens"),
         ("temperature", "temperature"),
@@ -103,11 +102,7 @@ fn as_chat(
         ("stream", "stream"),
         ("parallel_tool_calls", "parallel_tool_calls"),
         ("chat_template_kwargs", "chat_template_kwargs"),
-    ] {
-        if let Some(value) = fields.get(theirs) {
-            chat.insert(ours.into(), value.clone());
-        }
-    }
+    ]);
     if let Some(reasoning) = fields.object("reasoning")?
         && let Some(effort) = reasoning.string("effort")?
     {
