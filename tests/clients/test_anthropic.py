@@ -51,7 +51,7 @@ def test_a_stop_sequence_is_named(claude):
 
 
 def test_tools_are_called_and_their_results_read(claude):
-    options = {"tools": [LIGHT], "tool_choice": {"type": "any"}, "max_tokens": 100, "extra_body": {"temperature": 1}}
+    options = {"tools": [LIGHT], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}, "max_tokens": 100, "extra_body": {"temperature": 1}}
     message = ask(claude, **options)
     call = message.content[-1]
     assert (message.stop_reason, call.type, call.name) == ("tool_use", "tool_use", "turn_light")

@@ -60,7 +60,7 @@ def test_a_conversation_goes_on_by_its_id(ask, client):
 
 
 def test_functions_are_called_and_answered(ask, client, model):
-    options = {"tools": [LIGHT, {"type": "web_search"}], "tool_choice": "required", "temperature": 1, "max_output_tokens": 100}
+    options = {"tools": [LIGHT, {"type": "web_search"}], "tool_choice": "required", "parallel_tool_calls": False, "temperature": 1, "max_output_tokens": 100}
     response = ask("Turn the light on.", **options)
     call = response.output[-1]
     assert (response.status, call.type, call.name) == ("completed", "function_call", "turn_light")
