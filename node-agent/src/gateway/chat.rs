@@ -1,5 +1,6 @@
 //! What a chat asks for: the prompt, how to sample, and what the answer has to look like. Every API for conversations comes down to this.
 
+use axum::extract::Request;
 use prima_text::{
     AnswerForm, AnswerReader, Calls, Constraint, Grammar, Reasoning, Tool, Wanted, after_reasoning,
     calls,
@@ -9,10 +10,23 @@ use serde_json::{Map, Value, json};
 use super::conversation::{self, Prompt};
 use super::grammar;
 use super::in_flight::Asked;
+use super::intake::Taken;
 use super::openai_error::ApiError;
 use super::request::{Fields, GenerationOptions, MAX_TOP_LOGPROBS};
 use super::tools::ToolUse;
 use super::{Gateway, ModelText};
+
+/// Takes a request of another API, which `as_chat` says again with the fields of OpenAI's chat completions.
+pub async fn take(
+    gateway: &Gateway,
+    request: Request,
+    as_chat: impl FnOnce(&Fields<'_>) -> Result<Map<String, Value>, ApiError> + Send + 'static,
+) -> Result<Taken<Asked>, ApiError> {
+    let text = gateway.ready()?;
+    let own = gateway.clone();
+    let read = move |fields: &Fields<'_>| asked(&own, &text, &Fields::new(&as_chat(fields)?));
+    gateway.0.intake.take(request, read).await
+}
 
 /// Reads the fields of OpenAI's chat completions.
 pub fn asked(gateway: &Gateway, text: &ModelText, fields: &Fields<'_>) -> Result<Asked, ApiError> {

@@ -15,7 +15,6 @@ use super::auth::Caller;
 use super::chunks::{ChunkFormat, Chunks, choice};
 use super::grammar;
 use super::in_flight::{Asked, InFlight};
-use super::intake::Taken;
 use super::logprobs::completion_tokens;
 use super::openai_error::ApiError;
 use super::request::{Fields, GenerationOptions, MAX_TOP_LOGPROBS, token_id};
@@ -37,8 +36,8 @@ pub async fn create(
         let (gateway, text) = (gateway.clone(), text.clone());
         move |fields: &Fields<'_>| Ok((asked(&gateway, &text, fields)?, echo(fields)?))
     };
-    let Taken { asked, place, room } = gateway.0.intake.take(request, read).await?;
-    let (asked, echo) = asked;
+    let (taken, echo) = gateway.0.intake.take(request, read).await?.apart();
+    let asked = &taken.asked;
     // What each choice says first.
     let prompts: Vec<String> = match echo {
         true => {
@@ -49,7 +48,6 @@ pub async fn create(
         }
         false => vec![String::new(); asked.prompts.len() * asked.options.choices],
     };
-    let taken = Taken { asked, place, room };
     let (stream, include_usage) = (
         taken.asked.options.stream,
         taken.asked.options.include_usage,

@@ -49,10 +49,7 @@ pub fn messages(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
 
 fn message(number: usize, value: &Value) -> Result<Value, ApiError> {
     let path = format!("messages[{number}]");
-    let map = value
-        .as_object()
-        .ok_or_else(|| ApiError::invalid(&path, format!("{path} must be an object")))?;
-    let fields = Fields::at(map, format!("{path}."));
+    let fields = Fields::of(value, &path)?;
     let role = fields
         .string("role")?
         .ok_or_else(|| fields.missing("role"))?;
@@ -95,10 +92,7 @@ fn message(number: usize, value: &Value) -> Result<Value, ApiError> {
 }
 
 fn tool_call(path: &str, value: &Value) -> Result<Value, ApiError> {
-    let map = value
-        .as_object()
-        .ok_or_else(|| ApiError::invalid(path, format!("{path} must be an object")))?;
-    let fields = Fields::at(map, format!("{path}."));
+    let fields = Fields::of(value, path)?;
     let function = fields
         .object("function")?
         .ok_or_else(|| fields.missing("function"))?;
@@ -120,10 +114,7 @@ fn joined_parts(path: &str, parts: &[Value]) -> Result<String, ApiError> {
         .enumerate()
         .map(|(number, part)| {
             let path = format!("{path}.content[{number}]");
-            let map = part
-                .as_object()
-                .ok_or_else(|| ApiError::invalid(&path, format!("{path} must be an object")))?;
-            let fields = Fields::at(map, format!("{path}."));
+            let fields = Fields::of(part, &path)?;
             let kind = fields
                 .string("type")?
                 .ok_or_else(|| fields.missing("type"))?;
@@ -276,7 +267,7 @@ fn told_as_text(
         return template.render(&Value::Array(messages), true, further);
     }
     let instructions = instructions(tools);
-    let without_system = with_first(messages.clone(), "user", &instructions);
+    let plain = messages.clone();
     match messages
         .first_mut()
         .filter(|first| first["role"] == "system")
@@ -290,15 +281,19 @@ fn told_as_text(
     match template.render(&Value::Array(messages), true, further) {
         // Some know no instructions.
         Err(ChatTemplateError::Refused { .. }) => {
-            template.render(&Value::Array(without_system), true, further)
+            let told = told_by_user(plain, &instructions);
+            template.render(&Value::Array(told), true, further)
         }
         rendered => rendered,
     }
 }
 
-/// Puts a text before what the first message of a role says.
-fn with_first(mut messages: Vec<Value>, role: &str, text: &str) -> Vec<Value> {
-    if let Some(first) = messages.iter_mut().find(|message| message["role"] == role) {
+/// Puts a text before what the user says first.
+fn told_by_user(mut messages: Vec<Value>, text: &str) -> Vec<Value> {
+    if let Some(first) = messages
+        .iter_mut()
+        .find(|message| message["role"] == "user")
+    {
         let own = first["content"].as_str().unwrap_or_default();
         first["content"] = format!("{text}\n\n{own}").into();
     }

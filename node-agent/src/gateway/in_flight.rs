@@ -207,6 +207,15 @@ impl InFlight {
         None
     }
 
+    /// Waits for the answer of a request for one.
+    pub async fn collect_one(self) -> Result<(AnsweredChoice, Usage), ApiError> {
+        let (mut choices, usage) = self.collect().await?;
+        let answered = choices.pop().ok_or(ApiError::Internal {
+            action: "reading the answer",
+        })?;
+        Ok((answered, usage))
+    }
+
     /// Waits for everything.
     pub async fn collect(mut self) -> Result<(Vec<AnsweredChoice>, Usage), GenerationError> {
         let empty = || AnsweredChoice {

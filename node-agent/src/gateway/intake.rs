@@ -36,6 +36,18 @@ pub struct Taken<T> {
     pub room: Option<OwnedSemaphorePermit>,
 }
 
+impl<A, B> Taken<(A, B)> {
+    /// What the ring is to have, and what is for whoever answers.
+    pub fn apart(self) -> (Taken<A>, B) {
+        let Self {
+            asked: (asked, rest),
+            place,
+            room,
+        } = self;
+        (Taken { asked, place, room }, rest)
+    }
+}
+
 impl Intake {
     pub fn new(limits: Limits) -> Result<Self, GatewayError> {
         let threads = Threads::start().map_err(GatewayError::Threads)?;

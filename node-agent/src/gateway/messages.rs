@@ -14,7 +14,7 @@ use super::auth::Caller;
 use super::chat;
 use super::conversation::call_id;
 use super::in_flight::{AnsweredChoice, InFlight, Progress};
-use super::openai_error::ApiError;
+use super::openai_error::{ApiError, with_body};
 use super::request::Fields;
 use super::request_id;
 use super::stream::{self, Format, Message};
@@ -32,17 +32,13 @@ async fn answer(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let text = gateway.ready()?;
-    let read = {
-        let (gateway, text) = (gateway.clone(), text.clone());
-        move |fields: &Fields<'_>| {
-            if fields.get("max_tokens").is_none() {
-                return Err(fields.missing("max_tokens"));
-            }
-            chat::asked(&gateway, &text, &Fields::new(&as_chat(fields)?))
+    let taken = chat::take(&gateway, request, |fields| {
+        if fields.get("max_tokens").is_none() {
+            return Err(fields.missing("max_tokens"));
         }
-    };
-    let taken = gateway.0.intake.take(request, read).await?;
+        as_chat(fields)
+    });
+    let taken = taken.await?;
     let stream = taken.asked.options.stream;
     let answer = Answer {
         id: request_id::unique("msg"),
@@ -54,10 +50,7 @@ async fn answer(
     if stream {
         return Ok(stream::events(in_flight, Events::new(answer)));
     }
-    let (mut choices, usage) = in_flight.collect().await?;
-    let answered = choices.pop().ok_or(ApiError::Internal {
-        action: "reading the answer",
-    })?;
+    let (answered, usage) = in_flight.collect_one().await?;
     Ok(Json(answer.whole(answered, &usage)).into_response())
 }
 
@@ -67,12 +60,7 @@ pub async fn count_tokens(state: State<Gateway>, request: Request) -> Response {
 }
 
 async fn counted(State(gateway): State<Gateway>, request: Request) -> Result<Response, ApiError> {
-    let text = gateway.ready()?;
-    let read = {
-        let gateway = gateway.clone();
-        move |fields: &Fields<'_>| chat::asked(&gateway, &text, &Fields::new(&as_chat(fields)?))
-    };
-    let taken = gateway.0.intake.take(request, read).await?;
+    let taken = chat::take(&gateway, request, as_chat).await?;
     let tokens: usize = taken.asked.prompts.iter().map(|prompt| prompt.len()).sum();
     Ok(Json(json!({ "input_tokens": tokens })).into_response())
 }
@@ -91,13 +79,9 @@ fn refusal(error: ApiError) -> Response {
         400..500 => "invalid_request_error",
         _ => "api_error",
     };
-    let (parts, _) = response.into_parts();
-    let body =
-        json!({"type": "error", "error": {"type": kind, "message": body["error"]["message"]}});
-    let mut headers = parts.headers;
-    // The body is another one.
-    headers.remove(axum::http::header::CONTENT_LENGTH);
-    (parts.status, headers, Json(body)).into_response()
+    let message = &body["error"]["message"];
+    let body = json!({"type": "error", "error": {"type": kind, "message": message}});
+    with_body(response, &body)
 }
 
 // ---- the request as a chat ----
@@ -121,10 +105,7 @@ fn as_chat(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
         .ok_or_else(|| fields.missing("messages"))?;
     for (number, turn) in turns.iter().enumerate() {
         let path = format!("messages[{number}]");
-        let map = turn
-            .as_object()
-            .ok_or_else(|| ApiError::invalid(&path, format!("{path} must be an object")))?;
-        said(&Fields::at(map, format!("{path}.")), &mut messages)?;
+        said(&Fields::of(turn, &path)?, &mut messages)?;
     }
     chat.insert("messages".into(), messages.into());
     if let Some(tools) = fields.array("tools")? {

@@ -16,7 +16,7 @@ use super::auth::Caller;
 use super::chat;
 use super::conversation::call_id;
 use super::in_flight::{AnsweredChoice, InFlight, Progress};
-use super::openai_error::ApiError;
+use super::openai_error::{ApiError, with_body};
 use super::request::Fields;
 use super::request_id;
 use super::stream::{self, Format, Message};
@@ -103,15 +103,12 @@ fn details() -> Value {
 
 async fn answer(gateway: Gateway, caller: Caller, request: Request, route: Route) -> Response {
     let answered = async {
-        let text = gateway.ready()?;
-        let read = {
-            let (gateway, text) = (gateway.clone(), text.clone());
-            move |fields: &Fields<'_>| {
-                check_model(&gateway, fields)?;
-                chat::asked(&gateway, &text, &Fields::new(&as_chat(fields, route)?))
-            }
-        };
-        let taken = gateway.0.intake.take(request, read).await?;
+        let own = gateway.clone();
+        let taken = chat::take(&gateway, request, move |fields| {
+            check_model(&own, fields)?;
+            as_chat(fields, route)
+        });
+        let taken = taken.await?;
         let stream = taken.asked.options.stream;
         let mut lines = Lines {
             model: gateway.0.model.name.clone(),
@@ -124,10 +121,7 @@ async fn answer(gateway: Gateway, caller: Caller, request: Request, route: Route
         if stream {
             return Ok(stream::lines(in_flight, lines));
         }
-        let (mut choices, usage) = in_flight.collect().await?;
-        let answered = choices.pop().ok_or(ApiError::Internal {
-            action: "reading the answer",
-        })?;
+        let (answered, usage) = in_flight.collect_one().await?;
         Ok(Json(lines.whole(answered, &usage)).into_response())
     };
     answered.await.unwrap_or_else(refusal)
@@ -136,11 +130,7 @@ async fn answer(gateway: Gateway, caller: Caller, request: Request, route: Route
 /// Ollama's error body, with our status and headers.
 fn refusal(error: ApiError) -> Response {
     let message = error.to_string();
-    let (parts, _) = error.into_response().into_parts();
-    let mut headers = parts.headers;
-    // The body is another one.
-    headers.remove(axum::http::header::CONTENT_LENGTH);
-    (parts.status, headers, Json(json!({ "error": message }))).into_response()
+    with_body(error.into_response(), &json!({ "error": message }))
 }
 
 /// Ollama's names have a tag.

@@ -229,6 +229,14 @@ impl IntoResponse for ApiError {
     }
 }
 
+/// The same answer with another API's body.
+pub fn with_body(answer: Response, body: &Value) -> Response {
+    let (parts, _) = answer.into_parts();
+    let mut headers = parts.headers;
+    headers.remove(header::CONTENT_LENGTH);
+    (parts.status, headers, Json(body)).into_response()
+}
+
 pub async fn no_such_route(method: Method, uri: Uri) -> ApiError {
     ApiError::NoSuchRoute {
         method,

@@ -137,6 +137,14 @@ impl<'a> Fields<'a> {
         self.map.clone()
     }
 
+    /// The fields of an object inside the body, which stands at `path`.
+    pub fn of(value: &'a Value, path: &str) -> Result<Self, ApiError> {
+        let map = value
+            .as_object()
+            .ok_or_else(|| ApiError::invalid(path, format!("{path} must be an object")))?;
+        Ok(Self::at(map, format!("{path}.")))
+    }
+
     /// The field's value unless absent or null.
     pub fn get(&self, name: &str) -> Option<&'a Value> {
         self.map.get(name).filter(|value| !value.is_null())

@@ -16,7 +16,6 @@ use super::auth::Caller;
 use super::chat;
 use super::conversation::call_id;
 use super::in_flight::{AnsweredChoice, InFlight, Progress};
-use super::intake::Taken;
 use super::models::unix_seconds;
 use super::openai_error::ApiError;
 use super::request::Fields;
@@ -40,18 +39,13 @@ pub async fn create(
             Ok((asked, answer(&gateway, fields, messages, keyspace)?))
         }
     };
-    let Taken { asked, place, room } = gateway.0.intake.take(request, read).await?;
-    let (asked, mut answer) = asked;
-    let stream = asked.options.stream;
-    let taken = Taken { asked, place, room };
+    let (taken, mut answer) = gateway.0.intake.take(request, read).await?.apart();
+    let stream = taken.asked.options.stream;
     let in_flight = InFlight::submit(&gateway, caller, taken).await?;
     if stream {
         return Ok(stream::events(in_flight, Events::new(answer)));
     }
-    let (mut choices, usage) = in_flight.collect().await?;
-    let answered = choices.pop().ok_or(ApiError::Internal {
-        action: "reading the answer",
-    })?;
+    let (answered, usage) = in_flight.collect_one().await?;
     answer.take(answered);
     Ok(Json(answer.end(&usage)).into_response())
 }

@@ -117,10 +117,7 @@ fn tools(fields: &Fields<'_>) -> Result<Vec<Tool>, ApiError> {
 /// `None`: a tool that is no function, which a server like this one cannot call either; others ignore it, too.
 fn tool(number: usize, value: &Value) -> Result<Option<Tool>, ApiError> {
     let path = format!("tools[{number}]");
-    let map = value
-        .as_object()
-        .ok_or_else(|| ApiError::invalid(&path, format!("{path} must be an object")))?;
-    let fields = Fields::at(map, format!("{path}."));
+    let fields = Fields::of(value, &path)?;
     if fields.string("type")?.unwrap_or("function") != "function" {
         return Ok(None);
     }

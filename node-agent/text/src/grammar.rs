@@ -165,11 +165,6 @@ impl Constraint {
             .map_err(|error| first_line(&error.to_string()))
     }
 
-    /// The tokens that must come next, whatever the model says; often none.
-    pub fn forced(&mut self) -> Vec<u32> {
-        self.0.compute_ff_tokens()
-    }
-
     fn allowed(&mut self) -> Result<SimpleVob, String> {
         self.0
             .compute_mask_or_eos()

@@ -81,14 +81,6 @@ impl Sampler {
         }
     }
 
-    /// The tokens that the grammar forces to come next, whatever the logits; often none.
-    pub fn forced(&mut self) -> Vec<u32> {
-        match &mut self.constraint {
-            Some(constraint) => constraint.forced(),
-            None => Vec::new(),
-        }
-    }
-
     /// Chooses the next token. `logits`: one for each token of the vocabulary, natural logarithms up to a constant; minus infinity
     /// rules a token out. `top_logprobs`: `Some(n)` also answers how likely the token and the n most likely ones are.
     pub fn sample(
