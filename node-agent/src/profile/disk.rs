@@ -445,7 +445,9 @@ mod tests {
         fs::write(&path, vec![1; MIN_BYTES as usize]).unwrap();
         let disk = measure(&path, &pool(), &|| thread::sleep(PIECE_OF_WORK)).unwrap();
         let caveat = disk.caveat.expect("a caveat");
-        assert!(caveat.contains("100 %"), "{caveat}");
+        // The kernel counts what the whole process reads: pages of the program itself come from a disk now and then.
+        let percent: u32 = caveat.split(" %").next().unwrap().parse().unwrap();
+        assert!(percent >= 95, "{caveat}");
         assert_eq!(Path::new(&disk.path), folder.path());
     }
 
