@@ -89,7 +89,7 @@ fn templates_render_as_jinja2_renders_them() {
 }
 
 /// Templates whose models write calls of tools in a form of their own that is read.
-const CALLING: [&str; 22] = [
+const CALLING: [&str; 23] = [
     "GLM-4.6",
     "GLM-4.7-Flash",
     "Mistral-Small-3.2-24B-Instruct-2506",
@@ -111,6 +111,7 @@ const CALLING: [&str; 22] = [
     "mistralai-Ministral-3-14B-Reasoning-2512",
     "mistralai-Mistral-Nemo-Instruct-2407",
     "moonshotai-Kimi-K2",
+    "openai-gpt-oss-120b",
     "unsloth-mistral-Devstral-Small-2507",
 ];
 
@@ -164,7 +165,8 @@ fn keeps_to_grammar(
 }
 
 /// What ends an answer, and is no text of it.
-const ENDS: [&str; 9] = [
+const ENDS: [&str; 10] = [
+    "<|call|>",
     "<|im_end|>",
     "<|eot_id|>",
     "<|eom_id|>",
@@ -258,6 +260,7 @@ fn calls_are_read_as_templates_write_them() {
             assert_eq!(read, arguments, "{name}: {text:?}");
             for mark in [
                 "<tool",
+                "<|channel",
                 "[TOOL",
                 "[ARGS]",
                 "<|tool",

@@ -194,8 +194,30 @@ fn told_by_template(
     if template.form().calls.short_ids {
         shorten_ids(&mut messages);
     }
+    if template.form().channels {
+        thoughts_of_calls(&mut messages);
+    }
     name_results(&mut messages);
     template.render(&Value::Array(messages), true, &further)
+}
+
+/// Harmony's template has what was thought before a call in a field of its own, and refuses content beside it.
+fn thoughts_of_calls(messages: &mut [Value]) {
+    for message in messages {
+        if calls_of(message).is_empty() {
+            continue;
+        }
+        let Some(thought) = message["reasoning_content"].as_str() else {
+            continue;
+        };
+        let said = message["content"].as_str().unwrap_or_default();
+        let parts: Vec<&str> = [thought, said]
+            .into_iter()
+            .filter(|part| !part.is_empty())
+            .collect();
+        message["thinking"] = parts.join("\n\n").into();
+        message["content"] = "".into();
+    }
 }
 
 /// Replaces ids that are not 9 letters and digits, the same ones alike: they come from another server.

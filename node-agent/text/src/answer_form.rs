@@ -3,11 +3,16 @@
 //!
 //! Decides: which form a template means. Reads no answers ([`crate::AnswerReader`] does).
 
+use crate::channels;
+
 /// The marks of one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AnswerForm {
     pub reasoning: Option<Marks>,
+    /// Not of answers in channels.
     pub calls: CallForm,
+    /// An answer is several messages, each of which names its channel (harmony, of gpt-oss).
+    pub channels: bool,
 }
 
 /// How an answer stands to reasoning.
@@ -72,6 +77,13 @@ impl AnswerForm {
 
     /// What `template`, the Jinja source, writes.
     pub fn of_template(template: &str) -> Self {
+        if template.contains(channels::ANALYSIS) {
+            return Self {
+                reasoning: Some(marks(channels::ANALYSIS, channels::END)),
+                calls: HERMES,
+                channels: true,
+            };
+        }
         let writes = |mark: &&str| template.contains(*mark);
         let known = CALLS.iter().find(|(marks, _)| marks.iter().all(writes));
         Self {
@@ -79,6 +91,7 @@ impl AnswerForm {
                 .into_iter()
                 .find(|marks| template.contains(marks.close)),
             calls: known.map_or(HERMES, |(_, form)| *form),
+            channels: false,
         }
     }
 }

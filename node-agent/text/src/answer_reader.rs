@@ -6,22 +6,12 @@
 use std::sync::Arc;
 
 use crate::answer_form::{AnswerForm, CallBody, CallForm, Marks, Reasoning};
+use crate::answer_part::{Part, join, take_until};
 use crate::call_body::{self, CALL_ID, Call, Head, JsonEnd};
+use crate::channel_reader::ChannelReader;
+use crate::channels;
 use crate::tokenizer::Tokenizer;
 use crate::tool::Tool;
-
-/// A part of an answer.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Part {
-    Content(String),
-    Reasoning(String),
-    /// A call begins.
-    Call {
-        name: String,
-    },
-    /// More of its arguments, which together are one JSON object.
-    Arguments(String),
-}
 
 /// Reads one answer.
 #[derive(Debug, Clone)]
@@ -52,20 +42,24 @@ enum State {
     AfterArguments(JsonEnd),
     /// Behind a call, before its closing mark or the next one of the list.
     AfterCall,
+    /// In all of an answer whose messages name their channels.
+    Channels(ChannelReader),
 }
 
 impl AnswerReader {
     /// Of an answer to a prompt with these tools.
     pub fn new(form: &AnswerForm, tools: Arc<[Tool]>, reasoning: Reasoning) -> Self {
         let in_reasoning = reasoning == Reasoning::Open;
+        let state = match (form.channels, in_reasoning) {
+            (true, _) => State::Channels(ChannelReader::new(tools.clone(), reasoning)),
+            (false, true) => State::Reasoning,
+            (false, false) => State::Content,
+        };
         Self {
             reasoning: form.reasoning,
             calls: (!tools.is_empty()).then_some(form.calls),
             tools,
-            state: match in_reasoning {
-                true => State::Reasoning,
-                false => State::Content,
-            },
+            state,
             held: String::new(),
             at_edge: in_reasoning,
             at_start: true,
@@ -74,6 +68,12 @@ impl AnswerReader {
 
     /// The control tokens whose names it needs to see in the text.
     pub fn control_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        if let State::Channels(_) = self.state {
+            let marks = channels::MARKS.into_iter();
+            return marks
+                .filter_map(|mark| tokenizer.control_token(mark))
+                .collect();
+        }
         let both = |marks: Marks| [marks.open, marks.close];
         let reasoning = self.reasoning.into_iter().flat_map(both);
         let calls = self.calls.into_iter().flat_map(|form| {
@@ -108,6 +108,7 @@ impl AnswerReader {
             State::Call { mark } => self.whole_call(mark, &held, "", &mut parts),
             State::Arguments(_) => parts.push(Part::Arguments(held)),
             State::AfterArguments(_) | State::AfterCall => {}
+            State::Channels(reader) => reader.finish(held, &mut parts),
         }
         join(parts)
     }
@@ -165,6 +166,7 @@ impl AnswerReader {
                 length.is_some()
             }
             State::AfterCall => self.step_after_call(),
+            State::Channels(reader) => reader.step(&mut self.held, parts),
         }
     }
 
@@ -312,55 +314,6 @@ impl AnswerReader {
     }
 }
 
-/// Takes what comes before the first of `marks` off the text, and the mark with it. Without one, what could begin one stays.
-fn take_until<'m>(text: &mut String, marks: &[&'m str]) -> (String, Option<&'m str>) {
-    let places = marks
-        .iter()
-        .filter_map(|mark| Some((text.find(mark)?, *mark)));
-    // Of two at one place, the longer.
-    let first = places.min_by_key(|(place, mark)| (*place, std::cmp::Reverse(mark.len())));
-    if let Some((place, mark)) = first {
-        let before = text[..place].to_owned();
-        text.drain(..place + mark.len());
-        return (before, Some(mark));
-    }
-    let certain = text.len() - unfinished(text, marks);
-    (text.drain(..certain).collect(), None)
-}
-
-/// Bytes at the end of `text` that could begin one of `marks`; the longest beginning counts.
-pub fn unfinished(text: &str, marks: &[impl AsRef<str>]) -> usize {
-    let beginning_of = |mark: &str| {
-        let longest = text.len().min(mark.len().saturating_sub(1));
-        (1..=longest)
-            .rev()
-            .find(|&length| text.as_bytes().ends_with(&mark.as_bytes()[..length]))
-            .unwrap_or(0)
-    };
-    // Marks are UTF-8, so such a beginning starts at a character.
-    marks
-        .iter()
-        .map(|mark| beginning_of(mark.as_ref()))
-        .max()
-        .unwrap_or(0)
-}
-
-/// Neighbours of one kind as one part.
-fn join(parts: Vec<Part>) -> Vec<Part> {
-    let mut joined: Vec<Part> = Vec::with_capacity(parts.len());
-    for part in parts {
-        match (joined.last_mut(), &part) {
-            (Some(Part::Content(text)), Part::Content(more))
-            | (Some(Part::Reasoning(text)), Part::Reasoning(more))
-            | (Some(Part::Arguments(text)), Part::Arguments(more)) => text.push_str(more),
-            (_, Part::Content(text) | Part::Reasoning(text) | Part::Arguments(text))
-                if text.is_empty() => {}
-            _ => joined.push(part),
-        }
-    }
-    joined
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -481,6 +434,40 @@ mod tests {
                 "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{\"days\": 1}<|tool_call_end|><|tool_calls_section_end|>",
                 whole("", "", vec![call(r#"{"days": 1}"#)]),
             ),
+            (
+                "<|channel|>analysis<|message|>",
+                "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>Let me < see.<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"city\": \"R}o\\\"m\"}<|call|>",
+                whole("Let me < see.", "hm", vec![rome()]),
+            ),
+            (
+                "<|channel|>analysis<|message|>",
+                "<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>analysis<|message|>on<|end|><|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{\"days\": 1}",
+                whole("", "so\n\non", vec![call(r#"{"days": 1}"#)]),
+            ),
+            (
+                "<|channel|>analysis<|message|>",
+                "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>It is <|warm|>.<|return|>",
+                whole("It is <|warm|>.", "hm", vec![]),
+            ),
+            (
+                "<|channel|>analysis<|message|>",
+                " to=functions.weather<|channel|>commentary<|message|><|call|>",
+                whole("", "", vec![call("{}")]),
+            ),
+            (
+                "<|channel|>analysis<|message|>",
+                "to=functions.weather<|channel|>commentary<|message|>Rome!<|call|>",
+                whole(
+                    "to=functions.weather<|channel|>commentary<|message|>Rome!<|call|>",
+                    "",
+                    vec![],
+                ),
+            ),
+            (
+                "<|channel|>analysis<|message|>",
+                "tomorrow, plain",
+                whole("tomorrow, plain", "", vec![]),
+            ),
         ]
     }
 
@@ -509,6 +496,16 @@ mod tests {
     }
 
     #[test]
+    fn without_tools_no_channel_is_a_call() {
+        let form = AnswerForm::of_template(channels::ANALYSIS);
+        let mut reader = AnswerReader::new(&form, [].into(), Reasoning::Possible);
+        let text = "<|channel|>commentary to=functions.f<|message|>{}<|call|>";
+        let mut parts = reader.push(text);
+        parts.extend(reader.finish());
+        assert_eq!(parts, [Part::Content("{}".to_owned())]);
+    }
+
+    #[test]
     fn without_tools_nothing_is_a_call() {
         let form = AnswerForm::of_template("<tool_call></think>");
         let mut reader = AnswerReader::new(&form, [].into(), Reasoning::Open);
@@ -524,7 +521,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn cuts_of_the_text_change_nothing(family in 0..12usize, sizes in prop::collection::vec(1..9usize, 1..8)) {
+        fn cuts_of_the_text_change_nothing(family in 0..18usize, sizes in prop::collection::vec(1..9usize, 1..8)) {
             let families = families();
             let (template, answer, expected) = &families[family];
             let form = AnswerForm::of_template(template);

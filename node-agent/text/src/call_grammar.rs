@@ -9,35 +9,11 @@ use serde_json::Value;
 
 use crate::answer_form::{AnswerForm, CallBody, CallForm, Marks, Reasoning};
 use crate::call_body::CALL_ID;
+use crate::channel_grammar;
 use crate::grammar::{Grammar, bounded};
+use crate::lark::{Writer, quoted};
 use crate::tokenizer::Tokenizer;
-use crate::tool::Tool;
-
-/// Whether calls must be there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Calls {
-    /// As the model likes.
-    Allowed,
-    /// At least one, and no text outside.
-    Required,
-}
-
-/// What is wanted of an answer that may hold calls.
-pub struct Wanted<'t> {
-    /// What may be called; at least one.
-    pub tools: &'t [Tool],
-    pub calls: Calls,
-    /// More than one call.
-    pub several: bool,
-    /// Where there is no call, the answer is JSON by this schema instead of any text.
-    pub text: Option<&'t Value>,
-}
-
-/// What every rule has at hand.
-struct Writer<'t> {
-    tokenizer: &'t Tokenizer,
-    lark: String,
-}
+use crate::tool::{Calls, Tool, Wanted};
 
 /// An answer that is `answer` after reasoning, where there is any.
 pub fn after_reasoning(
@@ -54,10 +30,13 @@ pub fn after_reasoning(
         // Nobody asks models that reason for the others, and they would need their own name space.
         other => return other,
     };
+    if form.channels {
+        return channel_grammar::last_message(reasoning, &rest, tokenizer);
+    }
     let mut writer = Writer::new(tokenizer);
     let begins = writer.reasoning(marks, reasoning);
     let _ = writeln!(writer.lark, "start: {begins} answer\nanswer: {rest}");
-    Grammar::Lark(writer.lark)
+    writer.grammar()
 }
 
 /// An answer with calls of tools.
@@ -67,6 +46,9 @@ pub fn calls(
     wanted: &Wanted<'_>,
     tokenizer: &Tokenizer,
 ) -> Grammar {
+    if form.channels {
+        return channel_grammar::calls(reasoning, wanted, tokenizer);
+    }
     let several = wanted.several;
     let CallForm {
         marks,
@@ -132,44 +114,10 @@ pub fn calls(
         }
     };
     let _ = writeln!(writer.lark, "start: {start}");
-    Grammar::Lark(writer.lark)
+    writer.grammar()
 }
 
-impl<'t> Writer<'t> {
-    fn new(tokenizer: &'t Tokenizer) -> Self {
-        Self {
-            tokenizer,
-            lark: String::new(),
-        }
-    }
-
-    fn rule(&mut self, name: &str, right: &str) -> String {
-        let _ = writeln!(self.lark, "{name}: {right}");
-        name.to_owned()
-    }
-
-    /// A mark as text, or as the control token that it is.
-    fn mark(&self, mark: &str) -> String {
-        if mark.is_empty() {
-            return String::new();
-        }
-        match self.tokenizer.control_token(mark) {
-            Some(token) => format!("<[{token}]>"),
-            None => quoted(mark),
-        }
-    }
-
-    /// Any text, up to and with the first such mark.
-    fn text_and_mark(&mut self, name: &str, mark: &str) -> String {
-        match self.tokenizer.control_token(mark) {
-            Some(token) => format!("/[\\s\\S]*/ <[{token}]>"),
-            None => {
-                let _ = writeln!(self.lark, "{name}[lazy]: /[\\s\\S]*/ {}", quoted(mark));
-                name.to_owned()
-            }
-        }
-    }
-
+impl Writer<'_> {
     /// Reasoning at the beginning of an answer.
     fn reasoning(&mut self, marks: Marks, reasoning: Reasoning) -> String {
         let end = self.text_and_mark("reasoned", marks.close);
@@ -244,12 +192,6 @@ impl<'t> Writer<'t> {
         format!("{head} {arguments} {more} \"}}\"")
     }
 
-    /// A rule for arguments as JSON.
-    fn arguments(&mut self, nth: usize, tool: &Tool) -> String {
-        let schema = bounded(tool.parameters.clone());
-        self.rule(&format!("arguments_{nth}"), &format!("%json {schema}"))
-    }
-
     /// Arguments by name, each up to `end`, in any order. Their values are free.
     fn pairs(
         &mut self,
@@ -271,9 +213,4 @@ impl<'t> Writer<'t> {
         let _ = writeln!(self.lark, "{value}[lazy]: /[\\s\\S]*/ {}", quoted(end));
         format!("(({}) {value} {between})*", keys.join(" | "))
     }
-}
-
-/// A text of Lark's.
-fn quoted(text: &str) -> String {
-    Value::from(text).to_string()
 }

@@ -9,16 +9,21 @@
 //! of models, rings, files or HTTP.
 
 mod answer_form;
+mod answer_part;
 mod answer_reader;
 mod bpe;
 mod call_body;
 mod call_grammar;
+mod channel_grammar;
+mod channel_reader;
+mod channels;
 mod character_bpe;
 mod chat_template;
 mod detokenizer;
 mod gbnf;
 mod grammar;
 mod grammar_error;
+mod lark;
 mod merge;
 mod pre_tokenizer;
 mod random;
@@ -35,8 +40,9 @@ mod tool;
 mod vocabulary;
 
 pub use answer_form::{AnswerForm, Reasoning};
-pub use answer_reader::{AnswerReader, Part, unfinished};
-pub use call_grammar::{Calls, Wanted, after_reasoning, calls};
+pub use answer_part::{Part, unfinished};
+pub use answer_reader::AnswerReader;
+pub use call_grammar::{after_reasoning, calls};
 pub use chat_template::{ChatTemplate, ChatTemplateError};
 pub use detokenizer::Detokenizer;
 pub use grammar::{Constraint, Grammar, GrammarReader};
@@ -46,4 +52,4 @@ pub use sampling_error::SamplingError;
 pub use sampling_params::SamplingParams;
 pub use tokenizer::Tokenizer;
 pub use tokenizer_error::TokenizerError;
-pub use tool::Tool;
+pub use tool::{Calls, Tool, Wanted};

@@ -1,4 +1,4 @@
-//! A tool that a client offers to the model.
+//! A tool that a client offers to the model, and what is wanted of an answer that may call it.
 
 use serde_json::Value;
 
@@ -19,4 +19,24 @@ impl Tool {
     pub(crate) fn is_text(&self, argument: &str) -> bool {
         self.parameters["properties"][argument]["type"] == "string"
     }
+}
+
+/// Whether calls must be there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Calls {
+    /// As the model likes.
+    Allowed,
+    /// At least one, and no text outside.
+    Required,
+}
+
+/// What is wanted of an answer that may hold calls.
+pub struct Wanted<'t> {
+    /// What may be called; at least one.
+    pub tools: &'t [Tool],
+    pub calls: Calls,
+    /// More than one call.
+    pub several: bool,
+    /// Where there is no call, the answer is JSON by this schema instead of any text.
+    pub text: Option<&'t Value>,
 }
