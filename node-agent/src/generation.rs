@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use prima_text::{Constraint, SamplingParams};
+use prima_text::{Constraint, ReasoningLimit, SamplingParams};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::ring::{HOP_METRICS, HopTiming};
@@ -22,6 +22,8 @@ pub struct GenerationRequest {
     pub stop: Vec<String>,
     /// What the answer has to look like.
     pub constraint: Option<Constraint>,
+    /// How long it may reason.
+    pub reasoning: Option<ReasoningLimit>,
     /// Control tokens whose names are part of the text.
     pub shown: Vec<u32>,
     /// `Some(n)`: every token carries its logprob and the n most likely alternatives.

@@ -31,6 +31,7 @@ impl Choice {
         let mut sampler = Sampler::new(sampling)?;
         sampler.accept_prompt(&request.prompt);
         sampler.constrain(request.constraint.clone());
+        sampler.limit_reasoning(request.reasoning.clone());
         // The last token needs no position: nothing is computed after it.
         let room = (context_length + 1).saturating_sub(request.prompt.len());
         Ok(Self {

@@ -2,8 +2,8 @@
 
 use axum::extract::Request;
 use prima_text::{
-    AnswerForm, AnswerReader, Calls, Constraint, Grammar, Reasoning, Tool, Wanted, after_reasoning,
-    calls,
+    AnswerForm, AnswerReader, Calls, Constraint, Grammar, Reasoning, ReasoningLimit, Tool, Wanted,
+    after_reasoning, calls,
 };
 use serde_json::{Map, Value, json};
 
@@ -15,6 +15,9 @@ use super::openai_error::ApiError;
 use super::request::{Fields, GenerationOptions, MAX_TOP_LOGPROBS};
 use super::tools::ToolUse;
 use super::{Gateway, ModelText};
+
+/// The field that bounds reasoning.
+pub const THINKING_BUDGET: &str = "thinking_budget_tokens";
 
 /// Takes a request of another API, which `as_chat` says again with the fields of OpenAI's chat completions.
 pub async fn take(
@@ -39,10 +42,19 @@ pub fn asked(gateway: &Gateway, text: &ModelText, fields: &Fields<'_>) -> Result
     let form = conversation::template(text)?.form();
     let reasoning = form.reasoning_after(&prompt.text);
     let answer = grammar::asked(fields)?;
+    let limit = match thinking_budget(fields)? {
+        Some((field, tokens)) => {
+            let may_call = !tools.callable.is_empty();
+            ReasoningLimit::new(tokens, form, reasoning, may_call, &text.tokenizer)
+                .map_err(|error| ApiError::invalid(field, format!("{field}: {error}")))?
+        }
+        None => None,
+    };
     let reader = AnswerReader::new(form, tools.offered.clone(), reasoning);
     Ok(Asked {
         prompts: vec![prompt.tokens],
         constraint: constraint(text, form, reasoning, &tools, answer)?,
+        reasoning: limit,
         shown: reader.control_tokens(&text.tokenizer),
         reader: Some(reader),
         // If the client sets no limit, the context is the limit.
@@ -87,7 +99,20 @@ fn further(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
             .entry("enable_thinking")
             .or_insert((effort != "none").into());
     }
+    if let Some((_, 0)) = thinking_budget(fields)? {
+        further.entry("enable_thinking").or_insert(false.into());
+    }
     Ok(further)
+}
+
+/// How many tokens of reasoning an answer may have, and the field that says so: llama.cpp's, or vLLM's. -1 means any number.
+fn thinking_budget(fields: &Fields<'_>) -> Result<Option<(&'static str, usize)>, ApiError> {
+    for field in [THINKING_BUDGET, "thinking_token_budget"] {
+        if let Some(tokens) = fields.integer(field, -1..=i64::MAX)? {
+            return Ok(usize::try_from(tokens).ok().map(|tokens| (field, tokens)));
+        }
+    }
+    Ok(None)
 }
 
 /// What the answer has to look like: its calls by the tools' schemas, and what else was asked for.

@@ -103,6 +103,7 @@ fn asked(gateway: &Gateway, text: &ModelText, fields: &Fields<'_>) -> Result<Ask
     Ok(Asked {
         prompts: prompts.collect::<Result<_, _>>()?,
         constraint,
+        reasoning: None,
         reader: None,
         shown: Vec::new(),
         max_tokens: options.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS),

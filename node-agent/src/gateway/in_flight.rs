@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll, unfold};
-use prima_text::{AnswerReader, Constraint, Part};
+use prima_text::{AnswerReader, Constraint, Part, ReasoningLimit};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::Receiver;
 
@@ -57,6 +57,8 @@ pub struct Asked {
     pub options: GenerationOptions,
     /// What the answers have to look like.
     pub constraint: Option<Constraint>,
+    /// How long they may reason.
+    pub reasoning: Option<ReasoningLimit>,
     /// Takes an answer apart; without it, all is content.
     pub reader: Option<AnswerReader>,
     /// Control tokens that the reader needs to see.
@@ -93,6 +95,7 @@ impl InFlight {
             prompts,
             options,
             constraint,
+            reasoning,
             reader,
             shown,
             logprobs,
@@ -118,6 +121,7 @@ impl InFlight {
                 max_tokens,
                 stop: options.stop.clone(),
                 constraint: constraint.clone(),
+                reasoning: reasoning.clone(),
                 shown: shown.clone(),
                 logprobs,
                 choices: options.choices,

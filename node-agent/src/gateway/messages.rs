@@ -60,9 +60,18 @@ pub async fn count_tokens(state: State<Gateway>, request: Request) -> Response {
 }
 
 async fn counted(State(gateway): State<Gateway>, request: Request) -> Result<Response, ApiError> {
-    let taken = chat::take(&gateway, request, as_chat).await?;
-    let tokens: usize = taken.asked.prompts.iter().map(|prompt| prompt.len()).sum();
-    Ok(Json(json!({ "input_tokens": tokens })).into_response())
+    let text = gateway.ready()?;
+    let own = gateway.clone();
+    let count = move |fields: &Fields<'_>| {
+        if let Some(model) = fields.string("model")? {
+            own.0.model.check(model)?;
+        }
+        let chat = as_chat(fields)?;
+        let (prompt, _) = chat::prompt(&text, &Fields::new(&chat))?;
+        Ok(prompt.tokens.len())
+    };
+    let taken = gateway.0.intake.take(request, count).await?;
+    Ok(Json(json!({ "input_tokens": taken.asked })).into_response())
 }
 
 /// Anthropic's error body, with our status and headers.
@@ -149,6 +158,9 @@ fn as_chat(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
             "chat_template_kwargs".into(),
             json!({ "enable_thinking": enabled }),
         );
+        if enabled && let Some(tokens) = thinking.integer("budget_tokens", 0..=i64::MAX)? {
+            chat.insert(chat::THINKING_BUDGET.into(), tokens.into());
+        }
     }
     Ok(chat)
 }

@@ -195,6 +195,10 @@ fn as_chat(fields: &Fields<'_>, route: Route) -> Result<Map<String, Value>, ApiE
                 "chat_template_kwargs".into(),
                 json!({ "enable_thinking": think }),
             );
+            // Also where the template knows no such word.
+            if !think {
+                chat.insert(chat::THINKING_BUDGET.into(), 0.into());
+            }
         }
         Some(Value::String(effort)) => {
             chat.insert("reasoning_effort".into(), effort.as_str().into());

@@ -187,6 +187,7 @@ pub fn request(prompt: &[u32], max_tokens: usize) -> GenerationRequest {
         max_tokens,
         stop: Vec::new(),
         constraint: None,
+        reasoning: None,
         shown: Vec::new(),
         logprobs: None,
         choices: 1,

@@ -13,6 +13,8 @@ pub struct AnswerForm {
     pub calls: CallForm,
     /// An answer is several messages, each of which names its channel (harmony, of gpt-oss).
     pub channels: bool,
+    /// White space that the template writes before and after the closing mark of reasoning.
+    around_close: (&'static str, &'static str),
 }
 
 /// How an answer stands to reasoning.
@@ -75,6 +77,17 @@ impl AnswerForm {
         }
     }
 
+    /// What ends reasoning that goes on for too long, so that the answer begins. `may_call`: it may be a call of a tool.
+    pub(crate) fn closing(&self, may_call: bool) -> String {
+        let close = self.reasoning.map_or("", |marks| marks.close);
+        if self.channels {
+            let next = if may_call { "" } else { channels::FINAL };
+            return format!("{close}{}assistant{next}", channels::START);
+        }
+        let (before, after) = self.around_close;
+        format!("{before}{close}{after}")
+    }
+
     /// What `template`, the Jinja source, writes.
     pub fn of_template(template: &str) -> Self {
         if template.contains(channels::ANALYSIS) {
@@ -82,18 +95,35 @@ impl AnswerForm {
                 reasoning: Some(marks(channels::ANALYSIS, channels::END)),
                 calls: HERMES,
                 channels: true,
+                around_close: ("", ""),
             };
         }
         let writes = |mark: &&str| template.contains(*mark);
         let known = CALLS.iter().find(|(marks, _)| marks.iter().all(writes));
+        let reasoning = REASONING
+            .into_iter()
+            .find(|marks| template.contains(marks.close));
         Self {
-            reasoning: REASONING
-                .into_iter()
-                .find(|marks| template.contains(marks.close)),
+            reasoning,
+            around_close: reasoning.map_or(("", ""), |marks| around(template, marks.close)),
             calls: known.map_or(HERMES, |(_, form)| *form),
             channels: false,
         }
     }
+}
+
+/// White space around a mark in the texts of a template, which write a line break as `\n`.
+fn around(template: &str, mark: &str) -> (&'static str, &'static str) {
+    let before = ["\n", ""];
+    let after = ["\n\n", "\n", ""];
+    let written = |space: &str| space.replace('\n', "\\n");
+    let before = before
+        .into_iter()
+        .find(|space| template.contains(&format!("{}{mark}", written(space))));
+    let after = after
+        .into_iter()
+        .find(|space| template.contains(&format!("{mark}{}", written(space))));
+    (before.unwrap_or(""), after.unwrap_or(""))
 }
 
 const fn marks(open: &'static str, close: &'static str) -> Marks {

@@ -18,6 +18,9 @@ const CALL: &str = "<|call|>";
 /// The whole header of reasoning.
 pub(crate) const ANALYSIS: &str = "<|channel|>analysis<|message|>";
 
+/// The whole header of the answer itself.
+pub(crate) const FINAL: &str = "<|channel|>final<|message|>";
+
 pub(crate) const MARKS: [&str; 7] = [START, CHANNEL, CONSTRAIN, MESSAGE, END, RETURN, CALL];
 pub(crate) const ENDS: [&str; 3] = [END, RETURN, CALL];
 

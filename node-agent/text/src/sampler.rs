@@ -1,6 +1,7 @@
 //! The next token from the model's logits.
 //!
-//! Decides: in this order, logit bias, penalties, what a grammar allows, then either the most likely token (temperature 0) or top-k, top-p, min-p, temperature
+//! Decides: in this order, logit bias, penalties, what a grammar allows, then what a bound
+//! on reasoning makes due, or else either the most likely token (temperature 0) or top-k, top-p, min-p, temperature
 //! and a seeded draw; the order of filters is llama.cpp's default. Refuses: logits that are not numbers, parameters outside their range.
 //!
 //! The penalties: `repetition_penalty` is that of the CTRL paper (Keskar et al. 2019, section 4.1), over prompt and answer; frequency
@@ -13,6 +14,7 @@ use std::collections::HashMap;
 
 use crate::grammar::Constraint;
 use crate::random::Random;
+use crate::reasoning_limit::ReasoningLimit;
 use crate::sampling_error::SamplingError;
 use crate::sampling_params::SamplingParams;
 
@@ -32,6 +34,8 @@ pub struct Sampler {
     params: SamplingParams,
     /// What the answer has to look like.
     constraint: Option<Constraint>,
+    /// How long it may reason.
+    reasoning: Option<ReasoningLimit>,
     random: Random,
     /// What has occurred, where penalties need it.
     occurred: HashMap<u32, Occurred>,
@@ -48,6 +52,7 @@ impl Sampler {
             random: Random::from_seed(params.seed),
             params,
             constraint: None,
+            reasoning: None,
             occurred: HashMap::new(),
             adjusted: Vec::new(),
             candidates: Vec::new(),
@@ -57,6 +62,11 @@ impl Sampler {
     /// Holds the answer to a grammar.
     pub fn constrain(&mut self, constraint: Option<Constraint>) {
         self.constraint = constraint;
+    }
+
+    /// Bounds the tokens of reasoning.
+    pub fn limit_reasoning(&mut self, limit: Option<ReasoningLimit>) {
+        self.reasoning = limit;
     }
 
     /// Tells what the prompt is, for the repetition penalty.
@@ -72,6 +82,9 @@ impl Sampler {
     pub fn accept(&mut self, token: u32) -> Result<(), SamplingError> {
         if self.params.penalizes() {
             self.occurred.entry(token).or_default().generated += 1;
+        }
+        if let Some(limit) = &mut self.reasoning {
+            limit.accept(token);
         }
         match &mut self.constraint {
             Some(constraint) => constraint
@@ -92,8 +105,9 @@ impl Sampler {
         let as_they_are = self.params.logit_bias.is_empty()
             && self.occurred.is_empty()
             && self.constraint.is_none();
+        let due = self.reasoning.as_ref().and_then(ReasoningLimit::due);
         let token = if as_they_are {
-            self.choose(logits)?
+            self.choose_or(due, logits)?
         } else {
             let mut adjusted = std::mem::take(&mut self.adjusted);
             adjusted.clear();
@@ -104,7 +118,7 @@ impl Sampler {
                     .restrict(&mut adjusted)
                     .map_err(|problem| SamplingError::Grammar { problem })?;
             }
-            let token = self.choose(&adjusted)?;
+            let token = self.choose_or(due, &adjusted)?;
             self.adjusted = adjusted;
             token
         };
@@ -147,6 +161,18 @@ impl Sampler {
             }
         }
         Ok(())
+    }
+
+    /// The token that is due, unless it is ruled out; else one by chance.
+    fn choose_or(&mut self, due: Option<u32>, logits: &[f32]) -> Result<u32, SamplingError> {
+        let possible = |token: &u32| {
+            let logit = logits.get(*token as usize);
+            logit.is_some_and(|logit| *logit > f32::NEG_INFINITY)
+        };
+        match due.filter(possible) {
+            Some(token) => Ok(token),
+            None => self.choose(logits),
+        }
     }
 
     fn choose(&mut self, logits: &[f32]) -> Result<u32, SamplingError> {
