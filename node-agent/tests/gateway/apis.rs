@@ -413,3 +413,90 @@ async fn what_was_said_becomes_the_same_prompt_in_every_api() {
         assert_eq!(prompt, expected, "{route}");
     }
 }
+
+#[tokio::test]
+async fn a_bound_on_thoughts_comes_from_every_api() {
+    let template = "{{ enable_thinking }}{# </think> #}|";
+    let mut server = Server::start_with(options(), Some(text(Some(template)))).await;
+    let chat = |field: &str, value: i64| json!({"messages": question(), field: value});
+    let message = |thinking: Value| json!({"max_tokens": 9, "messages": [{"role": "user", "content": "u"}], "thinking": thinking});
+    let ollama = |think: bool| json!({"model": crate::server::MODEL, "stream": false, "think": think, "messages": question()});
+    let (chats, messages, chatted) = ("/v1/chat/completions", "/v1/messages", "/api/chat");
+    // Whether the sampler holds a bound, and what the template is told.
+    for (route, body, bound, told) in [
+        (chats, json!({"messages": question()}), false, "|"),
+        (chats, chat("thinking_budget_tokens", 7), true, "|"),
+        (chats, chat("thinking_token_budget", 7), true, "|"),
+        (chats, chat("thinking_budget_tokens", 0), true, "False|"),
+        (chats, chat("thinking_budget_tokens", -1), false, "|"),
+        (
+            messages,
+            message(json!({"type": "enabled", "budget_tokens": 7})),
+            true,
+            "True|",
+        ),
+        (
+            messages,
+            message(json!({"type": "disabled"})),
+            false,
+            "False|",
+        ),
+        (chatted, ollama(false), true, "False|"),
+        (chatted, ollama(true), false, "True|"),
+    ] {
+        let (request, address) = (post(route, &body), server.address);
+        let answering = async {
+            let accepted = server.accept().await;
+            accepted.finish(0, FinishReason::Stop, "").await;
+            accepted.usage(1, 0).await;
+            (accepted.request.reasoning.is_some(), accepted.prompt())
+        };
+        let (reply, found) = tokio::join!(request.send(address), answering);
+        assert_eq!(reply.status, 200, "{body}");
+        assert_eq!(found, (bound, told.to_owned()), "{body}");
+    }
+    let wrong = post(chats, &chat("thinking_budget_tokens", -2));
+    let reply = wrong.send(server.address).await;
+    assert_eq!(reply.status, 400);
+    assert!(reply.text().await.contains("thinking_budget_tokens"));
+}
+
+#[tokio::test]
+async fn thoughts_before_a_call_go_back_into_harmony() {
+    let template = "{% for message in messages %}{{ message.thinking }}/{{ message.content }}|{% endfor %}\
+        {# <|channel|>analysis<|message|> tools #}";
+    let mut server = Server::start_with(options(), Some(text(Some(template)))).await;
+    let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let body = json!({"messages": [
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "x", "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "r"},
+        {"role": "assistant", "content": "y", "reasoning_content": "so"},
+    ]});
+    let (request, address) = (post("/v1/chat/completions", &body), server.address);
+    let answering = async {
+        let accepted = server.accept().await;
+        accepted.finish(0, FinishReason::Stop, "").await;
+        accepted.usage(1, 0).await;
+        accepted.prompt()
+    };
+    let (reply, prompt) = tokio::join!(request.send(address), answering);
+    assert_eq!(reply.status, 200);
+    assert_eq!(prompt, "/u|hm\n\nx/|/r|/y|");
+}
+
+#[tokio::test]
+async fn tokens_are_counted_without_reading_grammars() {
+    let server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
+    // A schema that cannot be kept to.
+    let schema = json!({"type": "object", "properties": {"a": {"not": {"type": "string"}}}});
+    let body = json!({
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "u"}],
+        "tools": [{"name": "f", "input_schema": schema, "strict": true}],
+    });
+    for (route, status) in [("/v1/messages", 400), ("/v1/messages/count_tokens", 200)] {
+        let reply = post(route, &body).send(server.address).await;
+        assert_eq!(reply.status, status, "{route}");
+    }
+}

@@ -12,7 +12,7 @@ use crate::client::{get, post};
 use crate::server::Server;
 
 /// Every field that the gateway reads, wherever it reads it.
-const FIELDS: [&str; 61] = [
+const FIELDS: [&str; 63] = [
     "model",
     "messages",
     "role",
@@ -67,6 +67,8 @@ const FIELDS: [&str; 61] = [
     "input_schema",
     "stop_sequences",
     "thinking",
+    "budget_tokens",
+    "thinking_budget_tokens",
     "tool_use",
     "tool_result",
     "format",
