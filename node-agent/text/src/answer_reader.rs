@@ -10,6 +10,7 @@ use crate::answer_part::{Part, join, take_until};
 use crate::call_body::{self, CALL_ID, Call, Head, JsonEnd};
 use crate::channel_reader::ChannelReader;
 use crate::channels;
+use crate::keyed_arguments::{self, KeyedArguments, Step};
 use crate::tokenizer::Tokenizer;
 use crate::tool::Tool;
 
@@ -38,6 +39,8 @@ enum State {
         mark: &'static str,
     },
     Arguments(JsonEnd),
+    /// Arguments that come by name.
+    Keyed(KeyedArguments),
     /// Behind the arguments, in the object that the call is.
     AfterArguments(JsonEnd),
     /// Behind a call, before its closing mark or the next one of the list.
@@ -107,6 +110,7 @@ impl AnswerReader {
             State::Reasoning => parts.push(Part::Reasoning(held)),
             State::Call { mark } => self.whole_call(mark, &held, "", &mut parts),
             State::Arguments(_) => parts.push(Part::Arguments(held)),
+            State::Keyed(arguments) => arguments.finish(&held, &mut parts),
             State::AfterArguments(_) | State::AfterCall => {}
             State::Channels(reader) => reader.finish(held, &mut parts),
         }
@@ -165,6 +169,14 @@ impl AnswerReader {
                 }
                 length.is_some()
             }
+            State::Keyed(arguments) => match arguments.step(&mut self.held, parts) {
+                Step::Again => true,
+                Step::MoreText => false,
+                Step::Done => {
+                    self.state = State::AfterCall;
+                    true
+                }
+            },
             State::AfterCall => self.step_after_call(),
             State::Channels(reader) => reader.step(&mut self.held, parts),
         }
@@ -228,14 +240,19 @@ impl AnswerReader {
         let head = match form.body {
             CallBody::Json(_) | CallBody::JsonList => call_body::json_head(&self.held),
             CallBody::NameThenJson(separator) => call_body::name_head(&self.held, separator),
-            CallBody::Xml | CallBody::ArgKeys | CallBody::Gemma => Head::Other,
+            CallBody::Xml | CallBody::ArgKeys => keyed_arguments::head(form.body, &self.held),
+            CallBody::Gemma => Head::Other,
         };
         match head {
             Head::Found { name, length } => {
                 self.held.drain(..length);
                 self.at_start = false;
+                let tools = self.tools.clone();
+                self.state = match KeyedArguments::new(form.body, &name, tools) {
+                    Some(arguments) => State::Keyed(arguments),
+                    None => State::Arguments(JsonEnd::outside()),
+                };
                 parts.push(Part::Call { name });
-                self.state = State::Arguments(JsonEnd::outside());
                 true
             }
             // Not a call after all.
@@ -480,6 +497,41 @@ mod tests {
     }
 
     #[test]
+    fn texts_among_named_arguments_come_in_pieces() {
+        for (template, begins, ends) in [
+            (
+                "<tool_call><function=",
+                "<tool_call><function=weather><parameter=city>\n",
+                "\n</parameter></function></tool_call>",
+            ),
+            (
+                "<tool_call><arg_key>",
+                "<tool_call>weather<arg_key>city</arg_key><arg_value>",
+                "</arg_value></tool_call>",
+            ),
+        ] {
+            let mut reader = AnswerReader::new(
+                &AnswerForm::of_template(template),
+                tools(),
+                Reasoning::Possible,
+            );
+            let begun = [
+                Part::Call {
+                    name: "weather".to_owned(),
+                },
+                Part::Arguments("{\"city\":\"".to_owned()),
+            ];
+            assert_eq!(reader.push(begins), begun);
+            let arguments = |text: &str| [Part::Arguments(text.to_owned())];
+            assert_eq!(reader.push("Ro\"m"), arguments("Ro\\\"m"));
+            assert_eq!(reader.push("a\nb<"), arguments("a\\nb"));
+            assert_eq!(reader.push("i"), arguments("<i"));
+            assert_eq!(reader.push(ends), arguments("\"}"));
+            assert_eq!(reader.finish(), []);
+        }
+    }
+
+    #[test]
     fn a_broken_call_is_content() {
         let form = AnswerForm::of_template("<tool_call>");
         for broken in [
@@ -533,6 +585,24 @@ mod tests {
                 rest = after;
             }
             prop_assert_eq!(&read(&form, &pieces), expected);
+        }
+
+        #[test]
+        fn any_call_by_names_is_cut_as_well(text in "(<tool_call>|</tool_call>|f|weather|<function=weather>|<parameter=(city|days)>|</parameter>|</function>|<arg_key>city</arg_key>|<arg_value>|</arg_value>|[1\\n\"<]){0,16}") {
+            for template in ["<tool_call><function=", "<tool_call><arg_key>"] {
+                let form = AnswerForm::of_template(template);
+                let pieces: Vec<String> = text.chars().map(String::from).collect();
+                let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
+                prop_assert_eq!(read(&form, &pieces), read(&form, &[&text]));
+            }
+        }
+
+        #[test]
+        fn any_channels_are_cut_as_well(text in "(<\\|channel\\|>|<\\|message\\|>|<\\|end\\|>|<\\|start\\|>|<\\|call\\|>|analysis|commentary| to=functions.weather|\\{\\}|[a\\n <]){0,16}") {
+            let form = AnswerForm::of_template(channels::ANALYSIS);
+            let pieces: Vec<String> = text.chars().map(String::from).collect();
+            let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
+            prop_assert_eq!(read(&form, &pieces), read(&form, &[&text]));
         }
 
         #[test]

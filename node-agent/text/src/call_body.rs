@@ -112,7 +112,7 @@ fn arg_keys_call(text: &str, tools: &[Tool]) -> Option<Call> {
 }
 
 /// A value that stands there without quotes: JSON where it is JSON, unless the tool says that it is a text.
-fn typed(tools: &[Tool], name: &str, key: &str, value: &str) -> Value {
+pub(crate) fn typed(tools: &[Tool], name: &str, key: &str, value: &str) -> Value {
     let is_text = tools
         .iter()
         .any(|tool| tool.name == name && tool.is_text(key));

@@ -23,6 +23,7 @@ mod detokenizer;
 mod gbnf;
 mod grammar;
 mod grammar_error;
+mod keyed_arguments;
 mod lark;
 mod merge;
 mod pre_tokenizer;
