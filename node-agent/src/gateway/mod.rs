@@ -220,6 +220,7 @@ fn router(gateway: Gateway) -> Router {
         .layer(from_fn_with_state(gateway.clone(), auth::require_key));
     Router::new()
         .route("/", get(page::chat))
+        .route("/page/{part}", get(page::part))
         .route("/health", get(probes::health))
         .route("/livez", get(probes::live))
         .route("/readyz", get(probes::health))
