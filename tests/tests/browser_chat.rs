@@ -14,7 +14,9 @@ fn chat_page_works_in_a_browser() {
         .arg(python::API_KEY)
         .start();
     let members = ring.members().len();
+    let axe = assets::path("axe/axe.min.js").expect("axe-core");
     let more = [
+        ("PRIMA_AXE", axe.display().to_string()),
         ("PRIMA_MEMBERS", members.to_string()),
         ("PRIMA_LAYERS", "30".to_string()),
     ];

@@ -45,7 +45,9 @@ pub async fn chat() -> Response {
 pub async fn part(Path(wanted): Path<String>, method: Method, uri: Uri) -> Response {
     match PARTS.iter().find(|(name, ..)| *name == wanted) {
         Some((_, kind, text)) => file(kind, text),
-        None => openai_error::no_such_route(method, uri).await.into_response(),
+        None => openai_error::no_such_route(method, uri)
+            .await
+            .into_response(),
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use prima_node_agent::generation::{FinishReason, GenerationError};
 use serde_json::json;
+use sha2::{Digest, Sha256};
 
 use crate::client::{get, post};
 use crate::server::{MODEL, Server};
@@ -224,8 +225,39 @@ async fn the_page_needs_nothing_from_elsewhere() {
         policy.starts_with("default-src 'none'") && policy.contains("connect-src 'self'"),
         "{policy}"
     );
-    let page = reply.text().await;
+    let mut page = reply.text().await;
     assert!(page.contains("<title>prima"));
+    let named: Vec<_> = page.split("page/").skip(1).collect();
+    let named = named.iter().map(|rest| rest.split('"').next().unwrap());
+    let mut parts: Vec<String> = named.map(str::to_owned).collect();
+    assert!(parts.contains(&"chat.js".to_owned()), "{parts:?}");
+    let mut read = 0;
+    while let Some(part) = parts.get(read).cloned() {
+        read += 1;
+        let reply = get(&format!("/page/{part}")).send(server.address).await;
+        assert_eq!(reply.status, 200, "{part}");
+        assert_eq!(reply.header("cache-control"), Some("no-cache"));
+        let kind = reply.header("content-type").unwrap().to_owned();
+        let text = reply.text().await;
+        if let Some(hash) = vendored(&part) {
+            assert_eq!(format!("{:x}", Sha256::digest(&text)), hash, "{part}");
+            continue;
+        }
+        let script = part.ends_with(".js");
+        assert!(kind.starts_with(if script {
+            "text/javascript"
+        } else {
+            "text/css"
+        }));
+        for import in text.split("from \"./").skip(1) {
+            let import = import.split('"').next().unwrap().to_owned();
+            if !parts.contains(&import) {
+                parts.push(import);
+            }
+        }
+        page += &text;
+    }
+    assert!(parts.len() >= 10, "{parts:?}");
     for foreign in [
         "http://",
         "https://",
@@ -236,5 +268,23 @@ async fn the_page_needs_nothing_from_elsewhere() {
         "eval(",
     ] {
         assert!(!page.contains(foreign), "{foreign} in the page");
+    }
+}
+
+/// The SHA-256 that the page's list of others' files has for `part`.
+fn vendored(part: &str) -> Option<&'static str> {
+    let list = include_str!("../../src/gateway/page/vendored/README.md");
+    let line = list
+        .lines()
+        .find(|line| line.starts_with(&format!("| `{part}` |")))?;
+    line.split('`').nth(5)
+}
+
+#[tokio::test]
+async fn an_unknown_part_of_the_page_is_told() {
+    let server = Server::start().await;
+    for path in ["/page/other.js", "/page/..%2fpage.rs", "/page/"] {
+        let reply = get(path).send(server.address).await;
+        assert_eq!(reply.status, 404, "{path}");
     }
 }

@@ -73,7 +73,7 @@ async function ask(question) {
   over = true;
   removeEventListener("pagehide", leave);
   const notes = first === null ? [] : figures(end?.usage, pieces, first - start, performance.now() - first);
-  if (end?.finish === "length") notes.push("cut off: the room for tokens is used up");
+  if (end?.finish === "length") notes.push("cut off at the limit of tokens");
   message.note = [...notes, problem].filter(note => note).join(" · ");
   const talk = $("talk");
   const atEnd = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 60;
