@@ -42,7 +42,7 @@ async function ask(question) {
     const began = performance.now();
     const talk = $("talk");
     const atEnd = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 60;
-    update(element, message);
+    update(element, message, true);
     if (asked === conversation) reader.read(element, false);
     if (atEnd) talk.scrollTop = talk.scrollHeight;
     // Once a frame, and at most a fourth of the time however long the answer is.

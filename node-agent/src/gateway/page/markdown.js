@@ -40,32 +40,53 @@ const markdown = new Marked({
   },
 });
 
-/** Which token each block shows, so that blocks that did not change stay as they are. */
+/** What each block shows, so that blocks that did not change stay as they are. */
 const shown = new WeakMap();
 
-/** Shows `text` in `place`, one element per block. While an answer grows only its last block changes. */
-export function write(place, text) {
-  const tokens = markdown.lexer(text);
+/** How many characters and blocks of a growing text, by its place, nothing that follows can change. */
+const settled = new WeakMap();
+
+/** As many blocks at the end of a growing text are read again: what comes next may belong to them. */
+const OPEN = 3;
+
+/**
+ * Shows `text` in `place`, one element per block. While it is `growing` only its end is read again, so that a token costs the same
+ * however long the answer is; the last time all of it is read.
+ */
+export function write(place, text, growing) {
+  // As Marked does, so that lengths are those of what it read.
+  text = text.replace(/\r\n?/g, "\n");
+  const from = growing && settled.get(place) || {length: 0, blocks: 0};
+  const tokens = markdown.lexer(text.slice(from.length));
   // A definition of a link at the end changes blocks before it.
   const links = Object.keys(tokens.links).length;
   const blocks = tokens.filter(({type}) => type !== "space" && type !== "def");
-  blocks.forEach((token, index) => {
-    const old = place.children[index];
-    const before = old && shown.get(old);
-    if (before?.raw === token.raw.trimEnd() && before.links === links) return;
-    if (token.type === "code" && before?.code === token.lang) {
-      // In place: the button keeps the focus, and a selection stays.
-      old.querySelector("code").textContent = token.text;
-      shown.set(old, {raw: token.raw.trimEnd(), links, code: token.lang});
-      return;
+  blocks.forEach((token, index) => draw(place, from.blocks + index, token, links));
+  while (place.children.length > from.blocks + blocks.length) place.lastChild.remove();
+  if (growing && blocks.length > OPEN) {
+    const whole = tokens.slice(0, tokens.indexOf(blocks.at(-OPEN))).map(({raw}) => raw).join("");
+    if (text.startsWith(whole, from.length)) {
+      settled.set(place, {length: from.length + whole.length, blocks: from.blocks + blocks.length - OPEN});
     }
-    const block = make("div", "block");
-    block.append(token.type === "code" ? code(token.lang, token.text) : clean(token));
-    shown.set(block, {raw: token.raw.trimEnd(), links, code: token.type === "code" ? token.lang : null});
-    if (old) old.replaceWith(block);
-    else place.append(block);
-  });
-  while (place.children.length > blocks.length) place.lastChild.remove();
+  }
+}
+
+function draw(place, index, token, links) {
+  const old = place.children[index];
+  const before = old && shown.get(old);
+  const now = {raw: token.raw.trimEnd(), links, language: token.type === "code" ? token.lang ?? "" : null};
+  if (before?.raw === now.raw && before.links === links) return;
+  if (now.language !== null && before?.language === now.language) {
+    // In place: the button keeps the focus, and a selection stays.
+    old.querySelector("code").textContent = token.text;
+    shown.set(old, now);
+    return;
+  }
+  const block = make("div", "block");
+  block.append(now.language !== null ? code(now.language, token.text) : clean(token));
+  shown.set(block, now);
+  if (old) old.replaceWith(block);
+  else place.append(block);
 }
 
 /** What a screen reader says of a block; nobody listens to code being spelled. */

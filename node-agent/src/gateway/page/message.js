@@ -11,11 +11,11 @@ export function bubble(message) {
   return element;
 }
 
-/** Brings `element` to what `message` is now. */
-export function update(element, message) {
+/** Brings `element` to what `message` is now, while it is `growing` or at its end. */
+export function update(element, message, growing = false) {
   const words = element.querySelector(":scope > .words");
   if (message.role === "user") words.textContent = message.content;
-  else write(words, message.content);
+  else write(words, message.content, growing);
   if (message.reasoning_content) think(element, words, message.reasoning_content);
   for (const [index, call] of (message.tool_calls ?? []).entries()) show(element, index, call);
   element.lastChild.textContent = message.note ?? "";
