@@ -367,6 +367,26 @@ def test_it_works_where_storage_is_broken(browser, broken, told):
     context.close()
 
 
+def test_room_made_by_deleting_is_used(page):
+    """A browser gives a page about five million characters."""
+    page.evaluate("""() => {
+        const chat = content => JSON.stringify({title: "Old", at: 1, messages: [{role: "user", content}, {role: "assistant", content: ""}]});
+        let room = 8e6;
+        for (let content = ""; room > 1; room = Math.floor(room / 2)) {
+            try { localStorage["prima.conversation.old"] = chat(content + "x".repeat(room)); content += "x".repeat(room); } catch {}
+        }
+    }""")
+    page.reload()
+    answers(page, [piece("Certainly."), "[DONE]"])
+    ask(page, "A question")
+    expect(page.locator("#trouble")).to_contain_text("no room left")
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.click("[aria-label='Delete Old']")
+    expect(page.locator("#trouble")).to_be_hidden()
+    page.reload()
+    expect(page.locator("#list .open")).to_have_text(["A question"])
+
+
 def test_keys_alone_are_enough(page):
     page.set_viewport_size({"width": 360, "height": 700})
     answers(page, [piece("Certainly."), "[DONE]"])
@@ -400,10 +420,10 @@ def test_long_answers_stay_smooth(page):
     expect(page.locator(".assistant .note")).to_contain_text("tokens", timeout=DEADLINE)
     assert page.locator(".assistant .block").count() == 1500
     lost, longest = page.evaluate("[lost, longest]")
-    # Only open blocks are drawn again, each a few times; all again each time would be a hundred times as many.
-    assert 0 < lost < 6 * 1500
+    # Only open blocks are drawn again.
+    assert 0 < lost < 1500
     # Milliseconds; generous, since other things run beside.
-    assert longest < 2_000
+    assert longest < 1_000
 
 
 def test_errors_are_told_and_the_question_is_kept(page):

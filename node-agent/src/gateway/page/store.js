@@ -7,6 +7,9 @@ const TITLE_LENGTH = 60;
 /** All conversations, by id: {id, title, at, messages}; messages as the API takes them, with what the page shows beside. */
 const kept = new Map();
 
+/** Those that the browser did not take. */
+const unsaved = new Set();
+
 /** What people are to know of the storage; empty while all is well. */
 export let trouble = "";
 
@@ -39,20 +42,29 @@ export function save(conversation) {
   conversation.title = question.replace(/\s+/g, " ").slice(0, TITLE_LENGTH);
   conversation.at = Date.now();
   kept.set(conversation.id, conversation);
+  put(conversation);
+}
+
+function put(conversation) {
   try {
     localStorage.setItem(PREFIX + conversation.id, JSON.stringify(conversation));
-    trouble = "";
+    unsaved.delete(conversation.id);
+    if (unsaved.size === 0) trouble = "";
   } catch (error) {
+    unsaved.add(conversation.id);
     trouble = error.name === "QuotaExceededError"
-      ? "This browser has no room left: this chat is lost when the page is closed. Delete older chats to keep it."
+      ? "This browser has no room left: the newest chats are lost when the page is closed. Delete older ones to keep them."
       : "This browser keeps nothing for this page: chats are lost when the page is closed.";
   }
 }
 
 export function remove(id) {
   kept.delete(id);
+  unsaved.delete(id);
+  if (unsaved.size === 0) trouble = "";
   try { localStorage.removeItem(PREFIX + id); } catch { /* it was never there */ }
-  trouble = "";
+  // There may be room now.
+  for (const other of [...unsaved]) put(kept.get(other));
 }
 
 /** Reads what is stored under one key. Something else may have written there: what does not look like a conversation is left alone. */
@@ -61,7 +73,8 @@ function read(key, text) {
   try {
     const {title, at, messages} = JSON.parse(text);
     const whole = typeof title === "string" && Number.isFinite(at) && messages.length > 0 && messages.every(message =>
-      ["user", "assistant"].includes(message.role) && typeof message.content === "string" && Array.isArray(message.tool_calls ?? []));
+      ["user", "assistant"].includes(message.role) && typeof message.content === "string" &&
+      (message.tool_calls ?? []).every(call => typeof call.function.name === "string" && typeof call.function.arguments === "string"));
     if (whole) kept.set(id, {id, title, at, messages});
   } catch { /* no conversation */ }
 }
@@ -73,7 +86,7 @@ export function watch(onChange) {
   } catch { /* forbidden: the first save will tell */ }
   addEventListener("storage", ({key, newValue}) => {
     if (!key?.startsWith(PREFIX)) return;
-    if (newValue === null) kept.delete(key.slice(PREFIX.length));
+    if (newValue === null) remove(key.slice(PREFIX.length));
     else read(key, newValue);
     onChange(key.slice(PREFIX.length));
   });
