@@ -234,7 +234,7 @@ async fn the_page_needs_nothing_from_elsewhere() {
     let mut read = 0;
     while let Some(part) = parts.get(read).cloned() {
         read += 1;
-        let reply = get(&format!("/page/{part}")).send(server.address).await;
+        let reply = get(format!("/page/{part}")).send(server.address).await;
         assert_eq!(reply.status, 200, "{part}");
         assert_eq!(reply.header("cache-control"), Some("no-cache"));
         let kind = reply.header("content-type").unwrap().to_owned();
