@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fetches the real models, vocabularies and texts that `make run`, the tests and the benchmarks use.
+"""Fetches the real models, vocabularies, texts and clients that `make run`, the tests and the benchmarks use.
 
     python3 tests/assets/fetch.py [NAME...]      NAME: run | test | bench, or a single asset; default: test
 
@@ -251,6 +251,14 @@ def make_venv(_out: list[Path]) -> None:
          "--quiet", "-r", str(HERE / "requirements.txt")], "needs Python 3.11 or later on a platform with wheels of xllamacpp")
 
 
+def make_node_modules(out: list[Path]) -> None:
+    """npm itself compares every package with the hash in package-lock.json."""
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(HERE / "node" / name, out[0].parent)
+    run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent", "--prefix", str(out[0].parent)],
+        "install npm (Debian: apt-get install npm), with Node 20 or later")
+
+
 def make_stories(*recipes: str) -> Callable[[list[Path]], None]:
     """make_models.py's re-expressions of the stories15M checkpoint."""
 
@@ -404,6 +412,8 @@ ASSETS: dict[str, Asset] = {
     "text": Asset(["text/moby-dick.txt"], make_text, [MOBY_DICK]),
     "axe": Asset(["axe/axe.min.js"], make_axe, [AXE]),
     "venv": Asset(["venv"], make_venv, inputs=[HERE / "requirements.txt"]),
+    "node-modules": Asset(["node/node_modules"], make_node_modules,
+                          inputs=[HERE / "node" / "package.json", HERE / "node" / "package-lock.json"]),
     "stories15m": stories("F32", "llama"),
     "stories15m-llama3-rope": stories("llama3-rope-F32", "llama3-rope"),
     "stories15m-qwen2": stories("qwen2-F32", "qwen2"),
@@ -430,8 +440,8 @@ ASSETS: dict[str, Asset] = {
 
 SETS: dict[str, list[str]] = {
     "run": ["smollm2"],
-    "test": ["smollm2", "smollm2-f32", "vocab", "templates", "text", "axe", "venv", "stories15m", "stories15m-llama3-rope", "stories15m-qwen2",
-             "stories15m-qwen2-zero", "families", "gemma3-270m", "gemma3-270m-f32", "formats", "random-formats"],
+    "test": ["smollm2", "smollm2-f32", "vocab", "templates", "text", "axe", "venv", "node-modules", "stories15m",
+             "stories15m-llama3-rope", "stories15m-qwen2", "stories15m-qwen2-zero", "families", "gemma3-270m", "gemma3-270m-f32", "formats", "random-formats"],
     "bench": ["smollm2", "smollm2-f32", "text", "stories15m", "tinyllama-q4_k_m", "tinyllama-q8_0", "gemma3-270m", "shape-1b", "shape-8b",
               "shape-qwen3-8b", "llama.cpp-source"],
     "bench-70b": ["shape-70b"],

@@ -14,6 +14,7 @@ pub mod inputs;
 pub mod local_ring;
 pub mod machine;
 pub mod machine_ring;
+pub mod node;
 pub mod node_agent;
 pub mod one_process;
 pub mod operator;
