@@ -175,14 +175,9 @@ async fn no_body_is_answered_with_an_error_of_ours() {
         }
         submitted
     });
-    let refusing = async {
-        loop {
-            server.refuse(full()).await;
-        }
-    };
     let submitted = tokio::select! {
         submitted = asking => submitted.unwrap(),
-        () = refusing => unreachable!(),
+        never = server.refuse_all(full()) => match never {},
     };
     assert!(submitted > 50, "only {submitted} bodies were taken");
     assert_eq!(get("/health").send(address).await.status, 200);
@@ -244,7 +239,7 @@ async fn no_grammar_brings_the_server_down() {
         let request = post("/v1/chat/completions", &body).send(address);
         let reply = tokio::select! {
             reply = request => reply,
-            () = async { loop { server.refuse(full()).await } } => unreachable!(),
+            never = server.refuse_all(full()) => match never {},
         };
         match reply.status {
             400 => {}

@@ -94,6 +94,14 @@ impl Server {
         submission.accepted.send(Err(error)).unwrap();
     }
 
+    /// Refuses all that is submitted, however long it is in coming; to be run beside what asks.
+    pub async fn refuse_all(&mut self, error: SubmitError) -> std::convert::Infallible {
+        loop {
+            let submission = self.submissions.recv().await.unwrap();
+            submission.accepted.send(Err(error.clone())).unwrap();
+        }
+    }
+
     pub fn nothing_submitted(&mut self) -> bool {
         self.submissions.try_recv().is_err()
     }
