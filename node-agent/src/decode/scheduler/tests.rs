@@ -198,6 +198,7 @@ impl World {
             prompt: prompt.into(),
             choices,
             max_tokens,
+            read: Read::Continuation,
             keyspace,
             client: keyspace,
         };
