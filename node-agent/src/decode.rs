@@ -7,7 +7,6 @@
 mod choice;
 mod draft_model;
 mod kv_ledger;
-mod pooling;
 mod scheduler;
 mod stop_strings;
 mod tally;
@@ -19,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::model_profile::AttentionWindow;
 use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
-use prima_model::{ModelSpec, Pooling};
+use prima_model::ModelSpec;
 use prima_text::{SamplingError, Tokenizer};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
@@ -33,8 +32,7 @@ use crate::ring::{RingClient, RingError, RingEvent};
 use choice::Choice;
 pub use draft_model::{DraftModel, DraftModelError, DraftThread};
 use draft_model::{Guess, Job};
-use pooling::{Pool, PoolError};
-use scheduler::{Action, Event, Read, RequestId, Sampled, Scheduler};
+use scheduler::{Action, Event, RequestId, Sampled, Scheduler};
 use tally::Tally;
 
 /// The status of a ring that is not up yet, which the gateway starts with.
@@ -82,9 +80,6 @@ pub struct Decode {
     tokenizer: Tokenizer,
     /// Rows of the model's output head.
     vocabulary: usize,
-    /// Numbers of a state.
-    hidden: usize,
-    pooling: Pooling,
     status: watch::Sender<RingStatus>,
     scheduler: Scheduler,
     draft_model: Option<DraftThread>,
@@ -99,18 +94,12 @@ pub struct Decode {
 struct Request {
     request: GenerationRequest,
     events: mpsc::Sender<GenerationEvent>,
-    work: Work,
+    choices: Vec<Choice>,
     completion_tokens: usize,
     cached_tokens: usize,
     drafts: Drafts,
     begun: Instant,
     first_token: Option<Instant>,
-}
-
-/// What comes of a request's rows.
-enum Work {
-    Choices(Vec<Choice>),
-    Vector(Pool),
 }
 
 /// How often to check for clients that left, for overdue rounds and whether the ring is whole.
@@ -144,8 +133,6 @@ impl Decode {
             client,
             tokenizer,
             vocabulary,
-            hidden: model.hidden,
-            pooling: model.pooling,
             status,
             scheduler,
             draft_model: options.draft_model,
@@ -208,8 +195,8 @@ impl Decode {
             events,
             accepted,
         } = submission;
-        let (work, read) = match self.check(&request) {
-            Ok(checked) => checked,
+        let choices = match self.check(&request) {
+            Ok(choices) => choices,
             Err(error) => {
                 // The gateway may have given up.
                 let _ = accepted.send(Err(error));
@@ -223,18 +210,14 @@ impl Decode {
             request: id,
             prompt: request.prompt.clone(),
             choices: request.choices,
-            max_tokens: match read {
-                Read::Continuation => request.max_tokens,
-                Read::LastState | Read::AllStates => 0,
-            },
-            read,
+            max_tokens: request.max_tokens,
             keyspace: request.keyspace,
             client: request.client,
         };
         let request = Request {
             request,
             events,
-            work,
+            choices,
             completion_tokens: 0,
             cached_tokens: 0,
             drafts: Drafts::default(),
@@ -245,8 +228,8 @@ impl Decode {
         self.tell(submitted, &[]).await
     }
 
-    /// What comes of the request and what is read for it, or why it cannot be taken.
-    fn check(&self, request: &GenerationRequest) -> Result<(Work, Read), SubmitError> {
+    /// The request's choices, or why it cannot be taken.
+    fn check(&self, request: &GenerationRequest) -> Result<Vec<Choice>, SubmitError> {
         match self.scheduler.readiness() {
             Readiness::Ready => {}
             Readiness::Loading(reason) | Readiness::Failed(reason) => {
@@ -287,7 +270,7 @@ impl Decode {
                 ),
             );
         }
-        if request.max_tokens == 0 && request.embedding.is_none() {
+        if request.max_tokens == 0 {
             return invalid("max_tokens", "it must be at least 1".into());
         }
         let (running, waiting) = self.scheduler.requests();
@@ -302,15 +285,9 @@ impl Decode {
                 retry_after: Duration::from_secs_f64(seconds.clamp(1.0, 60.0)),
             });
         }
-        if let Some(options) = request.embedding {
-            let read = pooling::read(self.pooling).map_err(unpoolable)?;
-            let pool = Pool::new(options, self.hidden).map_err(unpoolable)?;
-            return Ok((Work::Vector(pool), read));
-        }
         (0..request.choices)
             .map(|index| Choice::new(index, request, &self.tokenizer, context))
             .collect::<Result<_, _>>()
-            .map(|choices| (Work::Choices(choices), Read::Continuation))
             .map_err(|error| SubmitError::Invalid {
                 field: match &error {
                     SamplingError::Range { parameter, .. } => parameter,
@@ -338,10 +315,10 @@ impl Decode {
     // ---- what the ring tells ----
 
     async fn hear(&mut self, event: RingEvent) -> Result<(), RingError> {
-        let (event, rows) = match event {
+        let (event, logits) = match event {
             RingEvent::Answer {
                 session,
-                output,
+                logits,
                 cost,
             } => {
                 self.tally.add(&cost);
@@ -350,7 +327,7 @@ impl Decode {
                     trip: cost.without_waiting(),
                     slowest: cost.slowest_machine(&self.plan),
                 };
-                (home, output)
+                (home, logits)
             }
             RingEvent::Released { session } => (Event::Released { session }, Vec::new()),
             RingEvent::Whole { nonce } => (Event::Whole { nonce }, Vec::new()),
@@ -360,7 +337,7 @@ impl Decode {
             RingEvent::Lost { rank, cause } => (Event::Lost { rank, cause }, Vec::new()),
             RingEvent::Busy => (Event::Busy, Vec::new()),
         };
-        self.tell(event, &rows).await
+        self.tell(event, &logits).await
     }
 
     /// What the draft model says; `None`: it cannot guess any more.
@@ -381,8 +358,8 @@ impl Decode {
         self.tell(event, &[]).await
     }
 
-    /// Has the scheduler decide, and does what it says. `rows`: what came home.
-    async fn tell(&mut self, event: Event, rows: &[f32]) -> Result<(), RingError> {
+    /// Has the scheduler decide, and does what it says. `logits`: of the rows that came home.
+    async fn tell(&mut self, event: Event, logits: &[f32]) -> Result<(), RingError> {
         let mut actions = VecDeque::from(self.scheduler.handle(event, Instant::now()));
         while let Some(action) = actions.pop_front() {
             match action {
@@ -401,20 +378,16 @@ impl Decode {
                     first_position,
                     tokens,
                     wanted,
-                    output,
                 } => {
-                    let sent =
-                        self.client
-                            .send_from(session, first_position, &tokens, wanted, output);
+                    let sent = self
+                        .client
+                        .send_from(session, first_position, &tokens, wanted);
                     sent.await?;
                 }
                 Action::Begun { request, cached } => {
                     if let Some(request) = self.requests.get_mut(&request) {
                         request.begun = Instant::now();
                         request.cached_tokens = cached;
-                        if let Work::Vector(pool) = &mut request.work {
-                            pool.begin();
-                        }
                     }
                 }
                 Action::Sample {
@@ -422,10 +395,9 @@ impl Decode {
                     choices,
                     draft,
                 } => {
-                    let event = self.sample(request, choices, &draft, rows);
+                    let event = self.sample(request, choices, &draft, logits);
                     actions.extend(self.scheduler.handle(event, Instant::now()));
                 }
-                Action::Pool { request, last } => self.pool(request, last, rows),
                 Action::Guess {
                     request,
                     choice,
@@ -496,52 +468,15 @@ impl Decode {
                 drafts.accepted += right;
             }
         }
-        let Work::Choices(choices) = &request.work else {
-            return cancelled;
-        };
-        if choices.iter().all(|choice| choice.finished) {
+        if request.choices.iter().all(|choice| choice.finished) {
             request.emit_usage();
-            self.over(id);
+            let seconds = request.begun.elapsed().as_secs_f64();
+            self.request_seconds += (seconds - self.request_seconds) / 8.0;
+            self.requests.remove(&id);
         }
         Event::Sampled {
             request: id,
             choices: sampled,
-        }
-    }
-
-    /// Takes the next states of a request, and with the last of them tells the client.
-    fn pool(&mut self, id: RequestId, last: bool, states: &[f32]) {
-        let Some(request) = self.requests.get_mut(&id) else {
-            return;
-        };
-        let Work::Vector(pool) = &mut request.work else {
-            return;
-        };
-        pool.add(states);
-        if !last {
-            return;
-        }
-        let event = pool.vector().map_or_else(
-            || {
-                let reason = "its vector is no number".to_owned();
-                GenerationEvent::Failed(GenerationError::Logits { reason })
-            },
-            GenerationEvent::Embedding,
-        );
-        let failed = matches!(event, GenerationEvent::Failed(_));
-        let _ = request.events.try_send(event);
-        request.first_token = Some(Instant::now());
-        if !failed {
-            request.emit_usage();
-        }
-        self.over(id);
-    }
-
-    /// A request is answered.
-    fn over(&mut self, id: RequestId) {
-        if let Some(request) = self.requests.remove(&id) {
-            let seconds = request.begun.elapsed().as_secs_f64();
-            self.request_seconds += (seconds - self.request_seconds) / 8.0;
         }
     }
 
@@ -569,16 +504,6 @@ impl Decode {
     }
 }
 
-fn unpoolable(error: PoolError) -> SubmitError {
-    SubmitError::Invalid {
-        field: match &error {
-            PoolError::Dimensions { .. } => "dimensions",
-            PoolError::Kind { .. } => "model",
-        },
-        problem: error.to_string(),
-    }
-}
-
 /// The draft model's next guess, for ever where there is none.
 async fn guess(model: &mut Option<DraftThread>) -> Option<Guess> {
     match model {
@@ -598,14 +523,11 @@ impl Request {
         tokenizer: &Tokenizer,
     ) -> Result<Option<Sampled>, SamplingError> {
         let Self {
-            work: Work::Choices(choices),
+            choices,
             events,
             completion_tokens,
             ..
-        } = self
-        else {
-            return Ok(None);
-        };
+        } = self;
         let mut gone = false;
         let mut emit = |event| {
             *completion_tokens += usize::from(matches!(event, GenerationEvent::Token { .. }));

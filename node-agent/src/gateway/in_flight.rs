@@ -125,7 +125,6 @@ impl InFlight {
                 shown: shown.clone(),
                 logprobs,
                 choices: options.choices,
-                embedding: None,
                 keyspace: caller.keyspace,
                 client: caller.client,
             };
@@ -186,8 +185,6 @@ impl InFlight {
                         parts,
                     });
                 }
-                // Nobody asks for one here.
-                GenerationEvent::Embedding(_) => {}
                 GenerationEvent::Usage(usage) => {
                     self.usage.prompt_tokens += usage.prompt_tokens;
                     self.usage.cached_tokens += usage.cached_tokens;
@@ -376,8 +373,7 @@ fn until_the_end(
     })
 }
 
-/// Nothing more comes of a request.
-pub fn abandoned() -> GenerationError {
+fn abandoned() -> GenerationError {
     GenerationError::Refused {
         reason: "it ended without an answer".into(),
     }

@@ -11,7 +11,6 @@
 mod access;
 mod apis;
 mod client;
-mod embeddings;
 mod generating;
 mod hostile;
 mod limits;

@@ -10,7 +10,6 @@
 mod conversations;
 mod deadlines;
 mod decoding;
-mod embedding;
 mod faults;
 mod harness;
 mod identity;

@@ -82,11 +82,9 @@ impl SimulatedRing {
                 first_position,
                 tokens,
                 wanted,
-                ..
             } => self.compute(*session, *first_position, tokens, *wanted),
             Action::Begun { .. }
             | Action::Sample { .. }
-            | Action::Pool { .. }
             | Action::Guess { .. }
             | Action::Fail { .. } => {}
         }
