@@ -1,8 +1,8 @@
 //! The next token from the model's logits.
 //!
-//! Decides: in this order, logit bias, penalties, what a grammar allows, then what a bound
-//! on reasoning makes due, or else either the most likely token (temperature 0) or top-k, top-p, min-p, temperature
-//! and a seeded draw; the order of filters is llama.cpp's default. Refuses: logits that are not numbers, parameters outside their range.
+//! Decides, in this order: logit bias, penalties, and what a grammar allows. Then comes the token that a bound on reasoning makes due,
+//! if there is one. Else it is the most likely token (temperature 0), or a seeded draw after top-k, top-p, min-p and temperature; the
+//! order of these filters is llama.cpp's default. Refuses: logits that are not numbers, parameters outside their range.
 //!
 //! The penalties: `repetition_penalty` is that of the CTRL paper (Keskar et al. 2019, section 4.1), over prompt and answer; frequency
 //! and presence penalties are OpenAI's, over the answer only, as vLLM has them too. There is no window: all tokens count.
