@@ -7,6 +7,7 @@
 mod choice;
 mod draft_model;
 mod kv_ledger;
+mod pooling;
 mod scheduler;
 mod stop_strings;
 mod tally;
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::model_profile::AttentionWindow;
 use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
-use prima_model::ModelSpec;
+use prima_model::{ModelSpec, Pooling};
 use prima_text::{SamplingError, Tokenizer};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
@@ -32,7 +33,8 @@ use crate::ring::{RingClient, RingError, RingEvent};
 use choice::Choice;
 pub use draft_model::{DraftModel, DraftModelError, DraftThread};
 use draft_model::{Guess, Job};
-use scheduler::{Action, Event, RequestId, Sampled, Scheduler};
+use pooling::{Pool, PoolError};
+use scheduler::{Action, Event, Read, RequestId, Sampled, Scheduler};
 use tally::Tally;
 
 /// The status of a ring that is not up yet, which the gateway starts with.
@@ -80,6 +82,9 @@ pub struct Decode {
     tokenizer: Tokenizer,
     /// Rows of the model's output head.
     vocabulary: usize,
+    /// Numbers of a state.
+    hidden: usize,
+    pooling: Pooling,
     status: watch::Sender<RingStatus>,
     scheduler: Scheduler,
     draft_model: Option<DraftThread>,
@@ -94,12 +99,18 @@ pub struct Decode {
 struct Request {
     request: GenerationRequest,
     events: mpsc::Sender<GenerationEvent>,
-    choices: Vec<Choice>,
+    work: Work,
     completion_tokens: usize,
     cached_tokens: usize,
     drafts: Drafts,
     begun: Instant,
     first_token: Option<Instant>,
+}
+
+/// What comes of a request's rows.
+enum Work {
+    Choices(Vec<Choice>),
+    Vector(Pool),
 }
 
 /// How often to check for clients that left, for overdue rounds and whether the ring is whole.
@@ -133,6 +144,8 @@ impl Decode {
             client,
             tokenizer,
             vocabulary,
+            hidden: model.hidden,
+            pooling: model.pooling,
             status,
             scheduler,
             draft_model: options.draft_model,
@@ -195,8 +208,8 @@ impl Decode {
             events,
             accepted,
         } = submission;
-        let choices = match self.check(&request) {
-            Ok(choices) => choices,
+        let (work, read) = match self.check(&request) {
+            Ok(checked) => checked,
             Err(error) => {
                 // The gateway may have given up.
                 let _ = accepted.send(Err(error));
@@ -210,14 +223,18 @@ impl Decode {
             request: id,
             prompt: request.prompt.clone(),
             choices: request.choices,
-            max_tokens: request.max_tokens,
+            max_tokens: match read {
+                Read::Continuation => request.max_tokens,
+                Read::LastState | Read::AllStates => 0,
+            },
+            read,
             keyspace: request.keyspace,
             client: request.client,
         };
         let request = Request {
             request,
             events,
-            choices,
+            work,
             completion_tokens: 0,
             cached_tokens: 0,
             drafts: Drafts::default(),
@@ -228,8 +245,8 @@ impl Decode {
         self.tell(submitted, &[]).await
     }
 
-    /// The request's choices, or why it cannot be taken.
-    fn check(&self, request: &GenerationRequest) -> Result<Vec<Choice>, SubmitError> {
+    /// What comes of the request and what is read for it, or why it cannot be taken.
+    fn check(&self, request: &GenerationRequest) -> Result<(Work, Read), SubmitError> {
         match self.scheduler.readiness() {
             Readiness::Ready => {}
             Readiness::Loading(reason) | Readiness::Failed(reason) => {
@@ -270,7 +287,7 @@ impl Decode {
                 ),
             );
         }
-        if request.max_tokens == 0 {
+        if request.max_tokens == 0 && request.embedding.is_none() {
             return invalid("max_tokens", "it must be at least 1".into());
         }
         let (running, waiting) = self.scheduler.requests();
@@ -285,9 +302,15 @@ impl Decode {
                 retry_after: Duration::from_secs_f64(seconds.clamp(1.0, 60.0)),
             });
         }
+        if let Some(options) = request.embedding {
+            let read = pooling::read(self.pooling).map_err(unpoolable)?;
+            let pool = Pool::new(options, self.hidden).map_err(unpoolable)?;
+            return Ok((Work::Vector(pool), read));
+        }
         (0..request.choices)
             .map(|index| Choice::new(index, request, &self.tokenizer, context))
             .collect::<Result<_, _>>()
+            .map(|choices| (Work::Choices(choices), Read::Continuation))
             .map_err(|error| SubmitError::Invalid {
                 field: match &error {
                     SamplingError::Range { parameter, .. } => parameter,
@@ -315,10 +338,10 @@ impl Decode {
     // ---- what the ring tells ----
 
     async fn hear(&mut self, event: RingEvent) -> Result<(), RingError> {
-        let (event, logits) = match event {
+        let (event, rows) = match event {
             RingEvent::Answer {
                 session,
-                logits,
+                output,
                 cost,
             } => {
                 self.tally.add(&cost);
@@ -327,7 +350,7 @@ impl Decode {
                     trip: cost.without_waiting(),
                     slowest: cost.slowest_machine(&self.plan),
                 };
-                (home, logits)
+                (home, output)
             }
             RingEvent::Released { session } => (Event::Released { session }, Vec::new()),
             RingEvent::Whole { nonce } => (Event::Whole { nonce }, Vec::new()),
@@ -337,7 +360,7 @@ impl Decode {
             RingEvent::Lost { rank, cause } => (Event::Lost { rank, cause }, Vec::new()),
             RingEvent::Busy => (Event::Busy, Vec::new()),
         };
-        self.tell(event, &logits).await
+        self.tell(event, &rows).await
     }
 
     /// What the draft model says; `None`: it cannot guess any more.
@@ -358,8 +381,8 @@ impl Decode {
         self.tell(event, &[]).await
     }
 
-    /// Has the scheduler decide, and does what it says. `logits`: of the rows that came home.
-    async fn tell(&mut self, event: Event, logits: &[f32]) -> Result<(), RingError> {
+    /// Has the scheduler decide, and does what it says. `rows`: what came home.
+    async fn tell(&mut self, event: Event, rows: &[f32]) -> Result<(), RingError> {
         let mut actions = VecDeque::from(self.scheduler.handle(event, Instant::now()));
         while let Some(action) = actions.pop_front() {
             match action {
@@ -378,16 +401,20 @@ impl Decode {
                     first_position,
                     tokens,
                     wanted,
+                    output,
                 } => {
-                    let sent = self
-                        .client
-                        .send_from(session, first_position, &tokens, wanted);
+                    let sent =
+                        self.client
+                            .send_from(session, first_position, &tokens, wanted, output);
                     sent.await?;
                 }
                 Action::Begun { request, cached } => {
                     if let Some(request) = self.requests.get_mut(&request) {
                         request.begun = Instant::now();
                         request.cached_tokens = cached;
+                        if let Work::Vector(pool) = &mut request.work {
+                            pool.begin();
+                        }
                     }
                 }
                 Action::Sample {
@@ -395,9 +422,10 @@ impl Decode {
                     choices,
                     draft,
                 } => {
-                    let event = self.sample(request, choices, &draft, logits);
+                    let event = self.sample(request, choices, &draft, rows);
                     actions.extend(self.scheduler.handle(event, Instant::now()));
                 }
+                Action::Pool { request, last } => self.pool(request, last, rows),
                 Action::Guess {
                     request,
                     choice,
@@ -468,15 +496,52 @@ impl Decode {
                 drafts.accepted += right;
             }
         }
-        if request.choices.iter().all(|choice| choice.finished) {
+        let Work::Choices(choices) = &request.work else {
+            return cancelled;
+        };
+        if choices.iter().all(|choice| choice.finished) {
             request.emit_usage();
-            let seconds = request.begun.elapsed().as_secs_f64();
-            self.request_seconds += (seconds - self.request_seconds) / 8.0;
-            self.requests.remove(&id);
+            self.over(id);
         }
         Event::Sampled {
             request: id,
             choices: sampled,
+        }
+    }
+
+    /// Takes the next states of a request, and with the last of them tells the client.
+    fn pool(&mut self, id: RequestId, last: bool, states: &[f32]) {
+        let Some(request) = self.requests.get_mut(&id) else {
+            return;
+        };
+        let Work::Vector(pool) = &mut request.work else {
+            return;
+        };
+        pool.add(states);
+        if !last {
+            return;
+        }
+        let event = pool.vector().map_or_else(
+            || {
+                let reason = "its vector is no number".to_owned();
+                GenerationEvent::Failed(GenerationError::Logits { reason })
+            },
+            GenerationEvent::Embedding,
+        );
+        let failed = matches!(event, GenerationEvent::Failed(_));
+        let _ = request.events.try_send(event);
+        request.first_token = Some(Instant::now());
+        if !failed {
+            request.emit_usage();
+        }
+        self.over(id);
+    }
+
+    /// A request is answered.
+    fn over(&mut self, id: RequestId) {
+        if let Some(request) = self.requests.remove(&id) {
+            let seconds = request.begun.elapsed().as_secs_f64();
+            self.request_seconds += (seconds - self.request_seconds) / 8.0;
         }
     }
 
@@ -504,6 +569,16 @@ impl Decode {
     }
 }
 
+fn unpoolable(error: PoolError) -> SubmitError {
+    SubmitError::Invalid {
+        field: match &error {
+            PoolError::Dimensions { .. } => "dimensions",
+            PoolError::Kind { .. } => "model",
+        },
+        problem: error.to_string(),
+    }
+}
+
 /// The draft model's next guess, for ever where there is none.
 async fn guess(model: &mut Option<DraftThread>) -> Option<Guess> {
     match model {
@@ -523,11 +598,14 @@ impl Request {
         tokenizer: &Tokenizer,
     ) -> Result<Option<Sampled>, SamplingError> {
         let Self {
-            choices,
+            work: Work::Choices(choices),
             events,
             completion_tokens,
             ..
-        } = self;
+        } = self
+        else {
+            return Ok(None);
+        };
         let mut gone = false;
         let mut emit = |event| {
             *completion_tokens += usize::from(matches!(event, GenerationEvent::Token { .. }));

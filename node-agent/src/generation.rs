@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::ring::{HOP_METRICS, HopTiming};
 
-/// One prompt to continue, `choices` times.
+/// One prompt to continue, `choices` times; or to have the vector of.
 #[derive(Clone, Debug)]
 pub struct GenerationRequest {
     /// Token ids of the prompt, special tokens included. Not empty.
@@ -30,10 +30,18 @@ pub struct GenerationRequest {
     pub logprobs: Option<usize>,
     /// Independent continuations of the same prompt (OpenAI's `n`).
     pub choices: usize,
+    /// Nothing is generated: what comes back is one [`GenerationEvent::Embedding`]. Of the fields above only the prompt counts.
+    pub embedding: Option<EmbeddingOptions>,
     /// Whose it is: what one has computed is never used for another, who could tell by the time it takes.
     pub keyspace: u64,
     /// Who asks: clients take turns.
     pub client: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EmbeddingOptions {
+    /// Only the first so many numbers of the vector; its length is 1 again.
+    pub dimensions: Option<usize>,
 }
 
 /// What comes back, in order per choice.
@@ -53,6 +61,8 @@ pub enum GenerationEvent {
         reason: FinishReason,
         text: String,
     },
+    /// The vector of the prompt, of length 1.
+    Embedding(Vec<f32>),
     /// The last event of the whole request after every choice has finished.
     Usage(Usage),
     /// The last event of a request that failed. Nothing follows.

@@ -1,4 +1,4 @@
-//! The last step of a pass, on rank 0: activations to logits.
+//! The last step of a pass, on rank 0: activations to logits, or to the states that stand for a text.
 
 use crate::cpu::Compute;
 use crate::error::EngineError;
@@ -44,14 +44,7 @@ impl OutputHead {
         hidden: &[f32],
         out: &mut Vec<f32>,
     ) -> Result<(), EngineError> {
-        let rows = hidden.len() / self.norm.len();
-        if hidden.len() != rows * self.norm.len() {
-            return Err(EngineError::Length {
-                what: "the activations before the output head (rows x hidden)",
-                expected: (rows + 1) * self.norm.len(),
-                found: hidden.len(),
-            });
-        }
+        let rows = self.rows(hidden)?;
         out.resize(rows * self.head.matrix().rows(), 0.0);
         let mut scratch = compute.scratch();
         let normed = scratch.normed.take(hidden.len());
@@ -72,5 +65,35 @@ impl OutputHead {
         }
         compute.part_done();
         Ok(())
+    }
+
+    /// The activations `hidden` (n x hidden, row-major) after the output norm: what the logits would be made of.
+    ///
+    /// # Errors
+    /// [`EngineError::Length`] when `hidden` is not whole rows.
+    pub fn states(&self, compute: &Compute, hidden: &[f32]) -> Result<Vec<f32>, EngineError> {
+        self.rows(hidden)?;
+        let mut states = vec![0.0; hidden.len()];
+        kernels::rms_norm(
+            compute.pool(),
+            hidden,
+            &self.norm,
+            self.norm_epsilon,
+            &mut states,
+        );
+        compute.part_done();
+        Ok(states)
+    }
+
+    fn rows(&self, hidden: &[f32]) -> Result<usize, EngineError> {
+        let rows = hidden.len() / self.norm.len();
+        match hidden.len() == rows * self.norm.len() {
+            true => Ok(rows),
+            false => Err(EngineError::Length {
+                what: "the activations before the output head (rows x hidden)",
+                expected: (rows + 1) * self.norm.len(),
+                found: hidden.len(),
+            }),
+        }
     }
 }

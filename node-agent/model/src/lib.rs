@@ -27,8 +27,8 @@ pub use error::ModelError;
 pub use families::names as architectures;
 pub use rope::{Divisors, Rope, RopePairing, Yarn};
 pub use spec::{
-    Activation, Attention, FeedForward, HeadNorms, KvFormat, LayerSpec, ModelSpec, Projection,
-    Temperature,
+    Activation, Attention, FeedForward, HeadNorms, KvFormat, LayerSpec, ModelSpec, Pooling,
+    Projection, Temperature,
 };
 pub use tensor_rows::TensorRows;
 pub use tensors::layer_of;

@@ -11,7 +11,7 @@ use crate::families::{
 use crate::keys::{Keys, MAX_SIZE, Pattern};
 use crate::rope::{Divisors, Rope, Yarn};
 use crate::spec::{
-    Attention, FeedForward, HeadNorms, LayerSpec, ModelSpec, Projection, Temperature,
+    Attention, FeedForward, HeadNorms, LayerSpec, ModelSpec, Pooling, Projection, Temperature,
 };
 use crate::tensor_rows::TensorRows;
 use crate::tensors::Tensors;
@@ -178,7 +178,21 @@ impl Reader<'_> {
             residual_scale: scale("residual_scale")?.unwrap_or(1.0),
             logit_scale: logit_divisor.map_or(1.0, |divisor| 1.0 / divisor),
             logit_softcap: self.softcap(family.softcaps.logits, "final_logit_softcapping")?,
+            pooling: self.pooling()?,
         })
+    }
+
+    /// The numbers are llama.cpp's; 0 is none.
+    fn pooling(&self) -> Result<Pooling, ModelError> {
+        const POOLING: &str = "pooling_type";
+        match self.keys.optional_u32(POOLING)? {
+            None | Some(0) => Ok(Pooling::default()),
+            Some(1) => Ok(Pooling::Mean),
+            Some(2) => Ok(Pooling::Cls),
+            Some(3) => Ok(Pooling::Last),
+            Some(4) => Ok(Pooling::Rank),
+            Some(other) => Err(self.keys.refuse(POOLING, "a number from 0 to 4", other)),
+        }
     }
 
     fn context_length(&self) -> Result<usize, ModelError> {

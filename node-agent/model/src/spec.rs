@@ -32,6 +32,22 @@ pub struct ModelSpec {
     pub logit_scale: f32,
     /// Logits l become softcap * tanh(l / softcap).
     pub logit_softcap: Option<f32>,
+    pub pooling: Pooling,
+}
+
+/// What of a text's states, one behind each token, stands for the whole text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pooling {
+    /// Of all of them the mean.
+    Mean,
+    /// That of the first token, which sees all others: not in models where a token sees only those before it.
+    Cls,
+    /// That of the last token. Also where a file says nothing: no other state has seen the whole text. (llama.cpp's server has no vector for
+    /// such a file until it is told a pooling; Ollama takes the last one, too.)
+    #[default]
+    Last,
+    /// A score by layers of its own, which say how well two texts go together: no vector of a text.
+    Rank,
 }
 
 /// A transformer layer: x += attention(x), then x += feed_forward(x). Where a part has a post-norm, the norm of its result is added.

@@ -38,7 +38,7 @@ use prima_crds::v1alpha1::ring_plan::{RingPlanSpec, Speed};
 
 use super::kv_ledger::{KvLedger, Windows};
 use crate::generation::{GenerationError, KvUse, Readiness};
-use crate::ring::{SessionId, session_capacity};
+use crate::ring::{Output, SessionId, session_capacity};
 use kept::Kept;
 pub use kept::common_prefix;
 use pass_cost::PassCost;
@@ -57,6 +57,7 @@ pub enum Event {
         prompt: Arc<[u32]>,
         choices: usize,
         max_tokens: usize,
+        read: Read,
         /// Requests share prefixes within it only.
         keyspace: u64,
         /// Clients take turns.
@@ -100,6 +101,17 @@ pub enum Event {
     Tick,
 }
 
+/// What is read of a text that goes round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// How it goes on, from then on token by token.
+    Continuation,
+    /// The state behind its last token.
+    LastState,
+    /// The state behind each. So all are computed, whatever of them the ring has already.
+    AllStates,
+}
+
 /// How a choice goes on.
 #[derive(Debug)]
 pub struct Sampled {
@@ -130,14 +142,17 @@ pub enum Action {
     Release {
         session: SessionId,
     },
-    /// Send these tokens round, in place of what the session holds from `first_position` on. The logits of the last `wanted` are asked for.
+    /// Send these tokens round, in place of what the session holds from `first_position` on. The last `wanted` are asked for,
+    /// as `output`.
     Send {
         session: SessionId,
         first_position: usize,
         tokens: Vec<u32>,
         wanted: usize,
+        output: Output,
     },
-    /// The request is being computed, but for the first `cached` tokens of its prompt, which the ring had.
+    /// The request is being computed, but for the first `cached` tokens of its prompt, which the ring had. If all states are read, it may be
+    /// said again: they come from the first on.
     Begun {
         request: RequestId,
         cached: usize,
@@ -148,6 +163,11 @@ pub enum Action {
         request: RequestId,
         choices: Range<usize>,
         draft: Vec<u32>,
+    },
+    /// The rows that just came home are the next states of the request. With the `last` of them it is over.
+    Pool {
+        request: RequestId,
+        last: bool,
     },
     /// Have the draft model take in this text of a choice and guess `count` tokens. [`Event::Guessed`] answers.
     Guess {
@@ -242,6 +262,7 @@ struct Request {
     keyspace: u64,
     client: ClientId,
     max_tokens: usize,
+    read: Read,
     begun: bool,
     sequences: Vec<Sequence>,
 }
@@ -375,6 +396,7 @@ impl Scheduler {
                 prompt,
                 choices,
                 max_tokens,
+                read,
                 keyspace,
                 client,
             } => {
@@ -384,6 +406,7 @@ impl Scheduler {
                     keyspace,
                     client,
                     max_tokens,
+                    read,
                     begun: false,
                 };
                 self.submit(request, submitted, choices);
@@ -503,20 +526,26 @@ impl Scheduler {
         self.requests.get_mut(&request)?.sequences.get_mut(choice)
     }
 
-    /// Ends a sequence and keeps what it computed.
+    /// Ends a sequence and keeps what it computed, if a later text may begin with it. Whoever asks for vectors asks for many, whose texts would
+    /// leave no conversation on the ring.
     fn stop(&mut self, id: SequenceId, now: Instant) {
         let held = self.leave(id);
         let Some(request) = self.requests.get_mut(&id.0) else {
             return;
         };
-        let keyspace = request.keyspace;
+        let (keyspace, read) = (request.keyspace, request.read);
         let sequence = &mut request.sequences[id.1];
         sequence.state = State::Ended;
         sequence.speculation = Speculation::default();
         let mut text = std::mem::take(&mut sequence.text);
         if let Some((session, sent)) = held {
-            text.truncate(sent);
-            self.keep(session, text, keyspace, now);
+            match read {
+                Read::Continuation => {
+                    text.truncate(sent);
+                    self.keep(session, text, keyspace, now);
+                }
+                Read::LastState | Read::AllStates => self.release(session, now),
+            }
         }
     }
 

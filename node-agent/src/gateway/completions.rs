@@ -17,7 +17,8 @@ use super::grammar;
 use super::in_flight::{Asked, InFlight};
 use super::logprobs::completion_tokens;
 use super::openai_error::ApiError;
-use super::request::{Fields, GenerationOptions, MAX_TOP_LOGPROBS, token_id};
+use super::prompts::{self, Prompt};
+use super::request::{Fields, GenerationOptions, MAX_TOP_LOGPROBS};
 use super::stream;
 use super::{Gateway, ModelText};
 
@@ -96,7 +97,7 @@ fn asked(gateway: &Gateway, text: &ModelText, fields: &Fields<'_>) -> Result<Ask
     };
     let logprobs = fields.integer("logprobs", 0..=MAX_TOP_LOGPROBS as i64)?;
     let suffix = fields.string("suffix")?.filter(|suffix| !suffix.is_empty());
-    let prompts = prompts(fields, text.tokenizer.vocab_size())?;
+    let prompts = prompts::read(fields, "prompt", text.tokenizer.vocab_size(), MAX_PROMPTS)?;
     let prompts = prompts
         .into_iter()
         .map(|prompt| encode(text, prompt, suffix));
@@ -152,12 +153,6 @@ impl ChunkFormat for CompletionChunks {
     }
 }
 
-#[derive(Debug, PartialEq)]
-enum Prompt {
-    Text(String),
-    Tokens(Vec<u32>),
-}
-
 fn refuse_unsupported(fields: &Fields<'_>, options: &GenerationOptions) -> Result<(), ApiError> {
     if echo(fields)? && (fields.get("logprobs").is_some() || options.choices > 1) {
         return Err(ApiError::not_supported(
@@ -173,49 +168,6 @@ fn refuse_unsupported(fields: &Fields<'_>, options: &GenerationOptions) -> Resul
         ));
     }
     Ok(())
-}
-
-/// `"text"`, `["text", ...]`, `[id, ...]` or `[[id, ...], ...]`.
-fn prompts(fields: &Fields<'_>, vocabulary: usize) -> Result<Vec<Prompt>, ApiError> {
-    let value = fields
-        .get("prompt")
-        .ok_or_else(|| fields.missing("prompt"))?;
-    let must = "a string, an array of strings, an array of token ids or an array of such arrays";
-    let wrong = || fields.wrong("prompt", must, value);
-    let tokens = |ids: &[Value]| -> Result<Prompt, ApiError> {
-        let read = |value: &Value| {
-            token_id(value, vocabulary).ok_or_else(|| {
-                let must = format!("token ids below {vocabulary} throughout");
-                fields.wrong("prompt", &must, value)
-            })
-        };
-        Ok(Prompt::Tokens(
-            ids.iter().map(read).collect::<Result<_, _>>()?,
-        ))
-    };
-    let prompts = match value {
-        Value::String(text) => vec![Prompt::Text(text.clone())],
-        Value::Array(items) if items.first().is_some_and(Value::is_number) => vec![tokens(items)?],
-        Value::Array(items) => {
-            let read = |item: &Value| match item {
-                Value::String(text) => Ok(Prompt::Text(text.clone())),
-                Value::Array(ids) => tokens(ids),
-                _ => Err(wrong()),
-            };
-            items.iter().map(read).collect::<Result<Vec<_>, _>>()?
-        }
-        _ => return Err(wrong()),
-    };
-    if !(1..=MAX_PROMPTS).contains(&prompts.len()) {
-        return Err(ApiError::invalid(
-            "prompt",
-            format!(
-                "prompt must hold 1 to {MAX_PROMPTS} prompts, but holds {}",
-                prompts.len()
-            ),
-        ));
-    }
-    Ok(prompts)
 }
 
 /// The prompt's tokens. With a suffix, what the model writes is to stand between the two.
@@ -262,49 +214,4 @@ fn encode(text: &ModelText, prompt: Prompt, suffix: Option<&str>) -> Result<Arc<
 
 fn echo(fields: &Fields<'_>) -> Result<bool, ApiError> {
     Ok(fields.boolean("echo")?.unwrap_or(false))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse(prompt: Value) -> Result<Vec<Prompt>, ApiError> {
-        let Value::Object(map) = json!({ "prompt": prompt }) else {
-            panic!("not an object")
-        };
-        prompts(&Fields::new(&map), 10)
-    }
-
-    #[test]
-    fn prompts_come_in_four_shapes() {
-        let text = |text: &str| Prompt::Text(text.into());
-        assert_eq!(parse(json!("a")).unwrap(), [text("a")]);
-        assert_eq!(parse(json!(["a", ""])).unwrap(), [text("a"), text("")]);
-        assert_eq!(parse(json!([1, 9])).unwrap(), [Prompt::Tokens(vec![1, 9])]);
-        let two = [Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2, 3])];
-        assert_eq!(parse(json!([[1], [2, 3]])).unwrap(), two);
-    }
-
-    #[test]
-    fn other_shapes_and_unknown_tokens_are_refused() {
-        let many = vec!["x"; MAX_PROMPTS + 1];
-        for bad in [
-            json!(null),
-            json!(1),
-            json!({}),
-            json!([]),
-            json!([10]),
-            json!([-1]),
-            json!([1.5]),
-            json!([1, "a"]),
-            json!(["a", 1]),
-            json!([[1], [10]]),
-            json!([[["a"]]]),
-            json!([true]),
-            json!(many),
-        ] {
-            let error = parse(bad.clone()).expect_err(&bad.to_string());
-            assert_eq!(error.body()["error"]["param"], "prompt", "{bad}");
-        }
-    }
 }

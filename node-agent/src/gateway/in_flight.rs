@@ -125,6 +125,7 @@ impl InFlight {
                 shown: shown.clone(),
                 logprobs,
                 choices: options.choices,
+                embedding: None,
                 keyspace: caller.keyspace,
                 client: caller.client,
             };
@@ -185,6 +186,8 @@ impl InFlight {
                         parts,
                     });
                 }
+                // Nobody asks for one here.
+                GenerationEvent::Embedding(_) => {}
                 GenerationEvent::Usage(usage) => {
                     self.usage.prompt_tokens += usage.prompt_tokens;
                     self.usage.cached_tokens += usage.cached_tokens;
@@ -373,7 +376,8 @@ fn until_the_end(
     })
 }
 
-fn abandoned() -> GenerationError {
+/// Nothing more comes of a request.
+pub fn abandoned() -> GenerationError {
     GenerationError::Refused {
         reason: "it ended without an answer".into(),
     }

@@ -86,6 +86,20 @@ impl Intake {
         })?
     }
 
+    /// Room for so many bytes, once others leave it; not for more than there is for all.
+    pub async fn room(&self, bytes: u32) -> Result<OwnedSemaphorePermit, ApiError> {
+        let free = self.room.clone().acquire_many_owned(bytes);
+        let free = timeout(self.limits.waiting, free).await;
+        free.ok().and_then(Result::ok).ok_or(ApiError::Busy {
+            why: "other requests take all the memory for requests",
+        })
+    }
+
+    /// The bytes that there is room for in all.
+    pub fn all_room(&self) -> usize {
+        self.limits.body_bytes
+    }
+
     /// The body's bytes, and the room for them if there are many.
     async fn receive(
         &self,
@@ -110,14 +124,7 @@ impl Intake {
                 return Err(too_large);
             }
             if bytes.len() + part.len() > OWN_BYTES && room.is_none() {
-                let free = self.room.clone().acquire_many_owned(length);
-                let free = timeout(self.limits.waiting, free).await;
-                room = free.ok().and_then(Result::ok);
-                if room.is_none() {
-                    return Err(ApiError::Busy {
-                        why: "other requests take all the memory for requests",
-                    });
-                }
+                room = Some(self.room(length).await?);
             }
             bytes.extend_from_slice(&part);
         }

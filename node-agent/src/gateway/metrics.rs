@@ -83,6 +83,11 @@ impl Metrics {
         self.recent_first_tokens.add(after);
     }
 
+    /// A prompt of so many tokens was computed, for its vector.
+    pub fn embedded(&self, prompt_tokens: usize) {
+        self.prompt_tokens.inc_by(prompt_tokens as u64);
+    }
+
     /// So many tokens of a prompt had been computed before.
     pub fn cached_tokens(&self, tokens: usize) {
         self.cached_tokens.inc_by(tokens as u64);

@@ -13,6 +13,7 @@ mod chunks;
 mod completions;
 mod connections;
 mod conversation;
+mod embeddings;
 mod grammar;
 mod in_flight;
 mod intake;
@@ -22,9 +23,11 @@ mod messages;
 mod metrics;
 mod models;
 mod ollama;
+mod ollama_embed;
 mod openai_error;
 mod page;
 mod probes;
+mod prompts;
 mod recent;
 mod request;
 mod request_id;
@@ -198,6 +201,7 @@ fn router(gateway: Gateway) -> Router {
         .route("/models/{*id}", get(models::get))
         .route("/chat/completions", post(chat_completions::create))
         .route("/completions", post(completions::create))
+        .route("/embeddings", post(embeddings::create))
         .route("/responses", post(responses::create))
         .route("/responses/{id}", get(responses::get));
     let protected = Router::new()
@@ -208,6 +212,7 @@ fn router(gateway: Gateway) -> Router {
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
+        .route("/api/embed", post(ollama_embed::create))
         .route("/api/tags", get(ollama::tags))
         .route("/api/ps", get(ollama::ps))
         .route("/api/show", post(ollama::show))

@@ -128,13 +128,13 @@ async fn answer(gateway: Gateway, caller: Caller, request: Request, route: Route
 }
 
 /// Ollama's error body, with our status and headers.
-fn refusal(error: ApiError) -> Response {
+pub fn refusal(error: ApiError) -> Response {
     let message = error.to_string();
     with_body(error.into_response(), &json!({ "error": message }))
 }
 
 /// Ollama's names have a tag.
-fn check_model(gateway: &Gateway, fields: &Fields<'_>) -> Result<(), ApiError> {
+pub fn check_model(gateway: &Gateway, fields: &Fields<'_>) -> Result<(), ApiError> {
     match fields.string("model")? {
         Some(asked) => {
             let plain = asked.strip_suffix(":latest").unwrap_or(asked);

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
 use tokio::sync::mpsc;
 
-use super::frame::{Activation, Event, Frame, Input, MAX_FRAME_ROWS, Operation, Reset, SessionId};
+use super::frame::{
+    Activation, Event, Frame, Input, MAX_FRAME_ROWS, Operation, Output, Reset, SessionId,
+};
 use super::hop::Reply;
 use super::hop_timing::HopTiming;
 use super::transport::Inbound;
@@ -31,8 +33,8 @@ pub struct RingClient {
 pub enum RingEvent {
     Answer {
         session: SessionId,
-        /// `vocabulary` numbers for each row asked for; empty if none was, or if a later frame took back all its positions.
-        logits: Vec<f32>,
+        /// The logits or states of each row asked for; empty if none was, or if a later frame took back all its positions.
+        output: Vec<f32>,
         cost: RoundCost,
     },
     /// The session's KV cache is free on every member.
@@ -137,7 +139,7 @@ impl RingClient {
             timings: Vec::new(),
             operation: Operation::Reset(Reset::Probe { nonce }),
         };
-        self.begin(frame).await
+        self.begin(frame, Output::Logits).await
     }
 
     /// Opens a session on every member. Its id is above that of every session before, and above 0.
@@ -154,17 +156,19 @@ impl RingClient {
         wanted: usize,
     ) -> Result<(), RingError> {
         let length = self.session(session)?.length;
-        self.send_from(session, length, tokens, wanted).await
+        self.send_from(session, length, tokens, wanted, Output::Logits)
+            .await
     }
 
     /// Sends `tokens` (at most [`MAX_FRAME_ROWS`]) of a session round the ring, in place of whatever it holds from `first_position` on.
-    /// [`RingEvent::Answer`] brings the logits of the last `wanted` of them.
+    /// [`RingEvent::Answer`] brings `output` of the last `wanted` of them.
     pub async fn send_from(
         &mut self,
         session: SessionId,
         first_position: usize,
         tokens: &[u32],
         wanted: usize,
+        output: Output,
     ) -> Result<(), RingError> {
         let open = self.session(session)?;
         open.length = first_position + tokens.len();
@@ -177,7 +181,7 @@ impl RingClient {
             refuted: false,
             input: Input::Tokens(tokens.to_vec()),
         };
-        self.operate(session, Operation::Activation(activation))
+        self.operate_for(session, Operation::Activation(activation), output)
             .await
     }
 
@@ -248,9 +252,9 @@ impl RingClient {
                 continue;
             }
             match self.next_for(session).await? {
-                RingEvent::Answer { logits, .. } => {
+                RingEvent::Answer { output, .. } => {
                     in_flight -= 1;
-                    last = logits;
+                    last = output;
                 }
                 RingEvent::Refused { reason, .. } => return Err(RingError::Refused { reason }),
                 RingEvent::Lost { rank, cause } => return Err(RingError::Lost { rank, cause }),
@@ -308,7 +312,7 @@ impl RingClient {
             Reply::Answer {
                 session,
                 sequence,
-                logits,
+                output,
                 timings,
             } => {
                 let Some(open) = self.sessions.get_mut(&session) else {
@@ -322,7 +326,7 @@ impl RingClient {
                     .filter(|(expected, _)| *expected == sequence)?;
                 Some(RingEvent::Answer {
                     session,
-                    logits,
+                    output,
                     cost: RoundCost {
                         elapsed: begun.elapsed(),
                         members: timings,
@@ -375,6 +379,15 @@ impl RingClient {
     }
 
     async fn operate(&mut self, session: SessionId, operation: Operation) -> Result<(), RingError> {
+        self.operate_for(session, operation, Output::Logits).await
+    }
+
+    async fn operate_for(
+        &mut self,
+        session: SessionId,
+        operation: Operation,
+        output: Output,
+    ) -> Result<(), RingError> {
         let open = self.session(session)?;
         open.sequence += 1;
         let frame = Frame {
@@ -385,12 +398,12 @@ impl RingClient {
             timings: Vec::with_capacity(self.members),
             operation,
         };
-        self.begin(frame).await
+        self.begin(frame, output).await
     }
 
-    async fn begin(&self, frame: Frame) -> Result<(), RingError> {
+    async fn begin(&self, frame: Frame, output: Output) -> Result<(), RingError> {
         self.inbox
-            .send(Inbound::Begin(frame))
+            .send(Inbound::Begin { frame, output })
             .await
             .map_err(|_| RingError::Stopped)
     }

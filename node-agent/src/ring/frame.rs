@@ -56,6 +56,15 @@ pub struct Activation {
     pub input: Input,
 }
 
+/// What rank 0 makes of the rows that come home. No other member knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// What may be the next token: as many numbers as the vocabulary has tokens.
+    Logits,
+    /// What stands for the text so far: as many numbers as the model is wide.
+    States,
+}
+
 #[derive(Clone, Debug)]
 pub enum Input {
     /// Only on rank 0, in round 0: not yet embedded.

@@ -7,6 +7,7 @@
 //! Decides what becomes of a frame: computed and sent on, refused, or failed. The last two are reported to rank 0 and
 //! end one request, never the ring. Losing a neighbour ends all sessions.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,9 @@ use tonic::Status;
 
 use crate::memory_watch::Pressure;
 
-use super::frame::{Activation, Event, Frame, HopEvent, Input, Operation, Reset, SessionId};
+use super::frame::{
+    Activation, Event, Frame, HopEvent, Input, Operation, Output, Reset, SessionId,
+};
 use super::held::Held;
 use super::hop_timing::HopTiming;
 use super::queue::{Queue, Queued};
@@ -36,6 +39,8 @@ pub struct Hop {
     /// The worker's, which tells how far it is.
     compute: Arc<Compute>,
     queue: Queue,
+    /// Rank 0 only: frames on the ring whose rows are read as states, by session and sequence.
+    states: BTreeSet<(SessionId, u64)>,
     successor: Successor,
     /// Events for the predecessor, while it is connected.
     predecessor: Option<mpsc::Sender<Result<proto::HopEvent, Status>>>,
@@ -64,11 +69,11 @@ pub struct HopParts {
 /// What a round brings back to rank 0.
 #[derive(Debug)]
 pub enum Reply {
-    /// An activation: the logits of its output rows (output_rows x vocabulary), and what it cost on the way.
+    /// An activation: what was made of its output rows, and what it cost on the way.
     Answer {
         session: SessionId,
         sequence: u64,
-        logits: Vec<f32>,
+        output: Vec<f32>,
         timings: Vec<HopTiming>,
     },
     /// A release: no member holds the session any more.
@@ -124,6 +129,7 @@ impl Hop {
             compute: worker.compute().clone(),
             worker: Arc::new(Mutex::new(worker)),
             queue: Queue::default(),
+            states: BTreeSet::new(),
             successor,
             predecessor: None,
             home,
@@ -166,7 +172,12 @@ impl Hop {
                     }),
                 }
             }
-            Inbound::Begin(frame) => self.admit(frame, Instant::now()),
+            Inbound::Begin { frame, output } => {
+                if output == Output::States {
+                    self.states.insert((frame.session, frame.sequence));
+                }
+                self.admit(frame, Instant::now());
+            }
             Inbound::Event(event) => self.pass_back(event),
             Inbound::PredecessorConnected { events } => {
                 tracing::info!(
@@ -275,10 +286,11 @@ impl Hop {
     async fn pass_on(&mut self, queued: Queued) {
         let Queued { mut frame, arrived } = queued;
         if frame.round == self.schedule.rounds {
+            self.states.remove(&(frame.session, frame.sequence));
             return self.reply(Reply::Answer {
                 session: frame.session,
                 sequence: frame.sequence,
-                logits: Vec::new(),
+                output: Vec::new(),
                 timings: frame.timings,
             });
         }
@@ -322,12 +334,15 @@ impl Hop {
                 input,
                 ..
             } = activation;
-            let narrowed = last_hop || round == self.schedule.rounds;
+            let home = round == self.schedule.rounds;
+            let read = home && self.states.remove(&(frame.session, frame.sequence));
+            let narrowed = last_hop || home;
             work.push(Work {
                 session: frame.session,
                 first_position: *first_position,
                 rows: *rows,
                 wanted: if narrowed { *output_rows } else { *rows },
+                output: if read { Output::States } else { Output::Logits },
                 input: std::mem::replace(input, Input::Tokens(Vec::new())),
             });
             frames.push((frame, arrived, work.last().map_or(0, |work| work.rows)));
@@ -390,10 +405,10 @@ impl Hop {
                     }
                     self.hand_on(frame, Instant::now()).await;
                 }
-                WorkOutput::Logits(logits) => self.reply(Reply::Answer {
+                WorkOutput::Home(output) => self.reply(Reply::Answer {
                     session: frame.session,
                     sequence: frame.sequence,
-                    logits,
+                    output,
                     timings: frame.timings,
                 }),
             }
@@ -436,6 +451,8 @@ impl Hop {
     async fn hand_on(&mut self, mut frame: Frame, now: Instant) {
         if self.schedule.rank == 0 && frame.round == self.schedule.rounds {
             if let Operation::Release = frame.operation {
+                // Of frames that were refused on the way.
+                self.states.retain(|(session, _)| *session != frame.session);
                 self.reply(Reply::Released {
                     session: frame.session,
                 });
@@ -491,6 +508,7 @@ impl Hop {
 
     fn forget_all(&mut self) {
         self.queue.clear();
+        self.states.clear();
         self.table.clear();
         self.worker().clear();
         self.count();

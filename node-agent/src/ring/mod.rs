@@ -22,7 +22,7 @@ mod wire;
 mod worker;
 
 pub use client::{RingClient, RingError, RingEvent, RoundCost};
-pub use frame::{MAX_FRAME_ROWS, SessionId};
+pub use frame::{MAX_FRAME_ROWS, Output, SessionId};
 pub use hop::HopError;
 pub use hop_timing::{HOP_METRICS, HopMetric, HopTiming, Kind};
 pub use link::{EchoServer, LinkError, LinkMeasurement, MAX_PAYLOAD_BYTES, measure_link};

@@ -17,7 +17,7 @@ use tonic::transport::server::TcpIncoming;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::connection::{CONNECT_TIMEOUT, PredecessorSlot, endpoint, root_cause, server};
-use super::frame::{Frame, HopEvent};
+use super::frame::{Frame, HopEvent, Output};
 use super::link;
 use super::wire::proto::ring_client::RingClient;
 use super::wire::proto::ring_server::{Ring, RingServer};
@@ -48,8 +48,11 @@ pub enum Inbound {
     },
     /// From the successor, on its way to rank 0.
     Event(HopEvent),
-    /// Rank 0 begins a round.
-    Begin(Frame),
+    /// Rank 0 begins a round, whose rows it reads as this.
+    Begin {
+        frame: Frame,
+        output: Output,
+    },
 }
 
 /// What both directions agree on.

@@ -13,7 +13,7 @@ use prima_engine::{
     LayerWindow, Model, OutputHead, Part, Residency, StreamingSchedule,
 };
 
-use super::frame::{Input, SessionId};
+use super::frame::{Input, Output, SessionId};
 use super::schedule::Schedule;
 use super::wire;
 
@@ -40,6 +40,8 @@ pub struct Work {
     pub rows: usize,
     /// How many of the last rows the result is wanted for.
     pub wanted: usize,
+    /// What the output head makes of them.
+    pub output: Output,
     pub input: Input,
 }
 
@@ -47,8 +49,8 @@ pub struct Work {
 pub enum WorkOutput {
     /// `wanted` rows in the plan's activation dtype.
     Rows(Bytes),
-    /// The output head's answer to `wanted` rows: wanted x vocabulary.
-    Logits(Vec<f32>),
+    /// What the output head made of `wanted` rows.
+    Home(Vec<f32>),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -327,28 +329,49 @@ impl Worker {
         Ok(outputs)
     }
 
-    /// Logits of the rows that came home, which are the wanted ones only.
+    /// What is made of the rows that came home, which are the wanted ones only.
     fn head(&self, batch: &[Work]) -> Result<Vec<WorkOutput>, EngineError> {
-        let vocabulary = self.model.spec().vocabulary;
-        let mut logits = Vec::new();
-        if let Some(ends) = &self.ends
-            && !self.rows.is_empty()
-        {
-            ends.output_head
-                .logits(&self.compute, &self.rows, &mut logits)?;
+        let Some(ends) = &self.ends else {
+            return Ok(Vec::new());
+        };
+        let head = &ends.output_head;
+        let (hidden, vocabulary) = (self.model.spec().hidden, self.model.spec().vocabulary);
+        let mut rest = self.rows.as_slice();
+        let mut for_logits = Vec::new();
+        let mut outputs = Vec::with_capacity(batch.len());
+        for work in batch {
+            let (own, after) = rest.split_at(work.wanted * hidden);
+            rest = after;
+            outputs.push(match work.output {
+                Output::States => head.states(&self.compute, own)?,
+                Output::Logits => {
+                    for_logits.extend_from_slice(own);
+                    Vec::new()
+                }
+            });
         }
-        if let [_] = batch {
-            return Ok(vec![WorkOutput::Logits(logits)]);
+        let mut logits = Vec::new();
+        if !for_logits.is_empty() {
+            head.logits(&self.compute, &for_logits, &mut logits)?;
+        }
+        if let [
+            Work {
+                output: Output::Logits,
+                ..
+            },
+        ] = batch
+        {
+            return Ok(vec![WorkOutput::Home(logits)]);
         }
         let mut rest = logits.as_slice();
-        Ok(batch
-            .iter()
-            .map(|work| {
+        for (work, output) in batch.iter().zip(&mut outputs) {
+            if work.output == Output::Logits {
                 let (own, after) = rest.split_at(work.wanted * vocabulary);
                 rest = after;
-                WorkOutput::Logits(own.to_vec())
-            })
-            .collect())
+                output.extend_from_slice(own);
+            }
+        }
+        Ok(outputs.into_iter().map(WorkOutput::Home).collect())
     }
 }
 

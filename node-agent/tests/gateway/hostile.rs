@@ -12,7 +12,7 @@ use crate::client::{get, post};
 use crate::server::Server;
 
 /// Every field that the gateway reads, wherever it reads it.
-const FIELDS: [&str; 63] = [
+const FIELDS: [&str; 66] = [
     "model",
     "messages",
     "role",
@@ -76,10 +76,13 @@ const FIELDS: [&str; 63] = [
     "think",
     "num_predict",
     "tokens",
+    "encoding_format",
+    "dimensions",
+    "truncate",
 ];
 
 /// Whose errors look otherwise, or which may succeed.
-const OTHER_ROUTES: [&str; 8] = [
+const OTHER_ROUTES: [&str; 10] = [
     "/v1/responses",
     "/v1/messages",
     "/v1/messages/count_tokens",
@@ -88,6 +91,8 @@ const OTHER_ROUTES: [&str; 8] = [
     "/api/show",
     "/tokenize",
     "/detokenize",
+    "/v1/embeddings",
+    "/api/embed",
 ];
 
 fn any_json() -> impl Strategy<Value = Value> {

@@ -11,6 +11,7 @@
 mod access;
 mod apis;
 mod client;
+mod embeddings;
 mod generating;
 mod hostile;
 mod limits;

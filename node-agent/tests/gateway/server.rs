@@ -150,6 +150,12 @@ impl Accepted {
         .await;
     }
 
+    /// The vector of the prompt.
+    pub async fn embedding(&self, vector: &[f32]) {
+        self.send(GenerationEvent::Embedding(vector.to_vec())).await;
+        self.usage(self.request.prompt.len(), 0).await;
+    }
+
     pub async fn fail(&self, error: GenerationError) {
         self.send(GenerationEvent::Failed(error)).await;
     }

@@ -120,6 +120,7 @@ impl Served {
 #[derive(Debug, Default)]
 pub struct Answer {
     pub choices: Vec<ChoiceAnswer>,
+    pub vector: Option<Vec<f32>>,
     pub usage: Option<Usage>,
     pub error: Option<GenerationError>,
 }
@@ -162,6 +163,7 @@ impl Answer {
                     assert_eq!(choice.reason.replace(reason), None);
                     choice.text += &text;
                 }
+                GenerationEvent::Embedding(vector) => answer.vector = Some(vector),
                 GenerationEvent::Usage(usage) => answer.usage = Some(usage),
                 GenerationEvent::Failed(error) => answer.error = Some(error),
             }
@@ -191,6 +193,7 @@ pub fn request(prompt: &[u32], max_tokens: usize) -> GenerationRequest {
         shown: Vec::new(),
         logprobs: None,
         choices: 1,
+        embedding: None,
         keyspace: 0,
         client: 0,
     }

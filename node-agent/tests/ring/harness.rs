@@ -32,15 +32,31 @@ impl ModelFile {
     }
 
     pub fn of(made_up: MadeUpModel) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("made-up.gguf");
-        made_up.write_with(&path, made_up.tensors(), tokenizer);
+        Self::pooled(made_up, None)
+    }
+
+    /// With this `pooling_type` in its header.
+    pub fn pooled(made_up: MadeUpModel, pooling: Option<u32>) -> Self {
+        let (folder, path) = Self::write(made_up, pooling);
         let model = Model::open(&path).unwrap();
         Self {
             _folder: folder,
             path,
             model,
         }
+    }
+
+    pub fn write(made_up: MadeUpModel, pooling: Option<u32>) -> (TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("made-up.gguf");
+        made_up.write_with(&path, made_up.tensors(), |writer| {
+            tokenizer(writer);
+            if let Some(pooling) = pooling {
+                let key = format!("{}.pooling_type", made_up.architecture);
+                writer.metadata(&key, pooling);
+            }
+        });
+        (folder, path)
     }
 
     pub fn layers(&self) -> usize {

@@ -2,7 +2,7 @@
 
 use prima_crds::v1alpha1::ring_plan::{ActivationDtype, KvDtype};
 use prima_engine::KvFormat;
-use prima_node_agent::ring::RingEvent;
+use prima_node_agent::ring::{Output, RingEvent};
 
 use crate::harness::{ModelFile, Ring, bits, fork, in_time, open, plan, tokens, until};
 use crate::support::{FAMILIES, MadeUpModel};
@@ -146,10 +146,10 @@ async fn batched_sessions_do_not_touch_one_another() {
     {
         match client.next().await.unwrap() {
             RingEvent::Answer {
-                session, logits, ..
+                session, output, ..
             } => {
                 let index = sessions.iter().position(|other| *other == session).unwrap();
-                heard[index].push(logits);
+                heard[index].push(output);
             }
             other => panic!("{other:?}"),
         }
@@ -218,13 +218,13 @@ async fn refuted_frames_come_home_and_change_nothing() {
         }
         let right = &text[first + 1..first + 3];
         client
-            .send_from(session, first + 1, right, 2)
+            .send_from(session, first + 1, right, 2, Output::Logits)
             .await
             .unwrap();
         let mut answers = Vec::new();
         while answers.len() < 4 {
             match in_time(client.next()).await.unwrap() {
-                RingEvent::Answer { logits, .. } => answers.push(logits),
+                RingEvent::Answer { output, .. } => answers.push(output),
                 other => panic!("{other:?}"),
             }
         }

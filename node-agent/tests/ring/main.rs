@@ -10,6 +10,7 @@
 mod conversations;
 mod deadlines;
 mod decoding;
+mod embedding;
 mod faults;
 mod harness;
 mod identity;

@@ -467,6 +467,15 @@ impl Runner {
         activation
     }
 
+    /// The states after each of `tokens`, of which logits are made.
+    pub fn states(&self, kv: &mut KvCache, tokens: &[u32]) -> Vec<Vec<f32>> {
+        let activation = self.run(&mut [(kv, tokens)]);
+        let head = OutputHead::open(&self.model, &self.residency).expect("an output head");
+        let states = head.states(&self.compute, &activation).expect("states");
+        let hidden = self.model.spec().hidden;
+        states.chunks_exact(hidden).map(<[f32]>::to_vec).collect()
+    }
+
     /// The logits after each of `tokens`.
     pub fn logits(&self, kv: &mut KvCache, tokens: &[u32]) -> Vec<Vec<f32>> {
         let activation = self.run(&mut [(kv, tokens)]);

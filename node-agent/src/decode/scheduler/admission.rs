@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::kept::common_prefix;
-use super::{Action, ClientId, Phase, Request, Scheduler, SequenceId, State};
+use super::{Action, ClientId, Phase, Read, Request, Scheduler, SequenceId, State};
 use crate::ring::{MAX_FRAME_ROWS, SessionId};
 
 /// A prefix that is on the ring.
@@ -126,6 +126,9 @@ impl Scheduler {
 
     /// The session that holds the most of the beginning of `text`.
     fn best_source(&self, request: &Request, text: &[u32]) -> Option<Source> {
+        if request.read == Read::AllStates {
+            return None;
+        }
         let source = |session, held: &[u32], kept| Source {
             session,
             length: held.len(),
@@ -213,7 +216,7 @@ impl Scheduler {
             session,
             sent: shared,
         };
-        if !request.begun {
+        if !request.begun || request.read == Read::AllStates {
             request.begun = true;
             self.actions.push(Action::Begun {
                 request: id.0,

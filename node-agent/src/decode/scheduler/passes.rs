@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use super::kept::common_prefix;
 use super::speculation::Prices;
 use super::{
-    Action, Asked, Flight, Phase, Request, RequestId, Sampled, Scheduler, Sequence, SequenceId,
-    State,
+    Action, Asked, Flight, Phase, Read, Request, RequestId, Sampled, Scheduler, Sequence,
+    SequenceId, State,
 };
 use crate::generation::Readiness;
-use crate::ring::{MAX_FRAME_ROWS, SessionId};
+use crate::ring::{MAX_FRAME_ROWS, Output, SessionId};
 
 /// What a frame carries of a text.
 enum Part<'a> {
@@ -109,6 +109,7 @@ impl Scheduler {
         }
         let mut running: Vec<SequenceId> = self.running.values().copied().collect();
         running.sort_unstable();
+        running.retain(|id| self.read(*id) == Read::Continuation);
         for id in running {
             let Some(sequence) = self.sequence(id) else {
                 continue;
@@ -236,19 +237,27 @@ impl Scheduler {
         if let Some(sequence) = self.sequence(id) {
             sequence.state = State::Running { session, sent: end };
         }
+        let read = self.read(id);
         let expected = self.expected(tokens.len(), chunk);
         let flying =
             |session: &SessionId| self.flights.get(session).is_some_and(|own| !own.is_empty());
         let flight = Flight {
             awaited: self.awaited(expected, now),
             chunk,
-            brings: last.then_some(id),
+            brings: (last || read == Read::AllStates).then_some(id),
             alone: !self.flights.keys().any(flying),
             pass_rows: (!chunk && self.chunks_in_flight() == 0 && !flying(&session))
                 .then_some(tokens.len()),
         };
-        let wanted = usize::from(last) + draft.len();
-        self.send_tokens(session, sent, tokens, wanted, flight);
+        let wanted = match read {
+            Read::AllStates => tokens.len(),
+            Read::Continuation | Read::LastState => usize::from(last) + draft.len(),
+        };
+        let output = match read {
+            Read::Continuation => Output::Logits,
+            Read::LastState | Read::AllStates => Output::States,
+        };
+        self.send_tokens(session, sent, tokens, (wanted, output), flight);
         !last
     }
 
@@ -295,7 +304,7 @@ impl Scheduler {
         session: SessionId,
         first_position: usize,
         tokens: Vec<u32>,
-        wanted: usize,
+        (wanted, output): (usize, Output),
         flight: Flight,
     ) {
         self.ledger.extend(session, first_position, tokens.len());
@@ -305,6 +314,7 @@ impl Scheduler {
             first_position,
             tokens,
             wanted,
+            output,
         });
     }
 
@@ -337,6 +347,9 @@ impl Scheduler {
         let Some((request, choice)) = flight.brings else {
             return;
         };
+        if self.read((request, choice)) != Read::Continuation {
+            return self.states((request, choice), session, now);
+        }
         if !flight.chunk {
             self.overlap.add(slowest);
             if flight.alone {
@@ -359,6 +372,32 @@ impl Scheduler {
             choices,
             draft: draft.unwrap_or_default(),
         });
+    }
+
+    /// States of a sequence came home from its session.
+    fn states(&mut self, id: SequenceId, session: SessionId, now: Instant) {
+        let whole = self.sequence(id).is_some_and(|sequence| {
+            let State::Running { sent, .. } = sequence.state else {
+                return false;
+            };
+            sent == sequence.text.len()
+        });
+        let under_way = self.flights.get(&session);
+        let last = whole && under_way.is_none_or(VecDeque::is_empty);
+        self.actions.push(Action::Pool {
+            request: id.0,
+            last,
+        });
+        if last {
+            self.stop(id, now);
+            self.requests.remove(&id.0);
+        }
+    }
+
+    /// What is read of a sequence's text.
+    fn read(&self, (request, _): SequenceId) -> Read {
+        let request = self.requests.get(&request);
+        request.map_or(Read::Continuation, |one| one.read)
     }
 
     pub(super) fn sampled(&mut self, id: RequestId, sampled: Vec<Sampled>, now: Instant) {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{Action, Awaited, Flight, Phase, Scheduler};
 use crate::generation::{GenerationError, Readiness};
-use crate::ring::SessionId;
+use crate::ring::{Output, SessionId};
 
 pub(super) const PROBE_INTERVAL: Duration = Duration::from_millis(200);
 /// Frames may take so many times as long as the plan says, or as others took lately, when their machines have other work to do.
@@ -43,7 +43,7 @@ impl Scheduler {
             alone: false,
             pass_rows: None,
         };
-        self.send_tokens(session, 0, token, 1, flight);
+        self.send_tokens(session, 0, token, (1, Output::Logits), flight);
     }
 
     pub(super) fn refused(&mut self, session: SessionId, reason: String, now: Instant) {

@@ -9,6 +9,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Flight, Scheduler, Sequence, SequenceId, State};
+use crate::ring::Output;
 
 /// What passes took lately, the latest counting an eighth.
 #[derive(Default)]
@@ -153,7 +154,7 @@ impl Scheduler {
             pass_rows: None,
         };
         let wanted = tokens.len();
-        self.send_tokens(session, first, tokens, wanted, flight);
+        self.send_tokens(session, first, tokens, (wanted, Output::Logits), flight);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::kept::Prefix;
-use super::{Action, Scheduler, SequenceId, State};
+use super::{Action, Read, Scheduler, SequenceId, State};
 use crate::generation::GenerationError;
 use crate::ring::SessionId;
 
@@ -98,19 +98,21 @@ impl Scheduler {
         self.actions.push(Action::Fork { parent, child });
     }
 
-    /// Takes a sequence's place for another. What it computed is kept for as long as nobody needs the room.
+    /// Takes a sequence's place for another. What it computed is kept for as long as nobody needs the room, if it can go on from there.
     pub(super) fn set_aside(&mut self, id: SequenceId, now: Instant) {
         let held = self.leave(id);
         let Some(request) = self.requests.get_mut(&id.0) else {
             return;
         };
-        let keyspace = request.keyspace;
+        let (keyspace, read) = (request.keyspace, request.read);
         let sequence = &mut request.sequences[id.1];
         sequence.state = State::Waiting;
         let text = held.map(|(session, sent)| (session, sequence.text[..sent].to_vec()));
         self.waiting.insert(id);
-        if let Some((session, text)) = text {
-            self.keep(session, text, keyspace, now);
+        match text {
+            Some((session, _)) if read == Read::AllStates => self.release(session, now),
+            Some((session, text)) => self.keep(session, text, keyspace, now),
+            None => {}
         }
     }
 

@@ -82,9 +82,11 @@ impl SimulatedRing {
                 first_position,
                 tokens,
                 wanted,
+                ..
             } => self.compute(*session, *first_position, tokens, *wanted),
             Action::Begun { .. }
             | Action::Sample { .. }
+            | Action::Pool { .. }
             | Action::Guess { .. }
             | Action::Fail { .. } => {}
         }

@@ -5,6 +5,7 @@ use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingPlanSpec, Speed};
 use super::ring_state::{KEPT_FOR, PROBE_INTERVAL};
 use super::simulated_ring::{SimulatedRing, row};
 use super::*;
+use crate::ring::MAX_FRAME_ROWS;
 
 /// The token that ends an answer.
 const END: u32 = 0;
@@ -35,6 +36,8 @@ struct Client {
     max_tokens: usize,
     /// Tokens of each choice so far, and whether it has ended.
     choices: Vec<(Vec<u32>, bool)>,
+    read: Read,
+    states: Vec<u64>,
     cached: Option<usize>,
 }
 
@@ -136,7 +139,9 @@ impl World {
                 Action::Probe { nonce } => self.nonce = Some(nonce),
                 Action::Begun { request, cached } => {
                     if let Some(client) = self.clients.get_mut(&request) {
-                        assert_eq!(client.cached.replace(cached), None);
+                        let before = client.cached.replace(cached);
+                        assert!(before.is_none() || client.read == Read::AllStates);
+                        client.states.clear();
                     }
                 }
                 Action::Sample {
@@ -156,6 +161,14 @@ impl World {
                     }
                     let event = Event::Sampled { request, choices };
                     actions.extend(self.scheduler.handle(event, self.now));
+                }
+                Action::Pool { request, last } => {
+                    let client = self.clients.get_mut(&request).unwrap();
+                    client.states.extend(rows);
+                    if last {
+                        let client = self.clients.remove(&request).unwrap();
+                        self.finished.insert(request, client);
+                    }
                 }
                 Action::Guess { .. } => self.asked.push_back(action),
                 Action::Fail { request, error } => {
@@ -186,10 +199,34 @@ impl World {
         max_tokens: usize,
         keyspace: u64,
     ) {
+        self.submit_to_read(
+            id,
+            prompt,
+            Read::Continuation,
+            (choices, max_tokens),
+            keyspace,
+        );
+    }
+
+    /// For its vector.
+    fn embed(&mut self, id: RequestId, prompt: &[u32], read: Read) {
+        self.submit_to_read(id, prompt, read, (1, 0), 0);
+    }
+
+    fn submit_to_read(
+        &mut self,
+        id: RequestId,
+        prompt: &[u32],
+        read: Read,
+        (choices, max_tokens): (usize, usize),
+        keyspace: u64,
+    ) {
         let client = Client {
             prompt: prompt.to_vec(),
             max_tokens,
-            choices: vec![(Vec::new(), false); choices],
+            choices: vec![(Vec::new(), read != Read::Continuation); choices],
+            read,
+            states: Vec::new(),
             cached: None,
         };
         self.clients.insert(id, client);
@@ -198,6 +235,7 @@ impl World {
             prompt: prompt.into(),
             choices,
             max_tokens,
+            read,
             keyspace,
             client: keyspace,
         };
@@ -312,6 +350,10 @@ impl World {
         let kv = self.scheduler.kv();
         assert_eq!(kv.used_positions, kv.kept_positions);
         for client in self.finished.values() {
+            if client.read != Read::Continuation {
+                assert_eq!(client.states, client.expected_states());
+                continue;
+            }
             for (choice, (answer, ended)) in client.choices.iter().enumerate() {
                 assert!(ended);
                 assert_eq!(*answer, client.expected(choice, self.ring_context()));
@@ -392,6 +434,15 @@ impl Client {
         text.split_off(self.prompt.len())
     }
 
+    fn expected_states(&self) -> Vec<u64> {
+        let mut states = (1..=self.prompt.len()).map(|end| row(&self.prompt[..end]));
+        match self.read {
+            Read::AllStates => states.collect(),
+            Read::LastState => states.next_back().into_iter().collect(),
+            Read::Continuation => Vec::new(),
+        }
+    }
+
     /// The prompt of the next turn: all of this one and something new.
     fn next_turn(&self, new: &[u32]) -> Vec<u32> {
         [&self.prompt, &self.choices[0].0, new].concat()
@@ -430,6 +481,8 @@ fn long_prompts() -> impl Iterator<Item = Vec<u32>> {
             prompt: prompt.clone(),
             max_tokens: 200,
             choices: Vec::new(),
+            read: Read::Continuation,
+            states: Vec::new(),
             cached: None,
         };
         client.expected(0, CONTEXTS_END).len() == 200
@@ -1059,11 +1112,85 @@ fn a_guess_that_comes_beside_a_prompts_chunks_is_not_sent() {
     world.is_quiet();
 }
 
+#[test]
+fn the_mean_needs_every_state_also_of_a_kept_prefix() {
+    let mut world = World::new(SMALL);
+    let prompt = tokens(1, 300);
+    world.ask(1, &prompt, 1);
+    world.embed(2, &prompt, Read::AllStates);
+    world.run();
+    world.is_quiet();
+    assert_eq!(world.finished[&2].cached, Some(0));
+    assert_eq!(world.finished[&2].states.len(), 300);
+}
+
+#[test]
+fn the_last_state_needs_no_kept_prefix_anew() {
+    let mut world = World::new(SMALL);
+    let prompt = tokens(1, 300);
+    world.ask(1, &prompt, 1);
+    for id in [2, 3] {
+        world.embed(id, &prompt, Read::LastState);
+        world.run();
+        world.is_quiet();
+    }
+    assert_eq!(world.finished[&2].cached, Some(299));
+}
+
+#[test]
+fn vectors_leave_nothing_of_their_texts_on_the_ring() {
+    for read in [Read::LastState, Read::AllStates] {
+        let mut world = World::new(SMALL);
+        for id in 1..=20 {
+            world.embed(id, &tokens(id, 1 + 9 * id as usize), read);
+        }
+        world.run();
+        world.is_quiet();
+        assert_eq!(world.finished.len(), 20);
+        assert_eq!(world.ring.sessions(), 0);
+    }
+}
+
+#[test]
+fn a_cancelled_vector_frees_its_session() {
+    let mut world = World::new(SMALL);
+    world.embed(1, &tokens(1, 500), Read::AllStates);
+    world.run_some(2);
+    world.cancel(1);
+    world.run();
+    world.is_quiet();
+    assert_eq!((world.finished.len(), world.ring.sessions()), (0, 0));
+}
+
+#[test]
+fn a_mean_that_was_set_aside_begins_anew() {
+    let mut world = World::new(SMALL);
+    world.submit(1, &long_prompts().next().unwrap(), 1, 200, 0);
+    world.embed(2, &tokens(2, 440), Read::AllStates);
+    let session = |world: &World, id| {
+        let running = world.scheduler.running.iter();
+        let mut own = running.filter(|(_, other)| **other == (id, 0));
+        own.next().map(|(session, _)| *session)
+    };
+    // Most of it is there when the answer needs the room.
+    let own = session(&world, 2).unwrap();
+    (0..3).for_each(|_| world.comes_home(own));
+    assert_eq!(world.clients[&2].states.len(), 3 * MAX_FRAME_ROWS);
+    let answering = session(&world, 1).unwrap();
+    while session(&world, 2).is_some() {
+        world.comes_home(answering);
+    }
+    world.run();
+    world.is_quiet();
+    assert_eq!(world.finished.len(), 2);
+    assert_eq!(world.finished[&2].states.len(), 440);
+}
+
 /// Long random mixes: no session leaks, no request is forgotten, no budget is passed, and every answer is that of an empty ring.
 #[test]
 fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
     let (mut cached, mut finished, mut drafted, mut accepted) = (0, 0, 0, 0);
-    let (mut ran_ahead, mut refuted) = (0, 0);
+    let (mut ran_ahead, mut refuted, mut vectors) = (0, 0, 0);
     for seed in 0..1000 {
         let mut random = Random(seed);
         let shape = Shape {
@@ -1085,13 +1212,13 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
             let new = 1 + random.below(120);
             let prompt = [&base[..cut], &tokens(random.next(), new)].concat();
             let choices = 1 + random.below(shape.at_once.min(3));
-            world.submit(
-                id,
-                &prompt,
-                choices,
-                1 + random.below(200),
-                random.below(2) as u64,
-            );
+            let (max_tokens, keyspace) = (1 + random.below(200), random.below(2) as u64);
+            let (read, asked) = match random.below(10) {
+                0 => (Read::AllStates, (1, 0)),
+                1 => (Read::LastState, (1, 0)),
+                _ => (Read::Continuation, (choices, max_tokens)),
+            };
+            world.submit_to_read(id, &prompt, read, asked, keyspace);
             texts.push(prompt);
             for _ in 0..random.below(60) {
                 let chosen = random.below(1000);
@@ -1138,16 +1265,15 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
         }
         world.run();
         world.is_quiet();
-        finished += world.finished.len();
+        let answers = world.finished.values();
+        let answers = answers.filter(|done| done.read == Read::Continuation);
+        finished += answers.clone().count();
+        vectors += world.finished.len() - answers.clone().count();
         drafted += world.drafted;
         accepted += world.accepted;
         ran_ahead += world.ring.ran_ahead;
         refuted += world.ring.refuted;
-        cached += world
-            .finished
-            .values()
-            .filter_map(|done| done.cached)
-            .sum::<usize>();
+        cached += answers.filter_map(|done| done.cached).sum::<usize>();
     }
     assert!(
         finished > 5000 && cached > 20 * finished,
@@ -1157,6 +1283,7 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
         accepted > 5 * finished && drafted > accepted + finished,
         "{accepted} of {drafted} drafted tokens were right"
     );
+    assert!(vectors > 1000, "{vectors} vectors");
     assert!(
         ran_ahead > finished && refuted > finished / 4,
         "{ran_ahead} frames ran ahead, {refuted} were refuted"

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingPlanSpec};
 
-use super::{Action, Event, Sampled, Scheduler, common_prefix};
+use super::{Action, Event, Read, Sampled, Scheduler, common_prefix};
 use crate::ring::SessionId;
 
 /// Times in microseconds.
@@ -117,6 +117,7 @@ impl TimedRing {
             prompt: ring.text.clone().into(),
             choices: 1,
             max_tokens: ANSWER,
+            read: Read::Continuation,
             keyspace: 0,
             client: 0,
         };
@@ -232,6 +233,7 @@ impl TimedRing {
                     first_position,
                     tokens,
                     wanted,
+                    ..
                 } => {
                     let frame = Frame {
                         session,
