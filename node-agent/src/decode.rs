@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::model_profile::AttentionWindow;
 use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
-use prima_model::{ModelSpec, Pooling};
+use prima_model::ModelSpec;
 use prima_text::{SamplingError, Tokenizer};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
@@ -33,7 +33,7 @@ use crate::ring::{RingClient, RingError, RingEvent};
 use choice::Choice;
 pub use draft_model::{DraftModel, DraftModelError, DraftThread};
 use draft_model::{Guess, Job};
-use pooling::{Pool, PoolError};
+use pooling::{Pool, PoolError, Pools};
 use scheduler::{Action, Event, Read, RequestId, Sampled, Scheduler};
 use tally::Tally;
 
@@ -82,9 +82,7 @@ pub struct Decode {
     tokenizer: Tokenizer,
     /// Rows of the model's output head.
     vocabulary: usize,
-    /// Numbers of a state.
-    hidden: usize,
-    pooling: Pooling,
+    pools: Pools,
     status: watch::Sender<RingStatus>,
     scheduler: Scheduler,
     draft_model: Option<DraftThread>,
@@ -110,7 +108,7 @@ struct Request {
 /// What comes of a request's rows.
 enum Work {
     Choices(Vec<Choice>),
-    Vector(Pool),
+    Pooled(Pool),
 }
 
 /// How often to check for clients that left, for overdue rounds and whether the ring is whole.
@@ -144,8 +142,7 @@ impl Decode {
             client,
             tokenizer,
             vocabulary,
-            hidden: model.hidden,
-            pooling: model.pooling,
+            pools: Pools::of(model),
             status,
             scheduler,
             draft_model: options.draft_model,
@@ -225,7 +222,7 @@ impl Decode {
             choices: request.choices,
             max_tokens: match read {
                 Read::Continuation => request.max_tokens,
-                Read::LastState | Read::AllStates => 0,
+                Read::LastState | Read::LastScores | Read::AllStates => 0,
             },
             read,
             keyspace: request.keyspace,
@@ -287,7 +284,7 @@ impl Decode {
                 ),
             );
         }
-        if request.max_tokens == 0 && request.embedding.is_none() {
+        if request.max_tokens == 0 && request.instead.is_none() {
             return invalid("max_tokens", "it must be at least 1".into());
         }
         let (running, waiting) = self.scheduler.requests();
@@ -302,10 +299,9 @@ impl Decode {
                 retry_after: Duration::from_secs_f64(seconds.clamp(1.0, 60.0)),
             });
         }
-        if let Some(options) = request.embedding {
-            let read = pooling::read(self.pooling).map_err(unpoolable)?;
-            let pool = Pool::new(options, self.hidden).map_err(unpoolable)?;
-            return Ok((Work::Vector(pool), read));
+        if let Some(asked) = request.instead {
+            let (pool, read) = self.pools.pool(asked).map_err(unpoolable)?;
+            return Ok((Work::Pooled(pool), read));
         }
         (0..request.choices)
             .map(|index| Choice::new(index, request, &self.tokenizer, context))
@@ -412,7 +408,7 @@ impl Decode {
                     if let Some(request) = self.requests.get_mut(&request) {
                         request.begun = Instant::now();
                         request.cached_tokens = cached;
-                        if let Work::Vector(pool) = &mut request.work {
+                        if let Work::Pooled(pool) = &mut request.work {
                             pool.begin();
                         }
                     }
@@ -509,25 +505,22 @@ impl Decode {
         }
     }
 
-    /// Takes the next states of a request, and with the last of them tells the client.
-    fn pool(&mut self, id: RequestId, last: bool, states: &[f32]) {
+    /// Takes the next rows of a request that is pooled, and with the last of them tells the client.
+    fn pool(&mut self, id: RequestId, last: bool, rows: &[f32]) {
         let Some(request) = self.requests.get_mut(&id) else {
             return;
         };
-        let Work::Vector(pool) = &mut request.work else {
+        let Work::Pooled(pool) = &mut request.work else {
             return;
         };
-        pool.add(states);
+        pool.add(rows);
         if !last {
             return;
         }
-        let event = pool.vector().map_or_else(
-            || {
-                let reason = "its vector is no number".to_owned();
-                GenerationEvent::Failed(GenerationError::Logits { reason })
-            },
-            GenerationEvent::Embedding,
-        );
+        let event = pool.end().unwrap_or_else(|| {
+            let reason = "its vector is no number".to_owned();
+            GenerationEvent::Failed(GenerationError::Logits { reason })
+        });
         let failed = matches!(event, GenerationEvent::Failed(_));
         let _ = request.events.try_send(event);
         request.first_token = Some(Instant::now());
@@ -573,7 +566,7 @@ fn unpoolable(error: PoolError) -> SubmitError {
     SubmitError::Invalid {
         field: match &error {
             PoolError::Dimensions { .. } => "dimensions",
-            PoolError::Kind { .. } => "model",
+            PoolError::Kind { .. } | PoolError::NoClassifier => "model",
         },
         problem: error.to_string(),
     }
@@ -618,6 +611,7 @@ impl Request {
         let mut sampled = Sampled {
             choice,
             tokens: Vec::new(),
+            forced: Vec::new(),
             ended: false,
         };
         for (nth, row) in rows.enumerate() {
@@ -627,6 +621,7 @@ impl Request {
             };
             sampled.tokens.push(token);
             if draft.get(nth) != Some(&token) {
+                sampled.forced = choices[choice].forced();
                 break;
             }
         }

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::ring::{HOP_METRICS, HopTiming};
 
-/// One prompt to continue, `choices` times; or to have the vector of.
+/// One prompt to continue, `choices` times; or to have the vector or the score of.
 #[derive(Clone, Debug)]
 pub struct GenerationRequest {
     /// Token ids of the prompt, special tokens included. Not empty.
@@ -30,18 +30,21 @@ pub struct GenerationRequest {
     pub logprobs: Option<usize>,
     /// Independent continuations of the same prompt (OpenAI's `n`).
     pub choices: usize,
-    /// Nothing is generated: what comes back is one [`GenerationEvent::Embedding`]. Of the fields above only the prompt counts.
-    pub embedding: Option<EmbeddingOptions>,
+    /// Nothing is generated: one event brings what is asked for instead. Of the fields above only the prompt counts.
+    pub instead: Option<Instead>,
     /// Whose it is: what one has computed is never used for another, who could tell by the time it takes.
     pub keyspace: u64,
     /// Who asks: clients take turns.
     pub client: u64,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EmbeddingOptions {
-    /// Only the first so many numbers of the vector; its length is 1 again.
-    pub dimensions: Option<usize>,
+/// What of a prompt is asked for instead of a continuation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Instead {
+    /// [`GenerationEvent::Embedding`]. With `dimensions`, only the first so many numbers; its length is 1 again.
+    Embedding { dimensions: Option<usize> },
+    /// [`GenerationEvent::Score`].
+    Score,
 }
 
 /// What comes back, in order per choice.
@@ -63,6 +66,8 @@ pub enum GenerationEvent {
     },
     /// The vector of the prompt, of length 1.
     Embedding(Vec<f32>),
+    /// How well what the prompt compares goes together, from 0 to 1.
+    Score(f32),
     /// The last event of the whole request after every choice has finished.
     Usage(Usage),
     /// The last event of a request that failed. Nothing follows.

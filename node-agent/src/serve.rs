@@ -10,7 +10,7 @@ use std::time::Duration;
 use prima_crds::v1alpha1::ring_plan::{PlannedDraft, RingPlanSpec};
 use prima_engine::{Compute, Model};
 use prima_member_process::JOINED;
-use prima_text::{ChatTemplate, ChatTemplateError, Tokenizer, TokenizerError};
+use prima_text::{ChatTemplate, ChatTemplateError, RankTemplate, Tokenizer, TokenizerError};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -36,6 +36,9 @@ pub struct ServeArgs {
     /// Where the ring's predecessor connects [default: the member's address in the plan]
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
+    /// Whatever model a request names, answer with this one
+    #[arg(long)]
+    any_model_name: bool,
     /// Where rank 0 serves HTTP; other members ignore it
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8080")]
     http: SocketAddr,
@@ -90,6 +93,8 @@ pub enum ServeError {
     Tokenizer(#[source] TokenizerError),
     #[error("cannot read the model's chat template")]
     ChatTemplate(#[source] ChatTemplateError),
+    #[error("cannot read the model's template for ranking")]
+    RankTemplate(#[source] prima_gguf::GgufError),
     #[error("cannot use the draft model {file}")]
     DraftModel {
         file: String,
@@ -147,6 +152,7 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
         0 => {
             let options = GatewayOptions {
                 model_name: plan.model.name.clone(),
+                any_model_name: args.any_model_name,
                 api_keys: args.api_keys,
                 api_key_sha256: plan.api_key_sha256.clone(),
                 cors_origins: args.cors_origins,
@@ -364,6 +370,12 @@ fn model_text(options: &MemberOptions) -> Result<ModelText, ServeError> {
     let tokenizer = Tokenizer::from_gguf(metadata).map_err(ServeError::Tokenizer)?;
     let chat_template =
         ChatTemplate::from_gguf(metadata, &tokenizer).map_err(ServeError::ChatTemplate)?;
+    let rank_template = RankTemplate::from_gguf(metadata).map_err(ServeError::RankTemplate)?;
     let context_length = options.plan.context_length as usize;
-    Ok(ModelText::new(tokenizer, chat_template, context_length))
+    Ok(ModelText::new(
+        tokenizer,
+        chat_template,
+        rank_template,
+        context_length,
+    ))
 }

@@ -71,6 +71,9 @@ pub struct RunArgs {
     /// Compute one token at a time: no drafts of what may follow
     #[arg(long)]
     no_speculation: bool,
+    /// Whatever model a request names, answer with this one
+    #[arg(long)]
+    any_model_name: bool,
     /// Ask clients for this key
     #[arg(
         long,
@@ -169,6 +172,7 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
         reserve_memory: split.reserve_memory,
         no_streaming: args.no_streaming,
         no_speculation: args.no_speculation,
+        any_model_name: args.any_model_name,
         api_key: args.api_key.as_deref(),
     };
     let mut agents = Agents::start(&plan.spec, &options, &screen)?;

@@ -139,6 +139,7 @@ impl Model {
         let layers = spec.layers.iter().flat_map(|layer| layer.matrices());
         for matrix in [&spec.embedding, &spec.output_head]
             .into_iter()
+            .chain(&spec.classifier)
             .chain(layers)
         {
             self.matrix(matrix)?;

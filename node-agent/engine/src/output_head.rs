@@ -1,4 +1,4 @@
-//! The last step of a pass, on rank 0: activations to logits, or to the states that stand for a text.
+//! The last step of a pass, on rank 0: activations to logits, or to the states that stand for a text, or to its scores.
 
 use crate::cpu::Compute;
 use crate::error::EngineError;
@@ -11,6 +11,7 @@ use crate::residency::Residency;
 pub struct OutputHead {
     norm: Vec<f32>,
     head: MappedTensor,
+    classifier: Option<MappedTensor>,
     norm_epsilon: f32,
     scale: f32,
     softcap: Option<f32>,
@@ -27,6 +28,10 @@ impl OutputHead {
         Ok(OutputHead {
             norm: model.norm(&spec.output_norm)?,
             head: model.matrix(&spec.output_head)?,
+            classifier: match &spec.classifier {
+                Some(classifier) => Some(model.matrix(classifier)?),
+                None => None,
+            },
             norm_epsilon: spec.norm_epsilon,
             scale: spec.logit_scale,
             softcap: spec.logit_softcap,
@@ -83,6 +88,26 @@ impl OutputHead {
         );
         compute.part_done();
         Ok(states)
+    }
+
+    /// The scores of the activations `hidden` (n x hidden, row-major): n x scores, none where the model has no classifier.
+    ///
+    /// # Errors
+    /// As [`OutputHead::logits`].
+    pub fn scores(&self, compute: &Compute, hidden: &[f32]) -> Result<Vec<f32>, EngineError> {
+        let Some(classifier) = &self.classifier else {
+            return Ok(Vec::new());
+        };
+        let states = self.states(compute, hidden)?;
+        let rows = self.rows(hidden)?;
+        let mut scores = vec![0.0; rows * classifier.matrix().rows()];
+        self.residency.matmul(
+            compute.pool(),
+            &states,
+            rows,
+            [(classifier, scores.as_mut_slice())],
+        )?;
+        Ok(scores)
     }
 
     fn rows(&self, hidden: &[f32]) -> Result<usize, EngineError> {

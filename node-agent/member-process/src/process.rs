@@ -34,6 +34,8 @@ pub struct Serve<'a> {
     pub no_streaming: bool,
     /// Rank 0 computes one token at a time.
     pub no_speculation: bool,
+    /// Rank 0 answers to any model's name.
+    pub any_model_name: bool,
     /// The key that rank 0 asks its clients for, beside the keys of the plan.
     pub api_key: Option<&'a str>,
 }
@@ -171,6 +173,7 @@ fn command(program: &Path, serve: &Serve<'_>) -> Command {
         weights_memory,
         no_streaming,
         no_speculation,
+        any_model_name,
         api_key,
     } = serve;
     let mut command = Command::new(program);
@@ -209,6 +212,7 @@ fn command(program: &Path, serve: &Serve<'_>) -> Command {
     for (flag, given) in [
         ("--no-streaming", *no_streaming),
         ("--no-speculation", *no_speculation),
+        ("--any-model-name", *any_model_name),
     ] {
         if given {
             command.arg(flag);

@@ -68,6 +68,17 @@ fn layers(keys: &Keys<'_>) -> Result<(usize, Range<usize>), ModelError> {
     }
 }
 
+/// What makes scores of a state, if the file has it.
+fn classifier(tensors: &mut Tensors<'_>, hidden: usize) -> Result<Option<TensorRows>, ModelError> {
+    const CLASSIFIER: &str = "cls.output.weight";
+    const MOST_SCORES: usize = 1024;
+    if !tensors.has(CLASSIFIER) {
+        return Ok(None);
+    }
+    let scores = tensors.rows(CLASSIFIER, hidden, MOST_SCORES)?;
+    tensors.matrix(CLASSIFIER, hidden, scores).map(Some)
+}
+
 /// Sizes that all layers share.
 struct Shape {
     hidden: usize,
@@ -147,6 +158,11 @@ impl Reader<'_> {
             false => Ok(None),
         };
         let logit_divisor = scale("logit_scale")?;
+        let pooling = self.pooling()?;
+        let classifier = match (pooling, family.classifier) {
+            (Pooling::Rank, Presence::IfThere) => classifier(tensors, hidden)?,
+            _ => None,
+        };
         let windows = self.windows(layers)?;
         let layers = windows.into_iter().enumerate().map(|(index, window)| {
             let mut layer = Layer {
@@ -178,7 +194,8 @@ impl Reader<'_> {
             residual_scale: scale("residual_scale")?.unwrap_or(1.0),
             logit_scale: logit_divisor.map_or(1.0, |divisor| 1.0 / divisor),
             logit_softcap: self.softcap(family.softcaps.logits, "final_logit_softcapping")?,
-            pooling: self.pooling()?,
+            pooling,
+            classifier,
         })
     }
 

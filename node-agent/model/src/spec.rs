@@ -33,6 +33,8 @@ pub struct ModelSpec {
     /// Logits l become softcap * tanh(l / softcap).
     pub logit_softcap: Option<f32>,
     pub pooling: Pooling,
+    /// Scores x hidden: from the last state to what ranks a text. Only with [`Pooling::Rank`].
+    pub classifier: Option<TensorRows>,
 }
 
 /// What of a text's states, one behind each token, stands for the whole text.
@@ -46,7 +48,7 @@ pub enum Pooling {
     /// such a file until it is told a pooling; Ollama takes the last one, too.)
     #[default]
     Last,
-    /// A score by layers of its own, which say how well two texts go together: no vector of a text.
+    /// A score of how well two texts go together, which the classifier makes of the last token's: no vector of a text.
     Rank,
 }
 

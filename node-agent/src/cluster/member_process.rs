@@ -64,6 +64,7 @@ impl Running {
             weights_memory: start.weights_bytes,
             no_streaming: false,
             no_speculation: false,
+            any_model_name: false,
             // Keys come with the plan.
             api_key: None,
         };

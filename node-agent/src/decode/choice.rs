@@ -87,6 +87,11 @@ impl Choice {
         Ok(Some(sample.token))
     }
 
+    /// The only tokens that can come next, as far as the form of the answer tells.
+    pub fn forced(&mut self) -> Vec<u32> {
+        self.sampler.forced()
+    }
+
     /// Ends the text with what was held back.
     fn finish(&mut self, mut reason: FinishReason, mut emit: impl FnMut(GenerationEvent)) {
         self.finished = true;

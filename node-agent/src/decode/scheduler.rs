@@ -108,6 +108,8 @@ pub enum Read {
     Continuation,
     /// The state behind its last token.
     LastState,
+    /// The scores that the classifier makes of it.
+    LastScores,
     /// The state behind each. So all are computed, whatever of them the ring has already.
     AllStates,
 }
@@ -119,6 +121,8 @@ pub struct Sampled {
     /// The next tokens. All but the last are the draft's, and that one may be; if the choice has ended, all are, and the token that ended it is
     /// none of them.
     pub tokens: Vec<u32>,
+    /// The only tokens that a grammar lets follow, in part. They go along as a draft.
+    pub forced: Vec<u32>,
     pub ended: bool,
 }
 
@@ -544,7 +548,9 @@ impl Scheduler {
                     text.truncate(sent);
                     self.keep(session, text, keyspace, now);
                 }
-                Read::LastState | Read::AllStates => self.release(session, now),
+                Read::LastState | Read::LastScores | Read::AllStates => {
+                    self.release(session, now);
+                }
             }
         }
     }

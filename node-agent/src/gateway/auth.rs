@@ -246,6 +246,7 @@ mod tests {
         let owned = |list: &[&str]| list.iter().map(|s| s.to_string()).collect();
         let options = GatewayOptions {
             model_name: "m".into(),
+            any_model_name: false,
             api_keys: owned(api_keys),
             api_key_sha256: Vec::new(),
             cors_origins: owned(cors_origins),

@@ -13,6 +13,7 @@ use crate::generation::{FinishReason, TokenLogprob};
 use super::answer::{self, Envelope};
 use super::auth::Caller;
 use super::chunks::{ChunkFormat, Chunks, choice};
+use super::fill_in::{self, Around};
 use super::grammar;
 use super::in_flight::{Asked, InFlight};
 use super::logprobs::completion_tokens;
@@ -172,44 +173,41 @@ fn refuse_unsupported(fields: &Fields<'_>, options: &GenerationOptions) -> Resul
 
 /// The prompt's tokens. With a suffix, what the model writes is to stand between the two.
 fn encode(text: &ModelText, prompt: Prompt, suffix: Option<&str>) -> Result<Arc<[u32]>, ApiError> {
-    let encode = |part: &str, field: &str, begins: bool| {
-        text.tokenizer
-            .encode_at_most(text.context_length, part, begins, begins)
-            .map_err(|error| match error {
+    let context = text.context_length;
+    match (prompt, suffix) {
+        (Prompt::Tokens(tokens), None) => some(tokens),
+        (Prompt::Text(prompt), None) => {
+            let tokens = text.tokenizer.encode_at_most(context, &prompt, true, true);
+            some(tokens.map_err(|error| match error {
                 TokenizerError::TooLong { .. } => text.context_exceeded(),
-                error => ApiError::invalid(field, error.to_string()),
-            })
-    };
-    let tokens = match (prompt, suffix) {
-        (Prompt::Tokens(tokens), None) => tokens,
-        (Prompt::Text(prompt), None) => encode(&prompt, "prompt", true)?,
-        (Prompt::Tokens(_), Some(_)) => {
-            return Err(ApiError::invalid(
-                "suffix",
-                "suffix needs a prompt that is text, not token ids",
-            ));
+                error => ApiError::invalid("prompt", error.to_string()),
+            })?)
         }
+        (Prompt::Tokens(_), Some(_)) => Err(ApiError::invalid(
+            "suffix",
+            "suffix needs a prompt that is text, not token ids",
+        )),
         (Prompt::Text(prompt), Some(suffix)) => {
-            let [before, after, between] = text.tokenizer.fill_in().ok_or_else(|| {
-                ApiError::invalid(
-                    "suffix",
-                    "suffix needs a model that was trained to fill in the middle; this one has no tokens for it",
-                )
-            })?;
-            // The beginning of a text, where the model wants one.
-            let mut tokens = encode("", "prompt", true)?;
-            tokens.push(before);
-            tokens.extend(encode(&prompt, "prompt", false)?);
-            tokens.push(after);
-            tokens.extend(encode(suffix, "suffix", false)?);
-            tokens.push(between);
-            tokens
+            let around = Around {
+                before: &prompt,
+                after: suffix,
+                ..Around::default()
+            };
+            // One more, since nothing may be left out here.
+            let tokens = fill_in::prompt(text, &around, context + 1, "suffix")?;
+            match tokens.len() > context {
+                true => Err(text.context_exceeded()),
+                false => Ok(tokens),
+            }
         }
-    };
-    if tokens.is_empty() {
-        return Err(ApiError::invalid("prompt", "the prompt has no tokens"));
     }
-    Ok(tokens.into())
+}
+
+fn some(tokens: Vec<u32>) -> Result<Arc<[u32]>, ApiError> {
+    match tokens.is_empty() {
+        true => Err(ApiError::invalid("prompt", "the prompt has no tokens")),
+        false => Ok(tokens.into()),
+    }
 }
 
 fn echo(fields: &Fields<'_>) -> Result<bool, ApiError> {

@@ -1,12 +1,11 @@
 //! POST /v1/embeddings: the vector of each input. What Ollama's route has in common with it is here, too.
 //!
-//! Each input is a request of its own to the ring, a few of a batch at a time: a large batch keeps no place from others. Vectors are held as
-//! they are and written one by one, since a batch of them as text is three times as large.
+//! Vectors are held as they are and written one by one, since a batch of them as text is three times as large.
 
 use std::convert::Infallible;
 use std::iter::once;
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Extension;
 use axum::body::Body;
@@ -16,14 +15,13 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures::{StreamExt, stream};
-use prima_text::{SamplingParams, TokenizerError};
 use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::sleep;
 
-use crate::generation::{EmbeddingOptions, GenerationEvent, GenerationRequest, SubmitError, Usage};
+use crate::generation::{GenerationEvent, Instead};
 
 use super::auth::Caller;
+use super::batch;
 use super::in_flight;
 use super::intake::Taken;
 use super::openai_error::ApiError;
@@ -33,10 +31,6 @@ use super::{Gateway, ModelText};
 
 /// OpenAI's limit.
 pub const MAX_INPUTS: usize = 2048;
-/// Inputs of one batch that the ring has at a time.
-const AT_ONCE: usize = 4;
-/// How long an input that found the ring full waits before it asks again, at most: its batch's others are being computed.
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
 /// Texts whose vectors are asked for.
 pub struct Asked {
@@ -100,48 +94,16 @@ fn asked(text: &ModelText, fields: &Fields<'_>) -> Result<Asked, ApiError> {
     let inputs = inputs.into_iter().enumerate().map(|(number, input)| {
         let tokens = match input {
             Prompt::Tokens(tokens) => tokens,
-            Prompt::Text(input) => encode(text, number, &input, text.context_length)?,
+            Prompt::Text(input) => {
+                batch::encode(text, ("input", number), (&input, true), text.context_length)?
+            }
         };
-        within(text, number, tokens)
+        batch::within(text, ("input", number), tokens)
     });
     Ok(Asked {
         inputs: inputs.collect::<Result<_, _>>()?,
         dimensions: dimensions.map(|asked| usize::try_from(asked).unwrap_or(usize::MAX)),
     })
-}
-
-/// The tokens of an input, at most `limit`.
-pub fn encode(
-    text: &ModelText,
-    number: usize,
-    input: &str,
-    limit: usize,
-) -> Result<Vec<u32>, ApiError> {
-    let encoded = text.tokenizer.encode_at_most(limit, input, true, true);
-    encoded.map_err(|error| match error {
-        TokenizerError::TooLong { .. } => too_long(text, number),
-        error => refused(number, &error.to_string()),
-    })
-}
-
-/// Tokens that the context can hold.
-pub fn within(text: &ModelText, number: usize, tokens: Vec<u32>) -> Result<Arc<[u32]>, ApiError> {
-    match tokens.len() {
-        0 => Err(refused(number, "it has no tokens")),
-        length if length > text.context_length => Err(too_long(text, number)),
-        _ => Ok(tokens.into()),
-    }
-}
-
-fn too_long(text: &ModelText, number: usize) -> ApiError {
-    let context = text.context_length;
-    let problem = format!("it has more than {context} tokens, which is all that the context holds");
-    refused(number, &problem)
-}
-
-fn refused(number: usize, problem: &str) -> ApiError {
-    let problem = format!("input number {number}, counted from 0: {problem}");
-    ApiError::invalid("input", problem)
 }
 
 fn form(fields: &Fields<'_>) -> Result<Form, ApiError> {
@@ -169,14 +131,14 @@ pub async fn vectors(
 ) -> Result<Vectors, ApiError> {
     let Taken { asked, place, room } = taken;
     let count = asked.inputs.len();
-    let inputs = asked.inputs.into_iter().enumerate();
-    let caller = &caller;
-    let computed = inputs.map(|(number, input)| {
-        // The first is told if the ring is full, and the whole batch with it.
-        let patient = number > 0;
-        vector(gateway, caller, input, asked.dimensions, patient)
-    });
-    let mut computed = stream::iter(computed).buffered(AT_ONCE);
+    let dimensions = asked.dimensions;
+    let computed = batch::answers(
+        gateway,
+        &caller,
+        asked.inputs,
+        Instead::Embedding { dimensions },
+    );
+    let mut computed = pin!(computed);
     let mut answered = Vectors {
         vectors: Vec::with_capacity(count),
         prompt_tokens: 0,
@@ -186,7 +148,9 @@ pub async fn vectors(
         },
     };
     while let Some(one) = computed.next().await {
-        let (vector, usage) = one?;
+        let (GenerationEvent::Embedding(vector), usage) = one? else {
+            return Err(in_flight::abandoned().into());
+        };
         if answered.vectors.is_empty() && count > 1 {
             let bytes = count * size_of_val(vector.as_slice());
             answered.held._room = Some(room_for(gateway, bytes).await?);
@@ -211,55 +175,6 @@ async fn room_for(gateway: &Gateway, bytes: usize) -> Result<OwnedSemaphorePermi
             ),
         )),
     }
-}
-
-/// `patient`: waits where the ring is full.
-async fn vector(
-    gateway: &Gateway,
-    caller: &Caller,
-    input: Arc<[u32]>,
-    dimensions: Option<usize>,
-    patient: bool,
-) -> Result<(Vec<f32>, Usage), ApiError> {
-    let request = GenerationRequest {
-        prompt: input,
-        sampling: SamplingParams::default(),
-        max_tokens: 0,
-        stop: Vec::new(),
-        constraint: None,
-        reasoning: None,
-        shown: Vec::new(),
-        logprobs: None,
-        choices: 1,
-        embedding: Some(EmbeddingOptions { dimensions }),
-        keyspace: caller.keyspace,
-        client: caller.client,
-    };
-    let mut events = loop {
-        match gateway.0.generator.submit(request.clone()).await {
-            Err(SubmitError::Full { retry_after, .. }) if patient => {
-                sleep(retry_after.min(LONGEST_WAIT)).await;
-            }
-            submitted => break submitted?,
-        }
-    };
-    let mut vector = None;
-    while let Some(event) = events.recv().await {
-        match event {
-            GenerationEvent::Embedding(computed) => vector = Some(computed),
-            GenerationEvent::Usage(usage) => {
-                let metrics = &gateway.0.metrics;
-                metrics.embedded(usage.prompt_tokens);
-                metrics.cached_tokens(usage.cached_tokens);
-                let vector = vector.ok_or_else(in_flight::abandoned)?;
-                return Ok((vector, usage));
-            }
-            GenerationEvent::Failed(error) => return Err(error.into()),
-            // Nothing is generated.
-            GenerationEvent::Token { .. } | GenerationEvent::Finished { .. } => {}
-        }
-    }
-    Err(in_flight::abandoned().into())
 }
 
 impl Vectors {

@@ -125,7 +125,7 @@ impl InFlight {
                 shown: shown.clone(),
                 logprobs,
                 choices: options.choices,
-                embedding: None,
+                instead: None,
                 keyspace: caller.keyspace,
                 client: caller.client,
             };
@@ -186,8 +186,8 @@ impl InFlight {
                         parts,
                     });
                 }
-                // Nobody asks for one here.
-                GenerationEvent::Embedding(_) => {}
+                // Nobody asks for these here.
+                GenerationEvent::Embedding(_) | GenerationEvent::Score(_) => {}
                 GenerationEvent::Usage(usage) => {
                     self.usage.prompt_tokens += usage.prompt_tokens;
                     self.usage.cached_tokens += usage.cached_tokens;

@@ -83,8 +83,8 @@ impl Metrics {
         self.recent_first_tokens.add(after);
     }
 
-    /// A prompt of so many tokens was computed, for its vector.
-    pub fn embedded(&self, prompt_tokens: usize) {
+    /// A text of so many tokens was computed, for its vector or its score.
+    pub fn pooled(&self, prompt_tokens: usize) {
         self.prompt_tokens.inc_by(prompt_tokens as u64);
     }
 

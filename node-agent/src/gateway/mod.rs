@@ -7,6 +7,7 @@
 
 mod answer;
 mod auth;
+mod batch;
 mod chat;
 mod chat_completions;
 mod chunks;
@@ -14,8 +15,10 @@ mod completions;
 mod connections;
 mod conversation;
 mod embeddings;
+mod fill_in;
 mod grammar;
 mod in_flight;
+mod infill;
 mod intake;
 mod limits;
 mod logprobs;
@@ -31,6 +34,7 @@ mod prompts;
 mod recent;
 mod request;
 mod request_id;
+mod rerank;
 mod responses;
 mod said;
 mod stream;
@@ -43,7 +47,9 @@ use std::sync::{Arc, OnceLock};
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
-use prima_text::{ChatTemplate, Constraint, Grammar, GrammarError, GrammarReader, Tokenizer};
+use prima_text::{
+    ChatTemplate, Constraint, Grammar, GrammarError, GrammarReader, RankTemplate, Tokenizer,
+};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -60,8 +66,10 @@ use self::said::Said;
 /// What the person who starts the server decides.
 #[derive(Clone, Debug)]
 pub struct GatewayOptions {
-    /// The name under which clients find the model, the only one that they may ask for.
+    /// The name under which clients find the model.
     pub model_name: String,
+    /// Whether a request may name any other model, too, and gets this one.
+    pub any_model_name: bool,
     /// Any of these opens `/v1/*` and `/ring`. Empty: open to whoever reaches the listener.
     pub api_keys: Vec<String>,
     /// As `api_keys`, for keys that this process need not know: their SHA-256 in hexadecimal.
@@ -76,6 +84,8 @@ pub struct ModelText {
     pub tokenizer: Tokenizer,
     /// `None`: the model was not trained for chat, or its file carries no template.
     pub chat_template: Option<ChatTemplate>,
+    /// `None`: the model was not trained to rank texts.
+    pub rank_template: Option<RankTemplate>,
     /// Tokens of a prompt and its answer together.
     pub context_length: usize,
     grammars: OnceLock<Result<GrammarReader, GrammarError>>,
@@ -85,11 +95,13 @@ impl ModelText {
     pub fn new(
         tokenizer: Tokenizer,
         chat_template: Option<ChatTemplate>,
+        rank_template: Option<RankTemplate>,
         context_length: usize,
     ) -> Self {
         Self {
             tokenizer,
             chat_template,
+            rank_template,
             context_length,
             grammars: OnceLock::new(),
         }
@@ -146,7 +158,7 @@ pub async fn serve(
     let access = Access::new(&options, address.ip().is_loopback())?;
     let gateway = Gateway(Arc::new(Shared {
         metrics: Metrics::new(&options.model_name),
-        model: ModelCard::new(options.model_name),
+        model: ModelCard::new(options.model_name, options.any_model_name),
         access,
         intake: Intake::new(limits.clone())?,
         said: Said::default(),
@@ -202,6 +214,8 @@ fn router(gateway: Gateway) -> Router {
         .route("/chat/completions", post(chat_completions::create))
         .route("/completions", post(completions::create))
         .route("/embeddings", post(embeddings::create))
+        .route("/rerank", post(rerank::create))
+        .route("/reranking", post(rerank::create))
         .route("/responses", post(responses::create))
         .route("/responses/{id}", get(responses::get));
     let protected = Router::new()
@@ -217,6 +231,7 @@ fn router(gateway: Gateway) -> Router {
         .route("/api/ps", get(ollama::ps))
         .route("/api/show", post(ollama::show))
         .route("/api/version", get(ollama::version))
+        .route("/infill", post(infill::create))
         .route("/tokenize", post(tokenization::tokenize))
         .route("/detokenize", post(tokenization::detokenize))
         .route("/apply-template", post(tokenization::apply_template))

@@ -12,21 +12,24 @@ use super::openai_error::ApiError;
 /// The served model as clients see it.
 pub struct ModelCard {
     pub name: String,
+    /// Whether it answers to any name.
+    any_name: bool,
     /// When serving began, in Unix seconds.
     created: u64,
 }
 
 impl ModelCard {
-    pub fn new(name: String) -> Self {
+    pub fn new(name: String, any_name: bool) -> Self {
         Self {
             name,
+            any_name,
             created: unix_seconds(),
         }
     }
 
-    /// A request may leave `model` out (llama.cpp's clients do); one that names a model must name this one.
+    /// A request may leave `model` out (llama.cpp's clients do); one that names a model must name this one, unless any name will do.
     pub fn check(&self, asked: &str) -> Result<(), ApiError> {
-        if asked == self.name {
+        if asked == self.name || self.any_name {
             return Ok(());
         }
         Err(ApiError::NoSuchModel {

@@ -9,6 +9,7 @@ use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::auth::Caller;
+use super::batch;
 use super::embeddings::{self, Asked, MAX_INPUTS};
 use super::ollama::{check_model, refusal};
 use super::openai_error::ApiError;
@@ -73,9 +74,9 @@ fn asked(text: &ModelText, fields: &Fields<'_>) -> Result<Asked, ApiError> {
     let inputs = inputs.into_iter().enumerate().map(|(number, input)| {
         let tokens = match cut {
             true => beginning(text, number, input)?,
-            false => embeddings::encode(text, number, input, text.context_length)?,
+            false => batch::encode(text, ("input", number), (input, true), text.context_length)?,
         };
-        embeddings::within(text, number, tokens)
+        batch::within(text, ("input", number), tokens)
     });
     let inputs: Vec<Arc<[u32]>> = inputs.collect::<Result<_, _>>()?;
     // 0 is as good as none.
@@ -93,9 +94,9 @@ fn beginning(text: &ModelText, number: usize, input: &str) -> Result<Vec<u32>, A
     let looked_at = input.floor_char_boundary(context.saturating_mul(BYTES_PER_TOKEN));
     let input = &input[..looked_at];
     // A token has at least a byte, but for those that begin and end a text, and a space before it.
-    let mut tokens = embeddings::encode(text, number, input, input.len() + 3)?;
+    let mut tokens = batch::encode(text, ("input", number), (input, true), input.len() + 3)?;
     if tokens.len() > context {
-        let around = embeddings::encode(text, number, "", context)?;
+        let around = batch::encode(text, ("input", number), ("", true), context)?;
         let begins = usize::from(
             around
                 .first()

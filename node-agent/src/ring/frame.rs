@@ -63,6 +63,8 @@ pub enum Output {
     Logits,
     /// What stands for the text so far: as many numbers as the model is wide.
     States,
+    /// How the model judges the text so far: as many numbers as its classifier has rows.
+    Scores,
 }
 
 #[derive(Clone, Debug)]

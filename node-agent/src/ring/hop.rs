@@ -7,7 +7,7 @@
 //! Decides what becomes of a frame: computed and sent on, refused, or failed. The last two are reported to rank 0 and
 //! end one request, never the ring. Losing a neighbour ends all sessions.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -39,8 +39,8 @@ pub struct Hop {
     /// The worker's, which tells how far it is.
     compute: Arc<Compute>,
     queue: Queue,
-    /// Rank 0 only: frames on the ring whose rows are read as states, by session and sequence.
-    states: BTreeSet<(SessionId, u64)>,
+    /// Rank 0 only: frames on the ring of whose rows something else than logits is made, by session and sequence.
+    outputs: BTreeMap<(SessionId, u64), Output>,
     successor: Successor,
     /// Events for the predecessor, while it is connected.
     predecessor: Option<mpsc::Sender<Result<proto::HopEvent, Status>>>,
@@ -129,7 +129,7 @@ impl Hop {
             compute: worker.compute().clone(),
             worker: Arc::new(Mutex::new(worker)),
             queue: Queue::default(),
-            states: BTreeSet::new(),
+            outputs: BTreeMap::new(),
             successor,
             predecessor: None,
             home,
@@ -173,8 +173,9 @@ impl Hop {
                 }
             }
             Inbound::Begin { frame, output } => {
-                if output == Output::States {
-                    self.states.insert((frame.session, frame.sequence));
+                if output != Output::Logits {
+                    let id = (frame.session, frame.sequence);
+                    self.outputs.insert(id, output);
                 }
                 self.admit(frame, Instant::now());
             }
@@ -286,7 +287,7 @@ impl Hop {
     async fn pass_on(&mut self, queued: Queued) {
         let Queued { mut frame, arrived } = queued;
         if frame.round == self.schedule.rounds {
-            self.states.remove(&(frame.session, frame.sequence));
+            self.outputs.remove(&(frame.session, frame.sequence));
             return self.reply(Reply::Answer {
                 session: frame.session,
                 sequence: frame.sequence,
@@ -335,14 +336,17 @@ impl Hop {
                 ..
             } = activation;
             let home = round == self.schedule.rounds;
-            let read = home && self.states.remove(&(frame.session, frame.sequence));
+            let output = match home {
+                true => self.outputs.remove(&(frame.session, frame.sequence)),
+                false => None,
+            };
             let narrowed = last_hop || home;
             work.push(Work {
                 session: frame.session,
                 first_position: *first_position,
                 rows: *rows,
                 wanted: if narrowed { *output_rows } else { *rows },
-                output: if read { Output::States } else { Output::Logits },
+                output: output.unwrap_or(Output::Logits),
                 input: std::mem::replace(input, Input::Tokens(Vec::new())),
             });
             frames.push((frame, arrived, work.last().map_or(0, |work| work.rows)));
@@ -452,7 +456,8 @@ impl Hop {
         if self.schedule.rank == 0 && frame.round == self.schedule.rounds {
             if let Operation::Release = frame.operation {
                 // Of frames that were refused on the way.
-                self.states.retain(|(session, _)| *session != frame.session);
+                self.outputs
+                    .retain(|(session, _), _| *session != frame.session);
                 self.reply(Reply::Released {
                     session: frame.session,
                 });
@@ -508,7 +513,7 @@ impl Hop {
 
     fn forget_all(&mut self) {
         self.queue.clear();
-        self.states.clear();
+        self.outputs.clear();
         self.table.clear();
         self.worker().clear();
         self.count();

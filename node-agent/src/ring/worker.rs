@@ -344,6 +344,7 @@ impl Worker {
             rest = after;
             outputs.push(match work.output {
                 Output::States => head.states(&self.compute, own)?,
+                Output::Scores => head.scores(&self.compute, own)?,
                 Output::Logits => {
                     for_logits.extend_from_slice(own);
                     Vec::new()

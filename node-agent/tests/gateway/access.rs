@@ -224,3 +224,32 @@ async fn request_ids_are_echoed_or_made() {
     );
     assert_ne!(made[0], made[1]);
 }
+
+#[tokio::test]
+async fn any_name_reaches_the_model_only_where_that_is_allowed() {
+    let any = GatewayOptions {
+        any_model_name: true,
+        ..options()
+    };
+    let strict = Server::start().await;
+    let open = Server::start_with(any, Some(text(None))).await;
+    for (route, body) in [
+        ("/tokenize", json!({"content": "a"})),
+        ("/v1/rerank", json!({"model": "claude-x", "query": "a"})),
+        ("/v1/completions", json!({"model": "gpt-x"})),
+        ("/api/show", json!({"model": "llama3:8b"})),
+        (
+            "/v1/messages",
+            json!({"model": "claude-x", "max_tokens": 1}),
+        ),
+    ] {
+        let named = body.get("model").is_some();
+        let refused = post(route, &body).send(strict.address).await.status;
+        assert_eq!(refused == 404, named, "{route}");
+        let taken = post(route, &body).send(open.address).await.status;
+        assert_ne!(taken, 404, "{route}");
+    }
+    // It is listed by its own name.
+    let listed = get("/v1/models").send(open.address).await.json().await;
+    assert_eq!(listed["data"][0]["id"], crate::server::MODEL);
+}

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use prima_node_agent::generation::{EmbeddingOptions, GenerationError, SubmitError};
+use prima_node_agent::generation::{GenerationError, Instead, SubmitError};
 use serde_json::{Value, json};
 
 use crate::client::{Reply, post};
@@ -20,7 +20,7 @@ async fn embed(server: &mut Server, route: &'static str, body: Value) -> (Reply,
             biased;
             reply = &mut asking => return (reply.unwrap(), inputs),
             accepted = server.accept() => {
-                assert!(accepted.request.embedding.is_some());
+                assert!(accepted.request.instead.is_some());
                 accepted.embedding(&[accepted.request.prompt.len() as f32, 0.25]).await;
                 inputs.push(accepted.request.prompt.to_vec());
             }
@@ -90,8 +90,8 @@ async fn dimensions_reach_the_ring_which_may_refuse_them() {
         let accepted = server.accept().await;
         let dimensions = Some(7);
         assert_eq!(
-            accepted.request.embedding,
-            Some(EmbeddingOptions { dimensions })
+            accepted.request.instead,
+            Some(Instead::Embedding { dimensions })
         );
         accepted.embedding(&[1.0]).await;
         assert_eq!(soon(asking).await.unwrap().status, 200);

@@ -11,7 +11,7 @@ use prima_node_agent::generation::{
     MemberTotals, Readiness, RingStatus, SubmitError, TokenLogprob, Usage,
 };
 use prima_node_agent::ring::HopTiming;
-use prima_text::{ChatTemplate, Tokenizer};
+use prima_text::{ChatTemplate, RankTemplate, Tokenizer};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -156,6 +156,12 @@ impl Accepted {
         self.usage(self.request.prompt.len(), 0).await;
     }
 
+    /// How well what the prompt compares goes together.
+    pub async fn score(&self, score: f32) {
+        self.send(GenerationEvent::Score(score)).await;
+        self.usage(self.request.prompt.len(), 0).await;
+    }
+
     pub async fn fail(&self, error: GenerationError) {
         self.send(GenerationEvent::Failed(error)).await;
     }
@@ -178,6 +184,7 @@ impl Accepted {
 pub fn options() -> GatewayOptions {
     GatewayOptions {
         model_name: MODEL.into(),
+        any_model_name: false,
         api_keys: Vec::new(),
         api_key_sha256: Vec::new(),
         cors_origins: Vec::new(),
@@ -192,6 +199,12 @@ pub const TEMPLATE: &str = "{% for message in messages %}\
 
 /// A SentencePiece vocabulary of three special tokens, the 256 bytes and the space.
 pub fn text(chat_template: Option<&str>) -> ModelText {
+    let template = chat_template.map(|text| ("tokenizer.chat_template", text));
+    text_with(template.as_slice(), &[])
+}
+
+/// With these templates, and with control tokens that follow the others.
+pub fn text_with(templates: &[(&str, &str)], controls: &[&str]) -> ModelText {
     const NORMAL: i32 = 1;
     const UNKNOWN: i32 = 2;
     const CONTROL: i32 = 3;
@@ -204,6 +217,7 @@ pub fn text(chat_template: Option<&str>) -> ModelText {
     tokens.extend((0..=255).map(|byte| (format!("<0x{byte:02X}>"), BYTE)));
     // SentencePiece writes a space so.
     tokens.push(("▁".into(), NORMAL));
+    tokens.extend(controls.iter().map(|name| (name.to_string(), CONTROL)));
     let (tokens, kinds): (Vec<_>, Vec<_>) = tokens.into_iter().unzip();
     let scores = vec![0.0; tokens.len()];
     let mut entries = vec![
@@ -227,16 +241,14 @@ pub fn text(chat_template: Option<&str>) -> ModelText {
         ("tokenizer.ggml.eos_token_id".into(), Value::U32(2)),
         ("tokenizer.ggml.add_space_prefix".into(), Value::Bool(false)),
     ];
-    if let Some(template) = chat_template {
-        entries.push((
-            "tokenizer.chat_template".into(),
-            Value::String(template.into()),
-        ));
+    for (key, template) in templates {
+        entries.push((key.to_string(), Value::String(template.to_string())));
     }
     let metadata = Metadata::new("test model", entries).unwrap();
     let tokenizer = Tokenizer::from_gguf(&metadata).unwrap();
     let chat_template = ChatTemplate::from_gguf(&metadata, &tokenizer).unwrap();
-    ModelText::new(tokenizer, chat_template, CONTEXT)
+    let rank_template = RankTemplate::from_gguf(&metadata).unwrap();
+    ModelText::new(tokenizer, chat_template, rank_template, CONTEXT)
 }
 
 /// Tokens of the context.

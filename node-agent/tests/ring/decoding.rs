@@ -121,6 +121,7 @@ impl Served {
 pub struct Answer {
     pub choices: Vec<ChoiceAnswer>,
     pub vector: Option<Vec<f32>>,
+    pub score: Option<f32>,
     pub usage: Option<Usage>,
     pub error: Option<GenerationError>,
 }
@@ -164,6 +165,7 @@ impl Answer {
                     choice.text += &text;
                 }
                 GenerationEvent::Embedding(vector) => answer.vector = Some(vector),
+                GenerationEvent::Score(score) => answer.score = Some(score),
                 GenerationEvent::Usage(usage) => answer.usage = Some(usage),
                 GenerationEvent::Failed(error) => answer.error = Some(error),
             }
@@ -193,7 +195,7 @@ pub fn request(prompt: &[u32], max_tokens: usize) -> GenerationRequest {
         shown: Vec::new(),
         logprobs: None,
         choices: 1,
-        embedding: None,
+        instead: None,
         keyspace: 0,
         client: 0,
     }

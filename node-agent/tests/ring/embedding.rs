@@ -1,7 +1,7 @@
 //! Vectors of texts: what a ring makes of them is what one process makes, however the model and the text are cut.
 
 use prima_engine::Model;
-use prima_node_agent::generation::{EmbeddingOptions, GenerationRequest, SubmitError};
+use prima_node_agent::generation::{GenerationRequest, Instead, SubmitError};
 
 use crate::decoding::{Served, request};
 use crate::harness::{ModelFile, plan, tokens};
@@ -14,7 +14,7 @@ const RANK: u32 = 4;
 
 fn embedded(prompt: &[u32], dimensions: Option<usize>) -> GenerationRequest {
     GenerationRequest {
-        embedding: Some(EmbeddingOptions { dimensions }),
+        instead: Some(Instead::Embedding { dimensions }),
         ..request(prompt, 0)
     }
 }
@@ -181,6 +181,36 @@ async fn fewer_dimensions_are_the_first_at_length_1() {
 }
 
 #[tokio::test]
+async fn one_member_and_three_give_the_same_scores() {
+    let made_up = MadeUpModel {
+        scores: 2,
+        ..MadeUpModel::of("qwen3")
+    };
+    let file = ModelFile::pooled(made_up, Some(RANK));
+    let (one, three) = (ring(&file, 1).await, ring(&file, 3).await);
+    let mut scores = Vec::new();
+    for length in [1, 2, 64, 129, 300] {
+        let prompt = tokens(length);
+        let ranked = || GenerationRequest {
+            instead: Some(Instead::Score),
+            ..request(&prompt, 0)
+        };
+        let runner = Runner::split(&file.model, &[file.layers()], 1);
+        let last = runner.scores(&mut runner.kv_cache(), &prompt).pop();
+        let last = last.unwrap();
+        let expected = 1.0 / (1.0 + (last[1] - last[0]).exp());
+        let answer = three.generate(ranked()).await;
+        assert_eq!(answer.usage.unwrap().completion_tokens, 0);
+        let score = answer.score.unwrap();
+        assert!((score - expected).abs() < 1e-5, "{score} {expected}");
+        assert_eq!(one.generate(ranked()).await.score, Some(score));
+        scores.push(score);
+    }
+    assert!(scores.iter().any(|score| *score != scores[0]), "{scores:?}");
+    three.only_keeps().await;
+}
+
+#[tokio::test]
 async fn poolings_that_need_other_models_are_refused_by_name() {
     for (pooling, name) in [(CLS, "cls"), (RANK, "rank")] {
         let file = ModelFile::pooled(MadeUpModel::default(), Some(pooling));
@@ -191,6 +221,15 @@ async fn poolings_that_need_other_models_are_refused_by_name() {
             }
             other => panic!("{other:?}"),
         }
+        let ranked = GenerationRequest {
+            instead: Some(Instead::Score),
+            ..request(&tokens(3), 0)
+        };
+        let refused = served.generator.submit(ranked).await;
+        assert!(matches!(
+            refused,
+            Err(SubmitError::Invalid { field: "model", .. })
+        ));
         // It generates as ever.
         assert!(
             served

@@ -12,6 +12,7 @@ mod deadlines;
 mod decoding;
 mod embedding;
 mod faults;
+mod forms;
 mod harness;
 mod identity;
 mod speculation;

@@ -165,6 +165,11 @@ impl Constraint {
             .map_err(|error| first_line(&error.to_string()))
     }
 
+    /// The tokens that must come next, one after the other, none where there is a choice.
+    pub(crate) fn forced(&mut self) -> Vec<u32> {
+        self.0.compute_ff_tokens()
+    }
+
     fn allowed(&mut self) -> Result<SimpleVob, String> {
         self.0
             .compute_mask_or_eos()

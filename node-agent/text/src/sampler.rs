@@ -94,6 +94,13 @@ impl Sampler {
         }
     }
 
+    /// The only tokens that the grammar lets follow, in order: none where it leaves a choice. They are chosen whatever the logits are, but for a
+    /// bound on reasoning.
+    pub fn forced(&mut self) -> Vec<u32> {
+        let constraint = self.constraint.as_mut();
+        constraint.map_or_else(Vec::new, Constraint::forced)
+    }
+
     /// Chooses the next token. `logits`: one for each token of the vocabulary, natural logarithms up to a constant; minus infinity
     /// rules a token out. `top_logprobs`: `Some(n)` also answers how likely the token and the n most likely ones are.
     pub fn sample(

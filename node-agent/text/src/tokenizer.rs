@@ -15,7 +15,7 @@ use crate::sentencepiece::{self, SentencePiece};
 use crate::special_tokens::{Fragment, SpecialTokens};
 use crate::tokenizer_error::TokenizerError;
 use crate::tokens::Tokens;
-use crate::vocabulary::{TokenKind, Vocabulary};
+use crate::vocabulary::{FillIn, TokenKind, Vocabulary};
 
 /// Text to tokens and back. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -188,8 +188,8 @@ impl Tokenizer {
         self.0.vocabulary.get(token).map_or("", |(text, _)| text)
     }
 
-    /// The tokens that a model which completes code has before the text before, before the text after, and before what it writes between.
-    pub fn fill_in(&self) -> Option<[u32; 3]> {
+    /// The tokens of a model that was trained to fill in the middle.
+    pub fn fill_in(&self) -> Option<FillIn> {
         self.0.vocabulary.fill_in
     }
 

@@ -26,6 +26,21 @@ pub(crate) enum TokenKind {
     Byte(u8),
 }
 
+/// The tokens with which a model that completes code is asked to fill in what is missing in the middle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FillIn {
+    /// Stands before the text before.
+    pub before: u32,
+    /// Stands before the text after.
+    pub after: u32,
+    /// Stands before what the model writes.
+    pub between: u32,
+    /// Stands before the name of a repository, if the model knows repositories.
+    pub repository: Option<u32>,
+    /// Stands before the name of a file.
+    pub file: Option<u32>,
+}
+
 /// The tokens of a model.
 #[derive(Debug)]
 pub(crate) struct Vocabulary {
@@ -34,8 +49,7 @@ pub(crate) struct Vocabulary {
     ids: HashMap<String, u32>,
     pub(crate) bos: Option<u32>,
     pub(crate) eos: Option<u32>,
-    /// What a model that completes code has before the text before, before the text after, and before what is between.
-    pub(crate) fill_in: Option<[u32; 3]>,
+    pub(crate) fill_in: Option<FillIn>,
     end_of_generation: Vec<u32>,
 }
 
@@ -90,12 +104,12 @@ impl Vocabulary {
         for key in END_OF_GENERATION_KEYS {
             end_of_generation.extend(special(key)?);
         }
-        let mut fill_in = [None; 3];
+        let mut fill_in = [None; 5];
         for (place, (key, names)) in fill_in.iter_mut().zip(FILL_IN) {
             let named = || names.iter().find_map(|name| ids.get(*name).copied());
             *place = special(key)?.or_else(named);
         }
-        let control_texts = FILL_IN.iter().flat_map(|(_, names)| names);
+        let control_texts = FILL_IN.iter().flat_map(|(_, names)| names.iter());
         for text in control_texts.chain(&END_OF_GENERATION_TEXTS) {
             let Some(&id) = ids.get(*text) else {
                 continue;
@@ -130,7 +144,13 @@ impl Vocabulary {
             bos,
             eos,
             fill_in: match fill_in {
-                [Some(before), Some(after), Some(between)] => Some([before, after, between]),
+                [Some(before), Some(after), Some(between), repository, file] => Some(FillIn {
+                    before,
+                    after,
+                    between,
+                    repository,
+                    file,
+                }),
                 _ => None,
             },
             end_of_generation,
@@ -226,10 +246,10 @@ const END_OF_GENERATION_TEXTS: [&str; 33] = [
 
 /// The tokens of code completion: keys, and the texts that models have for them. They are structure, though they end nothing; some
 /// converters mark them as user-defined.
-const FILL_IN: [(&str, [&str; 5]); 3] = [
+const FILL_IN: [(&str, &[&str]); 5] = [
     (
         "tokenizer.ggml.fim_pre_token_id",
-        [
+        &[
             "<|fim_prefix|>",
             "<fim-prefix>",
             "<fim_prefix>",
@@ -239,7 +259,7 @@ const FILL_IN: [(&str, [&str; 5]); 3] = [
     ),
     (
         "tokenizer.ggml.fim_suf_token_id",
-        [
+        &[
             "<|fim_suffix|>",
             "<fim-suffix>",
             "<fim_suffix>",
@@ -249,7 +269,7 @@ const FILL_IN: [(&str, [&str; 5]); 3] = [
     ),
     (
         "tokenizer.ggml.fim_mid_token_id",
-        [
+        &[
             "<|fim_middle|>",
             "<fim-middle>",
             "<fim_middle>",
@@ -257,6 +277,17 @@ const FILL_IN: [(&str, [&str; 5]); 3] = [
             "<MID>",
         ],
     ),
+    (
+        "tokenizer.ggml.fim_rep_token_id",
+        &[
+            "<|fim_repo|>",
+            "<|repo_name|>",
+            "<fim-repo>",
+            "<REPO>",
+            "<reponame>",
+        ],
+    ),
+    ("tokenizer.ggml.fim_sep_token_id", &["<|file_sep|>"]),
 ];
 
 fn kinds(metadata: &Metadata, texts: &[String]) -> Result<Vec<TokenKind>, TokenizerError> {

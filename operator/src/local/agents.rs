@@ -35,6 +35,7 @@ pub struct AgentOptions<'a> {
     pub no_streaming: bool,
     /// Rank 0 computes one token at a time.
     pub no_speculation: bool,
+    pub any_model_name: bool,
     /// What rank 0 asks its clients for.
     pub api_key: Option<&'a str>,
 }
@@ -109,6 +110,7 @@ impl Agents {
                 weights_memory: None,
                 no_streaming: options.no_streaming,
                 no_speculation: options.no_speculation && rank == 0,
+                any_model_name: options.any_model_name && rank == 0,
                 api_key: options.api_key.filter(|_| rank == 0),
             };
             let (name, shown) = (member.name.clone(), screen.clone());

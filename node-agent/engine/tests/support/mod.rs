@@ -78,6 +78,8 @@ pub struct MadeUpModel {
     pub head_dim: Option<usize>,
     pub feed_forward: usize,
     pub vocabulary: usize,
+    /// Scores that its classifier makes of a state; 0: it has none.
+    pub scores: usize,
     pub context_length: u32,
     pub tied: bool,
     pub rope_factors: bool,
@@ -99,6 +101,7 @@ impl Default for MadeUpModel {
             head_dim: None,
             feed_forward: 512,
             vocabulary: 96,
+            scores: 0,
             context_length: 512,
             tied: true,
             rope_factors: false,
@@ -280,6 +283,9 @@ impl MadeUpModel {
         tensor("output_norm.weight".into(), &[hidden]);
         if !self.tied {
             tensor("output.weight".into(), &[hidden, vocabulary]);
+        }
+        if self.scores > 0 {
+            tensor("cls.output.weight".into(), &[hidden, self.scores as u64]);
         }
         tensors
     }
@@ -474,6 +480,15 @@ impl Runner {
         let states = head.states(&self.compute, &activation).expect("states");
         let hidden = self.model.spec().hidden;
         states.chunks_exact(hidden).map(<[f32]>::to_vec).collect()
+    }
+
+    /// The scores after each of `tokens`.
+    pub fn scores(&self, kv: &mut KvCache, tokens: &[u32]) -> Vec<Vec<f32>> {
+        let activation = self.run(&mut [(kv, tokens)]);
+        let head = OutputHead::open(&self.model, &self.residency).expect("an output head");
+        let scores = head.scores(&self.compute, &activation).expect("scores");
+        let each = scores.len() / tokens.len();
+        scores.chunks_exact(each).map(<[f32]>::to_vec).collect()
     }
 
     /// The logits after each of `tokens`.

@@ -24,5 +24,6 @@ pub const LLAMA: Family = Family {
     scaled_by_width: None,
     scale_keys: false,
     long_context_keys: false,
+    classifier: Presence::Never,
     refused: &[("expert_count", "a mixture of experts")],
 };

@@ -45,6 +45,8 @@ pub struct Family {
     /// Whether the file tells the details of YaRN and how scores grow with the position (`rope.scaling.yarn_*`,
     /// `attention.temperature_scale`).
     pub long_context_keys: bool,
+    /// A matrix that makes scores of the last state, where the file says that it ranks texts.
+    pub classifier: Presence,
     /// Keys that must be absent or zero, and the feature that each would turn on.
     pub refused: &'static [(&'static str, &'static str)],
 }

@@ -10,5 +10,6 @@ pub const QWEN3: Family = Family {
     head_norms: HeadNormKind::EachHead,
     attention_biases: Presence::Never,
     other_biases: Presence::Never,
+    classifier: Presence::IfThere,
     ..LLAMA
 };

@@ -57,8 +57,8 @@ impl Scheduler {
         flights.filter(|flight| flight.chunk).count()
     }
 
-    /// Sends a sequence's last token, along with a draft if one is worth it; or waits for a draft model's.
-    fn send_token(&mut self, id: SequenceId, now: Instant) {
+    /// Sends a sequence's last token, along with what is `forced` to follow, or with a draft if one is worth it; or waits for a draft model's.
+    fn send_token(&mut self, id: SequenceId, forced: Vec<u32>, now: Instant) {
         if !self.limits.speculate {
             self.send(id, Part::Token(&[]), now);
             return;
@@ -70,7 +70,10 @@ impl Scheduler {
         else {
             return;
         };
-        let draft = speculation.look_up(text, limit, prices);
+        let draft = match forced.is_empty() {
+            true => speculation.look_up(text, limit, prices),
+            false => speculation.force(text.len(), forced, limit),
+        };
         if !draft.is_empty() || !self.asks_model(id, limit, prices, now) {
             self.send(id, Part::Token(&draft), now);
             self.run_ahead(id, now);
@@ -251,11 +254,14 @@ impl Scheduler {
         };
         let wanted = match read {
             Read::AllStates => tokens.len(),
-            Read::Continuation | Read::LastState => usize::from(last) + draft.len(),
+            Read::Continuation | Read::LastState | Read::LastScores => {
+                usize::from(last) + draft.len()
+            }
         };
         let output = match read {
             Read::Continuation => Output::Logits,
             Read::LastState | Read::AllStates => Output::States,
+            Read::LastScores => Output::Scores,
         };
         self.send_tokens(session, sent, tokens, (wanted, output), flight);
         !last
@@ -429,7 +435,13 @@ impl Scheduler {
                 self.follow((id, next.choice), first);
             }
         }
-        for Sampled { choice, ended, .. } in sampled {
+        for Sampled {
+            choice,
+            ended,
+            forced,
+            ..
+        } in sampled
+        {
             let sequence = self.sequence((id, choice));
             let length = sequence.as_ref().map_or(0, |one| one.text.len());
             match (ended, sequence.map(|one| &one.state)) {
@@ -437,7 +449,7 @@ impl Scheduler {
                 (false, Some(State::Running { sent, .. })) if *sent == length => {
                     self.run_ahead((id, choice), now);
                 }
-                (false, Some(State::Running { .. })) => self.send_token((id, choice), now),
+                (false, Some(State::Running { .. })) => self.send_token((id, choice), forced, now),
                 (true, Some(_)) => self.stop((id, choice), now),
                 _ => {}
             }

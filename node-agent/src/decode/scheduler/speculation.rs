@@ -4,7 +4,7 @@
 //! Guesses come from the text so far, or from a small model. The number is no setting: a row is drafted while the tokens that it brings, on
 //! average, are worth more than what it costs. Both are measured: how often such drafts were right, and how a pass takes longer with more
 //! rows. So drafts grow long where a pass mostly waits for a disk or a link, short where rows compete for processors, and end where guesses
-//! fail.
+//! fail. What a grammar leaves no choice of is no guess: all of it goes along.
 
 use std::collections::VecDeque;
 
@@ -41,6 +41,7 @@ struct Drafted {
 enum Source {
     Text,
     Model,
+    Grammar,
 }
 
 /// What passes cost, in passes without any rows.
@@ -92,6 +93,19 @@ impl Speculation {
             .worth(guess.matched, limit, 0.0, prices.row, prices.sequences);
         self.repeats = (count > 0).then_some((guess, 0));
         (0..count).filter_map(|_| self.repeat(text)).collect()
+    }
+
+    /// The only tokens that a grammar lets follow a text of `length`, at most `limit` of them. They replace the draft.
+    pub fn force(&mut self, length: usize, mut tokens: Vec<u32>, limit: usize) -> Vec<u32> {
+        self.withdraw(length);
+        tokens.truncate(limit.min(LONGEST_DRAFT));
+        let forced = tokens.iter().map(|&token| Drafted {
+            token,
+            source: Source::Grammar,
+            class: 0,
+        });
+        self.draft.extend(forced);
+        tokens
     }
 
     /// What follows the draft by the place that it came from, for as long as the odds that all of it is right are above `least`, and at most
@@ -180,13 +194,15 @@ impl Speculation {
     }
 
     fn judge_next(&mut self, right: bool) {
-        if let Some(one) = self.draft.pop_front() {
-            let trust = match one.source {
-                Source::Text => &mut self.looked_up,
-                Source::Model => &mut self.modelled,
-            };
-            trust.classes[one.class].add(right);
-        }
+        let Some(one) = self.draft.pop_front() else {
+            return;
+        };
+        let trust = match one.source {
+            Source::Text => &mut self.looked_up,
+            Source::Model => &mut self.modelled,
+            Source::Grammar => return,
+        };
+        trust.classes[one.class].add(right);
     }
 
     /// Nobody will know whether the draft was right that followed the first `length` tokens.
@@ -204,6 +220,7 @@ impl Speculation {
             let trust = match one.source {
                 Source::Text => &self.looked_up,
                 Source::Model => &self.modelled,
+                Source::Grammar => return 1.0,
             };
             trust.classes[one.class].share()
         };
@@ -363,6 +380,21 @@ mod tests {
         speculation.refuted(text.len());
         assert_eq!(speculation.drafted().len(), 0);
         assert!(speculation.look_on(&text, 1, 0.0).is_empty());
+    }
+
+    #[test]
+    fn what_a_grammar_forces_goes_along_and_tells_nothing_of_guesses() {
+        let (text, mut speculation) = (repeats(), Speculation::default());
+        let guessed = speculation.look_up(&text, 100, prices(0.1, 1.0)).len();
+        let forced = speculation.force(text.len(), (1..=40).collect(), 100);
+        assert_eq!(forced, (1..=LONGEST_DRAFT as u32).collect::<Vec<_>>());
+        assert_eq!(speculation.drafted().collect::<Vec<_>>(), forced);
+        assert_eq!(speculation.verified(&[1, 2, 9]), 2);
+        speculation.refuted(text.len());
+        assert_eq!(speculation.drafted().len(), 0);
+        assert_eq!(speculation.force(text.len(), vec![1, 2, 3], 2), [1, 2]);
+        let again = speculation.look_up(&text, 100, prices(0.1, 1.0)).len();
+        assert_eq!(again, guessed);
     }
 
     #[test]

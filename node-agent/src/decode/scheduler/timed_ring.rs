@@ -221,6 +221,7 @@ impl TimedRing {
                     let next = Sampled {
                         choice: 0,
                         tokens,
+                        forced: Vec::new(),
                         ended: false,
                     };
                     Event::Sampled {

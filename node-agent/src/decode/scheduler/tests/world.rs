@@ -1,0 +1,523 @@
+//! The clients of a scheduler on a simulated ring: what they ask, what they are answered, and what an empty ring would have answered.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use prima_crds::v1alpha1::model_profile::AttentionWindow;
+use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingPlanSpec, Speed};
+
+use super::super::ring_state::PROBE_INTERVAL;
+use super::super::simulated_ring::{self, SimulatedRing, row};
+use super::super::{Action, Event, Read, RequestId, Sampled, Scheduler};
+use crate::generation::{GenerationError, Readiness};
+use crate::ring::{SessionId, session_capacity};
+
+/// The token that ends an answer.
+pub const END: u32 = 0;
+pub const VOCABULARY: u64 = 40;
+/// In an answer that has a form, a token is followed by the next number, until that is so far above a multiple of this.
+pub const FORM: u32 = 7;
+pub const FORCED: u32 = 3;
+pub const DEADLINE: Duration = Duration::from_secs(10);
+
+/// A scheduler on a simulated ring, with the clients' side of every request.
+pub struct World {
+    pub scheduler: Scheduler,
+    pub ring: SimulatedRing,
+    pub now: Instant,
+    pub clients: BTreeMap<RequestId, Client>,
+    pub finished: BTreeMap<RequestId, Client>,
+    pub failed: BTreeMap<RequestId, GenerationError>,
+    pub nonce: Option<u64>,
+    pub windows: Option<usize>,
+    pub drafted: usize,
+    pub accepted: usize,
+    /// Milliseconds of a pass, of which each member computes one.
+    pub trip: u64,
+    /// Whether answers to what is asked from now on have a form.
+    pub held: bool,
+    /// What the draft model was asked, in order.
+    pub asked: VecDeque<Action>,
+}
+
+#[derive(Clone)]
+pub struct Client {
+    pub prompt: Vec<u32>,
+    pub max_tokens: usize,
+    /// Tokens of each choice so far, and whether it has ended.
+    pub choices: Vec<(Vec<u32>, bool)>,
+    pub read: Read,
+    /// Its answers have a form, which leaves no choice after some tokens.
+    pub held: bool,
+    pub states: Vec<u64>,
+    pub cached: Option<usize>,
+}
+
+/// What a ring is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub members: usize,
+    pub context: usize,
+    pub contexts: usize,
+    pub at_once: usize,
+    pub window: Option<usize>,
+    pub speculate: bool,
+    pub draft_model: bool,
+    /// What the plan expects of a token and of a chunk.
+    pub planned_seconds: i64,
+    /// Passes that the slowest member could compute during one trip.
+    pub overlap: u64,
+}
+
+pub const SMALL: Shape = Shape {
+    members: 2,
+    context: 640,
+    contexts: 1,
+    at_once: 4,
+    window: None,
+    speculate: true,
+    draft_model: false,
+    planned_seconds: 0,
+    overlap: 1,
+};
+
+impl World {
+    /// A ring that is ready.
+    pub fn new(shape: Shape) -> Self {
+        let addresses: Vec<String> = (0..shape.members).map(|n| format!("h{n}:1")).collect();
+        let ends: Vec<i32> = (1..=shape.members as i32).collect();
+        let layers = shape.members as i32;
+        let model = PlannedModel::new("m", "m.gguf", 1, layers);
+        let plan = RingPlanSpec {
+            max_concurrent_requests: shape.at_once as i32,
+            kv_contexts: shape.contexts as i32,
+            predicted: Some(Speed {
+                token_microseconds: shape.planned_seconds * 1_000_000,
+                first_token_microseconds: shape.planned_seconds * 1_000_000,
+            }),
+            ..RingPlanSpec::cut(model, shape.context as i32, &addresses, &ends)
+        };
+        plan.validate().unwrap();
+        let window = shape.window.map(|positions| AttentionWindow { positions });
+        let planned = |window: AttentionWindow| shape.contexts * window.planned(shape.context);
+        let mut world = Self {
+            scheduler: Scheduler::new(
+                &plan,
+                window,
+                1,
+                DEADLINE,
+                shape.speculate,
+                true,
+                shape.draft_model,
+            ),
+            ring: SimulatedRing::new(shape.context, window, session_capacity(&plan)),
+            now: Instant::now(),
+            clients: BTreeMap::new(),
+            finished: BTreeMap::new(),
+            failed: BTreeMap::new(),
+            nonce: None,
+            windows: window.map(planned),
+            drafted: 0,
+            accepted: 0,
+            trip: shape.overlap,
+            held: false,
+            asked: VecDeque::new(),
+        };
+        world.tell(Event::Tick, &[]);
+        world.becomes_ready();
+        world
+    }
+
+    pub fn becomes_ready(&mut self) {
+        for _ in 0..10 {
+            self.now += PROBE_INTERVAL;
+            self.tell(Event::Tick, &[]);
+            if let Some(nonce) = self.nonce.take() {
+                self.tell(Event::Whole { nonce }, &[]);
+            }
+            self.run();
+            if *self.scheduler.readiness() == Readiness::Ready {
+                return;
+            }
+        }
+        panic!("{:?}", self.scheduler.readiness());
+    }
+
+    /// Handles an event and all that follows from it at once. `rows`: what came home.
+    pub fn tell(&mut self, event: Event, rows: &[u64]) {
+        let mut actions = VecDeque::from(self.scheduler.handle(event, self.now));
+        while let Some(action) = actions.pop_front() {
+            self.ring.apply(&action);
+            match action {
+                Action::Probe { nonce } => self.nonce = Some(nonce),
+                Action::Begun { request, cached } => {
+                    if let Some(client) = self.clients.get_mut(&request) {
+                        let before = client.cached.replace(cached);
+                        assert!(before.is_none() || client.read == Read::AllStates);
+                        client.states.clear();
+                    }
+                }
+                Action::Sample {
+                    request,
+                    choices,
+                    draft,
+                } => {
+                    assert!((1..=1 + draft.len()).contains(&rows.len()));
+                    let client = self.clients.get_mut(&request).unwrap();
+                    let sampled = choices.map(|choice| client.take(choice, rows, &draft));
+                    let choices: Vec<Sampled> = sampled.collect();
+                    self.drafted += draft.len();
+                    self.accepted += choices[0].tokens.len().saturating_sub(1);
+                    if client.choices.iter().all(|(_, ended)| *ended) {
+                        let client = self.clients.remove(&request).unwrap();
+                        self.finished.insert(request, client);
+                    }
+                    let event = Event::Sampled { request, choices };
+                    actions.extend(self.scheduler.handle(event, self.now));
+                }
+                Action::Pool { request, last } => {
+                    let client = self.clients.get_mut(&request).unwrap();
+                    client.states.extend(rows);
+                    if last {
+                        let client = self.clients.remove(&request).unwrap();
+                        self.finished.insert(request, client);
+                    }
+                }
+                Action::Guess { .. } => self.asked.push_back(action),
+                Action::Fail { request, error } => {
+                    assert!(self.clients.remove(&request).is_some());
+                    self.failed.insert(request, error);
+                }
+                _ => {}
+            }
+        }
+        if *self.scheduler.readiness() != Readiness::Ready {
+            // Until the next probe, members hold what is forgotten here.
+            return;
+        }
+        let kv = self.scheduler.kv();
+        assert_eq!(kv.used_positions, self.ring.used_positions());
+        assert!(kv.used_positions <= kv.planned_positions, "{kv:?}");
+        if let Some(planned) = self.windows {
+            let rounding = 64 * self.ring.sessions();
+            assert!(self.ring.windowed_positions() <= planned + rounding);
+        }
+    }
+
+    pub fn submit(
+        &mut self,
+        id: RequestId,
+        prompt: &[u32],
+        choices: usize,
+        max_tokens: usize,
+        keyspace: u64,
+    ) {
+        self.submit_to_read(
+            id,
+            prompt,
+            Read::Continuation,
+            (choices, max_tokens),
+            keyspace,
+        );
+    }
+
+    /// For its vector.
+    pub fn embed(&mut self, id: RequestId, prompt: &[u32], read: Read) {
+        self.submit_to_read(id, prompt, read, (1, 0), 0);
+    }
+
+    pub fn submit_to_read(
+        &mut self,
+        id: RequestId,
+        prompt: &[u32],
+        read: Read,
+        (choices, max_tokens): (usize, usize),
+        keyspace: u64,
+    ) {
+        let client = Client {
+            prompt: prompt.to_vec(),
+            max_tokens,
+            choices: vec![(Vec::new(), read != Read::Continuation); choices],
+            read,
+            held: self.held,
+            states: Vec::new(),
+            cached: None,
+        };
+        self.clients.insert(id, client);
+        let submitted = Event::Submitted {
+            request: id,
+            prompt: prompt.into(),
+            choices,
+            max_tokens,
+            read,
+            keyspace,
+            client: keyspace,
+        };
+        self.tell(submitted, &[]);
+    }
+
+    pub fn ticks_after(&mut self, seconds: u64) {
+        self.now += Duration::from_secs(seconds);
+        self.tell(Event::Tick, &[]);
+    }
+
+    pub fn cancel(&mut self, request: RequestId) {
+        if self.clients.remove(&request).is_some() {
+            self.tell(Event::Cancelled { request }, &[]);
+        }
+    }
+
+    /// The draft model answers what it was asked first: what rows say that do not follow from the whole text.
+    pub fn guesses(&mut self) -> bool {
+        let Some(Action::Guess {
+            request,
+            choice,
+            mut text,
+            count,
+        }) = self.asked.pop_front()
+        else {
+            return false;
+        };
+        if let Some(client) = self.clients.get(&request) {
+            let shared = text.len().min(client.prompt.len());
+            assert_eq!(text[..shared], client.prompt[..shared], "another text");
+        }
+        let after = text.len();
+        for _ in 0..count {
+            text.push(draw(simulated_ring::usual(&text), choice));
+        }
+        let guessed = Event::Guessed {
+            request,
+            choice,
+            taken_in: after,
+            tokens: text.split_off(after),
+            took: Duration::ZERO,
+        };
+        self.tell(guessed, &[]);
+        true
+    }
+
+    /// One frame, release or guess comes home; `false`: nothing is under way.
+    pub fn step(&mut self, chosen: usize) -> bool {
+        if chosen.is_multiple_of(3) && self.guesses() {
+            return true;
+        }
+        let flying = self.ring.flying();
+        if flying.is_empty() || chosen.is_multiple_of(5) {
+            return match self.ring.released() {
+                Some(session) => {
+                    self.tell(Event::Released { session }, &[]);
+                    true
+                }
+                None if flying.is_empty() => self.guesses(),
+                None => self.step(chosen + 1),
+            };
+        }
+        self.comes_home(flying[chosen % flying.len()]);
+        true
+    }
+
+    /// The oldest frame of a session does.
+    pub fn comes_home(&mut self, session: SessionId) {
+        let rows = self.ring.home(session);
+        let home = Event::Home {
+            session,
+            trip: Duration::from_millis(self.trip),
+            slowest: Duration::from_millis(1),
+        };
+        self.tell(home, &rows);
+    }
+
+    /// Until nothing is on the ring but for what a guess will send.
+    pub fn until_somebody_waits_for_a_guess(&mut self) {
+        while !self.ring.flying().is_empty() {
+            self.step(1);
+            let taking_in = |one: &Action| matches!(one, Action::Guess { count: 0, .. });
+            if self.asked.front().is_some_and(taking_in) {
+                self.guesses();
+            }
+        }
+        let asked = self.scheduler.asked.as_ref();
+        assert!(asked.is_some_and(|asked| asked.waits));
+    }
+
+    pub fn run_some(&mut self, steps: usize) {
+        for step in 0..steps {
+            self.step(step);
+        }
+    }
+
+    /// Until nothing is under way.
+    pub fn run(&mut self) {
+        let mut steps = 0;
+        while self.step(steps) {
+            steps += 1;
+            assert!(steps < 200_000, "it never ends");
+        }
+    }
+
+    /// Everything that was asked is answered as an empty ring would have answered, and nothing but kept sessions is left.
+    pub fn is_quiet(&self) {
+        assert_eq!(self.clients.len(), 0, "nobody waits");
+        assert_eq!(self.scheduler.requests(), (0, 0));
+        assert_eq!(self.scheduler.kv().sessions, self.ring.sessions());
+        let kv = self.scheduler.kv();
+        assert_eq!(kv.used_positions, kv.kept_positions);
+        for client in self.finished.values() {
+            if client.read != Read::Continuation {
+                assert_eq!(client.states, client.expected_states());
+                continue;
+            }
+            for (choice, (answer, ended)) in client.choices.iter().enumerate() {
+                assert!(ended);
+                assert_eq!(*answer, client.expected(choice, self.ring_context()));
+            }
+        }
+    }
+
+    pub fn ring_context(&self) -> usize {
+        self.scheduler.limits.context_length
+    }
+
+    pub fn ask(&mut self, id: RequestId, prompt: &[u32], max_tokens: usize) -> Client {
+        self.submit(id, prompt, 1, max_tokens, 0);
+        self.run();
+        self.is_quiet();
+        self.finished[&id].clone()
+    }
+}
+
+/// The token that choice `choice` takes from a row.
+pub fn draw(row: u64, choice: usize) -> u32 {
+    ((row >> 17).wrapping_add(choice as u64 * 7) % VOCABULARY) as u32
+}
+
+impl Client {
+    /// As rank 0 does: what follows from the rows, as long as it is the draft's.
+    pub fn take(&mut self, choice: usize, rows: &[u64], draft: &[u32]) -> Sampled {
+        let mut tokens = Vec::new();
+        for (nth, &row) in rows.iter().enumerate() {
+            let Some(token) = self.sample(choice, row) else {
+                let ended = true;
+                return Sampled {
+                    choice,
+                    tokens,
+                    forced: Vec::new(),
+                    ended,
+                };
+            };
+            tokens.push(token);
+            if draft.get(nth) != Some(&token) {
+                break;
+            }
+        }
+        let ended = false;
+        Sampled {
+            choice,
+            forced: self.forced_after(tokens.last()),
+            tokens,
+            ended,
+        }
+    }
+
+    /// As the sampler does: the next token, or `None` at the end.
+    pub fn sample(&mut self, choice: usize, row: u64) -> Option<u32> {
+        let last = self.choices[choice].0.last().or(self.prompt.last());
+        let token = self.next(last, row, choice);
+        let (answer, ended) = &mut self.choices[choice];
+        assert!(!*ended, "an ended choice goes on");
+        if token == END {
+            *ended = true;
+            return None;
+        }
+        answer.push(token);
+        // The last token needs no position.
+        *ended = answer.len() >= self.max_tokens || self.prompt.len() + answer.len() > CONTEXTS_END;
+        (!*ended).then_some(token)
+    }
+
+    /// What comes after `last`, whatever the model says.
+    fn forced_after(&self, last: Option<&u32>) -> Vec<u32> {
+        let Some(&last) = last.filter(|_| self.held) else {
+            return Vec::new();
+        };
+        let end = last / FORM * FORM + FORCED;
+        (last + 1..=end).collect()
+    }
+
+    fn next(&self, last: Option<&u32>, row: u64, choice: usize) -> u32 {
+        let forced = self.forced_after(last).first().copied();
+        forced.unwrap_or_else(|| draw(row, choice))
+    }
+
+    pub fn expected(&self, choice: usize, context: usize) -> Vec<u32> {
+        let mut text = self.prompt.clone();
+        loop {
+            let token = self.next(text.last(), row(&text), choice);
+            if token == END {
+                break;
+            }
+            text.push(token);
+            if text.len() - self.prompt.len() >= self.max_tokens || text.len() > context {
+                break;
+            }
+        }
+        text.split_off(self.prompt.len())
+    }
+
+    pub fn expected_states(&self) -> Vec<u64> {
+        let mut states = (1..=self.prompt.len()).map(|end| row(&self.prompt[..end]));
+        match self.read {
+            Read::AllStates => states.collect(),
+            Read::LastState | Read::LastScores => states.next_back().into_iter().collect(),
+            Read::Continuation => Vec::new(),
+        }
+    }
+
+    /// The prompt of the next turn: all of this one and something new.
+    pub fn next_turn(&self, new: &[u32]) -> Vec<u32> {
+        [&self.prompt, &self.choices[0].0, new].concat()
+    }
+}
+
+/// Every test's context.
+pub const CONTEXTS_END: usize = 640;
+
+pub fn tokens(seed: u64, count: usize) -> Vec<u32> {
+    let mut random = Random(seed);
+    (0..count).map(|_| random.below(39) as u32 + 1).collect()
+}
+
+pub struct Random(pub u64);
+
+impl Random {
+    /// splitmix64.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+}
+
+/// Prompts of 30 tokens whose answers are at least 200 long.
+pub fn long_prompts() -> impl Iterator<Item = Vec<u32>> {
+    let long = |prompt: &Vec<u32>| {
+        let client = Client {
+            prompt: prompt.clone(),
+            max_tokens: 200,
+            choices: Vec::new(),
+            read: Read::Continuation,
+            held: false,
+            states: Vec::new(),
+            cached: None,
+        };
+        client.expected(0, CONTEXTS_END).len() == 200
+    };
+    (0..).map(|seed| tokens(seed, 30)).filter(long)
+}
