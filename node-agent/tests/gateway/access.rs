@@ -240,7 +240,7 @@ async fn any_name_reaches_the_model_only_where_that_is_allowed() {
         ("/api/show", json!({"model": "llama3:8b"})),
         (
             "/v1/messages",
-            json!({"model": "claude-x", "max_tokens": 1}),
+            json!({"model": "claude-x", "max_tokens": 1, "messages": []}),
         ),
     ] {
         let named = body.get("model").is_some();
