@@ -176,7 +176,7 @@ pub fn weights(ggml_type: GgmlType, bytes: &[u8]) -> Vec<f64> {
 
 /// The codebook defines these formats. So the engine's own unpacking is compared with that of the gguf package (`prima-tests`,
 /// `parity_weight_formats`), and products here with the engine's own unpacking.
-fn has_codebook(ggml_type: GgmlType) -> bool {
+pub fn has_codebook(ggml_type: GgmlType) -> bool {
     matches!(
         ggml_type,
         GgmlType::Iq1S
