@@ -27,6 +27,8 @@ pub struct Answer {
     pub gaps: Vec<f64>,
     /// Tokens of the prompt that were not computed again.
     pub cached_tokens: u64,
+    /// Tokens of drafts that were right.
+    pub accepted: usize,
 }
 
 /// Several answers that came together.
@@ -154,6 +156,7 @@ impl Client {
             return Err(BenchError::Answer { answer });
         }
         let (mut text, mut times, mut usage) = (String::new(), Vec::new(), Value::Null);
+        let mut accepted = 0;
         for event in events {
             let event = event.map_err(http)?;
             if event == "[DONE]" {
@@ -167,6 +170,10 @@ impl Client {
             if let Some(piece) = piece.filter(|piece| !piece.is_empty()) {
                 text += piece;
                 times.push(begun.elapsed().as_secs_f64());
+            }
+            // llama.cpp has the same name for it.
+            if let Some(right) = json.pointer("/timings/draft_n_accepted") {
+                accepted = right.as_u64().unwrap_or(0) as usize;
             }
             if json["usage"].is_object() {
                 usage = json["usage"].take();
@@ -184,6 +191,7 @@ impl Client {
                     .pointer("/prompt_tokens_details/cached_tokens")
                     .and_then(Value::as_u64)
                     .unwrap_or(0),
+                accepted,
             }),
             _ => Err(BenchError::Tokens { expected, found }),
         }

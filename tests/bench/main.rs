@@ -26,8 +26,10 @@ mod report;
 mod report_conversations;
 mod ring_speed;
 mod second_turn;
+mod siege;
 mod speculation;
 mod statistics;
+mod streamed_speculation;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -130,14 +132,18 @@ fn run_conversations(effort: &Effort, quick: bool) -> Result<(), BenchError> {
     let second_turns = second_turn::measure(effort, &peer)?;
     let chats = chats::measure(effort, &peer)?;
     let speculation = speculation::measure(effort, &peer)?;
+    let streamed = streamed_speculation::measure(effort, &peer)?;
     let far_links = far_links::measure(effort)?;
+    let siege = siege::measure(effort)?;
     let report = [
         report::title("make bench-conversations"),
         report_conversations::preamble(Compute::available_threads()),
         report_conversations::second_turns(&second_turns),
         report_conversations::chats(&chats),
         report_conversations::speculation(&speculation),
+        report_conversations::streamed_speculation(streamed.as_deref()),
         report_conversations::far_links(&far_links),
+        report_conversations::siege(&siege),
     ]
     .concat();
     println!("{report}");

@@ -178,6 +178,18 @@ impl Programs {
         context: usize,
         options: &[&str],
     ) -> Result<Server, BenchError> {
+        self.server_on(None, model, threads, context, options)
+    }
+
+    /// The same on `machine`.
+    pub fn server_on(
+        &self,
+        machine: Option<&Machine>,
+        model: &Path,
+        threads: usize,
+        context: usize,
+        options: &[&str],
+    ) -> Result<Server, BenchError> {
         const PROGRAM: &str = "llama-server";
         let failed = |source| BenchError::Run {
             program: PROGRAM.to_owned(),
@@ -185,12 +197,18 @@ impl Programs {
         };
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|port| port.local_addr());
         let address = free.map_err(failed)?;
-        let child = Command::new(self.folder.join(PROGRAM))
+        let mut command = Command::new(self.folder.join(PROGRAM));
+        command
             .arg("-m")
             .arg(model)
             .args(["-t", &threads.to_string(), "-c", &context.to_string()])
             .args(["--port", &address.port().to_string()])
-            .args(options)
+            .args(options);
+        let mut command = match machine {
+            Some(machine) => machine.enter(command),
+            None => command,
+        };
+        let child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())

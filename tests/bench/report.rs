@@ -459,7 +459,7 @@ pub fn spread(samples: &Samples, digits: usize) -> String {
 }
 
 /// In units of `unit`.
-fn scaled(samples: &Samples, unit: f64, digits: usize) -> String {
+pub fn scaled(samples: &Samples, unit: f64, digits: usize) -> String {
     let scale = |number: f64| number / unit;
     format!(
         "{:.digits$} ({:.digits$} to {:.digits$}; x {})",

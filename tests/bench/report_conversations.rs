@@ -5,15 +5,24 @@ use std::fmt::Write;
 use crate::chats::{AT_ONCE, Chats};
 use crate::contenders::Contender;
 use crate::far_links::{self, FarLinks};
-use crate::report::{spread, verdict};
+use crate::report::{scaled, spread, verdict};
 use crate::second_turn::SecondTurn;
+use crate::siege::{self, Siege};
 use crate::speculation::{Speculation, WORKLOADS};
 use crate::statistics::Samples;
+use crate::streamed_speculation::Streamed;
 
 /// Percent of its first turn that a ring takes to answer a second.
 const SECOND_TURN_GOAL: f64 = 10.0;
 /// Of the speed without speculation, where nothing can be proposed.
 const PROSE_GOAL: f64 = 0.97;
+
+/// Of the mean number of tokens of a pass, where weights are read for each.
+const STREAMED_GOAL: f64 = 0.9;
+/// How much longer the slowest tokens may take under siege.
+const SIEGE_GOAL: f64 = 1.2;
+/// How much more memory rank 0 may take, in MiB.
+const GROWTH_GOAL: f64 = 512.0;
 
 /// What holds for all sections.
 pub fn preamble(threads: usize) -> String {
@@ -136,6 +145,44 @@ pub fn speculation(all: &[Speculation]) -> String {
     text
 }
 
+pub fn streamed_speculation(all: Option<&[Streamed]>) -> String {
+    let mut text = String::from(
+        "\n## Speculation, where weights are read from disk\n\nThe code edit of the table above, under a limit of memory: each pass reads what does \
+         not fit. Answers are the same with and without.\n\n| model | | tokens per second | tokens per pass | gain | goal | |\n\
+         | --- | --- | --- | --- | --- | --- | --- |\n",
+    );
+    let Some(all) = all else {
+        return text + "\nNot measured: no memory cgroup could be made.\n";
+    };
+    for one in all {
+        for setting in &one.settings {
+            let mut same = one.settings.iter();
+            let off = same.find(|other| other.contender == setting.contender);
+            let gain = setting.decode.median() / off.map_or(f64::NAN, |off| off.decode.median());
+            let speculates =
+                setting.contender == Contender::Prima && setting.per_pass.median() > 1.0;
+            let (goal, met) = match speculates {
+                true => {
+                    let goal = STREAMED_GOAL * setting.per_pass.median();
+                    (format!("{goal:.2}"), verdict(gain >= goal))
+                }
+                false => (String::new(), ""),
+            };
+            let _ = writeln!(
+                text,
+                "| {}, {} MB, {} tokens | {} | {} | {} | **{gain:.2}** | {goal} | {met} |",
+                one.model,
+                one.megabytes,
+                one.tokens,
+                setting.name,
+                spread(&setting.decode, 2),
+                spread(&setting.per_pass, 2),
+            );
+        }
+    }
+    text
+}
+
 pub fn far_links(all: &[FarLinks]) -> String {
     let mut text = format!(
         "\n## Drafts that run ahead\n\nThe same prompts on {} with a draft model, in rings of {} members, of one thread each, whose links take time. \
@@ -158,5 +205,46 @@ pub fn far_links(all: &[FarLinks]) -> String {
             text.push('\n');
         }
     }
+    text
+}
+
+pub fn siege(measured: &Siege) -> String {
+    let mut text = format!(
+        "\n## Under siege\n\n{} streams of {} on a ring of one member, while others send 200 bodies of 4 MiB and open 1,000 connections that do \
+         nothing. Milliseconds from one token to the next.\n\n| | in peace | under siege | ratio | goal | |\n| --- | --- | --- | --- | --- | --- |\n",
+        siege::STREAMS,
+        siege::MODEL
+    );
+    for (name, peace, war, goal) in [
+        (
+            "p50",
+            &measured.p50_in_peace,
+            &measured.p50_under_siege,
+            None,
+        ),
+        (
+            "p99",
+            &measured.p99_in_peace,
+            &measured.p99_under_siege,
+            Some(SIEGE_GOAL),
+        ),
+    ] {
+        let ratio = war.median() / peace.median();
+        let (goal, met) = match goal {
+            Some(goal) => (format!("at most {goal}"), verdict(ratio <= goal)),
+            None => (String::new(), ""),
+        };
+        let [peace, war] = [peace, war].map(|seconds| scaled(seconds, 1e-3, 1));
+        let _ = writeln!(
+            text,
+            "| {name} | {peace} | {war} | **{ratio:.2}** | {goal} | {met} |"
+        );
+    }
+    let _ = writeln!(
+        text,
+        "\nRank 0 grew by {} MiB; goal: below {GROWTH_GOAL}: {}.",
+        spread(&measured.grown, 0),
+        verdict(measured.grown.largest() < GROWTH_GOAL)
+    );
     text
 }

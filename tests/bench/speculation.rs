@@ -243,29 +243,40 @@ fn settings(subject: &Subject) -> Result<Vec<Measured>, BenchError> {
     Ok(settings)
 }
 
-/// As in [`WORKLOADS`].
-pub fn workloads() -> Result<[Workload; WORKLOADS.len()], BenchError> {
-    let part = |text: &str, number| {
-        text.chars()
-            .skip(number * TEXT)
-            .take(TEXT)
-            .collect::<String>()
-    };
-    let book = moby_dick()?;
-    let (source, passage) = (part(SOURCE, 0), part(&book, 0));
+/// A source file, and its edit that breaks off.
+pub fn repeated_code() -> Workload {
+    let source = part(SOURCE, 0);
     let (old, new) = EDIT;
     let edited = source.replace(old, new);
-    let twice = |first: &str, between: &str, second: &str| {
+    let between = format!("\n\n// The same file, with {old} renamed to {new}:\n\n");
+    Workload::twice(&source, &between, &edited)
+}
+
+impl Workload {
+    fn twice(first: &str, between: &str, second: &str) -> Self {
         let begun: String = second.chars().take(SECOND_TIME).collect();
-        Workload {
+        Self {
             prompt: format!("{first}{between}{begun}"),
             rest: Some(second.chars().skip(SECOND_TIME).collect()),
         }
-    };
-    let between = format!("\n\n// The same file, with {old} renamed to {new}:\n\n");
+    }
+
+    pub fn prompt(&self) -> &str {
+        &self.prompt
+    }
+}
+
+fn part(text: &str, number: usize) -> String {
+    text.chars().skip(number * TEXT).take(TEXT).collect()
+}
+
+/// As in [`WORKLOADS`].
+pub fn workloads() -> Result<[Workload; WORKLOADS.len()], BenchError> {
+    let book = moby_dick()?;
+    let passage = part(&book, 0);
     Ok([
-        twice(&source, &between, &edited),
-        twice(&passage, "\n\n", &passage),
+        repeated_code(),
+        Workload::twice(&passage, "\n\n", &passage),
         Workload {
             // One that nothing is known of from the prompts before.
             prompt: part(&book, 1),

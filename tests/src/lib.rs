@@ -24,6 +24,7 @@ pub mod programs;
 pub mod python;
 pub mod refused_models;
 mod service;
+pub mod siege;
 pub mod slow_link;
 pub mod split_model;
 pub mod trace_collector;

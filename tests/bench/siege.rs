@@ -1,0 +1,107 @@
+//! What streams notice while other clients send 200 bodies of 4 MiB and open 1,000 connections that do nothing: seconds from one token to the
+//! next, with and without the siege, on the same ring.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use prima_engine::Compute;
+use prima_tests::Endpoint;
+use prima_tests::assets;
+use prima_tests::local_ring::LocalRing;
+use prima_tests::one_process::{OneProcess, end_tokens};
+use prima_tests::process::peak_memory;
+use prima_tests::siege::{allow_open_files, hostile_bodies, siege};
+
+use crate::Effort;
+use crate::client::Client;
+use crate::error::BenchError;
+use crate::statistics::Samples;
+
+pub const MODEL: &str = "SmolLM2-135M-Instruct-Q4_1";
+/// Streams at a time.
+pub const STREAMS: usize = 3;
+/// Tokens of an answer; one follows the other while the siege lasts.
+const TOKENS: usize = 100;
+const TURNS: usize = 5;
+
+/// Seconds from one token to the next of all streams of a turn.
+#[derive(Default)]
+pub struct Siege {
+    pub p99_in_peace: Samples,
+    pub p99_under_siege: Samples,
+    pub p50_in_peace: Samples,
+    pub p50_under_siege: Samples,
+    /// How much more memory rank 0 had at its peak, in MiB.
+    pub grown: Samples,
+}
+
+pub fn measure(effort: &Effort) -> Result<Siege, BenchError> {
+    let path = assets::path(&format!("models/{MODEL}.gguf"))?;
+    let never = end_tokens(&OneProcess::open(&path, 1)?);
+    let bodies = hostile_bodies();
+    let mut measured = Siege::default();
+    for turn in 1..=effort.turns.min(TURNS) {
+        eprintln!("siege, turn {turn}");
+        let threads = Compute::available_threads().to_string();
+        let ring = LocalRing::builder()
+            .model(&path)
+            .members(1)
+            .arg("--threads")
+            .arg(threads)
+            // The answers are the same each time: what was said before would be guessed.
+            .arg("--no-speculation")
+            .start();
+        allow_open_files(4096);
+        let (address, rank_0) = (ring.address(), ring.members()[0].pid);
+        let client = Client::of(ring, &never);
+        let before = peak_memory(rank_0);
+        let peace = || {
+            streams(&client, || {
+                thread::sleep(std::time::Duration::from_secs(10))
+            })
+        };
+        let war = || streams(&client, || drop(siege(address, &bodies)));
+        // Who begins alternates.
+        let (in_peace, under_siege) = match turn.is_multiple_of(2) {
+            true => (peace()?, war()?),
+            false => {
+                let under_siege = war()?;
+                (peace()?, under_siege)
+            }
+        };
+        measured.p99_in_peace.push(in_peace.quantile(0.99));
+        measured.p50_in_peace.push(in_peace.median());
+        measured.p99_under_siege.push(under_siege.quantile(0.99));
+        measured.p50_under_siege.push(under_siege.median());
+        let grown = peak_memory(rank_0).saturating_sub(before);
+        measured.grown.push(grown as f64 / f64::from(1 << 20));
+    }
+    Ok(measured)
+}
+
+/// Streams answers for as long as `meanwhile` takes, and returns the time between tokens.
+fn streams(client: &Client, meanwhile: impl FnOnce()) -> Result<Samples, BenchError> {
+    let over = AtomicBool::new(false);
+    thread::scope(|threads| {
+        let streaming: Vec<_> = (0..STREAMS)
+            .map(|number| {
+                let over = &over;
+                threads.spawn(move || {
+                    let mut gaps = Vec::new();
+                    while !over.load(Ordering::Relaxed) {
+                        let prompt = format!("Story number {number}: once upon a time");
+                        gaps.extend(client.answer(&client.request(prompt, TOKENS))?.gaps);
+                    }
+                    Ok::<_, BenchError>(gaps)
+                })
+            })
+            .collect();
+        meanwhile();
+        over.store(true, Ordering::Relaxed);
+        let gaps = streaming
+            .into_iter()
+            .map(|one| one.join().expect("a client that does not panic"));
+        let gaps: Vec<Vec<f64>> = gaps.collect::<Result<_, _>>()?;
+        Ok(gaps.into_iter().flatten().collect())
+    })
+}
