@@ -7,6 +7,7 @@
 
 mod apply;
 mod candidates;
+mod conditions;
 mod decide;
 mod dereference;
 mod event;
