@@ -12,7 +12,7 @@ use prima_tests::assets;
 use prima_tests::one_process::{OneProcess, end_tokens, most_likely};
 
 use crate::Effort;
-use crate::client::Client;
+use crate::client::{Client, TokenCost};
 use crate::error::BenchError;
 
 use crate::ping_pong;
@@ -113,12 +113,21 @@ pub fn measure(effort: &Effort) -> Result<HopCost, BenchError> {
                 "hops, turn {turn}: {} members x {} rounds",
                 ring.members, ring.rounds
             );
-            let computing = decode(&engine, effort.decode)?;
             let hops = ring.hops();
-            let client = Client::start(&path, ring.members, ring.rounds, THREADS, &never);
-            client.token_cost(8)?;
-            let on_ring = client.token_cost(effort.decode)?;
-            drop(client);
+            let alone = || decode(&engine, effort.decode);
+            let on_ring = || -> Result<TokenCost, BenchError> {
+                let client = Client::start(&path, ring.members, ring.rounds, THREADS, &never);
+                client.token_cost(8)?;
+                client.token_cost(effort.decode)
+            };
+            // Who begins alternates. The bare network comes last: it waits between hops as the process computed.
+            let (computing, on_ring) = match turn.is_multiple_of(2) {
+                true => {
+                    let on_ring = on_ring()?;
+                    (alone()?, on_ring)
+                }
+                false => (alone()?, on_ring()?),
+            };
             let tcp = match hops {
                 0 => 0.0,
                 _ => {

@@ -54,8 +54,13 @@ pub fn measure(effort: &Effort) -> Result<KernelSpeeds, BenchError> {
         .collect::<Result<_, _>>()?;
     let each = |measure: &dyn Fn(&ThreadPool) -> f64| -> Vec<Samples> {
         let mut all = vec![Samples::default(); pools.len()];
-        for _ in 0..effort.turns {
-            for (pool, samples) in pools.iter().zip(&mut all) {
+        for turn in 0..effort.turns {
+            let mut turns: Vec<_> = pools.iter().zip(&mut all).collect();
+            // Who begins alternates.
+            if turn % 2 == 1 {
+                turns.reverse();
+            }
+            for (pool, samples) in turns {
                 samples.push(measure(pool));
             }
         }

@@ -148,7 +148,12 @@ fn measure_settings(
     let mut outcomes: Vec<Outcome> = settings.iter().map(Outcome::new).collect();
     for turn in 1..=turns {
         let mut profiles = Profiles::default();
-        for outcome in &mut outcomes {
+        let mut all: Vec<&mut Outcome> = outcomes.iter_mut().collect();
+        // Who begins alternates.
+        if turn.is_multiple_of(2) {
+            all.reverse();
+        }
+        for outcome in all {
             // Slow settings that only serve as a comparison are measured once.
             if turn == 1 || outcome.setting.reading == Reading::Ahead {
                 eprintln!("machines, turn {turn}: {}", outcome.setting.describe());
