@@ -36,7 +36,7 @@ const SUBJECTS: [Subject; 3] = [
     Subject {
         model: "TinyLlama-1.1B-Chat-Q4_K_M",
         draft: None,
-        turns: 3,
+        turns: 7,
     },
 ];
 
