@@ -258,6 +258,8 @@ pub struct MemberTotals {
     pub timing: HopTiming,
     /// What the plan expects to be read for every token, if it says so.
     pub planned_read_bytes: Option<u64>,
+    /// What the plan counts on for its KV cache, if it says so.
+    pub planned_kv_bytes: Option<u64>,
 }
 
 /// Each metric in its unit.

@@ -208,6 +208,7 @@ pub fn with_report(member: RingMember, report: &MemberReport) -> RingMember {
         read_ahead_bytes: Some(report.read_ahead_bytes as i64),
         memory_bytes: Some(report.memory_bytes as i64),
         gpu_memory_bytes: Some(report.gpu_memory_bytes as i64),
+        kv_bytes: Some(report.kv_bytes as i64),
         why: Some(report.why.clone()),
         ..member
     }

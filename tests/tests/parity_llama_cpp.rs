@@ -154,7 +154,7 @@ fn smollm2_with_q8_0_kv_has_nearly_the_perplexity_of_f16() {
 
 /// No activation is rounded to eight bits, so that only the KV cache makes a difference.
 #[test]
-fn smollm2_as_f32_with_q8_0_kv_has_nearly_the_perplexity_of_f16() {
+fn smollm2_as_f32_has_nearly_its_perplexity_with_q8_0_kv() {
     quantized_kv_agrees("SmolLM2-135M-Instruct-F32", 512, 4);
 }
 

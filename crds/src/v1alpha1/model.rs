@@ -93,8 +93,8 @@ impl ModelSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Speculation {
-    /// A small model of the same vocabulary, all of it at rank 0, which guesses where the text does not tell; the Model verifies each guess.
-    /// Where its GGUF file comes from; exactly one of the fields.
+    /// A small model of the same vocabulary, which guesses the next tokens; the Model verifies each guess. All of it runs at rank 0. This says where
+    /// its GGUF file comes from; set exactly one of the fields.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft: Option<ModelSource>,
 }

@@ -37,8 +37,9 @@ pub struct ModelProfileSpec {
     pub hidden_size: i32,
     /// Number of tokens in the vocabulary.
     pub vocabulary_size: i32,
-    /// The beginning of the SHA-256 of the first so many tokens, such as `49152:0123abcd`: of all, and of the last few multiples of 1024.
-    /// Two vocabularies that share one are the same, but for tokens at the end. None, as in documents of earlier versions: not known.
+    /// Marks by which vocabularies are compared, such as `49152:0123abcd`: a number of tokens, and the beginning of the SHA-256 of the first so
+    /// many. There is one for all tokens, and one for each of the last few multiples of 1024. Vocabularies that share a mark are the same up to
+    /// there. Empty, as in documents of earlier versions: not known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8), inner(length(max = 32)))]
     pub vocabulary_marks: Vec<String>,
@@ -46,7 +47,8 @@ pub struct ModelProfileSpec {
     pub trained_context_length: i32,
     /// Bytes of the keys and values of one position in one layer, in F16.
     pub kv_bytes_per_position_and_layer: i64,
-    /// The same where a Model asks for Q8_0. 0, or absent as in documents of earlier versions: not known, so F16 is assumed.
+    /// Bytes of the keys and values of one position in one layer, in Q8_0. 0, or absent as in documents of earlier versions: not known, so it
+    /// is counted as in F16.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub quantized_kv_bytes_per_position_and_layer: i64,
     /// Number of layers with a sliding window. These see the last `attentionWindow` positions only.

@@ -182,8 +182,8 @@ pub struct Throughput {
     pub format: String,
     /// For one position: bytes of weights per second. The time to read them from memory is included.
     pub decode_bytes_per_second: i64,
-    /// For many positions at once: floating-point operations per second. Each weight takes two for each position, a multiplication and an
-    /// addition.
+    /// For many positions at once: floating-point operations per second. A weight counts as two operations for each position: a multiplication
+    /// and an addition.
     pub prefill_flop_per_second: i64,
     /// How much the samples of the noisier of the two rates differ: the largest minus the smallest, in percent of the median.
     #[serde(default, skip_serializing_if = "Option::is_none")]

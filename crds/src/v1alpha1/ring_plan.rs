@@ -92,7 +92,7 @@ pub struct RingPlanSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedModel {
-    /// The name that clients ask for; of a draft model, the one that it is called by.
+    /// The name that clients ask for. A draft model has one for people only.
     #[schemars(length(max = 253))]
     pub name: String,
     /// The GGUF file: its path on every member that needs it, or its name if members fetch it.
@@ -133,8 +133,9 @@ impl PlannedModel {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedDraft {
+    /// Its file.
     pub model: PlannedModel,
-    /// Of rank 0's `memoryBytes`, what it takes: its weights, and as many contexts as the ring has.
+    /// Bytes of rank 0's `memoryBytes` that it takes: for its weights, and for as many contexts as the ring has.
     pub memory_bytes: i64,
 }
 
@@ -205,12 +206,15 @@ pub struct RingMember {
     /// changes in proportion to what does not fit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_ahead_bytes: Option<i64>,
-    /// Bytes of memory that the plan counts on: weights that stay in memory, KV cache, buffers. Other plans do not count on them.
+    /// Bytes of the machine's memory that the plan counts on: weights that stay there, KV cache, buffers. Other plans leave these to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<i64>,
-    /// The same of the GPU's own memory.
+    /// Bytes of the GPU's own memory that the plan counts on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_memory_bytes: Option<i64>,
+    /// Bytes of both that its KV cache takes at most, of all requests together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_bytes: Option<i64>,
     /// For people: why it has these layers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2000))]
@@ -231,8 +235,11 @@ pub struct Speed {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedWindow {
+    /// The first layer.
     pub first: i32,
+    /// The layer behind the last.
     pub last: i32,
+    /// How many of them, the last ones, run on the GPU.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub gpu_layers: i32,
 }
@@ -280,6 +287,7 @@ pub const CHUNK_POSITIONS: usize = 128;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RingPlanStatus {
+    /// What each member's agent says of its part.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
@@ -293,6 +301,7 @@ pub struct MemberStatus {
     /// Name of the member, as in the plan.
     #[schemars(length(max = 253))]
     pub name: String,
+    /// How far it is.
     pub state: MemberState,
     /// For people: what it does, or what is wrong and what would help.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -404,51 +413,43 @@ impl RingPlanSpec {
     /// Checks everything that an executor relies on: counts within bounds, unique names, and windows that cover
     /// layers `0..layers` once, in ring order, round after round.
     pub fn validate(&self) -> Result<(), RingPlanError> {
-        let bounded = |field: &str, value: i64, low: i64, high: i64| {
-            if (low..=high).contains(&value) {
-                return Ok(());
-            }
-            Err(field_error(
-                field,
-                format!("{value} is outside {low}..={high}"),
-            ))
-        };
+        self.check_numbers()?;
+        self.check_api_keys()?;
+        self.check_models()?;
+        self.check_members()?;
+        self.check_windows()
+    }
+
+    fn check_numbers(&self) -> Result<(), RingPlanError> {
+        let context = self.context_length.into();
+        let (requests, contexts) = (self.max_concurrent_requests.into(), self.kv_contexts.into());
+        let most_requests = MAX_CONCURRENT_REQUESTS.into();
+        let members = self.members.len() as i64;
+        let port = self.http_port.unwrap_or(1).into();
         bounded("generation", self.generation, 1, i64::MAX)?;
-        bounded(
-            "contextLength",
-            self.context_length.into(),
-            1,
-            MAX_CONTEXT.into(),
-        )?;
-        bounded(
-            "maxConcurrentRequests",
-            self.max_concurrent_requests.into(),
-            1,
-            MAX_CONCURRENT_REQUESTS.into(),
-        )?;
-        bounded(
-            "kvContexts",
-            self.kv_contexts.into(),
-            1,
-            MAX_CONCURRENT_REQUESTS.into(),
-        )?;
+        bounded("contextLength", context, 1, MAX_CONTEXT.into())?;
+        bounded("maxConcurrentRequests", requests, 1, most_requests)?;
+        bounded("kvContexts", contexts, 1, most_requests)?;
         bounded("rounds", self.rounds.into(), 1, MAX_ROUNDS.into())?;
-        bounded(
-            "members (count)",
-            self.members.len() as i64,
-            1,
-            MAX_MEMBERS as i64,
-        )?;
-        let port = self.http_port.unwrap_or(1);
-        bounded("httpPort", port.into(), 1, u16::MAX.into())?;
-        for (number, digest) in self.api_key_sha256.iter().enumerate() {
-            if digest.len() != 64 || !digest.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-                return Err(field_error(
-                    &format!("apiKeySha256[{number}]"),
-                    "expected 64 hexadecimal digits, the SHA-256 of a key".into(),
-                ));
-            }
+        bounded("members (count)", members, 1, MAX_MEMBERS as i64)?;
+        bounded("httpPort", port, 1, u16::MAX.into())
+    }
+
+    fn check_api_keys(&self) -> Result<(), RingPlanError> {
+        let is_digest = |digest: &String| {
+            digest.len() == 64 && digest.bytes().all(|digit| digit.is_ascii_hexdigit())
+        };
+        let mut digests = self.api_key_sha256.iter();
+        match digests.position(|digest| !is_digest(digest)) {
+            None => Ok(()),
+            Some(number) => Err(field_error(
+                &format!("apiKeySha256[{number}]"),
+                "expected 64 hexadecimal digits, the SHA-256 of a key".into(),
+            )),
         }
+    }
+
+    fn check_models(&self) -> Result<(), RingPlanError> {
         let mut models = vec![("model", &self.model)];
         if let Some(draft) = &self.draft {
             models.push(("draft.model", &draft.model));
@@ -462,63 +463,70 @@ impl RingPlanSpec {
                 return Err(field_error(&of("file"), "must name the GGUF file".into()));
             }
         }
+        Ok(())
+    }
 
+    fn check_members(&self) -> Result<(), RingPlanError> {
         let mut names = HashSet::new();
         for (rank, member) in self.members.iter().enumerate() {
+            let field = |name| format!("members[{rank}].{name}");
             if member.name.is_empty() || !names.insert(&member.name) {
                 let problem = format!("{:?} must be non-empty and unique in the ring", member.name);
-                return Err(field_error(&format!("members[{rank}].name"), problem));
+                return Err(field_error(&field("name"), problem));
             }
-            let field = |name| format!("members[{rank}].{name}");
             let (sharing, most) = (member.members_on_machine, self.members.len() as i64);
             bounded(&field("membersOnMachine"), sharing.into(), 1, most)?;
-            let read = member.read_bytes_per_token.unwrap_or(0);
-            bounded(&field("readBytesPerToken"), read, 0, i64::MAX)?;
-            let ahead = member.read_ahead_bytes.unwrap_or(0);
-            bounded(&field("readAheadBytes"), ahead, 0, i64::MAX)?;
-            if member.windows.len() != self.rounds as usize {
-                return Err(field_error(
-                    &format!("members[{rank}].windows"),
-                    format!(
-                        "{} windows, expected one for each of the {} rounds",
-                        member.windows.len(),
-                        self.rounds
-                    ),
-                ));
+            for (name, bytes) in [
+                ("readBytesPerToken", member.read_bytes_per_token),
+                ("readAheadBytes", member.read_ahead_bytes),
+                ("kvBytes", member.kv_bytes),
+            ] {
+                bounded(&field(name), bytes.unwrap_or(0), 0, i64::MAX)?;
+            }
+            let (windows, rounds) = (member.windows.len(), self.rounds);
+            if windows != rounds as usize {
+                let problem =
+                    format!("{windows} windows, expected one for each of the {rounds} rounds");
+                return Err(field_error(&field("windows"), problem));
             }
         }
+        Ok(())
+    }
 
+    /// That each layer is in one window, in ring order, round after round.
+    fn check_windows(&self) -> Result<(), RingPlanError> {
         let mut next = 0;
         for round in 0..self.rounds as usize {
             for (rank, member) in self.members.iter().enumerate() {
                 let window = &member.windows[round];
                 let field = format!("members[{rank}].windows[{round}]");
-                if window.first != next || window.last < window.first {
+                let PlannedWindow {
+                    first,
+                    last,
+                    gpu_layers,
+                } = *window;
+                if first != next || last < first {
                     let problem = format!(
-                        "layers {}..{} do not continue at layer {next}; windows must cover every layer once, in ring order, round after round",
-                        window.first, window.last
+                        "layers {first}..{last} do not continue at layer {next}; windows must cover every layer once, in ring order, round after round"
                     );
                     return Err(field_error(&field, problem));
                 }
-                if !(0..=window.last - window.first).contains(&window.gpu_layers) {
-                    let problem = format!(
-                        "gpuLayers is {}, expected 0..={}",
-                        window.gpu_layers,
-                        window.last - window.first
-                    );
+                if !(0..=last - first).contains(&gpu_layers) {
+                    let problem =
+                        format!("gpuLayers is {gpu_layers}, expected 0..={}", last - first);
                     return Err(field_error(&field, problem));
                 }
-                next = window.last;
+                next = last;
             }
         }
-        if next != self.model.layers {
-            let problem = format!(
-                "the windows end at layer {next}, but the model has {} layers",
-                self.model.layers
-            );
-            return Err(field_error("members", problem));
+        if next == self.model.layers {
+            return Ok(());
         }
-        Ok(())
+        let problem = format!(
+            "the windows end at layer {next}, but the model has {} layers",
+            self.model.layers
+        );
+        Err(field_error("members", problem))
     }
 
     /// The rank of the member called `name`.
@@ -539,6 +547,7 @@ impl RingMember {
             read_ahead_bytes: None,
             memory_bytes: None,
             gpu_memory_bytes: None,
+            kv_bytes: None,
             why: None,
         }
     }
@@ -554,6 +563,16 @@ impl PlannedWindow {
     /// The window's layers. Only for validated plans, whose bounds are not negative.
     pub fn layers(&self) -> Range<usize> {
         self.first as usize..self.last as usize
+    }
+}
+
+fn bounded(field: &str, value: i64, low: i64, high: i64) -> Result<(), RingPlanError> {
+    match (low..=high).contains(&value) {
+        true => Ok(()),
+        false => {
+            let problem = format!("{value} is outside {low}..={high}");
+            Err(field_error(field, problem))
+        }
     }
 }
 

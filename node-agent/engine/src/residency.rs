@@ -4,7 +4,7 @@
 //! budget. Weights that stay lie in the page cache, in this process's map; the others pass through a few buffers (`reader`) in the order
 //! of the cycle (`cycle`). The whole map stays valid, so when in doubt a weight is simply read there.
 
-mod cycle;
+mod plan;
 mod reader;
 
 use std::io;
@@ -20,10 +20,10 @@ use crate::kernels::{self, Matrix, ThreadPool};
 use crate::mapped_weights::{MappedModel, MappedTensor};
 use crate::model::Model;
 
-use cycle::{Piece, ResidencyPlan, Tensor, WeightCycle};
+use plan::{Piece, ResidencyPlan, Tensor, WeightCycle};
 use reader::Reader;
 
-pub use cycle::StreamingSchedule;
+pub use plan::StreamingSchedule;
 
 /// The weights of one member. Clones share everything.
 #[derive(Clone)]
@@ -59,7 +59,7 @@ struct Streams {
     schedule: StreamingSchedule,
     reader: Reader,
     map: MappedModel,
-    /// How many pieces of the cycle `warm` has visited since the split changed; locked while it changes.
+    /// How many pieces of the cycle `warm` has visited since the plan changed; locked while it changes.
     warmed: Mutex<usize>,
 }
 
@@ -157,12 +157,12 @@ impl Residency {
         let Some(streams) = &self.streams else {
             return ResidencyStatus::default();
         };
-        let split = streams.reader.split();
+        let plan = streams.reader.plan();
         let readings = streams.reader.readings();
         ResidencyStatus {
-            resident_bytes: split.resident_bytes,
-            streamed_bytes: split.streamed_bytes,
-            buffer_bytes: split.memory_bytes() - split.resident_bytes,
+            resident_bytes: plan.resident_bytes,
+            streamed_bytes: plan.streamed_bytes,
+            buffer_bytes: plan.memory_bytes() - plan.resident_bytes,
             read_bytes: readings.bytes,
             waited: readings.waited,
         }
@@ -180,19 +180,19 @@ impl Residency {
         outputs: [(&MappedTensor, &mut [f32]); N],
     ) -> Result<(), EngineError> {
         let streaming = self.streams.as_deref().and_then(|streams| {
-            let split = streams.reader.split();
+            let plan = streams.reader.plan();
             let streamed =
-                |(tensor, _): &(&MappedTensor, &mut [f32])| !split.of(tensor.offset()).is_empty();
-            outputs.iter().any(streamed).then_some((streams, split))
+                |(tensor, _): &(&MappedTensor, &mut [f32])| !plan.of(tensor.offset()).is_empty();
+            outputs.iter().any(streamed).then_some((streams, plan))
         });
-        let Some((streams, split)) = streaming else {
+        let Some((streams, plan)) = streaming else {
             let tensors = outputs.each_ref().map(|(tensor, _)| *tensor);
             let mut outputs = outputs.map(|(tensor, out)| (tensor.matrix(), out));
             kernels::matmul(pool, x, n, &mut outputs);
             return tensors.iter().try_for_each(|tensor| tensor.check());
         };
         for (tensor, out) in outputs {
-            streams.matmul(&split, pool, x, n, tensor, out)?;
+            streams.matmul(&plan, pool, x, n, tensor, out)?;
         }
         Ok(())
     }
@@ -215,20 +215,20 @@ pub fn streaming_rate(
         rows: bytes as usize / ROW_BYTES,
         row_bytes: ROW_BYTES,
     };
-    let split = Arc::new(ResidencyPlan::of_all(&WeightCycle::new(
+    let plan = Arc::new(ResidencyPlan::of_all(&WeightCycle::new(
         &[file],
         PIECE_BYTES,
     )));
     let reader = Reader::start([(0, path)])?;
-    let untimed = split.slots.min(split.streamed.len() / 2);
+    let untimed = plan.slots.min(plan.streamed.len() / 2);
     let (mut begun, mut timed) = (Instant::now(), 0);
-    reader.follow(split.clone());
-    for (index, piece) in split.streamed.iter().enumerate() {
+    reader.follow(plan.clone());
+    for (index, piece) in plan.streamed.iter().enumerate() {
         if index == untimed {
             begun = Instant::now();
             started();
         }
-        let loaded = reader.load(&split, index);
+        let loaded = reader.load(&plan, index);
         drop(loaded.map_err(|source| unreadable(path, piece, source))?);
         if index >= untimed {
             timed += piece.bytes;
@@ -248,14 +248,14 @@ fn unreadable(path: &Path, piece: &Piece, source: io::Error) -> EngineError {
 impl Streams {
     fn set_budget(&self, bytes: u64) {
         let mut warmed = lock(&self.warmed);
-        let split = self.cycle.split(bytes, self.schedule);
-        let before = self.reader.split();
-        if split == *before {
+        let plan = self.cycle.plan(bytes, self.schedule);
+        let before = self.reader.plan();
+        if plan == *before {
             return;
         }
-        let split = Arc::new(split);
-        self.reader.follow(split.clone());
-        let leaving = split.streamed.iter();
+        let plan = Arc::new(plan);
+        self.reader.follow(plan.clone());
+        let leaving = plan.streamed.iter();
         leaving
             .filter(|piece| !before.streams(piece))
             .for_each(|piece| self.release(piece));
@@ -265,13 +265,13 @@ impl Streams {
     fn warm(&self, limit: Duration) -> bool {
         let begun = Instant::now();
         let mut warmed = lock(&self.warmed);
-        let split = self.reader.split();
-        let pieces = match split.streamed.is_empty() {
+        let plan = self.reader.plan();
+        let pieces = match plan.streamed.is_empty() {
             true => &[],
             false => self.cycle.pieces(),
         };
         for piece in pieces.iter().skip(*warmed) {
-            match split.streams(piece) {
+            match plan.streams(piece) {
                 true => self.release(piece),
                 // What cannot be read now fails again, and is reported, when it is computed with.
                 false => drop(self.map.populate(piece.range())),
@@ -293,7 +293,7 @@ impl Streams {
     /// Multiplies runs of rows, resident or streamed, in order.
     fn matmul(
         &self,
-        split: &Arc<ResidencyPlan>,
+        plan: &Arc<ResidencyPlan>,
         pool: &ThreadPool,
         x: &[f32],
         n: usize,
@@ -302,11 +302,11 @@ impl Streams {
     ) -> Result<(), EngineError> {
         let matrix = tensor.matrix();
         let mut next = 0;
-        for index in split.of(tensor.offset()) {
-            let piece = &split.streamed[index];
+        for index in plan.of(tensor.offset()) {
+            let piece = &plan.streamed[index];
             multiply_rows(pool, x, n, matrix, next..piece.rows.start, out);
             next = piece.rows.end;
-            let loaded = self.reader.load(split, index);
+            let loaded = self.reader.load(plan, index);
             let loaded = loaded.map_err(|source| {
                 unreadable(self.map.file_at(piece.offset).path(), piece, source)
             })?;

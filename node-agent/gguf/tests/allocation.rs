@@ -2,11 +2,11 @@
 //!
 //! One test only: the counter sees every thread of the process.
 
-mod common;
+mod support;
 
-use common::{RawHeader, small_file};
 use peak_alloc::PeakAlloc;
 use prima_gguf::Gguf;
+use support::{RawHeader, small_file};
 
 #[global_allocator]
 static ALLOCATIONS: PeakAlloc = PeakAlloc;

@@ -1,11 +1,11 @@
 //! Every input that the fuzzer found worth keeping (fuzz/corpus/parse) goes through the parser as in the fuzz target.
 
-mod common;
+mod support;
 
 use std::path::Path;
 
-use common::promises;
 use prima_gguf::Gguf;
+use support::promises;
 
 #[test]
 fn every_input_of_the_corpus_is_refused_or_keeps_the_promises() {

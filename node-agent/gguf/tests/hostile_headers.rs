@@ -1,10 +1,10 @@
 //! Headers made to break a reader: each is refused, and the message says where, what was expected and what was found.
 
-mod common;
+mod support;
 
-use common::{RawHeader, promises, small_file};
 use prima_gguf::{Gguf, GgufError};
 use proptest::prelude::*;
+use support::{RawHeader, promises, small_file};
 
 /// What is wrong, the bytes, and what the message must say.
 struct Case {

@@ -1,13 +1,13 @@
 //! What the writer writes is what the parser reads; and files on disk, read piece by piece.
 
-mod common;
+mod support;
 
 use std::io::Write;
 
-use common::{promises, small_file};
 use prima_gguf::writer::{GgufWriter, WriterError};
 use prima_gguf::{Array, GgmlType, Gguf, GgufError, Value};
 use proptest::prelude::*;
+use support::{promises, small_file};
 
 fn any_value() -> impl Strategy<Value = Value> {
     use prop::collection::vec;

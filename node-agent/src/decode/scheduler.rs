@@ -205,7 +205,7 @@ pub struct Scheduler {
     /// Frames of each session that have not come home, oldest first.
     flights: BTreeMap<SessionId, VecDeque<Flight>>,
     /// Frames and releases that have come home so far.
-    homecomings: u64,
+    returned: u64,
     /// When something last came home, or a member said that it gets on.
     progress: Option<Instant>,
     /// Of passes that carry single tokens and drafts.
@@ -379,7 +379,7 @@ impl Scheduler {
             kept: Kept::default(),
             releasing: BTreeMap::new(),
             flights: BTreeMap::new(),
-            homecomings: 0,
+            returned: 0,
             progress: None,
             cost: PassCost::default(),
             overlap: Overlap::default(),

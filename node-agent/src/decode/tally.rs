@@ -23,6 +23,7 @@ impl Tally {
                 .map(|window| (window.layers().start, window.layers().end))
                 .collect(),
             planned_read_bytes: member.read_bytes_per_token.map(|bytes| bytes as u64),
+            planned_kv_bytes: member.kv_bytes.map(|bytes| bytes as u64),
             ..MemberTotals::default()
         });
         Self {

@@ -379,6 +379,12 @@ impl Collector for RingCollector {
             false,
             &|member| member.planned_read_bytes.map(|bytes| bytes as f64),
         )?;
+        of_members(
+            "planned_kv_bytes",
+            "KV cache that the plan counts on",
+            false,
+            &|member| member.planned_kv_bytes.map(|bytes| bytes as f64),
+        )?;
         for metric in &HOP_METRICS {
             let counts = metric.kind == Kind::Sum;
             of_members(metric.name, metric.help, counts, &|member| {

@@ -215,8 +215,8 @@ impl RingClient {
     /// The ring's next event; `None` when the ring has stopped. Safe to cancel.
     pub async fn next(&mut self) -> Option<RingEvent> {
         loop {
-            let homecoming = self.home.recv().await?;
-            if let Some(event) = self.event(homecoming) {
+            let reply = self.home.recv().await?;
+            if let Some(event) = self.event(reply) {
                 return Some(event);
             }
         }
@@ -225,8 +225,8 @@ impl RingClient {
     /// The next event that is already here, without waiting.
     pub fn try_next(&mut self) -> Option<RingEvent> {
         loop {
-            let homecoming = self.home.try_recv().ok()?;
-            if let Some(event) = self.event(homecoming) {
+            let reply = self.home.try_recv().ok()?;
+            if let Some(event) = self.event(reply) {
                 return Some(event);
             }
         }
@@ -307,8 +307,8 @@ impl RingClient {
     }
 
     /// The event for decode; `None` if its session is closed already.
-    fn event(&mut self, homecoming: Reply) -> Option<RingEvent> {
-        match homecoming {
+    fn event(&mut self, reply: Reply) -> Option<RingEvent> {
+        match reply {
             Reply::Answer {
                 session,
                 sequence,

@@ -504,10 +504,10 @@ impl Hop {
         }
     }
 
-    fn reply(&self, homecoming: Reply) {
+    fn reply(&self, reply: Reply) {
         if let Some(home) = &self.home {
             // Fails only when decode has ended, and the process with it.
-            let _ = home.send(homecoming);
+            let _ = home.send(reply);
         }
     }
 

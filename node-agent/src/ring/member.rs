@@ -110,9 +110,8 @@ impl Member {
             buffered_frames: 64 + 4 * (plan.max_concurrent_requests as usize + schedule.members),
         };
         let (inbox, received) = mpsc::channel(link.buffered_frames);
-        let (home, homecomings) = mpsc::unbounded_channel();
-        let client =
-            (rank == 0).then(|| RingClient::new(inbox.clone(), homecomings, schedule.members));
+        let (home, replies) = mpsc::unbounded_channel();
+        let client = (rank == 0).then(|| RingClient::new(inbox.clone(), replies, schedule.members));
         let home = (rank == 0).then_some(home);
         let held = Arc::new(Held::new());
         let (members, successor) = (schedule.members, schedule.successor());

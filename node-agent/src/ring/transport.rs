@@ -239,7 +239,7 @@ async fn read(
             Err(status) => break root_cause(&status),
         }
     };
-    // Sent before the slot is free, so that news of the next predecessor comes after it.
+    // Sent before the slot is free, so that the next predecessor is told of after it.
     let _ = inbox.send(Inbound::PredecessorLost { cause }).await;
     drop(slot);
 }

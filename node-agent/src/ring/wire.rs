@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn rank_0_takes_homecoming_frames_only_with_their_output_rows() {
+    fn rank_0_takes_its_frames_back_only_with_their_output_rows() {
         let home = |rows: usize| {
             let mut frame = activation(|a| {
                 a.payload = payload(ActivationDtype::F32, &vec![1.0; rows * HIDDEN])

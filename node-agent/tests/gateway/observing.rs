@@ -127,6 +127,7 @@ async fn metrics_count_what_happened() {
         ("resident_weight_bytes", 3 << 20),
         ("streamed_weight_bytes", 1 << 18),
         ("planned_read_bytes", 1 << 17),
+        ("planned_kv_bytes", 1 << 19),
     ] {
         let value = value(&format!("prima_member_{name}{{member=\"laptop\"}}"));
         assert_eq!(value, f64::from(expected), "{name}");

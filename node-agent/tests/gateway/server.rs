@@ -279,6 +279,7 @@ pub fn ring(readiness: Readiness) -> RingStatus {
             memory_pressure_ppm: 250_000,
         },
         planned_read_bytes: Some(1 << 17),
+        planned_kv_bytes: Some(1 << 19),
     };
     RingStatus {
         readiness,

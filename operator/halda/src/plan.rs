@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use crate::found::Found;
-use crate::input::{Hop, InputError, PlanningInput};
+use crate::input::{Hop, InputError, Model, PlanningInput};
 use crate::latency::{Assignment, LayerShare, MemberLatency};
 use crate::search::{Effort, search};
 
@@ -74,6 +74,8 @@ pub struct MemberReport {
     pub memory_bytes: u64,
     pub memory_budget_bytes: u64,
     pub gpu_memory_bytes: u64,
+    /// Of both: for the KV cache of all requests together.
+    pub kv_bytes: u64,
     /// Weights that do not fit and are read for every token.
     pub overflow_bytes: u64,
     /// Read from disk for every token: the overflow, and with several rounds what the read-ahead buffer displaces.
@@ -201,6 +203,13 @@ fn members(input: &PlanningInput, found: &Found) -> Vec<PlannedMember> {
         .collect()
 }
 
+/// What the KV caches of a member's layers take.
+fn kv_bytes(model: &Model, share: LayerShare) -> f64 {
+    let on_gpu = share.gpu_layers as f64;
+    let on_cpu = share.layers() as f64 - on_gpu;
+    on_cpu * model.layer_kv_bytes + on_gpu * model.gpu_layer_kv_bytes
+}
+
 /// The windows of members with `shares`, in ring order: one row per member, one window per round. Each share is spread evenly
 /// over the rounds (earlier rounds take the rest), and layers are counted through the ring round after round.
 pub fn windows(shares: &[LayerShare], rounds: usize) -> Vec<Vec<Window>> {
@@ -245,6 +254,7 @@ fn report(input: &PlanningInput, found: &Found) -> PlanReport {
             memory_bytes: latency.memory_bytes as u64,
             memory_budget_bytes: device.memory_bytes as u64,
             gpu_memory_bytes: latency.gpu_memory_bytes as u64,
+            kv_bytes: kv_bytes(&input.model, share) as u64,
             overflow_bytes: latency.overflow_bytes as u64,
             read_bytes_per_token: latency.read_bytes() as u64,
             read_ahead_bytes: latency.read_ahead_bytes as u64,

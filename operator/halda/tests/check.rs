@@ -116,6 +116,7 @@ fn report(name: &str, cpu_milliseconds: f64) -> MemberReport {
         memory_bytes: 0,
         memory_budget_bytes: 0,
         gpu_memory_bytes: 0,
+        kv_bytes: 0,
         overflow_bytes: 0,
         read_bytes_per_token: 0,
         read_ahead_bytes: 0,

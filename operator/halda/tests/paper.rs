@@ -349,6 +349,19 @@ fn q8_0_fits_a_context_1_88_times_as_long() {
 }
 
 #[test]
+fn a_member_has_the_kv_cache_of_its_layers() {
+    let model = model("llama-3-70b");
+    let plan = planned(&model, &nodes(&D1_TO_D4), &options());
+    let layer = model.spec.kv_bytes_per_position_and_layer * CONTEXT as i64;
+    assert!(plan.report.members.len() > 1);
+    for member in &plan.report.members {
+        assert_eq!(member.kv_bytes as i64, member.layers as i64 * layer);
+        let all = member.memory_bytes + member.gpu_memory_bytes;
+        assert!(member.kv_bytes < all, "{}", member.name);
+    }
+}
+
+#[test]
 fn q8_0_counts_as_f16_on_gpus() {
     let (cluster, model) = (nodes(&["d2"]), {
         let mut model = model("llama-3-8b");

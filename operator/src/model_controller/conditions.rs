@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_had_to_end_first_is_said_until_the_new_one_answers() {
+    fn an_old_ring_that_ended_first_is_said_until_the_new_answers() {
         let plan = plan(4, &[]);
         let mut decided = decide::State::default();
         decided.ended_first = Some((4, "a machine is lost".to_owned()));

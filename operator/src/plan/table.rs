@@ -99,6 +99,7 @@ fn members(report: &PlanReport) -> Table {
             memory_bytes,
             memory_budget_bytes,
             gpu_memory_bytes: _,
+            kv_bytes: _,
             overflow_bytes: _,
             read_bytes_per_token,
             read_ahead_bytes: _,

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use memmap2::Advice;
 use memmap2::MmapMut;
 
-use super::cycle::{PAGE, Piece, ResidencyPlan};
+use super::plan::{PAGE, Piece, ResidencyPlan};
 use crate::error::EngineError;
 use crate::page_cache::drop_pages;
 
@@ -28,7 +28,7 @@ pub struct Reader {
 }
 
 /// A piece in memory. Its buffer is read into again when this is dropped.
-pub struct Loaded<'a> {
+pub struct BufferedPiece<'a> {
     shared: &'a Shared,
     slot: Option<MmapMut>,
     /// Where in the buffer the piece begins.
@@ -55,7 +55,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    split: Arc<ResidencyPlan>,
+    plan: Arc<ResidencyPlan>,
     /// The piece to be read next.
     next: usize,
     /// In the order of use.
@@ -112,18 +112,18 @@ impl Reader {
         Ok(reader)
     }
 
-    /// From now on, streams what `split` says. Before it streams for the first time, it compares the ways of reading.
-    pub fn follow(&self, split: Arc<ResidencyPlan>) {
-        if !split.streamed.is_empty() {
-            self.shared.source.compare(&split);
+    /// From now on, streams what `plan` says. Before it streams for the first time, it compares the ways of reading.
+    pub fn follow(&self, plan: Arc<ResidencyPlan>) {
+        if !plan.streamed.is_empty() {
+            self.shared.source.compare(&plan);
         }
         let mut state = self.shared.lock();
         // Where computing is now, found in the new order.
         let current = state.ahead.front().map_or(state.next, |front| front.index);
-        let current = state.split.streamed.get(current).map(|p| p.offset);
-        let at = |offset| split.streamed.iter().position(|p| p.offset >= offset);
+        let current = state.plan.streamed.get(current).map(|p| p.offset);
+        let at = |offset| plan.streamed.iter().position(|p| p.offset >= offset);
         state.next = current.and_then(at).unwrap_or(0);
-        state.split = split;
+        state.plan = plan;
         while state.pass_over() {}
         state.trim();
         drop(state);
@@ -131,8 +131,8 @@ impl Reader {
         self.shared.done.notify_all();
     }
 
-    pub fn split(&self) -> Arc<ResidencyPlan> {
-        self.shared.lock().split.clone()
+    pub fn plan(&self) -> Arc<ResidencyPlan> {
+        self.shared.lock().plan.clone()
     }
 
     pub fn readings(&self) -> Readings {
@@ -144,15 +144,19 @@ impl Reader {
         self.shared.source.file_of(piece).drop_pages(piece)
     }
 
-    /// Piece `index` of `split.streamed`, waiting until it is read. `None` if the reader follows another split by now.
+    /// Piece `index` of `plan.streamed`, waiting until it is read. `None` if the reader follows another plan by now.
     ///
     /// # Errors
     /// The error of the read. Asking for the piece again tries again.
-    pub fn load(&self, split: &Arc<ResidencyPlan>, index: usize) -> io::Result<Option<Loaded<'_>>> {
+    pub fn load(
+        &self,
+        plan: &Arc<ResidencyPlan>,
+        index: usize,
+    ) -> io::Result<Option<BufferedPiece<'_>>> {
         let begun = Instant::now();
         let mut state = self.shared.lock();
         loop {
-            if !Arc::ptr_eq(&state.split, split) {
+            if !Arc::ptr_eq(&state.plan, plan) {
                 return Ok(None);
             }
             if !state.ahead.iter().any(|reading| reading.index == index) {
@@ -169,9 +173,9 @@ impl Reader {
             if let Some(result) = read {
                 state.ahead.pop_front();
                 state.readings.waited += begun.elapsed();
-                let piece = &split.streamed[index];
+                let piece = &plan.streamed[index];
                 let slot = result.inspect_err(|_| state.slots -= 1)?;
-                return Ok(Some(Loaded {
+                return Ok(Some(BufferedPiece {
                     shared: &self.shared,
                     slot: Some(slot),
                     skip: (piece.offset % PAGE as u64) as usize,
@@ -195,7 +199,7 @@ impl Drop for Reader {
     }
 }
 
-impl Loaded<'_> {
+impl BufferedPiece<'_> {
     pub fn bytes(&self) -> &[u8] {
         match &self.slot {
             Some(slot) => &slot[self.skip..][..self.bytes],
@@ -204,7 +208,7 @@ impl Loaded<'_> {
     }
 }
 
-impl Drop for Loaded<'_> {
+impl Drop for BufferedPiece<'_> {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.take() {
             self.shared.lock().give_back(Ok(slot));
@@ -236,22 +240,22 @@ impl State {
 
     /// Buffers that are not needed any more go back to the system.
     fn trim(&mut self) {
-        while self.slots > self.split.slots && self.free.pop().is_some() {
+        while self.slots > self.plan.slots && self.free.pop().is_some() {
             self.slots -= 1;
         }
     }
 
     /// The next read that can start: number, piece index and buffer.
     fn claim(&mut self) -> Option<(u64, usize, io::Result<MmapMut>)> {
-        let pieces = self.split.streamed.len();
+        let pieces = self.plan.streamed.len();
         if self.stop || self.ahead.len() >= pieces {
             return None;
         }
         let slot = match self.free.pop() {
             Some(slot) => Ok(slot),
-            None if self.slots < self.split.slots => {
+            None if self.slots < self.plan.slots => {
                 self.slots += 1;
-                slot(self.split.slot_bytes)
+                slot(self.plan.slot_bytes)
             }
             None => return None,
         };
@@ -280,11 +284,11 @@ impl Shared {
                 state = wait(&self.work, state);
                 continue;
             };
-            let split = state.split.clone();
+            let plan = state.plan.clone();
             drop(state);
             let (mut slot, mut bytes) = (slot, 0);
             if let Ok(buffer) = &mut slot {
-                match self.source.read(&split.streamed[index], buffer) {
+                match self.source.read(&plan.streamed[index], buffer) {
                     Ok(read) => bytes = read as u64,
                     Err(error) => slot = Err(error),
                 }
@@ -372,14 +376,14 @@ impl Source {
         &self.files[behind.max(1) - 1]
     }
 
-    fn compare(&self, split: &ResidencyPlan) {
+    fn compare(&self, plan: &ResidencyPlan) {
         self.way.get_or_init(|| {
             let direct = self.files.iter().all(|file| file.direct.is_some());
-            let (true, Ok(mut slot)) = (direct, slot(split.slot_bytes)) else {
+            let (true, Ok(mut slot)) = (direct, slot(plan.slot_bytes)) else {
                 return Way::Cached;
             };
             // Each way reads other pieces: otherwise caches below the file system would favour the second way.
-            let (first, second) = split.streamed.split_at(split.streamed.len() / 2);
+            let (first, second) = plan.streamed.split_at(plan.streamed.len() / 2);
             let mut seconds = |way, pieces: &[Piece]| {
                 let begun = Instant::now();
                 for piece in pieces.iter().take(TRIALS) {

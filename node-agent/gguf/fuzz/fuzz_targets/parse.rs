@@ -5,7 +5,7 @@
 
 #![no_main]
 
-#[path = "../../tests/common/promises.rs"]
+#[path = "../../tests/support/promises.rs"]
 mod promises;
 
 use libfuzzer_sys::fuzz_target;

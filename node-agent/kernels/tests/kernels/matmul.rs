@@ -21,7 +21,7 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|number| number.to_bits()).collect()
 }
 
-/// Shapes with whole panels and tails, one block and many, in units of the format's block for columns.
+/// Shapes with whole tiles and tails, one block and many, in units of the format's block for columns.
 fn shapes(format: GgmlType) -> Vec<(usize, usize)> {
     let block = format.block_len();
     let unit = if block == 256 { 256 } else { 32 };

@@ -115,7 +115,7 @@ impl Scheduler {
     }
 
     pub(super) fn came_home(&mut self, now: Instant) {
-        self.homecomings += 1;
+        self.returned += 1;
         self.progress = Some(now);
     }
 
@@ -131,7 +131,7 @@ impl Scheduler {
             begun: now,
             expected,
             limit: self.limits.grace + PATIENCE * time,
-            overtaken_at: self.homecomings + count + OVERTAKING,
+            overtaken_at: self.returned + count + OVERTAKING,
         }
     }
 
@@ -153,7 +153,7 @@ impl Scheduler {
                 .is_none_or(|progress| since(progress.max(one.begun)) > one.limit)
         };
         let lost = |one: &Awaited| {
-            since(one.begun) > one.limit && (silent(one) || self.homecomings >= one.overtaken_at)
+            since(one.begun) > one.limit && (silent(one) || self.returned >= one.overtaken_at)
         };
         let flights = self.flights.iter();
         let mut oldest =

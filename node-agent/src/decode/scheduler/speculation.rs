@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_grammar_forces_goes_along_and_tells_nothing_of_guesses() {
+    fn forced_tokens_go_along_and_tell_nothing_of_guesses() {
         let (text, mut speculation) = (repeats(), Speculation::default());
         let guessed = speculation.look_up(&text, 100, prices(0.1, 1.0)).len();
         let forced = speculation.force(text.len(), (1..=40).collect(), 100);

@@ -28,7 +28,7 @@ fn the_same_prompt_again_computes_one_token() {
 }
 
 #[test]
-fn an_edit_in_the_middle_uses_what_comes_before_and_leaves_the_old_text() {
+fn an_edit_uses_what_comes_before_and_leaves_the_old_text() {
     let mut world = World::new(SMALL);
     let old = tokens(1, 300);
     world.ask(1, &old, 1);

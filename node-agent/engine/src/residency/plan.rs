@@ -132,7 +132,7 @@ impl WeightCycle {
     /// With several rounds in a shared ring, a buffer of (need - budget) / (k - 1) bytes lets all reading happen while the others
     /// work (design: S_m / k = B_m with S_m = need - R_m and R_m = budget - B_m). Where they do not work that long, the plan gives a
     /// smaller share (`ahead`). With one round, or alone, a larger buffer only displaces weights.
-    pub fn split(&self, budget: u64, schedule: StreamingSchedule) -> ResidencyPlan {
+    pub fn plan(&self, budget: u64, schedule: StreamingSchedule) -> ResidencyPlan {
         let Some(overflow) = self.bytes.checked_sub(budget).filter(|bytes| *bytes > 0) else {
             return ResidencyPlan {
                 resident_bytes: self.bytes,
@@ -156,31 +156,31 @@ impl WeightCycle {
         let slots = hiding.clamp(LEAST_SLOTS as u64, most);
         let resident = budget.saturating_sub(slots * slot_bytes);
         let wanted = self.bytes - resident.min(self.bytes);
-        let mut split = ResidencyPlan {
+        let mut plan = ResidencyPlan {
             slots: slots as usize,
             slot_bytes: self.slot_bytes,
             ..ResidencyPlan::default()
         };
         let mut streamed = Vec::new();
         for index in self.order.iter().cloned().flatten() {
-            if split.streamed_bytes >= wanted {
+            if plan.streamed_bytes >= wanted {
                 break;
             }
-            split.streamed_bytes += self.pieces[index].bytes as u64;
+            plan.streamed_bytes += self.pieces[index].bytes as u64;
             streamed.push(index);
         }
         streamed.sort_unstable();
         for (position, index) in streamed.into_iter().enumerate() {
             let piece = self.pieces[index].clone();
-            let own = split
+            let own = plan
                 .of_tensor
                 .entry(piece.tensor)
                 .or_insert(position..position);
             own.end = position + 1;
-            split.streamed.push(piece);
+            plan.streamed.push(piece);
         }
-        split.resident_bytes = self.bytes - split.streamed_bytes;
-        split
+        plan.resident_bytes = self.bytes - plan.streamed_bytes;
+        plan
     }
 }
 
@@ -194,7 +194,7 @@ impl Piece {
 impl ResidencyPlan {
     /// All of `cycle` is streamed.
     pub fn of_all(cycle: &WeightCycle) -> ResidencyPlan {
-        cycle.split(
+        cycle.plan(
             0,
             StreamingSchedule {
                 rounds: 1,
@@ -259,9 +259,9 @@ mod tests {
     #[test]
     fn what_fits_is_not_streamed() {
         let cycle = cycle(10);
-        let split = cycle.split(cycle.bytes(), ALONE);
-        assert_eq!((split.streamed.len(), split.slots), (0, 0));
-        assert_eq!(split.resident_bytes, cycle.bytes());
+        let plan = cycle.plan(cycle.bytes(), ALONE);
+        assert_eq!((plan.streamed.len(), plan.slots), (0, 0));
+        assert_eq!(plan.resident_bytes, cycle.bytes());
     }
 
     #[test]
@@ -269,27 +269,27 @@ mod tests {
         let cycle = cycle(100);
         for percent in [5, 20, 50, 80, 99] {
             let budget = cycle.bytes() * percent / 100;
-            let split = cycle.split(budget, ALONE);
-            assert!(split.memory_bytes() <= budget, "{percent} %");
-            assert_eq!(split.resident_bytes + split.streamed_bytes, cycle.bytes());
-            let buffers = (split.slots * split.slot_bytes) as u64;
+            let plan = cycle.plan(budget, ALONE);
+            assert!(plan.memory_bytes() <= budget, "{percent} %");
+            assert_eq!(plan.resident_bytes + plan.streamed_bytes, cycle.bytes());
+            let buffers = (plan.slots * plan.slot_bytes) as u64;
             let piece = 16 * PAGE as u64;
             assert!(
-                split.streamed_bytes <= cycle.bytes() - budget + buffers + piece,
+                plan.streamed_bytes <= cycle.bytes() - budget + buffers + piece,
                 "{percent} %"
             );
         }
         // Less than the buffers: everything is streamed.
-        let split = cycle.split(PAGE as u64, ALONE);
-        assert_eq!((split.resident_bytes, split.slots), (0, LEAST_SLOTS));
+        let plan = cycle.plan(PAGE as u64, ALONE);
+        assert_eq!((plan.resident_bytes, plan.slots), (0, LEAST_SLOTS));
     }
 
     #[test]
     fn streamed_groups_are_spread_evenly() {
         let cycle = cycle(400);
-        let split = cycle.split(cycle.bytes() * 3 / 4, ALONE);
+        let plan = cycle.plan(cycle.bytes() * 3 / 4, ALONE);
         let index = |piece: &Piece| cycle.pieces().iter().position(|p| p == piece).unwrap();
-        let at: Vec<usize> = split.streamed.iter().map(index).collect();
+        let at: Vec<usize> = plan.streamed.iter().map(index).collect();
         let gaps = at.windows(2).map(|pair| pair[1] - pair[0] - 1);
         let stay: Vec<usize> = gaps.filter(|gap| *gap > 0).collect();
         // Between two streamed groups, one to seven groups stay; three on average.
@@ -297,17 +297,17 @@ mod tests {
         assert!(stay.iter().all(apart), "{stay:?}");
         assert!(stay.len() > cycle.pieces().len() / GROUP / 5, "{stay:?}");
         // Each is found through its tensor.
-        for (position, piece) in split.streamed.iter().enumerate() {
-            assert!(split.of(piece.tensor).contains(&position));
+        for (position, piece) in plan.streamed.iter().enumerate() {
+            assert!(plan.of(piece.tensor).contains(&position));
         }
-        assert_eq!(split.of(12345), 0..0);
+        assert_eq!(plan.of(12345), 0..0);
     }
 
     #[test]
     fn a_smaller_budget_gives_up_more_and_takes_nothing_back() {
         let cycle = cycle(100);
-        let split = |percent| cycle.split(cycle.bytes() * percent / 100, ALONE).streamed;
-        let (some, more) = (split(80), split(60));
+        let plan = |percent| cycle.plan(cycle.bytes() * percent / 100, ALONE).streamed;
+        let (some, more) = (plan(80), plan(60));
         assert!(some.len() < more.len() && some.iter().all(|piece| more.contains(piece)));
     }
 
@@ -320,7 +320,7 @@ mod tests {
             shared,
             ahead: 1.0,
         };
-        let slots = |rounds, shared| cycle.split(budget, schedule(rounds, shared)).slots;
+        let slots = |rounds, shared| cycle.plan(budget, schedule(rounds, shared)).slots;
         assert_eq!(slots(1, true), LEAST_SLOTS);
         assert_eq!(slots(4, false), LEAST_SLOTS);
         let overflow = cycle.bytes() - budget;
@@ -335,7 +335,7 @@ mod tests {
             ahead: 0.4,
             ..schedule(2, true)
         };
-        let less = cycle.split(budget, short).slots;
+        let less = cycle.plan(budget, short).slots;
         assert!(
             less < slots(2, true) / 2 && less > slots(2, true) * 2 / 5,
             "{less}"
@@ -344,6 +344,6 @@ mod tests {
             ahead: 0.0,
             ..schedule(2, true)
         };
-        assert_eq!(cycle.split(budget, none).slots, LEAST_SLOTS);
+        assert_eq!(cycle.plan(budget, none).slots, LEAST_SLOTS);
     }
 }
