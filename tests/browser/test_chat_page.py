@@ -144,6 +144,7 @@ def test_a_question_is_answered(page):
     expected = before + tokens - 1
     until(page, lambda: int(page.inner_text("#generated")) >= expected)
     expect(page.locator("#running")).to_have_text("0")
+    expect(page.locator("#kv")).to_have_text(re.compile(r", \d+ % of planned$"))
     # The conversation goes on, and starts anew.
     with page.expect_request("**/v1/chat/completions") as sent:
         ask(page, "And again.")
@@ -299,7 +300,7 @@ def test_thoughts_and_calls_of_tools_are_shown(page):
         return delta(tool_calls=[{"index": 0, "function": function}])
 
     usage = {"choices": [], "usage": {"prompt_tokens": 40, "completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 30}},
-             "timings": {"predicted_per_second": 12.5}}
+             "timings": {"predicted_per_second": 12.5, "draft_n": 5, "draft_n_accepted": 3}}
     answers(page, [delta(reasoning_content="Let me "), delta(reasoning_content="look."), piece("I will look."),
                    call(name="get_<weather>", arguments=""), call(arguments='{"city":'), call(arguments='"Oslo"}'), usage, "[DONE]"])
     ask(page, "How is the weather?")
@@ -309,7 +310,7 @@ def test_thoughts_and_calls_of_tools_are_shown(page):
     expect(page.locator(".call .name")).to_have_text("Calls the tool get_<weather>")
     assert page.inner_text(".call .arguments") == '{\n  "city": "Oslo"\n}'
     expect(page.locator(".assistant .note")).to_have_text(
-        re.compile(r"^9 tokens · 75 % of the prompt kept from before \(30 of 40 tokens\) · 12\.5 tokens/s · first after [\d.]+ m?s$"))
+        re.compile(r"^9 tokens · 75 % of the prompt kept from before \(30 of 40 tokens\) · 12\.5 tokens/s · 3 of 5 drafted tokens right · first after [\d.]+ m?s$"))
     with page.expect_request("**/v1/chat/completions") as request:
         ask(page, "And now?")
     said = request.value.post_data_json["messages"][1]

@@ -44,7 +44,8 @@ async fn metrics_count_what_happened() {
         accepted.token(1, "x").await;
         accepted.finish(0, FinishReason::Length, "").await;
         accepted.finish(1, FinishReason::Stop, "").await;
-        accepted.usage(4, 4).await;
+        // Of which two were there.
+        accepted.usage(10, 4).await;
     });
     assert_eq!(reply.status, 200);
     let failing = post("/v1/completions", &json!({"prompt": "a"}));
@@ -93,6 +94,7 @@ async fn metrics_count_what_happened() {
     }
     // Four tokens of the prompt `abc` with its beginning of sequence; the others were not computed.
     assert_eq!(value("prima_prompt_tokens_total"), 4.0);
+    assert_eq!(value("prima_cached_prompt_tokens_total"), 2.0);
     assert_eq!(value("prima_generated_tokens_total"), 4.0);
     assert_eq!(value("prima_time_to_first_token_seconds_count"), 1.0);
     // Only choice 0 has two tokens to measure between.

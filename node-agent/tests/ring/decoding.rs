@@ -6,11 +6,11 @@ use prima_engine::Model;
 use prima_node_agent::decode::{self, Decode, DecodeOptions, DraftModel, DraftThread};
 use prima_node_agent::generation::{
     FinishReason, GenerationError, GenerationEvent, GenerationRequest, Generator, Readiness,
-    SubmitError, TokenLogprob, Usage,
+    Submission, SubmitError, TokenLogprob, Usage,
 };
 use prima_node_agent::ring::RingClient;
 use prima_text::{SamplingParams, Tokenizer};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::harness::{CONTEXT, ModelFile, Planned, Ring, in_time, member, plan, tokens, until};
 use crate::support::{Runner, greedy};
@@ -19,6 +19,7 @@ use crate::support::{Runner, greedy};
 pub struct Served {
     pub ring: Ring,
     pub generator: Generator,
+    submissions: mpsc::Sender<Submission>,
 }
 
 impl Served {
@@ -87,7 +88,8 @@ impl Served {
         ring.members[0].runtime().spawn(decode.run(received));
         Self {
             ring,
-            generator: Generator::new(submissions, seen),
+            generator: Generator::new(submissions.clone(), seen),
+            submissions,
         }
     }
 
@@ -96,6 +98,24 @@ impl Served {
         in_time(status.wait_for(|status| status.readiness == Readiness::Ready))
             .await
             .unwrap();
+    }
+
+    /// With a reader that takes in no event, and has room for so many.
+    pub async fn generate_unread(
+        &self,
+        request: GenerationRequest,
+        room: usize,
+    ) -> mpsc::Receiver<GenerationEvent> {
+        let (events, unread) = mpsc::channel(room);
+        let (accepted, answer) = oneshot::channel();
+        let submission = Submission {
+            request,
+            events,
+            accepted,
+        };
+        self.submissions.send(submission).await.ok().unwrap();
+        answer.await.unwrap().unwrap();
+        unread
     }
 
     pub async fn generate(&self, request: GenerationRequest) -> Answer {
@@ -540,7 +560,9 @@ async fn nothing_is_taken_until_all_members_are_there() {
 #[tokio::test]
 async fn decoding_ends_when_its_last_client_has_gone() {
     let file = ModelFile::made_up();
-    let Served { ring, generator } = Served::start(&file).await;
+    let Served {
+        ring, generator, ..
+    } = Served::start(&file).await;
     let events = generator.submit(request(&tokens(4), 20)).await.unwrap();
     let mut status = generator.status();
     drop(generator);
@@ -548,4 +570,22 @@ async fn decoding_ends_when_its_last_client_has_gone() {
     assert!(Answer::read(events).await.usage.is_some());
     in_time(async { while status.changed().await.is_ok() {} }).await;
     drop(ring);
+}
+
+#[tokio::test]
+async fn a_reader_that_is_too_far_behind_counts_as_gone() {
+    let file = ModelFile::made_up();
+    let served = Served::start(&file).await;
+    let mut unread = served.generate_unread(request(&tokens(20), 400), 10).await;
+    served.only_keeps().await;
+    let mut told = 0;
+    while let Some(event) = unread.recv().await {
+        assert!(matches!(event, GenerationEvent::Token { .. }), "{event:?}");
+        told += 1;
+    }
+    // What it had room for, and no end.
+    assert_eq!(told, 10);
+    // Others are answered.
+    let answer = served.generate(request(&tokens(20), 30)).await;
+    assert_eq!(answer.choices[0].tokens, alone(&file, &tokens(20), 30));
 }

@@ -25,7 +25,7 @@ const FAR_BEHIND: usize = 8;
 /// Long before anybody takes the ring for dead.
 const LATE_GUESS: Duration = Duration::from_secs(2);
 /// Rows of drafts on the ring at a time, of all sequences: rank 0 holds the logits of each.
-const DRAFTED_AT_ONCE: usize = 64;
+pub(super) const DRAFTED_AT_ONCE: usize = 64;
 
 impl Scheduler {
     /// Keeps prompts flowing: one chunk more than there are members keeps them all busy, and a token waits for no more than these. Clients

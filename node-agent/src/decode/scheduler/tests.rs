@@ -1,5 +1,6 @@
 mod world;
 
+use super::passes::DRAFTED_AT_ONCE;
 use super::ring_state::KEPT_FOR;
 use super::*;
 use crate::ring::MAX_FRAME_ROWS;
@@ -224,7 +225,7 @@ fn a_text_that_repeats_takes_fewer_trips_than_tokens() {
 fn tokens_that_a_form_forces_take_no_trips() {
     let trips = |speculate, seed| {
         let mut world = World::new(Shape { speculate, ..SMALL });
-        world.held = true;
+        world.form = Form::Runs;
         world.submit(1, &tokens(seed, 30), 1, 60, 0);
         let mut trips = 0;
         while world.step(1) {
@@ -238,12 +239,29 @@ fn tokens_that_a_form_forces_take_no_trips() {
         let (one_by_one, answer) = trips(false, seed);
         let (jumping, same) = trips(true, seed);
         assert_eq!(answer, same);
-        let forced = answer.windows(2).filter(|pair| pair[0] % FORM < FORCED);
+        let forced = answer.windows(2).filter(|pair| pair[0] % RUN < FORCED);
         let least = one_by_one - forced.count();
         assert!(jumping <= least, "{jumping} {least} {answer:?}");
         saved += one_by_one - jumping;
     }
     assert!(saved > 100, "{saved}");
+}
+
+#[test]
+fn drafts_of_all_together_have_few_rows() {
+    let mut world = World::new(Shape {
+        members: 8,
+        at_once: 8,
+        contexts: 2,
+        ..SMALL
+    });
+    world.form = Form::Circle;
+    for id in 0..8 {
+        world.submit(id, &tokens(id, 20), 1, 100, 0);
+    }
+    world.run();
+    world.is_quiet();
+    assert_eq!(world.most_drafted, DRAFTED_AT_ONCE);
 }
 
 #[test]
@@ -759,7 +777,7 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
                 1 => (Read::LastState, (1, 0)),
                 _ => (Read::Continuation, (choices, max_tokens)),
             };
-            world.held = random.below(3) == 0;
+            world.form = [Form::Free, Form::Free, Form::Runs, Form::Circle][random.below(4)];
             world.submit_to_read(id, &prompt, read, asked, keyspace);
             texts.push(prompt);
             for _ in 0..random.below(60) {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use prima_crds::v1alpha1::model_profile::AttentionWindow;
 use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingPlanSpec, Speed};
 
+use super::super::passes::DRAFTED_AT_ONCE;
 use super::super::ring_state::PROBE_INTERVAL;
 use super::super::simulated_ring::{self, SimulatedRing, row};
 use super::super::{Action, Event, Read, RequestId, Sampled, Scheduler};
@@ -15,8 +16,8 @@ use crate::ring::{SessionId, session_capacity};
 /// The token that ends an answer.
 pub const END: u32 = 0;
 pub const VOCABULARY: u64 = 40;
-/// In an answer that has a form, a token is followed by the next number, until that is so far above a multiple of this.
-pub const FORM: u32 = 7;
+/// In runs, a token is followed by the next number, until that is so far above a multiple of this.
+pub const RUN: u32 = 7;
 pub const FORCED: u32 = 3;
 pub const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -31,13 +32,26 @@ pub struct World {
     pub nonce: Option<u64>,
     pub windows: Option<usize>,
     pub drafted: usize,
+    /// Rows of drafts on the ring at once.
+    pub most_drafted: usize,
     pub accepted: usize,
     /// Milliseconds of a pass, of which each member computes one.
     pub trip: u64,
-    /// Whether answers to what is asked from now on have a form.
-    pub held: bool,
+    /// Of answers to what is asked from now on.
+    pub form: Form,
     /// What the draft model was asked, in order.
     pub asked: VecDeque<Action>,
+}
+
+/// What a form leaves no choice of.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Form {
+    /// Nothing.
+    Free,
+    /// The tokens after some.
+    Runs,
+    /// All tokens.
+    Circle,
 }
 
 #[derive(Clone)]
@@ -47,8 +61,7 @@ pub struct Client {
     /// Tokens of each choice so far, and whether it has ended.
     pub choices: Vec<(Vec<u32>, bool)>,
     pub read: Read,
-    /// Its answers have a form, which leaves no choice after some tokens.
-    pub held: bool,
+    pub form: Form,
     pub states: Vec<u64>,
     pub cached: Option<usize>,
 }
@@ -118,9 +131,10 @@ impl World {
             nonce: None,
             windows: window.map(planned),
             drafted: 0,
+            most_drafted: 0,
             accepted: 0,
             trip: shape.overlap,
-            held: false,
+            form: Form::Free,
             asked: VecDeque::new(),
         };
         world.tell(Event::Tick, &[]);
@@ -195,6 +209,11 @@ impl World {
             // Until the next probe, members hold what is forgotten here.
             return;
         }
+        let requests = self.scheduler.requests.values();
+        let sequences = requests.flat_map(|one| &one.sequences);
+        let drafted: usize = sequences.map(|one| one.speculation.drafted().len()).sum();
+        assert!(drafted <= DRAFTED_AT_ONCE, "{drafted} rows of drafts");
+        self.most_drafted = self.most_drafted.max(drafted);
         let kv = self.scheduler.kv();
         assert_eq!(kv.used_positions, self.ring.used_positions());
         assert!(kv.used_positions <= kv.planned_positions, "{kv:?}");
@@ -239,7 +258,7 @@ impl World {
             max_tokens,
             choices: vec![(Vec::new(), read != Read::Continuation); choices],
             read,
-            held: self.held,
+            form: self.form,
             states: Vec::new(),
             cached: None,
         };
@@ -438,11 +457,14 @@ impl Client {
 
     /// What comes after `last`, whatever the model says.
     fn forced_after(&self, last: Option<&u32>) -> Vec<u32> {
-        let Some(&last) = last.filter(|_| self.held) else {
+        let Some(&last) = last else {
             return Vec::new();
         };
-        let end = last / FORM * FORM + FORCED;
-        (last + 1..=end).collect()
+        match self.form {
+            Form::Free => Vec::new(),
+            Form::Runs => (last + 1..=last / RUN * RUN + FORCED).collect(),
+            Form::Circle => (last..last + 40).map(|token| token % 39 + 1).collect(),
+        }
     }
 
     fn next(&self, last: Option<&u32>, row: u64, choice: usize) -> u32 {
@@ -513,7 +535,7 @@ pub fn long_prompts() -> impl Iterator<Item = Vec<u32>> {
             max_tokens: 200,
             choices: Vec::new(),
             read: Read::Continuation,
-            held: false,
+            form: Form::Free,
             states: Vec::new(),
             cached: None,
         };
