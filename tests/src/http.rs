@@ -33,8 +33,20 @@ impl Response {
 }
 
 pub fn get(address: SocketAddr, path: &str) -> io::Result<Response> {
+    get_with(address, path, "")
+}
+
+/// Gets with an API key.
+pub fn get_with_key(address: SocketAddr, path: &str, key: &str) -> io::Result<Response> {
+    get_with(address, path, &bearer(key))
+}
+
+fn get_with(address: SocketAddr, path: &str, headers: &str) -> io::Result<Response> {
     let mut stream = connect(address)?;
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.0\r\nHost: {address}\r\n{headers}\r\n"
+    )?;
     read_response(BufReader::new(stream))
 }
 
@@ -74,7 +86,10 @@ pub fn post_within(
     path: &str,
     body: &Value,
 ) -> io::Result<Response> {
-    let stream = send(address, path, "", body)?;
+    answered_within(patience, send(address, path, "", body)?)
+}
+
+fn answered_within(patience: Duration, stream: TcpStream) -> io::Result<Response> {
     stream.set_read_timeout(Some(patience))?;
     read_response(BufReader::new(stream))
 }
@@ -87,6 +102,17 @@ pub fn post_with_key(
     body: &Value,
 ) -> io::Result<Response> {
     read_response(BufReader::new(send(address, path, &bearer(key), body)?))
+}
+
+/// Posts with an API key a request whose answer may take `patience`.
+pub fn post_with_key_within(
+    patience: Duration,
+    address: SocketAddr,
+    path: &str,
+    key: &str,
+    body: &Value,
+) -> io::Result<Response> {
+    answered_within(patience, send(address, path, &bearer(key), body)?)
 }
 
 /// Posts and returns the answer's server-sent events as they come.
