@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lint fmt images bench bench-engine bench-rings bench-conversations bench-kernels bench-70b check-cuda fuzz assets
+.PHONY: help run test lint fmt images bench bench-engine bench-rings bench-conversations bench-kernels bench-70b check-gpu check-cuda fuzz assets
 
 PYTHON ?= python3
 # The model that `make run` fetches; with MODEL=path nothing is fetched.
@@ -35,10 +35,10 @@ lint: ## Formatting, clippy, and cargo-deny (dependency directions, licenses, so
 fmt: ## Format the code
 	cargo fmt --all
 
-images: ## Build the container images for this machine's processor; arm64, GPUs and names: images/build.sh
+images: ## Build the container images for amd64 and arm64 into one archive, with docker, podman or buildah; GPUs: images/build.sh
 	images/build.sh
 
-bench: bench-engine bench-rings bench-conversations ## Measure speed against llama.cpp and bare TCP, side by side (two hours); prints tables
+bench: bench-engine bench-rings bench-conversations ## Measure speed against llama.cpp and bare TCP, side by side (two hours and a half); prints tables
 
 bench-engine: ## Only the engine beside llama.cpp, and how near both are to what the machine can do (40 minutes)
 	$(PYTHON) tests/assets/fetch.py bench
@@ -49,8 +49,8 @@ bench-rings: ## Only the rings and the planner: hops, less memory than the model
 	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
 	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --rings
 
-bench-conversations: ## Only conversations beside llama-server: second turns, 16 chats at once, speculation, also over long links (50 minutes)
-	$(PYTHON) tests/assets/fetch.py bench
+bench-conversations: ## Only conversations beside llama-server: second turns, 16 chats at once, speculation, also over long links, forms of answers (some 70 minutes)
+	$(PYTHON) tests/assets/fetch.py bench-conversations
 	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
 	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --conversations
 
@@ -61,6 +61,13 @@ bench-70b: ## Measure a model of 70B in a ring of four machines with 4 GiB each 
 	$(PYTHON) tests/assets/fetch.py bench-70b
 	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
 	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --70b
+
+check-gpu: ## Check and measure layers on this machine's GPU; target/gpu-check.tar.xz does so on others (PRIMA_GPU=software: without a GPU)
+	$(PYTHON) tests/assets/fetch.py gpu
+	$(WITH) $(PYTHON) tests/gpu/bundle.py
+	rm -rf target/gpu-check
+	tar -C target -xf target/gpu-check.tar.xz
+	target/gpu-check/check
 
 check-cuda: ## Compile the CUDA build on a machine without a GPU
 	node-agent/engine/check-cuda.sh

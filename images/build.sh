@@ -1,63 +1,64 @@
 #!/usr/bin/env bash
-# Builds the images from source with docker, podman or buildah, whichever is there, and names them as the chart does:
+# Builds the images of the operator and the agents for amd64 and arm64, into one archive that every node can import:
 #
-#   images/build.sh [operator|node-agent|node-agent-cuda]...   [default: operator node-agent]
+#   images/build.sh                   target/images/prima.tar
+#   images/build.sh node-agent-cuda   the agent for NVIDIA's GPUs, for this machine's processor, into the engine's own images
 #
-#   REGISTRY   what names begin with [default: ghcr.io/prima-dev]
-#   TAG        the version [default: the chart's appVersion]
-#   PLATFORMS  [default: this machine's] for example linux/amd64,linux/arm64: each is compiled on a processor of its kind,
-#              or under QEMU (binfmt_misc), which takes hours. `docker buildx create --append` adds an arm64 machine.
-#              With several, docker pushes the result, since it cannot keep it; podman and buildah make a manifest.
+#   REGISTRY       what names begin with [default: ghcr.io/prima-dev]
+#   TAG            the version [default: the chart's appVersion]
+#   ARCHITECTURES  [default: amd64 arm64]
+#
+# Docker (with buildx), podman or buildah compiles in a container of this machine's processor, with compilers for the other one: nothing
+# is emulated. Files come out, and images/assemble.py makes images of them, so that it is the same whoever compiled. Takes Python 3.11.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 registry=${REGISTRY:-ghcr.io/prima-dev}
 tag=${TAG:-$(sed -n 's/^appVersion: "\(.*\)"$/\1/p' charts/prima/Chart.yaml)}
-platforms=${PLATFORMS:-}
+read -ra architectures <<< "${ARCHITECTURES:-amd64 arm64}"
+files=target/images
 
 main() {
-    local image arguments
-    [ $# -gt 0 ] || set -- operator node-agent
-    for image in "$@"; do
-        # Stages by name, though these are the defaults: buildah sees what a stage is made of only where it is told.
-        arguments=(BINARIES=compiled)
-        case $image in
-            operator) arguments+=(BASE=runtime) ;;
-            node-agent) arguments+=(BUILDER=rust BASE=runtime) ;;
-            node-agent-cuda) arguments+=(BUILDER=builder-cuda BASE=runtime-cuda FEATURES=cuda) ;;
-            *) echo "no image is called $image" >&2; exit 1 ;;
-        esac
-        build "$registry/prima-$image:$tag" --file "images/${image%-cuda}.Containerfile" "${arguments[@]/#/--build-arg=}" .
-    done
-}
-
-# build NAME ARGUMENT...
-build() {
-    local name=$1
-    shift
-    local target=(--tag "$name")
-    case $(builder) in
-        docker)
-            [[ $platforms == *,* ]] && target+=(--push)
-            docker buildx build ${platforms:+--platform "$platforms"} "${target[@]}" "$@"
-            ;;
-        podman | buildah)
-            [[ $platforms == *,* ]] && target=(--manifest "$name")
-            "$(builder)" build ${platforms:+--platform "$platforms"} --format oci "${target[@]}" "$@"
-            ;;
+    case ${1:-} in
+        "") images ;;
+        node-agent-cuda) with_cuda ;;
+        *) echo "images/build.sh: expected nothing or node-agent-cuda, found $1" >&2; exit 1 ;;
     esac
 }
 
-# The first that works: a docker without its daemon does not.
-builder() {
+images() {
+    rm -rf "$files"
+    mkdir -p "$files"
+    build --file images/Containerfile --build-arg "ARCHITECTURES=${architectures[*]}" --output "type=local,dest=$files" .
+    local architecture platforms=()
+    for architecture in "${architectures[@]}"; do
+        platforms+=(--platform "$architecture=$files/$architecture")
+    done
+    python3 images/assemble.py --output "$files/prima.tar" "${platforms[@]}" \
+        --name "$registry/prima-operator:$tag" --program prima --title "prima operator" \
+        --name "$registry/prima-node-agent:$tag" --program prima-node-agent --title "prima node-agent" \
+        --label org.opencontainers.image.source=https://github.com/prima-dev/prima \
+        --label org.opencontainers.image.licenses=Apache-2.0 \
+        --label "org.opencontainers.image.version=$tag"
+    echo "$files/prima.tar"
+}
+
+with_cuda() {
+    local arguments=(BINARIES=compiled BUILDER=builder-cuda BASE=runtime-cuda FEATURES=cuda)
+    build --file images/node-agent.Containerfile --tag "$registry/prima-node-agent-cuda:$tag" "${arguments[@]/#/--build-arg=}" .
+}
+
+# build ARGUMENT...: with the first engine that works; a docker without its daemon does not.
+build() {
     local program
     for program in docker podman buildah; do
         if "$program" info > /dev/null 2>&1; then
-            echo "$program"
+            [ "$program" != docker ] || program="docker buildx"
+            $program build "$@"
             return
         fi
     done
-    echo "images are built with docker, podman or buildah: install one" >&2
+    echo "images are compiled in a container of docker, podman or buildah: install one" >&2
     exit 1
 }
 

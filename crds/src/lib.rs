@@ -1,4 +1,5 @@
-//! The documents that the operator and the agents share, and nothing else: the API types of `prima.dev`, and how an error reads in them.
+//! The documents that the operator and the agents share, and nothing else: the API types of `prima.dev`, how an error and an amount of
+//! bytes read in them, and the names by which both find the same thing.
 //!
 //! Kubernetes is one way to carry these documents, files are the other; the types are the same. This package
 //! has no client and does no I/O. Checks that a schema cannot express (a plan must cover every layer once)
@@ -6,6 +7,13 @@
 
 pub mod definitions;
 mod error_chain;
+pub mod quantity;
 pub mod v1alpha1;
 
 pub use error_chain::error_chain;
+
+/// The agent on a Node has the Lease of this name, followed by the Node's.
+pub const AGENT_LEASE_PREFIX: &str = "prima-agent-";
+
+/// Content type of all that answers at /metrics.
+pub const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

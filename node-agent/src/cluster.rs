@@ -20,6 +20,7 @@ mod member_process;
 mod member_status;
 mod memory;
 mod metrics;
+mod own_key;
 mod owner;
 mod plan_checks;
 mod plan_key;
@@ -35,6 +36,7 @@ use std::sync::Arc;
 use std::{env, fs};
 
 use kube::Client;
+use prima_crds::quantity::Quantity;
 use prima_crds::v1alpha1::node_profile::NodeProfileStatus;
 use prima_engine::Compute;
 use tokio::sync::{Notify, watch};
@@ -44,9 +46,10 @@ use self::links::Links;
 use self::member::Agent;
 use self::memory::Children;
 use self::metrics::{Established, Metrics};
+use self::own_key::KeyFile;
 use self::weights::{Weights, WeightsError, WeightsOptions};
 use crate::profile::{self, Measuring, ProfileError, system};
-use crate::ring::{EchoServer, LinkError};
+use crate::ring::{EchoServer, IdentityError, LinkError, Pins};
 use crate::stop_signal::StopSignal;
 
 #[derive(clap::Args)]
@@ -63,9 +66,9 @@ pub struct RunArgs {
     /// Folder for what is fetched and measured
     #[arg(long, value_name = "DIR", default_value = "/var/lib/prima")]
     data: PathBuf,
-    /// Disk space that fetched model files may take [default: what keeps a tenth of the file system free]
-    #[arg(long, value_name = "BYTES")]
-    cache_budget: Option<u64>,
+    /// Disk space that fetched model files may take, such as 200Gi [default: what keeps a fifth of the file system free]
+    #[arg(long, value_name = "SIZE")]
+    cache_budget: Option<Quantity>,
     /// Where other agents measure their link to this one; the port is the same on all machines [default: port 9190 of --pod-ip]
     #[arg(long, value_name = "IP:PORT")]
     listen: Option<SocketAddr>,
@@ -89,6 +92,8 @@ pub enum ClusterError {
         #[source]
         source: io::Error,
     },
+    #[error("this agent cannot prove who it is")]
+    Identity(#[source] IdentityError),
     #[error("cannot listen on {address} (--http); is another process using it?")]
     Http {
         address: SocketAddr,
@@ -133,7 +138,7 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
     let established = Established::default();
     let weights = Weights::open(WeightsOptions {
         folder: folders.cache,
-        budget_bytes: args.cache_budget,
+        budget_bytes: args.cache_budget.map(Quantity::bytes),
         hub: set("HF_ENDPOINT"),
         token: set("HF_TOKEN"),
         fetched_bytes: metrics.fetched_bytes.clone(),
@@ -141,7 +146,10 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
     .map_err(ClusterError::Weights)?;
     let links = SocketAddr::new(args.pod_ip, LINKS_PORT);
     let links = args.listen.unwrap_or(links);
-    let _echo = EchoServer::start(links).map_err(ClusterError::Links)?;
+    let key_file = KeyFile::open(args.data.join(own_key::FILE)).map_err(ClusterError::Identity)?;
+    let peers = Pins::default();
+    let keys = Some((key_file.key(), peers.clone()));
+    let _echo = EchoServer::start(links, keys).map_err(ClusterError::Links)?;
     let listener = tokio::net::TcpListener::bind(args.http).await;
     let listener = listener.map_err(|source| ClusterError::Http {
         address: args.http,
@@ -153,6 +161,7 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
         client: Client::try_from(config).map_err(ClusterError::Client)?,
         node: args.node,
         address: args.pod_ip,
+        key_file,
         threads: args.threads,
         plans_folder: folders.plans,
         weights,
@@ -166,7 +175,7 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
         profile = begin(&agent, args.data) => profile?,
         () = stop.received() => return Ok(()),
     };
-    parts.keep_profile(&agent, profile, links.port(), &established);
+    parts.keep_profile(&agent, profile, (links.port(), peers), &established);
 
     let mut outcome = Ok(());
     let ending = async {
@@ -251,7 +260,7 @@ impl Parts {
         &mut self,
         agent: &Arc<Agent>,
         profile: NodeProfileStatus,
-        links_port: u16,
+        (port, pins): (u16, Pins),
         established: &Established,
     ) {
         let (profile, published) = watch::channel(profile);
@@ -266,6 +275,8 @@ impl Parts {
             "following the memory",
             memory::follow(profile.clone(), children),
         );
+        let key = agent.key_file.clone().follow(profile.clone());
+        self.keep("following the key", key);
         let (client, there) = (agent.client.clone(), established.clone());
         self.keep(
             "watching Models",
@@ -273,7 +284,9 @@ impl Parts {
         );
         let links = Links {
             node: agent.node.clone(),
-            port: links_port,
+            port,
+            own: agent.key_file.key(),
+            pins,
             profile,
             deleted,
             established: established.clone(),
@@ -295,6 +308,7 @@ async fn begin(agent: &Agent, data: PathBuf) -> Result<NodeProfileStatus, Cluste
     let measuring = spawn_blocking(move || measured(&data, threads));
     let mut status = measuring.await.map_err(ClusterError::Part)??;
     let mut own = publish_profile::agent_profile(agent.address, &status);
+    own.public_key_sha256 = Some(agent.key_file.fingerprint());
     let client = agent.client.clone();
     match publish_profile::published_before(client, &agent.node).await {
         Ok((links, models)) => {

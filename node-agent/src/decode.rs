@@ -634,6 +634,7 @@ impl Request {
             prompt_tokens: self.request.prompt.len(),
             cached_tokens: self.cached_tokens,
             completion_tokens: self.completion_tokens,
+            reasoning_tokens: 0,
             drafts: self.drafts,
             prompt_seconds: first.duration_since(self.begun).as_secs_f64(),
             completion_seconds: first.elapsed().as_secs_f64(),

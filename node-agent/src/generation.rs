@@ -98,6 +98,8 @@ pub struct Usage {
     /// Tokens of the prompt that had been computed for an earlier request.
     pub cached_tokens: usize,
     pub completion_tokens: usize,
+    /// Of these, reasoning. The gateway counts them, which takes answers apart.
+    pub reasoning_tokens: usize,
     pub drafts: Drafts,
     /// Prefill: from the start of computing to the first token.
     pub prompt_seconds: f64,
@@ -253,7 +255,7 @@ pub struct MemberTotals {
     pub frames: u64,
     /// From the end of this member's computing to the arrival at its successor.
     pub network_seconds: f64,
-    /// Its figures: sums over all frames, and gauges as of the last.
+    /// Its metrics: sums over all frames, and gauges as of the last.
     #[serde(flatten, serialize_with = "by_name")]
     pub timing: HopTiming,
     /// What the plan expects to be read for every token, if it says so.

@@ -8,8 +8,9 @@ use std::path::Path;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, TableComponent, presets};
 use prima_crds::error_chain;
+use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfileSpec};
 use prima_gguf::{Gguf, GgufError, TensorInfo, Value};
-use prima_model::layer_of;
+use prima_model::Place;
 use prima_weights::model_profile;
 use serde::Serialize;
 
@@ -20,6 +21,8 @@ pub enum OutputFormat {
     Table,
     /// For programs: the same sums as integers.
     Yaml,
+    /// The same as JSON.
+    Json,
 }
 
 /// Why a file could not be shown.
@@ -39,6 +42,12 @@ pub enum InspectError {
         /// What the YAML writer says.
         source: serde_saphyr::SerializeError,
     },
+    /// The summary could not be written as JSON.
+    #[error("cannot write the summary as JSON")]
+    Json {
+        /// What the JSON writer says.
+        source: serde_json::Error,
+    },
 }
 
 /// Reads the header of the GGUF file at `path` (not its weights) and describes it, in lines that end in a newline.
@@ -49,6 +58,9 @@ pub fn inspect(path: &Path, format: OutputFormat) -> Result<String, InspectError
         OutputFormat::Yaml => {
             serde_saphyr::to_string(&summary).map_err(|source| InspectError::Yaml { source })
         }
+        OutputFormat::Json => serde_json::to_string_pretty(&summary)
+            .map(|text| text + "\n")
+            .map_err(|source| InspectError::Json { source }),
     }
 }
 
@@ -79,11 +91,46 @@ struct Summary {
     trained_context_tokens: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     vocabulary_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    experts: Option<Experts>,
     embedding: Part,
     layers: Vec<Layer>,
     output_head: OutputHead,
     other: Part,
     total: Part,
+}
+
+/// How many experts layers have, and what a token uses.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Experts {
+    per_layer: i32,
+    per_token: i32,
+    /// Of the matrices in all layers.
+    layer_bytes: u64,
+    layer_bytes_per_token: u64,
+}
+
+impl Experts {
+    fn of(model: &ModelProfileSpec) -> Option<Experts> {
+        let bytes = |weights: &[FormatWeights]| weights.iter().map(|one| one.bytes as u64).sum();
+        (model.experts > 0).then(|| Experts {
+            per_layer: model.experts,
+            per_token: model.experts_per_token,
+            layer_bytes: bytes(&model.layer_weights),
+            layer_bytes_per_token: bytes(&model.used_weights()),
+        })
+    }
+
+    fn sentence(&self) -> String {
+        format!(
+            "{} experts in a layer, of which a token uses {}: {} of the layers' {}",
+            self.per_layer,
+            self.per_token,
+            bytes(self.layer_bytes_per_token),
+            bytes(self.layer_bytes)
+        )
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -143,18 +190,19 @@ impl Summary {
         let mut layers = BTreeMap::<usize, Part>::new();
         for tensor in &gguf.tensors {
             total.add(tensor);
-            match place_of(&tensor.name) {
-                LayerPlacement::Embedding => embedding.add(tensor),
-                LayerPlacement::Layer(layer) => layers.entry(layer).or_default().add(tensor),
-                LayerPlacement::OutputHead => head.add(tensor),
-                LayerPlacement::Other => other.add(tensor),
+            match Place::of(&tensor.name) {
+                Place::Embedding => embedding.add(tensor),
+                Place::Layer(layer) => layers.entry(layer).or_default().add(tensor),
+                Place::OutputHead => head.add(tensor),
+                Place::EveryLayer | Place::Other => other.add(tensor),
             }
         }
         let file = path.display().to_string();
-        let refused = model_profile(&file, gguf).err();
+        let profile = model_profile(&file, gguf);
         Ok(Summary {
             file,
-            refused: refused.map(|error| error_chain(&error)),
+            experts: profile.as_ref().ok().and_then(Experts::of),
+            refused: profile.err().map(|error| error_chain(&error)),
             file_bytes: gguf.file_len,
             gguf_version: gguf.version,
             name: metadata.str("general.name")?.map(str::to_owned),
@@ -179,28 +227,6 @@ impl Summary {
             other,
             total,
         })
-    }
-}
-
-enum LayerPlacement {
-    Embedding,
-    Layer(usize),
-    OutputHead,
-    Other,
-}
-
-/// Where a tensor belongs, by the names that GGUF fixes for all architectures.
-fn place_of(tensor: &str) -> LayerPlacement {
-    match (
-        layer_of(tensor),
-        tensor.split_once('.').map_or(tensor, |(stem, _)| stem),
-    ) {
-        (Some(layer), _) => LayerPlacement::Layer(layer),
-        (None, "token_embd" | "token_embd_norm" | "position_embd" | "token_types") => {
-            LayerPlacement::Embedding
-        }
-        (None, "output" | "output_norm") => LayerPlacement::OutputHead,
-        (None, _) => LayerPlacement::Other,
     }
 }
 
@@ -301,6 +327,9 @@ fn heading(summary: &Summary) -> String {
     .collect();
     if !facts.is_empty() {
         lines.push(facts.join(", "));
+    }
+    if let Some(experts) = &summary.experts {
+        lines.push(experts.sentence());
     }
     lines.push(match &summary.refused {
         None => "prima runs it".to_owned(),
@@ -462,7 +491,7 @@ mod tests {
 
     #[test]
     fn names_out_of_the_file_cannot_steer_a_terminal() {
-        for format in [OutputFormat::Table, OutputFormat::Yaml] {
+        for format in [OutputFormat::Table, OutputFormat::Yaml, OutputFormat::Json] {
             assert!(!shown(true, format).contains('\u{1b}'));
         }
     }
@@ -481,6 +510,27 @@ mod tests {
                 .contains("at offset 0 expected the magic"),
             "{source}"
         );
+    }
+
+    #[test]
+    fn what_a_token_uses_of_experts_is_told() {
+        let weights = |bytes| FormatWeights {
+            format: "Q4_K".to_owned(),
+            weights: 2 * bytes,
+            bytes,
+        };
+        let model = ModelProfileSpec {
+            layer_weights: vec![weights(17 << 30)],
+            expert_weights: vec![weights(16 << 30)],
+            experts: 128,
+            experts_per_token: 8,
+            ..ModelProfileSpec::default()
+        };
+        assert_eq!(
+            Experts::of(&model).unwrap().sentence(),
+            "128 experts in a layer, of which a token uses 8: 2.0 GiB of the layers' 17.0 GiB"
+        );
+        assert!(Experts::of(&ModelProfileSpec::default()).is_none());
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod gateway;
 pub mod generation;
 pub mod inspect;
 pub mod inspect_cpu;
+pub mod inspect_gpu;
 pub mod memory_watch;
 pub mod plan_source;
 mod process_stat;

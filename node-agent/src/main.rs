@@ -5,17 +5,19 @@ use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
 use prima_node_agent::cluster::{self, RunArgs};
 use prima_node_agent::inspect::{OutputFormat, inspect};
 use prima_node_agent::inspect_cpu::inspect_cpu;
+use prima_node_agent::inspect_gpu::inspect_gpu;
 use prima_node_agent::profile::{self, ProfileArgs};
 use prima_node_agent::serve::{self, ServeArgs};
 use tracing_subscriber::EnvFilter;
 
 /// One member of a ring that runs a large language model together.
 #[derive(Parser)]
-#[command(name = "prima-node-agent", version)]
+#[command(name = "prima-node-agent", version, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -23,25 +25,28 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// In a cluster: measures this machine and runs its member of every ring planned with this machine
+    /// Run the agent of a node in a cluster: measure it, and run its member of every ring planned with it
     Run(RunArgs),
-    /// Runs one member of a ring: its layers, and on rank 0 the HTTP endpoint
+    /// Run one member of a ring: its layers, and on rank 0 the HTTP endpoint
     Serve(ServeArgs),
-    /// Measures this machine, for the planner: processor, memory, disk, GPUs, links
+    /// Measure this machine, for the planner: processor, memory, disk, GPUs, links
     Profile(ProfileArgs),
-    /// Shows a model's layers, formats and sizes, or which kernels this processor gets
+    /// Show a model's layers, formats and sizes, or which kernels this processor gets, or which GPU is used
     Inspect {
         /// The model, a GGUF file
-        #[arg(value_name = "MODEL.gguf", required_unless_present = "cpu")]
+        #[arg(value_name = "MODEL.gguf", required_unless_present_any = ["cpu", "gpu"])]
         model: Option<PathBuf>,
         /// Instead of a model: which kernels this processor gets, and why
-        #[arg(long, conflicts_with_all = ["model", "format"])]
+        #[arg(long, conflicts_with_all = ["model", "output"])]
         cpu: bool,
+        /// Instead of a model: which GPU layers would run on, and why no other
+        #[arg(long, conflicts_with_all = ["model", "output", "cpu"])]
+        gpu: bool,
         /// For people or for programs
-        #[arg(long, value_enum, default_value = "table")]
-        format: OutputFormat,
+        #[arg(short, long, alias = "format", value_enum, default_value = "table")]
+        output: OutputFormat,
     },
-    /// Gives a folder, but not its contents, to a user; for clusters, where the kubelet creates it for root
+    /// Give a folder, but not its contents, to a user; for clusters, where the kubelet creates it for root
     Chown {
         #[arg(long, value_name = "ID")]
         uid: u32,
@@ -49,7 +54,23 @@ enum Command {
         gid: u32,
         folder: PathBuf,
     },
+    /// Print completions of this command for a shell
+    Completions {
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Write man pages of this command and its subcommands into a folder
+    Man { folder: PathBuf },
 }
+
+const NAME: &str = "prima-node-agent";
+const EXAMPLES: &str = "\
+Examples:
+  prima-node-agent inspect model.gguf
+  prima-node-agent inspect model.gguf -o yaml
+  prima-node-agent inspect --cpu
+  prima-node-agent profile -o yaml > desk.yaml
+  prima-node-agent profile --link laptop=192.168.1.7:9190 -o yaml";
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -67,17 +88,27 @@ fn main() -> ExitCode {
         Command::Profile(args) => profile::run(args)
             .map_err(|error| prima_crds::error_chain(&error))
             .map(|text| print(&text)),
-        Command::Inspect { model, cpu, format } => match model {
-            Some(model) if !cpu => {
-                inspect(&model, format).map_err(|error| prima_crds::error_chain(&error))
-            }
-            _ => inspect_cpu().map_err(|error| prima_crds::error_chain(&error)),
+        Command::Inspect { gpu: true, .. } => {
+            let shown = inspect_gpu().map_err(|error| prima_crds::error_chain(&error));
+            shown.map(|text| print(&text))
+        }
+        Command::Inspect { model, output, .. } => match model {
+            Some(model) => inspect(&model, output).map_err(|error| prima_crds::error_chain(&error)),
+            None => inspect_cpu().map_err(|error| prima_crds::error_chain(&error)),
         }
         .map(|text| print(&text)),
         Command::Chown { uid, gid, folder } => {
             std::os::unix::fs::chown(&folder, Some(uid), Some(gid))
                 .map_err(|error| format!("cannot give {} to user {uid}: {error}", folder.display()))
         }
+        Command::Completions { shell } => {
+            let stdout = &mut std::io::stdout();
+            clap_complete::generate(shell, &mut Cli::command(), NAME, stdout);
+            Ok(())
+        }
+        Command::Man { folder } => std::fs::create_dir_all(&folder)
+            .and_then(|()| clap_mangen::generate_to(Cli::command(), &folder))
+            .map_err(|error| format!("cannot write man pages to {}: {error}", folder.display())),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

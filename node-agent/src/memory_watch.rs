@@ -13,7 +13,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use prima_crds::v1alpha1::node_profile::{DEFAULT_RESERVE_PERCENT, Os};
+use prima_crds::v1alpha1::node_profile::{Os, usual_reserve_bytes};
 use prima_engine::{Residency, ResidencyStatus};
 
 use crate::available_memory::{self, MemoryError, MemoryNow};
@@ -33,7 +33,7 @@ pub struct Pressure(Arc<AtomicU64>);
 /// What the owner and other members leave to the weights.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MemoryLimits {
-    /// Stays free; by default [`DEFAULT_RESERVE_PERCENT`] of what is available at the start.
+    /// Stays free; by default the usual share of what is available at the start.
     pub reserve_bytes: Option<u64>,
     /// Weights and their buffers take at most this, however much is available; a draft model, too.
     pub cap_bytes: Option<u64>,
@@ -184,7 +184,7 @@ impl Governor {
         Governor {
             reserve: limits
                 .reserve_bytes
-                .unwrap_or(available / 100 * DEFAULT_RESERVE_PERCENT),
+                .unwrap_or_else(|| usual_reserve_bytes(available, false)),
             cap: limits.cap_bytes.unwrap_or(u64::MAX),
             draft: limits.draft_bytes,
             members: limits.members.max(1),
@@ -197,8 +197,8 @@ impl Governor {
     fn budget(&mut self, look: &Look, now: &ResidencyStatus) -> Option<u64> {
         let used = now.resident_bytes + now.buffer_bytes;
         let weights = now.resident_bytes + now.streamed_bytes;
-        // The buffers are in use, so the kernel does not count them as available.
-        let promised = look.available + now.buffer_bytes;
+        // What is this process's own is in use, so the kernel does not count it as available.
+        let promised = look.available + now.own_bytes;
         if now.streamed_bytes > 0 && look.taken {
             self.reserve +=
                 (promised / OVERPROMISED).min(promised / 4 - (promised / 4).min(self.reserve));
@@ -275,6 +275,7 @@ mod tests {
             resident_bytes: resident * MB,
             streamed_bytes: streamed * MB,
             buffer_bytes: buffers * MB,
+            own_bytes: buffers * MB,
             ..ResidencyStatus::default()
         }
     }

@@ -64,8 +64,17 @@ pub enum PlanSourceError {
 /// Plans of the largest rings stay below a megabyte.
 const MAX_PLAN_BYTES: u64 = 16 << 20;
 
+/// A plan as one of its members has it.
+#[derive(Debug)]
+pub struct MemberPlan {
+    pub spec: RingPlanSpec,
+    /// Of the plan's document in a cluster.
+    pub uid: Option<String>,
+    pub rank: usize,
+}
+
 /// Reads and validates the plan in the file `path`, and finds the rank of its member `name`.
-pub fn read(path: &Path, name: &str) -> Result<(RingPlanSpec, usize), PlanSourceError> {
+pub fn read(path: &Path, name: &str) -> Result<MemberPlan, PlanSourceError> {
     let failed = |source| PlanSourceError::Read {
         path: path.to_owned(),
         source,
@@ -80,14 +89,19 @@ pub fn read(path: &Path, name: &str) -> Result<(RingPlanSpec, usize), PlanSource
             path: path.to_owned(),
         });
     }
-    let plan = RingPlan::from_yaml(&path.display().to_string(), &text)
-        .map_err(|source| PlanSourceError::Plan {
+    let plan = RingPlan::from_yaml(&path.display().to_string(), &text).map_err(|source| {
+        PlanSourceError::Plan {
             path: path.to_owned(),
             source,
-        })?
-        .spec;
+        }
+    })?;
+    let (plan, uid) = (plan.spec, plan.metadata.uid);
     match plan.rank_of(name) {
-        Some(rank) => Ok((plan, rank)),
+        Some(rank) => Ok(MemberPlan {
+            spec: plan,
+            uid,
+            rank,
+        }),
         None => Err(PlanSourceError::Member {
             path: path.to_owned(),
             name: name.to_owned(),
@@ -158,8 +172,9 @@ mod tests {
     #[test]
     fn finds_the_member_in_the_plan() {
         let (_folder, path) = written(&yaml(plan(6, 3, 2, &[1, 2, 3, 4, 5])));
-        let (spec, rank) = read(&path, "m2").unwrap();
-        assert_eq!((rank, spec.members.len()), (2, 3));
+        let plan = read(&path, "m2").unwrap();
+        assert_eq!((plan.rank, plan.spec.members.len()), (2, 3));
+        assert_eq!(plan.uid, None);
         let error = read(&path, "m9").unwrap_err().to_string();
         assert!(
             error.ends_with("has no member \"m9\"; its members are m0, m1, m2"),

@@ -147,7 +147,7 @@ pub fn run(args: ProfileArgs) -> Result<String, ProfileError> {
     show(&profile, args.output)
 }
 
-/// How many weight formats a profile has figures for.
+/// How many weight formats a profile has rates of.
 #[cfg(test)]
 pub(crate) fn formats() -> usize {
     cpu::formats().count()
@@ -187,6 +187,7 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<NodeProfileStatus, ProfileE
         threads,
         models: disk::folder(models).to_owned(),
         memory_total_bytes: now.total,
+        gpu: gpu::describe(),
     };
     let mut status = match cached(cache_file, &key, fresh) {
         Some(status) => status,
@@ -209,6 +210,7 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<NodeProfileStatus, ProfileE
         }
     };
     status.architectures = prima_model::architectures().map(str::to_owned).collect();
+    status.parts = vec![NodeProfileStatus::EXPERTS.to_owned()];
     // What changes from hour to hour is never taken from the cache.
     let now = available_memory::read(root, status.system.os).map_err(ProfileError::Memory)?;
     status.memory.total_bytes = now.total as i64;
@@ -267,9 +269,11 @@ fn measure(
         begun.elapsed().as_secs_f64()
     ));
     Ok(NodeProfileStatus {
+        conditions: Vec::new(),
         measured_at: now_to_the_second().to_string(),
         agent_version: key.agent_version.clone(),
         architectures: Vec::new(),
+        parts: Vec::new(),
         system,
         cpu: CpuProfile {
             model: key.cpu_model.clone(),
@@ -322,7 +326,7 @@ fn link(target: &LinkTarget) -> Result<LinkProfile, ProfileError> {
         "measuring the link to {} ({})",
         target.name, target.address
     ));
-    links::measure(target).map_err(|source| ProfileError::Link {
+    links::measure(target, None).map_err(|source| ProfileError::Link {
         name: target.name.clone(),
         source,
     })

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use prima_crds::quantity::Quantity;
 use prima_crds::v1alpha1::ring_plan::{PlannedDraft, RingPlanSpec};
 use prima_engine::{Compute, Model};
 use prima_member_process::JOINED;
@@ -18,8 +19,8 @@ use crate::decode::{self, Decode, DecodeOptions, DraftModel, DraftModelError, Dr
 use crate::gateway::{self, GatewayError, GatewayOptions, Limits, ModelText};
 use crate::generation::{Generator, RingStatus, Submission};
 use crate::memory_watch::MemoryLimits;
-use crate::plan_source::{self, PlanSourceError};
-use crate::ring::{Member, MemberError, MemberOptions};
+use crate::plan_source::{self, MemberPlan, PlanSourceError};
+use crate::ring::{Identity, IdentityError, Member, MemberError, MemberOptions};
 use crate::stop_signal::StopSignal;
 
 #[derive(clap::Args)]
@@ -36,6 +37,9 @@ pub struct ServeArgs {
     /// Where the ring's predecessor connects [default: the member's address in the plan]
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
+    /// The key of this machine's agent, where the plan's members have keys
+    #[arg(long, value_name = "FILE")]
+    identity: Option<PathBuf>,
     /// Whatever model a request names, answer with this one
     #[arg(long)]
     any_model_name: bool,
@@ -51,12 +55,12 @@ pub struct ServeArgs {
         hide_env_values = true
     )]
     api_keys: Vec<String>,
-    /// Memory that stays free for the machine's owner [default: 5 % of what is available at the start]
-    #[arg(long, value_name = "BYTES")]
-    reserve_memory: Option<u64>,
-    /// Memory that weights take at most [default: what is available, less the reserve]
-    #[arg(long, value_name = "BYTES")]
-    weights_memory: Option<u64>,
+    /// Memory that stays free for the machine's owner, such as 2Gi [default: 5 % of what is available at the start]
+    #[arg(long, value_name = "SIZE")]
+    reserve_memory: Option<Quantity>,
+    /// Memory that weights take at most, such as 8Gi [default: what is available, less the reserve]
+    #[arg(long, value_name = "SIZE")]
+    weights_memory: Option<Quantity>,
     /// Leave all weights to the system's page cache, even when they do not fit into memory
     #[arg(long, conflicts_with_all = ["reserve_memory", "weights_memory"])]
     no_streaming: bool,
@@ -78,6 +82,8 @@ pub struct ServeArgs {
 pub enum ServeError {
     #[error(transparent)]
     Plan(#[from] PlanSourceError),
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
     #[error("cannot listen on {address} ({what}); is another process using it?")]
     Listen {
         address: String,
@@ -134,8 +140,10 @@ pub fn run(args: ServeArgs) -> Result<(), ServeError> {
 
 async fn serve(args: ServeArgs) -> Result<(), ServeError> {
     let mut stop = StopSignal::new().map_err(ServeError::Start)?;
-    let (plan, rank) = plan_source::read(&args.plan, &args.member)?;
-    let plan = Arc::new(plan);
+    let MemberPlan { spec, uid, rank } = plan_source::read(&args.plan, &args.member)?;
+    let plan = Arc::new(spec);
+    // Read now: while this member runs, the agent may get another key.
+    let identity = args.identity.as_deref().map(Identity::load).transpose()?;
     let address = args
         .listen
         .unwrap_or_else(|| plan.members[rank].address.clone());
@@ -163,8 +171,8 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
     };
     let draft = plan.draft.as_ref().filter(|_| rank == 0);
     let memory = MemoryLimits {
-        reserve_bytes: args.reserve_memory,
-        cap_bytes: args.weights_memory,
+        reserve_bytes: args.reserve_memory.map(Quantity::bytes),
+        cap_bytes: args.weights_memory.map(Quantity::bytes),
         draft_bytes: draft.map_or(0, |draft| draft.memory_bytes as u64),
         members: plan.members[rank].members_on_machine as u64,
     };
@@ -178,6 +186,8 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
             let model = plan_source::open_model(&plan.model, plan.context_length as usize)?;
             let options = MemberOptions {
                 plan,
+                uid,
+                identity,
                 rank,
                 model,
                 threads,

@@ -2,9 +2,11 @@
 //! the HTTP server for probes and metrics, and the controller. What is done for a Model is `model_controller`'s to decide.
 
 mod election;
+mod machine_status;
 pub mod metrics;
 mod probes;
 mod telemetry;
+mod watching;
 pub mod world;
 
 use std::future;
@@ -14,9 +16,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use kube::runtime::Controller;
 use kube::runtime::controller::{self, Config};
 use kube::runtime::events::{Recorder, Reporter};
-use kube::runtime::{Controller, watcher};
 use kube::{Api, Client};
 use prima_crds::v1alpha1::model::Model;
 use prima_weights::{Hub, PUBLIC_HUB};
@@ -111,15 +113,8 @@ const DEBOUNCE: Duration = Duration::from_millis(200);
 /// Models that are reconciled at the same time; planning takes a processor.
 const CONCURRENCY: u16 = 4;
 
-/// Seconds after which a watch is asked for anew, from where it was. A server whose machine has gone says nothing more, not even that.
-const WATCH_SECONDS: u32 = 60;
 /// Longer than any answer takes.
 const SILENCE: Duration = Duration::from_secs(75);
-
-/// What every watch begins with.
-fn watch() -> watcher::Config {
-    watcher::Config::default().timeout(WATCH_SECONDS)
-}
 
 /// Runs until it is asked to end (`Ok`), or until it may not or cannot go on.
 pub async fn run(args: OperatorArgs) -> Result<(), OperatorError> {
@@ -198,7 +193,7 @@ async fn control(
         .await
         .map_err(|what| OperatorError::Watch { what })?;
     let (planner, planned) = Planner::new(Question::answer, metrics.clone());
-    let controller = Controller::new(Api::<Model>::all(client.clone()), watch())
+    let controller = Controller::new(Api::<Model>::all(client.clone()), watching::watch())
         .with_config(
             Config::default()
                 .debounce(DEBOUNCE)
@@ -209,6 +204,7 @@ async fn control(
         .owns_stream(changes.slices.map(Ok))
         .reconcile_on(UnboundedReceiverStream::new(planned))
         .reconcile_all_on(changes.any);
+    metrics.lead(controller.store(), stores.profiles());
     let reporter = Reporter {
         controller: "prima.dev/operator".to_owned(),
         instance: Some(args.identity.clone()),
@@ -227,11 +223,12 @@ async fn control(
         deciding: Default::default(),
     });
     probes.set_ready();
-    controller
+    let machines = machine_status::keep(context.client.clone(), &context.stores);
+    let models = controller
         .run(
             model_controller::reconcile,
             model_controller::after_failure,
-            context,
+            context.clone(),
         )
         .for_each(|result| {
             // What a Model's reconciling fails with stands in its status and in the log.
@@ -240,8 +237,11 @@ async fn control(
                 tracing::warn!(problem, "the watch of Models failed, and is tried again");
             }
             future::ready(())
-        })
-        .await;
+        });
+    tokio::select! {
+        () = models => {}
+        () = machines => {}
+    }
     Ok(())
 }
 

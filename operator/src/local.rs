@@ -10,10 +10,11 @@ mod screen;
 mod split;
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use prima_crds::quantity::Quantity;
 use prima_crds::v1alpha1::model_profile::{OtherVocabulary, same_vocabulary};
 use prima_crds::v1alpha1::ring_plan::{
     KvDtype, PlannedDraft, PlannedWindow, RingMember, RingPlan, RingPlanError, RingPlanSpec,
@@ -27,7 +28,7 @@ use screen::{Ready, Screen};
 use split::SplitError;
 
 use crate::model_file::{ModelFile, ModelFileError};
-use crate::plan::{self, DEFAULT_CONTEXT};
+use crate::plan;
 use crate::stop_signals::StopSignals;
 
 #[derive(clap::Args)]
@@ -47,7 +48,10 @@ pub struct RunArgs {
     /// Plan with this NodeProfile, instead of measuring the machine (seconds, once a week)
     #[arg(long, value_name = "YAML")]
     profile: Option<PathBuf>,
-    /// Port of the HTTP endpoint on 127.0.0.1, 0 for any free one [default: 8080, or the next free one]
+    /// Address of this machine at which to serve HTTP; 0.0.0.0 and :: are all of them, for which --api-key is needed
+    #[arg(long, value_name = "IP", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    host: IpAddr,
+    /// Port of the HTTP endpoint, 0 for any free one [default: 8080, or the next free one]
     #[arg(long, value_name = "P")]
     port: Option<u16>,
     /// Tokens that prompt and answer may have together [default: what the model was trained for, at most 8192]
@@ -59,9 +63,9 @@ pub struct RunArgs {
     /// Threads of each member [default: all cores; a member that waits uses none]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Memory that stays free for other programs [default: 5 % of what is available at the start]
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(..1 << 50))]
-    reserve_memory: Option<u64>,
+    /// Memory that stays free for other programs, such as 2Gi [default: 5 % of what is available at the start]
+    #[arg(long, value_name = "SIZE")]
+    reserve_memory: Option<Quantity>,
     /// Leave all weights to the system's page cache, even when they do not fit into memory
     #[arg(long, conflicts_with = "reserve_memory")]
     no_streaming: bool,
@@ -100,15 +104,19 @@ pub enum LocalError {
     #[error(transparent)]
     Planned(#[from] PlannedError),
     #[error(
-        "--port {port}: cannot listen on 127.0.0.1:{port}; choose another port, or 0 for any free one"
+        "cannot listen on {address} (--host, --port); choose an address of this machine and a free port, or port 0 for any"
     )]
     Port {
-        port: u16,
+        address: SocketAddr,
         #[source]
         source: io::Error,
     },
-    #[error("no free port in {first}..{last} on 127.0.0.1; choose one with --port")]
-    NoFreePort { first: u16, last: u16 },
+    #[error("no free port in {first}..{last} on {host}; choose one with --port")]
+    NoFreePort { host: IpAddr, first: u16, last: u16 },
+    #[error(
+        "--host {host}: whoever reaches this machine could use the model; ask for a key with --api-key or PRIMA_API_KEY"
+    )]
+    Open { host: IpAddr },
     #[error("cannot make a plan from these arguments")]
     Plan(#[source] RingPlanError),
     #[error("cannot write the ring's plan to {}", path.display())]
@@ -136,14 +144,17 @@ const HEALTH_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Runs the ring until Ctrl-C, SIGTERM or SIGHUP (`Ok`), or until a member dies (`Err`). No agent outlives it.
 pub async fn run(args: RunArgs) -> Result<(), LocalError> {
+    if !args.host.is_loopback() && args.api_key.is_none() {
+        return Err(LocalError::Open { host: args.host });
+    }
     let model = ModelFile::read(&args.model)?;
     let draft = match &args.draft {
         Some(path) => Some(draft_model(path, &model)?),
         None => None,
     };
-    let trained = model.profile.spec.trained_context_length as u32;
-    let context = args.context.unwrap_or(trained.min(DEFAULT_CONTEXT));
-    let http = http_address(args.port)?;
+    let default_context = plan::default_context(&model.profile.spec);
+    let context = args.context.unwrap_or(default_context);
+    let http = http_address(args.host, args.port)?;
     let screen = Screen::new();
     // Before the first agent starts, so that no signal finds agents that nobody would end.
     let mut stop = StopSignals::install().map_err(LocalError::Signals)?;
@@ -239,7 +250,7 @@ impl Split {
             rounds: rounds.into(),
             windows: split::windows(&shares, usize::from(rounds))?,
             report: None,
-            reserve_memory: args.reserve_memory,
+            reserve_memory: args.reserve_memory.map(Quantity::bytes),
         })
     }
 
@@ -256,7 +267,7 @@ impl Split {
             context: context as usize,
             kv_dtype: args.kv_dtype,
             threads: args.threads.map(usize::from),
-            reserve_memory: args.reserve_memory,
+            reserve_memory: args.reserve_memory.map(Quantity::bytes),
             draft: draft.map(|draft| &draft.profile.spec),
             profile: args.profile.as_deref(),
         };
@@ -321,7 +332,7 @@ async fn announce(ring: Ready<'_>, screen: &Screen) -> std::convert::Infallible 
         screen::counted(ring.plan.members.len(), "agent")
     ));
     loop {
-        match health(ring.http).await {
+        match health(here(ring.http)).await {
             Health::Ready(_) => break,
             Health::NotReady(message) => screen.status(&message),
             // It has not begun to listen.
@@ -342,18 +353,31 @@ fn write_plan(plan: &RingPlan, path: &Path) -> Result<(), LocalError> {
 }
 
 /// A port that was asked for must be free; the default gives way to the next free one.
-fn http_address(asked: Option<u16>) -> Result<SocketAddr, LocalError> {
-    match asked {
-        Some(port) => listen_once(port).map_err(|source| LocalError::Port { port, source }),
-        None => {
-            let last = DEFAULT_PORT + PORTS_TRIED;
-            (DEFAULT_PORT..last)
-                .find_map(|port| listen_once(port).ok())
-                .ok_or(LocalError::NoFreePort {
-                    first: DEFAULT_PORT,
-                    last,
-                })
-        }
+fn http_address(host: IpAddr, asked: Option<u16>) -> Result<SocketAddr, LocalError> {
+    let refused = |port: u16| {
+        let address = SocketAddr::new(host, port);
+        move |source| LocalError::Port { address, source }
+    };
+    if let Some(port) = asked {
+        return listen_once(host, port).map_err(refused(port));
+    }
+    // An address that is not this machine's has no port that is free.
+    listen_once(host, 0).map_err(refused(0))?;
+    let last = DEFAULT_PORT + PORTS_TRIED;
+    let free = (DEFAULT_PORT..last).find_map(|port| listen_once(host, port).ok());
+    free.ok_or(LocalError::NoFreePort {
+        host,
+        first: DEFAULT_PORT,
+        last,
+    })
+}
+
+/// Where this machine itself reaches what listens at `address`.
+fn here(address: SocketAddr) -> SocketAddr {
+    match address.ip() {
+        ip if !ip.is_unspecified() => address,
+        IpAddr::V4(_) => (Ipv4Addr::LOCALHOST, address.port()).into(),
+        IpAddr::V6(_) => (Ipv6Addr::LOCALHOST, address.port()).into(),
     }
 }
 
@@ -368,11 +392,12 @@ fn ring_ports(count: usize) -> Result<Vec<u16>, LocalError> {
     let start = std::process::id().wrapping_mul(16) % SPAN;
     let ports: Vec<u16> = (0..SPAN)
         .map(|step| FIRST + ((start + step) % SPAN) as u16)
-        .filter(|&port| listen_once(port).is_ok())
+        .filter(|&port| listen_once(Ipv4Addr::LOCALHOST.into(), port).is_ok())
         .take(count)
         .collect();
     if ports.len() < count {
         return Err(LocalError::NoFreePort {
+            host: Ipv4Addr::LOCALHOST.into(),
             first: FIRST,
             last: LAST,
         });
@@ -380,7 +405,7 @@ fn ring_ports(count: usize) -> Result<Vec<u16>, LocalError> {
     Ok(ports)
 }
 
-/// Whether one can listen on this port of 127.0.0.1 (0: any), and the address then.
-fn listen_once(port: u16) -> io::Result<SocketAddr> {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, port))?.local_addr()
+/// Whether one can listen on this port (0: any), and the address then.
+fn listen_once(host: IpAddr, port: u16) -> io::Result<SocketAddr> {
+    TcpListener::bind((host, port))?.local_addr()
 }

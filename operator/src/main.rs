@@ -2,6 +2,7 @@
 //! exit status; what a subcommand does lives in its own module.
 
 mod cluster;
+mod condition;
 mod local;
 mod model_controller;
 mod model_file;
@@ -11,13 +12,15 @@ mod stop_signals;
 
 use std::error::Error;
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 
 /// One machine for large language models, made of several.
 #[derive(Parser)]
-#[command(name = "prima", version)]
+#[command(name = "prima", version, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -29,13 +32,29 @@ enum Command {
     Run(local::RunArgs),
     /// Say which machines would run which layers of a model, how fast, and why
     Plan(plan::PlanArgs),
-    /// Turn the Models of a Kubernetes cluster into rings, until told to end
+    /// Run the controller of a Kubernetes cluster, which turns Models into rings
     Operator(cluster::OperatorArgs),
     /// Print the definitions of Model, NodeProfile and RingPlan, for `kubectl apply -f -`
     Crds,
     /// Ask addresses by HTTP, and fail unless each answers 200
     Probe(probe::ProbeArgs),
+    /// Print completions of this command for a shell
+    Completions {
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Write man pages of this command and its subcommands into a folder
+    Man { folder: PathBuf },
 }
+
+const EXAMPLES: &str = "\
+Examples:
+  prima run model.gguf
+  prima run model.gguf --members 3 --port 9000
+  PRIMA_API_KEY=secret prima run model.gguf --host 0.0.0.0
+  prima plan --model model.gguf --profiles desk.yaml laptop.yaml
+  kubectl get nodeprofiles -o yaml | prima plan --model model.gguf --profiles -
+  prima completions bash > ~/.local/share/bash-completion/completions/prima";
 
 /// One thread: it only waits for children, and children die with the thread that started them.
 #[tokio::main(flavor = "current_thread")]
@@ -45,6 +64,15 @@ async fn main() -> ExitCode {
         Command::Plan(args) => plan::run(&args).map_err(Into::into),
         Command::Operator(args) => cluster::run(args).await.map_err(Into::into),
         Command::Crds => print_definitions().map_err(Into::into),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "prima", &mut io::stdout());
+            Ok(())
+        }
+        Command::Man { folder } => std::fs::create_dir_all(&folder)
+            .and_then(|()| clap_mangen::generate_to(Cli::command(), &folder))
+            .map_err(|error| {
+                format!("cannot write man pages to {}: {error}", folder.display()).into()
+            }),
         Command::Probe(args) => probe::run(&args)
             .map(|text| print!("{text}"))
             .map_err(Into::into),

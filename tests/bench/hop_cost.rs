@@ -9,14 +9,15 @@
 use std::time::{Duration, Instant};
 
 use prima_tests::assets;
-use prima_tests::one_process::{OneProcess, end_tokens, most_likely};
+use prima_tests::one_process::{OneProcess, end_tokens};
+use prima_text::most_likely;
 
 use crate::Effort;
 use crate::client::{Client, TokenCost};
 use crate::error::BenchError;
 
 use crate::ping_pong;
-use crate::statistics::{Line, Samples};
+use prima_tests::statistics::{Line, Samples};
 
 const MODEL: &str = "SmolLM2-135M-Instruct-Q4_1";
 const THREADS: usize = 1;

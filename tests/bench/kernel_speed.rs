@@ -12,7 +12,7 @@ use prima_gguf::GgmlType;
 
 use crate::Effort;
 use crate::error::BenchError;
-use crate::statistics::Samples;
+use prima_tests::statistics::Samples;
 
 /// Columns and rows of a feed-forward matrix of a 1B model.
 pub const COLS: usize = 2048;
@@ -181,6 +181,7 @@ fn attention_seconds(pool: &ThreadPool, first_position: usize, rows: usize) -> f
         scale: 0.125,
         window: None,
         softcap: None,
+        sinks: None,
     };
     let blocks = (first_position + rows).div_ceil(BLOCK_POSITIONS);
     let blocks = vec![KvBlock::f16(kv); blocks];

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use crate::Effort;
 use crate::client::Client;
 use crate::error::BenchError;
-use crate::statistics::{Samples, error_percent};
+use prima_tests::statistics::{Samples, error_percent};
 
 pub const LARGE: &str = "shape-8b-Q4_K_M";
 const SMALL: &str = "TinyLlama-1.1B-Chat-Q4_K_M";

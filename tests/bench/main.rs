@@ -16,6 +16,7 @@ mod far_links;
 mod hop_cost;
 mod kernel_speed;
 mod machines;
+mod masks;
 mod memory_limit;
 mod peer;
 mod ping_pong;
@@ -28,7 +29,6 @@ mod ring_speed;
 mod second_turn;
 mod siege;
 mod speculation;
-mod statistics;
 mod streamed_speculation;
 
 use std::path::{Path, PathBuf};
@@ -127,30 +127,35 @@ fn run_engine(effort: &Effort, quick: bool) -> Result<(), BenchError> {
     }
 }
 
+/// Writes after each section what there is by then: if a later one fails, an hour's results are kept.
 fn run_conversations(effort: &Effort, quick: bool) -> Result<(), BenchError> {
     let peer = peer::build()?;
+    let mut sections = report_conversations::preamble(Compute::available_threads());
+    let mut keep = |section: String| {
+        sections += &section;
+        let report = report::title("make bench-conversations") + &sections;
+        match quick {
+            true => Ok(report),
+            false => report::write(&results().join("conversations.md"), &report).map(|()| report),
+        }
+    };
     let second_turns = second_turn::measure(effort, &peer)?;
+    keep(report_conversations::second_turns(&second_turns))?;
     let chats = chats::measure(effort, &peer)?;
+    keep(report_conversations::chats(&chats))?;
     let speculation = speculation::measure(effort, &peer)?;
+    keep(report_conversations::speculation(&speculation))?;
     let streamed = streamed_speculation::measure(effort, &peer)?;
+    let streamed = streamed.as_deref();
+    keep(report_conversations::streamed_speculation(streamed))?;
     let far_links = far_links::measure(effort)?;
+    keep(report_conversations::far_links(&far_links))?;
+    let masks = masks::measure(effort, &peer)?;
+    keep(report_conversations::masks(&masks))?;
     let siege = siege::measure(effort)?;
-    let report = [
-        report::title("make bench-conversations"),
-        report_conversations::preamble(Compute::available_threads()),
-        report_conversations::second_turns(&second_turns),
-        report_conversations::chats(&chats),
-        report_conversations::speculation(&speculation),
-        report_conversations::streamed_speculation(streamed.as_deref()),
-        report_conversations::far_links(&far_links),
-        report_conversations::siege(&siege),
-    ]
-    .concat();
+    let report = keep(report_conversations::siege(&siege))?;
     println!("{report}");
-    match quick {
-        true => Ok(()),
-        false => report::write(&results().join("conversations.md"), &report),
-    }
+    Ok(())
 }
 
 fn run_kernels(effort: &Effort, quick: bool) -> Result<(), BenchError> {

@@ -17,7 +17,7 @@ use crate::client::Client;
 use crate::error::BenchError;
 use crate::peer;
 use crate::prediction::predicted;
-use crate::statistics::Samples;
+use prima_tests::statistics::Samples;
 
 pub const MODEL: &str = "shape-8b-Q4_K_M";
 const THREADS: usize = 2;

@@ -4,13 +4,14 @@
 //! Decides nothing about what is measured. Its defaults stay (flash attention and repacking as it likes), as they are what its users get;
 //! after much context, where they are not its best, the caller chooses.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use prima_engine::Compute;
+use prima_tests::free_ports::free_address;
 use prima_tests::machine::Machine;
 use prima_tests::{Endpoint, assets, http};
 
@@ -195,8 +196,7 @@ impl Programs {
             program: PROGRAM.to_owned(),
             source,
         };
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|port| port.local_addr());
-        let address = free.map_err(failed)?;
+        let address = free_address();
         let mut command = Command::new(self.folder.join(PROGRAM));
         command
             .arg("-m")

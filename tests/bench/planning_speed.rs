@@ -12,7 +12,7 @@ use prima_halda::{Options, PlanningInput};
 
 use crate::Effort as Turns;
 use crate::error::BenchError;
-use crate::statistics::Samples;
+use prima_tests::statistics::Samples;
 
 pub const MACHINES: usize = 32;
 const MODEL: &str = "llama-3-70b";

@@ -6,7 +6,7 @@ use crate::hop_cost::{HopCost, Ring};
 use prima_tests::machine::Limits;
 
 use crate::machines::{FOUR, Outcome, READINGS, Reading, TWO};
-use crate::statistics::{Line, Samples};
+use prima_tests::statistics::{Line, Samples};
 
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 360.0;

@@ -7,7 +7,7 @@ use prima_tests::one_process::{OneProcess, end_tokens};
 use crate::Effort;
 use crate::client::Client;
 use crate::error::BenchError;
-use crate::statistics::{Samples, error_percent};
+use prima_tests::statistics::{Samples, error_percent};
 
 /// Model, members, rounds.
 const SETTINGS: [(&str, usize, usize); 6] = [
@@ -71,9 +71,5 @@ pub fn measure(effort: &Effort) -> Result<Vec<Prediction>, BenchError> {
 
 /// Tokens per second that `prima run` printed.
 pub fn predicted(ring: &LocalRing) -> Result<f64, BenchError> {
-    let printed = ring.printed();
-    let rate = printed
-        .split_once("Predicted: ")
-        .and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
-    rate.ok_or(BenchError::NoPrediction)
+    ring.predicted().ok_or(BenchError::NoPrediction)
 }

@@ -14,7 +14,7 @@ use crate::memory_limit::UnderLimit;
 use crate::planning_speed::{MACHINES, PlanningSpeed};
 use crate::prediction::Prediction;
 use crate::ring_speed::{REQUESTS, RingSpeed};
-use crate::statistics::Samples;
+use prima_tests::statistics::Samples;
 
 /// The goals of the kernels: times llama.cpp.
 const DECODE_GOAL: f64 = 1.1;
@@ -145,9 +145,9 @@ pub fn kernels(speeds: &KernelSpeeds) -> String {
          already (plain Rust has no such limit of its own).\n",
         speeds.threads
     );
-    type Figure = fn(&Cell) -> &Samples;
-    let decode: Figure = |cell| &cell.decode;
-    let prefill: Figure = |cell| &cell.prefill;
+    type Metric = fn(&Cell) -> &Samples;
+    let decode: Metric = |cell| &cell.decode;
+    let prefill: Metric = |cell| &cell.prefill;
     let tables = [
         ("Decode, GB/s of weights read from memory", decode, 1e9, 1),
         (
@@ -157,14 +157,14 @@ pub fn kernels(speeds: &KernelSpeeds) -> String {
             0,
         ),
     ];
-    for (what, figure, unit, digits) in tables {
+    for (what, metric, unit, digits) in tables {
         let _ = write!(text, "\n{what}:\n\n| | {} |\n|", speeds.levels.join(" | "));
         text += &" --- |".repeat(1 + speeds.levels.len());
         text.push('\n');
         for (format, cells) in &speeds.formats {
             let cells: Vec<String> = cells
                 .iter()
-                .map(|cell| scaled(figure(cell), unit, digits))
+                .map(|cell| scaled(metric(cell), unit, digits))
                 .collect();
             let _ = writeln!(text, "| {format} | {} |", cells.join(" | "));
         }

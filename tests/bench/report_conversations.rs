@@ -5,12 +5,13 @@ use std::fmt::Write;
 use crate::chats::{AT_ONCE, Chats};
 use crate::contenders::Contender;
 use crate::far_links::{self, FarLinks};
+use crate::masks::{self, Mask};
 use crate::report::{scaled, spread, verdict};
 use crate::second_turn::SecondTurn;
 use crate::siege::{self, Siege};
 use crate::speculation::{Speculation, WORKLOADS};
-use crate::statistics::Samples;
 use crate::streamed_speculation::Streamed;
+use prima_tests::statistics::Samples;
 
 /// Percent of its first turn that a ring takes to answer a second.
 const SECOND_TURN_GOAL: f64 = 10.0;
@@ -21,6 +22,10 @@ const PROSE_GOAL: f64 = 0.97;
 
 /// Of the mean number of tokens of a pass, where weights are read for each.
 const STREAMED_GOAL: f64 = 0.9;
+/// Times the speed without speculation, of a draft model over links of so many milliseconds: one draft after the other, and ahead.
+const FAR_GOALS: (u64, [f64; 2]) = (5, [1.8, 2.5]);
+/// Percent of a token's time that its mask may take.
+const MASK_GOAL: f64 = 5.0;
 /// How much longer the slowest tokens may take under siege.
 const SIEGE_GOAL: f64 = 1.2;
 /// How much more memory rank 0 may take, in MiB.
@@ -215,6 +220,45 @@ pub fn far_links(all: &[FarLinks]) -> String {
             }
             text.push('\n');
         }
+    }
+    let (milliseconds, goals) = FAR_GOALS;
+    let near = all.iter().filter(|one| one.milliseconds == milliseconds);
+    for settings in near.map(|one| &one.settings) {
+        // The first is without speculation.
+        for ((name, cells), goal) in settings.iter().skip(1).zip(goals) {
+            let _ = write!(
+                text,
+                "\nGoal of {name}, {milliseconds} ms: {goal} times as fast."
+            );
+            for ((cell, off), workload) in cells.iter().zip(&settings[0].1).zip(WORKLOADS) {
+                let gain = cell.decode.median() / off.decode.median();
+                let met = verdict(gain >= goal);
+                let _ = write!(text, " {workload}: {gain:.2}, {met}.");
+            }
+            text.push('\n');
+        }
+    }
+    text
+}
+
+pub fn masks(all: &[Mask]) -> String {
+    let mut text = format!(
+        "\n## Answers of a form\n\nMilliseconds of a token of {}, of one request on a ring of one member. A form rules out tokens at each step; where it leaves \
+         no choice, several tokens come in one step, which rings do unless told otherwise.\n\n\
+         | form | any text | held to the form | cost | goal | | with what is forced |\n| --- | --- | --- | --- | --- | --- | --- |\n",
+        masks::MODEL
+    );
+    for form in all {
+        let percent = 100.0 * (form.held.median() / form.free.median() - 1.0);
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | **{percent:.1} %** | at most {MASK_GOAL} % | {} | {} |",
+            form.name,
+            spread(&form.free, 3),
+            spread(&form.held, 3),
+            verdict(percent <= MASK_GOAL),
+            spread(&form.jumping, 3),
+        );
     }
     text
 }

@@ -10,7 +10,7 @@ use prima_tests::one_process::{OneProcess, end_tokens};
 use crate::Effort;
 use crate::client::Client;
 use crate::error::BenchError;
-use crate::statistics::Samples;
+use prima_tests::statistics::Samples;
 
 const PROMPT: &str = "Once upon a time";
 const MODEL: &str = "SmolLM2-135M-Instruct-Q4_1";

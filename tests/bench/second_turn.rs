@@ -7,7 +7,7 @@ use crate::Effort;
 use crate::contenders::{Both, Contender, Contenders, moby_dick};
 use crate::error::BenchError;
 use crate::peer::Programs;
-use crate::statistics::Samples;
+use prima_tests::statistics::Samples;
 
 /// Models, and the most turns: large ones take long.
 const SUBJECTS: [(&str, usize); 2] = [("SmolLM2-135M-Instruct-Q4_1", 7), ("shape-1b-Q4_K_M", 3)];

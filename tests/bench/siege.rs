@@ -15,7 +15,7 @@ use prima_tests::siege::{allow_open_files, hostile_bodies, siege};
 use crate::Effort;
 use crate::client::Client;
 use crate::error::BenchError;
-use crate::statistics::Samples;
+use prima_tests::statistics::Samples;
 
 pub const MODEL: &str = "SmolLM2-135M-Instruct-Q4_1";
 /// Streams at a time.

@@ -12,7 +12,7 @@ use crate::client::Client;
 use crate::contenders::{Contender, Contenders, moby_dick};
 use crate::error::BenchError;
 use crate::peer::Programs;
-use crate::statistics::Samples;
+use prima_tests::statistics::Samples;
 
 struct Subject {
     model: &'static str,
@@ -40,8 +40,11 @@ const SUBJECTS: [Subject; 3] = [
     },
 ];
 
+/// Turns of llama-server, at most: it is there to be compared with, and takes longer.
+const PEER_TURNS: usize = 3;
+
 /// Part of this program's own source, and an edit of it.
-const SOURCE: &str = include_str!("statistics.rs");
+const SOURCE: &str = include_str!("../src/statistics.rs");
 const EDIT: (&str, &str) = ("Samples", "Measurements");
 /// Letters of a text that a prompt has twice, and of these the second time.
 const TEXT: usize = 1800;
@@ -157,6 +160,9 @@ fn measure_model(
         // Who begins alternates.
         settings.reverse();
         for setting in &mut settings {
+            if setting.contender == Contender::LlamaCpp && turn > PEER_TURNS {
+                continue;
+            }
             eprintln!("speculation, turn {turn}: {model}, {}", setting.name);
             let options: Vec<&str> = setting.options.iter().map(String::as_str).collect();
             let client = contenders.start(setting.contender, &options)?;

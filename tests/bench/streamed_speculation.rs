@@ -18,7 +18,7 @@ use crate::contenders::Contender;
 use crate::error::BenchError;
 use crate::peer::Programs;
 use crate::speculation::{Workload, repeated_code};
-use crate::statistics::Samples;
+use prima_tests::statistics::Samples;
 
 struct Subject {
     model: &'static str,
@@ -187,8 +187,8 @@ impl Measured {
     ) -> Result<(), BenchError> {
         let answer = client.answer(&client.request(workload.prompt(), tokens))?;
         self.decode.push(1.0 / answer.seconds_per_token);
-        // The first token comes with the prompt.
-        let passes = (tokens - 1).saturating_sub(answer.accepted);
+        // The first token comes with the prompt. A draft may be longer than what is left of the answer.
+        let passes = (tokens - 1).saturating_sub(answer.accepted).max(1);
         self.per_pass.push((tokens - 1) as f64 / passes as f64);
         self.answers.push(answer.text);
         Ok(())

@@ -71,6 +71,17 @@ def test_tokens_are_counted_without_an_answer(claude):
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
 
 
+def test_a_prompt_that_is_too_long_is_measured(claude):
+    long = [{"role": "user", "content": "river " * 20_000}]
+    counted = claude.messages.count_tokens(model=MODEL, messages=long).input_tokens
+    assert counted > 20_000
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        ask(claude, messages=long)
+    error = caught.value.body["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"] == f"prompt is too long: {counted} tokens > 8192 maximum"
+
+
 def test_errors_are_those_of_the_api(claude):
     with pytest.raises(anthropic.NotFoundError):
         ask(claude, model="claude")

@@ -49,9 +49,9 @@ def test_a_prompt_past_the_context_is_refused(client):
 
 
 def test_what_is_not_supported_is_refused_once(client):
-    series = 'prima_requests_total{route="/v1/chat/completions",status="501"}'
+    series = 'prima_requests_total{route="/v1/chat/completions",status="400"}'
     before = metrics().get(series, 0)
     retrying = client.with_options(max_retries=3)
-    error = raised(openai.InternalServerError, retrying, functions=[{"name": "f", "parameters": {}}])
-    assert (error.status_code, error.param, error.code) == (501, "functions", "not_supported")
+    error = raised(openai.BadRequestError, retrying, functions=[{"name": "f", "parameters": {}}])
+    assert (error.param, error.code) == ("functions", "unsupported_parameter")
     assert metrics()[series] == before + 1

@@ -29,12 +29,15 @@ REFUSED = {
     "propertyNames": {"type": "object", "propertyNames": {"maxLength": 3}},
     "if": {"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}},
     "not": {"not": {"type": "string"}},
+    "oneOf": {"oneOf": [{"type": "integer"}, {"minimum": 2}]},
+    "$ref": {"$ref": "https://example.com/other.json"},
 }
 
 
 def answers(chat, schema, **options):
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-    return chat("Say something as JSON.", response_format=form, temperature=1, max_tokens=200, **options).choices
+    options = {"temperature": 1, "max_tokens": 200, **options}
+    return chat("Say something as JSON.", response_format=form, **options).choices
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

@@ -71,6 +71,21 @@ timedTest("responses stream text and calls", async () => {
   checkLight(JSON.parse(call.arguments));
 });
 
+timedTest("embeddings are the same as floats and as base64", async () => {
+  const input = ["a river", "the sea"];
+  const floats = await client.embeddings.create({ model: MODEL, input, encoding_format: "float" });
+  // The client asks for base64 unless told otherwise, and decodes it.
+  const decoded = await client.embeddings.create({ model: MODEL, input });
+  assert.equal(floats.data.length, 2);
+  floats.data.forEach(({ embedding, index }) => {
+    const length = Math.hypot(...embedding);
+    assert.ok(Math.abs(length - 1) < 1e-4, `${length}`);
+    decoded.data[index].embedding.forEach((number, place) => assert.ok(Math.abs(number - embedding[place]) < 1e-6));
+  });
+  const short = await client.embeddings.create({ model: MODEL, input, dimensions: 16 });
+  assert.equal(short.data[0].embedding.length, 16);
+});
+
 timedTest("errors are those of the API", async () => {
   await assert.rejects(client.chat.completions.create({ ...ask(QUESTION), temperature: 9 }), (error) => error instanceof OpenAI.BadRequestError && error.param === "temperature");
   await assert.rejects(client.chat.completions.create({ ...ask(QUESTION), model: "gpt" }), OpenAI.NotFoundError);

@@ -6,22 +6,21 @@ given as the only argument, under a name made of the model's, this script's and 
 
 Request   {"model": path, "exact": flag, "quantized_kv": flag, "threads": n, "context": n,
            "greedy": [{"prompt": text, "tokens": n}], "next": [{"prompt": text, "top": n}],
-           "text": null | {"path": path, "window": n, "windows": n, "top": n}}
+           "text": null | {"path": path, "window": n, "windows": n, "top": n, or 0 for none}}
 Answer    {"version": text,
            "greedy": [{"prompt": [id], "tokens": [id], "top": [[[id, logit], [id, logit]]], "batch_noise": x}],
            "next":   [{"prompt": [id], "top": [[id, logprob]]}],
-           "text":   null | {"tokens": [id], "logprobs": [x], "top": [[[id, logprob]]], "batch_noise": x}}
+           "text":   null | {"tokens": [id], "logprobs": [x], "top": [[[id, logprob]]]}}
 
 Prompts are tokenized with special tokens added as the file says, and no special token is recognised inside them. `greedy`
 decodes one token at a time; its `top` has the two largest logits at each step. `text` splits the text's first window x windows
 tokens (BOS, if any, once at the start) into windows, each computed on its own in one batch; logprobs are of the tokens 1.. of
 each window, `top` the largest at the same places. Natural logarithms.
 
-`batch_noise` is how far llama.cpp is from itself: the largest difference, of a logit for greedy and of a logprob for the first
-window of text, between one token at a time and all tokens in one batch. Its kernels for quantized weights round activations to
-eight bits, so a difference in the last bit of a float can turn into one of a quantization step. With `exact` the weights are
-written out as F32 first (dequantize.py): no activation is rounded, and what remains is the KV cache's F16. With `quantized_kv`
-keys and values are cached as Q8_0; llama.cpp then rounds queries to eight bits, too.
+`batch_noise` is how far llama.cpp is from itself: the largest difference of a logit between one token at a time and all tokens in
+one batch. Its kernels for quantized weights round activations to eight bits, so a difference in the last bit of a float can turn into one
+of a quantization step. With `exact` the weights are written out as F32 first (dequantize.py): no activation is rounded, and what remains is
+the KV cache's F16. With `quantized_kv` keys and values are cached as Q8_0; llama.cpp then rounds queries to eight bits, too.
 
 Decides nothing about what agrees; the tests do.
 """
@@ -81,9 +80,8 @@ def greedy(session: "Session", prompt: str, count: int) -> dict:
     logits = session.decode(ids, 0)[-1]
     tokens, top = [], []
     for step in range(count):
-        best = np.argsort(-logits, kind="stable")[:2]
-        top.append([[int(i), float(logits[i])] for i in best])
-        tokens.append(int(best[0]))
+        top += largest(logits[None], 2)
+        tokens.append(top[-1][0][0])
         if step + 1 < count:
             logits = session.decode(tokens[-1:], len(ids) + step)[-1]
     session.clear()
@@ -110,19 +108,16 @@ def score(session: "Session", path: str, window: int, windows: int, top: int) ->
         for row, token in zip(session.decode(part, 0), part[1:]):
             row = log_softmax(row[None])
             logprobs.append(float(row[0, token]))
-            tops += largest(row, top)
-    session.clear()
-    first = ids[:window]
-    alone = [float(log_softmax(session.decode([token], i))[0, next]) for i, (token, next) in enumerate(zip(first, first[1:]))]
-    noise = max(abs(a - b) for a, b in zip(alone, logprobs))
-    return {"tokens": ids, "logprobs": logprobs, "top": tops, "batch_noise": noise}
+            tops += largest(row, top) if top else []
+    return {"tokens": ids, "logprobs": logprobs, "top": tops}
 
 
-def largest(logprobs: np.ndarray, count: int) -> list[list]:
-    candidates = np.argpartition(-logprobs, count - 1, axis=-1)[:, :count]
-    order = np.argsort(-np.take_along_axis(logprobs, candidates, axis=-1), axis=-1)
+def largest(rows: np.ndarray, count: int) -> list[list]:
+    """The largest numbers of each row, with their places."""
+    candidates = np.argpartition(-rows, count - 1, axis=-1)[:, :count]
+    order = np.argsort(-np.take_along_axis(rows, candidates, axis=-1), axis=-1)
     best = np.take_along_axis(candidates, order, axis=-1)
-    return [[[int(i), float(row[i])] for i in ids] for row, ids in zip(logprobs, best, strict=True)]
+    return [[[int(i), float(row[i])] for i in ids] for row, ids in zip(rows, best, strict=True)]
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

@@ -4,10 +4,11 @@
 Reads one request (JSON) from standard input, writes one answer (JSON) to standard output. Uses the llama.cpp inside PyPI's
 xllamacpp through its C interface.
 
-Request   {"model": path, "texts": [{"text": text, "add_special": flag, "parse_special": flag}]}
+Request   {"model": path, "vocabulary": flag, "texts": [{"text": text, "add_special": flag, "parse_special": flag}]}
 Answer    {"texts": [[id]], "pieces": [[byte]], "ends": [id]}
 
-`pieces` are the bytes of every token of the vocabulary, control tokens none; `ends` are the tokens that end a generation.
+`pieces` are the bytes of every token of the vocabulary, control tokens none; `ends` are the tokens that end a generation. Both are empty
+where the vocabulary was not asked for.
 """
 
 import ctypes
@@ -37,7 +38,7 @@ def main() -> None:
     if not model:
         sys.exit(f"llama.cpp cannot load {request['model']}")
     vocab = lib.llama_model_get_vocab(model)
-    count = lib.llama_vocab_n_tokens(vocab)
+    count = lib.llama_vocab_n_tokens(vocab) if request["vocabulary"] else 0
     answer = {
         "texts": [tokenize(lib, vocab, **text) for text in request["texts"]],
         "pieces": [list(piece(lib, vocab, token)) for token in range(count)],

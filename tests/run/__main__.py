@@ -9,6 +9,7 @@ A test never skips itself: it runs, or it is named at the end.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import fnmatch
@@ -17,6 +18,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import costs
@@ -30,18 +32,23 @@ JUNIT = ROOT / "target" / "nextest" / "default" / "junit.xml"
 # Tests of a suite that cannot run where a need is not met, though the others can.
 PARTS = {
     "prima-weights::suite": ("small-disk", "test(/^no_room::/)"),
+    "prima-tests::monitoring": ("memory-groups", "test(=memory_pressure_raises_an_alert)"),
     "prima-tests::api_server_chart": ("chart-before", "test(=an_upgrade_from_the_chart_before_keeps_models)"),
+    "prima-engine::gpu_layers": ("vulkan", "all()"),
+    "prima-node-agent": ("vulkan", "test(=profile::gpu::tests::everything_of_a_gpu_is_measured)"),
 }
 # Its programs are compiled for other processors, too.
 EMULATED = "prima-tests::processors_emulated"
 EMULATED_LEVELS = {"sse4.1", "avx2", "neon", "neon-dotprod", "neon-i8mm"}
 # What no machine of ours runs in these tests.
 ELSEWHERE = [
-    "layers on a real GPU: they take one, and a build with `cuda` or `metal` (PRIMA_TEST_GPU=1); the same code runs here on candle's "
-    "CPU device",
+    "layers on a real GPU: `make check-gpu` on a machine that has one; the same kernels run here on a driver of Vulkan that computes on the processor",
+    "layers on CUDA and Metal: they take such a GPU and a build for it (PRIMA_TEST_GPU=1); the same code runs here on candle's CPU device",
     "the CUDA build: `make check-cuda` compiles it, which takes 2 GB to download and 14 CPU minutes",
     "the images' stages that compile from source: they take a registry; the same Containerfiles are built here around programs that "
     "are there",
+    "compiling for both processors in a container, and pushing images and chart (images/build.sh, compile.sh, release.sh): it takes a container "
+    "engine and a registry; how the archive is put together is tested (images_archive)",
     "programs of the profiles release and dist: the tests run what the profile dev compiles (`make run` and `make bench` run the others)",
     "the fuzz target of the GGUF reader: `make fuzz`; the tests run its corpus",
     "tests of kernels under QEMU that compute much: smaller ones of the same kind run there (tests/tests/processors_emulated.rs, SLOW)",
@@ -59,17 +66,16 @@ class Plan:
     digests: dict[str, str] = dataclasses.field(default_factory=dict)
     unchanged: list[str] = dataclasses.field(default_factory=list)
     left_out: list[str] = dataclasses.field(default_factory=list)  # for people
-    filters: list[str] = dataclasses.field(default_factory=list)  # of nextest, for parts of suites that are left out
+    filters: dict[str, str] = dataclasses.field(default_factory=dict)  # of nextest, for suites of which a part is left out
 
 
 def main() -> int:
     wanted = sys.argv[1:]
     spent, plan, results, status = costs.Costs(), Plan(), [], 1
     try:
-        with spent.phase("assets"):
-            machine.installed("npm", "npm")
-            run("python3", "tests/assets/fetch.py", "test")
-        with spent.phase("build") as phase:
+        machine.installed("npm", "npm")
+        # Fetching mostly waits.
+        with spent.phase("build, assets beside it") as phase, beside("python3", "tests/assets/fetch.py", "test"):
             suites, digests = build()
             phase.remark = costs.slowest_crates(ROOT / "target" / "cargo-timings" / "cargo-timing.html")
         plan = decide(suites, digests, wanted, spent)
@@ -94,12 +100,12 @@ def main() -> int:
 
 
 def build() -> tuple[list[Suite], inputs.Digests]:
-    """Builds the programs and the tests, in one resolution of features; what cargo says where its terminal is."""
+    """Builds the programs and the tests; what cargo says where its terminal is."""
     packages = inputs.Package.all()
     suites, programs = [], Path()
-    for build in inputs.BUILDS:
-        command = ["cargo", *build.command, "--locked", "--message-format=json-render-diagnostics", *build.targets]
-        if not build.only:
+    for build, options in enumerate(inputs.BUILDS):
+        command = ["cargo", "build", *options, "--message-format=json-render-diagnostics"]
+        if build == 0:
             command.append("--timings")
         for message in map(json.loads, output(*command).splitlines()):
             if not message.get("executable"):
@@ -108,10 +114,8 @@ def build() -> tuple[list[Suite], inputs.Digests]:
             package = next(name for name, package in packages.items() if package.folder == folder)
             target = message["target"]
             if message["profile"]["test"]:
-                suite = Suite(build, package, target["name"], target["kind"][0], program)
-                if not build.only or suite.nextest_id in build.only:
-                    suites.append(suite)
-            elif not build.only:
+                suites.append(Suite(build, package, target["name"], target["kind"][0], program))
+            else:
                 programs = program.parent
     return suites, inputs.Digests(packages, programs)
 
@@ -126,7 +130,7 @@ def decide(suites: list[Suite], digests: inputs.Digests, wanted: list[str], spen
     for suite in suites:
         if wanted and not any(is_called(suite, pattern) for pattern in wanted):
             continue
-        identities, filters = [], []
+        identities = []
         try:
             for name in suite.listed("needs"):
                 with spent.phase(f"tools: {name}"):
@@ -140,8 +144,9 @@ def decide(suites: list[Suite], digests: inputs.Digests, wanted: list[str], spen
                 identities.append(machine.meet(name))
             except machine.Lack as lack:
                 plan.left_out.append(str(lack))
-                filters.append(f"(binary_id(={suite.id}) & {tests})")
-        plan.others[suite.id] = identities + filters
+                plan.filters[suite.id] = f"(binary_id(={suite.id}) & {tests})"
+                identities.append(plan.filters[suite.id])
+        plan.others[suite.id] = identities
         digest = digests.of_suite(suite, plan.others[suite.id])
         plan.digests[suite.id] = digest
         known = before.get(suite.id, {})
@@ -150,7 +155,6 @@ def decide(suites: list[Suite], digests: inputs.Digests, wanted: list[str], spen
                 plan.unchanged.append(f"{suite.id} ({known['tests']} tests, {known['when']})")
             continue
         plan.run.append(suite)
-        plan.filters += filters
     if any(suite.id == EMULATED for suite in plan.run):
         with spent.phase("build for arm64"):
             run("cargo", "fetch", "--locked")
@@ -165,24 +169,24 @@ def is_called(suite: Suite, pattern: str) -> bool:
 def run_suites(plan: Plan, tools: str) -> tuple[int, list[costs.SuiteResult]]:
     """nextest, which is in the folder `tools`, runs them, each build's by itself; all of them even if some fail."""
     status, results = 0, []
-    for build in inputs.BUILDS:
+    for build, options in enumerate(inputs.BUILDS):
         chosen = [suite for suite in plan.run if suite.build == build]
         if not chosen:
             continue
-        filters = " + ".join(suite.filter for suite in chosen)
-        filters = f"({filters})" + "".join(f" - {one}" for one in plan.filters)
+        filters = " + ".join(f"binary_id(={suite.id})" for suite in chosen)
+        filters = f"({filters})" + "".join(f" - {plan.filters[suite.id]}" for suite in chosen if suite.id in plan.filters)
         JUNIT.unlink(missing_ok=True)
         threads = f"--test-threads={2 * (os.cpu_count() or 1)}"
-        command = ["cargo", "nextest", "run", "--locked", "--no-fail-fast", "--no-tests=pass", threads, *build.targets, "-E", filters]
+        command = ["cargo", "nextest", "run", *options, "--no-fail-fast", "--no-tests=pass", threads, "-E", filters]
         variables = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
         ended = subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
         status |= ended
         reported = {result.suite: result for result in (costs.read_junit(JUNIT) if JUNIT.exists() else [])}
         for suite in chosen:
-            # Packages without tests give suites without tests; but a suite whose tests we name must have them, and nextest must have run.
-            missed = bool(build.only) or not reported and bool(ended)
+            # Packages without tests give suites without tests, but not the second build; and nextest must have run.
+            missed = build > 0 or not reported and bool(ended)
             none = costs.SuiteResult(suite.id, 0, int(missed), 0.0, "none of its tests ran")
-            results.append(dataclasses.replace(reported.get(suite.nextest_id, none), suite=suite.id))
+            results.append(reported.get(suite.id, none))
             status |= results[-1].failed
     return min(status, 1), results
 
@@ -237,6 +241,18 @@ def halves() -> list[str]:
 
 def run(*command: str) -> None:
     subprocess.run(command, cwd=ROOT, check=True)
+
+
+@contextlib.contextmanager
+def beside(*command: str) -> Iterator[None]:
+    """Runs it while something else is done, and waits for it."""
+    process = subprocess.Popen(command, cwd=ROOT)
+    try:
+        yield
+    finally:
+        status = process.wait()
+    if status:
+        raise subprocess.CalledProcessError(status, command)
 
 
 def output(*command: str) -> str:

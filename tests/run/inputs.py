@@ -33,29 +33,13 @@ VARIABLES = ("PRIMA_", "RUST_", "NEXTEST", "PROPTEST_", "PYTEST", "PYTHON", "HF_
              "ALL_PROXY", "NO_PROXY")
 
 
-@dataclasses.dataclass(frozen=True)
-class Build:
-    """What cargo compiles in one resolution of features."""
-
-    name: str  # for people, and in the names of its suites; empty for the build that ships
-    command: list[str]  # of cargo, that builds it
-    targets: list[str]  # packages, targets and features, for cargo and nextest alike
-    only: dict[str, str]  # suite to nextest's filter: its tests that run; empty for all suites
-
-
-# All packages as they ship; and the GPU's code, which candle computes on a CPU here, with candle's own models to compare with.
+# What cargo compiles in one resolution of features, by its options and nextest's: all packages as they ship; and the code for CUDA and Metal,
+# which candle computes on a CPU here, with candle's own models to compare with. Candle turns on features that compile the kernels anew: there
+# without the checks that they have in the first.
 BUILDS = [
-    Build("", ["build"], ["--workspace", "--bins", "--tests"], {}),
-    Build(
-        "gpu",
-        ["test", "--no-run"],
-        ["--package=prima-engine", "--package=prima-node-agent", "--features=prima-engine/candle-oracle,prima-node-agent/gpu",
-         "--lib", "--test=gpu_layers", "--test=candle_families",
-         # candle turns on features that compile the kernels anew; here they only serve to compare its layers with.
-         "--config=profile.dev.package.prima-kernels.opt-level=1"],
-        {"prima-engine::gpu_layers": "all()", "prima-engine::candle_families": "all()",
-         "prima-node-agent": "test(=profile::gpu::tests::every_figure_of_a_gpu_is_measured)"},
-    ),
+    ["--workspace", "--bins", "--tests", "--locked"],
+    ["--package=prima-engine", "--features=candle-oracle", "--test=gpu_layers_candle", "--test=candle_families", "--locked",
+     "--config=profile.dev.package.prima-kernels.debug-assertions=false", "--config=profile.dev.package.prima-kernels.overflow-checks=false"],
 ]
 
 
@@ -63,7 +47,7 @@ BUILDS = [
 class Suite:
     """One test program."""
 
-    build: Build
+    build: int  # which of BUILDS
     package: str
     target: str  # as cargo calls it
     kind: str  # lib, bin or test
@@ -71,12 +55,7 @@ class Suite:
 
     @property
     def id(self) -> str:
-        """For people, and in what is remembered."""
-        return f"{self.nextest_id} ({self.build.name})" if self.build.name else self.nextest_id
-
-    @property
-    def nextest_id(self) -> str:
-        """As nextest calls it; it does not tell the builds apart."""
+        """As nextest calls it."""
         match self.kind:
             case "test":
                 return f"{self.package}::{self.target}"
@@ -84,11 +63,6 @@ class Suite:
                 return f"{self.package}::bin/{self.target}"
             case _:
                 return self.package
-
-    @property
-    def filter(self) -> str:
-        """For nextest: its tests that run."""
-        return f"(binary_id(={self.nextest_id}) & {self.build.only.get(self.nextest_id, 'all()')})"
 
     def listed(self, what: str) -> list[str]:
         """What suites.json says of it."""
@@ -134,7 +108,7 @@ class Digests:
         """`others`: what identifies the tools that it needs, and which of its tests do not run here. Empty if it cannot be told."""
         if not self.repository():
             return ""
-        parts = [suite.id, suite.filter, self.machine(), self.assets(), self.file(suite.program), *others]
+        parts = [suite.id, self.machine(), self.assets(), self.file(suite.program), *others]
         parts += [self.file(self.programs / program) for program in suite.listed("programs")]
         files = list(suite.listed("files"))
         if suite.package != "prima-tests":

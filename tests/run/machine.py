@@ -57,6 +57,11 @@ def chromium() -> str:
     return installed("chromium", "chromium")
 
 
+def node() -> str:
+    """Node, with which npm is installed anyway."""
+    return f"{installed('node', 'nodejs')} {first_line('node', '--version')}"
+
+
 def memory_groups() -> str:
     """Whether a memory cgroup can be made, of version 1 or 2."""
     top, limit = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
@@ -92,6 +97,16 @@ def chart_before() -> str:
     raise Lack("git has no commit in which it was another, as in a shallow clone")
 
 
+def prometheus() -> str:
+    """Prometheus and promtool, from Debian's package."""
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        raise Lack("they are fetched as a package of Debian's")
+    try:
+        return built(TESTS / "monitoring" / "fetch.sh")
+    except subprocess.CalledProcessError as error:
+        raise Lack("Debian's Prometheus could not be fetched") from error
+
+
 def emulation() -> str:
     """QEMU, and a compiler for arm64 in a root of its own."""
     if platform.machine() != "x86_64":
@@ -105,13 +120,24 @@ def emulation() -> str:
         raise Lack("Debian's compiler for arm64 could not be fetched") from error
 
 
+def vulkan() -> str:
+    """A driver of Vulkan that computes on the processor (lavapipe)."""
+    drivers = ["/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/etc/vulkan/icd.d"]
+    if not any(path.name.startswith("lvp_icd") for folder in drivers for path in Path(folder).glob("*.json")):
+        install("mesa-vulkan-drivers")
+    return "\n".join(version(package) for package in ("mesa-vulkan-drivers", "libvulkan1"))
+
+
 NEEDS = {
     "api-server": Need("a real API server", api_server),
     "nodes": Need("clusters of real nodes", nodes),
     "chromium": Need("the chat page in a real browser", chromium),
+    "node": Need("clients for Node", node),
     "memory-groups": Need("machines with limits of memory and processors", memory_groups),
     "small-disk": Need("downloads to a disk that is full", small_disk),
     "chart-before": Need("an upgrade from the chart before", chart_before),
+    "vulkan": Need("layers on a GPU, which is Vulkan on the processor", vulkan),
+    "prometheus": Need("alerts and the dashboard in Prometheus", prometheus),
     "emulation": Need("older and other processors, emulated", emulation),
 }
 
@@ -129,16 +155,33 @@ def meet(name: str) -> str:
 def installed(command: str, package: str) -> str:
     """The version of Debian's package, after installing it if root can; elsewhere that the command is there."""
     if shutil.which(command) is None:
-        if os.getuid() != 0 or shutil.which("apt-get") is None:
-            raise Lack(f"{package} is not installed, and only root can install it here")
-        print(f"installing Debian's {package}", file=sys.stderr, flush=True)
-        quiet = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", package]
-        if not (succeeds(["apt-get", "update", "-qq"]) and succeeds(quiet) and shutil.which(command)):
-            raise Lack(f"{package} is not installed, and apt-get could not install it")
+        install(package)
+        if shutil.which(command) is None:
+            raise Lack(f"{package} is installed, but has no {command}")
+    return version(package) or command
+
+
+def install(package: str) -> None:
+    """Installs Debian's package, if root can."""
+    if os.getuid() != 0 or shutil.which("apt-get") is None:
+        raise Lack(f"{package} is not installed, and only root can install it here")
+    print(f"installing Debian's {package}", file=sys.stderr, flush=True)
+    quiet = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", package]
+    if not (succeeds(["apt-get", "update", "-qq"]) and succeeds(quiet)):
+        raise Lack(f"{package} is not installed, and apt-get could not install it")
+
+
+def version(package: str) -> str:
+    """Debian's package with its version; empty where Debian does not say."""
     if shutil.which("dpkg-query") is None:
-        return command
-    version = subprocess.run(["dpkg-query", "--show", package], capture_output=True, text=True, check=False)
-    return version.stdout.strip() or command
+        return ""
+    return subprocess.run(["dpkg-query", "--show", package], capture_output=True, text=True, check=False).stdout.strip()
+
+
+def first_line(*command: str) -> str:
+    """What a program says of itself."""
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return said.partition("\n")[0]
 
 
 def built(script: Path, *arguments: str) -> str:

@@ -13,8 +13,10 @@ use kube::api::{Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
+use prima_crds::AGENT_LEASE_PREFIX;
+use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfileSpec};
 use prima_crds::v1alpha1::node_profile::{AgentProfile, LinkProfile, LocalModel, NodeProfile};
-use prima_crds::v1alpha1::ring_plan::{MemberState, RingPlan};
+use prima_crds::v1alpha1::ring_plan::{FileVersion, MemberState, RingPlan};
 use serde_json::json;
 use tokio::runtime::Runtime;
 
@@ -30,6 +32,9 @@ pub struct DeclaredMachines {
     most: Arc<Mutex<BTreeMap<String, MemberState>>>,
     names: Vec<String>,
 }
+
+/// A file that they may have.
+pub const FILE: &str = "/var/lib/prima/models/made-up.gguf";
 
 /// Agents renew their Leases every ten seconds, and say that they last forty. Here it is less, so that tests wait less.
 const RENEWAL: Duration = Duration::from_secs(5);
@@ -105,7 +110,7 @@ impl DeclaredMachines {
         self.runtime.spawn(async move {
             let api = Api::<Lease>::namespaced(client, NAMESPACE);
             let mut lease = Lease::default();
-            lease.metadata.name = Some(format!("prima-agent-{name}"));
+            lease.metadata.name = Some(format!("{AGENT_LEASE_PREFIX}{name}"));
             loop {
                 if !silent.lock().unwrap().contains(&name) {
                     lease.spec = Some(LeaseSpec {
@@ -164,6 +169,42 @@ impl DeclaredMachines {
     }
 }
 
+/// A model of 7.5 GB in 32 layers.
+pub fn made_up() -> LocalModel {
+    let weights = |format: &str, bytes: i64| FormatWeights {
+        format: format.to_owned(),
+        weights: bytes * 16 / 9,
+        bytes,
+    };
+    LocalModel {
+        path: FILE.to_owned(),
+        profile: Some(ModelProfileSpec {
+            architecture: "llama".to_owned(),
+            size_bytes: 7_500_000_000,
+            layers: 32,
+            hidden_size: 4096,
+            vocabulary_size: 128_256,
+            vocabulary_marks: Vec::new(),
+            trained_context_length: 8192,
+            kv_bytes_per_position_and_layer: 4096,
+            quantized_kv_bytes_per_position_and_layer: 2176,
+            windowed_layers: 0,
+            attention_window: 0,
+            layer_weights: vec![weights("Q4_K", 6_500_000_000)],
+            expert_weights: Vec::new(),
+            experts: 0,
+            experts_per_token: 0,
+            output_weights: vec![weights("Q6_K", 500_000_000)],
+            embedding_bytes: 500_000_000,
+        }),
+        version: Some(FileVersion {
+            header_sha256: "5".repeat(64),
+            ..FileVersion::default()
+        }),
+        problem: None,
+    }
+}
+
 /// A client as the administrator.
 pub async fn client(api: &ApiServer) -> Client {
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -199,8 +240,10 @@ fn profile(names: &[String], index: usize, gibibytes: i64, model: &LocalModel) -
         .collect();
     status.agent = Some(AgentProfile {
         address: format!("10.1.{}.{}", index / 250, index % 250 + 1),
+        public_key_sha256: Some(format!("{:064x}", index + 1)),
         memory: format!("{gibibytes} GiB"),
         disk: "3.1 GB/s".to_owned(),
+        gpus: None,
         local_models: vec![model.clone()],
     });
     profile

@@ -120,6 +120,20 @@ pub fn post_streaming(address: SocketAddr, path: &str, body: &Value) -> io::Resu
     read_events(BufReader::new(send(address, path, "", body)?))
 }
 
+/// As [`post_streaming`], from a server that may take `patience` to begin its answer, or for its next event.
+pub fn post_streaming_within(
+    patience: Duration,
+    address: SocketAddr,
+    path: &str,
+    body: &Value,
+) -> io::Result<EventStream> {
+    let stream = send(address, path, "", body)?;
+    stream.set_read_timeout(Some(patience))?;
+    let mut events = read_events(BufReader::new(stream))?;
+    events.patience = patience;
+    Ok(events)
+}
+
 /// As [`post_streaming`], with an API key.
 pub fn post_streaming_with_key(
     address: SocketAddr,
@@ -135,6 +149,7 @@ fn read_events(mut reader: BufReader<TcpStream>) -> io::Result<EventStream> {
     Ok(EventStream {
         status,
         headers,
+        patience: READ_DEADLINE,
         reader,
     })
 }
@@ -143,6 +158,8 @@ fn read_events(mut reader: BufReader<TcpStream>) -> io::Result<EventStream> {
 pub struct EventStream {
     pub status: u16,
     pub headers: Vec<(String, String)>,
+    /// For the next event.
+    patience: Duration,
     reader: BufReader<TcpStream>,
 }
 
@@ -165,7 +182,7 @@ impl Iterator for EventStream {
 
     fn next(&mut self) -> Option<Self::Item> {
         // A server that keeps the connection alive with comments but says nothing must not keep the test waiting.
-        let deadline = Instant::now() + READ_DEADLINE;
+        let deadline = Instant::now() + self.patience;
         while Instant::now() < deadline {
             let mut line = String::new();
             match self.reader.read_line(&mut line) {

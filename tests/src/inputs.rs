@@ -54,7 +54,7 @@ pub fn file(path: &str) -> PathBuf {
 }
 
 /// Panics unless the suite lists the tool that is about to be used.
-pub(crate) fn need(name: &str) {
+pub fn need(name: &str) {
     demand("needs", |inputs| &inputs.needs, name);
 }
 

@@ -23,6 +23,7 @@ use crate::{Endpoint, assets, http};
 #[derive(Default)]
 pub struct LocalRingBuilder {
     args: Vec<OsString>,
+    variables: Vec<(&'static str, &'static str)>,
     measures: bool,
 }
 
@@ -40,6 +41,9 @@ pub struct Member {
     pub name: String,
     pub pid: u32,
 }
+
+/// The key of [`LocalRing::for_clients`].
+pub const API_KEY: &str = "a-key-for-tests";
 
 /// The last line that `prima run` prints when its ring serves.
 const READY: &str = "Ctrl-C stops the ring.";
@@ -75,6 +79,12 @@ impl LocalRingBuilder {
         self
     }
 
+    /// A variable of its environment.
+    pub fn env(mut self, name: &'static str, value: &'static str) -> Self {
+        self.variables.push((name, value));
+        self
+    }
+
     /// Starts the ring and waits until it serves. Panics with what `prima` wrote if it does not.
     pub fn start(self) -> LocalRing {
         LocalRing::serving(Process::spawn(self.command()))
@@ -107,6 +117,7 @@ impl LocalRingBuilder {
         command
             .arg("run")
             .args(&self.args)
+            .envs(self.variables)
             .env_remove("PRIMA_API_KEY");
         if self.measures {
             // No cache: measured now, not when an earlier test ran.
@@ -120,6 +131,12 @@ impl LocalRing {
     /// Like `prima run`, on any free port unless `--port` is given.
     pub fn builder() -> LocalRingBuilder {
         LocalRingBuilder::default()
+    }
+
+    /// SmolLM2 on three members, for suites of clients, which send [`API_KEY`].
+    pub fn for_clients() -> LocalRingBuilder {
+        let ring = Self::builder().model(&smollm2()).members(3);
+        ring.arg("--api-key").arg(API_KEY)
     }
 
     fn serving(mut prima: Process) -> LocalRing {
@@ -144,6 +161,13 @@ impl LocalRing {
     /// What `prima` has printed so far, for people to read.
     pub fn printed(&self) -> String {
         self.prima.stdout.lock().unwrap().clone()
+    }
+
+    /// Tokens per second that `prima` predicts, as it has printed it.
+    pub fn predicted(&self) -> Option<f64> {
+        let printed = self.printed();
+        let (_, rest) = printed.split_once("Predicted: ")?;
+        rest.split(' ').next()?.parse().ok()
     }
 
     /// The line that `prima run` offers to paste into a shell.
@@ -173,6 +197,11 @@ impl LocalRing {
             "temperature": 0,
         });
         self.answer("/v1/chat/completions", &body, "/choices/0/message/content")
+    }
+
+    /// Asks `prima` to end, as Ctrl-C does, and does not wait for that.
+    pub fn interrupt(&self) {
+        send_signal(self.prima.id(), Signal::INT);
     }
 
     /// Sends `signal` to `prima`, and waits until it has ended.

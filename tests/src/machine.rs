@@ -4,7 +4,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -121,11 +121,34 @@ impl Machine {
         under(inside, &command)
     }
 
+    /// Starts a program there that takes so much memory.
+    ///
+    /// # Errors
+    /// Where it cannot be started.
+    pub fn take_memory(&self, bytes: u64) -> io::Result<TakenMemory> {
+        let mut python = Command::new("python3");
+        let script = format!("import time; taken = b'x' * {bytes}; time.sleep(600)");
+        python.args(["-c", &script]);
+        let child = self.enter(python).stdin(Stdio::null()).spawn()?;
+        Ok(TakenMemory(child))
+    }
+
     /// The cgroups; their names have no spaces.
     fn words(&self) -> String {
         let folders = self.folders.iter();
         let folders: Vec<String> = folders.map(|folder| folder.display().to_string()).collect();
         folders.join(" ")
+    }
+}
+
+/// Memory that a program keeps until this is dropped.
+pub struct TakenMemory(Child);
+
+impl Drop for TakenMemory {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

@@ -2,7 +2,7 @@
 //! its part of the plan. The machines are parts of this one ([`Machine`]) or emulated, with a copy of the model each.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -14,6 +14,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::free_ports::free_address;
 use crate::inputs;
 use crate::machine::Machine;
 use crate::process::{DEADLINE, POLL_INTERVAL, Process, send_signal};
@@ -163,9 +164,9 @@ impl MachineRing {
         arguments: &[&str],
         link: impl Fn(SocketAddr) -> io::Result<SocketAddr>,
     ) -> MachineRing {
-        let ports = free_ports(plan.spec.members.len() + 1);
-        let (address, listening) = (ports[0], &ports[1..]);
-        for (member, port) in plan.spec.members.iter_mut().zip(listening) {
+        let address = free_address();
+        let listening: Vec<SocketAddr> = plan.spec.members.iter().map(|_| free_address()).collect();
+        for (member, port) in plan.spec.members.iter_mut().zip(&listening) {
             member.address = link(*port).expect("a link").to_string();
         }
         let folder = tempfile::tempdir().expect("a folder");
@@ -174,7 +175,7 @@ impl MachineRing {
             .spec
             .members
             .iter()
-            .zip(listening)
+            .zip(&listening)
             .map(|(member, port)| {
                 let index: usize = member.name[1..].parse().expect("a number");
                 let mut own = plan.clone();
@@ -245,13 +246,4 @@ impl Drop for MachineRing {
             agent.wait();
         }
     }
-}
-
-/// All different.
-fn free_ports(count: usize) -> Vec<SocketAddr> {
-    let bound = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
-    let all: io::Result<Vec<TcpListener>> = (0..count).map(|_| bound()).collect();
-    let all = all.expect("free ports");
-    let addresses = all.iter().map(|one| one.local_addr().expect("an address"));
-    addresses.collect()
 }

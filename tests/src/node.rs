@@ -4,12 +4,13 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
-use crate::local_ring::LocalRing;
-use crate::{Endpoint, assets, inputs, python};
+use crate::local_ring::{API_KEY, LocalRing};
+use crate::{Endpoint, assets, inputs};
 
-/// Runs every `*.test.mjs` in `folder` against `ring`, which [`python::API_KEY`] opens.
+/// Runs every `*.test.mjs` in `folder` against `ring`, which [`API_KEY`] opens.
 /// Panics with Node's output unless there were tests and all passed.
 pub fn run_suite(folder: &str, ring: &LocalRing) {
+    inputs::need("node");
     let packages = assets::path("node/node_modules").unwrap_or_else(|error| panic!("{error}"));
     // Node looks for packages beside the file that imports them, and above.
     let work = tempfile::tempdir().expect("a folder");
@@ -31,7 +32,7 @@ pub fn run_suite(folder: &str, ring: &LocalRing) {
         .current_dir(work.path())
         .env("PRIMA_URL", format!("http://{}", ring.address()))
         .env("PRIMA_MODEL", ring.model())
-        .env("PRIMA_KEY", python::API_KEY)
+        .env("PRIMA_KEY", API_KEY)
         .output()
         .expect("start node (Debian: apt-get install nodejs)");
     assert!(

@@ -77,6 +77,11 @@ impl NodeAgent {
             });
     }
 
+    /// Where its probes and metrics are.
+    pub fn http(&self) -> SocketAddr {
+        self.http
+    }
+
     /// The text of its /metrics.
     pub fn metrics(&self) -> String {
         http::get(self.http, "/metrics").expect("metrics").body

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use prima_engine::kernels::IsaLevel;
 use prima_engine::{BatchEntry, Compute, EngineError, KvCache, KvFormat, Model, WholeModel};
-use prima_text::{Tokenizer, TokenizerError};
+use prima_text::{Tokenizer, TokenizerError, log_sum_exp};
 
 /// What can go wrong when a model is opened or run.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +31,17 @@ pub struct OneProcess {
 impl OneProcess {
     /// Opens the model file at `path`, to be computed by `threads` threads.
     pub fn open(path: &Path, threads: usize) -> Result<Self, OneProcessError> {
-        Self::with(path, Compute::new(threads)?)
+        Self::with(Model::open(path)?, Compute::new(threads)?)
+    }
+
+    /// As [`open`](Self::open), as if memory were planned for so many positions.
+    pub fn open_for_context(
+        path: &Path,
+        threads: usize,
+        context_length: usize,
+    ) -> Result<Self, OneProcessError> {
+        let model = Model::open(path)?.with_context_length(context_length);
+        Self::with(model, Compute::new(threads)?)
     }
 
     /// As [`open`](Self::open), with the kernels of `level`.
@@ -40,11 +50,10 @@ impl OneProcess {
         threads: usize,
         level: IsaLevel,
     ) -> Result<Self, OneProcessError> {
-        Self::with(path, Compute::at_level(threads, level)?)
+        Self::with(Model::open(path)?, Compute::at_level(threads, level)?)
     }
 
-    fn with(path: &Path, compute: Compute) -> Result<Self, OneProcessError> {
-        let model = Model::open(path)?;
+    fn with(model: Model, compute: Compute) -> Result<Self, OneProcessError> {
         Ok(OneProcess {
             tokenizer: Tokenizer::from_gguf(&model.gguf().metadata)?,
             kv_format: KvFormat::F16,
@@ -108,6 +117,12 @@ fn entry(kv: &mut KvCache, rows: usize) -> BatchEntry<'_> {
     }
 }
 
+/// The levels that this processor has, but for its best.
+pub fn lower_levels() -> impl Iterator<Item = IsaLevel> {
+    let levels = IsaLevel::available().into_iter();
+    levels.filter(|level| *level != IsaLevel::detect())
+}
+
 /// The tokens that would end an answer early.
 pub fn end_tokens(engine: &OneProcess) -> Vec<u32> {
     (0..engine.tokenizer.vocab_size() as u32)
@@ -115,28 +130,9 @@ pub fn end_tokens(engine: &OneProcess) -> Vec<u32> {
         .collect()
 }
 
-/// The token with the largest logit, the first of equals.
-pub fn most_likely(logits: &[f32]) -> u32 {
-    let better = |best: usize, next: usize| {
-        if logits[next] > logits[best] {
-            next
-        } else {
-            best
-        }
-    };
-    (0..logits.len()).fold(0, better) as u32
-}
-
 /// Natural log probabilities of one row of logits.
 pub fn log_softmax(logits: &[f32]) -> Vec<f32> {
-    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits
-        .iter()
-        .map(|&logit| f64::from(logit - largest).exp())
-        .sum();
-    let log_sum = sum.ln() as f32;
-    logits
-        .iter()
-        .map(|&logit| logit - largest - log_sum)
-        .collect()
+    let whole = log_sum_exp(logits);
+    let logprobs = logits.iter().map(|&logit| f64::from(logit) - whole);
+    logprobs.map(|logprob| logprob as f32).collect()
 }

@@ -8,6 +8,7 @@ use tempfile::TempDir;
 
 use crate::api_server::ApiServer;
 use crate::command::run;
+use crate::free_ports::free_address;
 use crate::inputs;
 use crate::process::send_signal;
 use crate::service::Service;
@@ -136,21 +137,26 @@ impl Operator {
         }
     }
 
-    /// A figure of /metrics.
+    /// A metric of /metrics.
     pub fn metric(&self, name: &str) -> f64 {
         crate::http::metric(self.address, name).unwrap_or_else(|error| {
             panic!("no metric {name}: {error}\n{}", self.service.log_tail())
         })
     }
 
+    /// Where it serves probes and metrics.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The text of its /metrics.
+    pub fn metrics(&self) -> String {
+        let answer = crate::http::get(self.address, "/metrics");
+        answer.expect("metrics").body
+    }
+
     /// The end of its log.
     pub fn log_tail(&self) -> String {
         self.service.log_tail()
     }
-}
-
-/// An address that was free a moment ago.
-fn free_address() -> SocketAddr {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("its address")
 }

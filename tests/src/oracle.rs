@@ -83,8 +83,6 @@ pub struct Text {
     pub logprobs: Vec<f64>,
     /// The most likely tokens at the same places.
     pub top: Vec<Vec<(u32, f32)>>,
-    /// The largest difference of a logprob of the first window when its tokens are computed one at a time.
-    pub batch_noise: f32,
 }
 
 /// What can go wrong when the oracle is asked.
@@ -143,4 +141,13 @@ pub fn ask(request: &Request) -> Result<Answer, OracleError> {
         model: model(),
         source,
     })
+}
+
+/// How far `found` is from llama.cpp's log probabilities `top` at one place: root mean square of the differences.
+pub fn distance(top: &[(u32, f32)], found: impl Fn(u32) -> f32) -> f64 {
+    let differences = top
+        .iter()
+        .map(|&(token, logprob)| f64::from(found(token) - logprob));
+    let squares: f64 = differences.map(|difference| difference.powi(2)).sum();
+    (squares / top.len() as f64).sqrt()
 }

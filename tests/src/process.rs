@@ -54,10 +54,15 @@ impl Process {
         self.child.id()
     }
 
+    /// What it has written to stderr. A copy: who panics with it must not hold the lock, which `drop` takes again.
+    fn errors(&self) -> String {
+        self.stderr.lock().unwrap().clone()
+    }
+
     /// Panics with what it wrote if it has ended.
     pub(crate) fn expect_running(&mut self) {
         if let Some(status) = self.child.try_wait().expect("wait for a child") {
-            panic!("it ended with {status}:\n{}", self.stderr.lock().unwrap());
+            panic!("it ended with {status}:\n{}", self.errors());
         }
     }
 
@@ -69,7 +74,7 @@ impl Process {
                 ended.is_none() && Instant::now() < deadline,
                 "no {text:?} from a process that {}:\n{}",
                 ended.map_or("hangs".into(), |status| format!("ended with {status}")),
-                self.stderr.lock().unwrap(),
+                self.errors(),
             );
             thread::sleep(POLL_INTERVAL);
         }
@@ -84,7 +89,7 @@ impl Process {
             assert!(
                 Instant::now() < deadline,
                 "still running after {DEADLINE:?}:\n{}",
-                self.stderr.lock().unwrap(),
+                self.errors(),
             );
             thread::sleep(POLL_INTERVAL);
         };
@@ -105,7 +110,7 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if thread::panicking() {
-            eprintln!("it wrote:\n{}", self.stderr.lock().unwrap());
+            eprintln!("it wrote:\n{}", self.errors());
         }
     }
 }

@@ -5,10 +5,7 @@ use std::process::Command;
 use crate::Endpoint;
 use crate::assets;
 use crate::inputs;
-use crate::local_ring::LocalRing;
-
-/// The API key of the rings that Python suites talk to.
-pub const API_KEY: &str = "a-key-for-tests";
+use crate::local_ring::{API_KEY, LocalRing};
 
 /// Runs the suite in `folder` against `ring`, which [`API_KEY`] opens. `more` is further environment.
 /// Panics with pytest's output unless it ran tests and all passed.

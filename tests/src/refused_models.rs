@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use prima_gguf::writer::GgufWriter;
 use prima_gguf::{GgmlType, Value};
 
+/// Weights begin here in each file: as far as the first read of a header goes, so that none of them comes with it.
+pub const WEIGHTS_OFFSET: u32 = 1 << 20;
+
 /// A header, before it is written.
 struct Header {
     keys: Vec<(String, Value)>,
@@ -23,7 +26,7 @@ pub struct Refused {
 type Change = fn(&mut Header);
 
 /// What is changed in llama's header, and what is said about it.
-const OF_LLAMA: [(Change, &str); 27] = [
+const OF_LLAMA: [(Change, &str); 29] = [
     (
         |header| header.remove("general.architecture"),
         "general.architecture",
@@ -31,6 +34,10 @@ const OF_LLAMA: [(Change, &str); 27] = [
     (
         |header| header.set("general.architecture", "mamba"),
         "general.architecture is \"mamba\", which prima does not run; it runs llama, qwen2",
+    ),
+    (
+        |header| header.format("blk.1.ffn_down.weight", GgmlType::Tq1_0),
+        "\"blk.1.ffn_down.weight\": expected F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, an IQ format or MXFP4, found TQ1_0",
     ),
     (
         |header| header.remove("llama.block_count"),
@@ -100,8 +107,12 @@ const OF_LLAMA: [(Change, &str); 27] = [
         "tensor \"rope_factors_short.weight\" is missing; architecture llama needs it",
     ),
     (
+        |header| header.set("llama.attention.causal", false),
+        "\"llama.attention.causal\": expected true: prima computes models where a token sees those before it only, found false",
+    ),
+    (
         |header| header.set("llama.expert_count", 8_u32),
-        "\"llama.expert_count\": expected 0 (not a mixture of experts), found 8",
+        "llama.expert_used_count",
     ),
     (
         |header| {
@@ -145,7 +156,7 @@ const OF_LLAMA: [(Change, &str); 27] = [
 ];
 
 /// Families whose own parts llama's header lacks.
-const OTHER_FAMILIES: [(&str, &str); 5] = [
+const OTHER_FAMILIES: [(&str, &str); 7] = [
     (
         "qwen2",
         "tensor \"blk.0.attn_q.bias\" is missing; architecture qwen2 needs it",
@@ -162,6 +173,8 @@ const OTHER_FAMILIES: [(&str, &str); 5] = [
         "olmo2",
         "tensor \"blk.0.attn_q_norm.weight\" is missing; architecture olmo2 needs it",
     ),
+    ("qwen3moe", "qwen3moe.expert_count"),
+    ("gpt-oss", "gpt-oss.expert_count"),
     (
         "glm4",
         "tensor \"blk.0.post_attention_norm.weight\" is missing; architecture glm4 needs it",
@@ -223,6 +236,7 @@ impl Header {
             tensors: Vec::new(),
         };
         header.set("general.architecture", "llama");
+        header.set("general.alignment", WEIGHTS_OFFSET);
         for (key, number) in [
             ("block_count", 2_u32),
             ("embedding_length", 512),
@@ -292,6 +306,11 @@ impl Header {
         self.add(tensor, shape);
     }
 
+    fn format(&mut self, tensor: &str, format: GgmlType) {
+        let changed = self.tensors.iter_mut().filter(|(name, ..)| name == tensor);
+        changed.for_each(|(_, found, _)| *found = format);
+    }
+
     fn write(&self, path: &Path) {
         let mut writer = GgufWriter::new();
         for (key, value) in &self.keys {
@@ -309,7 +328,7 @@ impl Header {
             .sum();
         let header = file.metadata().expect("a length").len();
         // Between tensors there may be padding.
-        let padding = 64 * self.tensors.len() as u64;
+        let padding = u64::from(WEIGHTS_OFFSET) * self.tensors.len() as u64;
         file.set_len(header + weights + padding)
             .expect("a hole for the weights");
     }

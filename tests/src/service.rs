@@ -24,7 +24,8 @@ pub(crate) struct Service {
 
 /// How long a service may take to be ready. Far more than it does take; only one that hangs gets there.
 const DEADLINE: Duration = Duration::from_secs(300);
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Asking is often kubectl, which takes as long to start.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 const LOG_TAIL_LINES: usize = 20;
 
 impl Service {

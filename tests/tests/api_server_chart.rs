@@ -6,6 +6,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_tests::api_server::{ApiServer, Backend};
 use prima_tests::inputs;
 use prima_tests::operator::chart_before;
@@ -233,6 +234,26 @@ fn an_agent_writes_only_what_is_its_own() {
     assert_refused(refused, "may only write the NodeProfile of that name");
     let refused = laptop.apply(&profile("laptop", "memoryCapBytes: 1"));
     assert_refused(refused, "an agent creates it empty");
+    // Its key is in the status, by which others let it in.
+    let yaml = include_str!("../../crds/tests/node-profile.yaml");
+    let measured = NodeProfile::from_yaml("node-profile.yaml", yaml).expect("a profile");
+    let with_key = |key: &str| {
+        let mut status = serde_json::json!(measured.status);
+        status["agent"] = serde_json::json!(
+            {"address": "10.0.0.1", "publicKeySha256": key, "memory": "", "disk": ""}
+        );
+        serde_json::json!({
+            "apiVersion": "prima.dev/v1alpha1", "kind": "NodeProfile", "metadata": {"name": "desk"}, "status": status,
+        })
+        .to_string()
+    };
+    let key = with_key(&"a".repeat(64));
+    let refused = laptop.apply_status("prima-node-agent", &key);
+    assert_refused(refused, "may only write the NodeProfile of that name");
+    desk.apply_status("prima-node-agent", &key)
+        .expect("its own key");
+    let refused = desk.apply_status("prima-node-agent", &with_key("no digest"));
+    assert_refused(refused, "status.agent.publicKeySha256");
     let exclude = r#"{"spec":{"exclude":true}}"#;
     assert_refused(
         desk.patch("nodeprofile/desk", exclude, &[]),
@@ -414,7 +435,11 @@ impl<'a> Agent<'a> {
     }
 
     fn write_status(&self, manager: &str, status: &str) -> Result<String, String> {
-        let file = file_with(&status_of_the_plan(status));
+        self.apply_status(manager, &status_of_the_plan(status))
+    }
+
+    fn apply_status(&self, manager: &str, yaml: &str) -> Result<String, String> {
+        let file = file_with(yaml);
         let manager = format!("--field-manager={manager}");
         let args = [
             "apply",

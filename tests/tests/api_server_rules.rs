@@ -22,11 +22,13 @@ fn every_rule_of_a_model_takes_the_good_and_refuses_the_bad() {
             "contextLength": 4096,
             "maxConcurrentRequests": 4,
             "nodeSelector": {"place": "office"},
+            "minNodes": 2,
             "rank0": "desk",
             "activationDtype": "BF16",
             "kvDtype": "Q8_0",
             "apiKeySecretRef": {"name": "keys", "key": "prima"},
             "speculation": {"draft": {"huggingFace": {"repo": "Qwen/Qwen2.5-0.5B-Instruct-GGUF", "file": "qwen2.5-0.5b.gguf"}}},
+            "service": {"type": "LoadBalancer", "port": 8080, "annotations": {"example.com/pool": "home"}},
             "serviceType": "NodePort",
             "suspend": true,
         },
@@ -140,6 +142,11 @@ fn every_rule_of_a_model_takes_the_good_and_refuses_the_bad() {
             "spec.maxConcurrentRequests",
         ),
         (
+            "no machine",
+            |m| m["spec"]["minNodes"] = json!(0),
+            "spec.minNodes",
+        ),
+        (
             "a number format",
             |m| m["spec"]["activationDtype"] = json!("F64"),
             "spec.activationDtype",
@@ -165,6 +172,16 @@ fn every_rule_of_a_model_takes_the_good_and_refuses_the_bad() {
             "expected the absolute path of a .gguf file",
         ),
         (
+            "a service's port",
+            |m| m["spec"]["service"]["port"] = json!(0),
+            "spec.service.port",
+        ),
+        (
+            "a service's type",
+            |m| m["spec"]["service"]["type"] = json!("ExternalName"),
+            "spec.service.type",
+        ),
+        (
             "a service type",
             |m| m["spec"]["serviceType"] = json!("ExternalName"),
             "spec.serviceType",
@@ -188,7 +205,32 @@ fn rules_of_profiles_and_plans_refuse_only_the_bad() {
         "spec": {"exclude": true, "reservedMemoryBytes": 1, "memoryCapBytes": 0, "diskAllowed": false},
     });
     accepted(&api, &profile);
+    for memory in [json!("8Gi"), json!("1.5Ti"), json!("500M"), json!(8 << 30)] {
+        let mut profile = profile.clone();
+        profile["spec"] = json!({"reservedMemory": memory, "memoryCap": memory});
+        accepted(&api, &profile);
+    }
     let cases: &[Case] = &[
+        (
+            "a unit of another kind",
+            |p| p["spec"] = json!({"reservedMemory": "8GB"}),
+            "spec.reservedMemory",
+        ),
+        (
+            "a negative quantity",
+            |p| p["spec"] = json!({"memoryCap": -1}),
+            "spec.memoryCap",
+        ),
+        (
+            "a reserve twice",
+            |p| p["spec"]["reservedMemory"] = json!("1Gi"),
+            "reservedMemory and reservedMemoryBytes are the same",
+        ),
+        (
+            "a cap twice",
+            |p| p["spec"]["memoryCap"] = json!("1Gi"),
+            "memoryCap and memoryCapBytes are the same",
+        ),
         (
             "a negative reserve",
             |p| p["spec"]["reservedMemoryBytes"] = json!(-1),
@@ -244,6 +286,11 @@ fn rules_of_profiles_and_plans_refuse_only_the_bad() {
             "spec.kvDtype",
         ),
         (
+            "a key in capitals",
+            |p| p["spec"]["members"][0]["publicKeySha256"] = json!("A".repeat(64)),
+            "spec.members[0].publicKeySha256",
+        ),
+        (
             "a digest that is too long",
             |p| p["spec"]["apiKeySha256"] = json!(["0".repeat(65)]),
             "spec.apiKeySha256",
@@ -285,6 +332,7 @@ fn the_accounts_have_the_verbs_that_they_need_and_no_others() {
         ("models.prima.dev/finalizers", "update"),
         ("ringplans.prima.dev", "get list watch create patch delete"),
         ("nodeprofiles.prima.dev", "get list watch"),
+        ("nodeprofiles.prima.dev/status", "patch"),
         ("services", "get list watch create patch"),
         ("endpointslices.discovery.k8s.io", "list watch create patch"),
         ("nodes", "list watch"),

@@ -5,14 +5,7 @@ use prima_tests::{assets, python};
 
 #[test]
 fn chat_page_works_in_a_browser() {
-    let model = assets::path("models/SmolLM2-135M-Instruct-Q4_1.gguf").expect("the model");
-    let ring = LocalRing::builder()
-        .model(&model)
-        .members(3)
-        .rounds(2)
-        .arg("--api-key")
-        .arg(python::API_KEY)
-        .start();
+    let ring = LocalRing::for_clients().rounds(2).start();
     let members = ring.members().len();
     let axe = assets::path("axe/axe.min.js").expect("axe-core");
     let more = [

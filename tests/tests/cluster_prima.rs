@@ -249,9 +249,9 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
         let plans = test.json(&["get", "ringplans"]);
         plans["items"].as_array().map(Vec::len) == Some(1)
     });
-    let mut members = test.members("smollm2");
-    members.sort();
     wait_until("the plan's members run, and no other", || {
+        let mut members = test.members("smollm2");
+        members.sort();
         let running = running_members().into_iter().map(|member| member.name);
         // Not those of a ring beside this test.
         let mut running: Vec<String> = running.filter(|name| name.starts_with("node-")).collect();
@@ -597,15 +597,22 @@ impl Test {
         ]);
     }
 
+    /// The members of the plan that the Model names. The operator may replace that plan between the two reads; then both are made again.
     fn members(&self, model: &str) -> Vec<String> {
-        let found = self.json(&["get", "model", model]);
-        let plan = format!("{model}-{}", found["status"]["planGeneration"]);
-        let plan = self.json(&["get", "ringplan", &plan]);
-        let members = plan["spec"]["members"].as_array().expect("members");
-        members
-            .iter()
-            .map(|member| member["name"].as_str().expect("a name").to_owned())
-            .collect()
+        let mut names = Vec::new();
+        wait_until("the plan that the Model names is there", || {
+            let found = self.json(&["get", "model", model]);
+            let plan = format!("{model}-{}", found["status"]["planGeneration"]);
+            let mut plans = self.plans(model).into_iter();
+            let Some(plan) = plans.find(|one| one["metadata"]["name"] == plan) else {
+                return false;
+            };
+            let members = plan["spec"]["members"].as_array().expect("members");
+            let name = |member: &Value| member["name"].as_str().expect("a name").to_owned();
+            names = members.iter().map(name).collect();
+            true
+        });
+        names
     }
 
     /// All plans there are of a Model.

@@ -1,7 +1,6 @@
 //! Another program needs the memory that weights take, and ends. Real memory limits, so this takes root and a writable memory cgroup; `make test`
 //! leaves it out elsewhere, and says so.
 
-use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -30,7 +29,7 @@ fn weights_make_room_within_seconds_and_answers_stay_the_same() {
     assert_eq!(metric(&ring, "prima_member_streamed_weight_bytes"), 0.0);
 
     // Leaves less than the model's 98 MB and what the ring's processes take besides.
-    let other = Other::takes(&machine, LIMIT - 110 * MB);
+    let other = machine.take_memory(LIMIT - 110 * MB).unwrap();
     // With every token, members tell how much they stream.
     let streams = || {
         assert_eq!(ring.complete(PROMPT, 24), answer);
@@ -60,25 +59,4 @@ fn wait(seconds: u64, otherwise: &str, mut done: impl FnMut() -> bool) {
 
 fn metric(ring: &LocalRing, name: &str) -> f64 {
     http::metric(ring.address(), name).unwrap()
-}
-
-/// A program that takes memory and keeps it until it is dropped.
-struct Other(Child);
-
-impl Other {
-    fn takes(machine: &Machine, bytes: u64) -> Other {
-        let mut python = Command::new("python3");
-        let script = format!("import time; taken = b'x' * {bytes}; time.sleep(600)");
-        python.args(["-c", &script]);
-        let mut inside = machine.enter(python);
-        Other(inside.stdin(Stdio::null()).spawn().unwrap())
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }

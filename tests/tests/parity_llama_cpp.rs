@@ -11,13 +11,15 @@
 //! llama.cpp's two best logits are further apart than the noise, the engine must choose the same token. The tokens of the first
 //! prompt are fed one at a time and in one batch, and give the same bits; those of the others in one batch, which takes less time.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 use prima_engine::KvFormat;
 use prima_engine::kernels::IsaLevel;
 use prima_tests::assets;
-use prima_tests::one_process::{OneProcess, log_softmax, most_likely};
+use prima_tests::one_process::{OneProcess, log_softmax, lower_levels};
 use prima_tests::oracle::{self, Answer, GreedyJob, NextJob, Request, Text, TextJob};
+use prima_text::{log_sum_exp, most_likely};
 
 const THREADS: usize = 2;
 const CONTINUATION: usize = 64;
@@ -126,41 +128,78 @@ fn gemma3_270m_as_f32_has_the_top_20_logprobs_of_llama_cpp() {
     top_logprobs_agree("gemma-3-270m-F32");
 }
 
+/// As the file is, both round activations to eight bits: the engine is no farther from what the weights say than llama.cpp is.
+#[test]
+fn gemma3_270m_is_as_near_to_its_weights_as_llama_cpp() {
+    // So many of llama.cpp's hold the 20 of the exact ones.
+    const AMPLE: usize = 4096;
+    let file = "gemma-3-270m-Q4_K_M";
+    let prompts = &PROMPTS[..12];
+    let next = |name, top| {
+        let job = |&prompt: &&str| NextJob {
+            prompt: prompt.to_owned(),
+            top,
+        };
+        ask(name, |request| {
+            request.next = prompts.iter().map(job).collect()
+        })
+        .next
+    };
+    let (exact, peers) = (next("gemma-3-270m-F32", TOP), next(file, AMPLE));
+    let engine = open(file);
+    let (mut own, mut peer) = (0.0, 0.0);
+    for (exact, peers) in exact.iter().zip(&peers) {
+        let mut kv = engine.sequence(exact.prompt.len());
+        let found = log_softmax(&engine.last_logits(&exact.prompt, &mut kv).unwrap());
+        let peers: HashMap<u32, f32> = peers.top.iter().copied().collect();
+        own += oracle::distance(&exact.top, |token| found[token as usize]);
+        peer += oracle::distance(&exact.top, |token| {
+            *peers
+                .get(&token)
+                .expect("more of llama.cpp's tokens are needed")
+        });
+    }
+    let [own, peer] = [own, peer].map(|sum| sum / prompts.len() as f64);
+    println!("{file}: mean distance to the exact logprobs {own:.4}, llama.cpp's {peer:.4}");
+    // What llama.cpp rounds differs a little from processor to processor.
+    assert!(own <= 1.15 * peer, "{own}, llama.cpp {peer}");
+}
+
 #[test]
 fn stories15m_has_the_perplexity_of_llama_cpp() {
-    perplexity_agrees("stories15M-F32", 256, 16);
+    perplexity_agrees("stories15M-F32", 256, 8);
 }
 
 #[test]
 fn qwen2_with_biases_has_the_perplexity_of_llama_cpp() {
-    perplexity_agrees("stories15M-qwen2-F32", 256, 16);
+    perplexity_agrees("stories15M-qwen2-F32", 256, 8);
 }
 
 #[test]
 fn smollm2_has_the_perplexity_of_llama_cpp() {
-    perplexity_agrees("SmolLM2-135M-Instruct-Q4_1", 512, 8);
+    perplexity_agrees("SmolLM2-135M-Instruct-Q4_1", 512, 4);
 }
 
 /// Most of its layers see the last 512 positions, of 1,024 here.
 #[test]
 fn gemma3_270m_has_the_perplexity_of_llama_cpp() {
-    perplexity_agrees("gemma-3-270m-Q4_K_M", 1024, 2);
+    perplexity_agrees("gemma-3-270m-Q4_K_M", 1024, 1);
 }
 
 #[test]
 fn smollm2_with_q8_0_kv_has_nearly_the_perplexity_of_f16() {
-    quantized_kv_agrees("SmolLM2-135M-Instruct-Q4_1", 512, 8);
+    quantized_kv_agrees("SmolLM2-135M-Instruct-Q4_1", 512, 4);
 }
 
 /// No activation is rounded to eight bits, so that only the KV cache makes a difference.
 #[test]
 fn smollm2_as_f32_has_nearly_its_perplexity_with_q8_0_kv() {
-    quantized_kv_agrees("SmolLM2-135M-Instruct-F32", 512, 4);
+    quantized_kv_agrees("SmolLM2-135M-Instruct-F32", 512, 2);
 }
 
 #[test]
 fn gemma3_270m_with_q8_0_kv_has_nearly_the_perplexity_of_f16() {
-    quantized_kv_agrees("gemma-3-270m-Q4_K_M", 1024, 2);
+    quantized_kv_agrees("gemma-3-270m-Q4_K_M", 1024, 1);
 }
 
 #[test]
@@ -320,7 +359,7 @@ fn text_of(name: &str, window: usize, windows: usize, quantized_kv: bool) -> Tex
             path,
             window,
             windows,
-            top: 1,
+            top: 0,
         });
     })
     .text
@@ -369,7 +408,7 @@ fn perplexity_agrees(name: &str, window: usize, windows: usize) {
     let logprobs = logprobs_of(&engine, &expected.tokens, window);
     assert_eq!(logprobs.len(), expected.logprobs.len());
     agrees(best, &logprobs, 0.005);
-    for level in IsaLevel::available() {
+    for level in lower_levels() {
         let engine = OneProcess::open_at_level(&model(name), THREADS, level).unwrap();
         match level.name() {
             // It would take minutes: `parity_weight_formats.rs` compares its logprobs over fewer tokens.
@@ -404,7 +443,7 @@ fn logprobs_of(engine: &OneProcess, tokens: &[u32], window: usize) -> Vec<f64> {
                 logits
                     .chunks(vocabulary)
                     .zip(&mut next)
-                    .map(|(row, &token)| f64::from(log_softmax(row)[token as usize])),
+                    .map(|(row, &token)| f64::from(row[token as usize]) - log_sum_exp(row)),
             );
         }
     }

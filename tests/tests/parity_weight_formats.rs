@@ -3,7 +3,7 @@
 //! Kernels for quantized weights round activations to eight bits, so two right engines differ visibly (llama.cpp from itself by
 //! 0.2 to 0.5 in a logprob). The yardstick is therefore the distance of each to the exact values, which llama.cpp computes with
 //! the same weights written out as F32 by the gguf package: root mean square over the 20 most likely tokens at each place of
-//! two windows of text, or of one where a level is slow. A wrong scale, minimum or nibble order in a kernel shows as a multiple of
+//! two windows of text, or of half of one where a level is slow. A wrong scale, minimum or nibble order in a kernel shows as a multiple of
 //! llama.cpp's distance. Levels that compute the same bits are compared with each other. Formats into which llama.cpp does not quantize
 //! without measurements are compared with random blocks.
 
@@ -14,7 +14,7 @@ use std::process::Command;
 use prima_engine::kernels::{self, IsaLevel, Matrix};
 use prima_gguf::writer::GgufWriter;
 use prima_gguf::{GgmlType, Gguf};
-use prima_tests::one_process::{OneProcess, log_softmax};
+use prima_tests::one_process::{OneProcess, log_softmax, lower_levels};
 use prima_tests::oracle::{self, Request, Text, TextJob};
 use prima_tests::{assets, inputs};
 
@@ -248,14 +248,13 @@ fn as_precise_as_llama_cpp(name: &str) {
     let model = assets::path(&format!("models/{name}.gguf")).unwrap();
     let exact = ask(model.clone(), true);
     let llama_cpp = ask(model.clone(), false);
-    let all = exact.tokens.chunks(WINDOW).count();
     let at_level = |level| OneProcess::open_at_level(&model, 2, level).unwrap();
     let best = IsaLevel::detect();
-    let rows = logits(&at_level(best), &exact, all);
+    let rows = logits(&at_level(best), &exact.tokens);
     compare(&format!("{name} at {best}"), &rows, &exact, &llama_cpp);
-    for level in IsaLevel::available() {
-        // One window: other levels are slow, or have the same bits.
-        let found = logits(&at_level(level), &exact, 1);
+    for level in lower_levels() {
+        // Other levels are slow, or have the same bits.
+        let found = logits(&at_level(level), &exact.tokens[..WINDOW / 2]);
         let level_name = format!("{name} at {level}");
         match level.name() {
             // They cannot fuse a product and a sum, or do not.
@@ -268,13 +267,12 @@ fn as_precise_as_llama_cpp(name: &str) {
     }
 }
 
-/// After each token but the last of the first `windows`, a row of the vocabulary's size.
-fn logits(engine: &OneProcess, text: &Text, windows: usize) -> Vec<Vec<f32>> {
+/// After each token but the last of every window, a row of the vocabulary's size.
+fn logits(engine: &OneProcess, tokens: &[u32]) -> Vec<Vec<f32>> {
     let vocabulary = engine.model.spec().vocabulary;
-    let windows = text.tokens.chunks(WINDOW).take(windows);
-    let rows = windows.flat_map(|tokens| {
+    let rows = tokens.chunks(WINDOW).flat_map(|tokens| {
         let logits = engine.logits(tokens, &mut engine.sequence(WINDOW)).unwrap();
-        let rows = logits.chunks(vocabulary).take(WINDOW - 1);
+        let rows = logits.chunks(vocabulary).take(tokens.len() - 1);
         rows.map(<[f32]>::to_vec).collect::<Vec<_>>()
     });
     rows.collect()

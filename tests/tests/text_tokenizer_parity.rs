@@ -49,23 +49,83 @@ fn smollm() {
     agrees(&assets::path("models/SmolLM2-135M-Instruct-Q4_1.gguf").unwrap());
 }
 
+#[test]
+fn phi_3() {
+    agrees(&vocabulary("phi-3"));
+}
+
+#[test]
+fn qwen35() {
+    agrees(&vocabulary("qwen35"));
+}
+
+#[test]
+fn gemma3() {
+    agrees(&assets::path("models/gemma-3-270m-Q4_K_M.gguf").unwrap());
+}
+
 /// No file with this pre-tokenizer is at hand. Such files hold Qwen2's vocabulary under that name.
 #[test]
 fn deepseek_r1_qwen() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("deepseek-r1-qwen.gguf");
-    let qwen2 = Gguf::open(&vocabulary("qwen2")).unwrap();
+    agrees(&relabelled(folder.path(), "qwen2", "deepseek-r1-qwen"));
+}
+
+/// No files with these are at hand. How they cut a text into words shows with any vocabulary of byte pairs.
+#[test]
+fn pre_tokenizers_without_a_file() {
+    for name in ["dbrx", "smaug-bpe", "chatglm-bpe", "glm4", "deepseek-v3"] {
+        cuts_as_llama_cpp(name, |_| true);
+    }
+}
+
+/// In the published patterns, words may begin where a capital follows a small letter. llama.cpp has every letter beyond ASCII in both cases,
+/// and marks in neither; so it is asked about ASCII and scripts that have neither.
+#[test]
+fn pre_tokenizers_that_cut_by_case() {
+    let without_case = |character: char| {
+        character.is_ascii()
+            || character.is_whitespace()
+            || matches!(character, 'ぁ'..='ん' | 'ァ'..='ン' | '一'..='龥' | '가'..='힣')
+    };
+    for name in ["gpt-4o", "llama4", "minimax-m2", "tekken"] {
+        cuts_as_llama_cpp(name, without_case);
+    }
+}
+
+/// Llama 3's vocabulary, said to have this pre-tokenizer, gives the same tokens for texts of the characters that are `wanted`.
+fn cuts_as_llama_cpp(pre_tokenizer: &str, wanted: impl Fn(char) -> bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = relabelled(folder.path(), "llama-bpe", pre_tokenizer);
+    let gguf = Gguf::open(&path).unwrap();
+    // A quarter of them, as the vocabulary is tested with all.
+    let texts = texts(&gguf).into_iter().step_by(4);
+    let texts = texts.map(|text| text.chars().filter(|&one| wanted(one)).collect());
+    let jobs = jobs(texts);
+    let answer = llama_cpp(&path, &jobs, false);
+    same_tokens(
+        pre_tokenizer,
+        &Tokenizer::from_gguf(&gguf.metadata).unwrap(),
+        &jobs,
+        &answer,
+    );
+}
+
+/// The vocabulary of this name, said to have another pre-tokenizer than its own.
+fn relabelled(folder: &Path, name: &str, pre_tokenizer: &str) -> PathBuf {
+    let path = folder.join(format!("{pre_tokenizer}.gguf"));
+    let other = Gguf::open(&vocabulary(name)).unwrap();
     let mut writer = GgufWriter::new();
-    for (key, value) in qwen2.metadata.iter() {
+    for (key, value) in other.metadata.iter() {
         let value = match key {
-            "tokenizer.ggml.pre" => Value::from("deepseek-r1-qwen"),
+            "tokenizer.ggml.pre" => Value::from(pre_tokenizer),
             _ => value.clone(),
         };
         writer.metadata(key, value);
     }
     let file = std::fs::File::create(&path).unwrap();
     writer.write_header(file).unwrap().finish().unwrap();
-    agrees(&path);
+    path
 }
 
 /// Words so long that they are merged in windows.
@@ -83,7 +143,7 @@ fn words_without_an_end() {
         let model = vocabulary(name);
         let gguf = Gguf::open(&model).unwrap();
         let tokenizer = Tokenizer::from_gguf(&gguf.metadata).unwrap();
-        let answer = llama_cpp(&model, &jobs);
+        let answer = llama_cpp(&model, &jobs, false);
         for ((text, ..), expected) in jobs.iter().zip(&answer.texts) {
             let found = tokenizer.encode(text, false, false).unwrap();
             assert!(&found == expected, "{name}: {:?}...", &text[..20]);
@@ -97,22 +157,9 @@ fn agrees(model: &Path) {
     let tokenizer = Tokenizer::from_gguf(&gguf.metadata).unwrap();
     let ids = 0..tokenizer.vocab_size() as u32;
 
-    let mut jobs = Vec::new();
-    for (number, text) in texts(&gguf).into_iter().enumerate() {
-        jobs.push((text, number % 2 == 1, number % 4 >= 2));
-    }
-    let answer = llama_cpp(model, &jobs);
-
-    for ((text, add_special, parse_special), expected) in jobs.iter().zip(&answer.texts) {
-        let found = tokenizer
-            .encode(text, *add_special, *parse_special)
-            .unwrap();
-        assert_eq!(
-            &found, expected,
-            "{text:?}, add {add_special}, parse {parse_special}"
-        );
-    }
-    assert_eq!(answer.texts.len(), jobs.len());
+    let jobs = jobs(texts(&gguf).into_iter());
+    let answer = llama_cpp(model, &jobs, true);
+    same_tokens(&model.display().to_string(), &tokenizer, &jobs, &answer);
 
     // Qwen2 has "</s>" as a word of HTML. llama.cpp takes every token with that text for the end; here a normal token is text.
     let word = |token: u32| {
@@ -141,6 +188,28 @@ fn agrees(model: &Path) {
         .filter(|token| !word(*token))
         .collect();
     assert_eq!(ends, expected);
+}
+
+/// A text, whether BOS and the like are added, and whether special tokens in it are read as such.
+type Job = (String, bool, bool);
+
+fn jobs(texts: impl Iterator<Item = String>) -> Vec<Job> {
+    let numbered = texts.enumerate();
+    numbered
+        .map(|(number, text)| (text, number % 2 == 1, number % 4 >= 2))
+        .collect()
+}
+
+fn same_tokens(name: &str, tokenizer: &Tokenizer, jobs: &[Job], answer: &Answer) {
+    assert_eq!(answer.texts.len(), jobs.len());
+    for ((text, add_special, parse_special), expected) in jobs.iter().zip(&answer.texts) {
+        let found = tokenizer.encode(text, *add_special, *parse_special);
+        assert_eq!(
+            &found.unwrap(),
+            expected,
+            "{name}: {text:?}, add {add_special}, parse {parse_special}"
+        );
+    }
 }
 
 /// Prose, random text of many scripts, and special tokens in the midst of it; the same on every run.
@@ -193,7 +262,7 @@ struct Answer {
     ends: Vec<u32>,
 }
 
-fn llama_cpp(model: &Path, jobs: &[(String, bool, bool)]) -> Answer {
+fn llama_cpp(model: &Path, jobs: &[Job], vocabulary: bool) -> Answer {
     let texts: Vec<_> = jobs
         .iter()
         .map(|(text, add_special, parse_special)| {
@@ -206,7 +275,7 @@ fn llama_cpp(model: &Path, jobs: &[(String, bool, bool)]) -> Answer {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let request = json!({"model": model, "texts": texts}).to_string();
+    let request = json!({"model": model, "vocabulary": vocabulary, "texts": texts}).to_string();
     let mut stdin = oracle.stdin.take().unwrap();
     stdin.write_all(request.as_bytes()).unwrap();
     drop(stdin);

@@ -46,7 +46,7 @@ app.kubernetes.io/managed-by: {{ .context.Release.Service }}
 {{- /* (dict "context" $ "image" .Values.operator.image) */}}
 {{- define "prima.image" -}}
 {{- $tag := default .context.Chart.AppVersion .context.Values.image.tag -}}
-{{ .context.Values.image.registry }}/{{ .image.repository }}:{{ $tag }}{{ with .image.digest }}@{{ . }}{{ end }}
+{{ .context.Values.global.imageRegistry | default .context.Values.image.registry }}/{{ .image.repository }}:{{ $tag }}{{ with .image.digest }}@{{ . }}{{ end }}
 {{- end }}
 
 {{- define "prima.podSecurityContext" -}}
@@ -62,6 +62,27 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
+{{- end }}
+
+{{- /*
+On machines at full load, and on slow ones that start, an answer takes longer than the default of a second. A container that
+does not come up within five minutes is restarted; one that came up, after a minute of silence.
+*/}}
+{{- define "prima.probes" -}}
+startupProbe:
+  httpGet: {path: /healthz, port: metrics}
+  periodSeconds: 5
+  timeoutSeconds: 10
+  failureThreshold: 60
+livenessProbe:
+  httpGet: {path: /healthz, port: metrics}
+  periodSeconds: 20
+  timeoutSeconds: 10
+  failureThreshold: 3
+readinessProbe:
+  httpGet: {path: /readyz, port: metrics}
+  periodSeconds: 10
+  timeoutSeconds: 5
 {{- end }}
 
 {{- /* What the operator and the agents read from the environment: (dict "context" $ "service" "name") */}}

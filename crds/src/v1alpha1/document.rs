@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 /// Why a text is not the document that was expected. `name` is where it came from, a path.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +73,12 @@ pub(super) fn is_false(value: &bool) -> bool {
     !value
 }
 
+/// Whether it is a SHA-256 as documents have it: 64 hexadecimal digits, letters in lower case, so that equal digests are equal texts.
+pub(super) fn is_sha256(text: &str) -> bool {
+    let digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    text.len() == 64 && text.bytes().all(digit)
+}
+
 pub(super) fn is_zero<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -110,6 +117,51 @@ pub(super) fn read<T: DeserializeOwned>(
         }
     }
     serde_saphyr::with_deserializer_from_str(text, |de| strict(de)).map_err(parse)
+}
+
+/// The items of a list, as `kubectl get -o yaml` prints one; `None` if the text is no list.
+pub(super) fn items(name: &str, text: &str) -> Result<Option<Vec<Value>>, DocumentError> {
+    #[derive(Deserialize)]
+    struct List {
+        #[serde(default)]
+        kind: String,
+        #[serde(default)]
+        items: Option<Vec<Value>>,
+    }
+    let list: List = serde_saphyr::from_str(text).map_err(|source| DocumentError::Parse {
+        name: name.to_owned(),
+        kind: "List",
+        source: Box::new(source),
+    })?;
+    match list.items {
+        Some(items) if items.is_empty() => {
+            let problem = "is empty: expected at least one document";
+            Err(Checks { name }.error("items", problem))
+        }
+        Some(items) if list.kind.ends_with("List") => Ok(Some(items)),
+        _ => Ok(None),
+    }
+}
+
+/// The document of `kind` that an item of a list is. Unknown fields are left out.
+pub(super) fn item<T: DeserializeOwned>(
+    name: &str,
+    kind: &'static str,
+    index: usize,
+    item: Value,
+) -> Result<T, DocumentError> {
+    let checks = Checks { name };
+    for (field, expected) in [("apiVersion", API_VERSION), ("kind", kind)] {
+        if item[field] != expected {
+            return Err(DocumentError::Field {
+                name: name.to_owned(),
+                field: format!("items[{index}].{field} is {}", item[field]),
+                problem: format!("expected {expected}"),
+            });
+        }
+    }
+    serde_json::from_value(item)
+        .map_err(|error| checks.error(&format!("items[{index}]"), error.to_string()))
 }
 
 /// Reads a `T`, and refuses fields that it does not have.

@@ -37,6 +37,7 @@ use super::ring_plan::{ActivationDtype, FileVersion, KvDtype, Speed};
     printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.ringNodes"),
     printcolumn(name = "Tok/s", type_ = "string", json_path = ".status.tokensPerSecond"),
     printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#),
+    printcolumn(name = "Status", type_ = "string", json_path = ".status.summary"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Ring", type_ = "string", json_path = ".status.ring", priority = 1),
     printcolumn(name = "Message", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].message"#, priority = 1)
@@ -58,6 +59,11 @@ pub struct ModelSpec {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32))]
     pub node_selector: BTreeMap<String, String>,
+    /// The fewest machines that run the model together, each with at least one layer. Default: 1, so that a model that one machine holds
+    /// stays on that machine, which is mostly faster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 256))]
+    pub min_nodes: Option<i32>,
     /// The Node that serves HTTP. It is the only one that sees prompts and answers. Default: the one with which the ring is fastest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
@@ -75,7 +81,10 @@ pub struct ModelSpec {
     /// How tokens are guessed, so that several come for one trip round the ring. Absent: from the text so far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speculation: Option<Speculation>,
-    /// Type of the Model's Service.
+    /// The Model's Service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<ServiceWishes>,
+    /// Type of the Model's Service, as Models had it first: `service.type` counts more.
     #[serde(default, skip_serializing_if = "is_cluster_ip")]
     pub service_type: ServiceType,
     /// Stop the model, and release its machines. Its files stay in their caches.
@@ -88,6 +97,38 @@ impl ModelSpec {
     pub fn draft(&self) -> Option<&ModelSource> {
         self.speculation.as_ref()?.draft.as_ref()
     }
+
+    /// The type of its Service.
+    pub fn service_type(&self) -> ServiceType {
+        let wished = self.service.as_ref().and_then(|service| service.type_);
+        wished.unwrap_or(self.service_type)
+    }
+
+    /// The port of its Service.
+    pub fn service_port(&self) -> i32 {
+        let wished = self.service.as_ref().and_then(|service| service.port);
+        wished.unwrap_or(DEFAULT_SERVICE_PORT)
+    }
+}
+
+/// HTTP's.
+const DEFAULT_SERVICE_PORT: i32 = 80;
+
+/// How clients reach the Model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceWishes {
+    /// Type of the Service. Default: `ClusterIP`.
+    #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
+    pub type_: Option<ServiceType>,
+    /// Port of the Service. Default: 80, which a LoadBalancer may not have for itself: on k3s it is Traefik's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 65535))]
+    pub port: Option<i32>,
+    /// Annotations of the Service, for what hands out addresses and names.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 32))]
+    pub annotations: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
@@ -120,6 +161,16 @@ pub enum ServiceType {
     LoadBalancer,
 }
 
+impl ServiceType {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ClusterIP => "ClusterIP",
+            Self::NodePort => "NodePort",
+            Self::LoadBalancer => "LoadBalancer",
+        }
+    }
+}
+
 /// How far the Model is, as the operator sees it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
@@ -131,6 +182,9 @@ pub struct ModelStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
+    /// For people: `Ready`, or what the model is on its way to or lacks, as the condition `Ready` has it, with percent while it is fetched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub summary: Option<String>,
     /// Name of the model's file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,

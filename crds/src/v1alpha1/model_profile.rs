@@ -59,6 +59,15 @@ pub struct ModelProfileSpec {
     pub attention_window: i32,
     /// Weights of all layers together, by format.
     pub layer_weights: Vec<FormatWeights>,
+    /// Of `layerWeights`, those of experts, by format. Empty, as in documents of earlier versions: a token uses all weights of a layer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub expert_weights: Vec<FormatWeights>,
+    /// Experts of a layer that has some. 0: no layer has.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub experts: i32,
+    /// Of these, how many a token uses.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub experts_per_token: i32,
     /// Weights of output norm and output head, by format.
     pub output_weights: Vec<FormatWeights>,
     /// Bytes of the input embedding. One row of it is read for each token.
@@ -73,6 +82,34 @@ impl ModelProfileSpec {
             (KvDtype::Q8_0, bytes @ 1..) => bytes,
             _ => self.kv_bytes_per_position_and_layer,
         }
+    }
+
+    /// Which part of the experts' weights a token uses; 1 where there are none.
+    pub fn expert_share(&self) -> f64 {
+        match self.experts {
+            0 => 1.0,
+            all => f64::from(self.experts_per_token) / f64::from(all),
+        }
+    }
+
+    /// Bytes of the weights of a layer, on average.
+    pub fn layer_bytes(&self) -> i64 {
+        let all: i64 = self.layer_weights.iter().map(|one| one.bytes).sum();
+        all / i64::from(self.layers).max(1)
+    }
+
+    /// Of all layers together, the weights that a token uses, by format.
+    pub fn used_weights(&self) -> Vec<FormatWeights> {
+        let unused = 1.0 - self.expert_share();
+        let mut used = self.layer_weights.clone();
+        for experts in &self.expert_weights {
+            let all = used.iter_mut().find(|all| all.format == experts.format);
+            if let Some(all) = all {
+                all.weights -= (experts.weights as f64 * unused) as i64;
+                all.bytes -= (experts.bytes as f64 * unused) as i64;
+            }
+        }
+        used
     }
 
     /// Bytes of the whole model on a processor: all weights, and keys and values of so many positions, as F16.
@@ -191,6 +228,9 @@ impl ModelProfile {
             windowed_layers,
             attention_window,
             layer_weights,
+            expert_weights,
+            experts,
+            experts_per_token,
             output_weights,
             embedding_bytes,
         } = &self.spec;
@@ -221,6 +261,12 @@ impl ModelProfile {
                 ),
                 ("windowedLayers", (*windowed_layers).into(), 0..=all_layers),
                 ("attentionWindow", (*attention_window).into(), windows),
+                ("experts", (*experts).into(), 0..=4096),
+                (
+                    "expertsPerToken",
+                    (*experts_per_token).into(),
+                    (*experts).min(1).into()..=(*experts).into(),
+                ),
                 ("embeddingBytes", *embedding_bytes, 1..=MAX_BYTES),
             ],
         )?;
@@ -240,6 +286,18 @@ impl ModelProfile {
                     ],
                 )?;
             }
+        }
+        if expert_weights.is_empty() != (*experts == 0) {
+            return Err(checks.error("spec.expertWeights", "must be there if spec.experts is"));
+        }
+        for (i, one) in expert_weights.iter().enumerate() {
+            let all = layer_weights.iter().find(|all| all.format == one.format);
+            let most = all.map_or((0, 0), |all| (all.weights, all.bytes));
+            let fields = [
+                ("weights", one.weights, 1..=most.0),
+                ("bytes", one.bytes, 1..=most.1),
+            ];
+            checks.fields(&format!("spec.expertWeights[{i}]"), fields)?;
         }
         Ok(())
     }
@@ -277,6 +335,9 @@ mod tests {
                 windowed_layers: 5,
                 attention_window: 512,
                 layer_weights: vec![weights("Q8_0", 800, 850)],
+                expert_weights: vec![weights("Q8_0", 640, 680)],
+                experts: 8,
+                experts_per_token: 2,
                 output_weights: vec![weights("F32", 20, 80)],
                 embedding_bytes: 70,
             },
@@ -327,6 +388,20 @@ mod tests {
     }
 
     #[test]
+    fn a_token_uses_its_experts_and_all_else() {
+        let spec = profile().spec;
+        let used = spec.used_weights();
+        assert_eq!((used[0].weights, used[0].bytes), (800 - 480, 850 - 510));
+        let dense = ModelProfileSpec {
+            expert_weights: Vec::new(),
+            experts: 0,
+            experts_per_token: 0,
+            ..spec
+        };
+        assert_eq!(dense.used_weights(), dense.layer_weights);
+    }
+
+    #[test]
     fn q8_0_counts_as_f16_where_a_profile_does_not_know_it() {
         let profile = profile();
         let bytes = |profile: &ModelProfile| {
@@ -367,6 +442,18 @@ mod tests {
                 "quantizedKvBytesPerPositionAndLayer: 257",
                 "spec.quantizedKvBytesPerPositionAndLayer",
             ),
+            ("experts: 8", "experts: 0", "spec.expertsPerToken"),
+            (
+                "expertsPerToken: 2",
+                "expertsPerToken: 9",
+                "spec.expertsPerToken",
+            ),
+            (
+                "expertsPerToken: 2",
+                "expertsPerToken: 0",
+                "spec.expertsPerToken",
+            ),
+            ("bytes: 680", "bytes: 851", "spec.expertWeights[0].bytes"),
             ("kind: ModelProfile", "kind: Pod", "kind is \"Pod\""),
         ] {
             assert!(yaml.contains(from), "{yaml}");

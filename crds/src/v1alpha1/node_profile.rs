@@ -8,21 +8,22 @@
 #![allow(clippy::duplicated_attributes)]
 
 mod checks;
+mod memory;
 
-use kube::CustomResource;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::document::{self, DocumentError, is_false};
 use super::model_profile::ModelProfileSpec;
 use super::ring_plan::FileVersion;
-
-/// Percent of the available memory that stays free unless the owner says otherwise: the machine is theirs.
-pub const DEFAULT_RESERVE_PERCENT: u64 = 5;
+use crate::quantity::Quantity;
+pub use memory::usual_reserve_bytes;
 
 /// What the owner of a machine allows. Everything is optional.
 #[derive(
-    CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema,
+    CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema,
 )]
 #[kube(
     group = "prima.dev",
@@ -32,11 +33,16 @@ pub const DEFAULT_RESERVE_PERCENT: u64 = 5;
     category = "prima",
     status = "NodeProfileStatus",
     doc = "What one machine can do, as its agent measured it, and what its owner allows.",
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].status"#
+    ),
     printcolumn(name = "Threads", type_ = "integer", json_path = ".status.cpu.threads"),
     printcolumn(name = "Kernels", type_ = "string", json_path = ".status.cpu.kernels"),
     printcolumn(name = "Memory", type_ = "string", json_path = ".status.agent.memory"),
     printcolumn(name = "Disk", type_ = "string", json_path = ".status.agent.disk"),
-    printcolumn(name = "GPU", type_ = "string", json_path = ".status.gpus[*].name"),
+    printcolumn(name = "GPU", type_ = "string", json_path = ".status.agent.gpus"),
     printcolumn(name = "Measured", type_ = "date", json_path = ".status.measuredAt"),
     printcolumn(
         name = "Excluded",
@@ -55,18 +61,34 @@ pub const DEFAULT_RESERVE_PERCENT: u64 = 5;
         type_ = "string",
         json_path = ".status.agent.address",
         priority = 1
+    ),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].message"#,
+        priority = 1
     )
 )]
+#[x_kube(validation = Rule::new("!(has(self.reservedMemory) && has(self.reservedMemoryBytes))")
+    .message("reservedMemory and reservedMemoryBytes are the same: set one of them"))]
+#[x_kube(validation = Rule::new("!(has(self.memoryCap) && has(self.memoryCapBytes))")
+    .message("memoryCap and memoryCapBytes are the same: set one of them"))]
 #[serde(rename_all = "camelCase")]
 pub struct NodeProfileSpec {
     /// Leave this machine out of all rings.
     #[serde(default, skip_serializing_if = "is_false")]
     pub exclude: bool,
-    /// Bytes of memory that stay free for the owner. Default: 5 % of the available memory.
+    /// Memory that stays free for the owner, such as `2Gi`. Default: 5 % of the available memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserved_memory: Option<Quantity>,
+    /// The same in bytes, as profiles had it first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub reserved_memory_bytes: Option<i64>,
-    /// The most bytes of memory that rings may use. Default: all that does not stay free.
+    /// The most memory that rings may use, such as `8Gi`. Default: all that does not stay free.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_cap: Option<Quantity>,
+    /// The same in bytes, as profiles had it first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub memory_cap_bytes: Option<i64>,
@@ -75,10 +97,30 @@ pub struct NodeProfileSpec {
     pub disk_allowed: Option<bool>,
 }
 
+impl NodeProfileSpec {
+    /// Bytes of memory that stay free for the owner, if the owner says so.
+    pub fn reserved_bytes(&self) -> Option<i64> {
+        in_bytes(self.reserved_memory, self.reserved_memory_bytes)
+    }
+
+    /// The most bytes of memory that rings may use, if the owner says so.
+    pub fn cap_bytes(&self) -> Option<i64> {
+        in_bytes(self.memory_cap, self.memory_cap_bytes)
+    }
+}
+
+fn in_bytes(quantity: Option<Quantity>, bytes: Option<i64>) -> Option<i64> {
+    quantity.map(|quantity| quantity.bytes() as i64).or(bytes)
+}
+
 /// What the agent measured. Operators ignore fields that they do not know: the agent may be newer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeProfileStatus {
+    /// Written by the operator: `Ready`, while the agent is heard of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
     /// When it was measured (RFC 3339).
     pub measured_at: String,
     /// Version of the agent.
@@ -87,6 +129,10 @@ pub struct NodeProfileStatus {
     #[serde(default = "first_architectures")]
     #[schemars(length(max = 64), inner(length(max = 64)))]
     pub architectures: Vec<String>,
+    /// Parts of models that the agent computes in each of these families: `experts`. Agents of earlier versions do not say so, and compute none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(max = 64)))]
+    pub parts: Vec<String>,
     pub system: SystemProfile,
     pub cpu: CpuProfile,
     pub memory: MemoryProfile,
@@ -107,10 +153,18 @@ pub struct NodeProfileStatus {
 pub struct AgentProfile {
     /// IP address of its ring ports. It changes when the agent gets a new pod.
     pub address: String,
+    /// By which others know its key: SHA-256 of the public key (DER of its SubjectPublicKeyInfo, RFC 5280), in hexadecimal. Absent: the
+    /// agent is of a version that has no key, and its rings are not encrypted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = "^[0-9a-f]{64}$"))]
+    pub public_key_sha256: Option<String>,
     /// For people: available and total memory.
     pub memory: String,
     /// For people: how fast the disk reads sequentially.
     pub disk: String,
+    /// For people: all GPUs, and which of them cannot be used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpus: Option<String>,
     /// The files that Models name by a path on the machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub local_models: Vec<LocalModel>,
@@ -243,7 +297,7 @@ pub struct GpuMeasurements {
     pub unified_memory: bool,
     /// Memory of the GPU.
     pub total_bytes: i64,
-    /// With CUDA, the memory that is free. With Metal, the recommended working set.
+    /// With Vulkan and CUDA, the memory that is free. With Metal, the recommended working set.
     pub available_bytes: i64,
     /// How fast its memory is read.
     pub read_bytes_per_second: i64,
@@ -262,14 +316,31 @@ pub struct GpuMeasurements {
 }
 
 impl NodeProfileStatus {
-    /// Whether the agent can run models of this one's architecture.
+    /// Among `parts`: layers with experts.
+    pub const EXPERTS: &str = "experts";
+
+    /// Whether the agent can run models of this one's architecture, with its parts.
     pub fn runs(&self, model: &ModelProfileSpec) -> bool {
-        self.architectures.contains(&model.architecture)
+        self.lacks(model).is_none()
+    }
+
+    /// The models that this one is of, if the agent cannot run them, such as `llama models with experts`.
+    pub fn lacks(&self, model: &ModelProfileSpec) -> Option<String> {
+        let architecture = &model.architecture;
+        if !self.architectures.contains(architecture) {
+            return Some(format!("{architecture} models"));
+        }
+        let computes_experts = self.parts.iter().any(|part| part == Self::EXPERTS);
+        (model.experts > 0 && !computes_experts)
+            .then(|| format!("{architecture} models with experts"))
     }
 
     /// The GPU that a member of this model's ring uses: the first one that was measured with all weight formats of its layers. A GPU
-    /// that lacks kernels for one of them is not used for this model.
+    /// that lacks kernels for one of them is not used for this model, and none is for layers with experts.
     pub fn gpu_for(&self, model: &ModelProfileSpec) -> Option<(GpuBackend, &GpuMeasurements)> {
+        if model.experts > 0 {
+            return None;
+        }
         self.gpus.iter().find_map(|gpu| {
             let measured = gpu.measured.as_ref()?;
             let mut formats = model.layer_weights.iter().map(|weights| &weights.format);
@@ -285,18 +356,12 @@ fn first_architectures() -> Vec<String> {
     ["llama", "qwen2"].map(str::to_owned).to_vec()
 }
 
-impl GpuMeasurements {
-    /// What is available of its own memory; `None` where it shares the machine's.
-    pub fn own_available_bytes(&self) -> Option<i64> {
-        (!self.unified_memory).then_some(self.available_bytes)
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum GpuBackend {
     #[serde(rename = "CUDA")]
     Cuda,
     Metal,
+    Vulkan,
     /// One that the engine does not have.
     Other,
 }
@@ -319,6 +384,24 @@ impl NodeProfile {
         let profile: Self = document::read(name, "NodeProfile", text)?;
         profile.validate(name)?;
         Ok(profile)
+    }
+
+    /// The same, or each profile of a list, as `kubectl get nodeprofiles -o yaml` prints one.
+    ///
+    /// # Errors
+    /// As of one profile; of a list, the error names the profile.
+    pub fn all_from_yaml(name: &str, text: &str) -> Result<Vec<Self>, DocumentError> {
+        let Some(items) = document::items(name, text)? else {
+            return Ok(vec![Self::from_yaml(name, text)?]);
+        };
+        let profiles = items.into_iter().enumerate().map(|(index, item)| {
+            // Written by an API server, so a field that is not known is one of a newer agent.
+            let profile: Self = document::item(name, "NodeProfile", index, item)?;
+            let own = profile.metadata.name.as_deref().unwrap_or_default();
+            profile.validate(&format!("{name}: {own}"))?;
+            Ok(profile)
+        });
+        profiles.collect()
     }
 }
 
@@ -377,6 +460,77 @@ mod tests {
                 NodeProfile::from_yaml("node.yaml", &PROFILE.replacen(from, to, 1)).unwrap_err();
             let text = crate::error_chain(&error);
             assert!(text.contains(named) && text.contains("node.yaml"), "{text}");
+        }
+    }
+
+    #[test]
+    fn owners_write_memory_as_quantities_or_in_bytes() {
+        let with = |spec: &str| {
+            let text = PROFILE.replacen("spec: {}", &format!("spec: {spec}"), 1);
+            NodeProfile::from_yaml("node.yaml", &text)
+        };
+        let (gib, cap) = (1_i64 << 30, 3_i64 << 30);
+        for spec in [
+            "{reservedMemory: 1Gi, memoryCap: 3Gi}",
+            "{reservedMemory: 1073741824, memoryCapBytes: 3221225472}",
+            "{reservedMemoryBytes: 1073741824, memoryCap: 3072Mi}",
+        ] {
+            let spec = with(spec).unwrap().spec;
+            assert_eq!(
+                (spec.reserved_bytes(), spec.cap_bytes()),
+                (Some(gib), Some(cap))
+            );
+        }
+        for (spec, named) in [
+            ("{memoryCap: 8GB}", "such as 8Gi"),
+            (
+                "{memoryCap: 8Gi, memoryCapBytes: 1}",
+                "spec.memoryCap: is the same as memoryCapBytes",
+            ),
+            ("{memoryCapBytes: -1}", "spec.memoryCap: -1 is outside"),
+        ] {
+            let error = crate::error_chain(&with(spec).unwrap_err());
+            assert!(error.contains(named), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_list_of_profiles_is_read_as_kubectl_prints_it() {
+        let indented: String = PROFILE.lines().map(|line| format!("  {line}\n")).collect();
+        let item = |name: &str| {
+            let text = indented.replacen("name: desk", &format!("name: {name}"), 1);
+            format!("- {}", text.trim_start())
+        };
+        let list = |items: &str| {
+            let text = format!(
+                "apiVersion: v1\nitems:\n{items}kind: List\nmetadata:\n  resourceVersion: ''\n"
+            );
+            NodeProfile::all_from_yaml("nodes.yaml", &text)
+        };
+        let newer = item("pi4").replacen("  status:", "  status:\n    wings: 2", 1);
+        let profiles = list(&(item("desk") + &newer)).unwrap();
+        let names = profiles
+            .iter()
+            .map(|profile| profile.metadata.name.as_deref());
+        assert_eq!(names.collect::<Vec<_>>(), [Some("desk"), Some("pi4")]);
+        assert_eq!(NodeProfile::all_from_yaml("n", PROFILE).unwrap().len(), 1);
+        for (items, named) in [
+            (
+                item("desk").replace("threads: 8", "threads: 0"),
+                "nodes.yaml: desk: status.cpu.threads",
+            ),
+            (
+                item("desk").replace("kind: NodeProfile", "kind: Model"),
+                "items[0].kind is \"Model\"",
+            ),
+            (
+                item("desk").replace("threads: 8", "threads: many"),
+                "items[0]",
+            ),
+            ("  []\n".to_owned(), "items: is empty"),
+        ] {
+            let error = crate::error_chain(&list(&items).unwrap_err());
+            assert!(error.contains(named), "{error}");
         }
     }
 

@@ -14,7 +14,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::document::{self, DocumentError, is_zero};
+use super::document::{self, DocumentError, is_false, is_zero};
 use super::model_source::ModelSource;
 
 /// The plan of one ring for one model.
@@ -192,9 +192,17 @@ pub struct RingMember {
     /// `host:port` where the member's ring service listens.
     #[schemars(length(max = 300))]
     pub address: String,
+    /// SHA-256 of its agent's public key (DER of its SubjectPublicKeyInfo, RFC 5280), in hexadecimal. If the members have it, they talk
+    /// over TLS 1.3, and each lets only its neighbours' keys in. Either all have it or none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = "^[0-9a-f]{64}$"))]
+    pub public_key_sha256: Option<String>,
     /// Its layers: one window for each of the `rounds`. A window may be empty (`first` = `last`).
     #[schemars(length(max = 1024))]
     pub windows: Vec<PlannedWindow>,
+    /// Whether the output head runs on the GPU. Only rank 0 has one.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub output_head_on_gpu: bool,
     /// How many members of this ring are on the same machine. They share its memory evenly.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub members_on_machine: i32,
@@ -417,6 +425,7 @@ impl RingPlanSpec {
         self.check_api_keys()?;
         self.check_models()?;
         self.check_members()?;
+        self.check_public_keys()?;
         self.check_windows()
     }
 
@@ -489,8 +498,37 @@ impl RingPlanSpec {
                     format!("{windows} windows, expected one for each of the {rounds} rounds");
                 return Err(field_error(&field("windows"), problem));
             }
+            if member.output_head_on_gpu && rank > 0 {
+                let problem = "only rank 0 has an output head".to_owned();
+                return Err(field_error(&field("outputHeadOnGpu"), problem));
+            }
         }
         Ok(())
+    }
+
+    /// That no hop of a ring is plain where another is encrypted.
+    fn check_public_keys(&self) -> Result<(), RingPlanError> {
+        let encrypted = self.is_encrypted();
+        for (rank, member) in self.members.iter().enumerate() {
+            let problem = match &member.public_key_sha256 {
+                Some(key) if !document::is_sha256(key) => {
+                    "expected 64 hexadecimal digits in lower case, the SHA-256 of a public key"
+                }
+                key if key.is_some() != encrypted => {
+                    "expected of all members or of none, found of some"
+                }
+                _ => continue,
+            };
+            let field = format!("members[{rank}].publicKeySha256");
+            return Err(field_error(&field, problem.into()));
+        }
+        Ok(())
+    }
+
+    /// Whether its members know each other by their keys, and talk over TLS.
+    pub fn is_encrypted(&self) -> bool {
+        let rank0 = self.members.first();
+        rank0.is_some_and(|rank0| rank0.public_key_sha256.is_some())
     }
 
     /// That each layer is in one window, in ring order, round after round.
@@ -541,7 +579,9 @@ impl RingMember {
         Self {
             name,
             address,
+            public_key_sha256: None,
             windows,
+            output_head_on_gpu: false,
             members_on_machine: 1,
             read_bytes_per_token: None,
             read_ahead_bytes: None,
@@ -661,6 +701,27 @@ mod tests {
         let mut spec = plan(&[&[(0, 6)]]);
         spec.members[0].windows[0].gpu_layers = 7;
         assert!(problem(&spec).contains("gpuLayers is 7, expected 0..=6"));
+
+        let mut spec = plan(&[&[(0, 3)], &[(3, 6)]]);
+        spec.members[0].output_head_on_gpu = true;
+        spec.validate().unwrap();
+        spec.members[1].output_head_on_gpu = true;
+        assert!(problem(&spec).contains("members[1].outputHeadOnGpu: only rank 0"));
+    }
+
+    #[test]
+    fn members_have_keys_all_or_none() {
+        let mut spec = plan(&[&[(0, 3)], &[(3, 6)]]);
+        assert!(!spec.is_encrypted());
+        spec.members[1].public_key_sha256 = Some("0a".repeat(32));
+        assert!(problem(&spec).contains("members[1].publicKeySha256: expected of all"));
+        spec.members[0].public_key_sha256 = Some("0b".repeat(32));
+        spec.validate().unwrap();
+        assert!(spec.is_encrypted());
+        for bad in ["0B".repeat(32), "0b".repeat(31), String::new()] {
+            spec.members[0].public_key_sha256 = Some(bad);
+            assert!(problem(&spec).contains("members[0].publicKeySha256: expected 64"));
+        }
     }
 
     #[test]

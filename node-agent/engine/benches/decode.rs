@@ -1,14 +1,11 @@
-//! Prints how fast a model decodes and prefills on this machine's CPU, and how long each step of a token takes in all.
+//! Prints how fast a model decodes and prefills on this machine's CPU, or on its GPU. Says how long each step of a token takes in all.
 //!
-//!     cargo bench -p prima-engine --bench decode -- MODEL.gguf [threads]
+//!     cargo bench -p prima-engine --bench decode -- MODEL.gguf [threads|gpu]
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use prima_engine::{
-    BatchEntry, Compute, Embedding, EngineError, KvCache, KvFormat, LayerDevices, LayerWindow,
-    Model, OutputHead, Residency,
-};
+use prima_engine::{BatchEntry, Compute, EngineError, Gpu, KvCache, KvFormat, Model, WholeModel};
 
 /// As llama-bench: 128 tokens decoded, prompts of 512.
 const DECODED: usize = 128;
@@ -21,14 +18,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .skip(1)
         .filter(|argument| argument != "--bench");
     let Some(path) = arguments.next() else {
-        println!("usage: decode MODEL.gguf [threads]");
+        println!("usage: decode MODEL.gguf [threads|gpu]");
         return Ok(());
     };
-    let threads = match arguments.next() {
-        Some(threads) => threads.parse()?,
-        None => Compute::available_threads(),
+    let (threads, gpu) = match arguments.next().as_deref() {
+        Some("gpu") => (Compute::available_threads(), Some(Gpu::open()?)),
+        Some(threads) => (threads.parse()?, None),
+        None => (Compute::available_threads(), None),
     };
-    let bench = Bench::new(Path::new(&path), threads)?;
+    if let Some(gpu) = &gpu {
+        println!("on {}", gpu.facts()?.name);
+    }
+    let bench = Bench::new(Path::new(&path), threads, gpu.as_ref())?;
     println!(
         "{path}: {threads} threads, {} kernels",
         bench.compute.level()
@@ -48,10 +49,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 struct Bench {
-    model: Model,
-    embedding: Embedding,
-    window: LayerWindow,
-    head: OutputHead,
+    whole: WholeModel,
     compute: Compute,
 }
 
@@ -61,27 +59,19 @@ struct DecodeTime {
 }
 
 impl Bench {
-    fn new(path: &Path, threads: usize) -> Result<Bench, EngineError> {
+    fn new(path: &Path, threads: usize, gpu: Option<&Gpu>) -> Result<Bench, EngineError> {
         let model = Model::open(path)?;
         Ok(Bench {
-            embedding: Embedding::open(&model)?,
-            window: LayerWindow::open(
-                &model,
-                0..model.spec().layers.len(),
-                &LayerDevices::cpu(),
-                &Residency::mapped(),
-            )?,
-            head: OutputHead::open(&model, &Residency::mapped())?,
+            whole: match gpu {
+                Some(gpu) => WholeModel::open_on(gpu, model)?,
+                None => WholeModel::open(model)?,
+            },
             compute: Compute::new(threads)?,
-            model,
         })
     }
 
     fn decode(&self) -> Result<DecodeTime, EngineError> {
-        let spec = self.model.spec();
-        let mut kv = KvCache::new(&self.model, &[self.window.layers()], DECODED, KvFormat::F16);
-        let mut activation = vec![0.0; spec.hidden];
-        let mut logits = Vec::new();
+        let mut kv = self.whole.sequence(DECODED, KvFormat::F16);
         let mut time = DecodeTime {
             layers: Duration::ZERO,
             head: Duration::ZERO,
@@ -89,16 +79,9 @@ impl Bench {
         let mut token = 1;
         for position in 0..DECODED {
             let start = Instant::now();
-            self.embedding.embed(&[token], &mut activation)?;
-            let rows = BatchEntry {
-                kv: &mut kv,
-                first_position: position,
-                rows: 1,
-            };
-            self.window
-                .forward(&self.compute, &mut activation, &mut [rows])?;
+            let activation = self.forward(&[token], &mut kv, position)?;
             let after_layers = Instant::now();
-            self.head.logits(&self.compute, &activation, &mut logits)?;
+            let logits = self.whole.logits(&self.compute, &activation)?;
             time.layers += after_layers - start;
             time.head += after_layers.elapsed();
             let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
@@ -108,24 +91,29 @@ impl Bench {
     }
 
     fn prefill(&self) -> Result<Duration, EngineError> {
-        let spec = self.model.spec();
-        let mut kv = KvCache::new(&self.model, &[self.window.layers()], PROMPT, KvFormat::F16);
+        let spec = self.whole.model().spec();
+        let mut kv = self.whole.sequence(PROMPT, KvFormat::F16);
         let tokens: Vec<u32> = (0..PROMPT)
             .map(|i| (i * 31 % spec.vocabulary) as u32)
             .collect();
-        let mut activation = vec![0.0; PROMPT * spec.hidden];
         let start = Instant::now();
-        self.embedding.embed(&tokens, &mut activation)?;
-        let rows = BatchEntry {
-            kv: &mut kv,
-            first_position: 0,
-            rows: PROMPT,
-        };
-        self.window
-            .forward(&self.compute, &mut activation, &mut [rows])?;
-        let mut logits = Vec::new();
+        let activation = self.forward(&tokens, &mut kv, 0)?;
         let last = &activation[(PROMPT - 1) * spec.hidden..];
-        self.head.logits(&self.compute, last, &mut logits)?;
+        self.whole.logits(&self.compute, last)?;
         Ok(start.elapsed())
+    }
+
+    fn forward(
+        &self,
+        tokens: &[u32],
+        kv: &mut KvCache,
+        first_position: usize,
+    ) -> Result<Vec<f32>, EngineError> {
+        let rows = BatchEntry {
+            kv,
+            first_position,
+            rows: tokens.len(),
+        };
+        self.whole.forward(&self.compute, tokens, &mut [rows])
     }
 }

@@ -1,6 +1,8 @@
 //! Layers on the processor: weights in the map or streamed, our own kernels, keys and values in blocks.
 
+mod activate;
 mod compute;
+mod experts;
 mod kv;
 mod layers;
 

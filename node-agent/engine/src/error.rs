@@ -84,16 +84,27 @@ pub enum EngineError {
     #[error("cannot choose the CPU's kernels")]
     KernelLevel { source: kernels::IsaLevelError },
 
+    #[error("no GPU can be used: {reason}")]
+    NoGpu { reason: String },
+
     #[error(
-        "this build of the engine has no code for GPUs: build it with feature `cuda` or `metal`"
+        "{variable} is {found:?}, expected `none`, `software` (Vulkan on the processor, for tests), or nothing for the GPUs that there are"
     )]
-    NoGpu,
+    GpuChoice {
+        variable: &'static str,
+        found: String,
+    },
 
     #[error("the GPU cannot {action}")]
     Gpu {
         action: &'static str,
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+
+    #[error(
+        "layer {layer} has {part}, which prima does not compute on GPUs: plan it for the processor"
+    )]
+    NotOnGpu { layer: usize, part: &'static str },
 
     #[error("cannot embed token {token}: the vocabulary has {vocabulary}")]
     Token { token: u32, vocabulary: usize },

@@ -1,99 +1,202 @@
-//! Layers on a GPU, computed by candle: CUDA or Metal, as the engine was built. However a pass is cut, the CPU's results are the same
-//! bit for bit; a GPU's are the same up to rounding.
+//! GPUs of this machine, and what they do: layers of a window, the output head, and single operations for measuring them. However a
+//! pass is cut, the CPU's results are the same bit for bit; a GPU's are the same up to rounding.
 //!
-//! Decides: which device is used (the first one), and the format of the weights there (as in the file; floats as F32). Refuses: to
-//! use the CPU when a GPU was asked for.
+//! Decides: which of them is used. By Vulkan they are all there is to every build, and drivers that compute on the processor are left out
+//! unless asked for, since they are no gain; a build for CUDA or Metal uses these. Refuses: to use the CPU when a GPU was asked for.
 
-mod kv;
-mod layers;
-mod probe;
+mod backend;
+#[cfg(feature = "candle")]
+mod candle;
+mod facts;
+mod parts;
+mod self_check;
+mod vulkan;
 
-use std::borrow::Cow;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
 
-use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
-use candle_core::{DType, Device, Tensor};
-use prima_gguf::GgmlType;
+use prima_vulkan::Kind;
 
 use crate::error::EngineError;
+use crate::executor::Executor;
 use crate::kernels::Matrix;
-
-pub(crate) use kv::{DeviceKv, Reach};
-pub(crate) use layers::GpuLayers;
-pub use probe::{DeviceMatrix, DeviceRows};
+use crate::model::Model;
+use backend::{Backend, Choice};
+pub(crate) use backend::{DeviceHead, HeadWeights};
+pub use backend::{DeviceMatrix, DeviceRows};
+pub use facts::{GpuApi, GpuFacts};
 
 /// A GPU of this machine. Clones share it.
-#[derive(Debug, Clone)]
-pub struct Gpu {
-    device: Device,
-}
+#[derive(Clone)]
+pub struct Gpu(Arc<dyn Backend>);
 
 impl Gpu {
-    /// Opens the first GPU of the kind that the engine was built for.
+    /// Opens the GPU that layers run on: the first of those that `PRIMA_GPU` allows.
     ///
     /// # Errors
-    /// [`EngineError::NoGpu`] when it was built for none, [`EngineError::Gpu`] when there is no such device or its
-    /// driver refuses.
+    /// [`EngineError::NoGpu`] when there is none, [`EngineError::Gpu`] when its driver refuses, [`EngineError::GpuChoice`].
     pub fn open() -> Result<Gpu, EngineError> {
-        let device = if cfg!(feature = "cuda") {
-            Device::new_cuda(0)
-        } else if cfg!(feature = "metal") {
-            Device::new_metal(0)
-        } else {
-            return Err(EngineError::NoGpu);
-        };
-        let device = device.map_err(|source| error("open the GPU", source))?;
-        Ok(Gpu { device })
+        let choice = Choice::from_environment()?;
+        if choice == Choice::None {
+            return Err(EngineError::NoGpu {
+                reason: format!("{} is `none`", Choice::VARIABLE),
+            });
+        }
+        #[cfg(any(feature = "cuda", feature = "metal"))]
+        if choice == Choice::Real {
+            return Ok(Gpu(Arc::new(candle::CandleGpu::open()?)));
+        }
+        Ok(Gpu(Arc::new(vulkan::VulkanGpu::open(choice)?)))
     }
 
-    /// The same computation on the CPU, for tests on machines without a GPU. Slower than the CPU's own layers, and copies the
-    /// weights.
-    pub fn emulated() -> Gpu {
-        Gpu {
-            device: Device::Cpu,
+    /// What there is, the one that layers run on first, and why each other is not used.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn list() -> Result<Vec<(GpuFacts, Option<String>)>, EngineError> {
+        let used = match Gpu::open().and_then(|gpu| gpu.facts()) {
+            Err(error @ EngineError::GpuChoice { .. }) => return Err(error),
+            used => used,
+        };
+        let mut listed: Vec<(GpuFacts, Option<String>)> = Vec::new();
+        listed.extend(used.as_ref().ok().map(|facts| (facts.clone(), None)));
+        for (facts, kind) in vulkan::list()? {
+            let first = listed.first();
+            if first.is_some_and(|(used, _)| (&used.name, used.pci) == (&facts.name, facts.pci)) {
+                continue;
+            }
+            let reason = match (kind, &used) {
+                (Kind::Software, _) => "it computes on the processor, which is no gain".to_owned(),
+                (_, Ok(_)) => "one GPU is used, the first".to_owned(),
+                (_, Err(error)) => error.to_string(),
+            };
+            listed.push((facts, Some(reason)));
+        }
+        match (listed.is_empty(), used) {
+            (true, Err(error)) => Err(error),
+            _ => Ok(listed),
         }
     }
 
-    /// A vector of numbers on the device.
-    fn vector(&self, numbers: &[f32]) -> candle_core::Result<Tensor> {
-        Tensor::from_slice(numbers, numbers.len(), &self.device)
+    /// A driver of Vulkan that computes on the processor, such as lavapipe, as a GPU: for tests on machines without one.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn software() -> Result<Gpu, EngineError> {
+        Ok(Gpu(Arc::new(vulkan::VulkanGpu::open(Choice::Software)?)))
     }
 
-    /// Copies a matrix to the device.
-    fn matrix(&self, matrix: Matrix<'_>) -> candle_core::Result<QMatMul> {
-        let shape = (matrix.rows(), matrix.cols());
-        let float = |dtype| {
-            Tensor::from_raw_buffer(matrix.bytes(), dtype, &[shape.0, shape.1], &self.device)?
-                .to_dtype(DType::F32)
-                .map(QMatMul::Tensor)
-        };
-        let quantized = |dtype| {
-            let storage = QStorage::from_data(Cow::Borrowed(matrix.bytes()), &self.device, dtype)?;
-            QMatMul::from_qtensor(QTensor::new(storage, shape)?)
-        };
-        match matrix.ggml_type() {
-            GgmlType::F32 => float(DType::F32),
-            GgmlType::F16 => float(DType::F16),
-            GgmlType::BF16 => float(DType::BF16),
-            GgmlType::Q4_0 => quantized(GgmlDType::Q4_0),
-            GgmlType::Q4_1 => quantized(GgmlDType::Q4_1),
-            GgmlType::Q5_0 => quantized(GgmlDType::Q5_0),
-            GgmlType::Q5_1 => quantized(GgmlDType::Q5_1),
-            GgmlType::Q8_0 => quantized(GgmlDType::Q8_0),
-            GgmlType::Q2K => quantized(GgmlDType::Q2K),
-            GgmlType::Q3K => quantized(GgmlDType::Q3K),
-            GgmlType::Q4K => quantized(GgmlDType::Q4K),
-            GgmlType::Q5K => quantized(GgmlDType::Q5K),
-            GgmlType::Q6K => quantized(GgmlDType::Q6K),
-            other => Err(candle_core::Error::Msg(format!(
-                "no GPU kernels for weights of format {other}"
-            ))),
-        }
+    /// The same, of whose buffers kernels see at most `bytes` at once: for tests of tensors that are larger.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn software_with_most_bound_bytes(bytes: u64) -> Result<Gpu, EngineError> {
+        let gpu = vulkan::VulkanGpu::open(Choice::Software)?;
+        Ok(Gpu(Arc::new(gpu.with_most_bound_bytes(bytes))))
+    }
+
+    /// What candle does on a GPU, done on the CPU: for tests on machines without one.
+    #[cfg(feature = "candle")]
+    pub fn candle_on_cpu() -> Gpu {
+        Gpu(Arc::new(candle::CandleGpu::on_cpu()))
+    }
+
+    /// # Errors
+    /// [`EngineError::Gpu`] when the driver refuses.
+    pub fn facts(&self) -> Result<GpuFacts, EngineError> {
+        self.0.facts()
+    }
+
+    /// Copies the layers `layers` of `model` there, once the first of them has computed there what it computes on the processor. The first
+    /// has the place `first_place` in its window. Memory for the keys and values of `kv_positions` positions in all sequences is set aside.
+    ///
+    /// # Errors
+    /// [`EngineError::TensorValue`] when a layer is not in the bytes of a sparse file, [`EngineError::Gpu`]: no memory, no kernels for
+    /// what is in the layers, or wrong results.
+    pub(crate) fn load(
+        &self,
+        model: &Model,
+        layers: Range<usize>,
+        first_place: usize,
+        kv_positions: usize,
+    ) -> Result<Box<dyn Executor>, EngineError> {
+        let first = layers.start;
+        let alone = self.0.load(model, first..first + 1, 0, 0)?;
+        self_check::check(&*alone, model, first)?;
+        drop(alone);
+        self.0.load(model, layers, first_place, kv_positions)
+    }
+
+    /// Copies the output norm and the output head there, once some rows of the matrix have computed there what they compute on the processor.
+    ///
+    /// # Errors
+    /// [`EngineError::Gpu`]: no memory, no kernels for the format, or wrong results.
+    pub(crate) fn load_head(
+        &self,
+        weights: HeadWeights<'_>,
+    ) -> Result<Box<dyn DeviceHead>, EngineError> {
+        let part = self_check::part_of_head(weights);
+        self_check::check_head(&*self.0.load_head(part)?, part)?;
+        self.0.load_head(weights)
+    }
+
+    /// Copies a matrix there, as layers are copied.
+    ///
+    /// # Errors
+    /// [`EngineError::Gpu`]: no memory, or no kernels for the format.
+    pub fn copy_matrix(&self, matrix: Matrix<'_>) -> Result<DeviceMatrix, EngineError> {
+        self.0.copy_matrix(matrix)
+    }
+
+    /// Copies `rows` rows of numbers there, as activations are copied.
+    ///
+    /// # Errors
+    /// [`EngineError::Gpu`], also when the numbers are not whole rows.
+    pub fn copy_rows(&self, numbers: &[f32], rows: usize) -> Result<DeviceRows, EngineError> {
+        self.0.copy_rows(numbers, rows)
+    }
+
+    /// Copies the numbers back.
+    ///
+    /// # Errors
+    /// [`EngineError::Gpu`].
+    pub fn copy_back(&self, rows: &DeviceRows) -> Result<Vec<f32>, EngineError> {
+        self.0.copy_back(rows)
+    }
+
+    /// Multiplies `rows` by each matrix, as the layers of a pass do. Nobody needs what comes out.
+    ///
+    /// # Errors
+    /// [`EngineError::Gpu`], also when the rows have another length than a matrix.
+    pub fn multiply(
+        &self,
+        matrices: &[&DeviceMatrix],
+        rows: &DeviceRows,
+    ) -> Result<(), EngineError> {
+        self.0.multiply(matrices, rows)
+    }
+
+    /// Reads every number once.
+    ///
+    /// # Errors
+    /// [`EngineError::Gpu`].
+    pub fn read(&self, rows: &DeviceRows) -> Result<(), EngineError> {
+        self.0.read(rows)
+    }
+
+    /// Overwrites `to` with `rows` (as many), the way keys and values are appended.
+    ///
+    /// # Errors
+    /// [`EngineError::Gpu`].
+    pub fn append(&self, rows: &DeviceRows, to: &DeviceRows) -> Result<(), EngineError> {
+        self.0.append(rows, to)
     }
 }
 
-fn error(action: &'static str, source: candle_core::Error) -> EngineError {
-    EngineError::Gpu {
-        action,
-        source: Box::new(source),
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.facts().map(|facts| facts.name);
+        f.debug_tuple("Gpu").field(&name.ok()).finish()
     }
 }

@@ -4,14 +4,12 @@
 //! they lie is up to the executor of the layer: in memory in the format that was asked for, on a GPU as F16. Refuses:
 //! gaps and overwriting. A layer only takes the position after its last one; `truncate` goes back, as far as the window allows.
 
+use std::any::Any;
 use std::ops::Range;
 
 use prima_model::KvFormat;
 
 use crate::cpu::KvBlocks;
-use crate::gpu::DeviceKv;
-#[cfg(feature = "gpu")]
-use crate::gpu::Reach;
 use crate::kernels::KvShape;
 use crate::kv_memory::KvMemory;
 use crate::model::Model;
@@ -22,6 +20,20 @@ pub struct KvCache {
     context_length: usize,
     /// In the order of their layers.
     layers: Vec<LayerKv>,
+}
+
+/// What keeps the keys and values of a layer and a sequence on a GPU.
+pub(crate) trait DeviceKv: Any + Send + Sync {
+    fn fork(&self) -> Box<dyn DeviceKv>;
+
+    /// The first position held.
+    fn first_position(&self) -> usize;
+
+    /// Frees what holds only positions from the first `len` on.
+    fn truncate(&mut self, len: usize);
+
+    /// Bytes of device memory.
+    fn bytes(&self) -> u64;
 }
 
 /// The cache of one layer.
@@ -39,14 +51,18 @@ pub(crate) struct LayerKv {
 }
 
 /// Where it lies, which the first rows decide.
-#[derive(Clone)]
 enum Store {
     Cpu(KvBlocks),
-    #[cfg_attr(
-        not(feature = "gpu"),
-        expect(dead_code, reason = "made by layers on a GPU only")
-    )]
-    Gpu(DeviceKv),
+    Gpu(Box<dyn DeviceKv>),
+}
+
+impl Clone for Store {
+    fn clone(&self) -> Self {
+        match self {
+            Store::Cpu(blocks) => Store::Cpu(blocks.clone()),
+            Store::Gpu(device) => Store::Gpu(device.fork()),
+        }
+    }
 }
 
 impl KvCache {
@@ -126,7 +142,7 @@ impl KvCache {
     pub fn bytes(&self) -> u64 {
         let bytes = |layer: &LayerKv| match &layer.store {
             Store::Cpu(blocks) => blocks.bytes(),
-            Store::Gpu(device) => device.bytes(self.shape),
+            Store::Gpu(device) => device.bytes(),
         };
         self.layers.iter().map(bytes).sum()
     }
@@ -167,15 +183,43 @@ impl LayerKv {
         self.len
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Whether what it holds lies in memory blocks; true if it holds nothing.
     pub fn is_on_cpu(&self) -> bool {
         self.len == 0 || matches!(self.store, Store::Cpu(_))
     }
 
-    /// Whether what it holds lies on a GPU; true if it holds nothing.
-    #[cfg(feature = "gpu")]
-    pub fn is_on_gpu(&self) -> bool {
-        self.len == 0 || matches!(self.store, Store::Gpu(_))
+    /// What keeps it on a GPU, if that is a `T`.
+    pub fn device<T: DeviceKv>(&self) -> Option<&T> {
+        match &self.store {
+            Store::Cpu(_) => None,
+            Store::Gpu(device) => (&**device as &dyn Any).downcast_ref(),
+        }
+    }
+
+    /// What keeps it on a GPU, `new` if it lies elsewhere (and so holds nothing).
+    pub fn on_device<T: DeviceKv>(&mut self, new: impl FnOnce() -> T) -> &mut T {
+        if self.device::<T>().is_none() {
+            self.store = Store::Gpu(Box::new(new()));
+        }
+        let own = match &mut self.store {
+            Store::Gpu(device) => (&mut **device as &mut dyn Any).downcast_mut(),
+            Store::Cpu(_) => None,
+        };
+        own.unwrap_or_else(|| unreachable!("it lies there since the lines above"))
+    }
+
+    /// Counts `rows` more positions, which the device takes.
+    pub fn grow(&mut self, rows: usize) {
+        self.len += rows;
+    }
+
+    /// What counts its bytes.
+    pub fn memory(&self) -> &KvMemory {
+        &self.memory
     }
 
     /// Appends positions to the blocks: `keys` and `values` are rows of `kv_heads * head_dim` numbers.
@@ -200,38 +244,13 @@ impl LayerKv {
         }
     }
 
-    /// Appends positions on a GPU, each kv_heads x rows x head_dim. Returns keys and values from the first position that the first of
-    /// these rows sees, each kv_heads x positions x head_dim, F32.
-    #[cfg(feature = "gpu")]
-    pub fn append_on_gpu(
-        &mut self,
-        keys: &candle_core::Tensor,
-        values: &candle_core::Tensor,
-        context_length: usize,
-    ) -> candle_core::Result<(candle_core::Tensor, candle_core::Tensor)> {
-        let reach = Reach {
-            seen_from: self.seen_from(self.len),
-            kept_from: self.kept_from(self.len),
-            context_length,
-        };
-        if let Store::Cpu(_) = &self.store {
-            self.store = Store::Gpu(DeviceKv::default());
-        }
-        let Store::Gpu(device) = &mut self.store else {
-            return Err(candle_core::Error::Msg("a cache in memory".to_owned()));
-        };
-        let held = device.append(self.len, &reach, (keys, values), &self.memory)?;
-        self.len += keys.dim(1)?;
-        Ok(held)
-    }
-
     /// The first position that the row at `position` sees.
     pub fn seen_from(&self, position: usize) -> usize {
         (position + 1).saturating_sub(self.window.unwrap_or(usize::MAX))
     }
 
     /// The first position that is kept when the row at `position` comes.
-    fn kept_from(&self, position: usize) -> usize {
+    pub fn kept_from(&self, position: usize) -> usize {
         let kept = self.window.map_or(usize::MAX, |window| 2 * window);
         (position + 1).saturating_sub(kept)
     }
@@ -242,11 +261,12 @@ impl LayerKv {
             Store::Cpu(blocks) => blocks.first_position(),
             Store::Gpu(device) => device.first_position(),
         };
-        if self.seen_from(self.len) < first_held {
+        if self.len == 0 || self.seen_from(self.len) < first_held {
             (self.len, self.store) = (0, Store::Cpu(KvBlocks::EMPTY));
         }
-        if let Store::Cpu(blocks) = &mut self.store {
-            blocks.truncate(self.len);
+        match &mut self.store {
+            Store::Cpu(blocks) => blocks.truncate(self.len),
+            Store::Gpu(device) => device.truncate(self.len),
         }
     }
 }

@@ -18,12 +18,31 @@ pub(crate) struct Layer {
     pub value: Projection,
     pub output: Projection,
     pub head_norms: Option<HeadNorms>,
+    /// A score for each query head.
+    pub sinks: Option<Vec<f32>>,
     pub attention_post_norm: Option<Vec<f32>>,
     pub feed_forward_norm: Option<Vec<f32>>,
+    /// What every token goes through.
+    pub dense: Option<Mlp>,
+    pub experts: Option<Experts>,
+    pub feed_forward_post_norm: Option<Vec<f32>>,
+}
+
+pub(crate) struct Mlp {
     pub gate: Projection,
     pub up: Projection,
     pub down: Projection,
-    pub feed_forward_post_norm: Option<Vec<f32>>,
+    /// One row.
+    pub output_gate: Option<MappedTensor>,
+}
+
+/// Gate, up and down have the rows of all experts, one after the other; and so have their biases.
+pub(crate) struct Experts {
+    pub router: Projection,
+    pub selection_bias: Option<Vec<f32>>,
+    pub gate: Projection,
+    pub up: Projection,
+    pub down: Projection,
 }
 
 pub(crate) struct Projection {
@@ -57,6 +76,10 @@ impl Layer {
                 bias: bias.map(|bias| model.vector(bias)).transpose()?,
             })
         };
+        let vector = |vector: &Option<TensorRows>| {
+            let vector = vector.as_ref();
+            vector.map(|vector| model.vector(vector)).transpose()
+        };
         let norm = |norm: &Option<TensorRows>| {
             let norm = norm.as_ref();
             norm.map(|norm| model.norm(norm)).transpose()
@@ -78,18 +101,38 @@ impl Layer {
                 }),
                 None => None,
             },
+            sinks: vector(&attention.sinks)?,
             attention_post_norm: norm(&attention.post_norm)?,
             feed_forward_norm: norm(&feed_forward.norm)?,
-            gate: projection(&feed_forward.gate)?,
-            up: projection(&feed_forward.up)?,
-            down: projection(&feed_forward.down)?,
+            dense: match &feed_forward.dense {
+                Some(mlp) => Some(Mlp {
+                    gate: projection(&mlp.gate)?,
+                    up: projection(&mlp.up)?,
+                    down: projection(&mlp.down)?,
+                    output_gate: match &mlp.output_gate {
+                        Some(gate) => Some(model.matrix(gate)?),
+                        None => None,
+                    },
+                }),
+                None => None,
+            },
+            experts: match &feed_forward.experts {
+                Some(experts) => Some(Experts {
+                    router: projection(&experts.router)?,
+                    selection_bias: vector(&experts.selection_bias)?,
+                    gate: projection(&experts.gate)?,
+                    up: projection(&experts.up)?,
+                    down: projection(&experts.down)?,
+                }),
+                None => None,
+            },
             feed_forward_post_norm: norm(&feed_forward.post_norm)?,
             spec,
         })
     }
 
     /// What the attention kernel needs to know.
-    pub fn attention_shape(&self) -> AttentionShape {
+    pub fn attention_shape(&self) -> AttentionShape<'_> {
         let attention = &self.spec.attention;
         AttentionShape {
             heads: attention.heads,
@@ -100,6 +143,7 @@ impl Layer {
             scale: attention.scale,
             window: attention.window,
             softcap: attention.softcap,
+            sinks: self.sinks.as_deref(),
         }
     }
 }

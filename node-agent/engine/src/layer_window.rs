@@ -6,10 +6,9 @@ use std::ops::Range;
 
 use crate::batch::{BatchEntry, Sequence};
 use crate::cpu::{Compute, CpuLayers};
-use crate::device::LayerDevices;
+use crate::device::{LayerDevices, OnGpu};
 use crate::error::EngineError;
 use crate::executor::Executor;
-use crate::gpu::GpuLayers;
 use crate::kernels::KvShape;
 use crate::kv_cache::LayerKv;
 use crate::model::Model;
@@ -31,7 +30,8 @@ impl LayerWindow {
     ///
     /// # Errors
     /// [`EngineError::Window`] for a range that is empty or not of this model, [`EngineError::TensorValue`] when a layer is not in the
-    /// bytes of a sparse file, [`EngineError::Gpu`] when the GPU does not take its layers.
+    /// bytes of a sparse file, [`EngineError::NotOnGpu`] and [`EngineError::Gpu`] when the GPU does not
+    /// take its layers.
     pub fn open(
         model: &Model,
         layers: Range<usize>,
@@ -46,8 +46,8 @@ impl LayerWindow {
             });
         }
         let attention = &spec.layers[layers.start].attention;
-        let (gpu_layers, gpu) = devices.gpu_layers(layers.len()).unzip();
-        let gpu_layers = gpu_layers.unwrap_or(0);
+        let on_gpu = devices.on_gpu(layers.len());
+        let gpu_layers = on_gpu.as_ref().map_or(0, |on_gpu| on_gpu.layers);
         let on_cpu = layers.len() - gpu_layers;
         let first_on_gpu = layers.start + on_cpu;
         let mut executors: Vec<Box<dyn Executor>> = Vec::new();
@@ -55,9 +55,12 @@ impl LayerWindow {
             let layers = layers.start..first_on_gpu;
             executors.push(Box::new(CpuLayers::load(model, layers, residency)?));
         }
-        if let Some(gpu) = gpu {
+        if let Some(OnGpu {
+            gpu, kv_positions, ..
+        }) = on_gpu
+        {
             let layers = first_on_gpu..layers.end;
-            executors.push(Box::new(GpuLayers::load(gpu, model, layers, on_cpu)?));
+            executors.push(gpu.load(model, layers, on_cpu, kv_positions)?);
         }
         Ok(LayerWindow {
             hidden: spec.hidden,

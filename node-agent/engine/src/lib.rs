@@ -33,7 +33,6 @@ mod device;
 mod embedding;
 mod error;
 mod executor;
-#[cfg_attr(not(feature = "gpu"), path = "no_gpu.rs")]
 mod gpu;
 mod kv_cache;
 mod kv_memory;
@@ -49,10 +48,10 @@ mod whole_model;
 
 pub use batch::BatchEntry;
 pub use cpu::Compute;
-pub use device::{GpuFacts, LayerDevices};
+pub use device::LayerDevices;
 pub use embedding::Embedding;
 pub use error::EngineError;
-pub use gpu::{DeviceMatrix, DeviceRows, Gpu};
+pub use gpu::{DeviceMatrix, DeviceRows, Gpu, GpuApi, GpuFacts};
 pub use kv_cache::KvCache;
 pub use kv_memory::KvMemory;
 pub use layer_window::LayerWindow;

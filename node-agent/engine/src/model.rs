@@ -96,11 +96,13 @@ impl Model {
         })
     }
 
-    /// A small vector, copied out of the map as numbers.
+    /// A small vector, or several of them one after the other, copied out of the map as numbers.
     pub(crate) fn vector(&self, rows: &TensorRows) -> Result<Vec<f32>, EngineError> {
         let tensor = self.matrix(rows)?;
-        let mut numbers = vec![0.0; rows.cols];
-        kernels::dequantize_row(tensor.matrix(), 0, &mut numbers);
+        let mut numbers = vec![0.0; rows.rows * rows.cols];
+        for (row, numbers) in numbers.chunks_exact_mut(rows.cols).enumerate() {
+            kernels::dequantize_row(tensor.matrix(), row, numbers);
+        }
         Ok(numbers)
     }
 
@@ -136,7 +138,8 @@ impl Model {
 
     fn check_formats(&self) -> Result<(), EngineError> {
         let spec = self.spec();
-        let layers = spec.layers.iter().flat_map(|layer| layer.matrices());
+        let layers = spec.layers.iter();
+        let layers = layers.flat_map(|layer| layer.matrices().chain(layer.expert_matrices()));
         for matrix in [&spec.embedding, &spec.output_head]
             .into_iter()
             .chain(&spec.classifier)
@@ -170,4 +173,19 @@ fn mapped(path: &Path) -> Result<(Gguf, MappedFile), EngineError> {
         header.map_err(|source| EngineError::Header { source })?,
         map,
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use prima_gguf::GgmlType;
+    use prima_model::MATRIX_FORMATS;
+
+    /// Headers are read where there are no kernels.
+    #[test]
+    fn headers_may_have_the_formats_that_there_are_kernels_for() {
+        for format in GgmlType::ALL {
+            let computed = crate::kernels::supported(*format);
+            assert_eq!(MATRIX_FORMATS.contains(format), computed, "{format}");
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 use crate::cpu::Compute;
 use crate::error::EngineError;
+use crate::gpu::{DeviceHead, Gpu, HeadWeights};
 use crate::kernels;
 use crate::mapped_weights::MappedTensor;
 use crate::model::Model;
@@ -11,6 +12,8 @@ use crate::residency::Residency;
 pub struct OutputHead {
     norm: Vec<f32>,
     head: MappedTensor,
+    /// Both on a GPU, if logits are made there.
+    on_gpu: Option<Box<dyn DeviceHead>>,
     classifier: Option<MappedTensor>,
     norm_epsilon: f32,
     scale: f32,
@@ -28,6 +31,7 @@ impl OutputHead {
         Ok(OutputHead {
             norm: model.norm(&spec.output_norm)?,
             head: model.matrix(&spec.output_head)?,
+            on_gpu: None,
             classifier: match &spec.classifier {
                 Some(classifier) => Some(model.matrix(classifier)?),
                 None => None,
@@ -39,10 +43,33 @@ impl OutputHead {
         })
     }
 
+    /// Copies norm and head to `gpu`, where logits are made from then on. States and scores, which few ask for, stay the processor's.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open); [`EngineError::Gpu`]: no memory, no kernels for the head's format, or wrong results.
+    pub fn open_on(
+        gpu: &Gpu,
+        model: &Model,
+        residency: &Residency,
+    ) -> Result<OutputHead, EngineError> {
+        let opened = OutputHead::open(model, residency)?;
+        let on_gpu = gpu.load_head(HeadWeights {
+            norm: &opened.norm,
+            norm_epsilon: opened.norm_epsilon,
+            matrix: opened.head.matrix(),
+        })?;
+        opened.head.check()?;
+        Ok(OutputHead {
+            on_gpu: Some(on_gpu),
+            ..opened
+        })
+    }
+
     /// Replaces `out` with the logits of the activations `hidden` (n x hidden, row-major): n x vocabulary.
     ///
     /// # Errors
-    /// [`EngineError::Length`] when `hidden` is not whole rows, [`EngineError::ReadWeights`] when streamed weights cannot be read.
+    /// [`EngineError::Length`] when `hidden` is not whole rows, [`EngineError::ReadWeights`] when streamed weights cannot be read,
+    /// [`EngineError::Gpu`].
     pub fn logits(
         &self,
         compute: &Compute,
@@ -51,17 +78,22 @@ impl OutputHead {
     ) -> Result<(), EngineError> {
         let rows = self.rows(hidden)?;
         out.resize(rows * self.head.matrix().rows(), 0.0);
-        let mut scratch = compute.scratch();
-        let normed = scratch.normed.take(hidden.len());
-        kernels::rms_norm(
-            compute.pool(),
-            hidden,
-            &self.norm,
-            self.norm_epsilon,
-            normed,
-        );
-        self.residency
-            .matmul(compute.pool(), normed, rows, [(&self.head, &mut *out)])?;
+        match &self.on_gpu {
+            Some(on_gpu) => on_gpu.logits(hidden, out)?,
+            None => {
+                let mut scratch = compute.scratch();
+                let normed = scratch.normed.take(hidden.len());
+                kernels::rms_norm(
+                    compute.pool(),
+                    hidden,
+                    &self.norm,
+                    self.norm_epsilon,
+                    normed,
+                );
+                self.residency
+                    .matmul(compute.pool(), normed, rows, [(&self.head, &mut *out)])?;
+            }
+        }
         if self.scale != 1.0 {
             kernels::scale(compute.pool(), out, self.scale);
         }

@@ -1,11 +1,14 @@
 //! Weights under a memory budget: which stay in memory, which are read again for every token, and products with both kinds.
 //!
 //! Does not decide the budget: the part that watches the machine sets it, at any time, and results are the same to the bit under every
-//! budget. Weights that stay lie in the page cache, in this process's map; the others pass through a few buffers (`reader`) in the order
-//! of the cycle (`cycle`). The whole map stays valid, so when in doubt a weight is simply read there.
+//! budget. There are two kinds of weights. Those that every token uses have the budget first: what stays lies in the page cache, in this
+//! process's map; the others pass through a few buffers (`reader`) in the order of the cycle (`plan`). Experts, of which a token uses a few,
+//! share what is left (`experts`). The whole map stays valid, so when in doubt a weight is simply read there.
 
+mod experts;
 mod plan;
 mod reader;
+mod source;
 
 use std::io;
 use std::ops::Range;
@@ -13,15 +16,16 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use prima_model::LayerSpec;
-
 use crate::error::EngineError;
 use crate::kernels::{self, Matrix, ThreadPool};
+use crate::layer::Experts;
 use crate::mapped_weights::{MappedModel, MappedTensor};
 use crate::model::Model;
 
+use experts::{ExpertCache, LayerExperts};
 use plan::{Piece, ResidencyPlan, Tensor, WeightCycle};
 use reader::Reader;
+use source::Source;
 
 pub use plan::StreamingSchedule;
 
@@ -32,7 +36,7 @@ pub struct Residency {
     streams: Option<Arc<Streams>>,
 }
 
-/// Weights that a member uses for every token.
+/// Weights that a member computes with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
     /// These layers, on the CPU.
@@ -40,24 +44,42 @@ pub enum Part {
     OutputHead,
 }
 
+/// An expert whose weights can be computed with.
+pub(crate) struct ResidentExpert<'a> {
+    /// Its place among those that were asked for.
+    pub index: usize,
+    /// Its number in the layer.
+    pub number: u32,
+    pub gate: Matrix<'a>,
+    pub up: Matrix<'a>,
+    pub down: Matrix<'a>,
+}
+
 /// What is where, and what was read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResidencyStatus {
-    /// Weights that are kept in memory; below, those that are read for every token.
+    /// Weights that are kept in memory, or may be; below, the others: those that are read for every token, and experts.
     pub resident_bytes: u64,
     pub streamed_bytes: u64,
-    /// Memory that read-ahead takes.
+    /// Memory that reading takes.
     pub buffer_bytes: u64,
+    /// Memory of this process that weights and buffers have now; other weights that stay are in the page cache.
+    pub own_bytes: u64,
     /// Read since the start.
     pub read_bytes: u64,
     /// How long computing waited for reading, since the start.
     pub waited: Duration,
+    /// How often experts that were needed were in memory, and how often they were not, since the start. Not counted while all are.
+    pub expert_hits: u64,
+    pub expert_misses: u64,
 }
 
 struct Streams {
     cycle: WeightCycle,
     schedule: StreamingSchedule,
     reader: Reader,
+    /// `None`: the model has none.
+    experts: Option<ExpertCache>,
     map: MappedModel,
     /// How many pieces of the cycle `warm` has visited since the plan changed; locked while it changes.
     warmed: Mutex<usize>,
@@ -98,16 +120,16 @@ impl Residency {
         piece_bytes: usize,
     ) -> Result<Residency, EngineError> {
         let spec = model.spec();
-        let mut tensors = Vec::new();
+        let (mut tensors, mut experts) = (Vec::new(), Vec::new());
         for part in parts {
             match part {
                 Part::OutputHead => tensors.push(model.matrix(&spec.output_head)?),
                 Part::Layers(layers) => {
-                    for matrix in spec.layers[layers.clone()]
-                        .iter()
-                        .flat_map(LayerSpec::matrices)
-                    {
-                        tensors.push(model.matrix(matrix)?);
+                    for layer in &spec.layers[layers.clone()] {
+                        for matrix in layer.matrices() {
+                            tensors.push(model.matrix(matrix)?);
+                        }
+                        experts.extend(layer.feed_forward.experts.as_ref().map(LayerExperts::of));
                     }
                 }
             }
@@ -123,6 +145,13 @@ impl Residency {
                 cycle: WeightCycle::new(&tensors, piece_bytes),
                 schedule,
                 reader: Reader::start(model.map().paths())?,
+                experts: match experts.is_empty() {
+                    true => None,
+                    false => Some(ExpertCache::start(
+                        Source::open(model.map().paths())?,
+                        experts,
+                    )?),
+                },
                 map: model.map().clone(),
                 warmed: Mutex::default(),
             })),
@@ -135,7 +164,7 @@ impl Residency {
     pub fn weight_bytes(&self) -> u64 {
         self.streams
             .as_ref()
-            .map_or(0, |streams| streams.cycle.bytes())
+            .map_or(0, |streams| streams.weight_bytes())
     }
 
     /// From now on, weights and buffers together may take `bytes` of memory. Weights that no longer stay are released before this
@@ -159,12 +188,30 @@ impl Residency {
         };
         let plan = streams.reader.plan();
         let readings = streams.reader.readings();
-        ResidencyStatus {
+        let buffer_bytes = plan.memory_bytes() - plan.resident_bytes;
+        let dense = ResidencyStatus {
             resident_bytes: plan.resident_bytes,
             streamed_bytes: plan.streamed_bytes,
-            buffer_bytes: plan.memory_bytes() - plan.resident_bytes,
+            buffer_bytes,
+            own_bytes: buffer_bytes,
             read_bytes: readings.bytes,
             waited: readings.waited,
+            expert_hits: 0,
+            expert_misses: 0,
+        };
+        let Some(experts) = &streams.experts else {
+            return dense;
+        };
+        let (held, readings) = (experts.memory(), experts.readings());
+        ResidencyStatus {
+            resident_bytes: dense.resident_bytes + held.resident_bytes,
+            streamed_bytes: dense.streamed_bytes + experts.bytes() - held.resident_bytes,
+            buffer_bytes: dense.buffer_bytes + held.buffer_bytes,
+            own_bytes: dense.own_bytes + held.own_bytes,
+            read_bytes: dense.read_bytes + readings.bytes,
+            waited: dense.waited + readings.waited,
+            expert_hits: readings.hits,
+            expert_misses: readings.misses,
         }
     }
 
@@ -196,6 +243,73 @@ impl Residency {
         }
         Ok(())
     }
+}
+
+impl Residency {
+    /// Calls `work` with the experts of a layer that `needed` names (by number, in order), several at a time, until it had each once. Those
+    /// that are in memory come first.
+    ///
+    /// # Errors
+    /// [`EngineError::ReadWeights`] when experts cannot be read, [`EngineError::Damaged`] when those in the map cannot.
+    pub(crate) fn each_expert(
+        &self,
+        experts: &Experts,
+        needed: &[u32],
+        mut work: impl FnMut(&[ResidentExpert<'_>]),
+    ) -> Result<(), EngineError> {
+        let tensors = [&experts.gate, &experts.up, &experts.down];
+        let matrices = tensors.map(|projection| projection.weight.matrix());
+        let count = experts.router.width();
+        let mapped = |index: usize| {
+            let number = needed[index];
+            let [gate, up, down] = matrices.map(|all| of_expert(all, number, count));
+            ResidentExpert {
+                index,
+                number,
+                gate,
+                up,
+                down,
+            }
+        };
+        let streams = self.streams.as_deref();
+        if let Some((streams, cache)) = streams.and_then(|s| Some((s, s.experts.as_ref()?))) {
+            let offset = experts.gate.weight.offset();
+            let were_read = cache.each(offset, needed, |layer, slabs| {
+                let ready: Vec<_> = slabs
+                    .iter()
+                    .map(|(index, slab)| {
+                        let expert = mapped(*index);
+                        let [gate, up, down] = slab.parts(layer, expert.number);
+                        ResidentExpert {
+                            gate: expert.gate.at(gate),
+                            up: expert.up.at(up),
+                            down: expert.down.at(down),
+                            ..expert
+                        }
+                    })
+                    .collect();
+                work(&ready);
+            });
+            let were_read = were_read.map_err(|(offset, source)| EngineError::ReadWeights {
+                path: streams.map.file_at(offset).path().to_owned(),
+                offset,
+                source,
+            })?;
+            if were_read {
+                return Ok(());
+            }
+        }
+        let ready: Vec<_> = (0..needed.len()).map(mapped).collect();
+        work(&ready);
+        let mut tensors = tensors.iter();
+        tensors.try_for_each(|projection| projection.weight.check())
+    }
+}
+
+/// The rows of one of `count` experts.
+fn of_expert(all: Matrix<'_>, expert: u32, count: usize) -> Matrix<'_> {
+    let (rows, expert) = (all.rows() / count, expert as usize);
+    all.part(expert * rows..(expert + 1) * rows)
 }
 
 /// The rate, in bytes a second, of streaming the first `bytes` of the file at `path` as weights are streamed, without computing. The
@@ -246,9 +360,26 @@ fn unreadable(path: &Path, piece: &Piece, source: io::Error) -> EngineError {
 }
 
 impl Streams {
+    fn weight_bytes(&self) -> u64 {
+        self.cycle.bytes() + self.experts.as_ref().map_or(0, ExpertCache::bytes)
+    }
+
     fn set_budget(&self, bytes: u64) {
         let mut warmed = lock(&self.warmed);
-        let plan = self.cycle.plan(bytes, self.schedule);
+        let plan = match &self.experts {
+            Some(experts) if bytes < self.weight_bytes() => {
+                // What every token uses comes first.
+                let bytes = bytes.saturating_sub(experts.buffer_bytes());
+                let plan = self.cycle.plan(bytes, self.schedule);
+                self.hold_experts(experts, bytes.saturating_sub(plan.memory_bytes()));
+                plan
+            }
+            Some(experts) => {
+                experts.hold_all();
+                self.cycle.plan(bytes, self.schedule)
+            }
+            None => self.cycle.plan(bytes, self.schedule),
+        };
         let before = self.reader.plan();
         if plan == *before {
             return;
@@ -260,6 +391,16 @@ impl Streams {
             .filter(|piece| !before.streams(piece))
             .for_each(|piece| self.release(piece));
         *warmed = 0;
+    }
+
+    /// Experts take `bytes` of memory from now on, and none of the page cache.
+    fn hold_experts(&self, experts: &ExpertCache, bytes: u64) {
+        let were_mapped = experts.hold(bytes);
+        for range in experts.ranges().filter(|_| were_mapped) {
+            // If these calls fail, the system takes the pages back when it needs them.
+            let _ = self.map.unmap_pages(range.clone());
+            let _ = experts.drop_pages(&range);
+        }
     }
 
     fn warm(&self, limit: Duration) -> bool {

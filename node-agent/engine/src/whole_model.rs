@@ -1,4 +1,4 @@
-//! All of a model in this process, on the CPU: tokens in, logits out. For what is no ring: draft models, and tests that compare.
+//! All of a model in this process, on the CPU or on a GPU: tokens in, logits out. For what is no ring: draft models, and tests that compare.
 //!
 //! Refuses to sample and to batch by itself; callers say what is computed together.
 
@@ -9,6 +9,7 @@ use crate::cpu::Compute;
 use crate::device::LayerDevices;
 use crate::embedding::Embedding;
 use crate::error::EngineError;
+use crate::gpu::Gpu;
 use crate::kv_cache::KvCache;
 use crate::layer_window::LayerWindow;
 use crate::model::Model;
@@ -24,14 +25,34 @@ pub struct WholeModel {
 }
 
 impl WholeModel {
+    /// On the CPU.
+    ///
     /// # Errors
     /// Those of [`LayerWindow::open`], [`Embedding::open`] and [`OutputHead::open`].
     pub fn open(model: Model) -> Result<Self, EngineError> {
-        let (all, devices) = (0..model.spec().layers.len(), LayerDevices::cpu());
+        let head = OutputHead::open(&model, &Residency::mapped())?;
+        Self::with(model, &LayerDevices::cpu(), head)
+    }
+
+    /// With all layers and the output head on `gpu`.
+    ///
+    /// # Errors
+    /// Those of [`LayerWindow::open`], [`Embedding::open`] and [`OutputHead::open_on`].
+    pub fn open_on(gpu: &Gpu, model: Model) -> Result<Self, EngineError> {
+        let head = OutputHead::open_on(gpu, &model, &Residency::mapped())?;
+        Self::with(model, &LayerDevices::last_on(usize::MAX, gpu.clone()), head)
+    }
+
+    fn with(
+        model: Model,
+        devices: &LayerDevices,
+        output_head: OutputHead,
+    ) -> Result<Self, EngineError> {
+        let all = 0..model.spec().layers.len();
         Ok(Self {
             embedding: Embedding::open(&model)?,
-            layers: LayerWindow::open(&model, all, &devices, &Residency::mapped())?,
-            output_head: OutputHead::open(&model, &Residency::mapped())?,
+            layers: LayerWindow::open(&model, all, devices, &Residency::mapped())?,
+            output_head,
             model,
         })
     }

@@ -137,7 +137,7 @@ fn metadata_that_is_not_computed_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let model = MadeUpModel::default();
     type Change = fn(&mut GgufWriter);
-    let cases: [(Change, &[&str]); 8] = [
+    let cases: [(Change, &[&str]); 10] = [
         (
             |writer| {
                 writer.metadata("llama.rope.scaling.type", "dynamic");
@@ -148,7 +148,7 @@ fn metadata_that_is_not_computed_is_named() {
             |writer| {
                 writer.metadata("llama.expert_count", 8_u32);
             },
-            &["\"llama.expert_count\"", "mixture of experts", "found 8"],
+            &["llama.expert_used_count"],
         ),
         (
             |writer| {
@@ -190,6 +190,18 @@ fn metadata_that_is_not_computed_is_named() {
             },
             &["\"llama.attention.key_length\"", "found 4294967295"],
         ),
+        (
+            |writer| {
+                writer.metadata("llama.attention.causal", false);
+            },
+            &["\"llama.attention.causal\"", "expected true", "found false"],
+        ),
+        (
+            |writer| {
+                writer.metadata("llama.rope.dimension_sections", vec![4, 4, 4, 4]);
+            },
+            &["\"llama.rope.dimension_sections\"", "0 pairs in the fourth"],
+        ),
     ];
     for (change, expected) in cases {
         let message = refusal(directory.path(), &model, model.tensors(), change);
@@ -197,6 +209,17 @@ fn metadata_that_is_not_computed_is_named() {
             assert!(message.contains(part), "{part:?} is not in {message:?}");
         }
     }
+}
+
+#[test]
+fn windows_that_rotate_other_widths_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = MadeUpModel::of("gemma2");
+    let message = refusal(directory.path(), &model, model.tensors(), |writer| {
+        writer.metadata("gemma2.rope.dimension_count_swa", 64_u32);
+    });
+    let expected = "\"gemma2.rope.dimension_count_swa\": expected 256, as in layers without a window, found 64";
+    assert!(message.contains(expected), "{message}");
 }
 
 #[test]
@@ -257,4 +280,87 @@ fn files_that_are_no_models_are_refused() {
     let bytes = std::fs::read(&path).unwrap();
     std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
     assert!(Model::open(&path).is_err());
+}
+
+#[test]
+fn experts_that_are_not_computed_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    type Change = fn(&mut Vec<Tensor>);
+    let key = |key: &'static str, value: u32| {
+        move |writer: &mut GgufWriter| {
+            writer.metadata(key, value);
+        }
+    };
+    let of = MadeUpModel::of;
+    let few = MadeUpModel {
+        experts: 2,
+        ..of("qwen3moe")
+    };
+    let keys = [
+        (
+            of("qwen2"),
+            key("qwen2.expert_count", 8),
+            "\"qwen2.expert_count\": expected 0 (not a mixture of experts), found 8",
+        ),
+        (
+            few,
+            key("x", 0),
+            "\"qwen3moe.expert_used_count\": expected a number from 1 to 2, found 3",
+        ),
+        (
+            of("olmoe"),
+            key("olmoe.expert_gating_func", 4),
+            "\"olmoe.expert_gating_func\": expected 1 (softmax), 2 (sigmoid)",
+        ),
+        (
+            of("mixtral"),
+            key("llama.expert_group_count", 4),
+            "\"llama.expert_group_count\": expected at most 1",
+        ),
+        // Then the first layer has other tensors.
+        (
+            of("mixtral"),
+            key("llama.leading_dense_block_count", 1),
+            "\"blk.0.ffn_up.weight\" is missing",
+        ),
+    ];
+    for (model, change, expected) in keys {
+        let message = refusal(directory.path(), &model, model.tensors(), change);
+        assert!(message.contains(expected), "{message:?}");
+    }
+    let tensors: [(Change, &str); 5] = [
+        (
+            |tensors| find(tensors, "blk.1.ffn_gate_inp.weight").1 = GgmlType::Q8_0,
+            "\"blk.1.ffn_gate_inp.weight\": expected F32, F16 or BF16, found Q8_0",
+        ),
+        (
+            |tensors| tensors.retain(|tensor| tensor.0 != "blk.3.ffn_up_exps.weight"),
+            "\"blk.3.ffn_up_exps.weight\" is missing",
+        ),
+        (
+            |tensors| find(tensors, "blk.2.ffn_down_exps.weight").2 = vec![256, 512, 7],
+            "\"blk.2.ffn_down_exps.weight\": expected shape [256, 512, 8], found [256, 512, 7]",
+        ),
+        (
+            |tensors| {
+                let name = "blk.0.ffn_gate_exps.bias".to_owned();
+                tensors.push((name, GgmlType::F32, vec![256, 8]));
+            },
+            "\"blk.0.ffn_gate_exps.bias\" is not one that architecture llama computes with",
+        ),
+        (
+            |tensors| {
+                let name = "blk.0.ffn_up_shexp.weight".to_owned();
+                tensors.push((name, GgmlType::F32, vec![512, 256]));
+            },
+            "\"blk.0.ffn_up_shexp.weight\" is not one that architecture llama computes with",
+        ),
+    ];
+    let model = of("mixtral");
+    for (change, expected) in tensors {
+        let mut tensors = model.tensors();
+        change(&mut tensors);
+        let message = refusal(directory.path(), &model, tensors, |_| {});
+        assert!(message.contains(expected), "{message:?}");
+    }
 }

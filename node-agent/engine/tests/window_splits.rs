@@ -1,4 +1,5 @@
-//! The same bits, however a pass is cut into windows, chunks and batches, and with any number of threads.
+//! The same bits, however a pass is cut into windows, chunks and batches, and with any number of threads; and however a file cuts its
+//! matrices.
 
 #![allow(
     clippy::unwrap_used,
@@ -16,8 +17,9 @@ mod support;
 use prima_engine::{
     BatchEntry, Compute, KvCache, KvFormat, LayerDevices, LayerWindow, Model, OutputHead, Residency,
 };
+use prima_gguf::GgmlType;
 
-use support::{FAMILIES, MadeUpModel, Random, Runner};
+use support::{FAMILIES, MadeUpModel, Random, Runner, fuse};
 
 #[test]
 fn any_split_chunking_and_batching_gives_the_same_bits() {
@@ -99,6 +101,32 @@ fn run_in_random_batches(
         }
     }
     results
+}
+
+/// Some converters put queries, keys and values into one tensor, and gate and up into another, whatever the family.
+#[test]
+fn matrices_in_one_tensor_compute_what_they_do_apart() {
+    let directory = tempfile::tempdir().unwrap();
+    let prompt: Vec<u32> = (0..40).map(|token| token * 7 % 96).collect();
+    for family in ["llama", "qwen3", "gemma3", "smollm3"] {
+        for format in [GgmlType::F32, GgmlType::Q4K] {
+            let made_up = MadeUpModel {
+                formats: vec![format],
+                ..MadeUpModel::of(family)
+            };
+            let (queries, others) = (".attn_q.", [".attn_k.", ".attn_v."]);
+            let tensors = fuse(made_up.tensors(), queries, &others, ".attn_qkv.");
+            let tensors = fuse(tensors, ".ffn_gate.", &[".ffn_up."], ".ffn_up.");
+            let [apart, together] = ["apart", "together"].map(|name| directory.path().join(name));
+            made_up.write_with(&apart, made_up.tensors(), |_| {});
+            made_up.write_with(&together, tensors, |_| {});
+            let [expected, found] = [apart, together].map(|path| {
+                let runner = Runner::new(&path, 2);
+                runner.logits(&mut runner.kv_cache(), &prompt)
+            });
+            assert!(found == expected, "{family} in {format}");
+        }
+    }
 }
 
 #[test]

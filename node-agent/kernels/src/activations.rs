@@ -2,6 +2,8 @@
 //! does for each family of weight formats, so that results stay close to its own; or plain floats for
 //! float weights. Decides which form a weight format needs.
 
+use std::ops::Range;
+
 use prima_gguf::GgmlType;
 
 use super::formats::{BlockFormat, with_block_format};
@@ -40,24 +42,48 @@ impl Form {
 
 /// Rows of activations in 8 bits. Per row: `cols` values, and a scale and sums for each of its
 /// `cols / group` groups (the groups of the weight format).
-pub(super) struct QuantizedRows {
+#[derive(Clone, Copy)]
+pub(super) struct QuantizedRows<'a> {
     pub(super) cols: usize,
     /// Groups per row.
     pub(super) groups: usize,
     /// In -127..=127.
-    pub(super) values: Vec<i8>,
+    pub(super) values: &'a [i8],
     /// What a value of the group is worth.
-    pub(super) scales: Vec<f32>,
+    pub(super) scales: &'a [f32],
     /// Minus the sum of the group's values. Times a format's offset, it corrects for the offset.
-    pub(super) negated_sums: Vec<i32>,
+    pub(super) negated_sums: &'a [i32],
     /// The sum of the group's values times the scale.
-    pub(super) scaled_sums: Vec<f32>,
+    pub(super) scaled_sums: &'a [f32],
+}
+
+/// What [`QuantizedRows`] are rows of.
+pub(super) struct QuantizedActivations {
+    cols: usize,
+    groups: usize,
+    values: Vec<i8>,
+    scales: Vec<f32>,
+    negated_sums: Vec<i32>,
+    scaled_sums: Vec<f32>,
 }
 
 /// Rows per piece of work.
 const PIECE_ROWS: usize = 16;
 
-impl QuantizedRows {
+impl QuantizedActivations {
+    /// These rows.
+    pub(super) fn rows(&self, rows: Range<usize>) -> QuantizedRows<'_> {
+        let groups = rows.start * self.groups..rows.end * self.groups;
+        QuantizedRows {
+            cols: self.cols,
+            groups: self.groups,
+            values: &self.values[rows.start * self.cols..rows.end * self.cols],
+            scales: &self.scales[groups.clone()],
+            negated_sums: &self.negated_sums[groups.clone()],
+            scaled_sums: &self.scaled_sums[groups],
+        }
+    }
+
     /// Quantizes `n` rows of `cols` floats. `form` is not [`Form::Float`].
     pub(super) fn new(pool: &ThreadPool, form: Form, x: &[f32], n: usize, cols: usize) -> Self {
         let group = match form {
@@ -65,7 +91,7 @@ impl QuantizedRows {
             Form::Blocks | Form::Float => 32,
         };
         let groups = cols / group;
-        let mut rows = QuantizedRows {
+        let mut rows = QuantizedActivations {
             cols,
             groups,
             values: vec![0; n * cols],
@@ -214,7 +240,7 @@ mod tests {
                 Form::SuperBlocks { group: 16 },
                 Form::SuperBlocks { group: 32 },
             ] {
-                let rows = QuantizedRows::new(&pool, form, &x, 3, 512);
+                let rows = QuantizedActivations::new(&pool, form, &x, 3, 512);
                 let group = 512 / rows.groups;
                 for (i, x) in x.iter().enumerate() {
                     let scale = rows.scales[i / group];
@@ -242,10 +268,10 @@ mod tests {
             Form::SuperBlocks { group: 32 },
         ] {
             let scalar = ThreadPool::new(1, IsaLevel::SCALAR).unwrap();
-            let expected = QuantizedRows::new(&scalar, form, &x, 2, 768);
+            let expected = QuantizedActivations::new(&scalar, form, &x, 2, 768);
             for level in IsaLevel::available() {
                 let pool = ThreadPool::new(1, level).unwrap();
-                let rows = QuantizedRows::new(&pool, form, &x, 2, 768);
+                let rows = QuantizedActivations::new(&pool, form, &x, 2, 768);
                 assert_eq!(rows.values, expected.values);
                 assert_eq!(rows.negated_sums, expected.negated_sums);
                 assert_eq!(rows.scales, expected.scales);

@@ -32,7 +32,7 @@ pub struct KvShape {
 
 /// What is the same for all sequences of a batch.
 #[derive(Debug, Clone, Copy)]
-pub struct AttentionShape {
+pub struct AttentionShape<'a> {
     /// Query heads, a multiple of the KV heads.
     pub heads: usize,
     pub kv: KvShape,
@@ -42,6 +42,9 @@ pub struct AttentionShape {
     pub window: Option<usize>,
     /// Scores s become softcap * tanh(s / softcap), after the scale (Gemma 2).
     pub softcap: Option<f32>,
+    /// A score for each query head that takes part in the softmax without a value, so that a row may attend to nothing (gpt-oss). Neither
+    /// scaled nor capped.
+    pub sinks: Option<&'a [f32]>,
 }
 
 /// The attention of consecutive rows of one sequence in one layer.
@@ -76,7 +79,7 @@ impl KvShape {
 /// When lengths do not fit the shape, or a sequence lacks blocks for its last row.
 pub fn attention(
     pool: &ThreadPool,
-    shape: &AttentionShape,
+    shape: &AttentionShape<'_>,
     sequences: &mut [SequenceAttention<'_>],
 ) {
     let sequences: Vec<Sequence<'_>> = sequences
@@ -105,7 +108,7 @@ pub fn attention(
                 sequence.chunk(pool.level(), tile, index, &mut chunk);
                 total.fold(&chunk);
             }
-            sequence.finish(tile, &total);
+            sequence.finish(tile, &mut total);
         });
         return;
     }
@@ -134,7 +137,7 @@ pub fn attention(
         for chunk in partials.by_ref().take(sequence.chunks(tile).len()) {
             total.fold(&chunk);
         }
-        sequence.finish(tile, &total);
+        sequence.finish(tile, &mut total);
     }
 }
 
@@ -157,7 +160,7 @@ struct Tile {
 }
 
 struct Sequence<'a> {
-    shape: AttentionShape,
+    shape: AttentionShape<'a>,
     /// Query heads per KV head.
     group: usize,
     rows: usize,
@@ -169,12 +172,16 @@ struct Sequence<'a> {
 }
 
 impl<'a> Sequence<'a> {
-    fn new(shape: &AttentionShape, sequence: &'a mut SequenceAttention<'_>) -> Self {
+    fn new(shape: &AttentionShape<'a>, sequence: &'a mut SequenceAttention<'_>) -> Self {
         let KvShape { kv_heads, head_dim } = shape.kv;
         assert!(
             kv_heads > 0 && head_dim > 0 && shape.heads > 0 && shape.heads.is_multiple_of(kv_heads),
             "{} query heads for {kv_heads} KV heads of {head_dim}",
             shape.heads
+        );
+        assert!(
+            shape.sinks.is_none_or(|sinks| sinks.len() == shape.heads),
+            "a sink for each query head"
         );
         let row = shape.heads * head_dim;
         assert!(
@@ -218,13 +225,15 @@ impl<'a> Sequence<'a> {
         }
     }
 
+    /// The query head of query `index` of a KV head.
+    fn head(&self, kv_head: usize, index: usize) -> usize {
+        kv_head * self.group + index % self.group
+    }
+
     /// Where query `index` of a KV head begins in `queries` and `out`.
     fn offset(&self, kv_head: usize, index: usize) -> usize {
-        let (row, head) = (
-            index / self.group,
-            kv_head * self.group + index % self.group,
-        );
-        (row * self.shape.heads + head) * self.shape.kv.head_dim
+        let row = index / self.group;
+        (row * self.shape.heads + self.head(kv_head, index)) * self.shape.kv.head_dim
     }
 
     /// The positions that query `index` sees.
@@ -281,8 +290,12 @@ impl<'a> Sequence<'a> {
         }
     }
 
-    fn finish(&self, tile: &Tile, total: &Partial) {
+    fn finish(&self, tile: &Tile, total: &mut Partial) {
         for query in 0..tile.count {
+            if let Some(sinks) = self.shape.sinks {
+                let head = self.head(tile.kv_head, tile.first + query);
+                total.add_sink(query, sinks[head]);
+            }
             let at = self.offset(tile.kv_head, tile.first + query);
             // SAFETY: each query of each head is in one tile, and a tile is finished once.
             let out = unsafe { self.out.part(at..at + self.shape.kv.head_dim) };

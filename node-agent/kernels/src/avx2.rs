@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::byte_pairs::{self, PairSums};
-use super::formats::BlockFormat;
+use super::formats::Quants;
 use super::lanes::Words;
 use super::packed_tile::{Integers, Sums, compiled_for, multiply_by_format, read_quad};
 use super::product::{Product, TILE_ROWS};
@@ -36,6 +36,7 @@ struct Avx2;
 struct AvxVnni;
 
 impl Integers for Avx2 {
+    type Base = Self;
     type Words = [__m256i; 2];
     type Floats = __m256;
     const TILE: usize = 4;
@@ -44,7 +45,7 @@ impl Integers for Avx2 {
     compiled_for!("avx2,fma,f16c");
 
     #[inline(always)]
-    unsafe fn sums<F: BlockFormat, const ROWS: usize>(
+    unsafe fn sums<Q: Quants, const ROWS: usize>(
         weights: *const u8,
         x_quads: *const i8,
         x_stride: usize,
@@ -52,7 +53,7 @@ impl Integers for Avx2 {
     ) -> [Self::Floats; ROWS] {
         // SAFETY: passed on from the caller.
         unsafe {
-            byte_pairs::sums::<__m256i, F, ROWS>(weights, x_quads, x_stride, start).to_floats()
+            byte_pairs::sums::<__m256i, Q, ROWS>(weights, x_quads, x_stride, start).to_floats()
         }
     }
 
@@ -60,6 +61,7 @@ impl Integers for Avx2 {
 }
 
 impl Integers for AvxVnni {
+    type Base = Avx2;
     type Words = [__m256i; 2];
     type Floats = __m256;
     const TILE: usize = 4;
@@ -68,7 +70,7 @@ impl Integers for AvxVnni {
     compiled_for!("avx2,fma,f16c,avxvnni");
 
     #[inline(always)]
-    unsafe fn sums<F: BlockFormat, const ROWS: usize>(
+    unsafe fn sums<Q: Quants, const ROWS: usize>(
         weights: *const u8,
         x_quads: *const i8,
         x_stride: usize,
@@ -80,7 +82,7 @@ impl Integers for AvxVnni {
             for (sum, start) in sums.iter_mut().zip(start) {
                 *sum = _mm256_set1_epi32(start);
             }
-            for quad in 0..F::GROUP / 4 {
+            for quad in 0..Q::GROUP / 4 {
                 let four = _mm256_load_si256(weights.add(quad * 4 * TILE_ROWS).cast());
                 for (row, sum) in sums.iter_mut().enumerate() {
                     let x_four = read_quad(x_quads.add(row * x_stride + 4 * quad));
@@ -94,6 +96,7 @@ impl Integers for AvxVnni {
     type Sums = VnniSums;
 }
 
+#[derive(Clone, Copy)]
 struct VnniSums([__m256i; 2]);
 
 impl Sums<[__m256i; 2]> for VnniSums {
@@ -104,7 +107,7 @@ impl Sums<[__m256i; 2]> for VnniSums {
     }
 
     #[inline(always)]
-    fn add_quad<F: BlockFormat>(&mut self, four: [__m256i; 2], x_four: i32) {
+    fn add_quad<Q: Quants>(&mut self, four: [__m256i; 2], x_four: i32) {
         for (sum, four) in self.0.iter_mut().zip(four) {
             // SAFETY: as above.
             *sum = unsafe { _mm256_dpbusd_avx_epi32(*sum, four, _mm256_set1_epi32(x_four)) };

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::formats::BlockFormat;
+use super::formats::Quants;
 use super::lanes::Words;
 use super::packed_tile::{Integers, Sums, compiled_for, multiply_by_format, read_quad};
 use super::product::{Product, TILE_ROWS};
@@ -22,6 +22,7 @@ pub(super) unsafe fn multiply(product: &Product<'_>, rows: Range<usize>) {
 struct Avx512;
 
 impl Integers for Avx512 {
+    type Base = Self;
     type Words = [__m512i; 1];
     type Floats = __m512;
     const TILE: usize = 8;
@@ -30,7 +31,7 @@ impl Integers for Avx512 {
     compiled_for!("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");
 
     #[inline(always)]
-    unsafe fn sums<F: BlockFormat, const ROWS: usize>(
+    unsafe fn sums<Q: Quants, const ROWS: usize>(
         weights: *const u8,
         x_quads: *const i8,
         x_stride: usize,
@@ -42,7 +43,7 @@ impl Integers for Avx512 {
             for (sum, start) in sums.iter_mut().zip(start) {
                 *sum = _mm512_set1_epi32(start);
             }
-            for quad in 0..F::GROUP / 4 {
+            for quad in 0..Q::GROUP / 4 {
                 let four = _mm512_load_si512(weights.add(quad * 4 * TILE_ROWS).cast());
                 for (row, sum) in sums.iter_mut().enumerate() {
                     let x_four = read_quad(x_quads.add(row * x_stride + 4 * quad));
@@ -56,6 +57,7 @@ impl Integers for Avx512 {
     type Sums = Avx512Sums;
 }
 
+#[derive(Clone, Copy)]
 struct Avx512Sums(__m512i);
 
 impl Sums<[__m512i; 1]> for Avx512Sums {
@@ -66,7 +68,7 @@ impl Sums<[__m512i; 1]> for Avx512Sums {
     }
 
     #[inline(always)]
-    fn add_quad<F: BlockFormat>(&mut self, [four]: [__m512i; 1], x_four: i32) {
+    fn add_quad<Q: Quants>(&mut self, [four]: [__m512i; 1], x_four: i32) {
         // SAFETY: as above.
         self.0 = unsafe { _mm512_dpbusd_epi32(self.0, four, _mm512_set1_epi32(x_four)) };
     }

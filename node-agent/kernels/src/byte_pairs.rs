@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::formats::{BlockFormat, are_signed_bytes};
+use super::formats::{Quants, are_signed_bytes};
 use super::packed_tile::{Sums, products_without_overflow, read_quad};
 use super::product::TILE_ROWS;
 
@@ -109,7 +109,7 @@ byte_register!(__m256i, _mm256_load_si256 _mm256_set1_epi8 _mm256_set1_epi16 _mm
 /// # Safety
 /// As there.
 #[inline(always)]
-pub(super) unsafe fn sums<B: ByteRegister, F: BlockFormat, const ROWS: usize>(
+pub(super) unsafe fn sums<B: ByteRegister, Q: Quants, const ROWS: usize>(
     weights: *const u8,
     x_quads: *const i8,
     x_stride: usize,
@@ -122,17 +122,17 @@ pub(super) unsafe fn sums<B: ByteRegister, F: BlockFormat, const ROWS: usize>(
             *sum = B::splat_32(start);
         }
         let mut quad = 0;
-        while quad < F::GROUP / 4 {
-            let end = (quad + pairs_without_overflow::<F>()).min(F::GROUP / 4);
+        while quad < Q::GROUP / 4 {
+            let end = (quad + pairs_without_overflow::<Q>()).min(Q::GROUP / 4);
             let mut pairs = [B::splat_16(0); ROWS];
             for quad in quad..end {
                 let mut four = B::load(weights.add(quad * 4 * TILE_ROWS));
-                if are_signed_bytes::<F>() {
+                if are_signed_bytes::<Q>() {
                     four = four.xor(B::splat_8(i8::MIN));
                 }
                 for (row, pairs) in pairs.iter_mut().enumerate() {
                     let x_four = read_quad(x_quads.add(row * x_stride + 4 * quad));
-                    *pairs = pairs.add_16(products::<B, F>(four, x_four));
+                    *pairs = pairs.add_16(products::<B, Q>(four, x_four));
                 }
             }
             for (sum, pairs) in sums.iter_mut().zip(pairs) {
@@ -145,16 +145,16 @@ pub(super) unsafe fn sums<B: ByteRegister, F: BlockFormat, const ROWS: usize>(
 }
 
 /// How many sums of two products fit in 16 bits.
-const fn pairs_without_overflow<F: BlockFormat>() -> usize {
-    products_without_overflow::<F>() / 2
+const fn pairs_without_overflow<Q: Quants>() -> usize {
+    products_without_overflow::<Q>() / 2
 }
 
 /// Sums of two products each, in 16 bits. Signed bytes give their signs to the activations, so that no pair overflows
 /// (2 * 128 * 127 is below 2^15).
 #[inline(always)]
-fn products<B: ByteRegister, F: BlockFormat>(four: B, x_four: i32) -> B {
+fn products<B: ByteRegister, Q: Quants>(four: B, x_four: i32) -> B {
     let x_four = B::splat_32(x_four);
-    match are_signed_bytes::<F>() {
+    match are_signed_bytes::<Q>() {
         true => (four.magnitudes_8()).multiply_pairs_8(x_four.signed_8(four)),
         false => four.multiply_pairs_8(x_four),
     }
@@ -167,6 +167,7 @@ fn widened<B: ByteRegister>(sum: B, pairs: B) -> B {
 }
 
 /// The sums of products of `N` registers of weight rows with one row of activations.
+#[derive(Clone, Copy)]
 pub(super) struct PairSums<B, const N: usize> {
     whole: [B; N],
     /// Sums in 16 bits.
@@ -186,12 +187,12 @@ impl<B: ByteRegister, const N: usize> Sums<[B; N]> for PairSums<B, N> {
     }
 
     #[inline(always)]
-    fn add_quad<F: BlockFormat>(&mut self, four: [B; N], x_four: i32) {
+    fn add_quad<Q: Quants>(&mut self, four: [B; N], x_four: i32) {
         for (pairs, four) in self.pairs.iter_mut().zip(four) {
-            *pairs = pairs.add_16(products::<B, F>(four, x_four));
+            *pairs = pairs.add_16(products::<B, Q>(four, x_four));
         }
         self.held += 1;
-        if self.held == pairs_without_overflow::<F>() {
+        if self.held == pairs_without_overflow::<Q>() {
             self.widen();
         }
     }

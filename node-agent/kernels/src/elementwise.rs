@@ -89,6 +89,17 @@ pub fn geglu(pool: &ThreadPool, gate: &mut [f32], up: &[f32]) {
     });
 }
 
+/// The gate of gpt-oss: with g = min(gate, 7) and u = up within -7 and 7, `gate = g * sigmoid(1.702 g) * (u + 1)`, number by number.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn clamped_swiglu(pool: &ThreadPool, gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len(), "gate and up projections");
+    by_rows(pool, gate, 1, &|first, gate| {
+        clamped_gate_in_place(pool.level(), gate, &up[first..][..gate.len()]);
+    });
+}
+
 /// `x *= factor`, number by number.
 pub fn scale(pool: &ThreadPool, x: &mut [f32], factor: f32) {
     by_rows(pool, x, 1, &|_, x| scale_in_place(pool.level(), x, factor));
@@ -179,6 +190,20 @@ per_level! {
 }
 
 per_level! {
+    fn clamped_gate_in_place(level, gate: &mut [f32], up: &[f32]) {
+        const LIMIT: f32 = 7.0;
+        const SLOPE: f32 = 1.702;
+        for (gate, up) in gate.iter_mut().zip(up) {
+            let x = (*gate).min(LIMIT);
+            let sigmoid = 1.0 / (1.0 + exp((-SLOPE * x).min(88.0)));
+            // Below, what the sigmoid is clamped to would grow with the gate.
+            let gated = if x < -88.0 / SLOPE { -0.0 } else { x * sigmoid };
+            *gate = gated * (up.clamp(-LIMIT, LIMIT) + 1.0);
+        }
+    }
+}
+
+per_level! {
     fn scale_in_place(level, x: &mut [f32], factor: f32) {
         for x in x {
             *x *= factor;
@@ -259,6 +284,25 @@ mod tests {
                 let exact = gate / (1.0 + (-gate).exp()) * up;
                 assert!(
                     (f64::from(*out) - exact).abs() <= 5e-7 * exact.abs() + 1e-30,
+                    "{gate} {up}: {out} for {exact}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_clamped_gate_is_its_formula_from_end_to_end() {
+        let mut gate = wave(20_000, 0.01);
+        gate[..6].copy_from_slice(&[0.0, 7.0, -7.0, 500.0, -500.0, -1e30]);
+        let up: Vec<f32> = wave(20_000, 0.13).iter().map(|up| 2.0 * up).collect();
+        for pool in pools() {
+            let mut out = gate.clone();
+            clamped_swiglu(&pool, &mut out, &up);
+            for ((out, gate), up) in out.iter().zip(&gate).zip(&up) {
+                let (gate, up) = (f64::from(*gate).min(7.0), f64::from(*up).clamp(-7.0, 7.0));
+                let exact = gate / (1.0 + (-1.702 * gate).exp()) * (up + 1.0);
+                assert!(
+                    (f64::from(*out) - exact).abs() <= 1e-6 * exact.abs() + 1e-6,
                     "{gate} {up}: {out} for {exact}"
                 );
             }

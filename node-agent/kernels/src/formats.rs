@@ -15,37 +15,65 @@ pub(super) use legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 pub(super) use nonlinear::{IQ4_VALUES, MXFP4_VALUES};
 pub(super) use nonlinear::{Iq4Nl, Iq4Xs, Mxfp4};
 
-/// A format of blocks of `BLOCK` weights in `BYTES` bytes. A weight of group `g` is
-/// `scales[g] * (value - OFFSET)`, and `+ minimums[g]` where `AFFINE`.
-pub(super) trait BlockFormat {
-    /// Weights per block: 32 or 256.
-    const BLOCK: usize;
-    const BYTES: usize;
+/// What a block unpacks to, which is all that products know of its format: formats whose quants are the same share their tiles. A
+/// weight of group `g` is `scales[g] * (quant - OFFSET)`, and `+ minimums[g]` where `AFFINE`.
+pub(super) trait Quants {
     /// Weights that share a scale: 16 or 32.
     const GROUP: usize;
-    /// Values are below `1 << BITS`. (How much headroom 16-bit sums have: of no use to plain Rust.)
+    /// Quants are below `1 << BITS`. (How much headroom 16-bit sums have: of no use to plain Rust.)
     #[cfg_attr(
         not(any(target_arch = "x86_64", target_arch = "aarch64")),
         allow(dead_code)
     )]
     const BITS: u32;
-    /// 0 or a power of two.
     const OFFSET: i32;
     const AFFINE: bool;
+}
 
-    /// Unpacks one block. `block` has `BYTES` bytes, `values` has `BLOCK` places, `scales` and
-    /// `minimums` have `BLOCK / GROUP` (`minimums` is left alone unless `AFFINE`).
+/// Numbers around zero: the offset is in their middle.
+pub(super) struct Symmetric<const GROUP: usize, const BITS: u32>;
+
+impl<const GROUP: usize, const BITS: u32> Quants for Symmetric<GROUP, BITS> {
+    const GROUP: usize = GROUP;
+    const BITS: u32 = BITS;
+    const OFFSET: i32 = 1 << (BITS - 1);
+    const AFFINE: bool = false;
+}
+
+/// Numbers from a minimum on.
+pub(super) struct Affine<const GROUP: usize, const BITS: u32>;
+
+impl<const GROUP: usize, const BITS: u32> Quants for Affine<GROUP, BITS> {
+    const GROUP: usize = GROUP;
+    const BITS: u32 = BITS;
+    const OFFSET: i32 = 0;
+    const AFFINE: bool = true;
+}
+
+/// A format of blocks of `BLOCK` weights in `BYTES` bytes.
+pub(super) trait BlockFormat {
+    type Quants: Quants;
+    /// Weights per block: 32 or 256.
+    const BLOCK: usize;
+    const BYTES: usize;
+    // The quants', in short.
+    const GROUP: usize = <Self::Quants as Quants>::GROUP;
+    const OFFSET: i32 = <Self::Quants as Quants>::OFFSET;
+    const AFFINE: bool = <Self::Quants as Quants>::AFFINE;
+
+    /// Unpacks one block. `block` has `BYTES` bytes, `values` has `BLOCK` places for quants, `scales` and
+    /// `minimums` have `BLOCK / GROUP` (`minimums` is left alone unless the quants are affine).
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]);
 }
 
-/// Whether values minus the offset cover all signed bytes: then the highest bit of each, inverted, is the sign.
+/// Whether quants minus the offset cover all signed bytes: then the highest bit of each, inverted, is the sign.
 #[cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
     allow(dead_code)
 )]
-pub(super) const fn are_signed_bytes<F: BlockFormat>() -> bool {
-    const { assert!(F::BITS != 8 || F::OFFSET == 128) };
-    F::BITS == 8
+pub(super) const fn are_signed_bytes<Q: Quants>() -> bool {
+    const { assert!(Q::BITS != 8 || Q::OFFSET == 128) };
+    Q::BITS == 8
 }
 
 /// `call` with `Format` as the block format of a `GgmlType`; `otherwise` for a type without a block format or

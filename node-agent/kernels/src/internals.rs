@@ -11,6 +11,7 @@
 
 mod activations;
 mod elementwise;
+mod experts;
 mod formats;
 mod isa_level;
 mod numerics;

@@ -15,6 +15,7 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod byte_pairs;
 mod elementwise;
+mod experts;
 mod formats;
 mod isa_level;
 mod lanes;
@@ -44,9 +45,12 @@ use per_level::per_level;
 pub use attention::{
     AttentionShape, BLOCK_POSITIONS, KvBlock, KvShape, SequenceAttention, attention,
 };
-pub use elementwise::{add, add_bias, geglu, rms_norm, rms_norm_in_place, scale, softcap, swiglu};
+pub use elementwise::{
+    add, add_bias, clamped_swiglu, geglu, rms_norm, rms_norm_in_place, scale, softcap, swiglu,
+};
+pub use experts::{Choice, Gating, Routing, gather, route, scale_rows, weighted_sum};
 pub use isa_level::{IsaLevel, IsaLevelError, LEVEL_VARIABLE};
-pub use matmul::matmul;
+pub use matmul::{RowsProduct, matmul, matmul_rows};
 pub use matrix::{Matrix, MatrixError, dequantize_row, supported};
 pub use product::TILE_ROWS;
 pub use rope::{Rope, RopeAngles, RopePairing, rotate};

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use super::activations::{Form, QuantizedRows};
+use super::activations::{Form, QuantizedActivations};
 use super::isa_level::Kind;
 use super::matrix::Matrix;
 #[cfg(target_arch = "aarch64")]
@@ -16,6 +16,15 @@ use super::thread_pool::ThreadPool;
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512, sse41};
 
+/// A product of a matrix with some of the rows of activations that it shares with other products.
+pub struct RowsProduct<'a> {
+    pub matrix: Matrix<'a>,
+    /// Which rows of the activations.
+    pub rows: Range<usize>,
+    /// `rows.len()` rows of `matrix.rows()`.
+    pub out: &'a mut [f32],
+}
+
 /// Multiplies: for each matrix of `outputs`, row `i` of its output (`n` rows of `matrix.rows()`) becomes the
 /// matrix times row `i` of `x` (`n` rows of `matrix.cols()`, the same for all matrices).
 ///
@@ -26,38 +35,58 @@ use super::{avx2, avx512, sse41};
 /// # Panics
 /// When the lengths of `x` and of the outputs are not those of the matrices.
 pub fn matmul(pool: &ThreadPool, x: &[f32], n: usize, outputs: &mut [(Matrix<'_>, &mut [f32])]) {
-    let Some(cols) = outputs.first().map(|(matrix, _)| matrix.cols()) else {
+    let mut products: Vec<RowsProduct<'_>> = outputs
+        .iter_mut()
+        .map(|(matrix, out)| RowsProduct {
+            matrix: *matrix,
+            rows: 0..n,
+            out,
+        })
+        .collect();
+    matmul_rows(pool, x, n, &mut products);
+}
+
+/// As [`matmul`], where each matrix is multiplied with rows of its own of `x` (`n` rows of `matrix.cols()`). All products are one job
+/// for the threads, so that small ones do not wait for each other.
+///
+/// # Panics
+/// When the lengths of `x` and of the outputs are not those of the matrices, and when `x` has fewer rows than a product names.
+pub fn matmul_rows(pool: &ThreadPool, x: &[f32], n: usize, products: &mut [RowsProduct<'_>]) {
+    let Some(cols) = products.first().map(|product| product.matrix.cols()) else {
         return;
     };
     assert_eq!(x.len(), n * cols, "activations for {n} rows of {cols}");
-    for (matrix, out) in outputs.iter() {
+    for RowsProduct { matrix, rows, out } in products.iter() {
         assert_eq!(matrix.cols(), cols, "matrices that share activations");
+        assert!(
+            rows.start <= rows.end && rows.end <= n,
+            "{rows:?} of {n} rows"
+        );
+        let n = rows.len();
         assert_eq!(out.len(), n * matrix.rows(), "outputs of {n} rows");
     }
-    if n == 0 {
-        return;
-    }
 
-    let mut quantized: Vec<(Form, QuantizedRows)> = Vec::new();
-    for (matrix, _) in outputs.iter() {
-        let form = Form::of(matrix.ggml_type());
+    let mut quantized: Vec<(Form, QuantizedActivations)> = Vec::new();
+    for product in products.iter() {
+        let form = Form::of(product.matrix.ggml_type());
         if form != Form::Float && quantized.iter().all(|(known, _)| *known != form) {
-            quantized.push((form, QuantizedRows::new(pool, form, x, n, cols)));
+            quantized.push((form, QuantizedActivations::new(pool, form, x, n, cols)));
         }
     }
 
-    let products: Vec<Product<'_>> = outputs
+    let products: Vec<Product<'_>> = products
         .iter_mut()
-        .map(|(matrix, out)| {
+        .filter(|product| !product.rows.is_empty())
+        .map(|RowsProduct { matrix, rows, out }| {
             let form = Form::of(matrix.ggml_type());
             let activations = match quantized.iter().find(|(known, _)| *known == form) {
-                Some((_, rows)) => Activations::Quantized(rows),
-                None => Activations::Float(x),
+                Some((_, all)) => Activations::Quantized(all.rows(rows.clone())),
+                None => Activations::Float(&x[rows.start * cols..rows.end * cols]),
             };
             Product {
                 matrix: *matrix,
                 activations,
-                n,
+                n: rows.len(),
                 out: SharedSlice::new(out),
             }
         })

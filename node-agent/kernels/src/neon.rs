@@ -5,7 +5,7 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 use std::ops::Range;
 
-use super::formats::{BlockFormat, are_signed_bytes};
+use super::formats::{Quants, are_signed_bytes};
 use super::lanes::Lanes;
 use super::packed_tile::{
     Integers, Sums, compiled_for, multiply_by_format, products_without_overflow, read_quad,
@@ -56,11 +56,11 @@ struct NeonI8mm;
 /// # Safety
 /// They are readable.
 #[inline(always)]
-unsafe fn signed_quad<F: BlockFormat>(weights: *const u8, quad: usize) -> int8x16_t {
+unsafe fn signed_quad<Q: Quants>(weights: *const u8, quad: usize) -> int8x16_t {
     // SAFETY: by the contract; every processor of this architecture has NEON.
     unsafe {
         let four = vld1q_u8(weights.add(quad * 4 * TILE_ROWS));
-        vreinterpretq_s8_u8(match are_signed_bytes::<F>() {
+        vreinterpretq_s8_u8(match are_signed_bytes::<Q>() {
             true => veorq_u8(four, vdupq_n_u8(0x80)),
             false => four,
         })
@@ -110,6 +110,7 @@ fn widen(sums: &mut [int32x4_t; 2], products: [int16x8_t; 2]) {
 
 /// The sums of products of 16 weight rows, in four registers, with one row of activations. Columns 0 and 1 of every four are kept
 /// apart from columns 2 and 3, and rows 0 and 1 from rows 2 and 3.
+#[derive(Clone, Copy)]
 struct NeonSums {
     whole: [[int32x4_t; 2]; 4],
     products: [[int16x8_t; 2]; 4],
@@ -131,13 +132,13 @@ impl Sums<[uint32x4_t; 4]> for NeonSums {
     }
 
     #[inline(always)]
-    fn add_quad<F: BlockFormat>(&mut self, four: [uint32x4_t; 4], x_four: i32) {
+    fn add_quad<Q: Quants>(&mut self, four: [uint32x4_t; 4], x_four: i32) {
         for (products, four) in self.products.iter_mut().zip(four) {
             // SAFETY: as in `signed_quad`.
             add_products(products, unsafe { vreinterpretq_s8_u32(four) }, x_four);
         }
         self.held += 1;
-        if self.held == products_without_overflow::<F>() {
+        if self.held == products_without_overflow::<Q>() {
             self.widen();
         }
     }
@@ -170,6 +171,7 @@ impl NeonSums {
 }
 
 impl Integers for Neon {
+    type Base = Self;
     type Words = [uint32x4_t; 4];
     type Floats = float32x4_t;
     const TILE: usize = 4;
@@ -178,7 +180,7 @@ impl Integers for Neon {
     compiled_for!("neon");
 
     #[inline(always)]
-    unsafe fn sums<F: BlockFormat, const ROWS: usize>(
+    unsafe fn sums<Q: Quants, const ROWS: usize>(
         weights: *const u8,
         x_quads: *const i8,
         x_stride: usize,
@@ -189,11 +191,11 @@ impl Integers for Neon {
             // For each row, sums of columns 0 and 1, and of 2 and 3, of every four; rows 0 and 1, then rows 2 and 3.
             let mut sums = [[vdupq_n_s32(0); 2]; ROWS];
             let mut quad = 0;
-            while quad < F::GROUP / 4 {
-                let end = (quad + products_without_overflow::<F>()).min(F::GROUP / 4);
+            while quad < Q::GROUP / 4 {
+                let end = (quad + products_without_overflow::<Q>()).min(Q::GROUP / 4);
                 let mut products = [[vdupq_n_s16(0); 2]; ROWS];
                 for quad in quad..end {
-                    let four = signed_quad::<F>(weights, quad);
+                    let four = signed_quad::<Q>(weights, quad);
                     for (row, products) in products.iter_mut().enumerate() {
                         let x_four = read_quad(x_quads.add(row * x_stride + 4 * quad));
                         add_products(products, four, x_four);
@@ -216,6 +218,7 @@ impl Integers for Neon {
 }
 
 impl Integers for NeonDotprod {
+    type Base = Neon;
     type Words = [uint32x4_t; 4];
     type Floats = float32x4_t;
     const TILE: usize = 8;
@@ -224,7 +227,7 @@ impl Integers for NeonDotprod {
     compiled_for!("neon,dotprod");
 
     #[inline(always)]
-    unsafe fn sums<F: BlockFormat, const ROWS: usize>(
+    unsafe fn sums<Q: Quants, const ROWS: usize>(
         weights: *const u8,
         x_quads: *const i8,
         x_stride: usize,
@@ -233,11 +236,11 @@ impl Integers for NeonDotprod {
         // SAFETY: readable by the contract.
         unsafe {
             let mut sums = splat(start);
-            for sixteen in 0..F::GROUP / 16 {
-                let a = signed_quad::<F>(weights, 4 * sixteen);
-                let b = signed_quad::<F>(weights, 4 * sixteen + 1);
-                let c = signed_quad::<F>(weights, 4 * sixteen + 2);
-                let d = signed_quad::<F>(weights, 4 * sixteen + 3);
+            for sixteen in 0..Q::GROUP / 16 {
+                let a = signed_quad::<Q>(weights, 4 * sixteen);
+                let b = signed_quad::<Q>(weights, 4 * sixteen + 1);
+                let c = signed_quad::<Q>(weights, 4 * sixteen + 2);
+                let d = signed_quad::<Q>(weights, 4 * sixteen + 3);
                 for (row, sum) in sums.iter_mut().enumerate() {
                     let x = vld1q_s8(x_quads.add(row * x_stride + 16 * sixteen));
                     *sum = sdot(*sum, [a, b, c, d], x);
@@ -251,6 +254,7 @@ impl Integers for NeonDotprod {
 }
 
 impl Integers for NeonI8mm {
+    type Base = Neon;
     type Words = [uint32x4_t; 4];
     type Floats = float32x4_t;
     const TILE: usize = 8;
@@ -259,7 +263,7 @@ impl Integers for NeonI8mm {
     compiled_for!("neon,dotprod,i8mm");
 
     #[inline(always)]
-    unsafe fn sums<F: BlockFormat, const ROWS: usize>(
+    unsafe fn sums<Q: Quants, const ROWS: usize>(
         weights: *const u8,
         x_quads: *const i8,
         x_stride: usize,
@@ -270,7 +274,7 @@ impl Integers for NeonI8mm {
             let quad = |quad: usize| weights.add(quad * 4 * TILE_ROWS);
             let mut sums = splat(start);
             if ROWS == 1 {
-                for sixteen in 0..F::GROUP / 16 {
+                for sixteen in 0..Q::GROUP / 16 {
                     let a = vld1q_u8(quad(4 * sixteen));
                     let b = vld1q_u8(quad(4 * sixteen + 1));
                     let c = vld1q_u8(quad(4 * sixteen + 2));
@@ -282,7 +286,7 @@ impl Integers for NeonI8mm {
             }
             // For each pair of rows of activations: weight rows 0 and 1, weight rows 2 and 3.
             let mut squares = [[vdupq_n_s32(0); 2]; ROWS];
-            for sixteen in 0..F::GROUP / 16 {
+            for sixteen in 0..Q::GROUP / 16 {
                 let a = vreinterpretq_u32_u8(vld1q_u8(quad(4 * sixteen)));
                 let b = vreinterpretq_u32_u8(vld1q_u8(quad(4 * sixteen + 1)));
                 let c = vreinterpretq_u32_u8(vld1q_u8(quad(4 * sixteen + 2)));
@@ -340,6 +344,7 @@ macro_rules! dot_products {
         }
 
         /// The sums of products of 16 weight rows, in four registers, with one row of activations.
+        #[derive(Clone, Copy)]
         struct $sums([uint32x4_t; 4]);
 
         impl Sums<[uint32x4_t; 4]> for $sums {
@@ -350,7 +355,7 @@ macro_rules! dot_products {
             }
 
             #[inline(always)]
-            fn add_quad<F: BlockFormat>(&mut self, four: [uint32x4_t; 4], x_four: i32) {
+            fn add_quad<Q: Quants>(&mut self, four: [uint32x4_t; 4], x_four: i32) {
                 // SAFETY: only used in kernels of a level that has the instruction; registers only.
                 unsafe {
                     let x_four = vdupq_n_s32(x_four);

@@ -8,7 +8,9 @@ use std::ops::Range;
 use prima_gguf::GgmlType;
 
 use super::activations::QuantizedRows;
-use super::formats::{BlockFormat, MAX_BLOCK, MIN_GROUP, are_signed_bytes, with_block_format};
+use super::formats::{
+    BlockFormat, MAX_BLOCK, MIN_GROUP, Quants, are_signed_bytes, with_block_format,
+};
 use super::lanes::{Lanes, Words};
 use super::matrix::Matrix;
 use super::matrix::no_kernel;
@@ -32,6 +34,7 @@ mod nonlinear;
 mod one_row;
 mod register_tile;
 
+pub(super) use floats::{FloatFormat, multiply as multiply_floats};
 pub(super) use one_row::multiply as one_row;
 pub(super) use register_tile::{compiled_for, tile};
 
@@ -84,6 +87,11 @@ impl TilePlace {
 
 /// A block format that can be unpacked for 16 rows at once, to what [`BlockFormat::unpack`] gives for each.
 pub(super) trait PackedFormat: BlockFormat {
+    /// Whether one row of activations is multiplied with a block while it is unpacked, without a packed tile. It takes that
+    /// [`unpack_rows`](Self::unpack_rows) names quads and groups by constants, so that sums are registers; and there is no gain with more
+    /// than [`one_row::MOST_GROUPS`] of them in a block.
+    const ONE_ROW: bool = Self::BLOCK / Self::GROUP <= one_row::MOST_GROUPS;
+
     /// Unpacks one block of each row.
     ///
     /// # Safety
@@ -175,15 +183,34 @@ impl Next {
     }
 }
 
-/// What a vector level provides for quantized weights.
-pub(super) trait Integers {
+/// What a vector level provides for products with weights.
+pub(super) trait Integers: Sized {
+    /// The first level with the same registers; it needs no instructions that this one lacks. What multiplies no integers is the same at
+    /// both, and is compiled for the first alone.
+    type Base: Integers<Words = Self::Words>;
     type Words: Words;
     /// The totals of as many weight rows as one register holds.
     type Floats: Lanes;
-    /// The most rows of activations that [`tile`](Self::tile) takes at once.
+    /// The most rows of activations that [`tile`](Self::tile) takes at once: 4 or 8.
     const TILE: usize;
     /// Whether products use signed bytes, for formats whose values minus the offset are signed bytes.
     const SIGNED: bool;
+
+    /// Computes the columns `rows` of the output for float weights: [`floats::multiply()`], compiled for the level.
+    ///
+    /// # Safety
+    /// The processor has the level's instructions, and no other thread writes these columns.
+    unsafe fn multiply_floats<T: FloatFormat>(product: &Product<'_>, x: &[f32], rows: Range<usize>);
+
+    /// Unpacks the weights at `place`: [`fill()`], compiled for the level.
+    ///
+    /// # Safety
+    /// The processor has the level's instructions.
+    unsafe fn fill<F: PackedFormat>(
+        packed: &mut PackedTile,
+        matrix: &Matrix<'_>,
+        place: &TilePlace,
+    );
 
     /// Computes the columns `rows` of the output for quantized weights.
     ///
@@ -191,7 +218,7 @@ pub(super) trait Integers {
     /// The processor has the level's instructions, and no other thread writes these columns.
     unsafe fn multiply<F: PackedFormat>(
         product: &Product<'_>,
-        x: &QuantizedRows,
+        x: &QuantizedRows<'_>,
         rows: Range<usize>,
     );
 
@@ -201,32 +228,29 @@ pub(super) trait Integers {
     /// # Safety
     /// The processor has the level's instructions; `first + ROWS` rows of activations exist; `place` is of the
     /// piece that this thread computes.
-    unsafe fn tile<F: BlockFormat, const ROWS: usize>(
+    unsafe fn tile<Q: Quants, const ROWS: usize>(
         packed: &PackedTile,
         place: &TilePlace,
-        x: &QuantizedRows,
+        x: &QuantizedRows<'_>,
         first: usize,
         product: &Product<'_>,
     );
 
-    /// Computes the columns `rows` of the only row of the output, for a format whose blocks are groups: [`one_row()`], compiled for
-    /// the level.
-    ///
-    /// # Panics
-    /// For other formats.
+    /// Computes the columns `rows` of the only row of the output, for a format that says so ([`PackedFormat::ONE_ROW`]): [`one_row()`],
+    /// compiled for the level.
     ///
     /// # Safety
     /// The processor has the level's instructions, and no other thread writes these columns.
     unsafe fn one_row<F: PackedFormat>(
         product: &Product<'_>,
-        x: &QuantizedRows,
+        x: &QuantizedRows<'_>,
         rows: Range<usize>,
     );
 
     /// Whether the format's offset is subtracted before multiplying, which makes the values signed bytes; `start` is 0 then.
     #[inline(always)]
-    fn takes_offset<F: BlockFormat>() -> bool {
-        Self::SIGNED && are_signed_bytes::<F>()
+    fn takes_offset<Q: Quants>() -> bool {
+        Self::SIGNED && are_signed_bytes::<Q>()
     }
 
     /// `start` plus the sums of one group's products, for each row of activations and for as many weight rows as a register holds.
@@ -235,7 +259,7 @@ pub(super) trait Integers {
     /// The processor has the level's instructions. Readable are: a group of the weight rows at `weights`, in the order of
     /// [`PackedTile::values`] and aligned to the register; and a group of `ROWS` rows of activations, `x_stride` apart, at
     /// `x_quads`.
-    unsafe fn sums<F: BlockFormat, const ROWS: usize>(
+    unsafe fn sums<Q: Quants, const ROWS: usize>(
         weights: *const u8,
         x_quads: *const i8,
         x_stride: usize,
@@ -247,20 +271,20 @@ pub(super) trait Integers {
 
 /// Adds up a group's products of 16 weight rows and one row of activations, as they come. As with [`Words`]: only for code that
 /// runs where the processor has the level's instructions.
-pub(super) trait Sums<W> {
+pub(super) trait Sums<W>: Copy {
     fn new() -> Self;
 
     /// Adds the products of four columns side by side: values, minus the offset if [`Integers::takes_offset`], times activations.
-    fn add_quad<F: BlockFormat>(&mut self, four: W, x_four: i32);
+    fn add_quad<Q: Quants>(&mut self, four: W, x_four: i32);
 
     fn whole(self) -> W;
 }
 
 /// How many products, each of a value (of 8 bits: signed) and an activation of -127 to 127, fit in 16 bits.
-pub(super) const fn products_without_overflow<F: BlockFormat>() -> usize {
-    let largest = match are_signed_bytes::<F>() {
+pub(super) const fn products_without_overflow<Q: Quants>() -> usize {
+    let largest = match are_signed_bytes::<Q>() {
         true => 128,
-        false => (1 << F::BITS) - 1,
+        false => (1 << Q::BITS) - 1,
     };
     i16::MAX as usize / (127 * largest)
 }
@@ -285,14 +309,14 @@ pub(super) unsafe fn multiply_by_format<I: Integers>(product: &Product<'_>, rows
     unsafe {
         match product.activations {
             Activations::Float(x) => match product.matrix.ggml_type() {
-                GgmlType::F32 => floats::multiply::<I::Words, floats::F32>(product, x, rows),
-                GgmlType::F16 => floats::multiply::<I::Words, floats::F16>(product, x, rows),
-                GgmlType::BF16 => floats::multiply::<I::Words, floats::Bf16>(product, x, rows),
+                GgmlType::F32 => I::Base::multiply_floats::<floats::F32>(product, x, rows),
+                GgmlType::F16 => I::Base::multiply_floats::<floats::F16>(product, x, rows),
+                GgmlType::BF16 => I::Base::multiply_floats::<floats::Bf16>(product, x, rows),
                 other => no_kernel(other),
             },
             Activations::Quantized(x) => with_block_format!(
                 product.matrix.ggml_type(),
-                Format => I::multiply::<Format>(product, x, rows),
+                Format => I::multiply::<Format>(product, &x, rows),
                 else no_kernel(product.matrix.ggml_type()),
             ),
         }
@@ -306,11 +330,11 @@ pub(super) unsafe fn multiply_by_format<I: Integers>(product: &Product<'_>, rows
 #[inline(always)]
 pub(super) unsafe fn multiply<I: Integers, F: PackedFormat>(
     product: &Product<'_>,
-    x: &QuantizedRows,
+    x: &QuantizedRows<'_>,
     rows: Range<usize>,
 ) {
     const { assert!(I::Words::COUNT == TILE_ROWS && TILE_ROWS.is_multiple_of(I::Floats::COUNT)) };
-    if product.n == 1 && F::BLOCK == F::GROUP {
+    if product.n == 1 && F::ONE_ROW {
         // SAFETY: passed on from the caller.
         return unsafe { I::one_row::<F>(product, x, rows) };
     }
@@ -328,38 +352,36 @@ pub(super) unsafe fn multiply<I: Integers, F: PackedFormat>(
             };
             // SAFETY: passed on from the caller.
             unsafe {
-                fill::<I::Words, F>(&mut packed, &product.matrix, &place);
+                I::Base::fill::<F>(&mut packed, &product.matrix, &place);
                 let mut first = 0;
                 while first < product.n {
                     let left = product.n - first;
-                    first += match left.min(I::TILE) {
-                        8.. => {
-                            I::tile::<F, 8>(&packed, &place, x, first, product);
-                            8
-                        }
-                        4..8 => {
-                            I::tile::<F, 4>(&packed, &place, x, first, product);
-                            4
-                        }
-                        2..4 => {
-                            I::tile::<F, 2>(&packed, &place, x, first, product);
-                            2
-                        }
-                        _ => {
-                            I::tile::<F, 1>(&packed, &place, x, first, product);
-                            1
-                        }
-                    };
+                    // A constant of its own, so that no tiles are compiled that the level does not use.
+                    if const { I::TILE >= 8 } && left >= 8 {
+                        I::tile::<F::Quants, 8>(&packed, &place, x, first, product);
+                        first += 8;
+                    } else if left >= 4 {
+                        I::tile::<F::Quants, 4>(&packed, &place, x, first, product);
+                        first += 4;
+                    } else if left >= 2 {
+                        I::tile::<F::Quants, 2>(&packed, &place, x, first, product);
+                        first += 2;
+                    } else {
+                        I::tile::<F::Quants, 1>(&packed, &place, x, first, product);
+                        first += 1;
+                    }
                 }
             }
         }
     }
 }
 
+/// The only body of [`Integers::fill`]; inlined there.
+///
 /// # Safety
 /// The processor has the instructions of `W`.
 #[inline(always)]
-unsafe fn fill<W: Words, F: PackedFormat>(
+pub(super) unsafe fn fill<W: Words, F: PackedFormat>(
     packed: &mut PackedTile,
     matrix: &Matrix<'_>,
     place: &TilePlace,

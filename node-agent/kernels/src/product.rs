@@ -20,7 +20,7 @@ pub(super) struct Product<'a> {
 #[derive(Clone, Copy)]
 pub(super) enum Activations<'a> {
     Float(&'a [f32]),
-    Quantized(&'a QuantizedRows),
+    Quantized(QuantizedRows<'a>),
 }
 
 impl Product<'_> {

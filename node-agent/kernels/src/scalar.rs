@@ -30,13 +30,13 @@ pub(super) fn multiply(product: &Product<'_>, rows: Range<usize>) {
         },
         Activations::Quantized(x) => with_block_format!(
             product.matrix.ggml_type(),
-            Format => quantized::<Format>(product, x, rows),
+            Format => quantized::<Format>(product, &x, rows),
             else no_kernel(product.matrix.ggml_type()),
         ),
     }
 }
 
-fn quantized<F: BlockFormat>(product: &Product<'_>, x: &QuantizedRows, rows: Range<usize>) {
+fn quantized<F: BlockFormat>(product: &Product<'_>, x: &QuantizedRows<'_>, rows: Range<usize>) {
     let mut values = [0; MAX_BLOCK];
     let mut scales = [0.0; MAX_BLOCK / MIN_GROUP];
     let mut minimums = [0.0; MAX_BLOCK / MIN_GROUP];

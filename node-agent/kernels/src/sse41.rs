@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::byte_pairs::{self, PairSums};
-use super::formats::BlockFormat;
+use super::formats::Quants;
 use super::lanes::Words;
 use super::packed_tile::{Integers, compiled_for, multiply_by_format};
 use super::product::Product;
@@ -23,6 +23,7 @@ pub(super) unsafe fn multiply(product: &Product<'_>, rows: Range<usize>) {
 struct Sse41;
 
 impl Integers for Sse41 {
+    type Base = Self;
     type Words = [__m128i; 4];
     type Floats = __m128;
     const TILE: usize = 4;
@@ -31,7 +32,7 @@ impl Integers for Sse41 {
     compiled_for!("sse4.1,ssse3");
 
     #[inline(always)]
-    unsafe fn sums<F: BlockFormat, const ROWS: usize>(
+    unsafe fn sums<Q: Quants, const ROWS: usize>(
         weights: *const u8,
         x_quads: *const i8,
         x_stride: usize,
@@ -39,7 +40,7 @@ impl Integers for Sse41 {
     ) -> [Self::Floats; ROWS] {
         // SAFETY: passed on from the caller.
         unsafe {
-            byte_pairs::sums::<__m128i, F, ROWS>(weights, x_quads, x_stride, start).to_floats()
+            byte_pairs::sums::<__m128i, Q, ROWS>(weights, x_quads, x_stride, start).to_floats()
         }
     }
 

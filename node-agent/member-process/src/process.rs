@@ -21,6 +21,8 @@ pub struct Serve<'a> {
     pub plan_file: &'a Path,
     /// Its name in the plan.
     pub member: &'a str,
+    /// The file with the key of the machine's agent, if the plan has keys.
+    pub identity: Option<&'a Path>,
     /// Where its predecessor connects, if not where the plan says.
     pub listen: Option<SocketAddr>,
     /// Where rank 0 serves HTTP.
@@ -166,6 +168,7 @@ fn command(program: &Path, serve: &Serve<'_>) -> Command {
     let Serve {
         plan_file,
         member,
+        identity,
         listen,
         http,
         threads,
@@ -217,6 +220,9 @@ fn command(program: &Path, serve: &Serve<'_>) -> Command {
         if given {
             command.arg(flag);
         }
+    }
+    if let Some(file) = identity {
+        command.arg("--identity").arg(file);
     }
     if let Some(key) = api_key {
         // Not as an argument, which every user of the machine could read.

@@ -51,6 +51,11 @@ impl Keys<'_> {
         }
     }
 
+    /// Integers; none where the key is absent.
+    pub fn numbers(&self, key: &str) -> Result<Vec<i32>, ModelError> {
+        Ok(self.metadata.i32s(&self.full(key))?.unwrap_or_default())
+    }
+
     pub fn text(&self, key: &str) -> Result<Option<&str>, ModelError> {
         Ok(self.metadata.str(&self.full(key))?)
     }

@@ -15,10 +15,13 @@
 //! ```
 
 mod error;
+mod experts;
 mod families;
 mod keys;
+mod layer;
 mod read;
 mod rope;
+mod shape;
 mod spec;
 mod tensor_rows;
 mod tensors;
@@ -27,8 +30,8 @@ pub use error::ModelError;
 pub use families::names as architectures;
 pub use rope::{Divisors, Rope, RopePairing, Yarn};
 pub use spec::{
-    Activation, Attention, FeedForward, HeadNorms, KvFormat, LayerSpec, ModelSpec, Pooling,
-    Projection, Temperature,
+    Activation, Attention, Experts, FeedForward, Gating, HeadNorms, KvFormat, LayerSpec, Mlp,
+    ModelSpec, Pooling, Projection, Temperature,
 };
 pub use tensor_rows::TensorRows;
-pub use tensors::layer_of;
+pub use tensors::{MATRIX_FORMATS, Place, layer_of};

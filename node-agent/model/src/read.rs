@@ -5,20 +5,23 @@ use std::ops::Range;
 use prima_gguf::Gguf;
 
 use crate::error::ModelError;
-use crate::families::{
-    self, EmbeddingScale, Family, HeadNormKind, Presence, Softcap, WindowedRope, Windows,
-};
+use crate::experts::ExpertOptions;
+use crate::families::{self, EmbeddingScale, Family, Presence, Softcap, WindowedRope, Windows};
 use crate::keys::{Keys, MAX_SIZE, Pattern};
-use crate::rope::{Divisors, Rope, Yarn};
-use crate::spec::{
-    Attention, FeedForward, HeadNorms, LayerSpec, ModelSpec, Pooling, Projection, Temperature,
-};
+use crate::layer::{AllLayers, Layer};
+use crate::rope::{Divisors, Rope, RopePairing, Yarn};
+use crate::shape::Shape;
+use crate::spec::{LayerSpec, ModelSpec, Pooling, Temperature};
 use crate::tensor_rows::TensorRows;
 use crate::tensors::Tensors;
 
 const EMBEDDING: &str = "token_embd.weight";
 const WINDOW: &str = "attention.sliding_window";
 const PATTERN: &str = "attention.sliding_window_pattern";
+const WINDOWED_DIMENSIONS: &str = "rope.dimension_count_swa";
+const SECTIONS: &str = "rope.dimension_sections";
+const CAUSAL: &str = "attention.causal";
+const FACTOR: &str = "rope.scaling.attn_factor";
 const SCALING: &str = "rope.scaling.type";
 const ORIGINAL_CONTEXT: &str = "rope.scaling.original_context_length";
 
@@ -40,11 +43,6 @@ impl ModelSpec {
             metadata: &gguf.metadata,
             prefix: family.architecture,
         };
-        for (key, meaning) in family.refused {
-            if let Some(found) = keys.optional_u32(key)?.filter(|&found| found != 0) {
-                return Err(keys.refuse(key, format!("0 (not {meaning})"), found));
-            }
-        }
         let (layers, predicting) = layers(&keys)?;
         let mut tensors = Tensors::new(file, gguf, family.architecture, predicting);
         let reader = Reader {
@@ -79,53 +77,6 @@ fn classifier(tensors: &mut Tensors<'_>, hidden: usize) -> Result<Option<TensorR
     tensors.matrix(CLASSIFIER, hidden, scores).map(Some)
 }
 
-/// Sizes that all layers share.
-struct Shape {
-    hidden: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    feed_forward: usize,
-}
-
-impl Shape {
-    fn read(keys: &Keys<'_>) -> Result<Shape, ModelError> {
-        let hidden = keys.size("embedding_length")?;
-        let heads = keys.size("attention.head_count")?;
-        let kv_heads = keys.optional_size("attention.head_count_kv")?;
-        let kv_heads = kv_heads.unwrap_or(heads);
-        if heads % kv_heads != 0 {
-            let expected = format!("a divisor of the {heads} query heads");
-            return Err(keys.refuse("attention.head_count_kv", expected, kv_heads));
-        }
-        Ok(Shape {
-            hidden,
-            heads,
-            kv_heads,
-            head_dim: head_dim(keys, hidden, heads)?,
-            feed_forward: keys.size("feed_forward_length")?,
-        })
-    }
-}
-
-fn head_dim(keys: &Keys<'_>, hidden: usize, heads: usize) -> Result<usize, ModelError> {
-    let head_dim = match keys.optional_size("attention.key_length")? {
-        Some(length) => length,
-        None if hidden.is_multiple_of(heads) => hidden / heads,
-        None => {
-            let expected = format!("a divisor of embedding_length {hidden}");
-            return Err(keys.refuse("attention.head_count", expected, heads));
-        }
-    };
-    match keys.optional_size("attention.value_length")? {
-        Some(length) if length != head_dim => {
-            let expected = format!("{head_dim}, the length of a key");
-            Err(keys.refuse("attention.value_length", expected, length))
-        }
-        _ => Ok(head_dim),
-    }
-}
-
 /// What a model is read by.
 struct Reader<'a> {
     family: &'static Family,
@@ -140,6 +91,10 @@ impl Reader<'_> {
             keys,
             ref shape,
         } = *self;
+        if keys.flag(CAUSAL)? == Some(false) {
+            let expected = "true: prima computes models where a token sees those before it only";
+            return Err(keys.refuse(CAUSAL, expected, false));
+        }
         let hidden = shape.hidden;
         let vocabulary = tensors.rows(EMBEDDING, hidden, MAX_SIZE as usize)?;
         let embedding = tensors.matrix(EMBEDDING, hidden, vocabulary)?;
@@ -147,6 +102,9 @@ impl Reader<'_> {
         let output = tensors.optional_matrix("output.weight", hidden, vocabulary)?;
         let rope = self.rope(tensors)?;
         let same = AllLayers {
+            family,
+            shape,
+            experts: ExpertOptions::read(keys, family, shape.feed_forward)?,
             scale: self.scale(layers)?,
             softcap: self.softcap(family.softcaps.attention, "attn_logit_softcapping")?,
             temperature: self.temperature()?,
@@ -166,7 +124,6 @@ impl Reader<'_> {
         let windows = self.windows(layers)?;
         let layers = windows.into_iter().enumerate().map(|(index, window)| {
             let mut layer = Layer {
-                reader: self,
                 same: &same,
                 index,
                 tensors: &mut *tensors,
@@ -316,7 +273,7 @@ impl Reader<'_> {
             return Err(keys.refuse("rope.dimension_count", expected, dimensions));
         }
         let mut rope = Rope {
-            pairing: family.rope_pairing,
+            pairing: self.rope_pairing()?,
             dimensions,
             base: keys.positive_or("rope.freq_base", 10_000.0)?,
             factor: 1.0,
@@ -325,7 +282,7 @@ impl Reader<'_> {
             divisors: tensors
                 .optional_vector("rope_freqs.weight", dimensions / 2)?
                 .map(Divisors::Always),
-            magnitude: 1.0,
+            magnitude: keys.positive_or(FACTOR, 1.0)?,
         };
         match keys.text(SCALING)? {
             Some("none") => {}
@@ -336,7 +293,7 @@ impl Reader<'_> {
             Some("yarn") => {
                 rope.factor = keys.positive("rope.scaling.factor")?;
                 rope.yarn = Some(self.yarn()?);
-                rope.magnitude = self.yarn_magnitude(rope.factor)?;
+                rope.magnitude *= self.yarn_magnitude(rope.factor)?;
             }
             Some("longrope") => {
                 let pairs = dimensions / 2;
@@ -345,7 +302,6 @@ impl Reader<'_> {
                     long: tensors.vector("rope_factors_long.weight", pairs)?,
                     original_context: self.original_context()?,
                 });
-                rope.magnitude = keys.positive_or("rope.scaling.attn_factor", 1.0)?;
             }
             Some(other) => {
                 let expected = "none, linear, yarn or longrope, the kinds that prima computes";
@@ -353,6 +309,19 @@ impl Reader<'_> {
             }
         }
         Ok(Some(rope))
+    }
+
+    /// In a text, all parts of a position are the same number, but for the fourth, which is 0.
+    fn rope_pairing(&self) -> Result<RopePairing, ModelError> {
+        let sections = self.keys.numbers(SECTIONS)?;
+        if let Some(fourth) = sections.get(3).filter(|&&pairs| pairs != 0) {
+            return Err(self.keys.refuse(SECTIONS, "0 pairs in the fourth", fourth));
+        }
+        let parts = matches!(sections[..], [first, second, ..] if first > 0 && second > 0);
+        Ok(match parts && self.family.sections_pair_halves {
+            true => RopePairing::Halves,
+            false => self.family.rope_pairing,
+        })
     }
 
     fn yarn(&self) -> Result<Yarn, ModelError> {
@@ -368,7 +337,6 @@ impl Reader<'_> {
     }
 
     fn yarn_magnitude(&self, factor: f32) -> Result<f32, ModelError> {
-        let own = self.keys.positive_or("rope.scaling.attn_factor", 1.0)?;
         let multiplier = match self.family.long_context_keys {
             true => self
                 .keys
@@ -377,17 +345,30 @@ impl Reader<'_> {
         };
         // Where the file tells how scores are scaled over all dimensions, sines and cosines have only the rest of it.
         let rest = multiplier.map_or(1.0, |multiplier| 1.0 + 0.1 * multiplier * factor.ln());
-        Ok(own * Yarn::magnitude(factor) / rest)
+        Ok(Yarn::magnitude(factor) / rest)
     }
 
     fn windowed_rope(&self, rope: &Option<Rope>) -> Result<Option<Rope>, ModelError> {
         let (Windows::Some { rope: kind, .. }, Some(rope)) = (self.family.windows, rope) else {
             return Ok(rope.clone());
         };
-        let default = match kind {
-            WindowedRope::Same => return Ok(Some(rope.clone())),
-            WindowedRope::Base(base) => base,
-            WindowedRope::Unscaled => rope.base,
+        if let Some(other) = self.keys.optional_size(WINDOWED_DIMENSIONS)?
+            && other != rope.dimensions
+        {
+            let expected = format!("{}, as in layers without a window", rope.dimensions);
+            return Err(self.keys.refuse(WINDOWED_DIMENSIONS, expected, other));
+        }
+        let (default, magnitude) = match kind {
+            WindowedRope::Same => {
+                let base = self.keys.positive_or("rope.freq_base_swa", rope.base)?;
+                return Ok(Some(Rope {
+                    base,
+                    ..rope.clone()
+                }));
+            }
+            // The file's factor counts here, too.
+            WindowedRope::Base(base) => (base, self.keys.positive_or(FACTOR, 1.0)?),
+            WindowedRope::Unscaled => (rope.base, 1.0),
         };
         Ok(Some(Rope {
             pairing: rope.pairing,
@@ -396,7 +377,7 @@ impl Reader<'_> {
             factor: 1.0,
             yarn: None,
             divisors: None,
-            magnitude: 1.0,
+            magnitude,
         }))
     }
 }
@@ -406,186 +387,4 @@ fn all_but_every(period: usize, layers: usize) -> Vec<bool> {
     (0..layers)
         .map(|layer| layer % period < period - 1)
         .collect()
-}
-
-/// What all layers share beside their sizes.
-struct AllLayers {
-    scale: f32,
-    softcap: Option<f32>,
-    temperature: Option<Temperature>,
-    rope: Option<Rope>,
-    windowed_rope: Option<Rope>,
-}
-
-/// The tensors of one layer.
-struct Layer<'a, 'b> {
-    reader: &'a Reader<'a>,
-    same: &'a AllLayers,
-    index: usize,
-    tensors: &'a mut Tensors<'b>,
-}
-
-impl Layer<'_, '_> {
-    fn attention(&mut self, window: Option<usize>) -> Result<Attention, ModelError> {
-        let Reader {
-            family, ref shape, ..
-        } = *self.reader;
-        let &Shape {
-            hidden,
-            heads,
-            kv_heads,
-            head_dim,
-            ..
-        } = shape;
-        let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
-        let norm = self.pre_norm("attn_norm.weight")?;
-        let [query, key, value] = self.queries_keys_values(queries, keys)?;
-        let is_rotated = family
-            .unrotated
-            .is_none_or(|every| !(self.index + 1).is_multiple_of(every));
-        let rope = match window {
-            Some(_) => &self.same.windowed_rope,
-            None => &self.same.rope,
-        };
-        let norm_lengths = match family.head_norms {
-            HeadNormKind::None => None,
-            HeadNormKind::EachHead => Some((head_dim, head_dim)),
-            HeadNormKind::AllHeads => Some((queries, keys)),
-        };
-        Ok(Attention {
-            norm,
-            heads,
-            kv_heads,
-            head_dim,
-            scale: self.same.scale,
-            rope: rope.clone().filter(|_| is_rotated),
-            temperature: self.same.temperature,
-            query,
-            key,
-            value,
-            output: self.projection("attn_output", queries, hidden, family.other_biases)?,
-            head_norms: match norm_lengths {
-                Some((query, key)) => Some(HeadNorms {
-                    query: self.vector("attn_q_norm.weight", query)?,
-                    key: self.vector("attn_k_norm.weight", key)?,
-                }),
-                None => None,
-            },
-            window,
-            softcap: self.same.softcap,
-            post_norm: self.post_norm("post_attention_norm.weight")?,
-        })
-    }
-
-    /// In tensors of their own, or in one.
-    fn queries_keys_values(
-        &mut self,
-        queries: usize,
-        keys: usize,
-    ) -> Result<[Projection; 3], ModelError> {
-        let (hidden, biases) = (
-            self.reader.shape.hidden,
-            self.reader.family.attention_biases,
-        );
-        if !self.has("attn_qkv.weight") {
-            return Ok([
-                self.projection("attn_q", hidden, queries, biases)?,
-                self.projection("attn_k", hidden, keys, biases)?,
-                self.projection("attn_v", hidden, keys, biases)?,
-            ]);
-        }
-        let parts = [queries, keys, keys];
-        let all = self.projection("attn_qkv", hidden, queries + 2 * keys, biases)?;
-        let weights = all.weight.split(parts);
-        let biases = all.bias.map(|bias| bias.split(parts).map(Some));
-        let mut biases = biases.unwrap_or_default().into_iter();
-        Ok(weights.map(|weight| Projection {
-            weight,
-            bias: biases.next().flatten(),
-        }))
-    }
-
-    fn feed_forward(&mut self) -> Result<FeedForward, ModelError> {
-        let Reader {
-            family, ref shape, ..
-        } = *self.reader;
-        let (hidden, width, biases) = (shape.hidden, shape.feed_forward, family.other_biases);
-        let norm = self.pre_norm("ffn_norm.weight")?;
-        let [gate, up] = match self.has("ffn_gate.weight") {
-            true => [
-                self.projection("ffn_gate", hidden, width, biases)?,
-                self.projection("ffn_up", hidden, width, biases)?,
-            ],
-            false => {
-                let both = self.matrix("ffn_up.weight", hidden, 2 * width)?;
-                let both = both.split([width, width]);
-                both.map(|weight| Projection { weight, bias: None })
-            }
-        };
-        Ok(FeedForward {
-            norm,
-            width,
-            activation: family.activation,
-            gate,
-            up,
-            down: self.projection("ffn_down", width, hidden, biases)?,
-            post_norm: self.post_norm("post_ffw_norm.weight")?,
-        })
-    }
-
-    fn pre_norm(&mut self, name: &str) -> Result<Option<TensorRows>, ModelError> {
-        self.norm(self.reader.family.pre_norms, name)
-    }
-
-    fn post_norm(&mut self, name: &str) -> Result<Option<TensorRows>, ModelError> {
-        self.norm(self.reader.family.post_norms, name)
-    }
-
-    fn norm(&mut self, is_there: bool, name: &str) -> Result<Option<TensorRows>, ModelError> {
-        match is_there {
-            true => Ok(Some(self.vector(name, self.reader.shape.hidden)?)),
-            false => Ok(None),
-        }
-    }
-
-    fn projection(
-        &mut self,
-        name: &str,
-        cols: usize,
-        rows: usize,
-        bias: Presence,
-    ) -> Result<Projection, ModelError> {
-        let weight = self.matrix(&format!("{name}.weight"), cols, rows)?;
-        let bias_name = format!("{name}.bias");
-        let has_bias = match bias {
-            Presence::Never => false,
-            Presence::IfThere => self.has(&bias_name),
-            Presence::Always => true,
-        };
-        Ok(Projection {
-            weight,
-            bias: match has_bias {
-                true => Some(self.vector(&bias_name, rows)?),
-                false => None,
-            },
-        })
-    }
-
-    fn has(&self, name: &str) -> bool {
-        self.tensors.has(&self.full(name))
-    }
-
-    fn matrix(&mut self, name: &str, cols: usize, rows: usize) -> Result<TensorRows, ModelError> {
-        let name = self.full(name);
-        self.tensors.matrix(&name, cols, rows)
-    }
-
-    fn vector(&mut self, name: &str, length: usize) -> Result<TensorRows, ModelError> {
-        let name = self.full(name);
-        self.tensors.vector(&name, length)
-    }
-
-    fn full(&self, name: &str) -> String {
-        format!("blk.{}.{name}", self.index)
-    }
 }

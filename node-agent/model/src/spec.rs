@@ -84,6 +84,8 @@ pub struct Attention {
     pub window: Option<usize>,
     /// Scores s become softcap * tanh(s / softcap), after the scale.
     pub softcap: Option<f32>,
+    /// For each query head a score, without a value, that takes part in the softmax.
+    pub sinks: Option<TensorRows>,
     pub post_norm: Option<TensorRows>,
 }
 
@@ -117,17 +119,64 @@ pub struct Projection {
     pub bias: Option<TensorRows>,
 }
 
-/// down(activation(gate(norm(x))) * up(norm(x)))
+/// The sum of what `dense` and `experts` make of norm(x), as far as they are there.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FeedForward {
     pub norm: Option<TensorRows>,
+    pub activation: Activation,
+    /// What every token goes through: alone, or beside experts.
+    pub dense: Option<Mlp>,
+    /// What each token goes through a few of.
+    pub experts: Option<Experts>,
+    pub post_norm: Option<TensorRows>,
+}
+
+/// down(activation(gate(x)) * up(x)), times sigmoid(x * output_gate) where there is such a gate.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mlp {
     /// Inner width.
     pub width: usize,
-    pub activation: Activation,
     pub gate: Projection,
     pub up: Projection,
     pub down: Projection,
-    pub post_norm: Option<TensorRows>,
+    /// One row of floats.
+    pub output_gate: Option<TensorRows>,
+}
+
+/// The sum over the chosen experts of weight * down(activation(gate(x)) * up(x)), where each expert has matrices of its own.
+///
+/// The router makes a logit of x for each expert, logits become scores, and the best are chosen; of equal ones that with the lower number.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Experts {
+    /// How many there are.
+    pub count: usize,
+    /// How many a token goes through, at most `count`.
+    pub used: usize,
+    /// Inner width of each.
+    pub width: usize,
+    pub router: Projection,
+    pub gating: Gating,
+    /// Added to scores where experts are chosen, and not to their weights.
+    pub selection_bias: Option<TensorRows>,
+    /// Whether the weights of a token are divided by their sum.
+    pub normalized: bool,
+    /// What weights are multiplied by.
+    pub scale: f32,
+    /// Of all experts, one after the other: each has `rows / count` rows. Of biases, each has one row.
+    pub gate: Projection,
+    pub up: Projection,
+    pub down: Projection,
+}
+
+/// How the router's logits become scores, and scores become weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gating {
+    /// Scores are the softmax over all experts.
+    Softmax,
+    /// Scores are the sigmoid of each logit.
+    Sigmoid,
+    /// Scores are the logits; weights are the softmax over those that were chosen.
+    SoftmaxOfChosen,
 }
 
 /// What makes the feed-forward part non-linear.
@@ -136,6 +185,8 @@ pub enum Activation {
     Silu,
     /// With its usual approximation by tanh.
     Gelu,
+    /// With g = min(gate, 7) and u = up within -7 and 7: g * sigmoid(1.702 g) * (u + 1), in place of activation(gate) * up. (gpt-oss)
+    ClampedSwiglu,
 }
 
 impl ModelSpec {
@@ -146,18 +197,33 @@ impl ModelSpec {
 }
 
 impl LayerSpec {
-    /// The layer's matrices, in the order in which a pass uses them.
-    pub fn matrices(&self) -> [&TensorRows; 7] {
-        let (attention, feed_forward) = (&self.attention, &self.feed_forward);
-        [
-            &attention.query.weight,
-            &attention.key.weight,
-            &attention.value.weight,
-            &attention.output.weight,
-            &feed_forward.gate.weight,
-            &feed_forward.up.weight,
-            &feed_forward.down.weight,
-        ]
+    /// The matrices that every token is multiplied with, in the order in which a pass uses them.
+    pub fn matrices(&self) -> impl Iterator<Item = &TensorRows> {
+        let Attention {
+            query,
+            key,
+            value,
+            output,
+            ..
+        } = &self.attention;
+        let FeedForward { dense, experts, .. } = &self.feed_forward;
+        let dense = dense.iter().flat_map(|mlp| [&mlp.gate, &mlp.up, &mlp.down]);
+        let router = experts.iter().map(|experts| &experts.router);
+        let all = [query, key, value, output].into_iter();
+        all.chain(dense).chain(router).map(|each| &each.weight)
+    }
+
+    /// The matrices of all experts, of which a token is multiplied with a few rows: gate, up and down.
+    pub fn expert_matrices(&self) -> impl Iterator<Item = &TensorRows> {
+        let experts = self.feed_forward.experts.iter();
+        experts.flat_map(|experts| experts.matrices())
+    }
+}
+
+impl Experts {
+    /// Gate, up and down of all experts.
+    pub fn matrices(&self) -> [&TensorRows; 3] {
+        [&self.gate.weight, &self.up.weight, &self.down.weight]
     }
 }
 

@@ -44,6 +44,7 @@ impl<'a> Tensors<'a> {
     ) -> Result<TensorRows, ModelError> {
         let info = self.take(name)?;
         self.check_shape(info, &[cols, rows])?;
+        self.check_format(info)?;
         Ok(rows_of(info, cols, rows))
     }
 
@@ -61,15 +62,34 @@ impl<'a> Tensors<'a> {
     pub fn vector(&mut self, name: &str, length: usize) -> Result<TensorRows, ModelError> {
         let info = self.take(name)?;
         self.check_shape(info, &[length])?;
-        match info.ggml_type {
-            GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => Ok(rows_of(info, length, 1)),
-            found => Err(ModelError::Format {
-                file: self.file.to_owned(),
-                tensor: info.name.clone(),
-                expected: "F32, F16 or BF16",
-                found,
-            }),
-        }
+        self.check_floats(info)?;
+        Ok(rows_of(info, length, 1))
+    }
+
+    /// A matrix of floats, `cols` inputs to `rows` outputs.
+    pub fn float_matrix(
+        &mut self,
+        name: &str,
+        cols: usize,
+        rows: usize,
+    ) -> Result<TensorRows, ModelError> {
+        let matrix = self.matrix(name, cols, rows)?;
+        self.check_floats(self.find(name)?)?;
+        Ok(matrix)
+    }
+
+    /// Matrices of `count` experts, `cols` inputs to `rows` outputs each: their rows, one expert after the other.
+    pub fn stack(
+        &mut self,
+        name: &str,
+        cols: usize,
+        rows: usize,
+        count: usize,
+    ) -> Result<TensorRows, ModelError> {
+        let info = self.take(name)?;
+        self.check_shape(info, &[cols, rows, count])?;
+        self.check_format(info)?;
+        Ok(rows_of(info, cols, rows * count))
     }
 
     /// As [`vector`](Self::vector), if there is one.
@@ -137,6 +157,33 @@ impl<'a> Tensors<'a> {
             })
     }
 
+    fn check_format(&self, info: &TensorInfo) -> Result<(), ModelError> {
+        let expected =
+            "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, an IQ format or MXFP4";
+        self.check_is_one_of(&MATRIX_FORMATS, expected, info)
+    }
+
+    fn check_floats(&self, info: &TensorInfo) -> Result<(), ModelError> {
+        self.check_is_one_of(&FLOATS, "F32, F16 or BF16", info)
+    }
+
+    fn check_is_one_of(
+        &self,
+        formats: &[GgmlType],
+        expected: &'static str,
+        info: &TensorInfo,
+    ) -> Result<(), ModelError> {
+        match formats.contains(&info.ggml_type) {
+            true => Ok(()),
+            false => Err(ModelError::Format {
+                file: self.file.to_owned(),
+                tensor: info.name.clone(),
+                expected,
+                found: info.ggml_type,
+            }),
+        }
+    }
+
     fn check_shape(&self, info: &TensorInfo, expected: &[usize]) -> Result<(), ModelError> {
         let expected: Vec<u64> = expected.iter().map(|&length| length as u64).collect();
         match info.shape == expected {
@@ -155,6 +202,35 @@ impl<'a> Tensors<'a> {
     }
 }
 
+const FLOATS: [GgmlType; 3] = [GgmlType::F32, GgmlType::F16, GgmlType::BF16];
+
+/// Formats of matrices that every executor on a processor computes with.
+pub const MATRIX_FORMATS: [GgmlType; 23] = [
+    GgmlType::F32,
+    GgmlType::F16,
+    GgmlType::BF16,
+    GgmlType::Q4_0,
+    GgmlType::Q4_1,
+    GgmlType::Q5_0,
+    GgmlType::Q5_1,
+    GgmlType::Q8_0,
+    GgmlType::Q2K,
+    GgmlType::Q3K,
+    GgmlType::Q4K,
+    GgmlType::Q5K,
+    GgmlType::Q6K,
+    GgmlType::Iq1S,
+    GgmlType::Iq1M,
+    GgmlType::Iq2Xxs,
+    GgmlType::Iq2Xs,
+    GgmlType::Iq2S,
+    GgmlType::Iq3Xxs,
+    GgmlType::Iq3S,
+    GgmlType::Iq4Nl,
+    GgmlType::Iq4Xs,
+    GgmlType::Mxfp4,
+];
+
 fn rows_of(info: &TensorInfo, cols: usize, rows: usize) -> TensorRows {
     TensorRows {
         tensor: info.name.clone(),
@@ -162,6 +238,32 @@ fn rows_of(info: &TensorInfo, cols: usize, rows: usize) -> TensorRows {
         rows,
         cols,
         bytes: info.offset..info.offset + info.byte_len,
+    }
+}
+
+/// Which part of a model a tensor belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Embedding,
+    Layer(usize),
+    /// RoPE's divisors of frequencies, which some families have in a long and a short form.
+    EveryLayer,
+    OutputHead,
+    Other,
+}
+
+impl Place {
+    /// By the names that GGUF fixes for all architectures.
+    pub fn of(tensor: &str) -> Place {
+        if let Some(layer) = layer_of(tensor) {
+            return Place::Layer(layer);
+        }
+        match tensor.split_once('.').map_or(tensor, |(stem, _)| stem) {
+            "token_embd" | "token_embd_norm" | "position_embd" | "token_types" => Place::Embedding,
+            "output" | "output_norm" => Place::OutputHead,
+            stem if stem.starts_with("rope_") => Place::EveryLayer,
+            _ => Place::Other,
+        }
     }
 }
 
@@ -173,6 +275,20 @@ pub fn layer_of(tensor: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tells_the_parts_of_a_model_apart() {
+        for (tensor, place) in [
+            ("token_embd.weight", Place::Embedding),
+            ("blk.7.attn_q.weight", Place::Layer(7)),
+            ("rope_factors_long.weight", Place::EveryLayer),
+            ("output.weight", Place::OutputHead),
+            ("output_norm.weight", Place::OutputHead),
+            ("cls.weight", Place::Other),
+        ] {
+            assert_eq!(Place::of(tensor), place, "{tensor}");
+        }
+    }
 
     #[test]
     fn tells_a_layers_tensor_from_the_others() {

@@ -6,6 +6,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use prima_crds::OPEN_METRICS;
 use prometheus_client::encoding::text::encode;
 use tokio::net::TcpListener;
 
@@ -16,8 +17,6 @@ struct Shown {
     metrics: Metrics,
     established: Established,
 }
-
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Serves for as long as the process runs.
 pub async fn serve(

@@ -8,6 +8,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
+use prima_crds::AGENT_LEASE_PREFIX;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
@@ -82,7 +83,7 @@ pub async fn keep(client: Client, namespace: &str, node: &str, holder: &str) {
 
 /// The Lease of the agent on `node`.
 fn name(node: &str) -> String {
-    format!("prima-agent-{node}")
+    format!("{AGENT_LEASE_PREFIX}{node}")
 }
 
 fn lease(

@@ -1,7 +1,10 @@
 //! The links to the other machines of the cluster, as their NodeProfiles name them. They are measured one at a time, each once, and again
 //! when the measurement is a day old, when the other agent has another address, or, after a pause, when measuring failed.
 //!
-//! Decides when to measure; `ring::link` decides what is measured.
+//! An agent whose profile names a key is measured over TLS, and may measure this machine; one of an earlier version is measured without, and
+//! cannot measure this machine until it is updated: what it measured before stays.
+//!
+//! Decides when to measure, and who may; `ring::link` decides what is measured.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -21,7 +24,7 @@ use super::api;
 use super::backoff::{Backoff, jittered};
 use super::metrics::{Established, Step};
 use crate::profile::links::{LOOPBACK, LinkTarget, measure};
-use crate::ring::LinkError;
+use crate::ring::{self, Fingerprint, LinkError, OwnKey, Pins};
 
 const VALID: Duration = Duration::from_secs(24 * 60 * 60);
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
@@ -35,6 +38,10 @@ pub struct Links {
     pub node: String,
     /// Where agents answer measurements; the same everywhere.
     pub port: u16,
+    /// The key that is shown to other agents.
+    pub own: OwnKey,
+    /// Who may measure the link to this machine: all agents that have a key.
+    pub pins: Pins,
     pub profile: watch::Sender<NodeProfileStatus>,
     /// Told when somebody deleted this machine's NodeProfile.
     pub deleted: Arc<Notify>,
@@ -49,10 +56,15 @@ pub async fn follow(client: Client, links: Links) {
     let mut measuring: Option<JoinHandle<(String, Result<LinkProfile, LinkError>)>> = None;
     loop {
         if measuring.is_none()
-            && let Some(target) = peers.due(Instant::now(), links.port)
+            && let Some((target, key)) = peers.due(Instant::now(), links.port)
         {
+            let own = links.own.clone();
             measuring = Some(spawn_blocking(move || {
-                let measured = measure(&target);
+                let connector = key.map(|key| ring::connector(own, key));
+                let measured = match connector.transpose() {
+                    Ok(connector) => measure(&target, connector),
+                    Err(error) => Err(LinkError::Tls(error)),
+                };
                 (target.name, measured)
             }));
         }
@@ -127,7 +139,10 @@ impl Links {
             .links
             .iter()
             .any(|link| link.to == name);
-        peers.seen(name, address, known, Instant::now());
+        let key = profile.data.pointer("/status/agent/publicKeySha256");
+        let key = key.and_then(|key| key.as_str()?.parse().ok());
+        peers.seen(name, (address, key), known, Instant::now());
+        self.pins.set(peers.keys());
     }
 
     fn measured(&self, name: &str, measured: Result<LinkProfile, LinkError>, peers: &mut Peers) {
@@ -161,8 +176,9 @@ impl Links {
         }
     }
 
-    /// Removes links to machines that are gone.
+    /// Removes links to machines that are gone, and keeps these out.
     fn forget(&self, peers: &Peers) {
+        self.pins.set(peers.keys());
         self.profile.send_if_modified(|status| {
             let before = status.links.len();
             status
@@ -179,17 +195,26 @@ struct Peers(BTreeMap<String, Peer>);
 
 struct Peer {
     address: IpAddr,
+    /// None of an agent of an earlier version.
+    key: Option<Fingerprint>,
     due: Instant,
     backoff: Backoff,
 }
 
 impl Peers {
     /// `known`: there is a measurement of an earlier agent.
-    fn seen(&mut self, name: String, address: IpAddr, known: bool, now: Instant) {
+    fn seen(
+        &mut self,
+        name: String,
+        (address, key): (IpAddr, Option<Fingerprint>),
+        known: bool,
+        now: Instant,
+    ) {
         match self.0.get_mut(&name) {
-            Some(peer) if peer.address == address => {}
+            Some(peer) if peer.address == address => peer.key = key,
             Some(peer) => {
                 peer.address = address;
+                peer.key = key;
                 peer.due = now;
                 peer.backoff.reset();
             }
@@ -203,6 +228,7 @@ impl Peers {
                     name,
                     Peer {
                         address,
+                        key,
                         due,
                         backoff,
                     },
@@ -219,13 +245,18 @@ impl Peers {
         self.0.values().map(|peer| peer.due).min()
     }
 
-    /// The link to measure now, the longest due first.
-    fn due(&self, now: Instant, port: u16) -> Option<LinkTarget> {
+    /// The link to measure now, the longest due first, and the key of who answers there.
+    fn due(&self, now: Instant, port: u16) -> Option<(LinkTarget, Option<Fingerprint>)> {
         let (name, peer) = self.0.iter().min_by_key(|(_, peer)| peer.due)?;
-        (peer.due <= now).then(|| LinkTarget {
+        let target = || LinkTarget {
             name: name.clone(),
             address: SocketAddr::new(peer.address, port).to_string(),
-        })
+        };
+        (peer.due <= now).then(|| (target(), peer.key))
+    }
+
+    fn keys(&self) -> impl Iterator<Item = Fingerprint> {
+        self.0.values().filter_map(|peer| peer.key)
     }
 
     /// Whether it is still there.
@@ -250,8 +281,8 @@ impl Peers {
 mod tests {
     use super::*;
 
-    fn address(last: u8) -> IpAddr {
-        IpAddr::from([10, 0, 0, last])
+    fn address(last: u8) -> (IpAddr, Option<Fingerprint>) {
+        (IpAddr::from([10, 0, 0, last]), None)
     }
 
     #[tokio::test]
@@ -259,7 +290,8 @@ mod tests {
         let mut peers = Peers::default();
         let now = Instant::now();
         let at = |peers: &Peers, later: Duration| {
-            peers.due(now + later, 9190).map(|target| target.address)
+            let due = peers.due(now + later, 9190);
+            due.map(|(target, _)| target.address)
         };
         assert_eq!(at(&peers, VALID), None);
         peers.seen("pi".into(), address(7), false, now);
@@ -295,9 +327,27 @@ mod tests {
         let now = Instant::now();
         peers.seen("pi".into(), address(7), true, now);
         peers.seen("desk".into(), address(9), false, now);
-        assert_eq!(peers.due(now, 1).unwrap().name, "desk");
+        assert_eq!(peers.due(now, 1).unwrap().0.name, "desk");
         assert!(peers.succeeded("desk", now));
         assert!(peers.due(now, 1).is_none());
-        assert_eq!(peers.due(now + SPREAD * 2, 1).unwrap().name, "pi");
+        assert_eq!(peers.due(now + SPREAD * 2, 1).unwrap().0.name, "pi");
+    }
+
+    #[tokio::test]
+    async fn a_peer_is_measured_by_its_newest_key() {
+        let mut peers = Peers::default();
+        let now = Instant::now();
+        let [first, second] = [b"1", b"2"].map(|key| Fingerprint::of(key));
+        let due = |peers: &Peers| peers.due(now, 1).unwrap().1;
+        for key in [None, Some(first), Some(second), None] {
+            peers.seen("pi".into(), (address(7).0, key), false, now);
+            assert_eq!(due(&peers), key);
+            assert_eq!(peers.keys().collect::<Vec<_>>(), Vec::from_iter(key));
+        }
+        // With a new address, too.
+        peers.seen("pi".into(), (address(8).0, Some(first)), false, now);
+        assert_eq!(due(&peers), Some(first));
+        peers.keep(|_| false);
+        assert_eq!(peers.keys().count(), 0);
     }
 }

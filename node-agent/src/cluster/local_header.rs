@@ -46,3 +46,35 @@ pub fn read(path: &Path) -> Result<LocalHeader, LocalHeaderError> {
         gguf,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use prima_gguf::GgmlType;
+    use prima_gguf::writer::{GgufWriter, split};
+
+    use super::*;
+
+    #[test]
+    fn the_headers_of_all_files_count() {
+        // Of a model in two files, the first of which has only metadata.
+        let header = |tensor: &str| {
+            let mut writer = GgufWriter::new();
+            writer.metadata("general.architecture", "llama");
+            writer.tensor(tensor, GgmlType::F32, &[1]);
+            let mut data = writer.write_header(Vec::new()).unwrap();
+            data.tensor(&[0; 4]).unwrap();
+            let parts = split(&data.finish().unwrap(), &[0, 1]).unwrap();
+            let folder = tempfile::tempdir().unwrap();
+            let first = folder.path().join("m-00001-of-00002.gguf");
+            for (path, part) in part_paths(&first).iter().zip(&parts) {
+                fs::write(path, part).unwrap();
+            }
+            (parts[0].clone(), read(&first).unwrap().sha256)
+        };
+        let [one, other] = ["a", "b"].map(header);
+        assert_eq!(one.0, other.0, "the first files are the same");
+        assert_ne!(one.1, other.1);
+    }
+}

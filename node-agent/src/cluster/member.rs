@@ -12,6 +12,7 @@ use std::{fs, io, iter};
 
 use kube::Client;
 use prima_crds::v1alpha1::ring_plan::{MemberStatus, RingPlan, RingPlanSpec};
+use prima_engine::{EngineError, Gpu};
 use prima_member_process::health;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
@@ -22,6 +23,7 @@ use super::member_process::{ProcessError, Running, Start};
 use super::member_status::{self, Observed, Writer};
 use super::memory::Children;
 use super::metrics::Metrics;
+use super::own_key::KeyFile;
 use super::owner::{self, Allowance, OwnerError};
 use super::plan_checks::{self, PlanRefused};
 use super::plan_key::PlanKey;
@@ -32,6 +34,7 @@ pub struct Agent {
     pub client: Client,
     pub node: String,
     pub address: std::net::IpAddr,
+    pub key_file: KeyFile,
     pub threads: Option<u16>,
     /// For the plans that the processes read.
     pub plans_folder: PathBuf,
@@ -95,8 +98,11 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(120);
 /// A member that ran this long starts again with a short backoff.
 const STEADY: Duration = Duration::from_secs(600);
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
-/// Whether this build can run layers on GPUs.
-const GPUS: bool = cfg!(any(feature = "gpu", feature = "cuda", feature = "metal"));
+
+/// Whether layers could run on a GPU.
+fn has_gpu() -> Result<(), EngineError> {
+    Gpu::open().map(drop)
+}
 
 /// Runs the member until it is told to end, and then until it has ended.
 pub async fn run(machine: Arc<Agent>, plan: PlanOnMachine, end: oneshot::Receiver<End>) {
@@ -177,13 +183,15 @@ impl Member {
     async fn attempt(&mut self) -> Result<Infallible, MemberError> {
         let machine = self.machine.clone();
         let spec = self.plan.spec.clone().map_err(MemberError::Unreadable)?;
-        let launch = plan_checks::check(&spec, &machine.node, machine.address, GPUS)?;
+        let key = machine.key_file.fingerprint();
+        let launch = plan_checks::check(&spec, &machine.node, machine.address, &key, has_gpu)?;
         for address in [Some(launch.listen), launch.http].into_iter().flatten() {
             TcpListener::bind(address).map_err(|source| MemberError::Port { address, source })?;
         }
 
         let held = self.obtain(&spec, launch.rank).await?;
         let planned_bytes = spec.members[launch.rank].memory_bytes;
+        let identity = spec.is_encrypted().then_some(&*machine.key_file.path);
         let plan_file = self.plan_file();
         write_plan(&plan_file, &self.plan.key, spec, &held)?;
         self.held = held;
@@ -204,6 +212,7 @@ impl Member {
             plan_file: &plan_file,
             member: &machine.node,
             launch,
+            identity,
             threads: machine.threads,
         };
         let process = self
@@ -301,8 +310,10 @@ impl Member {
 fn observed(error: &MemberError, again_in: Duration) -> Observed {
     let why = prima_crds::error_chain(error);
     let refused = match error {
-        // The pod was created again; the machine is as good as before.
-        MemberError::Refused(PlanRefused::OtherAddress { .. }) => false,
+        // The pod was created again, or the agent has a new key; the machine is as good as before.
+        MemberError::Refused(PlanRefused::OtherAddress { .. } | PlanRefused::OtherKey { .. }) => {
+            false
+        }
         MemberError::Unreadable(_) | MemberError::Refused(_) => true,
         MemberError::Port { source, .. } => source.kind() != io::ErrorKind::AddrInUse,
         MemberError::Weights(error) | MemberError::Draft(error) => error.is_refusal(),
@@ -329,8 +340,9 @@ fn write_plan(
     for (model, held) in iter::once(&mut spec.model).chain(draft).zip(held) {
         model.file = held.path.display().to_string();
     }
-    let yaml =
-        serde_saphyr::to_string(&RingPlan::new(&key.name, spec)).map_err(MemberError::Yaml)?;
+    let mut plan = RingPlan::new(&key.name, spec);
+    plan.metadata.uid = Some(key.uid.clone());
+    let yaml = serde_saphyr::to_string(&plan).map_err(MemberError::Yaml)?;
     fs::write(path, yaml).map_err(|source| MemberError::PlanFile {
         path: path.clone(),
         source,
@@ -363,6 +375,7 @@ mod tests {
             (port(io::ErrorKind::PermissionDenied), true),
             (port(io::ErrorKind::AddrInUse), false),
             (other_address.into(), false),
+            (PlanRefused::OtherKey { rank: 1 }.into(), false),
             (MemberError::Ended("its process ended".into()), false),
         ];
         for (error, refused) in cases {

@@ -22,6 +22,8 @@ pub struct Start<'a> {
     /// This node.
     pub member: &'a str,
     pub launch: LaunchParams,
+    /// The file with the agent's key, if the plan has keys.
+    pub identity: Option<&'a Path>,
     pub threads: Option<u16>,
     /// Memory that stays free for the machine's owner.
     pub reserved_bytes: Option<u64>,
@@ -57,6 +59,7 @@ impl Running {
         let serve = Serve {
             plan_file: start.plan_file,
             member: start.member,
+            identity: start.identity,
             listen: Some(start.launch.listen),
             http: start.launch.http.map(on_all_addresses),
             threads: start.threads.map(usize::from),

@@ -1,12 +1,17 @@
 //! What the machine's owner leaves to rings: the spec of its NodeProfile, which people write. Read when a member's process starts; later
-//! changes take effect at the next start.
+//! changes take effect at the next start. Where the owner says nothing, a small machine's kubelet gets what it needs.
+
+use std::path::Path;
 
 use kube::api::{ApiResource, DynamicObject};
 use kube::{Api, Client};
-use prima_crds::v1alpha1::node_profile::NodeProfile;
+use prima_crds::quantity::Quantity;
+use prima_crds::v1alpha1::node_profile::{NodeProfile, Os, usual_reserve_bytes};
+use serde::Deserialize as _;
 use tokio::time::{error::Elapsed, timeout};
 
 use super::api;
+use crate::available_memory;
 
 /// Memory in bytes; what is absent is not restricted by the owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,9 +39,36 @@ pub async fn allowance(client: &Client, node: &str) -> Result<Allowance, OwnerEr
         reason: api::reason(&error),
     })?;
     // Field by field: one that this agent does not know is no reason to ignore the others.
-    let bytes = |field: &str| profile.as_ref()?.data.pointer(field)?.as_u64();
+    let spec = profile
+        .as_ref()
+        .and_then(|profile| profile.data.get("spec"));
+    let bytes = |field: &str| Quantity::deserialize(spec?.get(field)?).ok().map(u64::from);
+    let reserved = bytes("reservedMemory").or_else(|| bytes("reservedMemoryBytes"));
     Ok(Allowance {
-        reserved_bytes: bytes("/spec/reservedMemoryBytes"),
-        cap_bytes: bytes("/spec/memoryCapBytes"),
+        reserved_bytes: reserved.or_else(for_the_kubelet),
+        cap_bytes: bytes("memoryCap").or_else(|| bytes("memoryCapBytes")),
     })
+}
+
+/// What stays free on a machine that is so small that what a member leaves by itself is too little for the kubelet.
+fn for_the_kubelet() -> Option<u64> {
+    let now = available_memory::read(Path::new("/"), Os::Linux).ok()?;
+    least_reserve(now.available)
+}
+
+fn least_reserve(available: u64) -> Option<u64> {
+    let reserve = usual_reserve_bytes(available, true);
+    (reserve > usual_reserve_bytes(available, false)).then_some(reserve)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_small_machines_keep_more_than_the_usual_share() {
+        const GIB: u64 = 1 << 30;
+        assert_eq!(least_reserve(2 * GIB), Some(128 << 20));
+        assert_eq!(least_reserve(3 * GIB), None);
+    }
 }

@@ -1,10 +1,11 @@
-//! Whether this machine can honour a plan, as far as the plan alone tells; the rest shows when it is tried.
+//! Whether this machine can honour a plan, as far as the plan and the machine's GPUs tell; the rest shows when it is tried.
 //!
-//! Refuses a plan for another machine, address or build, and says what would help. Pure.
+//! Refuses a plan for another machine or address, and says what would help. Pure: who calls looks for GPUs.
 
 use std::net::{IpAddr, SocketAddr};
 
-use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingPlanError, RingPlanSpec};
+use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingMember, RingPlanError, RingPlanSpec};
+use prima_engine::EngineError;
 
 /// What a member's process is told in addition to its plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,23 +34,26 @@ pub enum PlanRefused {
         own: IpAddr,
         planned: IpAddr,
     },
+    #[error(
+        "spec.members[{rank}].publicKeySha256: this agent has another key than the plan was made for; plan again"
+    )]
+    OtherKey { rank: usize },
     #[error("spec.httpPort: expected a port where rank 0 serves HTTP, found none; plan again")]
     NoHttpPort,
     #[error(
         "spec.httpPort: expected another port than the ring's at spec.members[0].address, found {port} for both; plan again"
     )]
     SamePort { port: u16 },
-    #[error(
-        "spec.members[{rank}].windows[{round}].gpuLayers: {gpu_layers} layers on a GPU, but this agent was built without support for GPUs; install the chart with the agent's CUDA image on this node (value agent.cuda), or plan again"
-    )]
-    NoGpuSupport {
+    #[error("spec.members[{rank}].{wanted} on a GPU, which this machine does not have; plan again")]
+    NoGpu {
         rank: usize,
-        round: usize,
-        gpu_layers: i32,
+        /// The field, and what it asks for.
+        wanted: String,
+        source: Box<EngineError>,
     },
 }
 
-/// How the agent of `node`, reached at `own`, starts its member of the plan. `gpus`: whether it was built to use GPUs.
+/// How the agent of `node`, reached at `own` and known by `key`, starts its member of the plan. `has_gpu`: whether it could use one.
 ///
 /// # Errors
 /// [`PlanRefused`].
@@ -57,7 +61,8 @@ pub fn check(
     plan: &RingPlanSpec,
     node: &str,
     own: IpAddr,
-    gpus: bool,
+    key: &str,
+    has_gpu: impl FnOnce() -> Result<(), EngineError>,
 ) -> Result<LaunchParams, PlanRefused> {
     plan.validate()?;
     let rank = plan.rank_of(node).ok_or_else(|| PlanRefused::NotAMember {
@@ -75,17 +80,19 @@ pub fn check(
             planned: listen.ip(),
         });
     }
-    let on_gpu = member
-        .windows
-        .iter()
-        .enumerate()
-        .find(|(_, window)| window.gpu_layers > 0);
-    if let (Some((round, window)), false) = (on_gpu, gpus) {
-        return Err(PlanRefused::NoGpuSupport {
+    if member
+        .public_key_sha256
+        .as_ref()
+        .is_some_and(|planned| planned != key)
+    {
+        return Err(PlanRefused::OtherKey { rank });
+    }
+    if let Some(wanted) = wanted_of_gpu(member) {
+        has_gpu().map_err(|source| PlanRefused::NoGpu {
             rank,
-            round,
-            gpu_layers: window.gpu_layers,
-        });
+            wanted,
+            source: Box::new(source),
+        })?;
     }
     let http = match (rank, plan.http_port) {
         // A validated port.
@@ -96,6 +103,20 @@ pub fn check(
     match http {
         Some(http) if http == listen => Err(PlanRefused::SamePort { port: http.port() }),
         _ => Ok(LaunchParams { rank, listen, http }),
+    }
+}
+
+/// The first field that asks for a GPU, and what it asks for.
+fn wanted_of_gpu(member: &RingMember) -> Option<String> {
+    let mut windows = member.windows.iter().enumerate();
+    match windows.find(|(_, window)| window.gpu_layers > 0) {
+        Some((round, window)) => Some(format!(
+            "windows[{round}].gpuLayers: {} layers",
+            window.gpu_layers
+        )),
+        None => member
+            .output_head_on_gpu
+            .then(|| "outputHeadOnGpu: the output head".to_owned()),
     }
 }
 
@@ -112,6 +133,8 @@ mod tests {
 
     const OWN: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 7));
 
+    const KEY: &str = "000000000000000000000000000000000000000000000000000000000000000b";
+
     /// Three members; m1 is at OWN.
     fn three() -> RingPlanSpec {
         let mut plan = plan(6, 3, 1, &[2, 4]);
@@ -122,17 +145,22 @@ mod tests {
         plan
     }
 
+    fn no_gpu() -> Result<(), EngineError> {
+        let reason = "there is none".to_owned();
+        Err(EngineError::NoGpu { reason })
+    }
+
     fn refusal(plan: &RingPlanSpec, node: &str, own: IpAddr) -> String {
-        check(plan, node, own, false).unwrap_err().to_string()
+        check(plan, node, own, KEY, no_gpu).unwrap_err().to_string()
     }
 
     #[test]
     fn a_member_learns_where_to_listen_and_rank_0_where_to_serve() {
-        let order = check(&three(), "m1", OWN, false).unwrap();
+        let order = check(&three(), "m1", OWN, KEY, no_gpu).unwrap();
         assert_eq!((order.rank, order.http), (1, None));
         assert_eq!(order.listen.to_string(), "10.0.0.7:9200");
         let own = IpAddr::from([10, 0, 0, 6]);
-        let order = check(&three(), "m0", own, false).unwrap();
+        let order = check(&three(), "m0", own, KEY, no_gpu).unwrap();
         assert_eq!(order.http.unwrap().to_string(), "10.0.0.6:9400");
     }
 
@@ -163,6 +191,14 @@ mod tests {
                 "members[1].windows[0].gpuLayers: 1 layers on a GPU",
             ),
             (
+                refused(
+                    |plan| plan.members[0].output_head_on_gpu = true,
+                    "m0",
+                    rank_0,
+                ),
+                "members[0].outputHeadOnGpu: the output head on a GPU",
+            ),
+            (
                 refused(|plan| plan.http_port = None, "m0", rank_0),
                 "spec.httpPort: expected a port",
             ),
@@ -181,11 +217,23 @@ mod tests {
     }
 
     #[test]
-    fn own_gpu_layers_take_a_build_for_gpus() {
+    fn a_plan_with_keys_is_for_the_key_that_the_agent_has() {
+        let mut plan = three();
+        for (rank, member) in plan.members.iter_mut().enumerate() {
+            member.public_key_sha256 = Some(format!("{:064x}", 10 + rank));
+        }
+        assert!(check(&plan, "m1", OWN, KEY, no_gpu).is_ok());
+        plan.members[1].public_key_sha256 = Some("0".repeat(64));
+        let problem = refusal(&plan, "m1", OWN);
+        assert!(problem.contains("members[1].publicKeySha256"), "{problem}");
+    }
+
+    #[test]
+    fn own_gpu_layers_take_a_gpu() {
         let mut plan = three();
         plan.members[2].windows[0].gpu_layers = 1;
-        assert!(check(&plan, "m1", OWN, false).is_ok());
+        assert!(check(&plan, "m1", OWN, KEY, no_gpu).is_ok());
         plan.members[1].windows[0].gpu_layers = 1;
-        assert!(check(&plan, "m1", OWN, true).is_ok());
+        assert!(check(&plan, "m1", OWN, KEY, || Ok(())).is_ok());
     }
 }

@@ -118,9 +118,36 @@ fn names(spec: &Value, node: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use prima_crds::v1alpha1::ring_plan::{ActivationDtype, KvDtype};
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_plan_of_the_first_operator_is_read() {
+        let first = json!({
+            "generation": 3,
+            "model": {
+                "name": "smollm2", "file": "smollm2.gguf", "sizeBytes": 144_811_360, "layers": 30,
+                "source": {"huggingFace": {"repo": "o/r", "file": "smollm2.gguf"}}, "version": {"headerSha256": "0", "etag": "e"},
+            },
+            "contextLength": 8192, "maxConcurrentRequests": 4, "activationDtype": "BF16", "rounds": 1,
+            "members": [
+                {"name": "desk", "address": "10.0.0.1:9200", "windows": [{"first": 0, "last": 20, "gpuLayers": 4}], "memoryBytes": 5},
+                {"name": "pi4", "address": "10.0.0.2:9200", "windows": [{"first": 20, "last": 30}]},
+            ],
+            "predicted": {"tokenMicroseconds": 1, "firstTokenMicroseconds": 2},
+            "httpPort": 9400, "apiKeySha256": ["0".repeat(64)],
+        });
+        let spec: RingPlanSpec = document::strict(first).unwrap();
+        spec.validate().unwrap();
+        // What it did not say means what it did then.
+        assert_eq!((spec.kv_contexts, spec.kv_dtype), (1, KvDtype::F16));
+        assert_eq!(spec.activation_dtype, ActivationDtype::BF16);
+        assert!(spec.draft.is_none() && !spec.is_encrypted());
+        assert_eq!(spec.members[0].windows[0].gpu_layers, 4);
+        assert_eq!(spec.members[1].members_on_machine, 1);
+    }
 
     #[test]
     fn a_plan_of_any_version_says_whom_it_is_for() {

@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource as _, ResourceExt as _};
 use prima_crds::v1alpha1::node_profile::{
-    AgentProfile, LinkProfile, LocalModel, MemoryProfile, NodeProfile, NodeProfileSpec,
+    AgentProfile, GpuProfile, LinkProfile, LocalModel, MemoryProfile, NodeProfile, NodeProfileSpec,
     NodeProfileStatus,
 };
 use serde_json::json;
@@ -122,8 +122,10 @@ pub async fn published_before(
 pub fn agent_profile(address: IpAddr, status: &NodeProfileStatus) -> AgentProfile {
     AgentProfile {
         address: address.to_string(),
+        public_key_sha256: None,
         memory: memory_text(&status.memory),
         disk: disk_text(status.disk.sequential_read_bytes_per_second),
+        gpus: gpus_text(&status.gpus),
         local_models: Vec::new(),
     }
 }
@@ -144,6 +146,15 @@ fn disk_text(bytes_per_second: i64) -> String {
         1_000_000_000.. => format!("{:.1} GB/s", bytes_per_second as f64 / 1e9),
         _ => format!("{:.0} MB/s", bytes_per_second as f64 / 1e6),
     }
+}
+
+/// `RTX 4090, Radeon 780M (unusable)`.
+fn gpus_text(gpus: &[GpuProfile]) -> Option<String> {
+    let text = gpus.iter().map(|gpu| match gpu.unusable {
+        Some(_) => format!("{} (unusable)", gpu.name),
+        None => gpu.name.clone(),
+    });
+    (!gpus.is_empty()).then(|| text.collect::<Vec<_>>().join(", "))
 }
 
 /// The reference that deletes an object with its Node. The Node does not control it, and no deletion waits for it.
@@ -241,6 +252,15 @@ mod tests {
             ("14.2 of 15.5 GiB", "3.1 GB/s", "10.0.0.7")
         );
         assert_eq!(disk_text(87_400_000), "87 MB/s");
+        // That one cannot be used; beside it there is another.
+        assert_eq!(agent.gpus.as_deref(), Some("Some GPU (unusable)"));
+        let mut usable = status.gpus[0].clone();
+        usable.unusable = None;
+        usable.name = "RTX 3060".into();
+        status.gpus.insert(0, usable);
+        let all = gpus_text(&status.gpus);
+        assert_eq!(all.as_deref(), Some("RTX 3060, Some GPU (unusable)"));
+        assert_eq!(gpus_text(&[]), None);
     }
 
     #[test]
@@ -275,10 +295,14 @@ mod tests {
             windowed_layers: 40,
             attention_window: 1024,
             layer_weights: vec![weights.clone(); 3],
+            expert_weights: vec![weights.clone(); 2],
+            experts: 128,
+            experts_per_token: 8,
             output_weights: vec![weights],
             embedding_bytes: 437_944_320,
         };
         let mut agent = agent_profile(IpAddr::from([192, 168, 178, 200]), &status);
+        agent.public_key_sha256 = Some("0".repeat(64));
         agent.local_models = (0..2)
             .map(|number| LocalModel {
                 path: format!("/srv/models/qwen2.5-14b-instruct-q4_k_m-{number}.gguf"),

@@ -53,7 +53,7 @@ pub struct Weights(Arc<Store>);
 struct Store {
     cache: Cache,
     folder: PathBuf,
-    /// `None`: what keeps a tenth of the file system free.
+    /// `None`: what keeps a fifth of the file system free.
     budget_bytes: Option<u64>,
     client: Client,
     hub: Hub,
@@ -428,9 +428,9 @@ impl Store {
     }
 }
 
-/// What keeps a tenth of the file system free.
+/// What keeps a fifth of the file system free: below that a kubelet begins to remove images, and then evicts pods.
 fn default_budget(total: u64, free: u64, taken: u64) -> u64 {
-    (taken + free).saturating_sub(total / 10)
+    (taken + free).saturating_sub(total / 5)
 }
 
 /// A file that people put on the machine.
@@ -522,13 +522,13 @@ mod tests {
     use crate::ring::test_plan::plan;
 
     #[test]
-    fn without_a_budget_a_tenth_of_the_file_system_stays_free() {
-        // Nothing cached, half free: four tenths may be cached.
-        assert_eq!(default_budget(1000, 500, 0), 400);
+    fn without_a_budget_a_fifth_of_the_file_system_stays_free() {
+        // Nothing cached, half free: three tenths may be cached.
+        assert_eq!(default_budget(1000, 500, 0), 300);
         // As much cached as may be.
-        assert_eq!(default_budget(1000, 100, 400), 400);
+        assert_eq!(default_budget(1000, 200, 400), 400);
         // Others have filled the disk: the cache makes room.
-        assert_eq!(default_budget(1000, 20, 400), 320);
+        assert_eq!(default_budget(1000, 20, 400), 220);
         assert_eq!(default_budget(1000, 0, 50), 0);
     }
 

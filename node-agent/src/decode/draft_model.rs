@@ -11,6 +11,7 @@ use prima_crds::v1alpha1::model_profile::{OtherVocabulary, same_vocabulary};
 use prima_crds::v1alpha1::ring_plan::CHUNK_POSITIONS;
 use prima_engine::{BatchEntry, Compute, EngineError, KvCache, KvFormat, Model, WholeModel};
 use prima_gguf::GgufError;
+use prima_text::most_likely;
 use prima_weights::vocabulary_marks;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -154,15 +155,6 @@ impl DraftModel {
         text.tokens.extend(tokens);
         Ok(activation)
     }
-}
-
-/// The token with the largest logit, the first of equals.
-fn most_likely(logits: &[f32]) -> u32 {
-    let larger = |best: usize, next: usize| match logits[next] > logits[best] {
-        true => next,
-        false => best,
-    };
-    (0..logits.len()).fold(0, larger) as u32
 }
 
 /// A draft model at work.

@@ -2,7 +2,8 @@
 //!
 //! All members apply the same orders in the same order, and their caches share blocks of positions between forks until one of them
 //! writes. So the blocks here are the blocks there: each layer of each member holds `used` of them, or fewer (layers with a window).
-//! A layer on a GPU is not counted right yet: its forks copy all at their first row, and what is cut off keeps its memory.
+//! A layer on a GPU has the same blocks; one that candle computes has not: its forks copy all at their first row, and what is cut off keeps
+//! its memory.
 //! Sessions are busy (a request runs them) or kept (their prefix may serve a later one); kept ones give way.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -86,6 +86,8 @@ mod tests {
             resident_bytes: 3,
             streamed_bytes: 2,
             memory_pressure_ppm: 40_000,
+            expert_hits: 0,
+            expert_misses: 0,
         };
         tally.add(&RoundCost {
             elapsed: Duration::from_secs(7),

@@ -55,7 +55,7 @@ pub fn asked(gateway: &Gateway, text: &ModelText, fields: &Fields<'_>) -> Result
         prompts: vec![prompt.tokens],
         constraint: constraint(text, form, reasoning, &tools, answer)?,
         reasoning: limit,
-        shown: reader.control_tokens(&text.tokenizer),
+        shown: form.control_tokens(!tools.offered.is_empty(), &text.tokenizer),
         reader: Some(reader),
         // If the client sets no limit, the context is the limit.
         max_tokens: options.max_tokens.unwrap_or(usize::MAX),
@@ -71,6 +71,13 @@ pub fn prompt(text: &ModelText, fields: &Fields<'_>) -> Result<(Prompt, ToolUse)
     let further = further(fields)?;
     let prompt = conversation::prompt(text, messages, &tools.offered, further)?;
     Ok((prompt, tools))
+}
+
+/// How many tokens the prompt of a chat has, also of one that the context does not hold.
+pub fn count(text: &ModelText, fields: &Fields<'_>) -> Result<usize, ApiError> {
+    let tools = ToolUse::read(fields)?;
+    let messages = conversation::messages(fields)?;
+    conversation::count(text, messages, &tools.offered, further(fields)?)
 }
 
 /// How many alternatives per token, if logprobs are asked for.

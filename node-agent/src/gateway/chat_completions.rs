@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::{Request, State};
-use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
+use axum::response::Response;
 use prima_text::{Part, Tokenizer};
 use serde_json::{Value, json};
 
@@ -13,14 +13,13 @@ use crate::generation::{FinishReason, TokenLogprob};
 use super::answer::{self, Envelope};
 use super::auth::Caller;
 use super::chat;
-use super::chunks::{ChunkFormat, Chunks, choice};
+use super::chunks::{self, ChunkFormat, choice};
 use super::conversation::call_id;
-use super::in_flight::{AnsweredChoice, InFlight};
+use super::in_flight::AnsweredChoice;
 use super::logprobs::chat_token;
 use super::openai_error::ApiError;
 use super::request::Fields;
 use super::request_id;
-use super::stream;
 use super::{Gateway, ModelText};
 
 pub async fn create(
@@ -34,46 +33,36 @@ pub async fn create(
         move |fields: &Fields<'_>| chat::asked(&gateway, &text, fields)
     };
     let taken = gateway.0.intake.take(request, read).await?;
-    let (stream, include_usage) = (
-        taken.asked.options.stream,
-        taken.asked.options.include_usage,
-    );
-    let logprobs = taken.asked.logprobs;
-    let in_flight = InFlight::submit(&gateway, caller, taken).await?;
-    let envelope = Envelope::new("chatcmpl", &gateway.0.model.name);
-    if stream {
-        let format = ChatChunks {
-            text,
-            envelope,
-            calls: vec![0; in_flight.choices()],
-        };
-        let chunks = Chunks {
-            format,
-            include_usage,
-        };
-        return Ok(stream::events(in_flight, chunks));
-    }
-    let (choices, usage) = in_flight.collect().await?;
-    let choices = choices.into_iter().enumerate().map(|(index, answered)| {
-        let tokens = logprobs.is_some().then_some(answered.tokens.as_slice());
-        let logprobs = chat_logprobs(&text.tokenizer, tokens);
-        let reason = finish_reason(answered.reason, answered.calls.len());
-        choice(index, ("message", message(answered)), logprobs, reason)
-    });
-    let mut body = envelope.around("chat.completion", choices.collect());
-    body["usage"] = answer::usage(&usage);
-    body["timings"] = answer::timings(&usage);
-    Ok(Json(body).into_response())
+    let format = ChatChunks {
+        text,
+        envelope: Envelope::new("chatcmpl", &gateway.0.model.name),
+        logprobs: taken.asked.logprobs.is_some(),
+        calls: vec![0; taken.asked.options.choices],
+    };
+    chunks::respond(&gateway, caller, taken, format).await
 }
 
 struct ChatChunks {
     text: Arc<ModelText>,
     envelope: Envelope,
+    /// Whether they are asked for.
+    logprobs: bool,
     /// How many calls each choice has begun.
     calls: Vec<usize>,
 }
 
 impl ChunkFormat for ChatChunks {
+    fn whole(&self, index: usize, answered: AnsweredChoice) -> Value {
+        let tokens = self.logprobs.then_some(answered.tokens.as_slice());
+        let logprobs = chat_logprobs(&self.text.tokenizer, tokens);
+        let reason = finish_reason(answered.reason, answered.calls().count());
+        choice(index, ("message", message(&answered)), logprobs, reason)
+    }
+
+    fn answer(&self, choices: Vec<Value>) -> Value {
+        self.envelope.around("chat.completion", choices)
+    }
+
     fn opening(&self, index: usize) -> Option<Value> {
         let delta = json!({"role": "assistant", "content": ""});
         Some(choice(index, ("delta", delta), Value::Null, Value::Null))
@@ -92,7 +81,7 @@ impl ChunkFormat for ChatChunks {
                 if let Some(calls) = self.calls.get_mut(index) {
                     *calls += 1;
                 }
-                let mut call = tool_call(name, String::new());
+                let mut call = tool_call(&name, "");
                 call["index"] = begun.into();
                 json!({ "tool_calls": [call] })
             }
@@ -127,18 +116,19 @@ fn chat_logprobs(tokenizer: &Tokenizer, tokens: Option<&[(u32, TokenLogprob)]>) 
 }
 
 /// A whole answer as a message.
-fn message(answered: AnsweredChoice) -> Value {
-    let calls = answered.calls.into_iter();
+fn message(answered: &AnsweredChoice) -> Value {
+    let calls = answered.calls();
     let calls: Vec<Value> = calls
         .map(|(name, arguments)| tool_call(name, arguments))
         .collect();
-    let content = match answered.content.is_empty() && !calls.is_empty() {
+    let (content, reasoning) = (answered.content(), answered.reasoning());
+    let content = match content.is_empty() && !calls.is_empty() {
         true => Value::Null,
-        false => answered.content.into(),
+        false => content.into(),
     };
     let mut message = json!({"role": "assistant", "content": content, "refusal": null});
-    if !answered.reasoning.is_empty() {
-        message["reasoning_content"] = answered.reasoning.into();
+    if !reasoning.is_empty() {
+        message["reasoning_content"] = reasoning.into();
     }
     if !calls.is_empty() {
         message["tool_calls"] = calls.into();
@@ -146,7 +136,7 @@ fn message(answered: AnsweredChoice) -> Value {
     message
 }
 
-fn tool_call(name: String, arguments: String) -> Value {
+fn tool_call(name: &str, arguments: &str) -> Value {
     json!({
         "id": call_id(request_id::random()),
         "type": "function",

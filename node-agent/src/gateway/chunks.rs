@@ -1,18 +1,27 @@
-//! A streamed answer in OpenAI's chunks: one for every part of a choice, then `[DONE]`. A generation that fails in mid-stream ends in one
-//! `{"error": ...}` and no `[DONE]`.
+//! An answer in the words of OpenAI's two older routes: whole, or in chunks, one for every part of a choice, then `[DONE]`. A generation that
+//! fails in mid-stream ends in one `{"error": ...}` and no `[DONE]`.
 
+use axum::Json;
+use axum::response::{IntoResponse, Response};
 use prima_text::Part;
 use serde_json::{Value, json};
 
 use crate::generation::{FinishReason, TokenLogprob, Usage};
 
+use super::Gateway;
 use super::answer;
-use super::in_flight::Progress;
+use super::auth::Caller;
+use super::in_flight::{AnsweredChoice, Asked, InFlight, Progress};
+use super::intake::Taken;
 use super::openai_error::ApiError;
-use super::stream::{Format, Message};
+use super::stream::{self, Format, Message};
 
-/// How one of the two routes writes its chunks.
+/// How one of the two routes writes its answers.
 pub trait ChunkFormat: Send + 'static {
+    /// The choice object that is all of choice `index`.
+    fn whole(&self, index: usize, answered: AnsweredChoice) -> Value;
+    /// An answer of these choices.
+    fn answer(&self, choices: Vec<Value>) -> Value;
     /// The choice object that opens choice `index`, if this API opens them.
     fn opening(&self, index: usize) -> Option<Value>;
     /// The choice object that carries the next part of the answer, and a token where logprobs were asked for.
@@ -23,10 +32,36 @@ pub trait ChunkFormat: Send + 'static {
     fn chunk(&self, choices: Vec<Value>) -> Value;
 }
 
-pub struct Chunks<F> {
-    pub format: F,
+struct Chunks<F> {
+    format: F,
     /// A last chunk with the token counts.
-    pub include_usage: bool,
+    include_usage: bool,
+}
+
+/// Has the ring answer, and says it in this format.
+pub async fn respond(
+    gateway: &Gateway,
+    caller: Caller,
+    taken: Taken<Asked>,
+    format: impl ChunkFormat,
+) -> Result<Response, ApiError> {
+    let options = &taken.asked.options;
+    let (stream, include_usage) = (options.stream, options.include_usage);
+    let in_flight = InFlight::submit(gateway, caller, taken).await?;
+    if stream {
+        let chunks = Chunks {
+            format,
+            include_usage,
+        };
+        return Ok(stream::events(in_flight, chunks));
+    }
+    let (choices, usage) = in_flight.collect().await?;
+    let choices = choices.into_iter().enumerate();
+    let choices = choices.map(|(index, answered)| format.whole(index, answered));
+    let mut body = format.answer(choices.collect());
+    body["usage"] = answer::usage(&usage);
+    body["timings"] = answer::timings(&usage);
+    Ok(Json(body).into_response())
 }
 
 impl<F: ChunkFormat> Format for Chunks<F> {

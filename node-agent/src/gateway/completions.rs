@@ -1,10 +1,11 @@
 //! POST /v1/completions: prompts as text or as token ids, continued as they are, without a chat template.
 
+use std::iter::repeat_n;
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::{Request, State};
-use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
+use axum::response::Response;
 use prima_text::{Part, TokenizerError};
 use serde_json::{Value, json};
 
@@ -12,15 +13,14 @@ use crate::generation::{FinishReason, TokenLogprob};
 
 use super::answer::{self, Envelope};
 use super::auth::Caller;
-use super::chunks::{ChunkFormat, Chunks, choice};
+use super::chunks::{self, ChunkFormat, choice};
 use super::fill_in::{self, Around};
 use super::grammar;
-use super::in_flight::{Asked, InFlight};
+use super::in_flight::{AnsweredChoice, Asked};
 use super::logprobs::completion_tokens;
 use super::openai_error::ApiError;
 use super::prompts::{self, Prompt};
 use super::request::{Fields, GenerationOptions, MAX_TOP_LOGPROBS};
-use super::stream;
 use super::{Gateway, ModelText};
 
 /// Each runs as a request of its own.
@@ -40,50 +40,22 @@ pub async fn create(
     };
     let (taken, echo) = gateway.0.intake.take(request, read).await?.apart();
     let asked = &taken.asked;
-    // What each choice says first.
-    let prompts: Vec<String> = match echo {
-        true => {
-            let prompts = asked.prompts.iter();
-            prompts
-                .map(|prompt| text.tokenizer.decode(prompt))
-                .collect()
-        }
-        false => vec![String::new(); asked.prompts.len() * asked.options.choices],
+    let said = |prompt: &Arc<[u32]>| text.tokenizer.decode(prompt);
+    let format = CompletionChunks {
+        envelope: Envelope::new("cmpl", &gateway.0.model.name),
+        logprobs: asked.logprobs.is_some(),
+        offsets: vec![0; asked.prompts.len() * asked.options.choices],
+        prompts: match echo {
+            true => {
+                let prompts = asked.prompts.iter().map(said);
+                let times = asked.options.choices;
+                prompts.flat_map(|prompt| repeat_n(prompt, times)).collect()
+            }
+            false => Vec::new(),
+        },
+        text,
     };
-    let (stream, include_usage) = (
-        taken.asked.options.stream,
-        taken.asked.options.include_usage,
-    );
-    let logprobs = taken.asked.logprobs;
-    let in_flight = InFlight::submit(&gateway, caller, taken).await?;
-    let envelope = Envelope::new("cmpl", &gateway.0.model.name);
-    if stream {
-        let format = CompletionChunks {
-            text,
-            envelope,
-            offsets: vec![0; in_flight.choices()],
-            prompts,
-        };
-        let chunks = Chunks {
-            format,
-            include_usage,
-        };
-        return Ok(stream::events(in_flight, chunks));
-    }
-    let (choices, usage) = in_flight.collect().await?;
-    let choices = choices.into_iter().zip(prompts).enumerate();
-    let choices = choices.map(|(index, (answered, prompt))| {
-        let logprobs = logprobs.map_or(Value::Null, |_| {
-            completion_tokens(&text.tokenizer, &answered.tokens, &mut 0)
-        });
-        let reason = answer::finish_reason(answered.reason).into();
-        let said = prompt + &answered.content;
-        choice(index, ("text", said.into()), logprobs, reason)
-    });
-    let mut body = envelope.around("text_completion", choices.collect());
-    body["usage"] = answer::usage(&usage);
-    body["timings"] = answer::timings(&usage);
-    Ok(Json(body).into_response())
+    chunks::respond(&gateway, caller, taken, format).await
 }
 
 fn asked(gateway: &Gateway, text: &ModelText, fields: &Fields<'_>) -> Result<Asked, ApiError> {
@@ -117,13 +89,30 @@ fn asked(gateway: &Gateway, text: &ModelText, fields: &Fields<'_>) -> Result<Ask
 struct CompletionChunks {
     text: Arc<ModelText>,
     envelope: Envelope,
+    /// Whether they are asked for.
+    logprobs: bool,
     /// Characters of each choice's text so far, by its tokens.
     offsets: Vec<usize>,
-    /// What each choice says first.
+    /// What each choice says first; none where nothing is echoed.
     prompts: Vec<String>,
 }
 
 impl ChunkFormat for CompletionChunks {
+    fn whole(&self, index: usize, answered: AnsweredChoice) -> Value {
+        let logprobs = match self.logprobs {
+            true => completion_tokens(&self.text.tokenizer, &answered.tokens, &mut 0),
+            false => Value::Null,
+        };
+        let reason = answer::finish_reason(answered.reason).into();
+        let prompt = self.prompts.get(index).map_or("", String::as_str);
+        let said = format!("{prompt}{}", answered.content());
+        choice(index, ("text", said.into()), logprobs, reason)
+    }
+
+    fn answer(&self, choices: Vec<Value>) -> Value {
+        self.envelope.around("text_completion", choices)
+    }
+
     fn opening(&self, index: usize) -> Option<Value> {
         let prompt = self
             .prompts
@@ -155,10 +144,10 @@ impl ChunkFormat for CompletionChunks {
 }
 
 fn refuse_unsupported(fields: &Fields<'_>, options: &GenerationOptions) -> Result<(), ApiError> {
-    if echo(fields)? && (fields.get("logprobs").is_some() || options.choices > 1) {
+    if echo(fields)? && fields.get("logprobs").is_some() {
         return Err(ApiError::not_supported(
             "echo",
-            "echo is supported without logprobs (a prompt's own are not computed) and with n = 1 only",
+            "echo is supported without logprobs only: a prompt's own are not computed",
         ));
     }
     let best_of = fields.integer("best_of", 1..=i64::MAX)?;

@@ -138,34 +138,8 @@ pub fn prompt(
     tools: &[Tool],
     further: Map<String, Value>,
 ) -> Result<Prompt, ApiError> {
-    let template = template(text)?;
-    // A template refuses what its model was not trained for, roles out of turn for instance.
-    let refused = |error: &dyn std::error::Error| {
-        ApiError::invalid(
-            "messages",
-            format!("the model's chat template: {}", in_words(error)),
-        )
-    };
-    let rendered = match template.tells_of_tools() {
-        true => told_by_template(template, messages, tools, further),
-        false => told_as_text(template, messages, tools, &further),
-    };
-    let prompt = rendered.map_err(|error| refused(&error))?;
-    // One more than the context holds, since one may go again.
-    let mut tokens = text
-        .tokenizer
-        .encode_at_most(text.context_length + 1, &prompt, true, true)
-        .map_err(|error| match error {
-            TokenizerError::TooLong { .. } => text.context_exceeded(),
-            error => refused(&error),
-        })?;
-    // Some templates write the beginning-of-sequence token, some leave it to the tokenizer: there must be exactly one.
-    if let (Some(bos), [first, second, ..]) = (text.tokenizer.bos(), tokens.as_slice())
-        && *first == bos
-        && *second == bos
-    {
-        tokens.remove(0);
-    }
+    let prompt = rendered(text, messages, tools, further)?;
+    let tokens = encoded(text, &prompt, text.context_length)?;
     if tokens.is_empty() {
         return Err(ApiError::invalid("messages", "the messages make no token"));
     }
@@ -173,6 +147,64 @@ pub fn prompt(
         text: prompt,
         tokens: tokens.into(),
     })
+}
+
+/// Of a prompt that is longer this is not told: memory is bounded.
+const MAX_COUNTED: usize = 1 << 20;
+
+/// How many tokens a conversation's prompt has, also if that is more than the context holds.
+pub fn count(
+    text: &ModelText,
+    messages: Vec<Value>,
+    tools: &[Tool],
+    further: Map<String, Value>,
+) -> Result<usize, ApiError> {
+    let prompt = rendered(text, messages, tools, further)?;
+    Ok(encoded(text, &prompt, MAX_COUNTED)?.len())
+}
+
+fn rendered(
+    text: &ModelText,
+    messages: Vec<Value>,
+    tools: &[Tool],
+    further: Map<String, Value>,
+) -> Result<String, ApiError> {
+    let template = template(text)?;
+    let rendered = match template.tells_of_tools() {
+        true => told_by_template(template, messages, tools, further),
+        false => told_as_text(template, messages, tools, &further),
+    };
+    rendered.map_err(|error| refused(&error))
+}
+
+/// A template refuses what its model was not trained for, roles out of turn for instance.
+fn refused(error: &dyn std::error::Error) -> ApiError {
+    let problem = format!(
+        "the model's chat template: {}",
+        prima_crds::error_chain(error)
+    );
+    ApiError::invalid("messages", problem)
+}
+
+/// At most `limit` tokens.
+fn encoded(text: &ModelText, prompt: &str, limit: usize) -> Result<Vec<u32>, ApiError> {
+    // One more, since one may go again.
+    let tokens = text.tokenizer.encode_at_most(limit + 1, prompt, true, true);
+    let mut tokens = tokens.map_err(|error| match error {
+        TokenizerError::TooLong { .. } => text.context_exceeded(),
+        error => refused(&error),
+    })?;
+    // Some templates write the beginning-of-sequence token, some leave it to the tokenizer: there must be exactly one.
+    if let (Some(bos), [first, second, ..]) = (text.tokenizer.bos(), tokens.as_slice())
+        && *first == bos
+        && *second == bos
+    {
+        tokens.remove(0);
+    }
+    match tokens.len() > limit {
+        true => Err(text.context_exceeded()),
+        false => Ok(tokens),
+    }
 }
 
 fn told_by_template(
@@ -195,10 +227,39 @@ fn told_by_template(
         shorten_ids(&mut messages);
     }
     if template.form().channels {
+        messages = one_call_each(messages);
         thoughts_of_calls(&mut messages);
     }
     name_results(&mut messages);
     template.render(&Value::Array(messages), true, &further)
+}
+
+/// Harmony's template writes one call for each message, and takes a result for that of the call before it: calls that came together get a
+/// message each, with their results behind them.
+fn one_call_each(messages: Vec<Value>) -> Vec<Value> {
+    let mut told = Vec::with_capacity(messages.len());
+    let mut messages = messages.into_iter().peekable();
+    while let Some(mut message) = messages.next() {
+        let calls = calls_of(&mut message).to_vec();
+        if calls.len() < 2 {
+            told.push(message);
+            continue;
+        }
+        let is_result = |next: &Value| next["role"] == "tool";
+        let results = std::iter::from_fn(|| messages.next_if(is_result));
+        let mut results: Vec<Value> = results.collect();
+        for call in calls {
+            let own = results
+                .iter()
+                .position(|result| result["tool_call_id"] == call["id"]);
+            message["tool_calls"] = json!([call]);
+            told.push(message);
+            told.extend(own.map(|place| results.remove(place)));
+            message = json!({"role": "assistant", "content": ""});
+        }
+        told.extend(results);
+    }
+    told
 }
 
 /// Harmony's template has what was thought before a call in a field of its own, and refuses content beside it.
@@ -372,11 +433,4 @@ fn instructions(tools: &[Tool]) -> String {
          <args-json-object>}}\n</tool_call>",
         described.join("\n")
     )
-}
-
-/// An error and its causes.
-fn in_words(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    let words: Vec<String> = causes.map(ToString::to_string).collect();
-    words.join(": ")
 }

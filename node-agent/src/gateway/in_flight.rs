@@ -42,13 +42,18 @@ pub enum Progress {
 
 /// A whole answer.
 pub struct AnsweredChoice {
-    pub content: String,
-    pub reasoning: String,
-    /// Names and arguments.
-    pub calls: Vec<(String, String)>,
+    /// What it says, in the order in which it came.
+    pub blocks: Vec<Block>,
     /// Filled when logprobs were asked for.
     pub tokens: Vec<(u32, TokenLogprob)>,
     pub reason: FinishReason,
+}
+
+/// Parts of an answer that follow one another and are of one kind, as one.
+pub enum Block {
+    Content(String),
+    Reasoning(String),
+    Call { name: String, arguments: String },
 }
 
 /// What an HTTP request asks for.
@@ -177,9 +182,15 @@ impl InFlight {
                 } => {
                     self.note_finished(prompt, choice, reason);
                     let choice = offset + choice;
-                    let mut parts = self.read(choice, text);
                     let reader = self.readers.get_mut(choice).and_then(Option::take);
-                    parts.extend(reader.into_iter().flat_map(AnswerReader::finish));
+                    let parts = match reader {
+                        Some(mut reader) => {
+                            let mut parts = reader.push(&text);
+                            parts.extend(reader.finish());
+                            parts
+                        }
+                        None => self.read(choice, text),
+                    };
                     return Some(Progress::Finished {
                         choice,
                         reason,
@@ -226,9 +237,7 @@ impl InFlight {
     /// Waits for everything.
     pub async fn collect(mut self) -> Result<(Vec<AnsweredChoice>, Usage), GenerationError> {
         let empty = || AnsweredChoice {
-            content: String::new(),
-            reasoning: String::new(),
-            calls: Vec::new(),
+            blocks: Vec::new(),
             tokens: Vec::new(),
             reason: FinishReason::Stop,
         };
@@ -269,7 +278,13 @@ impl InFlight {
     /// What a piece of a choice's text is.
     fn read(&mut self, choice: usize, text: String) -> Vec<Part> {
         match self.readers.get_mut(choice) {
-            Some(Some(reader)) => reader.push(&text),
+            Some(Some(reader)) => {
+                let reasoned = reader.reasons();
+                let parts = reader.push(&text);
+                // Neither mark is reasoning.
+                self.usage.reasoning_tokens += usize::from(reasoned && reader.reasons());
+                parts
+            }
             _ if text.is_empty() => Vec::new(),
             _ => vec![Part::Content(text)],
         }
@@ -324,17 +339,51 @@ impl InFlight {
 }
 
 impl AnsweredChoice {
+    /// All of its content.
+    pub fn content(&self) -> String {
+        let content = self.blocks.iter().filter_map(|block| match block {
+            Block::Content(text) => Some(text.as_str()),
+            _ => None,
+        });
+        content.collect()
+    }
+
+    /// All of its reasoning.
+    pub fn reasoning(&self) -> String {
+        let reasoning = self.blocks.iter().filter_map(|block| match block {
+            Block::Reasoning(text) => Some(text.as_str()),
+            _ => None,
+        });
+        reasoning.collect()
+    }
+
+    /// Names and arguments of its calls.
+    pub fn calls(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.blocks.iter().filter_map(|block| match block {
+            Block::Call { name, arguments } => Some((name.as_str(), arguments.as_str())),
+            _ => None,
+        })
+    }
+
     fn add(&mut self, parts: Vec<Part>) {
         for part in parts {
-            match part {
-                Part::Content(text) => self.content += &text,
-                Part::Reasoning(text) => self.reasoning += &text,
-                Part::Call { name } => self.calls.push((name, String::new())),
-                Part::Arguments(text) => {
-                    if let Some((_, arguments)) = self.calls.last_mut() {
-                        *arguments += &text;
-                    }
-                }
+            match (self.blocks.last_mut(), part) {
+                (Some(Block::Content(text)), Part::Content(more))
+                | (Some(Block::Reasoning(text)), Part::Reasoning(more))
+                | (
+                    Some(Block::Call {
+                        arguments: text, ..
+                    }),
+                    Part::Arguments(more),
+                ) => *text += &more,
+                (_, Part::Content(text)) => self.blocks.push(Block::Content(text)),
+                (_, Part::Reasoning(text)) => self.blocks.push(Block::Reasoning(text)),
+                (_, Part::Call { name }) => self.blocks.push(Block::Call {
+                    name,
+                    arguments: String::new(),
+                }),
+                // Arguments follow their call.
+                (_, Part::Arguments(_)) => {}
             }
         }
     }

@@ -42,12 +42,13 @@ pub async fn create(
         return Ok(stream::events(in_flight, answer));
     }
     let (answered, usage) = in_flight.collect_one().await?;
+    let content = answered.content();
     let answer = Answer {
         reason: answered.reason,
-        line_ended: answered.content.contains('\n'),
+        line_ended: content.contains('\n'),
         ..answer
     };
-    Ok(Json(answer.last(&answered.content, &usage)).into_response())
+    Ok(Json(answer.last(&content, &usage)).into_response())
 }
 
 fn asked(text: &ModelText, fields: &Fields<'_>) -> Result<Asked, ApiError> {

@@ -7,17 +7,17 @@ use axum::{Extension, Json};
 use prima_text::Part;
 use serde_json::{Map, Value, json};
 
-use crate::generation::{FinishReason, Usage};
+use crate::generation::{FinishReason, SubmitError, Usage};
 
-use super::Gateway;
 use super::auth::Caller;
 use super::chat;
 use super::conversation::call_id;
-use super::in_flight::{AnsweredChoice, InFlight, Progress};
+use super::in_flight::{AnsweredChoice, Block, InFlight, Progress};
 use super::openai_error::{ApiError, with_body};
 use super::request::Fields;
 use super::request_id;
 use super::stream::{self, Format, Message};
+use super::{Gateway, ModelText};
 
 pub async fn create(
     state: State<Gateway>,
@@ -32,13 +32,19 @@ async fn answer(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let taken = chat::take(&gateway, request, |fields| {
-        if fields.get("max_tokens").is_none() {
-            return Err(fields.missing("max_tokens"));
+    let text = gateway.ready()?;
+    let read = {
+        let gateway = gateway.clone();
+        move |fields: &Fields<'_>| {
+            if fields.get("max_tokens").is_none() {
+                return Err(fields.missing("max_tokens"));
+            }
+            let chat = as_chat(fields)?;
+            let asked = chat::asked(&gateway, &text, &Fields::new(&chat));
+            asked.map_err(|error| with_length(error, &text, &chat))
         }
-        as_chat(fields)
-    });
-    let taken = taken.await?;
+    };
+    let taken = gateway.0.intake.take(request, read).await?;
     let stream = taken.asked.options.stream;
     let answer = Answer {
         id: request_id::unique("msg"),
@@ -67,11 +73,21 @@ async fn counted(State(gateway): State<Gateway>, request: Request) -> Result<Res
             own.0.model.check(model)?;
         }
         let chat = as_chat(fields)?;
-        let (prompt, _) = chat::prompt(&text, &Fields::new(&chat))?;
-        Ok(prompt.tokens.len())
+        chat::count(&text, &Fields::new(&chat))
     };
     let taken = gateway.0.intake.take(request, count).await?;
     Ok(Json(json!({ "input_tokens": taken.asked })).into_response())
+}
+
+/// Of a prompt that is too long Anthropic's clients want to know how long it is, so that they can shorten it.
+fn with_length(error: ApiError, text: &ModelText, chat: &Map<String, Value>) -> ApiError {
+    match error {
+        ApiError::Submit(SubmitError::ContextExceeded { context }) => {
+            let counted = chat::count(text, &Fields::new(chat));
+            counted.map_or(error, |tokens| ApiError::PromptTooLong { tokens, context })
+        }
+        error => error,
+    }
 }
 
 /// Anthropic's error body, with our status and headers.
@@ -261,24 +277,21 @@ impl Answer {
     }
 
     fn whole(&self, answered: AnsweredChoice, usage: &Usage) -> Value {
-        let mut content = Vec::new();
-        if !answered.reasoning.is_empty() {
-            content
-                .push(json!({"type": "thinking", "thinking": answered.reasoning, "signature": ""}));
-        }
-        if !answered.content.is_empty() {
-            content.push(json!({"type": "text", "text": answered.content}));
-        }
-        let called = !answered.calls.is_empty();
-        for (name, arguments) in answered.calls {
-            // A call that max_tokens cut off has no arguments that could be read.
-            let input = serde_json::from_str(&arguments).unwrap_or_else(|_| json!({}));
-            let mut block = tool_use(&name);
-            block["input"] = input;
-            content.push(block);
-        }
+        let called = answered.calls().next().is_some();
+        let content = answered.blocks.iter().map(|block| match block {
+            Block::Content(text) => json!({"type": "text", "text": text}),
+            Block::Reasoning(text) => {
+                json!({"type": "thinking", "thinking": text, "signature": ""})
+            }
+            Block::Call { name, arguments } => {
+                let mut block = tool_use(name);
+                // A call that max_tokens cut off has no arguments that could be read.
+                block["input"] = serde_json::from_str(arguments).unwrap_or_else(|_| json!({}));
+                block
+            }
+        });
         self.around(
-            content,
+            content.collect(),
             self.stop_reason(answered.reason, called),
             counts(usage),
         )

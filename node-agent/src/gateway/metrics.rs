@@ -9,6 +9,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::header;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use prima_crds::OPEN_METRICS;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
@@ -57,8 +58,6 @@ const FIRST_TOKEN_BUCKETS: [f64; 16] = [
 const PER_TOKEN_BUCKETS: [f64; 13] = [
     0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4,
 ];
-
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 impl Metrics {
     pub fn new(model_name: &str) -> Self {
@@ -282,6 +281,14 @@ struct RingCollector(RingStatus);
 
 impl Collector for RingCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        self.encode_ring(&mut encoder)?;
+        self.encode_members(&mut encoder)?;
+        self.encode_hops(&mut encoder)
+    }
+}
+
+impl RingCollector {
+    fn encode_ring(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
         let RingStatus {
             readiness,
             plan_generation,
@@ -341,55 +348,76 @@ impl Collector for RingCollector {
             let gauge = ConstGauge::new(value);
             gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
         }
-        let mut of_members =
-            |name: &str, help: &str, counts: bool, value: &dyn Fn(&MemberTotals) -> Option<f64>| {
-                let kind = match counts {
-                    true => MetricType::Counter,
-                    false => MetricType::Gauge,
-                };
-                let name = format!("prima_member_{name}");
-                let mut metric = encoder.encode_descriptor(&name, help, None, kind)?;
-                for member in members {
-                    let Some(value) = value(member) else {
-                        continue;
-                    };
-                    let labels = MemberLabel {
-                        member: member.name.clone(),
-                    };
-                    let metric = metric.encode_family(&labels)?;
-                    match counts {
-                        true => ConstCounter::new(value).encode(metric)?,
-                        false => ConstGauge::new(value).encode(metric)?,
-                    }
-                }
-                Ok::<_, fmt::Error>(())
-            };
-        of_members("frames", "Frames computed", true, &|member| {
-            Some(member.frames as f64)
-        })?;
-        of_members(
+        Ok(())
+    }
+
+    fn encode_members(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
+        self.of_members(
+            encoder,
+            "frames",
+            "Frames computed",
+            MetricType::Counter,
+            |member| Some(member.frames as f64),
+        )?;
+        self.of_members(
+            encoder,
             "network_seconds",
             "Time from the end of computing to the arrival at the successor",
-            true,
-            &|member| Some(member.network_seconds),
+            MetricType::Counter,
+            |member| Some(member.network_seconds),
         )?;
-        of_members(
+        self.of_members(
+            encoder,
             "planned_read_bytes",
             "Weights that the plan expects to be read for every token",
-            false,
-            &|member| member.planned_read_bytes.map(|bytes| bytes as f64),
+            MetricType::Gauge,
+            |member| member.planned_read_bytes.map(|bytes| bytes as f64),
         )?;
-        of_members(
+        self.of_members(
+            encoder,
             "planned_kv_bytes",
             "KV cache that the plan counts on",
-            false,
-            &|member| member.planned_kv_bytes.map(|bytes| bytes as f64),
-        )?;
+            MetricType::Gauge,
+            |member| member.planned_kv_bytes.map(|bytes| bytes as f64),
+        )
+    }
+
+    fn encode_hops(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
         for metric in &HOP_METRICS {
-            let counts = metric.kind == Kind::Sum;
-            of_members(metric.name, metric.help, counts, &|member| {
+            let kind = match metric.kind {
+                Kind::Sum => MetricType::Counter,
+                Kind::Gauge => MetricType::Gauge,
+            };
+            self.of_members(encoder, metric.name, metric.help, kind, |member| {
                 Some(metric.of(&member.timing))
             })?;
+        }
+        Ok(())
+    }
+
+    /// A counter or gauge with a value of each member that has one.
+    fn of_members(
+        &self,
+        encoder: &mut DescriptorEncoder,
+        name: &str,
+        help: &str,
+        kind: MetricType,
+        value: impl Fn(&MemberTotals) -> Option<f64>,
+    ) -> fmt::Result {
+        let name = format!("prima_member_{name}");
+        let mut metric = encoder.encode_descriptor(&name, help, None, kind)?;
+        for member in &self.0.members {
+            let Some(value) = value(member) else {
+                continue;
+            };
+            let labels = MemberLabel {
+                member: member.name.clone(),
+            };
+            let metric = metric.encode_family(&labels)?;
+            match kind {
+                MetricType::Counter => ConstCounter::new(value).encode(metric)?,
+                _ => ConstGauge::new(value).encode(metric)?,
+            }
         }
         Ok(())
     }

@@ -208,7 +208,8 @@ impl Gateway {
 
 fn router(gateway: Gateway) -> Router {
     let cors = gateway.0.access.cors();
-    let openai = Router::new()
+    // Some clients leave the version out.
+    let versioned = Router::new()
         .route("/models", get(models::list))
         .route("/models/{*id}", get(models::get))
         .route("/chat/completions", post(chat_completions::create))
@@ -217,13 +218,12 @@ fn router(gateway: Gateway) -> Router {
         .route("/rerank", post(rerank::create))
         .route("/reranking", post(rerank::create))
         .route("/responses", post(responses::create))
-        .route("/responses/{id}", get(responses::get));
+        .route("/responses/{id}", get(responses::get))
+        .route("/messages", post(messages::create))
+        .route("/messages/count_tokens", post(messages::count_tokens));
     let protected = Router::new()
-        // Some clients leave the version out.
-        .merge(openai.clone())
-        .nest("/v1", openai)
-        .route("/v1/messages", post(messages::create))
-        .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .merge(versioned.clone())
+        .nest("/v1", versioned)
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
         .route("/api/embed", post(ollama_embed::create))

@@ -260,9 +260,11 @@ struct Lines {
 
 impl Lines {
     fn whole(&mut self, answered: AnsweredChoice, usage: &Usage) -> Value {
-        let calls: Vec<Value> = answered.calls.iter().map(called).collect();
+        let calls = answered
+            .calls()
+            .map(|(name, arguments)| called(name, arguments));
         self.reason = done_reason(answered.reason);
-        let mut said = self.said(&answered.content, &answered.reasoning, calls);
+        let mut said = self.said(&answered.content(), &answered.reasoning(), calls.collect());
         self.end(&mut said, usage);
         said
     }
@@ -330,8 +332,9 @@ impl Lines {
     }
 
     fn tell_call(&mut self, messages: &mut Vec<Message>) {
-        if let Some(call) = self.call.take() {
-            messages.push(Message::json(&self.said("", "", vec![called(&call)])));
+        if let Some((name, arguments)) = self.call.take() {
+            let call = called(&name, &arguments);
+            messages.push(Message::json(&self.said("", "", vec![call])));
         }
     }
 }
@@ -364,7 +367,7 @@ impl Format for Lines {
 }
 
 /// A call as they have it. One that a limit cut off has no arguments that could be read.
-fn called((name, arguments): &(String, String)) -> Value {
+fn called(name: &str, arguments: &str) -> Value {
     let arguments: Value = serde_json::from_str(arguments).unwrap_or_else(|_| json!({}));
     let id = call_id(request_id::random());
     json!({"id": id, "function": {"name": name, "arguments": arguments}})

@@ -2,7 +2,7 @@
 //! `{"error":{"message","type","param","code"}}` with the status and headers that clients act on.
 
 use axum::Json;
-use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
@@ -35,6 +35,9 @@ pub enum ApiError {
     MethodNotAllowed { method: Method, path: String },
     #[error("the model `{asked}` does not exist; this server serves `{served}`")]
     NoSuchModel { asked: String, served: String },
+    /// In Anthropic's words, which clients look for.
+    #[error("prompt is too long: {tokens} tokens > {context} maximum")]
+    PromptTooLong { tokens: usize, context: usize },
     #[error("the body is larger than {limit} bytes")]
     BodyTooLarge { limit: usize },
     #[error("the body holds more than {limit} JSON values")]
@@ -45,7 +48,7 @@ pub enum ApiError {
     BodyTimeout { seconds: u64 },
     #[error("{why}; try again later")]
     Busy { why: &'static str },
-    #[error("send JSON with `Content-Type: application/json`, not {found}")]
+    #[error("web pages must send JSON with `Content-Type: application/json`, not {found}")]
     MediaType { found: String },
     /// Begins with llama.cpp's words.
     #[error("Loading model: {awaited}")]
@@ -66,15 +69,11 @@ const INVALID_REQUEST: &str = "invalid_request_error";
 const SERVER: &str = "server_error";
 /// llama.cpp's `type` while a model loads, on which its clients wait and retry.
 const UNAVAILABLE: &str = "unavailable_error";
-const NOT_SUPPORTED: &str = "not_supported_error";
 
 /// Seconds after which it is worth asking a loading ring again.
 const LOADING_RETRY_SECONDS: u64 = 2;
 /// Seconds after which a server that is busy with other requests may have room.
 const BUSY_RETRY_SECONDS: u64 = 5;
-
-/// OpenAI's own clients retry every 5xx unless this header says that it is pointless.
-static SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 impl ApiError {
     pub fn invalid(param: impl Into<String>, problem: impl Into<String>) -> Self {
@@ -135,11 +134,10 @@ impl ApiError {
         };
         match self {
             Self::Invalid { .. } => bad_request("invalid_value"),
+            Self::PromptTooLong { .. } => bad_request("context_length_exceeded"),
             Self::NotJson { .. } => bad_request("invalid_json"),
             Self::BodyUnreadable { .. } => bad_request("invalid_body"),
-            Self::NotSupported { .. } => {
-                look(StatusCode::NOT_IMPLEMENTED, NOT_SUPPORTED, "not_supported")
-            }
+            Self::NotSupported { .. } => bad_request("unsupported_parameter"),
             Self::NoKey | Self::WrongKey => {
                 look(StatusCode::UNAUTHORIZED, INVALID_REQUEST, "invalid_api_key")
             }
@@ -216,14 +214,8 @@ impl IntoResponse for ApiError {
         if let Some(seconds) = look.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
-        match self {
-            Self::NoKey | Self::WrongKey => {
-                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-            }
-            Self::NotSupported { .. } => {
-                headers.insert(SHOULD_RETRY.clone(), HeaderValue::from_static("false"));
-            }
-            _ => {}
+        if matches!(self, Self::NoKey | Self::WrongKey) {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
     }

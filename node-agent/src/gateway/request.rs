@@ -21,6 +21,8 @@ pub const MAX_CHOICES: usize = 8;
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 256;
 const MAX_LOGIT_BIASES: usize = 1024;
+/// Browsers send it along with requests of pages, also where they leave out `Origin`.
+const SEC_FETCH_SITE: &str = "sec-fetch-site";
 pub const MAX_TOP_LOGPROBS: usize = 20;
 
 /// The options that both routes take.
@@ -35,10 +37,13 @@ pub struct GenerationOptions {
     pub include_usage: bool,
 }
 
-/// A body must be declared as JSON. (That keeps pages of other origins out: a browser asks for permission before it sends this content type.)
+/// A web page must declare its body as JSON: a browser asks for permission before it sends that to another origin, and sends a body of no
+/// type, or of a form's, without asking. Browsers say where a request comes from. Whoever does not say so is a program, and may leave the
+/// type out, as clients of Ollama do, or call the body a form, as curl does.
 pub fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let content_type = headers.get(header::CONTENT_TYPE);
-    if content_type.is_some_and(|value| is_json(value.as_bytes())) {
+    let from_a_page = headers.contains_key(header::ORIGIN) || headers.contains_key(SEC_FETCH_SITE);
+    if !from_a_page || content_type.is_some_and(|value| is_json(value.as_bytes())) {
         return Ok(());
     }
     Err(ApiError::MediaType {

@@ -15,7 +15,7 @@ use super::Gateway;
 use super::auth::Caller;
 use super::chat;
 use super::conversation::call_id;
-use super::in_flight::{AnsweredChoice, InFlight, Progress};
+use super::in_flight::{AnsweredChoice, Block, InFlight, Progress};
 use super::models::unix_seconds;
 use super::openai_error::ApiError;
 use super::request::Fields;
@@ -306,30 +306,38 @@ impl Answer {
     }
 
     fn take(&mut self, answered: AnsweredChoice) {
-        if !answered.reasoning.is_empty() {
-            self.output
-                .push(reasoning(&answered.reasoning, "completed"));
+        let items = answered.blocks.iter().map(|block| match block {
+            Block::Content(text) => message(text, "completed"),
+            Block::Reasoning(text) => reasoning(text, "completed"),
+            Block::Call { name, arguments } => function_call(name, arguments, "completed"),
+        });
+        self.output = items.collect();
+        if self.output.is_empty() {
+            self.output.push(message("", "completed"));
         }
-        if !answered.content.is_empty() || answered.calls.is_empty() {
-            self.output.push(message(&answered.content, "completed"));
-        }
-        let calls = answered.calls.iter();
-        self.output
-            .extend(calls.map(|(name, arguments)| function_call(name, arguments, "completed")));
         self.reason = answered.reason;
+        let status = self.status();
+        if let Some(last) = self.output.last_mut() {
+            last["status"] = status.into();
+        }
+    }
+
+    /// Of the response and its last item.
+    fn status(&self) -> &'static str {
+        match self.reason {
+            FinishReason::Length => "incomplete",
+            FinishReason::Stop | FinishReason::StopString(_) => "completed",
+        }
     }
 
     /// The whole response; it is kept.
     fn end(&mut self, usage: &Usage) -> Value {
-        let status = match self.reason {
-            FinishReason::Length => "incomplete",
-            FinishReason::Stop | FinishReason::StopString(_) => "completed",
-        };
+        let status = self.status();
         let usage = json!({
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached_tokens},
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         });
         let response = self.response(status, usage);
@@ -435,7 +443,7 @@ impl Events {
     }
 
     fn begin(&mut self, kind: Kind, item: Value, messages: &mut Vec<Message>) {
-        self.close(messages);
+        self.close("completed", messages);
         let mut shown = item.clone();
         if kind != Kind::Call {
             shown["content"] = json!([]);
@@ -478,7 +486,7 @@ impl Events {
         }
     }
 
-    fn close(&mut self, messages: &mut Vec<Message>) {
+    fn close(&mut self, status: &'static str, messages: &mut Vec<Message>) {
         let Some((kind, text)) = self.open.take() else {
             return;
         };
@@ -503,7 +511,7 @@ impl Events {
         let Some(item) = self.answer.output.last_mut() else {
             return;
         };
-        item["status"] = "completed".into();
+        item["status"] = status.into();
         match kind {
             Kind::Call => item["arguments"] = text.into(),
             _ => item["content"][0]["text"] = text.into(),
@@ -537,8 +545,8 @@ impl Format for Events {
                 if self.answer.output.is_empty() {
                     self.begin(Kind::Message, message("", "in_progress"), &mut messages);
                 }
-                self.close(&mut messages);
                 self.answer.reason = reason;
+                self.close(self.answer.status(), &mut messages);
             }
             Progress::Done(usage) => {
                 let name = match self.answer.reason {

@@ -21,6 +21,8 @@ pub struct CacheKey {
     /// The models' folder: all of it is on one disk.
     pub models: PathBuf,
     pub memory_total_bytes: u64,
+    /// The GPU that layers would run on, or why there is none.
+    pub gpu: String,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +87,7 @@ pub fn load(path: &Path, key: &CacheKey, now: Timestamp) -> Result<NodeProfileSt
         threads,
         models,
         memory_total_bytes,
+        gpu,
     } = &entry.key;
     for (what, same) in [
         ("the agent", *agent_version == key.agent_version),
@@ -93,6 +96,7 @@ pub fn load(path: &Path, key: &CacheKey, now: Timestamp) -> Result<NodeProfileSt
         ("the number of threads", *threads == key.threads),
         ("the models' place", *models == key.models),
         ("the memory", *memory_total_bytes == key.memory_total_bytes),
+        ("the GPU", *gpu == key.gpu),
     ] {
         if !same {
             return Err(format!(
@@ -166,6 +170,7 @@ mod tests {
             threads: 8,
             models: "/models".into(),
             memory_total_bytes: 17_179_869_184,
+            gpu: "none".into(),
         }
     }
 
@@ -184,13 +189,14 @@ mod tests {
             assert!(reason.contains("too old"), "{reason}");
         }
         type Change = fn(&mut CacheKey);
-        let changes: [(Change, &str); 6] = [
+        let changes: [(Change, &str); 7] = [
             (|key| key.agent_version = "2".into(), "agent"),
             (|key| key.kernels = "scalar".into(), "kernels"),
             (|key| key.cpu_model = "Another".into(), "processor"),
             (|key| key.threads = 4, "threads"),
             (|key| key.models = "/other".into(), "models"),
             (|key| key.memory_total_bytes = 1, "memory"),
+            (|key| key.gpu = "other".into(), "GPU"),
         ];
         for (change, named) in changes {
             let mut other = key();

@@ -155,7 +155,7 @@ pub fn rates(
 pub fn layer_overhead_seconds(pool: &ThreadPool, weights: &Weights) -> Result<f64, MatrixError> {
     const HIDDEN: usize = 2048;
     const FEED_FORWARD: usize = 5632;
-    const SHAPE: AttentionShape = AttentionShape {
+    const SHAPE: AttentionShape<'_> = AttentionShape {
         heads: 32,
         kv: KvShape {
             kv_heads: 4,
@@ -164,6 +164,7 @@ pub fn layer_overhead_seconds(pool: &ThreadPool, weights: &Weights) -> Result<f6
         scale: 0.125,
         window: None,
         softcap: None,
+        sinks: None,
     };
     const LAYERS: usize = 32;
     let kv_row = SHAPE.kv.row_len();
@@ -350,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn every_figure_is_positive() {
+    fn every_rate_is_positive() {
         let weights = Weights::new(0, 0);
         let pool = ThreadPool::new(2, IsaLevel::detect()).unwrap();
         let measured = throughput(&pool, &weights, GgmlType::Q4K).unwrap();

@@ -130,7 +130,6 @@ struct Together {
 }
 
 const PIECE: usize = 1 << 20;
-const PAGE: usize = 4096;
 /// Time limits for runs of one kind: for each, and for all together.
 const RUN_LIMIT: Duration = Duration::from_secs(2);
 const ALL_LIMIT: Duration = Duration::from_secs(3);
@@ -306,7 +305,9 @@ impl Subject {
         let map = self.cold()?;
         map.expect_random_reads(0..self.bytes as u64)
             .map_err(|source| DiskError::Engine(Box::new(source)))?;
-        let mut pages: Vec<usize> = (0..self.bytes / PAGE).collect();
+        // 16 KiB on a Raspberry Pi 5: smaller steps would touch what was read already.
+        let page = rustix::param::page_size();
+        let mut pages: Vec<usize> = (0..self.bytes / page).collect();
         let mut random = Random(0x9e37_79b9_7f4a_7c15);
         for last in (1..pages.len()).rev() {
             // Fisher and Yates.
@@ -317,9 +318,9 @@ impl Subject {
         // Few at a time: a hard disk reads a hundred pages a second.
         for pages in pages.chunks(16 * pool.threads()) {
             pool.run(pages.len(), &|index| {
-                touch(map.bytes()[pages[index] * PAGE..].iter().take(1));
+                touch(map.bytes()[pages[index] * page..].iter().take(1));
             });
-            read += pages.len() * PAGE;
+            read += pages.len() * page;
             if start.elapsed() > RANDOM_LIMIT {
                 break;
             }

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 
 use prima_crds::v1alpha1::node_profile::LinkProfile;
 
-use crate::ring::{EchoServer, LinkError, LinkMeasurement, measure_link};
+use crate::ring::{Connector, EchoServer, LinkError, LinkMeasurement, measure_link};
 
 use super::system;
 
@@ -38,12 +38,18 @@ pub fn parse_target(text: &str) -> Result<LinkTarget, String> {
     }
 }
 
-/// Measures the link to `target`.
+/// Measures the link to `target`; over TLS if there is a connector.
 ///
 /// # Errors
 /// As [`measure_link`].
-pub fn measure(target: &LinkTarget) -> Result<LinkProfile, LinkError> {
-    Ok(profile(&target.name, measure_link(&target.address)?))
+pub fn measure(
+    target: &LinkTarget,
+    connector: Option<Connector>,
+) -> Result<LinkProfile, LinkError> {
+    Ok(profile(
+        &target.name,
+        measure_link(&target.address, connector)?,
+    ))
 }
 
 /// Measures the link to this machine.
@@ -51,10 +57,10 @@ pub fn measure(target: &LinkTarget) -> Result<LinkProfile, LinkError> {
 /// # Errors
 /// As [`measure_link`].
 pub fn measure_loopback() -> Result<LinkProfile, LinkError> {
-    let server = EchoServer::start((Ipv4Addr::LOCALHOST, 0).into())?;
+    let server = EchoServer::start((Ipv4Addr::LOCALHOST, 0).into(), None)?;
     Ok(profile(
         LOOPBACK,
-        measure_link(&server.address().to_string())?,
+        measure_link(&server.address().to_string(), None)?,
     ))
 }
 

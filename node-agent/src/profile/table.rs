@@ -8,9 +8,11 @@ use crate::inspect::{bytes, printable};
 /// Lines that end in a newline.
 pub fn show(name: &str, status: &NodeProfileStatus) -> String {
     let NodeProfileStatus {
+        conditions: _,
         measured_at,
         agent_version,
         architectures,
+        parts: _,
         system,
         cpu,
         memory,

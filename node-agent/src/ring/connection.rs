@@ -74,3 +74,15 @@ pub fn window_bytes(max_message_bytes: usize) -> u32 {
 pub fn frame_bytes(max_message_bytes: usize) -> u32 {
     max_message_bytes.clamp(1 << 14, (1 << 24) - 1) as u32
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rank 0 still has to hear of it, over links that may take a second.
+    #[test]
+    fn silence_is_noticed_within_ten_seconds() {
+        let noticed = PING_INTERVAL + PING_TIMEOUT;
+        assert!(noticed <= Duration::from_secs(9), "{noticed:?}");
+    }
+}

@@ -1,5 +1,5 @@
 //! The ring's domain types: what goes round, what it cost, why it may be refused. They use no sockets (see `transport`)
-//! and no protobuf (see `wire`), except for a hop's figures (`hop_timing`).
+//! and no protobuf (see `wire`), except for a hop's metrics (`hop_timing`).
 
 use bytes::Bytes;
 use prima_crds::v1alpha1::ring_plan::CHUNK_POSITIONS;

@@ -22,11 +22,12 @@ use super::frame::{
 };
 use super::held::Held;
 use super::hop_timing::HopTiming;
+use super::proto;
 use super::queue::{Queue, Queued};
 use super::schedule::Schedule;
 use super::session::SessionTable;
 use super::transport::Inbound;
-use super::wire::{self, FrameLimits, proto};
+use super::wire::{self, FrameLimits};
 use super::worker::{Work, WorkOutput, Worker, WorkerError};
 
 /// One member's loop.
@@ -88,6 +89,22 @@ pub enum Reply {
 pub enum HopError {
     #[error("computing a batch ended in a panic")]
     Panicked(#[source] tokio::task::JoinError),
+}
+
+/// A frame of a batch, without its input.
+struct Unpacked {
+    frame: Frame,
+    arrived: Instant,
+    rows: usize,
+}
+
+/// What computing a batch took, and how the weights are after it.
+struct Pass {
+    /// Of all frames.
+    rows: usize,
+    spent: Duration,
+    kv_bytes: u64,
+    weights: ResidencyStatus,
 }
 
 enum Successor {
@@ -321,7 +338,54 @@ impl Hop {
     }
 
     async fn compute(&mut self, round: usize, batch: Vec<Queued>) -> Result<(), HopError> {
-        let last_hop = round < self.schedule.rounds && self.schedule.is_last_hop(round);
+        let (frames, work) = self.unpack(round, batch);
+        let rows = work.iter().map(|work| work.rows).sum();
+        let started = Instant::now();
+        let outputs = self.produce(round, work, rows).await?;
+        let spent = started.elapsed();
+        self.row_cost[round] = Some((spent / rows.max(1) as u32, Instant::now()));
+        let outputs = match outputs {
+            Ok(outputs) => outputs,
+            Err(error) => {
+                self.report_failed(round, &frames, &error);
+                return Ok(());
+            }
+        };
+        let pass = {
+            let worker = self.worker();
+            Pass {
+                rows,
+                spent,
+                kv_bytes: worker.kv_bytes(),
+                weights: worker.residency().status(),
+            }
+        };
+        for (unpacked, output) in frames.into_iter().zip(outputs) {
+            let timing = self.timing(&pass, &unpacked);
+            let Unpacked {
+                mut frame, rows, ..
+            } = unpacked;
+            let compute = Duration::from_nanos(timing.compute_ns);
+            tracing::debug!(
+                frame.session,
+                frame.sequence,
+                round,
+                rows,
+                ?compute,
+                frame.traceparent,
+                "computed"
+            );
+            frame.add_timing(timing);
+            self.deliver(frame, output).await;
+        }
+        self.told = pass.weights;
+        Ok(())
+    }
+
+    /// The frames of a batch without their input, and what the worker is to do for each.
+    fn unpack(&mut self, round: usize, batch: Vec<Queued>) -> (Vec<Unpacked>, Vec<Work>) {
+        let home = round == self.schedule.rounds;
+        let narrowed = home || self.schedule.is_last_hop(round);
         let mut frames = Vec::with_capacity(batch.len());
         let mut work = Vec::with_capacity(batch.len());
         for Queued { mut frame, arrived } in batch {
@@ -335,90 +399,77 @@ impl Hop {
                 input,
                 ..
             } = activation;
-            let home = round == self.schedule.rounds;
+            let rows = *rows;
             let output = match home {
                 true => self.outputs.remove(&(frame.session, frame.sequence)),
                 false => None,
             };
-            let narrowed = last_hop || home;
             work.push(Work {
                 session: frame.session,
                 first_position: *first_position,
-                rows: *rows,
-                wanted: if narrowed { *output_rows } else { *rows },
+                rows,
+                wanted: if narrowed { *output_rows } else { rows },
                 output: output.unwrap_or(Output::Logits),
                 input: std::mem::replace(input, Input::Tokens(Vec::new())),
             });
-            frames.push((frame, arrived, work.last().map_or(0, |work| work.rows)));
-        }
-        let total_rows: usize = work.iter().map(|work| work.rows).sum();
-        let started = Instant::now();
-        let outputs = self.produce(round, work, total_rows).await?;
-        let spent = started.elapsed();
-        self.row_cost[round] = Some((spent / total_rows.max(1) as u32, Instant::now()));
-
-        let outputs = match outputs {
-            Ok(outputs) => outputs,
-            Err(error) => {
-                let cause = prima_crds::error_chain(&error);
-                tracing::error!(round, cause, "computing a batch failed");
-                for (frame, ..) in frames {
-                    self.report(Event::Failed {
-                        session: frame.session,
-                        sequence: frame.sequence,
-                        cause: cause.clone(),
-                    });
-                }
-                return Ok(());
-            }
-        };
-        let (kv_bytes, weights) = {
-            let worker = self.worker();
-            (worker.kv_bytes(), worker.residency().status())
-        };
-        for ((mut frame, arrived, rows), output) in frames.into_iter().zip(outputs) {
-            // A frame's compute time is its rows' share of the batch; the time for other frames' rows is waiting.
-            let share = rows as f64 / total_rows.max(1) as f64;
-            let compute = spent.mul_f64(share);
-            let read_bytes = weights.read_bytes.saturating_sub(self.told.read_bytes);
-            let waited = weights.waited.saturating_sub(self.told.waited);
-            tracing::debug!(
-                frame.session,
-                frame.sequence,
-                round,
+            frames.push(Unpacked {
+                frame,
+                arrived,
                 rows,
-                ?compute,
-                frame.traceparent,
-                "computed"
-            );
-            frame.add_timing(HopTiming {
-                rank: self.schedule.rank as u32,
-                compute_ns: nanoseconds(compute),
-                wait_ns: nanoseconds(arrived.elapsed().saturating_sub(compute)),
-                disk_ns: nanoseconds(waited.mul_f64(share)),
-                read_bytes: (read_bytes as f64 * share) as u64,
-                kv_bytes,
-                resident_bytes: weights.resident_bytes,
-                streamed_bytes: weights.streamed_bytes,
-                memory_pressure_ppm: self.pressure.ppm(),
             });
-            match output {
-                WorkOutput::Rows(payload) => {
-                    if let Operation::Activation(activation) = &mut frame.operation {
-                        activation.input = Input::Rows(payload);
-                    }
-                    self.hand_on(frame, Instant::now()).await;
-                }
-                WorkOutput::Home(output) => self.reply(Reply::Answer {
-                    session: frame.session,
-                    sequence: frame.sequence,
-                    output,
-                    timings: frame.timings,
-                }),
-            }
         }
-        self.told = weights;
-        Ok(())
+        (frames, work)
+    }
+
+    fn report_failed(&mut self, round: usize, frames: &[Unpacked], error: &WorkerError) {
+        let cause = prima_crds::error_chain(error);
+        tracing::error!(round, cause, "computing a batch failed");
+        for Unpacked { frame, .. } in frames {
+            self.report(Event::Failed {
+                session: frame.session,
+                sequence: frame.sequence,
+                cause: cause.clone(),
+            });
+        }
+    }
+
+    /// A frame's compute time is its rows' share of the batch; the time for other frames' rows is waiting.
+    fn timing(&self, pass: &Pass, unpacked: &Unpacked) -> HopTiming {
+        let share = unpacked.rows as f64 / pass.rows.max(1) as f64;
+        let compute = pass.spent.mul_f64(share);
+        let since = |now: u64, told: u64| (now.saturating_sub(told) as f64 * share) as u64;
+        let (now, told) = (&pass.weights, &self.told);
+        let waited = now.waited.saturating_sub(told.waited);
+        HopTiming {
+            rank: self.schedule.rank as u32,
+            compute_ns: nanoseconds(compute),
+            wait_ns: nanoseconds(unpacked.arrived.elapsed().saturating_sub(compute)),
+            disk_ns: nanoseconds(waited.mul_f64(share)),
+            read_bytes: since(now.read_bytes, told.read_bytes),
+            kv_bytes: pass.kv_bytes,
+            resident_bytes: now.resident_bytes,
+            streamed_bytes: now.streamed_bytes,
+            memory_pressure_ppm: self.pressure.ppm(),
+            expert_hits: since(now.expert_hits, told.expert_hits),
+            expert_misses: since(now.expert_misses, told.expert_misses),
+        }
+    }
+
+    async fn deliver(&mut self, mut frame: Frame, output: WorkOutput) {
+        match output {
+            WorkOutput::Rows(payload) => {
+                if let Operation::Activation(activation) = &mut frame.operation {
+                    activation.input = Input::Rows(payload);
+                }
+                self.hand_on(frame, Instant::now()).await;
+            }
+            WorkOutput::Home(output) => self.reply(Reply::Answer {
+                session: frame.session,
+                sequence: frame.sequence,
+                output,
+                timings: frame.timings,
+            }),
+        }
     }
 
     /// Runs the worker, on this thread or beside it.

@@ -2,7 +2,7 @@
 //! `ring.proto`, which is also the type used here; in a line of [`HOP_METRICS`]; and in `hop`, which measures it. Sums, /metrics and the
 //! chat page are made from the line.
 
-pub use super::wire::proto::HopTiming;
+pub use super::proto::HopTiming;
 
 /// One line of the table below.
 pub struct HopMetric {
@@ -23,7 +23,7 @@ pub enum Kind {
     Gauge,
 }
 
-pub const HOP_METRICS: [HopMetric; 8] = [
+pub const HOP_METRICS: [HopMetric; 10] = [
     HopMetric {
         name: "compute_seconds",
         help: "Time computing",
@@ -68,7 +68,7 @@ pub const HOP_METRICS: [HopMetric; 8] = [
     },
     HopMetric {
         name: "streamed_weight_bytes",
-        help: "Weights that the member reads from disk for every token",
+        help: "Weights that the member does not keep: it reads them from disk for every token, and experts when they are needed",
         kind: Kind::Gauge,
         unit: 1.0,
         field: |timing| &mut timing.streamed_bytes,
@@ -79,6 +79,20 @@ pub const HOP_METRICS: [HopMetric; 8] = [
         kind: Kind::Gauge,
         unit: 1e-6,
         field: |timing| &mut timing.memory_pressure_ppm,
+    },
+    HopMetric {
+        name: "expert_hits",
+        help: "Experts that were needed and in memory, while memory does not hold all",
+        kind: Kind::Sum,
+        unit: 1.0,
+        field: |timing| &mut timing.expert_hits,
+    },
+    HopMetric {
+        name: "expert_misses",
+        help: "Experts that were needed and had to be read from disk",
+        kind: Kind::Sum,
+        unit: 1.0,
+        field: |timing| &mut timing.expert_misses,
     },
 ];
 
@@ -122,6 +136,8 @@ mod tests {
             resident_bytes: 1,
             streamed_bytes: 2,
             memory_pressure_ppm: 5,
+            expert_hits: 9,
+            expert_misses: 1,
         };
         first.add(&HopTiming {
             rank: 1,
@@ -133,6 +149,8 @@ mod tests {
             resident_bytes: 3,
             streamed_bytes: 4,
             memory_pressure_ppm: 6,
+            expert_hits: 7,
+            expert_misses: 2,
         });
         let both = HopTiming {
             rank: 1,
@@ -144,6 +162,8 @@ mod tests {
             resident_bytes: 3,
             streamed_bytes: 4,
             memory_pressure_ppm: 6,
+            expert_hits: 16,
+            expert_misses: 3,
         };
         assert_eq!(first, both);
         assert_eq!(HOP_METRICS[0].of(&both), 11.0 * 1e-9);

@@ -3,7 +3,7 @@
 //!
 //! Decides what latency and rate mean (half a round trip, so a difference between the two directions is averaged), and how much a stranger
 //! may ask for: one stream at a time, payloads of bounded size, no long silences. It knows nothing of rings: no plan, no session. A member
-//! that is computing answers later than an idle one.
+//! that is computing answers later than an idle one. In a cluster it goes over TLS, as the ring's streams do.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -22,9 +22,10 @@ use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::connection::{self, PredecessorSlot};
-use super::wire::proto;
-use super::wire::proto::link_client::LinkClient;
-use super::wire::proto::link_server::{Link, LinkServer};
+use super::proto;
+use super::proto::link_client::LinkClient;
+use super::proto::link_server::{Link, LinkServer};
+use super::tls::{self, Connector, OwnKey, Pins};
 
 /// The cost of one direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,6 +46,8 @@ pub enum LinkError {
         #[source]
         source: io::Error,
     },
+    #[error("TLS cannot be set up")]
+    Tls(#[source] rustls::Error),
     #[error("{address} is not HOST:PORT")]
     Address {
         address: String,
@@ -75,19 +78,22 @@ const OVERHEAD_BYTES: usize = 64;
 /// A stream that is silent for this long is ended, on both sides.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Measures the link to the agent that serves a ring (or an [`EchoServer`]) at `address`, HOST:PORT. Takes about a
-/// second on a fast link; on a slow one as long as a dozen round trips of a payload.
+/// Measures the link to the agent that serves a ring (or an [`EchoServer`]) at `address`, HOST:PORT; over TLS if there is a connector. Takes
+/// about a second on a fast link; on a slow one as long as a dozen round trips of a payload.
 ///
 /// # Errors
 /// When `address` is not an address, when nobody listens or answers there, when the agent is busy, when another program answers, and when
 /// what comes back is not what was sent.
-pub fn measure_link(address: &str) -> Result<LinkMeasurement, LinkError> {
+pub fn measure_link(
+    address: &str,
+    connector: Option<Connector>,
+) -> Result<LinkMeasurement, LinkError> {
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(LinkError::Start)?;
     runtime.block_on(async {
-        let mut echo = Echoes::connect(address).await?;
+        let mut echo = Echoes::connect(address, connector).await?;
         let empty = echo.half_round_trip(Bytes::new(), 20, 200).await?;
         let payload = Bytes::from(vec![0x5a; MAX_PAYLOAD_BYTES]);
         let full = echo.half_round_trip(payload, 2, 40).await?;
@@ -108,11 +114,16 @@ pub struct EchoServer {
 }
 
 impl EchoServer {
-    /// Listens at `address`.
+    /// Listens at `address`. If there is a key, over TLS, and only those are let in whose keys are pinned.
     ///
     /// # Errors
     /// [`LinkError::Listen`] when the system refuses the address, [`LinkError::Start`] when it refuses a thread.
-    pub fn start(address: SocketAddr) -> Result<EchoServer, LinkError> {
+    pub fn start(
+        address: SocketAddr,
+        keys: Option<(OwnKey, Pins)>,
+    ) -> Result<EchoServer, LinkError> {
+        let config = keys.map(|(own, pins)| tls::server_config(own, pins));
+        let config = config.transpose().map_err(LinkError::Tls)?;
         let listener =
             TcpListener::bind(address).map_err(|source| LinkError::Listen { address, source })?;
         let address = listener.local_addr().map_err(LinkError::Start)?;
@@ -127,9 +138,20 @@ impl EchoServer {
                 Ok(listener) => listener,
                 Err(error) => return tracing::warn!(%error, "cannot listen for a measurement"),
             };
-            let serve = connection::server(MAX_PAYLOAD_BYTES + OVERHEAD_BYTES)
-                .add_service(service())
-                .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)));
+            let server =
+                connection::server(MAX_PAYLOAD_BYTES + OVERHEAD_BYTES).add_service(service());
+            let serve = async {
+                match config {
+                    Some(config) => {
+                        let incoming = tls::incoming(listener, config);
+                        server.serve_with_incoming(incoming).await
+                    }
+                    None => {
+                        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+                        server.serve_with_incoming(incoming).await
+                    }
+                }
+            };
             tokio::select! {
                 result = serve => if let Err(error) = result {
                     tracing::warn!(%error, "the server of a measurement ended");
@@ -203,7 +225,7 @@ struct Echoes {
 }
 
 impl Echoes {
-    async fn connect(address: &str) -> Result<Echoes, LinkError> {
+    async fn connect(address: &str, connector: Option<Connector>) -> Result<Echoes, LinkError> {
         let endpoint = connection::endpoint(address).map_err(|source| LinkError::Address {
             address: address.to_owned(),
             source,
@@ -214,13 +236,15 @@ impl Echoes {
         };
         // The same as a ring's server, so that both directions are alike.
         let window = connection::window_bytes(MAX_PAYLOAD_BYTES + OVERHEAD_BYTES);
-        let channel = endpoint
+        let endpoint = endpoint
             .initial_stream_window_size(window)
             .initial_connection_window_size(window)
-            .max_frame_size(connection::frame_bytes(MAX_PAYLOAD_BYTES + OVERHEAD_BYTES))
-            .connect()
-            .await
-            .map_err(|error| connect(connection::root_cause(&error)))?;
+            .max_frame_size(connection::frame_bytes(MAX_PAYLOAD_BYTES + OVERHEAD_BYTES));
+        let channel = match connector {
+            Some(connector) => endpoint.connect_with_connector(connector).await,
+            None => endpoint.connect().await,
+        };
+        let channel = channel.map_err(|error| connect(connection::root_cause(&error)))?;
         let (payloads, receiver) = mpsc::channel(1);
         let mut client =
             LinkClient::new(channel).max_decoding_message_size(MAX_PAYLOAD_BYTES + OVERHEAD_BYTES);
@@ -306,13 +330,14 @@ mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
     use super::*;
+    use crate::ring::Identity;
 
     const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
     #[test]
     fn the_way_to_this_machine_is_measured() {
-        let server = EchoServer::start(ANY_PORT).unwrap();
-        let measured = measure_link(&server.address().to_string()).unwrap();
+        let server = EchoServer::start(ANY_PORT, None).unwrap();
+        let measured = measure_link(&server.address().to_string(), None).unwrap();
         assert!(measured.latency > Duration::ZERO, "{measured:?}");
         // A payload takes no less than an empty message, so its rate is finite and not the latency's.
         assert!(
@@ -326,22 +351,55 @@ mod tests {
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = free.local_addr().unwrap().to_string();
         drop(free);
-        let error = measure_link(&address).unwrap_err();
+        let error = measure_link(&address, None).unwrap_err();
         assert!(
             matches!(error, LinkError::Connect { .. }) && error.to_string().contains(&address),
             "{error}"
         );
-        let error = measure_link("not an address").unwrap_err();
+        let error = measure_link("not an address", None).unwrap_err();
         assert!(matches!(error, LinkError::Address { .. }), "{error}");
+    }
+
+    #[test]
+    fn over_tls_only_pinned_keys_measure_or_are_measured() {
+        let [own, known, stranger] = [(); 3].map(|()| Identity::generate().unwrap().0);
+        let pins = Pins::default();
+        let keys = (tls::fixed(own.clone()), pins.clone());
+        let server = EchoServer::start(ANY_PORT, Some(keys)).unwrap();
+        let address = server.address().to_string();
+        let measure = |who: &Identity, server: &Identity| {
+            let connector = tls::connector(tls::fixed(who.clone()), server.fingerprint());
+            measure_link(&address, Some(connector.unwrap()))
+        };
+        assert!(measure(&known, &own).is_err(), "nobody is pinned yet");
+        pins.set([known.fingerprint()]);
+        let measured = measure(&known, &own).unwrap();
+        assert!(measured.bytes_per_second > 1e5, "{measured:?}");
+
+        for refused in [
+            measure(&stranger, &own),
+            measure(&own, &own),
+            measure(&known, &stranger),
+            measure_link(&address, None),
+        ] {
+            let refused = refused.unwrap_err();
+            assert!(!matches!(refused, LinkError::Lost { .. }), "{refused}");
+        }
+        // Nor does one with a key speak to a server without TLS.
+        let plain = EchoServer::start(ANY_PORT, None).unwrap();
+        let connector = tls::connector(tls::fixed(known.clone()), own.fingerprint()).unwrap();
+        assert!(measure_link(&plain.address().to_string(), Some(connector)).is_err());
+        pins.set([]);
+        assert!(measure(&known, &own).is_err(), "it is not pinned any more");
     }
 
     #[tokio::test]
     async fn one_stream_at_a_time_and_no_payload_above_the_limit() {
-        let server = EchoServer::start(ANY_PORT).unwrap();
+        let server = EchoServer::start(ANY_PORT, None).unwrap();
         let address = server.address().to_string();
-        let mut first = Echoes::connect(&address).await.unwrap();
+        let mut first = Echoes::connect(&address, None).await.unwrap();
         first.round_trip(&Bytes::from_static(b"x")).await.unwrap();
-        let refused = Echoes::connect(&address).await.err().unwrap();
+        let refused = Echoes::connect(&address, None).await.err().unwrap();
         assert!(matches!(refused, LinkError::Refused { .. }), "{refused}");
 
         let large = Bytes::from(vec![0; MAX_PAYLOAD_BYTES + OVERHEAD_BYTES]);
@@ -350,7 +408,7 @@ mod tests {
         drop(first);
         // The slot is free again, as soon as the server has heard of the end.
         let deadline = Instant::now() + Duration::from_secs(10);
-        while let Err(error) = Echoes::connect(&address).await {
+        while let Err(error) = Echoes::connect(&address, None).await {
             assert!(Instant::now() < deadline, "{error}");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

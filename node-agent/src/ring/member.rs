@@ -2,6 +2,7 @@
 //! steps; `hop` does the member's work.
 
 use std::future::pending;
+use std::io;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread;
@@ -11,24 +12,24 @@ use prima_crds::v1alpha1::ring_plan::{RingMember, RingPlanSpec};
 use prima_engine::{Compute, EngineError, Model};
 use tokio::runtime::{self, Handle};
 use tokio::sync::{mpsc, oneshot, watch};
+use tonic::metadata::{AsciiMetadataValue, MetadataValue};
 
 use super::client::RingClient;
+use super::greeting::Greeting;
 use super::held::Held;
 use super::hop::{Hop, HopError, HopParts};
+use super::identity::{Fingerprint, Identity};
 use super::schedule::Schedule;
 use super::session::SessionTable;
-use super::transport::{self, Inbound, LinkOptions, TransportError};
+use super::tls;
+use super::transport::{self, Inbound, LinkOptions, NeighbourKeys, TransportError};
 use super::wire::FrameLimits;
 use super::worker::{Worker, WorkerError};
 use crate::memory_watch::{MemoryLimits, MemoryWatch};
 
 /// One member of a ring, running on a thread of its own until it is dropped.
 pub struct Member {
-    handle: Handle,
-    /// Dropped to stop the thread.
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<thread::JoinHandle<()>>,
-    outcome: watch::Receiver<Option<Arc<MemberError>>>,
+    thread: RingThread,
     held: Arc<Held>,
     client: Option<RingClient>,
     _watch: MemoryWatch,
@@ -38,6 +39,10 @@ pub struct Member {
 pub struct MemberOptions {
     /// Validated, and fits the model.
     pub plan: Arc<RingPlanSpec>,
+    /// Of the plan's document. A plan with keys has one.
+    pub uid: Option<String>,
+    /// The key of this machine's agent, if the plan has keys.
+    pub identity: Option<Identity>,
     pub rank: usize,
     pub model: Model,
     /// Compute threads.
@@ -60,12 +65,16 @@ pub fn session_capacity(plan: &RingPlanSpec) -> usize {
 pub enum MemberError {
     #[error("the plan has no member of rank {rank}")]
     Rank { rank: usize },
+    #[error("the uid of the plan's document is no uid")]
+    Uid,
+    #[error("the plan's members have keys, but {lacking}; plan again")]
+    Keys { lacking: &'static str },
     #[error("cannot start the compute threads")]
     Threads(#[source] Box<EngineError>),
     #[error("cannot open this member's part of the model")]
     Open(#[source] WorkerError),
     #[error("cannot start the ring's thread")]
-    Thread(#[source] std::io::Error),
+    Thread(#[source] io::Error),
     #[error("the member cannot compute any more")]
     Hop(#[source] HopError),
     #[error("the member cannot be reached any more")]
@@ -80,6 +89,8 @@ impl Member {
     pub fn start(options: MemberOptions) -> Result<Self, MemberError> {
         let MemberOptions {
             plan,
+            uid,
+            identity,
             rank,
             model,
             threads,
@@ -88,7 +99,19 @@ impl Member {
             streaming,
         } = options;
         let schedule = Schedule::new(&plan, rank).ok_or(MemberError::Rank { rank })?;
+        let uid = uid.map(|uid| MetadataValue::try_from(uid).map_err(|_| MemberError::Uid));
+        let uid = uid.transpose()?;
+        let keys = match plan.is_encrypted() && schedule.members > 1 {
+            true if uid.is_none() => {
+                return Err(MemberError::Keys {
+                    lacking: "its document has no uid",
+                });
+            }
+            true => Some(neighbour_keys(&plan, &schedule, identity)?),
+            false => None,
+        };
         let limits = FrameLimits::new(&plan, &schedule, model.spec().hidden);
+        let link = link_options(&plan, &schedule, uid, keys, limits.max_message_bytes());
         let table = SessionTable::new(
             session_capacity(&plan),
             plan.context_length as usize,
@@ -101,20 +124,17 @@ impl Member {
         let watch =
             MemoryWatch::start(worker.residency().clone(), memory).map_err(MemberError::Thread)?;
 
-        let link = LinkOptions {
-            generation: plan.generation,
-            rank,
-            predecessor: schedule.predecessor(),
-            max_message_bytes: limits.max_message_bytes(),
-            // Each session has at most a few frames in flight, and a prompt one or two chunks per member.
-            buffered_frames: 64 + 4 * (plan.max_concurrent_requests as usize + schedule.members),
-        };
         let (inbox, received) = mpsc::channel(link.buffered_frames);
         let (home, replies) = mpsc::unbounded_channel();
         let client = (rank == 0).then(|| RingClient::new(inbox.clone(), replies, schedule.members));
         let home = (rank == 0).then_some(home);
         let held = Arc::new(Held::new());
-        let (members, successor) = (schedule.members, schedule.successor());
+        let streams = Streams {
+            successor: (schedule.members > 1).then(|| plan.members[schedule.successor()].clone()),
+            listener,
+            link,
+            inbox,
+        };
         let hop = Hop::new(HopParts {
             schedule,
             limits,
@@ -124,45 +144,9 @@ impl Member {
             held: held.clone(),
             pressure: watch.pressure().clone(),
         });
-
-        let runtime = runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(MemberError::Thread)?;
-        let handle = runtime.handle().clone();
-        let (stop, stopped) = oneshot::channel();
-        let (told, outcome) = watch::channel(None);
-        let streams = Streams {
-            successor: (members > 1).then(|| plan.members[successor].clone()),
-            listener,
-            link,
-            inbox,
-        };
-        let work = async move {
-            tokio::select! {
-                result = tokio::spawn(hop.run(received)) => match result {
-                    Ok(Ok(())) => None,
-                    Ok(Err(error)) => Some(MemberError::Hop(error)),
-                    Err(panic) => Some(MemberError::Hop(HopError::Panicked(panic))),
-                },
-                error = keep(streams) => error,
-                _ = stopped => None,
-            }
-        };
-        let thread = thread::Builder::new()
-            .name("ring".into())
-            .spawn(move || {
-                let outcome = runtime.block_on(work);
-                if let Some(error) = outcome {
-                    told.send_replace(Some(Arc::new(error)));
-                }
-            })
-            .map_err(MemberError::Thread)?;
+        let thread = RingThread::start(hop, received, streams).map_err(MemberError::Thread)?;
         Ok(Self {
-            handle,
-            stop: Some(stop),
-            thread: Some(thread),
-            outcome,
+            thread,
             held,
             client,
             _watch: watch,
@@ -176,7 +160,7 @@ impl Member {
 
     /// The ring's thread. Rank 0 also decodes on it, which saves one wake-up per token.
     pub fn runtime(&self) -> &Handle {
-        &self.handle
+        &self.thread.handle
     }
 
     /// Sessions with a KV cache on this member now.
@@ -191,7 +175,7 @@ impl Member {
 
     /// Waits until the member cannot go on, and says why.
     pub async fn ended(&self) -> Arc<MemberError> {
-        let mut outcome = self.outcome.clone();
+        let mut outcome = self.thread.outcome.clone();
         loop {
             if let Some(error) = outcome.borrow_and_update().clone() {
                 return error;
@@ -200,6 +184,98 @@ impl Member {
                 return Arc::new(MemberError::Stopped);
             }
         }
+    }
+}
+
+fn link_options(
+    plan: &RingPlanSpec,
+    schedule: &Schedule,
+    uid: Option<AsciiMetadataValue>,
+    keys: Option<NeighbourKeys>,
+    max_message_bytes: usize,
+) -> LinkOptions {
+    let greeting = |rank| Greeting {
+        uid: uid.clone(),
+        generation: plan.generation,
+        rank,
+    };
+    LinkOptions {
+        own: greeting(schedule.rank),
+        predecessor: greeting(schedule.predecessor()),
+        keys,
+        max_message_bytes,
+        // Each session has at most a few frames in flight, and a prompt one or two chunks per member.
+        buffered_frames: 64 + 4 * (plan.max_concurrent_requests as usize + schedule.members),
+    }
+}
+
+/// Which keys the plan has for this member, which must be its own, and for its neighbours.
+fn neighbour_keys(
+    plan: &RingPlanSpec,
+    schedule: &Schedule,
+    identity: Option<Identity>,
+) -> Result<NeighbourKeys, MemberError> {
+    let key = |rank: usize| -> Result<Fingerprint, MemberError> {
+        let key = plan.members[rank].public_key_sha256.as_ref();
+        let key = key.and_then(|key| key.parse().ok());
+        key.ok_or(MemberError::Keys {
+            lacking: "not all of them",
+        })
+    };
+    let own = key(schedule.rank)?;
+    match identity {
+        Some(identity) if identity.fingerprint() == own => Ok(NeighbourKeys {
+            own: tls::fixed(identity),
+            predecessor: key(schedule.predecessor())?,
+            successor: key(schedule.successor())?,
+        }),
+        _ => Err(MemberError::Keys {
+            lacking: "this machine has not the key that is planned for it",
+        }),
+    }
+}
+
+/// The thread on which a hop works and its streams are kept, until it is dropped.
+struct RingThread {
+    handle: Handle,
+    /// Dropped to stop the thread.
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+    /// Why it has ended by itself.
+    outcome: watch::Receiver<Option<Arc<MemberError>>>,
+}
+
+impl RingThread {
+    fn start(hop: Hop, received: mpsc::Receiver<Inbound>, streams: Streams) -> io::Result<Self> {
+        let runtime = runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel();
+        let (told, outcome) = watch::channel(None);
+        let work = async move {
+            tokio::select! {
+                result = tokio::spawn(hop.run(received)) => match result {
+                    Ok(Ok(())) => None,
+                    Ok(Err(error)) => Some(MemberError::Hop(error)),
+                    Err(panic) => Some(MemberError::Hop(HopError::Panicked(panic))),
+                },
+                error = keep(streams) => error,
+                _ = stopped => None,
+            }
+        };
+        let thread = thread::Builder::new().name("ring".into()).spawn(move || {
+            let outcome = runtime.block_on(work);
+            if let Some(error) = outcome {
+                told.send_replace(Some(Arc::new(error)));
+            }
+        })?;
+        Ok(Self {
+            handle,
+            stop: Some(stop),
+            thread: Some(thread),
+            outcome,
+        })
     }
 }
 
@@ -225,14 +301,14 @@ async fn keep(streams: Streams) -> Option<MemberError> {
         return pending().await;
     };
     tokio::select! {
-        result = transport::serve(listener, link, inbox.clone()) => {
+        result = transport::serve(listener, link.clone(), inbox.clone()) => {
             result.err().map(MemberError::Transport)
         }
         () = transport::connect(&name, &address, link, inbox.clone()) => None,
     }
 }
 
-impl Drop for Member {
+impl Drop for RingThread {
     /// Closes all connections at once. Neighbours see it as a loss.
     fn drop(&mut self) {
         drop(self.stop.take());

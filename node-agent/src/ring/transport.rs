@@ -1,9 +1,9 @@
 //! Streams between neighbours: accepts the predecessor's, keeps one open to the successor, and reports what happens
 //! to both. It decides who may be a neighbour and when a neighbour is lost; it never looks into a frame.
 //!
-//! There is one predecessor at a time, identified by plan generation and rank: a second one is refused while the first
-//! lives, so that a stray client cannot disturb a ring. A killed neighbour is noticed at once by its broken connection,
-//! a silent one (power, network, a stopped process) by unanswered HTTP/2 pings.
+//! There is one predecessor at a time, identified by its key (where the plan has keys) and its greeting: a second one is refused while the
+//! first lives, so that a stray client cannot disturb a ring. A killed neighbour is noticed at once by its broken connection, a silent one
+//! (power, network, a stopped process) by unanswered HTTP/2 pings.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -12,16 +12,19 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::metadata::MetadataMap;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::connection::{CONNECT_TIMEOUT, PredecessorSlot, endpoint, root_cause, server};
 use super::frame::{Frame, HopEvent, Output};
+use super::greeting::Greeting;
+use super::identity::Fingerprint;
 use super::link;
-use super::wire::proto::ring_client::RingClient;
-use super::wire::proto::ring_server::{Ring, RingServer};
-use super::wire::{self, MAX_EVENT_BYTES, proto};
+use super::proto;
+use super::proto::ring_client::RingClient;
+use super::proto::ring_server::{Ring, RingServer};
+use super::tls::{self, OwnKey};
+use super::wire::{self, MAX_EVENT_BYTES};
 
 /// What a member's hop task receives.
 #[derive(Debug)]
@@ -56,17 +59,26 @@ pub enum Inbound {
 }
 
 /// What both directions agree on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct LinkOptions {
-    pub generation: i64,
-    /// This member's rank.
-    pub rank: usize,
-    /// The only rank that may be the predecessor.
-    pub predecessor: usize,
+    /// What this member says of itself to its successor.
+    pub own: Greeting,
+    /// What the only one says that may be the predecessor.
+    pub predecessor: Greeting,
+    /// If there are none, connections are plain.
+    pub keys: Option<NeighbourKeys>,
     /// The largest message that may arrive.
     pub max_message_bytes: usize,
     /// Frames that may wait for a neighbour.
     pub buffered_frames: usize,
+}
+
+/// By whose keys this member and its neighbours know each other.
+#[derive(Clone, Debug)]
+pub struct NeighbourKeys {
+    pub own: OwnKey,
+    pub predecessor: Fingerprint,
+    pub successor: Fingerprint,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -75,11 +87,9 @@ pub enum TransportError {
     Serve(#[source] tonic::transport::Error),
     #[error("the ring's listener cannot be used")]
     Listener(#[source] std::io::Error),
+    #[error("TLS cannot be set up")]
+    Tls(#[source] rustls::Error),
 }
-
-/// Metadata by which a successor recognises its predecessor.
-pub const GENERATION_KEY: &str = "prima-plan-generation";
-pub const RANK_KEY: &str = "prima-member-rank";
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(2);
@@ -99,18 +109,30 @@ pub async fn serve(
         .set_nonblocking(true)
         .map_err(TransportError::Listener)?;
     let listener = tokio::net::TcpListener::from_std(listener).map_err(TransportError::Listener)?;
+    let max_message_bytes = options.max_message_bytes;
+    let keys = options.keys.clone();
     let service = RingServer::new(Acceptor {
-        options,
+        predecessor: options.predecessor,
+        encrypted: keys.is_some(),
         inbox,
         occupied: Arc::new(AtomicBool::new(false)),
     })
-    .max_decoding_message_size(options.max_message_bytes);
-    server(options.max_message_bytes)
-        .add_service(service)
-        .add_service(link::service())
-        .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)))
-        .await
-        .map_err(TransportError::Serve)
+    .max_decoding_message_size(max_message_bytes);
+    let server = server(max_message_bytes).add_service(service);
+    let served = match keys {
+        Some(keys) => {
+            let config = tls::server_config(keys.own, keys.predecessor.into());
+            let config = config.map_err(TransportError::Tls)?;
+            let incoming = tls::incoming(listener, config);
+            server.serve_with_incoming(incoming).await
+        }
+        None => {
+            let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+            let server = server.add_service(link::service());
+            server.serve_with_incoming(incoming).await
+        }
+    };
+    served.map_err(TransportError::Serve)
 }
 
 /// Keeps a stream open to the successor until the inbox is closed or the future dropped. `name` is for logs.
@@ -124,7 +146,7 @@ pub async fn connect(
     let mut waiting_since = Instant::now();
     let mut progress_told = waiting_since;
     loop {
-        let cause = match open(address, options).await {
+        let cause = match open(address, &options).await {
             Ok((frames, mut events)) => {
                 tracing::info!(successor = name, address, "connected to the successor");
                 retry = FIRST_RETRY;
@@ -176,7 +198,8 @@ pub async fn connect(
 }
 
 struct Acceptor {
-    options: LinkOptions,
+    predecessor: Greeting,
+    encrypted: bool,
     inbox: mpsc::Sender<Inbound>,
     occupied: Arc<AtomicBool>,
 }
@@ -189,24 +212,13 @@ impl Ring for Acceptor {
         &self,
         request: Request<Streaming<proto::Frame>>,
     ) -> Result<Response<Self::HopStream>, Status> {
-        let expected = [
-            (GENERATION_KEY, self.options.generation),
-            (RANK_KEY, self.options.predecessor as i64),
-        ];
-        for (key, expected) in expected {
-            let found = decimal(request.metadata(), key)?;
-            if found != expected {
-                return Err(Status::failed_precondition(format!(
-                    "{key}: expected {expected}, found {found}"
-                )));
-            }
-        }
-        let slot = PredecessorSlot::claim(&self.occupied).ok_or_else(|| {
-            Status::already_exists(format!(
-                "rank {} is connected already",
-                self.options.predecessor
-            ))
+        let checked = self.predecessor.check(request.metadata(), self.encrypted);
+        checked.inspect_err(|refusal| {
+            let (found, expected) = (request.metadata(), &self.predecessor);
+            tracing::debug!(%refusal, ?found, ?expected, "refused a greeting");
         })?;
+        let slot = PredecessorSlot::claim(&self.occupied)
+            .ok_or_else(|| Status::already_exists("the predecessor is connected already"))?;
         let (events, receiver) = mpsc::channel(BUFFERED_EVENTS);
         tokio::spawn(read(request.into_inner(), events, self.inbox.clone(), slot));
         Ok(Response::new(ReceiverStream::new(receiver)))
@@ -246,19 +258,21 @@ async fn read(
 
 async fn open(
     address: &str,
-    options: LinkOptions,
+    options: &LinkOptions,
 ) -> Result<(mpsc::Sender<proto::Frame>, Streaming<proto::HopEvent>), String> {
-    let channel = endpoint(address)
-        .map_err(|error| root_cause(&error))?
-        .connect()
-        .await
-        .map_err(|error| root_cause(&error))?;
+    let endpoint = endpoint(address).map_err(|error| root_cause(&error))?;
+    let connected = match &options.keys {
+        Some(keys) => {
+            let connector = tls::connector(keys.own.clone(), keys.successor);
+            let connector = connector.map_err(|error| error.to_string())?;
+            endpoint.connect_with_connector(connector).await
+        }
+        None => endpoint.connect().await,
+    };
+    let channel = connected.map_err(|error| root_cause(&error))?;
     let (frames, receiver) = mpsc::channel(options.buffered_frames);
     let mut request = Request::new(ReceiverStream::new(receiver));
-    request
-        .metadata_mut()
-        .insert(GENERATION_KEY, options.generation.into());
-    request.metadata_mut().insert(RANK_KEY, options.rank.into());
+    options.own.write(request.metadata_mut());
     let mut client = RingClient::new(channel).max_decoding_message_size(MAX_EVENT_BYTES);
     match tokio::time::timeout(CONNECT_TIMEOUT, client.hop(request)).await {
         Ok(Ok(response)) => Ok((frames, response.into_inner())),
@@ -275,27 +289,21 @@ async fn open(
     }
 }
 
-fn decimal(metadata: &MetadataMap, key: &str) -> Result<i64, Status> {
-    metadata
-        .get(key)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.parse().ok())
-        .ok_or_else(|| {
-            Status::failed_precondition(format!(
-                "metadata {key}: expected a decimal number, found none"
-            ))
-        })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn options(predecessor: usize) -> LinkOptions {
-        LinkOptions {
+    /// Of one who greets as this rank, and takes rank 0 for its predecessor.
+    fn as_rank(rank: usize) -> LinkOptions {
+        let greeting = |rank| Greeting {
+            uid: None,
             generation: 7,
-            rank: 1,
-            predecessor,
+            rank,
+        };
+        LinkOptions {
+            own: greeting(rank),
+            predecessor: greeting(0),
+            keys: None,
             max_message_bytes: 4096,
             buffered_frames: 8,
         }
@@ -306,33 +314,28 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let (inbox, received) = mpsc::channel(8);
-        tokio::spawn(serve(listener, options(0), inbox));
+        tokio::spawn(serve(listener, as_rank(1), inbox));
         (address, received)
-    }
-
-    fn as_rank(rank: usize) -> LinkOptions {
-        LinkOptions { rank, ..options(0) }
     }
 
     #[tokio::test]
     async fn only_the_plans_predecessor_is_let_in_once() {
         let (address, mut received) = member().await;
-        let stale = LinkOptions {
-            generation: 6,
-            ..as_rank(0)
-        };
-        let refusal = open(&address, stale).await.err().unwrap();
-        assert_eq!(refusal, "prima-plan-generation: expected 7, found 6");
-        let refusal = open(&address, as_rank(2)).await.err().unwrap();
-        assert_eq!(refusal, "prima-member-rank: expected 0, found 2");
+        let mut stale = as_rank(0);
+        stale.own.generation = 6;
+        for other in [stale, as_rank(2)] {
+            let refusal = open(&address, &other).await.err().unwrap();
+            let words = "the caller is not this member's predecessor in its plan";
+            assert_eq!(refusal, words);
+        }
 
-        let (frames, _events) = open(&address, as_rank(0)).await.unwrap();
+        let (frames, _events) = open(&address, &as_rank(0)).await.unwrap();
         assert!(matches!(
             received.recv().await,
             Some(Inbound::PredecessorConnected { .. })
         ));
-        let refusal = open(&address, as_rank(0)).await.err().unwrap();
-        assert_eq!(refusal, "rank 0 is connected already");
+        let refusal = open(&address, &as_rank(0)).await.err().unwrap();
+        assert_eq!(refusal, "the predecessor is connected already");
 
         frames
             .send(proto::Frame {
@@ -350,7 +353,7 @@ mod tests {
             Some(Inbound::PredecessorLost { .. })
         ));
         // Its slot is free again.
-        let again = open(&address, as_rank(0)).await;
+        let again = open(&address, &as_rank(0)).await;
         assert!(again.is_ok());
     }
 
@@ -375,9 +378,7 @@ mod tests {
             .await
             .unwrap_err();
         assert_eq!(status.code(), Code::FailedPrecondition);
-        assert!(status.message().contains(GENERATION_KEY));
-
-        let _open = open(&address, as_rank(0)).await.unwrap();
+        let _open = open(&address, &as_rank(0)).await.unwrap();
         assert!(matches!(
             received.recv().await,
             Some(Inbound::PredecessorConnected { .. })
@@ -387,7 +388,7 @@ mod tests {
     #[tokio::test]
     async fn a_message_above_the_limit_ends_the_stream_unread() {
         let (address, mut received) = member().await;
-        let (frames, mut events) = open(&address, as_rank(0)).await.unwrap();
+        let (frames, mut events) = open(&address, &as_rank(0)).await.unwrap();
         assert!(matches!(
             received.recv().await,
             Some(Inbound::PredecessorConnected { .. })

@@ -10,13 +10,8 @@ use prima_crds::v1alpha1::ring_plan::{ActivationDtype, RingPlanSpec};
 use super::frame::{
     Activation, Event, Frame, HopEvent, Input, MAX_FRAME_ROWS, Operation, Refusal, Reset,
 };
+use super::proto;
 use super::schedule::Schedule;
-
-/// The generated types of `proto/ring/v1/ring.proto`.
-pub mod proto {
-    #![allow(clippy::all, missing_docs)]
-    tonic::include_proto!("prima.ring.v1");
-}
 
 /// The limits that a plan sets for frames, on one member.
 #[derive(Clone, Debug)]
@@ -36,8 +31,8 @@ const MAX_TRACEPARENT: usize = 128;
 const MAX_TEXT: usize = 512;
 /// Protobuf around a payload: the fields of a frame, without its timings.
 const FRAME_OVERHEAD: usize = 1024;
-/// One timing in protobuf, at most: nine numbers and their tags.
-const TIMING_BYTES: usize = 112;
+/// One timing in protobuf, at most: eleven numbers and their tags.
+const TIMING_BYTES: usize = 128;
 /// An event in protobuf, at most.
 pub const MAX_EVENT_BYTES: usize = 4 * MAX_TEXT + 1024;
 
@@ -614,6 +609,8 @@ mod tests {
                 resident_bytes: u64::MAX,
                 streamed_bytes: u64::MAX,
                 memory_pressure_ppm: u64::MAX,
+                expert_hits: u64::MAX,
+                expert_misses: u64::MAX,
             };
             MEMBERS
         ];

@@ -100,22 +100,26 @@ impl Worker {
                 source: Box::new(source),
             }
         };
+        let member = &plan.members[schedule.rank];
         let residency = match streaming {
             false => Residency::mapped(),
             true => {
                 let streaming = StreamingSchedule {
                     rounds: schedule.rounds,
                     shared: schedule.members > 1,
-                    ahead: planned_share(&plan.members[schedule.rank]),
+                    ahead: planned_share(member),
                 };
-                Residency::new(&model, &parts(schedule), streaming)
+                Residency::new(&model, &parts(member, schedule.rank), streaming)
                     .map_err(open("weights".into()))?
             }
         };
-        let gpu = match schedule.windows.iter().any(|window| window.gpu_layers > 0) {
-            true => Some(Gpu::open().map_err(open("GPU layers, which the plan wants".into()))?),
+        let gpu_layers = member.windows.iter().any(|window| window.gpu_layers > 0);
+        let gpu = match gpu_layers || member.output_head_on_gpu {
+            true => Some(Gpu::open().map_err(open("part on a GPU, which the plan wants".into()))?),
             false => None,
         };
+        // What the plan pays for.
+        let kv_positions = plan.context_length as usize * plan.kv_contexts as usize;
         let stages = schedule
             .windows
             .iter()
@@ -124,7 +128,8 @@ impl Worker {
                 let mut stage = Stage::default();
                 if !layers.is_empty() {
                     let devices = match &gpu {
-                        Some(gpu) => LayerDevices::last_on(window.gpu_layers as usize, gpu.clone()),
+                        Some(gpu) => LayerDevices::last_on(window.gpu_layers as usize, gpu.clone())
+                            .with_kv_positions(kv_positions),
                         None => LayerDevices::cpu(),
                     };
                     let what = format!("layers {}..{}", layers.start, layers.end);
@@ -137,8 +142,11 @@ impl Worker {
         let ends = match schedule.rank {
             0 => Some(Ends {
                 embedding: Embedding::open(&model).map_err(open("embedding".into()))?,
-                output_head: OutputHead::open(&model, &residency)
-                    .map_err(open("output head".into()))?,
+                output_head: match gpu.filter(|_| member.output_head_on_gpu) {
+                    Some(gpu) => OutputHead::open_on(&gpu, &model, &residency),
+                    None => OutputHead::open(&model, &residency),
+                }
+                .map_err(open("output head".into()))?,
             }),
             _ => None,
         };
@@ -386,12 +394,12 @@ fn planned_share(member: &RingMember) -> f64 {
 }
 
 /// The parts that the CPU reads for every token, in order.
-fn parts(schedule: &Schedule) -> Vec<Part> {
-    let windows = schedule.windows.iter().map(|window| {
+fn parts(member: &RingMember, rank: usize) -> Vec<Part> {
+    let windows = member.windows.iter().map(|window| {
         let layers = window.layers();
         Part::Layers(layers.start..layers.end - window.gpu_layers as usize)
     });
-    let head = (schedule.rank == 0).then_some(Part::OutputHead);
+    let head = (rank == 0 && !member.output_head_on_gpu).then_some(Part::OutputHead);
     windows.chain(head).collect()
 }
 

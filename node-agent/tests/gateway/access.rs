@@ -1,10 +1,11 @@
 //! API keys, web origins, host names and request ids.
 
 use prima_node_agent::gateway::{GatewayError, GatewayOptions};
+use prima_node_agent::generation::SubmitError;
 use serde_json::json;
 
-use crate::client::{get, post, request};
-use crate::server::{Server, options, text};
+use crate::client::{get, post, post_bytes, request};
+use crate::server::{MODEL, Server, options, text};
 
 fn keyed() -> GatewayOptions {
     GatewayOptions {
@@ -198,6 +199,52 @@ async fn pages_of_other_origins_need_permission() {
             allowed,
             "{origin}"
         );
+    }
+}
+
+#[tokio::test]
+async fn only_pages_must_declare_their_json() {
+    let mut server = Server::start().await;
+    let address = server.address;
+    let own = format!("http://{address}");
+    let chat = json!({"model": MODEL, "messages": [{"role": "user", "content": "a"}]}).to_string();
+    let json = ("content-type", "application/json; charset=utf-8");
+    let form = ("content-type", "application/x-www-form-urlencoded");
+    let page = ("origin", "http://evil.example");
+    let site = ("sec-fetch-site", "cross-site");
+    let busy = SubmitError::NotReady {
+        reason: "it is busy".into(),
+    };
+    for (headers, taken) in [
+        (vec![], true),
+        (vec![form], true),
+        (vec![("content-type", "text/plain")], true),
+        (vec![json, ("origin", own.as_str())], true),
+        (vec![page], false),
+        (vec![page, form], false),
+        (vec![page, ("content-type", "text/plain")], false),
+        (vec![("origin", "null")], false),
+        (vec![("origin", own.as_str())], false),
+        (vec![site], false),
+        (vec![site, form], false),
+    ] {
+        for route in [
+            "/v1/chat/completions",
+            "/v1/messages/count_tokens",
+            "/api/chat",
+        ] {
+            let request = headers
+                .iter()
+                .fold(post_bytes(route, chat.clone()), |request, (name, value)| {
+                    request.header(name, value)
+                });
+            let reply = tokio::select! {
+                reply = request.send(address) => reply,
+                never = server.refuse_all(busy.clone()) => match never {},
+            };
+            let refused = reply.status == 415;
+            assert_eq!(refused, !taken, "{} to {route}: {headers:?}", reply.status);
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
 
 use crate::client::post;
-use crate::server::{Server, options, text};
+use crate::server::{Accepted, CONTEXT, Server, options, text};
 
 /// Of a model that reasons, and calls tools as Hermes does.
 const TEMPLATE: &str = "{% for message in messages %}{{ message.role }}: {{ message.content }}\
@@ -21,6 +21,8 @@ struct Said {
     reasoning: String,
     calls: Vec<(String, Value)>,
     reason: String,
+    /// What came after what, in the words of APIs that tell it.
+    order: Vec<String>,
 }
 
 /// One API: its route, how a request looks, how its answers are read.
@@ -47,6 +49,7 @@ const APIS: [Api; 4] = [
                     .map(|call| of_function(&call["function"]))
                     .collect(),
                 reason: string(&choice["finish_reason"]),
+                order: Vec::new(),
             }
         },
         streamed: |stream| {
@@ -90,8 +93,11 @@ const APIS: [Api; 4] = [
                 match event["type"].as_str().unwrap() {
                     "response.output_text.delta" => said.content += &string(&event["delta"]),
                     "response.reasoning_text.delta" => said.reasoning += &string(&event["delta"]),
-                    "response.output_item.added" if event["item"]["type"] == "function_call" => {
-                        arguments.push((string(&event["item"]["name"]), String::new()));
+                    "response.output_item.added" => {
+                        said.order.push(string(&event["item"]["type"]));
+                        if event["item"]["type"] == "function_call" {
+                            arguments.push((string(&event["item"]["name"]), String::new()));
+                        }
                     }
                     "response.function_call_arguments.delta" => {
                         arguments.last_mut().unwrap().1 += &string(&event["delta"]);
@@ -118,6 +124,7 @@ const APIS: [Api; 4] = [
                 ..Said::default()
             };
             for block in body["content"].as_array().unwrap() {
+                said.order.push(string(&block["type"]));
                 match block["type"].as_str().unwrap() {
                     "text" => said.content += &string(&block["text"]),
                     "thinking" => said.reasoning += &string(&block["thinking"]),
@@ -133,8 +140,11 @@ const APIS: [Api; 4] = [
             for event in data(stream) {
                 let delta = &event["delta"];
                 match event["type"].as_str().unwrap() {
-                    "content_block_start" if event["content_block"]["type"] == "tool_use" => {
-                        calls.push((string(&event["content_block"]["name"]), String::new()));
+                    "content_block_start" => {
+                        said.order.push(string(&event["content_block"]["type"]));
+                        if event["content_block"]["type"] == "tool_use" {
+                            calls.push((string(&event["content_block"]["name"]), String::new()));
+                        }
                     }
                     "content_block_delta" => {
                         said.content += &string(&delta["text"]);
@@ -213,13 +223,16 @@ fn items(response: &Value) -> Said {
         reason: string(&response["status"]),
         ..Said::default()
     };
-    for item in response["output"].as_array().unwrap() {
+    let output = response["output"].as_array().unwrap();
+    for item in output {
+        said.order.push(string(&item["type"]));
         match item["type"].as_str().unwrap() {
             "message" => said.content += &string(&item["content"][0]["text"]),
             "reasoning" => said.reasoning += &string(&item["content"][0]["text"]),
             _ => said.calls.push(of_function(item)),
         }
     }
+    assert_eq!(output.last().unwrap()["status"], response["status"]);
     said
 }
 
@@ -302,6 +315,20 @@ async fn said(
     }
 }
 
+/// Has an empty answer come to a request, and returns what the ring got.
+async fn accepted(server: &mut Server, route: &str, body: &Value) -> Accepted {
+    let (request, address) = (post(route, body), server.address);
+    let answering = async {
+        let accepted = server.accept().await;
+        accepted.finish(0, FinishReason::Stop, "").await;
+        accepted.usage(1, 0).await;
+        accepted
+    };
+    let (reply, accepted) = tokio::join!(request.send(address), answering);
+    assert_eq!(reply.status, 200, "{route} {body}");
+    accepted
+}
+
 #[tokio::test]
 async fn streams_add_up_to_the_whole_answer_in_every_api() {
     let mut server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
@@ -343,20 +370,52 @@ async fn a_call_ends_the_answer_in_the_words_of_each_api() {
         "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>",
     ]
     .map(String::from);
-    for (api, reason) in APIS
-        .iter()
-        .zip(["tool_calls", "completed", "tool_use", "stop"])
-    {
+    for (api, (reason, order)) in APIS.iter().zip([
+        ("tool_calls", vec![]),
+        ("completed", vec!["reasoning", "function_call"]),
+        ("tool_use", vec!["thinking", "tool_use"]),
+        ("stop", vec![]),
+    ]) {
         let expected = Said {
             content: String::new(),
             reasoning: "hm".into(),
             calls: vec![("f".into(), json!({"a": 1}))],
             reason: reason.into(),
+            order: order.into_iter().map(String::from).collect(),
         };
         for stream in [false, true] {
             let found = said(&mut server, api, stream, &pieces, FinishReason::Stop).await;
             assert_eq!(found, expected, "{}", api.route);
         }
+    }
+}
+
+#[tokio::test]
+async fn tokens_of_thoughts_are_counted() {
+    let mut server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
+    for (route, body, place) in [
+        (
+            "/v1/chat/completions",
+            json!({"messages": question()}),
+            "/usage/completion_tokens_details/reasoning_tokens",
+        ),
+        (
+            "/v1/responses",
+            json!({"input": "a"}),
+            "/usage/output_tokens_details/reasoning_tokens",
+        ),
+    ] {
+        let request = post(route, &body).send(server.address);
+        let answering = async {
+            let accepted = server.accept().await;
+            for piece in ["<think>", "h", "m", "</think>", "Yes", "."] {
+                accepted.token(0, piece).await;
+            }
+            accepted.finish(0, FinishReason::Stop, "").await;
+            accepted.usage(10, 6).await;
+        };
+        let (reply, ()) = tokio::join!(request, answering);
+        assert_eq!(reply.json().await.pointer(place), Some(&json!(2)));
     }
 }
 
@@ -400,15 +459,7 @@ async fn what_was_said_becomes_the_same_prompt_in_every_api() {
         ),
     ];
     for (route, body) in bodies {
-        let (request, address) = (post(route, &body), server.address);
-        let answering = async {
-            let accepted = server.accept().await;
-            accepted.finish(0, FinishReason::Stop, "").await;
-            accepted.usage(1, 0).await;
-            accepted.prompt()
-        };
-        let (reply, prompt) = tokio::join!(request.send(address), answering);
-        assert_eq!(reply.status, 200, "{route}");
+        let prompt = accepted(&mut server, route, &body).await.prompt();
         let expected = "system: s|user: u|assistant: x<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>|tool: r|assistant: ";
         assert_eq!(prompt, expected, "{route}");
     }
@@ -444,15 +495,8 @@ async fn a_bound_on_thoughts_comes_from_every_api() {
         (chatted, ollama(false), true, "False|"),
         (chatted, ollama(true), false, "True|"),
     ] {
-        let (request, address) = (post(route, &body), server.address);
-        let answering = async {
-            let accepted = server.accept().await;
-            accepted.finish(0, FinishReason::Stop, "").await;
-            accepted.usage(1, 0).await;
-            (accepted.request.reasoning.is_some(), accepted.prompt())
-        };
-        let (reply, found) = tokio::join!(request.send(address), answering);
-        assert_eq!(reply.status, 200, "{body}");
+        let accepted = accepted(&mut server, route, &body).await;
+        let found = (accepted.request.reasoning.is_some(), accepted.prompt());
         assert_eq!(found, (bound, told.to_owned()), "{body}");
     }
     let wrong = post(chats, &chat("thinking_budget_tokens", -2));
@@ -473,16 +517,55 @@ async fn thoughts_before_a_call_go_back_into_harmony() {
         {"role": "tool", "tool_call_id": "1", "content": "r"},
         {"role": "assistant", "content": "y", "reasoning_content": "so"},
     ]});
-    let (request, address) = (post("/v1/chat/completions", &body), server.address);
-    let answering = async {
-        let accepted = server.accept().await;
-        accepted.finish(0, FinishReason::Stop, "").await;
-        accepted.usage(1, 0).await;
-        accepted.prompt()
+    let accepted = accepted(&mut server, "/v1/chat/completions", &body).await;
+    assert_eq!(accepted.prompt(), "/u|hm\n\nx/|/r|/y|");
+}
+
+#[tokio::test]
+async fn calls_that_came_together_go_back_one_by_one() {
+    let template = "{% for message in messages %}{{ message.thinking }}\
+        {% for call in message.tool_calls %}{{ call.id }}{% endfor %}{{ message.content }}|{% endfor %}\
+        {# <|channel|>analysis<|message|> tools #}";
+    let mut server = Server::start_with(options(), Some(text(Some(template)))).await;
+    let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let result =
+        |id: &str, text: &str| json!({"role": "tool", "tool_call_id": id, "content": text});
+    let body = json!({"messages": [
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "reasoning_content": "hm", "tool_calls": [call("1"), call("2"), call("3")]},
+        result("2", "r2"), result("1", "r1"), result("4", "r4"),
+        {"role": "user", "content": "v"},
+    ]});
+    let accepted = accepted(&mut server, "/v1/chat/completions", &body).await;
+    assert_eq!(accepted.prompt(), "u|hm1|r1|2|r2|3|r4|v|");
+}
+
+#[tokio::test]
+async fn anthropics_clients_are_told_how_long_a_prompt_is() {
+    let server = Server::start().await;
+    // The context, without what the template adds to it: `user: `, a new line, `assistant: ` and the token that begins texts.
+    let room = CONTEXT - 19;
+    let message = |letters: usize| json!({"max_tokens": 9, "messages": [{"role": "user", "content": "a".repeat(letters)}]});
+    let counted = async |letters| {
+        let reply = post("/v1/messages/count_tokens", &message(letters))
+            .send(server.address)
+            .await;
+        reply.json().await["input_tokens"].clone()
     };
-    let (reply, prompt) = tokio::join!(request.send(address), answering);
-    assert_eq!(reply.status, 200);
-    assert_eq!(prompt, "/u|hm\n\nx/|/r|/y|");
+    assert_eq!(counted(room).await, CONTEXT);
+    assert_eq!(counted(room + 1234).await, CONTEXT + 1234);
+    for letters in [room + 1, room + 1234] {
+        let reply = post("/v1/messages", &message(letters))
+            .send(server.address)
+            .await;
+        assert_eq!(reply.status, 400);
+        let tokens = CONTEXT + letters - room;
+        let error = json!({
+            "type": "invalid_request_error",
+            "message": format!("prompt is too long: {tokens} tokens > {CONTEXT} maximum"),
+        });
+        assert_eq!(reply.json().await, json!({"type": "error", "error": error}));
+    }
 }
 
 #[tokio::test]

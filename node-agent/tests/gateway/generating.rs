@@ -65,6 +65,7 @@ async fn a_chat_is_rendered_asked_and_answered() {
         json!({
             "prompt_tokens": 40, "completion_tokens": 3, "total_tokens": 43,
             "prompt_tokens_details": {"cached_tokens": 8},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         })
     );
     assert_eq!(answer["timings"]["prompt_per_second"], 64.0);

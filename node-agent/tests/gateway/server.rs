@@ -140,6 +140,7 @@ impl Accepted {
             prompt_tokens,
             cached_tokens: prompt_tokens / 5,
             completion_tokens,
+            reasoning_tokens: 0,
             drafts: Drafts {
                 drafted: 2,
                 accepted: 1,
@@ -277,6 +278,8 @@ pub fn ring(readiness: Readiness) -> RingStatus {
             resident_bytes: 3 << 20,
             streamed_bytes: 1 << 18,
             memory_pressure_ppm: 250_000,
+            expert_hits: 0,
+            expert_misses: 0,
         },
         planned_read_bytes: Some(1 << 17),
         planned_kv_bytes: Some(1 << 19),

@@ -67,6 +67,7 @@ async fn a_chat_arrives_chunk_by_chunk() {
         json!({
             "prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11,
             "prompt_tokens_details": {"cached_tokens": 1},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         })
     );
     assert_eq!(last["timings"]["cache_n"], 1);

@@ -577,6 +577,8 @@ async fn a_reader_that_is_too_far_behind_counts_as_gone() {
     let file = ModelFile::made_up();
     let served = Served::start(&file).await;
     let mut unread = served.generate_unread(request(&tokens(20), 400), 10).await;
+    // Before the first token, too, the members only keep what they have.
+    until("the reader has no room left", || unread.len() == 10).await;
     served.only_keeps().await;
     let mut told = 0;
     while let Some(event) = unread.recv().await {

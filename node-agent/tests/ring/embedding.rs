@@ -5,6 +5,7 @@ use prima_node_agent::generation::{GenerationRequest, Instead, SubmitError};
 
 use crate::decoding::{Served, request};
 use crate::harness::{ModelFile, plan, tokens};
+use crate::support::options::Variant;
 use crate::support::{FAMILIES, MadeUpModel, Runner};
 
 const MEAN: u32 = 1;
@@ -239,7 +240,15 @@ async fn poolings_that_need_other_models_are_refused_by_name() {
                 .is_none()
         );
     }
-    let unknown = ModelFile::write(MadeUpModel::default(), Some(5));
-    let error = Model::open(&unknown.1).err().unwrap().to_string();
+    let unknown = Variant {
+        model: MadeUpModel::default(),
+        keys: vec![("pooling_type", 5_u32.into())],
+        ..Variant::of("llama")
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let error = Model::open(&ModelFile::write(&unknown, folder.path()))
+        .err()
+        .unwrap()
+        .to_string();
     assert!(error.contains("llama.pooling_type"), "{error}");
 }

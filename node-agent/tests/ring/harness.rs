@@ -11,13 +11,16 @@ use prima_engine::{KvFormat, Model};
 use prima_gguf::writer::GgufWriter;
 use prima_gguf::{Array, Value};
 use prima_node_agent::memory_watch::MemoryLimits;
-use prima_node_agent::ring::{Member, MemberOptions, RingClient, SessionId};
+use prima_node_agent::ring::{Identity, Member, MemberOptions, RingClient, SessionId};
 use tempfile::TempDir;
 
+use crate::support::options::Variant;
 use crate::support::{MadeUpModel, Random, Runner};
 
 pub const CONTEXT: usize = 512;
 pub const GENERATION: i64 = 7;
+/// Of the document of an encrypted ring's plan.
+pub const UID: &str = "1c4e2f0a-plan";
 
 /// A model in a folder that lives as long as this.
 pub struct ModelFile {
@@ -37,7 +40,19 @@ impl ModelFile {
 
     /// With this `pooling_type` in its header.
     pub fn pooled(made_up: MadeUpModel, pooling: Option<u32>) -> Self {
-        let (folder, path) = Self::write(made_up, pooling);
+        let pooling = pooling.map(|pooling| ("pooling_type", pooling.into()));
+        Self::variant(&Variant {
+            name: made_up.architecture,
+            model: made_up,
+            keys: pooling.into_iter().collect(),
+            change: |_| {},
+        })
+    }
+
+    /// With what only some files of its family have.
+    pub fn variant(variant: &Variant) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = Self::write(variant, folder.path());
         let model = Model::open(&path).unwrap();
         Self {
             _folder: folder,
@@ -46,17 +61,11 @@ impl ModelFile {
         }
     }
 
-    pub fn write(made_up: MadeUpModel, pooling: Option<u32>) -> (TempDir, PathBuf) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("made-up.gguf");
-        made_up.write_with(&path, made_up.tensors(), |writer| {
-            tokenizer(writer);
-            if let Some(pooling) = pooling {
-                let key = format!("{}.pooling_type", made_up.architecture);
-                writer.metadata(&key, pooling);
-            }
-        });
-        (folder, path)
+    /// Into `folder`; returns the file.
+    pub fn write(variant: &Variant, folder: &Path) -> PathBuf {
+        let path = folder.join("made-up.gguf");
+        variant.write(&path, tokenizer);
+        path
     }
 
     pub fn layers(&self) -> usize {
@@ -104,6 +113,19 @@ pub struct Planned {
     pub listeners: Vec<TcpListener>,
 }
 
+impl Planned {
+    /// Names a new key for each member in the plan.
+    pub fn give_keys(&mut self) -> Vec<Identity> {
+        let members = self.plan.members.iter_mut();
+        let identities = members.map(|member| {
+            let identity = Identity::generate().unwrap().0;
+            member.public_key_sha256 = Some(identity.fingerprint().to_string());
+            identity
+        });
+        identities.collect()
+    }
+}
+
 /// `ends`: where each window ends, in the order in which a token meets them (round by round, member by member).
 pub fn plan(file: &Path, layers: usize, members: usize, ends: &[usize]) -> Planned {
     let listeners: Vec<_> = (0..members)
@@ -134,12 +156,27 @@ pub struct Ring {
 
 impl Ring {
     pub fn start(model: &Model, planned: Planned) -> (Self, RingClient) {
+        Self::start_each(planned, |plan, rank, listener| {
+            member(model, plan, rank, listener)
+        })
+    }
+
+    /// Over TLS: each member has a key of its own, which the plan names.
+    pub fn start_encrypted(model: &Model, mut planned: Planned) -> (Self, RingClient) {
+        let identities = planned.give_keys();
+        Self::start_each(planned, |plan, rank, listener| {
+            keyed_member(model, plan, rank, listener, &identities[rank])
+        })
+    }
+
+    pub fn start_each(
+        planned: Planned,
+        start: impl Fn(&Arc<RingPlanSpec>, usize, TcpListener) -> Member,
+    ) -> (Self, RingClient) {
         let plan = Arc::new(planned.plan);
-        let mut members: Vec<Member> = planned
-            .listeners
-            .into_iter()
-            .enumerate()
-            .map(|(rank, listener)| member(model, &plan, rank, listener))
+        let listeners = planned.listeners.into_iter().enumerate();
+        let mut members: Vec<Member> = listeners
+            .map(|(rank, listener)| start(&plan, rank, listener))
             .collect();
         let client = members[0].take_client().unwrap();
         (Self { members, plan }, client)
@@ -176,8 +213,32 @@ pub fn member(
     rank: usize,
     listener: TcpListener,
 ) -> Member {
+    start(model, plan, rank, listener, (None, None))
+}
+
+/// A member of a plan whose members have keys.
+pub fn keyed_member(
+    model: &Model,
+    plan: &Arc<RingPlanSpec>,
+    rank: usize,
+    listener: TcpListener,
+    identity: &Identity,
+) -> Member {
+    let known_by = (Some(UID.to_owned()), Some(identity.clone()));
+    start(model, plan, rank, listener, known_by)
+}
+
+fn start(
+    model: &Model,
+    plan: &Arc<RingPlanSpec>,
+    rank: usize,
+    listener: TcpListener,
+    (uid, identity): (Option<String>, Option<Identity>),
+) -> Member {
     Member::start(MemberOptions {
         plan: plan.clone(),
+        uid,
+        identity,
         rank,
         model: model.clone(),
         threads: 1,

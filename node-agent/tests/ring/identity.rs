@@ -5,6 +5,7 @@ use prima_engine::KvFormat;
 use prima_node_agent::ring::{Output, RingEvent};
 
 use crate::harness::{ModelFile, Ring, bits, fork, in_time, open, plan, tokens, until};
+use crate::support::options::options;
 use crate::support::{FAMILIES, MadeUpModel};
 
 /// Members, and where windows end: even, uneven and empty windows, the whole model on one member, k of 1 to 3.
@@ -85,34 +86,45 @@ async fn a_q8_0_kv_cache_gives_the_bits_of_one_process() {
 
 #[tokio::test]
 async fn every_family_goes_round_as_in_one_process() {
-    let (prompt, answer) = (140, 3);
-    let text = tokens(prompt + answer);
     for architecture in FAMILIES {
         let file = ModelFile::of(MadeUpModel::of(architecture));
-        let expected = file.logits(&text);
-        let layers = file.layers();
-        // The last: three members, two rounds.
-        let splits: [&[usize]; 4] = [
-            &[layers],
-            &[2, layers],
-            &[1, 3, layers],
-            &[1, 2, 3, 4, 5, layers],
-        ];
-        for (members, ends) in [1, 2, 3, 3].into_iter().zip(splits) {
-            let (_ring, mut client) =
-                Ring::start(&file.model, plan(&file.path, layers, members, ends));
-            client.ready().await.unwrap();
-            let session = open(&mut client).await;
-            let mut found = vec![client.forward(session, &text[..prompt]).await.unwrap()];
-            for token in &text[prompt..] {
-                found.push(client.forward(session, &[*token]).await.unwrap());
-            }
-            for (position, logits) in (prompt - 1..).zip(&found) {
-                assert!(
-                    bits(logits) == bits(&expected[position]),
-                    "{architecture}, position {position}, {members} members, windows end at {ends:?}"
-                );
-            }
+        goes_round(architecture, &file).await;
+    }
+}
+
+#[tokio::test]
+async fn every_option_goes_round_as_in_one_process() {
+    for variant in options() {
+        goes_round(variant.name, &ModelFile::variant(&variant)).await;
+    }
+}
+
+/// A prompt and some tokens have the bits that one process has, in rings of one, two and three.
+async fn goes_round(name: &str, file: &ModelFile) {
+    let (prompt, answer) = (140, 3);
+    let text = tokens(prompt + answer);
+    let expected = file.logits(&text);
+    let layers = file.layers();
+    // The last: three members, two rounds.
+    let splits: [&[usize]; 4] = [
+        &[layers],
+        &[2, layers],
+        &[1, 3, layers],
+        &[1, 2, 3, 4, 5, layers],
+    ];
+    for (members, ends) in [1, 2, 3, 3].into_iter().zip(splits) {
+        let (_ring, mut client) = Ring::start(&file.model, plan(&file.path, layers, members, ends));
+        client.ready().await.unwrap();
+        let session = open(&mut client).await;
+        let mut found = vec![client.forward(session, &text[..prompt]).await.unwrap()];
+        for token in &text[prompt..] {
+            found.push(client.forward(session, &[*token]).await.unwrap());
+        }
+        for (position, logits) in (prompt - 1..).zip(&found) {
+            assert!(
+                bits(logits) == bits(&expected[position]),
+                "{name}, position {position}, {members} members, windows end at {ends:?}"
+            );
         }
     }
 }

@@ -15,6 +15,7 @@ mod faults;
 mod forms;
 mod harness;
 mod identity;
+mod impostors;
 mod speculation;
 #[path = "../../engine/tests/support/mod.rs"]
 mod support;

@@ -4,6 +4,10 @@
 //! Decides: which form a template means. Reads no answers ([`crate::AnswerReader`] does).
 
 use crate::channels;
+use crate::tokenizer::Tokenizer;
+
+/// Mistral may write the call's id behind its name, after this mark.
+pub const CALL_ID: &str = "[CALL_ID]";
 
 /// The marks of one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +79,26 @@ impl AnswerForm {
             Some(marks) if !prompt.ends_with(marks.close) => Reasoning::Possible,
             _ => Reasoning::Closed,
         }
+    }
+
+    /// The marks of an answer that are tokens of structure, those of calls only where there are `calls`.
+    pub fn control_tokens(&self, calls: bool, tokenizer: &Tokenizer) -> Vec<u32> {
+        let mut marks = Vec::new();
+        let both = |marks: Marks| [marks.open, marks.close];
+        marks.extend(self.reasoning.into_iter().flat_map(both));
+        if self.channels {
+            marks.extend(channels::MARKS);
+        } else if calls {
+            let around = [Some(self.calls.marks), self.calls.around];
+            marks.extend(around.into_iter().flatten().flat_map(both));
+            if let CallBody::NameThenJson(separator) = self.calls.body {
+                marks.extend([separator, CALL_ID]);
+            }
+        }
+        let tokens = marks.into_iter();
+        tokens
+            .filter_map(|mark| tokenizer.control_token(mark))
+            .collect()
     }
 
     /// What ends reasoning that goes on for too long, so that the answer begins. `may_call`: it may be a call of a tool.

@@ -7,11 +7,9 @@ use std::sync::Arc;
 
 use crate::answer_form::{AnswerForm, CallBody, CallForm, Marks, Reasoning};
 use crate::answer_part::{Part, join, take_until};
-use crate::call_body::{self, CALL_ID, Call, Head, JsonEnd};
+use crate::call_body::{self, Call, Head, JsonEnd};
 use crate::channel_reader::ChannelReader;
-use crate::channels;
 use crate::keyed_arguments::{self, KeyedArguments, Step};
-use crate::tokenizer::Tokenizer;
 use crate::tool::Tool;
 
 /// Reads one answer.
@@ -50,7 +48,7 @@ enum State {
 }
 
 impl AnswerReader {
-    /// Of an answer to a prompt with these tools.
+    /// Of an answer to a prompt with these tools. In its text it needs to see the names of [`AnswerForm::control_tokens`].
     pub fn new(form: &AnswerForm, tools: Arc<[Tool]>, reasoning: Reasoning) -> Self {
         let in_reasoning = reasoning == Reasoning::Open;
         let state = match (form.channels, in_reasoning) {
@@ -69,28 +67,13 @@ impl AnswerReader {
         }
     }
 
-    /// The control tokens whose names it needs to see in the text.
-    pub fn control_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
-        if let State::Channels(_) = self.state {
-            let marks = channels::MARKS.into_iter();
-            return marks
-                .filter_map(|mark| tokenizer.control_token(mark))
-                .collect();
+    /// Whether the text so far ends in reasoning.
+    pub fn reasons(&self) -> bool {
+        match &self.state {
+            State::Reasoning => true,
+            State::Channels(reader) => reader.reasons(),
+            _ => false,
         }
-        let both = |marks: Marks| [marks.open, marks.close];
-        let reasoning = self.reasoning.into_iter().flat_map(both);
-        let calls = self.calls.into_iter().flat_map(|form| {
-            let within = match form.body {
-                CallBody::NameThenJson(separator) => vec![separator, CALL_ID],
-                _ => Vec::new(),
-            };
-            let marks = [Some(form.marks), form.around];
-            marks.into_iter().flatten().flat_map(both).chain(within)
-        });
-        let marks = reasoning.chain(calls);
-        marks
-            .filter_map(|mark| tokenizer.control_token(mark))
-            .collect()
     }
 
     /// Takes the next piece of the text.
@@ -334,6 +317,7 @@ impl AnswerReader {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::channels;
     use proptest::prelude::*;
     use serde_json::json;
 

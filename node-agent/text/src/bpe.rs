@@ -141,7 +141,7 @@ fn read_merge(vocabulary: &Vocabulary, line: &str) -> Option<((u32, u32), u32)> 
 }
 
 /// GPT-2's table, backwards: printable characters of Latin-1 stand for themselves, the others are numbered from U+0100 on.
-fn byte_of(character: char) -> Option<u8> {
+pub(crate) fn byte_of(character: char) -> Option<u8> {
     match u32::from(character) {
         code @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => u8::try_from(code).ok(),
         code @ 0x100..=0x120 => u8::try_from(code - 0x100).ok(),

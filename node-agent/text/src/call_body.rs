@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::answer_form::CallBody;
+use crate::answer_form::{CALL_ID, CallBody};
 use crate::tool::Tool;
 
 /// A call, read whole.
@@ -213,9 +213,6 @@ pub fn name_head(text: &str, separator: &str) -> Head {
         },
     }
 }
-
-/// Mistral may write the call's id behind its name, after this mark.
-pub const CALL_ID: &str = "[CALL_ID]";
 
 /// Kimi writes `functions.f:0`.
 fn plain_name(name: &str) -> String {

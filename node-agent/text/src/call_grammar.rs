@@ -7,8 +7,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use crate::answer_form::{AnswerForm, CallBody, CallForm, Marks, Reasoning};
-use crate::call_body::CALL_ID;
+use crate::answer_form::{AnswerForm, CALL_ID, CallBody, CallForm, Marks, Reasoning};
 use crate::channel_grammar;
 use crate::grammar::{Grammar, bounded};
 use crate::lark::{Writer, quoted};

@@ -20,37 +20,47 @@ pub(crate) fn last_message(reasoning: Reasoning, rest: &str, tokenizer: &Tokeniz
     writer.grammar()
 }
 
-/// An answer with a call of a tool: harmony has one, after which the answer ends.
+/// An answer with calls of tools. A model ends its answer with the mark of a call, or has another call follow.
 pub(crate) fn calls(reasoning: Reasoning, wanted: &Wanted<'_>, tokenizer: &Tokenizer) -> Grammar {
     let mut writer = Writer::new(tokenizer);
     let begins = begins(&mut writer, reasoning);
-    let call = call(&mut writer, wanted);
+    let mut call = call(&mut writer, wanted);
+    if wanted.several {
+        let (end, start) = (writer.mark(END), writer.mark(START));
+        call = format!("{call} ({end} {start} \"assistant\" {call})*");
+    }
     let start = match wanted.calls {
         Calls::Required => format!("{begins} {call}"),
         Calls::Allowed => {
             let last = header(&writer, "final");
+            // What the user is told before calls; more thoughts may follow it.
             let said = header(&writer, "commentary");
-            let next = next_message(&mut writer, "said");
+            let said = format!("{said} {}", next_message(&mut writer, "said"));
+            let said = writer.rule("preamble", &said);
             let text = match wanted.text {
                 Some(schema) => format!("%json {}", bounded(schema.clone())),
                 None => "/[\\s\\S]*/".to_owned(),
             };
             let answer = writer.rule("answer", &text);
-            format!("{begins} (({said} {next})? {call} | {last} {answer})")
+            format!("{begins} (({said} {begins})* {call} | {last} {answer})")
         }
     };
     writer.rule("start", &start);
     writer.grammar()
 }
 
-/// One message of reasoning, if the model likes.
+/// Messages of reasoning, as many as the model likes.
 fn begins(writer: &mut Writer<'_>, reasoning: Reasoning) -> String {
+    if reasoning == Reasoning::Closed {
+        return String::new();
+    }
     let open = header(writer, "analysis");
-    let next = next_message(writer, "reasoned");
+    let rest = next_message(writer, "reasoned");
+    let rest = writer.rule("thought", &rest);
+    let more = writer.rule("thoughts", &format!("({open} {rest})*"));
     match reasoning {
-        Reasoning::Closed => String::new(),
-        Reasoning::Open => next,
-        Reasoning::Possible => format!("({open} {next})?"),
+        Reasoning::Open => format!("{rest} {more}"),
+        _ => more,
     }
 }
 
@@ -83,7 +93,6 @@ fn call(writer: &mut Writer<'_>, wanted: &Wanted<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use prima_gguf::{Metadata, Value};
     use serde_json::json;
 
     use super::*;
@@ -91,30 +100,8 @@ mod tests {
     use crate::call_grammar;
     use crate::channels::{ANALYSIS, MARKS};
     use crate::grammar::GrammarReader;
+    use crate::test_vocabulary::signs_and;
     use crate::tool::Tool;
-
-    /// All signs of ASCII, and harmony's marks as tokens of structure.
-    fn tokenizer() -> Tokenizer {
-        let signs = (b'!'..=b'~').map(|sign| char::from(sign).to_string());
-        let texts: Vec<String> = signs
-            .chain(["Ġ".to_owned(), "Ċ".to_owned()])
-            .chain(MARKS.map(str::to_owned))
-            .collect();
-        let kinds: Vec<i32> = texts
-            .iter()
-            .map(|text| if text.starts_with("<|") { 3 } else { 1 })
-            .collect();
-        let entries = [
-            ("model", "gpt2".into()),
-            ("pre", "gpt-2".into()),
-            ("tokens", Value::from(texts)),
-            ("token_type", kinds.into()),
-            ("merges", Value::from(Vec::<String>::new())),
-        ];
-        let entries = entries.map(|(key, value)| (format!("tokenizer.ggml.{key}"), value));
-        let metadata = Metadata::new("harmony", entries.into_iter().collect()).unwrap();
-        Tokenizer::from_gguf(&metadata).unwrap()
-    }
 
     /// Whether the grammar allows all of `text`, which ends the answer.
     fn allows(tokenizer: &Tokenizer, grammar: &Grammar, text: &str) -> bool {
@@ -131,9 +118,11 @@ mod tests {
 
     const THOUGHT: &str = "<|channel|>analysis<|message|>Hm <x> hm<|end|><|start|>assistant";
 
+    const SAID: &str = "<|channel|>commentary<|message|>Wait.<|end|><|start|>assistant";
+
     #[test]
     fn the_last_message_is_by_its_schema() {
-        let tokenizer = tokenizer();
+        let tokenizer = signs_and(&MARKS);
         let form = AnswerForm::of_template(ANALYSIS);
         let schema = Grammar::JsonSchema(json!({"type": "integer"}));
         let grammar = call_grammar::after_reasoning(&form, Reasoning::Possible, schema, &tokenizer);
@@ -155,8 +144,31 @@ mod tests {
     }
 
     #[test]
+    fn without_parallel_calls_there_is_one() {
+        let tokenizer = signs_and(&MARKS);
+        let form = AnswerForm::of_template(ANALYSIS);
+        let tool = Tool {
+            name: "f".to_owned(),
+            parameters: json!({"type": "object", "additionalProperties": false}),
+            strict: false,
+            described: json!(null),
+        };
+        let wanted = Wanted {
+            tools: &[tool],
+            calls: Calls::Required,
+            several: false,
+            text: None,
+        };
+        let grammar = call_grammar::calls(&form, Reasoning::Possible, &wanted, &tokenizer);
+        let call = " to=functions.f<|channel|>commentary<|message|>{}";
+        assert!(allows(&tokenizer, &grammar, &format!("{call}<|call|>")));
+        let two = format!("{call}<|end|><|start|>assistant{call}<|call|>");
+        assert!(!allows(&tokenizer, &grammar, &two));
+    }
+
+    #[test]
     fn calls_are_whole_and_of_tools_that_exist() {
-        let tokenizer = tokenizer();
+        let tokenizer = signs_and(&MARKS);
         let form = AnswerForm::of_template(ANALYSIS);
         let tool = Tool {
             name: "f".to_owned(),
@@ -186,16 +198,28 @@ mod tests {
                 true,
                 true,
             ),
+            (format!("{SAID}{commentary}{{}}<|call|>"), true, false),
             (
-                format!(
-                    "<|channel|>commentary<|message|>Wait.<|end|><|start|>assistant{commentary}{{}}<|call|>"
-                ),
+                format!("{THOUGHT}<|channel|>final<|message|>No.<|return|>"),
+                true,
+                false,
+            ),
+            // Thoughts around what the user is told, and one call after the other.
+            (
+                format!("{THOUGHT}{SAID}{THOUGHT}{THOUGHT}{SAID}{commentary}{{}}<|call|>"),
                 true,
                 false,
             ),
             (
-                format!("{THOUGHT}<|channel|>final<|message|>No.<|return|>"),
+                format!(
+                    "{THOUGHT}{THOUGHT}{commentary}{{}}<|end|><|start|>assistant{commentary}{{\"a\": 2}}<|call|>"
+                ),
                 true,
+                true,
+            ),
+            (
+                format!("{commentary}{{}}<|end|><|start|>assistant<|channel|>final"),
+                false,
                 false,
             ),
             (format!("{commentary}{{\"a\": \"x"), false, false),

@@ -59,6 +59,10 @@ impl ChannelReader {
         }
     }
 
+    pub(crate) fn reasons(&self) -> bool {
+        matches!(self.state, State::Reasoning)
+    }
+
     /// Decides about the beginning of what is held. `false`: that takes more text.
     pub(crate) fn step(&mut self, held: &mut String, parts: &mut Vec<Part>) -> bool {
         match &mut self.state {

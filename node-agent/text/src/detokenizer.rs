@@ -48,6 +48,11 @@ impl Detokenizer {
         take_characters(held)
     }
 
+    /// Whether the tokens so far end within a character.
+    pub(crate) fn holds_back(&self) -> bool {
+        !self.held.is_empty()
+    }
+
     /// Ends the text: bytes still held are incomplete and become U+FFFD.
     pub fn finish(self) -> String {
         String::from_utf8_lossy(&self.held).into_owned()

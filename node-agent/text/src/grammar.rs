@@ -123,7 +123,7 @@ impl GrammarReader {
         let mut matcher = Matcher::new(self.0.create_parser(top));
         match matcher.get_error() {
             Some(problem) => Err(GrammarError::Grammar {
-                problem: first_line(&problem),
+                problem: in_our_words(&first_line(&problem)),
             }),
             // Found out only now: a grammar that nothing matches.
             None => match matcher.compute_mask_or_eos() {
@@ -229,6 +229,37 @@ pub(crate) fn bounded(mut schema: Value) -> Value {
 /// llguidance's messages go on with the state of its parser.
 fn first_line(message: &str) -> String {
     message.lines().next().unwrap_or_default().to_owned()
+}
+
+/// What llguidance says of schemas, for whoever does not know llguidance, with the keyword's name.
+fn in_our_words(problem: &str) -> String {
+    if let Some(keywords) = problem.strip_prefix("Unimplemented keys: ") {
+        let keywords = keywords.trim_matches(['[', ']']).replace('"', "`");
+        return format!("answers cannot be held to {keywords}");
+    }
+    if problem.starts_with("oneOf constraints") {
+        return "answers cannot be held to `oneOf` where something may be valid by two of its schemas; \
+                `anyOf` leaves that open"
+            .to_owned();
+    }
+    if let Some((_, found)) = problem.split_once("'referencing' feature; ref ") {
+        return format!(
+            "a `$ref` must name a place in the schema itself, such as #/$defs/name, but is {found}"
+        );
+    }
+    if let Some(rest) = problem.strip_prefix("Reference segment ") {
+        return format!("a `$ref` leads nowhere: {rest}");
+    }
+    if let Some(rest) = problem.strip_prefix("patternProperty ") {
+        return format!("answers cannot be held to these `patternProperties`: {rest}");
+    }
+    if let Some(format) = problem.strip_prefix("Unknown format: ") {
+        return format!("answers cannot be held to the `format` {format}");
+    }
+    if let Some(rest) = problem.strip_prefix("Unsatisfiable schema: ") {
+        return format!("nothing is valid by this schema: {rest}");
+    }
+    problem.to_owned()
 }
 
 /// A vocabulary as llguidance sees it.

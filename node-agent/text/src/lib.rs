@@ -36,6 +36,8 @@ mod sampling_params;
 mod sentencepiece;
 mod special_tokens;
 mod template_python;
+#[cfg(test)]
+mod test_vocabulary;
 mod tokenizer;
 mod tokenizer_error;
 mod tokens;
@@ -52,7 +54,7 @@ pub use grammar::{Constraint, Grammar, GrammarReader};
 pub use grammar_error::GrammarError;
 pub use rank_template::RankTemplate;
 pub use reasoning_limit::ReasoningLimit;
-pub use sampler::{Sample, Sampler};
+pub use sampler::{Sample, Sampler, log_sum_exp, most_likely};
 pub use sampling_error::SamplingError;
 pub use sampling_params::SamplingParams;
 pub use tokenizer::Tokenizer;

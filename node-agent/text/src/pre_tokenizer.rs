@@ -1,7 +1,8 @@
 //! Pre-tokenizers: how a text is cut into the words within which byte-pair encoding merges.
 //!
-//! Decides: the words, exactly as llama.cpp cuts them for the names in [`KNOWN`]. Refuses: any other name, and the name `default`,
-//! which in llama.cpp stands for "the converter did not know".
+//! Decides: the words, exactly as llama.cpp cuts them for the names in [`KNOWN`], but for those that go by the case of letters ([`Words::Gpt4o`]
+//! and [`Words::Tekken`]): llama.cpp's patterns have every letter beyond ASCII in both cases, these are the published ones. Refuses: any
+//! other name, and the name `default`, which in llama.cpp stands for "the converter did not know".
 //!
 //! The patterns are those of the models' published tokenizers, as llama.cpp reads them, with one change. They end in `\s+(?!\S)|\s+`,
 //! but a look-ahead needs a backtracking engine, which hostile text can keep busy or make give up. Here `\s+` and [`Step::cut`] do
@@ -393,6 +394,18 @@ mod tests {
             words("gpt-4o", "HTTPServer a/\n/b"),
             ["HTTPServer", " a", "/\n/", "b"]
         );
+        // Beyond ASCII, too. Marks belong to the letter before them, and scripts without case are not cut.
+        for name in ["gpt-4o", "tekken"] {
+            assert_eq!(
+                words(name, "petitÉcole ЁжЖук"),
+                ["petit", "École", " Ёж", "Жук"]
+            );
+            assert_eq!(
+                words(name, "e\u{301}teE\u{301}te"),
+                ["e\u{301}te", "E\u{301}te"]
+            );
+            assert_eq!(words(name, "ไทย中文"), ["ไทย中文"]);
+        }
     }
 
     #[test]

@@ -1,13 +1,12 @@
 //! A bound on how many tokens a model reasons: after so many of them, it is made to close its reasoning in its family's way, and answers.
 //!
-//! Decides: which tokens of an answer are reasoning, and what must come when there were enough. Refuses nothing: if a grammar does not
-//! allow the closing mark where it is due, the grammar counts, and the mark comes as soon as it may.
+//! Decides: which tokens of an answer are reasoning, and what must come when there were enough. A character of several tokens is whole
+//! before that, so there may be three tokens more. Refuses nothing: if a grammar does not allow the closing mark where it is due, the grammar counts, and the mark comes as soon as it may.
 
 use std::sync::Arc;
 
 use crate::answer_form::{AnswerForm, Marks, Reasoning};
 use crate::answer_part::take_until;
-use crate::channels;
 use crate::detokenizer::Detokenizer;
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer_error::TokenizerError;
@@ -22,11 +21,16 @@ pub struct ReasoningLimit {
     reasons: bool,
     /// Tokens of reasoning that may still come.
     left: usize,
+    /// Tokens beyond these, for a character that is not whole.
+    patience: usize,
     /// What closes reasoning.
     closing: Arc<[u32]>,
     /// How much of it has come, while it does.
     closed: Option<usize>,
 }
+
+/// Bytes, and so tokens.
+const LONGEST_CHARACTER: usize = 4;
 
 impl ReasoningLimit {
     /// At most `tokens` in an answer. `may_call`: the answer may be a call of a tool. `None`: the family does not reason.
@@ -44,22 +48,14 @@ impl ReasoningLimit {
             return Ok(None);
         };
         let closing = tokenizer.encode(&form.closing(may_call), false, true)?;
-        let shown = [marks.open, marks.close].into_iter();
-        let shown = shown.chain(
-            form.channels
-                .then_some(channels::MARKS)
-                .into_iter()
-                .flatten(),
-        );
-        let shown = shown
-            .filter_map(|mark| tokenizer.control_token(mark))
-            .collect();
+        let shown = form.control_tokens(false, tokenizer);
         let mut limit = Self {
             marks,
             detokenizer: Detokenizer::new(tokenizer).showing(shown),
             held: String::new(),
             reasons: reasoning == Reasoning::Open,
             left: tokens,
+            patience: LONGEST_CHARACTER - 1,
             closing: closing.into(),
             closed: None,
         };
@@ -101,61 +97,25 @@ impl ReasoningLimit {
     }
 
     fn close_if_due(&mut self) {
-        if self.reasons && self.left == 0 && self.closed.is_none() {
-            self.closed = Some(0);
+        if !self.reasons || self.left > 0 || self.closed.is_some() {
+            return;
         }
+        if self.detokenizer.holds_back() && self.patience > 0 {
+            self.patience -= 1;
+            return;
+        }
+        self.closed = Some(0);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use prima_gguf::{Metadata, Value};
-
     use super::*;
+    use crate::channels::{self, MARKS};
     use crate::grammar::{Grammar, GrammarReader};
     use crate::sampler::Sampler;
     use crate::sampling_params::SamplingParams;
-
-    /// Some letters, a line break, and marks as tokens of structure.
-    fn tokenizer() -> Tokenizer {
-        let texts = [
-            "h",
-            "m",
-            "y",
-            "e",
-            "s",
-            "Ċ",
-            "a",
-            "i",
-            "t",
-            "n",
-            "l",
-            "f",
-            "<think>",
-            "</think>",
-            "<|start|>",
-            "<|channel|>",
-            "<|message|>",
-            "<|end|>",
-            "<|return|>",
-            "<|call|>",
-        ];
-        let kinds: Vec<i32> = texts
-            .iter()
-            .map(|text| if text.starts_with('<') { 3 } else { 1 })
-            .collect();
-        let texts: Vec<String> = texts.map(str::to_owned).to_vec();
-        let entries = [
-            ("model", "gpt2".into()),
-            ("pre", "gpt-2".into()),
-            ("tokens", Value::from(texts)),
-            ("token_type", kinds.into()),
-            ("merges", Value::from(Vec::<String>::new())),
-        ];
-        let entries = entries.map(|(key, value)| (format!("tokenizer.ggml.{key}"), value));
-        let metadata = Metadata::new("letters", entries.into_iter().collect()).unwrap();
-        Tokenizer::from_gguf(&metadata).unwrap()
-    }
+    use crate::test_vocabulary::signs_and;
 
     /// The first tokens of a model that always likes what comes next in `wished` best.
     fn written(
@@ -175,7 +135,7 @@ mod tests {
         sampler.limit_reasoning(limit);
         let grammars = GrammarReader::new(&tokenizer).unwrap();
         sampler.constrain(regex.map(|regex| grammars.read(Grammar::Regex(regex.into())).unwrap()));
-        let mut answer = String::new();
+        let mut bytes = Vec::new();
         let wished = tokenizer.encode(wished, false, true).unwrap();
         let mut wished = wished.into_iter().peekable();
         while let Some(wish) = wished.peek().copied() {
@@ -184,9 +144,16 @@ mod tests {
             let token = sampler.sample(&logits, None).unwrap().token;
             sampler.accept(token).unwrap();
             wished.next_if_eq(&token);
-            answer += &tokenizer.token_text(token).replace('Ċ', "\n");
+            match tokenizer.control_text(token) {
+                Some(name) => bytes.extend_from_slice(name.as_bytes()),
+                None => bytes.extend_from_slice(&tokenizer.token_bytes(token)),
+            }
         }
-        answer
+        String::from_utf8(bytes).unwrap()
+    }
+
+    fn tokenizer() -> Tokenizer {
+        signs_and(["<think>", "</think>"].iter().chain(&MARKS))
     }
 
     const OPENED: (&str, Reasoning) = ("<think>\\n\\n</think>\\n\\n", Reasoning::Open);
@@ -200,6 +167,9 @@ mod tests {
             (OPENED, 2, "hmyes", "hm\n</think>\n\nyes"),
             (POSSIBLE, 2, "<think>hmyes", "<think>hm</think>yes"),
             (POSSIBLE, 0, "<think>yes", "<think></think>yes"),
+            // Within a character of three bytes, which are tokens here.
+            (OPENED, 2, "h\u{20ac}yes", "h\u{20ac}\n</think>\n\nyes"),
+            (OPENED, 1, "\u{1f980}yes", "\u{1f980}\n</think>\n\nyes"),
             // Two times, of which the second is too long.
             (
                 POSSIBLE,

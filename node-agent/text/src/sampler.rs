@@ -322,13 +322,23 @@ fn draw(candidates: &[Candidate], best: Candidate, temperature: f32, at: f64) ->
     best.token
 }
 
-fn with_logprobs(token: u32, logits: &[f32], count: usize) -> Sample {
+/// The token with the largest logit, the lowest id among equals; 0 if none is possible.
+pub fn most_likely(logits: &[f32]) -> u32 {
+    best(logits).map_or(0, |best| best.token)
+}
+
+/// What is subtracted from a logit to have the natural logarithm of its token's probability.
+pub fn log_sum_exp(logits: &[f32]) -> f64 {
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits
         .iter()
         .map(|logit| f64::from(logit - most).exp())
         .sum();
-    let whole = f64::from(most) + sum.ln();
+    f64::from(most) + sum.ln()
+}
+
+fn with_logprobs(token: u32, logits: &[f32], count: usize) -> Sample {
+    let whole = log_sum_exp(logits);
     let logprob = |logit: f32| (f64::from(logit) - whole) as f32;
 
     let mut top: Vec<Candidate> = Vec::with_capacity(count.min(logits.len()) + 1);

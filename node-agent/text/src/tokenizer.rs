@@ -388,6 +388,7 @@ mod tests {
         };
         assert_eq!(ends("<|start|>"), [1, 2]);
         assert_eq!(ends("<|call|>"), [2, 3]);
+        assert_eq!(ends("<|observation|>"), [1, 2, 3]);
     }
 
     #[test]

@@ -207,8 +207,9 @@ const END_OF_GENERATION_KEYS: [&str; 5] = [
 /// Ends a message, and with it the generation, but for models that write several in an answer.
 const END_OF_MESSAGE: &str = "<|end|>";
 
-/// Texts that end a generation in the models that have them as control tokens, whatever the keys say; as llama.cpp has them.
-const END_OF_GENERATION_TEXTS: [&str; 33] = [
+/// Texts that end a generation in the models that have them as control tokens, whatever the keys say; as llama.cpp has them. The last one
+/// is not among llama.cpp's: GLM writes it behind a call of a tool, and what follows would be the tool's answer.
+const END_OF_GENERATION_TEXTS: [&str; 34] = [
     "<|eot_id|>",
     "<|eom_id|>",
     "<|im_end|>",
@@ -242,6 +243,7 @@ const END_OF_GENERATION_TEXTS: [&str; 33] = [
     "<REPO>",
     "<reponame>",
     "<|file_sep|>",
+    "<|observation|>",
 ];
 
 /// The tokens of code completion: keys, and the texts that models have for them. They are structure, though they end nothing; some

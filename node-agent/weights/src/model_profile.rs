@@ -35,7 +35,12 @@ pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, Refuse
     Tokenizer::from_gguf(&gguf.metadata).map_err(text)?;
     let vocabulary_marks =
         vocabulary_marks(&gguf.metadata).map_err(|source| text(source.into()))?;
+    let of_experts = || model.layers.iter().flat_map(LayerSpec::expert_matrices);
     let in_layers = model.layers.iter().flat_map(LayerSpec::matrices);
+    let experts = model.layers.iter();
+    let mut experts = experts.filter_map(|layer| layer.feed_forward.experts.as_ref());
+    let experts = experts.next().map(|experts| (experts.count, experts.used));
+    let (experts, experts_per_token) = experts.unwrap_or_default();
     let kv_bytes = |format| {
         let layers = model.layers.iter();
         let bytes = layers.map(|layer| layer.attention.kv_bytes(format));
@@ -57,7 +62,10 @@ pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, Refuse
         quantized_kv_bytes_per_position_and_layer: kv_bytes(KvFormat::Q8_0),
         windowed_layers: windows.clone().count() as i32,
         attention_window: windows.max().unwrap_or(0) as i32,
-        layer_weights: by_format(in_layers),
+        layer_weights: by_format(in_layers.chain(of_experts())),
+        expert_weights: by_format(of_experts()),
+        experts: experts as i32,
+        experts_per_token: experts_per_token as i32,
         output_weights: by_format([&model.output_head]),
         embedding_bytes: byte_count(&model.embedding.bytes),
     })

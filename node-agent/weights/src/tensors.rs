@@ -5,8 +5,8 @@
 
 use std::ops::Range;
 
-use prima_gguf::{Gguf, Part, TensorInfo};
-use prima_model::layer_of;
+use prima_gguf::{Gguf, Part};
+use prima_model::{Place, layer_of};
 
 /// Why a member's share cannot be determined.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -38,9 +38,10 @@ pub fn ranges(
     let needed = gguf
         .tensors
         .iter()
-        .filter(|tensor| match layer_of(&tensor.name) {
-            Some(layer) => layers.iter().any(|window| window.contains(&layer)),
-            None => rank0 || is_shared(tensor),
+        .filter(|tensor| match Place::of(&tensor.name) {
+            Place::Layer(layer) => layers.iter().any(|window| window.contains(&layer)),
+            Place::EveryLayer => true,
+            Place::Embedding | Place::OutputHead | Place::Other => rank0,
         });
     let mut ranges: Vec<Range<u64>> = needed
         .map(|tensor| tensor.offset..tensor.offset + tensor.byte_len)
@@ -100,17 +101,12 @@ pub(crate) fn without(wanted: &[Range<u64>], present: &[Range<u64>]) -> Vec<Rang
     missing
 }
 
-/// Whether every layer uses it: RoPE's divisors of frequencies, which some families have in a long and a short form.
-fn is_shared(tensor: &TensorInfo) -> bool {
-    tensor.name.starts_with("rope_")
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use prima_gguf::GgmlType;
     use prima_gguf::writer::GgufWriter;
+    use prima_gguf::{GgmlType, TensorInfo};
     use proptest::prelude::*;
 
     use super::*;

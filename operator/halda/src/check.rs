@@ -3,8 +3,8 @@
 
 use std::collections::HashSet;
 
-use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfile};
-use prima_crds::v1alpha1::node_profile::{GpuMeasurements, NodeProfile};
+use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfile, ModelProfileSpec};
+use prima_crds::v1alpha1::node_profile::{NodeProfile, NodeProfileStatus, Throughput};
 use prima_crds::v1alpha1::ring_plan::KvDtype;
 
 use crate::input::Options;
@@ -41,6 +41,10 @@ pub enum Finding {
         "{member}: there is no such machine, or it is in the ring twice, or its owner excludes it, or its agent cannot run the model"
     )]
     Machine { member: String },
+    #[error("{member}: the output head is on its GPU, but it is not rank 0, or has no such GPU")]
+    OutputHead { member: String },
+    #[error("{found} members have layers, but at least {least} must")]
+    TooFew { found: usize, least: usize },
     #[error("{member}: {what} of {found} bytes exceeds {limit} bytes")]
     Memory {
         member: String,
@@ -67,6 +71,12 @@ pub fn check(
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
     coverage(plan, model, &mut findings);
+    let has_layers = |member: &&PlannedMember| member.windows.iter().any(|w| w.last > w.first);
+    let found = plan.members.iter().filter(has_layers).count();
+    if found < options.min_nodes {
+        let least = options.min_nodes;
+        findings.push(Finding::TooFew { found, least });
+    }
     let mut seen = HashSet::new();
     for (rank, (member, report)) in plan.members.iter().zip(&plan.report.members).enumerate() {
         let node = nodes
@@ -154,105 +164,165 @@ fn machine(
     options: &Options,
     findings: &mut Vec<Finding>,
 ) {
-    let Some(status) = node
-        .status
-        .as_ref()
-        .filter(|status| status.runs(&model.spec))
-    else {
+    let spec = &model.spec;
+    let status = node.status.as_ref();
+    let Some(status) = status.filter(|status| status.runs(spec)) else {
         findings.push(Finding::Machine {
             member: member.name.clone(),
         });
         return;
     };
-    let layers: i64 = member
-        .windows
-        .iter()
-        .map(|w| w.last.saturating_sub(w.first) as i64)
-        .sum();
-    let on_gpu: i64 = member.windows.iter().map(|w| w.gpu_layers as i64).sum();
-    let spec = &model.spec;
-    let all: i64 = spec.layer_weights.iter().map(|one| one.bytes).sum();
-    let layer = all / i64::from(spec.layers);
-    let kept = spec.kept_positions(options.context_tokens as f64) as i64;
-    let positions = kept * options.concurrent_requests as i64;
-    let kv = spec.kv_bytes(options.kv_dtype) * positions;
-    // GPUs have it as F16.
-    let gpu_kv = spec.kv_bytes(KvDtype::F16) * positions;
-    let gpu = status.gpu_for(spec).map(|(_, measured)| measured);
-    let own_memory = gpu.and_then(GpuMeasurements::own_available_bytes);
-    if let Some(limit) = own_memory
-        && on_gpu * (layer + gpu_kv) > limit
-    {
-        findings.push(Finding::Memory {
+    let share = Share::new(rank, member, report, spec, options);
+    gpu(&share, status, spec, findings);
+    let has_gpu_for_head = status.gpu_for(spec).is_some_and(|(_, gpu)| {
+        let mut formats = spec.output_weights.iter().map(|one| &one.format);
+        // One that shares the machine's memory is no gain.
+        gpu.own_available_bytes().is_some()
+            && formats.all(|format| gpu.throughput.iter().any(|one| one.format == *format))
+    });
+    if report.output_head_on_gpu && (rank > 0 || !has_gpu_for_head) {
+        findings.push(Finding::OutputHead {
             member: member.name.clone(),
-            what: "GPU memory for layers and KV cache",
-            found: on_gpu * (layer + gpu_kv),
-            limit,
         });
     }
-    if gpu.is_none() && on_gpu > 0 {
+    memory(&share, node, status, spec, findings);
+    computing(&share, report, status, spec, findings);
+}
+
+/// What a member has by the plan.
+struct Share<'a> {
+    member: &'a str,
+    cpu_layers: i64,
+    gpu_layers: i64,
+    /// Weights of a layer.
+    layer_bytes: i64,
+    /// KV cache of a layer, on the processor and on a GPU, which has it as F16.
+    kv_bytes: i64,
+    gpu_kv_bytes: i64,
+    /// Only of rank 0, and on the processor or on a GPU.
+    head_bytes: i64,
+    gpu_head_bytes: i64,
+    draft_bytes: i64,
+}
+
+impl<'a> Share<'a> {
+    fn new(
+        rank: usize,
+        member: &'a PlannedMember,
+        report: &MemberReport,
+        spec: &ModelProfileSpec,
+        options: &Options,
+    ) -> Self {
+        let windows = member.windows.iter();
+        let layers: i64 = windows.map(|w| w.last.saturating_sub(w.first) as i64).sum();
+        let gpu_layers: i64 = member.windows.iter().map(|w| w.gpu_layers as i64).sum();
+        let kept = spec.kept_positions(options.context_tokens as f64) as i64;
+        let positions = kept * options.concurrent_requests as i64;
+        let output_bytes = spec.output_weights.iter().map(|one| one.bytes).sum();
+        let (head_bytes, gpu_head_bytes) = match (report.output_head_on_gpu, rank) {
+            (true, _) => (0, output_bytes),
+            (false, 0) => (output_bytes, 0),
+            (false, _) => (0, 0),
+        };
+        let draft_bytes = if rank == 0 { options.draft_bytes() } else { 0 };
+        Self {
+            member: &member.name,
+            cpu_layers: layers - gpu_layers,
+            gpu_layers,
+            layer_bytes: spec.layer_bytes(),
+            kv_bytes: spec.kv_bytes(options.kv_dtype) * positions,
+            gpu_kv_bytes: spec.kv_bytes(KvDtype::F16) * positions,
+            head_bytes,
+            gpu_head_bytes,
+            draft_bytes,
+        }
+    }
+
+    fn exceeds(&self, what: &'static str, found: i64, limit: i64) -> Option<Finding> {
+        (found > limit).then(|| Finding::Memory {
+            member: self.member.to_owned(),
+            what,
+            found,
+            limit,
+        })
+    }
+}
+
+/// There is a GPU for the layers and the output head, with memory for them if it has its own.
+fn gpu(
+    share: &Share<'_>,
+    status: &NodeProfileStatus,
+    spec: &ModelProfileSpec,
+    findings: &mut Vec<Finding>,
+) {
+    if let Some(limit) = status.own_gpu_bytes(spec) {
+        let layers = share.gpu_layers * (share.layer_bytes + share.gpu_kv_bytes);
+        let what = match share.gpu_head_bytes {
+            0 => "GPU memory for layers and KV cache",
+            _ => "GPU memory for layers, KV cache and output head",
+        };
+        findings.extend(share.exceeds(what, layers + share.gpu_head_bytes, limit));
+    }
+    if status.gpu_for(spec).is_none() && share.gpu_layers > 0 {
         findings.push(Finding::GpuLayers {
-            member: member.name.clone(),
-            gpu_layers: on_gpu as usize,
+            member: share.member.to_owned(),
+            gpu_layers: share.gpu_layers as usize,
             layers: 0,
         });
     }
-    let on_cpu = layers - on_gpu;
-    let (in_memory, kv) = match own_memory {
-        Some(_) => (on_cpu, on_cpu * kv),
-        None => (layers, on_cpu * kv + on_gpu * gpu_kv),
+}
+
+/// The machine's memory holds what cannot be read again, and all if there is no disk to read it from.
+fn memory(
+    share: &Share<'_>,
+    node: &NodeProfile,
+    status: &NodeProfileStatus,
+    spec: &ModelProfileSpec,
+    findings: &mut Vec<Finding>,
+) {
+    let shared_gpu_layers = match status.own_gpu_bytes(spec) {
+        Some(_) => 0,
+        None => share.gpu_layers,
     };
-    let available = match gpu.filter(|gpu| gpu.unified_memory) {
-        Some(gpu) => gpu.available_bytes,
-        None => status.memory.available_bytes + status.memory.swappable_bytes,
-    };
-    let limit = available
-        .saturating_sub(node.spec.reserved_memory_bytes.unwrap_or(0))
-        .min(node.spec.memory_cap_bytes.unwrap_or(i64::MAX));
-    let (head, draft): (i64, i64) = match rank {
-        0 => {
-            let head = spec.output_weights.iter().map(|one| one.bytes).sum();
-            (head, options.draft_bytes())
-        }
-        _ => (0, 0),
-    };
-    let mut exceeds = |what, found| {
-        if found > limit {
-            findings.push(Finding::Memory {
-                member: member.name.clone(),
-                what,
-                found,
-                limit,
-            });
-        }
-    };
-    let stays = match draft {
+    let kv = share.cpu_layers * share.kv_bytes + shared_gpu_layers * share.gpu_kv_bytes;
+    let stays = kv.saturating_add(share.draft_bytes);
+    let limit = node.spec.left_to_ring(status, spec);
+    let what = match share.draft_bytes {
         0 => "the KV cache",
         _ => "the KV cache and the draft model",
     };
-    exceeds(stays, kv.saturating_add(draft));
+    findings.extend(share.exceeds(what, stays, limit));
     if node.spec.disk_allowed == Some(false) {
-        exceeds(
+        let weights = (share.cpu_layers + shared_gpu_layers) * share.layer_bytes + share.head_bytes;
+        findings.extend(share.exceeds(
             "weights and KV cache, as the disk may not be used,",
-            (in_memory * layer + kv + head).saturating_add(draft),
-        );
+            stays.saturating_add(weights),
+            limit,
+        ));
     }
-    // Nothing computes faster than it was measured to.
-    let least = milliseconds(&spec.layer_weights, &status.cpu.throughput) * on_cpu as f64
-        / f64::from(spec.layers);
-    if report.cpu_milliseconds < least * (1.0 - 1e-9) {
+}
+
+/// Nothing computes faster than it was measured to.
+fn computing(
+    share: &Share<'_>,
+    report: &MemberReport,
+    status: &NodeProfileStatus,
+    spec: &ModelProfileSpec,
+    findings: &mut Vec<Finding>,
+) {
+    let all = milliseconds(&spec.used_weights(), &status.cpu.throughput);
+    let least = all * share.cpu_layers as f64 / f64::from(spec.layers);
+    let predicted = report.cpu_milliseconds;
+    if predicted < least * (1.0 - 1e-9) {
         findings.push(Finding::TooFast {
-            member: member.name.clone(),
-            predicted: report.cpu_milliseconds,
+            member: share.member.to_owned(),
+            predicted,
             least,
         });
     }
 }
 
-fn milliseconds(
-    weights: &[FormatWeights],
-    throughput: &[prima_crds::v1alpha1::node_profile::Throughput],
-) -> f64 {
+fn milliseconds(weights: &[FormatWeights], throughput: &[Throughput]) -> f64 {
     weights
         .iter()
         .map(|one| {

@@ -22,6 +22,10 @@ pub fn evaluate(
     ring: Vec<usize>,
     shares: Vec<LayerShare>,
 ) -> Option<Found> {
+    let idle = |&index: &usize| shares[index].layers() == 0;
+    if input.fewest > 1 && (ring.len() < input.fewest || ring.iter().any(idle)) {
+        return None;
+    }
     let assignment = Assignment {
         rounds,
         ring,

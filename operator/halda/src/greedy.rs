@@ -38,7 +38,7 @@ pub fn first_answer(input: &PlanningInput) -> Option<Found> {
     let required = by_speed
         .iter()
         .filter(|&&index| input.devices[index].required);
-    let fewest = required.count().max(1);
+    let fewest = required.count().max(input.fewest).max(1);
     let mut best: Option<Found> = None;
     for count in fewest..=by_speed.len() {
         let members = &by_speed[..count];
@@ -78,7 +78,11 @@ fn leaders(input: &PlanningInput, members: &[usize]) -> Vec<usize> {
     if let Some(only) = input.rank0 {
         return vec![only];
     }
-    let head = |index: &usize| input.devices[*index].head_seconds;
+    let head = |index: &usize| {
+        let device = &input.devices[*index];
+        let on_gpu = device.gpu.as_ref().and_then(|gpu| gpu.head_seconds);
+        on_gpu.unwrap_or(device.head_seconds)
+    };
     let fastest = members
         .iter()
         .copied()
@@ -143,10 +147,8 @@ fn fill(
     let mut shares = vec![LayerShare::default(); input.devices.len()];
     let mut left = model.layers;
     // Devices that must take part get a layer before others are filled.
-    for &index in members
-        .iter()
-        .filter(|&&index| input.devices[index].required)
-    {
+    let must = |index: usize| input.devices[index].required || input.fewest > 1;
+    for &index in members.iter().filter(|&&index| must(index)) {
         let own = places.iter_mut().filter(|place| place.device == index);
         let place = own.max_by_key(|place| place.room)?;
         place.room = place.room.saturating_sub(1);
@@ -162,7 +164,8 @@ fn fill(
     let streamed = |index: &usize| {
         let device = &input.devices[*index];
         let disk = device.disk_bytes_per_second?;
-        Some(device.cpu.decode_seconds + model.layer_bytes / disk)
+        let unused = model.experts.layer_bytes * (1.0 - model.experts.share);
+        Some(device.cpu.decode_seconds + (model.layer_bytes - unused) / disk)
     };
     let last = members
         .iter()

@@ -8,8 +8,7 @@ use std::iter;
 
 use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfile, ModelProfileSpec};
 use prima_crds::v1alpha1::node_profile::{
-    DEFAULT_RESERVE_PERCENT, GpuBackend, GpuMeasurements, NodeProfile, NodeProfileSpec,
-    NodeProfileStatus, Os, Throughput,
+    GpuBackend, GpuMeasurements, NodeProfile, NodeProfileSpec, NodeProfileStatus, Os, Throughput,
 };
 use prima_crds::v1alpha1::ring_plan::{ActivationDtype, CHUNK_POSITIONS, KvDtype};
 
@@ -25,6 +24,8 @@ pub struct PlanningInput {
     pub rank0: Option<usize>,
     /// The only number of rounds.
     pub rounds: Option<usize>,
+    /// The fewest devices of a ring. If it is more than one, each of them has a layer.
+    pub fewest: usize,
     /// Devices that were left out before planning, and why.
     pub left_out: Vec<(String, String)>,
 }
@@ -36,10 +37,14 @@ pub struct Model {
     pub layers: usize,
     /// Weights of one layer.
     pub layer_bytes: f64,
+    pub experts: ExpertWeights,
     /// KV cache of one layer for all the context that was asked for, on average over the layers.
     pub layer_kv_bytes: f64,
     /// What rank 0 holds beside its layers: output head and the rows of the embedding that are in use.
     pub head_bytes: f64,
+    /// Of these, the output head's weights. Where rank 0's GPU has them, it has room for the logits of some rows, too.
+    pub output_bytes: f64,
+    pub gpu_output_bytes: f64,
     /// What a draft model takes at rank 0, all of which stays in memory.
     pub draft_bytes: f64,
     /// Activations and the process itself, and what KV cache a member may have beyond the average.
@@ -49,6 +54,15 @@ pub struct Model {
     pub gpu_buffer_bytes: f64,
     /// One position's activation on the wire.
     pub activation_bytes: f64,
+}
+
+/// Of a layer's weights, those of its experts. A token uses a part of them, and reads those that are not in memory when it needs them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExpertWeights {
+    pub layer_bytes: f64,
+    /// Which part of them a token uses. Of those, as many are taken to be in memory as of all: so it is where routing is uniform, and models
+    /// were measured to use what they used lately more often.
+    pub share: f64,
 }
 
 /// What requests look like.
@@ -135,6 +149,8 @@ pub struct Gpu {
     pub memory_bytes: Option<f64>,
     /// To move an activation there and back, once per window.
     pub copy_seconds: f64,
+    /// The device's `head_seconds` with the output head on this GPU. `None`: that is no gain, or it cannot be there.
+    pub head_seconds: Option<f64>,
 }
 
 /// One way from device to device.
@@ -156,6 +172,8 @@ pub struct Options {
     pub answer_tokens: usize,
     pub exclude: Vec<String>,
     pub use_all: bool,
+    /// The fewest machines of a ring. If it is more than one, each of them has a layer.
+    pub min_nodes: usize,
     pub rank0: Option<String>,
     pub rounds: Option<usize>,
     /// Type of numbers on the wire.
@@ -185,6 +203,7 @@ impl Default for Options {
             answer_tokens: 256,
             exclude: Vec::new(),
             use_all: false,
+            min_nodes: 1,
             rank0: None,
             rounds: None,
             activation_dtype: ActivationDtype::default(),
@@ -201,6 +220,16 @@ pub enum InputError {
         reasons(left_out)
     )]
     NoDevice { left_out: Vec<(String, String)> },
+    #[error(
+        "at least {wanted} machines are asked for (minNodes), each with a layer, but {found} can take part in a model of {layers} layers{}",
+        reasons(left_out)
+    )]
+    TooFew {
+        wanted: usize,
+        found: usize,
+        layers: usize,
+        left_out: Vec<(String, String)>,
+    },
     #[error("two NodeProfiles are named {name}")]
     SameName { name: String },
     #[error("{option}: there is no NodeProfile named {name}")]
@@ -229,6 +258,8 @@ const PROCESS_BYTES: f64 = 24.0 * 1024.0 * 1024.0;
 /// are the two of the feed-forward part, about four times as wide in most models, beside queries, keys, values and output.
 const BUFFER_ROWS: f64 = CHUNK_POSITIONS as f64;
 const BUFFER_WIDTHS: f64 = 16.0;
+/// Rows that go through the output head on a GPU at once, and whose logits it holds.
+const HEAD_ROWS: f64 = 32.0;
 /// Activations in memory are F32, whatever the wire carries.
 const F32_BYTES: f64 = 4.0;
 /// A disk slower than this is not relied on (s_threshold in the paper).
@@ -264,6 +295,14 @@ impl PlanningInput {
                 found: devices.len(),
             });
         }
+        if options.min_nodes > devices.len() || options.min_nodes > model.layers {
+            return Err(InputError::TooFew {
+                wanted: options.min_nodes,
+                found: devices.len(),
+                layers: model.layers,
+                left_out,
+            });
+        }
         Ok(Self {
             model,
             workload,
@@ -271,6 +310,7 @@ impl PlanningInput {
             hops,
             rank0,
             rounds: options.rounds,
+            fewest: options.min_nodes,
             left_out,
         })
     }
@@ -328,17 +368,17 @@ fn usable<'a>(
     let (mut used, mut left_out) = (Vec::new(), Vec::new());
     for node in nodes {
         let name = name_of(node);
-        let unknown = node.status.as_ref().and_then(|status| {
+        let lacking = node.status.as_ref().and_then(|status| {
             let mut models = iter::once(&model.spec).chain(&options.draft);
-            Some((status, models.find(|model| !status.runs(model))?))
+            Some((status, models.find_map(|model| status.lacks(model))?))
         });
         if options.exclude.contains(&name) {
             left_out.push((name, "excluded by the command".to_owned()));
         } else if node.spec.exclude {
             left_out.push((name, "excluded by its owner (spec.exclude)".to_owned()));
-        } else if let Some((status, unknown)) = unknown {
-            let (version, architecture) = (&status.agent_version, &unknown.architecture);
-            let why = format!("its agent ({version}) cannot run {architecture} models: update it");
+        } else if let Some((status, models)) = lacking {
+            let version = &status.agent_version;
+            let why = format!("its agent ({version}) cannot run {models}: update it");
             left_out.push((name, why));
         } else {
             used.push(node);
@@ -360,21 +400,42 @@ fn planned_model(model: &ModelProfile, options: &Options) -> Model {
     };
     // Layers that see all positions lie between those with windows, and a member may have one more of them than the average.
     let buffer_bytes = |dtype| {
-        let rows = BUFFER_ROWS * BUFFER_WIDTHS * f64::from(spec.hidden_size) * F32_BYTES;
-        PROCESS_BYTES + rows + kv_bytes(dtype, all - kept)
+        let row = BUFFER_WIDTHS * f64::from(spec.hidden_size) + expert_numbers(spec);
+        PROCESS_BYTES + BUFFER_ROWS * row * F32_BYTES + kv_bytes(dtype, all - kept)
     };
+    let output_bytes = bytes(&spec.output_weights);
     Model {
         name: model.metadata.name.clone(),
         layers: spec.layers as usize,
         layer_bytes: bytes(&spec.layer_weights) / f64::from(spec.layers),
+        experts: ExpertWeights {
+            layer_bytes: bytes(&spec.expert_weights) / f64::from(spec.layers),
+            share: spec.expert_share(),
+        },
         layer_kv_bytes: kv_bytes(options.kv_dtype, kept),
-        head_bytes: bytes(&spec.output_weights) + EMBEDDING_SHARE * spec.embedding_bytes as f64,
+        head_bytes: output_bytes + EMBEDDING_SHARE * spec.embedding_bytes as f64,
+        output_bytes,
+        gpu_output_bytes: output_bytes + HEAD_ROWS * F32_BYTES * f64::from(spec.vocabulary_size),
         draft_bytes: options.draft_bytes() as f64,
         buffer_bytes: buffer_bytes(options.kv_dtype),
         gpu_layer_kv_bytes: kv_bytes(KvDtype::F16, kept),
         gpu_buffer_bytes: buffer_bytes(KvDtype::F16),
         activation_bytes: (options.activation_dtype.bytes() * spec.hidden_size as usize) as f64,
     }
+}
+
+/// Numbers in buffers for a row that goes through its experts: each has two projections, and is given a copy of the row and room for its
+/// result.
+fn expert_numbers(spec: &ModelProfileSpec) -> f64 {
+    if spec.experts == 0 {
+        return 0.0;
+    }
+    let weights: i64 = spec.expert_weights.iter().map(|one| one.weights).sum();
+    let of_one = weights as f64 / (f64::from(spec.layers) * f64::from(spec.experts));
+    let hidden = f64::from(spec.hidden_size);
+    // Three matrices, hidden x width.
+    let width = of_one / (3.0 * hidden);
+    2.0 * f64::from(spec.experts_per_token) * (hidden + width)
 }
 
 fn rank0(devices: &[Device], options: &Options) -> Result<Option<usize>, InputError> {
@@ -413,24 +474,22 @@ fn device(
         read_bytes_per_second: memory.read_bytes_per_second,
     };
     let cpu_layer = processor(options.kv_dtype).layer_cost(&name, spec, options)?;
-    let (mut head_seconds, _) = seconds(&name, &cpu.throughput, &spec.output_weights)?;
-    if let Some(draft) = &options.draft {
-        let layer = processor(KvDtype::F16).layer_cost(&name, draft, options)?;
-        let (head, _) = seconds(&name, &cpu.throughput, &draft.output_weights)?;
-        head_seconds += f64::from(draft.layers) * layer.decode_seconds + head;
-    }
+    let (output, _) = seconds(&name, &cpu.throughput, &spec.output_weights)?;
+    let guess = match &options.draft {
+        Some(draft) => {
+            let layer = processor(KvDtype::F16).layer_cost(&name, draft, options)?;
+            let (head, _) = seconds(&name, &cpu.throughput, &draft.output_weights)?;
+            f64::from(draft.layers) * layer.decode_seconds + head
+        }
+        None => 0.0,
+    };
     let gpu = status.gpu_for(spec);
-    // With Metal, the memory is what its GPU may have.
-    let metal = gpu
-        .filter(|(backend, _)| *backend == GpuBackend::Metal)
-        .map(|(_, measured)| measured.available_bytes);
-    let available = metal.unwrap_or(memory.available_bytes + memory.swappable_bytes);
     Ok(Device {
         required: options.use_all,
-        memory_bytes: left_by_owner(&node.spec, available as f64),
-        memory_rule: match metal {
-            Some(_) => MemoryRule::AllOrNothing,
-            None => MemoryRule::Overflow,
+        memory_bytes: node.spec.left_to_ring(status, spec) as f64,
+        memory_rule: match gpu {
+            Some((GpuBackend::Metal, _)) => MemoryRule::AllOrNothing,
+            _ => MemoryRule::Overflow,
         },
         disk_bytes_per_second: disk_rate(&node.spec, status),
         overlap: Overlap::new(
@@ -438,25 +497,18 @@ fn device(
             f64::from(disk.read_while_computing_percent) / 100.0,
         ),
         cpu: cpu_layer,
-        head_seconds,
+        head_seconds: output + guess,
         gpu: match gpu {
-            Some((_, measured)) => Some(gpu_device(&name, measured, spec, options)?),
+            Some((_, measured)) => Some(Gpu {
+                head_seconds: gpu_output_seconds(&name, measured, spec)
+                    .filter(|on_gpu| *on_gpu < output)
+                    .map(|on_gpu| on_gpu + guess),
+                ..gpu_device(&name, measured, spec, options)?
+            }),
             None => None,
         },
         name,
     })
-}
-
-/// Of the `available` bytes, those that the owner lets rings have.
-fn left_by_owner(owner: &NodeProfileSpec, available: f64) -> f64 {
-    let reserve = match owner.reserved_memory_bytes {
-        Some(bytes) => bytes as f64,
-        None => available * DEFAULT_RESERVE_PERCENT as f64 / 100.0,
-    };
-    let cap = owner
-        .memory_cap_bytes
-        .map_or(f64::INFINITY, |cap| cap as f64);
-    (available - reserve).min(cap).max(0.0)
 }
 
 /// In bytes per second; `None` if weights may not be streamed from it.
@@ -483,19 +535,34 @@ fn gpu_device(
         kv_append_bytes_per_second: measured.kv_append_bytes_per_second,
         read_bytes_per_second: measured.read_bytes_per_second,
     };
-    let activation = F32_BYTES * f64::from(model.hidden_size);
     Ok(Gpu {
         layer: layer.layer_cost(name, model, options)?,
         memory_bytes: measured.own_available_bytes().map(|bytes| bytes as f64),
         copy_seconds: match measured.unified_memory {
             true => 0.0,
-            false => {
-                activation / measured.to_gpu_bytes_per_second as f64
-                    + activation / measured.from_gpu_bytes_per_second as f64
-                    + 2.0 * measured.copy_overhead_nanoseconds as f64 / 1e9
-            }
+            false => copy_seconds(measured, model.hidden_size, model.hidden_size),
         },
+        head_seconds: None,
     })
+}
+
+/// The output head for one position, with its copies. `None` where the GPU lacks kernels for it, and where it shares the machine's memory, which
+/// it reads no faster than the processor does.
+fn gpu_output_seconds(
+    name: &str,
+    measured: &GpuMeasurements,
+    model: &ModelProfileSpec,
+) -> Option<f64> {
+    measured.own_available_bytes()?;
+    let (output, _) = seconds(name, &measured.throughput, &model.output_weights).ok()?;
+    Some(output + copy_seconds(measured, model.hidden_size, model.vocabulary_size))
+}
+
+/// To copy so many numbers there, and so many back.
+fn copy_seconds(measured: &GpuMeasurements, there: i32, back: i32) -> f64 {
+    F32_BYTES * f64::from(there) / measured.to_gpu_bytes_per_second as f64
+        + F32_BYTES * f64::from(back) / measured.from_gpu_bytes_per_second as f64
+        + 2.0 * measured.copy_overhead_nanoseconds as f64 / 1e9
 }
 
 /// What was measured of a CPU or GPU that runs layers.
@@ -515,7 +582,7 @@ impl Part<'_> {
         options: &Options,
     ) -> Result<LayerCost, InputError> {
         let layers = f64::from(model.layers);
-        let (decode, prefill) = seconds(name, self.throughput, &model.layer_weights)?;
+        let (decode, prefill) = seconds(name, self.throughput, &model.used_weights())?;
         let kv_position = model.kv_bytes(self.kv_dtype) as f64;
         let kv_append = kv_position / self.kv_append_bytes_per_second as f64;
         // Half of the answer is there when its middle token is computed.

@@ -22,8 +22,9 @@
 //! - A prompt is computed in chunks, one behind the other: the first takes as long as all members together, and every further one as long
 //!   as the slowest member. A member reads its overflow once per chunk, overlapped with its own work in the same way.
 //! - A hop costs latency and payload, for every member in every round, unless the ring has one member.
+//! - Rank 0's output head is on its GPU where its layers leave room ([`MemberLatency::output_head_on_gpu`]).
 
-use crate::input::{Device, Gpu, MemoryRule, Overlap, PlanningInput};
+use crate::input::{Device, Gpu, MemoryRule, Model, Overlap, PlanningInput};
 
 /// Who runs what. `shares` has one entry per device of the input.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,19 +76,28 @@ pub struct MemberLatency {
     pub chunk_seconds: f64,
     /// Memory that is left for weights (D).
     pub weight_room_bytes: f64,
-    /// Of the weights on the CPU, what is read again for every token (o).
+    /// Of the weights on the CPU, what is read again for every token (o). Where there are experts, these give way first.
     pub overflow_bytes: f64,
+    /// Experts that are not in memory, and what a token reads of them: nothing hides that, since it is not known before.
+    pub missing_expert_bytes: f64,
+    pub expert_read_bytes: f64,
     /// Read in each round while others work (B).
     pub read_ahead_bytes: f64,
     /// Weights on the CPU, KV cache and buffers, and a draft model.
     pub memory_bytes: f64,
     pub gpu_memory_bytes: f64,
+    pub output_head_on_gpu: bool,
 }
 
 impl MemberLatency {
-    /// Bytes read from disk for each token (S): the overflow, and what the read-ahead buffer displaces.
+    /// Bytes read from disk for each token (S): the overflow, what the read-ahead buffer displaces, and experts.
     pub fn read_bytes(&self) -> f64 {
-        self.overflow_bytes + self.read_ahead_bytes
+        self.overflow_bytes + self.read_ahead_bytes + self.expert_read_bytes
+    }
+
+    /// Weights that do not fit.
+    pub fn lacking_bytes(&self) -> f64 {
+        self.overflow_bytes + self.missing_expert_bytes
     }
 
     /// Work of its own: everything but waiting for disk and network.
@@ -189,9 +199,18 @@ fn work(
     let device = &input.devices[index];
     let chunk = input.workload.chunk_tokens as f64;
     let (cpu_layers, gpu_layers) = (share.cpu_layers as f64, share.gpu_layers as f64);
+    let on_gpu = match is_rank0 {
+        true => gpu_head_seconds(&input.model, device, share),
+        false => None,
+    };
     let mut member = MemberLatency {
         cpu_seconds: cpu_layers * device.cpu.decode_seconds,
-        head_seconds: if is_rank0 { device.head_seconds } else { 0.0 },
+        head_seconds: match (is_rank0, on_gpu) {
+            (false, _) => 0.0,
+            (true, Some(on_gpu)) => on_gpu,
+            (true, None) => device.head_seconds,
+        },
+        output_head_on_gpu: on_gpu.is_some(),
         chunk_seconds: chunk * cpu_layers * device.cpu.prefill_seconds,
         ..MemberLatency::default()
     };
@@ -202,6 +221,21 @@ fn work(
             chunk * gpu_layers * gpu.layer.prefill_seconds + member.copy_seconds;
     }
     member
+}
+
+/// What a token takes of rank 0's output head if it is on the GPU. That follows from the layers, so that searches choose layers only: where they
+/// leave room, the head is faster there and takes no memory of the machine. A layer that gives way to it loses what the head gains, byte by byte.
+fn gpu_head_seconds(model: &Model, device: &Device, share: LayerShare) -> Option<f64> {
+    let gpu = device.gpu.as_ref().filter(|_| share.gpu_layers > 0)?;
+    let with_head = gpu_layers_bytes(model, share) + model.gpu_output_bytes;
+    let has_room = gpu.memory_bytes? >= with_head;
+    gpu.head_seconds.filter(|_| has_room)
+}
+
+/// What layers take of a GPU's own memory.
+fn gpu_layers_bytes(model: &Model, share: LayerShare) -> f64 {
+    share.gpu_layers as f64 * (model.layer_bytes + model.gpu_layer_kv_bytes)
+        + model.gpu_buffer_bytes
 }
 
 /// Bytes, the overflow, and what reading it adds to a chunk.
@@ -231,9 +265,10 @@ fn memory(
                 memory_bytes: Some(available),
                 ..
             }) => {
-                member.gpu_memory_bytes = gpu_layers
-                    * (model.layer_bytes + model.gpu_layer_kv_bytes)
-                    + model.gpu_buffer_bytes;
+                member.gpu_memory_bytes = gpu_layers_bytes(model, share);
+                if member.output_head_on_gpu {
+                    member.gpu_memory_bytes += model.gpu_output_bytes;
+                }
                 if let Some(missing_bytes) = missing(member.gpu_memory_bytes - available) {
                     return Err(Violation::GpuMemory {
                         device: index,
@@ -243,10 +278,13 @@ fn memory(
             }
         }
     }
-    let (head, draft) = match is_rank0 {
+    let (mut head, draft) = match is_rank0 {
         true => (model.head_bytes, model.draft_bytes),
         false => (0.0, 0.0),
     };
+    if member.output_head_on_gpu {
+        head -= model.output_bytes;
+    }
     let weights = layers * model.layer_bytes + head;
     let fixed = kv + draft + model.buffer_bytes;
     member.memory_bytes = weights + fixed;
@@ -266,14 +304,22 @@ fn memory(
             missing_bytes: overflow,
         });
     };
-    (member.overflow_bytes, member.chunk_seconds) = match device.memory_rule {
+    match device.memory_rule {
         MemoryRule::Overflow => {
-            let work = member.chunk_seconds;
-            let stall = device.overlap.stall(work, overflow / disk);
-            (overflow, work + stall)
+            let missing = overflow.min(layers * model.experts.layer_bytes);
+            member.missing_expert_bytes = missing;
+            member.expert_read_bytes = missing * model.experts.share;
+            member.overflow_bytes = overflow - missing;
+            let reading = member.overflow_bytes / disk;
+            // The rows of a chunk need nearly all experts.
+            member.chunk_seconds +=
+                device.overlap.stall(member.chunk_seconds, reading) + missing / disk;
         }
-        MemoryRule::AllOrNothing => (weights, member.chunk_seconds + weights / disk),
-    };
+        MemoryRule::AllOrNothing => {
+            member.overflow_bytes = weights;
+            member.chunk_seconds += weights / disk;
+        }
+    }
     Ok(())
 }
 
@@ -331,21 +377,23 @@ fn read_ahead(device: &Device, member: &MemberLatency, rounds: f64, cycle: f64) 
 /// z(C): seconds that a member waits for its disk in a round of `cycle` seconds.
 fn stall(device: &Device, member: &MemberLatency, rounds: f64, cycle: f64) -> f64 {
     let overflow = member.overflow_bytes;
-    let Some(disk) = device.disk_bytes_per_second.filter(|_| overflow > 0.0) else {
+    let reads = member.lacking_bytes() > 0.0;
+    let Some(disk) = device.disk_bytes_per_second.filter(|_| reads) else {
         return 0.0;
     };
     match device.memory_rule {
         MemoryRule::AllOrNothing => overflow / (rounds * disk),
         MemoryRule::Overflow => {
             let busy = member.busy_seconds();
+            let experts = member.expert_read_bytes / (rounds * disk);
             let later = rounds - 1.0;
             let no_room = (overflow - later * member.weight_room_bytes) / (rounds * disk);
             let by_room = device.overlap.stall(busy / rounds, no_room);
-            let no_time = overflow / disk - later * (cycle - busy / rounds);
+            let no_time = overflow / disk - later * (cycle - busy / rounds - experts);
             let Overlap { hidden, slowdown } = device.overlap;
             let by_time =
                 (no_time - hidden * busy).max(slowdown * no_time / (rounds - slowdown * later));
-            by_room.max(by_time)
+            by_room.max(by_time).max(0.0) + experts
         }
     }
 }

@@ -16,7 +16,8 @@
 //! | s^disk | `Device::disk_bytes_per_second` |
 //! | t^comm | `Hop::seconds` |
 //!
-//! The paper has no draft models; one adds `model.draft_bytes` and a part of `Device::head_seconds` to rank 0.
+//! The paper has no mixtures of experts: of weights that do not fit, experts come first, and a token reads those that it uses
+//! (`model.experts`). It has no draft models; one adds `model.draft_bytes` and a part of `Device::head_seconds` to rank 0.
 
 pub mod check;
 pub mod found;

@@ -1,6 +1,7 @@
 //! The answer and its reasons: which member runs which layers, what that is predicted to take and why, what was left out, and what would
 //! change it. All decisions are `search`'s; it is asked again for every "what if".
 
+use prima_crds::quantity::rounded;
 use serde::Serialize;
 
 use crate::found::Found;
@@ -63,6 +64,7 @@ pub struct MemberReport {
     pub name: String,
     pub layers: usize,
     pub gpu_layers: usize,
+    pub output_head_on_gpu: bool,
     pub cpu_milliseconds: f64,
     pub gpu_milliseconds: f64,
     pub copy_milliseconds: f64,
@@ -76,9 +78,10 @@ pub struct MemberReport {
     pub gpu_memory_bytes: u64,
     /// Of both: for the KV cache of all requests together.
     pub kv_bytes: u64,
-    /// Weights that do not fit and are read for every token.
+    /// Weights that do not fit: they are read for every token, and experts when they are needed.
     pub overflow_bytes: u64,
-    /// Read from disk for every token: the overflow, and with several rounds what the read-ahead buffer displaces.
+    /// Read from disk for every token: the overflow (of experts, the part that a token uses), and with several rounds what the read-ahead
+    /// buffer displaces.
     pub read_bytes_per_token: u64,
     /// Read in a round, while others work.
     pub read_ahead_bytes: u64,
@@ -158,7 +161,7 @@ impl std::fmt::Display for Infeasible {
             gibibytes(self.available_bytes as f64)
         )?;
         if let Some(missing) = self.missing_bytes {
-            write!(f, " ({missing} bytes are missing on one machine)")?;
+            write!(f, " ({} are missing on one machine)", rounded(missing))?;
         }
         for help in &self.helps {
             write!(f, "; {help}")?;
@@ -244,6 +247,7 @@ fn report(input: &PlanningInput, found: &Found) -> PlanReport {
             name: device.name.clone(),
             layers: share.layers(),
             gpu_layers: share.gpu_layers,
+            output_head_on_gpu: latency.output_head_on_gpu,
             cpu_milliseconds: latency.cpu_seconds * 1e3,
             gpu_milliseconds: latency.gpu_seconds * 1e3,
             copy_milliseconds: latency.copy_seconds * 1e3,
@@ -255,7 +259,7 @@ fn report(input: &PlanningInput, found: &Found) -> PlanReport {
             memory_budget_bytes: device.memory_bytes as u64,
             gpu_memory_bytes: latency.gpu_memory_bytes as u64,
             kv_bytes: kv_bytes(&input.model, share) as u64,
-            overflow_bytes: latency.overflow_bytes as u64,
+            overflow_bytes: latency.lacking_bytes() as u64,
             read_bytes_per_token: latency.read_bytes() as u64,
             read_ahead_bytes: latency.read_ahead_bytes as u64,
             why: reasons.why[index].clone(),
@@ -342,7 +346,8 @@ fn reasons(input: &PlanningInput, found: &Found) -> Reasons {
         .map(|index| {
             let is_in = found.assignment.ring.contains(&index);
             let name = &input.devices[index].name;
-            if is_in && (input.devices[index].required || input.devices.len() == 1) {
+            let all = input.devices[index].required || input.devices.len() <= input.fewest;
+            if is_in && (all || input.devices.len() == 1) {
                 return match input.devices.len() {
                     1 => "the only machine".to_owned(),
                     _ => "every machine is to take part".to_owned(),
@@ -434,7 +439,7 @@ fn what_if(input: &PlanningInput, found: &Found) -> Vec<WhatIf> {
         .ring
         .iter()
         .zip(&found.latency.members)
-        .filter(|(_, member)| member.overflow_bytes > 0.0)
+        .filter(|(_, member)| member.lacking_bytes() > 0.0)
         .max_by(|a, b| a.1.disk_seconds.total_cmp(&b.1.disk_seconds));
     if let Some((&index, _)) = worst_disk {
         let name = &input.devices[index].name;

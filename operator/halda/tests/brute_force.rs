@@ -3,7 +3,7 @@
 
 use prima_halda::greedy::first_answer;
 use prima_halda::input::{
-    Device, Gpu, Hop, LayerCost, MemoryRule, Model, Overlap, PlanningInput, Workload,
+    Device, ExpertWeights, Gpu, Hop, LayerCost, MemoryRule, Model, Overlap, PlanningInput, Workload,
 };
 use prima_halda::latency::{Assignment, LayerShare, predict, request_seconds};
 use prima_halda::reference;
@@ -61,10 +61,11 @@ fn instance(seed: u64) -> PlanningInput {
                     },
                     memory_bytes: Some(layer_bytes * random.unit() * 4.0),
                     copy_seconds: random.log(1e-5, 1e-3),
+                    head_seconds: None,
                 }
             });
             let all_or_nothing = random.below(5) == 0;
-            Device {
+            let mut device = Device {
                 name: format!("d{index}"),
                 required: random.below(8) == 0,
                 memory_bytes: layer_bytes * (0.3 + random.unit() * layers as f64),
@@ -92,7 +93,13 @@ fn instance(seed: u64) -> PlanningInput {
                     }),
                     other => other,
                 },
+            };
+            // In half of the rings, GPUs with memory of their own may have the output head.
+            let gpu = device.gpu.as_mut();
+            if let Some(gpu) = gpu.filter(|gpu| gpu.memory_bytes.is_some() && seed % 4 < 2) {
+                gpu.head_seconds = Some(device.head_seconds / 10.0);
             }
+            device
         })
         .collect();
     let hops = (0..count)
@@ -124,8 +131,18 @@ fn instance(seed: u64) -> PlanningInput {
             name: format!("random {seed}"),
             layers,
             layer_bytes,
+            experts: match seed % 5 {
+                // A fifth of the models have experts.
+                2 => ExpertWeights {
+                    layer_bytes: layer_bytes * 0.9,
+                    share: 0.07,
+                },
+                _ => ExpertWeights::default(),
+            },
             layer_kv_bytes: kv * quantized,
             head_bytes: head,
+            output_bytes: head * 0.8,
+            gpu_output_bytes: head * 0.9,
             // A third of the rings have a draft model.
             draft_bytes: match seed % 3 {
                 0 => layer_bytes * 0.7,
@@ -145,6 +162,10 @@ fn instance(seed: u64) -> PlanningInput {
         hops,
         rank0: (random.below(8) == 0).then(|| random.below(count)),
         rounds: None,
+        fewest: match random.below(4) {
+            0 => 1 + random.below(count),
+            _ => 1,
+        },
         left_out: Vec::new(),
     }
 }
@@ -155,6 +176,10 @@ fn enumerate(input: &PlanningInput) -> Option<(f64, Assignment)> {
     let mut shares = vec![LayerShare::default(); input.devices.len()];
     every_share(input, 0, input.model.layers, &mut shares, &mut |shares| {
         for ring in rings(input, shares) {
+            let idle = ring.iter().any(|&member| shares[member].layers() == 0);
+            if ring.len() < input.fewest || (input.fewest > 1 && idle) {
+                continue;
+            }
             // No round may be empty.
             let most = shares.iter().map(|share| share.layers()).max().unwrap_or(0);
             for rounds in 1..=most {
@@ -241,7 +266,7 @@ fn permutations(of: &[usize]) -> Vec<Vec<usize>> {
 
 fn against_enumeration(seeds: std::ops::Range<u64>) {
     let mut firsts = Vec::new();
-    let mut possible = 0;
+    let (mut possible, mut gpu_heads) = (0, 0);
     for seed in seeds {
         let input = instance(seed);
         let enumerated = enumerate(&input);
@@ -250,6 +275,7 @@ fn against_enumeration(seeds: std::ops::Range<u64>) {
             (None, None) => {}
             (Some((least, assignment)), Some(found)) => {
                 possible += 1;
+                gpu_heads += usize::from(found.latency.members[0].output_head_on_gpu);
                 let tolerance = 1e-5 * least + 1e-6;
                 assert!(
                     (found.seconds - least).abs() <= tolerance,
@@ -274,6 +300,7 @@ fn against_enumeration(seeds: std::ops::Range<u64>) {
             ),
         }
     }
+    assert!(gpu_heads > 0, "no output head is on a GPU");
     // A first answer is there nearly always, and good more often than not.
     assert!(
         firsts.len() * 10 > possible * 9,
@@ -316,6 +343,7 @@ fn the_papers_algorithm_is_never_better() {
         let mut input = instance(seed);
         // What the paper assumes.
         input.rank0 = None;
+        input.fewest = 1;
         input.model.draft_bytes = 0.0;
         for device in &mut input.devices {
             device.required = false;

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
 use prima_crds::v1alpha1::model_profile::ModelProfile;
-use prima_crds::v1alpha1::node_profile::{NodeProfile, NodeProfileStatus};
+use prima_crds::v1alpha1::node_profile::{GpuBackend, NodeProfile, NodeProfileStatus};
 use prima_halda::check::{Finding, check};
 use prima_halda::plan::{Bottleneck, MemberReport, PlanReport, PlannedMember, Window};
 use prima_halda::{Options, Plan};
@@ -106,6 +106,7 @@ fn report(name: &str, cpu_milliseconds: f64) -> MemberReport {
         name: name.to_owned(),
         layers: 16,
         gpu_layers: 0,
+        output_head_on_gpu: false,
         cpu_milliseconds,
         gpu_milliseconds: 1.0,
         copy_milliseconds: 2.0,
@@ -235,6 +236,39 @@ fn layers_of_a_gpu_are_within_their_window_and_there_is_a_gpu() {
 }
 
 #[test]
+fn an_output_head_on_a_gpu_is_rank_0s_and_takes_its_memory() {
+    let on_gpu = |rank: usize, gpu_bytes, change: fn(&mut NodeProfileStatus)| {
+        findings(|plan, nodes| {
+            plan.report.members[rank].output_head_on_gpu = true;
+            let status = nodes[0].status.as_mut().unwrap();
+            status.memory.available_bytes -= HEAD;
+            gpu_memory(status, gpu_bytes);
+            change(status);
+        })
+    };
+    let full = 12 * (LAYER + KV) + HEAD;
+    assert_eq!(on_gpu(0, full, |_| ()), []);
+    let what = "GPU memory for layers, KV cache and output head";
+    assert_eq!(
+        on_gpu(0, full - 1, |_| ()),
+        memory("desk", what, full, full - 1)
+    );
+    let head = |member: &str| Finding::OutputHead {
+        member: member.to_owned(),
+    };
+    assert!(on_gpu(1, full, |_| ()).contains(&head("laptop")));
+    let without_kernels = on_gpu(0, full, |status| {
+        let gpu = status.gpus[0].measured.as_mut().unwrap();
+        let format = &model().spec.output_weights[0].format;
+        gpu.throughput.retain(|one| one.format != *format);
+    });
+    assert!(
+        without_kernels.contains(&head("desk")),
+        "{without_kernels:?}"
+    );
+}
+
+#[test]
 fn a_member_is_a_measured_machine_that_may_be_used_once() {
     let machine = |name: &str| Finding::Machine {
         member: name.to_owned(),
@@ -346,18 +380,22 @@ fn a_gpus_memory_is_counted_where_it_is() {
     let short = of_desk(|node| gpu_memory(node.status.as_mut().unwrap(), full - 1));
     assert_eq!(short, memory("desk", ON_GPU, full, full - 1));
 
-    // One memory for both: all 16 layers lie in it, and it is the GPU's figure that counts.
-    let unified = |bytes| {
+    // One memory for both: all 16 layers lie in it. Metal says how much of it there is; of others the machine does.
+    let unified = |backend, of_gpu, of_machine| {
         of_desk(|node| {
             let status = node.status.as_mut().unwrap();
+            status.gpus[0].backend = backend;
             status.gpus[0].measured.as_mut().unwrap().unified_memory = true;
-            gpu_memory(status, bytes);
-            status.memory.available_bytes = 1;
+            gpu_memory(status, of_gpu);
+            status.memory.available_bytes = of_machine;
         })
     };
     let all = 16 * (LAYER + KV) + HEAD;
-    assert_eq!(unified(all), []);
-    assert_eq!(unified(all - 1), memory("desk", WITHOUT_DISK, all, all - 1));
+    let short = memory("desk", WITHOUT_DISK, all, all - 1);
+    assert_eq!(unified(GpuBackend::Metal, all, 1), []);
+    assert_eq!(unified(GpuBackend::Metal, all - 1, all), short);
+    assert_eq!(unified(GpuBackend::Vulkan, 1, all), []);
+    assert_eq!(unified(GpuBackend::Vulkan, all, all - 1), short);
 }
 
 #[test]
@@ -416,4 +454,18 @@ fn nothing_computes_faster_than_it_was_measured_to() {
         status.cpu.throughput[0].format = "F32".to_owned();
     });
     assert_eq!(other, []);
+}
+
+#[test]
+fn a_ring_with_fewer_members_than_asked_for_is_found() {
+    let least = |min_nodes: usize| {
+        let options = Options {
+            context_tokens: POSITIONS,
+            min_nodes,
+            ..Options::default()
+        };
+        check(&plan(), &model(), &nodes(), &options)
+    };
+    assert_eq!(least(2), []);
+    assert_eq!(least(3), [Finding::TooFew { found: 2, least: 3 }]);
 }

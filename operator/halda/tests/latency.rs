@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
 use prima_halda::input::{
-    Device, Gpu, Hop, LayerCost, MemoryRule, Model, Overlap, PlanningInput, Workload,
+    Device, ExpertWeights, Gpu, Hop, LayerCost, MemoryRule, Model, Overlap, PlanningInput, Workload,
 };
 use prima_halda::latency::{
     Assignment, Latency, LayerShare, SLACK_BYTES, Violation, chunks, predict, request_seconds,
@@ -51,8 +51,11 @@ fn input(devices: Vec<Device>) -> PlanningInput {
             name: "by hand".into(),
             layers: 8,
             layer_bytes: GB,
+            experts: ExpertWeights::default(),
             layer_kv_bytes: 0.0,
             head_bytes: 0.0,
+            output_bytes: 0.0,
+            gpu_output_bytes: 0.0,
             draft_bytes: 0.0,
             buffer_bytes: 0.0,
             gpu_layer_kv_bytes: 0.0,
@@ -68,6 +71,7 @@ fn input(devices: Vec<Device>) -> PlanningInput {
         devices,
         rank0: None,
         rounds: None,
+        fewest: 1,
         left_out: Vec::new(),
     }
 }
@@ -213,6 +217,7 @@ fn gpu(memory_bytes: Option<f64>) -> Gpu {
         },
         memory_bytes,
         copy_seconds: 0.0004,
+        head_seconds: None,
     }
 }
 
@@ -243,6 +248,49 @@ fn a_gpu_computes_its_layers_and_copies_in_every_round() {
     let idle = latency(&input, 2, &[(8, 0)]);
     equal(idle.token_seconds, 0.080);
     assert_eq!(idle.members[0].gpu_memory_bytes, 0.0);
+}
+
+#[test]
+fn the_head_is_on_rank_0s_gpu_where_layers_leave_room() {
+    let mut input = input(vec![device(0.010), device(0.010)]);
+    input.model.head_bytes = 0.5 * GB;
+    input.model.output_bytes = 0.375 * GB;
+    input.model.gpu_output_bytes = 0.5 * GB;
+    input.model.gpu_buffer_bytes = 0.25 * GB;
+    for device in &mut input.devices {
+        device.head_seconds = 0.004;
+        device.gpu = Some(Gpu {
+            head_seconds: Some(0.0005),
+            ..gpu(Some(3.75 * GB))
+        });
+    }
+    let found = latency(&input, 1, &[(1, 3), (4, 0)]);
+    let rank0 = found.members[0];
+    assert!(rank0.output_head_on_gpu);
+    equal(rank0.head_seconds, 0.0005);
+    equal(rank0.gpu_memory_bytes, (3.0 + 0.25 + 0.5) * GB);
+    equal(rank0.memory_bytes, (1.0 + 0.5 - 0.375) * GB);
+    let expected = 5.0 * 0.010 + 3.0 * 0.001 + 0.0004 + 0.0005;
+    equal(found.token_seconds, expected);
+    assert!(!found.members[1].output_head_on_gpu);
+
+    // A byte less is too little, without layers the GPU is not used, and others than rank 0 have no head.
+    let mut less = input.clone();
+    less.devices[0].gpu = Some(Gpu {
+        head_seconds: Some(0.0005),
+        ..gpu(Some(3.75 * GB - 1.0))
+    });
+    for (input, shares) in [
+        (&less, [(1, 3), (4, 0)]),
+        (&input, [(4, 0), (4, 0)]),
+        (&input, [(4, 0), (1, 3)]),
+    ] {
+        let found = latency(input, 1, &shares);
+        assert!(found.members.iter().all(|one| !one.output_head_on_gpu));
+        equal(found.members[0].head_seconds, 0.004);
+        let layers = shares[0].0 as f64;
+        equal(found.members[0].memory_bytes, (layers + 0.5) * GB);
+    }
 }
 
 #[test]
@@ -315,6 +363,33 @@ fn a_draft_model_stays_in_the_memory_of_rank_0() {
         missing_bytes: 0.5 * GB,
     };
     assert_eq!(violation(&input, &[(4, 0), (4, 0)]), lacking);
+}
+
+#[test]
+fn of_experts_a_token_reads_what_it_uses_and_lacks() {
+    let mut input = input(vec![device(0.100)]);
+    input.model.experts = ExpertWeights {
+        layer_bytes: 0.75 * GB,
+        share: 0.125,
+    };
+    input.devices[0].memory_bytes = 5.0 * GB;
+    input.devices[0].disk_bytes_per_second = Some(2.0 * GB);
+    // Half of the experts are there.
+    let found = latency(&input, 1, &[(8, 0)]);
+    let member = found.members[0];
+    equal(member.missing_expert_bytes, 3.0 * GB);
+    equal(member.overflow_bytes, 0.0);
+    equal(member.read_bytes(), 3.0 / 8.0 * GB);
+    equal(member.disk_seconds, 3.0 / 16.0);
+    equal(found.token_seconds, 0.8 + 3.0 / 16.0);
+    // A chunk of 64 positions reads them all.
+    equal(member.chunk_seconds, 64.0 * 8.0 * 0.01 + 1.5);
+    // Where none is, other weights are read for each token, too.
+    input.devices[0].memory_bytes = GB;
+    let member = latency(&input, 1, &[(8, 0)]).members[0];
+    equal(member.missing_expert_bytes, 6.0 * GB);
+    equal(member.overflow_bytes, 1.0 * GB);
+    equal(member.read_bytes(), 1.75 * GB);
 }
 
 #[test]

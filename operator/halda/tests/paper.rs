@@ -7,12 +7,13 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use prima_crds::v1alpha1::model_profile::ModelProfile;
-use prima_crds::v1alpha1::node_profile::NodeProfile;
+use prima_crds::v1alpha1::node_profile::{GpuBackend, NodeProfile, Throughput};
 use prima_crds::v1alpha1::ring_plan::{ActivationDtype, KvDtype};
 use prima_halda::check::check;
 use prima_halda::{Options, Plan, PlanError, PlanningInput, plan};
 
 const CONTEXT: usize = 1024;
+const GIB: i64 = 1 << 30;
 const MODELS: [&str; 4] = ["llama-3-8b", "llama-1-13b", "llama-1-30b", "llama-3-70b"];
 const D1_TO_D4: [&str; 4] = ["d1", "d2", "d3", "d4"];
 const ALL: [&str; 6] = ["d1", "d2", "d3", "d4", "d5", "d6"];
@@ -62,10 +63,14 @@ fn described(title: &str, plan: &Plan) -> String {
     for member in &report.members {
         let _ = writeln!(
             text,
-            "  {}: {} layers, {} of them on the GPU; {:.1} GiB in memory, {:.1} GiB read per token",
+            "  {}: {} layers, {} of them{} on the GPU; {:.1} GiB in memory, {:.1} GiB read per token",
             member.name,
             member.layers,
             member.gpu_layers,
+            match member.output_head_on_gpu {
+                true => " and the output head",
+                false => "",
+            },
             member.memory_bytes as f64 / f64::from(1 << 30),
             member.overflow_bytes as f64 / f64::from(1 << 30),
         );
@@ -433,6 +438,22 @@ fn an_agent_that_cannot_run_the_model_is_left_out() {
     );
 }
 
+#[test]
+fn an_agent_without_experts_gets_no_layers_with_experts() {
+    let mut cluster = nodes(&D1_TO_D4);
+    let mut model = model("llama-3-8b");
+    (model.spec.experts, model.spec.experts_per_token) = (8, 2);
+    model.spec.expert_weights = model.spec.layer_weights.clone();
+    let newer = cluster[1].status.as_mut().unwrap();
+    newer.parts.push("experts".to_owned());
+    let plan = planned(&model, &cluster, &options());
+    assert_eq!(plan.members.len(), 1);
+    assert_eq!(plan.members[0].name, "d2");
+    let error = PlanningInput::new(&model, &cluster[..1], &options()).unwrap_err();
+    let expected = "cannot run llama models with experts: update it";
+    assert!(error.to_string().contains(expected), "{error}");
+}
+
 /// A quarter of the model's layers guess, beside its whole head.
 #[test]
 fn a_draft_model_costs_memory_and_time_at_rank_0() {
@@ -468,12 +489,70 @@ fn a_draft_model_costs_memory_and_time_at_rank_0() {
     assert!(said.contains("cannot run gemma3 models"), "{said}");
 }
 
+/// On the RTX 2080 Ti of d3, which has memory for it, kernels, and copies of 12 GB/s that begin after 20 us.
+#[test]
+fn an_output_head_is_on_a_gpu_that_has_room_and_kernels_for_it() {
+    let (mut model, mut cluster) = (model("llama-3-8b"), nodes(&["d3"]));
+    let rank_0 = |model: &ModelProfile, cluster: &[NodeProfile]| {
+        let plan = planned(model, cluster, &options());
+        plan.report.members[0].clone()
+    };
+    let there = rank_0(&model, &cluster);
+    assert!(there.output_head_on_gpu);
+    let numbers = 4.0 * (f64::from(model.spec.vocabulary_size) + 4096.0);
+    let expected = 1e3 * (295_501_824.0 / 340e9 + numbers / 12e9 + 2.0 * 20e-6);
+    let found = there.head_milliseconds;
+    assert!((found / expected - 1.0).abs() < 1e-9, "{found} {expected}");
+
+    // Of another format, which only the processor was measured with.
+    let cpu = &mut cluster[0].status.as_mut().unwrap().cpu;
+    let other = Throughput {
+        format: "Q6_K".to_owned(),
+        ..cpu.throughput[0].clone()
+    };
+    cpu.throughput.push(other);
+    model.spec.output_weights[0].format = "Q6_K".to_owned();
+    let here = rank_0(&model, &cluster);
+    assert!(!here.output_head_on_gpu && here.gpu_layers == 32);
+    assert!(here.memory_bytes > there.memory_bytes + 295_000_000);
+}
+
+/// Where machine and GPU share memory, they read it alike.
+#[test]
+fn an_output_head_is_not_on_a_gpu_that_shares_memory() {
+    let input = PlanningInput::new(&model("llama-3-8b"), &nodes(&["d1"]), &options()).unwrap();
+    let gpu = input.devices[0].gpu.as_ref().unwrap();
+    assert!(gpu.memory_bytes.is_none() && gpu.head_seconds.is_none());
+}
+
 #[test]
 fn planning_again_changes_nothing() {
     let (model, cluster) = (model("llama-3-70b"), nodes(&D1_TO_D4));
     let first = planned(&model, &cluster, &options());
     let second = planned(&model, &cluster, &options());
     assert_eq!(first.members, second.members);
+}
+
+#[test]
+fn a_gpu_that_shares_memory_is_planned_as_it_is_checked() {
+    let model = model("llama-3-8b");
+    // Of the machine and of its GPU: the machine's counts.
+    for (available, of_gpu) in [(6 * GIB, GIB / 2), (5 * GIB, 6 * GIB)] {
+        let mut cluster = nodes(&["d1"]);
+        let node = &mut cluster[0];
+        node.spec.disk_allowed = Some(false);
+        let status = node.status.as_mut().unwrap();
+        status.memory.available_bytes = available;
+        let gpu = &mut status.gpus[0];
+        gpu.backend = GpuBackend::Vulkan;
+        let measured = gpu.measured.as_mut().unwrap();
+        assert!(measured.unified_memory);
+        measured.available_bytes = of_gpu;
+        let input = PlanningInput::new(&model, &cluster, &options()).unwrap();
+        assert_eq!(input.devices[0].memory_bytes, available as f64);
+        // All that fits is found good.
+        planned(&model, &cluster, &options());
+    }
 }
 
 #[test]

@@ -59,7 +59,7 @@ impl Election {
 
     pub async fn won(&mut self) {
         let leases = Api::<Lease>::namespaced(self.client.clone(), &self.namespace);
-        let ours = super::watch().fields(&format!("metadata.name={LEASE}"));
+        let ours = super::watching::watch().fields(&format!("metadata.name={LEASE}"));
         let changes = watcher::watcher(leases, ours).default_backoff();
         let mut changes = std::pin::pin!(changes.applied_objects());
         loop {

@@ -10,6 +10,7 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use prima_crds::OPEN_METRICS;
 use tokio::net::TcpListener;
 
 use super::metrics::Metrics;
@@ -63,9 +64,8 @@ async fn ready(State(probes): State<Arc<Probes>>) -> Response {
 }
 
 async fn metrics(State(probes): State<Arc<Probes>>) -> Response {
-    const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     match probes.metrics.text() {
-        Ok(text) => ([(CONTENT_TYPE, TYPE)], text).into_response(),
+        Ok(text) => ([(CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }

@@ -18,10 +18,12 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource, ResourceExt};
-use prima_crds::error_chain;
-use prima_crds::v1alpha1::node_profile::{NodeProfile, NodeProfileSpec};
-use prima_crds::v1alpha1::ring_plan::RingPlan;
+use prima_crds::v1alpha1::node_profile::{AgentProfile, NodeProfile, NodeProfileSpec};
+use prima_crds::v1alpha1::ring_plan::{MemberStatus, RingPlan, RingPlanStatus};
+use prima_crds::{AGENT_LEASE_PREFIX, error_chain};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::{IntervalStream, ReceiverStream};
 
@@ -68,8 +70,16 @@ impl Machine {
 
     /// Where its agent is reached, as it said last.
     pub fn address(&self) -> Option<&str> {
-        let status = self.profile.as_ref()?.status.as_ref()?;
-        Some(&status.agent.as_ref()?.address)
+        Some(&self.agent_profile()?.address)
+    }
+
+    /// By which its agent is known, as it said last.
+    pub fn public_key(&self) -> Option<&str> {
+        self.agent_profile()?.public_key_sha256.as_deref()
+    }
+
+    fn agent_profile(&self) -> Option<&AgentProfile> {
+        self.profile.as_ref()?.status.as_ref()?.agent.as_ref()
     }
 }
 
@@ -83,8 +93,6 @@ pub enum AgentState {
     Unknown,
 }
 
-/// Lease name of the agent on a Node.
-const LEASE_PREFIX: &str = "prima-agent-";
 /// An agent that was not heard of for this long is gone, unless its Lease says another duration.
 const EXPIRY: Duration = Duration::from_secs(40);
 /// Seconds that an agent's Lease may say: less runs out before a busy API server answers, more leaves a ring broken for too long.
@@ -137,7 +145,7 @@ impl Agents {
     /// Takes in a Lease. Returns whether an agent came back or is new.
     fn hear(&mut self, lease: &Lease, now: Instant) -> bool {
         let name = lease.name_any();
-        let Some(node) = name.strip_prefix(LEASE_PREFIX) else {
+        let Some(node) = name.strip_prefix(AGENT_LEASE_PREFIX) else {
             return false;
         };
         let spec = lease.spec.as_ref();
@@ -203,7 +211,7 @@ impl Agents {
 impl Stores {
     /// Starts to watch. `ours`: the label selector of what the operator makes.
     pub fn watch(client: &Client, agent_namespace: &str, ours: &str) -> (Self, Changes) {
-        let all = super::watch;
+        let all = super::watching::watch;
         let ours = || all().labels(ours);
         let (sender, any) = mpsc::channel(1);
         let unreadable: Arc<Mutex<HashMap<String, String>>> = Arc::default();
@@ -310,6 +318,11 @@ impl Stores {
         let _ = self.plans.wait_until_ready().await;
     }
 
+    /// What agents measured, and owners allow.
+    pub fn profiles(&self) -> Store<NodeProfile> {
+        self.profiles.clone()
+    }
+
     /// All machines that run an agent or did, by name.
     pub fn machines(&self) -> Vec<Machine> {
         let now = Instant::now();
@@ -327,7 +340,7 @@ impl Stores {
             .collect();
         // Only Leases that exist: when a machine leaves the cluster, its Lease goes with it.
         for lease in self.leases.state() {
-            if let Some(node) = lease.name_any().strip_prefix(LEASE_PREFIX) {
+            if let Some(node) = lease.name_any().strip_prefix(AGENT_LEASE_PREFIX) {
                 machines.entry(node.to_owned()).or_default();
             }
         }
@@ -423,7 +436,7 @@ fn untyped<K: Resource<DynamicType = ()>>(
     client: &Client,
 ) -> impl Stream<Item = watcher::Result<Event<DynamicObject>>> + Send + 'static {
     let objects = Api::all_with(client.clone(), &ApiResource::erase::<K>(&()));
-    watcher::watcher(objects, super::watch())
+    watcher::watcher(objects, super::watching::watch())
 }
 
 /// Reads the objects of a watch. What cannot be read at all is as if it were not there.
@@ -461,7 +474,8 @@ fn read_profile(object: DynamicObject) -> (NodeProfile, Option<String>) {
     }
 }
 
-/// Reads a plan. If this version cannot read what the agents wrote, without that; if it cannot read the plan itself, nothing.
+/// Reads a plan. It comes without what this version cannot read of what the members' agents wrote; if it cannot read the plan itself, there
+/// is nothing.
 fn read_plan(mut object: DynamicObject) -> Option<RingPlan> {
     match object.clone().try_parse() {
         Ok(plan) => Some(plan),
@@ -471,8 +485,14 @@ fn read_plan(mut object: DynamicObject) -> Option<RingPlan> {
                 problem = error_chain(&error),
                 "a RingPlan is of another version than this operator; update both"
             );
-            object.data.as_object_mut()?.remove("status");
-            object.try_parse().ok()
+            let status = object.data.as_object_mut()?.remove("status");
+            let members = status.as_ref().and_then(|status| status.get("members"));
+            let members = members.and_then(Value::as_array).into_iter().flatten();
+            let members = members.filter_map(|member| MemberStatus::deserialize(member).ok());
+            let members = members.collect();
+            let mut plan: RingPlan = object.try_parse().ok()?;
+            plan.status = Some(RingPlanStatus { members });
+            Some(plan)
         }
     }
 }
@@ -485,7 +505,7 @@ fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::coordination::v1::LeaseSpec;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -563,11 +583,12 @@ mod tests {
                 "rounds": 1,
                 "members": [{"name": "desk", "address": "10.0.0.1:9200", "windows": [{"first": 0, "last": 8}]}],
             },
-            "status": {"members": [{"name": "desk", "state": "Ready"}]},
+            "status": {"members": [{"name": "desk", "state": "Ready"}, {"name": "pi4", "state": "Loaded"}]},
         });
         let read = |plan: &Value| read_plan(serde_json::from_value(plan.clone()).unwrap());
         let known = read(&plan).unwrap();
-        assert_eq!(known.status.as_ref().unwrap().members.len(), 1);
+        let members = known.status.as_ref().unwrap().members.clone();
+        assert_eq!(members.len(), 2);
         let mut newer = plan.clone();
         add_fields(&mut newer["spec"]);
         add_fields(&mut newer["status"]);
@@ -575,7 +596,14 @@ mod tests {
 
         newer["status"]["members"][0]["state"] = json!("Draining");
         let found = read(&newer).unwrap();
-        assert_eq!((found.spec, found.status), (known.spec, None));
+        assert_eq!(found.spec, known.spec);
+        assert_eq!(found.status.unwrap().members, members[1..]);
+        newer["status"]["members"] = json!("all of them");
+        let found = read(&newer).unwrap();
+        assert_eq!(
+            (found.spec, found.status.unwrap().members),
+            (known.spec, Vec::new())
+        );
 
         newer["spec"]["rounds"] = json!("as many as it takes");
         assert!(read(&newer).is_none());
@@ -608,18 +636,18 @@ mod tests {
         let start = Instant::now();
         let mut agents = Agents::new(start);
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert!(agents.hear(&lease(5), start), "news: there is one");
+        assert!(agents.hear(&lease(5), start), "a change: there is one");
         let renewed = lease(15);
-        assert!(!agents.hear(&renewed, at(10)), "no news: it lives on");
+        assert!(!agents.hear(&renewed, at(10)), "no change: it lives on");
         assert!(
             !agents.hear(&renewed, at(45)),
             "a Lease that is only listed again"
         );
         assert!(!agents.look(at(50)));
-        assert!(agents.look(at(51)), "news: it is gone");
+        assert!(agents.look(at(51)), "a change: it is gone");
         assert!(!agents.look(at(52)), "which is said once");
         assert_eq!(agents.state("pi4", at(60)), AgentState::Silent);
-        assert!(agents.hear(&lease(70), at(70)), "news: it is back");
+        assert!(agents.hear(&lease(70), at(70)), "a change: it is back");
         let known_for = Duration::from_secs(5);
         assert_eq!(agents.state("pi4", at(75)), AgentState::Alive { known_for });
     }
@@ -657,7 +685,7 @@ mod tests {
         let mut agents = Agents::new(start);
         assert!(!agents.hear(&lease(-3600), start));
         assert_eq!(agents.state("pi4", start), AgentState::Silent);
-        assert!(agents.hear(&lease(0), start), "news: it is back");
+        assert!(agents.hear(&lease(0), start), "a change: it is back");
     }
 
     #[test]

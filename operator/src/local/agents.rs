@@ -103,6 +103,8 @@ impl Agents {
             let serve = Serve {
                 plan_file: options.plan_file,
                 member: &member.name,
+                // On loopback, members talk in the clear.
+                identity: None,
                 listen: None,
                 http: (rank == 0).then_some(options.http),
                 threads: Some(threads),

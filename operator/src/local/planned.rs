@@ -76,9 +76,12 @@ pub async fn plan(
         Some(path) => read_profile(path)?,
         None => measured(model, wishes.threads, screen).await?,
     };
-    if let Some(bytes) = wishes.reserve_memory {
-        machine.spec.reserved_memory_bytes = Some(bytes as i64);
-    }
+    // In bytes, which can be divided among members.
+    let owner = &mut machine.spec;
+    let reserved = wishes.reserve_memory.map(|bytes| bytes as i64);
+    (owner.reserved_memory_bytes, owner.reserved_memory) =
+        (reserved.or(owner.reserved_bytes()), None);
+    (owner.memory_cap_bytes, owner.memory_cap) = (owner.cap_bytes(), None);
     let options = Options {
         context_tokens: wishes.context,
         kv_dtype: wishes.kv_dtype,

@@ -3,7 +3,7 @@
 //! goes to stdout.
 
 use std::io::{self, IsTerminal, Write};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -99,6 +99,7 @@ impl Screen {
                 report.prompt_tokens
             )
         });
+        let http = shown(*http);
         let text = format!(
             "\n{} is ready: {}, {}, {}\n\n{}\n{predicted}\n\
              Chat:  http://{http}/\n\
@@ -110,7 +111,7 @@ impl Screen {
             counted(plan.members.len(), "member"),
             counted(plan.rounds as usize, "round"),
             ring_table(plan, bytes, pids),
-            curl_line(&plan.model.name, *http, *needs_key),
+            curl_line(&plan.model.name, http, *needs_key),
         );
         // Whoever closed our stdout does not want to know.
         let _ = writeln!(io::stdout(), "{text}");
@@ -132,6 +133,24 @@ impl Screen {
             None => write(),
         }
     }
+}
+
+/// The address that other machines can use, if it listens at all of them: the one from which this machine would reach others. Nothing is sent
+/// to find that out.
+fn shown(http: SocketAddr) -> SocketAddr {
+    if !http.ip().is_unspecified() {
+        return http;
+    }
+    // Addresses of documentation (RFC 5737, RFC 3849), which are routed as all others are.
+    let elsewhere = match http.is_ipv4() {
+        true => "192.0.2.1:9",
+        false => "[2001:db8::1]:9",
+    };
+    let own = UdpSocket::bind((http.ip(), 0)).and_then(|socket| {
+        socket.connect(elsewhere)?;
+        socket.local_addr()
+    });
+    own.map_or(http, |own| SocketAddr::new(own.ip(), http.port()))
 }
 
 fn ring_table(plan: &RingPlanSpec, bytes: &[u64], pids: &[u32]) -> Table {
@@ -203,6 +222,14 @@ mod tests {
         assert!(line.contains(r#""model":"bob'\''s \"model\"""#), "{line}");
         assert!(line.contains("Bearer $PRIMA_API_KEY"), "{line}");
         assert!(!curl_line("m", http, false).contains("Authorization"));
+    }
+
+    #[test]
+    fn an_address_of_all_is_shown_as_one() {
+        let one = SocketAddr::from(([127, 0, 0, 1], 8080));
+        assert_eq!(shown(one), one);
+        let all = shown(SocketAddr::from(([0, 0, 0, 0], 8080)));
+        assert_eq!(all.port(), 8080);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use kube::api::{DeleteParams, ObjectMeta, Patch, PatchParams};
 use kube::runtime::events::EventType;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Resource, ResourceExt};
-use prima_crds::v1alpha1::model::{Model, ServiceType};
+use prima_crds::v1alpha1::model::Model;
 use prima_crds::v1alpha1::ring_plan::{MemberState, RingPlan};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -28,8 +28,6 @@ use crate::cluster::world::Machine;
 pub const OURS: &str = "app.kubernetes.io/managed-by=prima-operator";
 pub const MANAGER: &str = "prima-operator";
 const MODEL_LABEL: &str = "prima.dev/model";
-/// The Service's port; rank 0's own port is in the plan.
-pub const SERVICE_PORT: i32 = 80;
 const PORT_NAME: &str = "http";
 
 /// The Model's rings as they are.
@@ -223,20 +221,18 @@ impl<'a> Writer<'a> {
         written: &mut Written,
     ) -> Result<(), ControllerError> {
         let name = self.model.name_any();
+        let mut metadata = self.metadata(&name);
+        let wishes = &self.model.spec;
+        let annotations = wishes.service.as_ref().map(|service| &service.annotations);
+        metadata.annotations = annotations.cloned();
         let service = Service {
-            metadata: self.metadata(&name),
+            metadata,
             spec: Some(ServiceSpec {
-                type_: Some(
-                    match self.model.spec.service_type {
-                        ServiceType::ClusterIP => "ClusterIP",
-                        ServiceType::NodePort => "NodePort",
-                        ServiceType::LoadBalancer => "LoadBalancer",
-                    }
-                    .to_owned(),
-                ),
+                type_: Some(wishes.service_type().name().to_owned()),
                 ports: Some(vec![ServicePort {
                     name: Some(PORT_NAME.to_owned()),
-                    port: SERVICE_PORT,
+                    // Rank 0's own port is in the plan.
+                    port: wishes.service_port(),
                     protocol: Some("TCP".to_owned()),
                     target_port: Some(IntOrString::String(PORT_NAME.to_owned())),
                     app_protocol: Some("http".to_owned()),

@@ -73,6 +73,11 @@ impl Candidates {
         Some(&agent(profile)?.address)
     }
 
+    /// The key by which members know this machine's agent; none of an agent of an earlier version.
+    pub fn public_key(&self, name: &str) -> Option<&String> {
+        agent(self.profile(name)?)?.public_key_sha256.as_ref()
+    }
+
     pub fn profile(&self, name: &str) -> Option<&NodeProfile> {
         self.profiles.iter().find(|p| p.name_any() == name)
     }
@@ -228,15 +233,7 @@ fn take_promised(status: &mut NodeProfileStatus, name: &str, others: &[Arc<RingP
     };
     let memory: i64 = members().filter_map(|member| member.memory_bytes).sum();
     let gpu: i64 = members().filter_map(|member| member.gpu_memory_bytes).sum();
-    let left = &mut status.memory.available_bytes;
-    *left = left.saturating_sub(memory).max(0);
-    let measured = status
-        .gpus
-        .iter_mut()
-        .filter_map(|gpu| gpu.measured.as_mut());
-    for gpu_memory in measured {
-        gpu_memory.available_bytes = gpu_memory.available_bytes.saturating_sub(gpu).max(0);
-    }
+    status.take_promised(memory, gpu);
 }
 
 fn is_new(machine: &Machine) -> bool {
@@ -254,6 +251,8 @@ fn has_link(from: &NodeProfile, to: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use prima_crds::v1alpha1::node_profile::GpuBackend;
+
     use super::*;
     use crate::model_controller::resolve::Resolution;
     use crate::model_controller::test_world::{
@@ -417,6 +416,26 @@ mod tests {
         assert!(found.out.is_empty(), "{:?}", found.out);
         let gpus = &found.profile("desk").unwrap().status.as_ref().unwrap().gpus;
         assert_eq!(gpus[0].measured.as_ref().unwrap().available_bytes, 5 * GIB);
+    }
+
+    #[test]
+    fn memory_that_a_gpu_shares_is_promised_once_too() {
+        let mut desk = machine("desk");
+        let mut integrated = gpu(12 * GIB);
+        integrated.backend = GpuBackend::Vulkan;
+        integrated.measured.as_mut().unwrap().unified_memory = true;
+        profile(&mut desk).status.as_mut().unwrap().gpus = vec![integrated];
+        let mut there = world(&[desk], &[]);
+        let model = there.resolution.done().unwrap().profile.clone();
+        let left = |there: &World| {
+            let found = candidates(there);
+            let status = found.profile("desk").unwrap().status.as_ref().unwrap();
+            assert!(status.gpu_for(&model).is_some());
+            status.available_bytes(&model)
+        };
+        assert_eq!(left(&there), 12 * GIB);
+        there.others = vec![ring(&[(0, 4)], 5 * GIB, 0)];
+        assert_eq!(left(&there), 7 * GIB);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! what it has fetched and holds in memory stays useful, and nothing is planned.
 
 mod going_on;
+mod keys;
 mod memory;
 mod ports;
 mod question;
@@ -29,8 +30,9 @@ use prima_halda::Plan;
 
 use super::candidates::Candidates;
 use super::dereference::{ApiKey, World};
-use crate::plan::{self, DEFAULT_CONTEXT};
+use crate::plan;
 use going_on::{Broken, going_on};
+pub use keys::in_the_clear;
 pub use question::{Answer, Question};
 use refusals::Refusals;
 
@@ -160,7 +162,7 @@ fn with_machines(
     now: Now,
 ) -> Decision {
     let current = world.current();
-    let refused = state.refusals.note(current, now.instant);
+    let refused = state.refusals.note(current, &world.machines, now.instant);
     let members = current.map_or(&[][..], |plan| &plan.spec.members);
     let candidates = Candidates::new(&world.model, resolved, world, &refused, members);
     let case = Case {
@@ -335,9 +337,11 @@ impl Case<'_> {
                 message: ports::none_left(),
             });
         };
-        for member in &mut members {
+        let keys = keys::of_members(&members, self.candidates);
+        for (member, key) in members.iter_mut().zip(keys) {
             let host = self.candidates.address(&member.name).unwrap_or_default();
             member.address = ports::ring_address(host, slot);
+            member.public_key_sha256 = key;
         }
         let status = self.world.model.status.as_ref();
         let written = status.and_then(|status| status.plan_generation);
@@ -367,9 +371,8 @@ impl Case<'_> {
 pub(super) fn skeleton(model: &Model, resolved: &ResolvedModel, keys: Vec<String>) -> RingPlanSpec {
     let (version, profile) = (&resolved.version, &resolved.profile);
     let planned = planned_model(model.name_any(), &resolved.source, version, profile);
-    let trained = profile.trained_context_length;
     let wishes = &model.spec;
-    let default_context = trained.min(DEFAULT_CONTEXT as i32);
+    let default_context = plan::default_context(profile) as i32;
     let context_length = wishes.context_length.unwrap_or(default_context);
     let concurrent = wishes.max_concurrent_requests;
     let kv_contexts = concurrent.unwrap_or(1);

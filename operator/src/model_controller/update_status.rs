@@ -21,12 +21,11 @@ pub async fn update_status(
     decision: &Decision,
     ring: &Ring,
     context: &Context,
-    state: &mut ReconcileState,
+    state: &ReconcileState,
 ) -> Result<(), ControllerError> {
     let model = &*world.model;
     let before = model.status.clone().unwrap_or_default();
     let status = status(world, decision, ring, context, &state.decided);
-    state.ready = is_true(&status, "Ready");
     if status == before {
         return Ok(());
     }
@@ -57,17 +56,17 @@ pub async fn update_status(
         let (was, is) = (condition(&before, kind), condition(&status, kind));
         let Some(is) = is else { continue };
         let as_wished = (is.status == "True") == good;
-        let news = was.map(|was| (&was.status, &was.reason)) != Some((&is.status, &is.reason));
+        let changed = was.map(|was| (&was.status, &was.reason)) != Some((&is.status, &is.reason));
         // A condition that is not met yet is no event; one that is no longer met is.
         let worth = match as_wished {
             true => was.is_some_and(|was| was.status != is.status) || (good && was.is_none()),
             false => {
-                was.is_some_and(|was| was.status != is.status)
-                    || is.reason.ends_with("Failed")
-                    || is.reason == "DoesNotFit"
+                // `Ready` has its reason from another condition, which tells it.
+                let serious = is.reason.ends_with("Failed") || is.reason == "DoesNotFit";
+                was.is_some_and(|was| was.status != is.status) || (kind != "Ready" && serious)
             }
         };
-        if news && worth {
+        if changed && worth {
             let type_ = match as_wished {
                 true => EventType::Normal,
                 false => EventType::Warning,
@@ -114,9 +113,11 @@ fn status(
     nodes.retain(|node| decision.out.iter().all(|out| out.name != node.name));
     nodes.extend(decision.out.iter().cloned());
     let file = model.spec.source.file_name();
+    let conditions = conditions::of(world, decision, ring, decided);
     ModelStatus {
         observed_generation: model.metadata.generation,
-        conditions: conditions::of(world, decision, ring, decided),
+        summary: conditions::summary(&conditions, ring.newest.as_deref()),
+        conditions,
         file: Some(file.strip_suffix(".gguf").unwrap_or(file).to_owned()),
         // What is pinned stays, even while it cannot be seen.
         resolved: resolution.done().or(pinned(model)).cloned(),
@@ -129,13 +130,18 @@ fn status(
         predicted,
         measured,
         nodes,
-        endpoint: Some(format!(
-            "http://{}.{}.svc.{}/v1",
-            model.name_any(),
-            model.namespace().unwrap_or_default(),
-            context.cluster_domain
-        )),
+        endpoint: Some(endpoint(model, &context.cluster_domain)),
     }
+}
+
+/// Base URL for OpenAI clients in the cluster.
+fn endpoint(model: &Model, domain: &str) -> String {
+    let (name, namespace) = (model.name_any(), model.namespace().unwrap_or_default());
+    let port = match model.spec.service_port() {
+        80 => String::new(),
+        port => format!(":{port}"),
+    };
+    format!("http://{name}.{namespace}.svc.{domain}{port}/v1")
 }
 
 fn condition<'a>(status: &'a ModelStatus, kind: &str) -> Option<&'a Condition> {
@@ -143,10 +149,6 @@ fn condition<'a>(status: &'a ModelStatus, kind: &str) -> Option<&'a Condition> {
         .conditions
         .iter()
         .find(|condition| condition.type_ == kind)
-}
-
-fn is_true(status: &ModelStatus, kind: &str) -> bool {
-    condition(status, kind).is_some_and(|condition| condition.status == "True")
 }
 
 fn share(plan: &RingPlan, member: &RingMember) -> NodeShare {
@@ -166,5 +168,24 @@ fn number(value: f64) -> String {
         value if value >= 100.0 => format!("{value:.0}"),
         value if value >= 10.0 => format!("{value:.1}"),
         value => format!("{value:.2}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_names_a_port_other_than_80() {
+        let model = |service: serde_json::Value| {
+            let source = json!({"hostPath": {"path": "/m.gguf"}});
+            let spec = json!({"source": source, "service": service});
+            let mut model = Model::new("m", serde_json::from_value(spec).unwrap());
+            model.metadata.namespace = Some("home".to_owned());
+            endpoint(&model, "cluster.local")
+        };
+        assert_eq!(model(json!({})), "http://m.home.svc.cluster.local/v1");
+        let other = model(json!({"port": 8081}));
+        assert_eq!(other, "http://m.home.svc.cluster.local:8081/v1");
     }
 }

@@ -89,6 +89,7 @@ fn members(report: &PlanReport) -> Table {
             name,
             layers,
             gpu_layers,
+            output_head_on_gpu,
             cpu_milliseconds,
             gpu_milliseconds,
             copy_milliseconds,
@@ -107,7 +108,10 @@ fn members(report: &PlanReport) -> Table {
         } = member;
         let numbers = [
             layers.to_string(),
-            count(*gpu_layers),
+            match output_head_on_gpu {
+                true => format!("{gpu_layers} + output"),
+                false => count(*gpu_layers),
+            },
             time(*cpu_milliseconds),
             time(gpu_milliseconds + copy_milliseconds),
             time(*head_milliseconds),

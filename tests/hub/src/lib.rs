@@ -105,6 +105,8 @@ pub struct Counter {
     /// Those of them that brought a token.
     pub with_token: u64,
     pub body_bytes: u64,
+    /// One past the farthest of them in the file.
+    pub end: u64,
 }
 
 /// A hub that serves until it is dropped.
@@ -367,6 +369,7 @@ impl Shared {
             requests: 0,
             with_token: 0,
             body_bytes: 0,
+            end: 0,
         });
         counter.requests += 1;
         counter.with_token += u64::from(headers.contains_key(AUTHORIZATION));
@@ -514,6 +517,7 @@ impl Sent {
         self.left.start = end;
         if let Some(counter) = lock(&self.shared.counters).get_mut(&self.counted) {
             counter.body_bytes += end - start;
+            counter.end = counter.end.max(end);
         }
         Some((read.map(|()| chunk.into()), self))
     }

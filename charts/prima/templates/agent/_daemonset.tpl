@@ -26,6 +26,9 @@ spec:
       labels:
         {{- include "prima.labels" $component | nindent 8 }}
         prima.dev/agent-variant: {{ .variant }}
+        {{- with $values.podLabels }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
       annotations:
         kubectl.kubernetes.io/default-container: agent
         {{- with $values.podAnnotations }}
@@ -74,8 +77,8 @@ spec:
             - --pod-ip=$(POD_IP)
             - --namespace=$(POD_NAMESPACE)
             - --data=/var/lib/prima
-            {{- with $values.cacheBudgetBytes }}
-            - --cache-budget={{ int64 . }}
+            {{- with $values.cacheBudget | default $values.cacheBudgetBytes }}
+            - --cache-budget={{ kindIs "string" . | ternary . (int64 .) }}
             {{- end }}
             - --listen=0.0.0.0:9190
             - --http=0.0.0.0:9191
@@ -103,13 +106,7 @@ spec:
               containerPort: 9190
             - name: metrics
               containerPort: 9191
-          livenessProbe:
-            httpGet: {path: /healthz, port: metrics}
-            periodSeconds: 20
-            failureThreshold: 3
-          readinessProbe:
-            httpGet: {path: /readyz, port: metrics}
-            periodSeconds: 10
+          {{- include "prima.probes" $context | nindent 10 }}
           {{- with $values.resources }}
           resources: {{- toYaml . | nindent 12 }}
           {{- end }}
@@ -129,6 +126,9 @@ spec:
               mountPath: /var/lib/prima-claims/{{ $claim }}
               readOnly: true
             {{- end }}
+            {{- with $values.extraVolumeMounts }}
+            {{- toYaml . | nindent 12 }}
+            {{- end }}
       volumes:
         - name: data
           hostPath:
@@ -140,13 +140,16 @@ spec:
         - name: model-dir-{{ $index }}
           hostPath:
             path: {{ $path }}
-            type: Directory
+            type: DirectoryOrCreate
         {{- end }}
         {{- range $index, $claim := $values.persistentVolumeClaims }}
         - name: claim-{{ $index }}
           persistentVolumeClaim:
             claimName: {{ $claim }}
             readOnly: true
+        {{- end }}
+        {{- with $values.extraVolumes }}
+        {{- toYaml . | nindent 8 }}
         {{- end }}
 {{- end }}
 

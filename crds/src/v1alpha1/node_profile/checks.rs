@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::super::document::{Checks, DocumentError};
+use super::super::document::{self, Checks, DocumentError};
 use super::{
     CpuProfile, DiskProfile, GpuProfile, LinkProfile, MemoryProfile, NodeProfile, NodeProfileSpec,
     NodeProfileStatus, Throughput,
@@ -37,16 +37,18 @@ impl NodeProfile {
             return Err(checks.error("status", "is missing: nothing was measured"));
         };
         let NodeProfileStatus {
+            conditions: _,
             measured_at: _,
             agent_version: _,
             architectures: _,
+            parts: _,
             system: _,
             cpu: on_cpu,
             memory: in_memory,
             disk: on_disk,
             gpus,
             links,
-            agent: _,
+            agent,
         } = status;
         cpu(&checks, on_cpu)?;
         memory(&checks, in_memory)?;
@@ -57,18 +59,41 @@ impl NodeProfile {
         for (i, one) in links.iter().enumerate() {
             link(&checks, &format!("status.links[{i}]"), one)?;
         }
+        let key = agent
+            .as_ref()
+            .and_then(|agent| agent.public_key_sha256.as_deref());
+        if !key.is_none_or(document::is_sha256) {
+            let problem =
+                "must be 64 hexadecimal digits in lower case, the SHA-256 of a public key";
+            return Err(checks.error("status.agent.publicKeySha256", problem));
+        }
         Ok(())
     }
 }
 
 fn owner(checks: &Checks<'_>, spec: &NodeProfileSpec) -> Result<(), DocumentError> {
-    let reserved = spec.reserved_memory_bytes.unwrap_or(0);
-    let cap = spec.memory_cap_bytes.unwrap_or(0);
+    for (field, twice) in [
+        (
+            "reservedMemory",
+            spec.reserved_memory.is_some() && spec.reserved_memory_bytes.is_some(),
+        ),
+        (
+            "memoryCap",
+            spec.memory_cap.is_some() && spec.memory_cap_bytes.is_some(),
+        ),
+    ] {
+        if twice {
+            let problem = format!("is the same as {field}Bytes: set one of them");
+            return Err(checks.error(&format!("spec.{field}"), problem));
+        }
+    }
+    let reserved = spec.reserved_bytes().unwrap_or(0);
+    let cap = spec.cap_bytes().unwrap_or(0);
     checks.fields(
         "spec",
         [
-            ("reservedMemoryBytes", reserved, MEMORY),
-            ("memoryCapBytes", cap, MEMORY),
+            ("reservedMemory", reserved, MEMORY),
+            ("memoryCap", cap, MEMORY),
         ],
     )
 }

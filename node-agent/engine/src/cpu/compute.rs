@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use crate::error::EngineError;
-use crate::kernels::{IsaLevel, ThreadPool};
+use crate::kernels::{Choice, IsaLevel, ThreadPool};
 
 /// The compute threads of a process and their scratch memory. Windows that run on the same `Compute` take turns.
 pub struct Compute {
@@ -25,6 +25,20 @@ pub(crate) struct Scratch {
     pub gate: Buffer,
     pub up: Buffer,
     pub projected: Buffer,
+    pub experts: ExpertScratch,
+}
+
+/// Of layers with experts.
+#[derive(Default)]
+pub(crate) struct ExpertScratch {
+    pub logits: Buffer,
+    /// Of each row, the experts that it goes to.
+    pub choices: Vec<Choice>,
+    /// Rows of activations, expert after expert.
+    pub gathered: Buffer,
+    /// What experts make of them.
+    pub made: Buffer,
+    pub sum: Buffer,
 }
 
 /// One such buffer.

@@ -5,15 +5,15 @@
 
 use std::ops::Range;
 
-use prima_model::Activation;
-
+use super::activate::activate;
 use super::compute::{Buffer, Compute, Scratch};
+use super::experts::ExpertStep;
 use crate::batch::Sequence;
 use crate::error::EngineError;
 use crate::executor::Executor;
 use crate::kernels::{self, RopeAngles, SequenceAttention, ThreadPool};
 use crate::kv_cache::LayerKv;
-use crate::layer::{Layer, Projection};
+use crate::layer::{Layer, Mlp, Projection};
 use crate::model::Model;
 use crate::residency::Residency;
 use crate::ropes::Ropes;
@@ -242,30 +242,64 @@ impl LayerStep<'_> {
         kernels::attention(self.pool, &shape, &mut batch);
     }
 
-    /// activation += post-norm(down(silu or gelu(gate(norm)) * up(norm)))
+    /// activation += post-norm(experts(norm) + dense(norm)), as far as they are there
     fn feed_forward(
         &self,
         scratch: &mut Scratch,
         activation: &mut [f32],
     ) -> Result<(), EngineError> {
-        let LayerStep { pool, layer, .. } = *self;
+        let layer = self.layer;
         let rows = activation.len() / self.hidden;
         let norm = layer.feed_forward_norm.as_deref();
         let normed = self.normed(activation, norm, &mut scratch.normed);
-        let spec = &layer.spec.feed_forward;
-        let inner_len = rows * spec.width;
-        let gate = scratch.gate.take(inner_len);
-        let up = scratch.up.take(inner_len);
-        let inner = [(&layer.gate, &mut *gate), (&layer.up, &mut *up)];
-        self.project(normed, rows, inner)?;
-        match spec.activation {
-            Activation::Silu => kernels::swiglu(pool, gate, up),
-            Activation::Gelu => kernels::geglu(pool, gate, up),
-        }
         let projected = scratch.projected.take(activation.len());
-        self.project(gate, rows, [(&layer.down, &mut *projected)])?;
+        let mut inner = [&mut scratch.gate, &mut scratch.up];
+        if let Some(mlp) = &layer.dense {
+            self.mlp(mlp, normed, rows, &mut inner, projected)?;
+        }
+        if let Some(experts) = &layer.experts {
+            let step = ExpertStep {
+                pool: self.pool,
+                residency: self.residency,
+                spec: &layer.spec.feed_forward,
+                experts,
+            };
+            match layer.dense {
+                None => step.run(&mut scratch.experts, &mut inner, normed, rows, projected)?,
+                Some(_) => {
+                    let mut sum = std::mem::take(&mut scratch.experts.sum);
+                    let out = sum.take(projected.len());
+                    step.run(&mut scratch.experts, &mut inner, normed, rows, out)?;
+                    kernels::add(self.pool, projected, out);
+                    scratch.experts.sum = sum;
+                }
+            }
+        }
         let post_norm = layer.feed_forward_post_norm.as_deref();
         self.add(activation, projected, post_norm);
+        Ok(())
+    }
+
+    /// out = down(activation(gate(x)) * up(x)), times sigmoid(x * output_gate)
+    fn mlp(
+        &self,
+        mlp: &Mlp,
+        x: &[f32],
+        rows: usize,
+        [gate, up]: &mut [&mut Buffer; 2],
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let inner_len = rows * mlp.gate.width();
+        let (gate, up) = (gate.take(inner_len), up.take(inner_len));
+        self.project(x, rows, [(&mlp.gate, &mut *gate), (&mlp.up, &mut *up)])?;
+        activate(self.pool, self.layer.spec.feed_forward.activation, gate, up);
+        self.project(gate, rows, [(&mlp.down, &mut *out)])?;
+        if let Some(gate) = &mlp.output_gate {
+            let mut logits = vec![0.0; rows];
+            self.residency
+                .matmul(self.pool, x, rows, [(gate, &mut logits)])?;
+            kernels::scale_rows(self.pool, out, self.hidden, &logits);
+        }
         Ok(())
     }
 }

@@ -1,25 +1,20 @@
 //! Reads streamed weights ahead of their use: two threads, a few buffers, and the order of the cycle.
 //!
-//! Decides how the file is read: past the page cache if the file system allows it (so that streamed weights displace nothing that
-//! stays), else through it, dropping the pages afterwards; if both work, the faster one. Two reads are in flight, so that the disk
-//! has work while a thread waits for a busy processor. Never reads further ahead than its buffers reach. When weights are asked for
+//! Two reads are in flight, so that the disk has work while a thread waits for a busy processor. Never reads further ahead than its buffers reach. When weights are asked for
 //! in another order than the cycle's, it starts over from there.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-#[cfg(target_os = "linux")]
-use memmap2::Advice;
 use memmap2::MmapMut;
 
 use super::plan::{PAGE, Piece, ResidencyPlan};
+use super::source::{Source, slot};
 use crate::error::EngineError;
-use crate::page_cache::drop_pages;
 
 /// A reader at work, until it is dropped.
 pub struct Reader {
@@ -88,7 +83,7 @@ impl Reader {
         files: impl IntoIterator<Item = (u64, &'a Path)>,
     ) -> Result<Reader, EngineError> {
         let source = Source::open(files)?;
-        let first = source.files.first().map(|file| file.path.clone());
+        let path = source.path();
         let mut reader = Reader {
             shared: Arc::new(Shared {
                 source,
@@ -105,7 +100,7 @@ impl Reader {
             reader
                 .threads
                 .push(started.map_err(|source| EngineError::ReadAhead {
-                    path: first.clone().unwrap_or_default(),
+                    path: path.clone(),
                     source,
                 })?);
         }
@@ -115,7 +110,8 @@ impl Reader {
     /// From now on, streams what `plan` says. Before it streams for the first time, it compares the ways of reading.
     pub fn follow(&self, plan: Arc<ResidencyPlan>) {
         if !plan.streamed.is_empty() {
-            self.shared.source.compare(&plan);
+            let ranges: Vec<_> = plan.streamed.iter().map(Piece::range).collect();
+            self.shared.source.compare(&ranges, plan.slot_bytes);
         }
         let mut state = self.shared.lock();
         // Where computing is now, found in the new order.
@@ -141,7 +137,7 @@ impl Reader {
 
     /// Drops the piece's pages from the page cache, as far as no process has them mapped.
     pub fn drop_pages(&self, piece: &Piece) -> io::Result<()> {
-        self.shared.source.file_of(piece).drop_pages(piece)
+        self.shared.source.drop_pages(&piece.range())
     }
 
     /// Piece `index` of `plan.streamed`, waiting until it is read. `None` if the reader follows another plan by now.
@@ -288,7 +284,7 @@ impl Shared {
             drop(state);
             let (mut slot, mut bytes) = (slot, 0);
             if let Ok(buffer) = &mut slot {
-                match self.source.read(&plan.streamed[index], buffer) {
+                match self.source.read(&plan.streamed[index].range(), buffer) {
                     Ok(read) => bytes = read as u64,
                     Err(error) => slot = Err(error),
                 }
@@ -305,166 +301,8 @@ impl Shared {
     }
 }
 
-fn slot(bytes: usize) -> io::Result<MmapMut> {
-    let mut slot = MmapMut::map_anon(bytes)?;
-    // Fewer misses of the TLB while computing; where the system has no such pages, it says so, and nothing is lost.
-    #[cfg(target_os = "linux")]
-    let _ = slot.advise(Advice::HugePage);
-    // Takes memory for its pages before the first read, which would seem slow otherwise.
-    slot.fill(0);
-    Ok(slot)
-}
-
 fn wait<'a>(condition: &Condvar, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
     condition
         .wait(state)
         .unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The model's files, and how they are read.
-struct Source {
-    /// In order.
-    files: Vec<SourceFile>,
-    way: OnceLock<Way>,
-}
-
-struct SourceFile {
-    path: PathBuf,
-    /// Where it begins in the model: at a multiple of a page.
-    start: u64,
-    cached: File,
-    /// `None`: the file system refuses.
-    direct: Option<File>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// Past the page cache.
-    Direct,
-    /// Through it, and dropped from it.
-    Cached,
-}
-
-/// Pieces by which the ways are compared.
-const TRIALS: usize = 4;
-
-impl Source {
-    fn open<'a>(files: impl IntoIterator<Item = (u64, &'a Path)>) -> Result<Source, EngineError> {
-        let open = |(start, path): (u64, &Path)| {
-            let cached = File::open(path).map_err(|source| EngineError::ReadAhead {
-                path: path.to_owned(),
-                source,
-            })?;
-            Ok::<_, EngineError>(SourceFile {
-                path: path.to_owned(),
-                start,
-                cached,
-                direct: open_direct(path),
-            })
-        };
-        Ok(Source {
-            files: files.into_iter().map(open).collect::<Result<_, _>>()?,
-            way: OnceLock::new(),
-        })
-    }
-
-    fn file_of(&self, piece: &Piece) -> &SourceFile {
-        let behind = self
-            .files
-            .partition_point(|file| file.start <= piece.offset);
-        // The first begins at 0.
-        &self.files[behind.max(1) - 1]
-    }
-
-    fn compare(&self, plan: &ResidencyPlan) {
-        self.way.get_or_init(|| {
-            let direct = self.files.iter().all(|file| file.direct.is_some());
-            let (true, Ok(mut slot)) = (direct, slot(plan.slot_bytes)) else {
-                return Way::Cached;
-            };
-            // Each way reads other pieces: otherwise caches below the file system would favour the second way.
-            let (first, second) = plan.streamed.split_at(plan.streamed.len() / 2);
-            let mut seconds = |way, pieces: &[Piece]| {
-                let begun = Instant::now();
-                for piece in pieces.iter().take(TRIALS) {
-                    if self.read_in(way, piece, &mut slot).is_err() {
-                        return f64::INFINITY;
-                    }
-                }
-                begun.elapsed().as_secs_f64()
-            };
-            match seconds(Way::Direct, first) <= seconds(Way::Cached, second) {
-                true => Way::Direct,
-                false => Way::Cached,
-            }
-        });
-    }
-
-    /// Reads the pages that hold the piece to the start of `slot`; returns how many bytes were read.
-    fn read(&self, piece: &Piece, slot: &mut [u8]) -> io::Result<usize> {
-        self.read_in(*self.way.get().unwrap_or(&Way::Cached), piece, slot)
-    }
-
-    fn read_in(&self, way: Way, piece: &Piece, slot: &mut [u8]) -> io::Result<usize> {
-        let file = self.file_of(piece);
-        if let (Way::Direct, Some(direct)) = (way, &file.direct) {
-            return file.read_pages(direct, piece, slot);
-        }
-        // Drops them before the read, too: what is in the page cache now will not be there for the next token. Where this fails, the
-        // system finds out by itself.
-        let _ = file.drop_pages(piece);
-        let read = file.read_pages(&file.cached, piece, slot)?;
-        let _ = file.drop_pages(piece);
-        Ok(read)
-    }
-}
-
-impl SourceFile {
-    fn drop_pages(&self, piece: &Piece) -> io::Result<()> {
-        let range = piece.range();
-        drop_pages(
-            &self.cached,
-            range.start - self.start..range.end - self.start,
-        )
-    }
-
-    /// Reads whole pages, from the piece's first page to its last; the file may end inside the last one.
-    fn read_pages(&self, file: &File, piece: &Piece, slot: &mut [u8]) -> io::Result<usize> {
-        let offset = piece.offset - self.start;
-        let first = offset - offset % PAGE as u64;
-        let needed = (offset - first) as usize + piece.bytes;
-        let wanted = needed.next_multiple_of(PAGE).min(slot.len());
-        let mut read = 0;
-        while read < needed {
-            match rustix::io::pread(file, &mut slot[read..wanted], first + read as u64) {
-                Ok(0) => {
-                    return Err(io::Error::new(
-                        io::ErrorKind::UnexpectedEof,
-                        "the file is shorter than when it was opened",
-                    ));
-                }
-                Ok(bytes) => read += bytes,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(read)
-    }
-}
-
-#[cfg(any(target_os = "linux", target_os = "android"))]
-fn open_direct(path: &Path) -> Option<File> {
-    use rustix::fs::{Mode, OFlags};
-    rustix::fs::open(
-        path,
-        OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .ok()
-    .map(File::from)
-}
-
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn open_direct(_path: &Path) -> Option<File> {
-    None
 }

@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // Every test binary uses its own part.
 
+pub mod options;
+
 use std::fs::File;
 use std::io::BufWriter;
 use std::ops::Range;
@@ -58,12 +60,32 @@ impl Random {
 
 /// Positions that layers with a window see, in models that have such.
 pub const WINDOW: usize = 8;
+/// Experts that a token uses, in models that have some.
+pub const EXPERTS_PER_TOKEN: usize = 3;
+/// Layers without experts, in models that begin with such.
+const DENSE_LAYERS: usize = 2;
 /// Positions that models with a stretched rotation were first trained for.
 pub const ORIGINAL_CONTEXT: usize = 16;
-/// Every family that there is.
-pub const FAMILIES: [&str; 11] = [
-    "llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "mistral3", "smollm3", "olmo2",
-    "granite", "glm4",
+/// Every family that there is; `mixtral` is llama with experts.
+pub const FAMILIES: [&str; 18] = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "mistral3",
+    "smollm3",
+    "olmo2",
+    "granite",
+    "glm4",
+    "mixtral",
+    "qwen3moe",
+    "olmoe",
+    "qwen2moe",
+    "granitemoe",
+    "gpt-oss",
+    "glm4moe",
 ];
 
 /// A made-up model: right in form, random in content.
@@ -77,6 +99,8 @@ pub struct MadeUpModel {
     /// `None`: hidden / heads.
     pub head_dim: Option<usize>,
     pub feed_forward: usize,
+    /// 0: it has none. Else a token uses [`EXPERTS_PER_TOKEN`].
+    pub experts: usize,
     pub vocabulary: usize,
     /// Scores that its classifier makes of a state; 0: it has none.
     pub scores: usize,
@@ -100,6 +124,7 @@ impl Default for MadeUpModel {
             kv_heads: 2,
             head_dim: None,
             feed_forward: 512,
+            experts: 0,
             vocabulary: 96,
             scores: 0,
             context_length: 512,
@@ -115,6 +140,20 @@ impl Default for MadeUpModel {
 /// One tensor of a made-up model: name, format, shape in GGUF order.
 pub type Tensor = (String, GgmlType, Vec<u64>);
 
+/// Puts `first` of each layer and the `others`, which come behind it, into one tensor named `whole`, as some converters do. Names are parts of
+/// names, such as `.attn_q.`. What is written stays the same, for the bytes of a tensor follow those of the one before.
+pub fn fuse(tensors: Vec<Tensor>, first: &str, others: &[&str], whole: &str) -> Vec<Tensor> {
+    let mut fused: Vec<Tensor> = Vec::new();
+    for (name, format, shape) in tensors {
+        let follows = others.iter().any(|other| name.contains(other));
+        match fused.last_mut().filter(|_| follows) {
+            Some((_, _, before)) => *before.last_mut().unwrap() += shape.last().unwrap(),
+            None => fused.push((name.replace(first, whole), format, shape)),
+        }
+    }
+    fused
+}
+
 impl MadeUpModel {
     pub fn qwen2() -> Self {
         Self::of("qwen2")
@@ -122,29 +161,49 @@ impl MadeUpModel {
 
     /// A model with all the parts of a family, and with heads of a size that the family was published with. Windows are of [`WINDOW`]
     /// positions, and stretched contexts were [`ORIGINAL_CONTEXT`].
-    pub fn of(architecture: &'static str) -> Self {
-        let (hidden, heads, kv_heads, head_dim) = match architecture {
+    pub fn of(family: &'static str) -> Self {
+        let (hidden, heads, kv_heads, head_dim) = match family {
             // The small models of these families; heads of the larger ones are of 128.
-            "llama" | "qwen2" => (256, 4, 2, 64),
-            "smollm3" | "olmo2" | "granite" | "glm4" => (512, 4, 2, 128),
+            "llama" | "qwen2" | "qwen2moe" => (256, 4, 2, 64),
+            "smollm3" | "olmo2" | "granite" | "glm4" | "mixtral" | "granitemoe" | "glm4moe" => {
+                (512, 4, 2, 128)
+            }
             // Heads that are wider together than the activation.
-            "qwen3" | "mistral3" => (256, 4, 2, 128),
+            "qwen3" | "mistral3" | "qwen3moe" => (256, 4, 2, 128),
+            "gpt-oss" => (256, 8, 2, 64),
+            // In llama.cpp, all of this family's heads are of the same number.
+            "olmoe" => (512, 4, 4, 128),
             "gemma2" => (256, 4, 2, 256),
             "gemma3" => (256, 4, 1, 256),
             "phi3" => (768, 8, 8, 96),
             other => unreachable!("{other} is not one of the families"),
         };
+        let experts = match family {
+            "mixtral" | "qwen3moe" | "olmoe" | "qwen2moe" | "granitemoe" | "gpt-oss"
+            | "glm4moe" => 8,
+            _ => 0,
+        };
         MadeUpModel {
-            architecture,
+            architecture: match family {
+                "mixtral" => "llama",
+                other => other,
+            },
+            feed_forward: if experts > 0 { 256 } else { 512 },
+            experts,
             // The sixth layer of gemma3 has no window.
-            layers: if architecture == "gemma3" { 7 } else { 5 },
+            layers: if family == "gemma3" { 7 } else { 5 },
             hidden,
             heads,
             kv_heads,
             head_dim: (heads * head_dim != hidden).then_some(head_dim),
-            tied: !matches!(architecture, "qwen2" | "olmo2"),
+            tied: !matches!(family, "qwen2" | "olmo2" | "olmoe" | "qwen2moe" | "gpt-oss"),
             ..Self::default()
         }
+    }
+
+    /// Layers at the end that predict further tokens.
+    fn predicting(&self) -> usize {
+        usize::from(self.architecture == "glm4moe")
     }
 
     pub fn head_dim(&self) -> usize {
@@ -156,7 +215,7 @@ impl MadeUpModel {
         let mut number = |key: &str, value: usize| {
             writer.metadata(&format!("{family}.{key}"), value as u32);
         };
-        number("block_count", self.layers);
+        number("block_count", self.layers + self.predicting());
         number("embedding_length", self.hidden);
         number("attention.head_count", self.heads);
         number("attention.head_count_kv", self.kv_heads);
@@ -164,28 +223,53 @@ impl MadeUpModel {
             number("attention.key_length", head_dim);
             number("attention.value_length", head_dim);
         }
-        number("feed_forward_length", self.feed_forward);
         number("context_length", self.context_length as usize);
-        if matches!(family, "gemma2" | "gemma3" | "olmo2") {
+        if self.experts > 0 {
+            number("expert_count", self.experts);
+            number("expert_used_count", EXPERTS_PER_TOKEN);
+        }
+        match family {
+            "qwen2moe" | "granitemoe" => {
+                number("expert_shared_feed_forward_length", 2 * self.feed_forward);
+            }
+            "glm4moe" => {
+                number("expert_shared_count", 2);
+                number("leading_dense_block_count", DENSE_LAYERS);
+                number("nextn_predict_layers", self.predicting());
+                number("expert_gating_func", 2);
+            }
+            _ => {}
+        }
+        match family {
+            // Its files have a width of a network for all tokens, too.
+            "qwen3moe" | "qwen2moe" | "gpt-oss" | "glm4moe" => {
+                number("feed_forward_length", 3 * self.feed_forward);
+                number("expert_feed_forward_length", self.feed_forward);
+            }
+            _ => number("feed_forward_length", self.feed_forward),
+        }
+        if matches!(family, "gemma2" | "gemma3" | "olmo2" | "gpt-oss") {
             number("attention.sliding_window", WINDOW);
         }
-        if family == "glm4" {
+        if matches!(family, "glm4" | "glm4moe") {
             number("rope.dimension_count", self.head_dim() / 2);
         }
-        let stretched = self.stretched && matches!(family, "phi3" | "mistral3" | "olmo2");
+        let stretched =
+            self.stretched && matches!(family, "phi3" | "mistral3" | "olmo2" | "gpt-oss");
         if stretched {
             number("rope.scaling.original_context_length", ORIGINAL_CONTEXT);
         }
         let floats: &[(&str, f32)] = match family {
             "gemma3" => &[("rope.freq_base", 1e6)],
             "phi3" if stretched => &[("rope.scaling.attn_factor", 1.2)],
-            "olmo2" if stretched => &[("rope.scaling.factor", 4.0)],
+            "olmo2" | "gpt-oss" if stretched => &[("rope.scaling.factor", 4.0)],
             "mistral3" if stretched => &[
                 ("rope.scaling.factor", 4.0),
                 ("rope.scaling.yarn_log_multiplier", 0.5),
                 ("attention.temperature_scale", 0.2),
             ],
-            "granite" => &[
+            "glm4moe" => &[("expert_weights_scale", 1.5)],
+            "granite" | "granitemoe" => &[
                 ("embedding_scale", 2.0),
                 ("residual_scale", 0.5),
                 ("attention.scale", 0.1),
@@ -204,6 +288,9 @@ impl MadeUpModel {
         if let Some(scaling) = scaling {
             writer.metadata(&format!("{family}.rope.scaling.type"), scaling);
         }
+        if family == "glm4moe" {
+            writer.metadata("glm4moe.expert_weights_norm", true);
+        }
         let epsilon = format!("{family}.attention.layer_norm_rms_epsilon");
         writer.metadata(&epsilon, 1e-5_f32);
         writer.metadata("general.architecture", family);
@@ -220,7 +307,10 @@ impl MadeUpModel {
         let mut tensors = Vec::new();
         let mut tensor = |name: String, shape: &[u64]| {
             let format = match shape {
-                [_, _] => formats.next().expect("a format"),
+                _ if name.ends_with("ffn_gate_inp.weight") || name.ends_with(".bias") => {
+                    GgmlType::F32
+                }
+                [_, _] | [_, _, _] => formats.next().expect("a format"),
                 _ => GgmlType::F32,
             };
             tensors.push((name, format, shape.to_vec()));
@@ -233,7 +323,7 @@ impl MadeUpModel {
             tensor("rope_factors_short.weight".into(), &[head_dim / 2]);
             tensor("rope_factors_long.weight".into(), &[head_dim / 2]);
         }
-        for layer in 0..self.layers {
+        for layer in 0..self.layers + self.predicting() {
             let mut part = |name: &str, shape: &[u64]| tensor(format!("blk.{layer}.{name}"), shape);
             if family != "olmo2" {
                 part("attn_norm.weight", &[hidden]);
@@ -246,35 +336,80 @@ impl MadeUpModel {
                     part("attn_v.weight", &[hidden, kv]);
                 }
             }
-            if matches!(family, "qwen2" | "glm4") {
+            if matches!(
+                family,
+                "qwen2" | "glm4" | "qwen2moe" | "gpt-oss" | "glm4moe"
+            ) {
                 part("attn_q.bias", &[queries]);
                 part("attn_k.bias", &[kv]);
                 part("attn_v.bias", &[kv]);
             }
-            if matches!(family, "qwen3" | "gemma3") {
+            if matches!(family, "qwen3" | "gemma3" | "qwen3moe") {
                 part("attn_q_norm.weight", &[head_dim]);
                 part("attn_k_norm.weight", &[head_dim]);
             }
-            if family == "olmo2" {
+            if matches!(family, "olmo2" | "olmoe") {
                 part("attn_q_norm.weight", &[queries]);
                 part("attn_k_norm.weight", &[kv]);
             }
             part("attn_output.weight", &[queries, hidden]);
+            if family == "gpt-oss" {
+                part("attn_output.bias", &[hidden]);
+                part("attn_sinks.weight", &[self.heads as u64]);
+            }
+            if matches!(family, "gpt-oss" | "glm4moe") {
+                part("post_attention_norm.weight", &[hidden]);
+            }
             if matches!(family, "gemma2" | "gemma3" | "olmo2" | "glm4") {
                 part("post_attention_norm.weight", &[hidden]);
                 part("post_ffw_norm.weight", &[hidden]);
             }
-            if family != "olmo2" {
+            if !matches!(family, "olmo2" | "gpt-oss" | "glm4moe") {
                 part("ffn_norm.weight", &[hidden]);
             }
+            let is_dense = family == "glm4moe" && layer < DENSE_LAYERS;
+            let (experts, inner) = match is_dense {
+                true => (0, 3 * inner),
+                false => (self.experts as u64, inner),
+            };
             match family {
+                _ if experts > 0 => {
+                    part("ffn_gate_inp.weight", &[hidden, experts]);
+                    part("ffn_gate_exps.weight", &[hidden, inner, experts]);
+                    part("ffn_up_exps.weight", &[hidden, inner, experts]);
+                }
                 "phi3" | "glm4" => part("ffn_up.weight", &[hidden, 2 * inner]),
                 _ => {
                     part("ffn_gate.weight", &[hidden, inner]);
                     part("ffn_up.weight", &[hidden, inner]);
                 }
             }
-            part("ffn_down.weight", &[inner, hidden]);
+            match experts {
+                0 => part("ffn_down.weight", &[inner, hidden]),
+                _ => part("ffn_down_exps.weight", &[inner, hidden, experts]),
+            }
+            if family == "gpt-oss" {
+                part("ffn_gate_inp.bias", &[experts]);
+                part("ffn_gate_exps.bias", &[inner, experts]);
+                part("ffn_up_exps.bias", &[inner, experts]);
+                part("ffn_down_exps.bias", &[hidden, experts]);
+            }
+            if matches!(family, "qwen2moe" | "granitemoe" | "glm4moe") && experts > 0 {
+                part("ffn_gate_shexp.weight", &[hidden, 2 * inner]);
+                part("ffn_up_shexp.weight", &[hidden, 2 * inner]);
+                part("ffn_down_shexp.weight", &[2 * inner, hidden]);
+            }
+            if family == "qwen2moe" {
+                part("ffn_gate_inp_shexp.weight", &[hidden]);
+            }
+            if family == "glm4moe" && experts > 0 {
+                part("exp_probs_b.bias", &[experts]);
+            }
+            if layer >= self.layers {
+                part("nextn.eh_proj.weight", &[2 * hidden, hidden]);
+                part("nextn.enorm.weight", &[hidden]);
+                part("nextn.hnorm.weight", &[hidden]);
+            }
             if family == "mistral3" {
                 part("attn_output.bias", &[hidden]);
                 part("ffn_down.bias", &[hidden]);
@@ -292,7 +427,8 @@ impl MadeUpModel {
 
     /// Writes the model into `directory` and returns its path.
     pub fn write(&self, directory: &Path) -> PathBuf {
-        let path = directory.join(format!("{}-{}.gguf", self.architecture, self.seed));
+        let name = format!("{}-{}-{}", self.architecture, self.experts, self.seed);
+        let path = directory.join(format!("{name}.gguf"));
         self.write_with(&path, self.tensors(), |_| {});
         path
     }
@@ -315,9 +451,13 @@ impl MadeUpModel {
         let mut random = Random(self.seed);
         for (name, format, shape) in &tensors {
             let bytes = match name.as_str() {
-                name if name.starts_with("rope_") => (0..shape[0])
-                    .flat_map(|pair| (1.0 + pair as f32 / 4.0).to_le_bytes())
-                    .collect(),
+                name if name.starts_with("rope_") => {
+                    // Those for short contexts are others than those for long ones.
+                    let parts = if name.contains("short") { 8.0 } else { 4.0 };
+                    (0..shape[0])
+                        .flat_map(|pair| (1.0 + pair as f32 / parts).to_le_bytes())
+                        .collect()
+                }
                 name if name.ends_with("norm.weight") && *format == GgmlType::F32 => (0..shape[0])
                     .flat_map(|_| (1.0 + 0.3 * random.uniform()).to_le_bytes())
                     .collect(),

@@ -59,6 +59,16 @@ impl Partial {
         }
     }
 
+    /// Adds a score that has no values.
+    pub(super) fn add_sink(&mut self, query: usize, score: f32) {
+        let largest = self.largest[query].max(score);
+        let keep = exp(self.largest[query] - largest);
+        self.largest[query] = largest;
+        self.sum[query] = self.sum[query] * keep + exp(score - largest);
+        let values = &mut self.values[query * self.stride..][..self.stride];
+        values.iter_mut().for_each(|value| *value *= keep);
+    }
+
     /// Writes the finished attention of one query.
     pub(super) fn write(&self, query: usize, out: &mut [f32]) {
         let values = &self.values[query * self.stride..][..out.len()];

@@ -2,19 +2,16 @@
 //! Blocks of 256 weights; where the codebook holds magnitudes, the signs are stored separately.
 
 use super::codebooks;
-use super::{BlockFormat, bytes_at, f16_at, part};
+use super::{BlockFormat, Symmetric, bytes_at, f16_at, part};
 
 /// `d: f16`, then per 32 weights: four one-byte places in the codebook, and a word with four times seven signs and a 4-bit scale;
 /// weight = d * (scale + 1/2) / 4 * number.
 pub(in super::super) struct Iq2Xxs;
 
 impl BlockFormat for Iq2Xxs {
+    type Quants = Symmetric<32, 7>;
     const BLOCK: usize = 256;
     const BYTES: usize = 66;
-    const GROUP: usize = 32;
-    const BITS: u32 = 7;
-    const OFFSET: i32 = 64;
-    const AFFINE: bool = false;
 
     #[inline(always)]
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
@@ -41,12 +38,9 @@ impl BlockFormat for Iq2Xxs {
 pub(in super::super) struct Iq2Xs;
 
 impl BlockFormat for Iq2Xs {
+    type Quants = Symmetric<16, 7>;
     const BLOCK: usize = 256;
     const BYTES: usize = 74;
-    const GROUP: usize = 16;
-    const BITS: u32 = 7;
-    const OFFSET: i32 = 64;
-    const AFFINE: bool = false;
 
     #[inline(always)]
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
@@ -64,12 +58,9 @@ impl BlockFormat for Iq2Xs {
 pub(in super::super) struct Iq2S;
 
 impl BlockFormat for Iq2S {
+    type Quants = Symmetric<16, 7>;
     const BLOCK: usize = 256;
     const BYTES: usize = 82;
-    const GROUP: usize = 16;
-    const BITS: u32 = 7;
-    const OFFSET: i32 = 64;
-    const AFFINE: bool = false;
 
     #[inline(always)]
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
@@ -91,12 +82,9 @@ impl BlockFormat for Iq2S {
 pub(in super::super) struct Iq3Xxs;
 
 impl BlockFormat for Iq3Xxs {
+    type Quants = Symmetric<32, 7>;
     const BLOCK: usize = 256;
     const BYTES: usize = 98;
-    const GROUP: usize = 32;
-    const BITS: u32 = 7;
-    const OFFSET: i32 = 64;
-    const AFFINE: bool = false;
 
     #[inline(always)]
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
@@ -124,12 +112,9 @@ impl BlockFormat for Iq3Xxs {
 pub(in super::super) struct Iq3S;
 
 impl BlockFormat for Iq3S {
+    type Quants = Symmetric<32, 5>;
     const BLOCK: usize = 256;
     const BYTES: usize = 110;
-    const GROUP: usize = 32;
-    const BITS: u32 = 5;
-    const OFFSET: i32 = 16;
-    const AFFINE: bool = false;
 
     #[inline(always)]
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
@@ -159,12 +144,9 @@ impl BlockFormat for Iq3S {
 pub(in super::super) struct Iq1S;
 
 impl BlockFormat for Iq1S {
+    type Quants = Symmetric<32, 5>;
     const BLOCK: usize = 256;
     const BYTES: usize = 50;
-    const GROUP: usize = 32;
-    const BITS: u32 = 5;
-    const OFFSET: i32 = 16;
-    const AFFINE: bool = false;
 
     #[inline(always)]
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
@@ -188,12 +170,9 @@ impl BlockFormat for Iq1S {
 pub(in super::super) struct Iq1M;
 
 impl BlockFormat for Iq1M {
+    type Quants = Symmetric<16, 5>;
     const BLOCK: usize = 256;
     const BYTES: usize = 56;
-    const GROUP: usize = 16;
-    const BITS: u32 = 5;
-    const OFFSET: i32 = 16;
-    const AFFINE: bool = false;
 
     #[inline(always)]
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {

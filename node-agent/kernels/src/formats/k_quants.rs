@@ -1,19 +1,16 @@
 //! The K-quants: blocks of 256 weights whose groups of 16 or 32 have integer scales (and minimums) in
 //! units of one or two half-precision numbers per block: Q2_K, Q3_K, Q4_K, Q5_K, Q6_K.
 
-use super::{BlockFormat, bytes_at, f16_at, map, part, zip};
+use super::{Affine, BlockFormat, Symmetric, bytes_at, f16_at, map, part, zip};
 
 /// `group scales and minimums: [u8; 16], quants: [u8; 64], d: f16, dmin: f16`; groups of 16, each with a
 /// 4-bit scale (low half) and a 4-bit minimum (high half).
 pub(in super::super) struct Q2K;
 
 impl BlockFormat for Q2K {
+    type Quants = Affine<16, 2>;
     const BLOCK: usize = 256;
     const BYTES: usize = 84;
-    const GROUP: usize = 16;
-    const BITS: u32 = 2;
-    const OFFSET: i32 = 0;
-    const AFFINE: bool = true;
 
     #[inline(always)]
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]) {
@@ -32,12 +29,9 @@ impl BlockFormat for Q2K {
 pub(in super::super) struct Q3K;
 
 impl BlockFormat for Q3K {
+    type Quants = Symmetric<16, 3>;
     const BLOCK: usize = 256;
     const BYTES: usize = 110;
-    const GROUP: usize = 16;
-    const BITS: u32 = 3;
-    const OFFSET: i32 = 4;
-    const AFFINE: bool = false;
 
     #[inline(always)]
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
@@ -65,12 +59,9 @@ impl BlockFormat for Q3K {
 pub(in super::super) struct Q4K;
 
 impl BlockFormat for Q4K {
+    type Quants = Affine<32, 4>;
     const BLOCK: usize = 256;
     const BYTES: usize = 144;
-    const GROUP: usize = 32;
-    const BITS: u32 = 4;
-    const OFFSET: i32 = 0;
-    const AFFINE: bool = true;
 
     #[inline(always)]
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]) {
@@ -83,12 +74,9 @@ impl BlockFormat for Q4K {
 pub(in super::super) struct Q5K;
 
 impl BlockFormat for Q5K {
+    type Quants = Affine<32, 5>;
     const BLOCK: usize = 256;
     const BYTES: usize = 176;
-    const GROUP: usize = 32;
-    const BITS: u32 = 5;
-    const OFFSET: i32 = 0;
-    const AFFINE: bool = true;
 
     #[inline(always)]
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]) {
@@ -103,12 +91,9 @@ impl BlockFormat for Q5K {
 pub(in super::super) struct Q6K;
 
 impl BlockFormat for Q6K {
+    type Quants = Symmetric<16, 6>;
     const BLOCK: usize = 256;
     const BYTES: usize = 210;
-    const GROUP: usize = 16;
-    const BITS: u32 = 6;
-    const OFFSET: i32 = 32;
-    const AFFINE: bool = false;
 
     #[inline(always)]
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {

@@ -1,18 +1,15 @@
 //! The formats with one scale per block of 32 weights: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0. In the 4- and 5-bit
 //! ones, byte `j` holds weight `j` in its low half and weight `j + 16` in its high half.
 
-use super::{BlockFormat, bytes_at, f16_at, map, part, zip};
+use super::{Affine, BlockFormat, Symmetric, bytes_at, f16_at, map, part, zip};
 
 /// `d: f16, nibbles: [u8; 16]`; weight = d * (nibble - 8).
 pub(in super::super) struct Q4_0;
 
 impl BlockFormat for Q4_0 {
+    type Quants = Symmetric<32, 4>;
     const BLOCK: usize = 32;
     const BYTES: usize = 18;
-    const GROUP: usize = 32;
-    const BITS: u32 = 4;
-    const OFFSET: i32 = 8;
-    const AFFINE: bool = false;
 
     #[inline(always)]
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
@@ -25,12 +22,9 @@ impl BlockFormat for Q4_0 {
 pub(in super::super) struct Q4_1;
 
 impl BlockFormat for Q4_1 {
+    type Quants = Affine<32, 4>;
     const BLOCK: usize = 32;
     const BYTES: usize = 20;
-    const GROUP: usize = 32;
-    const BITS: u32 = 4;
-    const OFFSET: i32 = 0;
-    const AFFINE: bool = true;
 
     #[inline(always)]
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]) {
@@ -44,12 +38,9 @@ impl BlockFormat for Q4_1 {
 pub(in super::super) struct Q5_0;
 
 impl BlockFormat for Q5_0 {
+    type Quants = Symmetric<32, 5>;
     const BLOCK: usize = 32;
     const BYTES: usize = 22;
-    const GROUP: usize = 32;
-    const BITS: u32 = 5;
-    const OFFSET: i32 = 16;
-    const AFFINE: bool = false;
 
     #[inline(always)]
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
@@ -63,12 +54,9 @@ impl BlockFormat for Q5_0 {
 pub(in super::super) struct Q5_1;
 
 impl BlockFormat for Q5_1 {
+    type Quants = Affine<32, 5>;
     const BLOCK: usize = 32;
     const BYTES: usize = 24;
-    const GROUP: usize = 32;
-    const BITS: u32 = 5;
-    const OFFSET: i32 = 0;
-    const AFFINE: bool = true;
 
     #[inline(always)]
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], minimums: &mut [f32]) {
@@ -83,12 +71,9 @@ impl BlockFormat for Q5_1 {
 pub(in super::super) struct Q8_0;
 
 impl BlockFormat for Q8_0 {
+    type Quants = Symmetric<32, 8>;
     const BLOCK: usize = 32;
     const BYTES: usize = 34;
-    const GROUP: usize = 32;
-    const BITS: u32 = 8;
-    const OFFSET: i32 = 128;
-    const AFFINE: bool = false;
 
     #[inline(always)]
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {

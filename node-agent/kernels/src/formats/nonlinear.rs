@@ -1,6 +1,6 @@
 //! The formats of four bits whose sixteen values are not evenly spaced: IQ4_NL, IQ4_XS, MXFP4.
 
-use super::{BlockFormat, bytes_at, f16_at, map, part};
+use super::{BlockFormat, Symmetric, bytes_at, f16_at, map, part};
 
 /// IQ4_NL's and IQ4_XS's values, 128 added (ggml/src/ggml-common.h: `kvalues_iq4nl`).
 pub(in super::super) const IQ4_VALUES: [u8; 16] = [
@@ -15,12 +15,9 @@ pub(in super::super) const MXFP4_VALUES: [u8; 16] =
 pub(in super::super) struct Iq4Nl;
 
 impl BlockFormat for Iq4Nl {
+    type Quants = Symmetric<32, 8>;
     const BLOCK: usize = 32;
     const BYTES: usize = 18;
-    const GROUP: usize = 32;
-    const BITS: u32 = 8;
-    const OFFSET: i32 = 128;
-    const AFFINE: bool = false;
 
     #[inline(always)]
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
@@ -34,12 +31,9 @@ impl BlockFormat for Iq4Nl {
 pub(in super::super) struct Iq4Xs;
 
 impl BlockFormat for Iq4Xs {
+    type Quants = Symmetric<32, 8>;
     const BLOCK: usize = 256;
     const BYTES: usize = 136;
-    const GROUP: usize = 32;
-    const BITS: u32 = 8;
-    const OFFSET: i32 = 128;
-    const AFFINE: bool = false;
 
     #[inline(always)]
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {
@@ -59,12 +53,9 @@ impl BlockFormat for Iq4Xs {
 pub(in super::super) struct Mxfp4;
 
 impl BlockFormat for Mxfp4 {
+    type Quants = Symmetric<32, 5>;
     const BLOCK: usize = 32;
     const BYTES: usize = 17;
-    const GROUP: usize = 32;
-    const BITS: u32 = 5;
-    const OFFSET: i32 = 16;
-    const AFFINE: bool = false;
 
     #[inline(always)]
     fn unpack(block: &[u8], values: &mut [u8], scales: &mut [f32], _: &mut [f32]) {

@@ -11,6 +11,8 @@ macro_rules! row_by_row {
     ($($format:ident),*) => {
         $(
             impl PackedFormat for $format {
+                const ONE_ROW: bool = false;
+
                 #[inline(always)]
                 unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
                     // SAFETY: passed on from the caller.

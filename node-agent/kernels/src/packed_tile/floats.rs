@@ -13,10 +13,10 @@ const COLUMNS: usize = 192;
 
 /// Part of 16 rows: `[columns][16 rows]`.
 #[repr(C, align(64))]
-struct FloatPanel([f32; TILE_ROWS * COLUMNS]);
+struct FloatTile([f32; TILE_ROWS * COLUMNS]);
 
 /// A format of float weights.
-pub(super) trait FloatFormat {
+pub(in super::super) trait FloatFormat {
     const BYTES: usize;
 
     /// Writes 8 columns of 16 rows as `[8][16 rows]`.
@@ -85,14 +85,14 @@ impl FloatFormat for Bf16 {
 /// # Safety
 /// The processor has the instructions of `W`, and no other thread writes these columns.
 #[inline(always)]
-pub(super) unsafe fn multiply<W: Words, T: FloatFormat>(
+pub(in super::super) unsafe fn multiply<W: Words, T: FloatFormat>(
     product: &Product<'_>,
     x: &[f32],
     rows: Range<usize>,
 ) {
     const { assert!(W::COUNT == TILE_ROWS && <W::Floats as Lanes>::COUNT == TILE_ROWS) };
     let cols = product.matrix.cols();
-    let mut packed = FloatPanel([0.0; TILE_ROWS * COLUMNS]);
+    let mut packed = FloatTile([0.0; TILE_ROWS * COLUMNS]);
     for row in rows.clone().step_by(TILE_ROWS) {
         for column in (0..cols).step_by(COLUMNS) {
             let place = TilePlace {
@@ -122,7 +122,7 @@ pub(super) unsafe fn multiply<W: Words, T: FloatFormat>(
 /// The processor has the instructions of `W`.
 #[inline(always)]
 unsafe fn fill<W: Words, T: FloatFormat>(
-    packed: &mut FloatPanel,
+    packed: &mut FloatTile,
     matrix: &Matrix<'_>,
     place: &TilePlace,
 ) {
@@ -164,7 +164,7 @@ unsafe fn fill<W: Words, T: FloatFormat>(
 /// that this thread computes.
 #[inline(always)]
 unsafe fn tile<L: Lanes, const ROWS: usize>(
-    packed: &FloatPanel,
+    packed: &FloatTile,
     place: &TilePlace,
     x: &[f32],
     first: usize,

@@ -1,6 +1,5 @@
-//! The product with one row of activations (decoding for one sequence), for formats whose blocks are groups. Each block is multiplied
-//! while it is unpacked and never stored, because nothing uses it again. (Larger blocks have more sums than there are registers: packed
-//! tiles are as fast.) Additions are in the order of [`tile()`](super::tile()), so the results are the same to the bit.
+//! The product with one row of activations (decoding for one sequence). Each block is multiplied while it is unpacked and never stored,
+//! because nothing uses it again. Additions are in the order of [`tile()`](super::tile()), so the results are the same to the bit.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -11,6 +10,9 @@ use super::super::lanes::{Lanes, Words};
 use super::super::product::{Product, TILE_ROWS};
 use super::{Integers, Next, PackedFormat, Sums, TilePlace, Unpacked, advance, read_quad};
 
+/// Groups of a block, at most. What a format does not have is never computed, since the compiler knows the number of each.
+pub(super) const MOST_GROUPS: usize = 8;
+
 type Floats<I> = <<I as Integers>::Words as Words>::Floats;
 
 /// Computes the columns `rows` of the only row of the output for quantized weights.
@@ -20,11 +22,12 @@ type Floats<I> = <<I as Integers>::Words as Words>::Floats;
 #[inline(always)]
 pub(in super::super) unsafe fn multiply<I: Integers, F: PackedFormat>(
     product: &Product<'_>,
-    x: &QuantizedRows,
+    x: &QuantizedRows<'_>,
     rows: Range<usize>,
 ) {
     const { assert!(I::Words::COUNT == TILE_ROWS) };
-    assert!(F::BLOCK == F::GROUP, "a block is a group");
+    // Nothing else is compiled for other formats.
+    assert!(F::ONE_ROW, "a format that takes no packed tile");
     for row in rows.clone().step_by(TILE_ROWS) {
         let place = TilePlace {
             row,
@@ -46,36 +49,43 @@ pub(in super::super) unsafe fn multiply<I: Integers, F: PackedFormat>(
 #[inline(always)]
 unsafe fn totals<I: Integers, F: PackedFormat>(
     product: &Product<'_>,
-    x: &QuantizedRows,
+    x: &QuantizedRows<'_>,
     place: &TilePlace,
 ) -> Floats<I> {
     let mut weights = place.rows(&product.matrix, F::BYTES, F::BLOCK);
     let mut next = Next::of(&product.matrix, place, F::BYTES, F::BLOCK);
     let mut totals = Floats::<I>::splat(0.0);
-    let sums = x.negated_sums.iter().zip(&x.scaled_sums);
-    let groups = x.values.chunks_exact(F::GROUP).zip(&x.scales).zip(sums);
-    for ((x_values, x_scale), (x_sum, x_scaled_sum)) in groups {
-        // SAFETY: a block of each row that was not yet passed; as many activations; else the caller's promise.
+    debug_assert!(x.cols.is_multiple_of(F::BLOCK) && x.groups == x.cols / F::GROUP);
+    for block in 0..x.cols / F::BLOCK {
+        // SAFETY: a block of each row that was not yet passed; as many activations and groups of them; else the caller's promise.
         unsafe {
-            let mut block = Multiplied::<I, F> {
-                x: x_values.as_ptr(),
-                sums: I::Sums::new(),
-                scales: Lanes::splat(0.0),
-                minimums: Lanes::splat(0.0),
+            let mut parts = Multiplied::<I, F> {
+                x: x.values.as_ptr().add(block * F::BLOCK),
+                sums: [I::Sums::new(); MOST_GROUPS],
+                scales: [Lanes::splat(0.0); MOST_GROUPS],
+                minimums: [Lanes::splat(0.0); MOST_GROUPS],
                 next,
                 format: PhantomData,
             };
-            F::unpack_rows::<I::Words>(&weights, &mut block);
-            let start = match F::OFFSET != 0 && !I::takes_offset::<F>() {
-                true => F::OFFSET * x_sum,
-                false => 0,
-            };
-            let sums = block.sums.whole().add(start).to_floats();
-            let scales = block.scales.multiply(Lanes::splat(*x_scale));
-            totals = sums.multiply_add(scales, totals);
-            if F::AFFINE {
-                totals = (block.minimums).multiply_add(Lanes::splat(*x_scaled_sum), totals);
-            }
+            F::unpack_rows::<I::Words>(&weights, &mut parts);
+            // A loop would keep them all in memory.
+            const { assert!(MOST_GROUPS == 8) };
+            unroll!(group in 0 1 2 3 4 5 6 7 {
+                if group < F::BLOCK / F::GROUP {
+                    let at = block * (F::BLOCK / F::GROUP) + group;
+                    let start = match F::OFFSET != 0 && !I::takes_offset::<F::Quants>() {
+                        true => F::OFFSET * *x.negated_sums.get_unchecked(at),
+                        false => 0,
+                    };
+                    let sums = parts.sums[group].whole().add(start).to_floats();
+                    let x_scale = Lanes::splat(*x.scales.get_unchecked(at));
+                    totals = sums.multiply_add(parts.scales[group].multiply(x_scale), totals);
+                    if F::AFFINE {
+                        let x_sum = Lanes::splat(*x.scaled_sums.get_unchecked(at));
+                        totals = parts.minimums[group].multiply_add(x_sum, totals);
+                    }
+                }
+            });
             advance(&mut weights, F::BYTES);
         }
         next.advance(F::BYTES);
@@ -86,9 +96,9 @@ unsafe fn totals<I: Integers, F: PackedFormat>(
 /// A block's products with the activations.
 struct Multiplied<I: Integers, F> {
     x: *const i8,
-    sums: I::Sums,
-    scales: Floats<I>,
-    minimums: Floats<I>,
+    sums: [I::Sums; MOST_GROUPS],
+    scales: [Floats<I>; MOST_GROUPS],
+    minimums: [Floats<I>; MOST_GROUPS],
     next: Next,
     format: PhantomData<F>,
 }
@@ -99,20 +109,20 @@ impl<I: Integers, F: BlockFormat> Unpacked<I::Words> for Multiplied<I, F> {
         self.next.ask::<I::Words>(quad);
         // SAFETY: columns of the block, of which there are as many activations.
         let x_four = unsafe { read_quad(self.x.add(4 * quad)) };
-        let four = match I::takes_offset::<F>() {
+        let four = match I::takes_offset::<F::Quants>() {
             true => words.xor(0x8080_8080),
             false => words,
         };
-        self.sums.add_quad::<F>(four, x_four);
+        self.sums[4 * quad / F::GROUP].add_quad::<F::Quants>(four, x_four);
     }
 
     #[inline(always)]
-    unsafe fn scale(&mut self, _only: usize, scales: Floats<I>) {
-        self.scales = scales;
+    unsafe fn scale(&mut self, group: usize, scales: Floats<I>) {
+        self.scales[group] = scales;
     }
 
     #[inline(always)]
-    unsafe fn minimum(&mut self, _only: usize, minimums: Floats<I>) {
-        self.minimums = minimums;
+    unsafe fn minimum(&mut self, group: usize, minimums: Floats<I>) {
+        self.minimums[group] = minimums;
     }
 }

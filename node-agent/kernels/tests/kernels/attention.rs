@@ -11,7 +11,8 @@ use crate::reference::Random;
 
 #[derive(Clone)]
 struct Case {
-    shape: AttentionShape,
+    shape: AttentionShape<'static>,
+    sinks: Option<Vec<f32>>,
     /// Rows of `heads * head_dim`, for every position.
     queries: Vec<f32>,
     keys: Vec<f32>,
@@ -67,7 +68,9 @@ impl Case {
                 scale: 1.0 / (head_dim as f32).sqrt(),
                 window: None,
                 softcap: None,
+                sinks: None,
             },
+            sinks: None,
             queries: random
                 .units(positions * row)
                 .iter()
@@ -111,7 +114,10 @@ impl Case {
         let mut out = vec![f32::NAN; rows * self.row()];
         attention(
             pool,
-            &self.shape,
+            &AttentionShape {
+                sinks: self.sinks.as_deref(),
+                ..self.shape
+            },
             &mut [SequenceAttention {
                 queries: &self.queries[first * self.row()..(first + rows) * self.row()],
                 first_position: first,
@@ -147,8 +153,10 @@ impl Case {
                 }
             })
             .collect();
-        let largest = scores.iter().copied().fold(f64::MIN, f64::max);
-        let sum: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
+        let sink = self.sinks.as_ref().map(|sinks| f64::from(sinks[head]));
+        let all = || scores.iter().copied().chain(sink);
+        let largest = all().fold(f64::MIN, f64::max);
+        let sum: f64 = all().map(|s| (s - largest).exp()).sum();
         let mut out = vec![0.0; head_dim];
         for (p, score) in seen.zip(&scores) {
             let weight = (score - largest).exp() / sum;
@@ -165,7 +173,7 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
 }
 
 /// Grouped and not, odd dimensions, more than one chunk. Then windows, which begin in the middle of blocks and end before some chunks, and
-/// soft caps. Each in all formats that hold heads of that size.
+/// soft caps; then sinks. Each in all formats that hold heads of that size.
 fn cases(seed: u64) -> Vec<Case> {
     let plain = [
         (9, 3, 64, 140),
@@ -195,11 +203,17 @@ fn cases(seed: u64) -> Vec<Case> {
             case
         })
     };
-    plain
-        .into_iter()
-        .chain(with_windows)
-        .flat_map(in_formats)
-        .collect()
+    let sizes = [(8, 2, 32, 90), (2, 1, 24, 300), (9, 3, 32, 20)];
+    let with_sinks = sizes.into_iter().zip([None, Some(130), Some(8)]);
+    let with_sinks = with_sinks.flat_map(|(sizes, window)| in_formats((window, None, sizes)));
+    let with_sinks = with_sinks.map(|mut case| {
+        // Far below the scores, among them, and above.
+        let sinks = [-1e3, -2.0, 0.5, 3.0, 40.0];
+        case.sinks = Some((0..case.shape.heads).map(|head| sinks[head % 5]).collect());
+        case
+    });
+    let others = plain.into_iter().chain(with_windows).flat_map(in_formats);
+    others.chain(with_sinks).collect()
 }
 
 #[test]

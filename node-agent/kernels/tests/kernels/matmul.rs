@@ -2,7 +2,7 @@
 //! and the other matrices.
 
 use prima_gguf::GgmlType;
-use prima_kernels::{IsaLevel, Matrix, ThreadPool, matmul};
+use prima_kernels::{IsaLevel, Matrix, RowsProduct, ThreadPool, matmul, matmul_rows};
 
 use crate::reference::{FORMATS, Random, Scales, random_weights, weights};
 
@@ -300,4 +300,54 @@ fn no_rows_and_no_activations_give_nothing() {
     let some = Matrix::new(GgmlType::Q4_1, 1, 64, &bytes).unwrap();
     assert!(product(&pool, some, &[]).is_empty());
     matmul(&pool, &[], 0, &mut []);
+}
+
+/// As experts are multiplied: none, one or several rows each, matrices of several formats.
+#[test]
+fn products_with_some_rows_have_the_bits_of_their_own() {
+    let mut random = Random(11);
+    const COLS: usize = 512;
+    const ROWS: usize = 9;
+    let x = random.units(ROWS * COLS);
+    for level in IsaLevel::available() {
+        for threads in [1, 3] {
+            let pool = pool(threads, level);
+            let ranges = [0..3, 3..3, 3..4, 4..9, 0..9, 8..9];
+            let parts: Vec<_> = ranges
+                .into_iter()
+                .enumerate()
+                .map(|(index, range)| {
+                    let format = FORMATS[(index * 5 + threads) % FORMATS.len()];
+                    let rows = 1 + random.below(70);
+                    let bytes = random_weights(&mut random, format, rows * COLS, Scales::Usual);
+                    (format, rows, range, bytes)
+                })
+                .collect();
+            let matrix = |part: &(GgmlType, usize, std::ops::Range<usize>, Vec<u8>)| {
+                bits(&product(
+                    &pool,
+                    Matrix::new(part.0, part.1, COLS, &part.3).unwrap(),
+                    &x[part.2.start * COLS..part.2.end * COLS],
+                ))
+            };
+            let expected: Vec<_> = parts.iter().map(matrix).collect();
+            let mut outs: Vec<Vec<f32>> = parts
+                .iter()
+                .map(|part| vec![f32::NAN; part.1 * part.2.len()])
+                .collect();
+            let mut products: Vec<_> = parts
+                .iter()
+                .zip(&mut outs)
+                .map(|((format, rows, range, bytes), out)| RowsProduct {
+                    matrix: Matrix::new(*format, *rows, COLS, bytes).unwrap(),
+                    rows: range.clone(),
+                    out,
+                })
+                .collect();
+            matmul_rows(&pool, &x, ROWS, &mut products);
+            for (out, expected) in outs.iter().zip(expected) {
+                assert_eq!(bits(out), expected, "{level} on {threads}");
+            }
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! Gemma 2. The converter has added the 1 to the weights of norms.
 
-use super::llama::LLAMA;
+use super::llama::DENSE;
 use super::{EmbeddingScale, Family, Presence, Softcap, Softcaps, WindowedRope, Windows};
 use crate::rope::RopePairing;
 use crate::spec::Activation;
@@ -23,5 +23,5 @@ pub const GEMMA2: Family = Family {
         logits: Softcap::Key(Some(30.0)),
     },
     scaled_by_width: Some(46),
-    ..LLAMA
+    ..DENSE
 };

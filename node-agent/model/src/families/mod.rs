@@ -4,17 +4,23 @@
 mod gemma2;
 mod gemma3;
 mod glm4;
+mod glm4moe;
+mod gpt_oss;
 mod granite;
+mod granitemoe;
 mod llama;
 mod mistral3;
 mod olmo2;
+mod olmoe;
 mod phi3;
 mod qwen2;
+mod qwen2moe;
 mod qwen3;
+mod qwen3moe;
 mod smollm3;
 
 use crate::rope::RopePairing;
-use crate::spec::Activation;
+use crate::spec::{Activation, Gating};
 
 /// What a family's layers consist of. Queries, keys and values may lie in one tensor in any family, and so may gate and up.
 #[derive(Debug)]
@@ -22,10 +28,14 @@ pub struct Family {
     /// The name in `general.architecture`, which is also the prefix of the family's metadata keys.
     pub architecture: &'static str,
     pub rope_pairing: RopePairing,
+    /// Whether files whose positions have parts (`rope.dimension_sections`, M-RoPE) pair halves instead.
+    pub sections_pair_halves: bool,
     /// Every so many layers, one is not rotated.
     pub unrotated: Option<usize>,
     /// Whether attention and feed-forward norm what they are given.
     pub pre_norms: bool,
+    /// The norm before the feed-forward part, as files call it.
+    pub feed_forward_norm: &'static str,
     /// Whether the results of attention and feed-forward go through norms of their own.
     pub post_norms: bool,
     pub head_norms: HeadNormKind,
@@ -37,6 +47,8 @@ pub struct Family {
     pub embedding_scale: EmbeddingScale,
     pub windows: Windows,
     pub softcaps: Softcaps,
+    /// Whether each query head has a score for attending to nothing.
+    pub sinks: bool,
     /// With this many layers, queries are scaled as if heads had the width hidden / heads. (Gemma's largest models.)
     pub scaled_by_width: Option<usize>,
     /// Whether the file has factors of scores, of results before they are added, and of logits (`attention.scale`, `residual_scale`,
@@ -47,9 +59,38 @@ pub struct Family {
     pub long_context_keys: bool,
     /// A matrix that makes scores of the last state, where the file says that it ranks texts.
     pub classifier: Presence,
-    /// Keys that must be absent or zero, and the feature that each would turn on.
-    pub refused: &'static [(&'static str, &'static str)],
+    /// What the feed-forward part has in place of one network for all tokens; `None`: files with experts are refused.
+    pub experts: Option<ExpertKind>,
 }
+
+/// Experts, of which each token takes a few. The file may say otherwise how they are chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertKind {
+    /// Whether files of the family must have them.
+    pub presence: Presence,
+    pub gating: Gating,
+    /// Whether the weights of those chosen are divided by their sum.
+    pub normalized: bool,
+    /// Of the router and the experts.
+    pub biases: Presence,
+    /// Whether there is a bias for choosing alone.
+    pub selection_bias: bool,
+    /// An expert that all tokens go through.
+    pub shared: Presence,
+    /// Whether what it makes is multiplied by a sigmoid of its own.
+    pub shared_gate: bool,
+}
+
+/// Experts as most families have them.
+const EXPERTS: ExpertKind = ExpertKind {
+    presence: Presence::Always,
+    gating: Gating::Softmax,
+    normalized: true,
+    biases: Presence::Never,
+    selection_bias: false,
+    shared: Presence::Never,
+    shared_gate: false,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
@@ -65,6 +106,8 @@ pub enum HeadNormKind {
     None,
     /// Of each head, with the same weights.
     EachHead,
+    /// The same, where the file has them.
+    EachHeadIfThere,
     /// Of all heads together.
     AllHeads,
 }
@@ -97,7 +140,7 @@ pub enum Windows {
 /// The rotation in layers with a window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum WindowedRope {
-    /// As in the others.
+    /// As in the others, with a base of its own where the file says so.
     Same,
     /// Never scaled, with a base of its own, which is this where the file does not say.
     Base(f32),
@@ -118,7 +161,7 @@ pub enum Softcap {
     Key(Option<f32>),
 }
 
-const ALL: [&Family; 11] = [
+const ALL: [&Family; 17] = [
     &llama::LLAMA,
     &qwen2::QWEN2,
     &qwen3::QWEN3,
@@ -130,6 +173,12 @@ const ALL: [&Family; 11] = [
     &olmo2::OLMO2,
     &granite::GRANITE,
     &glm4::GLM4,
+    &qwen3moe::QWEN3MOE,
+    &olmoe::OLMOE,
+    &qwen2moe::QWEN2MOE,
+    &granitemoe::GRANITEMOE,
+    &gpt_oss::GPT_OSS,
+    &glm4moe::GLM4MOE,
 ];
 
 /// The family of this name.

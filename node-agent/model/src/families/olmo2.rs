@@ -1,6 +1,6 @@
 //! OLMo 2 and 3: norms behind attention and feed-forward, and none before them.
 
-use super::llama::LLAMA;
+use super::llama::DENSE;
 use super::{Family, HeadNormKind, Presence, WindowedRope, Windows};
 use crate::rope::RopePairing;
 
@@ -17,5 +17,5 @@ pub const OLMO2: Family = Family {
         default: None,
         rope: WindowedRope::Unscaled,
     },
-    ..LLAMA
+    ..DENSE
 };

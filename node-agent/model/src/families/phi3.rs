@@ -1,6 +1,6 @@
 //! Phi 3, 3.5 and 4 (dense). Files name a window that llama.cpp does not use, and of another size than the models were trained with.
 
-use super::llama::LLAMA;
+use super::llama::DENSE;
 use super::{Family, Presence, Windows};
 use crate::rope::RopePairing;
 
@@ -10,5 +10,5 @@ pub const PHI3: Family = Family {
     attention_biases: Presence::Never,
     other_biases: Presence::Never,
     windows: Windows::Ignored,
-    ..LLAMA
+    ..DENSE
 };

@@ -1,6 +1,6 @@
 //! Qwen 2 and 2.5 (dense).
 
-use super::llama::LLAMA;
+use super::llama::DENSE;
 use super::{Family, Presence};
 use crate::rope::RopePairing;
 
@@ -9,5 +9,5 @@ pub const QWEN2: Family = Family {
     rope_pairing: RopePairing::Halves,
     attention_biases: Presence::Always,
     other_biases: Presence::Never,
-    ..LLAMA
+    ..DENSE
 };

@@ -1,6 +1,6 @@
 //! Qwen 3 (dense), and what is distilled into it.
 
-use super::llama::LLAMA;
+use super::llama::DENSE;
 use super::{Family, HeadNormKind, Presence};
 use crate::rope::RopePairing;
 
@@ -11,5 +11,5 @@ pub const QWEN3: Family = Family {
     attention_biases: Presence::Never,
     other_biases: Presence::Never,
     classifier: Presence::IfThere,
-    ..LLAMA
+    ..DENSE
 };

@@ -1,11 +1,11 @@
 //! SmolLM 3.
 
-use super::llama::LLAMA;
+use super::llama::DENSE;
 use super::{Family, Presence};
 
 pub const SMOLLM3: Family = Family {
     architecture: "smollm3",
     unrotated: Some(4),
     other_biases: Presence::Never,
-    ..LLAMA
+    ..DENSE
 };

@@ -52,8 +52,11 @@ function draw(state) {
       const planned = member.planned_read_bytes == null ? "" : `, planned ${bytes(member.planned_read_bytes)}`;
       const last = earlier.get(member.name);
       const waited = last && passed ? Math.min(1, (member.disk_seconds - last.disk_seconds) / passed) : 0;
+      const needed = member.expert_hits + member.expert_misses;
+      const read = needed ? `${Math.round(100 * member.expert_hits / needed)} % of experts were there when needed` :
+        `${bytes(member.streamed_weight_bytes)} read per token${planned}`;
       row.append(make("div", "layers", `${Math.round(100 * member.resident_weight_bytes / weights)} % of weights in memory, ` +
-        `${bytes(member.streamed_weight_bytes)} read per token${planned}; waiting for disk ${Math.round(waited * 100)} %; ` +
+        `${read}; waiting for disk ${Math.round(waited * 100)} %; ` +
         `memory pressure ${(member.memory_pressure_ratio * 100).toFixed(1)} %`));
     }
     return row;

@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use prima_crds::error_chain;
 use prima_test_hub::{Cut, Fail};
 use prima_weights::tensors::total_bytes;
 use prima_weights::{Client, Download, DownloadError, Progress, Remote};
 use tokio::sync::watch;
 
-use crate::support::{FILE, REPO, Setup, chain, download, quick};
+use crate::support::{FILE, REPO, Setup, download, quick};
 
 #[tokio::test]
 async fn bodies_that_break_off_are_gone_on_with() {
@@ -45,7 +46,7 @@ async fn a_server_that_breaks_off_at_once_is_given_up() {
         })
     });
     let error = download(&remote, &file, &setup.whole()).await.unwrap_err();
-    let error = chain(&error);
+    let error = error_chain(&error);
     assert!(error.contains("no answer after 4 tries"), "{error}");
 }
 
@@ -79,7 +80,7 @@ async fn failures_of_the_server_are_waited_out() {
             times: 1000,
         })
     });
-    let error = chain(
+    let error = error_chain(
         &Remote::open(&setup.client, &setup.source())
             .await
             .unwrap_err(),
@@ -118,7 +119,7 @@ async fn a_server_that_nobody_reaches_is_named() {
     drop(setup.hub);
     tokio::time::sleep(Duration::from_millis(100)).await;
     let source = crate::support::hub_source(&endpoint, REPO, "main", FILE);
-    let error = chain(&Remote::open(&setup.client, &source).await.unwrap_err());
+    let error = error_chain(&Remote::open(&setup.client, &source).await.unwrap_err());
     assert!(
         error.contains(&format!("cannot fetch {endpoint}")),
         "{error}"
@@ -134,7 +135,7 @@ async fn a_server_without_ranges_is_used_only_on_request() {
     let file = setup.local("m.gguf", &remote);
     let share = setup.share(0..1, false);
     setup.hub.clear();
-    let error = chain(&download(&remote, &file, &share).await.unwrap_err());
+    let error = error_chain(&download(&remote, &file, &share).await.unwrap_err());
     assert!(
         error.contains("the server cannot send parts of the file"),
         "{error}"
@@ -171,7 +172,7 @@ async fn a_server_that_stops_sending_ranges_is_told_so() {
     let remote = setup.open().await;
     let file = setup.local("m.gguf", &remote);
     setup.hub.control(|control| control.ignore_ranges = true);
-    let error = chain(
+    let error = error_chain(
         &download(&remote, &file, &setup.share(0..1, false))
             .await
             .unwrap_err(),
@@ -222,7 +223,7 @@ async fn another_version_at_the_same_address_is_refused() {
     setup
         .hub
         .control(|control| control.signed_for_millis = 60_000);
-    let error = chain(&download(&remote, &file, &setup.whole()).await.unwrap_err());
+    let error = error_chain(&download(&remote, &file, &setup.whole()).await.unwrap_err());
     assert!(
         error.contains("the file changed on the server: sha256 was"),
         "{error}"
@@ -269,7 +270,11 @@ async fn other_errors_than_the_lines_are_not_tried_again() {
         .await
         .unwrap_err();
     assert!(matches!(error, DownloadError::Fetch { .. }));
-    assert!(chain(&error).contains("404"), "{}", chain(&error));
+    assert!(
+        error_chain(&error).contains("404"),
+        "{}",
+        error_chain(&error)
+    );
     assert!(
         setup.hub.requests() <= 4,
         "{} requests",

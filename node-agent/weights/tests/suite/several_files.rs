@@ -1,11 +1,12 @@
 //! A model in several files: its headers tell of all of them, and members fetch their own tensors out of each.
 
+use prima_crds::error_chain;
 use prima_gguf::writer::split;
 use prima_gguf::{Gguf, part_paths};
 use prima_weights::tensors::{of_part, ranges, total_bytes};
 use prima_weights::{Cache, RemoteModel, RemoteModelError, Source, identities};
 
-use crate::support::{LAYERS, REPO, Setup, chain, download, hub_source};
+use crate::support::{LAYERS, REPO, Setup, download, hub_source};
 
 const COUNT: usize = 3;
 
@@ -109,7 +110,7 @@ async fn a_part_that_is_missing_or_of_another_model_is_named() {
     let parts = publish(&setup);
     let open = async || {
         let opened = RemoteModel::open(&setup.client, &source(&setup)).await;
-        chain(&opened.unwrap_err())
+        error_chain(&opened.unwrap_err())
     };
     setup.publish(&name(3), &parts[1]);
     let error = open().await;
@@ -126,8 +127,8 @@ async fn a_part_that_is_missing_or_of_another_model_is_named() {
     let error = RemoteModel::open(&setup.client, &second).await.unwrap_err();
     assert!(matches!(error, RemoteModelError::Header(_)));
     assert!(
-        chain(&error).contains("expected the first of 3 parts"),
+        error_chain(&error).contains("expected the first of 3 parts"),
         "{}",
-        chain(&error)
+        error_chain(&error)
     );
 }

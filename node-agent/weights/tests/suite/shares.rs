@@ -1,10 +1,11 @@
 //! Members fetch their shares: the right bytes, once, and no others.
 
+use prima_crds::error_chain;
 use prima_weights::tensors::total_bytes;
 use prima_weights::{DownloadError, Progress};
 use prima_weights::{LocalFile, Remote};
 
-use crate::support::{LAYERS, Setup, chain, download};
+use crate::support::{LAYERS, Setup, download};
 
 #[tokio::test]
 async fn each_member_gets_its_share_and_nothing_else() {
@@ -154,7 +155,7 @@ async fn a_version_that_the_disk_does_not_have_is_not_mixed_in() {
 
     // The server's other version, met by an open connection, by a new one, and by a new one to a plain address.
     let during = download(&before, &file, &setup.whole()).await.unwrap_err();
-    let during = chain(&during);
+    let during = error_chain(&during);
     assert!(
         during.contains("the file changed on the server: version (ETag) was"),
         "{during}"
@@ -184,7 +185,7 @@ async fn a_file_of_another_length_is_not_mixed_in() {
     assert_eq!(remote.identity().etag, None);
     let file = setup.local("m.gguf", &remote);
     setup.publish(crate::support::FILE, &setup.model[..setup.model.len() - 32]);
-    let error = chain(
+    let error = error_chain(
         &download(&remote, &file, &setup.share(0..1, false))
             .await
             .unwrap_err(),

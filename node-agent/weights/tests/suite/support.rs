@@ -145,17 +145,6 @@ pub fn quick() -> Retry {
     }
 }
 
-/// An error with everything behind it, as a log would show it.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        text += &format!(": {error}");
-        next = error.source();
-    }
-    text
-}
-
 /// A model of some 5 MB: its tensors in the order in which converters write them, and a vocabulary of `tokens`.
 pub fn model(tokens: usize) -> Vec<u8> {
     let mut writer = GgufWriter::new();

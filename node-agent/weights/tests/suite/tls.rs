@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
+use prima_crds::error_chain;
 use prima_weights::{Client, Location, Remote, Source};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::ServerConfig;
@@ -11,7 +12,7 @@ use rustls::pki_types::PrivateKeyDer;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-use crate::support::{FILE, REPO, Setup, chain, quick};
+use crate::support::{FILE, REPO, Setup, quick};
 
 const ADDRESS: &str = "PRIMA_TEST_ADDRESS";
 
@@ -29,7 +30,7 @@ async fn opener() {
         Ok(remote) => println!("\nopened {}", remote.identity().size_bytes),
         Err(error) => println!(
             "\nrefused {} transient {}",
-            chain(&error),
+            error_chain(&error),
             error.is_transient()
         ),
     }

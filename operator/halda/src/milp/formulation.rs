@@ -66,6 +66,8 @@ struct Variables {
     cpu_layers: Col,
     /// n and g, where it has a GPU.
     gpu: Option<(Col, Col)>,
+    /// h, where its GPU can have the output head, and the seconds that this takes less.
+    gpu_head: Option<(Col, f64)>,
 }
 
 /// What a device's layers take, in milliseconds and units.
@@ -77,6 +79,8 @@ struct Work {
     /// What stays in memory (KV cache, a draft model), and weights that need it.
     stays: Terms,
     weights: Terms,
+    /// Beside these, the output head and the embedding.
+    head: Terms,
     /// How much memory is lacking for all of it: above 0, it does not fit.
     lacking: Terms,
     /// Buffers minus memory: below 0, there is room.
@@ -161,11 +165,16 @@ impl<'a> Formulation<'a> {
         let gpu = device.gpu.as_ref();
         let gpu_layers = gpu.map(|_| self.whole(0.0, 0.0..=layers));
         let uses_gpu = gpu.map(|_| self.whole(0.0, 0.0..=1.0));
+        let gpu_head = gpu.and_then(|gpu| gpu.head_seconds).map(|seconds| {
+            let gained = device.head_seconds - seconds;
+            (self.whole(-gained * MILLISECONDS, 0.0..=1.0), gained)
+        });
         Variables {
             takes_part,
             is_rank0,
             cpu_layers,
             gpu: gpu_layers.zip(uses_gpu),
+            gpu_head,
         }
     }
 
@@ -181,11 +190,17 @@ impl<'a> Formulation<'a> {
         let none_without = [(takes_part, -layers)];
         self.row(..=0.0, variables.all_layers().chain(none_without));
         // Every member computes something; rank 0 may take part for the output head alone.
-        let own_layer = if device.required { 0.0 } else { 1.0 };
+        let must = device.required || self.program.input.fewest > 1;
+        let own_layer = if must { 0.0 } else { 1.0 };
         let something = [(takes_part, -1.0), (is_rank0, own_layer)];
         self.row(0.0.., variables.all_layers().chain(something));
         if let Some((gpu_layers, uses_gpu)) = variables.gpu {
             self.row(..=0.0, [(gpu_layers, 1.0), (uses_gpu, -layers)]);
+            // The head comes to layers only, as `latency` has it.
+            if let Some((gpu_head, _)) = variables.gpu_head {
+                self.row(..=0.0, [(gpu_head, 1.0), (gpu_layers, -1.0)]);
+                self.row(..=0.0, [(gpu_head, 1.0), (is_rank0, -1.0)]);
+            }
         }
     }
 
@@ -198,11 +213,17 @@ impl<'a> Formulation<'a> {
             is_rank0,
             cpu_layers,
             gpu,
+            gpu_head,
         } = variables;
         let mut token = vec![
             (cpu_layers, device.cpu.decode_seconds * ms),
             (is_rank0, device.head_seconds * ms),
         ];
+        let mut head = vec![(is_rank0, model.head_bytes * units)];
+        if let Some((gpu_head, gained)) = gpu_head {
+            token.push((gpu_head, -gained * ms));
+            head.push((gpu_head, -model.output_bytes * units));
+        }
         let mut chunk = vec![(cpu_layers, positions * device.cpu.prefill_seconds * ms)];
         // Layers in the device's own memory, and the KV cache of each.
         let mut in_memory = vec![(cpu_layers, model.layer_kv_bytes)];
@@ -213,7 +234,7 @@ impl<'a> Formulation<'a> {
             chunk.push((uses, k * gpu.copy_seconds * ms));
             match gpu.memory_bytes {
                 None => in_memory.push((layers, model.gpu_layer_kv_bytes)),
-                Some(available) => self.gpu_memory(available, layers, uses),
+                Some(available) => self.gpu_memory(available, layers, uses, gpu_head),
             }
         }
         let mut stays = times(&in_memory, units);
@@ -223,25 +244,29 @@ impl<'a> Formulation<'a> {
             .map(|&(layers, _)| (layers, model.layer_bytes * units))
             .collect();
         let room = (model.buffer_bytes - device.memory_bytes) * units;
-        let beside = [(is_rank0, model.head_bytes * units), (takes_part, room)];
-        let lacking = stays.iter().chain(&weights).copied();
-        let lacking = lacking.chain(beside).collect();
+        let lacking = stays.iter().chain(&weights).chain(&head).copied();
+        let lacking = lacking.chain([(takes_part, room)]).collect();
         Work {
             token,
             chunk,
             stays,
             weights,
+            head,
             lacking,
             room,
         }
     }
 
-    /// A GPU's own memory must be enough for its layers.
-    fn gpu_memory(&mut self, available: f64, layers: Col, uses: Col) {
+    /// A GPU's own memory must be enough for its layers and the output head.
+    fn gpu_memory(&mut self, available: f64, layers: Col, uses: Col, gpu_head: Option<(Col, f64)>) {
         let model = &self.program.input.model;
         let layer = (model.layer_bytes + model.gpu_layer_kv_bytes) / UNIT_BYTES;
         let room = (model.gpu_buffer_bytes - available) / UNIT_BYTES;
-        self.row(..=0.0, [(layers, layer), (uses, room)]);
+        let head = gpu_head.map(|(gpu_head, _)| (gpu_head, model.gpu_output_bytes / UNIT_BYTES));
+        self.row(
+            ..=0.0,
+            [(layers, layer), (uses, room)].into_iter().chain(head),
+        );
     }
 
     /// What cannot be read from disk must fit. Of the weights, o do not fit: they are read for each token, ahead of their use as far as the
@@ -253,14 +278,20 @@ impl<'a> Formulation<'a> {
         let buffer = self.rows.add_column(0.0, 0.0..);
         let ahead = self.rows.add_column(0.0, 0.0..);
         let stall = self.rows.add_column(0.0, 0.0..);
-        let lacking = work.lacking.iter().copied();
-        self.row(..=0.0, lacking.chain([(overflow, -1.0)]));
+        let experts = self.missing_experts(work, overflow);
+        let lacking = work.lacking.iter().copied().chain([(overflow, -1.0)]);
+        self.row(
+            ..=0.0,
+            lacking.chain(experts.map(|experts| (experts, -1.0))),
+        );
         let stays = work.stays.iter().copied();
         let kept = [(buffer, 1.0), (variables.takes_part, work.room)];
         self.row(..=0.0, stays.chain(kept));
         self.row(..=0.0, [(ahead, 1.0), (buffer, -1.0)]);
         // Read ahead is at most what the disk gives while the others work.
+        let share = self.program.input.model.experts.share;
         let own = times(&work.token, disk / k).into_iter();
+        let own = own.chain(experts.map(|experts| (experts, share / k)));
         self.row(
             ..=0.0,
             own.chain([(ahead, 1.0), (cycle, -disk), (stall, disk)]),
@@ -281,25 +312,52 @@ impl<'a> Formulation<'a> {
         let slowed = [(chunk_stall, 1.0), (overflow, -overlap.slowdown / disk)];
         self.row(0.0.., slowed);
         work.chunk.push((chunk_stall, 1.0));
+        // Nothing hides reading experts: which are needed is not known before.
+        if let Some(experts) = experts {
+            self.cycle_terms.push((experts, share / (k * disk)));
+            work.chunk.push((experts, 1.0 / disk));
+        }
+    }
+
+    /// Experts that are not in memory, if the model has some. Other weights are there as long as some experts are.
+    fn missing_experts(&mut self, work: &Work, overflow: Col) -> Option<Col> {
+        let layer_bytes = self.program.input.model.experts.layer_bytes;
+        if layer_bytes == 0.0 {
+            return None;
+        }
+        let experts = self.rows.add_column(0.0, 0.0..);
+        let all_missing = self.whole(0.0, 0.0..=1.0);
+        let part = layer_bytes / self.program.input.model.layer_bytes;
+        let all = times(&work.weights, part);
+        let all_but = all.iter().map(|&(layers, bytes)| (layers, -bytes));
+        self.row(..=0.0, all_but.chain([(experts, 1.0)]));
+        let most = self.most_lacking();
+        self.row(..=0.0, [(overflow, 1.0), (all_missing, -most)]);
+        let some = [(experts, -1.0), (all_missing, most)];
+        self.row(..=most, all.into_iter().chain(some));
+        Some(experts)
+    }
+
+    /// The most that memory can lack: with everything on one device.
+    fn most_lacking(&self) -> f64 {
+        let model = &self.program.input.model;
+        let kv = model.layer_kv_bytes.max(model.gpu_layer_kv_bytes);
+        let beside = model.head_bytes + model.draft_bytes + model.buffer_bytes;
+        (model.layers as f64 * (model.layer_bytes + kv) + beside) / UNIT_BYTES
     }
 
     /// y: where not everything fits, everything is read again.
     fn all_or_nothing(&mut self, variables: &Variables, work: &mut Work, disk: f64) {
-        let model = &self.program.input.model;
         let disk = disk / UNIT_BYTES / MILLISECONDS;
-        let (layers, head) = (model.layers as f64, model.head_bytes / UNIT_BYTES);
-        // The most that memory can lack: with everything on one device.
-        let kv = model.layer_kv_bytes.max(model.gpu_layer_kv_bytes);
-        let beside = model.head_bytes + model.draft_bytes + model.buffer_bytes;
-        let most = (layers * (model.layer_bytes + kv) + beside) / UNIT_BYTES;
+        let most = self.most_lacking();
         let read_again = self.whole(0.0, 0.0..=1.0);
         let read = self.rows.add_column(0.0, 0.0..);
         let lacking = work.lacking.iter().copied();
         self.row(..=0.0, lacking.chain([(read_again, -most)]));
         let stays = work.stays.iter().copied();
         self.row(..=0.0, stays.chain([(variables.takes_part, work.room)]));
-        let weights = work.weights.iter().copied();
-        let all = [(variables.is_rank0, head), (read, -1.0), (read_again, most)];
+        let weights = work.weights.iter().chain(&work.head).copied();
+        let all = [(read, -1.0), (read_again, most)];
         self.row(..=most, weights.chain(all));
         self.cycle_terms.push((read, 1.0 / (self.rounds * disk)));
         work.chunk.push((read, 1.0 / disk));
@@ -375,7 +433,7 @@ impl<'a> Formulation<'a> {
         }
     }
 
-    /// Every layer has a device, one device is rank 0, and at least two take part.
+    /// Every layer has a device, one device is rank 0, and at least two take part, or as many as are asked for.
     fn ring(&mut self) {
         let layers = self.program.input.model.layers as f64;
         let terms = std::mem::take(&mut self.layer_terms);
@@ -383,7 +441,7 @@ impl<'a> Formulation<'a> {
         let leads = ones(&self.columns.is_rank0);
         self.row(1.0..=1.0, leads);
         let members = ones(&self.columns.takes_part);
-        self.row(2.0.., members);
+        self.row(self.program.input.fewest.max(2) as f64.., members);
         let cycle = std::mem::take(&mut self.cycle_terms);
         self.row(0.0..=0.0, cycle);
     }

@@ -3,13 +3,13 @@
 use prima_crds::v1alpha1::model::{Model, ResolvedModel};
 use prima_crds::v1alpha1::ring_plan::{RingPlan, RingPlanSpec};
 
-use super::memory;
+use super::{keys, memory};
 use crate::model_controller::candidates::Candidates;
 
 /// Why a ring cannot go on, for people.
 #[derive(Debug, PartialEq)]
 pub enum Broken {
-    /// Agents have new addresses, and could do there what they did.
+    /// Agents have new addresses or keys, and could do what they did.
     Moved(String),
     Changed(String),
 }
@@ -47,6 +47,11 @@ pub fn going_on(
     {
         return Err(Broken::Changed(format!("spec.rank0 is {wanted} now")));
     }
+    if let Some(least) = model.spec.min_nodes
+        && (plan.spec.members.len() as i32) < least
+    {
+        return Err(Broken::Changed(format!("spec.minNodes is {least} now")));
+    }
     let mut moved = Vec::new();
     for member in &plan.spec.members {
         let name = &member.name;
@@ -59,7 +64,10 @@ pub fn going_on(
         }
     }
     let why = match moved.as_slice() {
-        [] => return Ok(()),
+        [] => match keys_changed(plan, candidates) {
+            Some(why) => why,
+            None => return Ok(()),
+        },
         [one] => format!("{one} has another address now"),
         several => format!("{} have other addresses now", several.join(", ")),
     };
@@ -72,4 +80,21 @@ pub fn going_on(
         true => Broken::Moved(why),
         false => Broken::Changed(why),
     })
+}
+
+/// How the keys that the members should have differ from the plan's.
+fn keys_changed(plan: &RingPlan, candidates: &Candidates) -> Option<String> {
+    let members = &plan.spec.members;
+    let keys = keys::of_members(members, candidates);
+    let pairs = members.iter().zip(&keys);
+    let changed: Vec<&str> = pairs
+        .filter(|(member, key)| member.public_key_sha256 != **key)
+        .map(|(member, _)| member.name.as_str())
+        .collect();
+    match (plan.spec.is_encrypted(), keys.iter().all(Option::is_some)) {
+        _ if changed.is_empty() => None,
+        (true, true) => Some(format!("the key of {} changed", changed.join(", "))),
+        (false, _) => Some("all of its members have keys now".to_owned()),
+        (true, false) => Some("an agent of an earlier version has no key".to_owned()),
+    }
 }

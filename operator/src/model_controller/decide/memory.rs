@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use prima_crds::v1alpha1::model_profile::ModelProfileSpec;
-use prima_crds::v1alpha1::node_profile::{NodeProfile, NodeProfileStatus};
+use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_crds::v1alpha1::ring_plan::{RingMember, RingPlan, RingPlanSpec};
 
 use crate::model_controller::candidates::Candidates;
@@ -15,12 +15,10 @@ pub fn could_do(profile: &NodeProfile, member: &RingMember, model: &ModelProfile
         return false;
     };
     let owner = &profile.spec;
-    let memory = (status.memory.available_bytes - owner.reserved_memory_bytes.unwrap_or(0))
-        .min(owner.memory_cap_bytes.unwrap_or(i64::MAX));
     // What is read anew for every token does not stay.
     let read = member.read_bytes_per_token.unwrap_or(0);
-    member.memory_bytes.unwrap_or(0) - read <= memory
-        && member.gpu_memory_bytes.unwrap_or(0) <= gpu_memory(status, model)
+    member.memory_bytes.unwrap_or(0) - read <= owner.left_to_running_ring(status, model)
+        && member.gpu_memory_bytes.unwrap_or(0) <= status.own_gpu_bytes(model).unwrap_or(0)
         && (read == 0 || owner.disk_allowed != Some(false))
 }
 
@@ -32,7 +30,7 @@ pub fn fits_beside(
     candidates: &Candidates,
     model: &ModelProfileSpec,
 ) -> bool {
-    let layer_bytes = layer_bytes(model);
+    let layer_bytes = model.layer_bytes();
     spec.members.iter().all(|member| {
         let profile = candidates.profile(&member.name);
         let Some(status) = profile.and_then(|profile| profile.status.as_ref()) else {
@@ -51,8 +49,8 @@ pub fn fits_beside(
             .sum();
         let gpu_held: i64 = before().filter_map(|before| before.gpu_memory_bytes).sum();
         let on_gpu = member.gpu_memory_bytes.unwrap_or(0);
-        member.memory_bytes.unwrap_or(0) + held <= status.memory.available_bytes
-            && (on_gpu == 0 || on_gpu + gpu_held <= gpu_memory(status, model))
+        member.memory_bytes.unwrap_or(0) + held <= status.available_bytes(model)
+            && (on_gpu == 0 || on_gpu + gpu_held <= status.own_gpu_bytes(model).unwrap_or(0))
     })
 }
 
@@ -61,17 +59,4 @@ fn layers(member: &RingMember) -> HashSet<i32> {
     windows
         .flat_map(|window| window.first..window.last)
         .collect()
-}
-
-/// Weights of a layer, on average.
-fn layer_bytes(model: &ModelProfileSpec) -> i64 {
-    let bytes: i64 = model.layer_weights.iter().map(|one| one.bytes).sum();
-    bytes / i64::from(model.layers).max(1)
-}
-
-/// Free memory of its own on the GPU for this model, in bytes.
-fn gpu_memory(status: &NodeProfileStatus, model: &ModelProfileSpec) -> i64 {
-    let gpu = status.gpu_for(model);
-    gpu.and_then(|(_, measured)| measured.own_available_bytes())
-        .unwrap_or(0)
 }

@@ -47,6 +47,7 @@ impl Question {
             options: Options {
                 context_tokens: context_length as usize,
                 concurrent_requests: model.spec.max_concurrent_requests.unwrap_or(1) as usize,
+                min_nodes: model.spec.min_nodes.unwrap_or(1) as usize,
                 rank0: model.spec.rank0.clone(),
                 activation_dtype: model.spec.activation_dtype,
                 kv_dtype: model.spec.kv_dtype,

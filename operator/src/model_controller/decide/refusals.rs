@@ -6,12 +6,22 @@ use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::ring_plan::{MemberState, RingPlan};
 
+use crate::cluster::world::Machine;
+
 #[derive(Clone, Default)]
 pub struct Refusals {
-    /// Why, and when it was said last.
-    refused: BTreeMap<String, (String, Instant)>,
+    refused: BTreeMap<String, Refusal>,
     /// Members of a plan's generation that fail, and since when.
     failing: BTreeMap<(i64, String), Instant>,
+}
+
+#[derive(Clone)]
+struct Refusal {
+    why: String,
+    /// When it was said last.
+    at: Instant,
+    /// Where the agent was that said it. A pod that was made anew may be of another version.
+    host: Option<String>,
 }
 
 /// A machine that fails for longer than this, while no client is answered, counts as one that refused.
@@ -25,6 +35,7 @@ impl Refusals {
     pub fn note(
         &mut self,
         current: Option<&Arc<RingPlan>>,
+        machines: &[Machine],
         now: Instant,
     ) -> BTreeMap<String, String> {
         let mut failing = BTreeMap::new();
@@ -41,7 +52,13 @@ impl Refusals {
                     _ => Duration::ZERO,
                 };
                 if member.state == MemberState::Refused || fails_for > FAILS_FOR {
-                    let refusal = (member.message.clone(), now);
+                    let mut planned = plan.spec.members.iter();
+                    let planned = planned.find(|planned| planned.name == *name);
+                    let refusal = Refusal {
+                        why: member.message.clone(),
+                        at: now,
+                        host: planned.and_then(|planned| Some(planned.host()?.to_owned())),
+                    };
                     self.refused.insert(name.clone(), refusal);
                 } else if member.state >= MemberState::Loaded {
                     self.refused.remove(name);
@@ -49,11 +66,15 @@ impl Refusals {
             }
         }
         self.failing = failing;
-        self.refused
-            .retain(|_, (_, at)| now.duration_since(*at) < REFUSED_FOR);
+        self.refused.retain(|name, refusal| {
+            let machine = machines.iter().find(|machine| machine.name == *name);
+            let host = machine.and_then(Machine::address);
+            let same_agent = host.is_none() || host == refusal.host.as_deref();
+            same_agent && now.duration_since(refusal.at) < REFUSED_FOR
+        });
         let refused = self.refused.iter();
         refused
-            .map(|(name, (why, _))| (name.clone(), why.clone()))
+            .map(|(name, refusal)| (name.clone(), refusal.why.clone()))
             .collect()
     }
 }

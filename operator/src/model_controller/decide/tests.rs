@@ -58,12 +58,12 @@ fn decided_with(world: &World, state: &mut State, now: Now) -> Decision {
     }
 }
 
-fn decided(world: &World) -> Decision {
+pub(super) fn decided(world: &World) -> Decision {
     decided_with(world, &mut State::default(), now())
 }
 
 /// The plan that was decided, as if it had been written so long ago.
-fn written(decision: Decision, ago: SignedDuration) -> Arc<RingPlan> {
+pub(super) fn written(decision: Decision, ago: SignedDuration) -> Arc<RingPlan> {
     let Kind::New { spec, .. } = decision.kind else {
         panic!("there is no new plan");
     };
@@ -203,16 +203,23 @@ fn a_refusal_counts_for_ten_minutes() {
     let at = |seconds| start + Duration::from_secs(seconds);
     let mut refusals = Refusals::default();
     let refused = reported(MemberState::Refused, "no disk");
-    let known = refusals.note(Some(&refused), start);
+    let known = refusals.note(Some(&refused), &[], start);
     assert_eq!(known["desk"], "no disk");
-    assert_eq!(refusals.note(None, at(599)).len(), 1);
-    assert!(refusals.note(None, at(600)).is_empty());
+    assert_eq!(refusals.note(None, &[], at(599)).len(), 1);
+    assert!(refusals.note(None, &[], at(600)).is_empty());
     // A machine that has done what was asked is trusted again at once.
-    refusals.note(Some(&refused), start);
+    refusals.note(Some(&refused), &[], start);
     let loading = reported(MemberState::Loading, "");
-    assert_eq!(refusals.note(Some(&loading), at(1)).len(), 1);
+    assert_eq!(refusals.note(Some(&loading), &[], at(1)).len(), 1);
     let loaded = reported(MemberState::Loaded, "");
-    assert!(refusals.note(Some(&loaded), at(1)).is_empty());
+    assert!(refusals.note(Some(&loaded), &[], at(1)).is_empty());
+    // So is one whose agent was replaced, perhaps by one of another version.
+    let mut desk = machine("desk");
+    refusals.note(Some(&refused), &[], start);
+    assert_eq!(refusals.note(None, &[desk.clone()], at(1)).len(), 1);
+    let agent = &mut profile(&mut desk).status.as_mut().unwrap().agent;
+    agent.as_mut().unwrap().address = "10.0.0.9".to_owned();
+    assert!(refusals.note(None, &[desk], at(1)).is_empty());
 }
 
 #[test]
@@ -221,16 +228,19 @@ fn who_fails_for_two_minutes_has_refused() {
     let at = |seconds| start + Duration::from_secs(seconds);
     let mut refusals = Refusals::default();
     let failed = reported(MemberState::Failed, "it broke");
-    assert!(refusals.note(Some(&failed), start).is_empty());
-    assert!(refusals.note(Some(&failed), at(120)).is_empty());
-    assert_eq!(refusals.note(Some(&failed), at(121))["desk"], "it broke");
+    assert!(refusals.note(Some(&failed), &[], start).is_empty());
+    assert!(refusals.note(Some(&failed), &[], at(120)).is_empty());
+    assert_eq!(
+        refusals.note(Some(&failed), &[], at(121))["desk"],
+        "it broke"
+    );
     // If it recovers in between, its time begins anew.
     let mut refusals = Refusals::default();
-    refusals.note(Some(&failed), start);
-    refusals.note(Some(&reported(MemberState::Loading, "")), at(60));
-    assert!(refusals.note(Some(&failed), at(121)).is_empty());
-    assert!(refusals.note(Some(&failed), at(241)).is_empty());
-    assert_eq!(refusals.note(Some(&failed), at(242)).len(), 1);
+    refusals.note(Some(&failed), &[], start);
+    refusals.note(Some(&reported(MemberState::Loading, "")), &[], at(60));
+    assert!(refusals.note(Some(&failed), &[], at(121)).is_empty());
+    assert!(refusals.note(Some(&failed), &[], at(241)).is_empty());
+    assert_eq!(refusals.note(Some(&failed), &[], at(242)).len(), 1);
 }
 
 #[test]
@@ -600,4 +610,39 @@ fn a_ring_with_another_rank_0_than_wanted_ends() {
     assert_eq!(why, "spec.rank0 is pi4 now");
     assert_eq!(spec.generation, 6);
     assert_eq!(spec.members[0].name, "pi4");
+}
+
+#[test]
+fn a_ring_has_as_many_machines_as_the_model_asks_for() {
+    // Hops that cost more than what they save.
+    let machines = ["desk", "pi4", "laptop"].map(|name| {
+        let mut machine = machine(name);
+        let status = profile(&mut machine).status.as_mut().unwrap();
+        for link in &mut status.links {
+            link.latency_nanoseconds = 500_000_000;
+        }
+        machine
+    });
+    let asks_for = |least: i32, plans: &[Arc<RingPlan>]| {
+        let mut there = world(&machines, plans);
+        Arc::get_mut(&mut there.model).unwrap().spec.min_nodes = Some(least);
+        decided(&there)
+    };
+    let members = |decision: &Decision| match &decision.kind {
+        Kind::New { spec, .. } => spec.members.len(),
+        _ => 0,
+    };
+    let alone = decided(&world(&machines, &[]));
+    assert_eq!(members(&alone), 1, "one is enough for it");
+    assert_eq!(members(&asks_for(2, &[])), 2);
+    assert_eq!(members(&asks_for(3, &[])), 3);
+    let too_many = asks_for(4, &[]);
+    let (reason, message) = impossible(&too_many);
+    assert_eq!(reason, "DoesNotFit");
+    assert!(message.contains("at least 4 machines"), "{message}");
+
+    // A ring that was planned before is replaced.
+    let plan = [written(alone, SignedDuration::ZERO)];
+    assert_eq!(members(&asks_for(2, &plan)), 2);
+    assert!(matches!(asks_for(1, &plan).kind, Kind::Keep(_)));
 }

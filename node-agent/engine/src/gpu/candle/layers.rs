@@ -8,13 +8,16 @@ use std::ops::Range;
 use candle_core::quantized::QMatMul;
 use candle_core::{D, Module, Result, Tensor};
 use candle_nn::{ops, rotary_emb};
-use prima_model::{Activation, Attention, RopePairing};
+use prima_model::{Attention, RopePairing};
 
-use super::{Gpu, error};
+use super::kv::{CandleKv, Reach};
+use super::open::CandleGpu;
 use crate::batch::Sequence;
 use crate::cpu::Compute;
 use crate::error::EngineError;
 use crate::executor::Executor;
+use crate::gpu::backend::error;
+use crate::gpu::parts::{self, Gate, Parts};
 use crate::kernels::RopeAngles;
 use crate::kv_cache::LayerKv;
 use crate::layer::{self, Layer};
@@ -22,8 +25,8 @@ use crate::model::Model;
 use crate::ropes::Ropes;
 
 /// Layers whose weights are on the GPU: the last ones of a window.
-pub(crate) struct GpuLayers {
-    gpu: Gpu,
+pub(super) struct CandleLayers {
+    gpu: CandleGpu,
     hidden: usize,
     norm_epsilon: f32,
     residual_scale: f32,
@@ -45,7 +48,7 @@ struct DeviceLayer {
     head_norms: Option<HeadNorms>,
     attention_post_norm: Option<Tensor>,
     feed_forward_norm: Option<Tensor>,
-    activation: Activation,
+    gate_activation: Gate,
     gate: Projection,
     up: Projection,
     down: Projection,
@@ -77,25 +80,26 @@ struct Turns {
     sines: Tensor,
 }
 
-impl GpuLayers {
+impl CandleLayers {
     /// Copies the layers `layers` of `model` to the GPU. The first has the place `first_place` in its window.
     ///
     /// # Errors
     /// [`EngineError::TensorValue`] when a layer is not in the bytes of a sparse file, [`EngineError::Gpu`], mostly because memory is short.
     pub fn load(
-        gpu: &Gpu,
+        gpu: &CandleGpu,
         model: &Model,
         layers: Range<usize>,
         first_place: usize,
-    ) -> std::result::Result<GpuLayers, EngineError> {
+    ) -> std::result::Result<CandleLayers, EngineError> {
         let spec = model.spec();
         let mut ropes = Ropes::default();
-        let layers = layers.map(|layer| {
-            let layer = Layer::load(model, layer, &mut ropes)?;
-            DeviceLayer::load(gpu, &layer)
+        let layers = layers.map(|index| {
+            let layer = Layer::load(model, index, &mut ropes)?;
+            let parts = parts::computed(index, &layer)?;
+            DeviceLayer::load(gpu, &layer, &parts)
                 .map_err(|source| error("copy the weights of its layers", source))
         });
-        Ok(GpuLayers {
+        Ok(CandleLayers {
             gpu: gpu.clone(),
             hidden: spec.hidden,
             norm_epsilon: spec.norm_epsilon,
@@ -116,9 +120,9 @@ impl GpuLayers {
             x = (x + attended)?;
             let normed = self.normed(&x, layer.feed_forward_norm.as_ref())?;
             let gate = layer.gate.forward(&normed)?;
-            let gate = match layer.activation {
-                Activation::Silu => gate.silu()?,
-                Activation::Gelu => gate.gelu()?,
+            let gate = match layer.gate_activation {
+                Gate::Silu => gate.silu()?,
+                Gate::Gelu => gate.gelu()?,
             };
             let inner = (gate * layer.up.forward(&normed)?)?;
             let part = layer.down.forward(&inner)?;
@@ -227,7 +231,15 @@ impl GpuLayers {
             let (queries, keys, values) = (own(&queries)?, own(&keys)?, own(&values)?);
             first_row += sequence.rows;
             let kv = &mut sequence.layers[place];
-            let (keys, values) = kv.append_on_gpu(&keys, &values, sequence.context_length)?;
+            let reach = Reach {
+                seen_from: kv.seen_from(kv.len()),
+                kept_from: kv.kept_from(kv.len()),
+                context_length: sequence.context_length,
+            };
+            let (len, memory) = (kv.len(), kv.memory().clone());
+            let own = kv.on_device(CandleKv::default);
+            let (keys, values) = own.append(len, &reach, (&keys, &values), &memory)?;
+            kv.grow(sequence.rows);
             attended.push(attend(
                 &queries,
                 &keys,
@@ -273,13 +285,13 @@ impl GpuLayers {
     }
 }
 
-impl Executor for GpuLayers {
+impl Executor for CandleLayers {
     fn places(&self) -> Range<usize> {
         self.first_place..self.first_place + self.layers.len()
     }
 
     fn can_continue(&self, kv: &LayerKv) -> bool {
-        kv.is_on_gpu()
+        kv.is_empty() || kv.device::<CandleKv>().is_some()
     }
 
     fn forward(
@@ -344,7 +356,7 @@ fn rotate(heads: &Tensor, turns: &Turns, pairing: RopePairing) -> Result<Tensor>
 }
 
 impl DeviceLayer {
-    fn load(gpu: &Gpu, layer: &Layer) -> Result<DeviceLayer> {
+    fn load(gpu: &CandleGpu, layer: &Layer, parts: &Parts<'_>) -> Result<DeviceLayer> {
         let projection = |projection: &layer::Projection| {
             let bias = projection.bias.as_ref();
             Ok::<_, candle_core::Error>(Projection {
@@ -373,10 +385,10 @@ impl DeviceLayer {
             },
             attention_post_norm: norm(&layer.attention_post_norm)?,
             feed_forward_norm: norm(&layer.feed_forward_norm)?,
-            activation: layer.spec.feed_forward.activation,
-            gate: projection(&layer.gate)?,
-            up: projection(&layer.up)?,
-            down: projection(&layer.down)?,
+            gate_activation: parts.gate,
+            gate: projection(&parts.mlp.gate)?,
+            up: projection(&parts.mlp.up)?,
+            down: projection(&parts.mlp.down)?,
             feed_forward_post_norm: norm(&layer.feed_forward_post_norm)?,
         })
     }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use candle_core::{DType, Result, Tensor};
 
-use crate::kernels::{BLOCK_POSITIONS, KvShape};
+use crate::kernels::BLOCK_POSITIONS;
+use crate::kv_cache::DeviceKv;
 use crate::kv_memory::{KvMemory, Taken};
 
 /// Positions first allocated.
@@ -18,7 +19,7 @@ const FIRST_CAPACITY: usize = 4 * BLOCK_POSITIONS;
 const LARGEST_F16: f32 = 65_504.0;
 
 #[derive(Clone, Default)]
-pub(crate) struct DeviceKv {
+pub(crate) struct CandleKv {
     /// The position of the buffers' first row.
     first: usize,
     buffers: Option<Arc<Buffers>>,
@@ -41,7 +42,7 @@ pub(crate) struct Reach {
     pub context_length: usize,
 }
 
-impl DeviceKv {
+impl CandleKv {
     /// Writes `keys` and `values` (each kv_heads x rows x head_dim, F32) after the first `len` positions, and returns those that
     /// are seen: each kv_heads x positions x head_dim, F32.
     pub fn append(
@@ -106,16 +107,23 @@ impl DeviceKv {
         self.first = first;
         Ok(Arc::new(grown))
     }
+}
 
-    /// The first position held.
-    pub fn first_position(&self) -> usize {
+impl DeviceKv for CandleKv {
+    fn fork(&self) -> Box<dyn DeviceKv> {
+        Box::new(self.clone())
+    }
+
+    fn first_position(&self) -> usize {
         self.first
     }
 
-    /// Bytes of device memory.
-    pub fn bytes(&self, shape: KvShape) -> u64 {
-        let capacity = self.buffers.as_ref().map_or(0, |own| own.capacity());
-        (2 * capacity * shape.row_len() * DType::F16.size_in_bytes()) as u64
+    /// What it has stays for further positions.
+    fn truncate(&mut self, _len: usize) {}
+
+    fn bytes(&self) -> u64 {
+        let bytes = |own: &Arc<Buffers>| 2 * own.keys.elem_count() * DType::F16.size_in_bytes();
+        self.buffers.as_ref().map_or(0, bytes) as u64
     }
 }
 

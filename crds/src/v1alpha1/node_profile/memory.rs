@@ -1,0 +1,169 @@
+//! How much of a machine's memory rings may have: what is available, less what stays free for the owner. Planner, checker, operator and
+//! agents all have it from here. In bytes.
+
+use super::{GpuBackend, GpuMeasurements, NodeProfileSpec, NodeProfileStatus};
+use crate::v1alpha1::model_profile::ModelProfileSpec;
+
+/// Percent of the available memory that stays free unless the owner says otherwise: the machine is theirs.
+const USUAL_RESERVE_PERCENT: u64 = 5;
+
+/// In a cluster, at least this many bytes stay free: with less than 100 MiB left, a kubelet evicts pods.
+const KUBELET_RESERVE_BYTES: u64 = 128 << 20;
+
+/// Of the `available` bytes, those that stay free where the owner does not say how many.
+pub fn usual_reserve_bytes(available: u64, in_cluster: bool) -> u64 {
+    let share = available / 100 * USUAL_RESERVE_PERCENT;
+    match in_cluster {
+        true => share.max(KUBELET_RESERVE_BYTES),
+        false => share,
+    }
+}
+
+impl NodeProfileStatus {
+    /// Bytes of the machine's memory that are available to this model's ring, the owner's among them. With Metal, it is what the GPU may
+    /// have. What other GPUs say of memory that they share is not asked: a part of it may be set aside for them, and it is not kept current.
+    pub fn available_bytes(&self, model: &ModelProfileSpec) -> i64 {
+        match self.gpu_for(model) {
+            Some((GpuBackend::Metal, gpu)) => gpu.available_bytes,
+            _ => self.memory.available_bytes + self.memory.swappable_bytes,
+        }
+    }
+
+    /// Bytes that are available of the own memory of the GPU that this model's ring uses; `None` without such a GPU, or where it shares
+    /// the machine's memory.
+    pub fn own_gpu_bytes(&self, model: &ModelProfileSpec) -> Option<i64> {
+        let (_, gpu) = self.gpu_for(model)?;
+        gpu.own_available_bytes()
+    }
+
+    /// Takes off what is promised to a ring: bytes of the machine's memory, which a GPU may share, and of a GPU's own.
+    pub fn take_promised(&mut self, memory_bytes: i64, gpu_bytes: i64) {
+        let take = |left: &mut i64, bytes: i64| *left = left.saturating_sub(bytes).max(0);
+        take(&mut self.memory.available_bytes, memory_bytes);
+        let gpus = self.gpus.iter_mut();
+        for gpu in gpus.filter_map(|gpu| gpu.measured.as_mut()) {
+            let promised = match gpu.unified_memory {
+                true => memory_bytes,
+                false => gpu_bytes,
+            };
+            take(&mut gpu.available_bytes, promised);
+        }
+    }
+}
+
+impl NodeProfileSpec {
+    /// Bytes of the machine's memory that this owner leaves to this model's ring, of those that are available.
+    pub fn left_to_ring(&self, status: &NodeProfileStatus, model: &ModelProfileSpec) -> i64 {
+        let available = status.available_bytes(model).max(0);
+        let usual = || usual_reserve_bytes(available as u64, status.agent.is_some()) as i64;
+        let reserve = self.reserved_bytes().unwrap_or_else(usual);
+        self.left_of(available, reserve).max(0)
+    }
+
+    /// The same for a ring that is there already. The usual reserve does not count: free memory comes and goes, and a ring is not cut anew
+    /// for a little of it.
+    pub fn left_to_running_ring(
+        &self,
+        status: &NodeProfileStatus,
+        model: &ModelProfileSpec,
+    ) -> i64 {
+        let reserve = self.reserved_bytes().unwrap_or(0);
+        self.left_of(status.available_bytes(model), reserve)
+    }
+
+    fn left_of(&self, available: i64, reserve: i64) -> i64 {
+        let cap = self.cap_bytes().unwrap_or(i64::MAX);
+        available.saturating_sub(reserve).min(cap)
+    }
+}
+
+impl GpuMeasurements {
+    /// Bytes that are available of its own memory; `None` where it shares the machine's.
+    pub fn own_available_bytes(&self) -> Option<i64> {
+        (!self.unified_memory).then_some(self.available_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::v1alpha1::node_profile::{GpuProfile, NodeProfile};
+
+    const GIB: i64 = 1 << 30;
+
+    /// With 8 GiB available, and a GPU that says so much is available.
+    fn with_gpu(backend: GpuBackend, unified: bool, bytes: i64) -> NodeProfileStatus {
+        let text = include_str!("../../../tests/node-profile.yaml");
+        let profile = NodeProfile::from_yaml("node.yaml", text).unwrap();
+        let mut status = profile.status.unwrap();
+        let gpu: GpuProfile = serde_json::from_value(serde_json::json!({
+            "name": "GPU", "backend": backend,
+            "measured": {
+                "unifiedMemory": unified, "totalBytes": bytes, "availableBytes": bytes, "readBytesPerSecond": 1,
+                "kvAppendBytesPerSecond": 1, "toGpuBytesPerSecond": 1, "fromGpuBytesPerSecond": 1,
+                "copyOverheadNanoseconds": 1, "layerOverheadNanoseconds": 1, "throughput": [],
+            },
+        }))
+        .unwrap();
+        status.gpus = vec![gpu];
+        status.memory.available_bytes = 8 * GIB;
+        status
+    }
+
+    #[test]
+    fn only_metal_says_how_much_of_shared_memory_there_is() {
+        let model = ModelProfileSpec::default();
+        for (backend, unified, available, own) in [
+            (GpuBackend::Metal, true, 6 * GIB, None),
+            (GpuBackend::Vulkan, true, 8 * GIB, None),
+            (GpuBackend::Vulkan, false, 8 * GIB, Some(6 * GIB)),
+        ] {
+            let status = with_gpu(backend, unified, 6 * GIB);
+            assert_eq!(status.available_bytes(&model), available);
+            assert_eq!(status.own_gpu_bytes(&model), own);
+        }
+        let mut android = with_gpu(GpuBackend::Vulkan, true, 9 * GIB);
+        android.memory.swappable_bytes = GIB / 2;
+        assert_eq!(android.available_bytes(&model), 8 * GIB + GIB / 2);
+    }
+
+    #[test]
+    fn what_is_promised_is_taken_from_where_it_lies() {
+        let model = ModelProfileSpec::default();
+        for (backend, left) in [(GpuBackend::Metal, GIB), (GpuBackend::Vulkan, 3 * GIB)] {
+            let mut shared = with_gpu(backend, true, 6 * GIB);
+            shared.take_promised(5 * GIB, 0);
+            assert_eq!(shared.available_bytes(&model), left);
+            shared.take_promised(5 * GIB, 0);
+            assert_eq!(shared.available_bytes(&model), 0);
+        }
+        let mut own = with_gpu(GpuBackend::Vulkan, false, 6 * GIB);
+        own.take_promised(GIB, 2 * GIB);
+        assert_eq!(own.available_bytes(&model), 7 * GIB);
+        assert_eq!(own.own_gpu_bytes(&model), Some(4 * GIB));
+    }
+
+    #[test]
+    fn only_small_machines_keep_more_than_the_usual_share() {
+        assert_eq!(usual_reserve_bytes(2000 << 20, true), 128 << 20);
+        assert_eq!(usual_reserve_bytes(2000 << 20, false), 100 << 20);
+        assert_eq!(usual_reserve_bytes(3000 << 20, true), 150 << 20);
+    }
+
+    #[test]
+    fn an_owner_keeps_what_they_say_else_the_usual_share() {
+        let model = ModelProfileSpec::default();
+        let mut status = with_gpu(GpuBackend::Vulkan, false, 0);
+        status.agent = None;
+        let mut owner = NodeProfileSpec::default();
+        let usual = usual_reserve_bytes(8 << 30, false) as i64;
+        assert_eq!(owner.left_to_ring(&status, &model), 8 * GIB - usual);
+        assert_eq!(owner.left_to_running_ring(&status, &model), 8 * GIB);
+        owner.reserved_memory_bytes = Some(GIB);
+        assert_eq!(owner.left_to_ring(&status, &model), 7 * GIB);
+        owner.memory_cap_bytes = Some(3 * GIB);
+        assert_eq!(owner.left_to_ring(&status, &model), 3 * GIB);
+        owner.reserved_memory_bytes = Some(9 * GIB);
+        assert_eq!(owner.left_to_ring(&status, &model), 0);
+    }
+}

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Pushes what images/build.sh made, and the chart, to a registry, and says by which digests they are there:
+#
+#   images/release.sh ghcr.io/prima-dev       or nas.home.arpa:5000/prima-dev, with PLAIN_HTTP=1 where it has no TLS
+#
+# Takes skopeo and Helm, both logged in to the registry. The digests are in target/images/digests.txt, too.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+target=${1:?"images/release.sh REGISTRY/NAMESPACE"}
+archive=target/images/prima.tar
+digests=target/images/digests.txt
+
+[ -f "$archive" ] || { echo "$archive is missing: run images/build.sh first" >&2; exit 1; }
+
+# As the archive has them: NAMESPACE/IMAGE:TAG.
+names=$(tar -xOf "$archive" index.json | python3 -c '
+import json, sys
+for manifest in json.load(sys.stdin)["manifests"]:
+    print(manifest["annotations"]["org.opencontainers.image.ref.name"])')
+: > "$digests"
+for name in $names; do
+    image=$target/${name##*/}
+    # All platforms, unchanged: the digest there is the one of the archive.
+    skopeo copy --all --preserve-digests ${PLAIN_HTTP:+--dest-tls-verify=false} --digestfile target/images/digest \
+        "oci-archive:$archive:$name" "docker://$image"
+    echo "$image@$(cat target/images/digest)" >> "$digests"
+done
+
+helm package charts/prima --destination target/images > /dev/null
+helm push ${PLAIN_HTTP:+--plain-http} target/images/prima-*.tgz "oci://$target/charts" 2>&1 | tee -a "$digests"
+cat "$digests"

@@ -1,0 +1,105 @@
+//! What makes GPUs compute, as [`Gpu`](super::Gpu) uses it, and which of them may be used.
+
+use std::any::Any;
+use std::ops::Range;
+
+use super::facts::GpuFacts;
+use crate::error::EngineError;
+use crate::executor::Executor;
+use crate::kernels::Matrix;
+use crate::model::Model;
+
+/// A weight matrix on a GPU.
+pub struct DeviceMatrix(pub(super) Box<dyn Any>);
+
+/// Rows of numbers on a GPU.
+pub struct DeviceRows(pub(super) Box<dyn Any>);
+
+/// The weights of the output norm and the output head.
+#[derive(Clone, Copy)]
+pub(crate) struct HeadWeights<'a> {
+    pub norm: &'a [f32],
+    pub norm_epsilon: f32,
+    pub matrix: Matrix<'a>,
+}
+
+/// The output norm and the output head on a GPU.
+pub(crate) trait DeviceHead: Send + Sync {
+    /// Writes the products of the norms of `hidden` (n x hidden) with the matrix to `logits` (n x its rows).
+    ///
+    /// # Errors
+    /// [`EngineError::Gpu`].
+    fn logits(&self, hidden: &[f32], logits: &mut [f32]) -> Result<(), EngineError>;
+}
+
+/// What makes GPUs compute. Operations have ended when they return.
+pub(super) trait Backend: Send + Sync {
+    fn facts(&self) -> Result<GpuFacts, EngineError>;
+
+    /// Copies layers there, the first of which has the place `first_place` in its window, and sets memory aside for the keys and values of
+    /// `kv_positions` positions.
+    fn load(
+        &self,
+        model: &Model,
+        layers: Range<usize>,
+        first_place: usize,
+        kv_positions: usize,
+    ) -> Result<Box<dyn Executor>, EngineError>;
+
+    fn load_head(&self, weights: HeadWeights<'_>) -> Result<Box<dyn DeviceHead>, EngineError>;
+
+    fn copy_matrix(&self, matrix: Matrix<'_>) -> Result<DeviceMatrix, EngineError>;
+
+    fn copy_rows(&self, numbers: &[f32], rows: usize) -> Result<DeviceRows, EngineError>;
+
+    fn copy_back(&self, rows: &DeviceRows) -> Result<Vec<f32>, EngineError>;
+
+    fn multiply(&self, matrices: &[&DeviceMatrix], rows: &DeviceRows) -> Result<(), EngineError>;
+
+    fn read(&self, rows: &DeviceRows) -> Result<(), EngineError>;
+
+    fn append(&self, rows: &DeviceRows, to: &DeviceRows) -> Result<(), EngineError>;
+}
+
+/// Which GPUs may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Choice {
+    /// All but drivers that compute on the processor.
+    Real,
+    /// Only these.
+    Software,
+    None,
+}
+
+impl Choice {
+    pub const VARIABLE: &str = "PRIMA_GPU";
+
+    /// What the environment says, if anything.
+    pub fn from_environment() -> Result<Choice, EngineError> {
+        match std::env::var_os(Self::VARIABLE) {
+            None => Ok(Choice::Real),
+            Some(value) if value == "software" => Ok(Choice::Software),
+            Some(value) if value == "none" => Ok(Choice::None),
+            Some(value) => Err(EngineError::GpuChoice {
+                variable: Self::VARIABLE,
+                found: value.to_string_lossy().into_owned(),
+            }),
+        }
+    }
+}
+
+pub(super) fn error(
+    action: &'static str,
+    source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> EngineError {
+    EngineError::Gpu {
+        action,
+        source: source.into(),
+    }
+}
+
+/// What is there, as a backend has it; an error if another has made it.
+pub(super) fn own<T: Any>(made: &dyn Any) -> Result<&T, EngineError> {
+    made.downcast_ref()
+        .ok_or_else(|| error("take what is on another GPU", "it was copied there"))
+}

@@ -1,0 +1,93 @@
+//! Layers and the output head on a GPU, computed by candle: CUDA or Metal, as the engine was built.
+//!
+//! Decides: which device is used (the first one), and the format of the weights there (as in the file; floats as F32).
+
+mod facts;
+mod head;
+mod kv;
+mod layers;
+mod open;
+
+use std::ops::Range;
+
+use candle_core::quantized::QMatMul;
+use candle_core::{Module, Tensor};
+
+use super::backend::{Backend, DeviceHead, DeviceMatrix, DeviceRows, HeadWeights, error, own};
+use super::facts::GpuFacts;
+use crate::error::EngineError;
+use crate::executor::Executor;
+use crate::kernels::Matrix;
+use crate::model::Model;
+use head::CandleHead;
+use layers::CandleLayers;
+pub(super) use open::CandleGpu;
+
+impl Backend for CandleGpu {
+    fn facts(&self) -> Result<GpuFacts, EngineError> {
+        facts::facts(&self.device).map_err(|source| error("tell its name and memory", source))
+    }
+
+    fn load(
+        &self,
+        model: &Model,
+        layers: Range<usize>,
+        first_place: usize,
+        // Memory is taken as sequences grow.
+        _kv_positions: usize,
+    ) -> Result<Box<dyn Executor>, EngineError> {
+        let layers = CandleLayers::load(self, model, layers, first_place)?;
+        Ok(Box::new(layers))
+    }
+
+    fn load_head(&self, weights: HeadWeights<'_>) -> Result<Box<dyn DeviceHead>, EngineError> {
+        let head = CandleHead::load(self, weights);
+        Ok(Box::new(
+            head.map_err(|source| error("take the output head", source))?,
+        ))
+    }
+
+    fn copy_matrix(&self, matrix: Matrix<'_>) -> Result<DeviceMatrix, EngineError> {
+        let copied = self.matrix(matrix);
+        let copied = copied.map_err(|source| error("copy a matrix", source))?;
+        Ok(DeviceMatrix(Box::new(copied)))
+    }
+
+    fn copy_rows(&self, numbers: &[f32], rows: usize) -> Result<DeviceRows, EngineError> {
+        let shape = (rows, numbers.len() / rows.max(1));
+        let copied = Tensor::from_slice(numbers, shape, &self.device)
+            .and_then(|rows| self.device.synchronize().map(|()| rows));
+        let copied = copied.map_err(|source| error("copy rows", source))?;
+        Ok(DeviceRows(Box::new(copied)))
+    }
+
+    fn copy_back(&self, rows: &DeviceRows) -> Result<Vec<f32>, EngineError> {
+        let rows: &Tensor = own(&*rows.0)?;
+        let numbers = rows.flatten_all().and_then(|flat| flat.to_vec1());
+        numbers.map_err(|source| error("copy rows back", source))
+    }
+
+    fn multiply(&self, matrices: &[&DeviceMatrix], rows: &DeviceRows) -> Result<(), EngineError> {
+        let rows: &Tensor = own(&*rows.0)?;
+        for matrix in matrices {
+            let matrix: &QMatMul = own(&*matrix.0)?;
+            matrix
+                .forward(rows)
+                .map_err(|source| error("multiply", source))?;
+        }
+        self.finish()
+    }
+
+    fn read(&self, rows: &DeviceRows) -> Result<(), EngineError> {
+        let rows: &Tensor = own(&*rows.0)?;
+        rows.sum_all().map_err(|source| error("read", source))?;
+        self.finish()
+    }
+
+    fn append(&self, rows: &DeviceRows, to: &DeviceRows) -> Result<(), EngineError> {
+        let (rows, to): (&Tensor, &Tensor) = (own(&*rows.0)?, own(&*to.0)?);
+        to.slice_set(rows, 0, 0)
+            .map_err(|source| error("write", source))?;
+        self.finish()
+    }
+}

@@ -1,0 +1,109 @@
+//! Layers and the output head on a GPU through Vulkan (`prima-vulkan`), which every build has.
+
+mod head;
+mod kv;
+mod layers;
+mod loaded;
+mod open;
+mod probe;
+mod step;
+mod workspace;
+
+use std::ops::Range;
+
+use prima_vulkan::{Facts, Kind};
+
+use super::backend::{Backend, DeviceHead, DeviceMatrix, DeviceRows, HeadWeights, error, own};
+use super::facts::{GpuApi, GpuFacts};
+use crate::error::EngineError;
+use crate::executor::Executor;
+use crate::kernels::Matrix;
+use crate::model::Model;
+use head::VulkanHead;
+use layers::VulkanLayers;
+pub(super) use open::VulkanGpu;
+
+/// All that Vulkan's drivers list; what is free of their memory is not asked.
+pub(super) fn list() -> Result<Vec<(GpuFacts, Kind)>, EngineError> {
+    let gpus = open::find()?;
+    let listed = gpus
+        .facts()
+        .map(|facts| (described(facts, facts.total_bytes), facts.kind));
+    Ok(listed.collect())
+}
+
+fn described(facts: &Facts, available_bytes: u64) -> GpuFacts {
+    GpuFacts {
+        api: GpuApi::Vulkan,
+        name: facts.name.clone(),
+        pci: Some(facts.pci),
+        unified_memory: matches!(facts.kind, Kind::Integrated | Kind::Software),
+        total_bytes: facts.total_bytes,
+        available_bytes,
+    }
+}
+
+impl Backend for VulkanGpu {
+    fn facts(&self) -> Result<GpuFacts, EngineError> {
+        Ok(described(
+            self.device.facts(),
+            self.device.available_bytes(),
+        ))
+    }
+
+    fn load(
+        &self,
+        model: &Model,
+        layers: Range<usize>,
+        first_place: usize,
+        kv_positions: usize,
+    ) -> Result<Box<dyn Executor>, EngineError> {
+        let layers = VulkanLayers::load(self, model, layers, first_place, kv_positions)?;
+        Ok(Box::new(layers))
+    }
+
+    fn load_head(&self, weights: HeadWeights<'_>) -> Result<Box<dyn DeviceHead>, EngineError> {
+        let head = VulkanHead::load(self, weights);
+        Ok(Box::new(
+            head.map_err(|source| error("take the output head", source))?,
+        ))
+    }
+
+    fn copy_matrix(&self, matrix: Matrix<'_>) -> Result<DeviceMatrix, EngineError> {
+        let copied = probe::copy_matrix(&self.device, matrix);
+        copied.map_err(|source| error("copy a matrix", source))
+    }
+
+    fn copy_rows(&self, numbers: &[f32], rows: usize) -> Result<DeviceRows, EngineError> {
+        let copied = probe::copy_rows(&self.device, numbers, rows);
+        copied.map_err(|source| error("copy rows", source))
+    }
+
+    fn copy_back(&self, rows: &DeviceRows) -> Result<Vec<f32>, EngineError> {
+        let copied = probe::copy_back(&self.device, own(&*rows.0)?);
+        copied.map_err(|source| error("copy rows back", source))
+    }
+
+    fn multiply(&self, matrices: &[&DeviceMatrix], rows: &DeviceRows) -> Result<(), EngineError> {
+        let matrices = matrices.iter().map(|matrix| own(&*matrix.0));
+        let matrices = matrices.collect::<Result<Vec<_>, _>>()?;
+        let multiplied = probe::multiply(
+            &self.device,
+            &mut self.workspace(),
+            &matrices,
+            own(&*rows.0)?,
+        );
+        multiplied.map_err(|source| error("multiply", source))
+    }
+
+    fn read(&self, rows: &DeviceRows) -> Result<(), EngineError> {
+        let read = probe::read(&self.device, &mut self.workspace(), own(&*rows.0)?);
+        read.map_err(|source| error("read", source))
+    }
+
+    fn append(&self, rows: &DeviceRows, to: &DeviceRows) -> Result<(), EngineError> {
+        let (rows, to) = (own(&*rows.0)?, own(&*to.0)?);
+        let appended = probe::append(&self.device, &mut self.workspace(), rows, to);
+        appended.map_err(|source| error("write", source))
+    }
+}

@@ -1,0 +1,180 @@
+//! The weights of a layer on the GPU: one buffer for all of them, matrices as the file has them.
+
+use std::ops::Range;
+
+use prima_gguf::GgmlType;
+use prima_model::LayerSpec;
+use prima_vulkan::{
+    self as vulkan, Buffer, Device, MOST_HEAD_DIM, Matrix, Slice, VulkanError, has_kernels,
+};
+
+use super::workspace::Layout;
+use crate::gpu::parts::{Gate, Parts};
+use crate::layer::{self, Layer};
+
+pub(super) struct LoadedLayer {
+    weights: Buffer,
+    pub spec: LayerSpec,
+    /// The place of its rotation among the angles of a pass.
+    pub rope: Option<usize>,
+    pub attention_norm: Option<Vector>,
+    pub query: Projection,
+    pub key: Projection,
+    pub value: Projection,
+    pub output: Projection,
+    pub head_norms: Option<[Vector; 2]>,
+    pub attention_post_norm: Option<Vector>,
+    pub feed_forward_norm: Option<Vector>,
+    pub activation: vulkan::Activation,
+    pub gate: Projection,
+    pub up: Projection,
+    pub down: Projection,
+    pub feed_forward_post_norm: Option<Vector>,
+}
+
+/// Numbers of a layer's buffer, and how many.
+pub(super) struct Vector {
+    place: Range<u64>,
+    pub len: usize,
+}
+
+pub(super) struct Projection {
+    place: Range<u64>,
+    format: GgmlType,
+    pub rows: usize,
+    pub cols: usize,
+    bias: Option<Vector>,
+}
+
+/// What is copied to the buffer, and where.
+enum Piece<'a> {
+    Bytes(Range<u64>, &'a [u8]),
+    Numbers(Range<u64>, &'a [f32]),
+}
+
+/// Gives the parts of a layer their places.
+struct Placing<'a> {
+    layout: Layout,
+    pieces: Vec<Piece<'a>>,
+}
+
+impl LoadedLayer {
+    /// Copies a layer to the GPU.
+    ///
+    /// # Errors
+    /// [`VulkanError::NoKernel`] names what the GPU does not compute; [`VulkanError::OutOfMemory`].
+    pub fn new(
+        device: &Device,
+        layer: &Layer,
+        parts: &Parts<'_>,
+    ) -> Result<LoadedLayer, VulkanError> {
+        check(&layer.spec)?;
+        let mut placing = Placing {
+            layout: Layout::new(device),
+            pieces: Vec::new(),
+        };
+        let attention_norm = placing.optional(&layer.attention_norm);
+        let query = placing.projection(&layer.query);
+        let key = placing.projection(&layer.key);
+        let value = placing.projection(&layer.value);
+        let output = placing.projection(&layer.output);
+        let norms = layer.head_norms.as_ref();
+        let head_norms =
+            norms.map(|norms| [&norms.query, &norms.key].map(|norm| placing.vector(norm)));
+        let attention_post_norm = placing.optional(&layer.attention_post_norm);
+        let feed_forward_norm = placing.optional(&layer.feed_forward_norm);
+        let gate = placing.projection(&parts.mlp.gate);
+        let up = placing.projection(&parts.mlp.up);
+        let down = placing.projection(&parts.mlp.down);
+        let feed_forward_post_norm = placing.optional(&layer.feed_forward_post_norm);
+        let weights = device.buffer(placing.layout.end())?;
+        for piece in placing.pieces {
+            match piece {
+                Piece::Bytes(place, bytes) => device.upload(weights.slice(place), bytes)?,
+                Piece::Numbers(place, numbers) => device.upload(weights.slice(place), numbers)?,
+            }
+        }
+        Ok(LoadedLayer {
+            weights,
+            spec: layer.spec.clone(),
+            rope: layer.rope,
+            attention_norm,
+            query,
+            key,
+            value,
+            output,
+            head_norms,
+            attention_post_norm,
+            feed_forward_norm,
+            activation: match parts.gate {
+                Gate::Silu => vulkan::Activation::Silu,
+                Gate::Gelu => vulkan::Activation::Gelu,
+            },
+            gate,
+            up,
+            down,
+            feed_forward_post_norm,
+        })
+    }
+
+    pub fn vector(&self, vector: &Vector) -> Slice<'_> {
+        self.weights.slice(vector.place.clone())
+    }
+
+    pub fn matrix(&self, projection: &Projection) -> Matrix<'_> {
+        Matrix {
+            weights: self.weights.slice(projection.place.clone()),
+            format: projection.format,
+            rows: projection.rows,
+            cols: projection.cols,
+        }
+    }
+
+    pub fn bias(&self, projection: &Projection) -> Option<Slice<'_>> {
+        projection.bias.as_ref().map(|bias| self.vector(bias))
+    }
+}
+
+impl<'a> Placing<'a> {
+    fn vector(&mut self, numbers: &'a [f32]) -> Vector {
+        let place = self.layout.numbers(numbers.len());
+        self.pieces.push(Piece::Numbers(place.clone(), numbers));
+        Vector {
+            place,
+            len: numbers.len(),
+        }
+    }
+
+    fn optional(&mut self, numbers: &'a Option<Vec<f32>>) -> Option<Vector> {
+        numbers.as_ref().map(|numbers| self.vector(numbers))
+    }
+
+    fn projection(&mut self, projection: &'a layer::Projection) -> Projection {
+        let matrix = projection.weight.matrix();
+        let place = self.layout.bytes(matrix.bytes().len() as u64);
+        self.pieces
+            .push(Piece::Bytes(place.clone(), matrix.bytes()));
+        Projection {
+            place,
+            format: matrix.ggml_type(),
+            rows: matrix.rows(),
+            cols: matrix.cols(),
+            bias: self.optional(&projection.bias),
+        }
+    }
+}
+
+/// That there are kernels for the sizes and formats of a layer.
+fn check(layer: &LayerSpec) -> Result<(), VulkanError> {
+    let refused = |what| Err(VulkanError::NoKernel { what });
+    let head_dim = layer.attention.head_dim;
+    if !head_dim.is_multiple_of(2) || head_dim > MOST_HEAD_DIM {
+        return refused(format!(
+            "heads of {head_dim} numbers (even, and at most {MOST_HEAD_DIM})"
+        ));
+    }
+    match layer.matrices().find(|matrix| !has_kernels(matrix.format)) {
+        Some(matrix) => refused(format!("weights of format {}", matrix.format)),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,64 @@
+//! Finds the drivers of Vulkan, and opens a GPU.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use prima_vulkan::{Device, Gpus, Kind, VulkanError};
+
+use super::workspace::Workspace;
+use crate::error::EngineError;
+use crate::gpu::backend::{Choice, error};
+
+/// An open GPU.
+#[derive(Clone)]
+pub(in crate::gpu) struct VulkanGpu {
+    pub device: Device,
+    /// Passes on it take turns.
+    workspace: Arc<Mutex<Workspace>>,
+}
+
+impl VulkanGpu {
+    /// The first GPU of the kind that was asked for.
+    pub fn open(choice: Choice) -> Result<VulkanGpu, EngineError> {
+        let gpus = find()?;
+        let software = choice == Choice::Software;
+        let mut kinds = gpus.facts().map(|facts| facts.kind);
+        let index = kinds.position(|kind| (kind == Kind::Software) == software);
+        let index = index.ok_or_else(|| EngineError::NoGpu {
+            reason: match software {
+                true => "Vulkan's drivers list none that computes on the processor (Debian: mesa-vulkan-drivers)",
+                false => "Vulkan's drivers list no GPU",
+            }
+            .to_owned(),
+        })?;
+        let device = Device::open(&gpus, index).map_err(|source| error("be opened", source))?;
+        Ok(VulkanGpu {
+            device,
+            workspace: Arc::default(),
+        })
+    }
+
+    /// Waits for the pass that uses it.
+    pub(super) fn workspace(&self) -> MutexGuard<'_, Workspace> {
+        let workspace = self.workspace.lock();
+        workspace.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn with_most_bound_bytes(self, bytes: u64) -> VulkanGpu {
+        VulkanGpu {
+            device: self.device.with_most_bound_bytes(bytes),
+            ..self
+        }
+    }
+}
+
+/// Vulkan's loader and what it lists.
+pub(super) fn find() -> Result<Gpus, EngineError> {
+    match Gpus::find() {
+        Err(absent @ (VulkanError::NoLoader { .. } | VulkanError::NoDriver { .. })) => {
+            Err(EngineError::NoGpu {
+                reason: absent.to_string(),
+            })
+        }
+        found => found.map_err(|source| error("be looked for", source)),
+    }
+}

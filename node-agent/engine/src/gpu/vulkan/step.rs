@@ -1,0 +1,360 @@
+//! One layer's part of a pass: which kernels, in which order, and where one has to wait for another.
+
+use std::ops::Range;
+
+use prima_model::{RopePairing, Temperature};
+use prima_vulkan::{
+    Append, Attention, Buffer, Input, Norm, Pass, Product, Rotation, Rows, Slice, VulkanError,
+    attention_groups, attention_part_bytes, input_bytes,
+};
+
+use super::loaded::{LoadedLayer, Projection, Vector};
+use super::workspace::{Layout, slice};
+use crate::kernels::RopeAngles;
+
+pub(super) struct Step<'a> {
+    pub layer: &'a LoadedLayer,
+    /// The layer's keys and values.
+    pub cache: Slice<'a>,
+    /// The workspace.
+    pub buffer: &'a Buffer,
+    pub places: &'a Places,
+    pub chunks: &'a [Chunk],
+    /// For each chunk.
+    pub listed: &'a [Listed],
+    /// Of each rotation.
+    pub angles: &'a [RopeAngles],
+    pub rows: usize,
+    pub norm_epsilon: f32,
+    pub residual_scale: f32,
+}
+
+/// Rows of a sequence in a pass.
+pub(super) struct Chunk {
+    pub sequence: usize,
+    /// Of the first of them.
+    pub first_position: usize,
+    pub rows: usize,
+}
+
+/// Where blocks of a layer and a chunk are listed.
+pub(super) struct Listed {
+    pub blocks_at: usize,
+    /// Which of the sequence's is the first that is listed.
+    pub first_block: usize,
+}
+
+/// Numbers of a row at most, in the layers of a pass.
+pub(super) struct Widths {
+    pub hidden: usize,
+    pub queries: usize,
+    pub keys: usize,
+    pub inner: usize,
+    pub head_norms: bool,
+}
+
+/// Bytes that parts of the attention of one of a pass's chunks take in a layer.
+pub(super) fn part_bytes(layer: &LoadedLayer, chunks: &[Chunk], chunk: &Chunk) -> u64 {
+    let attention = &layer.spec.attention;
+    let groups = groups(layer, chunks);
+    attention_part_bytes(chunk.rows, attention.heads, attention.head_dim, groups)
+}
+
+/// Groups that attend in a layer, for all chunks.
+fn groups(layer: &LoadedLayer, chunks: &[Chunk]) -> usize {
+    let attention = &layer.spec.attention;
+    let of = |chunk: &Chunk| attention_groups(chunk.rows, attention.heads, attention.kv_heads);
+    chunks.iter().map(of).sum()
+}
+
+/// Where the parts of a pass lie in the workspace.
+pub(super) struct Places {
+    pub x: Range<u64>,
+    normed: Range<u64>,
+    queries: Range<u64>,
+    normed_queries: Range<u64>,
+    keys: Range<u64>,
+    normed_keys: Range<u64>,
+    values: Range<u64>,
+    attended: Range<u64>,
+    gate: Range<u64>,
+    up: Range<u64>,
+    projected: Range<u64>,
+    /// What is multiplied next, rounded to bytes.
+    bytes: Range<u64>,
+    /// For each chunk, what parts of its attention find.
+    parts: Vec<Range<u64>>,
+    pub blocks: Range<u64>,
+    /// Of each rotation.
+    pub angles: Vec<Range<u64>>,
+}
+
+impl Places {
+    /// For so many rows and listed blocks, the angles of those rows, and the bytes of [`part_bytes`] of each chunk.
+    pub fn new(
+        layout: &mut Layout,
+        rows: usize,
+        widths: &Widths,
+        blocks: usize,
+        angles: &[RopeAngles],
+        parts: impl Iterator<Item = u64>,
+    ) -> Places {
+        let Widths {
+            hidden,
+            queries,
+            keys,
+            inner,
+            head_norms,
+        } = *widths;
+        let normed = if head_norms { rows } else { 0 };
+        Places {
+            x: layout.numbers(rows * hidden),
+            normed: layout.numbers(rows * hidden),
+            queries: layout.numbers(rows * queries),
+            normed_queries: layout.numbers(normed * queries),
+            keys: layout.numbers(rows * keys),
+            normed_keys: layout.numbers(normed * keys),
+            values: layout.numbers(rows * keys),
+            attended: layout.numbers(rows * queries),
+            gate: layout.numbers(rows * inner),
+            up: layout.numbers(rows * inner),
+            projected: layout.numbers(rows * hidden),
+            bytes: layout.bytes(input_bytes(rows, hidden.max(queries).max(inner))),
+            parts: parts.map(|bytes| layout.bytes(bytes)).collect(),
+            blocks: layout.numbers(blocks),
+            angles: angles
+                .iter()
+                .map(|angles| layout.numbers(angles.turns().len()))
+                .collect(),
+        }
+    }
+}
+
+impl<'a> Step<'a> {
+    /// x += post-norm(output(attention(rope(queries, keys of the norm), values of the norm)))
+    pub fn attention(&self, pass: &mut Pass<'a>) -> Result<(), VulkanError> {
+        let (layer, places) = (self.layer, self.places);
+        let attention = &layer.spec.attention;
+        let (heads, kv_heads) = (attention.heads, attention.kv_heads);
+        let x = self.normed(pass, layer.attention_norm.as_ref())?;
+        let (mut queries, mut keys) = (self.slice(&places.queries), self.slice(&places.keys));
+        let values = self.slice(&places.values);
+        self.project(pass, &layer.query, x, queries, None)?;
+        self.project(pass, &layer.key, x, keys, None)?;
+        self.project(pass, &layer.value, x, values, None)?;
+        pass.barrier();
+        if let Some([query_norm, key_norm]) = &layer.head_norms {
+            let normed = self.slice(&places.normed_queries);
+            self.head_norm(pass, query_norm, layer.query.rows, (queries, normed))?;
+            queries = normed;
+            let normed = self.slice(&places.normed_keys);
+            self.head_norm(pass, key_norm, layer.key.rows, (keys, normed))?;
+            keys = normed;
+            pass.barrier();
+        }
+        if let (Some(place), Some(rope)) = (layer.rope, &attention.rope) {
+            for (slice, heads) in [(queries, heads), (keys, kv_heads)] {
+                pass.rotate(Rotation {
+                    angles: self.slice(&places.angles[place]),
+                    pairs: self.angles[place].pairs(),
+                    neighbours: rope.pairing == RopePairing::Interleaved,
+                    x: self.rows(slice),
+                    heads,
+                    head_dim: attention.head_dim,
+                })?;
+            }
+            pass.barrier();
+        }
+        let attended = self.slice(&places.attended);
+        self.attend(pass, queries, (keys, values), attended)?;
+        pass.barrier();
+        let room = self.slice(&places.bytes);
+        let attended = pass.input(self.rows(attended), layer.output.cols, room)?;
+        pass.barrier();
+        self.add(
+            pass,
+            &layer.output,
+            attended,
+            layer.attention_post_norm.as_ref(),
+        )
+    }
+
+    /// x += post-norm(down(silu or gelu(gate(norm)) * up(norm)))
+    pub fn feed_forward(&self, pass: &mut Pass<'a>) -> Result<(), VulkanError> {
+        let (layer, places) = (self.layer, self.places);
+        let x = self.normed(pass, layer.feed_forward_norm.as_ref())?;
+        let (gate, up) = (self.slice(&places.gate), self.slice(&places.up));
+        self.project(pass, &layer.gate, x, gate, None)?;
+        self.project(pass, &layer.up, x, up, None)?;
+        pass.barrier();
+        let (gate, room) = (self.rows(gate), self.slice(&places.bytes));
+        let gated = pass.gate_input(layer.activation, gate, up, layer.gate.rows, room)?;
+        pass.barrier();
+        self.add(
+            pass,
+            &layer.down,
+            gated,
+            layer.feed_forward_post_norm.as_ref(),
+        )
+    }
+
+    /// The norm of x, or x itself where there is no norm, ready to be multiplied, and a barrier behind it.
+    fn normed(
+        &self,
+        pass: &mut Pass<'a>,
+        weight: Option<&'a Vector>,
+    ) -> Result<Input<'a>, VulkanError> {
+        let x = self.rows(self.slice(&self.places.x));
+        let room = self.slice(&self.places.bytes);
+        let input = match weight {
+            None => pass.input(x, self.layer.query.cols, room)?,
+            Some(weight) => {
+                let normed = self.slice(&self.places.normed);
+                pass.norm_input(self.norm(weight, x, normed, None), room)?
+            }
+        };
+        pass.barrier();
+        Ok(input)
+    }
+
+    fn norm(&self, weight: &'a Vector, x: Rows<'a>, out: Slice<'a>, add: Option<f32>) -> Norm<'a> {
+        Norm {
+            weight: self.layer.vector(weight),
+            width: weight.len,
+            x,
+            out,
+            epsilon: self.norm_epsilon,
+            add,
+        }
+    }
+
+    /// The norm of each head, or of all heads of a row together, as long as the weights are; a row has `width` numbers.
+    fn head_norm(
+        &self,
+        pass: &mut Pass<'a>,
+        weight: &'a Vector,
+        width: usize,
+        (from, to): (Slice<'a>, Slice<'a>),
+    ) -> Result<(), VulkanError> {
+        let x = Rows {
+            slice: from,
+            count: self.rows * width / weight.len.max(1),
+        };
+        pass.norm(self.norm(weight, x, to, None))
+    }
+
+    fn project(
+        &self,
+        pass: &mut Pass<'a>,
+        projection: &Projection,
+        x: Input<'a>,
+        out: Slice<'a>,
+        add: Option<f32>,
+    ) -> Result<(), VulkanError> {
+        let product = Product {
+            x,
+            out,
+            bias: self.layer.bias(projection),
+            add,
+        };
+        pass.multiply(self.layer.matrix(projection), product)
+    }
+
+    /// x += post-norm(projection(from)), and a barrier behind it.
+    fn add(
+        &self,
+        pass: &mut Pass<'a>,
+        projection: &Projection,
+        from: Input<'a>,
+        post_norm: Option<&'a Vector>,
+    ) -> Result<(), VulkanError> {
+        let (x, scale) = (self.slice(&self.places.x), Some(self.residual_scale));
+        match post_norm {
+            None => self.project(pass, projection, from, x, scale)?,
+            Some(weight) => {
+                let projected = self.slice(&self.places.projected);
+                self.project(pass, projection, from, projected, None)?;
+                pass.barrier();
+                pass.norm(self.norm(weight, self.rows(projected), x, scale))?;
+            }
+        }
+        pass.barrier();
+        Ok(())
+    }
+
+    /// Appends the new keys and values, then attends to them and to all before.
+    fn attend(
+        &self,
+        pass: &mut Pass<'a>,
+        queries: Slice<'a>,
+        (keys, values): (Slice<'a>, Slice<'a>),
+        out: Slice<'a>,
+    ) -> Result<(), VulkanError> {
+        let attention = &self.layer.spec.attention;
+        let mut first_row = 0;
+        let sequences: Vec<Append<'a>> = self
+            .chunks
+            .iter()
+            .zip(self.listed)
+            .map(|(chunk, listed)| {
+                let append = Append {
+                    blocks: self.slice(&self.places.blocks),
+                    blocks_at: listed.blocks_at,
+                    first_block: listed.first_block,
+                    cache: self.cache,
+                    kv_heads: attention.kv_heads,
+                    head_dim: attention.head_dim,
+                    rows: chunk.rows,
+                    first_row,
+                    first_position: chunk.first_position,
+                };
+                first_row += chunk.rows;
+                append
+            })
+            .collect();
+        for sequence in &sequences {
+            pass.append(*sequence, keys, values)?;
+        }
+        pass.barrier();
+        let groups = groups(self.layer, self.chunks);
+        let attentions: Vec<Attention<'a>> = sequences
+            .into_iter()
+            .zip(&self.places.parts)
+            .map(|(sequence, parts)| Attention {
+                sequence,
+                heads: attention.heads,
+                queries,
+                out,
+                parts: self.slice(parts),
+                groups,
+                scale: attention.scale,
+                window: attention.window,
+                softcap: attention.softcap,
+                temperature: attention
+                    .temperature
+                    .map(|Temperature { scale, positions }| (scale, positions)),
+            })
+            .collect();
+        for attention in &attentions {
+            pass.attend(*attention)?;
+        }
+        if attentions.iter().any(Attention::has_parts) {
+            pass.barrier();
+        }
+        attentions
+            .into_iter()
+            .try_for_each(|attention| pass.combine(attention))
+    }
+
+    fn slice(&self, place: &Range<u64>) -> Slice<'a> {
+        slice(self.buffer, place)
+    }
+
+    /// The rows of the pass.
+    fn rows(&self, slice: Slice<'a>) -> Rows<'a> {
+        Rows {
+            slice,
+            count: self.rows,
+        }
+    }
+}

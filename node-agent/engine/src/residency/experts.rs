@@ -1,0 +1,614 @@
+//! Experts of which memory does not hold all: which stay, and how the others are read when a token needs them.
+//!
+//! The unit is one expert: its gate, up and down, each a range of the file, read by several threads at once into buffers of its own. Each
+//! layer has so many experts in memory, and gives up the one that was used longest ago: one list for all layers would be flushed by their
+//! cyclic order. A pass that needs more experts of a layer than it holds, as the chunks of a prompt do, reads the missing ones through a few
+//! buffers and displaces nothing. Experts that are there are computed with while the others are read. While all fit, they lie in the map.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::ops::Range;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use memmap2::MmapMut;
+use prima_model::TensorRows;
+
+use super::plan::PAGE;
+use super::source::{Source, slot};
+use crate::error::EngineError;
+
+/// The experts of one layer in the file: gate, up and down of each.
+#[derive(Clone, Debug)]
+pub struct LayerExperts {
+    pub count: usize,
+    /// Where the first expert's begins, and how many bytes each has.
+    pub parts: [(u64, usize); 3],
+}
+
+/// An expert in memory.
+pub struct Slab {
+    buffers: [MmapMut; 3],
+}
+
+/// Experts by layer, under a budget.
+pub struct ExpertCache {
+    layers: Vec<LayerExperts>,
+    /// A layer's place in `layers`, by where its first part begins.
+    by_offset: HashMap<u64, usize>,
+    /// Bytes of the buffers that experts pass through which do not stay.
+    transit: [usize; 3],
+    state: Mutex<State>,
+    /// Held by the pass that reads: the memory that experts pass through is for one.
+    turn: Mutex<()>,
+    jobs: Arc<Jobs>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+/// Sums since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExpertReadings {
+    /// How often an expert that a pass needed was in memory, and how often it was not.
+    pub hits: u64,
+    pub misses: u64,
+    pub bytes: u64,
+    /// How long computing waited.
+    pub waited: Duration,
+}
+
+/// Memory that experts take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExpertMemory {
+    /// Of experts that may stay.
+    pub resident_bytes: u64,
+    /// For experts that pass through.
+    pub buffer_bytes: u64,
+    /// Of these two, what this process has now, outside of the map.
+    pub own_bytes: u64,
+}
+
+#[derive(Default)]
+struct State {
+    /// `None`: all are in the map.
+    held: Option<Vec<Held>>,
+    /// Free ones of the buffers that experts pass through.
+    free: Vec<Slab>,
+    /// How many of them exist.
+    passing: usize,
+    /// Counts uses.
+    now: u64,
+    readings: ExpertReadings,
+}
+
+/// What a layer has in memory.
+#[derive(Default)]
+struct Held {
+    capacity: usize,
+    experts: HashMap<u32, (Arc<Slab>, u64)>,
+}
+
+/// An expert that a pass needs and that is not there.
+struct Missing {
+    /// Its place among those that are needed.
+    index: usize,
+    expert: u32,
+    /// Whether it stays afterwards.
+    stays: bool,
+    /// What is read into; `None`: new memory.
+    slab: Option<Slab>,
+    parts_left: usize,
+}
+
+/// What readers are to do.
+struct Jobs {
+    source: Source,
+    queue: Mutex<Queue>,
+    work: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    stop: bool,
+}
+
+/// One part of an expert.
+struct Job {
+    index: usize,
+    part: usize,
+    range: Range<u64>,
+    buffer: Option<MmapMut>,
+    buffer_bytes: usize,
+    reply: Sender<PartRead>,
+}
+
+struct PartRead {
+    index: usize,
+    part: usize,
+    result: io::Result<(MmapMut, usize)>,
+}
+
+/// Reads at a time: enough for a disk of flash memory, where one read of a part would leave it half idle.
+const THREADS: usize = 8;
+/// Memory for experts that pass through, and the fewest and the most of them.
+const TRANSIT_BYTES: usize = 96 << 20;
+const TRANSIT: Range<usize> = 2..8;
+
+impl LayerExperts {
+    pub fn of(experts: &prima_model::Experts) -> LayerExperts {
+        let part = |rows: &TensorRows| {
+            let bytes = rows.bytes.end - rows.bytes.start;
+            (rows.bytes.start, bytes as usize / experts.count)
+        };
+        LayerExperts {
+            count: experts.count,
+            parts: experts.matrices().map(part),
+        }
+    }
+
+    fn range(&self, expert: u32, part: usize) -> Range<u64> {
+        let (first, bytes) = self.parts[part];
+        let start = first + u64::from(expert) * bytes as u64;
+        start..start + bytes as u64
+    }
+
+    fn slab_bytes(&self) -> usize {
+        self.parts
+            .iter()
+            .map(|(_, bytes)| buffer_bytes(*bytes))
+            .sum()
+    }
+
+    fn bytes(&self) -> u64 {
+        let one: usize = self.parts.iter().map(|(_, bytes)| bytes).sum();
+        (self.count * one) as u64
+    }
+}
+
+impl Slab {
+    /// The bytes of `expert` of `layer`: gate, up and down.
+    pub fn parts(&self, layer: &LayerExperts, expert: u32) -> [&[u8]; 3] {
+        [0, 1, 2].map(|part| {
+            let range = layer.range(expert, part);
+            let skip = (range.start % PAGE as u64) as usize;
+            &self.buffers[part][skip..][..(range.end - range.start) as usize]
+        })
+    }
+}
+
+/// Of a part of so many bytes, which may begin and end inside of a page.
+fn buffer_bytes(part: usize) -> usize {
+    part.next_multiple_of(PAGE) + PAGE
+}
+
+impl ExpertCache {
+    /// A cache of the experts of `layers`; at first, all are in the map.
+    ///
+    /// # Errors
+    /// [`EngineError::ReadAhead`] when the system refuses a thread.
+    pub fn start(source: Source, layers: Vec<LayerExperts>) -> Result<ExpertCache, EngineError> {
+        let path = source.path();
+        let largest = |part: usize| {
+            let bytes = layers.iter().map(|layer| buffer_bytes(layer.parts[part].1));
+            bytes.max().unwrap_or(0)
+        };
+        let places = layers.iter().enumerate();
+        let mut cache = ExpertCache {
+            by_offset: places
+                .map(|(place, layer)| (layer.parts[0].0, place))
+                .collect(),
+            transit: [0, 1, 2].map(largest),
+            layers,
+            state: Mutex::default(),
+            turn: Mutex::default(),
+            jobs: Arc::new(Jobs {
+                source,
+                queue: Mutex::default(),
+                work: Condvar::new(),
+            }),
+            threads: Vec::new(),
+        };
+        for _ in 0..THREADS {
+            let jobs = cache.jobs.clone();
+            let thread = thread::Builder::new().name("experts".into());
+            let started = thread.spawn(move || jobs.run());
+            cache
+                .threads
+                .push(started.map_err(|source| EngineError::ReadAhead {
+                    path: path.clone(),
+                    source,
+                })?);
+        }
+        Ok(cache)
+    }
+
+    /// Of all experts.
+    pub fn bytes(&self) -> u64 {
+        self.layers.iter().map(LayerExperts::bytes).sum()
+    }
+
+    /// What experts that pass through need.
+    pub fn buffer_bytes(&self) -> u64 {
+        (self.most_passing() * self.transit.iter().sum::<usize>()) as u64
+    }
+
+    pub fn readings(&self) -> ExpertReadings {
+        self.lock().readings
+    }
+
+    pub fn memory(&self) -> ExpertMemory {
+        let state = self.lock();
+        let Some(held) = &state.held else {
+            return ExpertMemory {
+                resident_bytes: self.bytes(),
+                ..ExpertMemory::default()
+            };
+        };
+        let bytes = |count: fn(&Held) -> usize| {
+            let layers = held.iter().zip(&self.layers);
+            let bytes = layers.map(|(held, layer)| count(held) * layer.slab_bytes());
+            bytes.sum::<usize>() as u64
+        };
+        let passing = state.passing * self.transit.iter().sum::<usize>();
+        ExpertMemory {
+            resident_bytes: bytes(|held| held.capacity).min(self.bytes()),
+            buffer_bytes: self.buffer_bytes(),
+            own_bytes: bytes(|held| held.experts.len()) + passing as u64,
+        }
+    }
+
+    /// From now on, all are in the map.
+    pub fn hold_all(&self) {
+        let mut state = self.lock();
+        state.held = None;
+        state.passing -= state.free.len();
+        state.free.clear();
+    }
+
+    /// From now on, experts that stay take `bytes` of memory. Returns whether all were in the map before.
+    pub fn hold(&self, bytes: u64) -> bool {
+        let all: usize = self
+            .layers
+            .iter()
+            .map(|layer| layer.count * layer.slab_bytes())
+            .sum();
+        let share = bytes as f64 / all.max(1) as f64;
+        let mut state = self.lock();
+        let were_mapped = state.held.is_none();
+        let none = || self.layers.iter().map(|_| Held::default()).collect();
+        let held = state.held.get_or_insert_with(none);
+        for (held, layer) in held.iter_mut().zip(&self.layers) {
+            held.capacity = ((share * layer.count as f64) as usize).min(layer.count);
+            while held.experts.len() > held.capacity {
+                held.give_up_oldest(u64::MAX);
+            }
+        }
+        drop(state);
+        if were_mapped {
+            self.compare_ways_of_reading();
+        }
+        were_mapped
+    }
+
+    fn compare_ways_of_reading(&self) {
+        // Of different layers, as far as there are some.
+        let experts = (0..8_u32).flat_map(|expert| {
+            let layers = self.layers.iter();
+            let layers = layers.filter(move |layer| (expert as usize) < layer.count);
+            layers.map(move |layer| layer.range(expert, 0))
+        });
+        let ranges: Vec<Range<u64>> = experts.take(8).collect();
+        self.jobs.source.compare(&ranges, self.transit[0]);
+    }
+
+    /// The parts of the file that experts take.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        self.layers.iter().flat_map(|layer| {
+            let count = layer.count as u64;
+            layer
+                .parts
+                .map(|(first, bytes)| first..first + count * bytes as u64)
+        })
+    }
+
+    /// Drops the pages of `range` from the page cache.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn drop_pages(&self, range: &Range<u64>) -> io::Result<()> {
+        self.jobs.source.drop_pages(range)
+    }
+
+    /// Calls `work` with the experts that `needed` names (in order, of the layer whose first part begins at `offset`), several at a time, by
+    /// their place in `needed`, until it had each once. Returns false, and does nothing, if they are in the map.
+    ///
+    /// # Errors
+    /// What could not be read, by where it begins, and why.
+    pub fn each(
+        &self,
+        offset: u64,
+        needed: &[u32],
+        mut work: impl FnMut(&LayerExperts, &[(usize, Arc<Slab>)]),
+    ) -> Result<bool, (u64, io::Error)> {
+        let Some(&place) = self.by_offset.get(&offset) else {
+            return Ok(false);
+        };
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((ready, missing)) = self.lock().sort_out(place, needed) else {
+            return Ok(false);
+        };
+        let (reply, replies) = mpsc::channel();
+        let mut pass = Pass {
+            cache: self,
+            place,
+            layer: &self.layers[place],
+            missing,
+            reading: HashMap::new(),
+            reply,
+            replies,
+            error: None,
+        };
+        pass.begin_reads();
+        if !ready.is_empty() {
+            work(pass.layer, &ready);
+        }
+        drop(ready);
+        while !pass.reading.is_empty() {
+            let read = pass.wait();
+            if !read.is_empty() {
+                let experts: Vec<_> = read
+                    .iter()
+                    .map(|(missing, slab)| (missing.index, slab.clone()))
+                    .collect();
+                work(pass.layer, &experts);
+                drop(experts);
+            }
+            pass.put_back(read);
+            pass.begin_reads();
+        }
+        match pass.error {
+            None => Ok(true),
+            Some(error) => Err(error),
+        }
+    }
+
+    fn most_passing(&self) -> usize {
+        let one: usize = self.transit.iter().sum();
+        (TRANSIT_BYTES / one.max(1)).clamp(TRANSIT.start, TRANSIT.end)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for ExpertCache {
+    fn drop(&mut self) {
+        self.jobs.lock().stop = true;
+        self.jobs.work.notify_all();
+        for thread in self.threads.drain(..) {
+            // A panic in it has been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Experts that are there, by their place among those needed; and those that are not.
+type SortedOut = (Vec<(usize, Arc<Slab>)>, VecDeque<Missing>);
+
+impl State {
+    /// Of the experts that are `needed` in a layer, which are there; `None`: all, in the map. What is missing has its memory, as far as it
+    /// stays.
+    fn sort_out(&mut self, place: usize, needed: &[u32]) -> Option<SortedOut> {
+        let held = self.held.as_mut()?.get_mut(place)?;
+        self.now += 1;
+        let now = self.now;
+        let passes_through = needed.len() > held.capacity;
+        let (mut ready, mut absent) = (Vec::new(), Vec::new());
+        for (index, &expert) in needed.iter().enumerate() {
+            match held.experts.get_mut(&expert) {
+                Some((slab, used)) => {
+                    if !passes_through {
+                        *used = now;
+                    }
+                    ready.push((index, slab.clone()));
+                }
+                None => absent.push((index, expert)),
+            }
+        }
+        self.readings.hits += ready.len() as u64;
+        self.readings.misses += absent.len() as u64;
+        let mut room = held.capacity.saturating_sub(held.experts.len());
+        let missing = absent.into_iter().map(|(index, expert)| {
+            let stays = room > 0 || !passes_through;
+            let slab = match room {
+                0 if stays => held.give_up_oldest(now),
+                _ => None,
+            };
+            room = room.saturating_sub(1);
+            Missing {
+                index,
+                expert,
+                stays,
+                slab,
+                parts_left: 3,
+            }
+        });
+        let missing = missing.collect();
+        Some((ready, missing))
+    }
+}
+
+impl Held {
+    /// The memory of the expert that was used longest ago, before `now`, if nobody computes with it.
+    fn give_up_oldest(&mut self, now: u64) -> Option<Slab> {
+        let ages = self.experts.iter();
+        let ages = ages.map(|(&expert, (_, used))| (*used, expert));
+        let (_, oldest) = ages.filter(|(used, _)| *used < now).min()?;
+        let (slab, _) = self.experts.remove(&oldest)?;
+        Arc::into_inner(slab)
+    }
+}
+
+/// What one pass through a layer reads.
+struct Pass<'a> {
+    cache: &'a ExpertCache,
+    place: usize,
+    layer: &'a LayerExperts,
+    /// Not begun. Those that stay come first.
+    missing: VecDeque<Missing>,
+    reading: HashMap<usize, (Missing, [Option<MmapMut>; 3])>,
+    reply: Sender<PartRead>,
+    replies: Receiver<PartRead>,
+    /// The first; after it, nothing more is begun.
+    error: Option<(u64, io::Error)>,
+}
+
+impl Pass<'_> {
+    /// Begins as many reads as there is memory for.
+    fn begin_reads(&mut self) {
+        while let Some(next) = self.missing.front_mut() {
+            if !next.stays {
+                let mut state = self.cache.lock();
+                match state.free.pop() {
+                    Some(slab) => next.slab = Some(slab),
+                    None if state.passing < self.cache.most_passing() => state.passing += 1,
+                    None => return,
+                }
+            }
+            let Some(mut missing) = self.missing.pop_front() else {
+                return;
+            };
+            let buffers = match missing.slab.take() {
+                Some(slab) => slab.buffers.map(Some),
+                None => [None, None, None],
+            };
+            let mut queue = self.cache.jobs.lock();
+            for (part, buffer) in buffers.into_iter().enumerate() {
+                queue.jobs.push_back(Job {
+                    index: missing.index,
+                    part,
+                    range: self.layer.range(missing.expert, part),
+                    buffer,
+                    buffer_bytes: match missing.stays {
+                        true => buffer_bytes(self.layer.parts[part].1),
+                        false => self.cache.transit[part],
+                    },
+                    reply: self.reply.clone(),
+                });
+            }
+            drop(queue);
+            self.cache.jobs.work.notify_all();
+            let index = missing.index;
+            self.reading.insert(index, (missing, [None, None, None]));
+        }
+    }
+
+    /// Waits for an expert; returns all that were read by then, in the order of `needed`.
+    fn wait(&mut self) -> Vec<(Missing, Arc<Slab>)> {
+        let begun = Instant::now();
+        let mut read = Vec::new();
+        let mut bytes = 0;
+        while !self.reading.is_empty() {
+            let next = match read.is_empty() {
+                // There is a sender here, so this ends with a reply.
+                true => self.replies.recv().ok(),
+                false => self.replies.try_recv().ok(),
+            };
+            let Some(PartRead {
+                index,
+                part,
+                result,
+            }) = next
+            else {
+                break;
+            };
+            let Some((missing, buffers)) = self.reading.get_mut(&index) else {
+                continue;
+            };
+            match result {
+                Ok((buffer, count)) => {
+                    bytes += count as u64;
+                    buffers[part] = Some(buffer);
+                }
+                Err(error) => {
+                    let at = self.layer.range(missing.expert, part).start;
+                    self.error.get_or_insert((at, error));
+                    self.missing.clear();
+                }
+            }
+            missing.parts_left -= 1;
+            if missing.parts_left > 0 {
+                continue;
+            }
+            if let Some((missing, buffers)) = self.reading.remove(&index) {
+                match buffers {
+                    [Some(gate), Some(up), Some(down)] => {
+                        let buffers = [gate, up, down];
+                        read.push((missing, Arc::new(Slab { buffers })));
+                    }
+                    _ if !missing.stays => self.cache.lock().passing -= 1,
+                    _ => {}
+                }
+            }
+        }
+        let readings = &mut self.cache.lock().readings;
+        readings.bytes += bytes;
+        readings.waited += begun.elapsed();
+        read.sort_unstable_by_key(|(missing, _)| missing.index);
+        read
+    }
+
+    /// What stays is held from now on; the memory of the others is free.
+    fn put_back(&mut self, read: Vec<(Missing, Arc<Slab>)>) {
+        let mut state = self.cache.lock();
+        let now = state.now;
+        for (missing, slab) in read {
+            match (&mut state.held, missing.stays) {
+                (Some(held), true) => {
+                    let held = &mut held[self.place];
+                    if held.experts.len() < held.capacity {
+                        held.experts.insert(missing.expert, (slab, now));
+                    }
+                }
+                (None, true) => {}
+                (Some(_), false) => state.free.extend(Arc::into_inner(slab)),
+                (None, false) => state.passing -= 1,
+            }
+        }
+    }
+}
+
+impl Jobs {
+    /// A thread: reads part after part, until it is told to stop.
+    fn run(&self) {
+        let mut queue = self.lock();
+        while !queue.stop {
+            let Some(mut job) = queue.jobs.pop_front() else {
+                let woken = self.work.wait(queue);
+                queue = woken.unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(queue);
+            let buffer = job.buffer.take();
+            let result = buffer.map_or_else(|| slot(job.buffer_bytes), Ok);
+            let result = result.and_then(|mut buffer| {
+                let read = self.source.read(&job.range, &mut buffer)?;
+                Ok((buffer, read))
+            });
+            // Nobody waits for it any more: then it is nobody's.
+            let _ = job.reply.send(PartRead {
+                index: job.index,
+                part: job.part,
+                result,
+            });
+            queue = self.lock();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,208 @@
+//! Experts that do not all fit in memory: the same bits under every budget, what was used lately stays, a prompt displaces nothing, and
+//! what is missing is read once, past the page cache, and no more than it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "these are tests")]
+
+mod support;
+
+use std::fs::{self, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use prima_engine::{
+    BatchEntry, EngineError, LayerDevices, Model, Part, Residency, StreamingSchedule,
+};
+use prima_gguf::GgmlType;
+
+use support::{EXPERTS_PER_TOKEN, MadeUpModel, Random, Runner};
+
+const ALONE: StreamingSchedule = StreamingSchedule {
+    rounds: 1,
+    shared: false,
+    ahead: 1.0,
+};
+const LAYERS: usize = 3;
+const EXPERTS: usize = 24;
+/// Gate, up and down of one expert.
+const EXPERT_BYTES: u64 = 3 * 256 * 128 * 2;
+
+/// 14 MB, nine tenths of which are experts.
+fn file(folder: &Path) -> PathBuf {
+    let model = MadeUpModel {
+        layers: LAYERS,
+        experts: EXPERTS,
+        feed_forward: 128,
+        vocabulary: 512,
+        formats: vec![GgmlType::F16],
+        ..MadeUpModel::of("qwen3moe")
+    };
+    model.write(folder)
+}
+
+/// A whole model in windows that end at `ends`. Memory holds `percent` of its weights.
+fn limited(path: &Path, ends: &[usize], percent: u64) -> Runner {
+    let model = Model::open(path).unwrap();
+    let parts = [Part::Layers(0..LAYERS), Part::OutputHead];
+    let residency = Residency::new(&model, &parts, ALONE).unwrap();
+    residency.set_budget(residency.weight_bytes() * percent / 100);
+    while residency.warm(Duration::from_millis(1)) {}
+    Runner::with(residency, &LayerDevices::cpu(), &model, ends, 2)
+}
+
+fn tokens(count: usize) -> Vec<u32> {
+    let mut random = Random(count as u64);
+    (0..count).map(|_| random.within(0..512) as u32).collect()
+}
+
+/// A prompt, then token by token.
+fn answer(runner: &Runner, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let (prompt, rest) = tokens.split_at(tokens.len() / 2);
+    let mut kv = runner.kv_cache();
+    let mut logits = runner.logits(&mut kv, prompt);
+    for token in rest {
+        logits.extend(runner.logits(&mut kv, &[*token]));
+    }
+    logits
+}
+
+/// Hits and misses of a text that begins anew.
+fn count(runner: &Runner, tokens: &[u32]) -> (u64, u64) {
+    let before = runner.residency.status();
+    runner.logits(&mut runner.kv_cache(), tokens);
+    let after = runner.residency.status();
+    (
+        after.expert_hits - before.expert_hits,
+        after.expert_misses - before.expert_misses,
+    )
+}
+
+#[test]
+fn every_budget_gives_the_same_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path());
+    let expected = answer(&Runner::new(&path, 1), &tokens(40));
+    for percent in [0, 5, 15, 30, 50, 75, 99, 100] {
+        let runner = limited(&path, &[1, 3], percent);
+        assert!(answer(&runner, &tokens(40)) == expected, "{percent} %");
+        let status = runner.residency.status();
+        let all = runner.residency.weight_bytes();
+        assert_eq!(status.resident_bytes + status.streamed_bytes, all);
+        assert_eq!(status.read_bytes == 0, percent == 100, "{percent} %");
+        assert_eq!(status.expert_misses == 0, percent == 100, "{percent} %");
+        let within = status.resident_bytes + status.buffer_bytes <= all * percent / 100;
+        assert!(within || percent < 30, "{percent} %: {status:?}");
+        assert!(status.own_bytes <= status.resident_bytes + status.buffer_bytes);
+    }
+}
+
+#[test]
+fn what_is_read_is_what_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let runner = limited(&file(folder.path()), &[LAYERS], 50);
+    let mut kv = runner.kv_cache();
+    runner.logits(&mut kv, &tokens(30));
+    let before = runner.residency.status();
+    for token in tokens(40) {
+        runner.logits(&mut kv, &[token]);
+    }
+    let after = runner.residency.status();
+    let misses = after.expert_misses - before.expert_misses;
+    let used = (40 * LAYERS * EXPERTS_PER_TOKEN) as u64;
+    assert_eq!(misses + after.expert_hits - before.expert_hits, used);
+    // Random routing finds about what is there.
+    assert!(
+        (used / 5..used * 4 / 5).contains(&misses),
+        "{misses} of {used}"
+    );
+    // Parts begin and end inside of pages.
+    let (read, needed) = (after.read_bytes - before.read_bytes, misses * EXPERT_BYTES);
+    assert!(
+        (needed..needed * 11 / 10).contains(&read),
+        "{read} of {needed}"
+    );
+}
+
+#[test]
+fn what_was_used_lately_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let runner = limited(&file(folder.path()), &[LAYERS], 50);
+    let each = (LAYERS * EXPERTS_PER_TOKEN) as u64;
+    for token in 0..60 {
+        count(&runner, &[token]);
+        assert_eq!(count(&runner, &[token]), (each, 0), "token {token}");
+    }
+}
+
+#[test]
+fn a_prompt_displaces_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let runner = limited(&file(folder.path()), &[LAYERS], 50);
+    // Fills the memory that there is.
+    count(&runner, &tokens(60));
+    count(&runner, &[7]);
+    let (hits, misses) = count(&runner, &tokens(100));
+    // Each expert once, whatever the number of rows.
+    assert!(hits + misses <= (LAYERS * EXPERTS) as u64);
+    assert!(misses > 0);
+    let each = (LAYERS * EXPERTS_PER_TOKEN) as u64;
+    assert_eq!(count(&runner, &[7]), (each, 0));
+}
+
+#[test]
+fn a_budget_that_changes_meanwhile_changes_no_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path());
+    let expected = answer(&Runner::new(&path, 1), &tokens(30));
+    let runner = limited(&path, &[LAYERS], 100);
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = Random(1);
+            while !ended.load(Ordering::Relaxed) {
+                let percent = random.within(0..110) as u64;
+                let residency = &runner.residency;
+                residency.set_budget(residency.weight_bytes() * percent / 100);
+                thread::sleep(Duration::from_micros(500));
+            }
+        });
+        for _ in 0..4 {
+            let found = answer(&runner, &tokens(30));
+            assert!(found == expected);
+        }
+        ended.store(true, Ordering::Relaxed);
+    });
+    // All that passed through is given back.
+    runner.residency.set_budget(u64::MAX);
+    assert_eq!(runner.residency.status().own_bytes, 0);
+}
+
+#[test]
+fn a_cut_file_is_an_error_until_it_is_whole_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path());
+    let bytes = fs::read(&path).unwrap();
+    let runner = limited(&path, &[LAYERS], 0);
+    let mut kv = runner.kv_cache();
+    let expected = runner.logits(&mut kv, &tokens(20));
+    kv.truncate(0);
+    let cut = OpenOptions::new().write(true).open(&path).unwrap();
+    cut.set_len(bytes.len() as u64 / 2).unwrap();
+    // More often than there is memory for experts that pass through.
+    for _ in 0..4 {
+        let mut activation = vec![0.5; 20 * 256];
+        let entry = BatchEntry {
+            kv: &mut kv,
+            first_position: 0,
+            rows: 20,
+        };
+        let error = runner.windows[0].forward(&runner.compute, &mut activation, &mut [entry]);
+        let error = error.unwrap_err();
+        assert!(matches!(error, EngineError::ReadWeights { .. }), "{error}");
+        assert!(error.to_string().contains(&path.display().to_string()));
+        assert_eq!(kv.len(), 0);
+    }
+    fs::write(&path, &bytes).unwrap();
+    assert!(runner.logits(&mut kv, &tokens(20)) == expected);
+}

@@ -1,0 +1,212 @@
+// Attention of a sequence's rows to the positions before them, flash form: scores are never written (Dao et al. 2022). The query heads
+// that share a key head are rows of one tile, so keys and values are read once for all of them. A group of 64 threads has up to
+// QUERIES rows of queries and goes through the blocks that one of them sees: first each thread has a position, then a pair of numbers.
+// Where there are few tiles, several groups each take a part of the blocks, and `combine.wgsl` makes one result of theirs.
+
+const THREADS = 64u;
+const QUERIES = 8u;
+// The largest head has 256 numbers.
+const MOST_PAIRS = 128u;
+// Keys and values that a thread loads at once.
+const AT_ONCE = 8u;
+// Far below any score, and finite, so that differences are.
+const UNSEEN = -1e30;
+
+struct Params {
+    heads: u32,
+    kv_heads: u32,
+    // Pairs of numbers of a head.
+    pairs: u32,
+    // Of this sequence: rows, the first of them among those of the pass, and its position.
+    rows: u32,
+    first_row: u32,
+    first_position: u32,
+    // Of its blocks, the first that it still has, and where they are listed.
+    first_block: u32,
+    blocks_at: u32,
+    // Positions that a row sees, its own among them.
+    window: u32,
+    scale: f32,
+    // Scores s become softcap * tanh(s / softcap); 0: they do not.
+    softcap: f32,
+    // Queries at position p are multiplied by 1 + temperature * ln(floor(p / temperature_positions) + 1).
+    temperature: f32,
+    temperature_positions: u32,
+    // Groups that share a tile's blocks, and how many each has.
+    parts: u32,
+    part_blocks: u32,
+}
+
+var<immediate> params: Params;
+
+@group(0) @binding(0) var<storage, read> blocks: array<u32>;
+@group(0) @binding(1) var<storage, read> queries: array<vec2f>;
+@group(0) @binding(2) var<storage, read> cache: array<u32>;
+// Results; or, of each of the sequence's rows, heads and parts: the largest score and the sum of weights, then the weighed values.
+@group(0) @binding(3) var<storage, read_write> out: array<vec2f>;
+
+// Pair by pair, of each row of queries.
+var<workgroup> query: array<vec2f, QUERIES * MOST_PAIRS>;
+// Position by position, a score of each row; then what its value weighs.
+var<workgroup> scores: array<array<f32, QUERIES>, THREADS>;
+// Of each row, what eight threads each found.
+var<workgroup> partial: array<f32, THREADS>;
+var<workgroup> maxima: array<f32, QUERIES>;
+var<workgroup> sums: array<f32, QUERIES>;
+var<workgroup> factors: array<f32, QUERIES>;
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) thread: u32) {
+    let kv_head = group.y;
+    let sharing = params.heads / params.kv_heads;
+    let count = params.rows * sharing;
+    let first = group.x / params.parts * QUERIES;
+    let part = group.x % params.parts;
+    let width = params.kv_heads * params.pairs;
+
+    // Each thread has the pairs of one row: eight apart, up to a multiple of eight.
+    let own_row = min(first + thread % QUERIES, count - 1u);
+    let steps = f32((params.first_position + own_row / sharing) / params.temperature_positions);
+    let factor = params.scale * (1.0 + params.temperature * log(steps + 1.0));
+    let own_place = place_of(own_row, sharing, kv_head) * params.pairs;
+    let end = (params.pairs + AT_ONCE - 1u) / AT_ONCE * AT_ONCE;
+    for (var start = thread / QUERIES; start < end; start += THREADS) {
+        for (var i = 0u; i < 8u; i++) { // unrolled
+            let pair = start + i * 8u;
+            let number = queries[own_place + min(pair, params.pairs - 1u)];
+            // Behind a head's pairs, zeros are multiplied.
+            query[pair * QUERIES + thread % QUERIES] = select(vec2f(), factor * number, pair < params.pairs);
+        }
+    }
+    if thread < QUERIES {
+        maxima[thread] = UNSEEN;
+        sums[thread] = 0.0;
+    }
+    workgroupBarrier();
+
+    var results: array<vec2f, 2u * QUERIES>;
+    // Positions that one of the rows sees: from the first row's first to the last row's own.
+    let last_position = params.first_position + min(first + QUERIES - 1u, count - 1u) / sharing;
+    let first_position = seen_from(params.first_position + first / sharing);
+    let first_block = first_position / POSITIONS + part * params.part_blocks;
+    let last_block = min(last_position / POSITIONS, first_block + params.part_blocks - 1u);
+    for (var at = first_block; at <= last_block; at++) {
+        let block = blocks[params.blocks_at + at - params.first_block];
+        let position = at * POSITIONS + thread;
+        var found: array<f32, QUERIES>;
+        for (var pair = 0u; pair < params.pairs; pair += AT_ONCE) {
+            var keys: array<vec2f, AT_ONCE>;
+            for (var p = 0u; p < AT_ONCE; p++) { // unrolled
+                let own = kv_head * params.pairs + min(pair + p, params.pairs - 1u);
+                keys[p] = unpack2x16float(cache[key_at(block, width, thread, own)]);
+            }
+            for (var p = 0u; p < AT_ONCE; p++) { // unrolled
+                for (var i = 0u; i < QUERIES; i++) { // unrolled
+                    found[i] += dot(keys[p], query[(pair + p) * QUERIES + i]);
+                }
+            }
+        }
+        for (var i = 0u; i < QUERIES; i++) { // unrolled
+            let own = params.first_position + min(first + i, count - 1u) / sharing;
+            var score = found[i];
+            if params.softcap != 0.0 {
+                score = params.softcap * tanh(clamp(score / params.softcap, -15.0, 15.0));
+            }
+            // What lies behind the last position was never written, and may be anything.
+            let seen = position <= own && position >= seen_from(own);
+            scores[thread][i] = select(UNSEEN, score, seen);
+        }
+        workgroupBarrier();
+
+        // Eight threads for each row, eight positions for each of them.
+        let row = thread / 8u;
+        let eighth = thread % 8u;
+        var most = UNSEEN;
+        for (var i = 0u; i < 8u; i++) { // unrolled
+            most = max(most, scores[eighth + 8u * i][row]);
+        }
+        partial[thread] = most;
+        workgroupBarrier();
+        most = maxima[row];
+        for (var i = 0u; i < 8u; i++) { // unrolled
+            most = max(most, partial[8u * row + i]);
+        }
+        workgroupBarrier();
+        var sum = 0.0;
+        for (var i = 0u; i < 8u; i++) { // unrolled
+            let score = scores[eighth + 8u * i][row];
+            let weight = select(exp(score - most), 0.0, score <= UNSEEN);
+            scores[eighth + 8u * i][row] = weight;
+            sum += weight;
+        }
+        partial[thread] = sum;
+        workgroupBarrier();
+        if eighth == 0u {
+            let factor = exp(maxima[row] - most);
+            sum = sums[row] * factor;
+            for (var i = 0u; i < 8u; i++) { // unrolled
+                sum += partial[thread + i];
+            }
+            factors[row] = factor;
+            maxima[row] = most;
+            sums[row] = sum;
+        }
+        workgroupBarrier();
+
+        let positions = min(POSITIONS, last_position - at * POSITIONS + 1u);
+        for (var s = 0u; s < 2u; s++) { // unrolled
+            if thread + s * THREADS < params.pairs {
+                let own = kv_head * params.pairs + thread + s * THREADS;
+                for (var i = 0u; i < QUERIES; i++) { // unrolled
+                    results[s * QUERIES + i] *= factors[i];
+                }
+                for (var first = 0u; first < positions; first += AT_ONCE) {
+                    // Behind the last position weights are 0.
+                    var values: array<vec2f, AT_ONCE>;
+                    for (var p = 0u; p < AT_ONCE; p++) { // unrolled
+                        let held = min(first + p, positions - 1u);
+                        values[p] = unpack2x16float(cache[value_at(block, width, held, own)]);
+                    }
+                    for (var p = 0u; p < AT_ONCE; p++) { // unrolled
+                        for (var i = 0u; i < QUERIES; i++) { // unrolled
+                            results[s * QUERIES + i] += scores[first + p][i] * values[p];
+                        }
+                    }
+                }
+            }
+        }
+        workgroupBarrier();
+    }
+
+    for (var i = 0u; i < QUERIES; i++) { // unrolled
+        if first + i < count {
+            let place = place_of(first + i, sharing, kv_head);
+            var at = place * params.pairs + thread;
+            var factor = 1.0 / sums[i];
+            if params.parts > 1u {
+                let own = place - params.first_row * params.heads;
+                at = (own * params.parts + part) * (params.pairs + 1u) + 1u + thread;
+                factor = 1.0;
+                if thread == 0u {
+                    out[at - 1u] = vec2f(maxima[i], sums[i]);
+                }
+            }
+            for (var s = 0u; s < 2u; s++) { // unrolled
+                if thread + s * THREADS < params.pairs {
+                    out[at + s * THREADS] = factor * results[s * QUERIES + i];
+                }
+            }
+        }
+    }
+}
+
+// Which row and head of all those of the pass the row `own` of this head's queries is.
+fn place_of(own: u32, sharing: u32, kv_head: u32) -> u32 {
+    let row = params.first_row + own / sharing;
+    return row * params.heads + kv_head * sharing + own % sharing;
+}
+
+// The first position that a row sees.
+fn seen_from(position: u32) -> u32 {
+    return select(0u, position + 1u - params.window, position + 1u > params.window);
+}

@@ -1,0 +1,166 @@
+//! Memory of a GPU, and of the processor that a GPU sees.
+
+use std::ptr::NonNull;
+
+use ash::vk;
+
+use crate::error::VulkanError;
+use crate::gpus::Found;
+use crate::raw_device::RawDevice;
+
+/// Memory that its owner has to free.
+pub(crate) struct Allocation {
+    pub handle: vk::Buffer,
+    memory: vk::DeviceMemory,
+    pub bytes: u64,
+    /// Where the processor sees it, if it does.
+    mapped: Option<NonNull<u8>>,
+}
+
+// SAFETY: the pointer is to memory that only this allocation has, and it is used by whoever has the allocation for itself.
+unsafe impl Send for Allocation {}
+// SAFETY: as above.
+unsafe impl Sync for Allocation {}
+
+/// What memory is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// What kernels read and write.
+    Kernels,
+    /// What passes through to the GPU.
+    ToDevice,
+    /// What passes through from it.
+    FromDevice,
+}
+
+impl Allocation {
+    pub fn new(device: &RawDevice, bytes: u64, purpose: Use) -> Result<Allocation, VulkanError> {
+        // Words are read whole.
+        let bytes = bytes.max(4).next_multiple_of(4);
+        let usage = match purpose {
+            Use::Kernels => vk::BufferUsageFlags::STORAGE_BUFFER,
+            Use::ToDevice | Use::FromDevice => vk::BufferUsageFlags::empty(),
+        };
+        let info = vk::BufferCreateInfo::default()
+            .size(bytes)
+            .usage(usage | vk::BufferUsageFlags::TRANSFER_SRC | vk::BufferUsageFlags::TRANSFER_DST)
+            .sharing_mode(vk::SharingMode::EXCLUSIVE);
+        let raw = &device.raw;
+        // SAFETY: `info` is whole.
+        let handle = unsafe { raw.create_buffer(&info, None) };
+        let mut allocation = Allocation {
+            handle: handle.map_err(|result| refused(device, bytes, result))?,
+            memory: vk::DeviceMemory::null(),
+            bytes,
+            mapped: None,
+        };
+        match allocation.back(device, purpose) {
+            Ok(()) => Ok(allocation),
+            Err(error) => {
+                // SAFETY: it is new.
+                unsafe { allocation.destroy(raw) };
+                Err(error)
+            }
+        }
+    }
+
+    /// Puts memory behind the buffer.
+    fn back(&mut self, device: &RawDevice, purpose: Use) -> Result<(), VulkanError> {
+        let raw = &device.raw;
+        let failed = |result| refused(device, self.bytes, result);
+        // SAFETY: the buffer is the device's.
+        let needs = unsafe { raw.get_buffer_memory_requirements(self.handle) };
+        let kind = memory_type(&device.found, purpose, needs.memory_type_bits);
+        let kind = kind.ok_or_else(|| failed(vk::Result::ERROR_FEATURE_NOT_PRESENT))?;
+        let allocation = vk::MemoryAllocateInfo::default()
+            .allocation_size(needs.size)
+            .memory_type_index(kind);
+        // SAFETY: the type is one of the device's.
+        self.memory = unsafe { raw.allocate_memory(&allocation, None) }.map_err(failed)?;
+        // SAFETY: both are new, and the memory is as large as the buffer needs.
+        unsafe { raw.bind_buffer_memory(self.handle, self.memory, 0) }.map_err(failed)?;
+        if purpose != Use::Kernels {
+            let flags = vk::MemoryMapFlags::empty();
+            // SAFETY: the memory is host-visible by its type, and not mapped yet.
+            let mapped = unsafe { raw.map_memory(self.memory, 0, vk::WHOLE_SIZE, flags) };
+            self.mapped = NonNull::new(mapped.map_err(failed)?.cast());
+        }
+        Ok(())
+    }
+
+    /// Copies `bytes` to where the processor sees the buffer.
+    ///
+    /// # Panics
+    /// When it is not mapped, or ends before.
+    pub fn fill(&mut self, offset: u64, bytes: &[u8]) {
+        let end = offset + bytes.len() as u64;
+        assert!(end <= self.bytes, "byte {end} of {}", self.bytes);
+        let mapped = self.mapped.map_or(std::ptr::null_mut(), NonNull::as_ptr);
+        assert!(!mapped.is_null(), "a buffer that the processor sees");
+        // SAFETY: as many bytes are mapped, and the GPU reads them only in passes that are submitted later.
+        unsafe {
+            let to = mapped.add(offset as usize);
+            to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        }
+    }
+
+    /// Copies from where the processor sees the buffer.
+    ///
+    /// # Panics
+    /// When it is not mapped, or ends before.
+    pub fn copy_to(&self, bytes: &mut [u8]) {
+        assert!(bytes.len() as u64 <= self.bytes, "{} bytes", self.bytes);
+        let mapped = self.mapped.map_or(std::ptr::null_mut(), NonNull::as_ptr);
+        assert!(!mapped.is_null(), "a buffer that the processor sees");
+        // SAFETY: as many bytes are mapped, and the pass that wrote them has ended.
+        unsafe {
+            bytes
+                .as_mut_ptr()
+                .copy_from_nonoverlapping(mapped, bytes.len())
+        };
+    }
+
+    /// Frees it.
+    ///
+    /// # Safety
+    /// Nothing uses it any more.
+    pub unsafe fn destroy(&self, raw: &ash::Device) {
+        // SAFETY: as the caller promises. Freeing memory also unmaps it, and null is allowed.
+        unsafe {
+            raw.destroy_buffer(self.handle, None);
+            raw.free_memory(self.memory, None);
+        }
+    }
+}
+
+fn refused(device: &RawDevice, bytes: u64, result: vk::Result) -> VulkanError {
+    match result {
+        vk::Result::ERROR_OUT_OF_DEVICE_MEMORY | vk::Result::ERROR_OUT_OF_HOST_MEMORY => {
+            VulkanError::OutOfMemory {
+                bytes,
+                available: device.available_bytes(),
+            }
+        }
+        result => VulkanError::of("set memory aside", result),
+    }
+}
+
+/// The first type of memory among `allowed` that has what `purpose` asks for, else the first that will do.
+fn memory_type(found: &Found, purpose: Use, allowed: u32) -> Option<u32> {
+    use vk::MemoryPropertyFlags as Flags;
+    let visible = Flags::HOST_VISIBLE | Flags::HOST_COHERENT;
+    let (wanted, needed) = match purpose {
+        Use::Kernels => (Flags::DEVICE_LOCAL, Flags::empty()),
+        Use::ToDevice => (visible, visible),
+        Use::FromDevice => (visible | Flags::HOST_CACHED, visible),
+    };
+    let types = found.memory.memory_types_as_slice();
+    let with = |flags: Flags| {
+        let mut places = 0..types.len();
+        let fits = |place: &usize| {
+            allowed & (1 << place) != 0 && types[*place].property_flags.contains(flags)
+        };
+        places.find(fits).map(|place| place as u32)
+    };
+    with(wanted).or_else(|| with(needed))
+}

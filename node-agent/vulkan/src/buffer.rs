@@ -1,0 +1,110 @@
+//! Memory of a GPU.
+
+use std::ops::Range;
+
+use ash::vk;
+
+use crate::allocation::{Allocation, Use};
+use crate::device::Device;
+use crate::error::VulkanError;
+
+/// A piece of a GPU's memory. Its bytes are whatever was there before, until they are written.
+pub struct Buffer {
+    device: Device,
+    own: Allocation,
+}
+
+/// A part of a buffer, from a multiple of [`Device::alignment`] on.
+#[derive(Clone, Copy)]
+pub struct Slice<'a> {
+    buffer: &'a Buffer,
+    offset: u64,
+    bytes: u64,
+}
+
+impl Device {
+    /// Memory for kernels.
+    ///
+    /// # Errors
+    /// [`VulkanError::OutOfMemory`], [`VulkanError::Driver`], [`VulkanError::Lost`].
+    pub fn buffer(&self, bytes: u64) -> Result<Buffer, VulkanError> {
+        let raw = self.raw();
+        raw.check()?;
+        Ok(Buffer {
+            own: Allocation::new(raw, bytes, Use::Kernels)?,
+            device: self.clone(),
+        })
+    }
+}
+
+impl Buffer {
+    /// Bytes; a multiple of 4.
+    pub fn bytes(&self) -> u64 {
+        self.own.bytes
+    }
+
+    /// All of it.
+    pub fn whole(&self) -> Slice<'_> {
+        self.slice(0..self.own.bytes)
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// When it does not begin at a multiple of [`Device::alignment`], or ends behind the buffer.
+    pub fn slice(&self, bytes: Range<u64>) -> Slice<'_> {
+        assert!(
+            bytes.start.is_multiple_of(self.device.alignment()) && bytes.end <= self.own.bytes,
+            "bytes {bytes:?} of {}",
+            self.own.bytes
+        );
+        Slice {
+            buffer: self,
+            offset: bytes.start,
+            bytes: bytes.end - bytes.start,
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // What a GPU that hangs may still use stays for as long as the process.
+        let raw = self.device.raw();
+        if !raw.is_lost() {
+            // SAFETY: passes borrow their buffers until they have ended, so nothing uses this one.
+            unsafe { self.own.destroy(&raw.raw) };
+        }
+    }
+}
+
+impl<'a> Slice<'a> {
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// As [`Buffer::slice`].
+    pub fn part(self, bytes: Range<u64>) -> Slice<'a> {
+        assert!(bytes.end <= self.bytes, "bytes {bytes:?} of {}", self.bytes);
+        self.buffer
+            .slice(self.offset + bytes.start..self.offset + bytes.end)
+    }
+
+    /// Its first bytes.
+    ///
+    /// # Panics
+    /// When it has fewer.
+    pub fn first(self, bytes: u64) -> Slice<'a> {
+        self.part(0..bytes)
+    }
+
+    pub(crate) fn handle(&self) -> vk::Buffer {
+        self.buffer.own.handle
+    }
+
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+}

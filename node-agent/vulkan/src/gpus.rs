@@ -1,0 +1,290 @@
+//! Vulkan's loader and the GPUs that it finds.
+
+use std::ffi::CStr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ash::vk;
+
+use crate::error::VulkanError;
+
+/// The loader, and what it found. Clones share it.
+#[derive(Clone)]
+pub struct Gpus {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    instance: ash::Instance,
+    found: Vec<Found>,
+    /// Keeps the library open.
+    _entry: ash::Entry,
+}
+
+/// One that Vulkan's drivers list.
+#[derive(Clone)]
+pub(crate) struct Found {
+    pub physical: vk::PhysicalDevice,
+    pub facts: Facts,
+    pub limits: vk::PhysicalDeviceLimits,
+    pub memory: vk::PhysicalDeviceMemoryProperties,
+    pub queue_family: u32,
+    /// Whether it tells how much memory is left.
+    pub tells_budget: bool,
+    pub abilities: Abilities,
+}
+
+/// What some kernels take that not every GPU has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Abilities {
+    /// Dot products of four bytes (VK_KHR_shader_integer_dot_product).
+    pub byte_dot: bool,
+    /// Units that multiply matrices of 16 x 16 (VK_KHR_cooperative_matrix): F16, summed in F32, in full subgroups of 32. NVIDIA's only: naga
+    /// does not say which accesses the barriers of Vulkan's memory model are about, and no other GPU was tried.
+    pub matrix_units: bool,
+}
+
+/// What a GPU says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    pub name: String,
+    /// Vendor and device on the PCI bus.
+    pub pci: (u32, u32),
+    pub kind: Kind,
+    /// Bytes of memory that are its own, or that it shares with the processor.
+    pub total_bytes: u64,
+}
+
+/// How a GPU lies beside the processor. In the order in which they are preferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// With memory of its own.
+    Discrete,
+    /// In the processor, whose memory it shares.
+    Integrated,
+    /// Of a virtual machine.
+    Virtual,
+    /// A driver that computes on the processor, such as lavapipe.
+    Software,
+}
+
+impl Gpus {
+    /// Opens the loader and asks for all GPUs that can compute; once they are found, always the same, for as long as the process runs.
+    ///
+    /// # Errors
+    /// [`VulkanError::NoLoader`] and [`VulkanError::NoDriver`] where there is nothing to use, [`VulkanError::Driver`].
+    pub fn find() -> Result<Gpus, VulkanError> {
+        // Closing the loader unloads the drivers. NVIDIA's leaves what threads call when they end, which is then gone (seen: a crash), and
+        // cannot be loaded again and again (seen: no driver, after some tens of times).
+        static FOUND: Mutex<Option<Gpus>> = Mutex::new(None);
+        let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*found {
+            Some(gpus) => Ok(gpus.clone()),
+            None => {
+                let gpus = Self::look_for()?;
+                // A driver may come later.
+                if !gpus.shared.found.is_empty() {
+                    *found = Some(gpus.clone());
+                }
+                Ok(gpus)
+            }
+        }
+    }
+
+    fn look_for() -> Result<Gpus, VulkanError> {
+        // SAFETY: the loader is Vulkan's own, found under its usual name; loading it has no further conditions.
+        let entry =
+            unsafe { ash::Entry::load() }.map_err(|source| VulkanError::NoLoader { source })?;
+        let application = vk::ApplicationInfo::default()
+            .application_name(c"prima")
+            .api_version(vk::API_VERSION_1_3);
+        let info = vk::InstanceCreateInfo::default().application_info(&application);
+        // SAFETY: `info` and what it points to outlive the call.
+        let instance =
+            unsafe { entry.create_instance(&info, None) }.map_err(|source| match source {
+                vk::Result::ERROR_INCOMPATIBLE_DRIVER => VulkanError::NoDriver { source },
+                source => VulkanError::of("make an instance of Vulkan", source),
+            })?;
+        // SAFETY: the instance is alive.
+        let physical = unsafe { instance.enumerate_physical_devices() };
+        let found = physical.map(|all| {
+            let mut found: Vec<Found> = all
+                .into_iter()
+                .filter_map(|physical| Found::new(&entry, &instance, physical))
+                .collect();
+            // Stable: drivers' own order within a kind.
+            found.sort_by_key(|found| found.facts.kind);
+            found
+        });
+        let (found, error) = match found {
+            Ok(found) => (found, None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        let gpus = Gpus {
+            shared: Arc::new(Shared {
+                instance,
+                found,
+                _entry: entry,
+            }),
+        };
+        match error {
+            None => Ok(gpus),
+            Some(vk::Result::ERROR_INITIALIZATION_FAILED) => Err(VulkanError::NoDriver {
+                source: vk::Result::ERROR_INITIALIZATION_FAILED,
+            }),
+            Some(error) => Err(VulkanError::of("list its GPUs", error)),
+        }
+    }
+
+    /// What each says of itself, the best first.
+    pub fn facts(&self) -> impl Iterator<Item = &Facts> {
+        self.shared.found.iter().map(|found| &found.facts)
+    }
+
+    pub(crate) fn instance(&self) -> &ash::Instance {
+        &self.shared.instance
+    }
+
+    pub(crate) fn found(&self, index: usize) -> Option<&Found> {
+        self.shared.found.get(index)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: devices hold the `Gpus` that they are of, so none is left.
+        unsafe { self.instance.destroy_instance(None) };
+    }
+}
+
+impl Found {
+    /// `None` if it cannot compute, or its driver is older than Vulkan 1.1.
+    fn new(
+        entry: &ash::Entry,
+        instance: &ash::Instance,
+        physical: vk::PhysicalDevice,
+    ) -> Option<Found> {
+        // SAFETY: `physical` is the instance's, here and below.
+        let properties = unsafe { instance.get_physical_device_properties(physical) };
+        if properties.api_version < vk::API_VERSION_1_1 {
+            return None;
+        }
+        // SAFETY: as above.
+        let families = unsafe { instance.get_physical_device_queue_family_properties(physical) };
+        let computes = |family: &vk::QueueFamilyProperties| {
+            family.queue_count > 0 && family.queue_flags.contains(vk::QueueFlags::COMPUTE)
+        };
+        let queue_family = families.iter().position(computes)? as u32;
+        // SAFETY: as above.
+        let memory = unsafe { instance.get_physical_device_memory_properties(physical) };
+        // SAFETY: as above. A driver that cannot say has no extensions.
+        let extensions = unsafe { instance.enumerate_device_extension_properties(physical) };
+        let extensions = extensions.unwrap_or_default();
+        let has = |name: &CStr| {
+            let mut names = extensions.iter();
+            names.any(|extension| extension.extension_name_as_c_str() == Ok(name))
+        };
+        let name = properties.device_name_as_c_str().unwrap_or(c"GPU");
+        Some(Found {
+            physical,
+            facts: Facts {
+                name: CStr::to_string_lossy(name).into_owned(),
+                pci: (properties.vendor_id, properties.device_id),
+                kind: match properties.device_type {
+                    vk::PhysicalDeviceType::DISCRETE_GPU => Kind::Discrete,
+                    vk::PhysicalDeviceType::INTEGRATED_GPU => Kind::Integrated,
+                    vk::PhysicalDeviceType::CPU => Kind::Software,
+                    _ => Kind::Virtual,
+                },
+                total_bytes: local_heap(&memory).map_or(0, |(_, heap)| heap.size),
+            },
+            limits: properties.limits,
+            memory,
+            queue_family,
+            tells_budget: has(ash::ext::memory_budget::NAME),
+            abilities: abilities(entry, instance, physical, has),
+        })
+    }
+}
+
+/// What the driver says of the GPU's abilities.
+fn abilities(
+    entry: &ash::Entry,
+    instance: &ash::Instance,
+    physical: vk::PhysicalDevice,
+    has: impl Fn(&CStr) -> bool,
+) -> Abilities {
+    let (dot, units) = (
+        has(ash::khr::shader_integer_dot_product::NAME),
+        has(ash::khr::cooperative_matrix::NAME)
+            && has(ash::khr::shader_float16_int8::NAME)
+            && has(ash::khr::vulkan_memory_model::NAME),
+    );
+    let mut byte_dot = vk::PhysicalDeviceShaderIntegerDotProductFeatures::default();
+    let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
+    let mut float16 = vk::PhysicalDeviceShaderFloat16Int8Features::default();
+    let mut storage = vk::PhysicalDevice16BitStorageFeatures::default();
+    let mut memory_model = vk::PhysicalDeviceVulkanMemoryModelFeatures::default();
+    let mut features = vk::PhysicalDeviceFeatures2::default().push_next(&mut storage);
+    if dot {
+        features = features.push_next(&mut byte_dot);
+    }
+    if units {
+        features = features
+            .push_next(&mut matrices)
+            .push_next(&mut float16)
+            .push_next(&mut memory_model);
+    }
+    let mut subgroup = vk::PhysicalDeviceSubgroupProperties::default();
+    let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut subgroup);
+    // SAFETY: the device is the instance's and of Vulkan 1.1 at least; what is asked beyond that are structures of its extensions.
+    unsafe {
+        instance.get_physical_device_features2(physical, &mut features);
+        instance.get_physical_device_properties2(physical, &mut properties);
+    }
+    let limits = properties.properties.limits;
+    let roomy = limits.max_compute_shared_memory_size >= MATRIX_UNITS_SHARED
+        && limits.max_compute_work_group_invocations >= 256;
+    let halves = storage.storage_buffer16_bit_access
+        & storage.uniform_and_storage_buffer16_bit_access
+        & float16.shader_float16;
+    let units = units
+        && roomy
+        && properties.properties.vendor_id == NVIDIA
+        && subgroup.subgroup_size == 32
+        && halves & matrices.cooperative_matrix & memory_model.vulkan_memory_model == vk::TRUE
+        && has_shape(entry, instance, physical);
+    Abilities {
+        byte_dot: byte_dot.shader_integer_dot_product == vk::TRUE,
+        matrix_units: units,
+    }
+}
+
+/// Its number on the PCI bus.
+const NVIDIA: u32 = 0x10de;
+
+/// Bytes of shared memory of `shaders/multiply_units.wgsl`.
+const MATRIX_UNITS_SHARED: u32 = 2 * 128 * 10 * 8 + 8 * 256 * 4;
+
+/// Whether its units multiply 16 x 16 by 16 x 16 numbers of F16 and sum in F32.
+fn has_shape(entry: &ash::Entry, instance: &ash::Instance, physical: vk::PhysicalDevice) -> bool {
+    let units = ash::khr::cooperative_matrix::Instance::new(entry, instance);
+    // SAFETY: the device has the extension.
+    let shapes = unsafe { units.get_physical_device_cooperative_matrix_properties(physical) };
+    shapes.unwrap_or_default().iter().any(|shape| {
+        let (half, single) = (vk::ComponentTypeKHR::FLOAT16, vk::ComponentTypeKHR::FLOAT32);
+        (shape.m_size, shape.n_size, shape.k_size) == (16, 16, 16)
+            && (shape.a_type, shape.b_type) == (half, half)
+            && (shape.c_type, shape.result_type) == (single, single)
+            && shape.scope == vk::ScopeKHR::SUBGROUP
+    })
+}
+
+/// The largest heap of the device's own memory, and its place.
+pub(crate) fn local_heap(
+    memory: &vk::PhysicalDeviceMemoryProperties,
+) -> Option<(usize, vk::MemoryHeap)> {
+    let heaps = memory.memory_heaps_as_slice().iter().copied().enumerate();
+    heaps
+        .filter(|(_, heap)| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL))
+        .max_by_key(|(_, heap)| heap.size)
+}

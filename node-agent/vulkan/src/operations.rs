@@ -1,0 +1,48 @@
+//! The kernels as a pass starts them, each in a file of its own. Sizes are checked here, since kernels do not.
+
+mod attention;
+mod input;
+mod multiply;
+mod norm;
+mod rotate;
+
+pub use attention::{
+    Append, Attention, KV_POSITIONS, MOST_HEAD_DIM, attention_groups, attention_part_bytes,
+    kv_block_bytes,
+};
+pub use input::{Activation, Input, input_bytes};
+pub use multiply::{Matrix, Product};
+pub use norm::Norm;
+pub use rotate::Rotation;
+
+use crate::buffer::Slice;
+use crate::pass::MOST_GROUPS;
+
+/// Rows of F32 numbers, one after another.
+#[derive(Clone, Copy)]
+pub struct Rows<'a> {
+    pub slice: Slice<'a>,
+    pub count: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// The rows, of so many numbers each, and nothing behind them.
+    fn of(slice: Slice<'a>, count: usize, width: usize) -> Slice<'a> {
+        Rows { slice, count }.cut(width)
+    }
+
+    fn cut(self, width: usize) -> Slice<'a> {
+        self.slice.first(4 * (self.count * width) as u64)
+    }
+}
+
+/// Groups of `threads` for so many pieces of work, where threads go on to the next piece.
+fn strided(pieces: usize, threads: usize) -> [u32; 2] {
+    [pieces.div_ceil(threads).min(MOST_GROUPS as usize) as u32, 1]
+}
+
+/// A group for each of so many rows.
+fn grid(rows: usize) -> [u32; 2] {
+    let across = rows.min(MOST_GROUPS as usize);
+    [across as u32, rows.div_ceil(across.max(1)) as u32]
+}

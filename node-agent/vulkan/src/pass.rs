@@ -1,0 +1,395 @@
+//! A pass: copies and kernels, recorded in order. The GPU begins with the first while more are recorded; the host waits once, for the last.
+
+use std::marker::PhantomData;
+use std::sync::MutexGuard;
+
+use ash::vk;
+
+use crate::allocation::{Allocation, Use};
+use crate::buffer::Slice;
+use crate::device::Device;
+use crate::error::VulkanError;
+use crate::kernels::{BINDINGS, Kernel, PARAMS_BYTES};
+use crate::plain::{self, Plain};
+use crate::raw_device::RawDevice;
+use crate::recorder::{Recorder, SETS};
+
+/// After so many seconds a pass counts as hanging. Drivers of real GPUs give up within ten; in software, passes take their time.
+const PATIENCE: u64 = 600;
+
+/// Every device takes as many groups in each dimension.
+pub(crate) const MOST_GROUPS: u32 = 65_535;
+
+/// Kernels of a part of a pass: few enough that the GPU soon begins, and that recording a part takes no longer than running it.
+const PART: u32 = 48;
+
+/// Bytes that are copied to the GPU in one pass.
+const PIECE: usize = 16 << 20;
+
+/// Bytes of a piece of memory that copies to the GPU pass through.
+const STAGE: u64 = 4 << 20;
+
+/// A pass that is being recorded. Buffers that it uses are borrowed until it has run.
+pub struct Pass<'a> {
+    device: &'a Device,
+    recorder: MutexGuard<'a, Option<Recorder>>,
+    commands: vk::CommandBuffer,
+    /// Parts handed to the GPU.
+    submitted: usize,
+    /// Kernels started.
+    started: u32,
+    /// The stage that is being filled, and up to where.
+    stage: (usize, u64),
+    buffers: PhantomData<Slice<'a>>,
+}
+
+impl Device {
+    /// Begins a pass. Waits for the one before.
+    ///
+    /// # Errors
+    /// [`VulkanError::Lost`] once it is, [`VulkanError::Driver`].
+    pub fn pass(&self) -> Result<Pass<'_>, VulkanError> {
+        self.raw().check()?;
+        Pass::begin(self, self.recorder()?)
+    }
+
+    /// Copies `numbers` to the beginning of `to`, and waits until they are there.
+    ///
+    /// # Errors
+    /// Those of [`Pass::finish`].
+    ///
+    /// # Panics
+    /// When there is no room.
+    pub fn upload<T: Plain>(&self, to: Slice<'_>, numbers: &[T]) -> Result<(), VulkanError> {
+        let bytes = plain::bytes(numbers);
+        for (piece, at) in bytes.chunks(PIECE).zip((0..).step_by(PIECE)) {
+            let mut pass = self.pass()?;
+            pass.write(to.part(at..at + piece.len() as u64), piece)?;
+            pass.finish()?;
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Pass<'a> {
+    fn begin(
+        device: &'a Device,
+        mut recorder: MutexGuard<'a, Option<Recorder>>,
+    ) -> Result<Pass<'a>, VulkanError> {
+        let failed = |result| VulkanError::of("begin a pass", result);
+        let own = recorder.as_mut().ok_or(VulkanError::Lost)?;
+        let raw = &device.raw().raw;
+        // SAFETY: the pass before has ended, or was never submitted.
+        let commands = unsafe {
+            raw.reset_command_pool(own.pool, vk::CommandPoolResetFlags::empty())
+                .map_err(failed)?;
+            for pool in &own.descriptors {
+                let flags = vk::DescriptorPoolResetFlags::empty();
+                raw.reset_descriptor_pool(*pool, flags).map_err(failed)?;
+            }
+            own.begin(raw, 0)?
+        };
+        Ok(Pass {
+            device,
+            recorder,
+            commands,
+            submitted: 0,
+            started: 0,
+            stage: (0, 0),
+            buffers: PhantomData,
+        })
+    }
+
+    pub(crate) fn device(&self) -> &'a Device {
+        self.device
+    }
+
+    /// What comes next sees what came before. Without it, steps may run at once.
+    pub fn barrier(&mut self) {
+        use vk::{AccessFlags as Access, PipelineStageFlags as Stage};
+        let stages = Stage::COMPUTE_SHADER | Stage::TRANSFER;
+        let written = Access::SHADER_WRITE | Access::TRANSFER_WRITE;
+        let read = Access::SHADER_READ | Access::TRANSFER_READ;
+        self.wait_for((stages, written), (stages, written | read));
+    }
+
+    fn wait_for(
+        &mut self,
+        (from, written): (vk::PipelineStageFlags, vk::AccessFlags),
+        (to, used): (vk::PipelineStageFlags, vk::AccessFlags),
+    ) {
+        let barrier = [vk::MemoryBarrier::default()
+            .src_access_mask(written)
+            .dst_access_mask(used)];
+        let flags = vk::DependencyFlags::empty();
+        let raw = &self.device.raw().raw;
+        // SAFETY: the command buffer is being recorded, here and below.
+        unsafe { raw.cmd_pipeline_barrier(self.commands, from, to, flags, &barrier, &[], &[]) };
+    }
+
+    /// Copies `numbers` to the beginning of `to`.
+    ///
+    /// # Errors
+    /// [`VulkanError::OutOfMemory`].
+    ///
+    /// # Panics
+    /// When there is no room.
+    pub fn write<T: Plain>(&mut self, to: Slice<'a>, numbers: &[T]) -> Result<(), VulkanError> {
+        let bytes = plain::bytes(numbers);
+        let len = bytes.len() as u64;
+        assert!(len <= to.bytes(), "{len} bytes into {}", to.bytes());
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let recorder = self.recorder.as_mut().ok_or(VulkanError::Lost)?;
+        let (mut place, mut offset) = self.stage;
+        while recorder
+            .stages
+            .get(place)
+            .is_some_and(|stage| offset + len > stage.bytes)
+        {
+            (place, offset) = (place + 1, 0);
+        }
+        if place == recorder.stages.len() {
+            let stage = Allocation::new(self.device.raw(), len.max(STAGE), Use::ToDevice)?;
+            recorder.stages.push(stage);
+        }
+        let stage = &mut recorder.stages[place];
+        stage.fill(offset, bytes);
+        let from = stage.handle;
+        self.stage = (place, (offset + len).next_multiple_of(16).min(stage.bytes));
+        self.copy_raw((from, offset), (to.handle(), to.offset()), len);
+        Ok(())
+    }
+
+    /// Copies all of `from` to the beginning of `to`.
+    ///
+    /// # Panics
+    /// When there is no room.
+    pub fn copy(&mut self, from: Slice<'a>, to: Slice<'a>) {
+        let bytes = from.bytes();
+        assert!(bytes <= to.bytes(), "{bytes} bytes into {}", to.bytes());
+        self.copy_raw(
+            (from.handle(), from.offset()),
+            (to.handle(), to.offset()),
+            bytes,
+        );
+    }
+
+    fn copy_raw(&mut self, from: (vk::Buffer, u64), to: (vk::Buffer, u64), bytes: u64) {
+        let region = [vk::BufferCopy::default()
+            .src_offset(from.1)
+            .dst_offset(to.1)
+            .size(bytes)];
+        let raw = &self.device.raw().raw;
+        // SAFETY: both ranges are within their buffers, which live until the pass has run.
+        unsafe { raw.cmd_copy_buffer(self.commands, from.0, to.0, &region) };
+    }
+
+    /// Starts `groups` groups of a kernel.
+    ///
+    /// # Errors
+    /// [`VulkanError::Driver`] when the kernel cannot be compiled.
+    ///
+    /// # Panics
+    /// When a slice is larger than may be bound, or there are too many groups.
+    pub(crate) fn start(
+        &mut self,
+        kernel: Kernel,
+        slices: &[Slice<'a>],
+        params: &[u32],
+        groups: [u32; 2],
+    ) -> Result<(), VulkanError> {
+        if groups.contains(&0) {
+            return Ok(());
+        }
+        if self.started > 0 && self.started.is_multiple_of(PART) {
+            self.go_on()?;
+        }
+        let failed = |result| VulkanError::of("record a pass", result);
+        let RawDevice { raw, kernels, .. } = self.device.raw();
+        let pipeline = kernels.pipeline(raw, kernel)?;
+        let params = plain::bytes(params);
+        assert!(
+            slices.len() <= BINDINGS as usize && params.len() <= PARAMS_BYTES,
+            "too much for a kernel"
+        );
+        assert!(
+            groups.iter().all(|&count| count <= MOST_GROUPS),
+            "{groups:?} groups"
+        );
+        let recorder = self.recorder.as_mut().ok_or(VulkanError::Lost)?;
+        let pool = (self.started / SETS) as usize;
+        if pool == recorder.descriptors.len() {
+            recorder.descriptor_pool(raw)?;
+        }
+        self.started += 1;
+        let layouts = [kernels.set_layout()];
+        let info = vk::DescriptorSetAllocateInfo::default()
+            .descriptor_pool(recorder.descriptors[pool])
+            .set_layouts(&layouts);
+        // SAFETY: the pool has room for as many sets as are counted.
+        let sets = unsafe { raw.allocate_descriptor_sets(&info) }.map_err(failed)?;
+        let most = self.device.most_bound_bytes();
+        let bound: Vec<[vk::DescriptorBufferInfo; 1]> = slices
+            .iter()
+            .map(|slice| {
+                assert!(
+                    slice.bytes() <= most,
+                    "{} bytes bound, at most {most}",
+                    slice.bytes()
+                );
+                // Words are read whole; buffers are of whole words.
+                [vk::DescriptorBufferInfo::default()
+                    .buffer(slice.handle())
+                    .offset(slice.offset())
+                    .range(slice.bytes().next_multiple_of(4))]
+            })
+            .collect();
+        let writes: Vec<vk::WriteDescriptorSet<'_>> = bound
+            .iter()
+            .zip(0..)
+            .map(|(bound, binding)| {
+                vk::WriteDescriptorSet::default()
+                    .dst_set(sets[0])
+                    .dst_binding(binding)
+                    .descriptor_type(vk::DescriptorType::STORAGE_BUFFER)
+                    .buffer_info(bound)
+            })
+            .collect();
+        let compute = vk::PipelineBindPoint::COMPUTE;
+        let (layout, stages) = (kernels.layout(), vk::ShaderStageFlags::COMPUTE);
+        // SAFETY: sets, layout and pipeline fit, since all kernels share one layout; buffers live until the pass has run.
+        unsafe {
+            raw.update_descriptor_sets(&writes, &[]);
+            raw.cmd_bind_pipeline(self.commands, compute, pipeline);
+            raw.cmd_bind_descriptor_sets(self.commands, compute, layout, 0, &sets, &[]);
+            raw.cmd_push_constants(self.commands, layout, stages, 0, params);
+            raw.cmd_dispatch(self.commands, groups[0], groups[1], 1);
+        }
+        Ok(())
+    }
+
+    /// Hands what is recorded to the GPU, and goes on in a new part. Barriers count across parts.
+    fn go_on(&mut self) -> Result<(), VulkanError> {
+        self.submit(vk::Fence::null())?;
+        let recorder = self.recorder.as_mut().ok_or(VulkanError::Lost)?;
+        // SAFETY: the pass before has ended.
+        self.commands = unsafe { recorder.begin(&self.device.raw().raw, self.submitted)? };
+        Ok(())
+    }
+
+    fn submit(&mut self, fence: vk::Fence) -> Result<(), VulkanError> {
+        let RawDevice { raw, queue, .. } = self.device.raw();
+        let commands = [self.commands];
+        let submit = [vk::SubmitInfo::default().command_buffers(&commands)];
+        // SAFETY: all that the commands use lives until they have run: `run` waits, or else `drop`. (So no pass may be leaked, and none is.)
+        let submitted = unsafe {
+            raw.end_command_buffer(self.commands)
+                .and_then(|()| raw.queue_submit(*queue, &submit, fence))
+        };
+        submitted.map_err(|result| self.failed(result))?;
+        self.submitted += 1;
+        Ok(())
+    }
+
+    /// What became of running it. After a loss nothing is asked of the device any more.
+    fn failed(&self, result: vk::Result) -> VulkanError {
+        if result == vk::Result::ERROR_DEVICE_LOST {
+            self.device.raw().give_up();
+        }
+        VulkanError::of("run a pass", result)
+    }
+
+    /// Runs the pass, and waits until it has ended.
+    ///
+    /// # Errors
+    /// [`VulkanError::Hung`] and [`VulkanError::Lost`], after which the device cannot be used; [`VulkanError::Driver`].
+    pub fn finish(mut self) -> Result<(), VulkanError> {
+        self.run()
+    }
+
+    fn run(&mut self) -> Result<(), VulkanError> {
+        let device = self.device.raw();
+        let fence = [self.recorder.as_ref().ok_or(VulkanError::Lost)?.fence];
+        // SAFETY: the pass before has ended, so nobody waits for the fence.
+        let reset = unsafe { device.raw.reset_fences(&fence) };
+        reset.map_err(|result| self.failed(result))?;
+        self.submit(fence[0])?;
+        let patience = PATIENCE * 1_000_000_000;
+        // SAFETY: the fence is the device's.
+        match unsafe { device.raw.wait_for_fences(&fence, true, patience) } {
+            Ok(()) => {
+                self.submitted = 0;
+                Ok(())
+            }
+            // What it may still use stays for as long as the process.
+            Err(vk::Result::TIMEOUT) => {
+                device.give_up();
+                Err(VulkanError::Hung { seconds: PATIENCE })
+            }
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    /// As [`finish`](Self::finish), and copies the beginning of `from` to `numbers`.
+    ///
+    /// # Errors
+    /// Those of [`finish`](Self::finish), and [`VulkanError::OutOfMemory`].
+    ///
+    /// # Panics
+    /// When `from` has fewer bytes.
+    pub fn finish_reading<T: Plain>(
+        mut self,
+        from: Slice<'a>,
+        numbers: &mut [T],
+    ) -> Result<(), VulkanError> {
+        let bytes = plain::bytes_mut(numbers);
+        let len = bytes.len() as u64;
+        assert!(len <= from.bytes(), "{len} bytes of {}", from.bytes());
+        let recorder = self.recorder.as_mut().ok_or(VulkanError::Lost)?;
+        // Taken out while it is in use.
+        let returns = match recorder.returns.take() {
+            Some(returns) if returns.bytes >= len => returns,
+            old => {
+                if let Some(old) = old {
+                    // SAFETY: the pass that used it has ended.
+                    unsafe { old.destroy(&self.device.raw().raw) };
+                }
+                Allocation::new(self.device.raw(), len, Use::FromDevice)?
+            }
+        };
+        self.barrier();
+        self.copy_raw((from.handle(), from.offset()), (returns.handle, 0), len);
+        let copied = (
+            vk::PipelineStageFlags::TRANSFER,
+            vk::AccessFlags::TRANSFER_WRITE,
+        );
+        self.wait_for(
+            copied,
+            (vk::PipelineStageFlags::HOST, vk::AccessFlags::HOST_READ),
+        );
+        let run = self.run();
+        if run.is_ok() {
+            returns.copy_to(bytes);
+        }
+        if let Some(recorder) = self.recorder.as_mut() {
+            recorder.returns = Some(returns);
+        }
+        run
+    }
+}
+
+impl Drop for Pass<'_> {
+    /// Waits for the parts of a pass that was not finished.
+    fn drop(&mut self) {
+        let device = self.device.raw();
+        if self.submitted > 0 && !device.is_lost() {
+            // SAFETY: passes take turns, so nothing else is in the queue.
+            let waited = unsafe { device.raw.queue_wait_idle(device.queue) };
+            if waited.is_err() {
+                device.give_up();
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What the driver gave for an open GPU.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ash::vk;
+
+use crate::error::VulkanError;
+use crate::gpus::{Found, Gpus, local_heap};
+use crate::kernels::Kernels;
+
+/// An open GPU, which is closed with this.
+pub(crate) struct RawDevice {
+    pub raw: ash::Device,
+    pub queue: vk::Queue,
+    pub found: Found,
+    pub kernels: Kernels,
+    lost: AtomicBool,
+    /// Keeps the instance.
+    gpus: Gpus,
+}
+
+impl RawDevice {
+    /// As [`Device::open`](crate::Device::open).
+    pub fn open(gpus: &Gpus, index: usize) -> Result<RawDevice, VulkanError> {
+        let failed = |result| VulkanError::of("open the GPU", result);
+        let found = gpus.found(index).ok_or(failed(vk::Result::ERROR_UNKNOWN))?;
+        let queues = [vk::DeviceQueueCreateInfo::default()
+            .queue_family_index(found.queue_family)
+            .queue_priorities(&[1.0])];
+        let mut extensions = Vec::new();
+        if found.tells_budget {
+            extensions.push(ash::ext::memory_budget::NAME);
+        }
+        let mut byte_dot = vk::PhysicalDeviceShaderIntegerDotProductFeatures::default()
+            .shader_integer_dot_product(true);
+        let mut matrices =
+            vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
+        let mut float16 =
+            vk::PhysicalDeviceShaderFloat16Int8Features::default().shader_float16(true);
+        let mut storage = vk::PhysicalDevice16BitStorageFeatures::default()
+            .storage_buffer16_bit_access(true)
+            .uniform_and_storage_buffer16_bit_access(true);
+        let mut memory_model =
+            vk::PhysicalDeviceVulkanMemoryModelFeatures::default().vulkan_memory_model(true);
+        let mut info = vk::DeviceCreateInfo::default().queue_create_infos(&queues);
+        if found.abilities.byte_dot {
+            extensions.push(ash::khr::shader_integer_dot_product::NAME);
+            info = info.push_next(&mut byte_dot);
+        }
+        if found.abilities.matrix_units {
+            extensions.extend([
+                ash::khr::cooperative_matrix::NAME,
+                ash::khr::shader_float16_int8::NAME,
+                ash::khr::vulkan_memory_model::NAME,
+            ]);
+            info = info
+                .push_next(&mut matrices)
+                .push_next(&mut float16)
+                .push_next(&mut storage)
+                .push_next(&mut memory_model);
+        }
+        let extensions: Vec<_> = extensions.iter().map(|name| name.as_ptr()).collect();
+        let info = info.enabled_extension_names(&extensions);
+        // SAFETY: the device is the instance's, and `info` and what it points to outlive the call.
+        let raw = unsafe { gpus.instance().create_device(found.physical, &info, None) }
+            .map_err(failed)?;
+        // SAFETY: the family has this queue, which was asked for above.
+        let queue = unsafe { raw.get_device_queue(found.queue_family, 0) };
+        let kernels = match Kernels::new(&raw) {
+            Ok(kernels) => kernels,
+            Err(error) => {
+                // SAFETY: nothing of the device is left.
+                unsafe { raw.destroy_device(None) };
+                return Err(error);
+            }
+        };
+        Ok(RawDevice {
+            raw,
+            queue,
+            found: found.clone(),
+            kernels,
+            lost: AtomicBool::new(false),
+            gpus: gpus.clone(),
+        })
+    }
+
+    /// As [`Device::available_bytes`](crate::Device::available_bytes).
+    pub fn available_bytes(&self) -> u64 {
+        let found = &self.found;
+        let Some((place, heap)) = local_heap(&found.memory) else {
+            return 0;
+        };
+        if !found.tells_budget {
+            return heap.size;
+        }
+        let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
+        let mut properties = vk::PhysicalDeviceMemoryProperties2::default().push_next(&mut budget);
+        let instance = self.gpus.instance();
+        // SAFETY: the device has the extension whose structure is asked to be filled.
+        unsafe { instance.get_physical_device_memory_properties2(found.physical, &mut properties) };
+        budget.heap_budget[place].saturating_sub(budget.heap_usage[place])
+    }
+
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// # Errors
+    /// [`VulkanError::Lost`] once it is.
+    pub fn check(&self) -> Result<(), VulkanError> {
+        match self.is_lost() {
+            true => Err(VulkanError::Lost),
+            false => Ok(()),
+        }
+    }
+
+    /// After this nothing is asked of it any more.
+    pub fn give_up(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for RawDevice {
+    fn drop(&mut self) {
+        if self.is_lost() {
+            return;
+        }
+        // SAFETY: buffers and recorders hold the device, so none is left.
+        unsafe {
+            self.kernels.destroy(&self.raw);
+            self.raw.destroy_device(None);
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! What each state of a Model reads like.
+
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use prima_crds::v1alpha1::model::NodeShare;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::model_controller::test_world::{GIB, add_draft, machine, ring, world};
+
+/// An encrypted plan of this generation for `desk` and `pi4`, and what these say of it.
+fn plan(generation: i64, states: &[Value]) -> Arc<RingPlan> {
+    let mut plan = RingPlan::clone(&ring(&[(0, 2), (5, 6)], GIB, 0));
+    plan.spec.generation = generation;
+    let mut other = plan.spec.members[0].clone();
+    other.name = "pi4".to_owned();
+    other.windows.remove(1);
+    plan.spec.members.push(other);
+    for member in &mut plan.spec.members {
+        member.public_key_sha256 = Some("0".repeat(64));
+    }
+    let named = states.iter().zip(["desk", "pi4"]).map(|(state, name)| {
+        let mut state = state.clone();
+        state["name"] = name.into();
+        state
+    });
+    let status = json!({"members": named.collect::<Vec<_>>()});
+    plan.status = Some(serde_json::from_value(status).unwrap());
+    Arc::new(plan)
+}
+
+fn state(name: &str) -> Value {
+    json!({"state": name, "message": "so it is"})
+}
+
+fn keep(plan: &Arc<RingPlan>) -> Kind {
+    Kind::Keep(plan.clone())
+}
+
+fn decision(kind: Kind) -> Decision {
+    Decision {
+        kind,
+        out: Vec::new(),
+        awaited: Vec::new(),
+    }
+}
+
+/// Each condition as `Kind=Status Reason: message`.
+fn told(world: &World, decision: &Decision, ring: &Ring) -> Vec<String> {
+    let made = of(world, decision, ring, &decide::State::default());
+    let line = |one: &Condition| {
+        format!(
+            "{}={} {}: {}",
+            one.type_, one.status, one.reason, one.message
+        )
+    };
+    made.iter().map(line).collect()
+}
+
+/// With all that a ring of this plan has to say.
+fn of_plan(plan: &Arc<RingPlan>, serves: bool) -> Vec<String> {
+    let ring = Ring {
+        newest: Some(plan.clone()),
+        serving: serves.then(|| plan.clone()),
+    };
+    told(&world(&[], &[]), &decision(keep(plan)), &ring)
+}
+
+const NO_RING: Ring = Ring {
+    newest: None,
+    serving: None,
+};
+
+#[test]
+fn a_ring_that_answers_is_all_well() {
+    let plan = plan(3, &[state("Ready"), state("Loaded")]);
+    assert_eq!(
+        of_plan(&plan, true),
+        [
+            "Resolved=True Resolved: /models/m.gguf: 8.0 GiB, 8 layers",
+            "Profiled=True Profiled: all machines are measured",
+            "Planned=True Planned: desk [0, 2) [5, 6) -> pi4 [0, 2)",
+            "Downloaded=True Downloaded: every machine has its part of the file",
+            "Loaded=True Loaded: every machine runs its layers",
+            "Ready=True Ready: answers on desk [0, 2) [5, 6) -> pi4 [0, 2)",
+            "Degraded=False AsPlanned: the ring is as planned",
+        ]
+    );
+}
+
+#[test]
+fn a_draft_model_is_resolved_too() {
+    let mut world = world(&[], &[]);
+    add_draft(&mut world, &[]);
+    let all = told(&world, &decision(keep(&plan(1, &[]))), &NO_RING);
+    let draft = "; draft model /models/d.gguf: 1.0 GiB, 2 layers";
+    assert!(all[0].ends_with(draft), "{}", all[0]);
+}
+
+#[test]
+fn members_on_their_way_say_how_far_they_are() {
+    let fetching =
+        json!({"state": "Fetching", "message": "", "fetchedBytes": GIB, "totalBytes": 4 * GIB});
+    let all = of_plan(&plan(1, &[fetching]), false);
+    let lacking =
+        "desk: fetching, 1.0 GiB of 4.0 GiB (25 %); pi4: its agent has not taken up the plan yet";
+    assert_eq!(
+        all[3..],
+        [
+            format!("Downloaded=False Downloading: {lacking}"),
+            format!("Loaded=False Downloading: {lacking}"),
+            format!("Ready=False Downloading: {lacking}"),
+            "Degraded=False AsPlanned: the ring is as planned".to_owned(),
+        ]
+    );
+    let all = of_plan(&plan(1, &[state("Loading"), state("Loaded")]), false);
+    assert_eq!(
+        all[3..6],
+        [
+            "Downloaded=True Downloaded: every machine has its part of the file",
+            "Loaded=False Loading: desk: loading: so it is",
+            "Ready=False Loading: desk: loading: so it is",
+        ]
+    );
+    let all = of_plan(&plan(1, &[]), false);
+    assert!(
+        all[5].starts_with("Ready=False AgentsStart: desk: its agent"),
+        "{}",
+        all[5]
+    );
+}
+
+#[test]
+fn a_failed_member_is_the_reason_before_all_others() {
+    let all = of_plan(&plan(1, &[state("Fetching"), state("Failed")]), false);
+    let lacking = "desk: fetching: so it is; pi4: failed: so it is";
+    for (at, kind) in [(3, "Downloaded"), (4, "Loaded"), (5, "Ready")] {
+        assert_eq!(all[at], format!("{kind}=False MemberFailed: {lacking}"));
+    }
+}
+
+#[test]
+fn a_ring_of_one_is_explained_where_there_are_more_machines() {
+    let (desk, pi4) = (machine("desk"), machine("pi4"));
+    let ring_of_one = ring(&[(0, 8)], GIB, 0);
+    let planned = |world: &World| {
+        let decision = decision(keep(&ring_of_one));
+        let there = Ring {
+            newest: Some(ring_of_one.clone()),
+            serving: None,
+        };
+        told(world, &decision, &there)[2].clone()
+    };
+    let explained = planned(&world(&[desk.clone(), pi4.clone()], &[]));
+    assert!(
+        explained.contains("spec.minNodes asks for more"),
+        "{explained}"
+    );
+    assert_eq!(
+        planned(&world(std::slice::from_ref(&desk), &[])),
+        "Planned=True Planned: desk [0, 8)"
+    );
+    let mut asked = world(&[desk, pi4], &[]);
+    Arc::get_mut(&mut asked.model).unwrap().spec.min_nodes = Some(1);
+    assert_eq!(planned(&asked), "Planned=True Planned: desk [0, 8)");
+}
+
+#[test]
+fn the_summary_is_the_reason_with_percent_of_all_members() {
+    let summary_of = |plan: &Arc<RingPlan>, serving: Option<Arc<RingPlan>>| {
+        let ring = Ring {
+            newest: Some(plan.clone()),
+            serving,
+        };
+        let made = of(
+            &world(&[], &[]),
+            &decision(keep(plan)),
+            &ring,
+            &decide::State::default(),
+        );
+        summary(&made, Some(plan)).unwrap()
+    };
+    let part = |state: &str, done: i64, total: i64| json!({"state": state, "fetchedBytes": done, "totalBytes": total});
+    let fetching = plan(1, &[part("Fetching", 10, 100), part("Loaded", 50, 50)]);
+    assert_eq!(summary_of(&fetching, None), "Downloading 40 %");
+    let unknown = plan(1, &[state("Fetching")]);
+    assert_eq!(summary_of(&unknown, None), "Downloading 0 %");
+    let connecting = plan(1, &[state("Loaded"), state("Loaded")]);
+    assert_eq!(summary_of(&connecting, None), "Connecting");
+    let well = plan(1, &[state("Ready"), state("Loaded")]);
+    assert_eq!(summary_of(&well, Some(well.clone())), "Ready");
+    let failed = plan(1, &[state("Ready"), state("Failed")]);
+    assert_eq!(
+        summary_of(&failed, Some(failed.clone())),
+        "Ready, MemberFailed"
+    );
+    assert_eq!(summary_of(&fetching, Some(well)), "Ready");
+}
+
+#[test]
+fn where_all_are_there_rank_0_says_what_is_waited_for() {
+    let all = of_plan(&plan(1, &[state("Loaded"), state("Loaded")]), false);
+    assert_eq!(all[5], "Ready=False Connecting: desk: loaded: so it is");
+}
+
+#[test]
+fn a_member_that_failed_degrades_the_ring() {
+    let failed = json!({"state": "Failed", "message": "no room", "retryAfterSeconds": 8});
+    let all = of_plan(&plan(1, &[state("Ready"), failed]), true);
+    let said = "pi4: failed: no room (tried again in 8 s)";
+    assert_eq!(all[6], format!("Degraded=True MemberFailed: {said}"));
+    assert!(all[5].starts_with("Ready=True"), "{}", all[5]);
+}
+
+#[test]
+fn a_machine_that_is_out_is_why_a_ring_is_not_ready() {
+    let plan = plan(1, &[state("Loaded"), state("Loaded")]);
+    let out = |name: &str| NodeShare {
+        name: name.to_owned(),
+        in_ring: false,
+        why: "lost".to_owned(),
+        fetched_bytes: None,
+        total_bytes: None,
+    };
+    let decision = Decision {
+        out: vec![out("pi4"), out("no-member")],
+        ..decision(keep(&plan))
+    };
+    let ring = Ring {
+        newest: Some(plan),
+        serving: None,
+    };
+    let all = told(&world(&[], &[]), &decision, &ring);
+    assert_eq!(all[5], "Ready=False MachineOut: pi4: lost");
+}
+
+#[test]
+fn the_old_ring_serves_until_the_new_one_has_loaded() {
+    let (old, new) = (plan(1, &[state("Ready")]), plan(2, &[]));
+    let ring = Ring {
+        newest: Some(new.clone()),
+        serving: Some(old),
+    };
+    let all = told(&world(&[], &[]), &decision(keep(&new)), &ring);
+    assert!(all[5].starts_with("Ready=True"), "{}", all[5]);
+    let said = "generation 1 serves until generation 2 has loaded";
+    assert_eq!(all[6], format!("Degraded=True Replacing: {said}"));
+}
+
+#[test]
+fn an_old_ring_that_ended_first_is_said_until_the_new_answers() {
+    let plan = plan(4, &[]);
+    let mut decided = decide::State::default();
+    decided.ended_first = Some((4, "a machine is lost".to_owned()));
+    let reason = |serves: bool| {
+        let ring = Ring {
+            newest: Some(plan.clone()),
+            serving: serves.then(|| plan.clone()),
+        };
+        of(&world(&[], &[]), &decision(keep(&plan)), &ring, &decided)[2]
+            .reason
+            .clone()
+    };
+    assert_eq!(reason(false), "OldRingEndedFirst");
+    assert_eq!(reason(true), "Planned");
+}
+
+#[test]
+fn without_a_ring_every_condition_says_why() {
+    let impossible = || {
+        decision(Kind::Impossible {
+            reason: "DoesNotFit",
+            message: "2 GiB short".to_owned(),
+        })
+    };
+    let mut unresolved = world(&[], &[]);
+    for (resolution, reason, message) in [
+        (
+            Resolution::Failed("no such file".to_owned()),
+            "ResolveFailed",
+            "no such file",
+        ),
+        (
+            Resolution::Awaited("asking".to_owned()),
+            "Resolving",
+            "asking",
+        ),
+    ] {
+        unresolved.resolution = resolution;
+        let all = told(&unresolved, &impossible(), &NO_RING);
+        assert_eq!(all[0], format!("Resolved=False {reason}: {message}"));
+        assert_eq!(all[5], format!("Ready=False {reason}: {message}"));
+    }
+    let resolved = world(&[], &[]);
+    let all = told(&resolved, &impossible(), &NO_RING);
+    assert_eq!(all[2], "Planned=False DoesNotFit: 2 GiB short");
+    assert_eq!(all[5], "Ready=False DoesNotFit: 2 GiB short");
+    assert_eq!(all[6], "Degraded=False NoRing: there is no ring");
+    // A Model that is suspended needs no file.
+    let suspended = decision(Kind::Released {
+        reason: "Suspended",
+        message: "as the Model asks".to_owned(),
+    });
+    unresolved.resolution = Resolution::Awaited("asking".to_owned());
+    let all = told(&unresolved, &suspended, &NO_RING);
+    assert_eq!(all[5], "Ready=False Suspended: as the Model asks");
+}
+
+#[test]
+fn a_ring_that_cannot_be_planned_again_is_degraded() {
+    let plan = plan(1, &[state("Ready"), state("Loaded")]);
+    let impossible = decision(Kind::Impossible {
+        reason: "NoMachines",
+        message: "none is left".to_owned(),
+    });
+    let ring = Ring {
+        newest: Some(plan.clone()),
+        serving: Some(plan),
+    };
+    let all = told(&world(&[], &[]), &impossible, &ring);
+    assert_eq!(all[6], "Degraded=True CannotReplan: none is left");
+}
+
+#[test]
+fn machines_that_are_waited_for_are_named() {
+    let waiting = Decision {
+        awaited: vec!["desk is measured".to_owned(), "so is pi4".to_owned()],
+        ..decision(keep(&plan(1, &[])))
+    };
+    let all = told(&world(&[], &[]), &waiting, &NO_RING);
+    let said = "desk is measured; so is pi4";
+    assert_eq!(all[1], format!("Profiled=False AwaitingMachines: {said}"));
+}
+
+#[test]
+fn a_condition_keeps_its_time_while_its_status_stays() {
+    let mut world = world(&[], &[]);
+    let long_ago = Time(Timestamp::from_second(1000).unwrap());
+    let before = |kind: &str, status: &str| Condition {
+        type_: kind.to_owned(),
+        status: status.to_owned(),
+        reason: "Before".to_owned(),
+        message: String::new(),
+        last_transition_time: long_ago.clone(),
+        observed_generation: None,
+    };
+    let model = Arc::get_mut(&mut world.model).unwrap();
+    model.status = Some(prima_crds::v1alpha1::model::ModelStatus {
+        conditions: vec![before("Resolved", "True"), before("Profiled", "False")],
+        ..Default::default()
+    });
+    let decision = decision(keep(&plan(1, &[])));
+    let made = of(&world, &decision, &NO_RING, &decide::State::default());
+    assert_eq!(made[0].last_transition_time, long_ago);
+    assert_ne!(made[1].last_transition_time, long_ago);
+}
+
+#[test]
+fn a_message_is_as_long_as_the_api_server_takes() {
+    let mut world = world(&[], &[]);
+    world.resolution = Resolution::Failed("é".repeat(9000));
+    let decision = decision(keep(&plan(1, &[])));
+    let made = of(&world, &decision, &NO_RING, &decide::State::default());
+    assert_eq!(made[0].message.chars().count(), 8000);
+}

@@ -1,0 +1,57 @@
+//! The test programs of the workspace that compare a GPU with the processor: kernel by kernel, and layers of every family of models.
+
+use std::process::Command;
+
+use crate::error::CheckError;
+use crate::machine::{self, Machine};
+
+pub struct Program {
+    pub what: &'static str,
+    file: &'static str,
+    arguments: &'static [&'static str],
+    /// And on a real GPU.
+    on_real: &'static [&'static str],
+}
+
+pub const PROGRAMS: [&Program; 2] = [
+    &Program {
+        what: "every kernel and weight format beside the processor (shaders)",
+        file: "shaders",
+        arguments: &[],
+        on_real: &[],
+    },
+    &Program {
+        what: "every family, sessions and windows beside the processor (gpu_layers)",
+        file: "gpu_layers",
+        arguments: &["--skip", "smollm2_picks_the_same_tokens"],
+        on_real: &["--skip", "an_output_head_is_computed_in_parts"],
+    },
+];
+
+const TOKENS: &str = "gpu_layers' test smollm2_picks_the_same_tokens: its model is too large for the bundle; the rings pick tokens instead";
+const PARTS: &str = "gpu_layers' test an_output_head_is_computed_in_parts: it takes a driver that computes on the processor";
+
+/// What the programs leave out.
+pub fn left_out(machine: &Machine) -> &'static [&'static str] {
+    match machine.software {
+        true => &[TOKENS],
+        false => &[TOKENS, PARTS],
+    }
+}
+
+/// Runs a test program. Gives what it says at its end.
+pub fn run(program: &Program, machine: &Machine) -> Result<String, CheckError> {
+    let mut command = Command::new(machine::beside_programs(program.file));
+    command.args(program.arguments);
+    if !machine.software {
+        command.args(program.on_real).env("PRIMA_TEST_GPU", "1");
+    }
+    let printed = machine::output(&mut command)?;
+    let result = printed
+        .lines()
+        .find_map(|line| line.strip_prefix("test result: ok. "));
+    let counts = result.and_then(|counts| counts.split("; finished").next());
+    counts.map(str::to_owned).ok_or(CheckError::NoResult {
+        program: program.file,
+    })
+}
