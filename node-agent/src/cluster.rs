@@ -39,6 +39,7 @@ use kube::Client;
 use prima_crds::quantity::Quantity;
 use prima_crds::v1alpha1::node_profile::NodeProfileStatus;
 use prima_engine::Compute;
+use prima_weights::{AllowedServer, PUBLIC_HUB};
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
 
@@ -78,6 +79,14 @@ pub struct RunArgs {
     /// Compute threads of each member [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
+    /// Servers of model files beside the hub that may be asked although they are not on the internet, by name or network
+    #[arg(
+        long,
+        value_name = "SERVER,...",
+        env = "PRIMA_ALLOWED_SERVERS",
+        value_delimiter = ','
+    )]
+    allowed_servers: Vec<AllowedServer>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -139,8 +148,9 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
     let weights = Weights::open(WeightsOptions {
         folder: folders.cache,
         budget_bytes: args.cache_budget.map(Quantity::bytes),
-        hub: set("HF_ENDPOINT"),
+        hub: set("HF_ENDPOINT").unwrap_or_else(|| PUBLIC_HUB.to_owned()),
         token: set("HF_TOKEN"),
+        allowed_servers: args.allowed_servers,
         fetched_bytes: metrics.fetched_bytes.clone(),
     })
     .map_err(ClusterError::Weights)?;

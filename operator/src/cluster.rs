@@ -21,15 +21,15 @@ use kube::runtime::controller::{self, Config};
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
 use prima_crds::v1alpha1::model::Model;
-use prima_weights::{Hub, PUBLIC_HUB};
+use prima_weights::{AllowedServer, Hub, PUBLIC_HUB, Reach};
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use crate::model_controller::planner::Planner;
-use crate::model_controller::resolve::RETRY;
+use crate::model_controller::resolve::{HeaderReader, RETRY};
 use crate::model_controller::{self, Context, Question};
 use crate::stop_signals::StopSignals;
-use election::{Election, ElectionError};
+use election::Election;
 use metrics::Metrics;
 use probes::Probes;
 use telemetry::{Telemetry, TelemetryError};
@@ -72,6 +72,14 @@ pub struct OperatorArgs {
     /// What the hub asks for gated repositories
     #[arg(long, value_name = "TOKEN", env = "HF_TOKEN", hide_env_values = true)]
     hub_token: Option<String>,
+    /// Servers of model files beside the hub that may be asked although they are not on the internet, by name or network
+    #[arg(
+        long,
+        value_name = "SERVER,...",
+        env = "PRIMA_ALLOWED_SERVERS",
+        value_delimiter = ','
+    )]
+    allowed_servers: Vec<AllowedServer>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -92,8 +100,6 @@ pub enum OperatorError {
     },
     #[error("cannot wait for signals")]
     Signals(#[source] io::Error),
-    #[error(transparent)]
-    Election(#[from] ElectionError),
     #[error(
         "the API server does not answer with {what}; are the CRDs installed (prima crds | kubectl apply -f -) and may this account read them?"
     )]
@@ -156,8 +162,7 @@ async fn lead(
 ) -> Result<(), OperatorError> {
     probes.set_alive();
     let lease = Duration::from_secs(args.leader_lease);
-    let mut election =
-        Election::start(client.clone(), &args.namespace, &args.identity, lease).await?;
+    let mut election = Election::start(client.clone(), &args.namespace, &args.identity, lease);
     // A waiting instance watches too: if the leader's machine goes, and an agent with it, it knows since when.
     let agents = args.agent_namespace.as_deref().unwrap_or(&args.namespace);
     let (stores, changes) = Stores::watch(&client, agents, model_controller::OURS);
@@ -192,6 +197,9 @@ async fn control(
         .ready()
         .await
         .map_err(|what| OperatorError::Watch { what })?;
+    let reach = Reach::internet_and(&args.hub, &args.allowed_servers);
+    let hub = Hub::new(&args.hub, args.hub_token.as_deref())?;
+    let (headers, read) = HeaderReader::new(hub, prima_weights::Client::new(RETRY, reach)?);
     let (planner, planned) = Planner::new(Question::answer, metrics.clone());
     let controller = Controller::new(Api::<Model>::all(client.clone()), watching::watch())
         .with_config(
@@ -203,6 +211,7 @@ async fn control(
         .owns_stream(changes.services.map(Ok))
         .owns_stream(changes.slices.map(Ok))
         .reconcile_on(UnboundedReceiverStream::new(planned))
+        .reconcile_on(UnboundedReceiverStream::new(read))
         .reconcile_all_on(changes.any);
     metrics.lead(controller.store(), stores.profiles());
     let reporter = Reporter {
@@ -216,8 +225,7 @@ async fn control(
         models: controller.store(),
         metrics,
         cluster_domain: args.cluster_domain.clone(),
-        hub: Hub::new(&args.hub, args.hub_token.as_deref())?,
-        fetching: prima_weights::Client::new(RETRY)?,
+        headers,
         states: Default::default(),
         planner,
         deciding: Default::default(),
@@ -245,7 +253,7 @@ async fn control(
     Ok(())
 }
 
-/// Unique enough among processes outside a cluster.
+/// Unique among processes outside a cluster, on whichever machines: who has the same name takes the other's Lease for its own.
 fn process_name() -> String {
-    format!("prima-{}", std::process::id())
+    format!("prima-{:016x}", rand::random::<u64>())
 }

@@ -6,7 +6,8 @@ use k8s_openapi::jiff::Timestamp;
 /// What is said of one kind of condition.
 pub struct Said<'a> {
     pub kind: &'a str,
-    pub is: bool,
+    /// `None`: it is not known yet.
+    pub is: Option<bool>,
     pub reason: &'a str,
     pub message: String,
 }
@@ -16,7 +17,11 @@ const MAX_MESSAGE: usize = 8000;
 
 /// `before`: the conditions so far. `generation`: of the object that this is said of.
 pub fn condition(before: &[Condition], generation: Option<i64>, said: Said<'_>) -> Condition {
-    let status = if said.is { "True" } else { "False" };
+    let status = match said.is {
+        Some(true) => "True",
+        Some(false) => "False",
+        None => "Unknown",
+    };
     let same = |one: &&Condition| one.type_ == said.kind && one.status == status;
     let since = before.iter().find(same);
     Condition {

@@ -1,6 +1,6 @@
 //! Turns one Model into a ring, in named steps: dereference (what is known), resolve (which file), decide (who runs what), apply (RingPlan,
-//! Service, EndpointSlice) and update_status. Only the first and the last two speak to the API server; resolve speaks to the file's server,
-//! decide is pure, and the planner searches beside them.
+//! Service, EndpointSlice) and update_status. Only the first and the last two speak to the API server; decide
+//! is pure. Beside them, headers are read from the files' servers for resolve, and the planner searches.
 //!
 //! There is no finalizer: all that is made for a Model belongs to it and is deleted with it. Agents end what a deleted plan had started,
 //! also agents that come back later. So nothing has to wait for a machine that may never return.
@@ -27,7 +27,6 @@ use kube::runtime::reflector::Store;
 use kube::{Client, Resource, ResourceExt};
 use prima_crds::error_chain;
 use prima_crds::v1alpha1::model::Model;
-use prima_weights::Hub;
 
 use crate::cluster::metrics::Metrics;
 use crate::cluster::world::Stores;
@@ -36,7 +35,7 @@ pub use decide::Question;
 use decide::{Kind, Now};
 use dereference::World;
 use planner::{PATIENCE, Planner, Search};
-use resolve::Looks;
+use resolve::{HeaderReader, Looks};
 
 /// What all reconciles share.
 pub struct Context {
@@ -47,9 +46,7 @@ pub struct Context {
     pub recorder: Recorder,
     pub metrics: Arc<Metrics>,
     pub cluster_domain: String,
-    pub hub: Hub,
-    /// For model files.
-    pub fetching: prima_weights::Client,
+    pub headers: Arc<HeaderReader>,
     pub states: ReconcileStates,
     pub planner: Planner,
     /// Held while a Model gets its plan: the next plan must not take the same memory and ports.
@@ -171,7 +168,7 @@ async fn steps(
     state: &mut ReconcileState,
 ) -> Result<Action, ControllerError> {
     let api_key = dereference::api_key(model, context).await?;
-    let resolution = resolve::resolve(model, context, &mut state.looks).await;
+    let resolution = resolve::resolve(model, context, &mut state.looks);
     let until = Instant::now() + PATIENCE;
     let mut patient = true;
     let (world, decision, ring) = loop {

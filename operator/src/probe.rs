@@ -92,7 +92,9 @@ fn exchange(host: &str, path: &str) -> io::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{SocketAddr, TcpListener};
+    use std::net::TcpListener;
+
+    use tokio::net::TcpSocket;
 
     use super::*;
 
@@ -125,30 +127,30 @@ mod tests {
         assert!(error.to_string().contains("Loading model"), "{error}");
     }
 
-    #[test]
-    fn waits_for_one_that_does_not_answer_yet() {
-        let address = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap();
-        let url = format!("http://{address}/healthz");
+    #[tokio::test]
+    async fn waits_for_one_that_does_not_answer_yet() {
+        // Nobody else is given its port while it is bound, and it does not listen yet.
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let url = format!("http://{}/healthz", socket.local_addr().unwrap());
         let args = ProbeArgs {
             urls: vec![url.clone()],
         };
         thread::scope(|scope| {
             let told = scope.spawn(|| run(&args));
             thread::sleep(Duration::from_millis(700));
-            serve_once_at(address, "HTTP/1.0 200 OK\r\n\r\nok\n");
+            let listener = socket.listen(1).unwrap().into_std().unwrap();
+            listener.set_nonblocking(false).unwrap();
+            answer_once(listener, "HTTP/1.0 200 OK\r\n\r\nok\n");
             assert_eq!(told.join().unwrap().unwrap(), format!("{url}: ok\n"));
         });
     }
 
     fn serve_once(answer: &'static str) -> String {
-        serve_once_at("127.0.0.1:0".parse().unwrap(), answer)
+        answer_once(TcpListener::bind("127.0.0.1:0").unwrap(), answer)
     }
 
-    fn serve_once_at(address: SocketAddr, answer: &'static str) -> String {
-        let listener = TcpListener::bind(address).unwrap();
+    fn answer_once(listener: TcpListener, answer: &'static str) -> String {
         let address = listener.local_addr().unwrap();
         thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();

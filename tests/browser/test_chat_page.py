@@ -16,7 +16,7 @@ MEMBERS = int(os.environ["PRIMA_MEMBERS"])
 LAYERS = int(os.environ["PRIMA_LAYERS"])
 
 # Milliseconds; far more than anything takes.
-DEADLINE = 120_000
+DEADLINE = 300_000
 expect.set_options(timeout=DEADLINE)
 
 

@@ -12,7 +12,7 @@ MODEL = os.environ["PRIMA_MODEL"]
 KEY = os.environ["PRIMA_KEY"]
 
 # Long enough for a slow machine, short enough to end a hang.
-DEADLINE = 120
+DEADLINE = 300
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ export const MODEL = process.env.PRIMA_MODEL;
 export const KEY = process.env.PRIMA_KEY;
 
 // Long enough for a slow machine, short enough to end a hang.
-export const TIMEOUT = 120_000;
+export const TIMEOUT = 300_000;
 
 export const QUESTION = "Write one sentence about rivers.";
 export const ORDER = "Turn the light on.";

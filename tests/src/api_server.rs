@@ -17,6 +17,7 @@ use tempfile::TempDir;
 use crate::command::{CommandError, run};
 use crate::programs::program;
 use crate::service::Service;
+use crate::{timeout_argument, wait_for};
 pub(crate) use credentials::Account;
 use credentials::Credentials;
 pub(crate) use site::{Site, free_loopback_address};
@@ -166,6 +167,19 @@ current-context: test
     /// As [`kubectl`](Self::kubectl).
     pub fn create(&self, yaml: &str) -> Result<String, CommandError> {
         self.run("kubectl", &["create", "-o", "json", "-f", "-"], yaml)
+    }
+
+    /// Waits until all resource definitions are in force. A moment passes after they are established before they are served, and found by
+    /// who looks for them.
+    pub fn wait_for_definitions(&self) {
+        let wait = ["wait", "--for=condition=Established", "crd", "--all"];
+        self.kubectl(&[&wait[..], &[&timeout_argument()]].concat())
+            .expect("definitions are established");
+        let names = self.kubectl(&["get", "crd", "-o", "jsonpath={.items[*].metadata.name}"]);
+        let names = names.expect("definitions").replace(' ', ",");
+        wait_for("definitions are served", || {
+            self.kubectl(&["get", &names, "--all-namespaces"])
+        });
     }
 
     /// What helm prints, as the administrator.

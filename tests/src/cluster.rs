@@ -27,6 +27,7 @@ use crate::api_server::{ApiServer, Backend, Site};
 use crate::command::CommandError;
 use crate::programs::{folder_made_by, program};
 use crate::service::Service;
+use crate::timeout_argument;
 pub(crate) use host::Host;
 pub use image::{PrimaImages, build_image};
 use network::CONTROL_PLANE;
@@ -95,7 +96,8 @@ impl Cluster {
         let nodes: Vec<String> = names.iter().map(|name| format!("node/{name}")).collect();
         for condition in ["create", "condition=Ready"] {
             let condition = format!("--for={condition}");
-            let mut wait = vec!["wait", &condition, "--timeout=90s"];
+            let timeout = timeout_argument();
+            let mut wait = vec!["wait", &condition, &timeout];
             wait.extend(nodes.iter().map(String::as_str));
             cluster.kubectl(&wait).expect("nodes that are ready");
         }
@@ -119,6 +121,13 @@ impl Cluster {
     /// The folder of this machine that is the /var of the node with this index.
     pub fn var_of(&self, index: usize) -> PathBuf {
         self.nodes[index].var()
+    }
+
+    /// Whether a process of this machine runs on a node of this cluster. Other clusters may have nodes of the same names.
+    pub fn has_process(&self, id: u32) -> bool {
+        let group = self.folder.path().file_name().expect("a name");
+        let groups = fs::read_to_string(format!("/proc/{id}/cgroup"));
+        groups.is_ok_and(|groups| groups.contains(&*group.to_string_lossy()))
     }
 
     /// What kubectl prints.

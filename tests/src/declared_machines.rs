@@ -36,9 +36,11 @@ pub struct DeclaredMachines {
 /// A file that they may have.
 pub const FILE: &str = "/var/lib/prima/models/made-up.gguf";
 
-/// Agents renew their Leases every ten seconds, and say that they last forty. Here it is less, so that tests wait less.
+/// Agents renew their Leases every ten seconds, and say that they last forty. Here a Lease lasts as long as the operator believes, so that
+/// no machine is lost because this one stalls; one that falls silent says at last that its own lasts no more than the least.
 const RENEWAL: Duration = Duration::from_secs(5);
-const EXPIRY_SECONDS: i32 = 15;
+const LASTS_SECONDS: i32 = 600;
+const SILENT_AFTER_SECONDS: i32 = 5;
 const GIB: i64 = 1 << 30;
 
 impl DeclaredMachines {
@@ -65,7 +67,7 @@ impl DeclaredMachines {
         declared
     }
 
-    /// The machine is not heard of any more.
+    /// The machine is soon not heard of any more.
     pub fn silence(&self, name: &str) {
         self.silent.lock().unwrap().insert(name.to_owned());
     }
@@ -75,7 +77,7 @@ impl DeclaredMachines {
         self.silent.lock().unwrap().remove(name);
     }
 
-    /// From now on the machine goes no further than this with any plan.
+    /// From now on the machine goes no further than this with any new plan.
     pub fn stop_at(&self, name: &str, state: MemberState) {
         self.most.lock().unwrap().insert(name.to_owned(), state);
     }
@@ -111,26 +113,34 @@ impl DeclaredMachines {
             let api = Api::<Lease>::namespaced(client, NAMESPACE);
             let mut lease = Lease::default();
             lease.metadata.name = Some(format!("{AGENT_LEASE_PREFIX}{name}"));
+            let mut said_its_last = false;
             loop {
-                if !silent.lock().unwrap().contains(&name) {
+                let falls_silent = silent.lock().unwrap().contains(&name);
+                if !(falls_silent && said_its_last) {
+                    let lasts = match falls_silent {
+                        true => SILENT_AFTER_SECONDS,
+                        false => LASTS_SECONDS,
+                    };
                     lease.spec = Some(LeaseSpec {
                         holder_identity: Some(name.clone()),
-                        lease_duration_seconds: Some(EXPIRY_SECONDS),
+                        lease_duration_seconds: Some(lasts),
                         renew_time: Some(MicroTime(Timestamp::now())),
                         ..LeaseSpec::default()
                     });
                     let params = PatchParams::apply("prima-node-agent").force();
-                    // An API server that is being restarted is asked again.
-                    let _ = api
+                    let renewed = api
                         .patch(&lease.name_any(), &params, &Patch::Apply(&lease))
                         .await;
+                    // An API server that is being restarted is asked again.
+                    said_its_last = falls_silent && renewed.is_ok();
                 }
                 tokio::time::sleep(RENEWAL).await;
             }
         });
     }
 
-    /// Every member of a plan whose machine is not silent says at once that it does what it should.
+    /// Every member of a plan whose machine is not silent says at once that it does what it should. It never takes back what it has said:
+    /// a plan may be seen again late, when the machine goes no further with the next one.
     fn follow_plans(&self) {
         let (client, silent, most) = (self.client.clone(), self.silent.clone(), self.most.clone());
         let names = self.names.clone();
@@ -147,7 +157,7 @@ impl DeclaredMachines {
                         _ => MemberState::Loaded,
                     };
                     let state = most.lock().unwrap().get(name).map_or(state, |most| state.min(*most));
-                    let said = known.into_iter().any(|one| one.name == *name && one.state == state);
+                    let said = known.into_iter().any(|one| one.name == *name && one.state >= state);
                     if said || !names.contains(name) || silent.lock().unwrap().contains(name) {
                         continue;
                     }

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// How long a test waits for a whole answer, or for the next event of a stream. Much longer than a ring that lost a
-/// member takes to say so, so that only what hangs gets there.
-pub const READ_DEADLINE: Duration = Duration::from_secs(60);
+use crate::PATIENCE;
+
+/// How long a test waits for a whole answer, or for the next event of a stream, so that only what hangs gets there.
+pub const READ_DEADLINE: Duration = PATIENCE;
 
 #[derive(Debug)]
 pub struct Response {
@@ -102,17 +103,6 @@ pub fn post_with_key(
     body: &Value,
 ) -> io::Result<Response> {
     read_response(BufReader::new(send(address, path, &bearer(key), body)?))
-}
-
-/// Posts with an API key a request whose answer may take `patience`.
-pub fn post_with_key_within(
-    patience: Duration,
-    address: SocketAddr,
-    path: &str,
-    key: &str,
-    body: &Value,
-) -> io::Result<Response> {
-    answered_within(patience, send(address, path, &bearer(key), body)?)
 }
 
 /// Posts and returns the answer's server-sent events as they come.

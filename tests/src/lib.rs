@@ -21,6 +21,7 @@ pub mod node_agent;
 pub mod one_process;
 pub mod operator;
 pub mod oracle;
+pub mod patience;
 pub mod process;
 pub mod programs;
 pub mod python;
@@ -33,6 +34,8 @@ pub mod statistics;
 pub mod trace_collector;
 
 use std::net::SocketAddr;
+
+pub use patience::{PATIENCE, timeout_argument, wait_for, wait_until};
 
 /// A ring that serves.
 pub trait Endpoint {

@@ -8,16 +8,14 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
-use std::time::Instant;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::inputs;
 use crate::machine::Machine;
-use crate::process::{DEADLINE, Ended, POLL_INTERVAL, Process, send_signal};
-use crate::{Endpoint, assets, http};
+use crate::process::{Ended, Process, send_signal};
+use crate::{Endpoint, assets, http, wait_until};
 
 /// Arguments of `prima run`.
 #[derive(Default)]
@@ -246,12 +244,10 @@ impl Endpoint for LocalRing {
 /// Panics with what is left, if a member's process is.
 pub fn assert_none_left(members: &[Member]) {
     // The kernel may still be taking a killed process apart.
-    let deadline = Instant::now() + DEADLINE;
     for member in members {
-        while agent_arguments(member.pid).is_some() {
-            assert!(Instant::now() < deadline, "{member:?} is still running");
-            thread::sleep(POLL_INTERVAL);
-        }
+        wait_until(&format!("{member:?} is gone"), || {
+            agent_arguments(member.pid).is_none()
+        });
     }
 }
 

@@ -6,8 +6,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use crate::PATIENCE;
 use crate::process::under;
 
 /// Its cgroups are removed on drop, when its programs have ended.
@@ -155,7 +156,8 @@ impl Drop for TakenMemory {
 impl Drop for Machine {
     fn drop(&mut self) {
         // Programs that were killed just now are in it for a moment. When one does not end, the cgroups stay.
-        for _ in 0..100 {
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
             self.folders
                 .retain(|folder| fs::remove_dir(folder).is_err());
             if self.folders.is_empty() {

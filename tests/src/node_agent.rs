@@ -58,6 +58,8 @@ impl AgentMachine {
             .args(["--threads", "1"])
             // As on a full disk: files that plans name stay all the same.
             .args(["--cache-budget", "1"])
+            // The hubs of tests.
+            .env("PRIMA_ALLOWED_SERVERS", "127.0.0.1")
             .env("POD_NAME", format!("agent-{}", self.node));
         let name = format!("agent-{}", self.node);
         let service = Service::start(&name, command, &self.data);

@@ -1,11 +1,13 @@
 //! `prima operator` as a process beside an API server, with the rights that the chart gives it and no others.
 
+use std::fs;
 use std::net::SocketAddr;
 use std::process::{Command, ExitStatus};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
 
+use crate::PATIENCE;
 use crate::api_server::ApiServer;
 use crate::command::run;
 use crate::free_ports::free_address;
@@ -29,14 +31,7 @@ pub fn install_chart(api: &ApiServer) {
         "--create-namespace",
     ])
     .expect("the chart is installed");
-    api.kubectl(&[
-        "wait",
-        "--for=condition=Established",
-        "crd",
-        "--all",
-        "--timeout=30s",
-    ])
-    .expect("definitions are established");
+    api.wait_for_definitions();
 }
 
 /// The chart as it was before its last change, below the same path: from the newest commit in which it differs from the one here. If git
@@ -77,6 +72,9 @@ pub fn upgrade_chart(api: &ApiServer, values: &[&str]) {
         .expect("the chart is upgraded");
 }
 
+/// The default, in [`Operator::start_with`]: for tests that wait until a Lease runs out.
+pub const USUAL_LEASE: (&str, &str) = ("PRIMA_LEADER_LEASE", "30");
+
 /// Killed on drop, as a pod on a node that fails.
 pub struct Operator {
     service: Service,
@@ -109,10 +107,12 @@ impl Operator {
         command
             .arg("operator")
             .args(["--namespace", NAMESPACE, "--identity", identity])
-            // A third of the default, as tests wait for it to run out.
-            .args(["--leader-lease", "10"])
             .args(["--listen", &address.to_string()])
             .env("KUBECONFIG", &kubeconfig)
+            // The hubs of tests.
+            .env("PRIMA_ALLOWED_SERVERS", "127.0.0.1")
+            // A stall of this machine must not take its Lease away.
+            .env("PRIMA_LEADER_LEASE", PATIENCE.as_secs().to_string())
             .envs(environment.iter().copied());
         let mut service = Service::start("operator", command, folder.path());
         service.wait_until(|| crate::http::get(address, "/healthz").map(drop));
@@ -124,8 +124,13 @@ impl Operator {
     }
 
     /// Asks it to end, as a kubelet does, and waits until it has.
-    pub fn terminate(mut self) -> ExitStatus {
+    pub fn terminate(self) -> ExitStatus {
         send_signal(self.service.id(), Signal::TERM);
+        self.wait_for_end()
+    }
+
+    /// Waits until it ends by itself.
+    pub fn wait_for_end(mut self) -> ExitStatus {
         self.service.wait_for_end()
     }
 
@@ -153,6 +158,15 @@ impl Operator {
     pub fn metrics(&self) -> String {
         let answer = crate::http::get(self.address, "/metrics");
         answer.expect("metrics").body
+    }
+
+    /// The most memory that it has had so far, resident.
+    pub fn peak_bytes(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.service.id()));
+        let status = status.expect("a running operator");
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let peak = peak.and_then(|peak| peak.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        peak.expect("a number of kB") << 10
     }
 
     /// The end of its log.

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::PATIENCE;
+
 /// How a program ended and what it had written.
 #[derive(Debug)]
 pub struct Ended {
@@ -25,8 +27,6 @@ pub struct Process {
     readers: Vec<JoinHandle<()>>,
 }
 
-/// How long a ring may take to serve, or to end. Far more than it does take; only one that hangs gets there.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 impl Process {
@@ -67,7 +67,7 @@ impl Process {
     }
 
     pub(crate) fn wait_for_output(&mut self, text: &str) {
-        let deadline = Instant::now() + DEADLINE;
+        let deadline = Instant::now() + PATIENCE;
         while !self.stdout.lock().unwrap().contains(text) {
             let ended = self.child.try_wait().expect("wait for a child");
             assert!(
@@ -81,14 +81,14 @@ impl Process {
     }
 
     pub(crate) fn wait(&mut self) -> Ended {
-        let deadline = Instant::now() + DEADLINE;
+        let deadline = Instant::now() + PATIENCE;
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("wait for a child") {
                 break status;
             }
             assert!(
                 Instant::now() < deadline,
-                "still running after {DEADLINE:?}:\n{}",
+                "still running after {PATIENCE:?}:\n{}",
                 self.errors(),
             );
             thread::sleep(POLL_INTERVAL);

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use crate::PATIENCE;
 use crate::process::under;
 
 pub(crate) struct Service {
@@ -22,8 +23,6 @@ pub(crate) struct Service {
     log: PathBuf,
 }
 
-/// How long a service may take to be ready. Far more than it does take; only one that hangs gets there.
-const DEADLINE: Duration = Duration::from_secs(300);
 /// Asking is often kubectl, which takes as long to start.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 const LOG_TAIL_LINES: usize = 20;
@@ -55,7 +54,7 @@ impl Service {
         &mut self,
         mut is_ready: impl FnMut() -> Result<(), E>,
     ) {
-        let deadline = Instant::now() + DEADLINE;
+        let deadline = Instant::now() + PATIENCE;
         while let Err(reason) = is_ready() {
             let ended = self.child.try_wait().expect("wait for a child");
             assert!(
@@ -95,7 +94,7 @@ impl Service {
 
     /// Panics with its log's tail if it does not end in time.
     pub(crate) fn wait_for_end(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + DEADLINE;
+        let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.try_wait().expect("wait for a child") {
                 return status;

@@ -6,16 +6,14 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use prima_crds::definitions;
 use prima_test_hub::TestHub;
 use prima_tests::api_server::{ApiServer, Backend};
 use prima_tests::node_agent::{AgentMachine, NodeAgent};
 use prima_tests::operator::{self, Operator};
-use prima_tests::{assets, http, split_model};
-use prima_weights::{Client, Location, RemoteModel, Retry, Source};
+use prima_tests::{assets, http, split_model, wait_for, wait_until};
+use prima_weights::{Client, Location, Reach, RemoteModel, Retry, Source};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
@@ -25,8 +23,6 @@ const RING_PORT: u16 = 9200;
 const HTTP_PORT: u16 = 9400;
 /// SHA-256 of the key "abc" (FIPS 180-2, B.1).
 const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-/// For what takes seconds on an idle machine.
-const DEADLINE: Duration = Duration::from_secs(300);
 
 struct Stage {
     api: ApiServer,
@@ -42,8 +38,7 @@ impl Stage {
             api.apply(&yaml)
                 .expect("a definition that the API server takes");
         }
-        api.kubectl(&["wait", "--for=condition=Established", "crd", "--all"])
-            .expect("established definitions");
+        api.wait_for_definitions();
         api.kubectl(&["create", "namespace", NAMESPACE])
             .expect("a namespace");
         Stage::with_nodes(api)
@@ -103,26 +98,13 @@ impl Stage {
 
     /// Waits until the member is in this state, and returns its entry.
     fn wait_for_state(&self, plan: &str, node: &str, state: &str) -> Value {
-        wait_for(|| {
+        wait_for(&format!("{node} in {plan} is {state}"), || {
             let member = self.member(plan, node);
             match member["state"] == state {
                 true => Ok(member),
-                false => Err(format!(
-                    "{node} in {plan}, which should be {state}: {member}"
-                )),
+                false => Err(member),
             }
         })
-    }
-}
-
-fn wait_for<T>(mut look: impl FnMut() -> Result<T, String>) -> T {
-    let deadline = Instant::now() + DEADLINE;
-    loop {
-        match look() {
-            Ok(seen) => return seen,
-            Err(what) => assert!(Instant::now() < deadline, "{what}"),
-        }
-        thread::sleep(Duration::from_millis(200));
     }
 }
 
@@ -171,7 +153,7 @@ fn plan(
 
 /// The model as the operator would know it: the files' identities, and the checksum of their headers.
 fn remote(source: &Source) -> RemoteModel {
-    let client = Client::new(Retry::default()).expect("a client");
+    let client = Client::new(Retry::default(), Reach::anywhere()).expect("a client");
     let opened = runtime().block_on(RemoteModel::open(&client, source));
     opened.expect("a model on the hub")
 }
@@ -188,6 +170,13 @@ fn chat(address: SocketAddr, key: &str) -> http::Response {
         "temperature": 0,
     });
     http::post_with_key(address, "/v1/chat/completions", key, &body).expect("an answer")
+}
+
+fn wait_until_answers(address: SocketAddr) {
+    wait_for("the ring answers", || match chat(address, "abc").status {
+        200 => Ok(()),
+        status => Err(status),
+    });
 }
 
 /// Whoever connects without TLS gets an alert of TLS (record type 21), or nothing.
@@ -241,7 +230,16 @@ fn agents_tell_of_their_machines_and_run_plans() {
     assert!(bytes < 8 << 10, "{bytes} bytes");
 
     // Its Lease.
-    let lease = stage.get(&["lease", "prima-agent-one", "-n", NAMESPACE]);
+    let lease = wait_for("a Lease that its Node owns", || {
+        let get = ["get", "lease", "prima-agent-one", "-n", NAMESPACE];
+        let lease = stage.api.kubectl(&[&get[..], &["-o", "json"]].concat());
+        let lease = lease.map_err(|error| error.to_string())?;
+        let lease: Value = serde_json::from_str(&lease).expect("JSON");
+        match lease["metadata"]["ownerReferences"].is_array() {
+            true => Ok(lease),
+            false => Err(lease.to_string()),
+        }
+    });
     let spec = &lease["spec"];
     assert_eq!(
         (&spec["holderIdentity"], &spec["leaseDurationSeconds"]),
@@ -254,7 +252,7 @@ fn agents_tell_of_their_machines_and_run_plans() {
 
     // The links, both ways.
     for (node, other) in [("one", "two"), ("two", "one")] {
-        wait_for(|| {
+        wait_for(&format!("the links of {node}"), || {
             let links = stage.profile(node)["status"]["links"].clone();
             let to = |name| {
                 links
@@ -263,7 +261,7 @@ fn agents_tell_of_their_machines_and_run_plans() {
             };
             match to(other) && to("loopback") {
                 true => Ok(()),
-                false => Err(format!("the links of {node}: {links}")),
+                false => Err(links),
             }
         });
     }
@@ -276,12 +274,9 @@ fn agents_tell_of_their_machines_and_run_plans() {
         "spec": {"source": {"hostPath": {"path": model}}},
     });
     stage.api.apply(&object.to_string()).expect("a Model");
-    let local = wait_for(|| {
+    let local = wait_for("a local model", || {
         let agent = stage.profile("two")["status"]["agent"].clone();
-        match agent["localModels"].get(0) {
-            Some(local) => Ok(local.clone()),
-            None => Err(format!("no local model: {agent}")),
-        }
+        agent["localModels"].get(0).cloned().ok_or(agent)
     });
     assert_eq!(
         (&local["path"], &local["profile"]["layers"]),
@@ -333,11 +328,11 @@ fn agents_tell_of_their_machines_and_run_plans() {
     assert!(!free.contains("-memory "), "{free}");
     speaks_tls_only(SocketAddr::from((machines[1].address, RING_PORT)));
     speaks_tls_only(SocketAddr::from((machines[1].address, LINKS_PORT)));
-    wait_for(|| {
+    wait_for("a speed", || {
         let member = stage.member("smollm2-1", "one");
         match &member["measured"]["tokenMicroseconds"] {
             Value::Number(_) => Ok(()),
-            _ => Err(format!("no speed: {member}")),
+            _ => Err(member),
         }
     });
 
@@ -382,10 +377,7 @@ fn agents_tell_of_their_machines_and_run_plans() {
         .api
         .kubectl(&["delete", "ringplan", "smollm2-drafting"])
         .expect("deleted");
-    wait_for(|| match two.members().len() {
-        1 => Ok(()),
-        members => Err(format!("{members} members of two")),
-    });
+    wait_until("one member of two", || two.members().len() == 1);
     assert!(
         two.metrics()
             .contains("prima_agent_members{state=\"refused\"} 1"),
@@ -396,14 +388,11 @@ fn agents_tell_of_their_machines_and_run_plans() {
     // A member's process that dies is started again, and the ring comes back.
     let member = two.members()[0];
     prima_tests::process::send_signal(member, rustix::process::Signal::KILL);
-    wait_for(|| match two.members()[..] {
+    wait_for("another member of two", || match two.members()[..] {
         [again] if again != member => Ok(()),
-        ref others => Err(format!("members of two: {others:?}")),
+        ref others => Err(format!("{others:?}")),
     });
-    wait_for(|| match chat(http, "abc").status {
-        200 => Ok(()),
-        status => Err(format!("the ring answers {status}")),
-    });
+    wait_until_answers(http);
     assert!(
         two.metrics()
             .contains("prima_agent_member_restarts_total 1"),
@@ -415,21 +404,13 @@ fn agents_tell_of_their_machines_and_run_plans() {
     let measured_at = stage.profile("two")["status"]["measuredAt"].clone();
     let members = two.members();
     drop(two);
-    wait_for(|| {
-        match members
-            .iter()
-            .any(|id| Path::new(&format!("/proc/{id}")).exists())
-        {
-            false => Ok(()),
-            true => Err("a member outlives its agent".to_owned()),
-        }
+    wait_until("no member outlives its agent", || {
+        let mut members = members.iter();
+        members.all(|id| !Path::new(&format!("/proc/{id}")).exists())
     });
-    wait_for(
-        || match stage.member("smollm2-1", "one")["state"] != "Ready" {
-            true => Ok(()),
-            false => Err("rank 0 is ready without its ring".to_owned()),
-        },
-    );
+    wait_until("rank 0 is not ready without its ring", || {
+        stage.member("smollm2-1", "one")["state"] != "Ready"
+    });
     let mut two = start(&stage, &machines[1]);
     two.wait_until_ready();
     stage.wait_for_state("smollm2-1", "one", "Ready");
@@ -439,9 +420,9 @@ fn agents_tell_of_their_machines_and_run_plans() {
     // A machine gets another key while its ring goes on, and then a ring of the next plan.
     let before = stage.key("two");
     fs::remove_file(stage.folder.path().join("two/identity.key")).expect("a key");
-    let after = wait_for(|| match stage.key("two") {
+    let after = wait_for("another key of two", || match stage.key("two") {
         after if after != before => Ok(after),
-        same => Err(format!("the key of two is still {same}")),
+        same => Err(same),
     });
     assert_eq!(chat(http, "abc").status, 200);
     let ports = (RING_PORT + 3, HTTP_PORT + 3);
@@ -463,9 +444,8 @@ fn agents_tell_of_their_machines_and_run_plans() {
         .api
         .kubectl(&["delete", "ringplan", "smollm2-1"])
         .expect("deleted");
-    wait_for(|| match (one.members().len(), two.members().len()) {
-        (0, 0) => Ok(()),
-        members => Err(format!("members of a plan that is gone: {members:?}")),
+    wait_until("no member of a plan that is gone", || {
+        one.members().is_empty() && two.members().is_empty()
     });
     assert_eq!(stage.member("smollm2-other", "two")["state"], "Refused");
 
@@ -533,14 +513,8 @@ fn members_fetch_their_layers_and_keep_them() {
     drop(two);
     let mut two = start(&stage, &machines[1]);
     two.wait_until_ready();
-    wait_for(|| match two.members().len() {
-        1 => Ok(()),
-        members => Err(format!("{members} members")),
-    });
-    wait_for(|| match chat(http, "abc").status {
-        200 => Ok(()),
-        status => Err(format!("the ring answers {status}")),
-    });
+    wait_until("one member of two", || two.members().len() == 1);
+    wait_until_answers(http);
     let member = stage.wait_for_state("fetched", "two", "Loaded");
     assert_eq!(member["fetchedBytes"], second["fetchedBytes"]);
     assert!(
@@ -584,13 +558,13 @@ fn a_model_with_a_draft_model_says_the_same_in_fewer_trips() {
         });
         stage.api.apply(&object.to_string()).expect("a Model");
         let plan_name = format!("{name}-1");
-        let plan = wait_for(|| {
+        let plan = wait_for("a plan", || {
             let plan = stage
                 .api
                 .kubectl(&["get", "ringplan", &plan_name, "-o", "json"]);
             let plan = plan.map_err(|error| format!("{error}\n{}", operator.log_tail()))?;
             let plan: Value = serde_json::from_str(&plan).expect("JSON");
-            Ok(plan["spec"].clone())
+            Ok::<_, String>(plan["spec"].clone())
         });
         // The Model itself is never ready: no Service may lead to an address of loopback.
         let rank0 = plan["members"][0]["name"].as_str().expect("a name");

@@ -3,14 +3,13 @@
 
 use std::fs;
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_tests::api_server::{ApiServer, Backend};
 use prima_tests::inputs;
 use prima_tests::operator::chart_before;
 use prima_tests::programs::program;
+use prima_tests::{timeout_argument, wait_for, wait_until};
 use serde_json::Value;
 use tempfile::NamedTempFile;
 
@@ -21,16 +20,7 @@ fn an_api_server_takes_the_chart_and_its_samples() {
     for namespace in ["prima", "prima-agents", "models"] {
         api.kubectl(&["create", "namespace", namespace])
             .expect("a namespace");
-        // Pods that name no account need it, such as the test's.
-        let account = [
-            "wait",
-            "--for=create",
-            "serviceaccount/default",
-            "--timeout=30s",
-            "-n",
-            namespace,
-        ];
-        api.kubectl(&account).expect("its account");
+        default_account_is_there(&api, namespace);
     }
     install_definitions(&api);
     for scenario in files_of("charts/prima/ci") {
@@ -160,7 +150,7 @@ fn an_upgrade_from_the_chart_before_keeps_models() {
         let namespace = ["--namespace", "prima", "--create-namespace"];
         let arguments = [&[verb, "--install", "prima", text(chart)][..], &namespace].concat();
         api.helm(&arguments).expect("is installed");
-        definitions_are_established(&api);
+        api.wait_for_definitions();
     };
     helm("upgrade", &before.path().join("charts/prima"));
     let model = "{apiVersion: prima.dev/v1alpha1, kind: Model, metadata: {name: kept, namespace: default}, spec: {source: {hostPath: {path: /m.gguf}}, suspend: true}}";
@@ -175,8 +165,8 @@ fn an_upgrade_from_the_chart_before_keeps_models() {
     assert_eq!(kept(), then);
     for sample in files_of("charts/prima/samples") {
         let text = fs::read_to_string(&sample).expect("a sample");
-        api.try_out(&text)
-            .unwrap_or_else(|error| panic!("{sample}: {error}"));
+        // An API server takes a moment to follow a definition.
+        wait_for(&sample, || api.try_out(&text));
     }
 }
 
@@ -210,7 +200,16 @@ fn with_agents_apart_the_operator_fits_the_restricted_level() {
             "templates/tests/answers.yaml",
         ],
     );
+    default_account_is_there(&api, "prima");
     api.apply(&test).expect("the test's pod");
+}
+
+/// Pods that name no account need it, such as the test's.
+fn default_account_is_there(api: &ApiServer, namespace: &str) {
+    let account = ["wait", "--for=create", "serviceaccount/default"];
+    let timeout = timeout_argument();
+    api.kubectl(&[&account[..], &["-n", namespace, &timeout]].concat())
+        .expect("its account");
 }
 
 #[test]
@@ -481,7 +480,7 @@ fn expressions_are_well_typed(api: &ApiServer) {
             "wait",
             &policy,
             "--for=jsonpath={.status.observedGeneration}=1",
-            "--timeout=60s",
+            &timeout_argument(),
         ])
         .expect("is checked");
         let warnings = api.kubectl(&[
@@ -494,18 +493,20 @@ fn expressions_are_well_typed(api: &ApiServer) {
     }
 }
 
-/// The API server learns of a new policy a moment later.
+/// The API server learns of each new policy, and of who may do what at all, a moment later.
 fn policies_are_in_force(agent: &Agent) {
-    wait_until("the policies are in force", || {
-        agent.apply(&lease("not-an-agents")).is_err()
-    });
-}
-
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(120);
-    while !holds() {
-        assert!(Instant::now() < deadline, "waited in vain: {what}");
-        thread::sleep(Duration::from_millis(100));
+    let of_a_plan = status_of_the_plan("members: [{name: not-an-agents, state: Failed}]");
+    for (yaml, part) in [
+        (lease("not-an-agents"), &[][..]),
+        (profile("not-an-agents", ""), &[]),
+        (of_a_plan, &["--subresource=status"]),
+    ] {
+        let file = file_with(&yaml);
+        let apply = ["apply", "--server-side", "--dry-run=server", "-f"];
+        wait_until("the policy is in force", || {
+            let tried = agent.kubectl(&[&apply[..], &[text(file.path())], part].concat());
+            tried.is_err_and(|error| error.contains("may only write"))
+        });
     }
 }
 
@@ -528,18 +529,7 @@ fn install_definitions(api: &ApiServer) {
         api.apply(&fs::read_to_string(&file).expect("a definition"))
             .expect("is valid");
     }
-    definitions_are_established(api);
-}
-
-fn definitions_are_established(api: &ApiServer) {
-    api.kubectl(&[
-        "wait",
-        "--for=condition=Established",
-        "crd",
-        "--all",
-        "--timeout=30s",
-    ])
-    .expect("are established");
+    api.wait_for_definitions();
 }
 
 fn file_with(yaml: &str) -> NamedTempFile {

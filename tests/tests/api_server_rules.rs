@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use prima_tests::api_server::{ApiServer, Backend};
 use prima_tests::operator::{NAMESPACE, install_chart};
+use prima_tests::wait_for;
 use serde_json::{Value, json};
 
 /// What a rule is about: the object's change that breaks it, and a part of what the API server says.
@@ -314,7 +315,6 @@ fn rules_of_profiles_and_plans_refuse_only_the_bad() {
 fn the_accounts_have_the_verbs_that_they_need_and_no_others() {
     let api = ApiServer::start(Backend::Etcd);
     install_chart(&api);
-    let agent = allowed(&api, "prima-agent");
     let expected = set(&[
         ("ringplans.prima.dev", "get list watch"),
         ("ringplans.prima.dev/status", "patch"),
@@ -324,8 +324,7 @@ fn the_accounts_have_the_verbs_that_they_need_and_no_others() {
         ("nodes", "get"),
         ("leases.coordination.k8s.io", "create patch"),
     ]);
-    assert_eq!(agent, expected);
-    let operator = allowed(&api, "prima-operator");
+    assert_eq!(allowed(&api, "prima-agent", &expected), expected);
     let expected = set(&[
         ("models.prima.dev", "get list watch"),
         ("models.prima.dev/status", "patch"),
@@ -343,11 +342,27 @@ fn the_accounts_have_the_verbs_that_they_need_and_no_others() {
         ),
         ("secrets", "get"),
     ]);
-    assert_eq!(operator, expected);
+    assert_eq!(allowed(&api, "prima-operator", &expected), expected);
+}
+
+/// What the API server allows an account once it has heard of the roles that give these rights, which is a moment after they are made.
+fn allowed(
+    api: &ApiServer,
+    account: &str,
+    needed: &BTreeSet<(String, String)>,
+) -> BTreeSet<(String, String)> {
+    wait_for(account, || {
+        let allowed = allowed_now(api, account);
+        let missing: Vec<_> = needed.difference(&allowed).collect();
+        match missing.is_empty() {
+            true => Ok(allowed),
+            false => Err(format!("it lacks {missing:?}")),
+        }
+    })
 }
 
 /// Which of these verbs on these resources the API server allows an account in the chart's namespace.
-fn allowed(api: &ApiServer, account: &str) -> BTreeSet<(String, String)> {
+fn allowed_now(api: &ApiServer, account: &str) -> BTreeSet<(String, String)> {
     const RESOURCES: [&str; 20] = [
         "models.prima.dev",
         "models.prima.dev/status",
@@ -441,14 +456,7 @@ fn with_definitions() -> ApiServer {
         let yaml = prima_crds::definitions::yaml(&definition).expect("YAML");
         api.apply(&yaml).expect("a definition");
     }
-    api.kubectl(&[
-        "wait",
-        "--for=condition=Established",
-        "crd",
-        "--all",
-        "--timeout=30s",
-    ])
-    .expect("established definitions");
+    api.wait_for_definitions();
     api
 }
 

@@ -3,6 +3,7 @@
 use std::thread;
 
 use prima_tests::api_server::{ApiServer, Backend};
+use prima_tests::{timeout_argument, wait_for};
 
 const TEAPOTS: &str = r#"
 apiVersion: apiextensions.k8s.io/v1
@@ -63,12 +64,7 @@ fn validates_authorizes_and_remembers(backend: Backend) {
     let mut api = ApiServer::start(backend);
 
     api.apply(TEAPOTS).expect("the definition is valid");
-    api.kubectl(&[
-        "wait",
-        "--for=condition=Established",
-        "crd/teapots.test.prima.dev",
-    ])
-    .expect("the definition is established");
+    api.wait_for_definitions();
     api.apply(&teapot("brown", 1)).expect("a valid teapot");
     let refused = api.apply(&teapot("odd", 9)).expect_err("a CEL rule");
     assert!(
@@ -81,8 +77,11 @@ fn validates_authorizes_and_remembers(backend: Backend) {
         .kubectl(&["create", "token", "reader"])
         .expect("a token");
     let as_reader = format!("--token={}", token.trim());
-    let read = api.kubectl(&[&as_reader, "get", "teapots", "-o", "name"]);
-    assert_eq!(read.expect("may be read"), "teapot.test.prima.dev/brown\n");
+    // The API server hears of a role a moment after it is made.
+    let read = wait_for("may be read", || {
+        api.kubectl(&[&as_reader, "get", "teapots", "-o", "name"])
+    });
+    assert_eq!(read, "teapot.test.prima.dev/brown\n");
     let refused = api.kubectl(&[&as_reader, "delete", "teapot", "brown"]);
     let refused = refused.expect_err("may not be deleted").to_string();
     assert!(
@@ -119,6 +118,7 @@ fn what_lost_its_owner_is_collected() {
     .expect("a valid object");
     api.kubectl(&["delete", "configmap", "owner"])
         .expect("may be deleted");
-    api.kubectl(&["wait", "--for=delete", "configmap/owned", "--timeout=60s"])
+    let deleted = ["wait", "--for=delete", "configmap/owned"];
+    api.kubectl(&[&deleted[..], &[&timeout_argument()]].concat())
         .expect("is deleted");
 }

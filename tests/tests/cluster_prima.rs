@@ -6,13 +6,13 @@ use std::fs;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::ops::AddAssign;
 use std::path::Path;
-use std::thread;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::jiff::Timestamp;
 use prima_test_hub::{Cut, TestHub};
 use prima_tests::cluster::{Cluster, PrimaImages};
 use prima_tests::local_ring::{LocalRing, running_members, smollm2};
-use prima_tests::{assets, http, inputs};
+use prima_tests::{PATIENCE, assets, http, inputs, timeout_argument, wait_for, wait_until};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::runtime::Runtime;
@@ -51,7 +51,7 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
     here.stop();
     for node in 0..NODES {
         assert_eq!(
-            test.chat_from(node, "smollm2"),
+            test.first_answer_from(node, "smollm2"),
             expected,
             "from node {node}"
         );
@@ -89,7 +89,7 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
     );
     println!("{}", test.kubectl(&["describe", "model", "smollm2"]));
 
-    test.kubectl(&["delete", "model", "smollm2", "--timeout=60s"]);
+    test.delete_model("smollm2");
     wait_until("nothing is left", || {
         test.kubectl(&[
             "get",
@@ -111,7 +111,7 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
     let source = "hostPath: {path: /var/lib/prima/models/smollm2.gguf}";
     test.apply_model("from-disk", source, "");
     test.wait_until_ready("from-disk");
-    assert_eq!(test.chat_from(2, "from-disk"), expected);
+    assert_eq!(test.first_answer_from(2, "from-disk"), expected);
     let model = test.json(&["get", "model", "from-disk"]);
     let nodes = model["status"]["nodes"].as_array().expect("nodes");
     let third = nodes
@@ -142,7 +142,8 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
         test.assert_fetched(&new, whole);
 
         // The chart's own test asks the operator and the Model.
-        let said = test.helm(&["test", "prima", "--namespace", "prima", "--timeout", "90s"]);
+        let timeout = timeout_argument();
+        let said = test.helm(&["test", "prima", "--namespace", "prima", &timeout]);
         assert!(said.contains("Succeeded"), "{said}");
     });
 
@@ -150,7 +151,8 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
     test.helm(&["uninstall", "prima", "--namespace", "prima", "--wait"]);
     let left = test.kubectl(&["get", "models", "-o", "name"]);
     assert_eq!(left, "model.prima.dev/from-disk\nmodel.prima.dev/smollm2\n");
-    assert!(test.ask_from(0, "smollm2").is_err());
+    wait_until("the agents' pods are gone", || test.agents(&[]).is_empty());
+    assert!(test.ask_from(0, "smollm2", TRY).is_err());
 }
 
 #[test]
@@ -161,9 +163,14 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
     test.limit_memory();
     test.apply_model("smollm2", &test.hub_source(), "");
     test.wait_until_ready("smollm2");
-    let expected = test.chat_from(0, "smollm2");
+    let expected = test.first_answer_from(0, "smollm2");
 
     // The operator: no client notices.
+    let operators = || {
+        let operators = ["-l", "app.kubernetes.io/component=operator", "-o", "name"];
+        test.kubectl(&[&["get", "pods", "-n", "prima"], &operators[..]].concat())
+    };
+    let before = operators();
     test.kubectl(&[
         "delete",
         "pod",
@@ -179,7 +186,9 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
         asked += 1;
         let operator = test.json(&["get", "deployment", "prima-operator", "-n", "prima"]);
         let status = &operator["status"];
-        asked > 1 && status["readyReplicas"] == status["replicas"]
+        let now = operators();
+        let is_gone = |pod: &str| now.lines().all(|other| other != pod);
+        asked > 1 && before.lines().all(is_gone) && status["readyReplicas"] == status["replicas"]
     });
     println!("operator's pods deleted: {asked} answers meanwhile");
 
@@ -201,9 +210,7 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
     let index = index_of(&lost);
     let begun = Instant::now();
     test.cluster.node(index).kill();
-    wait_until("readiness is withdrawn", || !test.is_ready("smollm2"));
-    let withdrawn = begun.elapsed();
-    let (_, said) = test.condition("smollm2", "Ready");
+    let (withdrawn, said) = test.withdrawn_after("smollm2", Timestamp::now());
     assert!(withdrawn < WITHDRAWN_WITHIN, "{withdrawn:?}: {said}");
     test.wait_until_ready("smollm2");
     assert!(!test.members("smollm2").contains(&lost));
@@ -221,16 +228,14 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
         "wait",
         "--for=condition=Ready",
         &format!("node/{lost}"),
-        "--timeout=120s",
+        &timeout_argument(),
     ]);
 
     // A link that is cut.
     let lost = test.members("smollm2").last().expect("a member").clone();
     let begun = Instant::now();
     test.cluster.node(index_of(&lost)).cut_link();
-    wait_until("readiness is withdrawn", || !test.is_ready("smollm2"));
-    let withdrawn = begun.elapsed();
-    let (_, said) = test.condition("smollm2", "Ready");
+    let (withdrawn, said) = test.withdrawn_after("smollm2", Timestamp::now());
     assert!(withdrawn < WITHDRAWN_WITHIN, "{withdrawn:?}: {said}");
     test.wait_until_ready("smollm2");
     let other = (0..NODES)
@@ -252,9 +257,10 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
     wait_until("the plan's members run, and no other", || {
         let mut members = test.members("smollm2");
         members.sort();
-        let running = running_members().into_iter().map(|member| member.name);
-        // Not those of a ring beside this test.
-        let mut running: Vec<String> = running.filter(|name| name.starts_with("node-")).collect();
+        let mut running = running_members();
+        // Not those of a ring or a cluster beside this test.
+        running.retain(|member| test.cluster.has_process(member.pid));
+        let mut running: Vec<String> = running.into_iter().map(|member| member.name).collect();
         running.sort();
         running == members
     });
@@ -294,7 +300,7 @@ fn a_download_survives_its_hub_and_a_full_disk() {
     test.hub.control(|hub| hub.gated.clear());
     test.wait_until_ready("gated");
     for model in ["smollm2", "gated"] {
-        test.kubectl(&["delete", "model", model, "--timeout=60s"]);
+        test.delete_model(model);
     }
 
     // A disk without room for a node's part, from an address that is no hub.
@@ -303,14 +309,11 @@ fn a_download_survives_its_hub_and_a_full_disk() {
         .node(full)
         .mount_disk("lib/prima/cache", HEADER + (8 << 20));
     test.delete_agent("node-0");
-    test.kubectl(&[
-        "rollout",
-        "status",
-        "daemonset/prima-agent",
-        "-n",
-        "prima",
-        "--timeout=90s",
-    ]);
+    wait_until("its next agent has told of the disk", || {
+        let pods = test.agents(&["--field-selector", "spec.nodeName=node-0"]);
+        let mut pods = pods.iter();
+        pods.any(|pod| condition(pod, "Ready")["status"] == "True")
+    });
     let file = format!("{}/_files/people/models/smollm2.gguf", test.hub.endpoint());
     let source = format!("url: {{url: '{file}', sha256: {}}}", sha256(&smollm2()));
     test.apply_model("by-url", &source, ", rank0: node-0");
@@ -331,10 +334,12 @@ fn a_download_survives_its_hub_and_a_full_disk() {
             .is_some_and(|why| why.contains("the disk has room for")),
         "{why}"
     );
-    test.chat_from(1, "by-url");
+    test.first_answer_from(1, "by-url");
 }
 
-/// 45 seconds, and a few for kubectl to tell.
+/// For an answer, where another try may follow: a connection may have begun too early, and lead to an agent that is gone.
+const TRY: Duration = Duration::from_secs(20);
+/// 45 seconds, and a few for the operator to tell.
 const WITHDRAWN_WITHIN: Duration = Duration::from_secs(50);
 /// More than the header of the model, less than a tenth of it.
 const HEADER: u64 = 4 << 20;
@@ -439,10 +444,13 @@ impl Test {
             "prima",
             "--create-namespace",
             "--wait",
-            "--timeout=180s",
+            &timeout_argument(),
             // The disk is shared: how full it is must not decide what is kept.
             "--set",
             "agent.cacheBudgetBytes=10000000000",
+            "--set",
+            // Their hub is in their own network.
+            &format!("allowedServers={{{}}}", self.cluster.address()),
         ];
         if let Err(error) = self.cluster.helm(&[&install[..], values].concat()) {
             let pods = self.cluster.kubectl(&["describe", "pods", "-n", "prima"]);
@@ -466,7 +474,7 @@ impl Test {
             "helm install --wait: {:.0} s",
             begun.elapsed().as_secs_f64()
         );
-        self.kubectl(&["rollout", "status", "daemonset/tools", "--timeout=90s"]);
+        self.kubectl(&["rollout", "status", "daemonset/tools", &timeout_argument()]);
     }
 
     fn kubectl(&self, args: &[&str]) -> String {
@@ -500,6 +508,10 @@ impl Test {
         self.cluster.apply(&yaml).expect("a Model");
     }
 
+    fn delete_model(&self, name: &str) {
+        self.kubectl(&["delete", "model", name, &timeout_argument()]);
+    }
+
     fn each_node_is_measured(&self) {
         wait_until("each node is measured, and the links between them", || {
             let profiles = self.json(&["get", "nodeprofiles"]);
@@ -515,24 +527,47 @@ impl Test {
 
     /// The nodes of this cluster share a machine on which the model would fit many times.
     fn limit_memory(&self) {
-        let patch =
-            json!({"spec": {"memoryCapBytes": MEMORY_CAP, "diskAllowed": false}}).to_string();
-        for node in 0..NODES {
-            let profile = format!("nodeprofile/node-{node}");
-            self.kubectl(&["patch", &profile, "--type=merge", "-p", &patch]);
+        // The operator tells whom it leaves out, and so what it has read; else it might plan before it has.
+        for (exclude, told) in [(true, "Excluded"), (false, "AgentRuns")] {
+            let spec =
+                json!({"memoryCapBytes": MEMORY_CAP, "diskAllowed": false, "exclude": exclude});
+            let patch = json!({"spec": spec}).to_string();
+            for node in 0..NODES {
+                let profile = format!("nodeprofile/node-{node}");
+                self.kubectl(&["patch", &profile, "--type=merge", "-p", &patch]);
+            }
+            wait_until("the operator knows what each node's owner allows", || {
+                let profiles = self.json(&["get", "nodeprofiles"]);
+                let mut profiles = profiles["items"].as_array().expect("profiles").iter();
+                profiles.all(|profile| condition(profile, "Ready")["reason"] == told)
+            });
         }
     }
 
+    /// Status and message.
     fn condition(&self, model: &str, kind: &str) -> (String, String) {
-        let found = self.json(&["get", "model", model]);
-        let conditions = found["status"]["conditions"].as_array().cloned();
-        let condition = conditions
-            .unwrap_or_default()
-            .into_iter()
-            .find(|one| one["type"] == kind);
-        let condition = condition.unwrap_or_default();
+        let condition = condition(&self.json(&["get", "model", model]), kind);
         let text = |field: &str| condition[field].as_str().unwrap_or_default().to_owned();
         (text("status"), text("message"))
+    }
+
+    /// Waits until the Model is not ready any more. Returns how long after `fault` the operator withdrew its readiness, by its clock, which
+    /// is this machine's, and why.
+    fn withdrawn_after(&self, model: &str, fault: Timestamp) -> (Duration, String) {
+        let ready = wait_for("readiness is withdrawn", || {
+            let ready = condition(&self.json(&["get", "model", model]), "Ready");
+            match ready["status"] == "False" {
+                true => Ok(ready),
+                false => Err(ready),
+            }
+        });
+        let at = ready["lastTransitionTime"].as_str().expect("a time");
+        let at: Timestamp = at.parse().expect("RFC 3339");
+        // Whole seconds are kept of it; it may have been the end of that one.
+        let after = at.as_millisecond() + 1000 - fault.as_millisecond();
+        let after = Duration::from_millis(after.max(0).unsigned_abs());
+        let said = ready["message"].as_str().expect("a message");
+        (after, said.to_owned())
     }
 
     fn is_ready(&self, model: &str) -> bool {
@@ -542,7 +577,8 @@ impl Test {
     fn wait_until_ready(&self, model: &str) {
         let begun = Instant::now();
         let object = format!("model/{model}");
-        let wait = ["wait", "--for=condition=Ready", &object, "--timeout=180s"];
+        let timeout = timeout_argument();
+        let wait = ["wait", "--for=condition=Ready", &object, &timeout];
         if let Err(error) = self.cluster.kubectl(&wait) {
             panic!("{error}\n{}", self.told(model));
         }
@@ -574,12 +610,15 @@ impl Test {
         .join("\n")
     }
 
-    /// The node of the operator that leads.
+    /// The node of the operator that leads. The Lease may name none, or a pod that is gone, until another one takes it.
     fn leader(&self) -> String {
-        let lease = self.json(&["get", "lease", "prima-operator", "-n", "prima"]);
-        let pod = lease["spec"]["holderIdentity"].as_str().expect("a leader");
-        let pod = self.json(&["get", "pod", pod, "-n", "prima"]);
-        pod["spec"]["nodeName"].as_str().expect("a node").to_owned()
+        wait_for("an operator leads", || {
+            let lease = self.json(&["get", "lease", "prima-operator", "-n", "prima"]);
+            let pod = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
+            let node = "jsonpath={.spec.nodeName}";
+            let get = ["get", "pod", pod, "-n", "prima", "-o", node];
+            self.cluster.kubectl(&get)
+        })
     }
 
     /// Deletes the agent's pod on a node, and waits until it is gone.
@@ -638,7 +677,7 @@ impl Test {
     }
 
     /// Asks the Model's Service from a pod on this node.
-    fn ask_from(&self, node: usize, model: &str) -> Result<String, String> {
+    fn ask_from(&self, node: usize, model: &str, patience: Duration) -> Result<String, String> {
         let body = json!({
             "model": model,
             "messages": [{"role": "user", "content": PROMPT}],
@@ -657,14 +696,14 @@ impl Test {
         ];
         let on_node = format!("spec.nodeName=node-{node}");
         let pod = self.kubectl(&[&pods[..], &[&on_node]].concat());
-        let body = body.to_string();
+        let (body, seconds) = (body.to_string(), patience.as_secs().to_string());
         let wget = [
             "exec",
             &pod,
             "--",
             "/bin/busybox",
             "timeout",
-            "20",
+            &seconds,
             "/bin/busybox",
             "wget",
             "-q",
@@ -686,8 +725,15 @@ impl Test {
     }
 
     fn chat_from(&self, node: usize, model: &str) -> String {
-        self.ask_from(node, model)
+        self.ask_from(node, model, PATIENCE)
             .unwrap_or_else(|error| panic!("from node {node}: {error}"))
+    }
+
+    /// A node's kube-proxy hears where a Service leads a moment after the Model is ready.
+    fn first_answer_from(&self, node: usize, model: &str) -> String {
+        wait_for(&format!("{model} answers on node {node}"), || {
+            self.ask_from(node, model, TRY)
+        })
     }
 
     fn wait_until_answers(&self, model: &str, expected: &str) {
@@ -695,16 +741,12 @@ impl Test {
     }
 
     fn wait_until_answers_from(&self, node: usize, model: &str, expected: &str) {
-        let mut last = String::new();
-        let deadline = Instant::now() + Duration::from_secs(150);
-        while last != expected {
-            assert!(
-                Instant::now() < deadline,
-                "{model} does not answer as before: {last}"
-            );
-            last = self.ask_from(node, model).unwrap_or_else(|error| error);
-            thread::sleep(Duration::from_millis(500));
-        }
+        wait_for(&format!("{model} answers as before"), || {
+            match self.ask_from(node, model, TRY) {
+                Ok(answer) if answer == expected => Ok(()),
+                Ok(other) | Err(other) => Err(other),
+            }
+        });
     }
 
     /// Upgrades prima, which takes each agent along in turn, until the Model answers as before. Returns what nodes had not run before.
@@ -723,26 +765,25 @@ impl Test {
         let mut silent = Duration::ZERO;
         let mut new = New::default();
         let rolled = |what: &str| {
-            let status = ["rollout", "status", what, "-n", "prima", "--timeout=1s"];
-            self.cluster.kubectl(&status).is_ok()
+            let status = ["rollout", "status", what, "-n", "prima", "--watch=false"];
+            self.kubectl(&status).contains("successfully rolled out")
         };
-        // The operator says what is ready, and it restarts itself in an upgrade.
-        let mut answered = false;
-        while !answered
-            || !rolled("daemonset/prima-agent")
-            || !rolled("deployment/prima-operator")
-            || !self.is_ready("smollm2")
-        {
+        loop {
             let asked = Instant::now();
-            answered = self
-                .ask_from(0, "smollm2")
-                .is_ok_and(|answer| answer == expected);
+            // Looked at before it is asked: else an agent of before may have answered.
+            let all_new = rolled("daemonset/prima-agent") && rolled("deployment/prima-operator");
+            let answer = self.ask_from(0, "smollm2", TRY);
+            let answered = answer.is_ok_and(|answer| answer == expected);
             if !answered {
-                silent += asked.elapsed() + Duration::from_secs(1);
+                silent += asked.elapsed();
             }
             new += runs.note(&self.plans("smollm2"));
+            // The operator says what is ready, and it restarts itself in an upgrade.
+            if all_new && answered && self.is_ready("smollm2") {
+                break;
+            }
             assert!(
-                begun.elapsed() < Duration::from_secs(200),
+                begun.elapsed() < PATIENCE,
                 "the upgrade does not end: {}",
                 self.told("smollm2")
             );
@@ -769,10 +810,11 @@ impl Test {
 
     /// Only agents reach the ports that are for agents, and only clients that the chart's values allow reach a Model; others reach metrics.
     fn strangers_are_kept_out(&mut self, model: &str) {
-        self.cluster.apply(STRANGER).expect("a pod");
+        // Its account comes a moment after its namespace.
+        wait_for("a pod", || self.cluster.apply(STRANGER));
         let stranger = "pod/stranger";
-        let ready = ["wait", "--for=condition=Ready", stranger, "--timeout=60s"];
-        self.kubectl(&[&ready[..], &["-n", "strangers"]].concat());
+        let ready = ["wait", "--for=condition=Ready", stranger, "-n", "strangers"];
+        self.kubectl(&[&ready[..], &[&timeout_argument()]].concat());
 
         let plan = self.plans(model).pop().expect("a plan");
         let last = plan["spec"]["members"].as_array().expect("members").last();
@@ -805,7 +847,8 @@ impl Test {
     /// Whether a pod of a namespace gets a connection.
     fn connects(&self, namespace: &str, pod: &str, to: SocketAddr) -> bool {
         let url = format!("http://{to}/metrics");
-        let wget = ["/bin/busybox", "timeout", "10", "/bin/busybox", "wget"];
+        let seconds = PATIENCE.as_secs().to_string();
+        let wget = ["/bin/busybox", "timeout", &seconds, "/bin/busybox", "wget"];
         let wget = [&wget[..], &["-q", "-O", "-", &url]].concat();
         let exec = ["exec", "-n", namespace, pod, "--"];
         match self.cluster.kubectl(&[&exec[..], &wget].concat()) {
@@ -874,17 +917,16 @@ impl Test {
             .collect()
     }
 
+    /// The agents' pods, or some of them.
+    fn agents(&self, which: &[&str]) -> Vec<Value> {
+        let agents = ["-l", "app.kubernetes.io/component=agent"];
+        let pods = self.json(&[&["get", "pods", "-n", "prima"], &agents[..], which].concat());
+        pods["items"].as_array().expect("pods").clone()
+    }
+
     /// Nodes, and the addresses of their agents' pods.
     fn agent_addresses(&self) -> Vec<(String, IpAddr)> {
-        let pods = self.json(&[
-            "get",
-            "pods",
-            "-n",
-            "prima",
-            "-l",
-            "app.kubernetes.io/component=agent",
-        ]);
-        let pods = pods["items"].as_array().expect("pods");
+        let pods = self.agents(&[]);
         pods.iter()
             .map(|pod| {
                 let address = pod["status"]["podIP"].as_str();
@@ -942,10 +984,10 @@ fn index_of(node: &str) -> usize {
     index.expect("node-N")
 }
 
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(180);
-    while !holds() {
-        assert!(Instant::now() < deadline, "waited in vain: {what}");
-        thread::sleep(Duration::from_millis(500));
-    }
+/// A condition of an object; null where there is none yet.
+fn condition(object: &Value, kind: &str) -> Value {
+    let conditions = object["status"]["conditions"].as_array();
+    let mut conditions = conditions.into_iter().flatten();
+    let condition = conditions.find(|one| one["type"] == kind);
+    condition.cloned().unwrap_or_default()
 }

@@ -6,11 +6,14 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::thread;
+use std::time::Duration;
 
 use prima_tests::cluster::{self, Cluster};
-use prima_tests::http;
+use prima_tests::{PATIENCE, http, timeout_argument, wait_for};
 
 const NODES: usize = 3;
+/// For an answer, where another try may follow: a connection may have begun too early to lead anywhere.
+const TRY: Duration = Duration::from_secs(10);
 
 /// A web server on every node that tells the node's name, as little trusted as a pod can be.
 const ECHO: &str = r#"
@@ -67,12 +70,21 @@ fn pods_run_on_every_node_and_reach_each_other() {
     let pods = pods_by_node(&cluster);
     assert_eq!(pods.len(), NODES);
     for from in &pods {
-        let log = cluster.kubectl(&["logs", &from.name]).expect("a log");
+        // What a pod has said is in its log a moment later.
+        let log = wait_for("a log", || {
+            let log = cluster.kubectl(&["logs", &from.name]);
+            let log = log.map_err(|error| error.to_string())?;
+            (!log.is_empty()).then_some(log).ok_or("nothing".to_owned())
+        });
         assert_eq!(log, format!("serves on {} as 65532\n", from.node));
         for to in &pods {
             let answer = get_from(&cluster, from, &format!("http://{}:8080/", to.address));
             assert_eq!(answer.expect("an answer of a pod").trim(), to.node);
         }
+        // A node's kube-proxy and the name server hear of a Service a moment after it is there.
+        wait_for("the Service is known", || {
+            get_within(TRY, &cluster, from, "http://echo/")
+        });
         // Often enough that it went to the pod of this node and to others.
         for _ in 0..5 {
             let answer = get_from(&cluster, from, "http://echo/");
@@ -101,17 +113,24 @@ fn pods_run_on_every_node_and_reach_each_other() {
     let (first, last) = (&pods[0], &pods[NODES - 1]);
     let url = format!("http://{}:8080/", last.address);
     cluster.node(NODES - 1).cut_link();
-    get_from(&cluster, first, &url).expect_err("the link is cut");
+    let none = get_within(TRY, &cluster, first, &url);
+    none.expect_err("the link is cut");
     cluster.node(NODES - 1).restore_link();
-    get_from(&cluster, first, &url).expect("the link is back");
+    // Neighbours that did not answer are looked for again a moment later.
+    wait_for("the link is back", || {
+        get_within(TRY, &cluster, first, &url)
+    });
 
     cluster.node(1).kill();
-    wait_for(&cluster, "node/node-1", "Ready=Unknown");
+    wait_for_condition(&cluster, "node/node-1", "Ready=Unknown");
     cluster.node(1).restart();
-    wait_for(&cluster, "node/node-1", "Ready");
+    wait_for_condition(&cluster, "node/node-1", "Ready");
     roll_out(&cluster);
-    let url = format!("http://{}:8080/", pods_by_node(&cluster)[1].address);
-    let answer = get_from(&cluster, first, &url).expect("an answer of a restarted pod");
+    // Until its kubelet says otherwise, the pod is said to have the address of before.
+    let answer = wait_for("an answer of a restarted pod", || {
+        let url = format!("http://{}:8080/", pods_by_node(&cluster)[1].address);
+        get_within(TRY, &cluster, first, &url)
+    });
     assert_eq!(answer.trim(), "node-1");
 }
 
@@ -122,16 +141,17 @@ struct Pod {
 }
 
 fn roll_out(cluster: &Cluster) {
-    let status = ["rollout", "status", "daemonset/echo", "--timeout=60s"];
+    let timeout = timeout_argument();
+    let status = ["rollout", "status", "daemonset/echo", &timeout];
     if let Err(error) = cluster.kubectl(&status) {
         let pods = cluster.kubectl(&["describe", "pods"]);
         panic!("{error}\n{}", pods.unwrap_or_default());
     }
 }
 
-fn wait_for(cluster: &Cluster, what: &str, condition: &str) {
+fn wait_for_condition(cluster: &Cluster, what: &str, condition: &str) {
     let condition = format!("--for=condition={condition}");
-    let waited = cluster.kubectl(&["wait", &condition, what, "--timeout=90s"]);
+    let waited = cluster.kubectl(&["wait", &condition, what, &timeout_argument()]);
     waited.unwrap_or_else(|error| panic!("{error}"));
 }
 
@@ -156,11 +176,21 @@ fn pod_of(line: &str) -> Pod {
 }
 
 fn get_from(cluster: &Cluster, pod: &Pod, url: &str) -> Result<String, String> {
+    get_within(PATIENCE, cluster, pod, url)
+}
+
+fn get_within(
+    patience: Duration,
+    cluster: &Cluster,
+    pod: &Pod,
+    url: &str,
+) -> Result<String, String> {
     let wget = format!("/bin/busybox wget --no-check-certificate -q -O - {url}");
+    let seconds = patience.as_secs().to_string();
     exec(
         cluster,
         pod,
-        &["timeout", "5", "/bin/busybox", "sh", "-c", &wget],
+        &["timeout", &seconds, "/bin/busybox", "sh", "-c", &wget],
     )
 }
 

@@ -28,8 +28,6 @@ const LONG: Tokens = Tokens {
 };
 /// An agent leaves a twentieth of a machine to its owner.
 const OWNERS_SHARE: u64 = 20;
-/// For an answer that fifteen others come before.
-const PATIENCE: Duration = Duration::from_secs(300);
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Of a request.
@@ -169,7 +167,7 @@ impl Requests {
             "temperature": 0,
             "logit_bias": self.never,
         });
-        let response = http::post_within(PATIENCE, self.address, "/v1/completions", &body).unwrap();
+        let response = http::post(self.address, "/v1/completions", &body).unwrap();
         assert_eq!(response.status, 200, "{}", response.body);
         let answer = response.json();
         let found = answer

@@ -4,14 +4,15 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use prima_tests::Endpoint;
-use prima_tests::http;
 use prima_tests::local_ring::{LocalRing, smollm2};
 use prima_tests::machine::{Limits, Machine, cold_copy};
+use prima_tests::{Endpoint, http, wait_until};
 
 const MB: u64 = 1 << 20;
 const LIMIT: u64 = 320 * MB;
 const PROMPT: &str = "Once upon a time";
+/// From the moment when the other program begins to take memory.
+const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(30);
 
 #[test]
 fn weights_make_room_within_seconds_and_answers_stay_the_same() {
@@ -35,26 +36,19 @@ fn weights_make_room_within_seconds_and_answers_stay_the_same() {
         assert_eq!(ring.complete(PROMPT, 24), answer);
         metric(&ring, "prima_member_streamed_weight_bytes") > 0.0
     };
-    wait(30, "nothing given back", streams);
+    let begun = Instant::now();
+    while !streams() {
+        assert!(begun.elapsed() < GIVEN_BACK_WITHIN, "nothing given back");
+        thread::sleep(Duration::from_millis(500));
+    }
     // At first, what a token streams may still be in the buffers.
-    wait(30, "nothing read", || {
+    wait_until("something is read", || {
         streams() && metric(&ring, "prima_member_read_bytes_total") > 0.0
     });
 
     drop(other);
-    wait(150, "not all taken again", || !streams());
+    wait_until("all is taken again", || !streams());
     ring.stop();
-}
-
-fn wait(seconds: u64, otherwise: &str, mut done: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !done() {
-        assert!(
-            begun.elapsed() < Duration::from_secs(seconds),
-            "{otherwise}"
-        );
-        thread::sleep(Duration::from_millis(500));
-    }
 }
 
 fn metric(ring: &LocalRing, name: &str) -> f64 {

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::node_profile::LocalModel;
 use prima_crds::v1alpha1::ring_plan::MemberState;
@@ -13,10 +12,9 @@ use prima_tests::machine::{Limits, Machine};
 use prima_tests::monitoring::{Alert, Prometheus, Rules, Series, Target};
 use prima_tests::node_agent::AgentMachine;
 use prima_tests::operator::{NAMESPACE, Operator, install_chart};
-use prima_tests::{Endpoint, http, inputs};
+use prima_tests::{Endpoint, http, inputs, wait_for, wait_until};
 use serde_json::{Value, json};
 
-const DEADLINE: Duration = Duration::from_secs(300);
 const MB: u64 = 1 << 20;
 /// What Prometheus itself writes of a scrape of the operator.
 const UP: &str = r#"up{job="prima-operator",namespace="prima"}"#;
@@ -34,15 +32,15 @@ fn alerts_tell_of_models_and_nodes_that_are_not_ready() {
         )
     };
     apply(&api, "good", &file, "{contextLength: 512}");
-    wait("it is ready", || {
+    wait_until("it is ready", || {
         operator
             .metrics()
             .contains(r#"prima_model_ready{namespace="default",model="good"} 1"#)
     });
-    wait("both nodes are", || {
-        operator
-            .metrics()
-            .contains(r#"prima_node_ready{node="pi4"} 1"#)
+    wait_until("both nodes are", || {
+        let metrics = operator.metrics();
+        let is_ready = |node| metrics.contains(&format!("prima_node_ready{{node=\"{node}\"}} 1"));
+        is_ready("desk") && is_ready("pi4")
     });
     rules
         .fire(&metrics().and(UP, 1.0), &[])
@@ -52,12 +50,12 @@ fn alerts_tell_of_models_and_nodes_that_are_not_ready() {
     apply(&api, "large", &file, "{nodeSelector: {size: large}}");
     apply(&api, "asleep", &file, "{suspend: true}");
     machines.silence("pi4");
-    wait("the node is lost", || {
+    wait_until("the node is lost", || {
         operator
             .metrics()
             .contains(r#"prima_node_ready{node="pi4"} 0"#)
     });
-    wait("the Model says so", || {
+    wait_until("the Model says so", || {
         operator.metrics().contains(r#"model="large"} 0"#)
     });
     // And one that answers while a new plan loads.
@@ -71,7 +69,7 @@ fn alerts_tell_of_models_and_nodes_that_are_not_ready() {
         r#"{"spec": {"contextLength": 500}}"#,
     ])
     .expect("a patch");
-    wait("it is degraded", || {
+    wait_until("it is degraded", || {
         operator
             .metrics()
             .contains(r#"prima_model_degraded{namespace="default",model="good"} 1"#)
@@ -127,10 +125,10 @@ fn requests_that_have_to_wait_raise_an_alert() {
         .arg("--context")
         .arg("512")
         .start();
-    let scraped = || {
-        let text = http::get(ring.address(), "/metrics").unwrap().body;
+    let told = || http::get(ring.address(), "/metrics").unwrap().body;
+    let scraped = |text: &str| {
         Series::scraped(
-            &text,
+            text,
             &[
                 ("job", "smollm2"),
                 ("model", "smollm2"),
@@ -140,7 +138,7 @@ fn requests_that_have_to_wait_raise_an_alert() {
         .and(UP, 1.0)
     };
     rules
-        .fire(&scraped(), &[])
+        .fire(&scraped(&told()), &[])
         .expect("no alert while nobody waits");
     let waiting = thread::scope(|threads| {
         for number in 0..40 {
@@ -151,12 +149,13 @@ fn requests_that_have_to_wait_raise_an_alert() {
                 let _ = http::post(ring.address(), "/v1/completions", &body);
             });
         }
-        wait("somebody waits", || {
-            http::metric(ring.address(), "prima_requests_waiting").unwrap() > 0.0
+        let waiting = wait_for("somebody waits", || {
+            let text = told();
+            let waiting = metric(&text, "prima_requests_waiting");
+            (waiting > 0.0).then_some(text).ok_or("nobody")
         });
-        let waiting = scraped();
         ring.interrupt();
-        waiting
+        scraped(&waiting)
     });
     let labels = [
         ("job", "smollm2"),
@@ -185,11 +184,12 @@ fn memory_pressure_raises_an_alert() {
         .start_on(&machine);
     let other = machine.take_memory(150 * MB).unwrap();
     // Members tell with every token.
-    wait("memory is short", || {
+    let text = wait_for("memory is short", || {
         ring.complete("Once", 4);
-        http::metric(ring.address(), "prima_member_memory_pressure_ratio").unwrap() > 0.05
+        let text = http::get(ring.address(), "/metrics").unwrap().body;
+        let ratio = metric(&text, "prima_member_memory_pressure_ratio");
+        (ratio > 0.05).then_some(text).ok_or(ratio)
     });
-    let text = http::get(ring.address(), "/metrics").unwrap().body;
     drop(other);
     let series = Series::scraped(&text, &[("model", "smollm2")]).and(UP, 1.0);
     let expected = [Alert {
@@ -270,7 +270,7 @@ fn every_query_of_the_dashboard_answers() {
             .rsplit_once(", ")
             .expect("a label");
         let selector = filled(selector);
-        wait(&format!("{selector} has {label}"), || {
+        wait_until(&format!("{selector} has {label}"), || {
             let values =
                 prometheus.api(&format!("label/{label}/values"), &[("match[]", &selector)]);
             values.as_array().is_some_and(|values| !values.is_empty())
@@ -280,17 +280,12 @@ fn every_query_of_the_dashboard_answers() {
     for panel in dashboard["panels"].as_array().unwrap() {
         for target in panel["targets"].as_array().into_iter().flatten() {
             let query = filled(target["expr"].as_str().expect("a query"));
-            let mut answer = Vec::new();
-            let begun = Instant::now();
-            while answer.is_empty() {
-                assert!(
-                    begun.elapsed() < DEADLINE,
-                    "{}: no answer to {query}",
-                    panel["title"]
-                );
+            let answer = wait_for(&format!("{}: {query}", panel["title"]), || {
                 ring.complete("Once upon a time", 4);
-                answer = prometheus.query(&query);
-            }
+                let answer = prometheus.query(&query);
+                let there = !answer.is_empty();
+                there.then_some(answer).ok_or("no answer")
+            });
             // What the legend names is there.
             let legend = target["legendFormat"].as_str().unwrap_or_default();
             for label in legend
@@ -333,10 +328,11 @@ fn apply(api: &ApiServer, name: &str, file: &LocalModel, spec: &str) {
     api.apply(&model.to_string()).expect("a Model");
 }
 
-fn wait(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < DEADLINE, "{what}: not yet");
-        thread::sleep(Duration::from_millis(200));
-    }
+/// The sum of a metric's series.
+fn metric(text: &str, name: &str) -> f64 {
+    let lines = text.lines().filter(|line| line.starts_with(name));
+    let values = lines.map(|line| line.rsplit_once(' ').expect("a value").1);
+    values
+        .map(|value| value.parse::<f64>().expect("a number"))
+        .sum()
 }

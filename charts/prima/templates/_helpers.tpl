@@ -104,6 +104,10 @@ readinessProbe:
       name: {{ . }}
       key: {{ $.context.Values.huggingFace.existingSecretKey }}
 {{- end }}
+{{- with .context.Values.allowedServers }}
+- name: PRIMA_ALLOWED_SERVERS
+  value: {{ join "," . | quote }}
+{{- end }}
 {{- with .context.Values.otel.endpoint }}
 - name: OTEL_EXPORTER_OTLP_ENDPOINT
   value: {{ . | quote }}

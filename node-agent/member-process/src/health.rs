@@ -104,9 +104,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_closed_port_does_not_answer() {
-        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        // Nobody else is given its port while it is bound, and it does not listen.
+        let closed = tokio::net::TcpSocket::new_v4().unwrap();
+        closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = closed.local_addr().unwrap();
-        drop(closed);
         let Health::NoAnswer(why) = health(address).await else {
             panic!("nobody listens");
         };

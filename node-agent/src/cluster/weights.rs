@@ -14,9 +14,9 @@ use std::time::Duration;
 use prima_crds::v1alpha1::ring_plan::{FileVersion, PlannedModel, RingPlanSpec};
 use prima_gguf::{Part, model_bytes, part_paths};
 use prima_weights::{
-    Cache, CacheError, Client, ClientError, Download, DownloadError, HeaderError, Hub, LocalFile,
-    LocalFileError, PUBLIC_HUB, Progress, RemoteError, RemoteModel, RemoteModelError, Retry,
-    Source, SourceError, identities, tensors,
+    AllowedServer, Cache, CacheError, Client, ClientError, Download, DownloadError, HeaderError,
+    Hub, LocalFile, LocalFileError, Progress, Reach, RemoteError, RemoteModel, RemoteModelError,
+    Retry, Source, SourceError, identities, tensors,
 };
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::watch;
@@ -200,9 +200,11 @@ pub struct WeightsOptions {
     /// For what is fetched.
     pub folder: PathBuf,
     pub budget_bytes: Option<u64>,
-    /// The hub for plans that name none; the public one if absent.
-    pub hub: Option<String>,
+    /// The hub for plans that name none.
+    pub hub: String,
     pub token: Option<String>,
+    /// Servers beside the hub that plans may name although they are not on the internet.
+    pub allowed_servers: Vec<AllowedServer>,
     pub fetched_bytes: Counter,
 }
 
@@ -213,15 +215,16 @@ impl Weights {
             budget_bytes,
             hub,
             token,
+            allowed_servers,
             fetched_bytes,
         } = options;
+        let reach = Reach::internet_and(&hub, &allowed_servers);
         Ok(Self(Arc::new(Store {
             cache: Cache::open(&folder)?,
             folder,
             budget_bytes,
-            client: Client::new(Retry::default())?,
-            hub: Hub::new(hub.as_deref().unwrap_or(PUBLIC_HUB), token.as_deref())
-                .map_err(WeightsError::Token)?,
+            client: Client::new(Retry::default(), reach)?,
+            hub: Hub::new(&hub, token.as_deref()).map_err(WeightsError::Token)?,
             fetched_bytes,
         })))
     }

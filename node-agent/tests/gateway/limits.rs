@@ -1,6 +1,7 @@
 //! What clients may take before anything is computed for them. Limits are as short as waiting for them is bearable: no test asks how long
 //! something took, only what it led to.
 
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -15,10 +16,12 @@ use crate::server::{Accepted, CONTEXT, Server, soon};
 const COMPLETIONS: &str = "/v1/completions";
 const SHORT: Duration = Duration::from_millis(300);
 
-async fn connect(server: SocketAddr, sent: &str) -> TcpStream {
-    let mut stream = TcpStream::connect(server).await.unwrap();
-    stream.write_all(sent.as_bytes()).await.unwrap();
-    stream
+/// Without a pause in which the server could run: when it sees the connection, what was sent is there, however slow the test is.
+fn connect(server: SocketAddr, sent: &str) -> TcpStream {
+    let mut stream = std::net::TcpStream::connect(server).unwrap();
+    stream.write_all(sent.as_bytes()).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    TcpStream::from_std(stream).unwrap()
 }
 
 /// What still comes until the server ends the connection.
@@ -47,14 +50,13 @@ async fn a_head_that_never_ends_is_not_waited_for() {
     })
     .await;
     for sent in ["", "GET /livez HTTP/1.1\r\nhost: loc"] {
-        assert_eq!(rest(connect(server.address, sent).await).await, "");
+        assert_eq!(rest(connect(server.address, sent)).await, "");
     }
     // So is the next request of a connection that is idle.
     let idle = connect(
         server.address,
         "GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n",
-    )
-    .await;
+    );
     assert!(rest(idle).await.ends_with("ok"));
 }
 
@@ -65,7 +67,7 @@ async fn a_body_that_never_ends_is_not_waited_for() {
         ..Limits::default()
     })
     .await;
-    let stream = connect(server.address, &(head(20) + "{\"prompt\"")).await;
+    let stream = connect(server.address, &(head(20) + "{\"prompt\""));
     let answer = rest(stream).await;
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
     assert!(answer.contains("body_timeout"), "{answer}");
@@ -75,7 +77,7 @@ async fn a_body_that_never_ends_is_not_waited_for() {
 #[tokio::test]
 async fn a_body_that_is_announced_too_large_is_not_read() {
     let server = Server::start().await;
-    let answer = rest(connect(server.address, &head((4 << 20) + 1)).await).await;
+    let answer = rest(connect(server.address, &head((4 << 20) + 1))).await;
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
     assert!(answer.contains("body_too_large"), "{answer}");
 }
@@ -110,10 +112,7 @@ async fn a_reader_that_stops_reading_is_let_go() {
     let request = head(body.len()) + &body;
     stream.write_all(request.as_bytes()).await.unwrap();
     let accepted = server.accept().await;
-    for _ in 0..64 {
-        accepted.token(0, &"x".repeat(1024)).await;
-    }
-    accepted.cancelled().await;
+    accepted.flood(&"x".repeat(1024)).await;
     drop(stream);
 }
 
@@ -126,10 +125,10 @@ async fn with_all_connections_taken_probes_are_answered() {
     let mut server = Server::limited(limits).await;
     // One waits for an answer, one sends a body, and the others nothing.
     let (stream, answering) = streaming(&mut server).await;
-    let body = connect(server.address, &head(100)).await;
+    let body = connect(server.address, &head(100));
     let mut silent = Vec::new();
     for _ in 0..8 {
-        silent.push(connect(server.address, "").await);
+        silent.push(connect(server.address, ""));
         assert_eq!(soon(get("/livez").send(server.address)).await.status, 200);
     }
     // Those that had been silent for longest had to go, and never the one that is being answered.
@@ -174,7 +173,7 @@ async fn large_bodies_share_their_memory() {
     let address = server.address;
     let sent = |bytes| post(COMPLETIONS, &prompt(bytes)).send(address);
     // One that is only announced takes nothing, and one that has begun takes all.
-    let mut large = connect(address, &head(1 << 20)).await;
+    let mut large = connect(address, &head(1 << 20));
     assert_too_long(sent(100 << 10).await).await;
     large.write_all(&[b' '; 100 << 10]).await.unwrap();
     let busy = async {
@@ -266,6 +265,6 @@ async fn assert_too_long(reply: Reply) {
 /// A client that is being answered.
 async fn streaming(server: &mut Server) -> (TcpStream, Accepted) {
     let body = json!({"prompt": "a", "stream": true}).to_string();
-    let stream = connect(server.address, &(head(body.len()) + &body)).await;
+    let stream = connect(server.address, &(head(body.len()) + &body));
     (stream, server.accept().await)
 }

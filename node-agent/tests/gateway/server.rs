@@ -167,6 +167,17 @@ impl Accepted {
         self.send(GenerationEvent::Failed(error)).await;
     }
 
+    /// One token after the other until the gateway has let go of the request.
+    pub async fn flood(&self, text: &str) {
+        let token = || GenerationEvent::Token {
+            choice: 0,
+            token: text.bytes().next().map_or(0, id_of),
+            text: text.to_string(),
+            logprob: None,
+        };
+        soon(async { while self.events.send(token()).await.is_ok() {} }).await;
+    }
+
     /// Returns once the gateway has let go of the request.
     pub async fn cancelled(&self) {
         soon(self.events.closed()).await;
@@ -310,7 +321,7 @@ pub fn ring(readiness: Readiness) -> RingStatus {
 
 /// Guards a test against hanging; it never decides a test that works.
 pub async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(30), future)
+    tokio::time::timeout(Duration::from_secs(300), future)
         .await
-        .expect("nothing happened for 30 s")
+        .expect("nothing happened for 300 s")
 }

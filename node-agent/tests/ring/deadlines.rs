@@ -19,8 +19,8 @@ use crate::decoding::{Answer, Served, alone, request};
 use crate::harness::{CONTEXT, ModelFile, Ring, in_time, member, plan, tokens, until};
 use crate::support::MadeUpModel;
 
-/// Longer than a frame takes here, and short to wait for.
-const DEADLINE: Duration = Duration::from_secs(3);
+/// Much longer than a frame takes here, on a slow machine that others use, too; and short to wait for.
+const DEADLINE: Duration = Duration::from_secs(10);
 
 #[tokio::test]
 async fn a_lost_token_ends_its_request_and_the_ring_goes_on() {
@@ -30,12 +30,12 @@ async fn a_lost_token_ends_its_request_and_the_ring_goes_on() {
     let prompt = tokens(10);
     *link.loses.lock().unwrap() = Some(is_activation);
     let answer = served.generate(request(&prompt, 5)).await;
-    assert_eq!(
-        answer.error,
-        Some(GenerationError::Deadline {
-            seconds: DEADLINE.as_secs()
-        })
-    );
+    let Some(GenerationError::Deadline { seconds }) = answer.error else {
+        panic!("{answer:?}");
+    };
+    // And a few times what the ring's passes took, which is no whole second unless the machine is very slow.
+    let limits = DEADLINE.as_secs()..2 * DEADLINE.as_secs();
+    assert!(limits.contains(&seconds), "{seconds} s");
     assert!(answer.choices.is_empty() && answer.usage.is_none());
     *link.loses.lock().unwrap() = None;
     served.answers_again(&file).await;
@@ -46,7 +46,8 @@ async fn a_lost_release_frees_its_session_after_the_deadline() {
     let file = ModelFile::made_up();
     let (served, link) = LossyLink::between_two_members(&file);
     served.ready().await;
-    *link.loses.lock().unwrap() = Some(is_release);
+    // Nor does what mends the ring come through, until it was seen to be broken.
+    *link.loses.lock().unwrap() = Some(is_release_or_reset);
     served.generate(request(&tokens(10), 5)).await;
     // This one needs all the room, so what was kept of the other goes.
     let answer = served.generate(request(&tokens(CONTEXT), 5)).await;
@@ -129,8 +130,11 @@ fn is_activation(frame: &Frame) -> bool {
     matches!(frame.operation, Some(Operation::Activation(_)))
 }
 
-fn is_release(frame: &Frame) -> bool {
-    matches!(frame.operation, Some(Operation::Release(_)))
+fn is_release_or_reset(frame: &Frame) -> bool {
+    matches!(
+        frame.operation,
+        Some(Operation::Release(_) | Operation::Reset(_))
+    )
 }
 
 impl LossyLink {

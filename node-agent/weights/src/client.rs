@@ -1,4 +1,4 @@
-//! The HTTP client of all fetches: which servers it trusts, and what it does not do by itself.
+//! The HTTP client of all fetches: which servers it trusts, which it may ask ([`crate::Reach`]), and what it does not do by itself.
 //!
 //! Decides: public certificate authorities are built in; those of the system, or of the file that SSL_CERT_FILE names, are trusted,
 //! too, so that a mirror at home can have its own certificate. Refuses: to follow redirects, since [`crate::Remote`] decides on them.
@@ -6,9 +6,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use reqwest::Url;
 use reqwest::redirect::Policy;
 use rustls::{ClientConfig, RootCertStore};
+use tokio::sync::Semaphore;
 
+use crate::reach::{OutOfReach, Reach};
 use crate::retry::Retry;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
@@ -18,8 +21,14 @@ const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// Connections that all fetches of a process share.
 #[derive(Debug, Clone)]
 pub struct Client {
-    pub(crate) http: reqwest::Client,
+    /// For servers that the installation names.
+    named: reqwest::Client,
+    /// For all others. Without a proxy, which would look their names up by itself.
+    others: reqwest::Client,
+    reach: Reach,
     pub(crate) retry: Retry,
+    /// Has one permit. `None`: nothing waits.
+    pub(crate) large_headers: Option<Arc<Semaphore>>,
 }
 
 /// Why there is no client.
@@ -32,26 +41,51 @@ pub enum ClientError {
 }
 
 impl Client {
-    /// A client that tries again as `retry` says.
+    /// A client that asks servers within `reach`, and tries again as `retry` says.
     ///
     /// # Errors
     /// [`ClientError`] when TLS or HTTP cannot be set up.
-    pub fn new(retry: Retry) -> Result<Client, ClientError> {
+    pub fn new(retry: Retry, reach: Reach) -> Result<Client, ClientError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let tls = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|source| ClientError::Tls { source })?
             .with_root_certificates(roots())
             .with_no_client_auth();
-        let http = reqwest::Client::builder()
-            .tls_backend_preconfigured(tls)
-            .redirect(Policy::none())
-            .connect_timeout(CONNECT_TIMEOUT)
-            .read_timeout(READ_TIMEOUT)
-            .user_agent(concat!("prima/", env!("CARGO_PKG_VERSION")))
-            .build()
-            .map_err(|source| ClientError::Http { source })?;
-        Ok(Client { http, retry })
+        let http = || {
+            reqwest::Client::builder()
+                .tls_backend_preconfigured(tls.clone())
+                .redirect(Policy::none())
+                .connect_timeout(CONNECT_TIMEOUT)
+                .read_timeout(READ_TIMEOUT)
+                .user_agent(concat!("prima/", env!("CARGO_PKG_VERSION")))
+        };
+        let failed = |source| ClientError::Http { source };
+        let guarded = http().no_proxy().dns_resolver(Arc::new(reach.clone()));
+        Ok(Client {
+            named: http().build().map_err(failed)?,
+            others: guarded.build().map_err(failed)?,
+            reach,
+            retry,
+            large_headers: None,
+        })
+    }
+
+    /// Reads headers of more than 2 MiB one after another, to limit the memory that strangers' files take: the next one waits until the
+    /// [`crate::RemoteModel`] of the one before is dropped.
+    pub fn with_large_headers_in_turn(self) -> Client {
+        Client {
+            large_headers: Some(Arc::new(Semaphore::new(1))),
+            ..self
+        }
+    }
+
+    /// What asks the server of `url`.
+    pub(crate) fn http(&self, url: &Url) -> Result<&reqwest::Client, OutOfReach> {
+        match self.reach.names(url)? {
+            true => Ok(&self.named),
+            false => Ok(&self.others),
+        }
     }
 }
 

@@ -3,14 +3,27 @@
 //! Refuses: to fetch more than a few bytes of a file that is not GGUF, and headers larger than any model has.
 
 use prima_gguf::{Gguf, GgufError};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::remote::Remote;
 use crate::remote_error::RemoteError;
 
 /// Holds the header of models with a vocabulary of some 25,000 tokens.
 const FIRST_READ: u64 = 1 << 20;
-/// The most that is fetched: eight times the largest header of a published model.
-const MAX_READ: u64 = 256 << 20;
+/// The most that is fetched: twice the largest header of a published model. Parsed, one takes up to six times as much memory.
+pub(crate) const MAX_READ: u64 = 32 << 20;
+/// What takes more is large ([`crate::Client::with_large_headers_in_turn`]).
+pub(crate) const LARGE: u64 = 2 << 20;
+
+/// A header as it was read.
+#[derive(Debug)]
+pub struct Header {
+    pub gguf: Gguf,
+    /// From the file's start to where tensor data begins.
+    pub bytes: Vec<u8>,
+    /// Until this is dropped, other large headers wait.
+    pub(crate) turn: Option<OwnedSemaphorePermit>,
+}
 
 /// Why a header could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -19,42 +32,57 @@ pub enum HeaderError {
     Fetch { source: RemoteError },
     #[error("the model's header cannot be used")]
     Gguf { source: GgufError },
-    #[error("{url}: expected a header of at most {MAX_READ} bytes, found at least {needed}")]
-    TooLarge { url: String, needed: u64 },
+    #[error("{url}: expected a header of at most {limit} bytes, found at least {needed}")]
+    TooLarge {
+        url: String,
+        limit: u64,
+        needed: u64,
+    },
 }
 
 impl Remote {
-    /// The file's header, parsed, and its bytes from the file's start to where tensor data begins.
+    /// The file's header.
     ///
     /// # Errors
     /// [`HeaderError`]: a file that is no GGUF file after its first four bytes.
-    pub async fn read_header(&self) -> Result<(Gguf, Vec<u8>), HeaderError> {
+    pub async fn read_header(&self) -> Result<Header, HeaderError> {
+        self.read_header_within(MAX_READ).await
+    }
+
+    /// The same, if the header has at most `limit` bytes.
+    pub(crate) async fn read_header_within(&self, limit: u64) -> Result<Header, HeaderError> {
         let size_bytes = self.identity().size_bytes;
-        let mut header = self.first_bytes().to_vec();
+        let too_large = |needed| HeaderError::TooLarge {
+            url: self.shown(),
+            limit,
+            needed,
+        };
+        let mut bytes = self.first_bytes().to_vec();
         let mut next_read = FIRST_READ;
+        let mut turn = None;
         loop {
-            match Gguf::parse(&self.shown(), &header, size_bytes) {
+            let needed = match Gguf::parse(&self.shown(), &bytes, size_bytes) {
+                Ok(gguf) if gguf.data_offset > limit => return Err(too_large(gguf.data_offset)),
                 Ok(gguf) => {
                     // The padding before the data may still be missing, or some data may be there already.
-                    if (header.len() as u64) < gguf.data_offset {
-                        self.extend(&mut header, gguf.data_offset).await?;
+                    if (bytes.len() as u64) < gguf.data_offset {
+                        self.extend(&mut bytes, gguf.data_offset).await?;
                     }
-                    header.truncate(usize::try_from(gguf.data_offset).unwrap_or(usize::MAX));
-                    return Ok((gguf, header));
+                    bytes.truncate(usize::try_from(gguf.data_offset).unwrap_or(usize::MAX));
+                    return Ok(Header { gguf, bytes, turn });
                 }
-                Err(GgufError::NeedMoreBytes { needed, .. }) => {
-                    if needed > MAX_READ || header.len() as u64 >= MAX_READ {
-                        return Err(HeaderError::TooLarge {
-                            url: self.shown(),
-                            needed,
-                        });
-                    }
-                    let end = next_read.max(needed).min(MAX_READ).min(size_bytes);
-                    self.extend(&mut header, end).await?;
-                    next_read = 2 * end;
-                }
+                Err(GgufError::NeedMoreBytes { needed, .. }) => needed,
                 Err(source) => return Err(HeaderError::Gguf { source }),
+            };
+            if needed > limit || bytes.len() as u64 >= limit {
+                return Err(too_large(needed));
             }
+            let end = next_read.max(needed).min(limit).min(size_bytes);
+            if end > LARGE && turn.is_none() {
+                turn = self.turn_of_large_headers().await;
+            }
+            self.extend(&mut bytes, end).await?;
+            next_read = 2 * end;
         }
     }
 

@@ -11,11 +11,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use reqwest::header::{ACCEPT_ENCODING, AUTHORIZATION, HeaderMap, LOCATION, RANGE, RETRY_AFTER};
 use reqwest::{Response, StatusCode, Url};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OwnedSemaphorePermit};
 
 use crate::client::Client;
 use crate::headers::{asked_pause, content_range, header, not_encoded, opaque, text, version};
 use crate::identity::{Difference, Identity, difference};
+use crate::reach::is_out_of_reach;
 use crate::refusal::refusal;
 use crate::remote_error::{MAX_REDIRECTS, RemoteError, is_about_certificate, shown};
 use crate::retry::Attempts;
@@ -99,6 +100,13 @@ impl Remote {
 
     pub(crate) fn first_bytes(&self) -> &[u8] {
         &self.first_bytes
+    }
+
+    /// Waits for other large headers that the same client reads.
+    pub(crate) async fn turn_of_large_headers(&self) -> Option<OwnedSemaphorePermit> {
+        let turns = self.client.large_headers.clone()?;
+        // The semaphore is never closed.
+        turns.acquire_owned().await.ok()
     }
 
     pub(crate) fn attempts(&self) -> Attempts {
@@ -416,10 +424,10 @@ async fn get(
     range: Option<Range<u64>>,
 ) -> Result<Response, RemoteError> {
     // The bytes as they are: a part of a compressed body is no part of the file.
-    let mut request = client
-        .http
-        .get(url.clone())
-        .header(ACCEPT_ENCODING, "identity");
+    let http = client
+        .http(url)
+        .map_err(|_| RemoteError::OutOfReach { url: shown(url) })?;
+    let mut request = http.get(url.clone()).header(ACCEPT_ENCODING, "identity");
     if let Some(range) = range {
         request = request.header(
             RANGE,
@@ -431,9 +439,10 @@ async fn get(
     }
     let response = request.send().await.map_err(|source| {
         let (url, source) = (shown(url), source.without_url());
-        match is_about_certificate(&source) {
-            true => RemoteError::Untrusted { url, source },
-            false => RemoteError::Request { url, source },
+        match (is_about_certificate(&source), is_out_of_reach(&source)) {
+            (true, _) => RemoteError::Untrusted { url, source },
+            (_, true) => RemoteError::OutOfReach { url },
+            _ => RemoteError::Request { url, source },
         }
     })?;
     let status = response.status();

@@ -28,6 +28,11 @@ pub enum RemoteError {
     )]
     Untrusted { url: String, source: reqwest::Error },
 
+    #[error(
+        "{url}: the server is not on the internet, and prima may not ask it: whoever installed prima can allow it (allowedServers of the chart)"
+    )]
+    OutOfReach { url: String },
+
     #[error("{url}: the server cannot answer now ({status})")]
     Busy {
         url: String,

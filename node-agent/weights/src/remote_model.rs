@@ -1,19 +1,24 @@
 //! A model on a server, in one file or several: the headers of all of them, and what tells this version of the model from another.
 
+use std::pin::pin;
+
 use futures::stream::{self, StreamExt, TryStreamExt};
 use prima_crds::v1alpha1::ring_plan::{FileVersion, PartVersion};
 use prima_gguf::{Gguf, part_names};
 use sha2::{Digest, Sha256};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::client::Client;
-use crate::header::HeaderError;
+use crate::header::{Header, HeaderError, LARGE, MAX_READ};
 use crate::identity::Identity;
 use crate::remote::Remote;
 use crate::remote_error::RemoteError;
 use crate::source::Source;
 
 /// Files whose headers are fetched at a time.
-const PARTS_AT_ONCE: usize = 8;
+const PARTS_AT_ONCE: usize = 4;
+/// The largest header of a file but the first: such files describe nothing but their own tensors.
+const MAX_PART_READ: u64 = LARGE;
 
 /// The files of a model on a server, and its header.
 #[derive(Debug)]
@@ -22,6 +27,7 @@ pub struct RemoteModel {
     pub files: Vec<Remote>,
     pub gguf: Gguf,
     pub version: FileVersion,
+    _turn: Option<OwnedSemaphorePermit>,
 }
 
 /// Why a model on a server cannot be used.
@@ -40,42 +46,58 @@ impl RemoteModel {
     /// [`RemoteModelError`].
     pub async fn open(client: &Client, source: &Source) -> Result<RemoteModel, RemoteModelError> {
         let gguf = |source| HeaderError::Gguf { source };
-        let (first, header, bytes) = open_file(client, source).await?;
-        let names = part_names(&source.file_name(), &header).map_err(gguf)?;
+        let (first, header) = open_file(client, source, MAX_READ).await?;
+        let names = part_names(&source.file_name(), &header.gguf).map_err(gguf)?;
         let count = names.len() as u64;
         let sources: Vec<Source> = (2..=count)
             .map(|number| source.part(number, count))
             .collect::<Result<_, _>>()
             .map_err(RemoteError::from)?;
-        let others: Vec<_> = stream::iter(sources)
-            .map(async |source| open_file(client, &source).await)
-            .buffered(PARTS_AT_ONCE)
-            .try_collect()
-            .await?;
+        let mut others = pin!(
+            stream::iter(sources)
+                .map(async |source| open_file(client, &source, MAX_PART_READ).await)
+                .buffered(PARTS_AT_ONCE)
+        );
 
-        let mut digest = Sha256::new_with_prefix(bytes);
-        let (mut files, mut headers) = (vec![first], vec![header]);
-        for (file, header, bytes) in others {
-            digest.update(bytes);
+        let mut digest = Sha256::new_with_prefix(&header.bytes);
+        let mut header_bytes = header.bytes.len() as u64;
+        let mut turn = header.turn;
+        let (mut files, mut headers) = (vec![first], vec![header.gguf]);
+        while let Some((file, header)) = others.try_next().await? {
+            header_bytes += header.bytes.len() as u64;
+            if header_bytes > MAX_READ {
+                return Err(RemoteModelError::Header(HeaderError::TooLarge {
+                    url: file.shown(),
+                    limit: MAX_READ,
+                    needed: header_bytes,
+                }));
+            }
+            if header_bytes > LARGE && turn.is_none() {
+                turn = file.turn_of_large_headers().await;
+            }
+            digest.update(&header.bytes);
             files.push(file);
-            headers.push(header);
+            headers.push(header.gguf);
         }
         let names: Vec<String> = files.iter().map(Remote::shown).collect();
         Ok(RemoteModel {
             gguf: Gguf::join(&names, headers).map_err(gguf)?,
             version: version(&files, format!("{:x}", digest.finalize())),
             files,
+            _turn: turn,
         })
     }
 }
 
+/// A file, and its header if that has at most `limit` bytes.
 async fn open_file(
     client: &Client,
     source: &Source,
-) -> Result<(Remote, Gguf, Vec<u8>), RemoteModelError> {
+    limit: u64,
+) -> Result<(Remote, Header), RemoteModelError> {
     let file = Remote::open(client, source).await?;
-    let (gguf, header) = file.read_header().await?;
-    Ok((file, gguf, header))
+    let header = file.read_header_within(limit).await?;
+    Ok((file, header))
 }
 
 fn version(files: &[Remote], header_sha256: String) -> FileVersion {

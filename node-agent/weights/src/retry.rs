@@ -6,9 +6,6 @@ use std::time::Duration;
 
 use crate::remote_error::RemoteError;
 
-/// The longest that a server can make its clients wait.
-const LONGEST_ASKED_PAUSE: Duration = Duration::from_secs(15 * 60);
-
 /// When to try again, and when to stop.
 #[derive(Debug, Clone, Copy)]
 pub struct Retry {
@@ -16,6 +13,8 @@ pub struct Retry {
     pub attempts: u32,
     pub first_pause: Duration,
     pub longest_pause: Duration,
+    /// The longest that a server can make its clients wait.
+    pub longest_asked_pause: Duration,
 }
 
 impl Default for Retry {
@@ -25,6 +24,7 @@ impl Default for Retry {
             attempts: 9,
             first_pause: Duration::from_millis(500),
             longest_pause: Duration::from_secs(30),
+            longest_asked_pause: Duration::from_secs(15 * 60),
         }
     }
 }
@@ -58,7 +58,7 @@ impl Attempts {
             });
         }
         let pause = match error.asked_pause() {
-            Some(asked) => asked.min(LONGEST_ASKED_PAUSE),
+            Some(asked) => asked.min(self.retry.longest_asked_pause),
             None => pause(self.retry, self.failed),
         };
         tracing::warn!(%error, ?pause, "trying again");

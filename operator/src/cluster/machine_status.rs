@@ -69,7 +69,7 @@ fn due(machine: &Machine) -> Option<Condition> {
     };
     let said = Said {
         kind: READY,
-        is,
+        is: Some(is),
         reason,
         message: message.to_owned(),
     };

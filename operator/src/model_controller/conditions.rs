@@ -12,7 +12,7 @@ use prima_crds::v1alpha1::ring_plan::{MemberState, MemberStatus, RingMember, Rin
 use super::apply::Ring;
 use super::decide::{self, Decision, Kind};
 use super::dereference::World;
-use super::resolve::{Resolution, shown};
+use super::resolve::{RESOLVE_FAILED, RESOLVED, Resolution, shown};
 use crate::condition::{Said, condition};
 
 /// All of them, for what was decided and the ring that there is.
@@ -130,13 +130,13 @@ impl Conditions<'_> {
                     let draft = said(&draft.source, &draft.profile);
                     message = format!("{message}; draft model {draft}");
                 }
-                self.add("Resolved", true, "Resolved", message);
+                self.add(RESOLVED, true, "Resolved", message);
             }
             Resolution::Awaited(message) => {
-                self.add("Resolved", false, "Resolving", message.clone());
+                self.add_status(RESOLVED, None, "Resolving", message.clone());
             }
             Resolution::Failed(message) => {
-                self.add("Resolved", false, "ResolveFailed", message.clone());
+                self.add(RESOLVED, false, RESOLVE_FAILED, message.clone());
             }
         }
     }
@@ -189,7 +189,7 @@ impl Conditions<'_> {
         let released = matches!(decision.kind, Kind::Released { .. });
         // If the source cannot be read, that is the real reason.
         let (reason, message) = match (&world.resolution, &decision.kind) {
-            (Resolution::Failed(message), _) => ("ResolveFailed", message.clone()),
+            (Resolution::Failed(message), _) => (RESOLVE_FAILED, message.clone()),
             (Resolution::Awaited(message), _) if !released => ("Resolving", message.clone()),
             (_, Kind::Released { reason, message } | Kind::Impossible { reason, message }) => {
                 (*reason, message.clone())
@@ -258,6 +258,11 @@ impl Conditions<'_> {
     }
 
     fn add(&mut self, kind: &str, is: bool, reason: &str, message: String) {
+        self.add_status(kind, Some(is), reason, message);
+    }
+
+    /// `None`: it is not known yet.
+    fn add_status(&mut self, kind: &str, is: Option<bool>, reason: &str, message: String) {
         let said = Said {
             kind,
             is,

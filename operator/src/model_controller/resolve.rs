@@ -1,19 +1,19 @@
 //! Second step: finds the Model's file, and its draft model's, and what their headers say. Agents describe files on their machines; of a file
-//! on a server, only the header is read, once. The result is pinned in the Model's status: another version of a file takes another source (a
+//! on a server, only the header is read, once, beside the reconciles (`looks`). The result is pinned in the Model's status: another version of a file takes another source (a
 //! revision, a URL). Refuses a draft model whose tokens are not the model's.
 
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+mod looks;
 
-use prima_crds::error_chain;
+use std::collections::BTreeMap;
+
 use prima_crds::v1alpha1::model::{Model, ResolvedFile, ResolvedModel};
 use prima_crds::v1alpha1::model_profile::same_vocabulary;
 use prima_crds::v1alpha1::model_source::ModelSource;
 use prima_crds::v1alpha1::node_profile::LocalModel;
-use prima_weights::{RemoteModel, Retry, model_profile};
 
 use super::Context;
 use crate::cluster::world::Machine;
+pub use looks::{HeaderReader, Looks, RETRY};
 
 #[derive(Clone)]
 pub enum Resolution {
@@ -37,66 +37,40 @@ impl Resolution {
     }
 }
 
-/// What servers said last of the files that a Model names.
-#[derive(Default)]
-pub struct Looks(Vec<Look>);
-
-struct Look {
-    source: ModelSource,
-    found: Result<ResolvedFile, FailedLook>,
-}
-
-struct FailedLook {
-    times: u32,
-    /// When the next look is due.
-    next: Instant,
-    message: String,
-}
-
 /// Why a file is not known.
-enum Unknown {
+#[derive(Debug)]
+pub enum Unknown {
     Awaited(String),
     Failed(String),
 }
 
-/// If the server is busy or away, the controller looks again later, not within one reconcile.
-pub const RETRY: Retry = Retry {
-    attempts: 2,
-    first_pause: Duration::from_millis(500),
-    longest_pause: Duration::from_secs(5),
-};
-const FIRST_PAUSE: Duration = Duration::from_secs(5);
-const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+/// The condition that this step decides, and its reason when it fails.
+pub const RESOLVED: &str = "Resolved";
+pub const RESOLVE_FAILED: &str = "ResolveFailed";
 
-pub async fn resolve(model: &Model, context: &Context, looks: &mut Looks) -> Resolution {
-    match resolved(model, context, looks).await {
+pub fn resolve(model: &Model, context: &Context, looks: &mut Looks) -> Resolution {
+    match resolved(model, context, looks) {
         Ok(resolved) => Resolution::Done(Box::new(resolved)),
         Err(Unknown::Awaited(message)) => Resolution::Awaited(message),
         Err(Unknown::Failed(message)) => Resolution::Failed(message),
     }
 }
 
-async fn resolved(
-    model: &Model,
-    context: &Context,
-    looks: &mut Looks,
-) -> Result<ResolvedModel, Unknown> {
+fn resolved(model: &Model, context: &Context, looks: &mut Looks) -> Result<ResolvedModel, Unknown> {
     let (source, draft) = (&model.spec.source, model.spec.draft());
-    looks
-        .0
-        .retain(|look| look.source == *source || Some(&look.source) == draft);
+    looks.keep(|used| used == source || Some(used) == draft);
     let before = pinned(model);
     let file_before = before.map(|before| ResolvedFile {
         source: before.source.clone(),
         version: before.version.clone(),
         profile: before.profile.clone(),
     });
-    let found = file(source, file_before, context, looks).await?;
+    let found = file(model, source, file_before, context, looks)?;
     let draft = match draft {
         Some(source) => {
             let before = before.and_then(|before| before.draft.clone());
             let before = before.filter(|before| before.source == *source);
-            let draft = file(source, before, context, looks).await;
+            let draft = file(model, source, before, context, looks);
             let draft = draft.and_then(|draft| guesses_for(&found, draft));
             Some(draft.map_err(Unknown::of_draft)?)
         }
@@ -133,7 +107,8 @@ impl Unknown {
 }
 
 /// The file at `source`, which was `before`.
-async fn file(
+fn file(
+    model: &Model,
     source: &ModelSource,
     before: Option<ResolvedFile>,
     context: &Context,
@@ -142,60 +117,8 @@ async fn file(
     match (source.local_path(), before) {
         (Some(path), before) => local(source, &path, &context.stores.machines(), before.as_ref()),
         (None, Some(before)) => Ok(before),
-        (None, None) => looks.look(source, context).await.map_err(Unknown::Failed),
+        (None, None) => looks.look(model, source, &context.headers),
     }
-}
-
-impl Looks {
-    /// What the server of `source` says, now or when it was asked last.
-    async fn look(
-        &mut self,
-        source: &ModelSource,
-        context: &Context,
-    ) -> Result<ResolvedFile, String> {
-        let now = Instant::now();
-        let before = self.0.iter().position(|look| look.source == *source);
-        let before = before.map(|at| self.0.swap_remove(at).found);
-        let times = match &before {
-            Some(Err(failed)) => failed.times,
-            _ => 0,
-        };
-        let found = match before {
-            Some(Ok(file)) => Ok(file),
-            Some(Err(failed)) if now < failed.next => Err(failed),
-            _ => read_header(source, context).await.map_err(|message| {
-                let pause = FIRST_PAUSE.saturating_mul(1 << times.min(16));
-                FailedLook {
-                    times: times + 1,
-                    next: now + pause.min(LONGEST_PAUSE),
-                    message,
-                }
-            }),
-        };
-        let said = match &found {
-            Ok(file) => Ok(file.clone()),
-            Err(failed) => Err(failed.message.clone()),
-        };
-        let source = source.clone();
-        self.0.push(Look { source, found });
-        said
-    }
-}
-
-/// Reads the version and the header of a file on a server. Errors are one line, for people.
-async fn read_header(source: &ModelSource, context: &Context) -> Result<ResolvedFile, String> {
-    let fetched = context.hub.source(source, None);
-    let fetched = fetched.ok_or("expected huggingFace or url")?;
-    let remote = RemoteModel::open(&context.fetching, &fetched)
-        .await
-        .map_err(|error| error_chain(&error))?;
-    let name = remote.files[0].shown();
-    let profile = model_profile(&name, &remote.gguf).map_err(|error| error_chain(&error))?;
-    Ok(ResolvedFile {
-        source: source.clone(),
-        version: remote.version,
-        profile,
-    })
 }
 
 /// The file at `path` of the machines, as their agents describe it.

@@ -229,25 +229,32 @@ async fn a_file_under_way_is_never_collected() {
         .remove(0);
     let collector = cache.clone();
     let (stop, stopped) = watch::channel(false);
+    let (round, mut rounds) = watch::channel(0);
     let collecting = std::thread::spawn(move || {
-        let mut rounds = 0;
         while !*stopped.borrow() {
             assert_eq!(collector.collect(0).unwrap().removed, [] as [PathBuf; 0]);
-            rounds += 1;
+            round.send_modify(|round| *round += 1);
         }
-        rounds
     });
+    // Slowly, until it has been collected often enough.
     setup
         .hub
-        .control(|control| control.bytes_per_second = Some(2 << 20));
+        .control(|control| control.bytes_per_second = Some(64 << 10));
     let (sender, _receiver) = watch::channel(Progress::default());
-    Download::new(&remote, &file, &setup.whole())
-        .piece_bytes(64 << 10)
-        .run(&sender)
-        .await
-        .unwrap();
+    let whole = setup.whole();
+    let download = Download::new(&remote, &file, &whole).piece_bytes(64 << 10);
+    let collected = async {
+        rounds.wait_for(|rounds| *rounds > 10).await.unwrap();
+        setup.hub.control(|control| control.bytes_per_second = None);
+        std::future::pending::<std::convert::Infallible>().await
+    };
+    tokio::select! {
+        downloaded = download.run(&sender) => downloaded.unwrap(),
+        never = collected => match never {},
+    }
     stop.send(true).unwrap();
-    assert!(collecting.join().unwrap() > 10);
+    collecting.join().unwrap();
+    assert!(*rounds.borrow() > 10);
     setup.assert_same(file.path(), &setup.whole());
     let path = file.path().to_owned();
     drop(file);

@@ -1,9 +1,11 @@
 //! A model's header is read without its weights.
 
-use prima_gguf::{Gguf, GgufError};
-use prima_weights::{HeaderError, Remote};
+use std::time::Duration;
 
-use crate::support::{FILE, Setup, hub_source, model};
+use prima_gguf::{Gguf, GgufError};
+use prima_weights::{Client, Header, HeaderError, Reach, Remote, RemoteModel};
+
+use crate::support::{FILE, Setup, hub_source, model, quick};
 
 #[tokio::test]
 async fn the_header_is_the_files_and_costs_little_more_than_itself() {
@@ -14,10 +16,10 @@ async fn the_header_is_the_files_and_costs_little_more_than_itself() {
         setup.publish(FILE, &file);
         setup.hub.clear();
         let remote = setup.open().await;
-        let (gguf, header) = remote.read_header().await.unwrap();
+        let Header { gguf, bytes, .. } = remote.read_header().await.unwrap();
         let read = Gguf::parse(&remote.shown(), &file, file.len() as u64).unwrap();
         assert!(gguf == read);
-        assert!(header == file[..gguf.data_offset as usize]);
+        assert!(bytes == file[..gguf.data_offset as usize]);
         assert!(
             setup.hub.body_bytes() <= most_bytes,
             "{} bytes",
@@ -36,8 +38,8 @@ async fn a_header_comes_in_spite_of_faults() {
             times: 3,
         });
     });
-    let (gguf, header) = remote.read_header().await.unwrap();
-    assert!(header == setup.model[..gguf.data_offset as usize]);
+    let Header { gguf, bytes, .. } = remote.read_header().await.unwrap();
+    assert!(bytes == setup.model[..gguf.data_offset as usize]);
 
     // Also from a server that sends all or nothing; its answer is not read to the end.
     setup.hub.control(|control| control.ignore_ranges = true);
@@ -45,7 +47,7 @@ async fn a_header_comes_in_spite_of_faults() {
         .await
         .unwrap();
     assert!(!remote.accepts_ranges());
-    assert!(remote.read_header().await.unwrap().1 == header);
+    assert!(remote.read_header().await.unwrap().bytes == bytes);
 }
 
 #[tokio::test]
@@ -98,4 +100,40 @@ async fn what_is_no_model_is_known_by_four_bytes() {
     else {
         panic!("{error:?}")
     };
+}
+
+#[tokio::test]
+async fn a_header_larger_than_any_models_is_not_fetched() {
+    let setup = Setup::new().await;
+    // One text of 40 MB.
+    let mut file = b"GGUF\x03\0\0\0".to_vec();
+    for number in [0u64, 1, 1] {
+        file.extend(number.to_le_bytes());
+    }
+    file.extend(b"a\x08\0\0\0");
+    file.extend((40u64 << 20).to_le_bytes());
+    file.resize(41 << 20, b' ');
+    setup.publish(FILE, &file);
+    setup.hub.clear();
+    let error = setup.open().await.read_header().await.unwrap_err();
+    assert!(matches!(error, HeaderError::TooLarge { .. }), "{error}");
+    assert!(setup.hub.body_bytes() <= 4 + (1 << 20));
+}
+
+#[tokio::test]
+async fn large_headers_wait_for_each_other_and_small_ones_do_not() {
+    let setup = Setup::new().await;
+    setup.publish("large.gguf", &model(140_000));
+    let client = Client::new(quick(), Reach::anywhere()).unwrap();
+    let client = client.with_large_headers_in_turn();
+    let source = |file| hub_source(&setup.hub.endpoint(), crate::support::REPO, "main", file);
+    let large = source("large.gguf");
+    let first = RemoteModel::open(&client, &large).await.unwrap();
+    let mut second = std::pin::pin!(RemoteModel::open(&client, &large));
+    // Many times longer than it takes.
+    let waits = tokio::time::timeout(Duration::from_secs(1), &mut second).await;
+    assert!(waits.is_err(), "it does not wait");
+    RemoteModel::open(&client, &source(FILE)).await.unwrap();
+    drop(first);
+    second.await.unwrap();
 }

@@ -1,9 +1,9 @@
 //! The hub's ways: redirects, what it says along with them, tokens, and what it refuses.
 
 use prima_test_hub::COMMIT;
-use prima_weights::{Remote, RemoteError};
+use prima_weights::{AllowedServer, Client, Reach, Remote, RemoteError};
 
-use crate::support::{FILE, REPO, Setup, download, hub_source, with_token};
+use crate::support::{FILE, REPO, Setup, download, hub_source, quick, with_token};
 
 #[tokio::test]
 async fn what_the_hub_knows_of_a_file_is_its_identity() {
@@ -148,4 +148,43 @@ async fn a_digest_given_with_the_address_must_be_the_hubs() {
     };
     let error = Remote::open(&setup.client, &source).await.unwrap_err();
     assert!(matches!(error, RemoteError::OtherSha256 { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_on_the_internet_must_be_named() {
+    let setup = Setup::new().await;
+    let client = |allowed: &[&str]| {
+        let allowed = allowed.iter().map(|text| text.parse().unwrap());
+        let allowed: Vec<AllowedServer> = allowed.collect();
+        Client::new(
+            quick(),
+            Reach::internet_and("https://hub.example", &allowed),
+        )
+        .unwrap()
+    };
+    let by_address = setup.hub.endpoint();
+    let by_name = by_address.replace("127.0.0.1", "localhost");
+    assert_ne!(by_address, by_name);
+    for endpoint in [&by_address, &by_name] {
+        let source = hub_source(endpoint, REPO, "main", FILE);
+        let error = Remote::open(&client(&["192.168.0.0/16"]), &source)
+            .await
+            .unwrap_err();
+        assert!(matches!(error, RemoteError::OutOfReach { .. }), "{error}");
+    }
+    assert_eq!(setup.hub.requests(), 0);
+
+    let allowed = client(&["127.0.0.1"]);
+    Remote::open(&allowed, &setup.source()).await.unwrap();
+    // It sends the client on to another one.
+    setup.hub.control(|control| {
+        let other = "/127.0.0.2:80/x".to_owned();
+        control.renamed.insert("owner/old".to_owned(), other);
+    });
+    let source = hub_source(&by_address, "owner/old", "main", FILE);
+    let error = Remote::open(&allowed, &source).await.unwrap_err();
+    let RemoteError::OutOfReach { url } = error else {
+        panic!("{error}");
+    };
+    assert!(url.starts_with("http://127.0.0.2/x/"), "{url}");
 }

@@ -5,13 +5,15 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use prima_weights::tensors::total_bytes;
-use prima_weights::{Client, LocalFile, Remote};
+use prima_weights::{Client, LocalFile, Reach, Remote};
 
 use crate::support::{FILE, REPO, Random, Setup, download, hub_source, quick};
 
 const ENDPOINT: &str = "PRIMA_TEST_ENDPOINT";
 const TARGET: &str = "PRIMA_TEST_FILE";
 const KILLS: u64 = 12;
+/// What one process is sent at most before it is killed. It is no time: a slow machine takes long to start a process.
+const BETWEEN_KILLS: u64 = 1 << 20;
 /// What a kill costs at most: one piece of 64 KiB for each of four connections, and the first bytes of the file.
 const LOST_BYTES: u64 = 4 * (64 << 10) + 4;
 
@@ -21,7 +23,7 @@ const LOST_BYTES: u64 = 4 * (64 << 10) + 4;
 async fn child() {
     let endpoint = std::env::var(ENDPOINT).expect("started by the test that kills it");
     let path = PathBuf::from(std::env::var(TARGET).expect("started by the test that kills it"));
-    let client = Client::new(quick()).unwrap();
+    let client = Client::new(quick(), Reach::anywhere()).unwrap();
     let source = hub_source(&endpoint, REPO, "main", FILE);
     let remote = Remote::open(&client, &source).await.unwrap();
     let file = LocalFile::open(&path, remote.identity()).unwrap();
@@ -54,9 +56,14 @@ async fn a_killed_download_goes_on_where_it_was() {
         let mut kills = 0;
         let mut left = vec![total_bytes(&whole)];
         for _ in 0..KILLS {
+            let enough = setup.hub.body_bytes() + random.below(BETWEEN_KILLS);
             let mut child = start(&setup, &path);
-            tokio::time::sleep(Duration::from_millis(20 + random.below(250))).await;
-            if child.try_wait().unwrap().is_some() {
+            let mut ended = false;
+            while !ended && setup.hub.body_bytes() < enough {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                ended = child.try_wait().unwrap().is_some();
+            }
+            if ended {
                 break;
             }
             child.kill().unwrap();

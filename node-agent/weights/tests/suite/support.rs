@@ -8,7 +8,8 @@ use prima_gguf::writer::GgufWriter;
 use prima_gguf::{GgmlType, Gguf};
 use prima_test_hub::TestHub;
 use prima_weights::{
-    Client, Download, DownloadError, LocalFile, Location, Progress, Remote, Retry, Source, Token,
+    Client, Download, DownloadError, LocalFile, Location, Progress, Reach, Remote, Retry, Source,
+    Token,
 };
 use tempfile::TempDir;
 use tokio::sync::watch;
@@ -33,7 +34,7 @@ impl Setup {
         let gguf = Gguf::parse("model", &model, model.len() as u64).unwrap();
         let setup = Setup {
             hub: TestHub::start(&folder.path().join("hub")).await.unwrap(),
-            client: Client::new(quick()).unwrap(),
+            client: Client::new(quick(), Reach::anywhere()).unwrap(),
             folder,
             model,
             gguf,
@@ -142,6 +143,7 @@ pub fn quick() -> Retry {
         attempts: 4,
         first_pause: Duration::from_millis(10),
         longest_pause: Duration::from_millis(50),
+        ..Retry::default()
     }
 }
 

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use prima_crds::error_chain;
-use prima_weights::{Client, Location, Remote, Source};
+use prima_weights::{Client, Location, Reach, Remote, Source};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::ServerConfig;
 use rustls::pki_types::PrivateKeyDer;
@@ -25,7 +25,7 @@ async fn opener() {
         location: Location::Url { url, sha256: None },
         token: None,
     };
-    let client = Client::new(quick()).unwrap();
+    let client = Client::new(quick(), Reach::anywhere()).unwrap();
     match Remote::open(&client, &source).await {
         Ok(remote) => println!("\nopened {}", remote.identity().size_bytes),
         Err(error) => println!(

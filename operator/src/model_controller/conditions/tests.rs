@@ -276,21 +276,23 @@ fn without_a_ring_every_condition_says_why() {
         })
     };
     let mut unresolved = world(&[], &[]);
-    for (resolution, reason, message) in [
+    for (resolution, status, reason, message) in [
         (
             Resolution::Failed("no such file".to_owned()),
+            "False",
             "ResolveFailed",
             "no such file",
         ),
         (
             Resolution::Awaited("asking".to_owned()),
+            "Unknown",
             "Resolving",
             "asking",
         ),
     ] {
         unresolved.resolution = resolution;
         let all = told(&unresolved, &impossible(), &NO_RING);
-        assert_eq!(all[0], format!("Resolved=False {reason}: {message}"));
+        assert_eq!(all[0], format!("Resolved={status} {reason}: {message}"));
         assert_eq!(all[5], format!("Ready=False {reason}: {message}"));
     }
     let resolved = world(&[], &[]);
