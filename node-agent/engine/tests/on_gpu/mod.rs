@@ -7,6 +7,7 @@ use prima_engine::{
 use prima_gguf::GgmlType;
 
 use crate::emulated;
+use crate::support::options::options;
 use crate::support::{FAMILIES, MadeUpModel, Runner, difference, greedy, smollm2};
 
 /// How far logits may differ, in units of their spread. With float weights, both only round; with quantized ones, both also round
@@ -149,8 +150,8 @@ fn every_family_computes_the_same_there() {
         };
         let path = made_up.write(directory.path());
         let cpu = Runner::new(&path, 1);
-        let layers = cpu.model.spec().layers.len();
         if made_up.experts > 0 {
+            let layers = cpu.model.spec().layers.len();
             let devices = LayerDevices::last_on(1, gpu());
             let mapped = Residency::mapped();
             let refused = LayerWindow::open(&cpu.model, 0..layers, &devices, &mapped);
@@ -158,16 +159,37 @@ fn every_family_computes_the_same_there() {
             assert!(message.contains("layer 4 has experts"), "{message}");
             continue;
         }
-        let gpu = last_on_gpu(&cpu.model, layers, &[layers]);
-        let (mut cpu_kv, mut gpu_kv) = (cpu.kv_cache(), gpu.kv_cache());
-        // In a batch, and token by token.
-        for rows in [tokens(29, 5), tokens(1, 3), tokens(1, 4)] {
-            let expected = cpu.logits(&mut cpu_kv, &rows);
-            let found = gpu.logits(&mut gpu_kv, &rows);
-            for (found, expected) in found.iter().zip(&expected) {
-                let difference = difference(found, expected);
-                assert!(difference < FLOAT, "{architecture}: {difference}");
-            }
+        all_layers_compute_the_same(architecture, &cpu);
+    }
+}
+
+/// What only some files of a family have.
+#[test]
+fn every_option_computes_the_same_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("made-up.gguf");
+    for mut variant in options() {
+        if variant.model.experts > 0 {
+            continue;
+        }
+        variant.model.formats = vec![GgmlType::F32];
+        variant.write(&path, |_| {});
+        let cpu = Runner::new(&path, 1);
+        all_layers_compute_the_same(variant.name, &cpu);
+    }
+}
+
+fn all_layers_compute_the_same(name: &str, cpu: &Runner) {
+    let layers = cpu.model.spec().layers.len();
+    let gpu = last_on_gpu(&cpu.model, layers, &[layers]);
+    let (mut cpu_kv, mut gpu_kv) = (cpu.kv_cache(), gpu.kv_cache());
+    // In a batch that is longer than windows and original contexts, and token by token.
+    for rows in [tokens(29, 5), tokens(1, 3), tokens(1, 4)] {
+        let expected = cpu.logits(&mut cpu_kv, &rows);
+        let found = gpu.logits(&mut gpu_kv, &rows);
+        for (found, expected) in found.iter().zip(&expected) {
+            let difference = difference(found, expected);
+            assert!(difference < FLOAT, "{name}: {difference}");
         }
     }
 }

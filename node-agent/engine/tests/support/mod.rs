@@ -520,6 +520,9 @@ fn weights(random: &mut Random, format: GgmlType, shape: &[u64]) -> Vec<u8> {
 /// Largest difference of logits, in units of the spread of `expected`.
 pub fn difference(found: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(found.len(), expected.len());
+    // A maximum passes over what is not a number.
+    let numbers = found.iter().chain(expected);
+    assert!(numbers.copied().all(f32::is_finite), "not a number");
     let differences = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
     let (low, high) = expected
         .iter()
