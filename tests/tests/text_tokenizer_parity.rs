@@ -231,7 +231,7 @@ fn texts(gguf: &Gguf) -> Vec<String> {
         .iter()
         .zip(kinds)
         .filter(|(_, kind)| matches!(kind, 2..=4))
-        .map(|(text, _)| text.clone())
+        .map(|(text, _)| text.to_owned())
         .collect();
     let part = prop_oneof![
         4 => "[a-zA-Z]{1,9}",

@@ -10,6 +10,7 @@ use crate::metadata::{Array, Metadata, Value};
 use crate::name_index::NameIndex;
 use crate::part::Part;
 use crate::reader::{MAX_STRING_LEN, Reader};
+use crate::strings::Strings;
 use crate::tensor::{self, GgmlType, MAX_DIMENSIONS, TensorInfo};
 use crate::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
 
@@ -222,9 +223,9 @@ fn read_array(reader: &mut Reader<'_>, key: &str) -> Result<Array, GgufError> {
     let what = &Quoted("the elements of metadata key", key);
     let len = reader.count(min_len, &Quoted("the array length of metadata key", key))?;
     if element_type == 8 {
-        let mut strings = Vec::with_capacity(len);
+        let mut strings = Strings::with_capacity(len);
         for _ in 0..len {
-            strings.push(reader.string(MAX_STRING_LEN, what)?.to_owned());
+            strings.push(reader.string(MAX_STRING_LEN, what)?);
         }
         return Ok(Array::String(strings));
     }

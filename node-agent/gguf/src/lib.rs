@@ -20,6 +20,7 @@ mod open;
 mod part;
 mod reader;
 mod split;
+mod strings;
 mod tensor;
 pub mod writer;
 
@@ -28,6 +29,7 @@ pub use gguf::Gguf;
 pub use metadata::{Array, Metadata, Value};
 pub use part::Part;
 pub use split::{first_part, model_bytes, part_name, part_names, part_paths};
+pub use strings::Strings;
 pub use tensor::{GgmlType, TensorInfo};
 
 /// The first four bytes of every GGUF file.

@@ -5,6 +5,7 @@
 
 use crate::error::{GgufError, shown};
 use crate::name_index::NameIndex;
+use crate::strings::Strings;
 
 /// A metadata value.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,7 +38,7 @@ pub enum Array {
     I32(Vec<i32>),
     F32(Vec<f32>),
     Bool(Vec<bool>),
-    String(Vec<String>),
+    String(Strings),
     U64(Vec<u64>),
     I64(Vec<i64>),
     F64(Vec<f64>),
@@ -134,9 +135,9 @@ impl Metadata {
     }
 
     /// An array of strings.
-    pub fn strings(&self, key: &str) -> Result<Option<&[String]>, GgufError> {
+    pub fn strings(&self, key: &str) -> Result<Option<&Strings>, GgufError> {
         self.read(key, "an array of strings", |value| match value {
-            Value::Array(Array::String(texts)) => Some(texts.as_slice()),
+            Value::Array(Array::String(texts)) => Some(texts),
             _ => None,
         })
     }
@@ -198,7 +199,7 @@ impl Metadata {
     }
 
     /// As [`Metadata::strings`], but the key must be there.
-    pub fn require_strings(&self, key: &str) -> Result<&[String], GgufError> {
+    pub fn require_strings(&self, key: &str) -> Result<&Strings, GgufError> {
         self.strings(key)?
             .ok_or_else(|| self.missing(key, "an array of strings"))
     }
@@ -322,7 +323,7 @@ value_from! {
     Vec<i32> => |numbers| Value::Array(Array::I32(numbers));
     Vec<f32> => |numbers| Value::Array(Array::F32(numbers));
     Vec<bool> => |flags| Value::Array(Array::Bool(flags));
-    Vec<String> => |texts| Value::Array(Array::String(texts));
+    Vec<String> => |texts| Value::Array(Array::String(texts.iter().collect()));
     Array => Value::Array;
 }
 

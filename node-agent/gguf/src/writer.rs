@@ -271,7 +271,7 @@ fn put_array(out: &mut Vec<u8>, array: &Array) {
         Array::String(texts) => {
             out.extend(8u32.to_le_bytes());
             out.extend((texts.len() as u64).to_le_bytes());
-            for text in texts {
+            for text in texts.iter() {
                 put_string(out, text);
             }
         }

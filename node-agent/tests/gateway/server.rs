@@ -237,10 +237,7 @@ pub fn text_with(templates: &[(&str, &str)], controls: &[&str]) -> ModelText {
             "tokenizer.ggml.model".to_string(),
             Value::String("llama".into()),
         ),
-        (
-            "tokenizer.ggml.tokens".into(),
-            Value::Array(Array::String(tokens)),
-        ),
+        ("tokenizer.ggml.tokens".into(), tokens.into()),
         (
             "tokenizer.ggml.scores".into(),
             Value::Array(Array::F32(scores)),

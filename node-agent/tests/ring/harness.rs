@@ -98,12 +98,9 @@ fn tokenizer(writer: &mut GgufWriter) {
         .collect();
     writer.metadata("tokenizer.ggml.model", "gpt2");
     writer.metadata("tokenizer.ggml.pre", "gpt-2");
-    writer.metadata("tokenizer.ggml.tokens", Value::Array(Array::String(tokens)));
+    writer.metadata("tokenizer.ggml.tokens", tokens);
     writer.metadata("tokenizer.ggml.token_type", Value::Array(Array::I32(kinds)));
-    writer.metadata(
-        "tokenizer.ggml.merges",
-        Value::Array(Array::String(vec!["a b".into()])),
-    );
+    writer.metadata("tokenizer.ggml.merges", vec!["a b".to_owned()]);
     writer.metadata("tokenizer.ggml.eos_token_id", 95u32);
 }
 

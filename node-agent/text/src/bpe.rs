@@ -117,10 +117,10 @@ pub(crate) fn read_merges(
 ) -> Result<HashMap<(u32, u32), Merge>, TokenizerError> {
     let lines = metadata.require_strings(MERGES)?;
     let mut merges = HashMap::with_capacity(lines.len());
-    for (rank, line) in (0..).zip(lines) {
+    for (rank, line) in (0..).zip(lines.iter()) {
         let merge = read_merge(vocabulary, line).ok_or_else(|| TokenizerError::Merge {
             rank,
-            line: line.clone(),
+            line: line.to_owned(),
         })?;
         let (pair, token) = merge;
         // The first of two equal lines counts.

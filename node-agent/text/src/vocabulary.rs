@@ -71,7 +71,7 @@ impl Vocabulary {
         let texts: Vec<String> = texts
             .iter()
             .enumerate()
-            .map(|(id, text)| match text.as_str() {
+            .map(|(id, text)| match text {
                 // As llama.cpp does: an empty text would be found everywhere.
                 "" => format!("[EMPTY_{id}]"),
                 text => text.to_owned(),

@@ -18,10 +18,7 @@ fn tokenizer(model: &str) -> Tokenizer {
     let space = if model == "gpt2" { "Ġ" } else { "▁" };
     let long = "x".repeat(1024);
     let tokens = ["a", "aa", space, "<s>", &long];
-    let strings = |texts: &[&str]| {
-        let texts = texts.iter().map(|text| (*text).to_owned());
-        Value::Array(Array::String(texts.collect()))
-    };
+    let strings = |texts: &[&str]| Value::Array(Array::String(texts.iter().collect()));
     let entries = [
         ("model", Value::String(model.into())),
         ("pre", Value::String("gpt-2".into())),

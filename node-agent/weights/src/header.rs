@@ -106,6 +106,8 @@ impl Remote {
 
     async fn extend_once(&self, header: &mut Vec<u8>, end: u64) -> Result<(), RemoteError> {
         let mut body = self.body(header.len() as u64..end).await?;
+        // A vector that grows by itself doubles.
+        header.reserve_exact(usize::try_from(end.saturating_sub(header.len() as u64)).unwrap_or(0));
         while let Some(chunk) = body.chunk().await? {
             header.extend_from_slice(&chunk);
         }
