@@ -39,8 +39,9 @@ use prima_crds::v1alpha1::node_profile::{
     CpuProfile, LinkProfile, MemoryProfile, NodeProfile, NodeProfileSpec, NodeProfileStatus,
     SystemProfile,
 };
-use prima_engine::Compute;
 use prima_engine::kernels::{IsaLevel, IsaLevelError, MatrixError, ThreadPool, ThreadPoolError};
+use prima_engine::{Compute, Gpu};
+use prima_model::ModelPart;
 
 use crate::available_memory::{self, MemoryError, MemoryNow};
 use crate::ring::LinkError;
@@ -210,13 +211,22 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<NodeProfileStatus, ProfileE
         }
     };
     status.architectures = prima_model::architectures().map(str::to_owned).collect();
-    status.parts = vec![NodeProfileStatus::EXPERTS.to_owned()];
+    status.parts = names(Compute::model_parts());
+    let gpus = status.gpus.iter_mut();
+    for gpu in gpus.filter_map(|gpu| gpu.measured.as_mut()) {
+        gpu.parts = names(Gpu::model_parts());
+    }
     // What changes from hour to hour is never taken from the cache.
     let now = available_memory::read(root, status.system.os).map_err(ProfileError::Memory)?;
     status.memory.total_bytes = now.total as i64;
     status.memory.available_bytes = now.available as i64;
     status.memory.swappable_bytes = now.swappable as i64;
     Ok(status)
+}
+
+/// As a profile has them.
+fn names(parts: impl Iterator<Item = ModelPart>) -> Vec<String> {
+    parts.map(|part| part.name().to_owned()).collect()
 }
 
 /// The whole machine, in about ten seconds.

@@ -190,6 +190,7 @@ pub fn made_up() -> LocalModel {
         path: FILE.to_owned(),
         profile: Some(ModelProfileSpec {
             architecture: "llama".to_owned(),
+            parts: Vec::new(),
             size_bytes: 7_500_000_000,
             layers: 32,
             hidden_size: 4096,

@@ -29,6 +29,11 @@ pub struct ModelProfileSpec {
     #[serde(default = "llama")]
     #[schemars(length(max = 64))]
     pub architecture: String,
+    /// Parts of the model, such as `sliding-windows`: what a machine must compute to be a member of its ring. Empty, as in documents of
+    /// earlier versions: not known, but for its experts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 128), inner(length(max = 64)))]
+    pub parts: Vec<String>,
     /// Size of the file in bytes.
     pub size_bytes: i64,
     /// Number of transformer layers (L).
@@ -217,6 +222,7 @@ impl ModelProfile {
         let checks = Checks { name };
         let ModelProfileSpec {
             architecture: _,
+            parts: _,
             size_bytes,
             layers,
             hidden_size,
@@ -324,6 +330,7 @@ mod tests {
             "tiny",
             ModelProfileSpec {
                 architecture: "qwen2".into(),
+                parts: vec!["halves-rope".into(), "silu".into()],
                 size_bytes: 1000,
                 layers: 6,
                 hidden_size: 64,

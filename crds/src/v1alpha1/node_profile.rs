@@ -9,6 +9,7 @@
 
 mod checks;
 mod memory;
+mod parts;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
@@ -20,6 +21,7 @@ use super::model_profile::ModelProfileSpec;
 use super::ring_plan::FileVersion;
 use crate::quantity::Quantity;
 pub use memory::usual_reserve_bytes;
+use parts::first_architectures;
 
 /// What the owner of a machine allows. Everything is optional.
 #[derive(
@@ -129,9 +131,10 @@ pub struct NodeProfileStatus {
     #[serde(default = "first_architectures")]
     #[schemars(length(max = 64), inner(length(max = 64)))]
     pub architectures: Vec<String>,
-    /// Parts of models that the agent computes in each of these families: `experts`. Agents of earlier versions do not say so, and compute none.
+    /// Parts of models that the agent computes on the processor, such as `sliding-windows`. A machine is no member of a ring for a model with
+    /// another part. None, or `experts` alone: the agent is of an earlier version, and counts as computing the parts that there were then.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), inner(length(max = 64)))]
+    #[schemars(length(max = 128), inner(length(max = 64)))]
     pub parts: Vec<String>,
     pub system: SystemProfile,
     pub cpu: CpuProfile,
@@ -313,47 +316,11 @@ pub struct GpuMeasurements {
     pub throughput: Vec<Throughput>,
     /// Time that a layer takes for one position beside multiplying weights.
     pub layer_overhead_nanoseconds: i64,
-}
-
-impl NodeProfileStatus {
-    /// Among `parts`: layers with experts.
-    pub const EXPERTS: &str = "experts";
-
-    /// Whether the agent can run models of this one's architecture, with its parts.
-    pub fn runs(&self, model: &ModelProfileSpec) -> bool {
-        self.lacks(model).is_none()
-    }
-
-    /// The models that this one is of, if the agent cannot run them, such as `llama models with experts`.
-    pub fn lacks(&self, model: &ModelProfileSpec) -> Option<String> {
-        let architecture = &model.architecture;
-        if !self.architectures.contains(architecture) {
-            return Some(format!("{architecture} models"));
-        }
-        let computes_experts = self.parts.iter().any(|part| part == Self::EXPERTS);
-        (model.experts > 0 && !computes_experts)
-            .then(|| format!("{architecture} models with experts"))
-    }
-
-    /// The GPU that a member of this model's ring uses: the first one that was measured with all weight formats of its layers. A GPU
-    /// that lacks kernels for one of them is not used for this model, and none is for layers with experts.
-    pub fn gpu_for(&self, model: &ModelProfileSpec) -> Option<(GpuBackend, &GpuMeasurements)> {
-        if model.experts > 0 {
-            return None;
-        }
-        self.gpus.iter().find_map(|gpu| {
-            let measured = gpu.measured.as_ref()?;
-            let mut formats = model.layer_weights.iter().map(|weights| &weights.format);
-            let runs =
-                |format: &String| measured.throughput.iter().any(|one| one.format == *format);
-            formats.all(runs).then_some((gpu.backend, measured))
-        })
-    }
-}
-
-/// What agents of the first version run, which do not say so.
-fn first_architectures() -> Vec<String> {
-    ["llama", "qwen2"].map(str::to_owned).to_vec()
+    /// Parts of models of which it computes layers, such as `sliding-windows`. It holds no layers of a model with another part. None: the
+    /// agent is of an earlier version, and its GPU counts as computing all parts that there were then, without those of experts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 128), inner(length(max = 64)))]
+    pub parts: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -407,10 +374,7 @@ impl NodeProfile {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
-    use crate::v1alpha1::model_profile::FormatWeights;
 
     const PROFILE: &str = include_str!("../../tests/node-profile.yaml");
 
@@ -532,46 +496,5 @@ mod tests {
             let error = crate::error_chain(&list(&items).unwrap_err());
             assert!(error.contains(named), "{error}");
         }
-    }
-
-    #[test]
-    fn the_gpu_for_a_model_runs_all_its_formats() {
-        let mut status = NodeProfile::from_yaml("node.yaml", PROFILE)
-            .unwrap()
-            .status
-            .unwrap();
-        let gpu = |name: &str, formats: &[&str], unified: bool| {
-            let rate = |format: &&str| json!({"format": format, "decodeBytesPerSecond": 1, "prefillFlopPerSecond": 1});
-            let throughput: Vec<_> = formats.iter().map(rate).collect();
-            serde_json::from_value::<GpuProfile>(json!({
-                "name": name, "backend": "CUDA",
-                "measured": {
-                    "unifiedMemory": unified, "totalBytes": 9, "availableBytes": formats.len(), "readBytesPerSecond": 1,
-                    "kvAppendBytesPerSecond": 1, "toGpuBytesPerSecond": 1, "fromGpuBytesPerSecond": 1,
-                    "copyOverheadNanoseconds": 1, "layerOverheadNanoseconds": 1, "throughput": throughput,
-                },
-            }))
-            .unwrap()
-        };
-        let weights = |format: &str| FormatWeights {
-            format: format.to_owned(),
-            weights: 1,
-            bytes: 1,
-        };
-        let model = ModelProfileSpec {
-            layer_weights: vec![weights("Q4_K"), weights("Q6_K")],
-            output_weights: vec![weights("F16")],
-            ..ModelProfileSpec::default()
-        };
-        status.gpus = vec![gpu("half", &["Q4_K"], false)];
-        assert!(status.gpu_for(&model).is_none());
-        status.gpus.push(gpu("all", &["Q6_K", "Q4_K"], false));
-        status
-            .gpus
-            .push(gpu("more", &["Q6_K", "Q4_K", "F16"], false));
-        let (_, found) = status.gpu_for(&model).unwrap();
-        assert_eq!(found.own_available_bytes(), Some(2));
-        let shared = gpu("shared", &["Q4_K"], true).measured.unwrap();
-        assert_eq!(shared.own_available_bytes(), None);
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use prima_gguf::GgufError;
-use prima_model::ModelError;
+use prima_model::{ModelError, ModelPart};
 
 use crate::kernels;
 
@@ -104,7 +104,7 @@ pub enum EngineError {
     #[error(
         "layer {layer} has {part}, which prima does not compute on GPUs: plan it for the processor"
     )]
-    NotOnGpu { layer: usize, part: &'static str },
+    NotOnGpu { layer: usize, part: ModelPart },
 
     #[error("cannot embed token {token}: the vocabulary has {vocabulary}")]
     Token { token: u32, vocabulary: usize },

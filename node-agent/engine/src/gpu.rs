@@ -16,6 +16,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use prima_model::ModelPart;
 use prima_vulkan::Kind;
 
 use crate::error::EngineError;
@@ -100,6 +101,12 @@ impl Gpu {
     #[cfg(feature = "candle")]
     pub fn candle_on_cpu() -> Gpu {
         Gpu(Arc::new(candle::CandleGpu::on_cpu()))
+    }
+
+    /// Parts of models of which layers may be on a GPU.
+    pub fn model_parts() -> impl Iterator<Item = ModelPart> {
+        let all = ModelPart::ALL.iter().copied();
+        all.filter(|&part| parts::is_computed(part))
     }
 
     /// # Errors

@@ -19,6 +19,7 @@ mod experts;
 mod families;
 mod keys;
 mod layer;
+mod parts;
 mod read;
 mod rope;
 mod shape;
@@ -28,6 +29,7 @@ mod tensors;
 
 pub use error::ModelError;
 pub use families::names as architectures;
+pub use parts::ModelPart;
 pub use rope::{Divisors, Rope, RopePairing, Yarn};
 pub use spec::{
     Activation, Attention, Experts, FeedForward, Gating, HeadNorms, KvFormat, LayerSpec, Mlp,

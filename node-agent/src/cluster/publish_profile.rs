@@ -231,6 +231,7 @@ mod tests {
     use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfileSpec};
     use prima_crds::v1alpha1::node_profile::LocalModel;
     use prima_crds::v1alpha1::ring_plan::FileVersion;
+    use prima_model::ModelPart;
 
     use super::*;
 
@@ -268,6 +269,8 @@ mod tests {
         let mut status = status();
         let throughput = status.cpu.throughput[0].clone();
         status.cpu.throughput = vec![throughput; crate::profile::formats()];
+        let parts: Vec<String> = ModelPart::ALL.iter().map(ToString::to_string).collect();
+        status.parts = parts.clone();
         status.links = (0..10)
             .map(|machine| LinkProfile {
                 to: format!("machine-{machine}.home.example"),
@@ -282,6 +285,7 @@ mod tests {
         };
         let profile = ModelProfileSpec {
             architecture: "qwen2".into(),
+            parts: parts[..16].to_vec(),
             size_bytes: 8_988_110_976,
             layers: 48,
             hidden_size: 5120,

@@ -110,6 +110,7 @@ fn measurements(
         copy_overhead_nanoseconds: (both.median() / 2.0 * 1e9) as i64,
         throughput: throughputs(gpu, weights, formats)?,
         layer_overhead_nanoseconds: (layer_overhead_seconds(gpu)? * 1e9) as i64,
+        parts: Vec::new(),
     })
 }
 

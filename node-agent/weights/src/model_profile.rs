@@ -52,6 +52,7 @@ pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, Refuse
         .filter_map(|layer| layer.attention.window);
     Ok(ModelProfileSpec {
         architecture: model.architecture.to_owned(),
+        parts: model.parts().iter().map(ToString::to_string).collect(),
         size_bytes: gguf.file_len as i64,
         layers: model.layers.len() as i32,
         hidden_size: model.hidden as i32,
@@ -131,7 +132,9 @@ fn by_format<'a>(matrices: impl IntoIterator<Item = &'a TensorRows>) -> Vec<Form
 #[cfg(test)]
 mod tests {
     use prima_crds::v1alpha1::model_profile::same_vocabulary;
+    use prima_crds::v1alpha1::node_profile::NodeProfile;
     use prima_gguf::Value;
+    use prima_model::ModelPart;
 
     use super::*;
 
@@ -159,6 +162,18 @@ mod tests {
         assert_eq!(counts(1025), ["1024", "1025"]);
         assert_eq!(counts(6000), ["2048", "3072", "4096", "5120", "6000"]);
         assert_eq!(counts(6144), ["2048", "3072", "4096", "5120", "6144"]);
+    }
+
+    /// A name that was changed would leave those agents out of rings.
+    #[test]
+    fn what_agents_of_before_compute_are_parts_of_models() {
+        let yaml = include_str!("../../../crds/tests/node-profile.yaml");
+        let profile = NodeProfile::from_yaml("node-profile.yaml", yaml).unwrap();
+        let mut status = profile.status.unwrap();
+        status.parts = vec!["experts".to_owned()];
+        let names: Vec<&str> = ModelPart::ALL.iter().map(|part| part.name()).collect();
+        let computed = status.computed_parts();
+        assert!(computed.len() > 40 && computed.iter().all(|part| names.contains(part)));
     }
 
     #[test]

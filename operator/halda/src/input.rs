@@ -369,16 +369,15 @@ fn usable<'a>(
     for node in nodes {
         let name = name_of(node);
         let lacking = node.status.as_ref().and_then(|status| {
-            let mut models = iter::once(&model.spec).chain(&options.draft);
-            Some((status, models.find_map(|model| status.lacks(model))?))
+            let draft = options.draft.as_ref().map(|draft| ("draft model", draft));
+            let mut models = iter::once(("model", &model.spec)).chain(draft);
+            models.find_map(|(what, model)| status.lacks(what, model))
         });
         if options.exclude.contains(&name) {
             left_out.push((name, "excluded by the command".to_owned()));
         } else if node.spec.exclude {
             left_out.push((name, "excluded by its owner (spec.exclude)".to_owned()));
-        } else if let Some((status, models)) = lacking {
-            let version = &status.agent_version;
-            let why = format!("its agent ({version}) cannot run {models}: update it");
+        } else if let Some(why) = lacking {
             left_out.push((name, why));
         } else {
             used.push(node);

@@ -157,6 +157,28 @@ fn a_gpu_without_kernels_for_a_format_is_left_out() {
 }
 
 #[test]
+fn a_gpu_that_lacks_a_part_holds_no_layers() {
+    let mut model = model("llama-3-8b");
+    model.spec.parts = vec!["silu".to_owned(), "attention-sinks".to_owned()];
+    let mut nodes = nodes(&["d3"]);
+    let status = nodes[0].status.as_mut().unwrap();
+    status.parts = model.spec.parts.clone();
+    let gpu_layers = |nodes: &[NodeProfile]| {
+        let plan = planned(&model, nodes, &options());
+        plan.report.members[0].gpu_layers
+    };
+    // An agent of an earlier version does not say what its GPU computes.
+    assert_eq!(gpu_layers(&nodes), 0);
+    let mut with_parts = |parts: &[String]| {
+        let gpu = &mut nodes[0].status.as_mut().unwrap().gpus[0];
+        gpu.measured.as_mut().unwrap().parts = parts.to_vec();
+        gpu_layers(&nodes)
+    };
+    assert_eq!(with_parts(&model.spec.parts[..1]), 0);
+    assert_eq!(with_parts(&model.spec.parts), 32);
+}
+
+#[test]
 fn a_strong_device_does_nearly_all_among_weak_ones() {
     let options = Options {
         use_all: true,
@@ -450,7 +472,7 @@ fn an_agent_without_experts_gets_no_layers_with_experts() {
     assert_eq!(plan.members.len(), 1);
     assert_eq!(plan.members[0].name, "d2");
     let error = PlanningInput::new(&model, &cluster[..1], &options()).unwrap_err();
-    let expected = "cannot run llama models with experts: update it";
+    let expected = "cannot compute experts, a part of the model: update it";
     assert!(error.to_string().contains(expected), "{error}");
 }
 

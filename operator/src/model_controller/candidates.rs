@@ -193,6 +193,9 @@ fn usable<'a>(
         &resolved.profile,
     )];
     for (what, source, version, file) in files.into_iter().chain(draft) {
+        if let Some(why) = status.lacks(what, file) {
+            return Err(out(why));
+        }
         let mut weights = file.layer_weights.iter().chain(&file.output_weights);
         let runs = |format: &str| {
             let mut throughput = status.cpu.throughput.iter();
@@ -340,6 +343,24 @@ mod tests {
         let found = candidates(&there);
         let why = "its agent does not run Q9, a weight format of the draft model";
         assert_eq!(found.why_out("desk"), Some(why));
+    }
+
+    #[test]
+    fn an_agent_that_lacks_a_part_is_out_and_to_be_updated() {
+        let mut newer = machine("laptop");
+        let status = profile(&mut newer).status.as_mut().unwrap();
+        status.parts = ["silu", "attention-sinks"].map(str::to_owned).to_vec();
+        let mut there = world(&[machine("desk"), newer], &[]);
+        let Resolution::Done(resolved) = &mut there.resolution else {
+            panic!("not resolved");
+        };
+        resolved.profile.parts = vec!["attention-sinks".to_owned()];
+        let found = candidates(&there);
+        assert_eq!(names(&found), ["laptop"]);
+        let why =
+            "its agent (0.1.0) cannot compute attention-sinks, a part of the model: update it";
+        assert_eq!(found.why_out("desk"), Some(why));
+        assert!(found.awaited.is_empty());
     }
 
     #[test]

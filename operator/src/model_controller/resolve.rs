@@ -146,10 +146,13 @@ fn local(
         match (&file.version, &file.problem) {
             (_, Some(problem)) => problems.push(format!("{}: {problem}", machine.name)),
             (Some(version), None) => {
-                versions
-                    .entry(&version.header_sha256)
-                    .or_insert((0, file))
-                    .0 += 1;
+                let (machines, chosen) =
+                    versions.entry(&version.header_sha256).or_insert((0, file));
+                *machines += 1;
+                // Agents of earlier versions do not say which parts the model has.
+                if !names_parts(chosen) && names_parts(file) {
+                    *chosen = file;
+                }
             }
             (None, None) => {}
         }
@@ -182,6 +185,11 @@ fn local(
     })
 }
 
+fn names_parts(file: &LocalModel) -> bool {
+    let profile = file.profile.as_ref();
+    profile.is_some_and(|profile| !profile.parts.is_empty())
+}
+
 /// What was resolved before, if it still is what the spec asks for.
 pub fn pinned(model: &Model) -> Option<&ResolvedModel> {
     let resolved = model.status.as_ref()?.resolved.as_ref()?;
@@ -210,7 +218,27 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::model_controller::test_world::model;
+    use crate::model_controller::test_world::{machine, model, profile};
+
+    #[test]
+    fn an_agent_that_names_the_models_parts_is_believed() {
+        let (_, resolved) = model();
+        let mut machines = [machine("desk"), machine("pi4"), machine("laptop")];
+        for (index, machine) in machines.iter_mut().enumerate() {
+            let status = profile(machine).status.as_mut().unwrap();
+            let file = &mut status.agent.as_mut().unwrap().local_models[0];
+            let mut described = resolved.profile.clone();
+            if index == 1 {
+                described.parts = vec!["silu".to_owned()];
+            }
+            file.profile = Some(described);
+        }
+        let found = local(&resolved.source, "/models/m.gguf", &machines, None);
+        let Ok(found) = found else {
+            panic!("it is not found");
+        };
+        assert_eq!(found.profile.parts, ["silu"]);
+    }
 
     #[test]
     fn a_draft_model_of_another_vocabulary_is_refused() {

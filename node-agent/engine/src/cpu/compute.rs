@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use prima_model::ModelPart;
+
 use crate::error::EngineError;
 use crate::kernels::{Choice, IsaLevel, ThreadPool};
 
@@ -69,6 +71,11 @@ impl Compute {
             scratch: Mutex::default(),
             parts: AtomicU64::new(0),
         })
+    }
+
+    /// Parts of models that the processor computes: all that are described, since a model with another one is refused by its header.
+    pub fn model_parts() -> impl Iterator<Item = ModelPart> {
+        ModelPart::ALL.iter().copied()
     }
 
     /// How many threads this process can keep busy: its share of the processors by affinity and cgroup quota.

@@ -1,6 +1,7 @@
-//! Which parts of layers GPUs compute, whatever makes them compute.
+//! Which parts of models GPUs compute, whatever makes them compute, and which they leave to the processor. A NodeProfile says the same, so
+//! that nobody plans layers for a GPU that will refuse them.
 
-use prima_model::{Activation, Attention, FeedForward, LayerSpec};
+use prima_model::{Activation, ModelPart};
 
 use crate::error::EngineError;
 use crate::layer::{Layer, Mlp};
@@ -18,54 +19,71 @@ pub(super) enum Gate {
     Gelu,
 }
 
-/// The parts of the layer `index`, if GPUs compute all of them. Every part is named here, so that a new one is not forgotten.
+/// Whether layers of models with this part may be on a GPU. Every part is named here, so that a new one is not forgotten.
+pub(super) fn is_computed(part: ModelPart) -> bool {
+    match part {
+        ModelPart::AttentionSinks
+        | ModelPart::ClampedSwiglu
+        | ModelPart::Experts
+        | ModelPart::ExpertBiases
+        | ModelPart::SoftmaxGating
+        | ModelPart::SigmoidGating
+        | ModelPart::SoftmaxOfChosenGating
+        | ModelPart::SelectionBias
+        | ModelPart::NormalizedExperts
+        | ModelPart::ExpertScale
+        | ModelPart::SharedExperts
+        | ModelPart::SharedExpertGate => false,
+        // Before the first layer and behind the last, where the processor computes.
+        ModelPart::EmbeddingScale
+        | ModelPart::LogitScale
+        | ModelPart::LogitSoftcap
+        | ModelPart::MeanPooling
+        | ModelPart::ClsPooling
+        | ModelPart::RankPooling => true,
+        ModelPart::ResidualScale
+        | ModelPart::InterleavedRope
+        | ModelPart::HalvesRope
+        | ModelPart::PartialRope
+        | ModelPart::LinearRope
+        | ModelPart::Yarn
+        | ModelPart::RopeDivisors
+        | ModelPart::LongRope
+        | ModelPart::RopeMagnitude
+        | ModelPart::NoRope
+        | ModelPart::AttentionTemperature
+        | ModelPart::AttentionScale
+        | ModelPart::AttentionBiases
+        | ModelPart::AttentionOutputBias
+        | ModelPart::HeadNorms
+        | ModelPart::JointHeadNorms
+        | ModelPart::SlidingWindows
+        | ModelPart::AttentionSoftcap
+        | ModelPart::NoPreNorms
+        | ModelPart::PostNorms
+        | ModelPart::Silu
+        | ModelPart::Gelu
+        | ModelPart::FeedForwardBiases => true,
+    }
+}
+
+/// The parts of the layer `index`, if GPUs compute all of them.
 ///
 /// # Errors
 /// [`EngineError::NotOnGpu`] names one that they do not.
 pub(super) fn computed(index: usize, layer: &Layer) -> Result<Parts<'_>, EngineError> {
-    let LayerSpec {
-        attention,
-        feed_forward,
-    } = &layer.spec;
-    let Attention {
-        norm: _,
-        heads: _,
-        kv_heads: _,
-        head_dim: _,
-        scale: _,
-        rope: _,
-        temperature: _,
-        query: _,
-        key: _,
-        value: _,
-        output: _,
-        head_norms: _,
-        window: _,
-        softcap: _,
-        sinks,
-        post_norm: _,
-    } = attention;
-    let FeedForward {
-        norm: _,
-        activation,
-        dense: _,
-        experts,
-        post_norm: _,
-    } = feed_forward;
     let refused = |part| EngineError::NotOnGpu { layer: index, part };
-    let (Some(mlp), None) = (&layer.dense, experts) else {
-        return Err(refused("experts"));
-    };
-    if sinks.is_some() {
-        return Err(refused("attention sinks"));
+    let parts = layer.spec.parts();
+    if let Some(part) = parts.into_iter().find(|&part| !is_computed(part)) {
+        return Err(refused(part));
     }
-    if mlp.output_gate.is_some() {
-        return Err(refused("a gate of its feed-forward part"));
-    }
-    let gate = match activation {
+    let gate = match layer.spec.feed_forward.activation {
         Activation::Silu => Gate::Silu,
         Activation::Gelu => Gate::Gelu,
-        Activation::ClampedSwiglu => return Err(refused("a clamped gate")),
+        Activation::ClampedSwiglu => return Err(refused(ModelPart::ClampedSwiglu)),
     };
-    Ok(Parts { mlp, gate })
+    match &layer.dense {
+        Some(mlp) => Ok(Parts { mlp, gate }),
+        None => Err(refused(ModelPart::Experts)),
+    }
 }
