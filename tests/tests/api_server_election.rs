@@ -23,7 +23,7 @@ fn a_holder_leads_whatever_year_it_thinks_it_is() {
         "spec": spec("board", year(0), 120),
     });
     api.apply(&lease.to_string()).expect("a Lease");
-    let operator = Operator::start(&api, "one");
+    let operator = Operator::start_with(&api, "one", &[("PRIMA_LEADER_LEASE", "15")]);
     wait_until("it waits", || operator.ready() == "waits to lead");
     let begun = Instant::now();
     for second in 1.. {
@@ -38,6 +38,10 @@ fn a_holder_leads_whatever_year_it_thinks_it_is() {
     renew(&api, "board", year(4_070_908_800), 5);
     wait_until("the silent one is replaced", || operator.ready() == "leads");
     assert_eq!(holder(&api), "one");
+
+    // Nobody can know who leads without an API server.
+    drop(api);
+    assert!(!operator.wait_for_end().success());
 }
 
 #[test]
