@@ -167,7 +167,7 @@ async fn lead(
     let agents = args.agent_namespace.as_deref().unwrap_or(&args.namespace);
     let (stores, changes) = Stores::watch(&client, agents, model_controller::OURS);
     let won = tokio::select! {
-        () = election.won() => true,
+        won = election.won() => won,
         () = stop.received() => false,
     };
     let result = match won {

@@ -22,7 +22,7 @@ use crate::slow_link::slow_link;
 use crate::{Endpoint, http};
 
 /// Big models are read from a slow disk for minutes.
-const LOADS_WITHIN: Duration = Duration::from_secs(600);
+const LOADS_WITHIN: Duration = Duration::from_secs(500);
 
 /// A ring that serves.
 pub struct MachineRing {

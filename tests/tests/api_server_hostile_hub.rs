@@ -46,6 +46,11 @@ fn hostile_servers_stop_neither_operator_nor_models() {
         bytes_per_second: Some(1000),
         ..Control::default()
     });
+    // The beginning comes, and then too little: others with large headers wait for it.
+    let slow = hub(Control {
+        bytes_per_second: Some(200_000),
+        ..Control::default()
+    });
     let limits_rates = hub(Control {
         fail: Some(Fail {
             status: 429,
@@ -74,6 +79,12 @@ fn hostile_servers_stop_neither_operator_nor_models() {
         apply(&api, &name, source);
         refused.push((name, said));
     };
+    refuse(
+        "slow".into(),
+        file(&slow, "huge.gguf"),
+        "did not come within 60 s",
+    );
+    wait_until("others wait for it", || slow.body_bytes() > 5 << 19);
     for number in 0..3 {
         let name = |what: &str| format!("{what}-{number}");
         refuse(
@@ -150,7 +161,7 @@ fn hostile_servers_stop_neither_operator_nor_models() {
     assert!(peak < OPERATOR_BYTES, "{peak}");
 }
 
-/// A header of `bytes` that takes as much memory as one can, and describes no model.
+/// A header of `bytes` that describes no model.
 fn many_short_texts(bytes: usize) -> Vec<u8> {
     const TEXTS: u32 = 8;
     const ARRAY: u32 = 9;

@@ -247,7 +247,9 @@ fn models_that_are_not_run_are_refused_by_their_headers() {
         .block_on(TestHub::start(folder.path()))
         .expect("a hub");
     let name = |number: usize| format!("refused-{number}");
-    for (number, Refused { path, .. }) in refused.iter().enumerate() {
+    for (number, (Refused { path, said, .. }, sentence)) in
+        refused.iter().zip(&sentences).enumerate()
+    {
         let file = path.file_name().and_then(|name| name.to_str());
         let document = json!({
             "apiVersion": "prima.dev/v1alpha1",
@@ -255,9 +257,8 @@ fn models_that_are_not_run_are_refused_by_their_headers() {
             "metadata": {"name": name(number)},
             "spec": {"source": {"huggingFace": {"repo": "people/models", "file": file, "endpoint": hub.endpoint()}}},
         });
+        // The next one follows when this one is refused: the 10 s are a promise for one, not for all at once.
         test.api.apply(&document.to_string()).expect("a Model");
-    }
-    for (number, (Refused { said, .. }, sentence)) in refused.iter().zip(&sentences).enumerate() {
         let model = format!("model/{}", name(number));
         test.wait_for(&model, "Resolved", "False", &operator);
         let (_, reason, message) = test.condition(&model, "Resolved");

@@ -142,6 +142,8 @@ fn values_that_mean_nothing_are_refused_by_name() {
         ("agent.modelDirs={/}", "/agent/modelDirs/0"),
         ("agent.image.digest=latest", "/agent/image/digest"),
         ("image.pullPolicy=Sometimes", "/image/pullPolicy"),
+        ("allowedServers={http://nas:8080}", "/allowedServers/0"),
+        ("allowedServers={nas:8080}", "/allowedServers/0"),
         (
             "ingress.models[0].name=qwen2.5,ingress.models[0].host=a",
             "/ingress/models/0/name",

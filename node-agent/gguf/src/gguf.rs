@@ -23,6 +23,12 @@ const MAX_TENSOR_NAME_LEN: u64 = 64;
 /// The largest alignment that is believed: 1 MiB, well above the pages and sectors that any tool aligns to.
 const MAX_ALIGNMENT: u64 = 1 << 20;
 
+/// The most tensors: a mixture with a tensor for each expert has some 30,000.
+const MAX_TENSORS: u64 = 1 << 17;
+
+/// The most key-value pairs: models have some 50. Both take several times their bytes in memory.
+const MAX_PAIRS: u64 = 1 << 16;
+
 /// Least bytes of a key-value pair: length and one byte of key, type, one byte of value.
 const MIN_PAIR_LEN: u64 = 8 + 1 + 4 + 1;
 
@@ -60,8 +66,10 @@ impl Gguf {
     pub fn parse(name: &str, header: &[u8], file_len: u64) -> Result<Gguf, GgufError> {
         let mut reader = Reader::new(name, header, file_len);
         let version = read_version(&mut reader)?;
-        let tensor_count = reader.count(MIN_TENSOR_LEN, &"the number of tensors")?;
-        let pair_count = reader.count(MIN_PAIR_LEN, &"the number of metadata pairs")?;
+        let tensor_count =
+            reader.count_up_to(MAX_TENSORS, MIN_TENSOR_LEN, &"the number of tensors")?;
+        let pair_count =
+            reader.count_up_to(MAX_PAIRS, MIN_PAIR_LEN, &"the number of metadata pairs")?;
         let (metadata, alignment) = read_metadata(&mut reader, pair_count)?;
 
         let mut tensors = Vec::with_capacity(tensor_count);

@@ -69,11 +69,24 @@ impl<'a> Reader<'a> {
 
     /// A u64 count of things that take at least `min_len` bytes each, refused where the rest of the file cannot hold them.
     pub(crate) fn count(&mut self, min_len: u64, what: &dyn Display) -> Result<usize, GgufError> {
+        self.count_up_to(u64::MAX, min_len, what)
+    }
+
+    /// The same, of at most `most` things.
+    pub(crate) fn count_up_to(
+        &mut self,
+        most: u64,
+        min_len: u64,
+        what: &dyn Display,
+    ) -> Result<usize, GgufError> {
         let offset = self.position();
         let count = self.u64(what)?;
         let left = self.file_len - self.position();
         match count.checked_mul(min_len) {
             Some(total) if total <= left => {
+                if count > most {
+                    return Err(self.invalid(offset, what, format_args!("at most {most}"), count));
+                }
                 self.require(
                     total,
                     &format_args!("{count} times at least {min_len} bytes for {what}"),

@@ -132,6 +132,20 @@ fn cases() -> Vec<Case> {
             "found 2",
         ),
         case(
+            "more pairs than any model has",
+            RawHeader::new(0, (1 << 16) + 1).zeros(14 * ((1 << 16) + 1)),
+            16,
+            "at most 65536",
+            "found 65537",
+        ),
+        case(
+            "more tensors than any model has",
+            RawHeader::new((1 << 17) + 1, 0).zeros(33 * ((1 << 17) + 1)),
+            8,
+            "at most 131072",
+            "found 131073",
+        ),
+        case(
             "a key of 64 KiB",
             RawHeader::new(0, 1).u64(65536).zeros(99),
             24,

@@ -9,7 +9,6 @@ use std::time::Duration;
 use reqwest::Url;
 use reqwest::redirect::Policy;
 use rustls::{ClientConfig, RootCertStore};
-use tokio::sync::Semaphore;
 
 use crate::reach::{OutOfReach, Reach};
 use crate::retry::Retry;
@@ -27,8 +26,6 @@ pub struct Client {
     others: reqwest::Client,
     reach: Reach,
     pub(crate) retry: Retry,
-    /// Has one permit. `None`: nothing waits.
-    pub(crate) large_headers: Option<Arc<Semaphore>>,
 }
 
 /// Why there is no client.
@@ -67,17 +64,7 @@ impl Client {
             others: guarded.build().map_err(failed)?,
             reach,
             retry,
-            large_headers: None,
         })
-    }
-
-    /// Reads headers of more than 2 MiB one after another, to limit the memory that strangers' files take: the next one waits until the
-    /// [`crate::RemoteModel`] of the one before is dropped.
-    pub fn with_large_headers_in_turn(self) -> Client {
-        Client {
-            large_headers: Some(Arc::new(Semaphore::new(1))),
-            ..self
-        }
     }
 
     /// What asks the server of `url`.

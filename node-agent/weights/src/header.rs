@@ -3,17 +3,14 @@
 //! Refuses: to fetch more than a few bytes of a file that is not GGUF, and headers larger than any model has.
 
 use prima_gguf::{Gguf, GgufError};
-use tokio::sync::OwnedSemaphorePermit;
 
 use crate::remote::Remote;
 use crate::remote_error::RemoteError;
 
 /// Holds the header of models with a vocabulary of some 25,000 tokens.
 const FIRST_READ: u64 = 1 << 20;
-/// The most that is fetched: twice the largest header of a published model. Parsed, one takes up to six times as much memory.
-pub(crate) const MAX_READ: u64 = 32 << 20;
-/// What takes more is large ([`crate::Client::with_large_headers_in_turn`]).
-pub(crate) const LARGE: u64 = 2 << 20;
+/// The largest header that is fetched, of all files of a model together: twice the largest of a published model.
+pub const MAX_HEADER_BYTES: u64 = 32 << 20;
 
 /// A header as it was read.
 #[derive(Debug)]
@@ -21,8 +18,6 @@ pub struct Header {
     pub gguf: Gguf,
     /// From the file's start to where tensor data begins.
     pub bytes: Vec<u8>,
-    /// Until this is dropped, other large headers wait.
-    pub(crate) turn: Option<OwnedSemaphorePermit>,
 }
 
 /// Why a header could not be read.
@@ -46,7 +41,7 @@ impl Remote {
     /// # Errors
     /// [`HeaderError`]: a file that is no GGUF file after its first four bytes.
     pub async fn read_header(&self) -> Result<Header, HeaderError> {
-        self.read_header_within(MAX_READ).await
+        self.read_header_within(MAX_HEADER_BYTES).await
     }
 
     /// The same, if the header has at most `limit` bytes.
@@ -59,7 +54,6 @@ impl Remote {
         };
         let mut bytes = self.first_bytes().to_vec();
         let mut next_read = FIRST_READ;
-        let mut turn = None;
         loop {
             let needed = match Gguf::parse(&self.shown(), &bytes, size_bytes) {
                 Ok(gguf) if gguf.data_offset > limit => return Err(too_large(gguf.data_offset)),
@@ -69,7 +63,7 @@ impl Remote {
                         self.extend(&mut bytes, gguf.data_offset).await?;
                     }
                     bytes.truncate(usize::try_from(gguf.data_offset).unwrap_or(usize::MAX));
-                    return Ok(Header { gguf, bytes, turn });
+                    return Ok(Header { gguf, bytes });
                 }
                 Err(GgufError::NeedMoreBytes { needed, .. }) => needed,
                 Err(source) => return Err(HeaderError::Gguf { source }),
@@ -78,9 +72,6 @@ impl Remote {
                 return Err(too_large(needed));
             }
             let end = next_read.max(needed).min(limit).min(size_bytes);
-            if end > LARGE && turn.is_none() {
-                turn = self.turn_of_large_headers().await;
-            }
             self.extend(&mut bytes, end).await?;
             next_read = 2 * end;
         }

@@ -34,7 +34,7 @@ pub mod tensors;
 pub use cache::{Cache, CacheEntry, CacheError, Collected};
 pub use client::{Client, ClientError};
 pub use download::{Download, DownloadError, Progress};
-pub use header::{Header, HeaderError};
+pub use header::{Header, HeaderError, MAX_HEADER_BYTES};
 pub use hub::{Hub, PUBLIC_HUB};
 pub use identity::{Difference, Identity};
 pub use local_file::{LocalFile, LocalFileError};

@@ -20,7 +20,7 @@ pub struct Reach(Option<Arc<[AllowedServer]>>);
 /// A server, or a network of them, that the installation names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AllowedServer {
-    /// By its name, in lower case.
+    /// By its name, in lower case; one that begins with a dot stands for all below it.
     Name(String),
     Network(IpNet),
 }
@@ -28,7 +28,7 @@ pub enum AllowedServer {
 /// What cannot be an [`AllowedServer`].
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
-    "{found:?}: expected the name of a server, an address or a network, such as nas.home.arpa, 192.168.1.7 or 192.168.1.0/24"
+    "{found:?}: expected the name of a server, an address or a network, such as nas.home.arpa, .hf.co (all below it), 192.168.1.7 or 192.168.1.0/24"
 )]
 pub struct AllowedServerError {
     found: String,
@@ -65,7 +65,7 @@ impl FromStr for AllowedServer {
 }
 
 impl Reach {
-    /// No limit: for people who name servers on their own machine.
+    /// No limit. The tests' servers are on their own machine.
     pub fn anywhere() -> Self {
         Self(None)
     }
@@ -88,9 +88,12 @@ impl Reach {
                 true => Ok(true),
                 false => Err(OutOfReach),
             },
-            Err(_) => Ok(allowed.iter().any(
-                |server| matches!(server, AllowedServer::Name(name) if host.eq_ignore_ascii_case(name)),
-            )),
+            // The parser writes names in lower case.
+            Err(_) => Ok(allowed.iter().any(|server| match server {
+                AllowedServer::Name(name) if name.starts_with('.') => host.ends_with(name),
+                AllowedServer::Name(name) => host == name,
+                AllowedServer::Network(_) => false,
+            })),
         }
     }
 
@@ -238,7 +241,7 @@ mod tests {
 
     #[test]
     fn what_the_installation_names_may_be_asked() {
-        let allowed: Vec<AllowedServer> = ["NAS.home.arpa", "192.168.1.0/24", "fd00::7"]
+        let allowed: Vec<AllowedServer> = ["NAS.home.arpa", ".hf.co", "192.168.1.0/24", "fd00::7"]
             .iter()
             .map(|text| text.parse().unwrap())
             .collect();
@@ -248,6 +251,10 @@ mod tests {
             ("http://nas.home.arpa:8080/m.gguf", Some(true)),
             // Resolved, and looked at then.
             ("http://other.home.arpa/m.gguf", Some(false)),
+            ("https://cdn.hf.co/m.gguf", Some(true)),
+            ("https://a.cdn.HF.co/m.gguf", Some(true)),
+            ("https://hf.co/m.gguf", Some(false)),
+            ("https://nothf.co/m.gguf", Some(false)),
             ("http://nas.home.arpa.evil.example/m.gguf", Some(false)),
             ("http://192.168.1.255/m.gguf", Some(true)),
             ("http://192.168.2.1/m.gguf", None),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use reqwest::header::{ACCEPT_ENCODING, AUTHORIZATION, HeaderMap, LOCATION, RANGE, RETRY_AFTER};
 use reqwest::{Response, StatusCode, Url};
-use tokio::sync::{Mutex, OwnedSemaphorePermit};
+use tokio::sync::Mutex;
 
 use crate::client::Client;
 use crate::headers::{asked_pause, content_range, header, not_encoded, opaque, text, version};
@@ -100,13 +100,6 @@ impl Remote {
 
     pub(crate) fn first_bytes(&self) -> &[u8] {
         &self.first_bytes
-    }
-
-    /// Waits for other large headers that the same client reads.
-    pub(crate) async fn turn_of_large_headers(&self) -> Option<OwnedSemaphorePermit> {
-        let turns = self.client.large_headers.clone()?;
-        // The semaphore is never closed.
-        turns.acquire_owned().await.ok()
     }
 
     pub(crate) fn attempts(&self) -> Attempts {

@@ -6,10 +6,9 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use prima_crds::v1alpha1::ring_plan::{FileVersion, PartVersion};
 use prima_gguf::{Gguf, part_names};
 use sha2::{Digest, Sha256};
-use tokio::sync::OwnedSemaphorePermit;
 
 use crate::client::Client;
-use crate::header::{Header, HeaderError, LARGE, MAX_READ};
+use crate::header::{Header, HeaderError, MAX_HEADER_BYTES};
 use crate::identity::Identity;
 use crate::remote::Remote;
 use crate::remote_error::RemoteError;
@@ -18,7 +17,7 @@ use crate::source::Source;
 /// Files whose headers are fetched at a time.
 const PARTS_AT_ONCE: usize = 4;
 /// The largest header of a file but the first: such files describe nothing but their own tensors.
-const MAX_PART_READ: u64 = LARGE;
+const MAX_PART_BYTES: u64 = 2 << 20;
 
 /// The files of a model on a server, and its header.
 #[derive(Debug)]
@@ -27,7 +26,6 @@ pub struct RemoteModel {
     pub files: Vec<Remote>,
     pub gguf: Gguf,
     pub version: FileVersion,
-    _turn: Option<OwnedSemaphorePermit>,
 }
 
 /// Why a model on a server cannot be used.
@@ -45,35 +43,45 @@ impl RemoteModel {
     /// # Errors
     /// [`RemoteModelError`].
     pub async fn open(client: &Client, source: &Source) -> Result<RemoteModel, RemoteModelError> {
+        RemoteModel::open_within(client, source, MAX_HEADER_BYTES).await
+    }
+
+    /// The same, if the header has at most `limit` bytes. Models in several files are taken for larger than any limit but
+    /// [`MAX_HEADER_BYTES`].
+    ///
+    /// # Errors
+    /// [`RemoteModelError`].
+    pub async fn open_within(
+        client: &Client,
+        source: &Source,
+        limit: u64,
+    ) -> Result<RemoteModel, RemoteModelError> {
         let gguf = |source| HeaderError::Gguf { source };
-        let (first, header) = open_file(client, source, MAX_READ).await?;
+        let (first, header) = open_file(client, source, limit).await?;
         let names = part_names(&source.file_name(), &header.gguf).map_err(gguf)?;
         let count = names.len() as u64;
+        let too_large =
+            |url, needed| RemoteModelError::Header(HeaderError::TooLarge { url, limit, needed });
+        if count > 1 && limit < MAX_HEADER_BYTES {
+            return Err(too_large(first.shown(), limit + 1));
+        }
         let sources: Vec<Source> = (2..=count)
             .map(|number| source.part(number, count))
             .collect::<Result<_, _>>()
             .map_err(RemoteError::from)?;
         let mut others = pin!(
             stream::iter(sources)
-                .map(async |source| open_file(client, &source, MAX_PART_READ).await)
+                .map(async |source| open_file(client, &source, MAX_PART_BYTES).await)
                 .buffered(PARTS_AT_ONCE)
         );
 
         let mut digest = Sha256::new_with_prefix(&header.bytes);
         let mut header_bytes = header.bytes.len() as u64;
-        let mut turn = header.turn;
         let (mut files, mut headers) = (vec![first], vec![header.gguf]);
         while let Some((file, header)) = others.try_next().await? {
             header_bytes += header.bytes.len() as u64;
-            if header_bytes > MAX_READ {
-                return Err(RemoteModelError::Header(HeaderError::TooLarge {
-                    url: file.shown(),
-                    limit: MAX_READ,
-                    needed: header_bytes,
-                }));
-            }
-            if header_bytes > LARGE && turn.is_none() {
-                turn = file.turn_of_large_headers().await;
+            if header_bytes > limit {
+                return Err(too_large(file.shown(), header_bytes));
             }
             digest.update(&header.bytes);
             files.push(file);
@@ -84,7 +92,6 @@ impl RemoteModel {
             gguf: Gguf::join(&names, headers).map_err(gguf)?,
             version: version(&files, format!("{:x}", digest.finalize())),
             files,
-            _turn: turn,
         })
     }
 }

@@ -3,7 +3,8 @@
 //!
 //! No two machines' clocks are compared, since boards without a battery start in 1970. As in Kubernetes' own client-go, whoever waits
 //! measures by its own clock how long it has seen nobody write the Lease. The holder gives up sooner than that after its last write. The
-//! times in the Lease are for people.
+//! times in the Lease are for people. Two may lead only where somebody deletes the Lease just as a new operator starts, which takes it at
+//! once: until the one before renews, for a third of the Lease's duration.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use tokio::time::{sleep, timeout};
 const LEASE: &str = "prima-operator";
 /// Between two looks at a Lease that another one holds.
 const LOOK: Duration = Duration::from_secs(2);
-/// Between two looks at the clock of one that leads, so that a machine that has slept knows soon.
+/// Between two looks at the clock of one that leads, and between its tries to renew.
 const TICK: Duration = Duration::from_secs(1);
 /// How long one request may take while another one leads.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -54,11 +55,9 @@ impl Election {
         }
     }
 
-    pub async fn won(&mut self) {
-        if self.leads.wait_for(|leads| *leads).await.is_err() {
-            // The candidate has ended, and will win nothing.
-            std::future::pending().await
-        }
+    /// Waits until it leads. False: it never will, as its task has ended.
+    pub async fn won(&mut self) -> bool {
+        self.leads.wait_for(|leads| *leads).await.is_ok()
     }
 
     pub async fn lost(&mut self) {
@@ -149,29 +148,36 @@ impl Candidate {
 
     /// Renews the Lease for as long as nobody else has it and it is sure that nobody may take it.
     async fn hold(&self, mut held: Held) {
-        let (renewal, end) = (self.duration / 3, self.duration * 2 / 3);
-        let mut problem = "nothing ran on this machine for a while, as when it sleeps".to_owned();
         loop {
-            sleep(TICK).await;
-            let since = now();
-            let left = end.saturating_sub(since.saturating_sub(held.since));
-            if left.is_zero() {
-                tracing::warn!(problem, "could not renew the leader's Lease");
-                return;
-            }
-            if since.saturating_sub(held.since) < renewal {
-                continue;
-            }
-            // Several tries fit between the renewal and the end.
-            match timeout(left.min(self.duration / 6), self.renew(&held.lease)).await {
-                Ok(Ok(Some(lease))) => held = Held { lease, since },
-                Ok(Ok(None)) => {
-                    tracing::warn!("another operator has the leader's Lease");
+            tokio::select! {
+                () = until(held.since + self.duration * 2 / 3) => {
+                    tracing::warn!("could not renew the leader's Lease in time");
                     return;
                 }
-                Ok(Err(error)) => problem = error_chain(&error),
-                Err(_) => problem = "the API server does not answer".to_owned(),
+                renewed = self.renewed(&held) => match renewed {
+                    Some(renewed) => held = renewed,
+                    None => {
+                        tracing::warn!("another operator has the leader's Lease");
+                        return;
+                    }
+                }
             }
+        }
+    }
+
+    /// Renews the Lease when it is time, and tries until it is renewed; `None`: another one has it.
+    async fn renewed(&self, held: &Held) -> Option<Held> {
+        until(held.since + self.duration / 3).await;
+        loop {
+            let since = now();
+            // Several tries fit before the end.
+            let problem = match timeout(self.duration / 6, self.renew(&held.lease)).await {
+                Ok(Ok(lease)) => return lease.map(|lease| Held { lease, since }),
+                Ok(Err(error)) => error_chain(&error),
+                Err(_) => "the API server does not answer".to_owned(),
+            };
+            tracing::warn!(problem, "the leader's Lease is not renewed yet");
+            sleep(TICK).await;
         }
     }
 
@@ -227,23 +233,25 @@ impl Candidate {
     }
 
     async fn give_back(&self) -> kube::Result<()> {
-        let Some(mut lease) = self.leases.get_opt(LEASE).await? else {
-            return Ok(());
-        };
-        let Some(spec) = &mut lease.spec else {
-            return Ok(());
-        };
-        if spec.holder_identity.as_ref() != Some(&self.identity) {
-            return Ok(());
-        }
-        spec.holder_identity = None;
-        match self
-            .leases
-            .replace(LEASE, &PostParams::default(), &lease)
-            .await
-        {
-            Err(error) if !is_outrun(&error) => Err(error),
-            _ => Ok(()),
+        loop {
+            let found = self.leases.get_opt(LEASE).await?;
+            let Some((mut lease, mut spec)) = found.and_then(|mut lease| {
+                let spec = lease.spec.take()?;
+                Some((lease, spec))
+            }) else {
+                return Ok(());
+            };
+            if spec.holder_identity.as_ref() != Some(&self.identity) {
+                return Ok(());
+            }
+            spec.holder_identity = None;
+            lease.spec = Some(spec);
+            let parameters = PostParams::default();
+            match self.leases.replace(LEASE, &parameters, &lease).await {
+                // Also by a request of this candidate's own that was still under way.
+                Err(error) if is_outrun(&error) => {}
+                other => return other.map(drop),
+            }
         }
     }
 }
@@ -310,6 +318,13 @@ fn holder(spec: &LeaseSpec) -> Option<&str> {
 fn is_outrun(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status)
         if status.is_conflict() || status.is_already_exists() || status.is_not_found())
+}
+
+/// Waits until [`now`] is `time`; after the machine has slept, it is known within a second.
+async fn until(time: Duration) {
+    while now() < time {
+        sleep(TICK).await;
+    }
 }
 
 /// Since some time in the past, by a clock that nobody sets and that goes on while the machine sleeps.

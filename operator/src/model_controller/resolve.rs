@@ -47,6 +47,8 @@ pub enum Unknown {
 /// The condition that this step decides, and its reason when it fails.
 pub const RESOLVED: &str = "Resolved";
 pub const RESOLVE_FAILED: &str = "ResolveFailed";
+/// How messages about the draft model begin.
+const OF_DRAFT: &str = "spec.speculation.draft: ";
 
 pub fn resolve(model: &Model, context: &Context, looks: &mut Looks) -> Resolution {
     match resolved(model, context, looks) {
@@ -98,7 +100,7 @@ fn guesses_for(model: &ResolvedFile, draft: ResolvedFile) -> Result<ResolvedFile
 
 impl Unknown {
     fn of_draft(self) -> Self {
-        let of_draft = |message| format!("spec.speculation.draft: {message}");
+        let of_draft = |message| format!("{OF_DRAFT}{message}");
         match self {
             Self::Awaited(message) => Self::Awaited(of_draft(message)),
             Self::Failed(message) => Self::Failed(of_draft(message)),

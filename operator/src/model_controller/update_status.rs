@@ -13,7 +13,7 @@ use super::conditions::{self, line, member_status};
 use super::decide::{self, Decision};
 use super::dereference::World;
 use super::event::event;
-use super::resolve::pinned;
+use super::resolve::{Resolution, pinned};
 use super::{Context, ControllerError, ReconcileState};
 
 pub async fn update_status(
@@ -55,6 +55,11 @@ pub async fn update_status(
     ] {
         let (was, is) = (condition(&before, kind), condition(&status, kind));
         let Some(is) = is else { continue };
+        // While a file is looked at, nothing is known that would be an event.
+        let looked_at = matches!(world.resolution, Resolution::Awaited(_));
+        if looked_at && matches!(kind, "Resolved" | "Planned") {
+            continue;
+        }
         let as_wished = (is.status == "True") == good;
         let changed = was.map(|was| (&was.status, &was.reason)) != Some((&is.status, &is.reason));
         // A condition that is not met yet is no event; one that is no longer met is.

@@ -1,11 +1,9 @@
 //! A model's header is read without its weights.
 
-use std::time::Duration;
-
 use prima_gguf::{Gguf, GgufError};
-use prima_weights::{Client, Header, HeaderError, Reach, Remote, RemoteModel};
+use prima_weights::{Header, HeaderError, MAX_HEADER_BYTES, Remote, RemoteModel, RemoteModelError};
 
-use crate::support::{FILE, Setup, hub_source, model, quick};
+use crate::support::{FILE, Setup, hub_source, model};
 
 #[tokio::test]
 async fn the_header_is_the_files_and_costs_little_more_than_itself() {
@@ -121,19 +119,17 @@ async fn a_header_larger_than_any_models_is_not_fetched() {
 }
 
 #[tokio::test]
-async fn large_headers_wait_for_each_other_and_small_ones_do_not() {
+async fn a_model_with_a_header_above_the_limit_is_not_opened() {
     let setup = Setup::new().await;
     setup.publish("large.gguf", &model(140_000));
-    let client = Client::new(quick(), Reach::anywhere()).unwrap();
-    let client = client.with_large_headers_in_turn();
     let source = |file| hub_source(&setup.hub.endpoint(), crate::support::REPO, "main", file);
-    let large = source("large.gguf");
-    let first = RemoteModel::open(&client, &large).await.unwrap();
-    let mut second = std::pin::pin!(RemoteModel::open(&client, &large));
-    // Many times longer than it takes.
-    let waits = tokio::time::timeout(Duration::from_secs(1), &mut second).await;
-    assert!(waits.is_err(), "it does not wait");
-    RemoteModel::open(&client, &source(FILE)).await.unwrap();
-    drop(first);
-    second.await.unwrap();
+    let within =
+        async |file, limit| RemoteModel::open_within(&setup.client, &source(file), limit).await;
+    assert!(within(FILE, 2 << 20).await.is_ok());
+    let error = within("large.gguf", 2 << 20).await.unwrap_err();
+    let RemoteModelError::Header(HeaderError::TooLarge { limit, needed, .. }) = error else {
+        panic!("{error}");
+    };
+    assert!(limit == 2 << 20 && needed > limit);
+    assert!(within("large.gguf", MAX_HEADER_BYTES).await.is_ok());
 }

@@ -11,11 +11,13 @@ use kube::runtime::reflector::ObjectRef;
 use prima_crds::error_chain;
 use prima_crds::v1alpha1::model::{Model, ResolvedFile};
 use prima_crds::v1alpha1::model_source::ModelSource;
-use prima_weights::{Client, Hub, RemoteModel, Retry, model_profile};
+use prima_weights::{
+    Client, HeaderError, Hub, MAX_HEADER_BYTES, RemoteModel, RemoteModelError, Retry, model_profile,
+};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 
-use super::{RESOLVE_FAILED, RESOLVED, Unknown, shown};
+use super::{OF_DRAFT, RESOLVE_FAILED, RESOLVED, Unknown, shown};
 
 /// A server that is busy or away is asked again later.
 pub const RETRY: Retry = Retry {
@@ -26,16 +28,21 @@ pub const RETRY: Retry = Retry {
 };
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
-/// Headers that are read at the same time.
+/// Headers of at most [`SMALL`] bytes that are read at the same time.
 const AT_ONCE: usize = 4;
+/// Larger ones are read one after another, as each takes several times its bytes.
+const SMALL: u64 = 2 << 20;
 /// For one model, all parts together: the largest headers come in that time at 5 Mbit/s.
 const DEADLINE: Duration = Duration::from_secs(60);
+/// The longest pause that a new operator takes over from the one before.
+const LONGEST_FIRST_PAUSE: Duration = Duration::from_secs(30);
 
 /// Reads headers for all Models.
 pub struct HeaderReader {
     hub: Hub,
     client: Client,
-    turns: Semaphore,
+    small: Semaphore,
+    large: Semaphore,
     read: mpsc::UnboundedSender<ObjectRef<Model>>,
 }
 
@@ -45,8 +52,9 @@ impl HeaderReader {
         let (read, models) = mpsc::unbounded_channel();
         let reader = Self {
             hub,
-            client: client.with_large_headers_in_turn(),
-            turns: Semaphore::new(AT_ONCE),
+            client,
+            small: Semaphore::new(AT_ONCE),
+            large: Semaphore::new(1),
             read,
         };
         (Arc::new(reader), models)
@@ -71,31 +79,54 @@ impl HeaderReader {
 
     /// Version and header of a file on a server. Errors are one line, for people.
     async fn read(&self, source: &ModelSource) -> Found {
-        // The semaphore is never closed.
-        let _turn = self.turns.acquire().await;
-        match timeout(DEADLINE, self.read_at_once(source)).await {
-            Ok(found) => found,
-            Err(_) => Err(format!(
-                "{}: the header did not come within {} s",
-                shown(source),
-                DEADLINE.as_secs()
-            )),
+        if let Some(found) = self.read_within(SMALL, &self.small, source).await {
+            return found;
         }
+        let found = self
+            .read_within(MAX_HEADER_BYTES, &self.large, source)
+            .await;
+        found.unwrap_or_else(|| Err(format!("{}: the header is too large", shown(source))))
     }
 
-    async fn read_at_once(&self, source: &ModelSource) -> Found {
-        let fetched = self.hub.source(source, None);
-        let fetched = fetched.ok_or("expected huggingFace or url")?;
-        let remote = RemoteModel::open(&self.client, &fetched)
-            .await
-            .map_err(|error| error_chain(&error))?;
+    /// Waits for its turn, then reads; `None` if the header has more than `limit` bytes, and a larger limit is left.
+    async fn read_within(
+        &self,
+        limit: u64,
+        turns: &Semaphore,
+        source: &ModelSource,
+    ) -> Option<Found> {
+        let Some(fetched) = self.hub.source(source, None) else {
+            return Some(Err("expected huggingFace or url".to_owned()));
+        };
+        // The semaphore is never closed.
+        let _turn = turns.acquire().await;
+        let opened = RemoteModel::open_within(&self.client, &fetched, limit);
+        let remote = match timeout(DEADLINE, opened).await {
+            Ok(Ok(remote)) => remote,
+            Ok(Err(RemoteModelError::Header(HeaderError::TooLarge { .. })))
+                if limit < MAX_HEADER_BYTES =>
+            {
+                return None;
+            }
+            Ok(Err(error)) => return Some(Err(error_chain(&error))),
+            Err(_) => {
+                let (shown, seconds) = (shown(source), DEADLINE.as_secs());
+                return Some(Err(format!(
+                    "{shown}: the header did not come within {seconds} s"
+                )));
+            }
+        };
         let name = remote.files[0].shown();
-        let profile = model_profile(&name, &remote.gguf).map_err(|error| error_chain(&error))?;
-        Ok(ResolvedFile {
-            source: source.clone(),
-            version: remote.version,
-            profile,
-        })
+        let profile = model_profile(&name, &remote.gguf);
+        Some(
+            profile
+                .map_err(|error| error_chain(&error))
+                .map(|profile| ResolvedFile {
+                    source: source.clone(),
+                    version: remote.version,
+                    profile,
+                }),
+        )
     }
 }
 
@@ -143,11 +174,8 @@ impl Looks {
         let at = match self.0.iter().position(|look| look.source == *source) {
             Some(at) => at,
             None => {
-                // Nothing is known: this operator has just started, or the source is new.
-                let failure = match self.0.is_empty() {
-                    true => failure_before(model, Timestamp::now(), now),
-                    false => None,
-                };
+                // This operator may have just started.
+                let failure = failure_before(model, source, Timestamp::now(), now);
                 self.0.push(Look {
                     source: source.clone(),
                     state: LookState::Idle,
@@ -206,20 +234,30 @@ impl Look {
     }
 }
 
-/// What the operator before could not resolve is not asked for at once: it fails for as long again as it has failed, within the pauses.
-fn failure_before(model: &Model, time: Timestamp, now: Instant) -> Option<Failure> {
+/// What the operator before could not resolve is not asked for at once: it fails for as long again as it has failed, within limits.
+fn failure_before(
+    model: &Model,
+    source: &ModelSource,
+    time: Timestamp,
+    now: Instant,
+) -> Option<Failure> {
     let status = model.status.as_ref()?;
     let failed = status.conditions.iter().find(|one| {
         one.type_ == RESOLVED
             && one.reason == RESOLVE_FAILED
             && one.observed_generation == model.metadata.generation
     })?;
+    let of_draft = failed.message.strip_prefix(OF_DRAFT);
+    let message = match model.spec.draft() == Some(source) {
+        true => of_draft?,
+        false if of_draft.is_some() => return None,
+        false => &failed.message,
+    };
     let age = time.duration_since(failed.last_transition_time.0);
-    let pause = Duration::try_from(age)
-        .unwrap_or_default()
-        .clamp(FIRST_PAUSE, LONGEST_PAUSE);
+    let pause = Duration::try_from(age).unwrap_or_default();
+    let pause = pause.clamp(FIRST_PAUSE, LONGEST_FIRST_PAUSE);
     Some(Failure {
-        message: failed.message.clone(),
+        message: message.to_owned(),
         pause,
         next: now + pause,
     })
@@ -302,33 +340,41 @@ mod tests {
         let mut model = model("http://nas/m.gguf");
         model.metadata.generation = Some(3);
         let now = Instant::now();
-        assert!(failure_before(&model, Timestamp::now(), now).is_none());
-        for (generation, age, expected) in [
-            (3, 1, Some(5)),
-            (3, 60, Some(60)),
-            (3, 86_400, Some(300)),
+        let draft = named("http://nas/draft.gguf");
+        model.spec.speculation = serde_json::from_value(json!({"draft": draft})).unwrap();
+        let source = model.spec.source.clone();
+        assert!(failure_before(&model, &source, Timestamp::now(), now).is_none());
+        let of_draft = format!("{OF_DRAFT}no");
+        for (message, generation, age, expected) in [
+            ("no", 3, 1, Some((&source, 5))),
+            ("no", 3, 20, Some((&source, 20))),
+            ("no", 3, 86_400, Some((&source, 30))),
+            (&of_draft, 3, 20, Some((&draft, 20))),
             // A clock that is years behind.
-            (3, -100_000_000, Some(5)),
+            ("no", 3, -100_000_000, Some((&source, 5))),
             // It is asked for something else now.
-            (2, 60, None),
+            ("no", 2, 60, None),
         ] {
             model.status = Some(ModelStatus {
                 conditions: vec![Condition {
                     type_: RESOLVED.to_owned(),
                     status: "False".to_owned(),
                     reason: RESOLVE_FAILED.to_owned(),
-                    message: "no".to_owned(),
+                    message: message.to_owned(),
                     observed_generation: Some(generation),
                     last_transition_time: Time(Timestamp::from_second(1_000_000).unwrap()),
                 }],
                 ..ModelStatus::default()
             });
             let time = Timestamp::from_second(1_000_000 + age).unwrap();
-            let failure = failure_before(&model, time, now);
-            assert_eq!(
-                failure.map(|failure| (failure.message, failure.pause)),
-                expected.map(|seconds| ("no".to_owned(), Duration::from_secs(seconds)))
-            );
+            for asked in [&source, &draft] {
+                let failure = failure_before(&model, asked, time, now);
+                let expected = expected.filter(|(failed, _)| *failed == asked);
+                assert_eq!(
+                    failure.map(|failure| (failure.message, failure.pause)),
+                    expected.map(|(_, seconds)| ("no".to_owned(), Duration::from_secs(seconds)))
+                );
+            }
         }
     }
 }
