@@ -4,7 +4,6 @@
 //! Decides: servers that the installation names are asked whatever their addresses are; all others only on addresses of the internet.
 //! Every request is looked at, redirects too, and a name after it was resolved, so that what it means later does not matter.
 
-use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -119,18 +118,6 @@ impl Resolve for Reach {
             }
         })
     }
-}
-
-/// Whether a request failed because of [`OutOfReach`].
-pub(crate) fn is_out_of_reach(error: &reqwest::Error) -> bool {
-    let mut next: Option<&(dyn Error + 'static)> = Some(error);
-    while let Some(error) = next {
-        if error.is::<OutOfReach>() {
-            return true;
-        }
-        next = error.source();
-    }
-    false
 }
 
 /// Whether IANA's registries of special addresses say that one of the internet can have it.

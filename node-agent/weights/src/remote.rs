@@ -16,9 +16,9 @@ use tokio::sync::Mutex;
 use crate::client::Client;
 use crate::headers::{asked_pause, content_range, header, not_encoded, opaque, text, version};
 use crate::identity::{Difference, Identity, difference};
-use crate::reach::is_out_of_reach;
+use crate::reach::OutOfReach;
 use crate::refusal::refusal;
-use crate::remote_error::{MAX_REDIRECTS, RemoteError, is_about_certificate, shown};
+use crate::remote_error::{MAX_REDIRECTS, RemoteError, is_about_certificate, is_caused_by, shown};
 use crate::retry::Attempts;
 use crate::source::Source;
 
@@ -432,7 +432,8 @@ async fn get(
     }
     let response = request.send().await.map_err(|source| {
         let (url, source) = (shown(url), source.without_url());
-        match (is_about_certificate(&source), is_out_of_reach(&source)) {
+        let out_of_reach = is_caused_by(&source, |_: &OutOfReach| true);
+        match (is_about_certificate(&source), out_of_reach) {
             (true, _) => RemoteError::Untrusted { url, source },
             (_, true) => RemoteError::OutOfReach { url },
             _ => RemoteError::Request { url, source },

@@ -164,9 +164,18 @@ impl RemoteError {
 
 /// Whether a request failed because of the server's certificate, which trying again does not change.
 pub(crate) fn is_about_certificate(error: &reqwest::Error) -> bool {
+    let is_about = |error: &rustls::Error| matches!(error, rustls::Error::InvalidCertificate(_));
+    is_caused_by(error, is_about)
+}
+
+/// Whether `error`, or one that it came from, is an `E` for which `holds`.
+pub(crate) fn is_caused_by<E: Error + 'static>(
+    error: &reqwest::Error,
+    holds: impl Fn(&E) -> bool,
+) -> bool {
     let mut next: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = next {
-        if let Some(rustls::Error::InvalidCertificate(_)) = error.downcast_ref() {
+        if error.downcast_ref().is_some_and(&holds) {
             return true;
         }
         // The source of an I/O error skips the error wrapped in it, so the wrapped error is looked at here.

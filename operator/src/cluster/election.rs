@@ -234,18 +234,15 @@ impl Candidate {
 
     async fn give_back(&self) -> kube::Result<()> {
         loop {
-            let found = self.leases.get_opt(LEASE).await?;
-            let Some((mut lease, mut spec)) = found.and_then(|mut lease| {
-                let spec = lease.spec.take()?;
-                Some((lease, spec))
-            }) else {
+            let Some(mut lease) = self.leases.get_opt(LEASE).await? else {
                 return Ok(());
             };
-            if spec.holder_identity.as_ref() != Some(&self.identity) {
-                return Ok(());
+            match &mut lease.spec {
+                Some(spec) if spec.holder_identity.as_ref() == Some(&self.identity) => {
+                    spec.holder_identity = None;
+                }
+                _ => return Ok(()),
             }
-            spec.holder_identity = None;
-            lease.spec = Some(spec);
             let parameters = PostParams::default();
             match self.leases.replace(LEASE, &parameters, &lease).await {
                 // Also by a request of this candidate's own that was still under way.
