@@ -24,30 +24,45 @@ struct Subject {
     model: &'static str,
     /// One in this many of a turn's tokens is measured: large models take long.
     share: usize,
-    /// Whether to decode after [`DEEP`] tokens, too.
-    deep: bool,
+    /// What is measured after [`DEEP`] tokens, too.
+    deep: &'static [Deep],
+}
+
+/// A measurement after [`DEEP`] tokens of context.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Deep {
+    Decode,
+    Prefill,
+}
+
+impl Deep {
+    /// Tokens that are counted: few of an answer, as the peer computes the context anew each time.
+    pub fn tokens(self) -> usize {
+        match self {
+            Self::Decode => 16,
+            Self::Prefill => 512,
+        }
+    }
 }
 
 const SUBJECTS: [Subject; 8] = [
-    subject("stories15M-F32", 1, false),
-    subject("SmolLM2-135M-Instruct-Q4_1", 1, true),
-    subject("TinyLlama-1.1B-Chat-Q4_K_M", 1, true),
-    subject("TinyLlama-1.1B-Chat-Q8_0", 1, false),
+    subject("stories15M-F32", 1, &[]),
+    subject("SmolLM2-135M-Instruct-Q4_1", 1, &[Deep::Decode]),
+    subject("TinyLlama-1.1B-Chat-Q4_K_M", 1, &[Deep::Decode]),
+    subject("TinyLlama-1.1B-Chat-Q8_0", 1, &[]),
     // Most of its layers see 512 positions.
-    subject("gemma-3-270m-Q4_K_M", 1, true),
-    subject("shape-1b-Q4_K_M", 1, true),
-    subject("shape-8b-Q4_K_M", 4, false),
-    subject("shape-qwen3-8b-Q4_K_M", 4, false),
+    subject("gemma-3-270m-Q4_K_M", 1, &[Deep::Decode, Deep::Prefill]),
+    subject("shape-1b-Q4_K_M", 1, &[Deep::Decode]),
+    subject("shape-8b-Q4_K_M", 4, &[]),
+    subject("shape-qwen3-8b-Q4_K_M", 4, &[]),
 ];
 
-const fn subject(model: &'static str, share: usize, deep: bool) -> Subject {
+const fn subject(model: &'static str, share: usize, deep: &'static [Deep]) -> Subject {
     Subject { model, share, deep }
 }
 
-/// Tokens of context of the deep decode.
+/// Tokens of context of the deep measurements, and turns of them.
 pub const DEEP: usize = 4096;
-/// Tokens decoded there, and turns of it: the peer computes the context anew each time.
-pub const DEEP_DECODE: usize = 16;
 const DEEP_TURNS: usize = 3;
 
 /// Sequences of the batched decode.
@@ -79,8 +94,8 @@ pub struct EngineSpeed {
     pub decode: Pair,
     pub prefill_tokens: usize,
     pub prefill: Pair,
-    /// Decode after [`DEEP`] tokens, and the peer's better setting.
-    pub deep: Option<(Pair, FlashAttention)>,
+    /// After [`DEEP`] tokens, each with the peer's better setting.
+    pub deep: Vec<(Deep, Pair, FlashAttention)>,
     /// Decode of [`AT_ONCE`] sequences, all together.
     pub at_once_tokens: usize,
     pub at_once: Pair,
@@ -166,7 +181,7 @@ fn measure_model(
         decode: Pair::default(),
         prefill_tokens: effort.prefill / subject.share,
         prefill: Pair::default(),
-        deep: None,
+        deep: Vec::new(),
         at_once_tokens: effort.decode / subject.share / 4,
         at_once: Pair::default(),
     };
@@ -180,7 +195,7 @@ fn measure_model(
         let prefilled = speed.prefill_tokens;
         speed.prefill.take_turn(
             turn,
-            || prefill(&engine, prefilled),
+            || prefill(&engine, &mut engine.sequence(prefilled), prefilled),
             || peer.tokens_per_second(path, threads, prefilled, 0),
         )?;
         let decoded = speed.at_once_tokens;
@@ -190,25 +205,46 @@ fn measure_model(
             || peer.tokens_per_second_at_once(path, threads, AT_ONCE, AT_ONCE_PROMPT, decoded),
         )?;
     }
-    if subject.deep {
-        let turns = effort.turns.min(DEEP_TURNS);
-        let mut kv = engine.sequence(DEEP + turns * FlashAttention::BOTH.len() * (1 + DEEP_DECODE));
-        engine.last_logits(&tokens(&engine, DEEP), &mut kv)?;
-        let mut pairs = [(); FlashAttention::BOTH.len()].map(|()| Pair::default());
-        for turn in 0..turns {
-            for (pair, setting) in pairs.iter_mut().zip(FlashAttention::BOTH) {
-                pair.take_turn(
-                    turn,
-                    || decode(&engine, &mut kv, DEEP_DECODE),
-                    || peer.tokens_per_second_deep(path, threads, DEEP_DECODE, DEEP, setting),
-                )?;
-            }
-        }
-        let better = pairs.into_iter().zip(FlashAttention::BOTH);
-        speed.deep =
-            better.max_by(|(a, _), (b, _)| a.llama_cpp.median().total_cmp(&b.llama_cpp.median()));
+    for &deep in subject.deep {
+        let (pair, setting) = measure_deep(effort, deep, path, peer, &engine, threads)?;
+        speed.deep.push((deep, pair, setting));
     }
     Ok(speed)
+}
+
+/// After [`DEEP`] tokens, with the setting that is the peer's better one.
+fn measure_deep(
+    effort: &Effort,
+    deep: Deep,
+    path: &Path,
+    peer: &peer::Programs,
+    engine: &OneProcess,
+    threads: usize,
+) -> Result<(Pair, FlashAttention), BenchError> {
+    let count = deep.tokens();
+    let (prefilled, decoded) = match deep {
+        Deep::Decode => (0, count),
+        Deep::Prefill => (count, 0),
+    };
+    let mut kv = engine.sequence(DEEP + count + 1);
+    engine.last_logits(&tokens(engine, DEEP), &mut kv)?;
+    let mut measured = FlashAttention::BOTH.map(|setting| (Pair::default(), setting));
+    for turn in 0..effort.turns.min(DEEP_TURNS) {
+        for (pair, setting) in &mut measured {
+            kv.truncate(DEEP);
+            pair.take_turn(
+                turn,
+                || match deep {
+                    Deep::Decode => decode(engine, &mut kv, count),
+                    Deep::Prefill => prefill(engine, &mut kv, count),
+                },
+                || peer.tokens_per_second_deep(path, threads, prefilled, decoded, DEEP, *setting),
+            )?;
+        }
+    }
+    let [one, other] = measured;
+    let second_is_better = other.0.llama_cpp.median() > one.0.llama_cpp.median();
+    Ok(if second_is_better { other } else { one })
 }
 
 /// Bytes of weights that one token reads, and operations on quantized weights (two for each) for one token of a prompt.
@@ -238,11 +274,10 @@ fn decode(engine: &OneProcess, kv: &mut KvCache, count: usize) -> Result<f64, Be
     Ok(count as f64 / start.elapsed().as_secs_f64())
 }
 
-fn prefill(engine: &OneProcess, count: usize) -> Result<f64, BenchError> {
-    let mut kv = engine.sequence(count);
+fn prefill(engine: &OneProcess, kv: &mut KvCache, count: usize) -> Result<f64, BenchError> {
     let tokens = tokens(engine, count);
     let start = Instant::now();
-    engine.last_logits(&tokens, &mut kv)?;
+    engine.last_logits(&tokens, kv)?;
     Ok(count as f64 / start.elapsed().as_secs_f64())
 }
 

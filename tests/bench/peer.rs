@@ -115,16 +115,17 @@ impl Programs {
         rate(&mut self.bench(model, threads, prefill, decode))
     }
 
-    /// The same of `decode` tokens after `depth` tokens of context, which are not counted.
+    /// The same after `depth` tokens of context, which are not counted.
     pub fn tokens_per_second_deep(
         &self,
         model: &Path,
         threads: usize,
+        prefill: usize,
         decode: usize,
         depth: usize,
         flash_attention: FlashAttention,
     ) -> Result<f64, BenchError> {
-        let mut command = self.bench(model, threads, 0, decode);
+        let mut command = self.bench(model, threads, prefill, decode);
         command.args(["-d", &depth.to_string(), "-fa", flash_attention.name()]);
         rate(&mut command)
     }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::engine_speed::{AT_ONCE, DEEP, DEEP_DECODE, EngineSpeed, EngineSpeeds, Pair};
+use crate::engine_speed::{AT_ONCE, DEEP, Deep, EngineSpeed, EngineSpeeds, Pair};
 use crate::error::BenchError;
 use crate::hop_cost::HopCost;
 use crate::kernel_speed::{COLS, Cell, KernelSpeeds, ROWS};
@@ -123,12 +123,16 @@ fn engine_rows(text: &mut String, speeds: &EngineSpeeds, speed: &EngineSpeed) {
             speed.prefill.engine.median() * operations / speeds.operations.median()
         }),
     );
-    if let Some((deep, setting)) = &speed.deep {
-        let setting = setting.name();
+    for (deep, pair, setting) in &speed.deep {
+        let (what, goal) = match deep {
+            Deep::Decode => ("decode", DEEP_GOAL),
+            Deep::Prefill => ("prefill", PREFILL_GOAL),
+        };
+        let (tokens, setting) = (deep.tokens(), setting.name());
         let what = format!(
-            "decode {DEEP_DECODE} after {DEEP}, llama.cpp with flash attention {setting}, which is its better"
+            "{what} {tokens} after {DEEP}, llama.cpp with flash attention {setting}, which is its better"
         );
-        row(what, deep, DEEP_GOAL, None);
+        row(what, pair, goal, None);
     }
     row(
         format!("decode {}, {AT_ONCE} at once, in all", speed.at_once_tokens),
