@@ -15,5 +15,11 @@ pub use error_chain::error_chain;
 /// The agent on a Node has the Lease of this name, followed by the Node's.
 pub const AGENT_LEASE_PREFIX: &str = "prima-agent-";
 
+/// A machine counts as lost when its agent's Lease was not renewed for this long.
+pub const AGENT_LEASE_SECONDS: u16 = 40;
+
+/// Seconds after which a watch is asked for anew, from where it was. A server whose machine has gone says nothing more, not even that.
+pub const WATCH_SECONDS: u32 = 60;
+
 /// Content type of all that answers at /metrics.
 pub const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

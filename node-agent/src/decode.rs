@@ -31,8 +31,8 @@ use crate::generation::{
 use crate::ring::{RingClient, RingError, RingEvent};
 
 use choice::Choice;
+use draft_model::{DraftGuess, Job};
 pub use draft_model::{DraftModel, DraftModelError, DraftThread};
-use draft_model::{Guess, Job};
 use pooling::{Pool, PoolError, Pools};
 use scheduler::{Action, Event, Read, RequestId, Sampled, Scheduler};
 use tally::Tally;
@@ -52,7 +52,7 @@ pub fn initial_status(plan: &RingPlanSpec) -> RingStatus {
     }
 }
 
-/// What whoever starts it decides.
+/// Settings that the caller chooses.
 pub struct DecodeOptions {
     /// Whether tokens are drafted,
     pub speculate: bool,
@@ -360,7 +360,7 @@ impl Decode {
     }
 
     /// What the draft model says; `None`: it cannot guess any more.
-    async fn take(&mut self, guess: Option<Guess>) -> Result<(), RingError> {
+    async fn take(&mut self, guess: Option<DraftGuess>) -> Result<(), RingError> {
         let event = match guess {
             Some(guess) => Event::Guessed {
                 request: guess.request,
@@ -573,7 +573,7 @@ fn unpoolable(error: PoolError) -> SubmitError {
 }
 
 /// The draft model's next guess, for ever where there is none.
-async fn guess(model: &mut Option<DraftThread>) -> Option<Guess> {
+async fn guess(model: &mut Option<DraftThread>) -> Option<DraftGuess> {
     match model {
         Some(model) => model.next().await,
         None => std::future::pending().await,

@@ -46,7 +46,7 @@ use prima_model::ModelPart;
 use crate::available_memory::{self, MemoryError, MemoryNow};
 use crate::ring::LinkError;
 use cache::CacheKey;
-use cpu::Weights;
+use cpu::SampleWeights;
 pub use cpu::cache_bytes;
 use disk::DiskError;
 use links::LinkTarget;
@@ -239,7 +239,7 @@ fn measure(
     pool: &ThreadPool,
 ) -> Result<NodeProfileStatus, ProfileError> {
     let begun = Instant::now();
-    let weights = Weights::new(cpu::cache_bytes(root), now.available);
+    let weights = SampleWeights::new(cpu::cache_bytes(root), now.available);
     progress(&format!("measuring the disk of {}", models.display()));
     let some_work = cpu::some_work(pool, &weights).map_err(ProfileError::Cpu)?;
     let disk = disk::measure(models, pool, &some_work).map_err(ProfileError::Disk)?;

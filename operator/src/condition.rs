@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
 /// What is said of one kind of condition.
-pub struct Said<'a> {
+pub struct ConditionUpdate<'a> {
     pub kind: &'a str,
     /// `None`: it is not known yet.
     pub is: Option<bool>,
@@ -16,7 +16,11 @@ pub struct Said<'a> {
 const MAX_MESSAGE: usize = 8000;
 
 /// `before`: the conditions so far. `generation`: of the object that this is said of.
-pub fn condition(before: &[Condition], generation: Option<i64>, said: Said<'_>) -> Condition {
+pub fn condition(
+    before: &[Condition],
+    generation: Option<i64>,
+    said: ConditionUpdate<'_>,
+) -> Condition {
     let status = match said.is {
         Some(true) => "True",
         Some(false) => "False",

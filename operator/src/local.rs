@@ -17,7 +17,8 @@ use std::time::Duration;
 use prima_crds::quantity::Quantity;
 use prima_crds::v1alpha1::model_profile::{OtherVocabulary, same_vocabulary};
 use prima_crds::v1alpha1::ring_plan::{
-    KvDtype, PlannedDraft, PlannedWindow, RingMember, RingPlan, RingPlanError, RingPlanSpec,
+    DEFAULT_CONCURRENT_REQUESTS, KvDtype, PlannedDraft, PlannedWindow, RingMember, RingPlan,
+    RingPlanError, RingPlanSpec,
 };
 use prima_halda::PlanReport;
 use prima_member_process::{Health, health};
@@ -135,8 +136,6 @@ pub enum LocalError {
     MemberDied(agents::MemberExit),
 }
 
-/// Sequences that may hold a KV cache at once.
-const MAX_CONCURRENT_REQUESTS: i32 = 16;
 const DEFAULT_PORT: u16 = 8080;
 /// How many ports above the default are tried.
 const PORTS_TRIED: u16 = 100;
@@ -311,7 +310,7 @@ fn ring_plan(
         }
     });
     let spec = RingPlanSpec {
-        max_concurrent_requests: MAX_CONCURRENT_REQUESTS,
+        max_concurrent_requests: DEFAULT_CONCURRENT_REQUESTS,
         draft: draft.map(|draft| PlannedDraft {
             model: draft.planned(),
             memory_bytes: draft.profile.spec.whole_bytes(context.into()),

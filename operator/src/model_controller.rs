@@ -32,7 +32,7 @@ use crate::cluster::metrics::Metrics;
 use crate::cluster::world::Stores;
 pub use apply::{MANAGER, OURS};
 pub use decide::Question;
-use decide::{Kind, Now};
+use decide::{DecisionKind, Now};
 use dereference::World;
 use planner::{PATIENCE, Planner, Search};
 use resolve::{HeaderReader, Looks};
@@ -178,7 +178,7 @@ async fn steps(
         state.decided = decided;
         match decision.kind {
             // Other Models go on meanwhile. By the time of the answer, the world may have changed.
-            Kind::Ask(question) if patient => {
+            DecisionKind::Ask(question) if patient => {
                 drop(alone);
                 let search = &mut state.search;
                 let answer =

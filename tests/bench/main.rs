@@ -35,6 +35,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use error::BenchError;
+use prima_crds::error_chain;
 use prima_engine::Compute;
 
 /// How much is measured.
@@ -81,12 +82,7 @@ fn main() -> ExitCode {
     match measured {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("bench: {error}");
-            let mut cause = std::error::Error::source(&error);
-            while let Some(error) = cause {
-                eprintln!("  because {error}");
-                cause = error.source();
-            }
+            eprintln!("bench: {}", error_chain(&error));
             ExitCode::FAILURE
         }
     }

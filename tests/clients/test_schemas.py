@@ -34,6 +34,11 @@ REFUSED = {
 }
 
 
+# Answers by each schema: over 500 by all of them.
+SEEDS = range(5)
+AT_ONCE = 8
+
+
 def answers(chat, schema, **options):
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     options = {"temperature": 1, "max_tokens": 200, **options}
@@ -43,12 +48,12 @@ def answers(chat, schema, **options):
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_answers_are_valid(chat, name):
     validator = jsonschema.Draft202012Validator(SCHEMAS[name], format_checker=jsonschema.FormatChecker())
-    ended = 0
-    for choice in answers(chat, SCHEMAS[name], n=8, seed=1):
-        if choice.finish_reason == "stop":
-            validator.validate(json.loads(choice.message.content))
-            ended += 1
-    assert ended > 0
+    drawn = [choice for seed in SEEDS for choice in answers(chat, SCHEMAS[name], n=AT_ONCE, seed=seed)]
+    # The others came to their last token before they came to an end.
+    ended = [choice.message.content for choice in drawn if choice.finish_reason == "stop"]
+    for content in ended:
+        validator.validate(json.loads(content))
+    assert len(ended) >= 0.9 * len(drawn), f"{len(ended)} of {len(drawn)}"
 
 
 @pytest.mark.parametrize("keyword", REFUSED)

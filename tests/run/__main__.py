@@ -223,9 +223,11 @@ def levels_not_here(plan: Plan) -> list[str]:
     """Kernels that neither this processor nor an emulated one can run."""
     agent = ROOT / "target" / "debug" / "prima-node-agent"
     if not agent.exists():
-        return []
+        return ["which kernels this processor lacks: unknown, as nothing had to be built"]
     shown = subprocess.run([agent, "inspect", "--cpu"], capture_output=True, text=True, check=True).stdout
     lacking = re.findall(r"^ *(\S+) .* no, it lacks (.*?) *$", shown, re.MULTILINE)
+    if len(lacking) + len(re.findall(r" (yes|used) *$", shown, re.MULTILINE)) < 2:
+        raise SystemExit(f"prima-node-agent inspect --cpu: expected a row for each level of instructions, found\n{shown}")
     # Now, or when it last passed here with the same inputs.
     ran = any(suite.id == EMULATED for suite in plan.run) or any(line.startswith(f"{EMULATED} ") for line in plan.unchanged)
     emulated = EMULATED_LEVELS if ran else set()

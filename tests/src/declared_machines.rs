@@ -36,8 +36,8 @@ pub struct DeclaredMachines {
 /// A file that they may have.
 pub const FILE: &str = "/var/lib/prima/models/made-up.gguf";
 
-/// Agents renew their Leases every ten seconds, and say that they last forty. Here a Lease lasts as long as the operator believes, so that
-/// no machine is lost because this one stalls; one that falls silent says at last that its own lasts no more than the least.
+/// Real Leases last 40 s. These last 600, the most that the operator believes, so that a slow test loses no machine. A machine that falls
+/// silent first shortens its own to 5 s.
 const RENEWAL: Duration = Duration::from_secs(5);
 const LASTS_SECONDS: i32 = 600;
 const SILENT_AFTER_SECONDS: i32 = 5;

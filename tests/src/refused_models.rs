@@ -219,6 +219,12 @@ pub fn write(folder: &Path) -> Vec<Refused> {
         "mixed-00002-of-00002.gguf: expected part 2 of 2, with split.no = 1, found 0",
     );
     part(0, 40).write(&folder.join("mixed-00002-of-00002.gguf"));
+    add(
+        "other-00001-of-00002.gguf".to_owned(),
+        part(0, 40),
+        "other-00001-of-00002.gguf: expected 40 tensors in all parts together (split.tensors.count), found",
+    );
+    part(1, 40).write(&folder.join("other-00002-of-00002.gguf"));
     let page = folder.join("page.gguf");
     fs::write(&page, "<!doctype html>").expect("a file");
     refused.push(Refused {

@@ -8,6 +8,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 
 use prima_crds::definitions;
+use prima_gguf::model_bytes;
 use prima_test_hub::TestHub;
 use prima_tests::api_server::{ApiServer, Backend};
 use prima_tests::node_agent::{AgentMachine, NodeAgent};
@@ -137,7 +138,7 @@ fn plan(
             "model": {
                 "name": "smollm2",
                 "file": model,
-                "sizeBytes": fs::metadata(model).expect("a model file").len(),
+                "sizeBytes": model_bytes(model).expect("a model file"),
                 "layers": 30,
                 "version": {"headerSha256": header_sha256},
             },
@@ -203,7 +204,8 @@ fn model() -> PathBuf {
 #[test]
 fn agents_tell_of_their_machines_and_run_plans() {
     let stage = Stage::new();
-    let model = model();
+    // Three files that are one model.
+    let model = split_model::in_three_files(&model(), stage.folder.path());
     let machines = ["one", "two"].map(|node| AgentMachine::new(node, stage.folder.path()));
     let [mut one, mut two] = [&machines[0], &machines[1]].map(|machine| start(&stage, machine));
     one.wait_until_ready();
@@ -460,7 +462,7 @@ fn members_fetch_their_layers_and_keep_them() {
     let files = stage.folder.path().join("hub");
     let repo = files.join("people/models");
     fs::create_dir_all(&repo).expect("a folder for a hub");
-    let first = split_model::in_two_files(&model(), &repo);
+    let first = split_model::in_three_files(&model(), &repo);
     let file = first
         .file_name()
         .and_then(|name| name.to_str())
@@ -476,7 +478,7 @@ fn members_fetch_their_layers_and_keep_them() {
         location,
         token: None,
     });
-    assert_eq!(remote.files.len(), 2);
+    assert_eq!(remote.files.len(), 3);
     let machines = ["one", "two"].map(|node| AgentMachine::new(node, stage.folder.path()));
     let [mut one, mut two] = [&machines[0], &machines[1]].map(|machine| start(&stage, machine));
 

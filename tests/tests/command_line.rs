@@ -228,7 +228,7 @@ fn inspect_prints_the_same_in_yaml_and_json() {
 #[test]
 fn inspect_shows_a_model_in_several_files_as_one() {
     let folder = tempfile::tempdir().expect("a folder");
-    let first = split_model::in_two_files(&smollm2(), folder.path());
+    let first = split_model::in_three_files(&smollm2(), folder.path());
     let shown = |path: &Path| -> Value {
         let path = path.to_str().expect("UTF-8");
         let json = printed("prima-node-agent", &["inspect", path, "-o", "json"]);

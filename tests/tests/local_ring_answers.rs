@@ -57,14 +57,21 @@ fn rounds_uneven_and_empty_windows_change_no_answer() {
 #[test]
 fn gemma_says_the_same_in_every_ring() {
     let gemma = assets::path("models/gemma-3-270m-Q4_K_M.gguf").expect("a model");
+    // Most of its layers see 512 positions.
+    let long: String = (1..=300)
+        .map(|day| format!("On day {day} it rained. "))
+        .collect();
     let says = |builder: LocalRingBuilder| {
         let ring = builder.model(&gemma).start();
-        let text = ring.complete(PROMPTS[0], MAX_TOKENS);
+        let texts = [PROMPTS[0], &long].map(|prompt| ring.complete(prompt, MAX_TOKENS));
         ring.stop();
-        text
+        texts
     };
     let one = says(LocalRing::builder().members(1));
-    assert!(one.contains("France"), "{one:?}");
+    assert!(
+        one[0].contains("France") && one[1].contains("301"),
+        "{one:?}"
+    );
     for (split, rounds) in [(&[7, 11][..], 1), (&[5, 6, 7], 1), (&[10, 4, 4], 2)] {
         let found = says(LocalRing::builder().split(split).rounds(rounds));
         assert_eq!(found, one, "--split {split:?} --rounds {rounds}");
@@ -74,7 +81,7 @@ fn gemma_says_the_same_in_every_ring() {
 #[test]
 fn a_model_in_several_files_says_the_same() {
     let folder = tempfile::tempdir().expect("a folder");
-    let first = split_model::in_two_files(&smollm2(), folder.path());
+    let first = split_model::in_three_files(&smollm2(), folder.path());
     let greedy = |path: &Path| {
         let ring = LocalRing::builder().model(path).split(&[14, 16]).start();
         let text = ring.complete(PROMPTS[0], MAX_TOKENS);

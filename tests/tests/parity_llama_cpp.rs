@@ -128,6 +128,11 @@ fn gemma3_270m_as_f32_has_the_top_20_logprobs_of_llama_cpp() {
     top_logprobs_agree("gemma-3-270m-F32");
 }
 
+#[test]
+fn gemma3_270m_as_f32_says_what_llama_cpp_says() {
+    greedy_agrees("gemma-3-270m-F32", &F32_BOUNDS);
+}
+
 /// As the file is, both round activations to eight bits: the engine is no farther from what the weights say than llama.cpp is.
 #[test]
 fn gemma3_270m_is_as_near_to_its_weights_as_llama_cpp() {
@@ -148,6 +153,7 @@ fn gemma3_270m_is_as_near_to_its_weights_as_llama_cpp() {
     let (exact, peers) = (next("gemma-3-270m-F32", TOP), next(file, AMPLE));
     let engine = open(file);
     let (mut own, mut peer) = (0.0, 0.0);
+    assert_eq!((exact.len(), peers.len()), (prompts.len(), prompts.len()));
     for (exact, peers) in exact.iter().zip(&peers) {
         let mut kv = engine.sequence(exact.prompt.len());
         let found = log_softmax(&engine.last_logits(&exact.prompt, &mut kv).unwrap());
@@ -229,10 +235,12 @@ fn greedy_agrees(name: &str, bounds: &Bounds) {
             .collect();
     });
     let (mut places, mut decided, mut agreed, mut noise) = (0, 0, 0, 0f32);
+    assert_eq!(answer.greedy.len(), PROMPTS.len());
     for (prompt, expected) in PROMPTS.iter().zip(&answer.greedy) {
         let tokens = engine.tokenizer.encode(prompt, true, false).unwrap();
         assert_eq!(tokens, expected.prompt, "tokens of {prompt:?}");
         assert_eq!(expected.tokens.len(), CONTINUATION);
+        assert_eq!(expected.top.len(), CONTINUATION);
         let all = continued(&engine, &tokens, &expected.tokens);
         if prompt == &PROMPTS[0] {
             let one_by_one = continued_one_by_one(&engine, &tokens, &expected.tokens);
@@ -316,6 +324,7 @@ fn top_logprobs_agree(name: &str) {
             .collect();
     });
     let mut largest = 0f32;
+    assert_eq!(answer.next.len(), NEXT.len());
     for (&prompt, expected) in NEXT.iter().zip(&answer.next) {
         let prompt = PROMPTS[prompt];
         let tokens = engine.tokenizer.encode(prompt, true, false).unwrap();
@@ -479,6 +488,8 @@ fn model(name: &str) -> PathBuf {
 
 fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
+    // A maximum passes over what is not a number.
+    assert!(a.iter().chain(b).all(|x| x.is_finite()), "not a number");
     a.iter()
         .zip(b)
         .map(|(a, b)| (a - b).abs())

@@ -182,7 +182,7 @@ pub struct ModelStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
-    /// For people: `Ready`, or what the model is on its way to or lacks, as the condition `Ready` has it, with percent while it is fetched.
+    /// For people: `Ready`, or the reason why it is not, with percent while it is fetched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub summary: Option<String>,
     /// Name of the model's file.

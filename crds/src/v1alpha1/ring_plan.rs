@@ -291,6 +291,12 @@ impl KvDtype {
 /// this size, several of them in flight.
 pub const CHUNK_POSITIONS: usize = 128;
 
+/// Rows that go through the output head on a GPU at once, and whose logits it holds.
+pub const GPU_HEAD_ROWS: usize = 32;
+
+/// Requests that share one context's memory, where nobody says how many get a context each.
+pub const DEFAULT_CONCURRENT_REQUESTS: i32 = 16;
+
 /// How far the members are with the plan. Each agent writes its own entry of `members`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]

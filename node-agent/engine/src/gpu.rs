@@ -1,8 +1,8 @@
 //! GPUs of this machine, and what they do: layers of a window, the output head, and single operations for measuring them. However a
 //! pass is cut, the CPU's results are the same bit for bit; a GPU's are the same up to rounding.
 //!
-//! Decides: which of them is used. By Vulkan they are all there is to every build, and drivers that compute on the processor are left out
-//! unless asked for, since they are no gain; a build for CUDA or Metal uses these. Refuses: to use the CPU when a GPU was asked for.
+//! Decides: which of them is used. Every build finds GPUs through Vulkan. Drivers that compute on the processor are no gain, and used only on
+//! request. A build for CUDA or Metal uses that instead. Refuses: to use the CPU when a GPU was asked for.
 
 mod backend;
 #[cfg(feature = "candle")]
@@ -17,16 +17,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use prima_model::ModelPart;
-use prima_vulkan::Kind;
+use prima_vulkan::GpuKind;
 
 use crate::error::EngineError;
 use crate::executor::Executor;
 use crate::kernels::Matrix;
 use crate::model::Model;
-use backend::{Backend, Choice};
+use backend::{Backend, GpuChoice};
 pub(crate) use backend::{DeviceHead, HeadWeights};
 pub use backend::{DeviceMatrix, DeviceRows};
 pub use facts::{GpuApi, GpuFacts};
+pub use vulkan::GPU_HEAD_ROWS;
 
 /// A GPU of this machine. Clones share it.
 #[derive(Clone)]
@@ -38,14 +39,14 @@ impl Gpu {
     /// # Errors
     /// [`EngineError::NoGpu`] when there is none, [`EngineError::Gpu`] when its driver refuses, [`EngineError::GpuChoice`].
     pub fn open() -> Result<Gpu, EngineError> {
-        let choice = Choice::from_environment()?;
-        if choice == Choice::None {
+        let choice = GpuChoice::from_environment()?;
+        if choice == GpuChoice::None {
             return Err(EngineError::NoGpu {
-                reason: format!("{} is `none`", Choice::VARIABLE),
+                reason: format!("{} is `none`", GpuChoice::VARIABLE),
             });
         }
         #[cfg(any(feature = "cuda", feature = "metal"))]
-        if choice == Choice::Real {
+        if choice == GpuChoice::Real {
             return Ok(Gpu(Arc::new(candle::CandleGpu::open()?)));
         }
         Ok(Gpu(Arc::new(vulkan::VulkanGpu::open(choice)?)))
@@ -68,7 +69,9 @@ impl Gpu {
                 continue;
             }
             let reason = match (kind, &used) {
-                (Kind::Software, _) => "it computes on the processor, which is no gain".to_owned(),
+                (GpuKind::Software, _) => {
+                    "it computes on the processor, which is no gain".to_owned()
+                }
                 (_, Ok(_)) => "one GPU is used, the first".to_owned(),
                 (_, Err(error)) => error.to_string(),
             };
@@ -85,7 +88,7 @@ impl Gpu {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn software() -> Result<Gpu, EngineError> {
-        Ok(Gpu(Arc::new(vulkan::VulkanGpu::open(Choice::Software)?)))
+        Ok(Gpu(Arc::new(vulkan::VulkanGpu::open(GpuChoice::Software)?)))
     }
 
     /// The same, of whose buffers kernels see at most `bytes` at once: for tests of tensors that are larger.
@@ -93,7 +96,7 @@ impl Gpu {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn software_with_most_bound_bytes(bytes: u64) -> Result<Gpu, EngineError> {
-        let gpu = vulkan::VulkanGpu::open(Choice::Software)?;
+        let gpu = vulkan::VulkanGpu::open(GpuChoice::Software)?;
         Ok(Gpu(Arc::new(gpu.with_most_bound_bytes(bytes))))
     }
 

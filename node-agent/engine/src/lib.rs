@@ -51,7 +51,7 @@ pub use cpu::Compute;
 pub use device::LayerDevices;
 pub use embedding::Embedding;
 pub use error::EngineError;
-pub use gpu::{DeviceMatrix, DeviceRows, Gpu, GpuApi, GpuFacts};
+pub use gpu::{DeviceMatrix, DeviceRows, GPU_HEAD_ROWS, Gpu, GpuApi, GpuFacts};
 pub use kv_cache::KvCache;
 pub use kv_memory::KvMemory;
 pub use layer_window::LayerWindow;
@@ -59,7 +59,7 @@ pub use mapped_weights::MappedFile;
 pub use model::Model;
 pub use output_head::OutputHead;
 pub use page_cache::drop_pages;
-pub use residency::{Part, Residency, ResidencyStatus, StreamingSchedule, streaming_rate};
+pub use residency::{Residency, ResidencyPart, ResidencyStatus, StreamingSchedule, streaming_rate};
 pub use whole_model::WholeModel;
 
 /// In which KV caches hold their numbers.

@@ -23,9 +23,9 @@ use crate::mapped_weights::{MappedModel, MappedTensor};
 use crate::model::Model;
 
 use experts::{ExpertCache, LayerExperts};
-use plan::{Piece, ResidencyPlan, Tensor, WeightCycle};
+use plan::{ResidencyPlan, Tensor, WeightCycle, WeightPiece};
 use reader::Reader;
-use source::Source;
+use source::ModelFiles;
 
 pub use plan::StreamingSchedule;
 
@@ -38,7 +38,7 @@ pub struct Residency {
 
 /// Weights that a member computes with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum ResidencyPart {
     /// These layers, on the CPU.
     Layers(Range<usize>),
     OutputHead,
@@ -103,7 +103,7 @@ impl Residency {
     /// does not take advice.
     pub fn new(
         model: &Model,
-        parts: &[Part],
+        parts: &[ResidencyPart],
         schedule: StreamingSchedule,
     ) -> Result<Residency, EngineError> {
         Residency::in_pieces(model, parts, schedule, PIECE_BYTES)
@@ -115,7 +115,7 @@ impl Residency {
     /// As there.
     pub fn in_pieces(
         model: &Model,
-        parts: &[Part],
+        parts: &[ResidencyPart],
         schedule: StreamingSchedule,
         piece_bytes: usize,
     ) -> Result<Residency, EngineError> {
@@ -123,8 +123,8 @@ impl Residency {
         let (mut tensors, mut experts) = (Vec::new(), Vec::new());
         for part in parts {
             match part {
-                Part::OutputHead => tensors.push(model.matrix(&spec.output_head)?),
-                Part::Layers(layers) => {
+                ResidencyPart::OutputHead => tensors.push(model.matrix(&spec.output_head)?),
+                ResidencyPart::Layers(layers) => {
                     for layer in &spec.layers[layers.clone()] {
                         for matrix in layer.matrices() {
                             tensors.push(model.matrix(matrix)?);
@@ -148,7 +148,7 @@ impl Residency {
                 experts: match experts.is_empty() {
                     true => None,
                     false => Some(ExpertCache::start(
-                        Source::open(model.map().paths())?,
+                        ModelFiles::open(model.map().paths())?,
                         experts,
                     )?),
                 },
@@ -351,7 +351,7 @@ pub fn streaming_rate(
     Ok(timed as f64 / begun.elapsed().as_secs_f64().max(1e-9))
 }
 
-fn unreadable(path: &Path, piece: &Piece, source: io::Error) -> EngineError {
+fn unreadable(path: &Path, piece: &WeightPiece, source: io::Error) -> EngineError {
     EngineError::ReadWeights {
         path: path.to_owned(),
         offset: piece.offset,
@@ -425,7 +425,7 @@ impl Streams {
         false
     }
 
-    fn release(&self, piece: &Piece) {
+    fn release(&self, piece: &WeightPiece) {
         // If these calls fail, the system takes the pages back when it needs them.
         let _ = self.map.unmap_pages(piece.range());
         let _ = self.reader.drop_pages(piece);

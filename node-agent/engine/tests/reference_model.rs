@@ -178,6 +178,9 @@ fn largest_difference(path: &Path, tokens: &[u32]) -> f32 {
 
 fn difference(ours: &[f32], theirs: &[f32]) -> f32 {
     assert_eq!(ours.len(), theirs.len());
+    // A maximum passes over what is not a number.
+    let mut numbers = ours.iter().chain(theirs);
+    assert!(numbers.all(|x| x.is_finite()), "not a number");
     ours.iter()
         .zip(theirs)
         .map(|(a, b)| (a - b).abs())

@@ -328,7 +328,14 @@ fn experts_that_are_not_computed_are_named() {
         let message = refusal(directory.path(), &model, model.tensors(), change);
         assert!(message.contains(expected), "{message:?}");
     }
-    let tensors: [(Change, &str); 5] = [
+    let tensors: [(Change, &str); 6] = [
+        (
+            |tensors| {
+                find(tensors, "blk.2.ffn_gate_exps.weight").0 =
+                    "blk.2.ffn_gate_up_exps.weight".into()
+            },
+            "\"blk.2.ffn_gate_up_exps.weight\" is not one that architecture",
+        ),
         (
             |tensors| find(tensors, "blk.1.ffn_gate_inp.weight").1 = GgmlType::Q8_0,
             "\"blk.1.ffn_gate_inp.weight\": expected F32, F16 or BF16, found Q8_0",

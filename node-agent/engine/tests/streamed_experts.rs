@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use prima_engine::{
-    BatchEntry, EngineError, LayerDevices, Model, Part, Residency, StreamingSchedule,
+    BatchEntry, EngineError, LayerDevices, Model, Residency, ResidencyPart, StreamingSchedule,
 };
 use prima_gguf::GgmlType;
 
@@ -44,7 +44,7 @@ fn file(folder: &Path) -> PathBuf {
 /// A whole model in windows that end at `ends`. Memory holds `percent` of its weights.
 fn limited(path: &Path, ends: &[usize], percent: u64) -> Runner {
     let model = Model::open(path).unwrap();
-    let parts = [Part::Layers(0..LAYERS), Part::OutputHead];
+    let parts = [ResidencyPart::Layers(0..LAYERS), ResidencyPart::OutputHead];
     let residency = Residency::new(&model, &parts, ALONE).unwrap();
     residency.set_budget(residency.weight_bytes() * percent / 100);
     while residency.warm(Duration::from_millis(1)) {}

@@ -17,7 +17,7 @@ use std::thread;
 use std::time::Duration;
 
 use prima_engine::{
-    BatchEntry, Embedding, EngineError, KvCache, LayerDevices, Model, Part, Residency,
+    BatchEntry, Embedding, EngineError, KvCache, LayerDevices, Model, Residency, ResidencyPart,
     StreamingSchedule,
 };
 use prima_gguf::writer::split;
@@ -50,7 +50,10 @@ fn file(folder: &Path) -> PathBuf {
 /// A whole model in windows that end at `ends`. Memory holds `percent` of its weights; the others are streamed.
 fn streaming(path: &Path, ends: &[usize], percent: u64) -> Runner {
     let model = Model::open(path).unwrap();
-    let parts = [Part::Layers(0..model.spec().layers.len()), Part::OutputHead];
+    let parts = [
+        ResidencyPart::Layers(0..model.spec().layers.len()),
+        ResidencyPart::OutputHead,
+    ];
     let residency = Residency::in_pieces(&model, &parts, ALONE, PIECE_BYTES).unwrap();
     residency.set_budget(residency.weight_bytes() * percent / 100);
     while residency.warm(Duration::from_millis(1)) {}

@@ -8,7 +8,7 @@ use std::fmt::Display;
 use crate::error::{GgufError, shown};
 use crate::metadata::{Array, Metadata, Value};
 use crate::name_index::NameIndex;
-use crate::part::Part;
+use crate::part::FilePart;
 use crate::reader::{MAX_STRING_LEN, Reader};
 use crate::strings::Strings;
 use crate::tensor::{self, GgmlType, MAX_DIMENSIONS, TensorInfo};
@@ -51,7 +51,7 @@ pub struct Gguf {
     /// Length of the whole file in bytes; of a model in several, of all of them together.
     pub file_len: u64,
     /// The model's files; this one alone, until it is [joined](Gguf::join) with others.
-    pub parts: Vec<Part>,
+    pub parts: Vec<FilePart>,
     pub(crate) by_name: NameIndex,
 }
 
@@ -98,7 +98,7 @@ impl Gguf {
             tensors,
             data_offset,
             file_len,
-            parts: vec![Part {
+            parts: vec![FilePart {
                 start: 0,
                 header_len: data_offset,
                 len: file_len,

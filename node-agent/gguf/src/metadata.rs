@@ -181,12 +181,6 @@ impl Metadata {
             .ok_or_else(|| self.missing(key, "an integer that fits u32"))
     }
 
-    /// As [`Metadata::u64`], but the key must be there.
-    pub fn require_u64(&self, key: &str) -> Result<u64, GgufError> {
-        self.u64(key)?
-            .ok_or_else(|| self.missing(key, "an integer that fits u64"))
-    }
-
     /// As [`Metadata::f32`], but the key must be there.
     pub fn require_f32(&self, key: &str) -> Result<f32, GgufError> {
         self.f32(key)?

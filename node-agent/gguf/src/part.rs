@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// One file of a model: where it lies in the offsets of the model's header. A model in one file has one, which begins at 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
+pub struct FilePart {
     /// Offset of its first byte.
     pub start: u64,
     /// Bytes before its tensor data.
@@ -13,7 +13,7 @@ pub struct Part {
     pub len: u64,
 }
 
-impl Part {
+impl FilePart {
     /// The bytes of its header.
     pub fn header(&self) -> Range<u64> {
         self.start..self.start + self.header_len
@@ -33,7 +33,7 @@ mod tests {
 
     #[test]
     fn a_range_is_cut_to_the_file() {
-        let part = Part {
+        let part = FilePart {
             start: 100,
             header_len: 10,
             len: 50,

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{GgufError, shown};
 use crate::gguf::Gguf;
 use crate::name_index::NameIndex;
-use crate::part::Part;
+use crate::part::FilePart;
 
 /// The most parts that a model may have. Published models of a trillion weights have some 60.
 const MAX_PARTS: u64 = 1024;
@@ -143,7 +143,7 @@ impl Gguf {
             whole.file_len += header.file_len;
             whole
                 .parts
-                .extend(header.parts.iter().map(|part| Part { start, ..*part }));
+                .extend(header.parts.iter().map(|part| FilePart { start, ..*part }));
             files.resize(files.len() + header.tensors.len(), name);
             whole
                 .tensors

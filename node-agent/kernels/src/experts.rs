@@ -35,7 +35,7 @@ pub struct Routing<'a> {
 
 /// An expert that a row goes to.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Choice {
+pub struct ExpertChoice {
     pub expert: u32,
     pub weight: f32,
 }
@@ -51,7 +51,12 @@ const PIECE_ROWS: usize = 16;
 ///
 /// # Panics
 /// When lengths do not fit, or more experts are used than there are.
-pub fn route(pool: &ThreadPool, routing: &Routing<'_>, logits: &[f32], choices: &mut [Choice]) {
+pub fn route(
+    pool: &ThreadPool,
+    routing: &Routing<'_>,
+    logits: &[f32],
+    choices: &mut [ExpertChoice],
+) {
     let &Routing { experts, used, .. } = routing;
     assert!(1 <= used && used <= experts, "{used} of {experts} experts");
     let rows = logits.len() / experts;
@@ -89,7 +94,7 @@ struct Chooser {
 }
 
 impl Chooser {
-    fn choose(&mut self, routing: &Routing<'_>, logits: &[f32], choices: &mut [Choice]) {
+    fn choose(&mut self, routing: &Routing<'_>, logits: &[f32], choices: &mut [ExpertChoice]) {
         self.scores.clear();
         self.scores.extend_from_slice(logits);
         match routing.gating {
@@ -115,7 +120,7 @@ impl Chooser {
         best.sort_unstable_by(better);
         let chosen = best.iter().chain([&*last]);
         for (choice, &expert) in choices.iter_mut().zip(chosen) {
-            *choice = Choice {
+            *choice = ExpertChoice {
                 expert,
                 weight: self.scores[expert as usize],
             };
@@ -125,7 +130,7 @@ impl Chooser {
 }
 
 /// From the scores of what was chosen to weights.
-fn weigh(routing: &Routing<'_>, choices: &mut [Choice]) {
+fn weigh(routing: &Routing<'_>, choices: &mut [ExpertChoice]) {
     if routing.gating == Gating::SoftmaxOfChosen {
         // The first is the largest, but for a selection bias.
         let largest = choices.iter().map(|choice| choice.weight);
@@ -146,7 +151,7 @@ fn weigh(routing: &Routing<'_>, choices: &mut [Choice]) {
     }
 }
 
-fn sum(choices: &[Choice]) -> f32 {
+fn sum(choices: &[ExpertChoice]) -> f32 {
     choices.iter().map(|choice| choice.weight).sum()
 }
 
@@ -211,7 +216,7 @@ pub fn weighted_sum(
     pool: &ThreadPool,
     parts: &[f32],
     cols: usize,
-    choices: &[Choice],
+    choices: &[ExpertChoice],
     places: &[u32],
     used: usize,
     out: &mut [f32],
@@ -285,22 +290,22 @@ mod tests {
             .collect()
     }
 
-    fn routed(routing: &Routing<'_>, logits: &[f32]) -> Vec<Choice> {
+    fn routed(routing: &Routing<'_>, logits: &[f32]) -> Vec<ExpertChoice> {
         let rows = logits.len() / routing.experts;
-        let mut found: Option<Vec<Choice>> = None;
+        let mut found: Option<Vec<ExpertChoice>> = None;
         for pool in pools() {
-            let mut choices = vec![Choice::default(); rows * routing.used];
+            let mut choices = vec![ExpertChoice::default(); rows * routing.used];
             route(&pool, routing, logits, &mut choices);
             assert_eq!(*found.get_or_insert_with(|| choices.clone()), choices);
         }
         found.unwrap()
     }
 
-    fn experts(choices: &[Choice]) -> Vec<u32> {
+    fn experts(choices: &[ExpertChoice]) -> Vec<u32> {
         choices.iter().map(|choice| choice.expert).collect()
     }
 
-    fn near(choices: &[Choice], expected: &[f64]) {
+    fn near(choices: &[ExpertChoice], expected: &[f64]) {
         assert_eq!(choices.len(), expected.len());
         for (choice, expected) in choices.iter().zip(expected) {
             let difference = (f64::from(choice.weight) - expected).abs();
@@ -380,7 +385,7 @@ mod tests {
         rows[16..24].copy_from_slice(&[f32::NEG_INFINITY; 8]);
         for gating in [Gating::Softmax, Gating::Sigmoid, Gating::SoftmaxOfChosen] {
             let pool = ThreadPool::new(2, IsaLevel::SCALAR).unwrap();
-            let mut choices = vec![Choice::default(); 40 * 3];
+            let mut choices = vec![ExpertChoice::default(); 40 * 3];
             let routing = Routing { gating, ..PLAIN };
             route(&pool, &routing, &rows, &mut choices);
             for row in choices.chunks(3) {
@@ -396,8 +401,8 @@ mod tests {
     fn sums_are_weighted_and_ordered_by_choice() {
         for (rows, cols) in [(1, 2500), (1, 7), (37, 96)] {
             let parts: Vec<f32> = (0..rows * 2 * cols).map(|i| (i as f32).sin()).collect();
-            let choices: Vec<Choice> = (0..rows * 2)
-                .map(|i| Choice {
+            let choices: Vec<ExpertChoice> = (0..rows * 2)
+                .map(|i| ExpertChoice {
                     expert: 0,
                     weight: 0.1 + i as f32,
                 })

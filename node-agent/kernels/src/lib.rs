@@ -48,7 +48,7 @@ pub use attention::{
 pub use elementwise::{
     add, add_bias, clamped_swiglu, geglu, rms_norm, rms_norm_in_place, scale, softcap, swiglu,
 };
-pub use experts::{Choice, Gating, Routing, gather, route, scale_rows, weighted_sum};
+pub use experts::{ExpertChoice, Gating, Routing, gather, route, scale_rows, weighted_sum};
 pub use isa_level::{IsaLevel, IsaLevelError, LEVEL_VARIABLE};
 pub use matmul::{RowsProduct, matmul, matmul_rows};
 pub use matrix::{Matrix, MatrixError, dequantize_row, supported};

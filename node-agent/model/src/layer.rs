@@ -176,6 +176,8 @@ impl Layer<'_, '_> {
             ..
         } = options;
         let hidden = self.same.shape.hidden;
+        // Some converters put gates and ups into one tensor, without which both would be missing.
+        self.tensors.refuse(&self.full("ffn_gate_up_exps.weight"))?;
         let router = self.full("ffn_gate_inp.weight");
         Ok(Experts {
             count,

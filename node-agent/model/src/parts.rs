@@ -10,8 +10,8 @@ use std::fmt;
 
 use crate::rope::{Divisors, Rope, RopePairing, Yarn};
 use crate::spec::{
-    Activation, Attention, Experts, FeedForward, Gating, HeadNorms, LayerSpec, Mlp, ModelSpec,
-    Pooling, Projection, Temperature,
+    ActivationFunction, Attention, Experts, FeedForward, Gating, HeadNorms, LayerSpec, Mlp,
+    ModelSpec, Pooling, Projection, Temperature,
 };
 
 macro_rules! model_parts {
@@ -262,9 +262,9 @@ fn of_feed_forward(feed_forward: &FeedForward) -> Vec<ModelPart> {
     let parts = [
         norm.is_none().then_some(ModelPart::NoPreNorms),
         Some(match activation {
-            Activation::Silu => ModelPart::Silu,
-            Activation::Gelu => ModelPart::Gelu,
-            Activation::ClampedSwiglu => ModelPart::ClampedSwiglu,
+            ActivationFunction::Silu => ModelPart::Silu,
+            ActivationFunction::Gelu => ModelPart::Gelu,
+            ActivationFunction::ClampedSwiglu => ModelPart::ClampedSwiglu,
         }),
         is_shared.then_some(ModelPart::SharedExperts),
         post_norm.as_ref().map(|_| ModelPart::PostNorms),

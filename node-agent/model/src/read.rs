@@ -6,7 +6,9 @@ use prima_gguf::Gguf;
 
 use crate::error::ModelError;
 use crate::experts::ExpertOptions;
-use crate::families::{self, EmbeddingScale, Family, Presence, Softcap, WindowedRope, Windows};
+use crate::families::{
+    self, EmbeddingScale, Family, Presence, Softcap, WindowPattern, WindowedRope,
+};
 use crate::keys::{Keys, MAX_SIZE, Pattern};
 use crate::layer::{AllLayers, Layer};
 use crate::rope::{Divisors, Rope, RopePairing, Yarn};
@@ -173,14 +175,14 @@ impl Reader<'_> {
         let trained = self.keys.size("context_length")?;
         let window = self.keys.optional_u32(WINDOW)?;
         Ok(match (self.family.windows, window) {
-            (Windows::None, Some(window)) if window > 0 => trained.min(window as usize),
+            (WindowPattern::None, Some(window)) if window > 0 => trained.min(window as usize),
             _ => trained,
         })
     }
 
     /// The window of each layer.
     fn windows(&self, layers: usize) -> Result<Vec<Option<usize>>, ModelError> {
-        let Windows::Some {
+        let WindowPattern::Some {
             period, default, ..
         } = self.family.windows
         else {
@@ -349,7 +351,8 @@ impl Reader<'_> {
     }
 
     fn windowed_rope(&self, rope: &Option<Rope>) -> Result<Option<Rope>, ModelError> {
-        let (Windows::Some { rope: kind, .. }, Some(rope)) = (self.family.windows, rope) else {
+        let (WindowPattern::Some { rope: kind, .. }, Some(rope)) = (self.family.windows, rope)
+        else {
             return Ok(rope.clone());
         };
         if let Some(other) = self.keys.optional_size(WINDOWED_DIMENSIONS)?

@@ -123,7 +123,7 @@ pub struct Projection {
 #[derive(Clone, Debug, PartialEq)]
 pub struct FeedForward {
     pub norm: Option<TensorRows>,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     /// What every token goes through: alone, or beside experts.
     pub dense: Option<Mlp>,
     /// What each token goes through a few of.
@@ -181,7 +181,7 @@ pub enum Gating {
 
 /// What makes the feed-forward part non-linear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
+pub enum ActivationFunction {
     Silu,
     /// With its usual approximation by tanh.
     Gelu,

@@ -114,6 +114,14 @@ impl<'a> Tensors<'a> {
         self.gguf.tensor(name).is_some()
     }
 
+    /// A tensor that is not computed with must not be there.
+    pub fn refuse(&self, name: &str) -> Result<(), ModelError> {
+        match self.gguf.tensor(name) {
+            None => Ok(()),
+            Some(info) => Err(self.unknown(info)),
+        }
+    }
+
     /// That every tensor was asked for.
     pub fn finish(self) -> Result<(), ModelError> {
         let unknown = |info: &&TensorInfo| {
@@ -122,11 +130,15 @@ impl<'a> Tensors<'a> {
         };
         match self.gguf.tensors.iter().find(unknown) {
             None => Ok(()),
-            Some(info) => Err(ModelError::UnknownTensor {
-                file: self.file.to_owned(),
-                tensor: info.name.clone(),
-                architecture: self.architecture,
-            }),
+            Some(info) => Err(self.unknown(info)),
+        }
+    }
+
+    fn unknown(&self, info: &TensorInfo) -> ModelError {
+        ModelError::UnknownTensor {
+            file: self.file.to_owned(),
+            tensor: info.name.clone(),
+            architecture: self.architecture,
         }
     }
 

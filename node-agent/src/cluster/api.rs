@@ -8,6 +8,7 @@ use kube::api::{ApiResource, DynamicObject};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
+use prima_crds::WATCH_SECONDS;
 
 /// For everything that only an agent writes.
 pub const FIELD_MANAGER: &str = "prima-node-agent";
@@ -15,8 +16,6 @@ pub const FIELD_MANAGER: &str = "prima-node-agent";
 /// For one request's answer.
 pub const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Seconds after which a watch is asked for anew, from where it was. A server whose machine has gone says nothing more, not even that.
-const WATCH_SECONDS: u32 = 60;
 /// Longer than any answer takes.
 pub const SILENCE: Duration = Duration::from_secs(75);
 

@@ -8,7 +8,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
-use prima_crds::AGENT_LEASE_PREFIX;
+use prima_crds::{AGENT_LEASE_PREFIX, AGENT_LEASE_SECONDS};
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
@@ -16,8 +16,6 @@ use super::api::{self, FIELD_MANAGER};
 use super::backoff::jittered;
 use super::publish_profile::owned_by_node;
 
-/// A machine counts as lost when its Lease was not renewed for this long.
-const DURATION_SECONDS: i32 = 40;
 const INTERVAL: Duration = Duration::from_secs(10);
 /// After a failure: three tries before the Lease expires.
 const RETRY: Duration = Duration::from_secs(5);
@@ -103,7 +101,7 @@ fn lease(
         "metadata": metadata,
         "spec": {
             "holderIdentity": holder,
-            "leaseDurationSeconds": DURATION_SECONDS,
+            "leaseDurationSeconds": AGENT_LEASE_SECONDS,
             "acquireTime": acquired,
             "renewTime": renewed,
         },

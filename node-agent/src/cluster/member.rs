@@ -27,7 +27,7 @@ use super::own_key::KeyFile;
 use super::owner::{self, Allowance, OwnerError};
 use super::plan_checks::{self, PlanRefused};
 use super::plan_key::PlanKey;
-use super::weights::{Held, Share, Wanted, Weights, WeightsError};
+use super::weights::{HeldFile, Share, WantedWeights, Weights, WeightsError};
 
 /// What all members on this machine have in common.
 pub struct Agent {
@@ -146,7 +146,7 @@ struct Member {
     share: Option<Share>,
     process: Option<Running>,
     /// Keeps the files from being removed.
-    held: Vec<Held>,
+    held: Vec<HeldFile>,
     /// As it was read last.
     allowance: Option<Allowance>,
     starts: u32,
@@ -251,7 +251,11 @@ impl Member {
     }
 
     /// Its part of the model; at rank 0 then also the draft model.
-    async fn obtain(&mut self, spec: &RingPlanSpec, rank: usize) -> Result<Vec<Held>, MemberError> {
+    async fn obtain(
+        &mut self,
+        spec: &RingPlanSpec,
+        rank: usize,
+    ) -> Result<Vec<HeldFile>, MemberError> {
         let weights = self.machine.weights.clone();
         let draft = spec.draft.as_ref().filter(|_| rank == 0);
         let draft = draft.map(|draft| &draft.model);
@@ -264,12 +268,12 @@ impl Member {
             total_bytes: draft.size_bytes as u64,
         });
         let progress = |share| self.fetches([Some(share), to_come]);
-        let part = Wanted::of_member(spec, rank);
+        let part = WantedWeights::of_member(spec, rank);
         let mut held = vec![weights.obtain(part, progress).await?];
         if let Some(draft) = draft {
             let part = held[0].share;
             let progress = |share| self.fetches([part, Some(share)]);
-            let whole = weights.obtain(Wanted::whole(draft), progress).await;
+            let whole = weights.obtain(WantedWeights::whole(draft), progress).await;
             held.push(whole.map_err(MemberError::Draft)?);
         }
         self.share = Share::of_all(held.iter().map(|file| file.share));
@@ -334,7 +338,7 @@ fn write_plan(
     path: &PathBuf,
     key: &PlanKey,
     mut spec: RingPlanSpec,
-    held: &[Held],
+    held: &[HeldFile],
 ) -> Result<(), MemberError> {
     let draft = spec.draft.as_mut().map(|draft| &mut draft.model);
     for (model, held) in iter::once(&mut spec.model).chain(draft).zip(held) {

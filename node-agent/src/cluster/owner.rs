@@ -50,7 +50,7 @@ pub async fn allowance(client: &Client, node: &str) -> Result<Allowance, OwnerEr
     })
 }
 
-/// What stays free on a machine that is so small that what a member leaves by itself is too little for the kubelet.
+/// More that stays free on a small machine, where what a member leaves by itself is too little for the kubelet.
 fn for_the_kubelet() -> Option<u64> {
     let now = available_memory::read(Path::new("/"), Os::Linux).ok()?;
     least_reserve(now.available)

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prima_crds::v1alpha1::ring_plan::{FileVersion, PlannedModel, RingPlanSpec};
-use prima_gguf::{Part, model_bytes, part_paths};
+use prima_gguf::{FilePart, model_bytes, part_paths};
 use prima_weights::{
     AllowedServer, Cache, CacheError, Client, ClientError, Download, DownloadError, HeaderError,
     Hub, LocalFile, LocalFileError, Progress, Reach, RemoteError, RemoteModel, RemoteModelError,
@@ -61,14 +61,14 @@ struct Store {
 }
 
 /// What a member reads of a model's file.
-pub struct Wanted<'a> {
+pub struct WantedWeights<'a> {
     pub model: &'a PlannedModel,
     pub layers: Vec<Range<usize>>,
     /// Embedding and output head, too.
     pub ends: bool,
 }
 
-impl<'a> Wanted<'a> {
+impl<'a> WantedWeights<'a> {
     /// What the member of `rank` reads of the ring's model.
     pub fn of_member(plan: &'a RingPlanSpec, rank: usize) -> Self {
         let windows = plan.members[rank].windows.iter();
@@ -91,7 +91,7 @@ impl<'a> Wanted<'a> {
 }
 
 /// A file with a member's part in it, in use until this is dropped.
-pub struct Held {
+pub struct HeldFile {
     pub path: PathBuf,
     /// `None` for people's own files, of which nothing was fetched.
     pub share: Option<Share>,
@@ -232,9 +232,9 @@ impl Weights {
     /// Gets what is wanted of a model. `progress` is called with what is fetched.
     pub async fn obtain(
         &self,
-        wanted: Wanted<'_>,
+        wanted: WantedWeights<'_>,
         progress: impl FnMut(Share),
-    ) -> Result<Held, WeightsError> {
+    ) -> Result<HeldFile, WeightsError> {
         let model = wanted.model;
         let local = match &model.source {
             None => Some(model.file.clone()),
@@ -293,11 +293,11 @@ impl Weights {
 
     async fn fetched(
         &self,
-        wanted: Wanted<'_>,
+        wanted: WantedWeights<'_>,
         origin: Origin<'_>,
         mut progress: impl FnMut(Share),
-    ) -> Result<Held, WeightsError> {
-        let Wanted {
+    ) -> Result<HeldFile, WeightsError> {
+        let WantedWeights {
             model,
             layers,
             ends,
@@ -314,7 +314,7 @@ impl Weights {
         };
         let held = |files: Vec<LocalFile>, wanted: &[Range<u64>]| {
             let total_bytes = tensors::total_bytes(wanted);
-            Held {
+            HeldFile {
                 path: files[0].path().to_owned(),
                 share: Some(Share {
                     fetched_bytes: total_bytes,
@@ -437,7 +437,7 @@ fn default_budget(total: u64, free: u64, taken: u64) -> u64 {
 }
 
 /// A file that people put on the machine.
-async fn own_file(model: &PlannedModel, path: String) -> Result<Held, WeightsError> {
+async fn own_file(model: &PlannedModel, path: String) -> Result<HeldFile, WeightsError> {
     let expected = model.version.clone().map(|version| version.header_sha256);
     let (size, layers) = (model.size_bytes, model.layers);
     blocking(move || {
@@ -470,7 +470,7 @@ async fn own_file(model: &PlannedModel, path: String) -> Result<Held, WeightsErr
         }
         let all: Range<usize> = 0..layers as usize;
         tensors::ranges(&gguf, &[all], true).map_err(WeightsError::Layers)?;
-        Ok(Held {
+        Ok(HeldFile {
             path: path.into(),
             share: None,
             _files: Vec::new(),
@@ -502,7 +502,7 @@ fn complete(
     let wanted = tensors::ranges(&header.gguf, layers, ends).ok()?;
     let same =
         header.sha256.eq_ignore_ascii_case(expected) && header.gguf.parts.len() == files.len();
-    let is_there = |(file, part): (&LocalFile, &Part)| {
+    let is_there = |(file, part): (&LocalFile, &FilePart)| {
         let missing = file.missing(&tensors::of_part(part, &wanted));
         missing.is_ok_and(|missing| missing.is_empty())
     };

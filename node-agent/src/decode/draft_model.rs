@@ -160,7 +160,7 @@ impl DraftModel {
 /// A draft model at work.
 pub struct DraftThread {
     jobs: mpsc::Sender<Job>,
-    guesses: UnboundedReceiver<Guess>,
+    guesses: UnboundedReceiver<DraftGuess>,
 }
 
 /// What is to be guessed.
@@ -173,7 +173,7 @@ pub struct Job {
 
 /// How a text goes on.
 #[derive(Debug)]
-pub struct Guess {
+pub struct DraftGuess {
     pub request: RequestId,
     pub choice: usize,
     /// Of the text, what the model has taken in.
@@ -201,18 +201,18 @@ impl DraftThread {
     }
 
     /// The next guess; `None` when the model cannot guess any more.
-    pub async fn next(&mut self) -> Option<Guess> {
+    pub async fn next(&mut self) -> Option<DraftGuess> {
         self.guesses.recv().await
     }
 }
 
 /// Until nobody asks any more, or it cannot compute.
-fn work(mut model: DraftModel, jobs: &mpsc::Receiver<Job>, tell: &UnboundedSender<Guess>) {
+fn work(mut model: DraftModel, jobs: &mpsc::Receiver<Job>, tell: &UnboundedSender<DraftGuess>) {
     while let Ok(job) = jobs.recv() {
         let begun = Instant::now();
         match model.guess(&job.text, job.count) {
             Ok((taken_in, tokens)) => {
-                let guess = Guess {
+                let guess = DraftGuess {
                     request: job.request,
                     choice: job.choice,
                     taken_in,

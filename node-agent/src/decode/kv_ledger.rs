@@ -17,7 +17,7 @@ use crate::ring::SessionId;
 pub struct KvLedger {
     /// Blocks that all sessions may hold together.
     planned: usize,
-    windows: Option<Windows>,
+    windows: Option<WindowedKv>,
     sessions: BTreeMap<SessionId, Held>,
     blocks: Vec<Block>,
     /// Numbers of blocks that nobody holds.
@@ -28,7 +28,7 @@ pub struct KvLedger {
 
 /// Layers that see only the last positions keep fewer blocks, and need memory of their own kind.
 #[derive(Clone, Copy, Debug)]
-pub struct Windows {
+pub struct WindowedKv {
     /// Positions that a row sees.
     pub window: usize,
     /// Positions that such a layer keeps of a long session.
@@ -54,7 +54,7 @@ struct Block {
 
 impl KvLedger {
     /// `positions`: what the plan pays for, in layers that see everything.
-    pub fn new(positions: usize, windows: Option<Windows>) -> Self {
+    pub fn new(positions: usize, windows: Option<WindowedKv>) -> Self {
         Self {
             planned: blocks_of(positions),
             windows,
@@ -169,7 +169,7 @@ impl KvLedger {
     /// The fewest positions that a session can be cut to: layers with a window have given back what lies before.
     pub fn shortest(&self, session: SessionId) -> usize {
         match (self.windows, self.sessions.get(&session)) {
-            (Some(Windows { window, .. }), Some(held)) if held.longest >= 2 * window => {
+            (Some(WindowedKv { window, .. }), Some(held)) if held.longest >= 2 * window => {
                 held.longest - window
             }
             _ => 0,
@@ -298,7 +298,7 @@ impl KvLedger {
     }
 }
 
-impl Windows {
+impl WindowedKv {
     fn of(self, positions: usize) -> usize {
         positions.min(self.kept)
     }

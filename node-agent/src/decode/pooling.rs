@@ -20,7 +20,7 @@ pub struct Pools {
 #[derive(Debug)]
 pub enum Pool {
     Vector {
-        /// Of what came: hundreds of thousands of states are no more than rounding apart in this.
+        /// Of the states that came. In F64, so that a sum of hundreds of thousands of them adds no more than rounding.
         sums: Vec<f64>,
         dimensions: usize,
     },

@@ -36,13 +36,13 @@ use std::time::{Duration, Instant};
 use prima_crds::v1alpha1::model_profile::AttentionWindow;
 use prima_crds::v1alpha1::ring_plan::{RingPlanSpec, Speed};
 
-use super::kv_ledger::{KvLedger, Windows};
+use super::kv_ledger::{KvLedger, WindowedKv};
 use crate::generation::{GenerationError, KvUse, Readiness};
 use crate::ring::{Output, SessionId, session_capacity};
 use kept::Kept;
 pub use kept::common_prefix;
 use pass_cost::PassCost;
-use run_ahead::Overlap;
+use run_ahead::PassTimes;
 use speculation::Speculation;
 
 pub type RequestId = u64;
@@ -81,7 +81,7 @@ pub enum Event {
     Refused { session: SessionId, reason: String },
     /// No member holds this session any more.
     Released { session: SessionId },
-    /// What [`Action::Guess`] asked for, by a model that has taken in so much of the text; it took so long.
+    /// A draft model's answer to [`Action::Guess`]: how much of the text it knew, what it guessed, and how long that took.
     Guessed {
         request: RequestId,
         choice: usize,
@@ -210,9 +210,9 @@ pub struct Scheduler {
     progress: Option<Instant>,
     /// Of passes that carry single tokens and drafts.
     cost: PassCost,
-    overlap: Overlap,
+    overlap: PassTimes,
     /// What the draft model is at.
-    asked: Option<Asked>,
+    asked: Option<DraftJob>,
     /// What it takes for a token, in seconds.
     guess_seconds: f64,
     /// Chunks of prompts so far, and when each client last had its turn, in these.
@@ -299,13 +299,13 @@ struct Flight {
     brings: Option<SequenceId>,
     /// Nothing else was on the ring when it left.
     alone: bool,
-    /// Of one token and its draft, if no chunk was on the ring when it left, nor anything of its session: its time is then that of a pass of
-    /// so many rows.
+    /// Rows of a token and its draft that left when no chunk was on the ring, and nothing of its session: its time is that of a pass of so
+    /// many rows.
     pass_rows: Option<usize>,
 }
 
 /// One job of the draft model.
-struct Asked {
+struct DraftJob {
     id: SequenceId,
     /// What it takes in, and how many tokens it guesses.
     text: Vec<u32>,
@@ -346,7 +346,7 @@ impl Scheduler {
     ) -> Self {
         let context_length = plan.context_length as usize;
         let contexts = plan.kv_contexts as usize;
-        let windows = window.map(|window| Windows {
+        let windows = window.map(|window| WindowedKv {
             window: window.positions,
             kept: window.kept(),
             planned: contexts * window.planned(context_length),
@@ -382,7 +382,7 @@ impl Scheduler {
             returned: 0,
             progress: None,
             cost: PassCost::default(),
-            overlap: Overlap::default(),
+            overlap: PassTimes::default(),
             asked: None,
             guess_seconds: 0.0,
             chunks: 0,
@@ -459,8 +459,8 @@ impl Scheduler {
         (begun, self.requests.len() - begun)
     }
 
-    /// Whether a client has to come again with a prompt of so many tokens: as many requests wait as may, and of the client's own as many as
-    /// each would have if all clients that wait shared that; or their prompts take enough memory.
+    /// Whether to refuse a prompt of so many tokens for now. It is refused when the queue is full and the client has its equal share of it, or
+    /// when the prompts that wait take enough memory.
     pub fn turns_away(&self, client: ClientId, prompt_tokens: usize) -> bool {
         let waiting = self.requests.values().filter(|one| !one.begun);
         let waiting: Vec<ClientId> = waiting.map(|one| one.client).collect();

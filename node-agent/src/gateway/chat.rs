@@ -2,14 +2,14 @@
 
 use axum::extract::Request;
 use prima_text::{
-    AnswerForm, AnswerReader, Calls, Constraint, Grammar, Reasoning, ReasoningLimit, Tool, Wanted,
-    after_reasoning, calls,
+    AnswerForm, AnswerReader, Calls, Constraint, Grammar, Reasoning, ReasoningLimit, Tool,
+    WantedAnswer, after_reasoning, calls,
 };
 use serde_json::{Map, Value, json};
 
 use super::conversation::{self, Prompt};
 use super::grammar;
-use super::in_flight::Asked;
+use super::in_flight::AskedAnswers;
 use super::intake::Taken;
 use super::openai_error::ApiError;
 use super::request::{Fields, GenerationOptions, MAX_TOP_LOGPROBS};
@@ -24,7 +24,7 @@ pub async fn take(
     gateway: &Gateway,
     request: Request,
     as_chat: impl FnOnce(&Fields<'_>) -> Result<Map<String, Value>, ApiError> + Send + 'static,
-) -> Result<Taken<Asked>, ApiError> {
+) -> Result<Taken<AskedAnswers>, ApiError> {
     let text = gateway.ready()?;
     let own = gateway.clone();
     let read = move |fields: &Fields<'_>| asked(&own, &text, &Fields::new(&as_chat(fields)?));
@@ -32,7 +32,11 @@ pub async fn take(
 }
 
 /// Reads the fields of OpenAI's chat completions.
-pub fn asked(gateway: &Gateway, text: &ModelText, fields: &Fields<'_>) -> Result<Asked, ApiError> {
+pub fn asked(
+    gateway: &Gateway,
+    text: &ModelText,
+    fields: &Fields<'_>,
+) -> Result<AskedAnswers, ApiError> {
     if let Some(model) = fields.string("model")? {
         gateway.0.model.check(model)?;
     }
@@ -51,7 +55,7 @@ pub fn asked(gateway: &Gateway, text: &ModelText, fields: &Fields<'_>) -> Result
         None => None,
     };
     let reader = AnswerReader::new(form, tools.offered.clone(), reasoning);
-    Ok(Asked {
+    Ok(AskedAnswers {
         prompts: vec![prompt.tokens],
         constraint: constraint(text, form, reasoning, &tools, answer)?,
         reasoning: limit,
@@ -128,7 +132,7 @@ fn constraint(
     form: &AnswerForm,
     reasoning: Reasoning,
     tools: &ToolUse,
-    answer: Option<grammar::Asked>,
+    answer: Option<grammar::AskedForm>,
 ) -> Result<Option<Constraint>, ApiError> {
     if tools.callable.is_empty() {
         let Some(asked) = answer else {
@@ -139,7 +143,7 @@ fn constraint(
     }
     let schema = match answer {
         None => None,
-        Some(grammar::Asked {
+        Some(grammar::AskedForm {
             grammar: Grammar::JsonSchema(schema),
             ..
         }) if tools.calls == Calls::Allowed => Some(schema),
@@ -154,7 +158,7 @@ fn constraint(
         }
     };
     let constraint = |callable: &[Tool]| {
-        let wanted = Wanted {
+        let wanted = WantedAnswer {
             tools: callable,
             calls: tools.calls,
             several: tools.several,

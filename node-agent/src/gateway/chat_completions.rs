@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use prima_text::{Part, Tokenizer};
+use prima_text::{AnswerPart, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::generation::{FinishReason, TokenLogprob};
@@ -68,16 +68,21 @@ impl ChunkFormat for ChatChunks {
         Some(choice(index, ("delta", delta), Value::Null, Value::Null))
     }
 
-    fn delta(&mut self, index: usize, part: Part, token: Option<(u32, TokenLogprob)>) -> Value {
+    fn delta(
+        &mut self,
+        index: usize,
+        part: AnswerPart,
+        token: Option<(u32, TokenLogprob)>,
+    ) -> Value {
         let logprobs = chat_logprobs(
             &self.text.tokenizer,
             token.as_ref().map(std::slice::from_ref),
         );
         let begun = self.calls.get(index).copied().unwrap_or(0);
         let delta = match part {
-            Part::Content(text) => json!({"content": text}),
-            Part::Reasoning(text) => json!({"reasoning_content": text}),
-            Part::Call { name } => {
+            AnswerPart::Content(text) => json!({"content": text}),
+            AnswerPart::Reasoning(text) => json!({"reasoning_content": text}),
+            AnswerPart::Call { name } => {
                 if let Some(calls) = self.calls.get_mut(index) {
                     *calls += 1;
                 }
@@ -85,7 +90,7 @@ impl ChunkFormat for ChatChunks {
                 call["index"] = begun.into();
                 json!({ "tool_calls": [call] })
             }
-            Part::Arguments(text) => {
+            AnswerPart::Arguments(text) => {
                 let index = begun.saturating_sub(1);
                 json!({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
             }

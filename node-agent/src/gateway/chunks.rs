@@ -3,7 +3,7 @@
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use prima_text::Part;
+use prima_text::AnswerPart;
 use serde_json::{Value, json};
 
 use crate::generation::{FinishReason, TokenLogprob, Usage};
@@ -11,7 +11,7 @@ use crate::generation::{FinishReason, TokenLogprob, Usage};
 use super::Gateway;
 use super::answer;
 use super::auth::Caller;
-use super::in_flight::{AnsweredChoice, Asked, InFlight, Progress};
+use super::in_flight::{AnswerProgress, AnsweredChoice, AskedAnswers, InFlight};
 use super::intake::Taken;
 use super::openai_error::ApiError;
 use super::stream::{self, Format, Message};
@@ -25,7 +25,12 @@ pub trait ChunkFormat: Send + 'static {
     /// The choice object that opens choice `index`, if this API opens them.
     fn opening(&self, index: usize) -> Option<Value>;
     /// The choice object that carries the next part of the answer, and a token where logprobs were asked for.
-    fn delta(&mut self, index: usize, part: Part, token: Option<(u32, TokenLogprob)>) -> Value;
+    fn delta(
+        &mut self,
+        index: usize,
+        part: AnswerPart,
+        token: Option<(u32, TokenLogprob)>,
+    ) -> Value;
     /// The choice object that ends choice `index`.
     fn finish(&self, index: usize, reason: FinishReason) -> Value;
     /// A chunk of these choices.
@@ -42,7 +47,7 @@ struct Chunks<F> {
 pub async fn respond(
     gateway: &Gateway,
     caller: Caller,
-    taken: Taken<Asked>,
+    taken: Taken<AskedAnswers>,
     format: impl ChunkFormat,
 ) -> Result<Response, ApiError> {
     let options = &taken.asked.options;
@@ -70,23 +75,23 @@ impl<F: ChunkFormat> Format for Chunks<F> {
         opening.map(|choice| self.chunk(choice)).collect()
     }
 
-    fn write(&mut self, progress: Progress) -> Vec<Message> {
+    fn write(&mut self, progress: AnswerProgress) -> Vec<Message> {
         match progress {
-            Progress::Token {
+            AnswerProgress::Token {
                 choice,
                 token,
                 mut parts,
                 logprob,
             } => {
                 if parts.is_empty() && logprob.is_some() {
-                    parts.push(Part::Content(String::new()));
+                    parts.push(AnswerPart::Content(String::new()));
                 }
                 let mut token = logprob.map(|logprob| (token, logprob));
                 let delta = |part| self.format.delta(choice, part, token.take());
                 let deltas: Vec<Value> = parts.into_iter().map(delta).collect();
                 deltas.into_iter().map(|delta| self.chunk(delta)).collect()
             }
-            Progress::Finished {
+            AnswerProgress::Finished {
                 choice,
                 reason,
                 parts,
@@ -96,11 +101,11 @@ impl<F: ChunkFormat> Format for Chunks<F> {
                 choices.push(self.format.finish(choice, reason));
                 choices.into_iter().map(|one| self.chunk(one)).collect()
             }
-            Progress::Done(usage) => {
+            AnswerProgress::Done(usage) => {
                 let usage = self.include_usage.then(|| self.usage(&usage));
                 usage.into_iter().chain([Message::text("[DONE]")]).collect()
             }
-            Progress::Failed(error) => vec![Message::json(&ApiError::from(error).body())],
+            AnswerProgress::Failed(error) => vec![Message::json(&ApiError::from(error).body())],
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use prima_text::{Part, TokenizerError};
+use prima_text::{AnswerPart, TokenizerError};
 use serde_json::{Value, json};
 
 use crate::generation::{FinishReason, TokenLogprob};
@@ -16,10 +16,10 @@ use super::auth::Caller;
 use super::chunks::{self, ChunkFormat, choice};
 use super::fill_in::{self, Around};
 use super::grammar;
-use super::in_flight::{AnsweredChoice, Asked};
+use super::in_flight::{AnsweredChoice, AskedAnswers};
 use super::logprobs::completion_tokens;
 use super::openai_error::ApiError;
-use super::prompts::{self, Prompt};
+use super::prompts::{self, GivenPrompt};
 use super::request::{Fields, GenerationOptions, MAX_TOP_LOGPROBS};
 use super::{Gateway, ModelText};
 
@@ -58,7 +58,11 @@ pub async fn create(
     chunks::respond(&gateway, caller, taken, format).await
 }
 
-fn asked(gateway: &Gateway, text: &ModelText, fields: &Fields<'_>) -> Result<Asked, ApiError> {
+fn asked(
+    gateway: &Gateway,
+    text: &ModelText,
+    fields: &Fields<'_>,
+) -> Result<AskedAnswers, ApiError> {
     if let Some(model) = fields.string("model")? {
         gateway.0.model.check(model)?;
     }
@@ -74,7 +78,7 @@ fn asked(gateway: &Gateway, text: &ModelText, fields: &Fields<'_>) -> Result<Ask
     let prompts = prompts
         .into_iter()
         .map(|prompt| encode(text, prompt, suffix));
-    Ok(Asked {
+    Ok(AskedAnswers {
         prompts: prompts.collect::<Result<_, _>>()?,
         constraint,
         reasoning: None,
@@ -122,8 +126,13 @@ impl ChunkFormat for CompletionChunks {
         Some(choice(index, said, Value::Null, Value::Null))
     }
 
-    fn delta(&mut self, index: usize, part: Part, token: Option<(u32, TokenLogprob)>) -> Value {
-        let Part::Content(text) = part else {
+    fn delta(
+        &mut self,
+        index: usize,
+        part: AnswerPart,
+        token: Option<(u32, TokenLogprob)>,
+    ) -> Value {
+        let AnswerPart::Content(text) = part else {
             return Value::Null;
         };
         let logprobs = match (&token, self.offsets.get_mut(index)) {
@@ -161,22 +170,26 @@ fn refuse_unsupported(fields: &Fields<'_>, options: &GenerationOptions) -> Resul
 }
 
 /// The prompt's tokens. With a suffix, what the model writes is to stand between the two.
-fn encode(text: &ModelText, prompt: Prompt, suffix: Option<&str>) -> Result<Arc<[u32]>, ApiError> {
+fn encode(
+    text: &ModelText,
+    prompt: GivenPrompt,
+    suffix: Option<&str>,
+) -> Result<Arc<[u32]>, ApiError> {
     let context = text.context_length;
     match (prompt, suffix) {
-        (Prompt::Tokens(tokens), None) => some(tokens),
-        (Prompt::Text(prompt), None) => {
+        (GivenPrompt::Tokens(tokens), None) => some(tokens),
+        (GivenPrompt::Text(prompt), None) => {
             let tokens = text.tokenizer.encode_at_most(context, &prompt, true, true);
             some(tokens.map_err(|error| match error {
                 TokenizerError::TooLong { .. } => text.context_exceeded(),
                 error => ApiError::invalid("prompt", error.to_string()),
             })?)
         }
-        (Prompt::Tokens(_), Some(_)) => Err(ApiError::invalid(
+        (GivenPrompt::Tokens(_), Some(_)) => Err(ApiError::invalid(
             "suffix",
             "suffix needs a prompt that is text, not token ids",
         )),
-        (Prompt::Text(prompt), Some(suffix)) => {
+        (GivenPrompt::Text(prompt), Some(suffix)) => {
             let around = Around {
                 before: &prompt,
                 after: suffix,

@@ -25,7 +25,7 @@ use super::batch;
 use super::in_flight;
 use super::intake::Taken;
 use super::openai_error::ApiError;
-use super::prompts::{self, Prompt};
+use super::prompts::{self, GivenPrompt};
 use super::request::Fields;
 use super::{Gateway, ModelText};
 
@@ -33,7 +33,7 @@ use super::{Gateway, ModelText};
 pub const MAX_INPUTS: usize = 2048;
 
 /// Texts whose vectors are asked for.
-pub struct Asked {
+pub struct AskedVectors {
     pub inputs: Vec<Arc<[u32]>>,
     pub dimensions: Option<usize>,
 }
@@ -41,11 +41,11 @@ pub struct Asked {
 pub struct Vectors {
     pub vectors: Vec<Vec<f32>>,
     pub prompt_tokens: usize,
-    held: Held,
+    held: HeldPlaces,
 }
 
 /// What a batch takes from others until its answer is written.
-pub struct Held {
+pub struct HeldPlaces {
     _place: OwnedSemaphorePermit,
     _room: Option<OwnedSemaphorePermit>,
 }
@@ -88,19 +88,19 @@ pub async fn create(
     Ok(answered.written("data", item, &end.to_string()))
 }
 
-fn asked(text: &ModelText, fields: &Fields<'_>) -> Result<Asked, ApiError> {
+fn asked(text: &ModelText, fields: &Fields<'_>) -> Result<AskedVectors, ApiError> {
     let inputs = prompts::read(fields, "input", text.tokenizer.vocab_size(), MAX_INPUTS)?;
     let dimensions = fields.integer("dimensions", 1..=i64::MAX)?;
     let inputs = inputs.into_iter().enumerate().map(|(number, input)| {
         let tokens = match input {
-            Prompt::Tokens(tokens) => tokens,
-            Prompt::Text(input) => {
+            GivenPrompt::Tokens(tokens) => tokens,
+            GivenPrompt::Text(input) => {
                 batch::encode(text, ("input", number), (&input, true), text.context_length)?
             }
         };
         batch::within(text, ("input", number), tokens)
     });
-    Ok(Asked {
+    Ok(AskedVectors {
         inputs: inputs.collect::<Result<_, _>>()?,
         dimensions: dimensions.map(|asked| usize::try_from(asked).unwrap_or(usize::MAX)),
     })
@@ -127,7 +127,7 @@ fn base64(vector: &[f32]) -> String {
 pub async fn vectors(
     gateway: &Gateway,
     caller: Caller,
-    taken: Taken<Asked>,
+    taken: Taken<AskedVectors>,
 ) -> Result<Vectors, ApiError> {
     let Taken { asked, place, room } = taken;
     let count = asked.inputs.len();
@@ -142,7 +142,7 @@ pub async fn vectors(
     let mut answered = Vectors {
         vectors: Vec::with_capacity(count),
         prompt_tokens: 0,
-        held: Held {
+        held: HeldPlaces {
             _place: place,
             _room: None,
         },

@@ -14,11 +14,11 @@ pub struct Around<'a> {
     pub before: &'a str,
     pub after: &'a str,
     /// Pieces of other files, the most important last.
-    pub others: Vec<Piece<'a>>,
+    pub others: Vec<FilePiece<'a>>,
 }
 
 /// A piece of a file.
-pub struct Piece<'a> {
+pub struct FilePiece<'a> {
     pub name: &'a str,
     pub text: &'a str,
 }
@@ -69,7 +69,7 @@ pub fn prompt(
 fn others(
     text: &ModelText,
     marks: FillIn,
-    pieces: &[Piece<'_>],
+    pieces: &[FilePiece<'_>],
     room: usize,
     field: &str,
 ) -> Result<Vec<u32>, ApiError> {
@@ -86,7 +86,7 @@ fn others(
     };
     let mut left = room.saturating_sub(head.len() + tail.len());
     let mut kept = Vec::new();
-    for Piece { name, text: piece } in pieces.iter().rev() {
+    for FilePiece { name, text: piece } in pieces.iter().rev() {
         let tokens = match marks.file {
             Some(file) => [vec![file], encode(&format!("{name}\n{piece}"))?].concat(),
             None => encode(&format!("\n\n--- {name} ---\n\n{piece}"))?,

@@ -7,13 +7,13 @@ use super::openai_error::ApiError;
 use super::request::Fields;
 
 /// The form that an answer must have, and the field that asks for it.
-pub struct Asked {
+pub struct AskedForm {
     pub grammar: Grammar,
     pub field: &'static str,
 }
 
 /// A body asks for one form at most.
-pub fn asked(fields: &Fields<'_>) -> Result<Option<Asked>, ApiError> {
+pub fn asked(fields: &Fields<'_>) -> Result<Option<AskedForm>, ApiError> {
     let forms = [
         response_format(fields)?,
         text(fields, "grammar", grammar)?,
@@ -33,7 +33,7 @@ pub fn asked(fields: &Fields<'_>) -> Result<Option<Asked>, ApiError> {
     }
 }
 
-fn response_format(fields: &Fields<'_>) -> Result<Option<Asked>, ApiError> {
+fn response_format(fields: &Fields<'_>) -> Result<Option<AskedForm>, ApiError> {
     let Some(format) = fields.object("response_format")? else {
         return Ok(None);
     };
@@ -61,7 +61,7 @@ fn response_format(fields: &Fields<'_>) -> Result<Option<Asked>, ApiError> {
             return Err(format.wrong("type", must, &other.into()));
         }
     };
-    Ok(Some(Asked {
+    Ok(Some(AskedForm {
         grammar: Grammar::JsonSchema(schema),
         field: "response_format",
     }))
@@ -78,9 +78,9 @@ fn text(
     fields: &Fields<'_>,
     field: &'static str,
     read: impl FnOnce(String) -> Grammar,
-) -> Result<Option<Asked>, ApiError> {
+) -> Result<Option<AskedForm>, ApiError> {
     let text = fields.string(field)?.filter(|text| !text.trim().is_empty());
-    Ok(text.map(|text| Asked {
+    Ok(text.map(|text| AskedForm {
         grammar: read(text.to_owned()),
         field,
     }))
@@ -98,7 +98,7 @@ fn grammar(text: String) -> Grammar {
 mod tests {
     use super::*;
 
-    fn read(body: Value) -> Result<Option<Asked>, ApiError> {
+    fn read(body: Value) -> Result<Option<AskedForm>, ApiError> {
         let Value::Object(map) = body else {
             panic!("not an object")
         };

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll, unfold};
-use prima_text::{AnswerReader, Constraint, Part, ReasoningLimit};
+use prima_text::{AnswerPart, AnswerReader, Constraint, ReasoningLimit};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::Receiver;
 
@@ -17,22 +17,22 @@ use crate::generation::{
 use super::Gateway;
 use super::auth::Caller;
 use super::intake::Taken;
-use super::metrics::Outcome;
+use super::metrics::RequestOutcome;
 use super::openai_error::ApiError;
 use super::request::GenerationOptions;
 
 /// What happens to an HTTP request's choices, numbered prompt by prompt.
-pub enum Progress {
+pub enum AnswerProgress {
     Token {
         choice: usize,
         token: u32,
-        parts: Vec<Part>,
+        parts: Vec<AnswerPart>,
         logprob: Option<TokenLogprob>,
     },
     Finished {
         choice: usize,
         reason: FinishReason,
-        parts: Vec<Part>,
+        parts: Vec<AnswerPart>,
     },
     /// The last event: token counts summed over the prompts, which ran side by side.
     Done(Usage),
@@ -57,7 +57,7 @@ pub enum Block {
 }
 
 /// What an HTTP request asks for.
-pub struct Asked {
+pub struct AskedAnswers {
     pub prompts: Vec<Arc<[u32]>>,
     pub options: GenerationOptions,
     /// What the answers have to look like.
@@ -93,10 +93,10 @@ impl InFlight {
     pub async fn submit(
         gateway: &Gateway,
         caller: Caller,
-        taken: Taken<Asked>,
+        taken: Taken<AskedAnswers>,
     ) -> Result<Self, ApiError> {
         let Taken { asked, place, room } = taken;
-        let Asked {
+        let AskedAnswers {
             prompts,
             options,
             constraint,
@@ -155,8 +155,8 @@ impl InFlight {
         self.prompts.len() * self.choices_per_prompt
     }
 
-    /// `None` after [`Progress::Done`] or [`Progress::Failed`].
-    pub async fn next(&mut self) -> Option<Progress> {
+    /// `None` after [`AnswerProgress::Done`] or [`AnswerProgress::Failed`].
+    pub async fn next(&mut self) -> Option<AnswerProgress> {
         while let Some((prompt, event)) = self.events.next().await {
             let offset = prompt * self.choices_per_prompt;
             match event {
@@ -168,7 +168,7 @@ impl InFlight {
                 } => {
                     self.note_token(prompt, choice);
                     let choice = offset + choice;
-                    return Some(Progress::Token {
+                    return Some(AnswerProgress::Token {
                         choice,
                         token,
                         parts: self.read(choice, text),
@@ -191,7 +191,7 @@ impl InFlight {
                         }
                         None => self.read(choice, text),
                     };
-                    return Some(Progress::Finished {
+                    return Some(AnswerProgress::Finished {
                         choice,
                         reason,
                         parts,
@@ -211,14 +211,14 @@ impl InFlight {
                         self.usage.completion_seconds.max(usage.completion_seconds);
                     self.ended += 1;
                     if self.ended == self.prompts.len() {
-                        return Some(Progress::Done(self.usage));
+                        return Some(AnswerProgress::Done(self.usage));
                     }
                 }
                 GenerationEvent::Failed(error) => {
                     tracing::warn!(%error, "a generation failed");
-                    self.note_open_choices(Outcome::Failed);
+                    self.note_open_choices(RequestOutcome::Failed);
                     self.events.clear();
-                    return Some(Progress::Failed(error));
+                    return Some(AnswerProgress::Failed(error));
                 }
             }
         }
@@ -245,7 +245,7 @@ impl InFlight {
             std::iter::repeat_with(empty).take(self.choices()).collect();
         while let Some(progress) = self.next().await {
             match progress {
-                Progress::Token {
+                AnswerProgress::Token {
                     choice,
                     token,
                     parts,
@@ -258,7 +258,7 @@ impl InFlight {
                             .extend(logprob.map(|logprob| (token, logprob)));
                     }
                 }
-                Progress::Finished {
+                AnswerProgress::Finished {
                     choice,
                     reason,
                     parts,
@@ -268,15 +268,15 @@ impl InFlight {
                         choice.reason = reason;
                     }
                 }
-                Progress::Done(usage) => return Ok((choices, usage)),
-                Progress::Failed(error) => return Err(error),
+                AnswerProgress::Done(usage) => return Ok((choices, usage)),
+                AnswerProgress::Failed(error) => return Err(error),
             }
         }
         Err(abandoned())
     }
 
     /// What a piece of a choice's text is.
-    fn read(&mut self, choice: usize, text: String) -> Vec<Part> {
+    fn read(&mut self, choice: usize, text: String) -> Vec<AnswerPart> {
         match self.readers.get_mut(choice) {
             Some(Some(reader)) => {
                 let reasoned = reader.reasons();
@@ -286,7 +286,7 @@ impl InFlight {
                 parts
             }
             _ if text.is_empty() => Vec::new(),
-            _ => vec![Part::Content(text)],
+            _ => vec![AnswerPart::Content(text)],
         }
     }
 
@@ -321,12 +321,12 @@ impl InFlight {
             }
         }
         metrics.finished(match reason {
-            FinishReason::Stop | FinishReason::StopString(_) => Outcome::Stop,
-            FinishReason::Length => Outcome::Length,
+            FinishReason::Stop | FinishReason::StopString(_) => RequestOutcome::Stop,
+            FinishReason::Length => RequestOutcome::Length,
         });
     }
 
-    fn note_open_choices(&mut self, outcome: Outcome) {
+    fn note_open_choices(&mut self, outcome: RequestOutcome) {
         let choices = self
             .prompts
             .iter_mut()
@@ -365,25 +365,25 @@ impl AnsweredChoice {
         })
     }
 
-    fn add(&mut self, parts: Vec<Part>) {
+    fn add(&mut self, parts: Vec<AnswerPart>) {
         for part in parts {
             match (self.blocks.last_mut(), part) {
-                (Some(Block::Content(text)), Part::Content(more))
-                | (Some(Block::Reasoning(text)), Part::Reasoning(more))
+                (Some(Block::Content(text)), AnswerPart::Content(more))
+                | (Some(Block::Reasoning(text)), AnswerPart::Reasoning(more))
                 | (
                     Some(Block::Call {
                         arguments: text, ..
                     }),
-                    Part::Arguments(more),
+                    AnswerPart::Arguments(more),
                 ) => *text += &more,
-                (_, Part::Content(text)) => self.blocks.push(Block::Content(text)),
-                (_, Part::Reasoning(text)) => self.blocks.push(Block::Reasoning(text)),
-                (_, Part::Call { name }) => self.blocks.push(Block::Call {
+                (_, AnswerPart::Content(text)) => self.blocks.push(Block::Content(text)),
+                (_, AnswerPart::Reasoning(text)) => self.blocks.push(Block::Reasoning(text)),
+                (_, AnswerPart::Call { name }) => self.blocks.push(Block::Call {
                     name,
                     arguments: String::new(),
                 }),
                 // Arguments follow their call.
-                (_, Part::Arguments(_)) => {}
+                (_, AnswerPart::Arguments(_)) => {}
             }
         }
     }
@@ -391,7 +391,7 @@ impl AnsweredChoice {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.note_open_choices(Outcome::Cancelled);
+        self.note_open_choices(RequestOutcome::Cancelled);
     }
 }
 

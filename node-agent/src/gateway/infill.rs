@@ -4,16 +4,16 @@
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use prima_text::Part;
+use prima_text::AnswerPart;
 use serde_json::{Value, json};
 
 use crate::generation::{FinishReason, Usage};
 
 use super::answer;
 use super::auth::Caller;
-use super::fill_in::{self, Around, Piece};
+use super::fill_in::{self, Around, FilePiece};
 use super::grammar;
-use super::in_flight::{Asked, InFlight, Progress};
+use super::in_flight::{AnswerProgress, AskedAnswers, InFlight};
 use super::openai_error::ApiError;
 use super::request::{Fields, GenerationOptions};
 use super::stream::{self, Format, Message};
@@ -51,7 +51,7 @@ pub async fn create(
     Ok(Json(answer.last(&content, &usage)).into_response())
 }
 
-fn asked(text: &ModelText, fields: &Fields<'_>) -> Result<Asked, ApiError> {
+fn asked(text: &ModelText, fields: &Fields<'_>) -> Result<AskedAnswers, ApiError> {
     let given = |name| {
         let part = fields.string(name)?;
         part.ok_or_else(|| fields.missing(name))
@@ -88,7 +88,7 @@ fn asked(text: &ModelText, fields: &Fields<'_>) -> Result<Asked, ApiError> {
     let context = text.context_length;
     let answer = options.max_tokens.unwrap_or(context / 8).min(context / 2);
     let prompt = fill_in::prompt(text, &around, context - answer, "input_suffix")?;
-    Ok(Asked {
+    Ok(AskedAnswers {
         prompts: vec![prompt],
         constraint,
         reasoning: None,
@@ -100,7 +100,7 @@ fn asked(text: &ModelText, fields: &Fields<'_>) -> Result<Asked, ApiError> {
     })
 }
 
-fn pieces<'a>(fields: &Fields<'a>) -> Result<Vec<Piece<'a>>, ApiError> {
+fn pieces<'a>(fields: &Fields<'a>) -> Result<Vec<FilePiece<'a>>, ApiError> {
     let pieces = fields.array("input_extra")?.unwrap_or_default();
     if pieces.len() > MAX_PIECES {
         let found = pieces.len();
@@ -110,7 +110,7 @@ fn pieces<'a>(fields: &Fields<'a>) -> Result<Vec<Piece<'a>>, ApiError> {
     }
     let read = |(index, piece): (usize, &'a Value)| {
         let piece = Fields::of(piece, &format!("input_extra[{index}]"))?;
-        Ok(Piece {
+        Ok(FilePiece {
             name: piece.string("filename")?.unwrap_or("tmp"),
             text: piece.string("text")?.ok_or_else(|| piece.missing("text"))?,
         })
@@ -152,10 +152,10 @@ impl Answer {
     }
 
     /// A message for each text among the parts.
-    fn said(&mut self, parts: Vec<Part>) -> Vec<Message> {
+    fn said(&mut self, parts: Vec<AnswerPart>) -> Vec<Message> {
         let texts = parts.into_iter().filter_map(|part| match part {
-            Part::Content(text) => Some(text),
-            Part::Reasoning(_) | Part::Call { .. } | Part::Arguments(_) => None,
+            AnswerPart::Content(text) => Some(text),
+            AnswerPart::Reasoning(_) | AnswerPart::Call { .. } | AnswerPart::Arguments(_) => None,
         });
         let say = |text: String| {
             self.line_ended |= text.contains('\n');
@@ -170,15 +170,15 @@ impl Format for Answer {
         Vec::new()
     }
 
-    fn write(&mut self, progress: Progress) -> Vec<Message> {
+    fn write(&mut self, progress: AnswerProgress) -> Vec<Message> {
         match progress {
-            Progress::Token { parts, .. } => self.said(parts),
-            Progress::Finished { reason, parts, .. } => {
+            AnswerProgress::Token { parts, .. } => self.said(parts),
+            AnswerProgress::Finished { reason, parts, .. } => {
                 self.reason = reason;
                 self.said(parts)
             }
-            Progress::Done(usage) => vec![Message::json(&self.last("", &usage))],
-            Progress::Failed(error) => vec![Message::json(&ApiError::from(error).body())],
+            AnswerProgress::Done(usage) => vec![Message::json(&self.last("", &usage))],
+            AnswerProgress::Failed(error) => vec![Message::json(&ApiError::from(error).body())],
         }
     }
 }

@@ -4,7 +4,7 @@
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use prima_text::Part;
+use prima_text::AnswerPart;
 use serde_json::{Map, Value, json};
 
 use crate::generation::{FinishReason, SubmitError, Usage};
@@ -12,7 +12,7 @@ use crate::generation::{FinishReason, SubmitError, Usage};
 use super::auth::Caller;
 use super::chat;
 use super::conversation::call_id;
-use super::in_flight::{AnsweredChoice, Block, InFlight, Progress};
+use super::in_flight::{AnswerProgress, AnsweredChoice, Block, InFlight};
 use super::openai_error::{ApiError, with_body};
 use super::request::Fields;
 use super::request_id;
@@ -345,24 +345,24 @@ impl Events {
         }
     }
 
-    fn part(&mut self, part: Part, messages: &mut Vec<Message>) {
+    fn part(&mut self, part: AnswerPart, messages: &mut Vec<Message>) {
         let (kind, begin, delta) = match part {
-            Part::Content(text) => (
+            AnswerPart::Content(text) => (
                 "text",
                 json!({"type": "text", "text": ""}),
                 json!({"type": "text_delta", "text": text}),
             ),
-            Part::Reasoning(text) => (
+            AnswerPart::Reasoning(text) => (
                 "thinking",
                 json!({"type": "thinking", "thinking": "", "signature": ""}),
                 json!({"type": "thinking_delta", "thinking": text}),
             ),
-            Part::Call { name } => {
+            AnswerPart::Call { name } => {
                 self.close(messages);
                 self.called = true;
                 return self.begin("tool_use", tool_use(&name), messages);
             }
-            Part::Arguments(json) => (
+            AnswerPart::Arguments(json) => (
                 "tool_use",
                 Value::Null,
                 json!({"type": "input_json_delta", "partial_json": json}),
@@ -409,29 +409,29 @@ impl Format for Events {
         ]
     }
 
-    fn write(&mut self, progress: Progress) -> Vec<Message> {
+    fn write(&mut self, progress: AnswerProgress) -> Vec<Message> {
         let mut messages = Vec::new();
         match progress {
-            Progress::Token { parts, .. } => {
+            AnswerProgress::Token { parts, .. } => {
                 for part in parts {
                     self.part(part, &mut messages);
                 }
             }
-            Progress::Finished { reason, parts, .. } => {
+            AnswerProgress::Finished { reason, parts, .. } => {
                 for part in parts {
                     self.part(part, &mut messages);
                 }
                 self.close(&mut messages);
                 self.stop = self.answer.stop_reason(reason, self.called);
             }
-            Progress::Done(usage) => {
+            AnswerProgress::Done(usage) => {
                 let (reason, sequence) = std::mem::take(&mut self.stop);
                 let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
                 let told = json!({"delta": delta, "usage": counts(&usage)});
                 messages.push(event("message_delta", told));
                 messages.push(event("message_stop", json!({})));
             }
-            Progress::Failed(error) => {
+            AnswerProgress::Failed(error) => {
                 let message = error.to_string();
                 let error = json!({"type": "api_error", "message": message});
                 messages.push(event("error", json!({ "error": error })));

@@ -21,7 +21,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::generation::{MemberTotals, Readiness, RingStatus};
-use crate::ring::{HOP_METRICS, Kind};
+use crate::ring::{HOP_METRICS, MetricKind};
 
 use super::Gateway;
 use super::openai_error::ApiError;
@@ -43,7 +43,7 @@ pub struct Metrics {
 
 /// How a choice ended.
 #[derive(Clone, Copy, Debug)]
-pub enum Outcome {
+pub enum RequestOutcome {
     Stop,
     Length,
     /// By its client, who hung up.
@@ -102,12 +102,12 @@ impl Metrics {
         self.recent_tokens.add(mean);
     }
 
-    pub fn finished(&self, outcome: Outcome) {
+    pub fn finished(&self, outcome: RequestOutcome) {
         let outcome = match outcome {
-            Outcome::Stop => "stop",
-            Outcome::Length => "length",
-            Outcome::Cancelled => "cancelled",
-            Outcome::Failed => "failed",
+            RequestOutcome::Stop => "stop",
+            RequestOutcome::Length => "length",
+            RequestOutcome::Cancelled => "cancelled",
+            RequestOutcome::Failed => "failed",
         };
         self.generations
             .get_or_create(&OutcomeLabel { outcome })
@@ -385,8 +385,8 @@ impl RingCollector {
     fn encode_hops(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
         for metric in &HOP_METRICS {
             let kind = match metric.kind {
-                Kind::Sum => MetricType::Counter,
-                Kind::Gauge => MetricType::Gauge,
+                MetricKind::Sum => MetricType::Counter,
+                MetricKind::Gauge => MetricType::Gauge,
             };
             self.of_members(encoder, metric.name, metric.help, kind, |member| {
                 Some(metric.of(&member.timing))

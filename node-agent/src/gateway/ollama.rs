@@ -6,7 +6,7 @@ use std::time::Instant;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use prima_text::Part;
+use prima_text::AnswerPart;
 use serde_json::{Map, Value, json};
 
 use crate::generation::{FinishReason, Usage};
@@ -15,7 +15,7 @@ use super::Gateway;
 use super::auth::Caller;
 use super::chat;
 use super::conversation::call_id;
-use super::in_flight::{AnsweredChoice, InFlight, Progress};
+use super::in_flight::{AnswerProgress, AnsweredChoice, InFlight};
 use super::openai_error::{ApiError, with_body};
 use super::request::Fields;
 use super::request_id;
@@ -306,24 +306,24 @@ impl Lines {
         line["eval_duration"] = nanoseconds(usage.completion_seconds);
     }
 
-    fn parts(&mut self, parts: Vec<Part>, messages: &mut Vec<Message>) {
+    fn parts(&mut self, parts: Vec<AnswerPart>, messages: &mut Vec<Message>) {
         for part in parts {
             match part {
-                Part::Arguments(text) => {
+                AnswerPart::Arguments(text) => {
                     if let Some((_, arguments)) = &mut self.call {
                         *arguments += &text;
                     }
                     continue;
                 }
-                Part::Call { name } => {
+                AnswerPart::Call { name } => {
                     self.tell_call(messages);
                     self.call = Some((name, String::new()));
                 }
-                Part::Content(text) => {
+                AnswerPart::Content(text) => {
                     self.tell_call(messages);
                     messages.push(Message::json(&self.said(&text, "", Vec::new())));
                 }
-                Part::Reasoning(text) => {
+                AnswerPart::Reasoning(text) => {
                     self.tell_call(messages);
                     messages.push(Message::json(&self.said("", &text, Vec::new())));
                 }
@@ -344,21 +344,21 @@ impl Format for Lines {
         Vec::new()
     }
 
-    fn write(&mut self, progress: Progress) -> Vec<Message> {
+    fn write(&mut self, progress: AnswerProgress) -> Vec<Message> {
         let mut messages = Vec::new();
         match progress {
-            Progress::Token { parts, .. } => self.parts(parts, &mut messages),
-            Progress::Finished { reason, parts, .. } => {
+            AnswerProgress::Token { parts, .. } => self.parts(parts, &mut messages),
+            AnswerProgress::Finished { reason, parts, .. } => {
                 self.parts(parts, &mut messages);
                 self.tell_call(&mut messages);
                 self.reason = done_reason(reason);
             }
-            Progress::Done(usage) => {
+            AnswerProgress::Done(usage) => {
                 let mut line = self.said("", "", Vec::new());
                 self.end(&mut line, &usage);
                 messages.push(Message::json(&line));
             }
-            Progress::Failed(error) => {
+            AnswerProgress::Failed(error) => {
                 messages.push(Message::json(&json!({"error": error.to_string()})));
             }
         }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::auth::Caller;
 use super::batch;
-use super::embeddings::{self, Asked, MAX_INPUTS};
+use super::embeddings::{self, AskedVectors, MAX_INPUTS};
 use super::ollama::{check_model, refusal};
 use super::openai_error::ApiError;
 use super::request::Fields;
@@ -50,7 +50,7 @@ pub async fn create(
 }
 
 /// No input asks Ollama to load the model, and has no vectors.
-fn asked(text: &ModelText, fields: &Fields<'_>) -> Result<Asked, ApiError> {
+fn asked(text: &ModelText, fields: &Fields<'_>) -> Result<AskedVectors, ApiError> {
     let must = "a string or an array of strings";
     let inputs = match fields.get("input") {
         None => Vec::new(),
@@ -82,7 +82,7 @@ fn asked(text: &ModelText, fields: &Fields<'_>) -> Result<Asked, ApiError> {
     // 0 is as good as none.
     let dimensions = fields.integer("dimensions", 0..=i64::MAX)?;
     let dimensions = dimensions.filter(|asked| *asked > 0);
-    Ok(Asked {
+    Ok(AskedVectors {
         inputs,
         dimensions: dimensions.map(|asked| usize::try_from(asked).unwrap_or(usize::MAX)),
     })

@@ -6,7 +6,7 @@ use super::openai_error::ApiError;
 use super::request::{Fields, token_id};
 
 #[derive(Debug, PartialEq)]
-pub enum Prompt {
+pub enum GivenPrompt {
     Text(String),
     Tokens(Vec<u32>),
 }
@@ -17,27 +17,27 @@ pub fn read(
     name: &str,
     vocabulary: usize,
     at_most: usize,
-) -> Result<Vec<Prompt>, ApiError> {
+) -> Result<Vec<GivenPrompt>, ApiError> {
     let value = fields.get(name).ok_or_else(|| fields.missing(name))?;
     let must = "a string, an array of strings, an array of token ids or an array of such arrays";
     let wrong = || fields.wrong(name, must, value);
-    let tokens = |ids: &[Value]| -> Result<Prompt, ApiError> {
+    let tokens = |ids: &[Value]| -> Result<GivenPrompt, ApiError> {
         let read = |value: &Value| {
             token_id(value, vocabulary).ok_or_else(|| {
                 let must = format!("token ids below {vocabulary} throughout");
                 fields.wrong(name, &must, value)
             })
         };
-        Ok(Prompt::Tokens(
+        Ok(GivenPrompt::Tokens(
             ids.iter().map(read).collect::<Result<_, _>>()?,
         ))
     };
     let prompts = match value {
-        Value::String(text) => vec![Prompt::Text(text.clone())],
+        Value::String(text) => vec![GivenPrompt::Text(text.clone())],
         Value::Array(items) if items.first().is_some_and(Value::is_number) => vec![tokens(items)?],
         Value::Array(items) => {
             let read = |item: &Value| match item {
-                Value::String(text) => Ok(Prompt::Text(text.clone())),
+                Value::String(text) => Ok(GivenPrompt::Text(text.clone())),
                 Value::Array(ids) => tokens(ids),
                 _ => Err(wrong()),
             };
@@ -59,7 +59,7 @@ mod tests {
 
     use super::*;
 
-    fn parse(prompt: Value) -> Result<Vec<Prompt>, ApiError> {
+    fn parse(prompt: Value) -> Result<Vec<GivenPrompt>, ApiError> {
         let Value::Object(map) = json!({ "prompt": prompt }) else {
             panic!("not an object")
         };
@@ -68,11 +68,17 @@ mod tests {
 
     #[test]
     fn prompts_come_in_four_shapes() {
-        let text = |text: &str| Prompt::Text(text.into());
+        let text = |text: &str| GivenPrompt::Text(text.into());
         assert_eq!(parse(json!("a")).unwrap(), [text("a")]);
         assert_eq!(parse(json!(["a", ""])).unwrap(), [text("a"), text("")]);
-        assert_eq!(parse(json!([1, 9])).unwrap(), [Prompt::Tokens(vec![1, 9])]);
-        let two = [Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2, 3])];
+        assert_eq!(
+            parse(json!([1, 9])).unwrap(),
+            [GivenPrompt::Tokens(vec![1, 9])]
+        );
+        let two = [
+            GivenPrompt::Tokens(vec![1]),
+            GivenPrompt::Tokens(vec![2, 3]),
+        ];
         assert_eq!(parse(json!([[1], [2, 3]])).unwrap(), two);
     }
 

@@ -24,7 +24,7 @@ const MAX_DOCUMENTS: usize = 1024;
 const MAX_TOKENS: usize = 512 << 10;
 
 /// What is to be ranked.
-struct Asked {
+struct AskedRanks {
     prompts: Vec<Arc<[u32]>>,
     /// The best so many are told.
     top: usize,
@@ -48,7 +48,7 @@ pub async fn create(
         }
     };
     let taken = gateway.0.intake.take(request, read).await?;
-    let Asked {
+    let AskedRanks {
         prompts,
         top,
         documents,
@@ -87,7 +87,7 @@ pub async fn create(
     })))
 }
 
-fn asked(text: &ModelText, fields: &Fields<'_>) -> Result<Asked, ApiError> {
+fn asked(text: &ModelText, fields: &Fields<'_>) -> Result<AskedRanks, ApiError> {
     let Some(template) = &text.rank_template else {
         return Err(ApiError::invalid(
             "model",
@@ -118,7 +118,7 @@ fn asked(text: &ModelText, fields: &Fields<'_>) -> Result<Asked, ApiError> {
         prompts.push(batch::within(text, place, prompt)?);
     }
     let again = fields.boolean("return_documents")?.unwrap_or(false);
-    Ok(Asked {
+    Ok(AskedRanks {
         top: top.map_or(usize::MAX, |top| usize::try_from(top).unwrap_or(usize::MAX)),
         documents: again.then_some(documents),
         prompts,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::extract::{Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use prima_text::Part;
+use prima_text::AnswerPart;
 use serde_json::{Map, Value, json};
 
 use crate::generation::{FinishReason, Usage};
@@ -15,7 +15,7 @@ use super::Gateway;
 use super::auth::Caller;
 use super::chat;
 use super::conversation::call_id;
-use super::in_flight::{AnsweredChoice, Block, InFlight, Progress};
+use super::in_flight::{AnswerProgress, AnsweredChoice, Block, InFlight};
 use super::models::unix_seconds;
 use super::openai_error::ApiError;
 use super::request::Fields;
@@ -396,11 +396,11 @@ struct Events {
     answer: Answer,
     sequence: u64,
     /// The item that is open: its kind, and its text so far.
-    open: Option<(Kind, String)>,
+    open: Option<(ItemKind, String)>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum ItemKind {
     Message,
     Reasoning,
     Call,
@@ -442,16 +442,16 @@ impl Events {
         self.event(name, data)
     }
 
-    fn begin(&mut self, kind: Kind, item: Value, messages: &mut Vec<Message>) {
+    fn begin(&mut self, kind: ItemKind, item: Value, messages: &mut Vec<Message>) {
         self.close("completed", messages);
         let mut shown = item.clone();
-        if kind != Kind::Call {
+        if kind != ItemKind::Call {
             shown["content"] = json!([]);
         }
         self.answer.output.push(item);
         let added = json!({"output_index": self.index(), "item": shown});
         messages.push(self.event("response.output_item.added", added));
-        if kind == Kind::Message {
+        if kind == ItemKind::Message {
             let part =
                 json!({"type": "output_text", "text": "", "annotations": [], "logprobs": []});
             messages.push(self.of_part("response.content_part.added", json!({ "part": part })));
@@ -459,25 +459,31 @@ impl Events {
         self.open = Some((kind, String::new()));
     }
 
-    fn part(&mut self, part: Part, messages: &mut Vec<Message>) {
+    fn part(&mut self, part: AnswerPart, messages: &mut Vec<Message>) {
         let (kind, name, text) = match part {
-            Part::Content(text) => (Kind::Message, "response.output_text.delta", text),
-            Part::Reasoning(text) => (Kind::Reasoning, "response.reasoning_text.delta", text),
-            Part::Call { name } => {
-                let item = function_call(&name, "", "in_progress");
-                return self.begin(Kind::Call, item, messages);
+            AnswerPart::Content(text) => (ItemKind::Message, "response.output_text.delta", text),
+            AnswerPart::Reasoning(text) => {
+                (ItemKind::Reasoning, "response.reasoning_text.delta", text)
             }
-            Part::Arguments(text) => (Kind::Call, "response.function_call_arguments.delta", text),
+            AnswerPart::Call { name } => {
+                let item = function_call(&name, "", "in_progress");
+                return self.begin(ItemKind::Call, item, messages);
+            }
+            AnswerPart::Arguments(text) => (
+                ItemKind::Call,
+                "response.function_call_arguments.delta",
+                text,
+            ),
         };
         if self.open.as_ref().map(|(kind, _)| *kind) != Some(kind) {
             let item = match kind {
-                Kind::Reasoning => reasoning("", "in_progress"),
+                ItemKind::Reasoning => reasoning("", "in_progress"),
                 _ => message("", "in_progress"),
             };
             self.begin(kind, item, messages);
         }
         let mut delta = json!({ "delta": text });
-        if kind == Kind::Message {
+        if kind == ItemKind::Message {
             delta["logprobs"] = json!([]);
         }
         messages.push(self.of_part(name, delta));
@@ -491,18 +497,18 @@ impl Events {
             return;
         };
         match kind {
-            Kind::Message => {
+            ItemKind::Message => {
                 let done = json!({"text": text, "logprobs": []});
                 messages.push(self.of_part("response.output_text.done", done));
                 let part =
                     json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []});
                 messages.push(self.of_part("response.content_part.done", json!({ "part": part })));
             }
-            Kind::Reasoning => {
+            ItemKind::Reasoning => {
                 messages
                     .push(self.of_part("response.reasoning_text.done", json!({ "text": text })));
             }
-            Kind::Call => {
+            ItemKind::Call => {
                 let done = json!({ "arguments": text });
                 messages.push(self.of_part("response.function_call_arguments.done", done));
             }
@@ -513,7 +519,7 @@ impl Events {
         };
         item["status"] = status.into();
         match kind {
-            Kind::Call => item["arguments"] = text.into(),
+            ItemKind::Call => item["arguments"] = text.into(),
             _ => item["content"][0]["text"] = text.into(),
         }
         let done = json!({"output_index": index, "item": item});
@@ -530,25 +536,25 @@ impl Format for Events {
         ]
     }
 
-    fn write(&mut self, progress: Progress) -> Vec<Message> {
+    fn write(&mut self, progress: AnswerProgress) -> Vec<Message> {
         let mut messages = Vec::new();
         match progress {
-            Progress::Token { parts, .. } => {
+            AnswerProgress::Token { parts, .. } => {
                 for part in parts {
                     self.part(part, &mut messages);
                 }
             }
-            Progress::Finished { reason, parts, .. } => {
+            AnswerProgress::Finished { reason, parts, .. } => {
                 for part in parts {
                     self.part(part, &mut messages);
                 }
                 if self.answer.output.is_empty() {
-                    self.begin(Kind::Message, message("", "in_progress"), &mut messages);
+                    self.begin(ItemKind::Message, message("", "in_progress"), &mut messages);
                 }
                 self.answer.reason = reason;
                 self.close(self.answer.status(), &mut messages);
             }
-            Progress::Done(usage) => {
+            AnswerProgress::Done(usage) => {
                 let name = match self.answer.reason {
                     FinishReason::Length => "response.incomplete",
                     _ => "response.completed",
@@ -556,7 +562,7 @@ impl Format for Events {
                 let response = self.answer.end(&usage);
                 messages.push(self.event(name, json!({ "response": response })));
             }
-            Progress::Failed(error) => {
+            AnswerProgress::Failed(error) => {
                 let mut response = self.answer.response("failed", Value::Null);
                 response["error"] = json!({"code": "server_error", "message": error.to_string()});
                 messages.push(self.event("response.failed", json!({ "response": response })));

@@ -12,14 +12,14 @@ use axum::response::{IntoResponse, Response};
 use futures::stream::{Stream, StreamExt, unfold};
 use serde_json::Value;
 
-use super::in_flight::{InFlight, Progress};
+use super::in_flight::{AnswerProgress, InFlight};
 
 /// How one API writes a streamed answer.
 pub trait Format: Send + 'static {
     /// Before anything has come of so many choices.
     fn begin(&mut self, choices: usize) -> Vec<Message>;
-    /// What happened next. After [`Progress::Done`] and [`Progress::Failed`] nothing follows.
-    fn write(&mut self, progress: Progress) -> Vec<Message>;
+    /// What happened next. After [`AnswerProgress::Done`] and [`AnswerProgress::Failed`] nothing follows.
+    fn write(&mut self, progress: AnswerProgress) -> Vec<Message>;
 }
 
 /// One event, or one line.
@@ -90,7 +90,10 @@ fn messages(in_flight: InFlight, mut format: impl Format) -> impl Stream<Item = 
                     return Some((message, (ready, format, in_flight)));
                 }
                 let progress = in_flight.as_mut()?.next().await?;
-                if matches!(progress, Progress::Done(_) | Progress::Failed(_)) {
+                if matches!(
+                    progress,
+                    AnswerProgress::Done(_) | AnswerProgress::Failed(_)
+                ) {
                     in_flight = None;
                 }
                 ready.extend(format.write(progress));

@@ -39,10 +39,10 @@ impl ToolUse {
         let several = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
         let choice = choice(fields, &tools)?;
         let (offered, callable, calls) = match choice {
-            Choice::None => (Vec::new(), Vec::new(), Calls::Allowed),
-            Choice::Auto => (tools.clone(), tools, Calls::Allowed),
-            Choice::Required => (tools.clone(), tools, Calls::Required),
-            Choice::Named(name) => {
+            ToolChoice::None => (Vec::new(), Vec::new(), Calls::Allowed),
+            ToolChoice::Auto => (tools.clone(), tools, Calls::Allowed),
+            ToolChoice::Required => (tools.clone(), tools, Calls::Required),
+            ToolChoice::Named(name) => {
                 let named = tools.iter().filter(|tool| tool.name == name).cloned();
                 (tools.clone(), named.collect(), Calls::Required)
             }
@@ -56,25 +56,25 @@ impl ToolUse {
     }
 }
 
-enum Choice<'f> {
+enum ToolChoice<'f> {
     None,
     Auto,
     Required,
     Named(&'f str),
 }
 
-fn choice<'f>(fields: &Fields<'f>, tools: &[Tool]) -> Result<Choice<'f>, ApiError> {
+fn choice<'f>(fields: &Fields<'f>, tools: &[Tool]) -> Result<ToolChoice<'f>, ApiError> {
     let must = "`none`, `auto`, `required` or a function of `tools` by name";
     let choice = match fields.get("tool_choice") {
-        None => return Ok(Choice::Auto),
+        None => return Ok(ToolChoice::Auto),
         Some(Value::String(word)) => match word.as_str() {
-            "none" => return Ok(Choice::None),
-            "auto" => return Ok(Choice::Auto),
-            "required" => Choice::Required,
+            "none" => return Ok(ToolChoice::None),
+            "auto" => return Ok(ToolChoice::Auto),
+            "required" => ToolChoice::Required,
             _ => return Err(fields.wrong("tool_choice", must, &word.as_str().into())),
         },
         Some(value) => match value["function"]["name"].as_str() {
-            Some(name) if tools.iter().any(|tool| tool.name == name) => Choice::Named(name),
+            Some(name) if tools.iter().any(|tool| tool.name == name) => ToolChoice::Named(name),
             _ => return Err(fields.wrong("tool_choice", must, value)),
         },
     };

@@ -26,7 +26,7 @@ pub struct CacheKey {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum CacheError {
+pub enum ProfileCacheError {
     #[error("cannot keep the measurements in {}", path.display())]
     Write {
         path: PathBuf,
@@ -129,13 +129,13 @@ pub fn store(
     key: CacheKey,
     others_percent: u8,
     status: NodeProfileStatus,
-) -> Result<(), CacheError> {
+) -> Result<(), ProfileCacheError> {
     let entry = Entry {
         key,
         others_percent,
         status,
     };
-    let text = serde_json::to_string_pretty(&entry).map_err(CacheError::Json)?;
+    let text = serde_json::to_string_pretty(&entry).map_err(ProfileCacheError::Json)?;
     let folder = path.parent().unwrap_or(Path::new("."));
     // Whole or not at all: two agents may profile at once.
     let write = || {
@@ -145,7 +145,7 @@ pub fn store(
         file.persist(path)?;
         Ok(())
     };
-    write().map_err(|source: io::Error| CacheError::Write {
+    write().map_err(|source: io::Error| ProfileCacheError::Write {
         path: path.to_owned(),
         source,
     })

@@ -16,10 +16,10 @@ use prima_engine::kernels::{
 };
 use prima_gguf::GgmlType;
 
-use super::samples::Samples;
+use super::samples::RunTimes;
 
 /// Bytes that are valid as blocks of any format, more than the caches hold.
-pub struct Weights(Vec<u8>);
+pub struct SampleWeights(Vec<u8>);
 
 /// The formats that the engine runs.
 pub fn formats() -> impl Iterator<Item = GgmlType> {
@@ -55,10 +55,10 @@ pub fn cache_bytes(root: &Path) -> usize {
     last.map(|(_, bytes)| *bytes).sum()
 }
 
-impl Weights {
+impl SampleWeights {
     /// Four times `cache_bytes`, between 128 MiB and 512 MiB, and not more than a quarter of `available_bytes` of memory (but at least 64
     /// MiB: one matrix of F32).
-    pub fn new(cache_bytes: usize, available_bytes: u64) -> Weights {
+    pub fn new(cache_bytes: usize, available_bytes: u64) -> SampleWeights {
         let quarter = usize::try_from(available_bytes / 4).unwrap_or(usize::MAX);
         let len = (4 * cache_bytes)
             .clamp(128 << 20, 512 << 20)
@@ -77,7 +77,7 @@ impl Weights {
             let low = state & 0x0f0f_0f0f_0f0f_0f0f;
             bytes.extend_from_slice(&(low + 0x2c2c_2c2c_2c2c_2c2c).to_le_bytes());
         }
-        Weights(bytes)
+        SampleWeights(bytes)
     }
 
     pub fn bytes(&self) -> &[u8] {
@@ -99,7 +99,7 @@ impl Weights {
 /// None for a format of [`formats`].
 pub fn throughput(
     pool: &ThreadPool,
-    weights: &Weights,
+    weights: &SampleWeights,
     format: GgmlType,
 ) -> Result<Throughput, MatrixError> {
     let decode = Turns::new(weights, format, DECODE_ROWS)?;
@@ -117,7 +117,7 @@ pub fn throughput(
 /// None: the engine runs the format.
 pub fn some_work<'a>(
     pool: &'a ThreadPool,
-    weights: &'a Weights,
+    weights: &'a SampleWeights,
 ) -> Result<impl Fn() + Sync + 'a, MatrixError> {
     let turns = Turns::new(weights, GgmlType::Q4K, DECODE_ROWS)?;
     let x = vec![0.5; COLUMNS];
@@ -133,8 +133,8 @@ pub fn some_work<'a>(
 /// many positions.
 pub fn rates(
     format: GgmlType,
-    (bytes, decode): (usize, &Samples),
-    (flop, prefill): (f64, &Samples),
+    (bytes, decode): (usize, &RunTimes),
+    (flop, prefill): (f64, &RunTimes),
 ) -> Throughput {
     let spread = decode.spread_percent().max(prefill.spread_percent());
     Throughput {
@@ -152,7 +152,10 @@ pub fn rates(
 ///
 /// # Errors
 /// None: the shapes are valid.
-pub fn layer_overhead_seconds(pool: &ThreadPool, weights: &Weights) -> Result<f64, MatrixError> {
+pub fn layer_overhead_seconds(
+    pool: &ThreadPool,
+    weights: &SampleWeights,
+) -> Result<f64, MatrixError> {
     const HIDDEN: usize = 2048;
     const FEED_FORWARD: usize = 5632;
     const SHAPE: AttentionShape<'_> = AttentionShape {
@@ -183,7 +186,7 @@ pub fn layer_overhead_seconds(pool: &ThreadPool, weights: &Weights) -> Result<f6
     let narrow = Turns::new(weights, GgmlType::Q4_0, rows)?.matrix(0, HIDDEN)?;
     let narrow_down = Turns::new(weights, GgmlType::Q4_0, rows)?.matrix(0, FEED_FORWARD)?;
     let mut out = vec![0.0; 3 * rows];
-    let samples = Samples::take(|| {
+    let samples = RunTimes::take(|| {
         for _ in 0..LAYERS {
             kernels::rms_norm(pool, &activation, &norm, 1e-5, &mut normed);
             let mut three = out.chunks_exact_mut(rows).map(|out| (narrow, out));
@@ -246,7 +249,7 @@ struct Turns<'a> {
 }
 
 impl<'a> Turns<'a> {
-    fn new(weights: &'a Weights, format: GgmlType, rows: usize) -> Result<Self, MatrixError> {
+    fn new(weights: &'a SampleWeights, format: GgmlType, rows: usize) -> Result<Self, MatrixError> {
         let mut turns = Turns {
             bytes: weights.bytes(),
             format,
@@ -276,13 +279,13 @@ impl<'a> Turns<'a> {
 
     /// Multiplies matrices of `sample_bytes` together (at least one matrix) with `n` positions, again and again. Returns the bytes of
     /// weights in a sample, and the samples.
-    fn time(&self, pool: &ThreadPool, n: usize, sample_bytes: usize) -> (usize, Samples) {
+    fn time(&self, pool: &ThreadPool, n: usize, sample_bytes: usize) -> (usize, RunTimes) {
         let each = self.matrix_bytes(COLUMNS);
         let count = sample_bytes.div_ceil(each);
         let x: Vec<f32> = (0..n * COLUMNS).map(|i| (i as f32).sin()).collect();
         let mut out = vec![0.0; n * self.rows];
         let mut turns = self.matrices.iter().cycle();
-        let samples = Samples::take(|| {
+        let samples = RunTimes::take(|| {
             for matrix in turns.by_ref().take(count) {
                 kernels::matmul(pool, &x, n, &mut [(*matrix, &mut out)]);
             }
@@ -330,13 +333,16 @@ mod tests {
             (1 << 30, 1 << 30, 256 << 20),
             (0, 0, 64 << 20),
         ] {
-            assert_eq!(Weights::new(caches, available).bytes().len(), expected);
+            assert_eq!(
+                SampleWeights::new(caches, available).bytes().len(),
+                expected
+            );
         }
     }
 
     #[test]
     fn the_bytes_are_ordinary_numbers_in_every_format() {
-        let weights = Weights::new(0, 0);
+        let weights = SampleWeights::new(0, 0);
         let mut formats_seen = 0;
         for format in formats() {
             let matrix = Turns::new(&weights, format, 16).unwrap().matrices[0];
@@ -352,7 +358,7 @@ mod tests {
 
     #[test]
     fn every_rate_is_positive() {
-        let weights = Weights::new(0, 0);
+        let weights = SampleWeights::new(0, 0);
         let pool = ThreadPool::new(2, IsaLevel::detect()).unwrap();
         let measured = throughput(&pool, &weights, GgmlType::Q4K).unwrap();
         assert!(

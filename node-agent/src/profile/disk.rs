@@ -18,7 +18,7 @@ use prima_crds::v1alpha1::node_profile::DiskProfile;
 use prima_engine::kernels::ThreadPool;
 use prima_engine::{EngineError, MappedFile, drop_pages, streaming_rate};
 
-use super::samples::Samples;
+use super::samples::RunTimes;
 
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
@@ -283,7 +283,7 @@ impl Subject {
             read.push(read_both? / read_alone);
         }
         let percent = |shares: Vec<f64>| {
-            let median = Samples::from(shares).median();
+            let median = RunTimes::from(shares).median();
             (100.0 * median).round().clamp(1.0, 100.0) as i32
         };
         Ok(Together {
@@ -364,7 +364,7 @@ fn touch<'a>(bytes: impl Iterator<Item = &'a u8>) {
 fn seconds_median(seconds: Vec<f64>) -> f64 {
     // The floor of `Samples` is for times of whole runs; these are per byte.
     let scale = 1e9;
-    Samples::from(seconds.iter().map(|s| s * scale).collect::<Vec<_>>()).median() / scale
+    RunTimes::from(seconds.iter().map(|s| s * scale).collect::<Vec<_>>()).median() / scale
 }
 
 fn largest_model(folder: &Path) -> Result<Option<PathBuf>, DiskError> {

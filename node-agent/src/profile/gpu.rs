@@ -7,16 +7,20 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::node_profile::{GpuBackend, GpuMeasurements, GpuProfile, Throughput};
+use prima_crds::v1alpha1::ring_plan;
 use prima_engine::kernels::MatrixError;
 use prima_engine::{
-    BatchEntry, Compute, EngineError, Gpu, GpuApi, GpuFacts, KvCache, KvFormat, LayerDevices,
-    LayerWindow, Model, Residency,
+    BatchEntry, Compute, EngineError, GPU_HEAD_ROWS, Gpu, GpuApi, GpuFacts, KvCache, KvFormat,
+    LayerDevices, LayerWindow, Model, Residency,
 };
 use prima_gguf::GgmlType;
 use prima_gguf::writer::{GgufWriter, WriterError};
 
-use super::cpu::{self, Weights};
-use super::samples::Samples;
+use super::cpu::{self, SampleWeights};
+use super::samples::RunTimes;
+
+/// The planner counts what the engine takes.
+const _: () = assert!(GPU_HEAD_ROWS == ring_plan::GPU_HEAD_ROWS);
 
 #[derive(Debug, thiserror::Error)]
 pub enum GpuError {
@@ -39,7 +43,7 @@ pub fn describe() -> String {
 }
 
 /// All GPUs of this machine: the engine's first, if it has one.
-pub fn measure(root: &Path, weights: &Weights) -> Vec<GpuProfile> {
+pub fn measure(root: &Path, weights: &SampleWeights) -> Vec<GpuProfile> {
     let opened = Gpu::open().and_then(|gpu| gpu.facts().map(|facts| (gpu, facts)));
     let (gpu, facts) = match opened {
         Ok(opened) => opened,
@@ -80,12 +84,12 @@ const ROW: usize = 2048;
 fn measurements(
     gpu: &Gpu,
     facts: GpuFacts,
-    weights: &Weights,
+    weights: &SampleWeights,
     formats: impl Iterator<Item = GgmlType>,
 ) -> Result<GpuMeasurements, GpuError> {
     let numbers = vec![0.5; ROWS * ROW];
     let bytes = (ROWS * ROW * 4) as f64;
-    let rate = |samples: Samples| (bytes / samples.median()) as i64;
+    let rate = |samples: RunTimes| (bytes / samples.median()) as i64;
     let rows = gpu.copy_rows(&numbers, ROWS)?;
     let other_rows = gpu.copy_rows(&numbers, ROWS)?;
     let read = busy(|| gpu.read(&rows))?;
@@ -117,7 +121,7 @@ fn measurements(
 /// Of those `formats` for which the GPU has kernels.
 fn throughputs(
     gpu: &Gpu,
-    weights: &Weights,
+    weights: &SampleWeights,
     formats: impl Iterator<Item = GgmlType>,
 ) -> Result<Vec<Throughput>, GpuError> {
     let mut measured = Vec::new();
@@ -164,13 +168,13 @@ fn throughput(
 }
 
 /// Samples of a GPU that has been busy for a while: when idle, it lowers its clocks.
-fn busy(mut work: impl FnMut() -> Result<(), EngineError>) -> Result<Samples, EngineError> {
+fn busy(mut work: impl FnMut() -> Result<(), EngineError>) -> Result<RunTimes, EngineError> {
     const WARM_UP: Duration = Duration::from_millis(50);
     let begun = Instant::now();
     while begun.elapsed() < WARM_UP {
         work()?;
     }
-    Samples::attempted(work)
+    RunTimes::attempted(work)
 }
 
 /// How often work has to be done in a pass so that handing the pass to the GPU is a small part of it. Layers are handed over together, too.
@@ -427,7 +431,7 @@ mod tests {
             total_bytes: 2,
             available_bytes: 1,
         };
-        let weights = Weights::new(0, 0);
+        let weights = SampleWeights::new(0, 0);
         let measured = measurements(&gpu, facts, &weights, formats.into_iter()).unwrap();
         assert_eq!((measured.total_bytes, measured.available_bytes), (2, 1));
         for number in [

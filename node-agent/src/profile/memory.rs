@@ -4,11 +4,11 @@ use std::hint::black_box;
 
 use prima_engine::kernels::{BLOCK_POSITIONS, KvBlock, KvShape, ThreadPool};
 
-use super::samples::Samples;
+use super::samples::RunTimes;
 
 /// Bytes a second at which all threads of the pool together read `bytes`, which must exceed the caches.
 pub fn read_rate(pool: &ThreadPool, bytes: &[u8]) -> f64 {
-    let samples = Samples::take(|| read_through(pool, bytes));
+    let samples = RunTimes::take(|| read_through(pool, bytes));
     bytes.len() as f64 / samples.median()
 }
 
@@ -25,7 +25,7 @@ pub fn kv_append_rate(pool: &ThreadPool, weights: &[u8]) -> f64 {
     let row = vec![0.25; SHAPE.row_len()];
     let mut blocks = vec![KvBlock::f16(SHAPE); LAYERS];
     let mut position = 0;
-    let samples = Samples::prepared(
+    let samples = RunTimes::prepared(
         || {
             read_through(pool, weights);
         },

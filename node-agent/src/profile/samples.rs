@@ -5,21 +5,21 @@ use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
 /// Seconds of each run, in ascending order; never empty.
-pub struct Samples(Vec<f64>);
+pub struct RunTimes(Vec<f64>);
 
 const RUNS: usize = 3;
 /// A noisy machine needs more than three runs, and a fast one has done many by then.
 const BUDGET: Duration = Duration::from_millis(80);
 
-impl Samples {
+impl RunTimes {
     /// Times `work` again and again, after one run that does not count.
-    pub fn take(work: impl FnMut()) -> Samples {
-        Samples::prepared(|| {}, work)
+    pub fn take(work: impl FnMut()) -> RunTimes {
+        RunTimes::prepared(|| {}, work)
     }
 
     /// As [`take`](Self::take), with `prepare` untimed before each run.
-    pub fn prepared(prepare: impl FnMut(), mut work: impl FnMut()) -> Samples {
-        let Ok(samples) = Samples::time(prepare, || {
+    pub fn prepared(prepare: impl FnMut(), mut work: impl FnMut()) -> RunTimes {
+        let Ok(samples) = RunTimes::time(prepare, || {
             work();
             Ok::<_, Infallible>(())
         });
@@ -27,14 +27,14 @@ impl Samples {
     }
 
     /// As [`take`](Self::take), for work that may fail; a failure ends it.
-    pub fn attempted<E>(work: impl FnMut() -> Result<(), E>) -> Result<Samples, E> {
-        Samples::time(|| {}, work)
+    pub fn attempted<E>(work: impl FnMut() -> Result<(), E>) -> Result<RunTimes, E> {
+        RunTimes::time(|| {}, work)
     }
 
     fn time<E>(
         mut prepare: impl FnMut(),
         mut work: impl FnMut() -> Result<(), E>,
-    ) -> Result<Samples, E> {
+    ) -> Result<RunTimes, E> {
         prepare();
         work()?;
         let begun = Instant::now();
@@ -45,7 +45,7 @@ impl Samples {
             work()?;
             seconds.push(start.elapsed().as_secs_f64());
         }
-        Ok(Samples::from(seconds))
+        Ok(RunTimes::from(seconds))
     }
 
     pub fn median(&self) -> f64 {
@@ -59,14 +59,14 @@ impl Samples {
     }
 }
 
-impl From<Vec<f64>> for Samples {
+impl From<Vec<f64>> for RunTimes {
     /// Of at least one run.
     fn from(mut seconds: Vec<f64>) -> Self {
         if seconds.is_empty() {
             seconds.push(0.0);
         }
         seconds.sort_by(f64::total_cmp);
-        Samples(seconds)
+        RunTimes(seconds)
     }
 }
 
@@ -76,14 +76,14 @@ mod tests {
 
     #[test]
     fn the_median_ignores_an_outlier_and_the_spread_shows_it() {
-        let samples = Samples::from(vec![9.0, 2.0, 1.0]);
+        let samples = RunTimes::from(vec![9.0, 2.0, 1.0]);
         assert_eq!((samples.median(), samples.spread_percent()), (2.0, 400.0));
     }
 
     #[test]
     fn slow_work_runs_three_times_after_one_that_does_not_count() {
         let (mut prepared, mut runs) = (0, 0);
-        Samples::prepared(
+        RunTimes::prepared(
             || prepared += 1,
             || {
                 runs += 1;

@@ -10,7 +10,7 @@ use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
 use tokio::sync::mpsc;
 
 use super::frame::{
-    Activation, Event, Frame, Input, MAX_FRAME_ROWS, Operation, Output, Reset, SessionId,
+    Activation, EventKind, Frame, FrameInput, MAX_FRAME_ROWS, Operation, Output, Reset, SessionId,
 };
 use super::hop::Reply;
 use super::hop_timing::HopTiming;
@@ -179,7 +179,7 @@ impl RingClient {
             rows: tokens.len(),
             output_rows: wanted,
             refuted: false,
-            input: Input::Tokens(tokens.to_vec()),
+            input: FrameInput::Tokens(tokens.to_vec()),
         };
         self.operate_for(session, Operation::Activation(activation), output)
             .await
@@ -336,7 +336,7 @@ impl RingClient {
             Reply::Released { session } => Some(RingEvent::Released { session }),
             Reply::Whole { nonce } => Some(RingEvent::Whole { nonce }),
             Reply::Event(event) => match event.event {
-                Event::Refused {
+                EventKind::Refused {
                     session, refusal, ..
                 } => self
                     .sessions
@@ -345,19 +345,18 @@ impl RingClient {
                         session,
                         reason: format!("rank {}: {refusal}", event.rank),
                     }),
-                Event::Failed { session, cause, .. } => {
-                    self.sessions
-                        .contains_key(&session)
-                        .then(|| RingEvent::Refused {
-                            session,
-                            reason: format!("rank {}: {cause}", event.rank),
-                        })
-                }
-                Event::Unreachable { rank, cause } => {
+                EventKind::Failed { session, cause, .. } => self
+                    .sessions
+                    .contains_key(&session)
+                    .then(|| RingEvent::Refused {
+                        session,
+                        reason: format!("rank {}: {cause}", event.rank),
+                    }),
+                EventKind::Unreachable { rank, cause } => {
                     self.sessions.clear();
                     Some(RingEvent::Lost { rank, cause })
                 }
-                Event::Busy => Some(RingEvent::Busy),
+                EventKind::Busy => Some(RingEvent::Busy),
             },
         }
     }

@@ -53,7 +53,7 @@ pub struct Activation {
     pub output_rows: usize,
     /// A later frame takes all of its positions back: nobody computes it, and its rows hold anything.
     pub refuted: bool,
-    pub input: Input,
+    pub input: FrameInput,
 }
 
 /// What rank 0 makes of the rows that come home. No other member knows.
@@ -68,7 +68,7 @@ pub enum Output {
 }
 
 #[derive(Clone, Debug)]
-pub enum Input {
+pub enum FrameInput {
     /// Only on rank 0, in round 0: not yet embedded.
     Tokens(Vec<u32>),
     /// Row-major numbers in the plan's activation dtype, little-endian.
@@ -97,11 +97,11 @@ pub struct Refusal {
 pub struct HopEvent {
     /// The member that reports it.
     pub rank: usize,
-    pub event: Event,
+    pub event: EventKind,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum EventKind {
     /// A frame broke a rule and was not computed.
     Refused {
         session: SessionId,

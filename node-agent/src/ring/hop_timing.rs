@@ -9,14 +9,14 @@ pub struct HopMetric {
     /// The name in /metrics without its prefix `prima_member_`; also the name on the chat page.
     pub name: &'static str,
     pub help: &'static str,
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// Factor from the field to the unit in the name.
     unit: f64,
     field: fn(&mut HopTiming) -> &mut u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// Summed over all frames.
     Sum,
     /// The value of the last frame.
@@ -27,70 +27,70 @@ pub const HOP_METRICS: [HopMetric; 10] = [
     HopMetric {
         name: "compute_seconds",
         help: "Time computing",
-        kind: Kind::Sum,
+        kind: MetricKind::Sum,
         unit: 1e-9,
         field: |timing| &mut timing.compute_ns,
     },
     HopMetric {
         name: "wait_seconds",
         help: "Time that frames waited on the member before and after computing",
-        kind: Kind::Sum,
+        kind: MetricKind::Sum,
         unit: 1e-9,
         field: |timing| &mut timing.wait_ns,
     },
     HopMetric {
         name: "disk_seconds",
         help: "Compute time spent waiting for weights from disk",
-        kind: Kind::Sum,
+        kind: MetricKind::Sum,
         unit: 1e-9,
         field: |timing| &mut timing.disk_ns,
     },
     HopMetric {
         name: "read_bytes",
         help: "Weights read from disk",
-        kind: Kind::Sum,
+        kind: MetricKind::Sum,
         unit: 1.0,
         field: |timing| &mut timing.read_bytes,
     },
     HopMetric {
         name: "kv_cache_bytes",
         help: "KV caches of all sessions",
-        kind: Kind::Gauge,
+        kind: MetricKind::Gauge,
         unit: 1.0,
         field: |timing| &mut timing.kv_bytes,
     },
     HopMetric {
         name: "resident_weight_bytes",
         help: "Weights that the member keeps in memory",
-        kind: Kind::Gauge,
+        kind: MetricKind::Gauge,
         unit: 1.0,
         field: |timing| &mut timing.resident_bytes,
     },
     HopMetric {
         name: "streamed_weight_bytes",
         help: "Weights that the member does not keep: it reads them from disk for every token, and experts when they are needed",
-        kind: Kind::Gauge,
+        kind: MetricKind::Gauge,
         unit: 1.0,
         field: |timing| &mut timing.streamed_bytes,
     },
     HopMetric {
         name: "memory_pressure_ratio",
         help: "Fall of the machine's available memory since the member started, as a share of all memory",
-        kind: Kind::Gauge,
+        kind: MetricKind::Gauge,
         unit: 1e-6,
         field: |timing| &mut timing.memory_pressure_ppm,
     },
     HopMetric {
         name: "expert_hits",
         help: "Experts that were needed and in memory, while memory does not hold all",
-        kind: Kind::Sum,
+        kind: MetricKind::Sum,
         unit: 1.0,
         field: |timing| &mut timing.expert_hits,
     },
     HopMetric {
         name: "expert_misses",
         help: "Experts that were needed and had to be read from disk",
-        kind: Kind::Sum,
+        kind: MetricKind::Sum,
         unit: 1.0,
         field: |timing| &mut timing.expert_misses,
     },
@@ -111,8 +111,8 @@ impl HopTiming {
         for metric in &HOP_METRICS {
             let (sum, one) = ((metric.field)(self), *(metric.field)(&mut later));
             *sum = match metric.kind {
-                Kind::Sum => sum.saturating_add(one),
-                Kind::Gauge => one,
+                MetricKind::Sum => sum.saturating_add(one),
+                MetricKind::Gauge => one,
             };
         }
     }

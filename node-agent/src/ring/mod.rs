@@ -29,7 +29,7 @@ pub use client::{RingClient, RingError, RingEvent, RoundCost};
 pub use frame::{MAX_FRAME_ROWS, Output, SessionId};
 pub use greeting::{GENERATION_KEY, RANK_KEY, RING_VERSION, UID_KEY, VERSION_KEY};
 pub use hop::HopError;
-pub use hop_timing::{HOP_METRICS, HopMetric, HopTiming, Kind};
+pub use hop_timing::{HOP_METRICS, HopMetric, HopTiming, MetricKind};
 pub use identity::{Fingerprint, Identity, IdentityError};
 pub use link::{EchoServer, LinkError, LinkMeasurement, MAX_PAYLOAD_BYTES, measure_link};
 pub use member::{Member, MemberError, MemberOptions, session_capacity};

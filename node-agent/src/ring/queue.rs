@@ -94,7 +94,7 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ring::frame::{Input, SessionId};
+    use crate::ring::frame::{FrameInput, SessionId};
 
     fn queue(frames: impl IntoIterator<Item = Frame>) -> Queue {
         let mut queue = Queue::default();
@@ -121,7 +121,7 @@ mod tests {
             rows,
             output_rows: rows,
             refuted: false,
-            input: Input::Tokens(Vec::new()),
+            input: FrameInput::Tokens(Vec::new()),
         };
         frame(session, Operation::Activation(activation))
     }

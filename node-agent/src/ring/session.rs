@@ -207,7 +207,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::ring::frame::{Activation, Input, Reset};
+    use crate::ring::frame::{Activation, FrameInput, Reset};
 
     fn frame(session: SessionId, sequence: u64, round: usize, operation: Operation) -> Frame {
         Frame {
@@ -226,7 +226,7 @@ mod tests {
             rows,
             output_rows: 0,
             refuted: false,
-            input: Input::Rows(Bytes::new()),
+            input: FrameInput::Rows(Bytes::new()),
         })
     }
 

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use prima_crds::v1alpha1::ring_plan::{ActivationDtype, RingPlanSpec};
 
 use super::frame::{
-    Activation, Event, Frame, HopEvent, Input, MAX_FRAME_ROWS, Operation, Refusal, Reset,
+    Activation, EventKind, Frame, FrameInput, HopEvent, MAX_FRAME_ROWS, Operation, Refusal, Reset,
 };
 use super::proto;
 use super::schedule::Schedule;
@@ -129,7 +129,7 @@ pub fn frame_to_proto(frame: Frame, limits: &FrameLimits) -> Option<proto::Frame
     let operation = match frame.operation {
         Operation::Create => Wire::Create(proto::Create {}),
         Operation::Activation(activation) => {
-            let Input::Rows(payload) = activation.input else {
+            let FrameInput::Rows(payload) = activation.input else {
                 return None;
             };
             Wire::Activation(proto::Activation {
@@ -173,7 +173,7 @@ pub fn event_from_proto(wire: proto::HopEvent) -> Option<HopEvent> {
     use proto::hop_event::Event as Wire;
 
     let event = match wire.event? {
-        Wire::Refused(refused) => Event::Refused {
+        Wire::Refused(refused) => EventKind::Refused {
             session: refused.session,
             sequence: refused.sequence,
             refusal: Refusal {
@@ -182,16 +182,16 @@ pub fn event_from_proto(wire: proto::HopEvent) -> Option<HopEvent> {
                 found: cut(refused.found),
             },
         },
-        Wire::Failed(failed) => Event::Failed {
+        Wire::Failed(failed) => EventKind::Failed {
             session: failed.session,
             sequence: failed.sequence,
             cause: cut(failed.cause),
         },
-        Wire::Unreachable(unreachable) => Event::Unreachable {
+        Wire::Unreachable(unreachable) => EventKind::Unreachable {
             rank: unreachable.lost_rank as usize,
             cause: cut(unreachable.cause),
         },
-        Wire::Busy(proto::Busy {}) => Event::Busy,
+        Wire::Busy(proto::Busy {}) => EventKind::Busy,
     };
     Some(HopEvent {
         rank: wire.rank as usize,
@@ -204,7 +204,7 @@ pub fn event_to_proto(event: HopEvent) -> proto::HopEvent {
 
     let HopEvent { rank, event } = event;
     let event = match event {
-        Event::Refused {
+        EventKind::Refused {
             session,
             sequence,
             refusal,
@@ -215,7 +215,7 @@ pub fn event_to_proto(event: HopEvent) -> proto::HopEvent {
             expected: cut(refusal.expected),
             found: cut(refusal.found),
         }),
-        Event::Failed {
+        EventKind::Failed {
             session,
             sequence,
             cause,
@@ -224,8 +224,8 @@ pub fn event_to_proto(event: HopEvent) -> proto::HopEvent {
             sequence,
             cause: cut(cause),
         }),
-        Event::Busy => Wire::Busy(proto::Busy {}),
-        Event::Unreachable { rank, cause } => Wire::Unreachable(proto::Unreachable {
+        EventKind::Busy => Wire::Busy(proto::Busy {}),
+        EventKind::Unreachable { rank, cause } => Wire::Unreachable(proto::Unreachable {
             lost_rank: rank as u32,
             cause: cut(cause),
         }),
@@ -348,7 +348,7 @@ fn activation_from_proto(
         rows,
         output_rows,
         refuted,
-        input: Input::Rows(payload),
+        input: FrameInput::Rows(payload),
     })
 }
 
@@ -563,17 +563,17 @@ mod tests {
             assert_eq!(back.timings, [spent(1, 11), spent(2, 3)]);
         }
         for event in [
-            Event::Refused {
+            EventKind::Refused {
                 session: 1,
                 sequence: 2,
                 refusal: Refusal::new("round", 1, 2),
             },
-            Event::Failed {
+            EventKind::Failed {
                 session: 1,
                 sequence: 2,
                 cause: "out of memory".into(),
             },
-            Event::Unreachable {
+            EventKind::Unreachable {
                 rank: 2,
                 cause: "broken pipe".into(),
             },
@@ -627,7 +627,7 @@ mod tests {
     #[test]
     fn a_largest_event_fits_the_message_limit() {
         let text = "x".repeat(2 * MAX_TEXT);
-        let event = Event::Refused {
+        let event = EventKind::Refused {
             session: u64::MAX,
             sequence: u64::MAX,
             refusal: Refusal::new(&text, &text, &text),

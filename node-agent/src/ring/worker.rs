@@ -10,10 +10,10 @@ use bytes::Bytes;
 use prima_crds::v1alpha1::ring_plan::{ActivationDtype, KvDtype, RingMember, RingPlanSpec};
 use prima_engine::{
     BatchEntry, Compute, Embedding, EngineError, Gpu, KvCache, KvFormat, KvMemory, LayerDevices,
-    LayerWindow, Model, OutputHead, Part, Residency, StreamingSchedule,
+    LayerWindow, Model, OutputHead, Residency, ResidencyPart, StreamingSchedule,
 };
 
-use super::frame::{Input, Output, SessionId};
+use super::frame::{FrameInput, Output, SessionId};
 use super::schedule::Schedule;
 use super::wire;
 
@@ -42,7 +42,7 @@ pub struct Work {
     pub wanted: usize,
     /// What the output head makes of them.
     pub output: Output,
-    pub input: Input,
+    pub input: FrameInput,
 }
 
 /// The result of one [`Work`].
@@ -257,13 +257,13 @@ impl Worker {
         if passes
             && batch
                 .iter()
-                .all(|work| matches!(work.input, Input::Rows(_)) && work.wanted == work.rows)
+                .all(|work| matches!(work.input, FrameInput::Rows(_)) && work.wanted == work.rows)
         {
             return Ok(batch
                 .into_iter()
                 .filter_map(|work| match work.input {
-                    Input::Rows(payload) => Some(WorkOutput::Rows(payload)),
-                    Input::Tokens(_) => None,
+                    FrameInput::Rows(payload) => Some(WorkOutput::Rows(payload)),
+                    FrameInput::Tokens(_) => None,
                 })
                 .collect());
         }
@@ -271,8 +271,10 @@ impl Worker {
         self.rows.clear();
         for work in &batch {
             match &work.input {
-                Input::Rows(payload) => wire::append_numbers(self.dtype, payload, &mut self.rows),
-                Input::Tokens(tokens) => {
+                FrameInput::Rows(payload) => {
+                    wire::append_numbers(self.dtype, payload, &mut self.rows)
+                }
+                FrameInput::Tokens(tokens) => {
                     let start = self.rows.len();
                     self.rows.resize(start + tokens.len() * hidden, 0.0);
                     if let Some(ends) = &self.ends {
@@ -337,7 +339,7 @@ impl Worker {
         Ok(outputs)
     }
 
-    /// What is made of the rows that came home, which are the wanted ones only.
+    /// Computes the outputs of the rows that came home, which are only those that are wanted.
     fn head(&self, batch: &[Work]) -> Result<Vec<WorkOutput>, EngineError> {
         let Some(ends) = &self.ends else {
             return Ok(Vec::new());
@@ -394,12 +396,12 @@ fn planned_share(member: &RingMember) -> f64 {
 }
 
 /// The parts that the CPU reads for every token, in order.
-fn parts(member: &RingMember, rank: usize) -> Vec<Part> {
+fn parts(member: &RingMember, rank: usize) -> Vec<ResidencyPart> {
     let windows = member.windows.iter().map(|window| {
         let layers = window.layers();
-        Part::Layers(layers.start..layers.end - window.gpu_layers as usize)
+        ResidencyPart::Layers(layers.start..layers.end - window.gpu_layers as usize)
     });
-    let head = (rank == 0 && !member.output_head_on_gpu).then_some(Part::OutputHead);
+    let head = (rank == 0 && !member.output_head_on_gpu).then_some(ResidencyPart::OutputHead);
     windows.chain(head).collect()
 }
 

@@ -4,7 +4,7 @@
 
 /// A part of an answer.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Part {
+pub enum AnswerPart {
     Content(String),
     Reasoning(String),
     /// A call begins.
@@ -49,15 +49,21 @@ pub fn unfinished(text: &str, marks: &[impl AsRef<str>]) -> usize {
 }
 
 /// Neighbours of one kind as one part.
-pub(crate) fn join(parts: Vec<Part>) -> Vec<Part> {
-    let mut joined: Vec<Part> = Vec::with_capacity(parts.len());
+pub(crate) fn join(parts: Vec<AnswerPart>) -> Vec<AnswerPart> {
+    let mut joined: Vec<AnswerPart> = Vec::with_capacity(parts.len());
     for part in parts {
         match (joined.last_mut(), &part) {
-            (Some(Part::Content(text)), Part::Content(more))
-            | (Some(Part::Reasoning(text)), Part::Reasoning(more))
-            | (Some(Part::Arguments(text)), Part::Arguments(more)) => text.push_str(more),
-            (_, Part::Content(text) | Part::Reasoning(text) | Part::Arguments(text))
-                if text.is_empty() => {}
+            (Some(AnswerPart::Content(text)), AnswerPart::Content(more))
+            | (Some(AnswerPart::Reasoning(text)), AnswerPart::Reasoning(more))
+            | (Some(AnswerPart::Arguments(text)), AnswerPart::Arguments(more)) => {
+                text.push_str(more)
+            }
+            (
+                _,
+                AnswerPart::Content(text)
+                | AnswerPart::Reasoning(text)
+                | AnswerPart::Arguments(text),
+            ) if text.is_empty() => {}
             _ => joined.push(part),
         }
     }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::answer_form::{AnswerForm, CallBody, CallForm, Marks, Reasoning};
-use crate::answer_part::{Part, join, take_until};
+use crate::answer_part::{AnswerPart, join, take_until};
 use crate::call_body::{self, Call, Head, JsonEnd};
 use crate::channel_reader::ChannelReader;
 use crate::keyed_arguments::{self, KeyedArguments, Step};
@@ -77,7 +77,7 @@ impl AnswerReader {
     }
 
     /// Takes the next piece of the text.
-    pub fn push(&mut self, text: &str) -> Vec<Part> {
+    pub fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         self.held.push_str(text);
         let mut parts = Vec::new();
         while self.step(&mut parts) {}
@@ -85,14 +85,14 @@ impl AnswerReader {
     }
 
     /// The text ends here.
-    pub fn finish(mut self) -> Vec<Part> {
+    pub fn finish(mut self) -> Vec<AnswerPart> {
         let mut parts = self.push("");
         let held = std::mem::take(&mut self.held);
         match self.state {
             State::Content => self.content(&held, &mut parts),
-            State::Reasoning => parts.push(Part::Reasoning(held)),
+            State::Reasoning => parts.push(AnswerPart::Reasoning(held)),
             State::Call { mark } => self.whole_call(mark, &held, "", &mut parts),
-            State::Arguments(_) => parts.push(Part::Arguments(held)),
+            State::Arguments(_) => parts.push(AnswerPart::Arguments(held)),
             State::Keyed(arguments) => arguments.finish(&held, &mut parts),
             State::AfterArguments(_) | State::AfterCall => {}
             State::Channels(reader) => reader.finish(held, &mut parts),
@@ -101,7 +101,7 @@ impl AnswerReader {
     }
 
     /// Decides about the beginning of what is held. `false`: that takes more text.
-    fn step(&mut self, parts: &mut Vec<Part>) -> bool {
+    fn step(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
         match &mut self.state {
             State::Content => self.step_content(parts),
             State::Reasoning => {
@@ -113,7 +113,7 @@ impl AnswerReader {
                 };
                 if !text.is_empty() {
                     self.at_edge = false;
-                    parts.push(Part::Reasoning(text.to_owned()));
+                    parts.push(AnswerPart::Reasoning(text.to_owned()));
                 }
                 if found.is_some() {
                     self.state = State::Content;
@@ -132,7 +132,7 @@ impl AnswerReader {
                     .drain(..length.unwrap_or(self.held.len()))
                     .collect();
                 if !arguments.is_empty() {
-                    parts.push(Part::Arguments(arguments));
+                    parts.push(AnswerPart::Arguments(arguments));
                 }
                 if length.is_some() {
                     self.state = match self.calls.map(|form| form.body) {
@@ -165,7 +165,7 @@ impl AnswerReader {
         }
     }
 
-    fn step_content(&mut self, parts: &mut Vec<Part>) -> bool {
+    fn step_content(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
         if let Some(form) = self.calls
             && form.bare
             && self.at_start
@@ -204,7 +204,7 @@ impl AnswerReader {
         true
     }
 
-    fn content(&mut self, text: &str, parts: &mut Vec<Part>) {
+    fn content(&mut self, text: &str, parts: &mut Vec<AnswerPart>) {
         let text = match self.at_edge {
             true => text.trim_start(),
             false => text,
@@ -212,11 +212,11 @@ impl AnswerReader {
         if !text.is_empty() {
             self.at_edge = false;
             self.at_start &= text.trim_start().is_empty();
-            parts.push(Part::Content(text.to_owned()));
+            parts.push(AnswerPart::Content(text.to_owned()));
         }
     }
 
-    fn step_call(&mut self, mark: &'static str, parts: &mut Vec<Part>) -> bool {
+    fn step_call(&mut self, mark: &'static str, parts: &mut Vec<AnswerPart>) -> bool {
         let Some(form) = self.calls else {
             return false;
         };
@@ -235,7 +235,7 @@ impl AnswerReader {
                     Some(arguments) => State::Keyed(arguments),
                     None => State::Arguments(JsonEnd::outside()),
                 };
-                parts.push(Part::Call { name });
+                parts.push(AnswerPart::Call { name });
                 true
             }
             // Not a call after all.
@@ -257,7 +257,7 @@ impl AnswerReader {
     }
 
     /// Tells of calls whose text is complete; what cannot be read is content.
-    fn whole_call(&mut self, mark: &str, body: &str, close: &str, parts: &mut Vec<Part>) {
+    fn whole_call(&mut self, mark: &str, body: &str, close: &str, parts: &mut Vec<AnswerPart>) {
         let calls = self
             .calls
             .and_then(|form| call_body::read(form.body, body, &self.tools));
@@ -265,8 +265,8 @@ impl AnswerReader {
         match calls {
             Some(calls) => {
                 for Call { name, arguments } in calls {
-                    parts.push(Part::Call { name });
-                    parts.push(Part::Arguments(arguments));
+                    parts.push(AnswerPart::Call { name });
+                    parts.push(AnswerPart::Arguments(arguments));
                 }
                 self.at_edge = true;
             }
@@ -345,10 +345,10 @@ mod tests {
         let mut whole = Whole::default();
         for part in parts {
             match part {
-                Part::Content(text) => whole.0 += &text,
-                Part::Reasoning(text) => whole.1 += &text,
-                Part::Call { name } => whole.2.push((name, String::new())),
-                Part::Arguments(text) => {
+                AnswerPart::Content(text) => whole.0 += &text,
+                AnswerPart::Reasoning(text) => whole.1 += &text,
+                AnswerPart::Call { name } => whole.2.push((name, String::new())),
+                AnswerPart::Arguments(text) => {
                     whole.2.last_mut().expect("a call before its arguments").1 += &text
                 }
             }
@@ -500,13 +500,13 @@ mod tests {
                 Reasoning::Possible,
             );
             let begun = [
-                Part::Call {
+                AnswerPart::Call {
                     name: "weather".to_owned(),
                 },
-                Part::Arguments("{\"city\":\"".to_owned()),
+                AnswerPart::Arguments("{\"city\":\"".to_owned()),
             ];
             assert_eq!(reader.push(begins), begun);
-            let arguments = |text: &str| [Part::Arguments(text.to_owned())];
+            let arguments = |text: &str| [AnswerPart::Arguments(text.to_owned())];
             assert_eq!(reader.push("Ro\"m"), arguments("Ro\\\"m"));
             assert_eq!(reader.push("a\nb<"), arguments("a\\nb"));
             assert_eq!(reader.push("i"), arguments("<i"));
@@ -538,7 +538,7 @@ mod tests {
         let text = "<|channel|>commentary to=functions.f<|message|>{}<|call|>";
         let mut parts = reader.push(text);
         parts.extend(reader.finish());
-        assert_eq!(parts, [Part::Content("{}".to_owned())]);
+        assert_eq!(parts, [AnswerPart::Content("{}".to_owned())]);
     }
 
     #[test]
@@ -549,8 +549,8 @@ mod tests {
         let mut parts = reader.push(text);
         parts.extend(reader.finish());
         let expected = [
-            Part::Reasoning("so".to_owned()),
-            Part::Content("<tool_call>{}</tool_call>".to_owned()),
+            AnswerPart::Reasoning("so".to_owned()),
+            AnswerPart::Content("<tool_call>{}</tool_call>".to_owned()),
         ];
         assert_eq!(parts, expected);
     }

@@ -12,7 +12,7 @@ use crate::channel_grammar;
 use crate::grammar::{Grammar, bounded};
 use crate::lark::{Writer, quoted};
 use crate::tokenizer::Tokenizer;
-use crate::tool::{Calls, Tool, Wanted};
+use crate::tool::{Calls, Tool, WantedAnswer};
 
 /// An answer that is `answer` after reasoning, where there is any.
 pub fn after_reasoning(
@@ -42,7 +42,7 @@ pub fn after_reasoning(
 pub fn calls(
     form: &AnswerForm,
     reasoning: Reasoning,
-    wanted: &Wanted<'_>,
+    wanted: &WantedAnswer<'_>,
     tokenizer: &Tokenizer,
 ) -> Grammar {
     if form.channels {

@@ -8,7 +8,7 @@ use crate::channels::{CHANNEL, CONSTRAIN, END, FUNCTIONS, MESSAGE, START};
 use crate::grammar::{Grammar, bounded};
 use crate::lark::{Writer, quoted};
 use crate::tokenizer::Tokenizer;
-use crate::tool::{Calls, Wanted};
+use crate::tool::{Calls, WantedAnswer};
 
 /// An answer whose last message is `rest`, a rule's right side.
 pub(crate) fn last_message(reasoning: Reasoning, rest: &str, tokenizer: &Tokenizer) -> Grammar {
@@ -21,7 +21,11 @@ pub(crate) fn last_message(reasoning: Reasoning, rest: &str, tokenizer: &Tokeniz
 }
 
 /// An answer with calls of tools. A model ends its answer with the mark of a call, or has another call follow.
-pub(crate) fn calls(reasoning: Reasoning, wanted: &Wanted<'_>, tokenizer: &Tokenizer) -> Grammar {
+pub(crate) fn calls(
+    reasoning: Reasoning,
+    wanted: &WantedAnswer<'_>,
+    tokenizer: &Tokenizer,
+) -> Grammar {
     let mut writer = Writer::new(tokenizer);
     let begins = begins(&mut writer, reasoning);
     let mut call = call(&mut writer, wanted);
@@ -76,7 +80,7 @@ fn header(writer: &Writer<'_>, channel: &str) -> String {
 }
 
 /// The name is in the channel's part of the header, or in the role's before it.
-fn call(writer: &mut Writer<'_>, wanted: &Wanted<'_>) -> String {
+fn call(writer: &mut Writer<'_>, wanted: &WantedAnswer<'_>) -> String {
     let (channel, message) = (writer.mark(CHANNEL), writer.mark(MESSAGE));
     let kind = format!("(\" json\" | \" \"? {} \"json\")?", writer.mark(CONSTRAIN));
     let mut names = Vec::with_capacity(wanted.tools.len());
@@ -153,7 +157,7 @@ mod tests {
             strict: false,
             described: json!(null),
         };
-        let wanted = Wanted {
+        let wanted = WantedAnswer {
             tools: &[tool],
             calls: Calls::Required,
             several: false,
@@ -177,7 +181,7 @@ mod tests {
             described: json!(null),
         };
         let grammar = |calls| {
-            let wanted = Wanted {
+            let wanted = WantedAnswer {
                 tools: std::slice::from_ref(&tool),
                 calls,
                 several: true,

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::answer_form::Reasoning;
-use crate::answer_part::{Part, take_until};
+use crate::answer_part::{AnswerPart, take_until};
 use crate::call_body::JsonEnd;
 use crate::channels::{self, ENDS, Kind, MESSAGE};
 use crate::tool::Tool;
@@ -64,7 +64,7 @@ impl ChannelReader {
     }
 
     /// Decides about the beginning of what is held. `false`: that takes more text.
-    pub(crate) fn step(&mut self, held: &mut String, parts: &mut Vec<Part>) -> bool {
+    pub(crate) fn step(&mut self, held: &mut String, parts: &mut Vec<AnswerPart>) -> bool {
         match &mut self.state {
             State::Header => self.step_header(held),
             State::Reasoning | State::Content => {
@@ -80,7 +80,7 @@ impl ChannelReader {
                 Some('{') => {
                     *held = held.trim_start().to_owned();
                     let name = std::mem::take(name);
-                    parts.push(Part::Call { name });
+                    parts.push(AnswerPart::Call { name });
                     self.state = State::Arguments(JsonEnd::outside());
                     true
                 }
@@ -98,7 +98,7 @@ impl ChannelReader {
                 let length = end.find(held);
                 let arguments: String = held.drain(..length.unwrap_or(held.len())).collect();
                 if !arguments.is_empty() {
-                    parts.push(Part::Arguments(arguments));
+                    parts.push(AnswerPart::Arguments(arguments));
                 }
                 if length.is_some() {
                     self.state = State::AfterArguments;
@@ -116,7 +116,7 @@ impl ChannelReader {
     }
 
     /// The text ends with what is held.
-    pub(crate) fn finish(mut self, held: String, parts: &mut Vec<Part>) {
+    pub(crate) fn finish(mut self, held: String, parts: &mut Vec<AnswerPart>) {
         match &self.state {
             State::Header | State::Content => {
                 if !held.trim().is_empty() {
@@ -126,7 +126,7 @@ impl ChannelReader {
             }
             State::Reasoning => self.tell(&held, parts),
             State::Call { .. } => self.tell_call(&held, "", parts),
-            State::Arguments(_) => parts.push(Part::Arguments(held)),
+            State::Arguments(_) => parts.push(AnswerPart::Arguments(held)),
             State::AfterArguments => {}
         }
     }
@@ -163,7 +163,7 @@ impl ChannelReader {
     }
 
     /// Tells a piece of a message that is reasoning or content.
-    fn tell(&mut self, text: &str, parts: &mut Vec<Part>) {
+    fn tell(&mut self, text: &str, parts: &mut Vec<AnswerPart>) {
         if text.is_empty() {
             return;
         }
@@ -178,20 +178,20 @@ impl ChannelReader {
         };
         *told = Told::Now;
         parts.push(match reasons {
-            true => Part::Reasoning(text),
-            false => Part::Content(text),
+            true => AnswerPart::Reasoning(text),
+            false => AnswerPart::Content(text),
         });
     }
 
     /// Tells of a call whose text, all that there is, does not begin like an object.
-    fn tell_call(&mut self, text: &str, end: &str, parts: &mut Vec<Part>) {
+    fn tell_call(&mut self, text: &str, end: &str, parts: &mut Vec<AnswerPart>) {
         let State::Call { name, header } = &mut self.state else {
             return;
         };
         if text.trim().is_empty() {
             let name = std::mem::take(name);
-            parts.push(Part::Call { name });
-            parts.push(Part::Arguments("{}".to_owned()));
+            parts.push(AnswerPart::Call { name });
+            parts.push(AnswerPart::Arguments("{}".to_owned()));
             return;
         }
         let written = format!("{header}{MESSAGE}{text}{end}");

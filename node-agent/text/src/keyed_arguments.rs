@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::answer_form::CallBody;
-use crate::answer_part::{Part, take_until};
+use crate::answer_part::{AnswerPart, take_until};
 use crate::call_body::{Head, typed};
 use crate::tool::Tool;
 
@@ -118,7 +118,7 @@ impl KeyedArguments {
     }
 
     /// Decides about the beginning of what is held.
-    pub(crate) fn step(&mut self, held: &mut String, parts: &mut Vec<Part>) -> Step {
+    pub(crate) fn step(&mut self, held: &mut String, parts: &mut Vec<AnswerPart>) -> Step {
         match &mut self.state {
             State::BeforeKey => self.step_key(held, parts),
             State::Text { begun } => {
@@ -139,11 +139,11 @@ impl KeyedArguments {
                         held.insert(0, '\n');
                     }
                 }
-                parts.push(Part::Arguments(escaped(&text)));
+                parts.push(AnswerPart::Arguments(escaped(&text)));
                 if found.is_none() {
                     return Step::MoreText;
                 }
-                parts.push(Part::Arguments("\"".to_owned()));
+                parts.push(AnswerPart::Arguments("\"".to_owned()));
                 self.state = State::BeforeKey;
                 Step::Again
             }
@@ -157,7 +157,7 @@ impl KeyedArguments {
                     false => &value,
                 };
                 let value = typed(&self.tools, &self.name, key, value);
-                parts.push(Part::Arguments(value.to_string()));
+                parts.push(AnswerPart::Arguments(value.to_string()));
                 self.state = State::BeforeKey;
                 Step::Again
             }
@@ -165,17 +165,17 @@ impl KeyedArguments {
     }
 
     /// The text ends with what is held. A value that has not ended leaves the arguments unfinished.
-    pub(crate) fn finish(self, held: &str, parts: &mut Vec<Part>) {
+    pub(crate) fn finish(self, held: &str, parts: &mut Vec<AnswerPart>) {
         match self.state {
-            State::Text { .. } => parts.push(Part::Arguments(escaped(held))),
+            State::Text { .. } => parts.push(AnswerPart::Arguments(escaped(held))),
             State::BeforeKey if self.before == ',' && held.trim().is_empty() => {
-                parts.push(Part::Arguments("}".to_owned()));
+                parts.push(AnswerPart::Arguments("}".to_owned()));
             }
             State::BeforeKey | State::Value { .. } => {}
         }
     }
 
-    fn step_key(&mut self, held: &mut String, parts: &mut Vec<Part>) -> Step {
+    fn step_key(&mut self, held: &mut String, parts: &mut Vec<AnswerPart>) -> Step {
         let KeyMarks {
             key_open,
             key_close,
@@ -187,7 +187,7 @@ impl KeyedArguments {
             if key_open.starts_with(text) {
                 return Step::MoreText;
             }
-            parts.push(Part::Arguments("}".to_owned()));
+            parts.push(AnswerPart::Arguments("}".to_owned()));
             return Step::Done;
         };
         let Some((key, rest)) = rest.split_once(key_close) else {
@@ -199,12 +199,12 @@ impl KeyedArguments {
         let key = key.to_owned();
         *held = rest.to_owned();
         let quoted = Value::from(key.as_str());
-        parts.push(Part::Arguments(format!("{}{quoted}:", self.before)));
+        parts.push(AnswerPart::Arguments(format!("{}{quoted}:", self.before)));
         self.before = ',';
         let mut tools = self.tools.iter();
         self.state = match tools.any(|tool| tool.name == self.name && tool.is_text(&key)) {
             true => {
-                parts.push(Part::Arguments("\"".to_owned()));
+                parts.push(AnswerPart::Arguments("\"".to_owned()));
                 State::Text { begun: false }
             }
             false => State::Value { key },

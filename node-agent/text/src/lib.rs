@@ -45,7 +45,7 @@ mod tool;
 mod vocabulary;
 
 pub use answer_form::{AnswerForm, Reasoning};
-pub use answer_part::{Part, unfinished};
+pub use answer_part::{AnswerPart, unfinished};
 pub use answer_reader::AnswerReader;
 pub use call_grammar::{after_reasoning, calls};
 pub use chat_template::{ChatTemplate, ChatTemplateError};
@@ -59,5 +59,5 @@ pub use sampling_error::SamplingError;
 pub use sampling_params::SamplingParams;
 pub use tokenizer::Tokenizer;
 pub use tokenizer_error::TokenizerError;
-pub use tool::{Calls, Tool, Wanted};
+pub use tool::{Calls, Tool, WantedAnswer};
 pub use vocabulary::FillIn;

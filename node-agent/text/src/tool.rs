@@ -31,7 +31,7 @@ pub enum Calls {
 }
 
 /// What is wanted of an answer that may hold calls.
-pub struct Wanted<'t> {
+pub struct WantedAnswer<'t> {
     /// What may be called; at least one.
     pub tools: &'t [Tool],
     pub calls: Calls,

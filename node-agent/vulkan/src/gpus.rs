@@ -49,14 +49,14 @@ pub struct Facts {
     pub name: String,
     /// Vendor and device on the PCI bus.
     pub pci: (u32, u32),
-    pub kind: Kind,
+    pub kind: GpuKind,
     /// Bytes of memory that are its own, or that it shares with the processor.
     pub total_bytes: u64,
 }
 
 /// How a GPU lies beside the processor. In the order in which they are preferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum GpuKind {
     /// With memory of its own.
     Discrete,
     /// In the processor, whose memory it shares.
@@ -190,10 +190,10 @@ impl Found {
                 name: CStr::to_string_lossy(name).into_owned(),
                 pci: (properties.vendor_id, properties.device_id),
                 kind: match properties.device_type {
-                    vk::PhysicalDeviceType::DISCRETE_GPU => Kind::Discrete,
-                    vk::PhysicalDeviceType::INTEGRATED_GPU => Kind::Integrated,
-                    vk::PhysicalDeviceType::CPU => Kind::Software,
-                    _ => Kind::Virtual,
+                    vk::PhysicalDeviceType::DISCRETE_GPU => GpuKind::Discrete,
+                    vk::PhysicalDeviceType::INTEGRATED_GPU => GpuKind::Integrated,
+                    vk::PhysicalDeviceType::CPU => GpuKind::Software,
+                    _ => GpuKind::Virtual,
                 },
                 total_bytes: local_heap(&memory).map_or(0, |(_, heap)| heap.size),
             },

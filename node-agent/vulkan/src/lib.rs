@@ -21,11 +21,11 @@ mod recorder;
 pub use buffer::{Buffer, Slice};
 pub use device::Device;
 pub use error::VulkanError;
-pub use gpus::{Abilities, Facts, Gpus, Kind};
+pub use gpus::{Abilities, Facts, GpuKind, Gpus};
 pub use kernels::{FEW_ROWS, has_kernels};
 pub use operations::{
-    Activation, Append, Attention, Input, KV_POSITIONS, MOST_HEAD_DIM, Matrix, Norm, Product,
-    Rotation, Rows, attention_groups, attention_part_bytes, input_bytes, kv_block_bytes,
+    ActivationFunction, Append, Attention, Input, KV_POSITIONS, MOST_HEAD_DIM, Matrix, Norm,
+    Product, Rotation, Rows, attention_groups, attention_part_bytes, input_bytes, kv_block_bytes,
 };
 pub use pass::Pass;
 pub use plain::Plain;

@@ -10,13 +10,16 @@ pub use attention::{
     Append, Attention, KV_POSITIONS, MOST_HEAD_DIM, attention_groups, attention_part_bytes,
     kv_block_bytes,
 };
-pub use input::{Activation, Input, input_bytes};
+pub use input::{ActivationFunction, Input, input_bytes};
 pub use multiply::{Matrix, Product};
 pub use norm::Norm;
 pub use rotate::Rotation;
 
 use crate::buffer::Slice;
 use crate::pass::MOST_GROUPS;
+
+/// Kernels load sixteen numbers at once.
+const UNIT: usize = 16;
 
 /// Rows of F32 numbers, one after another.
 #[derive(Clone, Copy)]

@@ -14,16 +14,16 @@ use half::f16;
 use prima_gguf::GgmlType;
 use prima_kernels as cpu;
 use prima_vulkan::{
-    Activation, Append, Attention, Buffer, Device, FEW_ROWS, Facts, Gpus, KV_POSITIONS, Kind,
-    Matrix, Norm, Plain, Product, Rotation, Rows, attention_groups, attention_part_bytes,
-    has_kernels, input_bytes, kv_block_bytes,
+    ActivationFunction, Append, Attention, Buffer, Device, FEW_ROWS, Facts, GpuKind, Gpus,
+    KV_POSITIONS, Matrix, Norm, Plain, Product, Rotation, Rows, attention_groups,
+    attention_part_bytes, has_kernels, input_bytes, kv_block_bytes,
 };
 
 /// One device for all tests: kernels are compiled once.
 static DEVICE: LazyLock<Device> = LazyLock::new(|| {
     let gpus = Gpus::find().expect("Vulkan, with Debian's mesa-vulkan-drivers");
     let real = std::env::var_os("PRIMA_TEST_GPU").is_some();
-    let wanted = |facts: &Facts| (facts.kind != Kind::Software) == real;
+    let wanted = |facts: &Facts| (facts.kind != GpuKind::Software) == real;
     let device = gpus.facts().position(wanted);
     let device = Device::open(&gpus, device.expect("a GPU, or lavapipe")).unwrap();
     eprintln!("{}: {:?}", device.facts().name, device.abilities());
@@ -334,8 +334,8 @@ fn gates_are_silu_and_gelu() {
         0.5 * x * (1.0 + inner.tanh())
     };
     for (activation, function) in [
-        (Activation::Silu, &silu as &dyn Fn(f64) -> f64),
-        (Activation::Gelu, &gelu),
+        (ActivationFunction::Silu, &silu as &dyn Fn(f64) -> f64),
+        (ActivationFunction::Gelu, &gelu),
     ] {
         let expected: Vec<f32> = gate
             .iter()

@@ -13,7 +13,7 @@ use std::time::SystemTime;
 use prima_gguf::{first_part, part_paths};
 use sha2::{Digest, Sha256};
 
-use crate::identity::Identity;
+use crate::identity::FileIdentity;
 use crate::local_file::{LocalFile, LocalFileError, lock_folder, remove};
 use crate::source::Source;
 
@@ -75,7 +75,7 @@ impl Cache {
     }
 
     /// Where the files of this version of the source's model are kept.
-    pub fn paths(&self, source: &Source, files: &[Identity]) -> Vec<PathBuf> {
+    pub fn paths(&self, source: &Source, files: &[FileIdentity]) -> Vec<PathBuf> {
         let mut hash = Sha256::new();
         let mut add = |part: &str| {
             hash.update(part.len().to_le_bytes());
@@ -112,7 +112,11 @@ impl Cache {
     ///
     /// # Errors
     /// As [`LocalFile::open`].
-    pub fn files(&self, source: &Source, files: &[Identity]) -> Result<Vec<LocalFile>, CacheError> {
+    pub fn files(
+        &self,
+        source: &Source,
+        files: &[FileIdentity],
+    ) -> Result<Vec<LocalFile>, CacheError> {
         let paths = self.paths(source, files).into_iter();
         paths
             .zip(files)

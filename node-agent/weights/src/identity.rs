@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// What tells one version of a file from another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Identity {
+pub struct FileIdentity {
     pub size_bytes: u64,
     /// The server's name for this version: its ETag without quotes, or the date of its last change where it has no ETag.
     pub etag: Option<String>,
@@ -24,12 +24,12 @@ pub struct Difference {
     pub found: String,
 }
 
-impl Identity {
+impl FileIdentity {
     /// Whether `found` is the same version of the file. If both have a digest, only the digest and the size count.
     ///
     /// # Errors
     /// The first difference.
-    pub fn same_file(&self, found: &Identity) -> Result<(), Difference> {
+    pub fn same_file(&self, found: &FileIdentity) -> Result<(), Difference> {
         if self.size_bytes != found.size_bytes {
             return Err(difference(
                 "size in bytes",
@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn the_digest_decides_where_both_have_one() {
         let identity =
-            |size_bytes, etag: Option<&str>, sha256: Option<&str>, commit: &str| Identity {
+            |size_bytes, etag: Option<&str>, sha256: Option<&str>, commit: &str| FileIdentity {
                 size_bytes,
                 etag: etag.map(str::to_owned),
                 sha256: sha256.map(str::to_owned),

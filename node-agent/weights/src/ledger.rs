@@ -12,7 +12,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::identity::Identity;
+use crate::identity::FileIdentity;
 use crate::tensors::merged;
 
 /// The largest ledger that is read: a file of 64 TiB in pieces of 8 MiB takes half as much.
@@ -23,7 +23,7 @@ const VERIFIED: &str = "verified";
 /// A ledger as it was read.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Ledger {
-    pub identity: Identity,
+    pub identity: FileIdentity,
     /// Merged.
     pub present: Vec<Range<u64>>,
     /// Whether the whole file was checked against its digest.
@@ -35,7 +35,7 @@ pub(crate) struct Ledger {
 #[derive(Serialize, Deserialize)]
 struct FirstLine {
     format: u32,
-    identity: Identity,
+    identity: FileIdentity,
 }
 
 impl Ledger {
@@ -77,7 +77,7 @@ impl Ledger {
     }
 
     /// Puts an empty ledger for `identity` at `path`, whole or not at all.
-    pub(crate) fn create(path: &Path, identity: &Identity) -> io::Result<()> {
+    pub(crate) fn create(path: &Path, identity: &FileIdentity) -> io::Result<()> {
         let first = FirstLine {
             format: FORMAT,
             identity: identity.clone(),
@@ -167,8 +167,8 @@ impl LedgerWriter {
 mod tests {
     use super::*;
 
-    fn identity() -> Identity {
-        Identity {
+    fn identity() -> FileIdentity {
+        FileIdentity {
             size_bytes: 1000,
             etag: Some("e".to_owned()),
             sha256: None,

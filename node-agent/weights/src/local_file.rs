@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use crate::identity::{Difference, Identity};
+use crate::identity::{Difference, FileIdentity};
 use crate::ledger::{Ledger, LedgerWriter};
 use crate::tensors::{merged, without};
 
@@ -25,7 +25,7 @@ pub struct LocalFile {
 #[derive(Debug)]
 struct Inner {
     path: PathBuf,
-    identity: Identity,
+    identity: FileIdentity,
     /// Holds the shared lock.
     data: File,
 }
@@ -55,7 +55,7 @@ impl LocalFile {
     ///
     /// # Errors
     /// [`LocalFileError::OtherVersion`] when it holds another version; it is left as it is.
-    pub fn open(path: &Path, identity: &Identity) -> Result<LocalFile, LocalFileError> {
+    pub fn open(path: &Path, identity: &FileIdentity) -> Result<LocalFile, LocalFileError> {
         let failed = |action| {
             move |source| LocalFileError::Io {
                 path: path.to_owned(),
@@ -114,7 +114,7 @@ impl LocalFile {
         &self.inner.path
     }
 
-    pub fn identity(&self) -> &Identity {
+    pub fn identity(&self) -> &FileIdentity {
         &self.inner.identity
     }
 
@@ -260,8 +260,8 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn identity(size_bytes: u64, etag: &str) -> Identity {
-        Identity {
+    fn identity(size_bytes: u64, etag: &str) -> FileIdentity {
+        FileIdentity {
             size_bytes,
             etag: Some(etag.to_owned()),
             sha256: None,

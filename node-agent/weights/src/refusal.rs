@@ -1,4 +1,5 @@
-//! What it means when a server does not send the file.
+//! What it means when a server does not send the file. Its own words are told only where it is the hub that was named: a Model's status
+//! repeats no text of a server that somebody's address, or a redirect, leads to.
 
 use reqwest::{Response, StatusCode, Url};
 
@@ -10,7 +11,8 @@ use crate::source::{Location, Source};
 pub(crate) fn refusal(source: &Source, url: &Url, response: &Response) -> RemoteError {
     let status = response.status();
     let headers = response.headers();
-    let message = text(headers, "x-error-message").map_or_else(String::new, |message| {
+    let said = text(headers, "x-error-message").filter(|_| is_hub(source, url));
+    let message = said.map_or_else(String::new, |message| {
         let message: String = message
             .chars()
             .filter(|c| !c.is_control())
@@ -72,5 +74,15 @@ pub(crate) fn refusal(source: &Source, url: &Url, response: &Response) -> Remote
             status,
             message,
         },
+    }
+}
+
+/// Whether `url` is on the hub that the source names.
+fn is_hub(source: &Source, url: &Url) -> bool {
+    match &source.location {
+        Location::HuggingFace { endpoint, .. } => {
+            Url::parse(endpoint).is_ok_and(|hub| hub.origin() == url.origin())
+        }
+        Location::Url { .. } => false,
     }
 }

@@ -15,7 +15,7 @@ use tokio::sync::Mutex;
 
 use crate::client::Client;
 use crate::headers::{asked_pause, content_range, header, not_encoded, opaque, text, version};
-use crate::identity::{Difference, Identity, difference};
+use crate::identity::{Difference, FileIdentity, difference};
 use crate::reach::OutOfReach;
 use crate::refusal::refusal;
 use crate::remote_error::{MAX_REDIRECTS, RemoteError, is_about_certificate, is_caused_by, shown};
@@ -35,7 +35,7 @@ pub struct Remote {
     client: Client,
     source: Source,
     start: Url,
-    identity: Identity,
+    identity: FileIdentity,
     accepts_ranges: bool,
     first_bytes: Bytes,
     target: Mutex<Arc<Target>>,
@@ -52,7 +52,7 @@ struct Target {
 /// The answer of a file that was found.
 struct Found {
     target: Target,
-    identity: Identity,
+    identity: FileIdentity,
     accepts_ranges: bool,
     first_bytes: Bytes,
 }
@@ -84,7 +84,7 @@ impl Remote {
         })
     }
 
-    pub fn identity(&self) -> &Identity {
+    pub fn identity(&self) -> &FileIdentity {
         &self.identity
     }
 
@@ -314,16 +314,7 @@ async fn find_once(client: &Client, source: &Source, start: &Url) -> Result<Foun
             .join(&location)
             .ok()
             .filter(|next| matches!(next.scheme(), "http" | "https"));
-        url = next.ok_or_else(|| RemoteError::Redirect {
-            url: shown(&url),
-            found: location
-                .split('?')
-                .next()
-                .unwrap_or_default()
-                .chars()
-                .take(200)
-                .collect(),
-        })?;
+        url = next.ok_or_else(|| RemoteError::Redirect { url: shown(&url) })?;
     }
     Err(RemoteError::TooManyRedirects { url: shown(start) })
 }
@@ -345,18 +336,13 @@ async fn answer(
         StatusCode::OK => {
             let size = response
                 .content_length()
-                .ok_or_else(|| header(&url, "Content-Length", "the file's size", ""))?;
+                .ok_or_else(|| header(&url, "Content-Length", "the file's size"))?;
             (false, size)
         }
         _ => return Err(refusal(source, &url, &response)),
     };
     if size_bytes > MAX_FILE_BYTES {
-        return Err(header(
-            &url,
-            "Content-Range",
-            "a size of at most 64 TiB",
-            &size_bytes.to_string(),
-        ));
+        return Err(header(&url, "Content-Range", "a size of at most 64 TiB"));
     }
     if let Some(expected) = linked.size_bytes.filter(|size| *size != size_bytes) {
         let difference = difference("size in bytes", &expected, Some(&size_bytes));
@@ -382,7 +368,7 @@ async fn answer(
     };
     let version = version(response.headers());
     let mut found = Found {
-        identity: Identity {
+        identity: FileIdentity {
             size_bytes,
             etag: linked.etag.or_else(|| version.clone()),
             sha256,
@@ -469,7 +455,7 @@ impl Linked {
         if let Some(size) = text(headers, "x-linked-size") {
             let number = size
                 .parse()
-                .map_err(|_| header(url, "X-Linked-Size", "a number", &size))?;
+                .map_err(|_| header(url, "X-Linked-Size", "a number"))?;
             self.size_bytes = Some(number);
         }
         if let Some(commit) = text(headers, "x-repo-commit") {

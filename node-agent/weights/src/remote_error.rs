@@ -97,15 +97,15 @@ pub enum RemoteError {
     #[error("{url}: redirected more than {MAX_REDIRECTS} times")]
     TooManyRedirects { url: String },
 
-    #[error("{url}: redirected to {found:?}: expected an http or https address")]
-    Redirect { url: String, found: String },
+    #[error("{url}: redirected to what is no http or https address")]
+    Redirect { url: String },
 
-    #[error("{url}: header {header}: expected {expected}, found {found:?}")]
+    /// What it holds instead is a stranger's text, and not repeated.
+    #[error("{url}: header {header} of the answer: expected {expected}")]
     Header {
         url: String,
         header: &'static str,
         expected: &'static str,
-        found: String,
     },
 
     #[error("{url}: the file changed on the server: {} was {}, is {}", difference.what, difference.expected, difference.found)]

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::client::Client;
 use crate::header::{Header, HeaderError, MAX_HEADER_BYTES};
-use crate::identity::Identity;
+use crate::identity::FileIdentity;
 use crate::remote::Remote;
 use crate::remote_error::RemoteError;
 use crate::source::Source;
@@ -134,8 +134,8 @@ fn version(files: &[Remote], header_sha256: String) -> FileVersion {
 }
 
 /// What identifies each file of a model of `size_bytes` in this version, in order.
-pub fn identities(version: &FileVersion, size_bytes: u64) -> Vec<Identity> {
-    let identity = |size_bytes, etag: &Option<String>, sha256: &Option<String>| Identity {
+pub fn identities(version: &FileVersion, size_bytes: u64) -> Vec<FileIdentity> {
+    let identity = |size_bytes, etag: &Option<String>, sha256: &Option<String>| FileIdentity {
         size_bytes,
         etag: etag.clone(),
         sha256: sha256.clone(),

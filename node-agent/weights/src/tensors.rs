@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use prima_gguf::{Gguf, Part};
+use prima_gguf::{FilePart, Gguf};
 use prima_model::{Place, layer_of};
 
 /// Why a member's share cannot be determined.
@@ -46,13 +46,13 @@ pub fn ranges(
     let mut ranges: Vec<Range<u64>> = needed
         .map(|tensor| tensor.offset..tensor.offset + tensor.byte_len)
         .collect();
-    ranges.extend(gguf.parts.iter().map(Part::header));
+    ranges.extend(gguf.parts.iter().map(FilePart::header));
     // Ranges closer than the alignment have only padding between them.
     Ok(merged(ranges, gguf.alignment - 1))
 }
 
 /// What of the model's `ranges` is in its file `part`, in offsets of that file.
-pub fn of_part(part: &Part, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+pub fn of_part(part: &FilePart, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     let own = ranges.iter().map(|range| part.own(range));
     own.filter(|range| !range.is_empty()).collect()
 }

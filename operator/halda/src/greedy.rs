@@ -6,7 +6,7 @@
 //! paper finds in its plans, section 4).
 
 use crate::found::{Found, evaluate};
-use crate::input::{Device, Gpu, PlanningInput};
+use crate::input::{Device, GpuCost, PlanningInput};
 use crate::latency::LayerShare;
 
 /// Rounds that are tried.
@@ -115,7 +115,7 @@ fn fill(
         };
         let memory = device.memory_bytes - model.buffer_bytes - beside;
         let mut room = layers_in(memory, layer);
-        if let Some(Gpu {
+        if let Some(GpuCost {
             layer: cost,
             memory_bytes,
             ..

@@ -10,16 +10,16 @@ use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfile, ModelProf
 use prima_crds::v1alpha1::node_profile::{
     GpuBackend, GpuMeasurements, NodeProfile, NodeProfileSpec, NodeProfileStatus, Os, Throughput,
 };
-use prima_crds::v1alpha1::ring_plan::{ActivationDtype, CHUNK_POSITIONS, KvDtype};
+use prima_crds::v1alpha1::ring_plan::{ActivationDtype, CHUNK_POSITIONS, GPU_HEAD_ROWS, KvDtype};
 
 /// All that a plan depends on.
 #[derive(Clone, Debug)]
 pub struct PlanningInput {
-    pub model: Model,
+    pub model: ModelCost,
     pub workload: Workload,
     pub devices: Vec<Device>,
     /// From each device to each device, in the order of `devices`; the diagonal is unused.
-    pub hops: Vec<Vec<Hop>>,
+    pub hops: Vec<Vec<HopCost>>,
     /// The only device that may be rank 0.
     pub rank0: Option<usize>,
     /// The only number of rounds.
@@ -32,7 +32,7 @@ pub struct PlanningInput {
 
 /// Layers are taken as equal: each is the mean of all.
 #[derive(Clone, Debug)]
-pub struct Model {
+pub struct ModelCost {
     pub name: String,
     pub layers: usize,
     /// Weights of one layer.
@@ -60,8 +60,8 @@ pub struct Model {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExpertWeights {
     pub layer_bytes: f64,
-    /// Which part of them a token uses. Of those, as many are taken to be in memory as of all: so it is where routing is uniform, and models
-    /// were measured to use what they used lately more often.
+    /// The share of them that a token uses. Memory is assumed to hold the same share of these as of all. Real models do better: they use more
+    /// often what they used lately.
     pub share: f64,
 }
 
@@ -87,7 +87,7 @@ pub struct Device {
     pub cpu: LayerCost,
     /// Output head for one position, and the embedding; where there is a draft model, also its guess of one token.
     pub head_seconds: f64,
-    pub gpu: Option<Gpu>,
+    pub gpu: Option<GpuCost>,
 }
 
 /// How reading from disk and a device's own computing slow each other. When both run at once, reading runs at the share d of its rate and
@@ -143,7 +143,7 @@ pub struct LayerCost {
 }
 
 #[derive(Clone, Debug)]
-pub struct Gpu {
+pub struct GpuCost {
     pub layer: LayerCost,
     /// The GPU's own; `None` if memory is unified: then it counts against the device's memory.
     pub memory_bytes: Option<f64>,
@@ -155,7 +155,7 @@ pub struct Gpu {
 
 /// One way from device to device.
 #[derive(Clone, Copy, Debug)]
-pub struct Hop {
+pub struct HopCost {
     /// One activation.
     pub decode_seconds: f64,
     /// The activations of a chunk of the prompt.
@@ -258,8 +258,7 @@ const PROCESS_BYTES: f64 = 24.0 * 1024.0 * 1024.0;
 /// are the two of the feed-forward part, about four times as wide in most models, beside queries, keys, values and output.
 const BUFFER_ROWS: f64 = CHUNK_POSITIONS as f64;
 const BUFFER_WIDTHS: f64 = 16.0;
-/// Rows that go through the output head on a GPU at once, and whose logits it holds.
-const HEAD_ROWS: f64 = 32.0;
+const HEAD_ROWS: f64 = GPU_HEAD_ROWS as f64;
 /// Activations in memory are F32, whatever the wire carries.
 const F32_BYTES: f64 = 4.0;
 /// A disk slower than this is not relied on (s_threshold in the paper).
@@ -389,7 +388,7 @@ fn usable<'a>(
     }
 }
 
-fn planned_model(model: &ModelProfile, options: &Options) -> Model {
+fn planned_model(model: &ModelProfile, options: &Options) -> ModelCost {
     let spec = &model.spec;
     let all = options.context_tokens as f64;
     let kept = spec.kept_positions(all);
@@ -403,7 +402,7 @@ fn planned_model(model: &ModelProfile, options: &Options) -> Model {
         PROCESS_BYTES + BUFFER_ROWS * row * F32_BYTES + kv_bytes(dtype, all - kept)
     };
     let output_bytes = bytes(&spec.output_weights);
-    Model {
+    ModelCost {
         name: model.metadata.name.clone(),
         layers: spec.layers as usize,
         layer_bytes: bytes(&spec.layer_weights) / f64::from(spec.layers),
@@ -498,7 +497,7 @@ fn device(
         cpu: cpu_layer,
         head_seconds: output + guess,
         gpu: match gpu {
-            Some((_, measured)) => Some(Gpu {
+            Some((_, measured)) => Some(GpuCost {
                 head_seconds: gpu_output_seconds(&name, measured, spec)
                     .filter(|on_gpu| *on_gpu < output)
                     .map(|on_gpu| on_gpu + guess),
@@ -526,7 +525,7 @@ fn gpu_device(
     measured: &GpuMeasurements,
     model: &ModelProfileSpec,
     options: &Options,
-) -> Result<Gpu, InputError> {
+) -> Result<GpuCost, InputError> {
     let layer = Part {
         throughput: &measured.throughput,
         kv_dtype: KvDtype::F16,
@@ -534,7 +533,7 @@ fn gpu_device(
         kv_append_bytes_per_second: measured.kv_append_bytes_per_second,
         read_bytes_per_second: measured.read_bytes_per_second,
     };
-    Ok(Gpu {
+    Ok(GpuCost {
         layer: layer.layer_cost(name, model, options)?,
         memory_bytes: measured.own_available_bytes().map(|bytes| bytes as f64),
         copy_seconds: match measured.unified_memory {
@@ -622,12 +621,12 @@ fn hops(
     nodes: &[&NodeProfile],
     activation_bytes: f64,
     chunk_tokens: usize,
-) -> Result<Vec<Vec<Hop>>, InputError> {
+) -> Result<Vec<Vec<HopCost>>, InputError> {
     let names: Vec<String> = nodes.iter().map(|node| name_of(node)).collect();
     let from_one = |from: &NodeProfile| {
         let own = name_of(from);
         let hops = names.iter().map(|to| match *to == own {
-            true => Ok(Hop {
+            true => Ok(HopCost {
                 decode_seconds: 0.0,
                 chunk_seconds: 0.0,
             }),
@@ -643,7 +642,7 @@ fn hop(
     to: &str,
     activation_bytes: f64,
     chunk_tokens: usize,
-) -> Result<Hop, InputError> {
+) -> Result<HopCost, InputError> {
     let mut links = from.status.iter().flat_map(|status| &status.links);
     let link = links
         .find(|link| link.to == to)
@@ -653,7 +652,7 @@ fn hop(
         })?;
     let latency = link.latency_nanoseconds as f64 / 1e9;
     let per_position = activation_bytes / link.bytes_per_second as f64;
-    Ok(Hop {
+    Ok(HopCost {
         decode_seconds: latency + per_position,
         chunk_seconds: latency + per_position * chunk_tokens as f64,
     })

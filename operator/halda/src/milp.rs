@@ -49,7 +49,7 @@ pub struct Solution {
     pub bound_seconds: f64,
 }
 
-pub enum Outcome {
+pub enum SolverOutcome {
     Solved(Solution),
     /// Of a relaxed program: the bound alone.
     Bound(f64),
@@ -62,12 +62,12 @@ pub enum Outcome {
 const MILLISECONDS: f64 = 1e3;
 const UNIT_BYTES: f64 = (64 << 20) as f64;
 
-pub fn solve(program: &Program<'_>) -> Outcome {
+pub fn solve(program: &Program<'_>) -> SolverOutcome {
     let mut cuts: Vec<Vec<usize>> = Vec::new();
     loop {
         let (problem, columns) = formulate(program, &cuts);
         let Ok(mut model) = problem.try_optimise(Sense::Minimise) else {
-            return Outcome::Nothing;
+            return SolverOutcome::Nothing;
         };
         model.make_quiet();
         model.set_option("threads", 1);
@@ -80,7 +80,7 @@ pub fn solve(program: &Program<'_>) -> Outcome {
             model.set_option("objective_bound", program.below_seconds * MILLISECONDS);
         }
         let Ok(solved) = model.try_solve() else {
-            return Outcome::Nothing;
+            return SolverOutcome::Nothing;
         };
         let usable = match solved.status() {
             HighsModelStatus::Optimal => true,
@@ -91,12 +91,12 @@ pub fn solve(program: &Program<'_>) -> Outcome {
         };
         if !usable {
             return match solved.status() {
-                HighsModelStatus::ReachedTimeLimit => Outcome::TimeOut,
-                _ => Outcome::Nothing,
+                HighsModelStatus::ReachedTimeLimit => SolverOutcome::TimeOut,
+                _ => SolverOutcome::Nothing,
             };
         }
         if program.relaxed {
-            return Outcome::Bound(solved.objective_value() / MILLISECONDS);
+            return SolverOutcome::Bound(solved.objective_value() / MILLISECONDS);
         }
         let bound = solved
             .double_info_value(c"mip_dual_bound")
@@ -108,7 +108,7 @@ pub fn solve(program: &Program<'_>) -> Outcome {
         };
         match read.ring() {
             Ok(ring) => {
-                return Outcome::Solved(Solution {
+                return SolverOutcome::Solved(Solution {
                     ring,
                     shares: read.shares(),
                     bound_seconds: bound / MILLISECONDS,

@@ -5,7 +5,7 @@ use prima_crds::quantity::rounded;
 use serde::Serialize;
 
 use crate::found::Found;
-use crate::input::{Hop, InputError, Model, PlanningInput};
+use crate::input::{HopCost, InputError, ModelCost, PlanningInput};
 use crate::latency::{Assignment, LayerShare, MemberLatency};
 use crate::search::{Effort, search};
 
@@ -207,7 +207,7 @@ fn members(input: &PlanningInput, found: &Found) -> Vec<PlannedMember> {
 }
 
 /// What the KV caches of a member's layers take.
-fn kv_bytes(model: &Model, share: LayerShare) -> f64 {
+fn kv_bytes(model: &ModelCost, share: LayerShare) -> f64 {
     let on_gpu = share.gpu_layers as f64;
     let on_cpu = share.layers() as f64 - on_gpu;
     on_cpu * model.layer_kv_bytes + on_gpu * model.gpu_layer_kv_bytes
@@ -479,11 +479,11 @@ fn what_if(input: &PlanningInput, found: &Found) -> Vec<WhatIf> {
 }
 
 /// The hop over a wire of 1 Gbit/s, if that is shorter.
-fn wire(input: &PlanningInput, hop: &Hop) -> Hop {
+fn wire(input: &PlanningInput, hop: &HopCost) -> HopCost {
     const LATENCY: f64 = 0.2e-3;
     const BYTES_PER_SECOND: f64 = 117e6;
     let payload = input.model.activation_bytes / BYTES_PER_SECOND;
-    Hop {
+    HopCost {
         decode_seconds: hop.decode_seconds.min(LATENCY + payload),
         chunk_seconds: hop
             .chunk_seconds

@@ -5,7 +5,7 @@ use crate::found::{Found, evaluate};
 use crate::greedy::first_answer;
 use crate::input::{Device, PlanningInput};
 use crate::latency::LayerShare;
-use crate::milp::{self, Outcome, Program};
+use crate::milp::{self, Program, SolverOutcome};
 use crate::order;
 
 /// How long the search may take and how exact it must be.
@@ -63,7 +63,7 @@ pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
     let mut bounds: Vec<(f64, usize)> = rounds
         .into_iter()
         .filter_map(|rounds| match milp::solve(&program(rounds, &None, true)) {
-            Outcome::Bound(seconds) => Some((seconds, rounds)),
+            SolverOutcome::Bound(seconds) => Some((seconds, rounds)),
             _ => None,
         })
         .collect();
@@ -77,7 +77,7 @@ pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
             break;
         }
         match milp::solve(&program(rounds, &best, false)) {
-            Outcome::Solved(solution) => {
+            SolverOutcome::Solved(solution) => {
                 bound = bound.min(solution.bound_seconds.max(lower));
                 let ring = match differ && !ordered {
                     true => order::cheapest(input, &solution.ring, rounds),
@@ -89,8 +89,8 @@ pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
                     best = Some(found);
                 }
             }
-            Outcome::TimeOut => bound = bound.min(lower),
-            Outcome::Bound(_) | Outcome::Nothing => {}
+            SolverOutcome::TimeOut => bound = bound.min(lower),
+            SolverOutcome::Bound(_) | SolverOutcome::Nothing => {}
         }
     }
     best.map(|found| Found {

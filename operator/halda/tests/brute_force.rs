@@ -3,7 +3,8 @@
 
 use prima_halda::greedy::first_answer;
 use prima_halda::input::{
-    Device, ExpertWeights, Gpu, Hop, LayerCost, MemoryRule, Model, Overlap, PlanningInput, Workload,
+    Device, ExpertWeights, GpuCost, HopCost, LayerCost, MemoryRule, ModelCost, Overlap,
+    PlanningInput, Workload,
 };
 use prima_halda::latency::{Assignment, LayerShare, predict, request_seconds};
 use prima_halda::reference;
@@ -54,7 +55,7 @@ fn instance(seed: u64) -> PlanningInput {
             let decode = layer_bytes / random.log(2e9, 60e9);
             let gpu = (random.below(3) == 0).then(|| {
                 let faster = random.log(1.0, 20.0);
-                Gpu {
+                GpuCost {
                     layer: LayerCost {
                         decode_seconds: decode / faster,
                         prefill_seconds: decode / faster / 30.0,
@@ -86,7 +87,7 @@ fn instance(seed: u64) -> PlanningInput {
                 head_seconds: head / random.log(2e9, 60e9),
                 gpu: match gpu {
                     // A GPU that shares the memory goes with the rule of macOS.
-                    Some(gpu) if all_or_nothing => Some(Gpu {
+                    Some(gpu) if all_or_nothing => Some(GpuCost {
                         memory_bytes: None,
                         copy_seconds: 0.0,
                         ..gpu
@@ -111,7 +112,7 @@ fn instance(seed: u64) -> PlanningInput {
                     } else {
                         random.log(5e-5, 2e-2)
                     };
-                    Hop {
+                    HopCost {
                         decode_seconds: seconds,
                         chunk_seconds: seconds * 3.0,
                     }
@@ -127,7 +128,7 @@ fn instance(seed: u64) -> PlanningInput {
     };
     let buffer_bytes = layer_bytes * random.unit() * 0.2;
     PlanningInput {
-        model: Model {
+        model: ModelCost {
             name: format!("random {seed}"),
             layers,
             layer_bytes,

@@ -4,7 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
 use prima_halda::input::{
-    Device, ExpertWeights, Gpu, Hop, LayerCost, MemoryRule, Model, Overlap, PlanningInput, Workload,
+    Device, ExpertWeights, GpuCost, HopCost, LayerCost, MemoryRule, ModelCost, Overlap,
+    PlanningInput, Workload,
 };
 use prima_halda::latency::{
     Assignment, Latency, LayerShare, SLACK_BYTES, Violation, chunks, predict, request_seconds,
@@ -42,12 +43,12 @@ fn device(decode: f64) -> Device {
 
 /// A layer has 1 GB of weights, and nothing else takes memory. Prompts of 256 tokens in chunks of 64, answers of 100.
 fn input(devices: Vec<Device>) -> PlanningInput {
-    let none = Hop {
+    let none = HopCost {
         decode_seconds: 0.0,
         chunk_seconds: 0.0,
     };
     PlanningInput {
-        model: Model {
+        model: ModelCost {
             name: "by hand".into(),
             layers: 8,
             layer_bytes: GB,
@@ -165,7 +166,7 @@ fn hops_count_in_every_round_and_chunks_follow_the_slowest() {
     input.devices[0].head_seconds = 0.005;
     // The second machine's time for the head does not count: it is not rank 0.
     input.devices[1].head_seconds = 7.0;
-    let hop = |decode_seconds, chunk_seconds| Hop {
+    let hop = |decode_seconds, chunk_seconds| HopCost {
         decode_seconds,
         chunk_seconds,
     };
@@ -209,8 +210,8 @@ fn a_ring_goes_in_its_own_order() {
     equal(found.members[1].cpu_seconds, 0.020);
 }
 
-fn gpu(memory_bytes: Option<f64>) -> Gpu {
-    Gpu {
+fn gpu(memory_bytes: Option<f64>) -> GpuCost {
+    GpuCost {
         layer: LayerCost {
             decode_seconds: 0.001,
             prefill_seconds: 0.00002,
@@ -259,7 +260,7 @@ fn the_head_is_on_rank_0s_gpu_where_layers_leave_room() {
     input.model.gpu_buffer_bytes = 0.25 * GB;
     for device in &mut input.devices {
         device.head_seconds = 0.004;
-        device.gpu = Some(Gpu {
+        device.gpu = Some(GpuCost {
             head_seconds: Some(0.0005),
             ..gpu(Some(3.75 * GB))
         });
@@ -276,7 +277,7 @@ fn the_head_is_on_rank_0s_gpu_where_layers_leave_room() {
 
     // A byte less is too little, without layers the GPU is not used, and others than rank 0 have no head.
     let mut less = input.clone();
-    less.devices[0].gpu = Some(Gpu {
+    less.devices[0].gpu = Some(GpuCost {
         head_seconds: Some(0.0005),
         ..gpu(Some(3.75 * GB - 1.0))
     });

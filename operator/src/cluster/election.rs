@@ -81,7 +81,7 @@ struct Candidate {
 }
 
 /// A Lease as this candidate wrote it.
-struct Held {
+struct HeldLease {
     lease: Lease,
     /// When it began to write it, by [`now`].
     since: Duration,
@@ -108,7 +108,7 @@ impl Candidate {
     }
 
     /// Waits until the Lease is free, and takes it. An API server that is away is waited for.
-    async fn stand(&self) -> Held {
+    async fn stand(&self) -> HeldLease {
         let mut seen = Seen::default();
         let mut away = false;
         loop {
@@ -130,7 +130,7 @@ impl Candidate {
         }
     }
 
-    async fn take_if_free(&self, seen: &mut Seen) -> kube::Result<Option<Held>> {
+    async fn take_if_free(&self, seen: &mut Seen) -> kube::Result<Option<HeldLease>> {
         let found = self.leases.get_opt(LEASE).await?;
         let spec = found
             .as_ref()
@@ -140,14 +140,14 @@ impl Candidate {
         }
         let since = now();
         match self.write(found).await {
-            Ok(lease) => Ok(Some(Held { lease, since })),
+            Ok(lease) => Ok(Some(HeldLease { lease, since })),
             Err(error) if is_outrun(&error) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     /// Renews the Lease for as long as nobody else has it and it is sure that nobody may take it.
-    async fn hold(&self, mut held: Held) {
+    async fn hold(&self, mut held: HeldLease) {
         loop {
             tokio::select! {
                 () = until(held.since + self.duration * 2 / 3) => {
@@ -166,13 +166,13 @@ impl Candidate {
     }
 
     /// Renews the Lease when it is time, and tries until it is renewed; `None`: another one has it.
-    async fn renewed(&self, held: &Held) -> Option<Held> {
+    async fn renewed(&self, held: &HeldLease) -> Option<HeldLease> {
         until(held.since + self.duration / 3).await;
         loop {
             let since = now();
             // Several tries fit before the end.
             let problem = match timeout(self.duration / 6, self.renew(&held.lease)).await {
-                Ok(Ok(lease)) => return lease.map(|lease| Held { lease, since }),
+                Ok(Ok(lease)) => return lease.map(|lease| HeldLease { lease, since }),
                 Ok(Err(error)) => error_chain(&error),
                 Err(_) => "the API server does not answer".to_owned(),
             };
@@ -253,7 +253,7 @@ impl Candidate {
     }
 }
 
-/// What one that waits has seen of a Lease that another one holds.
+/// What a waiting operator has seen of the leader's Lease.
 #[derive(Default)]
 struct Seen(Option<Sight>);
 

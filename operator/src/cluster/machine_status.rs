@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::world::{AgentState, Machine, Stores};
-use crate::condition::{Said, condition};
+use crate::condition::{ConditionUpdate, condition};
 use crate::model_controller::MANAGER;
 
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -67,7 +67,7 @@ fn due(machine: &Machine) -> Option<Condition> {
             "no agent runs there: its pod is missing, or has not been heard of since this operator started",
         ),
     };
-    let said = Said {
+    let said = ConditionUpdate {
         kind: READY,
         is: Some(is),
         reason,

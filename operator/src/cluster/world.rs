@@ -20,7 +20,7 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource, ResourceExt};
 use prima_crds::v1alpha1::node_profile::{AgentProfile, NodeProfile, NodeProfileSpec};
 use prima_crds::v1alpha1::ring_plan::{MemberStatus, RingPlan, RingPlanStatus};
-use prima_crds::{AGENT_LEASE_PREFIX, error_chain};
+use prima_crds::{AGENT_LEASE_PREFIX, AGENT_LEASE_SECONDS, error_chain};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -94,7 +94,7 @@ pub enum AgentState {
 }
 
 /// An agent that was not heard of for this long is gone, unless its Lease says another duration.
-const EXPIRY: Duration = Duration::from_secs(40);
+const EXPIRY: Duration = Duration::from_secs(AGENT_LEASE_SECONDS as u64);
 /// Seconds that an agent's Lease may say: less runs out before a busy API server answers, more leaves a ring broken for too long.
 const EXPIRIES: RangeInclusive<i32> = 5..=600;
 /// Older than any living agent's Lease, whatever its clock says.

@@ -19,7 +19,7 @@ use prima_crds::v1alpha1::ring_plan::{MemberState, RingPlan};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::decide::{Decision, Kind};
+use super::decide::{Decision, DecisionKind};
 use super::dereference::World;
 use super::{Context, ControllerError, event};
 use crate::cluster::world::Machine;
@@ -51,9 +51,9 @@ pub async fn apply(
     let writer = Writer::new(model, context)?;
     let mut plans = world.plans.clone();
     match &decision.kind {
-        Kind::Released { .. } => writer.delete(&mut plans, |_| true).await?,
-        Kind::Impossible { .. } | Kind::Keep(_) | Kind::Ask(_) => {}
-        Kind::New {
+        DecisionKind::Released { .. } => writer.delete(&mut plans, |_| true).await?,
+        DecisionKind::Impossible { .. } | DecisionKind::Keep(_) | DecisionKind::Ask(_) => {}
+        DecisionKind::New {
             spec,
             retire_first,
             why,

@@ -10,10 +10,10 @@ use prima_crds::v1alpha1::model_source::ModelSource;
 use prima_crds::v1alpha1::ring_plan::{MemberState, MemberStatus, RingMember, RingPlan};
 
 use super::apply::Ring;
-use super::decide::{self, Decision, Kind};
+use super::decide::{self, Decision, DecisionKind};
 use super::dereference::World;
 use super::resolve::{RESOLVE_FAILED, RESOLVED, Resolution, shown};
-use crate::condition::{Said, condition};
+use crate::condition::{ConditionUpdate, condition};
 
 /// All of them, for what was decided and the ring that there is.
 pub fn of(
@@ -158,8 +158,8 @@ impl Conditions<'_> {
         ring: &Ring,
         decided: &decide::State,
     ) {
-        if let Kind::Released { reason, message } | Kind::Impossible { reason, message } =
-            &decision.kind
+        if let DecisionKind::Released { reason, message }
+        | DecisionKind::Impossible { reason, message } = &decision.kind
         {
             return self.add("Planned", false, reason, message.clone());
         }
@@ -186,14 +186,16 @@ impl Conditions<'_> {
     }
 
     fn without_a_ring(&mut self, world: &World, decision: &Decision) {
-        let released = matches!(decision.kind, Kind::Released { .. });
+        let released = matches!(decision.kind, DecisionKind::Released { .. });
         // If the source cannot be read, that is the real reason.
         let (reason, message) = match (&world.resolution, &decision.kind) {
             (Resolution::Failed(message), _) => (RESOLVE_FAILED, message.clone()),
             (Resolution::Awaited(message), _) if !released => ("Resolving", message.clone()),
-            (_, Kind::Released { reason, message } | Kind::Impossible { reason, message }) => {
-                (*reason, message.clone())
-            }
+            (
+                _,
+                DecisionKind::Released { reason, message }
+                | DecisionKind::Impossible { reason, message },
+            ) => (*reason, message.clone()),
             _ => ("Planning", "no plan yet".to_owned()),
         };
         for kind in ["Downloaded", "Loaded", "Ready"] {
@@ -238,7 +240,7 @@ impl Conditions<'_> {
     }
 
     fn degraded(&mut self, decision: &Decision, ring: &Ring, members: &Members<'_>) {
-        if let Kind::Impossible { message, .. } = &decision.kind {
+        if let DecisionKind::Impossible { message, .. } = &decision.kind {
             return self.add("Degraded", true, "CannotReplan", message.clone());
         }
         let newest = members.plan.spec.generation;
@@ -263,7 +265,7 @@ impl Conditions<'_> {
 
     /// `None`: it is not known yet.
     fn add_status(&mut self, kind: &str, is: Option<bool>, reason: &str, message: String) {
-        let said = Said {
+        let said = ConditionUpdate {
             kind,
             is,
             reason,

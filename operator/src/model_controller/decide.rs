@@ -24,7 +24,8 @@ use prima_crds::v1alpha1::model::{Model, NodeShare, ResolvedModel};
 use prima_crds::v1alpha1::model_profile::ModelProfileSpec;
 use prima_crds::v1alpha1::model_source::ModelSource;
 use prima_crds::v1alpha1::ring_plan::{
-    FileVersion, PlannedDraft, PlannedModel, RingMember, RingPlan, RingPlanSpec, Speed,
+    DEFAULT_CONCURRENT_REQUESTS, FileVersion, PlannedDraft, PlannedModel, RingMember, RingPlan,
+    RingPlanSpec, Speed,
 };
 use prima_halda::Plan;
 
@@ -55,14 +56,14 @@ pub struct Now {
 
 /// What should be.
 pub struct Decision {
-    pub kind: Kind,
+    pub kind: DecisionKind,
     /// Machines that are not in the ring, and why.
     pub out: Vec<NodeShare>,
     /// What is waited for, in words; empty if nothing.
     pub awaited: Vec<String>,
 }
 
-pub enum Kind {
+pub enum DecisionKind {
     /// No ring may run: machines are released.
     Released {
         reason: &'static str,
@@ -86,7 +87,7 @@ pub enum Kind {
 }
 
 impl Decision {
-    fn new(kind: Kind) -> Self {
+    fn new(kind: DecisionKind) -> Self {
         Self {
             kind,
             out: Vec::new(),
@@ -108,8 +109,6 @@ impl Now {
     }
 }
 
-/// Requests that share one context's memory, unless the Model says how many get a context each.
-const CONCURRENT_REQUESTS: i32 = 16;
 /// A new plan's predicted time per token must be at most this share of the old plan's, in percent.
 const WORTH_PERCENT: i64 = 80;
 const SETTLE: SignedDuration = SignedDuration::from_mins(10);
@@ -124,9 +123,9 @@ pub fn decide(world: &World, state: &State, now: Now) -> (Decision, State) {
 }
 
 /// For a ring that should run, its file and the digests of its keys; else what becomes of the Model.
-fn wanted(world: &World) -> Result<(&ResolvedModel, Vec<String>), Kind> {
+fn wanted(world: &World) -> Result<(&ResolvedModel, Vec<String>), DecisionKind> {
     if world.model.spec.suspend {
-        return Err(Kind::Released {
+        return Err(DecisionKind::Released {
             reason: "Suspended",
             message: "spec.suspend is true; set it to false to load the model again".to_owned(),
         });
@@ -135,7 +134,7 @@ fn wanted(world: &World) -> Result<(&ResolvedModel, Vec<String>), Kind> {
         ApiKey::None => Vec::new(),
         ApiKey::Digest(digest) => vec![digest.clone()],
         ApiKey::Missing(message) => {
-            return Err(Kind::Released {
+            return Err(DecisionKind::Released {
                 reason: "NoApiKey",
                 message: message.clone(),
             });
@@ -145,8 +144,8 @@ fn wanted(world: &World) -> Result<(&ResolvedModel, Vec<String>), Kind> {
         Some(resolved) => Ok((resolved, keys)),
         // A running ring does not end because its source cannot be seen; an edited source is another model.
         None => Err(match world.current() {
-            Some(plan) if same_file(plan, &world.model) => Kind::Keep(plan.clone()),
-            _ => Kind::Impossible {
+            Some(plan) if same_file(plan, &world.model) => DecisionKind::Keep(plan.clone()),
+            _ => DecisionKind::Impossible {
                 reason: "NotResolved",
                 message: "the model file is not known yet".to_owned(),
             },
@@ -172,12 +171,12 @@ fn with_machines(
         skeleton: skeleton(&world.model, resolved, keys),
     };
     let kind = match current {
-        _ if candidates.profiles.is_empty() => Kind::Impossible {
+        _ if candidates.profiles.is_empty() => DecisionKind::Impossible {
             reason: "NoMachines",
             message: no_machines(&candidates),
         },
         // A first plan can wait for a machine that is being measured; a broken ring cannot.
-        None if !candidates.awaited.is_empty() => Kind::Impossible {
+        None if !candidates.awaited.is_empty() => DecisionKind::Impossible {
             reason: "AwaitingMachines",
             message: format!("waiting for {}", candidates.awaited.join("; ")),
         },
@@ -206,13 +205,13 @@ struct Case<'a> {
 }
 
 /// Who runs which layers, before anybody's address is known.
-struct Windows {
+struct PlannedWindows {
     rounds: i32,
     members: Vec<RingMember>,
     predicted: Option<Speed>,
 }
 
-impl Windows {
+impl PlannedWindows {
     fn planned(plan: &Plan) -> Self {
         Self {
             rounds: plan.rounds as i32,
@@ -231,12 +230,12 @@ impl Windows {
 }
 
 impl Case<'_> {
-    fn first_ring(&self, state: &State) -> Kind {
+    fn first_ring(&self, state: &State) -> DecisionKind {
         let spec = self
             .best(state, false)
             .and_then(|windows| self.spec(windows));
         match spec {
-            Ok(spec) => Kind::New {
+            Ok(spec) => DecisionKind::New {
                 spec: Box::new(spec),
                 retire_first: false,
                 why: "the first plan".to_owned(),
@@ -246,11 +245,11 @@ impl Case<'_> {
     }
 
     /// Whether another ring is so much faster that it replaces the working one.
-    fn faster_ring(&self, current: &Arc<RingPlan>, state: &State, now: Now) -> Kind {
-        let kept = Kind::Keep(current.clone());
+    fn faster_ring(&self, current: &Arc<RingPlan>, state: &State, now: Now) -> DecisionKind {
+        let kept = DecisionKind::Keep(current.clone());
         let windows = match self.best(state, false) {
             Ok(windows) => windows,
-            Err(ask @ Kind::Ask(_)) => return ask,
+            Err(ask @ DecisionKind::Ask(_)) => return ask,
             Err(_) => return kept,
         };
         let (Some(new), Some(old)) = (windows.predicted, current.spec.predicted) else {
@@ -263,7 +262,7 @@ impl Case<'_> {
         }
         match self.spec(windows) {
             // A working ring does not end early to make room for a faster one.
-            Ok(spec) if self.fits_beside(&spec) => Kind::New {
+            Ok(spec) if self.fits_beside(&spec) => DecisionKind::New {
                 spec: Box::new(spec),
                 retire_first: false,
                 why: format!("a token would take {new} instead of {old} microseconds"),
@@ -273,9 +272,14 @@ impl Case<'_> {
     }
 
     /// Another ring at once, even if the old one has to end first.
-    fn ring_instead_of(&self, current: &RingPlan, broken: &Broken, state: &mut State) -> Kind {
+    fn ring_instead_of(
+        &self,
+        current: &RingPlan,
+        broken: &Broken,
+        state: &mut State,
+    ) -> DecisionKind {
         let windows = match broken {
-            Broken::Moved(_) => Ok(Windows::kept(current)),
+            Broken::Moved(_) => Ok(PlannedWindows::kept(current)),
             Broken::Changed(_) => self.best(state, true),
         };
         let spec = match windows.and_then(|windows| self.spec(windows)) {
@@ -287,7 +291,7 @@ impl Case<'_> {
         if retire_first {
             state.ended_first = Some((spec.generation, why.clone()));
         }
-        Kind::New {
+        DecisionKind::New {
             spec: Box::new(spec),
             retire_first,
             why,
@@ -295,8 +299,8 @@ impl Case<'_> {
     }
 
     /// The best ring now; else why there is none, or what the planner is to be asked.
-    fn best(&self, state: &State, urgent: bool) -> Result<Windows, Kind> {
-        let does_not_fit = |message| Kind::Impossible {
+    fn best(&self, state: &State, urgent: bool) -> Result<PlannedWindows, DecisionKind> {
+        let does_not_fit = |message| DecisionKind::Impossible {
             reason: "DoesNotFit",
             message,
         };
@@ -317,22 +321,22 @@ impl Case<'_> {
         );
         match &state.answer {
             Some(answer) if answer.fingerprint == question.fingerprint => match &answer.plan {
-                Ok(plan) => Ok(Windows::planned(plan)),
+                Ok(plan) => Ok(PlannedWindows::planned(plan)),
                 Err(message) => Err(does_not_fit(message.clone())),
             },
-            _ => Err(Kind::Ask(Box::new(question))),
+            _ => Err(DecisionKind::Ask(Box::new(question))),
         }
     }
 
     /// The next plan, with ports that no other has.
-    fn spec(&self, windows: Windows) -> Result<RingPlanSpec, Kind> {
-        let Windows {
+    fn spec(&self, windows: PlannedWindows) -> Result<RingPlanSpec, DecisionKind> {
+        let PlannedWindows {
             rounds,
             mut members,
             predicted,
         } = windows;
         let Some(slot) = ports::free_slot(self.world) else {
-            return Err(Kind::Impossible {
+            return Err(DecisionKind::Impossible {
                 reason: "NoPorts",
                 message: ports::none_left(),
             });
@@ -385,7 +389,7 @@ pub(super) fn skeleton(model: &Model, resolved: &ResolvedModel, keys: Vec<String
         }
     });
     RingPlanSpec {
-        max_concurrent_requests: concurrent.unwrap_or(CONCURRENT_REQUESTS),
+        max_concurrent_requests: concurrent.unwrap_or(DEFAULT_CONCURRENT_REQUESTS),
         kv_contexts,
         activation_dtype: wishes.activation_dtype,
         draft,
@@ -439,17 +443,17 @@ fn no_machines(candidates: &Candidates) -> String {
 
 /// Machines that are neither in the running ring nor in the next, and why.
 fn out_of_ring(
-    kind: &Kind,
+    kind: &DecisionKind,
     world: &World,
     candidates: &Candidates,
     state: &State,
 ) -> Vec<NodeShare> {
     let current = world.current().map(|plan| &plan.spec.members[..]);
     let (members, runs) = match kind {
-        Kind::Keep(plan) => (&plan.spec.members[..], true),
-        Kind::Ask(_) => (current.unwrap_or_default(), current.is_some()),
-        Kind::New { spec, .. } => (&spec.members[..], false),
-        Kind::Released { .. } | Kind::Impossible { .. } => (&[][..], false),
+        DecisionKind::Keep(plan) => (&plan.spec.members[..], true),
+        DecisionKind::Ask(_) => (current.unwrap_or_default(), current.is_some()),
+        DecisionKind::New { spec, .. } => (&spec.members[..], false),
+        DecisionKind::Released { .. } | DecisionKind::Impossible { .. } => (&[][..], false),
     };
     let answer = state.answer.as_ref();
     let planned = answer.and_then(|answer| answer.plan.as_ref().ok());

@@ -7,7 +7,7 @@ use std::thread;
 use prima_model::ModelPart;
 
 use crate::error::EngineError;
-use crate::kernels::{Choice, IsaLevel, ThreadPool};
+use crate::kernels::{ExpertChoice, IsaLevel, ThreadPool};
 
 /// The compute threads of a process and their scratch memory. Windows that run on the same `Compute` take turns.
 pub struct Compute {
@@ -35,7 +35,7 @@ pub(crate) struct Scratch {
 pub(crate) struct ExpertScratch {
     pub logits: Buffer,
     /// Of each row, the experts that it goes to.
-    pub choices: Vec<Choice>,
+    pub choices: Vec<ExpertChoice>,
     /// Rows of activations, expert after expert.
     pub gathered: Buffer,
     /// What experts make of them.

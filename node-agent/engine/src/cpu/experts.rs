@@ -10,7 +10,7 @@ use prima_model::{FeedForward, Gating};
 use super::activate::activate;
 use super::compute::{Buffer, ExpertScratch};
 use crate::error::EngineError;
-use crate::kernels::{self, Choice, Routing, RowsProduct, ThreadPool};
+use crate::kernels::{self, ExpertChoice, Routing, RowsProduct, ThreadPool};
 use crate::layer::{Experts, Projection};
 use crate::residency::{Residency, ResidentExpert};
 
@@ -35,7 +35,7 @@ struct Groups {
 
 impl Groups {
     /// `choices` has `used` choices for each row, among `count` experts.
-    fn of(choices: &[Choice], used: usize, count: usize) -> Groups {
+    fn of(choices: &[ExpertChoice], used: usize, count: usize) -> Groups {
         let mut next = vec![0_u32; count + 1];
         for choice in choices {
             next[choice.expert as usize + 1] += 1;
@@ -96,7 +96,9 @@ impl ExpertStep<'_> {
             normalized: spec.normalized,
             scale: spec.scale,
         };
-        scratch.choices.resize(rows * spec.used, Choice::default());
+        scratch
+            .choices
+            .resize(rows * spec.used, ExpertChoice::default());
         kernels::route(self.pool, &routing, logits, &mut scratch.choices);
         let groups = Groups::of(&scratch.choices, spec.used, spec.count);
 
@@ -220,7 +222,7 @@ mod tests {
 
     #[test]
     fn rows_are_grouped_by_expert_and_found_again() {
-        let choice = |expert| Choice {
+        let choice = |expert| ExpertChoice {
             expert,
             weight: 1.0,
         };

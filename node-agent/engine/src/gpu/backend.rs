@@ -63,7 +63,7 @@ pub(super) trait Backend: Send + Sync {
 
 /// Which GPUs may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Choice {
+pub(super) enum GpuChoice {
     /// All but drivers that compute on the processor.
     Real,
     /// Only these.
@@ -71,15 +71,15 @@ pub(super) enum Choice {
     None,
 }
 
-impl Choice {
+impl GpuChoice {
     pub const VARIABLE: &str = "PRIMA_GPU";
 
     /// What the environment says, if anything.
-    pub fn from_environment() -> Result<Choice, EngineError> {
+    pub fn from_environment() -> Result<GpuChoice, EngineError> {
         match std::env::var_os(Self::VARIABLE) {
-            None => Ok(Choice::Real),
-            Some(value) if value == "software" => Ok(Choice::Software),
-            Some(value) if value == "none" => Ok(Choice::None),
+            None => Ok(GpuChoice::Real),
+            Some(value) if value == "software" => Ok(GpuChoice::Software),
+            Some(value) if value == "none" => Ok(GpuChoice::None),
             Some(value) => Err(EngineError::GpuChoice {
                 variable: Self::VARIABLE,
                 found: value.to_string_lossy().into_owned(),

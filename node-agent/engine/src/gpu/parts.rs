@@ -1,7 +1,7 @@
 //! Which parts of models GPUs compute, whatever makes them compute, and which they leave to the processor. A NodeProfile says the same, so
 //! that nobody plans layers for a GPU that will refuse them.
 
-use prima_model::{Activation, ModelPart};
+use prima_model::{ActivationFunction, ModelPart};
 
 use crate::error::EngineError;
 use crate::layer::{Layer, Mlp};
@@ -78,9 +78,9 @@ pub(super) fn computed(index: usize, layer: &Layer) -> Result<Parts<'_>, EngineE
         return Err(refused(part));
     }
     let gate = match layer.spec.feed_forward.activation {
-        Activation::Silu => Gate::Silu,
-        Activation::Gelu => Gate::Gelu,
-        Activation::ClampedSwiglu => return Err(refused(ModelPart::ClampedSwiglu)),
+        ActivationFunction::Silu => Gate::Silu,
+        ActivationFunction::Gelu => Gate::Gelu,
+        ActivationFunction::ClampedSwiglu => return Err(refused(ModelPart::ClampedSwiglu)),
     };
     match &layer.dense {
         Some(mlp) => Ok(Parts { mlp, gate }),

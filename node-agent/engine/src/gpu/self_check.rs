@@ -101,7 +101,7 @@ pub(super) fn check_head(
     Ok(())
 }
 
-/// That what was `found` there is what was expected, up to a part of the length `of` what was computed and to `rounding`.
+/// That `found` is `expected`: they may differ by `rounding`, and by a small share of `of`, the length of what was computed.
 fn agree(
     what: &str,
     (found, expected): (&[f32], &[f32]),

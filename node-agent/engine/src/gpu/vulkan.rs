@@ -11,7 +11,7 @@ mod workspace;
 
 use std::ops::Range;
 
-use prima_vulkan::{Facts, Kind};
+use prima_vulkan::{Facts, GpuKind};
 
 use super::backend::{Backend, DeviceHead, DeviceMatrix, DeviceRows, HeadWeights, error, own};
 use super::facts::{GpuApi, GpuFacts};
@@ -19,12 +19,13 @@ use crate::error::EngineError;
 use crate::executor::Executor;
 use crate::kernels::Matrix;
 use crate::model::Model;
+pub use head::GPU_HEAD_ROWS;
 use head::VulkanHead;
 use layers::VulkanLayers;
 pub(super) use open::VulkanGpu;
 
 /// All that Vulkan's drivers list; what is free of their memory is not asked.
-pub(super) fn list() -> Result<Vec<(GpuFacts, Kind)>, EngineError> {
+pub(super) fn list() -> Result<Vec<(GpuFacts, GpuKind)>, EngineError> {
     let gpus = open::find()?;
     let listed = gpus
         .facts()
@@ -37,7 +38,7 @@ fn described(facts: &Facts, available_bytes: u64) -> GpuFacts {
         api: GpuApi::Vulkan,
         name: facts.name.clone(),
         pci: Some(facts.pci),
-        unified_memory: matches!(facts.kind, Kind::Integrated | Kind::Software),
+        unified_memory: matches!(facts.kind, GpuKind::Integrated | GpuKind::Software),
         total_bytes: facts.total_bytes,
         available_bytes,
     }

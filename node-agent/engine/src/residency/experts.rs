@@ -17,7 +17,7 @@ use memmap2::MmapMut;
 use prima_model::TensorRows;
 
 use super::plan::PAGE;
-use super::source::{Source, slot};
+use super::source::{ModelFiles, slot};
 use crate::error::EngineError;
 
 /// The experts of one layer in the file: gate, up and down of each.
@@ -103,7 +103,7 @@ struct Missing {
 
 /// What readers are to do.
 struct Jobs {
-    source: Source,
+    source: ModelFiles,
     queue: Mutex<Queue>,
     work: Condvar,
 }
@@ -188,7 +188,10 @@ impl ExpertCache {
     ///
     /// # Errors
     /// [`EngineError::ReadAhead`] when the system refuses a thread.
-    pub fn start(source: Source, layers: Vec<LayerExperts>) -> Result<ExpertCache, EngineError> {
+    pub fn start(
+        source: ModelFiles,
+        layers: Vec<LayerExperts>,
+    ) -> Result<ExpertCache, EngineError> {
         let path = source.path();
         let largest = |part: usize| {
             let bytes = layers.iter().map(|layer| buffer_bytes(layer.parts[part].1));

@@ -21,7 +21,7 @@ pub struct Tensor {
 
 /// Some rows of a tensor: what is kept or streamed as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct WeightPiece {
     /// Offset of the tensor.
     pub tensor: u64,
     pub rows: Range<usize>,
@@ -33,7 +33,7 @@ pub struct Piece {
 /// All weights of a member, in the order in which a token uses them.
 #[derive(Debug)]
 pub struct WeightCycle {
-    pieces: Vec<Piece>,
+    pieces: Vec<WeightPiece>,
     /// Groups of pieces, in the order in which they become streamed.
     order: Vec<Range<usize>>,
     bytes: u64,
@@ -44,7 +44,7 @@ pub struct WeightCycle {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ResidencyPlan {
     /// In the order of use.
-    pub streamed: Vec<Piece>,
+    pub streamed: Vec<WeightPiece>,
     /// Each tensor's range in `streamed`, by its offset.
     of_tensor: HashMap<u64, Range<usize>>,
     pub streamed_bytes: u64,
@@ -89,7 +89,7 @@ impl WeightCycle {
             let step = tiles.max(1) * TILE_ROWS;
             for first in (0..tensor.rows).step_by(step) {
                 let rows = first..(first + step).min(tensor.rows);
-                pieces.push(Piece {
+                pieces.push(WeightPiece {
                     tensor: tensor.offset,
                     offset: tensor.offset + (first * tensor.row_bytes) as u64,
                     bytes: rows.len() * tensor.row_bytes,
@@ -123,7 +123,7 @@ impl WeightCycle {
         self.bytes
     }
 
-    pub fn pieces(&self) -> &[Piece] {
+    pub fn pieces(&self) -> &[WeightPiece] {
         &self.pieces
     }
 
@@ -184,7 +184,7 @@ impl WeightCycle {
     }
 }
 
-impl Piece {
+impl WeightPiece {
     /// Its bytes in the file.
     pub fn range(&self) -> Range<u64> {
         self.offset..self.offset + self.bytes as u64
@@ -210,7 +210,7 @@ impl ResidencyPlan {
     }
 
     /// Whether the piece is streamed.
-    pub fn streams(&self, piece: &Piece) -> bool {
+    pub fn streams(&self, piece: &WeightPiece) -> bool {
         self.streamed[self.of(piece.tensor)].contains(piece)
     }
 
@@ -288,7 +288,7 @@ mod tests {
     fn streamed_groups_are_spread_evenly() {
         let cycle = cycle(400);
         let plan = cycle.plan(cycle.bytes() * 3 / 4, ALONE);
-        let index = |piece: &Piece| cycle.pieces().iter().position(|p| p == piece).unwrap();
+        let index = |piece: &WeightPiece| cycle.pieces().iter().position(|p| p == piece).unwrap();
         let at: Vec<usize> = plan.streamed.iter().map(index).collect();
         let gaps = at.windows(2).map(|pair| pair[1] - pair[0] - 1);
         let stay: Vec<usize> = gaps.filter(|gap| *gap > 0).collect();

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use memmap2::MmapMut;
 
-use super::plan::{PAGE, Piece, ResidencyPlan};
-use super::source::{Source, slot};
+use super::plan::{PAGE, ResidencyPlan, WeightPiece};
+use super::source::{ModelFiles, slot};
 use crate::error::EngineError;
 
 /// A reader at work, until it is dropped.
@@ -40,7 +40,7 @@ pub struct Readings {
 }
 
 struct Shared {
-    source: Source,
+    source: ModelFiles,
     state: Mutex<State>,
     /// A buffer is free, or another piece is next.
     work: Condvar,
@@ -82,7 +82,7 @@ impl Reader {
     pub fn start<'a>(
         files: impl IntoIterator<Item = (u64, &'a Path)>,
     ) -> Result<Reader, EngineError> {
-        let source = Source::open(files)?;
+        let source = ModelFiles::open(files)?;
         let path = source.path();
         let mut reader = Reader {
             shared: Arc::new(Shared {
@@ -110,7 +110,7 @@ impl Reader {
     /// From now on, streams what `plan` says. Before it streams for the first time, it compares the ways of reading.
     pub fn follow(&self, plan: Arc<ResidencyPlan>) {
         if !plan.streamed.is_empty() {
-            let ranges: Vec<_> = plan.streamed.iter().map(Piece::range).collect();
+            let ranges: Vec<_> = plan.streamed.iter().map(WeightPiece::range).collect();
             self.shared.source.compare(&ranges, plan.slot_bytes);
         }
         let mut state = self.shared.lock();
@@ -136,7 +136,7 @@ impl Reader {
     }
 
     /// Drops the piece's pages from the page cache, as far as no process has them mapped.
-    pub fn drop_pages(&self, piece: &Piece) -> io::Result<()> {
+    pub fn drop_pages(&self, piece: &WeightPiece) -> io::Result<()> {
         self.shared.source.drop_pages(&piece.range())
     }
 

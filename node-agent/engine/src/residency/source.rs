@@ -17,7 +17,7 @@ use crate::error::EngineError;
 use crate::page_cache::drop_pages;
 
 /// The files of a model, open. Offsets are those of the model.
-pub struct Source {
+pub struct ModelFiles {
     /// In order.
     files: Vec<SourceFile>,
     way: OnceLock<Way>,
@@ -43,14 +43,14 @@ enum Way {
 /// Ranges by which the ways are compared.
 const TRIALS: usize = 4;
 
-impl Source {
+impl ModelFiles {
     /// The files, by where each begins.
     ///
     /// # Errors
     /// [`EngineError::ReadAhead`] for a file that cannot be opened.
     pub fn open<'a>(
         files: impl IntoIterator<Item = (u64, &'a Path)>,
-    ) -> Result<Source, EngineError> {
+    ) -> Result<ModelFiles, EngineError> {
         let open = |(start, path): (u64, &Path)| {
             let cached = File::open(path).map_err(|source| EngineError::ReadAhead {
                 path: path.to_owned(),
@@ -63,7 +63,7 @@ impl Source {
                 direct: open_direct(path),
             })
         };
-        Ok(Source {
+        Ok(ModelFiles {
             files: files.into_iter().map(open).collect::<Result<_, _>>()?,
             way: OnceLock::new(),
         })

@@ -1,9 +1,9 @@
 //! Gemma 2. The converter has added the 1 to the weights of norms.
 
 use super::llama::DENSE;
-use super::{EmbeddingScale, Family, Presence, Softcap, Softcaps, WindowedRope, Windows};
+use super::{EmbeddingScale, Family, Presence, Softcap, Softcaps, WindowPattern, WindowedRope};
 use crate::rope::RopePairing;
-use crate::spec::Activation;
+use crate::spec::ActivationFunction;
 
 pub const GEMMA2: Family = Family {
     architecture: "gemma2",
@@ -11,9 +11,9 @@ pub const GEMMA2: Family = Family {
     post_norms: true,
     attention_biases: Presence::Never,
     other_biases: Presence::Never,
-    activation: Activation::Gelu,
+    activation: ActivationFunction::Gelu,
     embedding_scale: EmbeddingScale::RootOfWidth,
-    windows: Windows::Some {
+    windows: WindowPattern::Some {
         period: 2,
         default: Some(4096),
         rope: WindowedRope::Same,

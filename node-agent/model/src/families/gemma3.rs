@@ -1,12 +1,12 @@
 //! Gemma 3, its text part. Variants that embed texts have tensors of their own (`dense_2`), and are refused by them.
 
 use super::gemma2::GEMMA2;
-use super::{Family, HeadNormKind, Softcap, Softcaps, WindowedRope, Windows};
+use super::{Family, HeadNormKind, Softcap, Softcaps, WindowPattern, WindowedRope};
 
 pub const GEMMA3: Family = Family {
     architecture: "gemma3",
     head_norms: HeadNormKind::EachHead,
-    windows: Windows::Some {
+    windows: WindowPattern::Some {
         period: 6,
         default: None,
         rope: WindowedRope::Base(10_000.0),

@@ -1,9 +1,9 @@
 //! gpt-oss: biases everywhere, a window in every other layer, a score for attending to nothing, an activation of its own.
 
 use super::llama::DENSE;
-use super::{EXPERTS, ExpertKind, Family, Presence, WindowedRope, Windows};
+use super::{EXPERTS, ExpertKind, Family, Presence, WindowPattern, WindowedRope};
 use crate::rope::RopePairing;
-use crate::spec::{Activation, Gating};
+use crate::spec::{ActivationFunction, Gating};
 
 pub const GPT_OSS: Family = Family {
     architecture: "gpt-oss",
@@ -11,8 +11,8 @@ pub const GPT_OSS: Family = Family {
     feed_forward_norm: "post_attention_norm.weight",
     attention_biases: Presence::Always,
     other_biases: Presence::Always,
-    activation: Activation::ClampedSwiglu,
-    windows: Windows::Some {
+    activation: ActivationFunction::ClampedSwiglu,
+    windows: WindowPattern::Some {
         period: 2,
         default: Some(128),
         rope: WindowedRope::Same,

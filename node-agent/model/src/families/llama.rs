@@ -1,10 +1,11 @@
 //! Llama 1 to 3.x, SmolLM, TinyLlama, Mistral, Mixtral and whatever else llama.cpp's converter writes as `llama`.
 
 use super::{
-    EXPERTS, EmbeddingScale, ExpertKind, Family, HeadNormKind, Presence, Softcap, Softcaps, Windows,
+    EXPERTS, EmbeddingScale, ExpertKind, Family, HeadNormKind, Presence, Softcap, Softcaps,
+    WindowPattern,
 };
 use crate::rope::RopePairing;
-use crate::spec::Activation;
+use crate::spec::ActivationFunction;
 
 pub const LLAMA: Family = Family {
     experts: Some(ExpertKind {
@@ -27,9 +28,9 @@ pub const DENSE: Family = Family {
     head_norms: HeadNormKind::None,
     attention_biases: Presence::IfThere,
     other_biases: Presence::IfThere,
-    activation: Activation::Silu,
+    activation: ActivationFunction::Silu,
     embedding_scale: EmbeddingScale::One,
-    windows: Windows::None,
+    windows: WindowPattern::None,
     softcaps: Softcaps {
         attention: Softcap::Never,
         logits: Softcap::Never,

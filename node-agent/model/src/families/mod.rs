@@ -20,7 +20,7 @@ mod qwen3moe;
 mod smollm3;
 
 use crate::rope::RopePairing;
-use crate::spec::{Activation, Gating};
+use crate::spec::{ActivationFunction, Gating};
 
 /// What a family's layers consist of. Queries, keys and values may lie in one tensor in any family, and so may gate and up.
 #[derive(Debug)]
@@ -43,9 +43,9 @@ pub struct Family {
     pub attention_biases: Presence,
     /// Of attention's output, and of the feed-forward part.
     pub other_biases: Presence,
-    pub activation: Activation,
+    pub activation: ActivationFunction,
     pub embedding_scale: EmbeddingScale,
-    pub windows: Windows,
+    pub windows: WindowPattern,
     pub softcaps: Softcaps,
     /// Whether each query head has a score for attending to nothing.
     pub sinks: bool,
@@ -123,7 +123,7 @@ pub enum EmbeddingScale {
 
 /// Layers that see only the last positions.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Windows {
+pub enum WindowPattern {
     /// None has a window. If a file gives one all the same, its context ends there: within it, such a model works like any other.
     None,
     /// None has a window, whatever the file says.

@@ -1,7 +1,7 @@
 //! OLMo 2 and 3: norms behind attention and feed-forward, and none before them.
 
 use super::llama::DENSE;
-use super::{Family, HeadNormKind, Presence, WindowedRope, Windows};
+use super::{Family, HeadNormKind, Presence, WindowPattern, WindowedRope};
 use crate::rope::RopePairing;
 
 pub const OLMO2: Family = Family {
@@ -12,7 +12,7 @@ pub const OLMO2: Family = Family {
     head_norms: HeadNormKind::AllHeads,
     attention_biases: Presence::Never,
     other_biases: Presence::Never,
-    windows: Windows::Some {
+    windows: WindowPattern::Some {
         period: 4,
         default: None,
         rope: WindowedRope::Unscaled,

@@ -1,7 +1,7 @@
 //! Phi 3, 3.5 and 4 (dense). Files name a window that llama.cpp does not use, and of another size than the models were trained with.
 
 use super::llama::DENSE;
-use super::{Family, Presence, Windows};
+use super::{Family, Presence, WindowPattern};
 use crate::rope::RopePairing;
 
 pub const PHI3: Family = Family {
@@ -9,6 +9,6 @@ pub const PHI3: Family = Family {
     rope_pairing: RopePairing::Halves,
     attention_biases: Presence::Never,
     other_biases: Presence::Never,
-    windows: Windows::Ignored,
+    windows: WindowPattern::Ignored,
     ..DENSE
 };

@@ -153,7 +153,7 @@ impl Scheduler {
             .max_by_key(|one| (one.shared, one.kept))
     }
 
-    /// Whether a sequence has room beside those that run, each with the answer that is expected of it; but for some.
+    /// Whether a sequence has room beside those that run, each at its expected length. Those in `without` do not count.
     fn has_room(&self, id: SequenceId, source: Option<&Source>, without: &[SequenceId]) -> bool {
         if self.running.len() == without.len() {
             return true;

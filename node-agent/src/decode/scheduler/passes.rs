@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::kept::common_prefix;
 use super::speculation::Prices;
 use super::{
-    Action, Asked, Flight, Phase, Read, Request, RequestId, Sampled, Scheduler, Sequence,
+    Action, DraftJob, Flight, Phase, Read, Request, RequestId, Sampled, Scheduler, Sequence,
     SequenceId, State,
 };
 use crate::generation::Readiness;
@@ -135,7 +135,7 @@ impl Scheduler {
         waits: bool,
         now: Instant,
     ) {
-        self.asked = Some(Asked {
+        self.asked = Some(DraftJob {
             id,
             text: text.clone(),
             count,
@@ -158,7 +158,7 @@ impl Scheduler {
         took: Duration,
         now: Instant,
     ) {
-        let Some(Asked {
+        let Some(DraftJob {
             text, count, waits, ..
         }) = self.asked.take()
         else {
@@ -211,7 +211,7 @@ impl Scheduler {
 
     /// A guess that takes this long is not waited for.
     pub(super) fn give_up_late_guess(&mut self, now: Instant) {
-        let late = |asked: &Asked| now.saturating_duration_since(asked.since) > LATE_GUESS;
+        let late = |asked: &DraftJob| now.saturating_duration_since(asked.since) > LATE_GUESS;
         if self.asked.as_ref().is_some_and(late) {
             self.wait_no_longer(now);
         }

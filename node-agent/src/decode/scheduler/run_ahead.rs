@@ -13,7 +13,7 @@ use crate::ring::Output;
 
 /// What passes took lately, the latest counting an eighth.
 #[derive(Default)]
-pub struct Overlap {
+pub struct PassTimes {
     trip: f64,
     slowest: f64,
 }
@@ -23,7 +23,7 @@ const ROWS_AHEAD: usize = 8;
 /// Fewer passes than this do not overlap enough to gain anything.
 const LEAST_PASSES: f64 = 2.0;
 
-impl Overlap {
+impl PassTimes {
     /// The slowest machine computed a pass for so long: longer where it is at other things, too.
     pub fn add(&mut self, slowest: Duration) {
         fade(&mut self.slowest, slowest);

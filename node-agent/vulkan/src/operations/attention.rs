@@ -22,7 +22,7 @@ pub fn attention_groups(rows: usize, heads: usize, kv_heads: usize) -> usize {
     tiles(rows, heads, kv_heads) * kv_heads
 }
 
-/// The room that an attention of so many rows takes for what its parts find, at most, among `groups` ([`attention_groups`]) of a pass.
+/// The most bytes that the partial results of an attention of so many rows take, among `groups` ([`attention_groups`]) of a pass.
 pub fn attention_part_bytes(rows: usize, heads: usize, head_dim: usize, groups: usize) -> u64 {
     match groups < ENOUGH_GROUPS {
         true => found_bytes(rows * heads, MOST_PARTS, head_dim),

@@ -1,8 +1,7 @@
 //! Rows that products multiply.
 
-use super::multiply::UNIT;
 use super::norm::Norm;
-use super::{Rows, strided};
+use super::{Rows, UNIT, strided};
 use crate::buffer::Slice;
 use crate::error::VulkanError;
 use crate::kernels::{FEW_ROWS, Kernel};
@@ -18,7 +17,7 @@ pub struct Input<'a> {
 
 /// What makes the feed-forward part non-linear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
+pub enum ActivationFunction {
     Silu,
     /// With its usual approximation by tanh.
     Gelu,
@@ -102,7 +101,7 @@ impl<'a> Pass<'a> {
     /// When sizes do not fit each other.
     pub fn gate_input(
         &mut self,
-        activation: Activation,
+        activation: ActivationFunction,
         gate: Rows<'a>,
         up: Slice<'a>,
         width: usize,
@@ -111,8 +110,8 @@ impl<'a> Pass<'a> {
         let input = Input::of(gate, width, room)?;
         let (up, numbers) = (Rows::of(up, gate.count, width), gate.count * width);
         let kind = match activation {
-            Activation::Silu => 0,
-            Activation::Gelu => 1,
+            ActivationFunction::Silu => 0,
+            ActivationFunction::Gelu => 1,
         };
         if input.has_bytes() {
             let count = numbers / UNIT;

@@ -2,8 +2,8 @@
 
 use prima_gguf::GgmlType;
 
-use super::Rows;
 use super::input::{Input, input_bytes};
+use super::{Rows, UNIT};
 use crate::buffer::Slice;
 use crate::error::VulkanError;
 use crate::kernels::{FEW_ROWS, Kernel, Shape, takes_bytes};
@@ -30,9 +30,6 @@ pub struct Product<'a> {
     /// With a number, the product is multiplied by it and added to what is there.
     pub add: Option<f32>,
 }
-
-/// Sixteen weights are loaded at once.
-pub(super) const UNIT: usize = 16;
 
 impl<'a> Pass<'a> {
     /// Multiplies rows by a matrix. The parts of a matrix that is larger than kernels may see at once come one after another.

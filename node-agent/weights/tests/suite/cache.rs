@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
-use prima_weights::{Cache, Download, Identity, LocalFile, Progress, Source};
+use prima_weights::{Cache, Download, FileIdentity, LocalFile, Progress, Source};
 use tokio::sync::watch;
 
 use crate::support::{Setup, hub_source};
@@ -15,8 +15,8 @@ use crate::support::{Setup, hub_source};
 const HELD: &str = "PRIMA_TEST_HELD";
 const SIZE: u64 = 64 << 20;
 
-fn identity(etag: &str) -> Identity {
-    Identity {
+fn identity(etag: &str) -> FileIdentity {
+    FileIdentity {
         size_bytes: SIZE,
         etag: Some(etag.to_owned()),
         sha256: None,
@@ -66,12 +66,12 @@ fn used(path: &Path, age: u64) {
 fn files_have_names_for_people_and_versions() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::open(folder.path()).unwrap();
-    let names = |source: &Source, files: &[Identity]| -> Vec<String> {
+    let names = |source: &Source, files: &[FileIdentity]| -> Vec<String> {
         let paths = cache.paths(source, files).into_iter();
         let name = |path: PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
         paths.map(name).collect()
     };
-    let path = |source: &Source, identity: &Identity| {
+    let path = |source: &Source, identity: &FileIdentity| {
         names(source, std::slice::from_ref(identity)).remove(0)
     };
     let one = path(&source("Llama 3.2/../x"), &identity("1"));

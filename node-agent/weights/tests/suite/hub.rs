@@ -151,6 +151,25 @@ async fn a_digest_given_with_the_address_must_be_the_hubs() {
 }
 
 #[tokio::test]
+async fn only_the_hubs_own_words_are_told() {
+    let setup = Setup::new().await;
+    let endpoint = setup.hub.endpoint();
+    let of_hub = hub_source(&endpoint, REPO, "v9", FILE);
+    let of_anybody = prima_weights::Source {
+        location: prima_weights::Location::Url {
+            url: format!("{endpoint}/{REPO}/resolve/v9/{FILE}"),
+            sha256: None,
+        },
+        token: None,
+    };
+    for (source, told) in [(of_hub, true), (of_anybody, false)] {
+        let error = Remote::open(&setup.client, &source).await.unwrap_err();
+        let text = error.to_string();
+        assert_eq!(text.contains("Invalid rev id"), told, "{text}");
+    }
+}
+
+#[tokio::test]
 async fn a_server_that_is_not_on_the_internet_must_be_named() {
     let setup = Setup::new().await;
     let client = |allowed: &[&str]| {

@@ -45,13 +45,23 @@ async fn the_headers_of_all_are_read_and_no_weights() {
     assert!(versions.iter().all(|part| part.sha256.is_some()));
     assert!(setup.hub.body_bytes() < (COUNT as u64) << 20);
 
-    // What identifies the version changes with any of the files.
+    // What identifies the version changes with any of the files, and with any of the headers.
     setup.publish(&name(3), &[&parts[2][..], b" "].concat());
     let changed = RemoteModel::open(&setup.client, &source(&setup))
         .await
         .unwrap();
     assert_eq!(changed.version.header_sha256, remote.version.header_sha256);
     assert_ne!(changed.version, remote.version);
+    let tensors = setup.gguf.tensors.len();
+    let cut_elsewhere = split(&setup.model, &[0, 1, tensors - 1]).unwrap();
+    assert!(cut_elsewhere[0] == parts[0]);
+    for number in [2, 3] {
+        setup.publish(&name(number), &cut_elsewhere[number - 1]);
+    }
+    let changed = RemoteModel::open(&setup.client, &source(&setup))
+        .await
+        .unwrap();
+    assert_ne!(changed.version.header_sha256, remote.version.header_sha256);
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::ops::{RangeBounds, RangeInclusive};
 use highs::{Col, RowProblem};
 
 use super::{MILLISECONDS, Program, UNIT_BYTES};
-use crate::input::{Device, Hop, MemoryRule};
+use crate::input::{Device, HopCost, MemoryRule};
 use crate::latency::chunks;
 
 /// A sum of columns, each with its factor.
@@ -366,7 +366,7 @@ impl<'a> Formulation<'a> {
     /// Where the order is not part of the program, each device's hop costs what its cheapest link does.
     fn cheapest_hop(&mut self, index: usize, variables: &Variables, work: &mut Work) {
         let hops = &self.program.input.hops[index];
-        let cheapest = |seconds: fn(&Hop) -> f64| {
+        let cheapest = |seconds: fn(&HopCost) -> f64| {
             let others = (0..hops.len()).filter(|&other| other != index);
             others
                 .map(|other| seconds(&hops[other]))

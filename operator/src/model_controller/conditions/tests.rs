@@ -35,11 +35,11 @@ fn state(name: &str) -> Value {
     json!({"state": name, "message": "so it is"})
 }
 
-fn keep(plan: &Arc<RingPlan>) -> Kind {
-    Kind::Keep(plan.clone())
+fn keep(plan: &Arc<RingPlan>) -> DecisionKind {
+    DecisionKind::Keep(plan.clone())
 }
 
-fn decision(kind: Kind) -> Decision {
+fn decision(kind: DecisionKind) -> Decision {
     Decision {
         kind,
         out: Vec::new(),
@@ -270,7 +270,7 @@ fn an_old_ring_that_ended_first_is_said_until_the_new_answers() {
 #[test]
 fn without_a_ring_every_condition_says_why() {
     let impossible = || {
-        decision(Kind::Impossible {
+        decision(DecisionKind::Impossible {
             reason: "DoesNotFit",
             message: "2 GiB short".to_owned(),
         })
@@ -301,7 +301,7 @@ fn without_a_ring_every_condition_says_why() {
     assert_eq!(all[5], "Ready=False DoesNotFit: 2 GiB short");
     assert_eq!(all[6], "Degraded=False NoRing: there is no ring");
     // A Model that is suspended needs no file.
-    let suspended = decision(Kind::Released {
+    let suspended = decision(DecisionKind::Released {
         reason: "Suspended",
         message: "as the Model asks".to_owned(),
     });
@@ -313,7 +313,7 @@ fn without_a_ring_every_condition_says_why() {
 #[test]
 fn a_ring_that_cannot_be_planned_again_is_degraded() {
     let plan = plan(1, &[state("Ready"), state("Loaded")]);
-    let impossible = decision(Kind::Impossible {
+    let impossible = decision(DecisionKind::Impossible {
         reason: "NoMachines",
         message: "none is left".to_owned(),
     });

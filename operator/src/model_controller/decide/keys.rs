@@ -47,7 +47,7 @@ mod tests {
     use k8s_openapi::jiff::SignedDuration;
 
     use super::super::tests::{decided, written};
-    use super::super::{Kind, Now, State, decide};
+    use super::super::{DecisionKind, Now, State, decide};
     use super::in_the_clear;
     use crate::cluster::world::Machine;
     use crate::model_controller::test_world::{machine, profile, ring, world};
@@ -94,7 +94,7 @@ mod tests {
         // The planner is not asked: every machine keeps its layers.
         let (decision, _) = decide(&there, &State::default(), Now::read());
         match decision.kind {
-            Kind::New { spec, why, .. } => {
+            DecisionKind::New { spec, why, .. } => {
                 spec.validate().unwrap();
                 for (new, old) in spec.members.iter().zip(&plan.spec.members) {
                     assert_eq!(new.windows, old.windows);

@@ -52,7 +52,7 @@ fn decided_with(world: &World, state: &mut State, now: Now) -> Decision {
         let (decision, next) = decide(world, state, now);
         *state = next;
         match decision.kind {
-            Kind::Ask(question) => state.answer = Some(question.answer()),
+            DecisionKind::Ask(question) => state.answer = Some(question.answer()),
             _ => return decision,
         }
     }
@@ -64,7 +64,7 @@ pub(super) fn decided(world: &World) -> Decision {
 
 /// The plan that was decided, as if it had been written so long ago.
 pub(super) fn written(decision: Decision, ago: SignedDuration) -> Arc<RingPlan> {
-    let Kind::New { spec, .. } = decision.kind else {
+    let DecisionKind::New { spec, .. } = decision.kind else {
         panic!("there is no new plan");
     };
     let mut plan = RingPlan::new("m-1", *spec);
@@ -74,7 +74,7 @@ pub(super) fn written(decision: Decision, ago: SignedDuration) -> Arc<RingPlan> 
 
 fn impossible(decision: &Decision) -> (&str, &str) {
     match &decision.kind {
-        Kind::Impossible { reason, message } => (reason, message),
+        DecisionKind::Impossible { reason, message } => (reason, message),
         _ => panic!("it is possible"),
     }
 }
@@ -84,7 +84,7 @@ fn a_first_plan_waits_for_who_is_measured_and_not_for_ever() {
     let desk = machine("desk");
     let there = world(&[desk.clone(), unmeasured("pi4", 179)], &[]);
     let decision = decided(&there);
-    let Kind::Impossible { reason, message } = &decision.kind else {
+    let DecisionKind::Impossible { reason, message } = &decision.kind else {
         panic!("it does not wait");
     };
     assert_eq!(*reason, "AwaitingMachines");
@@ -93,7 +93,7 @@ fn a_first_plan_waits_for_who_is_measured_and_not_for_ever() {
 
     let there = world(&[desk, unmeasured("pi4", 180)], &[]);
     let decision = decided(&there);
-    let Kind::New { spec, .. } = &decision.kind else {
+    let DecisionKind::New { spec, .. } = &decision.kind else {
         panic!("it waits for ever");
     };
     assert_eq!(spec.members.len(), 1);
@@ -112,7 +112,7 @@ fn a_machine_that_its_owner_excludes_is_out() {
     let mut desk = machine("desk");
     profile(&mut desk).spec.exclude = true;
     let decision = decided(&world(&[desk], &[]));
-    let Kind::Impossible { reason, message } = &decision.kind else {
+    let DecisionKind::Impossible { reason, message } = &decision.kind else {
         panic!("it is used");
     };
     assert_eq!(*reason, "NoMachines");
@@ -125,7 +125,7 @@ fn a_machine_of_another_version_is_out_and_the_others_are_not() {
     profile(&mut newer).status = None;
     newer.unreadable = Some("unknown variant `Plan9`".to_owned());
     let decision = decided(&world(&[machine("desk"), newer], &[]));
-    let Kind::New { spec, .. } = &decision.kind else {
+    let DecisionKind::New { spec, .. } = &decision.kind else {
         panic!("there is no plan");
     };
     assert_eq!(spec.members[0].name, "desk");
@@ -262,7 +262,7 @@ fn a_ring_gives_way_to_one_a_fifth_faster() {
         plan.metadata.creation_timestamp = Some(Time(made));
         let world = world(&desk, &[Arc::new(plan)]);
         match decided_with(&world, &mut State::default(), at).kind {
-            Kind::New {
+            DecisionKind::New {
                 spec, retire_first, ..
             } => {
                 assert!(replaced, "{old} after {minutes} minutes");
@@ -284,13 +284,13 @@ fn a_faster_ring_waits_where_both_do_not_fit() {
     // All 8 layers of 1 GiB are shared; the old ring's other 6 GiB and the new ring's 8 are more than there is.
     plan.spec.members[0].memory_bytes = Some(14 * GIB);
     let there = world(&desk, &[Arc::new(plan.clone())]);
-    assert!(matches!(decided(&there).kind, Kind::Keep(_)));
+    assert!(matches!(decided(&there).kind, DecisionKind::Keep(_)));
     // If the same ring is broken, it ends first, and the generation that replaces it is remembered.
     plan.spec.context_length += 1;
     let there = world(&desk, &[Arc::new(plan)]);
     let mut state = State::default();
     let decision = decided_with(&there, &mut state, now());
-    let Kind::New {
+    let DecisionKind::New {
         spec,
         retire_first,
         why,
@@ -308,13 +308,13 @@ fn another_kv_dtype_replaces_the_ring() {
     let desk = [machine("desk")];
     let f16 = written(decided(&world(&desk, &[])), SignedDuration::ZERO);
     let mut there = world(&desk, std::slice::from_ref(&f16));
-    assert!(matches!(decided(&there).kind, Kind::Keep(_)));
+    assert!(matches!(decided(&there).kind, DecisionKind::Keep(_)));
     Arc::get_mut(&mut there.model).unwrap().spec.kv_dtype = KvDtype::Q8_0;
     let Resolution::Done(resolved) = &mut there.resolution else {
         panic!("not resolved");
     };
     resolved.profile.quantized_kv_bytes_per_position_and_layer = 136;
-    let Kind::New { spec, why, .. } = decided(&there).kind else {
+    let DecisionKind::New { spec, why, .. } = decided(&there).kind else {
         panic!("the ring goes on with F16");
     };
     assert_eq!(why, "the Model was changed");
@@ -332,7 +332,7 @@ fn a_draft_model_is_planned_at_rank_0() {
     let mut there = world(&desk, std::slice::from_ref(&without));
     add_draft(&mut there, &["desk"]);
     let decision = decided(&there);
-    let Kind::New { spec, why, .. } = &decision.kind else {
+    let DecisionKind::New { spec, why, .. } = &decision.kind else {
         panic!("the ring goes on without");
     };
     assert_eq!(why, "the Model was changed");
@@ -362,13 +362,13 @@ fn a_draft_model_is_planned_at_rank_0() {
 
     let drafting = written(decision, SignedDuration::ZERO);
     there.plans = vec![drafting];
-    assert!(matches!(decided(&there).kind, Kind::Keep(_)));
+    assert!(matches!(decided(&there).kind, DecisionKind::Keep(_)));
     // Another one is another ring.
     let Resolution::Done(resolved) = &mut there.resolution else {
         panic!("not resolved");
     };
     resolved.draft.as_mut().unwrap().version.etag = Some("new".to_owned());
-    assert!(matches!(decided(&there).kind, Kind::New { .. }));
+    assert!(matches!(decided(&there).kind, DecisionKind::New { .. }));
 }
 
 #[test]
@@ -377,7 +377,7 @@ fn suspension_then_a_missing_key_come_before_all_else() {
     there.resolution = Resolution::Failed("no".to_owned());
     there.api_key = ApiKey::Missing("no Secret".to_owned());
     let reason = |world: &World| match decided(world).kind {
-        Kind::Released { reason, .. } => reason,
+        DecisionKind::Released { reason, .. } => reason,
         _ => "it is not released",
     };
     assert_eq!(reason(&there), "NoApiKey");
@@ -389,7 +389,7 @@ fn suspension_then_a_missing_key_come_before_all_else() {
 fn a_ring_survives_an_unseen_source_and_not_an_edit() {
     let mut there = world(&[], &[ring(&[(0, 8)], GIB, 0)]);
     there.resolution = Resolution::Failed("the server is away".to_owned());
-    assert!(matches!(decided(&there).kind, Kind::Keep(_)));
+    assert!(matches!(decided(&there).kind, DecisionKind::Keep(_)));
     there.plans.clear();
     assert_eq!(impossible(&decided(&there)).0, "NotResolved");
     there.plans = vec![ring(&[(0, 8)], GIB, 0)];
@@ -408,7 +408,7 @@ fn a_ring_survives_an_unseen_source_and_not_an_edit() {
         Arc::get_mut(&mut there.model).unwrap().spec.source = source(file);
         decided(&there)
     };
-    assert!(matches!(wants("m.gguf").kind, Kind::Keep(_)));
+    assert!(matches!(wants("m.gguf").kind, DecisionKind::Keep(_)));
     assert_eq!(impossible(&wants("other.gguf")).0, "NotResolved");
 }
 
@@ -431,7 +431,7 @@ fn a_ring_that_moved_keeps_its_layers_and_asks_nobody() {
         &State::default(),
         now(),
     );
-    let Kind::New { spec, why, .. } = decision.kind else {
+    let DecisionKind::New { spec, why, .. } = decision.kind else {
         panic!("it is not decided without the planner");
     };
     assert_eq!(why, "desk has another address now");
@@ -446,7 +446,7 @@ fn a_broken_ring_goes_on_until_the_planner_answers() {
     let desk = [machine("desk")];
     let first = world(&desk, &[]);
     let (decision, state) = decide(&first, &State::default(), now());
-    let Kind::Ask(question) = decision.kind else {
+    let DecisionKind::Ask(question) = decision.kind else {
         panic!("nobody is asked");
     };
     assert!(!question.urgent);
@@ -455,7 +455,7 @@ fn a_broken_ring_goes_on_until_the_planner_answers() {
     let mut plan = RingPlan::clone(&written(decided(&first), SignedDuration::ZERO));
     plan.spec.context_length += 1;
     let (decision, _) = decide(&world(&desk, &[Arc::new(plan)]), &State::default(), now());
-    let Kind::Ask(question) = decision.kind else {
+    let DecisionKind::Ask(question) = decision.kind else {
         panic!("nobody is asked");
     };
     assert!(question.urgent);
@@ -467,7 +467,7 @@ fn an_answer_counts_while_the_world_is_as_it_was() {
     let there = world(&[machine("desk")], &[]);
     let mut state = State::default();
     decided_with(&there, &mut state, now());
-    let asks = |world: &World| matches!(decide(world, &state, now()).0.kind, Kind::Ask(_));
+    let asks = |world: &World| matches!(decide(world, &state, now()).0.kind, DecisionKind::Ask(_));
     assert!(!asks(&there));
     let changed = |change: fn(&mut NodeProfile)| {
         let mut desk = machine("desk");
@@ -515,7 +515,7 @@ fn without_ports_or_room_it_says_so_and_a_working_ring_goes_on() {
     plan.spec.predicted = speed(i64::MAX / 1000);
     plan.metadata.creation_timestamp = None;
     there.plans = vec![Arc::new(plan)];
-    assert!(matches!(decided(&there).kind, Kind::Keep(_)));
+    assert!(matches!(decided(&there).kind, DecisionKind::Keep(_)));
 
     let mut desk = machine("desk");
     let owner = &mut profile(&mut desk).spec;
@@ -602,9 +602,9 @@ fn a_ring_with_another_rank_0_than_wanted_ends() {
         Arc::get_mut(&mut there.model).unwrap().spec.rank0 = Some(name.to_owned());
     };
     want(&mut there, "desk");
-    assert!(matches!(decided(&there).kind, Kind::Keep(_)));
+    assert!(matches!(decided(&there).kind, DecisionKind::Keep(_)));
     want(&mut there, "pi4");
-    let Kind::New { spec, why, .. } = decided(&there).kind else {
+    let DecisionKind::New { spec, why, .. } = decided(&there).kind else {
         panic!("it goes on");
     };
     assert_eq!(why, "spec.rank0 is pi4 now");
@@ -629,7 +629,7 @@ fn a_ring_has_as_many_machines_as_the_model_asks_for() {
         decided(&there)
     };
     let members = |decision: &Decision| match &decision.kind {
-        Kind::New { spec, .. } => spec.members.len(),
+        DecisionKind::New { spec, .. } => spec.members.len(),
         _ => 0,
     };
     let alone = decided(&world(&machines, &[]));
@@ -644,5 +644,5 @@ fn a_ring_has_as_many_machines_as_the_model_asks_for() {
     // A ring that was planned before is replaced.
     let plan = [written(alone, SignedDuration::ZERO)];
     assert_eq!(members(&asks_for(2, &plan)), 2);
-    assert!(matches!(asks_for(1, &plan).kind, Kind::Keep(_)));
+    assert!(matches!(asks_for(1, &plan).kind, DecisionKind::Keep(_)));
 }

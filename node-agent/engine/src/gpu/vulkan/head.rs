@@ -11,7 +11,7 @@ use crate::error::EngineError;
 use crate::gpu::backend::{DeviceHead, HeadWeights, error};
 
 /// Rows that go through the head at once: a vocabulary is wide, and their logits take memory of the GPU. The planner counts as many.
-const MOST_ROWS: usize = 32;
+pub const GPU_HEAD_ROWS: usize = 32;
 
 pub(super) struct VulkanHead {
     gpu: VulkanGpu,
@@ -69,7 +69,7 @@ impl VulkanHead {
     fn most_rows(&self) -> usize {
         let widest = row_bytes(self.vocabulary.max(self.hidden));
         let fit = self.gpu.device.most_bound_bytes() / widest;
-        (fit as usize).clamp(1, MOST_ROWS)
+        (fit as usize).clamp(1, GPU_HEAD_ROWS)
     }
 
     fn pass(

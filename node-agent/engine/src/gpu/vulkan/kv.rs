@@ -7,8 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use prima_vulkan::{Buffer, Device, KV_POSITIONS, VulkanError};
 
+use crate::kernels::BLOCK_POSITIONS;
 use crate::kv_cache::DeviceKv;
 use crate::kv_memory::{KvMemory, Taken};
+
+/// Rank 0 counts the blocks of all members alike.
+const _: () = assert!(KV_POSITIONS == BLOCK_POSITIONS);
 
 /// Blocks that are first allocated.
 const FIRST_BLOCKS: usize = 16;

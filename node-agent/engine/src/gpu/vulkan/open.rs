@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use prima_vulkan::{Device, Gpus, Kind, VulkanError};
+use prima_vulkan::{Device, GpuKind, Gpus, VulkanError};
 
 use super::workspace::Workspace;
 use crate::error::EngineError;
-use crate::gpu::backend::{Choice, error};
+use crate::gpu::backend::{GpuChoice, error};
 
 /// An open GPU.
 #[derive(Clone)]
@@ -18,11 +18,11 @@ pub(in crate::gpu) struct VulkanGpu {
 
 impl VulkanGpu {
     /// The first GPU of the kind that was asked for.
-    pub fn open(choice: Choice) -> Result<VulkanGpu, EngineError> {
+    pub fn open(choice: GpuChoice) -> Result<VulkanGpu, EngineError> {
         let gpus = find()?;
-        let software = choice == Choice::Software;
+        let software = choice == GpuChoice::Software;
         let mut kinds = gpus.facts().map(|facts| facts.kind);
-        let index = kinds.position(|kind| (kind == Kind::Software) == software);
+        let index = kinds.position(|kind| (kind == GpuKind::Software) == software);
         let index = index.ok_or_else(|| EngineError::NoGpu {
             reason: match software {
                 true => "Vulkan's drivers list none that computes on the processor (Debian: mesa-vulkan-drivers)",
