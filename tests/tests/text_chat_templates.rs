@@ -113,10 +113,7 @@ fn templates_render_as_jinja2_renders_them() {
         differences.len()
     );
     assert!(differences.is_empty(), "{}", differences.join("\n"));
-    assert!(
-        equal > 20 * failed && refused > 0,
-        "{equal}, {refused}, {failed}"
-    );
+    assert!(equal >= 1000 && refused >= 30, "{equal}, {refused}");
     assert_eq!(seen.len(), KNOWN_DIFFERENCES.len(), "{seen:?}");
 }
 

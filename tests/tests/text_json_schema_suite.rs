@@ -164,12 +164,9 @@ fn schemas_are_kept_to_or_refused_by_keyword() {
     eprintln!(
         "{kept} schemas kept to, {refused} refused; {invalid} invalid texts, {allowed} of {valid} valid ones allowed"
     );
-    // Most are kept to, and most of what is valid is written as a model would write it.
-    assert!(
-        kept > refused && invalid > 100,
-        "{kept}, {refused}, {invalid}"
-    );
-    assert!(2 * allowed > valid, "{allowed} of {valid}");
+    // A grammar that allows nothing would refuse what is invalid, too.
+    assert!(kept >= 140 && invalid >= 200, "{kept}, {invalid}");
+    assert!(10 * allowed >= 9 * valid, "{allowed} of {valid}");
     assert!(
         problems.is_empty(),
         "{} problems\n{}",
