@@ -10,6 +10,8 @@ mod error_chain;
 pub mod quantity;
 pub mod v1alpha1;
 
+use std::time::Duration;
+
 pub use error_chain::error_chain;
 
 /// The agent on a Node has the Lease of this name, followed by the Node's.
@@ -20,6 +22,8 @@ pub const AGENT_LEASE_SECONDS: u16 = 40;
 
 /// Seconds after which a watch is asked for anew, from where it was. A server whose machine has gone says nothing more, not even that.
 pub const WATCH_SECONDS: u32 = 60;
+/// A request to the API server that brings nothing for this long has failed: no answer and no watch takes longer.
+pub const SILENCE: Duration = Duration::from_secs(75);
 
 /// Content type of all that answers at /metrics.
 pub const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

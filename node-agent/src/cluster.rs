@@ -166,7 +166,7 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
         source,
     })?;
     let mut config = kube::Config::infer().await.map_err(ClusterError::Config)?;
-    config.read_timeout = Some(api::SILENCE);
+    config.read_timeout = Some(prima_crds::SILENCE);
     let agent = Arc::new(Agent {
         client: Client::try_from(config).map_err(ClusterError::Client)?,
         node: args.node,

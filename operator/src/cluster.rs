@@ -119,9 +119,6 @@ const DEBOUNCE: Duration = Duration::from_millis(200);
 /// Models that are reconciled at the same time; planning takes a processor.
 const CONCURRENCY: u16 = 4;
 
-/// Longer than any answer takes.
-const SILENCE: Duration = Duration::from_secs(75);
-
 /// Runs until it is asked to end (`Ok`), or until it may not or cannot go on.
 pub async fn run(args: OperatorArgs) -> Result<(), OperatorError> {
     // Two libraries bring a provider each; without a choice rustls refuses to choose.
@@ -140,7 +137,7 @@ pub async fn run(args: OperatorArgs) -> Result<(), OperatorError> {
     let mut config = kube::Config::infer()
         .await
         .map_err(|error| OperatorError::Config(Box::new(error)))?;
-    config.read_timeout = Some(SILENCE);
+    config.read_timeout = Some(prima_crds::SILENCE);
     let client =
         Client::try_from(config).map_err(|error| OperatorError::Client(Box::new(error)))?;
 

@@ -33,6 +33,16 @@ def test_a_chat_says_the_same_whole_and_streamed(client):
     assert all(not line.done for line in lines)
 
 
+def test_the_model_is_loaded_and_unloaded_by_asking_nothing(client):
+    loaded, unloaded = client.generate(MODEL), client.generate(MODEL, keep_alive=0)
+    assert (loaded.done, loaded.done_reason, loaded.response) == (True, "load", "")
+    assert (unloaded.done, unloaded.done_reason) == (True, "unload")
+    chat = client.chat(MODEL, [], keep_alive="0s")
+    assert (chat.done, chat.done_reason, chat.message.content) == (True, "unload", "")
+    # It is there all the same.
+    assert client.generate(MODEL, "Rivers are", options=GREEDY).response
+
+
 def test_generate_is_a_chat_of_one_message(client):
     chat = client.chat(MODEL, QUESTION, options=GREEDY)
     generated = client.generate(MODEL, QUESTION[0]["content"], options=GREEDY)

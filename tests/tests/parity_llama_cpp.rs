@@ -129,7 +129,7 @@ fn gemma3_270m_as_f32_has_the_top_20_logprobs_of_llama_cpp() {
 }
 
 #[test]
-fn gemma3_270m_as_f32_says_what_llama_cpp_says() {
+fn gemma3_270m_as_f32_continues_20_prompts_as_llama_cpp_does() {
     greedy_agrees("gemma-3-270m-F32", &F32_BOUNDS);
 }
 

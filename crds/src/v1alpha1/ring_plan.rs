@@ -291,7 +291,7 @@ impl KvDtype {
 /// this size, several of them in flight.
 pub const CHUNK_POSITIONS: usize = 128;
 
-/// Rows that go through the output head on a GPU at once, and whose logits it holds.
+/// Rows that go through the output head on a GPU at once by Vulkan, and whose logits it holds.
 pub const GPU_HEAD_ROWS: usize = 32;
 
 /// Requests that share one context's memory, where nobody says how many get a context each.

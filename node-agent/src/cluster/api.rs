@@ -16,9 +16,6 @@ pub const FIELD_MANAGER: &str = "prima-node-agent";
 /// For one request's answer.
 pub const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Longer than any answer takes.
-pub const SILENCE: Duration = Duration::from_secs(75);
-
 /// Why a request failed, without all fields of the answer.
 pub fn reason(error: &kube::Error) -> String {
     match error {

@@ -40,7 +40,7 @@ pub async fn follow(
 ) {
     let in_container = profile.borrow().system.in_container;
     let mut events = api::watch_all::<Model>(client);
-    let mut wanted = WantedNames::default();
+    let mut wanted = WantedPaths::default();
     let mut listed = BTreeSet::new();
     let mut seen = Seen::new();
     let mut again = Instant::now();
@@ -92,9 +92,9 @@ pub async fn follow(
 
 /// The paths that each Model names: of its file, and of its draft model's.
 #[derive(Default)]
-struct WantedNames(BTreeMap<(String, String), BTreeSet<String>>);
+struct WantedPaths(BTreeMap<(String, String), BTreeSet<String>>);
 
-impl WantedNames {
+impl WantedPaths {
     /// Whether something changed.
     fn seen(&mut self, model: &DynamicObject) -> bool {
         let sources = ["/spec/source", "/spec/speculation/draft"].into_iter();
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn only_models_with_a_path_are_looked_for() {
-        let mut wanted = WantedNames::default();
+        let mut wanted = WantedPaths::default();
         let local = json!({"source": {"hostPath": {"path": "/srv/models/a.gguf"}}});
         let claim =
             json!({"source": {"persistentVolumeClaim": {"claimName": "c", "path": "b.gguf"}}});
@@ -290,7 +290,7 @@ mod tests {
         assert!(wanted.seen(&model("b", claim)));
         assert!(!wanted.seen(&model("c", hub.clone())));
         assert!(!wanted.seen(&model("d", json!({"source": {"carrierPigeon": {}}}))));
-        let paths = |wanted: &WantedNames| -> Vec<String> {
+        let paths = |wanted: &WantedPaths| -> Vec<String> {
             wanted.0.values().flatten().cloned().collect()
         };
         let both = ["/srv/models/a.gguf", "/var/lib/prima-claims/c/b.gguf"];

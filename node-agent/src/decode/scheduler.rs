@@ -210,7 +210,7 @@ pub struct Scheduler {
     progress: Option<Instant>,
     /// Of passes that carry single tokens and drafts.
     cost: PassCost,
-    overlap: PassTimes,
+    pass_times: PassTimes,
     /// What the draft model is at.
     asked: Option<DraftJob>,
     /// What it takes for a token, in seconds.
@@ -382,7 +382,7 @@ impl Scheduler {
             returned: 0,
             progress: None,
             cost: PassCost::default(),
-            overlap: PassTimes::default(),
+            pass_times: PassTimes::default(),
             asked: None,
             guess_seconds: 0.0,
             chunks: 0,

@@ -1,6 +1,5 @@
 //! What a chat asks for: the prompt, how to sample, and what the answer has to look like. Every API for conversations comes down to this.
 
-use axum::extract::Request;
 use prima_text::{
     AnswerForm, AnswerReader, Calls, Constraint, Grammar, Reasoning, ReasoningLimit, Tool,
     WantedAnswer, after_reasoning, calls,
@@ -10,7 +9,6 @@ use serde_json::{Map, Value, json};
 use super::conversation::{self, Prompt};
 use super::grammar;
 use super::in_flight::AskedAnswers;
-use super::intake::Taken;
 use super::openai_error::ApiError;
 use super::request::{Fields, GenerationOptions, MAX_TOP_LOGPROBS};
 use super::tools::ToolUse;
@@ -18,18 +16,6 @@ use super::{Gateway, ModelText};
 
 /// The field that bounds reasoning.
 pub const THINKING_BUDGET: &str = "thinking_budget_tokens";
-
-/// Takes a request of another API, which `as_chat` says again with the fields of OpenAI's chat completions.
-pub async fn take(
-    gateway: &Gateway,
-    request: Request,
-    as_chat: impl FnOnce(&Fields<'_>) -> Result<Map<String, Value>, ApiError> + Send + 'static,
-) -> Result<Taken<AskedAnswers>, ApiError> {
-    let text = gateway.ready()?;
-    let own = gateway.clone();
-    let read = move |fields: &Fields<'_>| asked(&own, &text, &Fields::new(&as_chat(fields)?));
-    gateway.0.intake.take(request, read).await
-}
 
 /// Reads the fields of OpenAI's chat completions.
 pub fn asked(
@@ -54,7 +40,12 @@ pub fn asked(
         }
         None => None,
     };
-    let reader = AnswerReader::new(form, tools.offered.clone(), reasoning);
+    // A grammar or a regular expression is for all of the answer, which then has no thoughts.
+    let thinks = match &answer {
+        Some(asked) if !matches!(asked.grammar, Grammar::JsonSchema(_)) => Reasoning::Closed,
+        _ => reasoning,
+    };
+    let reader = AnswerReader::new(form, tools.offered.clone(), thinks);
     Ok(AskedAnswers {
         prompts: vec![prompt.tokens],
         constraint: constraint(text, form, reasoning, &tools, answer)?,

@@ -17,7 +17,7 @@ use crate::generation::{
 use super::Gateway;
 use super::auth::Caller;
 use super::intake::Taken;
-use super::metrics::RequestOutcome;
+use super::metrics::ChoiceOutcome;
 use super::openai_error::ApiError;
 use super::request::GenerationOptions;
 
@@ -216,7 +216,7 @@ impl InFlight {
                 }
                 GenerationEvent::Failed(error) => {
                     tracing::warn!(%error, "a generation failed");
-                    self.note_open_choices(RequestOutcome::Failed);
+                    self.note_open_choices(ChoiceOutcome::Failed);
                     self.events.clear();
                     return Some(AnswerProgress::Failed(error));
                 }
@@ -321,12 +321,12 @@ impl InFlight {
             }
         }
         metrics.finished(match reason {
-            FinishReason::Stop | FinishReason::StopString(_) => RequestOutcome::Stop,
-            FinishReason::Length => RequestOutcome::Length,
+            FinishReason::Stop | FinishReason::StopString(_) => ChoiceOutcome::Stop,
+            FinishReason::Length => ChoiceOutcome::Length,
         });
     }
 
-    fn note_open_choices(&mut self, outcome: RequestOutcome) {
+    fn note_open_choices(&mut self, outcome: ChoiceOutcome) {
         let choices = self
             .prompts
             .iter_mut()
@@ -391,7 +391,7 @@ impl AnsweredChoice {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.note_open_choices(RequestOutcome::Cancelled);
+        self.note_open_choices(ChoiceOutcome::Cancelled);
     }
 }
 

@@ -43,7 +43,7 @@ pub struct Metrics {
 
 /// How a choice ended.
 #[derive(Clone, Copy, Debug)]
-pub enum RequestOutcome {
+pub enum ChoiceOutcome {
     Stop,
     Length,
     /// By its client, who hung up.
@@ -102,12 +102,12 @@ impl Metrics {
         self.recent_tokens.add(mean);
     }
 
-    pub fn finished(&self, outcome: RequestOutcome) {
+    pub fn finished(&self, outcome: ChoiceOutcome) {
         let outcome = match outcome {
-            RequestOutcome::Stop => "stop",
-            RequestOutcome::Length => "length",
-            RequestOutcome::Cancelled => "cancelled",
-            RequestOutcome::Failed => "failed",
+            ChoiceOutcome::Stop => "stop",
+            ChoiceOutcome::Length => "length",
+            ChoiceOutcome::Cancelled => "cancelled",
+            ChoiceOutcome::Failed => "failed",
         };
         self.generations
             .get_or_create(&OutcomeLabel { outcome })

@@ -1,5 +1,5 @@
 //! Ollama's API, said again as a chat of OpenAI's: /api/chat, /api/generate, and what its clients ask before that. Answers are lines of JSON.
-//! What tells Ollama to load, unload or fetch models is accepted and does nothing: this server has its one model loaded.
+//! What tells Ollama to load or unload the model is accepted and does nothing: this server has its one model loaded.
 
 use std::time::Instant;
 
@@ -15,7 +15,8 @@ use super::Gateway;
 use super::auth::Caller;
 use super::chat;
 use super::conversation::call_id;
-use super::in_flight::{AnswerProgress, AnsweredChoice, InFlight};
+use super::in_flight::{AnswerProgress, AnsweredChoice, AskedAnswers, InFlight};
+use super::intake::Taken;
 use super::openai_error::{ApiError, with_body};
 use super::request::Fields;
 use super::request_id;
@@ -103,13 +104,17 @@ fn details() -> Value {
 
 async fn answer(gateway: Gateway, caller: Caller, request: Request, route: Route) -> Response {
     let answered = async {
-        let own = gateway.clone();
-        let taken = chat::take(&gateway, request, move |fields| {
+        let (own, text) = (gateway.clone(), gateway.ready()?);
+        let read = move |fields: &Fields<'_>| {
             check_model(&own, fields)?;
-            as_chat(fields, route)
-        });
-        let taken = taken.await?;
-        let stream = taken.asked.options.stream;
+            if let Some(reason) = asks_nothing(fields, route)? {
+                return Ok(Asked::Nothing { reason });
+            }
+            let chat = as_chat(fields, route)?;
+            chat::asked(&own, &text, &Fields::new(&chat))
+                .map(|asked| Asked::Answers(Box::new(asked)))
+        };
+        let Taken { asked, place, room } = gateway.0.intake.take(request, read).await?;
         let mut lines = Lines {
             model: gateway.0.model.name.clone(),
             route,
@@ -117,6 +122,12 @@ async fn answer(gateway: Gateway, caller: Caller, request: Request, route: Route
             call: None,
             reason: "stop",
         };
+        let asked = match asked {
+            Asked::Answers(asked) => *asked,
+            Asked::Nothing { reason } => return Ok(Json(lines.nothing(reason)).into_response()),
+        };
+        let stream = asked.options.stream;
+        let taken = Taken { asked, place, room };
         let in_flight = InFlight::submit(&gateway, caller, taken).await?;
         if stream {
             return Ok(stream::lines(in_flight, lines));
@@ -145,6 +156,35 @@ pub fn check_model(gateway: &Gateway, fields: &Fields<'_>) -> Result<(), ApiErro
 }
 
 // ---- the request as a chat ----
+
+enum Asked {
+    Answers(Box<AskedAnswers>),
+    /// That the model is loaded, or unloaded.
+    Nothing {
+        reason: &'static str,
+    },
+}
+
+/// Clients have the model loaded by a request without a question, and unloaded by one that also says to keep it for no time.
+fn asks_nothing(fields: &Fields<'_>, route: Route) -> Result<Option<&'static str>, ApiError> {
+    let asks = match route {
+        Route::Chat => fields
+            .array("messages")?
+            .is_some_and(|messages| !messages.is_empty()),
+        Route::Generate => fields
+            .string("prompt")?
+            .is_some_and(|prompt| !prompt.is_empty()),
+    };
+    if asks {
+        return Ok(None);
+    }
+    let keeps = match fields.get("keep_alive") {
+        Some(Value::Number(time)) => time.as_f64() != Some(0.0),
+        Some(Value::String(time)) => !["0", "0s", "0m", "0h"].contains(&time.as_str()),
+        _ => true,
+    };
+    Ok(Some(if keeps { "load" } else { "unload" }))
+}
 
 fn as_chat(fields: &Fields<'_>, route: Route) -> Result<Map<String, Value>, ApiError> {
     let mut chat = Map::new();
@@ -266,6 +306,14 @@ impl Lines {
         self.reason = done_reason(answered.reason);
         let mut said = self.said(&answered.content(), &answered.reasoning(), calls.collect());
         self.end(&mut said, usage);
+        said
+    }
+
+    /// The answer to a request that asks for nothing.
+    fn nothing(&self, reason: &'static str) -> Value {
+        let mut said = self.said("", "", Vec::new());
+        said["done"] = true.into();
+        said["done_reason"] = reason.into();
         said
     }
 

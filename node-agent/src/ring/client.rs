@@ -10,7 +10,7 @@ use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
 use tokio::sync::mpsc;
 
 use super::frame::{
-    Activation, EventKind, Frame, FrameInput, MAX_FRAME_ROWS, Operation, Output, Reset, SessionId,
+    Activation, Frame, FrameInput, MAX_FRAME_ROWS, MemberEvent, Operation, Output, Reset, SessionId,
 };
 use super::hop::Reply;
 use super::hop_timing::HopTiming;
@@ -336,7 +336,7 @@ impl RingClient {
             Reply::Released { session } => Some(RingEvent::Released { session }),
             Reply::Whole { nonce } => Some(RingEvent::Whole { nonce }),
             Reply::Event(event) => match event.event {
-                EventKind::Refused {
+                MemberEvent::Refused {
                     session, refusal, ..
                 } => self
                     .sessions
@@ -345,18 +345,18 @@ impl RingClient {
                         session,
                         reason: format!("rank {}: {refusal}", event.rank),
                     }),
-                EventKind::Failed { session, cause, .. } => self
+                MemberEvent::Failed { session, cause, .. } => self
                     .sessions
                     .contains_key(&session)
                     .then(|| RingEvent::Refused {
                         session,
                         reason: format!("rank {}: {cause}", event.rank),
                     }),
-                EventKind::Unreachable { rank, cause } => {
+                MemberEvent::Unreachable { rank, cause } => {
                     self.sessions.clear();
                     Some(RingEvent::Lost { rank, cause })
                 }
-                EventKind::Busy => Some(RingEvent::Busy),
+                MemberEvent::Busy => Some(RingEvent::Busy),
             },
         }
     }

@@ -97,11 +97,11 @@ pub struct Refusal {
 pub struct HopEvent {
     /// The member that reports it.
     pub rank: usize,
-    pub event: EventKind,
+    pub event: MemberEvent,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum EventKind {
+pub enum MemberEvent {
     /// A frame broke a rule and was not computed.
     Refused {
         session: SessionId,

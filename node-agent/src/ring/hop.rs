@@ -18,7 +18,7 @@ use tonic::Status;
 use crate::memory_watch::Pressure;
 
 use super::frame::{
-    Activation, EventKind, Frame, FrameInput, HopEvent, Operation, Output, Reset, SessionId,
+    Activation, Frame, FrameInput, HopEvent, MemberEvent, Operation, Output, Reset, SessionId,
 };
 use super::held::Held;
 use super::hop_timing::HopTiming;
@@ -182,7 +182,7 @@ impl Hop {
                 let (session, sequence) = (frame.session, frame.sequence);
                 match wire::frame_from_proto(frame, &self.limits) {
                     Ok(frame) => self.admit(frame, arrived),
-                    Err(refusal) => self.report(EventKind::Refused {
+                    Err(refusal) => self.report(MemberEvent::Refused {
                         session,
                         sequence,
                         refusal,
@@ -210,7 +210,7 @@ impl Hop {
                 self.predecessor = None;
                 self.forget_all();
                 if self.schedule.rank == 0 {
-                    self.report(EventKind::Unreachable { rank, cause });
+                    self.report(MemberEvent::Unreachable { rank, cause });
                 } else {
                     // The members after this one hold the same sessions, and rank 0 also hears of it this way.
                     let operation = Operation::Reset(Reset::Lost { rank, cause });
@@ -221,7 +221,7 @@ impl Hop {
             Inbound::SuccessorLost { cause } => {
                 if let Successor::Connected(_) = self.successor {
                     self.forget_all();
-                    self.report(EventKind::Unreachable {
+                    self.report(MemberEvent::Unreachable {
                         rank: self.schedule.successor(),
                         cause: cause.clone(),
                     });
@@ -241,7 +241,7 @@ impl Hop {
                 Reset::Probe { nonce } => self.reply(Reply::Whole { nonce }),
                 Reset::Lost { rank, cause } => {
                     self.forget_all();
-                    self.report(EventKind::Unreachable { rank, cause });
+                    self.report(MemberEvent::Unreachable { rank, cause });
                 }
             }
             return;
@@ -250,7 +250,7 @@ impl Hop {
             Ok(()) => self.queue.push(frame, arrived),
             Err(refusal) => {
                 tracing::debug!(session = frame.session, traceparent = frame.traceparent, %refusal, "refused a frame");
-                self.report(EventKind::Refused {
+                self.report(MemberEvent::Refused {
                     session: frame.session,
                     sequence: frame.sequence,
                     refusal,
@@ -425,7 +425,7 @@ impl Hop {
         let cause = prima_crds::error_chain(error);
         tracing::error!(round, cause, "computing a batch failed");
         for Unpacked { frame, .. } in frames {
-            self.report(EventKind::Failed {
+            self.report(MemberEvent::Failed {
                 session: frame.session,
                 sequence: frame.sequence,
                 cause: cause.clone(),
@@ -491,7 +491,7 @@ impl Hop {
         loop {
             match tokio::time::timeout(BUSY_INTERVAL, &mut pass).await {
                 Ok(outputs) => return outputs.map_err(HopError::Panicked),
-                Err(_) if self.compute.parts() > computed => self.report(EventKind::Busy),
+                Err(_) if self.compute.parts() > computed => self.report(MemberEvent::Busy),
                 Err(_) => {}
             }
             computed = self.compute.parts();
@@ -526,7 +526,7 @@ impl Hop {
             }
             Successor::Missing(cause) => {
                 let cause = cause.clone();
-                self.report(EventKind::Unreachable {
+                self.report(MemberEvent::Unreachable {
                     rank: self.schedule.successor(),
                     cause,
                 });
@@ -534,7 +534,7 @@ impl Hop {
         }
     }
 
-    fn report(&mut self, event: EventKind) {
+    fn report(&mut self, event: MemberEvent) {
         self.pass_back(HopEvent {
             rank: self.schedule.rank,
             event,

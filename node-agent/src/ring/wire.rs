@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use prima_crds::v1alpha1::ring_plan::{ActivationDtype, RingPlanSpec};
 
 use super::frame::{
-    Activation, EventKind, Frame, FrameInput, HopEvent, MAX_FRAME_ROWS, Operation, Refusal, Reset,
+    Activation, Frame, FrameInput, HopEvent, MAX_FRAME_ROWS, MemberEvent, Operation, Refusal, Reset,
 };
 use super::proto;
 use super::schedule::Schedule;
@@ -173,7 +173,7 @@ pub fn event_from_proto(wire: proto::HopEvent) -> Option<HopEvent> {
     use proto::hop_event::Event as Wire;
 
     let event = match wire.event? {
-        Wire::Refused(refused) => EventKind::Refused {
+        Wire::Refused(refused) => MemberEvent::Refused {
             session: refused.session,
             sequence: refused.sequence,
             refusal: Refusal {
@@ -182,16 +182,16 @@ pub fn event_from_proto(wire: proto::HopEvent) -> Option<HopEvent> {
                 found: cut(refused.found),
             },
         },
-        Wire::Failed(failed) => EventKind::Failed {
+        Wire::Failed(failed) => MemberEvent::Failed {
             session: failed.session,
             sequence: failed.sequence,
             cause: cut(failed.cause),
         },
-        Wire::Unreachable(unreachable) => EventKind::Unreachable {
+        Wire::Unreachable(unreachable) => MemberEvent::Unreachable {
             rank: unreachable.lost_rank as usize,
             cause: cut(unreachable.cause),
         },
-        Wire::Busy(proto::Busy {}) => EventKind::Busy,
+        Wire::Busy(proto::Busy {}) => MemberEvent::Busy,
     };
     Some(HopEvent {
         rank: wire.rank as usize,
@@ -204,7 +204,7 @@ pub fn event_to_proto(event: HopEvent) -> proto::HopEvent {
 
     let HopEvent { rank, event } = event;
     let event = match event {
-        EventKind::Refused {
+        MemberEvent::Refused {
             session,
             sequence,
             refusal,
@@ -215,7 +215,7 @@ pub fn event_to_proto(event: HopEvent) -> proto::HopEvent {
             expected: cut(refusal.expected),
             found: cut(refusal.found),
         }),
-        EventKind::Failed {
+        MemberEvent::Failed {
             session,
             sequence,
             cause,
@@ -224,8 +224,8 @@ pub fn event_to_proto(event: HopEvent) -> proto::HopEvent {
             sequence,
             cause: cut(cause),
         }),
-        EventKind::Busy => Wire::Busy(proto::Busy {}),
-        EventKind::Unreachable { rank, cause } => Wire::Unreachable(proto::Unreachable {
+        MemberEvent::Busy => Wire::Busy(proto::Busy {}),
+        MemberEvent::Unreachable { rank, cause } => Wire::Unreachable(proto::Unreachable {
             lost_rank: rank as u32,
             cause: cut(cause),
         }),
@@ -563,17 +563,17 @@ mod tests {
             assert_eq!(back.timings, [spent(1, 11), spent(2, 3)]);
         }
         for event in [
-            EventKind::Refused {
+            MemberEvent::Refused {
                 session: 1,
                 sequence: 2,
                 refusal: Refusal::new("round", 1, 2),
             },
-            EventKind::Failed {
+            MemberEvent::Failed {
                 session: 1,
                 sequence: 2,
                 cause: "out of memory".into(),
             },
-            EventKind::Unreachable {
+            MemberEvent::Unreachable {
                 rank: 2,
                 cause: "broken pipe".into(),
             },
@@ -627,7 +627,7 @@ mod tests {
     #[test]
     fn a_largest_event_fits_the_message_limit() {
         let text = "x".repeat(2 * MAX_TEXT);
-        let event = EventKind::Refused {
+        let event = MemberEvent::Refused {
             session: u64::MAX,
             sequence: u64::MAX,
             refusal: Refusal::new(&text, &text, &text),

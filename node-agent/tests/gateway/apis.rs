@@ -505,6 +505,71 @@ async fn a_bound_on_thoughts_comes_from_every_api() {
     assert!(reply.text().await.contains("thinking_budget_tokens"));
 }
 
+/// The prompt opens a thought. What must match an expression is the answer all the same.
+#[tokio::test]
+async fn an_answer_by_an_expression_is_content_where_models_think() {
+    let template = "{{ messages[0].content }}<think>{# </think> #}";
+    let mut server = Server::start_with(options(), Some(text(Some(template)))).await;
+    let chat = &APIS[0];
+    for (form, content, reasoning) in [
+        (json!({}), "", "ab"),
+        (json!({"regex": "ab"}), "ab", ""),
+        (json!({"grammar": "root ::= \"ab\""}), "ab", ""),
+    ] {
+        let mut body = json!({"messages": question()});
+        for (field, value) in form.as_object().unwrap() {
+            body[field] = value.clone();
+        }
+        let (request, address) = (post(chat.route, &body), server.address);
+        let answering = async {
+            let accepted = server.accept().await;
+            accepted.token(0, "ab").await;
+            accepted.finish(0, FinishReason::Stop, "").await;
+            accepted.usage(1, 1).await;
+        };
+        let (reply, ()) = tokio::join!(request.send(address), answering);
+        let reply = reply.text().await;
+        let said = (chat.whole)(&serde_json::from_str(&reply).unwrap());
+        assert_eq!(
+            (said.content.as_str(), said.reasoning.as_str()),
+            (content, reasoning),
+            "{body}"
+        );
+    }
+}
+
+/// The ring is not asked.
+#[tokio::test]
+async fn ollamas_model_is_loaded_by_asking_nothing() {
+    let server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
+    for (route, body, reason) in [
+        ("/api/generate", json!({}), "load"),
+        (
+            "/api/generate",
+            json!({"prompt": "", "keep_alive": "5m"}),
+            "load",
+        ),
+        ("/api/generate", json!({"keep_alive": 0}), "unload"),
+        ("/api/chat", json!({"messages": []}), "load"),
+        (
+            "/api/chat",
+            json!({"messages": [], "keep_alive": "0s"}),
+            "unload",
+        ),
+    ] {
+        let mut asked = body.clone();
+        asked["model"] = crate::server::MODEL.into();
+        let reply = post(route, &asked).send(server.address).await;
+        assert_eq!(reply.status, 200, "{body}");
+        let said: Value = serde_json::from_str(&reply.text().await).unwrap();
+        assert_eq!(
+            (&said["done"], &said["done_reason"]),
+            (&json!(true), &json!(reason)),
+            "{body}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn thoughts_before_a_call_go_back_into_harmony() {
     let template = "{% for message in messages %}{{ message.thinking }}/{{ message.content }}|{% endfor %}\

@@ -3,10 +3,9 @@
 use std::ops::Range;
 use std::time::{Duration, SystemTime};
 
-use reqwest::Url;
 use reqwest::header::{CONTENT_ENCODING, CONTENT_RANGE, ETAG, HeaderMap, LAST_MODIFIED};
 
-use crate::remote_error::{RemoteError, shown};
+use crate::remote_error::RemoteError;
 
 /// The server's name for the version that it answers with.
 pub(crate) fn version(headers: &HeaderMap) -> Option<String> {
@@ -23,7 +22,7 @@ pub(crate) fn opaque(etag: &str) -> String {
 
 /// `bytes 0-3/1000`, or `bytes */1000` with no range.
 pub(crate) fn content_range(
-    url: &Url,
+    url: &str,
     headers: &HeaderMap,
 ) -> Result<(Option<Range<u64>>, u64), RemoteError> {
     let found = text(headers, CONTENT_RANGE.as_str()).unwrap_or_default();
@@ -40,7 +39,7 @@ pub(crate) fn content_range(
     parsed().ok_or_else(|| header(url, "Content-Range", "bytes FIRST-LAST/SIZE"))
 }
 
-pub(crate) fn not_encoded(url: &Url, headers: &HeaderMap) -> Result<(), RemoteError> {
+pub(crate) fn not_encoded(url: &str, headers: &HeaderMap) -> Result<(), RemoteError> {
     match text(headers, CONTENT_ENCODING.as_str()) {
         Some(encoding) if encoding != "identity" => {
             Err(header(url, "Content-Encoding", "none, as was asked"))
@@ -64,9 +63,9 @@ pub(crate) fn text(headers: &HeaderMap, name: &str) -> Option<String> {
     headers.get(name)?.to_str().ok().map(str::to_owned)
 }
 
-pub(crate) fn header(url: &Url, header: &'static str, expected: &'static str) -> RemoteError {
+pub(crate) fn header(url: &str, header: &'static str, expected: &'static str) -> RemoteError {
     RemoteError::Header {
-        url: shown(url),
+        url: url.to_owned(),
         header,
         expected,
     }
@@ -78,11 +77,10 @@ mod tests {
 
     #[test]
     fn content_ranges_are_read_strictly() {
-        let url = Url::parse("http://h/f").unwrap();
         let read = |text: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(CONTENT_RANGE, text.parse().unwrap());
-            content_range(&url, &headers)
+            content_range("http://h/f", &headers)
         };
         assert_eq!(read("bytes 0-3/1000").unwrap(), (Some(0..4), 1000));
         assert_eq!(read("bytes */0").unwrap(), (None, 0));

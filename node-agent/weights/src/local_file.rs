@@ -303,7 +303,7 @@ mod tests {
         assert!(
             error
                 .to_string()
-                .contains("version (ETag) is 1, expected 2"),
+                .contains("version (ETag) is another, expected one"),
             "{error}"
         );
         let file = LocalFile::open(&path, &identity(1000, "1")).unwrap();

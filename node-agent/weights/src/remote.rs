@@ -15,10 +15,12 @@ use tokio::sync::Mutex;
 
 use crate::client::Client;
 use crate::headers::{asked_pause, content_range, header, not_encoded, opaque, text, version};
-use crate::identity::{Difference, FileIdentity, difference};
+use crate::identity::{Difference, FileIdentity, another_version, difference};
 use crate::reach::OutOfReach;
 use crate::refusal::refusal;
-use crate::remote_error::{MAX_REDIRECTS, RemoteError, is_about_certificate, is_caused_by, shown};
+use crate::remote_error::{
+    MAX_REDIRECTS, RemoteError, is_about_certificate, is_caused_by, shown, shown_on_way,
+};
 use crate::retry::Attempts;
 use crate::source::Source;
 
@@ -138,7 +140,7 @@ impl Remote {
         self.check(&target, &response, &range)?;
         let skip = if self.accepts_ranges { 0 } else { range.start };
         Ok(Body {
-            url: shown(&target.url),
+            url: shown_on_way(&self.start, &target.url),
             response,
             skip,
             expected: range.end - range.start,
@@ -167,11 +169,11 @@ impl Remote {
         response: &Response,
         range: &Range<u64>,
     ) -> Result<(), RemoteError> {
-        let url = &target.url;
+        let url = shown_on_way(&self.start, &target.url);
         let version = version(response.headers());
         let same_version = || match (&target.version, &version) {
             (Some(expected), found) if found.as_ref() != Some(expected) => {
-                Err(self.changed(difference("version (ETag)", expected, found.as_ref())))
+                Err(self.changed(another_version(found.as_ref())))
             }
             _ => Ok(()),
         };
@@ -183,15 +185,15 @@ impl Remote {
             ))),
             _ => Ok(()),
         };
-        not_encoded(url, response.headers())?;
+        not_encoded(&url, response.headers())?;
         match response.status() {
             StatusCode::PARTIAL_CONTENT => {
-                let (found, size_bytes) = content_range(url, response.headers())?;
+                let (found, size_bytes) = content_range(&url, response.headers())?;
                 same_size(Some(size_bytes))?;
                 same_version()?;
                 if found.as_ref() != Some(range) {
                     return Err(RemoteError::OtherRange {
-                        url: shown(url),
+                        url,
                         expected: range.clone(),
                         found: found.map_or_else(
                             || "none".to_owned(),
@@ -203,17 +205,17 @@ impl Remote {
             }
             StatusCode::RANGE_NOT_SATISFIABLE => {
                 same_size(
-                    content_range(url, response.headers())
+                    content_range(&url, response.headers())
                         .ok()
                         .map(|(_, size)| size),
                 )?;
-                Err(refusal(&self.source, &self.start, response))
+                Err(refusal(&self.source, url, response))
             }
             StatusCode::OK => {
                 same_size(response.content_length())?;
                 same_version()?;
                 if self.accepts_ranges {
-                    return Err(RemoteError::RangesIgnored { url: shown(url) });
+                    return Err(RemoteError::RangesIgnored { url });
                 }
                 Ok(())
             }
@@ -304,7 +306,7 @@ async fn find_once(client: &Client, source: &Source, start: &Url) -> Result<Foun
         let response = get(client, source, start, &url, Some(0..PROBED_BYTES)).await?;
         // Only the source's own server says what the file is.
         if same_server(&url, start) {
-            linked.note(&url, response.headers())?;
+            linked.note(&shown_on_way(start, &url), response.headers())?;
         }
         if !response.status().is_redirection() {
             return answer(source, start, url, linked, response).await;
@@ -314,7 +316,9 @@ async fn find_once(client: &Client, source: &Source, start: &Url) -> Result<Foun
             .join(&location)
             .ok()
             .filter(|next| matches!(next.scheme(), "http" | "https"));
-        url = next.ok_or_else(|| RemoteError::Redirect { url: shown(&url) })?;
+        url = next.ok_or_else(|| RemoteError::Redirect {
+            url: shown_on_way(start, &url),
+        })?;
     }
     Err(RemoteError::TooManyRedirects { url: shown(start) })
 }
@@ -327,22 +331,23 @@ async fn answer(
     linked: Linked,
     response: Response,
 ) -> Result<Found, RemoteError> {
-    not_encoded(&url, response.headers())?;
+    let told = shown_on_way(start, &url);
+    not_encoded(&told, response.headers())?;
     let (accepts_ranges, size_bytes) = match response.status() {
         // An empty file has no first bytes.
         StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => {
-            (true, content_range(&url, response.headers())?.1)
+            (true, content_range(&told, response.headers())?.1)
         }
         StatusCode::OK => {
             let size = response
                 .content_length()
-                .ok_or_else(|| header(&url, "Content-Length", "the file's size"))?;
+                .ok_or_else(|| header(&told, "Content-Length", "the file's size"))?;
             (false, size)
         }
-        _ => return Err(refusal(source, &url, &response)),
+        _ => return Err(refusal(source, told, &response)),
     };
     if size_bytes > MAX_FILE_BYTES {
-        return Err(header(&url, "Content-Range", "a size of at most 64 TiB"));
+        return Err(header(&told, "Content-Range", "a size of at most 64 TiB"));
     }
     if let Some(expected) = linked.size_bytes.filter(|size| *size != size_bytes) {
         let difference = difference("size in bytes", &expected, Some(&size_bytes));
@@ -379,7 +384,7 @@ async fn answer(
         target: Target { url, version },
     };
     let mut body = Body {
-        url: shown(&found.target.url),
+        url: told,
         response,
         skip: 0,
         expected: size_bytes.min(PROBED_BYTES),
@@ -403,9 +408,9 @@ async fn get(
     range: Option<Range<u64>>,
 ) -> Result<Response, RemoteError> {
     // The bytes as they are: a part of a compressed body is no part of the file.
-    let http = client
-        .http(url)
-        .map_err(|_| RemoteError::OutOfReach { url: shown(url) })?;
+    let http = client.http(url).map_err(|_| RemoteError::OutOfReach {
+        url: shown_on_way(start, url),
+    })?;
     let mut request = http.get(url.clone()).header(ACCEPT_ENCODING, "identity");
     if let Some(range) = range {
         request = request.header(
@@ -417,7 +422,7 @@ async fn get(
         request = request.header(AUTHORIZATION, token.header());
     }
     let response = request.send().await.map_err(|source| {
-        let (url, source) = (shown(url), source.without_url());
+        let (url, source) = (shown_on_way(start, url), source.without_url());
         let out_of_reach = is_caused_by(&source, |_: &OutOfReach| true);
         match (is_about_certificate(&source), out_of_reach) {
             (true, _) => RemoteError::Untrusted { url, source },
@@ -433,7 +438,7 @@ async fn get(
         )
     {
         return Err(RemoteError::Busy {
-            url: shown(url),
+            url: shown_on_way(start, url),
             status,
             pause: text(response.headers(), RETRY_AFTER.as_str())
                 .and_then(|after| asked_pause(&after)),
@@ -448,7 +453,7 @@ fn same_server(one: &Url, other: &Url) -> bool {
 }
 
 impl Linked {
-    fn note(&mut self, url: &Url, headers: &HeaderMap) -> Result<(), RemoteError> {
+    fn note(&mut self, url: &str, headers: &HeaderMap) -> Result<(), RemoteError> {
         if let Some(etag) = text(headers, "x-linked-etag") {
             self.etag = Some(opaque(&etag));
         }

@@ -1,4 +1,5 @@
-//! Why a file on a server cannot be fetched, and what would help.
+//! Why a file on a server cannot be fetched, and what would help. No text of a server is repeated: these errors end in the status of Models, and
+//! whoever may write Models names servers.
 
 use std::error::Error;
 use std::io;
@@ -47,60 +48,43 @@ pub enum RemoteError {
     },
 
     #[error(
-        "repo {repo} is gated{message}: accept its licence at {page} and give a token of the account that did"
+        "repo {repo} is gated: accept its licence at {page} and give a token of the account that did"
     )]
-    Gated {
-        repo: String,
-        page: String,
-        message: String,
-    },
+    Gated { repo: String, page: String },
 
     #[error(
-        "repo {repo}: not found{message}: check the name; if it is private, give a token that may read it"
+        "repo {repo}: not found: check the name; if it is private, give a token that may read it"
     )]
-    NoRepo { repo: String, message: String },
+    NoRepo { repo: String },
 
     #[error(
-        "revision {revision} of repo {repo}: not found{message}: check the name of the branch, tag or commit"
+        "revision {revision} of repo {repo}: not found: check the name of the branch, tag or commit"
     )]
-    NoRevision {
-        repo: String,
-        revision: String,
-        message: String,
-    },
+    NoRevision { repo: String, revision: String },
 
-    #[error(
-        "file {file} in repo {repo} at revision {revision}: not found{message}: check the name"
-    )]
+    #[error("file {file} in repo {repo} at revision {revision}: not found: check the name")]
     NoFile {
         repo: String,
         revision: String,
         file: String,
-        message: String,
     },
 
-    #[error("{url}: refused ({status}){message}: {advice}")]
+    #[error("{url}: refused ({status}): {advice}")]
     Denied {
         url: String,
         status: StatusCode,
-        message: String,
         advice: &'static str,
     },
 
-    #[error("{url}: expected the file, found {status}{message}: check the address")]
-    Status {
-        url: String,
-        status: StatusCode,
-        message: String,
-    },
+    #[error("{url}: expected the file, found {status}: check the address")]
+    Status { url: String, status: StatusCode },
 
     #[error("{url}: redirected more than {MAX_REDIRECTS} times")]
     TooManyRedirects { url: String },
 
-    #[error("{url}: redirected to what is no http or https address")]
+    #[error("{url}: redirected to something that is no http or https address")]
     Redirect { url: String },
 
-    /// What it holds instead is a stranger's text, and not repeated.
     #[error("{url}: header {header} of the answer: expected {expected}")]
     Header {
         url: String,
@@ -193,4 +177,12 @@ pub(crate) fn shown(url: &Url) -> String {
     let mut url = url.clone();
     url.set_query(None);
     url.to_string()
+}
+
+/// The same for an address on the way from `start`. Of one that a redirect names, only the server: the rest is that server's text.
+pub(crate) fn shown_on_way(start: &Url, url: &Url) -> String {
+    match url == start {
+        true => shown(url),
+        false => url.origin().ascii_serialization(),
+    }
 }

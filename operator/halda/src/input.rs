@@ -15,7 +15,7 @@ use prima_crds::v1alpha1::ring_plan::{ActivationDtype, CHUNK_POSITIONS, GPU_HEAD
 /// All that a plan depends on.
 #[derive(Clone, Debug)]
 pub struct PlanningInput {
-    pub model: ModelCost,
+    pub model: ModelSizes,
     pub workload: Workload,
     pub devices: Vec<Device>,
     /// From each device to each device, in the order of `devices`; the diagonal is unused.
@@ -32,7 +32,7 @@ pub struct PlanningInput {
 
 /// Layers are taken as equal: each is the mean of all.
 #[derive(Clone, Debug)]
-pub struct ModelCost {
+pub struct ModelSizes {
     pub name: String,
     pub layers: usize,
     /// Weights of one layer.
@@ -388,7 +388,7 @@ fn usable<'a>(
     }
 }
 
-fn planned_model(model: &ModelProfile, options: &Options) -> ModelCost {
+fn planned_model(model: &ModelProfile, options: &Options) -> ModelSizes {
     let spec = &model.spec;
     let all = options.context_tokens as f64;
     let kept = spec.kept_positions(all);
@@ -402,7 +402,7 @@ fn planned_model(model: &ModelProfile, options: &Options) -> ModelCost {
         PROCESS_BYTES + BUFFER_ROWS * row * F32_BYTES + kv_bytes(dtype, all - kept)
     };
     let output_bytes = bytes(&spec.output_weights);
-    ModelCost {
+    ModelSizes {
         name: model.metadata.name.clone(),
         layers: spec.layers as usize,
         layer_bytes: bytes(&spec.layer_weights) / f64::from(spec.layers),

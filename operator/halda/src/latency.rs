@@ -24,7 +24,7 @@
 //! - A hop costs latency and payload, for every member in every round, unless the ring has one member.
 //! - Rank 0's output head is on its GPU where its layers leave room ([`MemberLatency::output_head_on_gpu`]).
 
-use crate::input::{Device, GpuCost, MemoryRule, ModelCost, Overlap, PlanningInput};
+use crate::input::{Device, GpuCost, MemoryRule, ModelSizes, Overlap, PlanningInput};
 
 /// Who runs what. `shares` has one entry per device of the input.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -225,7 +225,7 @@ fn work(
 
 /// What a token takes of rank 0's output head if it is on the GPU. That follows from the layers, so that searches choose layers only: where they
 /// leave room, the head is faster there and takes no memory of the machine. A layer that gives way to it loses what the head gains, byte by byte.
-fn gpu_head_seconds(model: &ModelCost, device: &Device, share: LayerShare) -> Option<f64> {
+fn gpu_head_seconds(model: &ModelSizes, device: &Device, share: LayerShare) -> Option<f64> {
     let gpu = device.gpu.as_ref().filter(|_| share.gpu_layers > 0)?;
     let with_head = gpu_layers_bytes(model, share) + model.gpu_output_bytes;
     let has_room = gpu.memory_bytes? >= with_head;
@@ -233,7 +233,7 @@ fn gpu_head_seconds(model: &ModelCost, device: &Device, share: LayerShare) -> Op
 }
 
 /// What layers take of a GPU's own memory.
-fn gpu_layers_bytes(model: &ModelCost, share: LayerShare) -> f64 {
+fn gpu_layers_bytes(model: &ModelSizes, share: LayerShare) -> f64 {
     share.gpu_layers as f64 * (model.layer_bytes + model.gpu_layer_kv_bytes)
         + model.gpu_buffer_bytes
 }

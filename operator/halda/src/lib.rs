@@ -12,9 +12,9 @@
 //! | b, b' | `model.layer_bytes`, and with `model.layer_kv_bytes` (on GPUs `model.gpu_layer_kv_bytes`) |
 //! | b_i/V, b_o | part of `model.head_bytes` |
 //! | c^cpu, c^gpu | `model.buffer_bytes`, `model.gpu_buffer_bytes` |
-//! | d^avail + d^swapout, d_cuda, d_metal | `Device::memory_bytes`, `Gpu::memory_bytes` |
+//! | d^avail + d^swapout, d_cuda, d_metal | `Device::memory_bytes`, `GpuCost::memory_bytes` |
 //! | s^disk | `Device::disk_bytes_per_second` |
-//! | t^comm | `Hop::seconds` |
+//! | t^comm | `HopCost::decode_seconds` |
 //!
 //! The paper has no mixtures of experts: of weights that do not fit, experts come first, and a token reads those that it uses
 //! (`model.experts`). It has no draft models; one adds `model.draft_bytes` and a part of `Device::head_seconds` to rank 0.

@@ -5,7 +5,7 @@ use prima_crds::quantity::rounded;
 use serde::Serialize;
 
 use crate::found::Found;
-use crate::input::{HopCost, InputError, ModelCost, PlanningInput};
+use crate::input::{HopCost, InputError, ModelSizes, PlanningInput};
 use crate::latency::{Assignment, LayerShare, MemberLatency};
 use crate::search::{Effort, search};
 
@@ -207,7 +207,7 @@ fn members(input: &PlanningInput, found: &Found) -> Vec<PlannedMember> {
 }
 
 /// What the KV caches of a member's layers take.
-fn kv_bytes(model: &ModelCost, share: LayerShare) -> f64 {
+fn kv_bytes(model: &ModelSizes, share: LayerShare) -> f64 {
     let on_gpu = share.gpu_layers as f64;
     let on_cpu = share.layers() as f64 - on_gpu;
     on_cpu * model.layer_kv_bytes + on_gpu * model.gpu_layer_kv_bytes

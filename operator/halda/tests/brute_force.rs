@@ -3,7 +3,7 @@
 
 use prima_halda::greedy::first_answer;
 use prima_halda::input::{
-    Device, ExpertWeights, GpuCost, HopCost, LayerCost, MemoryRule, ModelCost, Overlap,
+    Device, ExpertWeights, GpuCost, HopCost, LayerCost, MemoryRule, ModelSizes, Overlap,
     PlanningInput, Workload,
 };
 use prima_halda::latency::{Assignment, LayerShare, predict, request_seconds};
@@ -128,7 +128,7 @@ fn instance(seed: u64) -> PlanningInput {
     };
     let buffer_bytes = layer_bytes * random.unit() * 0.2;
     PlanningInput {
-        model: ModelCost {
+        model: ModelSizes {
             name: format!("random {seed}"),
             layers,
             layer_bytes,

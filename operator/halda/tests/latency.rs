@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
 use prima_halda::input::{
-    Device, ExpertWeights, GpuCost, HopCost, LayerCost, MemoryRule, ModelCost, Overlap,
+    Device, ExpertWeights, GpuCost, HopCost, LayerCost, MemoryRule, ModelSizes, Overlap,
     PlanningInput, Workload,
 };
 use prima_halda::latency::{
@@ -48,7 +48,7 @@ fn input(devices: Vec<Device>) -> PlanningInput {
         chunk_seconds: 0.0,
     };
     PlanningInput {
-        model: ModelCost {
+        model: ModelSizes {
             name: "by hand".into(),
             layers: 8,
             layer_bytes: GB,

@@ -357,9 +357,9 @@ impl Scheduler {
             return self.states((request, choice), session, now);
         }
         if !flight.chunk {
-            self.overlap.add(slowest);
+            self.pass_times.add(slowest);
             if flight.alone {
-                self.overlap.add_trip(trip);
+                self.pass_times.add_trip(trip);
             }
         }
         // The first row after the prompt serves all choices.

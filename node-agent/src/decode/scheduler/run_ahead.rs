@@ -52,7 +52,7 @@ fn fade(mean: &mut f64, latest: Duration) {
 impl Scheduler {
     /// The least odds for which a frame runs ahead now; `None`: none does.
     pub(super) fn odds_to_run_ahead(&self) -> Option<f64> {
-        let passes = self.overlap.passes();
+        let passes = self.pass_times.passes();
         let flights = self.flights.values().flatten();
         let under_way = flights.filter(|one| one.brings.is_some()).count() as f64;
         let idle = self.chunks_in_flight() == 0 && under_way < passes.floor();
@@ -83,7 +83,7 @@ impl Scheduler {
         let least = self.odds_to_run_ahead()?;
         let sequence = &self.requests.get(&id.0)?.sequences[id.1];
         let goes_on = sequence.speculation.model_goes_on(1, least) > 0;
-        goes_on.then_some((self.overlap.slowest / self.guess_seconds) as usize)
+        goes_on.then_some((self.pass_times.slowest / self.guess_seconds) as usize)
     }
 
     /// Has the draft model guess what follows the drafts on the ring, of the sequence where most of it may be right.
@@ -92,7 +92,7 @@ impl Scheduler {
             return;
         };
         // A frame as often as the slowest machine can take one.
-        let rows = (self.overlap.slowest / self.guess_seconds).ceil() as usize;
+        let rows = (self.pass_times.slowest / self.guess_seconds).ceil() as usize;
         let rows = rows.clamp(1, ROWS_AHEAD);
         let likely = |id: SequenceId| {
             let sequence = &self.requests.get(&id.0)?.sequences[id.1];

@@ -99,8 +99,7 @@ async fn refusals_say_what_to_do() {
             false,
             hub(REPO, "v9", FILE),
             vec![
-                "revision v9",
-                "Invalid rev id",
+                "revision v9 of repo owner/model-GGUF: not found",
                 "check the name of the branch",
             ],
         ),
@@ -128,6 +127,8 @@ async fn refusals_say_what_to_do() {
             assert!(text.contains(part), "{part:?} in {text:?}");
         }
         assert!(!text.contains("hf_wrong"), "{text}");
+        // The hub's own words.
+        assert!(!text.contains("Invalid rev id"), "{text}");
     }
     gate(true);
     Remote::open(&setup.client, &with_token(setup.source(), "hf_right"))
@@ -148,25 +149,6 @@ async fn a_digest_given_with_the_address_must_be_the_hubs() {
     };
     let error = Remote::open(&setup.client, &source).await.unwrap_err();
     assert!(matches!(error, RemoteError::OtherSha256 { .. }), "{error}");
-}
-
-#[tokio::test]
-async fn only_the_hubs_own_words_are_told() {
-    let setup = Setup::new().await;
-    let endpoint = setup.hub.endpoint();
-    let of_hub = hub_source(&endpoint, REPO, "v9", FILE);
-    let of_anybody = prima_weights::Source {
-        location: prima_weights::Location::Url {
-            url: format!("{endpoint}/{REPO}/resolve/v9/{FILE}"),
-            sha256: None,
-        },
-        token: None,
-    };
-    for (source, told) in [(of_hub, true), (of_anybody, false)] {
-        let error = Remote::open(&setup.client, &source).await.unwrap_err();
-        let text = error.to_string();
-        assert_eq!(text.contains("Invalid rev id"), told, "{text}");
-    }
 }
 
 #[tokio::test]
@@ -205,5 +187,6 @@ async fn a_server_that_is_not_on_the_internet_must_be_named() {
     let RemoteError::OutOfReach { url } = error else {
         panic!("{error}");
     };
-    assert!(url.starts_with("http://127.0.0.2/x/"), "{url}");
+    // Its path is the redirecting server's text.
+    assert_eq!(url, "http://127.0.0.2");
 }
