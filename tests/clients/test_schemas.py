@@ -36,7 +36,7 @@ REFUSED = {
 
 def answers(chat, schema, **options):
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-    options = {"temperature": 1, "max_tokens": 200, **options}
+    options = {"temperature": 1, "max_tokens": 120, **options}
     return chat("Say something as JSON.", response_format=form, **options).choices
 
 
