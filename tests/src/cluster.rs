@@ -93,13 +93,14 @@ impl Cluster {
                 });
             }
         });
-        let nodes: Vec<String> = names.iter().map(|name| format!("node/{name}")).collect();
-        for condition in ["create", "condition=Ready"] {
-            let condition = format!("--for={condition}");
-            let timeout = timeout_argument();
-            let mut wait = vec!["wait", &condition, &timeout];
-            wait.extend(nodes.iter().map(String::as_str));
-            cluster.kubectl(&wait).expect("nodes that are ready");
+        let timeout = timeout_argument();
+        // One by one: of several, kubectl waits for the first only, and fails for the others.
+        for condition in ["--for=create", "--for=condition=Ready"] {
+            for name in &names {
+                let node = format!("node/{name}");
+                let waited = cluster.kubectl(&["wait", condition, &timeout, &node]);
+                waited.expect("nodes that are ready");
+            }
         }
         cluster
     }

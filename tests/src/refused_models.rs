@@ -222,7 +222,7 @@ pub fn write(folder: &Path) -> Vec<Refused> {
     add(
         "other-00001-of-00002.gguf".to_owned(),
         part(0, 40),
-        "other-00001-of-00002.gguf: expected 40 tensors in all parts together (split.tensors.count), found",
+        "other-00002-of-00002.gguf: expected tensors that no other part has, found \"blk.0.attn_k.weight\"",
     );
     part(1, 40).write(&folder.join("other-00002-of-00002.gguf"));
     let page = folder.join("page.gguf");
