@@ -29,7 +29,7 @@ struct Subject {
 }
 
 /// A measurement after [`DEEP`] tokens of context.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub enum Deep {
     Decode,
     Prefill,

@@ -107,10 +107,12 @@ async fn answer(gateway: Gateway, caller: Caller, request: Request, route: Route
         let (own, text) = (gateway.clone(), gateway.ready()?);
         let read = move |fields: &Fields<'_>| {
             check_model(&own, fields)?;
-            if let Some(reason) = asks_nothing(fields, route)? {
-                return Ok(Asked::Nothing { reason });
-            }
-            let chat = as_chat(fields, route)?;
+            let Some(messages) = messages(fields, route)? else {
+                return Ok(Asked::Nothing {
+                    reason: load_reason(fields),
+                });
+            };
+            let chat = as_chat(fields, messages)?;
             chat::asked(&own, &text, &Fields::new(&chat))
                 .map(|asked| Asked::Answers(Box::new(asked)))
         };
@@ -165,49 +167,34 @@ enum Asked {
     },
 }
 
-/// Clients have the model loaded by a request without a question, and unloaded by one that also says to keep it for no time.
-fn asks_nothing(fields: &Fields<'_>, route: Route) -> Result<Option<&'static str>, ApiError> {
-    let asks = match route {
+/// The conversation; none where the request asks for nothing.
+fn messages(fields: &Fields<'_>, route: Route) -> Result<Option<Value>, ApiError> {
+    Ok(match route {
         Route::Chat => fields
             .array("messages")?
-            .is_some_and(|messages| !messages.is_empty()),
-        Route::Generate => fields
-            .string("prompt")?
-            .is_some_and(|prompt| !prompt.is_empty()),
-    };
-    if asks {
-        return Ok(None);
-    }
-    let keeps = match fields.get("keep_alive") {
-        Some(Value::Number(time)) => time.as_f64() != Some(0.0),
-        Some(Value::String(time)) => !["0", "0s", "0m", "0h"].contains(&time.as_str()),
-        _ => true,
-    };
-    Ok(Some(if keeps { "load" } else { "unload" }))
+            .filter(|messages| !messages.is_empty())
+            .map(|messages| messages.iter().map(said).collect()),
+        Route::Generate => {
+            let role = |role, text: &str| json!({"role": role, "content": text});
+            let system = fields.string("system")?.map(|text| role("system", text));
+            let prompt = fields.string("prompt")?.filter(|text| !text.is_empty());
+            prompt.map(|text| system.into_iter().chain([role("user", text)]).collect())
+        }
+    })
 }
 
-fn as_chat(fields: &Fields<'_>, route: Route) -> Result<Map<String, Value>, ApiError> {
-    let mut chat = Map::new();
-    let messages = match route {
-        Route::Chat => fields
-            .array("messages")?
-            .ok_or_else(|| fields.missing("messages"))?
-            .iter()
-            .map(said)
-            .collect(),
-        Route::Generate => {
-            let system = fields
-                .string("system")?
-                .map(|text| json!({"role": "system", "content": text}));
-            let prompt = fields
-                .string("prompt")?
-                .ok_or_else(|| fields.missing("prompt"))?;
-            system
-                .into_iter()
-                .chain([json!({"role": "user", "content": prompt})])
-                .collect::<Value>()
-        }
+/// Clients have the model loaded by a request that asks for nothing, and unloaded by one that also says to keep it for no time.
+fn load_reason(fields: &Fields<'_>) -> &'static str {
+    let unloads = match fields.get("keep_alive") {
+        Some(Value::Number(time)) => time.as_f64() == Some(0.0),
+        Some(Value::String(time)) => ["0", "0s", "0m", "0h"].contains(&time.as_str()),
+        _ => false,
     };
+    if unloads { "unload" } else { "load" }
+}
+
+fn as_chat(fields: &Fields<'_>, messages: Value) -> Result<Map<String, Value>, ApiError> {
+    let mut chat = Map::new();
     chat.insert("messages".into(), messages);
     chat.insert(
         "stream".into(),

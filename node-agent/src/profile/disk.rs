@@ -362,7 +362,7 @@ fn touch<'a>(bytes: impl Iterator<Item = &'a u8>) {
 }
 
 fn seconds_median(seconds: Vec<f64>) -> f64 {
-    // Times per byte are too small for what is taken to be a whole run's.
+    // The floor of [`RunTimes::median`] is for times of whole runs; these are per byte.
     let scale = 1e9;
     RunTimes::from(seconds.iter().map(|s| s * scale).collect::<Vec<_>>()).median() / scale
 }

@@ -286,18 +286,18 @@ fn answer() -> impl Strategy<Value = Vec<String>> {
     })
 }
 
-async fn said(
+/// The body of the answer to a request, which the ring gives in these pieces.
+async fn answered(
     server: &mut Server,
-    api: &Api,
-    stream: bool,
+    route: &str,
+    body: &Value,
     pieces: &[String],
     reason: FinishReason,
-) -> Said {
-    let address = server.address;
-    let request = post(api.route, &(api.request)(stream));
+) -> String {
+    let (request, address) = (post(route, body), server.address);
     let asking = async {
         let reply = request.send(address).await;
-        assert_eq!(reply.status, 200, "{}", api.route);
+        assert_eq!(reply.status, 200, "{route}");
         reply.text().await
     };
     let answering = async {
@@ -308,7 +308,17 @@ async fn said(
         accepted.finish(0, reason, "").await;
         accepted.usage(10, pieces.len()).await;
     };
-    let (body, ()) = tokio::join!(asking, answering);
+    tokio::join!(asking, answering).0
+}
+
+async fn said(
+    server: &mut Server,
+    api: &Api,
+    stream: bool,
+    pieces: &[String],
+    reason: FinishReason,
+) -> Said {
+    let body = answered(server, api.route, &(api.request)(stream), pieces, reason).await;
     match stream {
         true => (api.streamed)(&body),
         false => (api.whole)(&serde_json::from_str(&body).unwrap()),
@@ -520,15 +530,8 @@ async fn an_answer_by_an_expression_is_content_where_models_think() {
         for (field, value) in form.as_object().unwrap() {
             body[field] = value.clone();
         }
-        let (request, address) = (post(chat.route, &body), server.address);
-        let answering = async {
-            let accepted = server.accept().await;
-            accepted.token(0, "ab").await;
-            accepted.finish(0, FinishReason::Stop, "").await;
-            accepted.usage(1, 1).await;
-        };
-        let (reply, ()) = tokio::join!(request.send(address), answering);
-        let reply = reply.text().await;
+        let pieces = ["ab".to_owned()];
+        let reply = answered(&mut server, chat.route, &body, &pieces, FinishReason::Stop).await;
         let said = (chat.whole)(&serde_json::from_str(&reply).unwrap());
         assert_eq!(
             (said.content.as_str(), said.reasoning.as_str()),
