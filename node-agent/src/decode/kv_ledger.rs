@@ -43,6 +43,8 @@ struct Held {
     length: usize,
     /// The most positions that it ever had. A window is given back behind it.
     longest: usize,
+    /// Blocks at its beginning that layers with a window have given back.
+    given_back: usize,
     busy: bool,
 }
 
@@ -72,6 +74,7 @@ impl KvLedger {
             blocks: Vec::new(),
             length: 0,
             longest: 0,
+            given_back: 0,
             busy: true,
         };
         self.sessions.insert(session, empty);
@@ -108,6 +111,9 @@ impl KvLedger {
             self.give_back(*last, held.busy);
             *last = self.unused();
             self.take(*last, held.busy);
+        }
+        if let Some(windows) = self.windows {
+            held.given_back = held.given_back.max(windows.given_back(held.length));
         }
         held.length += rows;
         held.longest = held.longest.max(held.length);
@@ -178,7 +184,7 @@ impl KvLedger {
 
     /// Whether a busy session can have `rows` positions after its first `first` now.
     pub fn fits(&self, session: SessionId, first: usize, rows: usize) -> bool {
-        self.missing(session, first, rows) == 0 && self.windows_fit(session, first + rows)
+        self.missing(session, first, rows) == 0 && self.windows_fit(session, first, rows)
     }
 
     /// Blocks that are missing for `rows` positions of a session after its first `first`.
@@ -197,16 +203,19 @@ impl KvLedger {
         (self.used + needed).saturating_sub(self.planned + freed)
     }
 
-    /// Whether layers with windows have room for a session of `positions`.
-    fn windows_fit(&self, session: SessionId, positions: usize) -> bool {
+    /// Whether layers with windows have room for `rows` positions of a session after its first `first`, as if sessions shared nothing.
+    fn windows_fit(&self, session: SessionId, first: usize, rows: usize) -> bool {
         let Some(windows) = self.windows else {
             return true;
         };
-        let held = self.sessions.iter().map(|(&id, held)| match id == session {
-            true => windows.of(positions),
-            false => windows.of(held.length),
+        let held = self.sessions.iter().map(|(&id, held)| {
+            let (end, given_back) = match id == session {
+                true => (first + rows, held.given_back.max(windows.given_back(first))),
+                false => (held.length, held.given_back),
+            };
+            blocks_of(end).saturating_sub(given_back)
         });
-        held.sum::<usize>() <= windows.planned
+        held.sum::<usize>() <= blocks_of(windows.planned)
     }
 
     /// Whether these sessions, each grown to what is `expected` of it, leave room for one more of `positions` that shares the first
@@ -224,7 +233,9 @@ impl KvLedger {
             let length = held.map_or(0, |held| held.length);
             busy.extend(held.into_iter().flat_map(|held| &held.blocks));
             grown += blocks_of(positions.max(length)) - blocks_of(length);
-            in_windows += self.windows.map_or(0, |windows| windows.of(positions));
+            in_windows += self
+                .windows
+                .map_or(0, |windows| windows.expected(positions));
         }
         let shared = source.and_then(|(source, shared)| {
             let whole = shared / BLOCK_POSITIONS;
@@ -234,7 +245,7 @@ impl KvLedger {
         });
         let needed = blocks_of(positions) - shared.unwrap_or(0).min(blocks_of(positions));
         let windows_fit = match self.windows {
-            Some(windows) => in_windows + windows.of(positions) <= windows.planned,
+            Some(windows) => in_windows + windows.expected(positions) <= blocks_of(windows.planned),
             None => true,
         };
         busy.len() + grown + needed <= self.planned && windows_fit
@@ -299,8 +310,14 @@ impl KvLedger {
 }
 
 impl WindowedKv {
-    fn of(self, positions: usize) -> usize {
-        positions.min(self.kept)
+    /// Blocks that are expected of a session of so many positions.
+    fn expected(self, positions: usize) -> usize {
+        blocks_of(positions.min(self.kept))
+    }
+
+    /// Blocks that a session has given back when the row at `position` comes: as the engine does, all before twice the window.
+    fn given_back(self, position: usize) -> usize {
+        (position + 1).saturating_sub(2 * self.window) / BLOCK_POSITIONS
     }
 }
 
@@ -323,5 +340,38 @@ mod tests {
         assert_eq!(ledger.missing(1, BLOCK_POSITIONS, 2 * BLOCK_POSITIONS), 1);
         ledger.extend(1, BLOCK_POSITIONS, 1);
         assert_eq!(ledger.length(1), BLOCK_POSITIONS + 1);
+    }
+
+    fn with_windows() -> KvLedger {
+        let windows = WindowedKv {
+            window: BLOCK_POSITIONS,
+            kept: 2 * BLOCK_POSITIONS + 128,
+            planned: 4 * BLOCK_POSITIONS,
+        };
+        KvLedger::new(100 * BLOCK_POSITIONS, Some(windows))
+    }
+
+    #[test]
+    fn layers_with_windows_hold_whole_blocks() {
+        let mut ledger = with_windows();
+        for session in 1..=5 {
+            ledger.begin(session);
+            assert_eq!(ledger.fits(session, 0, 1), session < 5);
+            ledger.extend(session, 0, 1);
+        }
+    }
+
+    #[test]
+    fn what_is_behind_the_window_makes_room() {
+        let mut ledger = with_windows();
+        ledger.begin(1);
+        for first in 0..10 * BLOCK_POSITIONS {
+            assert!(ledger.fits(1, first, 1), "{first}");
+            ledger.extend(1, first, 1);
+        }
+        // Of ten blocks, the last two are left, or three where one is begun.
+        ledger.begin(2);
+        assert!(ledger.fits(2, 0, BLOCK_POSITIONS));
+        assert!(!ledger.fits(2, 0, 2 * BLOCK_POSITIONS + 1));
     }
 }

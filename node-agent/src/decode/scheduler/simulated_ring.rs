@@ -16,16 +16,30 @@ pub struct SimulatedRing {
     capacity: usize,
     youngest: SessionId,
     sessions: BTreeMap<SessionId, Session>,
-    /// Sessions that are released, but not yet in every round.
-    releasing: Vec<SessionId>,
+    /// Sessions that are released, but not yet in every round, and what had come home when they were.
+    releasing: VecDeque<(SessionId, usize)>,
     /// What each session's frames bring home, in order.
     answers: BTreeMap<SessionId, VecDeque<Answer>>,
     /// Frames that were sent before the first of their rows was known to be right, and frames that were refuted on their way.
     pub ran_ahead: usize,
     pub refuted: usize,
+    /// Frames and releases.
+    came_home: usize,
 }
 
+/// What comes home next.
+pub enum Next {
+    /// The oldest frame of this session.
+    Frame(SessionId),
+    Release(SessionId),
+}
+
+/// What so many others came home before, comes home before any other.
+const OVERTAKEN: usize = 24;
+
 struct Answer {
+    /// What had come home when it left.
+    left_after: usize,
     first_position: usize,
     /// Those that were wanted; none if the frame was refuted: no member needs to compute it.
     rows: Vec<u64>,
@@ -48,10 +62,11 @@ impl SimulatedRing {
             capacity,
             youngest: 0,
             sessions: BTreeMap::new(),
-            releasing: Vec::new(),
+            releasing: VecDeque::new(),
             answers: BTreeMap::new(),
             ran_ahead: 0,
             refuted: 0,
+            came_home: 0,
         }
     }
 
@@ -75,7 +90,7 @@ impl SimulatedRing {
             Action::Release { session } => {
                 assert!(self.sessions.remove(session).is_some(), "released twice");
                 self.answers.remove(session);
-                self.releasing.push(*session);
+                self.releasing.push_back((*session, self.came_home));
             }
             Action::Send {
                 session,
@@ -141,6 +156,7 @@ impl SimulatedRing {
         let end = session.tokens.len();
         let rows = (end + 1 - wanted..=end).map(|end| row(&session.tokens[..end]));
         let answer = Answer {
+            left_after: self.came_home,
             first_position,
             rows: rows.collect(),
         };
@@ -169,12 +185,40 @@ impl SimulatedRing {
     /// Lets the oldest frame of a session come home.
     pub fn home(&mut self, session: SessionId) -> Vec<u64> {
         let answers = self.answers.get_mut(&session).unwrap();
+        self.came_home += 1;
         answers.pop_front().unwrap().rows
     }
 
     /// Lets the oldest release come home.
-    pub fn released(&mut self) -> Option<SessionId> {
-        (!self.releasing.is_empty()).then(|| self.releasing.remove(0))
+    pub fn released(&mut self) {
+        self.came_home += 1;
+        self.releasing.pop_front();
+    }
+
+    /// Whether nothing is under way.
+    pub fn is_idle(&self) -> bool {
+        self.releasing.is_empty() && self.flying().is_empty()
+    }
+
+    /// What comes home next, by a number that says which of all: members take frames in almost any order, but none waits for long.
+    pub fn next(&self, chosen: usize) -> Option<Next> {
+        let frames = self.answers.iter();
+        let frames =
+            frames.filter_map(|(&id, own)| Some((own.front()?.left_after, Next::Frame(id))));
+        let releases = self.releasing.iter();
+        let releases = releases.map(|&(id, left_after)| (left_after, Next::Release(id)));
+        let all = frames.chain(releases);
+        let (left_after, oldest) = all.min_by_key(|(left_after, _)| *left_after)?;
+        if self.came_home - left_after >= OVERTAKEN {
+            return Some(oldest);
+        }
+        let flying = self.flying();
+        match self.releasing.front() {
+            Some(&(session, _)) if flying.is_empty() || chosen.is_multiple_of(5) => {
+                Some(Next::Release(session))
+            }
+            _ => Some(Next::Frame(flying[chosen % flying.len()])),
+        }
     }
 
     pub fn sessions(&self) -> usize {
@@ -190,10 +234,14 @@ impl SimulatedRing {
         blocks.len() * BLOCK_POSITIONS
     }
 
-    /// Positions in a layer with a window, of all sessions, as if they shared none.
+    /// Positions in a layer with a window, in whole blocks, of all sessions, as if they shared none.
     pub fn windowed_positions(&self) -> usize {
         let sessions = self.sessions.values();
-        sessions.map(|one| one.tokens.len() - one.first).sum()
+        let positions = sessions.map(|one| {
+            let end = one.tokens.len().next_multiple_of(BLOCK_POSITIONS);
+            end - one.first
+        });
+        positions.sum()
     }
 }
 

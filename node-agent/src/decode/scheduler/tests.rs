@@ -750,6 +750,7 @@ fn a_mean_that_was_set_aside_begins_anew() {
 fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
     let (mut cached, mut finished, mut drafted, mut accepted) = (0, 0, 0, 0);
     let (mut ran_ahead, mut refuted, mut vectors) = (0, 0, 0);
+    let (mut slow, mut without_fault) = (0, 0);
     for seed in 0..1000 {
         let mut random = Random(seed);
         let shape = Shape {
@@ -764,6 +765,16 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
             overlap: [1, 2, 5, 12][random.below(4)],
         };
         let mut world = World::new(shape);
+        // What members may be silent for, up to nearly what counts as lost.
+        world.silence = [
+            Duration::ZERO,
+            DEADLINE / 1000,
+            DEADLINE / 10,
+            DEADLINE * 9 / 10,
+        ][random.below(4)];
+        world.random = Random(!seed);
+        // Requests that a fault of the ring ended.
+        let (mut faults, mut ended) = (0, 0);
         let mut texts: Vec<Vec<u32>> = vec![tokens(seed, 300)];
         for id in 1..=1 + random.below(24) as RequestId {
             let base = &texts[random.below(texts.len())];
@@ -784,36 +795,41 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
                 let chosen = random.below(1000);
                 world.step(chosen);
             }
-            match random.below(40) {
+            let fault = random.below(40);
+            let before = world.failed.len();
+            match fault {
                 0..4 => world.cancel(1 + random.below(id as usize) as RequestId),
                 4 => {
                     world.ring.clear();
-                    world.tell(
-                        Event::Lost {
-                            rank: 0,
-                            cause: "gone".into(),
-                        },
-                        &[],
-                    );
-                    world.becomes_ready();
+                    let (rank, cause) = (random.below(shape.members), "gone".to_owned());
+                    let named = GenerationError::MemberLost {
+                        member: format!("m{rank}"),
+                        cause: cause.clone(),
+                    };
+                    let in_hand: Vec<RequestId> = world.clients.keys().copied().collect();
+                    world.tell(Event::Lost { rank, cause }, &[]);
+                    assert!(in_hand.iter().all(|id| world.failed[id] == named));
                 }
                 5 => {
                     if let Some(&session) = world.ring.flying().first() {
-                        world.tell(
-                            Event::Refused {
-                                session,
-                                reason: "no".into(),
-                            },
-                            &[],
-                        );
+                        let reason = "no".into();
+                        world.tell(Event::Refused { session, reason }, &[]);
                     }
                 }
                 6 => {
                     world.now += DEADLINE * 2;
                     world.tell(Event::Tick, &[]);
-                    world.becomes_ready();
+                    // What is waited for longer comes home.
+                    world.tell(Event::Busy, &[]);
                 }
                 _ => {}
+            }
+            if let 4..=6 = fault {
+                faults += 1;
+                ended += world.failed.len() - before;
+            }
+            if *world.scheduler.readiness() != Readiness::Ready {
+                world.becomes_ready();
             }
             texts.extend(
                 world
@@ -825,6 +841,10 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
         }
         world.run();
         world.is_quiet();
+        // Nothing else ends any.
+        assert_eq!(world.failed.len(), ended, "{seed}: {:?}", world.failed);
+        slow += usize::from(!world.silence.is_zero());
+        without_fault += usize::from(faults == 0);
         let answers = world.finished.values();
         let answers = answers.filter(|done| done.read == Read::Continuation);
         finished += answers.clone().count();
@@ -844,6 +864,10 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
         "{accepted} of {drafted} drafted tokens were right"
     );
     assert!(vectors > 1000, "{vectors} vectors");
+    assert!(
+        slow > 600 && without_fault > 200,
+        "{slow} slow rings, {without_fault} without a fault"
+    );
     assert!(
         ran_ahead > finished && refuted > finished / 4,
         "{ran_ahead} frames ran ahead, {refuted} were refuted"

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::model_profile::AttentionWindow;
 use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingPlanSpec, Speed};
+use prima_engine::kernels::BLOCK_POSITIONS;
 
 use super::super::passes::DRAFTED_AT_ONCE;
 use super::super::ring_state::PROBE_INTERVAL;
-use super::super::simulated_ring::{self, SimulatedRing, row};
+use super::super::simulated_ring::{self, Next, SimulatedRing, row};
 use super::super::{Action, Event, Read, RequestId, Sampled, Scheduler};
 use crate::generation::{GenerationError, Readiness};
 use crate::ring::{SessionId, session_capacity};
@@ -41,6 +42,9 @@ pub struct World {
     pub form: Form,
     /// What the draft model was asked, in order.
     pub asked: VecDeque<Action>,
+    /// How long nothing may be heard of the slowest member. No time passes where it is nothing.
+    pub silence: Duration,
+    pub random: Random,
 }
 
 /// What a form leaves no choice of.
@@ -136,6 +140,8 @@ impl World {
             trip: shape.overlap,
             form: Form::Free,
             asked: VecDeque::new(),
+            silence: Duration::ZERO,
+            random: Random(0),
         };
         world.tell(Event::Tick, &[]);
         world.becomes_ready();
@@ -218,8 +224,9 @@ impl World {
         assert_eq!(kv.used_positions, self.ring.used_positions());
         assert!(kv.used_positions <= kv.planned_positions, "{kv:?}");
         if let Some(planned) = self.windows {
-            let rounding = 64 * self.ring.sessions();
-            assert!(self.ring.windowed_positions() <= planned + rounding);
+            let planned = planned.next_multiple_of(BLOCK_POSITIONS);
+            let held = self.ring.windowed_positions();
+            assert!(held <= planned, "{held} of {planned} positions in windows");
         }
     }
 
@@ -321,19 +328,33 @@ impl World {
         if chosen.is_multiple_of(3) && self.guesses() {
             return true;
         }
-        let flying = self.ring.flying();
-        if flying.is_empty() || chosen.is_multiple_of(5) {
-            return match self.ring.released() {
-                Some(session) => {
-                    self.tell(Event::Released { session }, &[]);
-                    true
-                }
-                None if flying.is_empty() => self.guesses(),
-                None => self.step(chosen + 1),
-            };
+        if self.ring.is_idle() {
+            return self.guesses();
         }
-        self.comes_home(flying[chosen % flying.len()]);
+        self.members_compute();
+        match self.ring.next(chosen) {
+            Some(Next::Frame(session)) => self.comes_home(session),
+            Some(Next::Release(session)) => {
+                self.ring.released();
+                self.tell(Event::Released { session }, &[]);
+            }
+            None => {}
+        }
         true
+    }
+
+    /// For as long as they like, but they say in time that they get on.
+    fn members_compute(&mut self) {
+        let longest = self.silence.as_millis() as usize;
+        let mut computes = longest > 0;
+        while computes {
+            self.now += Duration::from_millis(self.random.below(longest) as u64);
+            self.tell(Event::Tick, &[]);
+            computes = self.random.below(4) == 0;
+            if computes {
+                self.tell(Event::Busy, &[]);
+            }
+        }
     }
 
     /// The oldest frame of a session does.
