@@ -17,8 +17,9 @@ const LINK: Duration = Duration::from_millis(300);
 /// Processors of each machine: the second is the slow one.
 const CPUS: [f64; 3] = [1.0, 0.1, 1.0];
 const SLOW: &str = "m1";
-/// From the moment of its loss until the client knows who is lost.
-const TOLD_WITHIN: Duration = Duration::from_secs(60);
+/// From the signal that ends or stops it until the client knows who is lost. Of a silent one, pings find it out within 8 s, and what it had
+/// written is on the link for 0.3 s more.
+const TOLD_WITHIN: Duration = Duration::from_secs(10);
 const PROMPT: &str = "The capital of France is";
 
 #[test]
@@ -42,9 +43,9 @@ fn a_killed_member_of_a_slow_ring_is_named() {
     let machines = machines();
     let ring = SlowRing::start(&machines);
     let events = ring.stream_in_the_middle();
-    let lost = Instant::now();
+    let signal = Instant::now();
     send_signal(ring.slow, Signal::KILL);
-    assert_told(events, lost);
+    assert_told(events, signal);
 }
 
 /// Its connections stay, only its silence can give it away.
@@ -53,17 +54,17 @@ fn a_silent_member_of_a_slow_ring_is_named() {
     let machines = machines();
     let ring = SlowRing::start(&machines);
     let events = ring.stream_in_the_middle();
-    let lost = Instant::now();
+    let signal = Instant::now();
     send_signal(ring.slow, Signal::STOP);
-    assert_told(events, lost);
+    assert_told(events, signal);
     // So that it can be ended.
     send_signal(ring.slow, Signal::CONT);
 }
 
 /// The client is told who is lost.
-fn assert_told(events: EventStream, lost: Instant) {
+fn assert_told(events: EventStream, signal: Instant) {
     let error = events.error_at_end();
-    let told = lost.elapsed();
+    let told = signal.elapsed();
     eprintln!("told after {told:?}: {error}");
     assert!(told < TOLD_WITHIN, "told after {told:?}: {error}");
     assert!(
