@@ -1,15 +1,61 @@
 //! Clients that want too much of a ring: bodies as large as may be, of which nothing can come, and connections on which hardly anything does.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use crate::http;
+use serde_json::{Value, json};
+
+use crate::{Endpoint, http};
 
 const MIB: usize = 1 << 20;
 const BODIES: usize = 200;
 const SLOW: usize = 1000;
+/// What streams go on meanwhile, and for so many tokens.
+const PROMPTS: [&str; 3] = [
+    "The capital of France is",
+    "Once upon a time",
+    "def fibonacci(n):\n",
+];
+const TOKENS: usize = 150;
+
+/// The answers to a few prompts, which are streamed at once, and what `meanwhile` returns, which begins when each has begun.
+pub fn streams<T>(ring: &impl Endpoint, meanwhile: impl FnOnce() -> T) -> (Vec<String>, T) {
+    let begun = PROMPTS.map(|prompt| {
+        let body = json!({
+            "model": ring.model(),
+            "prompt": prompt,
+            "max_tokens": TOKENS,
+            "temperature": 0,
+            "stream": true,
+        });
+        let mut events = http::post_streaming(ring.address(), "/v1/completions", &body).unwrap();
+        assert_eq!(events.status, 200);
+        let first = events.next();
+        first.into_iter().chain(events)
+    });
+    thread::scope(|threads| {
+        let reading: Vec<_> = begun
+            .into_iter()
+            .map(|events| threads.spawn(|| text_of(events)))
+            .collect();
+        let meanwhile = meanwhile();
+        let read = reading.into_iter().map(|one| one.join().unwrap());
+        (read.collect(), meanwhile)
+    })
+}
+
+fn text_of(events: impl Iterator<Item = io::Result<String>>) -> String {
+    let events: Vec<String> = events.map(Result::unwrap).collect();
+    let (done, chunks) = events.split_last().expect("events");
+    assert_eq!(done, "[DONE]");
+    let text = |chunk: &String| {
+        let chunk: Value = serde_json::from_str(chunk).unwrap();
+        chunk["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    chunks.iter().map(text).collect()
+}
 
 /// Large bodies and slow connections at once, while probes are answered. Returns how the bodies were answered, and the connections.
 pub fn siege(

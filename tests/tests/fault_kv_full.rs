@@ -1,6 +1,7 @@
 //! More conversations at once than the KV cache holds, on machines that have as much memory as was planned and no more: all are
-//! answered, members never hold more than the plan pays for, and the kernel kills nobody. Real memory limits, so this takes root and a
-//! writable memory cgroup; `make test` leaves it out elsewhere, and says so.
+//! answered, members never hold more than the plan pays for, and the kernel kills nobody. And clients that want far too much of such a machine,
+//! which has a little more memory for them. Real memory limits, so this takes root and a writable memory cgroup; `make test` leaves it out
+//! elsewhere, and says so.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -9,8 +10,9 @@ use std::time::Duration;
 use prima_crds::v1alpha1::ring_plan::RingPlan;
 use prima_tests::local_ring::smollm2;
 use prima_tests::machine::{Limits, Machine, cold_copy};
-use prima_tests::machine_ring::{MachineRing, Node, plan, usual_profile};
+use prima_tests::machine_ring::{MachineRing, Node, ThisMachine, plan, usual_profile};
 use prima_tests::one_process::{OneProcess, end_tokens};
+use prima_tests::siege::{allow_open_files, hostile_bodies, siege, streams};
 use prima_tests::{Endpoint, http};
 use serde_json::{Map, Value, json};
 
@@ -29,6 +31,8 @@ const LONG: Tokens = Tokens {
 /// An agent leaves a twentieth of a machine to its owner.
 const OWNERS_SHARE: u64 = 20;
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
+/// What clients may take of rank 0 before they are admitted.
+const BESIEGERS_SHARE: u64 = 512 << 20;
 
 /// Of a request.
 #[derive(Clone, Copy)]
@@ -112,6 +116,36 @@ fn conversations_of_16_contexts_fit_into_the_memory_of_one() {
     for machine in &machines {
         assert_eq!(machine.killed_for_memory().unwrap(), 0);
     }
+}
+
+#[test]
+fn a_siege_fits_into_half_a_gigabyte_beside_the_plan() {
+    let model = smollm2();
+    let context = CONTEXT.to_string();
+    let planned = plan(&model, vec![usual_profile(); 2], &["--context", &context]).plan;
+    let limits = Limits::of_memory(memory(&planned)[0] + BESIEGERS_SHARE);
+    let machine = Machine::new("siege", &limits, &model).unwrap();
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let rank_0 = Node {
+        machine: &machine,
+        model: cold_copy(&model, folder.path()).unwrap(),
+    };
+    let other = Node {
+        machine: &ThisMachine,
+        model: model.clone(),
+    };
+    assert_eq!(planned.spec.members[0].name, "m0");
+    let mut ring = MachineRing::start(planned, &[rank_0, other], &[]);
+    // Behind the ring's start, which has the usual limit.
+    allow_open_files(4096);
+    let in_peace = streams(&ring, || {}).0;
+    let bodies = hostile_bodies();
+    let (under_siege, (answers, slow)) = streams(&ring, || siege(ring.address(), &bodies));
+    assert_eq!(under_siege, in_peace);
+    assert!(answers.contains(&Some(413)), "{answers:?}");
+    drop(slow);
+    ring.expect_all_running();
+    assert_eq!(machine.killed_for_memory().unwrap(), 0);
 }
 
 /// Bytes that the plan counts on at each member.

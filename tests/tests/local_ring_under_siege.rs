@@ -1,20 +1,10 @@
 //! A ring whose clients want too much of it: rank 0 stays within its memory, goes on with what it has begun, and serves on. How fast it
 //! does so meanwhile is for the benchmark.
 
-use std::thread;
-
+use prima_tests::Endpoint;
 use prima_tests::local_ring::{LocalRing, smollm2};
 use prima_tests::process::peak_memory;
-use prima_tests::siege::{allow_open_files, hostile_bodies, siege, status_of};
-use prima_tests::{Endpoint, http};
-use serde_json::{Value, json};
-
-const PROMPTS: [&str; 3] = [
-    "The capital of France is",
-    "Once upon a time",
-    "def fibonacci(n):\n",
-];
-const TOKENS: usize = 150;
+use prima_tests::siege::{allow_open_files, hostile_bodies, siege, status_of, streams};
 
 #[test]
 fn a_siege_takes_little_memory_and_changes_no_answer() {
@@ -43,44 +33,10 @@ fn a_siege_takes_little_memory_and_changes_no_answer() {
     }
     let grown = peak_memory(rank_0) - before;
     assert!(grown < 512 << 20, "{} MiB more", grown >> 20);
-    assert!(ring.complete(PROMPTS[0], 8).contains("Paris"));
+    assert!(
+        ring.complete("The capital of France is", 8)
+            .contains("Paris")
+    );
     drop(slow);
     ring.stop();
-}
-
-/// The answers to all prompts, which are streamed at once, and what `meanwhile` returns, which begins when each has begun.
-fn streams<T>(ring: &LocalRing, meanwhile: impl FnOnce() -> T) -> (Vec<String>, T) {
-    let begun = PROMPTS.map(|prompt| {
-        let body = json!({
-            "model": ring.model(),
-            "prompt": prompt,
-            "max_tokens": TOKENS,
-            "temperature": 0,
-            "stream": true,
-        });
-        let mut events = http::post_streaming(ring.address(), "/v1/completions", &body).unwrap();
-        assert_eq!(events.status, 200);
-        let first = events.next();
-        first.into_iter().chain(events)
-    });
-    thread::scope(|threads| {
-        let reading: Vec<_> = begun
-            .into_iter()
-            .map(|events| threads.spawn(|| text_of(events)))
-            .collect();
-        let meanwhile = meanwhile();
-        let read = reading.into_iter().map(|one| one.join().unwrap());
-        (read.collect(), meanwhile)
-    })
-}
-
-fn text_of(events: impl Iterator<Item = std::io::Result<String>>) -> String {
-    let events: Vec<String> = events.map(Result::unwrap).collect();
-    let (done, chunks) = events.split_last().expect("events");
-    assert_eq!(done, "[DONE]");
-    let text = |chunk: &String| {
-        let chunk: Value = serde_json::from_str(chunk).unwrap();
-        chunk["choices"][0]["text"].as_str().unwrap().to_owned()
-    };
-    chunks.iter().map(text).collect()
 }
