@@ -1,7 +1,8 @@
 //! What speculation gives, off against on, for a ring and for llama-server each: tokens per second of one request.
 //!
-//! Small models do not do as they are told. So that an answer repeats what stands in its prompt, the prompt has a text twice, and breaks
-//! off in the middle of the second time: the likeliest continuation is the rest. In prose nothing repeats, and speculation must not
+//! Small models do not do as they are told. So that an answer repeats what stands in its prompt, the prompt has a text several times, and
+//! breaks off in the middle of the last time: the likeliest continuation is the rest. Code and its edit are there once each, a passage of a
+//! book three times, for small models seldom go on quoting what they saw once. In prose nothing repeats, and speculation must not
 //! cost. There tokens are drawn (temperature 1, a seed for each turn): the likeliest ones alone would soon turn in circles.
 
 use prima_tests::assets;
@@ -46,9 +47,9 @@ const PEER_TURNS: usize = 3;
 /// Part of this program's own source, and an edit of it.
 const SOURCE: &str = include_str!("../src/statistics.rs");
 const EDIT: (&str, &str) = ("Samples", "Measurements");
-/// Letters of a text that a prompt has twice, and of these the second time.
+/// Letters of a text that a prompt has several times, and of these the last time.
 const TEXT: usize = 1800;
-const SECOND_TIME: usize = 700;
+const LAST_TIME: usize = 700;
 
 /// The ways to run a ring and llama-server; each contender's first is without.
 const SETTINGS: [Setting; 7] = [
@@ -108,7 +109,7 @@ struct Setting {
 /// One prompt.
 pub struct Workload {
     prompt: String,
-    /// The rest of the text that is there twice; none in prose.
+    /// The rest of the text that breaks off; none in prose.
     rest: Option<String>,
 }
 
@@ -255,21 +256,32 @@ pub fn repeated_code() -> Workload {
     let (old, new) = EDIT;
     let edited = source.replace(old, new);
     let between = format!("\n\n// The same file, with {old} renamed to {new}:\n\n");
-    Workload::twice(&source, &between, &edited)
+    Workload::breaks_off(&format!("{source}{between}"), &edited)
 }
 
 impl Workload {
-    fn twice(first: &str, between: &str, second: &str) -> Self {
-        let begun: String = second.chars().take(SECOND_TIME).collect();
+    /// Behind a whole word: models take its part for something else.
+    fn breaks_off(before: &str, last: &str) -> Self {
+        let letters = last.char_indices().skip(LAST_TIME);
+        let mut ends = letters.filter(|(_, letter)| letter.is_whitespace());
+        let end = ends.next().map_or(last.len(), |(place, _)| place);
+        let (begun, rest) = last.split_at(end);
         Self {
-            prompt: format!("{first}{between}{begun}"),
-            rest: Some(second.chars().skip(SECOND_TIME).collect()),
+            prompt: format!("{before}{begun}"),
+            rest: Some(rest.to_owned()),
         }
     }
 
     pub fn prompt(&self) -> &str {
         &self.prompt
     }
+}
+
+/// Each paragraph on one line: models seldom break lines where a book does.
+fn unbroken(text: &str) -> String {
+    let paragraphs = text.split("\n\n");
+    let lines: Vec<String> = paragraphs.map(|one| one.replace('\n', " ")).collect();
+    lines.join("\n\n")
 }
 
 fn part(text: &str, number: usize) -> String {
@@ -279,10 +291,10 @@ fn part(text: &str, number: usize) -> String {
 /// As in [`WORKLOADS`].
 pub fn workloads() -> Result<[Workload; WORKLOADS.len()], BenchError> {
     let book = moby_dick()?;
-    let passage = part(&book, 0);
+    let passage = part(&unbroken(&book), 0);
     Ok([
         repeated_code(),
-        Workload::twice(&passage, "\n\n", &passage),
+        Workload::breaks_off(&format!("{passage}\n\n").repeat(2), &passage),
         Workload {
             // One that nothing is known of from the prompts before.
             prompt: part(&book, 1),
