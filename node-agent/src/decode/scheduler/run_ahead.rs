@@ -8,6 +8,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::speculation::LONGEST_DRAFT;
 use super::{Flight, Scheduler, Sequence, SequenceId, State};
 use crate::ring::Output;
 
@@ -20,6 +21,8 @@ pub struct PassTimes {
 
 /// The most rows of a frame that runs ahead. Wider ones hold a member up for longer than the next is worth waiting for.
 const ROWS_AHEAD: usize = 8;
+/// Guesses of which a larger share is right go in the widest frames: there is hardly a wrong one that could be known sooner.
+const NEARLY_ALL: f64 = 0.98;
 /// Fewer passes than this do not overlap enough to gain anything.
 const LEAST_PASSES: f64 = 2.0;
 
@@ -77,13 +80,35 @@ impl Scheduler {
         }
     }
 
-    /// How many guesses a sequence's last token is to wait for, if the draft model goes on guessing while it is under way: no longer than the
-    /// slowest machine would take for a frame of their own. `None` if the model does not go on.
+    /// How many guesses a sequence's last token is to wait for, if the draft model goes on guessing while it is under way: as many as a frame
+    /// should have, and no longer than the slowest machine would take for a frame of their own. `None` if the model does not go on.
     pub(super) fn guesses_to_wait_for(&self, id: SequenceId) -> Option<usize> {
         let least = self.odds_to_run_ahead()?;
         let sequence = &self.requests.get(&id.0)?.sequences[id.1];
         let goes_on = sequence.speculation.model_goes_on(1, least) > 0;
-        goes_on.then_some((self.pass_times.slowest / self.guess_seconds) as usize)
+        let while_one_computes = (self.pass_times.slowest / self.guess_seconds) as usize;
+        let right = sequence.speculation.model_is_right();
+        goes_on.then(|| while_one_computes.min(self.best_rows(right, LONGEST_DRAFT)))
+    }
+
+    /// How many rows frames of the model's guesses should have, at most `limit`, if a share of these is `right`. With wide ones fewer frames bring as much, with
+    /// narrow ones all is sooner known. Up to the first wrong token it takes a trip, and for each frame what the slowest machine, or the draft
+    /// model, does for one; the last of them is what holds up the next trip.
+    fn best_rows(&self, right: f64, limit: usize) -> usize {
+        if right > NEARLY_ALL {
+            return limit;
+        }
+        let narrow = self.cost.of(1).as_secs_f64();
+        let takes = |rows: usize| {
+            let trip = self.cost.of(rows).as_secs_f64();
+            let computing = self.pass_times.slowest * trip / narrow;
+            let interval = computing.max(rows as f64 * self.guess_seconds);
+            let frames = 1.0 / (1.0 - right.powi(rows as i32));
+            trip + frames * interval
+        };
+        let all = (1..=limit).map(|rows| (takes(rows), rows));
+        all.min_by(|(one, _), (other, _)| one.total_cmp(other))
+            .map_or(1, |(_, rows)| rows)
     }
 
     /// Has the draft model guess what follows the drafts on the ring, of the sequence where most of it may be right.
@@ -93,9 +118,10 @@ impl Scheduler {
         };
         // A frame as often as the slowest machine can take one.
         let rows = (self.pass_times.slowest / self.guess_seconds).ceil() as usize;
-        let rows = rows.clamp(1, ROWS_AHEAD);
         let likely = |id: SequenceId| {
             let sequence = &self.requests.get(&id.0)?.sequences[id.1];
+            let right = sequence.speculation.model_is_right();
+            let rows = rows.clamp(1, self.best_rows(right, ROWS_AHEAD));
             let limit = rows.min(self.draft_limit(id));
             let under_way = sequence.is_under_way();
             under_way.then(|| (sequence.speculation.model_goes_on(limit, least), id))

@@ -71,7 +71,7 @@ struct Acceptance {
 }
 
 /// The most tokens of a draft that go along with a known one. The logits of all rows are computed, whatever becomes of them.
-const LONGEST_DRAFT: usize = 32;
+pub const LONGEST_DRAFT: usize = 32;
 /// Matches of similar length count together.
 const CLASSES: usize = 5;
 /// Every so many guesses that seemed not worth it one token is drafted, to see whether that still holds.
@@ -157,6 +157,11 @@ impl Speculation {
             true => 0,
             false => (0..limit).take_while(likely).count(),
         }
+    }
+
+    /// How often the model's next token is right, if the draft is.
+    pub fn model_is_right(&self) -> f64 {
+        self.modelled.classes[class(MODELLED + self.in_a_row)].share()
     }
 
     /// The draft model's guess goes along, behind what is drafted already.
