@@ -30,7 +30,8 @@ pub struct Answer {
     pub gaps: Vec<f64>,
     /// Tokens of the prompt that were not computed again.
     pub cached_tokens: u64,
-    /// Tokens of drafts that were right.
+    /// Tokens of drafts, and those of them that were right.
+    pub drafted: usize,
     pub accepted: usize,
 }
 
@@ -160,7 +161,7 @@ impl Client {
             return Err(BenchError::Answer { answer });
         }
         let (mut text, mut times, mut usage) = (String::new(), Vec::new(), Value::Null);
-        let mut accepted = 0;
+        let mut drafts = [0; 2];
         for event in events {
             let event = event.map_err(http)?;
             if event == "[DONE]" {
@@ -175,9 +176,10 @@ impl Client {
                 text += piece;
                 times.push(begun.elapsed().as_secs_f64());
             }
-            // llama.cpp has the same name for it.
-            if let Some(right) = json.pointer("/timings/draft_n_accepted") {
-                accepted = right.as_u64().unwrap_or(0) as usize;
+            // llama.cpp has the same names for it.
+            if let Some(timings) = json.get("timings") {
+                let number = |name: &str| timings[name].as_u64().unwrap_or(0) as usize;
+                drafts = ["draft_n", "draft_n_accepted"].map(number);
             }
             if json["usage"].is_object() {
                 usage = json["usage"].take();
@@ -185,6 +187,7 @@ impl Client {
         }
         let expected = body["max_tokens"].as_u64().unwrap_or(0);
         let found = usage["completion_tokens"].as_u64().unwrap_or(0);
+        let [drafted, accepted] = drafts;
         match (times.first(), times.last()) {
             (Some(first), Some(last)) if found == expected && expected > 1 => Ok(Answer {
                 text,
@@ -195,6 +198,7 @@ impl Client {
                     .pointer("/prompt_tokens_details/cached_tokens")
                     .and_then(Value::as_u64)
                     .unwrap_or(0),
+                drafted,
                 accepted,
             }),
             _ => Err(BenchError::Tokens { expected, found }),

@@ -2,8 +2,10 @@
 //! one draft after the other, and with further drafts before the first is verified.
 //!
 //! The members are processes of this machine, of one thread each. They share its processors, and rank 0 knows that: what runs ahead fills the
-//! time of links only. Rings of several machines gain more (`scheduler/timed_ring.rs`).
+//! time of links only. Where members compute for longer than a trip spends on links, nothing runs ahead. Rings of several machines gain more
+//! (`scheduler/timed_ring.rs`). So a small model is there, too, with which links take most of the time.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use prima_tests::assets;
@@ -15,9 +17,16 @@ use crate::client::Client;
 use crate::error::BenchError;
 use crate::speculation::{Cell, WORKLOADS, workloads};
 
-pub const MODEL: &str = "SmolLM2-135M-Instruct-F32";
-/// The same weights in another format: no draft is better.
-const DRAFT: &str = "SmolLM2-135M-Instruct-Q4_1";
+/// What drafts for all. It has the same weights as the others, so no draft is better.
+pub const DRAFT: &str = "SmolLM2-135M-Instruct-Q4_1";
+/// Models, and what they are here.
+const MODELS: [(&str, &str); 2] = [
+    (
+        "SmolLM2-135M-Instruct-F32",
+        "computing takes most of the time",
+    ),
+    (DRAFT, "links do, with a draft as good as the model"),
+];
 pub const MEMBERS: usize = 4;
 const CONTEXT: &str = "2048";
 const TURNS: usize = 3;
@@ -29,22 +38,36 @@ const SETTINGS: [(&str, &[&str]); 3] = [
     ("one draft after the other", &["--no-run-ahead"]),
     ("drafts that run ahead", &[]),
 ];
+/// What one more row adds to a pass: as with models of 1 to 8 billion weights on two cores.
+pub const ROW: f64 = 0.13;
 
-/// The settings at one distance.
+/// The settings of one model at one distance.
 pub struct FarLinks {
+    pub model: &'static str,
+    pub what: &'static str,
     pub milliseconds: u64,
+    /// Of an answer.
+    tokens: usize,
     pub settings: Vec<(&'static str, [Cell; WORKLOADS.len()])>,
 }
 
 pub fn measure(effort: &Effort) -> Result<Vec<FarLinks>, BenchError> {
-    DELAYS
-        .iter()
-        .map(|&delay| measure_at(effort, delay))
-        .collect()
+    let mut measured = Vec::new();
+    for (model, what) in MODELS {
+        for delay in DELAYS {
+            measured.push(measure_at(effort, model, what, delay)?);
+        }
+    }
+    Ok(measured)
 }
 
-fn measure_at(effort: &Effort, milliseconds: u64) -> Result<FarLinks, BenchError> {
-    let (model, small) = (path(MODEL)?, path(DRAFT)?);
+fn measure_at(
+    effort: &Effort,
+    name: &'static str,
+    what: &'static str,
+    milliseconds: u64,
+) -> Result<FarLinks, BenchError> {
+    let (model, small) = (path(name)?, path(DRAFT)?);
     let never = end_tokens(&OneProcess::open(&model, 1)?);
     let workloads = workloads()?;
     let profiles = vec![usual_profile(); MEMBERS];
@@ -62,8 +85,8 @@ fn measure_at(effort: &Effort, milliseconds: u64) -> Result<FarLinks, BenchError
     for turn in 1..=TURNS.min(effort.turns) {
         // Who begins alternates.
         settings.reverse();
-        for (name, options, cells) in &mut settings {
-            eprintln!("far links, turn {turn}: {milliseconds} ms, {name}");
+        for (setting, options, cells) in &mut settings {
+            eprintln!("far links, turn {turn}: {name}, {milliseconds} ms, {setting}");
             let options = [&["--threads", "1"], *options].concat();
             let delay = Duration::from_millis(milliseconds);
             let ring = MachineRing::start_apart(plan.clone(), &nodes, &options, delay);
@@ -83,15 +106,73 @@ fn measure_at(effort: &Effort, milliseconds: u64) -> Result<FarLinks, BenchError
         .iter()
         .any(|(_, cells)| texts(cells) != texts(&settings[0].1))
     {
-        let what = format!("a prompt, by speculation over links of {milliseconds} ms");
+        let what = format!("a prompt, by speculation with {name} over links of {milliseconds} ms");
         return Err(BenchError::Changed { what });
     }
     Ok(FarLinks {
+        model: name,
+        what,
         milliseconds,
+        tokens: effort.decode,
         settings,
     })
 }
 
-fn path(model: &str) -> Result<std::path::PathBuf, BenchError> {
+impl FarLinks {
+    /// How many times as fast tokens of a workload should come than without speculation, one draft after the other and ahead, on machines of
+    /// their own. `guess`: seconds for a drafted token.
+    pub fn expected(&self, workload: usize, guess: f64) -> [f64; 2] {
+        let right = self.right(workload);
+        let (computing, links) = (self.computing(), self.links());
+        let pass = |rows: i32| computing * (1.0 + ROW * f64::from(rows - 1));
+        let in_turn = (0..32).map(|draft| {
+            let tokens = (1.0 - right.powi(draft + 1)) / (1.0 - right);
+            tokens / (pass(draft + 1) + links + f64::from(draft) * guess)
+        });
+        // Frames follow one another as fast as a machine, or the draft model, takes them; the first wrong token costs a whole trip.
+        let ahead = (1..32).map(|rows| {
+            let interval = (pass(rows) / MEMBERS as f64).max(f64::from(rows) * guess);
+            let frames = 1.0 / (1.0 - right.powi(rows));
+            1.0 / (1.0 - right) / (pass(rows) + links + (frames - 1.0) * interval)
+        });
+        // Of the best length each.
+        let best = [in_turn.fold(0.0, f64::max), ahead.fold(0.0, f64::max)];
+        best.map(|speed| speed * (computing + links))
+    }
+
+    /// Seconds that members compute of a token.
+    pub fn computing(&self) -> f64 {
+        let cells = &self.settings[0].1;
+        let times = cells.iter().map(|cell| 1.0 / cell.decode.median());
+        times.sum::<f64>() / cells.len() as f64 - self.links()
+    }
+
+    /// Seconds of a trip that it spends on links.
+    fn links(&self) -> f64 {
+        MEMBERS as f64 * self.milliseconds as f64 / 1000.0
+    }
+
+    /// The share of drafted tokens that are right if those before them are, from what passes brought when one draft came after the other.
+    fn right(&self, workload: usize) -> f64 {
+        let cell = &self.settings[1].1[workload];
+        // The first token comes with the prompt.
+        let tokens = cell.answers.len() * (self.tokens - 1);
+        let (accepted, passes) = (cell.accepted as f64, (tokens - cell.accepted) as f64);
+        let draft = cell.drafted as f64 / passes;
+        let brought = |right: f64| (1.0 - right.powf(draft + 1.0)) / (1.0 - right);
+        // No more than so many tokens can show.
+        let (mut low, mut high) = (0.0, accepted / (accepted + 1.0));
+        for _ in 0..50 {
+            let middle = (low + high) / 2.0;
+            match brought(middle) < tokens as f64 / passes {
+                true => low = middle,
+                false => high = middle,
+            }
+        }
+        low
+    }
+}
+
+fn path(model: &str) -> Result<PathBuf, BenchError> {
     Ok(assets::path(&format!("models/{model}.gguf"))?)
 }

@@ -134,6 +134,9 @@ pub struct Cell {
     pub decode: Samples,
     /// Percent of the answer that are the text's rest; none in prose.
     pub copied: Samples,
+    /// Tokens of drafts, and those of them that were right, of all turns.
+    pub drafted: usize,
+    pub accepted: usize,
     /// Of each turn.
     pub answers: Vec<String>,
 }
@@ -213,6 +216,8 @@ impl Cell {
         }
         let answer = client.answer(&body)?;
         self.decode.push(1.0 / answer.seconds_per_token);
+        self.drafted += answer.drafted;
+        self.accepted += answer.accepted;
         if let Some(rest) = &workload.rest {
             let same = answer
                 .text
