@@ -382,10 +382,12 @@ fn model_text(options: &MemberOptions) -> Result<ModelText, ServeError> {
         ChatTemplate::from_gguf(metadata, &tokenizer).map_err(ServeError::ChatTemplate)?;
     let rank_template = RankTemplate::from_gguf(metadata).map_err(ServeError::RankTemplate)?;
     let context_length = options.plan.context_length as usize;
+    let architecture = options.model.spec().architecture.to_owned();
     Ok(ModelText::new(
         tokenizer,
         chat_template,
         rank_template,
         context_length,
+        architecture,
     ))
 }

@@ -12,7 +12,7 @@ use super::in_flight::AskedAnswers;
 use super::openai_error::ApiError;
 use super::request::{Fields, GenerationOptions, MAX_TOP_LOGPROBS};
 use super::tools::ToolUse;
-use super::{Gateway, ModelText};
+use super::{Gateway, ModelText, refused_grammar};
 
 /// The field that bounds reasoning.
 pub const THINKING_BUDGET: &str = "thinking_budget_tokens";
@@ -155,7 +155,8 @@ fn constraint(
             several: tools.several,
             text: schema.as_ref(),
         };
-        let grammar = calls(form, reasoning, &wanted, &text.tokenizer);
+        let grammar = calls(form, reasoning, &wanted, &text.tokenizer)
+            .map_err(|error| refused_grammar("tools", &error))?;
         text.constraint(grammar, "tools").map(Some)
     };
     match constraint(&tools.callable) {

@@ -58,7 +58,8 @@ pub async fn create(
     chunks::respond(&gateway, caller, taken, format).await
 }
 
-fn asked(
+/// Reads the fields of OpenAI's completions.
+pub fn asked(
     gateway: &Gateway,
     text: &ModelText,
     fields: &Fields<'_>,

@@ -230,6 +230,9 @@ fn told_by_template(
         messages = one_call_each(messages);
         thoughts_of_calls(&mut messages);
     }
+    if template.thinks_in_blocks() {
+        messages.iter_mut().for_each(thoughts_as_blocks);
+    }
     name_results(&mut messages);
     template.render(&Value::Array(messages), true, &further)
 }
@@ -279,6 +282,18 @@ fn thoughts_of_calls(messages: &mut [Value]) {
         message["thinking"] = parts.join("\n\n").into();
         message["content"] = "".into();
     }
+}
+
+/// Ministral's template has what was thought in a block before the text.
+fn thoughts_as_blocks(message: &mut Value) {
+    let Some(thought) = message["reasoning_content"].as_str() else {
+        return;
+    };
+    let mut blocks = vec![json!({"type": "thinking", "thinking": thought})];
+    if message["content"] != "" {
+        blocks.push(json!({"type": "text", "text": message["content"]}));
+    }
+    message["content"] = blocks.into();
 }
 
 /// Replaces ids that are not 9 letters and digits, the same ones alike: they come from another server.

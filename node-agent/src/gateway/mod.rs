@@ -88,6 +88,8 @@ pub struct ModelText {
     pub rank_template: Option<RankTemplate>,
     /// Tokens of a prompt and its answer together.
     pub context_length: usize,
+    /// The family, as the model's file names it.
+    pub architecture: String,
     grammars: OnceLock<Result<GrammarReader, GrammarError>>,
 }
 
@@ -97,19 +99,21 @@ impl ModelText {
         chat_template: Option<ChatTemplate>,
         rank_template: Option<RankTemplate>,
         context_length: usize,
+        architecture: String,
     ) -> Self {
         Self {
             tokenizer,
             chat_template,
             rank_template,
             context_length,
+            architecture,
             grammars: OnceLock::new(),
         }
     }
 
     /// What holds an answer to a grammar that `field` asks for. The first request takes some of a second longer.
     fn constraint(&self, grammar: Grammar, field: &str) -> Result<Constraint, ApiError> {
-        let refused = |error: &GrammarError| ApiError::invalid(field, format!("{field}: {error}"));
+        let refused = |error: &GrammarError| refused_grammar(field, error);
         let reader = self
             .grammars
             .get_or_init(|| GrammarReader::new(&self.tokenizer));
@@ -121,6 +125,11 @@ impl ModelText {
         let context = self.context_length;
         SubmitError::ContextExceeded { context }.into()
     }
+}
+
+/// No answer can be held to what `field` asks for.
+fn refused_grammar(field: &str, error: &GrammarError) -> ApiError {
+    ApiError::invalid(field, format!("{field}: {error}"))
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -14,6 +14,7 @@ use crate::generation::{FinishReason, Usage};
 use super::Gateway;
 use super::auth::Caller;
 use super::chat;
+use super::completions;
 use super::conversation::call_id;
 use super::in_flight::{AnswerProgress, AnsweredChoice, AskedAnswers, InFlight};
 use super::intake::Taken;
@@ -82,9 +83,17 @@ pub async fn show(State(gateway): State<Gateway>, request: Request) -> Response 
             capabilities.push("tools");
             capabilities.extend(template.form().reasoning.map(|_| "thinking"));
         }
+        capabilities.extend(text.tokenizer.fill_in().map(|_| "insert"));
+        let architecture = &text.architecture;
+        let mut info = Map::new();
+        info.insert("general.architecture".into(), architecture.as_str().into());
+        info.insert(
+            format!("{architecture}.context_length"),
+            text.context_length.into(),
+        );
         Ok(Json(json!({
-            "details": details(),
-            "model_info": {"general.context_length": text.context_length},
+            "details": details(architecture),
+            "model_info": info,
             "capabilities": capabilities,
             "modified_at": now(),
         }))
@@ -95,11 +104,13 @@ pub async fn show(State(gateway): State<Gateway>, request: Request) -> Response 
 
 fn card(gateway: &Gateway) -> Value {
     let name = &gateway.0.model.name;
-    json!({"name": name, "model": name, "modified_at": now(), "size": 0, "digest": "", "details": details()})
+    let text = gateway.0.text.borrow().clone();
+    let family = text.map_or(String::new(), |text| text.architecture.clone());
+    json!({"name": name, "model": name, "modified_at": now(), "size": 0, "digest": "", "details": details(&family)})
 }
 
-fn details() -> Value {
-    json!({"format": "gguf", "family": "", "families": [], "parameter_size": "", "quantization_level": ""})
+fn details(family: &str) -> Value {
+    json!({"format": "gguf", "family": family, "families": [family], "parameter_size": "", "quantization_level": ""})
 }
 
 async fn answer(gateway: Gateway, caller: Caller, request: Request, route: Route) -> Response {
@@ -112,9 +123,19 @@ async fn answer(gateway: Gateway, caller: Caller, request: Request, route: Route
                     reason: load_reason(fields),
                 });
             };
-            let chat = as_chat(fields, messages)?;
-            chat::asked(&own, &text, &Fields::new(&chat))
-                .map(|asked| Asked::Answers(Box::new(asked)))
+            let mut chat = as_chat(fields, messages)?;
+            let asked = match goes_on(fields, route)? {
+                true => {
+                    for name in ["prompt", "suffix"] {
+                        chat.insert(name.into(), fields.get(name).cloned().unwrap_or_default());
+                    }
+                    let context = text.context_length.into();
+                    chat.entry("max_tokens").or_insert(context);
+                    completions::asked(&own, &text, &Fields::new(&chat))?
+                }
+                false => chat::asked(&own, &text, &Fields::new(&chat))?,
+            };
+            Ok(Asked::Answers(Box::new(asked)))
         };
         let Taken { asked, place, room } = gateway.0.intake.take(request, read).await?;
         let mut lines = Lines {
@@ -181,6 +202,15 @@ fn messages(fields: &Fields<'_>, route: Route) -> Result<Option<Value>, ApiError
             prompt.map(|text| system.into_iter().chain([role("user", text)]).collect())
         }
     })
+}
+
+/// Whether the prompt is continued as it is, without a chat template: editors ask so for what they complete.
+fn goes_on(fields: &Fields<'_>, route: Route) -> Result<bool, ApiError> {
+    let suffix = fields
+        .string("suffix")?
+        .is_some_and(|text| !text.is_empty());
+    let raw = fields.boolean("raw")?.unwrap_or(false);
+    Ok(route == Route::Generate && (raw || suffix))
 }
 
 /// Clients have the model loaded by a request that asks for nothing, and unloaded by one that also says to keep it for no time.

@@ -35,6 +35,8 @@ pub enum ApiError {
     MethodNotAllowed { method: Method, path: String },
     #[error("the model `{asked}` does not exist; this server serves `{served}`")]
     NoSuchModel { asked: String, served: String },
+    #[error("no response `{id}` is kept here (any more); send the conversation again")]
+    NoSuchResponse { id: String },
     /// In Anthropic's words, which clients look for.
     #[error("prompt is too long: {tokens} tokens > {context} maximum")]
     PromptTooLong { tokens: usize, context: usize },
@@ -105,6 +107,7 @@ impl ApiError {
         match self {
             Self::Invalid { param, .. } | Self::NotSupported { param, .. } => Some(param),
             Self::NoSuchModel { .. } => Some("model"),
+            Self::NoSuchResponse { .. } => Some("id"),
             Self::Submit(SubmitError::Invalid { field, .. }) => Some(field),
             _ => None,
         }
@@ -146,6 +149,9 @@ impl ApiError {
             }
             Self::NoSuchRoute { .. } => {
                 look(StatusCode::NOT_FOUND, INVALID_REQUEST, "no_such_route")
+            }
+            Self::NoSuchResponse { .. } => {
+                look(StatusCode::NOT_FOUND, INVALID_REQUEST, "response_not_found")
             }
             Self::NoSuchModel { .. } => {
                 look(StatusCode::NOT_FOUND, INVALID_REQUEST, "model_not_found")

@@ -57,7 +57,7 @@ pub async fn get(
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
     let kept = gateway.0.said.get(&id, caller.keyspace);
-    let kept = kept.ok_or_else(|| gone("id", &id))?;
+    let kept = kept.ok_or(ApiError::NoSuchResponse { id })?;
     Ok(Json(kept.response.clone()))
 }
 
@@ -70,15 +70,13 @@ fn previous(
         return Ok(None);
     };
     let kept = gateway.0.said.get(id, keyspace);
-    kept.map(Some)
-        .ok_or_else(|| gone("previous_response_id", id))
-}
-
-fn gone(field: &str, id: &str) -> ApiError {
-    ApiError::invalid(
-        field,
-        format!("{field}: no response `{id}` is kept here (any more); send the conversation again"),
-    )
+    kept.map(Some).ok_or_else(|| {
+        let gone = ApiError::NoSuchResponse { id: id.to_owned() };
+        ApiError::invalid(
+            "previous_response_id",
+            format!("previous_response_id: {gone}"),
+        )
+    })
 }
 
 // ---- the request as a chat ----
@@ -184,9 +182,9 @@ fn said(number: usize, item: &Value, messages: &mut Vec<Value>) -> Result<(), Ap
             };
             match messages
                 .last_mut()
-                .filter(|last| role == "assistant" && only_calls(last))
+                .filter(|last| role == "assistant" && lacks_text(last))
             {
-                // Text and calls of one answer are one message.
+                // Thoughts, text and calls of one answer are one message.
                 Some(last) => last["content"] = content.into(),
                 None => messages.push(json!({"role": role, "content": content})),
             }
@@ -220,14 +218,26 @@ fn said(number: usize, item: &Value, messages: &mut Vec<Value>) -> Result<(), Ap
             messages
                 .push(json!({"role": "tool", "tool_call_id": item["call_id"], "content": output}));
         }
-        // Reasoning of earlier answers, and what OpenAI's own tools said.
+        // Comes before what it led to.
+        "reasoning" => {
+            let parts = item["content"].as_array().into_iter().flatten();
+            let thoughts: Vec<&str> = parts.filter_map(|part| part["text"].as_str()).collect();
+            if !thoughts.is_empty() {
+                messages.push(json!({
+                    "role": "assistant", "content": "", "reasoning_content": thoughts.join("\n"),
+                }));
+            }
+        }
+        // What OpenAI's own tools said.
         _ => {}
     }
     Ok(())
 }
 
-fn only_calls(message: &Value) -> bool {
-    message["role"] == "assistant" && message["content"] == "" && message["tool_calls"].is_array()
+/// Of an answer whose thoughts or calls have come.
+fn lacks_text(message: &Value) -> bool {
+    let begun = message["tool_calls"].is_array() || message["reasoning_content"].is_string();
+    message["role"] == "assistant" && message["content"] == "" && begun
 }
 
 // ---- the answer as items ----

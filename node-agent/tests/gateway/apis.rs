@@ -6,11 +6,12 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
 
-use crate::client::post;
-use crate::server::{Accepted, CONTEXT, Server, options, text};
+use crate::client::{get, post};
+use crate::server::{Accepted, CONTEXT, MODEL, Server, options, text, text_with};
 
 /// Of a model that reasons, and calls tools as Hermes does.
-const TEMPLATE: &str = "{% for message in messages %}{{ message.role }}: {{ message.content }}\
+const TEMPLATE: &str = "{% for message in messages %}{{ message.role }}: \
+    {% if message.reasoning_content %}({{ message.reasoning_content }}){% endif %}{{ message.content }}\
     {% for call in message.tool_calls %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}|\
     {% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}{# </think> #}assistant: ";
 
@@ -166,7 +167,7 @@ const APIS: [Api; 4] = [
     },
     Api {
         route: "/api/chat",
-        request: |stream| json!({"model": crate::server::MODEL, "stream": stream, "messages": question(), "tools": [tool()]}),
+        request: |stream| json!({"model": MODEL, "stream": stream, "messages": question(), "tools": [tool()]}),
         whole: |body| lines(std::slice::from_ref(body)),
         streamed: |stream| {
             let read = stream
@@ -439,13 +440,14 @@ async fn what_was_said_becomes_the_same_prompt_in_every_api() {
             "/v1/chat/completions",
             json!({"messages": [
                 {"role": "system", "content": "s"}, {"role": "user", "content": "u"},
-                {"role": "assistant", "content": "x", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": "r"},
+                {"role": "assistant", "content": "x", "reasoning_content": "hm", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": "r"},
             ]}),
         ),
         (
             "/v1/responses",
             json!({"instructions": "s", "input": [
                 {"role": "user", "content": [{"type": "input_text", "text": "u"}]}, {"type": "reasoning", "summary": []},
+                {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
                 {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]},
                 {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{\"a\":1}"},
                 {"type": "function_call_output", "call_id": "1", "output": "r"},
@@ -455,22 +457,22 @@ async fn what_was_said_becomes_the_same_prompt_in_every_api() {
             "/v1/messages",
             json!({"max_tokens": 9, "system": [{"type": "text", "text": "s"}], "messages": [
                 {"role": "user", "content": "u"},
-                {"role": "assistant", "content": [{"type": "text", "text": "x"}, {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}]},
+                {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": "x"}, {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}]},
                 {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "r"}]}]},
             ]}),
         ),
         (
             "/api/chat",
-            json!({"model": crate::server::MODEL, "stream": false, "messages": [
+            json!({"model": MODEL, "stream": false, "messages": [
                 {"role": "system", "content": "s"}, {"role": "user", "content": "u"},
-                {"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
+                {"role": "assistant", "content": "x", "thinking": "hm", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
                 {"role": "tool", "tool_name": "f", "content": "r"},
             ]}),
         ),
     ];
     for (route, body) in bodies {
         let prompt = accepted(&mut server, route, &body).await.prompt();
-        let expected = "system: s|user: u|assistant: x<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>|tool: r|assistant: ";
+        let expected = "system: s|user: u|assistant: (hm)x<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>|tool: r|assistant: ";
         assert_eq!(prompt, expected, "{route}");
     }
 }
@@ -481,7 +483,7 @@ async fn a_bound_on_thoughts_comes_from_every_api() {
     let mut server = Server::start_with(options(), Some(text(Some(template)))).await;
     let chat = |field: &str, value: i64| json!({"messages": question(), field: value});
     let message = |thinking: Value| json!({"max_tokens": 9, "messages": [{"role": "user", "content": "u"}], "thinking": thinking});
-    let ollama = |think: bool| json!({"model": crate::server::MODEL, "stream": false, "think": think, "messages": question()});
+    let ollama = |think: bool| json!({"model": MODEL, "stream": false, "think": think, "messages": question()});
     let (chats, messages, chatted) = ("/v1/chat/completions", "/v1/messages", "/api/chat");
     // Whether the sampler holds a bound, and what the template is told.
     for (route, body, bound, told) in [
@@ -561,7 +563,7 @@ async fn ollamas_model_is_loaded_by_asking_nothing() {
         ),
     ] {
         let mut asked = body.clone();
-        asked["model"] = crate::server::MODEL.into();
+        asked["model"] = MODEL.into();
         let reply = post(route, &asked).send(server.address).await;
         assert_eq!(reply.status, 200, "{body}");
         let said: Value = serde_json::from_str(&reply.text().await).unwrap();
@@ -587,6 +589,90 @@ async fn thoughts_before_a_call_go_back_into_harmony() {
     ]});
     let accepted = accepted(&mut server, "/v1/chat/completions", &body).await;
     assert_eq!(accepted.prompt(), "/u|hm\n\nx/|/r|/y|");
+}
+
+#[tokio::test]
+async fn thoughts_go_back_as_blocks_where_templates_have_them_so() {
+    let template = "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}\
+        {% for block in message.content %}{{ block.thinking }}[{{ block.text }}]{% endfor %}{% endif %}|{% endfor %}{# tools [TOOL_CALLS] #}";
+    let mut server = Server::start_with(options(), Some(text(Some(template)))).await;
+    let body = json!({"messages": [
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "x", "reasoning_content": "hm"},
+        {"role": "user", "content": "v"},
+    ]});
+    let accepted = accepted(&mut server, "/v1/chat/completions", &body).await;
+    assert_eq!(accepted.prompt(), "u|hm[][x]|v|");
+}
+
+#[tokio::test]
+async fn tools_are_told_in_words_where_no_form_is_known() {
+    let template = "{{ tools | tojson }}{% for message in messages %}{{ message.role }}: {{ message.content }}|{% endfor %}";
+    let mut server = Server::start_with(options(), Some(text(Some(template)))).await;
+    let body =
+        json!({"messages": question(), "tools": [{"type": "function", "function": {"name": "f"}}]});
+    let prompt = accepted(&mut server, "/v1/chat/completions", &body)
+        .await
+        .prompt();
+    assert!(
+        prompt.contains("system: You may call one or more functions"),
+        "{prompt}"
+    );
+    assert!(prompt.contains("<tool_call>"), "{prompt}");
+}
+
+#[tokio::test]
+async fn ollamas_prompts_go_on_where_editors_want_it() {
+    let fill_in = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"];
+    let templates = [("tokenizer.chat_template", TEMPLATE)];
+    let mut server = Server::start_with(options(), Some(text_with(&templates, &fill_in))).await;
+    for (more, prompt) in [
+        (json!({}), "user: f(|assistant: "),
+        (json!({"raw": true}), "f("),
+        (json!({"suffix": ""}), "user: f(|assistant: "),
+        (json!({"suffix": ")"}), "f()"),
+    ] {
+        let mut body = json!({"model": MODEL, "prompt": "f(", "stream": false});
+        body.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        let address = server.address;
+        let asked = body.clone();
+        let asking = tokio::spawn(async move { post("/api/generate", &asked).send(address).await });
+        let accepted = server.accept().await;
+        assert_eq!(accepted.prompt(), prompt, "{body}");
+        accepted.token(0, "x").await;
+        accepted.finish(0, FinishReason::Stop, "").await;
+        accepted.usage(3, 1).await;
+        let reply = asking.await.unwrap().json().await;
+        assert_eq!(
+            (&reply["response"], &reply["done"]),
+            (&json!("x"), &json!(true)),
+            "{body}"
+        );
+    }
+    let shown = post("/api/show", &json!({"model": MODEL}))
+        .send(server.address)
+        .await;
+    let shown = shown.json().await;
+    assert_eq!(shown["model_info"]["llama.context_length"], CONTEXT);
+    assert_eq!(shown["model_info"]["general.architecture"], "llama");
+    assert_eq!(
+        shown["capabilities"],
+        json!(["completion", "tools", "thinking", "insert"])
+    );
+}
+
+#[tokio::test]
+async fn a_response_that_is_not_kept_is_not_found() {
+    let server = Server::start().await;
+    let reply = get("/v1/responses/resp_none").send(server.address).await;
+    assert_eq!(reply.status, 404);
+    assert_eq!(reply.json().await["error"]["code"], "response_not_found");
+    let body = json!({"input": "a", "previous_response_id": "resp_none"});
+    let reply = post("/v1/responses", &body).send(server.address).await;
+    assert_eq!(reply.status, 400);
+    assert_eq!(reply.json().await["error"]["param"], "previous_response_id");
 }
 
 #[tokio::test]

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use prima_node_agent::generation::SubmitError;
+use prima_node_agent::generation::{FinishReason, Instead, SubmitError};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use serde_json::{Map, Value, json};
 
 use crate::client::{get, post};
-use crate::server::Server;
+use crate::server::{MODEL, Server, TEMPLATE, options, text_with};
 
 /// Every field that the gateway reads, wherever it reads it.
 const FIELDS: [&str; 73] = [
@@ -88,22 +88,67 @@ const FIELDS: [&str; 73] = [
     "with_pieces",
 ];
 
-/// Whose errors look otherwise, or which may succeed.
-const OTHER_ROUTES: [&str; 13] = [
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/api/chat",
-    "/api/generate",
-    "/api/show",
-    "/tokenize",
-    "/detokenize",
-    "/v1/embeddings",
-    "/api/embed",
-    "/v1/rerank",
-    "/infill",
-    "/apply-template",
+/// Every route that takes a body, and what a body must have to get past the first hurdle. With `ring`: such bodies reach the ring.
+struct Route {
+    path: &'static str,
+    needs: fn() -> Value,
+    ring: bool,
+}
+
+const fn asks(path: &'static str, needs: fn() -> Value) -> Route {
+    Route {
+        path,
+        needs,
+        ring: true,
+    }
+}
+
+const fn answers_itself(path: &'static str, needs: fn() -> Value) -> Route {
+    Route {
+        path,
+        needs,
+        ring: false,
+    }
+}
+
+fn chat() -> Value {
+    json!({"model": MODEL, "messages": [{"role": "user", "content": "a"}]})
+}
+
+fn prompt() -> Value {
+    json!({"model": MODEL, "prompt": "a"})
+}
+
+fn input() -> Value {
+    json!({"model": MODEL, "input": "a"})
+}
+
+const ROUTES: [Route; 15] = [
+    asks("/v1/chat/completions", chat),
+    asks("/v1/completions", prompt),
+    asks("/v1/responses", input),
+    asks(
+        "/v1/messages",
+        || json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}),
+    ),
+    asks("/api/chat", chat),
+    asks("/api/generate", prompt),
+    asks("/v1/embeddings", input),
+    asks("/api/embed", input),
+    asks("/v1/rerank", || json!({"query": "a", "documents": ["b"]})),
+    asks(
+        "/infill",
+        || json!({"input_prefix": "a", "input_suffix": "b"}),
+    ),
+    answers_itself("/v1/messages/count_tokens", chat),
+    answers_itself("/api/show", || json!({"model": MODEL})),
+    answers_itself("/tokenize", || json!({"content": "a"})),
+    answers_itself("/detokenize", || json!({"tokens": [65]})),
+    answers_itself("/apply-template", chat),
 ];
+
+/// Whose errors name the field.
+const OPENAI_ERRORS: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
 
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
@@ -150,51 +195,91 @@ fn full() -> SubmitError {
     }
 }
 
+/// A model that can do all that is asked for somewhere.
+async fn able_server() -> Server {
+    let templates = [
+        ("tokenizer.chat_template", TEMPLATE),
+        ("tokenizer.chat_template.rerank", "{query} {document}"),
+    ];
+    let fill_in = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"];
+    Server::start_with(options(), Some(text_with(&templates, &fill_in))).await
+}
+
+/// Answers what reaches the ring next, or says that it is full.
+async fn answer(server: &mut Server, refuses: bool) {
+    if refuses {
+        return server.refuse(full()).await;
+    }
+    let accepted = server.accept().await;
+    match accepted.request.instead {
+        Some(Instead::Score) => accepted.score(0.5).await,
+        Some(_) => accepted.embedding(&[0.5; 4]).await,
+        None => {
+            for choice in 0..accepted.request.choices {
+                accepted.token(choice, "{").await;
+                accepted.finish(choice, FinishReason::Stop, "").await;
+            }
+            let prompt_tokens = accepted.request.prompt.len();
+            accepted
+                .usage(prompt_tokens, accepted.request.choices)
+                .await;
+        }
+    }
+}
+
 #[tokio::test]
 async fn no_body_is_answered_with_an_error_of_ours() {
-    let mut server = Server::start().await;
+    let mut server = able_server().await;
     let address = server.address;
-    let asking = tokio::spawn(async move {
-        let mut runner = TestRunner::deterministic();
-        let mut submitted = 0;
-        for round in 0..600 {
-            let mut body = any_object(any_json())
-                .new_tree(&mut runner)
-                .unwrap()
-                .current();
+    let mut runner = TestRunner::deterministic();
+    let bodies = any_object(any_json());
+    // Of each route: bodies that the ring got, and those that were answered.
+    let mut submitted = [0; ROUTES.len()];
+    let mut answered = [0; ROUTES.len()];
+    let mut turn = 0;
+    for round in 0..600 {
+        let body = bodies.new_tree(&mut runner).unwrap().current();
+        for (place, route) in ROUTES.iter().enumerate() {
+            let mut body = body.clone();
             // Half of them get past the first hurdle.
-            if round % 2 == 0 {
-                body.insert("prompt".into(), json!("a"));
-                body.insert("messages".into(), json!([{"role": "user", "content": "a"}]));
+            if let (0, Value::Object(needed)) = (round % 2, (route.needs)()) {
+                body.extend(needed);
             }
-            for route in ["/v1/chat/completions", "/v1/completions"] {
-                let body = Value::Object(body.clone());
-                let reply = post(route, &body).send(address).await;
-                let status = reply.status;
-                let error = reply.json().await["error"].take();
-                assert!(error["message"].is_string(), "{route} {body}: {error}");
-                match status {
-                    400 | 404 => {
-                        assert!(error["param"].is_string(), "{route} {body}: {error}")
-                    }
-                    // What reached the ring: it is full.
-                    429 => submitted += 1,
-                    _ => panic!("{status} to {route} {body}: {error}"),
+            let body = Value::Object(body);
+            let path = route.path;
+            let mut asking = std::pin::pin!(async {
+                let reply = post(path, &body).send(address).await;
+                (reply.status, reply.text().await)
+            });
+            let before = turn;
+            let (status, text) = loop {
+                tokio::select! {
+                    biased;
+                    whole = &mut asking => break whole,
+                    () = answer(&mut server, turn % 3 == 0) => turn += 1,
                 }
-            }
-            for route in OTHER_ROUTES {
-                let body = Value::Object(body.clone());
-                let reply = post(route, &body).send(address).await;
-                assert!(reply.status < 500, "{} to {route} {body}", reply.status);
+            };
+            submitted[place] += usize::from(turn > before);
+            answered[place] += usize::from(status == 200);
+            assert!(status < 500, "{status} to {path} {body}: {text}");
+            if status != 200 && OPENAI_ERRORS.contains(&path) {
+                let error = serde_json::from_str::<Value>(&text).unwrap()["error"].take();
+                assert!(error["message"].is_string(), "{path} {body}: {text}");
+                // Of 429, the ring is full.
+                let named = error["param"].is_string();
+                assert!(named || status == 429, "{status} to {path} {body}: {text}");
             }
         }
-        submitted
-    });
-    let submitted = tokio::select! {
-        submitted = asking => submitted.unwrap(),
-        never = server.refuse_all(full()) => match never {},
-    };
-    assert!(submitted > 50, "only {submitted} bodies were taken");
+    }
+    for (place, route) in ROUTES.iter().enumerate() {
+        let (path, submitted, answered) = (route.path, submitted[place], answered[place]);
+        eprintln!("{path}: {submitted} submitted, {answered} answered");
+        assert!(answered > 50, "{path}: only {answered} were answered");
+        assert!(
+            !route.ring || submitted > 50,
+            "{path}: only {submitted} were taken"
+        );
+    }
     assert_eq!(get("/health").send(address).await.status, 200);
 }
 

@@ -203,8 +203,8 @@ pub fn options() -> GatewayOptions {
     }
 }
 
-/// Writes `role: content` lines, and refuses tools as real templates do what they were not trained for.
-pub const TEMPLATE: &str = "{% for message in messages %}\
+/// Writes `role: content` lines, and refuses results of tools as real templates do what they were not trained for.
+pub const TEMPLATE: &str = "{# <tool_call> #}{% for message in messages %}\
     {% if message['role'] == 'tool' %}{{ raise_exception('no tools, please') }}{% endif %}\
     {{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}\
     {% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}";
@@ -257,7 +257,13 @@ pub fn text_with(templates: &[(&str, &str)], controls: &[&str]) -> ModelText {
     let tokenizer = Tokenizer::from_gguf(&metadata).unwrap();
     let chat_template = ChatTemplate::from_gguf(&metadata, &tokenizer).unwrap();
     let rank_template = RankTemplate::from_gguf(&metadata).unwrap();
-    ModelText::new(tokenizer, chat_template, rank_template, CONTEXT)
+    ModelText::new(
+        tokenizer,
+        chat_template,
+        rank_template,
+        CONTEXT,
+        "llama".into(),
+    )
 }
 
 /// Tokens of the context.

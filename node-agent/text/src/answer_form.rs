@@ -9,12 +9,23 @@ use crate::tokenizer::Tokenizer;
 /// Mistral may write the call's id behind its name, after this mark.
 pub const CALL_ID: &str = "[CALL_ID]";
 
+/// What stands between a call's name and its arguments in Mistral's form.
+pub const MISTRAL_ARGUMENTS: &str = "[ARGS]";
+
+/// In DeepSeek's.
+pub const DEEPSEEK_SEPARATOR: &str = "<\u{FF5C}tool\u{2581}sep\u{FF5C}>";
+
+/// Around texts in Gemma's calls.
+pub const GEMMA_QUOTE: &str = "<|\"|>";
+
 /// The marks of one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AnswerForm {
     pub reasoning: Option<Marks>,
     /// Not of answers in channels.
     pub calls: CallForm,
+    /// The template itself writes calls like this. Else models are told how: Hermes' form.
+    pub calls_known: bool,
     /// An answer is several messages, each of which names its channel (harmony, of gpt-oss).
     pub channels: bool,
     /// White space that the template writes before and after the closing mark of reasoning.
@@ -62,12 +73,25 @@ pub enum CallBody {
     JsonList,
     /// The name, this mark, and the arguments as JSON.
     NameThenJson(&'static str),
-    /// `<function=f><parameter=a>1</parameter></function>`.
-    Xml,
-    /// `f<arg_key>a</arg_key><arg_value>1</arg_value>`.
-    ArgKeys,
+    /// The name, and each argument by its name, between marks.
+    Keyed(&'static KeyMarks),
     /// `call:f{a:1,b:<|"|>text<|"|>}`.
     Gemma,
+}
+
+/// What stands around names and values that have no quotes.
+#[derive(Debug, PartialEq, Eq)]
+pub struct KeyMarks {
+    pub name_open: &'static str,
+    pub name_close: &'static str,
+    pub key_open: &'static str,
+    pub key_close: &'static str,
+    pub value_open: &'static str,
+    pub value_close: &'static str,
+    /// A value stands on lines of its own.
+    pub own_lines: bool,
+    /// What follows the last value.
+    pub end: &'static str,
 }
 
 impl AnswerForm {
@@ -91,8 +115,10 @@ impl AnswerForm {
         } else if calls {
             let around = [Some(self.calls.marks), self.calls.around];
             marks.extend(around.into_iter().flatten().flat_map(both));
-            if let CallBody::NameThenJson(separator) = self.calls.body {
-                marks.extend([separator, CALL_ID]);
+            match self.calls.body {
+                CallBody::NameThenJson(separator) => marks.extend([separator, CALL_ID]),
+                CallBody::Gemma => marks.push(GEMMA_QUOTE),
+                _ => {}
             }
         }
         let tokens = marks.into_iter();
@@ -118,12 +144,16 @@ impl AnswerForm {
             return Self {
                 reasoning: Some(marks(channels::ANALYSIS, channels::END)),
                 calls: HERMES,
+                calls_known: true,
                 channels: true,
                 around_close: ("", ""),
             };
         }
         let writes = |mark: &&str| template.contains(*mark);
-        let known = CALLS.iter().find(|(marks, _)| marks.iter().all(writes));
+        let known = CALLS
+            .iter()
+            .find(|(marks, _)| marks.iter().all(writes))
+            .filter(|_| !writes(&MINIMAX_M3));
         let reasoning = REASONING
             .into_iter()
             .find(|marks| template.contains(marks.close));
@@ -131,6 +161,7 @@ impl AnswerForm {
             reasoning,
             around_close: reasoning.map_or(("", ""), |marks| around(template, marks.close)),
             calls: known.map_or(HERMES, |(_, form)| *form),
+            calls_known: known.is_some(),
             channels: false,
         }
     }
@@ -183,23 +214,67 @@ const REASONING: [Marks; 5] = [
 pub(crate) const HERMES: CallForm =
     tagged("<tool_call>", "</tool_call>", CallBody::Json("arguments"));
 
+/// `<function=f><parameter=a>1</parameter></function>`.
+const XML: KeyMarks = KeyMarks {
+    name_open: "<function=",
+    name_close: ">",
+    key_open: "<parameter=",
+    key_close: ">",
+    value_open: "",
+    value_close: "</parameter>",
+    own_lines: true,
+    end: "</function>",
+};
+
+/// `f<arg_key>a</arg_key><arg_value>1</arg_value>`.
+const ARG_KEYS: KeyMarks = KeyMarks {
+    name_open: "",
+    name_close: "",
+    key_open: "<arg_key>",
+    key_close: "</arg_key>",
+    value_open: "<arg_value>",
+    value_close: "</arg_value>",
+    own_lines: false,
+    end: "",
+};
+
+/// `f"><parameter name="a">1</parameter>`.
+const INVOKED: KeyMarks = KeyMarks {
+    name_open: "",
+    name_close: "\">",
+    key_open: "<parameter name=\"",
+    key_close: "\">",
+    value_open: "",
+    value_close: "</parameter>",
+    own_lines: false,
+    end: "",
+};
+
+/// Its calls have a mark in common with others', and are read by nobody here.
+const MINIMAX_M3: &str = "]<]minimax[>[";
+
 /// A form, and the marks that a template must have for it. The first that fits counts.
-const CALLS: [(&[&str], CallForm); 12] = [
+const CALLS: [(&[&str], CallForm); 15] = [
     // GLM.
     (
         &["<tool_call>", "<arg_key>"],
-        tagged("<tool_call>", "</tool_call>", CallBody::ArgKeys),
+        tagged("<tool_call>", "</tool_call>", CallBody::Keyed(&ARG_KEYS)),
     ),
     // Qwen3-Coder, Qwen3.5.
     (
         &["<tool_call>", "<function="],
-        tagged("<tool_call>", "</tool_call>", CallBody::Xml),
+        tagged("<tool_call>", "</tool_call>", CallBody::Keyed(&XML)),
+    ),
+    // Apriel.
+    (
+        &["<tool_calls>["],
+        tagged("<tool_calls>", "</tool_calls>", CallBody::JsonList),
     ),
     (&["<tool_call>"], HERMES),
     // Mistral since 2025.
     (
-        &["[TOOL_CALLS]", "[ARGS]"],
-        mistral(CallBody::NameThenJson("[ARGS]")),
+        &["[TOOL_CALLS]", MISTRAL_ARGUMENTS],
+        mistral(CallBody::NameThenJson(MISTRAL_ARGUMENTS)),
     ),
     // Mistral before.
     (&["[TOOL_CALLS]"], mistral(CallBody::JsonList)),
@@ -220,13 +295,13 @@ const CALLS: [(&[&str], CallForm); 12] = [
     ),
     // DeepSeek. R1 puts the name on a line of its own, and the arguments into a block of code.
     (
-        &["<\u{FF5C}tool\u{2581}sep\u{FF5C}>"],
+        &[DEEPSEEK_SEPARATOR],
         CallForm {
             marks: marks(
                 "<\u{FF5C}tool\u{2581}call\u{2581}begin\u{FF5C}>",
                 "<\u{FF5C}tool\u{2581}call\u{2581}end\u{FF5C}>",
             ),
-            body: CallBody::NameThenJson("<\u{FF5C}tool\u{2581}sep\u{FF5C}>"),
+            body: CallBody::NameThenJson(DEEPSEEK_SEPARATOR),
             around: Some(marks(
                 "<\u{FF5C}tool\u{2581}calls\u{2581}begin\u{FF5C}>",
                 "<\u{FF5C}tool\u{2581}calls\u{2581}end\u{FF5C}>",
@@ -245,6 +320,23 @@ const CALLS: [(&[&str], CallForm); 12] = [
                 "<|tool_calls_section_end|>",
             )),
             ..tagged("", "", CallBody::Json(""))
+        },
+    ),
+    // Seed.
+    (
+        &["<seed:tool_call>"],
+        tagged(
+            "<seed:tool_call>",
+            "</seed:tool_call>",
+            CallBody::Keyed(&XML),
+        ),
+    ),
+    // MiniMax M2.
+    (
+        &["<minimax:tool_call>"],
+        CallForm {
+            around: Some(marks("<minimax:tool_call>", "</minimax:tool_call>")),
+            ..tagged("<invoke name=\"", "</invoke>", CallBody::Keyed(&INVOKED))
         },
     ),
     // Llama 3.

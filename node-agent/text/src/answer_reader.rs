@@ -223,7 +223,7 @@ impl AnswerReader {
         let head = match form.body {
             CallBody::Json(_) | CallBody::JsonList => call_body::json_head(&self.held),
             CallBody::NameThenJson(separator) => call_body::name_head(&self.held, separator),
-            CallBody::Xml | CallBody::ArgKeys => keyed_arguments::head(form.body, &self.held),
+            CallBody::Keyed(marks) => keyed_arguments::head(marks, &self.held),
             CallBody::Gemma => Head::Other,
         };
         match head {
@@ -231,9 +231,11 @@ impl AnswerReader {
                 self.held.drain(..length);
                 self.at_start = false;
                 let tools = self.tools.clone();
-                self.state = match KeyedArguments::new(form.body, &name, tools) {
-                    Some(arguments) => State::Keyed(arguments),
-                    None => State::Arguments(JsonEnd::outside()),
+                self.state = match form.body {
+                    CallBody::Keyed(marks) => {
+                        State::Keyed(KeyedArguments::new(marks, &name, tools))
+                    }
+                    _ => State::Arguments(JsonEnd::outside()),
                 };
                 parts.push(AnswerPart::Call { name });
                 true
@@ -258,9 +260,7 @@ impl AnswerReader {
 
     /// Tells of calls whose text is complete; what cannot be read is content.
     fn whole_call(&mut self, mark: &str, body: &str, close: &str, parts: &mut Vec<AnswerPart>) {
-        let calls = self
-            .calls
-            .and_then(|form| call_body::read(form.body, body, &self.tools));
+        let calls = self.calls.and_then(|form| call_body::read(form.body, body));
         self.at_start = false;
         match calls {
             Some(calls) => {

@@ -4,8 +4,8 @@
 
 use serde_json::{Map, Value};
 
-use crate::answer_form::{CALL_ID, CallBody};
-use crate::tool::Tool;
+use crate::answer_form::{CALL_ID, CallBody, GEMMA_QUOTE};
+use crate::keyed_arguments;
 
 /// A call, read whole.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,7 +27,7 @@ pub enum Head {
 }
 
 /// The calls in a whole text between marks; `None`: it cannot be read.
-pub fn read(body: CallBody, text: &str, tools: &[Tool]) -> Option<Vec<Call>> {
+pub fn read(body: CallBody, text: &str) -> Option<Vec<Call>> {
     match body {
         CallBody::Json(_) | CallBody::JsonList => json_calls(text),
         CallBody::NameThenJson(separator) => {
@@ -35,8 +35,11 @@ pub fn read(body: CallBody, text: &str, tools: &[Tool]) -> Option<Vec<Call>> {
             let arguments: Value = serde_json::from_str(arguments.trim()).ok()?;
             Some(vec![call(&plain_name(name), arguments)?])
         }
-        CallBody::Xml => xml_call(text, tools).map(|call| vec![call]),
-        CallBody::ArgKeys => arg_keys_call(text, tools).map(|call| vec![call]),
+        // With arguments, it is read while it comes.
+        CallBody::Keyed(marks) => {
+            let name = keyed_arguments::without_arguments(marks, text)?;
+            Some(vec![call(name, Value::Object(Map::new()))?])
+        }
         CallBody::Gemma => gemma_call(text).map(|call| vec![call]),
     }
 }
@@ -77,57 +80,12 @@ fn call(name: &str, arguments: Value) -> Option<Call> {
     })
 }
 
-/// Qwen3-Coder: `<function=f>`, then `<parameter=a>`, the value on lines of its own, `</parameter>`, and so on.
-fn xml_call(text: &str, tools: &[Tool]) -> Option<Call> {
-    let (_, rest) = text.split_once("<function=")?;
-    let (name, rest) = rest.split_once('>')?;
-    let (parameters, _) = rest.split_once("</function>")?;
-    let mut arguments = Map::new();
-    let mut pieces = parameters.split("<parameter=");
-    if !pieces.next()?.trim().is_empty() {
-        return None;
-    }
-    for piece in pieces {
-        let (key, value) = piece.split_once('>')?;
-        let value = value.trim_end().strip_suffix("</parameter>")?;
-        let value = value.strip_prefix('\n').unwrap_or(value);
-        let value = value.strip_suffix('\n').unwrap_or(value);
-        arguments.insert(key.to_owned(), typed(tools, name, key, value));
-    }
-    call(name, Value::Object(arguments))
-}
-
-/// GLM: the name, then `<arg_key>a</arg_key>`, `<arg_value>1</arg_value>`, and so on.
-fn arg_keys_call(text: &str, tools: &[Tool]) -> Option<Call> {
-    let mut pieces = text.split("<arg_key>");
-    let name = pieces.next()?.trim();
-    let mut arguments = Map::new();
-    for piece in pieces {
-        let (key, rest) = piece.split_once("</arg_key>")?;
-        let (_, value) = rest.split_once("<arg_value>")?;
-        let value = value.trim_end().strip_suffix("</arg_value>")?;
-        arguments.insert(key.to_owned(), typed(tools, name, key, value));
-    }
-    call(name, Value::Object(arguments))
-}
-
-/// A value that stands there without quotes: JSON where it is JSON, unless the tool says that it is a text.
-pub(crate) fn typed(tools: &[Tool], name: &str, key: &str, value: &str) -> Value {
-    let is_text = tools
-        .iter()
-        .any(|tool| tool.name == name && tool.is_text(key));
-    let json = serde_json::from_str(value.trim()).ok();
-    json.filter(|_| !is_text)
-        .unwrap_or_else(|| Value::String(value.to_owned()))
-}
-
 /// Gemma 4: `call:f{a:1,b:<|"|>text<|"|>}`. JSON with its own quotes, and keys without any.
 fn gemma_call(text: &str) -> Option<Call> {
-    const QUOTE: &str = "<|\"|>";
     let (name, rest) = text.trim().strip_prefix("call:")?.split_once('{')?;
     let mut json = "{".to_owned();
     // Every second piece is a text.
-    for (nth, piece) in rest.split(QUOTE).enumerate() {
+    for (nth, piece) in rest.split(GEMMA_QUOTE).enumerate() {
         match nth % 2 {
             0 => json += &quoted_keys(piece),
             _ => json += &Value::from(piece).to_string(),
@@ -214,15 +172,15 @@ pub fn name_head(text: &str, separator: &str) -> Head {
     }
 }
 
-/// Kimi writes `functions.f:0`.
+/// Kimi writes `functions.f:0`, and sometimes leaves out either end.
 fn plain_name(name: &str) -> String {
     let name = name.split(CALL_ID).next().unwrap_or(name).trim();
-    let Some(rest) = name.strip_prefix("functions.") else {
-        return name.to_owned();
-    };
-    match rest.rsplit_once(':') {
-        Some((name, number)) if number.bytes().all(|byte| byte.is_ascii_digit()) => name.to_owned(),
-        _ => rest.to_owned(),
+    let name = name.strip_prefix("functions.").unwrap_or(name);
+    match name.rsplit_once(':') {
+        Some((plain, number)) if number.bytes().all(|byte| byte.is_ascii_digit()) => {
+            plain.to_owned()
+        }
+        _ => name.to_owned(),
     }
 }
 

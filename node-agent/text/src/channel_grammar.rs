@@ -6,7 +6,7 @@
 use crate::answer_form::Reasoning;
 use crate::channels::{CHANNEL, CONSTRAIN, END, FUNCTIONS, MESSAGE, START};
 use crate::grammar::{Grammar, bounded};
-use crate::lark::{Writer, quoted};
+use crate::lark::{ANY_TEXT, Writer, quoted};
 use crate::tokenizer::Tokenizer;
 use crate::tool::{Calls, WantedAnswer};
 
@@ -43,7 +43,7 @@ pub(crate) fn calls(
             let said = writer.rule("preamble", &said);
             let text = match wanted.text {
                 Some(schema) => format!("%json {}", bounded(schema.clone())),
-                None => "/[\\s\\S]*/".to_owned(),
+                None => ANY_TEXT.to_owned(),
             };
             let answer = writer.rule("answer", &text);
             format!("{begins} (({said} {begins})* {call} | {last} {answer})")
@@ -103,22 +103,8 @@ mod tests {
     use crate::answer_form::AnswerForm;
     use crate::call_grammar;
     use crate::channels::{ANALYSIS, MARKS};
-    use crate::grammar::GrammarReader;
-    use crate::test_vocabulary::signs_and;
+    use crate::test_vocabulary::{allows, signs_and};
     use crate::tool::Tool;
-
-    /// Whether the grammar allows all of `text`, which ends the answer.
-    fn allows(tokenizer: &Tokenizer, grammar: &Grammar, text: &str) -> bool {
-        let reader = GrammarReader::new(tokenizer).unwrap();
-        let mut constraint = reader.read(grammar.clone()).unwrap();
-        let tokens = tokenizer.encode(text, false, true).unwrap();
-        tokens.into_iter().all(|token| {
-            let mut logits = vec![0.0; tokenizer.vocab_size()];
-            constraint.restrict(&mut logits).unwrap();
-            let allowed = logits[token as usize] == 0.0;
-            allowed && (tokenizer.is_end_of_generation(token) || constraint.accept(token).is_ok())
-        })
-    }
 
     const THOUGHT: &str = "<|channel|>analysis<|message|>Hm <x> hm<|end|><|start|>assistant";
 
@@ -163,7 +149,7 @@ mod tests {
             several: false,
             text: None,
         };
-        let grammar = call_grammar::calls(&form, Reasoning::Possible, &wanted, &tokenizer);
+        let grammar = call_grammar::calls(&form, Reasoning::Possible, &wanted, &tokenizer).unwrap();
         let call = " to=functions.f<|channel|>commentary<|message|>{}";
         assert!(allows(&tokenizer, &grammar, &format!("{call}<|call|>")));
         let two = format!("{call}<|end|><|start|>assistant{call}<|call|>");
@@ -187,7 +173,7 @@ mod tests {
                 several: true,
                 text: None,
             };
-            call_grammar::calls(&form, Reasoning::Possible, &wanted, &tokenizer)
+            call_grammar::calls(&form, Reasoning::Possible, &wanted, &tokenizer).unwrap()
         };
         let (free, required) = (grammar(Calls::Allowed), grammar(Calls::Required));
         let commentary = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>";

@@ -30,6 +30,7 @@ pub struct ChatTemplate {
     form: AnswerForm,
     tells_of_tools: bool,
     takes_objects: bool,
+    thinks_in_blocks: bool,
 }
 
 impl ChatTemplate {
@@ -90,15 +91,20 @@ impl ChatTemplate {
                     })?;
             }
         }
+        let form = AnswerForm::of_template(tool_use.unwrap_or(default));
+        let tells_of_tools = tool_use.is_some() || default.contains("tools");
         let mut template = Self {
             environment,
             has_tool_use: tool_use.is_some(),
             special_tokens,
-            form: AnswerForm::of_template(tool_use.unwrap_or(default)),
-            tells_of_tools: tool_use.is_some() || default.contains("tools"),
+            // Calls in a form that nobody could read are of no use: such models are told of tools in words.
+            tells_of_tools: tells_of_tools && form.calls_known,
+            form,
             takes_objects: true,
+            thinks_in_blocks: false,
         };
         template.takes_objects = template.reads_objects();
+        template.thinks_in_blocks = template.reads_thoughts_as_blocks();
         Ok(template)
     }
 
@@ -115,6 +121,25 @@ impl ChatTemplate {
     /// Whether it wants the arguments of calls in the conversation as objects; else as JSON text.
     pub fn takes_objects(&self) -> bool {
         self.takes_objects
+    }
+
+    /// Whether it wants an answer's thoughts as a block of its content; else as `reasoning_content`, or not at all.
+    pub fn thinks_in_blocks(&self) -> bool {
+        self.thinks_in_blocks
+    }
+
+    /// Tries it.
+    fn reads_thoughts_as_blocks(&self) -> bool {
+        let blocks =
+            json!([{"type": "thinking", "thinking": "probe"}, {"type": "text", "text": "b"}]);
+        let shows = |answer: serde_json::Value| {
+            let messages = json!([{"role": "user", "content": "a"}, answer]);
+            let rendered = self.render(&messages, false, &Map::new());
+            // A template that shows lists as Python does has not read them.
+            rendered.is_ok_and(|text| text.contains("probe") && !text.contains("'thinking'"))
+        };
+        shows(json!({"role": "assistant", "content": blocks}))
+            && !shows(json!({"role": "assistant", "content": "b", "reasoning_content": "probe"}))
     }
 
     /// Tries it: some templates put arguments into the prompt as they are, where an object would look like Python's.

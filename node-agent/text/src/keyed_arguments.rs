@@ -1,4 +1,4 @@
-//! Arguments that a model writes by name, each between marks, as one JSON object while they come: Qwen-Coder's and GLM's calls.
+//! Arguments that a model writes by name, each between marks, as one JSON object while they come: Qwen-Coder's, GLM's and others' calls.
 //!
 //! Decides: what of a value is certain, so that texts come in pieces. Other values come whole, since only then it is known what they are.
 
@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::answer_form::CallBody;
+use crate::answer_form::KeyMarks;
 use crate::answer_part::{AnswerPart, take_until};
-use crate::call_body::{Head, typed};
+use crate::bare_value::BareValue;
+use crate::call_body::Head;
 use crate::tool::Tool;
 
 /// Reads the arguments of one call.
@@ -29,21 +30,8 @@ enum State {
     Text {
         begun: bool,
     },
-    /// Of anything else, by its name.
-    Value {
-        key: String,
-    },
-}
-
-#[derive(Debug)]
-struct KeyMarks {
-    name_open: &'static str,
-    key_open: &'static str,
-    key_close: &'static str,
-    value_open: &'static str,
-    value_close: &'static str,
-    /// A value stands on lines of its own.
-    own_lines: bool,
+    /// Of anything else.
+    Value(BareValue),
 }
 
 /// How far a step has come.
@@ -55,48 +43,12 @@ pub(crate) enum Step {
     Done,
 }
 
-const XML: KeyMarks = KeyMarks {
-    name_open: "<function=",
-    key_open: "<parameter=",
-    key_close: ">",
-    value_open: "",
-    value_close: "</parameter>",
-    own_lines: true,
-};
-
-const ARG_KEYS: KeyMarks = KeyMarks {
-    name_open: "",
-    key_open: "<arg_key>",
-    key_close: "</arg_key>",
-    value_open: "<arg_value>",
-    value_close: "</arg_value>",
-    own_lines: false,
-};
-
-fn marks(body: CallBody) -> Option<&'static KeyMarks> {
-    match body {
-        CallBody::Xml => Some(&XML),
-        CallBody::ArgKeys => Some(&ARG_KEYS),
-        _ => None,
-    }
-}
-
 /// The head of a call that has an argument: all up to the mark of its first name.
-pub(crate) fn head(body: CallBody, text: &str) -> Head {
-    let Some(marks) = marks(body) else {
-        return Head::Other;
-    };
+pub(crate) fn head(marks: &KeyMarks, text: &str) -> Head {
     let Some((before, _)) = text.split_once(marks.key_open) else {
         return Head::Partial;
     };
-    let name = before.trim().strip_prefix(marks.name_open);
-    let name = match marks.name_open {
-        "" => name,
-        _ => name.and_then(|name| name.strip_suffix('>')),
-    };
-    let plain =
-        |name: &&str| !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c == '<');
-    match name.filter(plain) {
+    match name(marks, before) {
         Some(name) => Head::Found {
             name: name.to_owned(),
             length: before.len(),
@@ -105,16 +57,29 @@ pub(crate) fn head(body: CallBody, text: &str) -> Head {
     }
 }
 
+/// The name of a whole call that has no argument.
+pub(crate) fn without_arguments<'t>(marks: &KeyMarks, text: &'t str) -> Option<&'t str> {
+    name(marks, text.trim().strip_suffix(marks.end)?)
+}
+
+/// The name in what comes before the first argument.
+fn name<'t>(marks: &KeyMarks, before: &'t str) -> Option<&'t str> {
+    let name = before.trim().strip_prefix(marks.name_open)?;
+    let name = name.strip_suffix(marks.name_close)?;
+    let plain = !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c == '<');
+    plain.then_some(name)
+}
+
 impl KeyedArguments {
-    /// Of a call of `name`. `None`: this family writes its arguments otherwise.
-    pub(crate) fn new(body: CallBody, name: &str, tools: Arc<[Tool]>) -> Option<Self> {
-        Some(Self {
-            marks: marks(body)?,
+    /// Of a call of `name`.
+    pub(crate) fn new(marks: &'static KeyMarks, name: &str, tools: Arc<[Tool]>) -> Self {
+        Self {
+            marks,
             tools,
             name: name.to_owned(),
             before: '{',
             state: State::BeforeKey,
-        })
+        }
     }
 
     /// Decides about the beginning of what is held.
@@ -147,17 +112,18 @@ impl KeyedArguments {
                 self.state = State::BeforeKey;
                 Step::Again
             }
-            State::Value { key } => {
-                if !held.contains(self.marks.value_close) {
+            State::Value(how) => {
+                let close = self.marks.value_close;
+                let mut ends = held.match_indices(close);
+                let Some((end, _)) = ends.find(|(end, _)| !how.goes_on(&held[..*end])) else {
                     return Step::MoreText;
-                }
-                let (value, _) = take_until(held, &[self.marks.value_close]);
-                let value = match self.marks.own_lines {
-                    true => value.trim_matches('\n'),
-                    false => &value,
                 };
-                let value = typed(&self.tools, &self.name, key, value);
-                parts.push(AnswerPart::Arguments(value.to_string()));
+                let value = match self.marks.own_lines {
+                    true => held[..end].trim_matches('\n'),
+                    false => &held[..end],
+                };
+                parts.push(AnswerPart::Arguments(how.read(value).to_string()));
+                held.drain(..end + close.len());
                 self.state = State::BeforeKey;
                 Step::Again
             }
@@ -171,7 +137,7 @@ impl KeyedArguments {
             State::BeforeKey if self.before == ',' && held.trim().is_empty() => {
                 parts.push(AnswerPart::Arguments("}".to_owned()));
             }
-            State::BeforeKey | State::Value { .. } => {}
+            State::BeforeKey | State::Value(_) => {}
         }
     }
 
@@ -201,13 +167,12 @@ impl KeyedArguments {
         let quoted = Value::from(key.as_str());
         parts.push(AnswerPart::Arguments(format!("{}{quoted}:", self.before)));
         self.before = ',';
-        let mut tools = self.tools.iter();
-        self.state = match tools.any(|tool| tool.name == self.name && tool.is_text(&key)) {
-            true => {
+        self.state = match BareValue::of_argument(&self.tools, &self.name, &key) {
+            BareValue::Text => {
                 parts.push(AnswerPart::Arguments("\"".to_owned()));
                 State::Text { begun: false }
             }
-            false => State::Value { key },
+            other => State::Value(other),
         };
         Step::Again
     }

@@ -10,6 +10,9 @@ use crate::grammar::{Grammar, bounded};
 use crate::tokenizer::Tokenizer;
 use crate::tool::Tool;
 
+/// A terminal.
+pub(crate) const ANY_TEXT: &str = "/[\\s\\S]*/";
+
 /// What every rule has at hand.
 pub(crate) struct Writer<'t> {
     tokenizer: &'t Tokenizer,
@@ -46,10 +49,15 @@ impl<'t> Writer<'t> {
 
     /// Any text, up to and with the first such mark.
     pub(crate) fn text_and_mark(&mut self, name: &str, mark: &str) -> String {
+        self.this_and_mark(name, ANY_TEXT, mark)
+    }
+
+    /// `text`, a terminal, up to and with the first such mark.
+    pub(crate) fn this_and_mark(&mut self, name: &str, text: &str, mark: &str) -> String {
         match self.tokenizer.control_token(mark) {
-            Some(token) => format!("/[\\s\\S]*/ <[{token}]>"),
+            Some(token) => format!("{text} <[{token}]>"),
             None => {
-                let _ = writeln!(self.lark, "{name}[lazy]: /[\\s\\S]*/ {}", quoted(mark));
+                let _ = writeln!(self.lark, "{name}[lazy]: {text} {}", quoted(mark));
                 name.to_owned()
             }
         }

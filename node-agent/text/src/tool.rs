@@ -14,13 +14,6 @@ pub struct Tool {
     pub described: Value,
 }
 
-impl Tool {
-    /// Whether this argument is a text, whatever it looks like.
-    pub(crate) fn is_text(&self, argument: &str) -> bool {
-        self.parameters["properties"][argument]["type"] == "string"
-    }
-}
-
 /// Whether calls must be there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Calls {

@@ -1,0 +1,266 @@
+//! Grammars for arguments as Gemma writes them: JSON with quotes of its own around texts, and names without any.
+//!
+//! Decides: that names come in the order in which Gemma's template sorts them. Refuses: schemas that such a call cannot be held to.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value};
+
+use crate::answer_form::GEMMA_QUOTE;
+use crate::grammar_error::GrammarError;
+use crate::lark::{Writer, quoted};
+use crate::schema_object::{ANYTHING, SchemaObject, list, only, refused, resolved};
+use crate::tool::Tool;
+
+impl Writer<'_> {
+    /// The braces of a call of the `nth` tool, and all between them.
+    pub(crate) fn gemma_arguments(
+        &mut self,
+        nth: usize,
+        tool: &Tool,
+    ) -> Result<String, GrammarError> {
+        let mut rules = Rules {
+            writer: self,
+            root: &tool.parameters,
+            prefix: format!("value_{nth}"),
+            rules: 0,
+            names: HashMap::new(),
+            anything: None,
+        };
+        match &tool.parameters {
+            Value::Object(map) if map.get("type").is_some_and(|kind| kind != "object") => {
+                Err(refused("the arguments of a call are an object"))
+            }
+            root => {
+                let object = rules.object(root)?;
+                Ok(rules.rule(&object))
+            }
+        }
+    }
+}
+
+/// Rules for the values of one call.
+struct Rules<'r, 't> {
+    writer: &'r mut Writer<'t>,
+    root: &'r Value,
+    prefix: String,
+    /// So many have a name.
+    rules: usize,
+    /// Of schemas that have a rule: they may lead to themselves.
+    names: HashMap<*const Value, String>,
+    anything: Option<String>,
+}
+
+const NUMBERS: [&str; 5] = [
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+];
+const ARRAYS: [&str; 3] = ["items", "minItems", "maxItems"];
+const OBJECTS: [&str; 3] = ["properties", "required", "additionalProperties"];
+
+/// What a name may be made of, where any will do.
+const NAME: &str = "/[A-Za-z0-9_$.\\-]+/";
+
+impl Rules<'_, '_> {
+    fn rule(&mut self, right: &str) -> String {
+        let name = self.next_name();
+        self.writer.rule(&name, right)
+    }
+
+    fn next_name(&mut self) -> String {
+        self.rules += 1;
+        format!("{}_{}", self.prefix, self.rules)
+    }
+
+    /// The rule for a value by `schema`.
+    fn value(&mut self, schema: &Value) -> Result<String, GrammarError> {
+        let schema = resolved(self.root, schema)?;
+        if let Some(name) = self.names.get(&std::ptr::from_ref(schema)) {
+            return Ok(name.clone());
+        }
+        let map = match schema {
+            Value::Object(map) => map,
+            Value::Bool(true) => return Ok(self.anything()),
+            _ => return Err(refused("nothing is valid by `false`")),
+        };
+        let name = self.next_name();
+        self.names.insert(schema, name.clone());
+        let right = self.alternatives(schema, map)?;
+        Ok(self.writer.rule(&name, &right))
+    }
+
+    fn alternatives(
+        &mut self,
+        schema: &Value,
+        map: &Map<String, Value>,
+    ) -> Result<String, GrammarError> {
+        if let Some(value) = map.get("const") {
+            return self.literal(value);
+        }
+        if map.contains_key("enum") {
+            let values = list(map, "enum").map(|value| self.literal(value));
+            return Ok(values.collect::<Result<Vec<_>, _>>()?.join(" | "));
+        }
+        if map.contains_key("anyOf") {
+            only(map, &["anyOf"])?;
+            let values = list(map, "anyOf").map(|choice| self.value(choice));
+            return Ok(values.collect::<Result<Vec<_>, _>>()?.join(" | "));
+        }
+        let kinds: Vec<&str> = match map.get("type") {
+            Some(Value::String(kind)) => vec![kind],
+            Some(_) => list(map, "type").filter_map(Value::as_str).collect(),
+            None if map.contains_key("properties") => vec!["object"],
+            None => {
+                only(map, &[])?;
+                return Ok(self.anything());
+            }
+        };
+        let mut known = vec!["type"];
+        for kind in &kinds {
+            known.extend(match *kind {
+                "integer" | "number" => &NUMBERS[..],
+                "array" => &ARRAYS,
+                "object" => &OBJECTS,
+                _ => &[],
+            });
+        }
+        only(map, &known)?;
+        let values = kinds.iter().map(|kind| match *kind {
+            "string" => Ok(self.text()),
+            "integer" | "number" => {
+                let numbers = map
+                    .iter()
+                    .filter(|(key, _)| NUMBERS.contains(&key.as_str()));
+                let mut numbers: Map<String, Value> = numbers
+                    .map(|(key, value)| (key.clone(), value.clone()))
+                    .collect();
+                numbers.insert("type".to_owned(), (*kind).into());
+                Ok(self.rule(&format!("%json {}", Value::Object(numbers))))
+            }
+            "boolean" => Ok("\"true\" | \"false\"".to_owned()),
+            "null" => Ok("\"null\"".to_owned()),
+            "array" => self.array(map),
+            "object" => self.object(schema),
+            other => Err(refused(&format!("there is no `type` {other:?}"))),
+        });
+        Ok(values.collect::<Result<Vec<_>, _>>()?.join(" | "))
+    }
+
+    fn text(&mut self) -> String {
+        let open = self.writer.mark(GEMMA_QUOTE);
+        let name = self.next_name();
+        let rest = self.writer.text_and_mark(&name, GEMMA_QUOTE);
+        format!("{open} {rest}")
+    }
+
+    /// A value of a list.
+    fn literal(&mut self, value: &Value) -> Result<String, GrammarError> {
+        let mark = self.writer.mark(GEMMA_QUOTE);
+        match value {
+            Value::String(text) if text.is_empty() => Ok(format!("{mark} {mark}")),
+            Value::String(text) if !text.contains(GEMMA_QUOTE) => {
+                Ok(format!("{mark} {} {mark}", quoted(text)))
+            }
+            Value::String(_) | Value::Array(_) | Value::Object(_) => {
+                Err(refused("calls of this model cannot be held to this `enum`"))
+            }
+            plain => Ok(quoted(&plain.to_string())),
+        }
+    }
+
+    fn array(&mut self, map: &Map<String, Value>) -> Result<String, GrammarError> {
+        let item = self.value(map.get("items").unwrap_or(&ANYTHING))?;
+        let number = |keyword: &str| map.get(keyword).and_then(Value::as_u64);
+        let (least, most) = (number("minItems").unwrap_or(0), number("maxItems"));
+        let more = match most {
+            Some(0) if least == 0 => return Ok("\"[\" \"]\"".to_owned()),
+            Some(most) if most < least => return Err(refused("`maxItems` is below `minItems`")),
+            Some(1) => String::new(),
+            Some(most) => format!("(\",\" {item}){{{},{}}}", least.saturating_sub(1), most - 1),
+            None => format!("(\",\" {item}){{{},}}", least.saturating_sub(1)),
+        };
+        Ok(match least {
+            0 => format!("\"[\" ({item} {more})? \"]\""),
+            _ => format!("\"[\" {item} {more} \"]\""),
+        })
+    }
+
+    fn object(&mut self, schema: &Value) -> Result<String, GrammarError> {
+        let mut object = SchemaObject::of(self.root, schema)?;
+        object
+            .properties
+            .sort_by_key(|property| property.name.to_lowercase());
+        // From the last to the first: what may follow something, and what may begin.
+        let (mut rest, mut first) = (String::new(), Some(String::new()));
+        if let Some(schema) = object.others {
+            let names = object
+                .properties
+                .iter()
+                .map(|property| quoted(property.name));
+            let names: Vec<String> = names.collect();
+            let name = match names.is_empty() {
+                true => NAME.to_owned(),
+                false => {
+                    let terminal = self.next_name().to_uppercase();
+                    let right = format!("{NAME} & ~({})", names.join(" | "));
+                    self.writer.rule(&terminal, &right)
+                }
+            };
+            let value = self.value(schema)?;
+            let pair = self.rule(&format!("{name} \":\" {value}"));
+            rest = self.rule(&format!("(\",\" {pair})*"));
+            first = Some(self.rule(&format!("({pair} {rest})?")));
+        }
+        for property in object.properties.iter().rev() {
+            let plain = |sign: char| !sign.is_whitespace() && !",:{}[]<>|\"".contains(sign);
+            if property.name.is_empty() || !property.name.chars().all(plain) {
+                return Err(refused(&format!(
+                    "calls of this model cannot name {:?}",
+                    property.name
+                )));
+            }
+            let value = self.value(property.schema)?;
+            let key = quoted(&format!("{}:", property.name));
+            let pair = self.rule(&format!("{key} {value}"));
+            let begins = format!("{pair} {rest}");
+            (rest, first) = match property.required {
+                true => (
+                    self.rule(&format!("\",\" {pair} {rest}")),
+                    Some(self.rule(&begins)),
+                ),
+                false => {
+                    let without = first.unwrap_or_default();
+                    let without = if without.is_empty() {
+                        "\"\"".to_owned()
+                    } else {
+                        without
+                    };
+                    (
+                        self.rule(&format!("(\",\" {pair})? {rest}")),
+                        Some(self.rule(&format!("{begins} | {without}"))),
+                    )
+                }
+            };
+        }
+        Ok(format!("\"{{\" {} \"}}\"", first.unwrap_or_default()))
+    }
+
+    /// A rule for any value, which is made when it is needed first.
+    fn anything(&mut self) -> String {
+        if let Some(name) = &self.anything {
+            return name.clone();
+        }
+        let name = format!("{}_anything", self.prefix);
+        self.anything = Some(name.clone());
+        let text = self.text();
+        let number = self.rule("%json {\"type\": \"number\"}");
+        let right = format!(
+            "{text} | {number} | \"true\" | \"false\" | \"null\" | \"[\" ({name} (\",\" {name})*)? \"]\" \
+             | \"{{\" ({NAME} \":\" {name} (\",\" {NAME} \":\" {name})*)? \"}}\""
+        );
+        self.writer.rule(&name, &right)
+    }
+}
