@@ -49,10 +49,10 @@ bench-rings: ## Only the rings and the planner: hops, less memory than the model
 	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
 	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --rings
 
-bench-conversations: ## Only conversations beside llama-server: second turns, 16 chats at once, speculation, also over long links, forms of answers (some 70 minutes)
+bench-conversations: ## Only conversations beside llama-server: second turns, 16 chats at once, speculation, also over long links, forms of answers (some 70 minutes; SECTIONS='masks siege': these)
 	$(PYTHON) tests/assets/fetch.py bench-conversations
 	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
-	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --conversations
+	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --conversations $(SECTIONS)
 
 bench-kernels: ## Only the matrix kernels, each weight format at each level of instructions (10 minutes)
 	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --kernels

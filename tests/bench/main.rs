@@ -4,8 +4,8 @@
 //! slower does so for both; medians are reported. Refuses to judge by one sample, and to hide what comes out badly.
 //!
 //! `--quick` takes one small sample of everything, to try the bench itself; its numbers mean nothing and are not kept. `--engine` measures
-//! the engine alone, `--rings` rings and the planner, `--conversations` what users of conversations notice, `--kernels` the kernels, format
-//! by level, `--70b` a model of 70B in a small ring, and nothing else. Results are kept in a folder for each kind of machine.
+//! the engine alone, `--rings` rings and the planner, `--conversations` what users of conversations notice (all of it, or the sections that are
+//! named), `--kernels` the kernels, format by level, `--70b` a model of 70B in a small ring, and nothing else. Results are kept in a folder for each kind of machine.
 
 mod chats;
 mod client;
@@ -35,6 +35,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use error::BenchError;
+use peer::Programs;
 use prima_crds::error_chain;
 use prima_engine::Compute;
 
@@ -64,6 +65,16 @@ fn main() -> ExitCode {
     let asked = |option: &str| std::env::args().any(|argument| argument == option);
     let effort = if asked("--quick") { QUICK } else { FULL };
     let quick = asked("--quick");
+    let section = |argument: &String| CONVERSATIONS.iter().any(|(name, _)| name == argument);
+    let mut names = std::env::args().skip(1);
+    if let Some(unknown) = names.find(|name| !name.starts_with("--") && !section(name)) {
+        let known: Vec<&str> = CONVERSATIONS.iter().map(|(name, _)| *name).collect();
+        eprintln!(
+            "bench: no section is named {unknown}; there are {}",
+            known.join(", ")
+        );
+        return ExitCode::FAILURE;
+    }
     let measured = if asked("--70b") {
         run_70b()
     } else if asked("--kernels") {
@@ -123,34 +134,57 @@ fn run_engine(effort: &Effort, quick: bool) -> Result<(), BenchError> {
     }
 }
 
-/// Writes after each section what there is by then: if a later one fails, an hour's results are kept.
+/// A part of what users of conversations notice: its name on the command line, and what measures it.
+type Section = (
+    &'static str,
+    fn(&Effort, &Programs) -> Result<String, BenchError>,
+);
+
+const CONVERSATIONS: [Section; 7] = [
+    ("second-turns", |effort, peer| {
+        second_turn::measure(effort, peer)
+            .map(|measured| report_conversations::second_turns(&measured))
+    }),
+    ("chats", |effort, peer| {
+        chats::measure(effort, peer).map(|measured| report_conversations::chats(&measured))
+    }),
+    ("speculation", |effort, peer| {
+        speculation::measure(effort, peer)
+            .map(|measured| report_conversations::speculation(&measured))
+    }),
+    ("streamed", |effort, peer| {
+        streamed_speculation::measure(effort, peer)
+            .map(|measured| report_conversations::streamed_speculation(measured.as_deref()))
+    }),
+    ("far-links", |effort, _| {
+        far_links::measure(effort).map(|measured| report_conversations::far_links(&measured))
+    }),
+    ("masks", |effort, peer| {
+        masks::measure(effort, peer).map(|measured| report_conversations::masks(&measured))
+    }),
+    ("siege", |effort, _| {
+        siege::measure(effort).map(|measured| report_conversations::siege(&measured))
+    }),
+];
+
+/// All sections, or those whose names are given, which are printed only. Of all, what there is by then is written after each: if a later one
+/// fails, an hour's results are kept.
 fn run_conversations(effort: &Effort, quick: bool) -> Result<(), BenchError> {
+    let chosen = |name: &str| std::env::args().any(|argument| argument == name);
+    let some = CONVERSATIONS.iter().any(|(name, _)| chosen(name));
     let peer = peer::build()?;
-    let mut sections = report_conversations::preamble(Compute::available_threads());
-    let mut keep = |section: String| {
-        sections += &section;
-        let report = report::title("make bench-conversations") + &sections;
-        match quick {
-            true => Ok(report),
-            false => report::write(&results().join("conversations.md"), &report).map(|()| report),
+    let mut report = report_conversations::preamble(Compute::available_threads());
+    for (name, measure) in CONVERSATIONS {
+        if some && !chosen(name) {
+            continue;
         }
-    };
-    let second_turns = second_turn::measure(effort, &peer)?;
-    keep(report_conversations::second_turns(&second_turns))?;
-    let chats = chats::measure(effort, &peer)?;
-    keep(report_conversations::chats(&chats))?;
-    let speculation = speculation::measure(effort, &peer)?;
-    keep(report_conversations::speculation(&speculation))?;
-    let streamed = streamed_speculation::measure(effort, &peer)?;
-    let streamed = streamed.as_deref();
-    keep(report_conversations::streamed_speculation(streamed))?;
-    let far_links = far_links::measure(effort)?;
-    keep(report_conversations::far_links(&far_links))?;
-    let masks = masks::measure(effort, &peer)?;
-    keep(report_conversations::masks(&masks))?;
-    let siege = siege::measure(effort)?;
-    let report = keep(report_conversations::siege(&siege))?;
-    println!("{report}");
+        report += &measure(effort, &peer)?;
+        if !some && !quick {
+            let report = report::title("make bench-conversations") + &report;
+            report::write(&results().join("conversations.md"), &report)?;
+        }
+    }
+    println!("{}{report}", report::title("make bench-conversations"));
     Ok(())
 }
 
