@@ -305,7 +305,7 @@ pub fn masks(all: &[Mask]) -> String {
 pub fn siege(measured: &Siege) -> String {
     let mut text = format!(
         "\n## Under siege\n\n{} streams of {} on a ring of one member, while others send 200 bodies of 4 MiB and open 1,000 connections that do \
-         nothing. Milliseconds from one token to the next.\n\n| | in peace | under siege | ratio | goal | |\n| --- | --- | --- | --- | --- | --- |\n",
+         nothing, from this machine, with what the ring leaves of its processors. Milliseconds from one token to the next.\n\n| | in peace | under siege | ratio | goal | |\n| --- | --- | --- | --- | --- | --- |\n",
         siege::STREAMS,
         siege::MODEL
     );

@@ -159,21 +159,30 @@ fn constraint(
             .map_err(|error| refused_grammar("tools", &error))?;
         text.constraint(grammar, "tools").map(Some)
     };
+    // Whoever does not rely on a schema is served without it: where its form says no, or else all are.
+    let without = |is_held: &dyn Fn(&Tool) -> bool| {
+        let tools = tools.callable.iter().cloned();
+        let tools = tools.map(|tool| match tool.strict || is_held(&tool) {
+            true => tool,
+            false => Tool {
+                parameters: json!({"type": "object"}),
+                ..tool
+            },
+        });
+        constraint(&tools.collect::<Vec<_>>())
+    };
     match constraint(&tools.callable) {
-        // Whoever does not rely on a schema is served without it.
         Err(_) if tools.callable.iter().any(|tool| !tool.strict) => {
-            let loose = tools
-                .callable
-                .iter()
-                .cloned()
-                .map(|tool| match tool.strict {
-                    true => tool,
-                    false => Tool {
-                        parameters: json!({"type": "object"}),
-                        ..tool
-                    },
-                });
-            constraint(&loose.collect::<Vec<_>>())
+            let is_held = |tool: &Tool| {
+                let alone = WantedAnswer {
+                    tools: std::slice::from_ref(tool),
+                    calls: tools.calls,
+                    several: tools.several,
+                    text: None,
+                };
+                calls(form, reasoning, &alone, &text.tokenizer).is_ok()
+            };
+            without(&is_held).or_else(|_| without(&|_| false))
         }
         read => read,
     }

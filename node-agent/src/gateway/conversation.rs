@@ -286,7 +286,8 @@ fn thoughts_of_calls(messages: &mut [Value]) {
 
 /// Ministral's template has what was thought in a block before the text.
 fn thoughts_as_blocks(message: &mut Value) {
-    let Some(thought) = message["reasoning_content"].as_str() else {
+    let thought = message["reasoning_content"].as_str();
+    let Some(thought) = thought.filter(|thought| !thought.is_empty()) else {
         return;
     };
     let mut blocks = vec![json!({"type": "thinking", "thinking": thought})];

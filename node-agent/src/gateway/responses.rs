@@ -222,10 +222,22 @@ fn said(number: usize, item: &Value, messages: &mut Vec<Value>) -> Result<(), Ap
         "reasoning" => {
             let parts = item["content"].as_array().into_iter().flatten();
             let thoughts: Vec<&str> = parts.filter_map(|part| part["text"].as_str()).collect();
-            if !thoughts.is_empty() {
-                messages.push(json!({
-                    "role": "assistant", "content": "", "reasoning_content": thoughts.join("\n"),
-                }));
+            let thought = thoughts.join("\n");
+            match messages
+                .last_mut()
+                .filter(|last| last["role"] == "assistant")
+            {
+                _ if thought.is_empty() => {}
+                None => messages.push(json!({
+                    "role": "assistant", "content": "", "reasoning_content": thought,
+                })),
+                // Between calls that go together.
+                Some(last) if last["tool_calls"].is_array() => {}
+                Some(last) => {
+                    let before = last["reasoning_content"].as_str();
+                    let both = before.map(|before| format!("{before}\n{thought}"));
+                    last["reasoning_content"] = both.unwrap_or(thought).into();
+                }
             }
         }
         // What OpenAI's own tools said.

@@ -2,6 +2,7 @@
 //! says.
 
 use prima_node_agent::generation::FinishReason;
+use prima_text::{Sampler, SamplingParams};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
@@ -440,14 +441,15 @@ async fn what_was_said_becomes_the_same_prompt_in_every_api() {
             "/v1/chat/completions",
             json!({"messages": [
                 {"role": "system", "content": "s"}, {"role": "user", "content": "u"},
-                {"role": "assistant", "content": "x", "reasoning_content": "hm", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": "r"},
+                {"role": "assistant", "content": "x", "reasoning_content": "h\nm", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": "r"},
             ]}),
         ),
         (
             "/v1/responses",
             json!({"instructions": "s", "input": [
                 {"role": "user", "content": [{"type": "input_text", "text": "u"}]}, {"type": "reasoning", "summary": []},
-                {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+                {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "h"}]},
+                {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "m"}]},
                 {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]},
                 {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{\"a\":1}"},
                 {"type": "function_call_output", "call_id": "1", "output": "r"},
@@ -457,7 +459,7 @@ async fn what_was_said_becomes_the_same_prompt_in_every_api() {
             "/v1/messages",
             json!({"max_tokens": 9, "system": [{"type": "text", "text": "s"}], "messages": [
                 {"role": "user", "content": "u"},
-                {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": "x"}, {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}]},
+                {"role": "assistant", "content": [{"type": "thinking", "thinking": "h\nm", "signature": ""}, {"type": "text", "text": "x"}, {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}]},
                 {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "r"}]}]},
             ]}),
         ),
@@ -465,14 +467,14 @@ async fn what_was_said_becomes_the_same_prompt_in_every_api() {
             "/api/chat",
             json!({"model": MODEL, "stream": false, "messages": [
                 {"role": "system", "content": "s"}, {"role": "user", "content": "u"},
-                {"role": "assistant", "content": "x", "thinking": "hm", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
+                {"role": "assistant", "content": "x", "thinking": "h\nm", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
                 {"role": "tool", "tool_name": "f", "content": "r"},
             ]}),
         ),
     ];
     for (route, body) in bodies {
         let prompt = accepted(&mut server, route, &body).await.prompt();
-        let expected = "system: s|user: u|assistant: (hm)x<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>|tool: r|assistant: ";
+        let expected = "system: s|user: u|assistant: (h\nm)x<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>|tool: r|assistant: ";
         assert_eq!(prompt, expected, "{route}");
     }
 }
@@ -619,6 +621,50 @@ async fn tools_are_told_in_words_where_no_form_is_known() {
         "{prompt}"
     );
     assert!(prompt.contains("<tool_call>"), "{prompt}");
+}
+
+#[tokio::test]
+async fn one_tool_that_cannot_be_held_frees_no_other() {
+    let template = "{{ tools | tojson }}{# <tool_call><function= #}";
+    let mut server = Server::start_with(options(), Some(text(Some(template)))).await;
+    let tool = |name: &str, strict: bool, parameters: Value| json!({"type": "function", "function": {"name": name, "strict": strict, "parameters": parameters}});
+    let days = json!({"type": "object", "properties": {"days": {"type": "integer"}}});
+    let other = json!({"type": "object", "minProperties": 1});
+    let tools = |strict| {
+        json!([
+            tool("f", false, days.clone()),
+            tool("g", strict, other.clone())
+        ])
+    };
+    let body = json!({"messages": question(), "tools": tools(false)});
+    let accepted = accepted(&mut server, "/v1/chat/completions", &body).await;
+    let allowed = |call: &str| {
+        let mut sampler = Sampler::new(SamplingParams::default()).unwrap();
+        sampler.constrain(accepted.request.constraint.clone());
+        let tokens = text(None).tokenizer.encode(call, false, false).unwrap();
+        tokens
+            .into_iter()
+            .all(|token| sampler.accept(token).is_ok())
+    };
+    let call = |name: &str, value: &str| {
+        format!("<tool_call>\n<function={name}>\n<parameter=days>\n{value}\n</parameter>\n")
+    };
+    assert!(allowed(&call("f", "3")));
+    assert!(!allowed(&call("f", "three")));
+    assert!(allowed(&call("g", "three")));
+    let body = json!({"messages": question(), "tools": tools(true)});
+    let reply = post("/v1/chat/completions", &body)
+        .send(server.address)
+        .await;
+    assert_eq!(reply.status, 400);
+    let error = reply.json().await["error"].take();
+    assert!(
+        error["message"]
+            .as_str()
+            .unwrap()
+            .contains("`minProperties`"),
+        "{error}"
+    );
 }
 
 #[tokio::test]

@@ -11,8 +11,8 @@ use serde_json::{Map, Value, json};
 use crate::client::{get, post};
 use crate::server::{MODEL, Server, TEMPLATE, options, text_with};
 
-/// Every field that the gateway reads, wherever it reads it.
-const FIELDS: [&str; 73] = [
+/// Fields that the gateway reads, and keywords of schemas, wherever it reads them.
+const FIELDS: [&str; 82] = [
     "model",
     "messages",
     "role",
@@ -47,11 +47,9 @@ const FIELDS: [&str; 73] = [
     "tools",
     "functions",
     "function",
-    "name",
     "parameters",
     "tool_choice",
     "parallel_tool_calls",
-    "tool_calls",
     "response_format",
     "json_schema",
     "schema",
@@ -86,6 +84,17 @@ const FIELDS: [&str; 73] = [
     "input_suffix",
     "input_extra",
     "with_pieces",
+    "raw",
+    "keep_alive",
+    "strict",
+    "reasoning_content",
+    "arguments",
+    "properties",
+    "required",
+    "enum",
+    "anyOf",
+    "$ref",
+    "additionalProperties",
 ];
 
 /// Every route that takes a body, and what a body must have to get past the first hurdle. With `ring`: such bodies reach the ring.

@@ -226,6 +226,12 @@ const XML: KeyMarks = KeyMarks {
     end: "</function>",
 };
 
+/// The same, with nothing between marks and values.
+const SEED: KeyMarks = KeyMarks {
+    own_lines: false,
+    ..XML
+};
+
 /// `f<arg_key>a</arg_key><arg_value>1</arg_value>`.
 const ARG_KEYS: KeyMarks = KeyMarks {
     name_open: "",
@@ -328,7 +334,7 @@ const CALLS: [(&[&str], CallForm); 15] = [
         tagged(
             "<seed:tool_call>",
             "</seed:tool_call>",
-            CallBody::Keyed(&XML),
+            CallBody::Keyed(&SEED),
         ),
     ),
     // MiniMax M2.

@@ -26,6 +26,8 @@ pub struct AnswerReader {
     at_edge: bool,
     /// Nothing but white space has come so far.
     at_start: bool,
+    /// Between the marks around all calls.
+    among_calls: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -64,6 +66,7 @@ impl AnswerReader {
             held: String::new(),
             at_edge: in_reasoning,
             at_start: true,
+            among_calls: false,
         }
     }
 
@@ -93,7 +96,7 @@ impl AnswerReader {
             State::Reasoning => parts.push(AnswerPart::Reasoning(held)),
             State::Call { mark } => self.whole_call(mark, &held, "", &mut parts),
             State::Arguments(_) => parts.push(AnswerPart::Arguments(held)),
-            State::Keyed(arguments) => arguments.finish(&held, &mut parts),
+            State::Keyed(arguments) => arguments.finish(held, &mut parts),
             State::AfterArguments(_) | State::AfterCall => {}
             State::Channels(reader) => reader.finish(held, &mut parts),
         }
@@ -182,12 +185,11 @@ impl AnswerReader {
         let mut marks = Vec::new();
         marks.extend(self.reasoning.map(|marks| marks.open));
         if let Some(form) = self.calls {
-            marks.push(form.marks.open);
-            marks.extend(
-                form.around
-                    .iter()
-                    .flat_map(|around| [around.open, around.close]),
-            );
+            match form.around {
+                Some(around) if self.among_calls => marks.extend([form.marks.open, around.close]),
+                Some(around) => marks.extend([around.open, around.close]),
+                None => marks.push(form.marks.open),
+            }
         }
         let (before, found) = take_until(&mut self.held, &marks);
         self.content(&before, parts);
@@ -195,8 +197,13 @@ impl AnswerReader {
             return false;
         };
         self.at_start = false;
+        let around = self.calls.and_then(|form| form.around);
         if self.reasoning.is_some_and(|marks| marks.open == found) {
             self.state = State::Reasoning;
+        } else if let Some(around) =
+            around.filter(|around| [around.open, around.close].contains(&found))
+        {
+            self.among_calls = found == around.open;
         } else if self.calls.is_some_and(|form| form.marks.open == found) {
             self.state = State::Call { mark: found };
         }

@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use crate::schema_object::{list, resolved};
+use crate::schema_object::{ANYTHING, SchemaObject, list, only, resolved};
 use crate::tool::Tool;
 
 /// How the value of an argument stands there.
@@ -21,59 +21,103 @@ pub(crate) enum BareValue {
     QuotedText,
     /// Anything else, as JSON.
     Json,
+    /// JSON where it is JSON, else a text: both will do.
+    Anything,
 }
+
+/// Choices of choices end here.
+const MAX_DEPTH: usize = 8;
 
 impl BareValue {
     /// Of an argument of a call of `tool`.
     pub(crate) fn of_argument(tools: &[Tool], tool: &str, argument: &str) -> Self {
-        let tool = tools.iter().find(|other| other.name == tool);
-        tool.map_or(Self::Json, |tool| {
-            Self::of(&tool.parameters, &tool.parameters["properties"][argument])
-        })
+        let Some(tool) = tools.iter().find(|other| other.name == tool) else {
+            return Self::Anything;
+        };
+        let root = &tool.parameters;
+        let schema = match SchemaObject::of(root, root) {
+            Ok(object) => object.property(argument).unwrap_or(&ANYTHING),
+            // Its calls are held to nothing, and read as well as may be.
+            Err(_) => &root["properties"][argument],
+        };
+        Self::of(tool, schema)
     }
 
-    /// By `schema`, a part of the whole schema `root`.
-    pub(crate) fn of(root: &Value, schema: &Value) -> Self {
-        let Ok(schema) = resolved(root, schema) else {
+    /// By `schema`, a part of the tool's.
+    pub(crate) fn of(tool: &Tool, schema: &Value) -> Self {
+        Self::within(tool, schema, MAX_DEPTH)
+    }
+
+    fn within(tool: &Tool, schema: &Value, depth: usize) -> Self {
+        let Ok(schema) = resolved(&tool.parameters, schema) else {
             return Self::Json;
         };
         let Value::Object(map) = schema else {
-            return Self::Json;
+            return match schema {
+                Value::Bool(false) => Self::Json,
+                _ => Self::Anything,
+            };
         };
-        let texts: Option<Vec<Value>> = match map.get("const") {
+        let has_only = |known: &[&str]| only(map, known).is_ok();
+        if has_only(&[]) {
+            return Self::Anything;
+        }
+        let listed: Option<Vec<Value>> = match map.get("const") {
             Some(value) => Some(vec![value.clone()]),
             None => map
                 .contains_key("enum")
                 .then(|| list(map, "enum").cloned().collect()),
         };
-        if let Some(values) = texts {
-            return match values.iter().all(stands_for_itself) && !values.is_empty() {
+        if let Some(values) = listed {
+            let of_type = |value: &Value| match map.get("type") {
+                None => true,
+                Some(kind) => *kind == "string" && value.is_string(),
+            };
+            let plain = |value| stands_for_itself(value) && of_type(value);
+            return match has_only(&["const", "enum", "type"])
+                && !values.is_empty()
+                && values.iter().all(plain)
+            {
                 true => Self::OneOf(values),
                 false => Self::Json,
             };
         }
-        let free = !RESTRICTING.iter().any(|keyword| map.contains_key(*keyword));
         match map.get("type") {
-            Some(Value::String(kind)) if kind == "string" => match free {
-                true => Self::Text,
-                false => Self::QuotedText,
-            },
-            Some(kinds) if free && *kinds == json!(["string", "null"]) => Self::TextOrNull,
-            Some(kinds) if free && *kinds == json!(["null", "string"]) => Self::TextOrNull,
-            Some(_) => Self::Json,
-            None => Self::of_choices(root, list(map, "anyOf").chain(list(map, "oneOf"))),
+            Some(Value::String(kind)) if kind == "string" => {
+                match has_only(&["type"]) || !tool.strict {
+                    true => Self::Text,
+                    false => Self::QuotedText,
+                }
+            }
+            Some(Value::Array(kinds)) if has_only(&["type"]) => {
+                let mut kinds: Vec<&str> = kinds.iter().filter_map(Value::as_str).collect();
+                kinds.sort_unstable();
+                match kinds.as_slice() {
+                    ["null", "string"] => Self::TextOrNull,
+                    _ => Self::Json,
+                }
+            }
+            None if depth > 0 && has_only(&["anyOf"]) => {
+                Self::of_choices(tool, list(map, "anyOf"), depth - 1)
+            }
+            None if depth > 0 && has_only(&["oneOf"]) => {
+                Self::of_choices(tool, list(map, "oneOf"), depth - 1)
+            }
+            _ => Self::Json,
         }
     }
 
     /// Pydantic's optional texts are choices of a text and of null.
-    fn of_choices<'s>(root: &Value, choices: impl Iterator<Item = &'s Value>) -> Self {
-        let is_null = |choice: &&Value| choice["type"] == "null";
+    fn of_choices<'s>(tool: &Tool, choices: impl Iterator<Item = &'s Value>, depth: usize) -> Self {
+        let is_null = |choice: &&Value| **choice == json!({"type": "null"});
         let (nulls, others): (Vec<&Value>, Vec<&Value>) = choices.partition(is_null);
         match (nulls.as_slice(), others.as_slice()) {
-            ([_], [other]) => match Self::of(root, other) {
+            ([_], [other]) => match Self::within(tool, other, depth) {
                 Self::Text => Self::TextOrNull,
                 Self::OneOf(mut values) => {
-                    values.push(Value::Null);
+                    if !values.contains(&Value::Null) {
+                        values.push(Value::Null);
+                    }
                     Self::OneOf(values)
                 }
                 _ => Self::Json,
@@ -98,7 +142,7 @@ impl BareValue {
                 quoted @ Value::String(_) => quoted,
                 _ => as_text(),
             },
-            Self::Json => as_json(),
+            Self::Json | Self::Anything => as_json(),
         }
     }
 
@@ -110,19 +154,6 @@ impl BareValue {
             && serde_json::from_str::<Value>(text).is_err_and(|error| error.is_eof())
     }
 }
-
-/// Keywords that some texts are not valid by.
-const RESTRICTING: [&str; 9] = [
-    "allOf",
-    "anyOf",
-    "format",
-    "if",
-    "maxLength",
-    "minLength",
-    "not",
-    "oneOf",
-    "pattern",
-];
 
 /// Whether a value of a list is found again by its text, without quotes.
 fn stands_for_itself(value: &Value) -> bool {
@@ -139,9 +170,21 @@ fn stands_for_itself(value: &Value) -> bool {
 mod tests {
     use super::*;
 
+    fn tool(parameters: Value, strict: bool) -> Tool {
+        Tool {
+            name: "f".to_owned(),
+            parameters,
+            strict,
+            described: json!(null),
+        }
+    }
+
     #[test]
     fn schemas_say_how_values_stand_there() {
-        let root = json!({"$defs": {"Color": {"enum": ["red", "blue"], "type": "string"}}});
+        let root = json!({"$defs": {
+            "Color": {"enum": ["red", "blue"], "type": "string"},
+            "Endless": {"anyOf": [{"$ref": "#/$defs/Endless"}, {"type": "null"}]},
+        }});
         let colors =
             |more: &[Value]| BareValue::OneOf([&[json!("red"), json!("blue")], more].concat());
         for (schema, expected) in [
@@ -152,8 +195,16 @@ mod tests {
             ),
             (json!({"type": ["string", "null"]}), BareValue::TextOrNull),
             (
+                json!({"type": ["string", "null"], "minLength": 2}),
+                BareValue::Json,
+            ),
+            (
                 json!({"anyOf": [{"type": "string"}, {"type": "null"}], "default": null}),
                 BareValue::TextOrNull,
+            ),
+            (
+                json!({"anyOf": [{"type": "string"}, {"type": "null"}], "minLength": 3}),
+                BareValue::Json,
             ),
             (
                 json!({"type": "string", "pattern": "^a"}),
@@ -172,6 +223,14 @@ mod tests {
                 json!({"const": "red"}),
                 BareValue::OneOf(vec![json!("red")]),
             ),
+            (
+                json!({"enum": ["red", null], "type": "string"}),
+                BareValue::Json,
+            ),
+            (
+                json!({"enum": ["a", "bb"], "minLength": 2}),
+                BareValue::Json,
+            ),
             (json!({"enum": [1, "a"]}), BareValue::Json),
             (json!({"enum": ["<", "a"]}), BareValue::Json),
             (json!({"type": "integer"}), BareValue::Json),
@@ -180,10 +239,40 @@ mod tests {
                 BareValue::Json,
             ),
             (json!({"$ref": "#/$defs/None"}), BareValue::Json),
-            (json!({}), BareValue::Json),
-            (json!(true), BareValue::Json),
+            (json!({"$ref": "#/$defs/Endless"}), BareValue::Json),
+            (json!({"description": "It"}), BareValue::Anything),
+            (json!(true), BareValue::Anything),
         ] {
-            assert_eq!(BareValue::of(&root, &schema), expected, "{schema}");
+            let tool = tool(root.clone(), true);
+            assert_eq!(BareValue::of(&tool, &schema), expected, "{schema}");
+        }
+        // Nobody relies on how long it is, and a text is what models write.
+        let schema = json!({"type": "string", "minLength": 1});
+        assert_eq!(BareValue::of(&tool(root, false), &schema), BareValue::Text);
+    }
+
+    #[test]
+    fn arguments_are_found_wherever_the_schema_has_them() {
+        let text = json!({"type": "string"});
+        for (parameters, expected) in [
+            (json!({"properties": {"a": text}}), BareValue::Text),
+            (json!({"additionalProperties": text}), BareValue::Text),
+            (
+                json!({"$ref": "#/$defs/Own", "$defs": {"Own": {"properties": {"a": text}}}}),
+                BareValue::Text,
+            ),
+            (
+                json!({"properties": {"a": text}, "minProperties": 1}),
+                BareValue::Text,
+            ),
+            (json!({"properties": {"b": text}}), BareValue::Anything),
+        ] {
+            let tools = [tool(parameters.clone(), true)];
+            assert_eq!(
+                BareValue::of_argument(&tools, "f", "a"),
+                expected,
+                "{parameters}"
+            );
         }
     }
 
@@ -215,5 +304,6 @@ mod tests {
         assert!(!BareValue::Json.goes_on("{\"a\": 1}"));
         assert!(!BareValue::Json.goes_on("[a"));
         assert!(!BareValue::Text.goes_on("{"));
+        assert!(!BareValue::Anything.goes_on("[1"));
     }
 }

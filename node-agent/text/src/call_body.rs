@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::answer_form::{CALL_ID, CallBody, GEMMA_QUOTE};
+use crate::answer_form::{CALL_ID, CallBody, DEEPSEEK_SEPARATOR, GEMMA_QUOTE, MISTRAL_ARGUMENTS};
 use crate::keyed_arguments;
 
 /// A call, read whole.
@@ -33,7 +33,7 @@ pub fn read(body: CallBody, text: &str) -> Option<Vec<Call>> {
         CallBody::NameThenJson(separator) => {
             let (name, arguments) = text.split_once(separator)?;
             let arguments: Value = serde_json::from_str(arguments.trim()).ok()?;
-            Some(vec![call(&plain_name(name), arguments)?])
+            Some(vec![call(&plain_name(name, separator), arguments)?])
         }
         // With arguments, it is read while it comes.
         CallBody::Keyed(marks) => {
@@ -157,7 +157,7 @@ pub fn name_head(text: &str, separator: &str) -> Head {
     };
     let between = &rest[..brace];
     let name = match between.trim() {
-        "" => plain_name(name),
+        "" => plain_name(name, separator),
         other => match other.strip_suffix("```json") {
             Some(own_line) => own_line.trim().to_owned(),
             None => return Head::Other,
@@ -172,15 +172,21 @@ pub fn name_head(text: &str, separator: &str) -> Head {
     }
 }
 
-/// Kimi writes `functions.f:0`, and sometimes leaves out either end.
-fn plain_name(name: &str) -> String {
-    let name = name.split(CALL_ID).next().unwrap_or(name).trim();
-    let name = name.strip_prefix("functions.").unwrap_or(name);
-    match name.rsplit_once(':') {
-        Some((plain, number)) if number.bytes().all(|byte| byte.is_ascii_digit()) => {
-            plain.to_owned()
+fn plain_name(name: &str, separator: &str) -> String {
+    let name = name.trim();
+    match separator {
+        MISTRAL_ARGUMENTS => name.split(CALL_ID).next().unwrap_or(name).trim().to_owned(),
+        DEEPSEEK_SEPARATOR => name.to_owned(),
+        // Kimi writes `functions.f:0`, and sometimes leaves out either end.
+        _ => {
+            let name = name.strip_prefix("functions.").unwrap_or(name);
+            let numbered = name.rsplit_once(':');
+            let number = |number: &str| number.bytes().all(|byte| byte.is_ascii_digit());
+            match numbered.filter(|(_, last)| number(last)) {
+                Some((plain, _)) => plain.to_owned(),
+                None => name.to_owned(),
+            }
         }
-        _ => name.to_owned(),
     }
 }
 

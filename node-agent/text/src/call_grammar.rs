@@ -18,8 +18,8 @@ use crate::lark::{ANY_TEXT, Writer, quoted};
 use crate::tokenizer::Tokenizer;
 use crate::tool::{Calls, Tool, WantedAnswer};
 
-/// How a call begins that has no opening mark.
-const BARE_HEAD: &str = "/\\s*\\{\\s*\"name\"/";
+/// How a call begins that has no opening mark: what is read as the head of one ([`crate::call_body::json_head`]).
+const BARE_HEAD: &str = "/\\s*\\{\\s*\"name\"\\s*:\\s*\"([^\"\\\\]|\\\\.)*\"\\s*,\\s*\"(arguments|parameters)\"\\s*:\\s*\\{/";
 
 /// An answer that is `answer` after reasoning, where there is any.
 pub fn after_reasoning(
@@ -155,6 +155,7 @@ impl Writer<'_> {
         let mut names = Vec::with_capacity(tools.len());
         for (nth, tool) in tools.iter().enumerate() {
             let body = self.body(body, nth, tool)?;
+            self.check_size()?;
             names.push(self.rule(&format!("body_{nth}"), &body));
         }
         Ok(self.rule("body", &names.join(" | ")))
@@ -216,7 +217,7 @@ impl Writer<'_> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Map, json};
 
     use super::*;
     use crate::answer_form::GEMMA_QUOTE;
@@ -398,6 +399,148 @@ mod tests {
         }
     }
 
+    /// The calls that are read, each with its arguments.
+    fn read(form: &AnswerForm, tool: &Tool, text: &str) -> Vec<(String, Value)> {
+        let mut reader = AnswerReader::new(form, [tool.clone()].into(), Reasoning::Closed);
+        let mut parts = reader.push(text);
+        parts.extend(reader.finish());
+        let mut calls = Vec::new();
+        for part in parts {
+            match part {
+                AnswerPart::Call { name } => calls.push((name, String::new())),
+                AnswerPart::Arguments(more) => calls.last_mut().unwrap().1 += &more,
+                other => panic!("{other:?} of {text:?}"),
+            }
+        }
+        let whole = |(name, arguments): (String, String)| {
+            let read = serde_json::from_str(&arguments);
+            (
+                name,
+                read.unwrap_or_else(|error| panic!("{error}: {arguments} of {text:?}")),
+            )
+        };
+        calls.into_iter().map(whole).collect()
+    }
+
+    #[test]
+    fn what_is_allowed_is_read_as_it_was_meant() {
+        let tokenizer = signs_and(&[END]);
+        let text = json!({"type": "string"});
+        for (schema, value, expected) in [
+            (json!({"properties": {"a": text}}), "12", json!("12")),
+            (
+                json!({"properties": {"b": text}, "additionalProperties": text}),
+                "12",
+                json!("12"),
+            ),
+            (
+                json!({"$ref": "#/$defs/Own", "$defs": {"Own": {"type": "object", "properties": {"a": text}}}}),
+                "12",
+                json!("12"),
+            ),
+            (
+                json!({"properties": {"a": {"enum": ["1", "2"]}}}),
+                "2",
+                json!("2"),
+            ),
+            (
+                json!({"properties": {"a": {"anyOf": [text, {"type": "null"}]}}}),
+                "null",
+                json!(null),
+            ),
+            (
+                json!({"properties": {"a": {"anyOf": [text, {"type": "null"}]}}}),
+                "1\n",
+                json!("1\n"),
+            ),
+            (
+                json!({"properties": {"a": {"type": "string", "pattern": "^1"}}}),
+                "\"12\"",
+                json!("12"),
+            ),
+            (json!({"properties": {"a": {}}}), "[1", json!("[1")),
+            (json!({"type": "object"}), "[1", json!("[1")),
+            (json!({"type": "object"}), "{\"b\": 1}", json!({"b": 1})),
+        ] {
+            let tool = tool(schema.clone());
+            for (template, text) in [
+                (
+                    FORMS[0],
+                    format!(
+                        "<tool_call>weather<arg_key>a</arg_key><arg_value>{value}</arg_value></tool_call>"
+                    ),
+                ),
+                (
+                    FORMS[1],
+                    format!(
+                        "<tool_call>\n<function=weather>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>"
+                    ),
+                ),
+                (
+                    "<seed:tool_call>",
+                    format!(
+                        "<seed:tool_call><function=weather><parameter=a>{value}</parameter></function></seed:tool_call>"
+                    ),
+                ),
+            ] {
+                let (form, grammar) =
+                    form_and_grammar(template, &tool, Calls::Required, &tokenizer);
+                let allowed = allows(&tokenizer, &grammar.unwrap(), &format!("{text}{END}"));
+                assert!(allowed, "{schema}: {text}");
+                let called = ("weather".to_owned(), json!({"a": expected}));
+                assert_eq!(read(&form, &tool, &text), [called], "{schema}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_schema_takes_long_or_all_the_memory() {
+        let tokenizer = signs_and(&[END]);
+        let chain: Map<String, Value> = (0..50_000)
+            .map(|nth| {
+                let next = format!("#/$defs/d{}", nth + 1);
+                (
+                    format!("d{nth}"),
+                    json!({"type": "array", "items": {"$ref": next}}),
+                )
+            })
+            .collect();
+        let many: Map<String, Value> = (0..2000)
+            .map(|nth| {
+                (
+                    format!("p{nth}"),
+                    json!({"type": "array", "items": {"$ref": "#/$defs/d"}}),
+                )
+            })
+            .collect();
+        let names: Vec<String> = (0..20_000).map(|nth| format!("n{nth}")).collect();
+        let reader = GrammarReader::new(&tokenizer).unwrap();
+        let endless = json!({"anyOf": [{"$ref": "#/properties/a"}, {"type": "null"}]});
+        for (schema, refused) in [
+            (json!({"properties": {"a": endless}}), false),
+            (
+                json!({"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": chain}),
+                true,
+            ),
+            (
+                json!({"properties": many, "$defs": {"d": {"description": "x".repeat(1 << 20)}}}),
+                true,
+            ),
+            (json!({"required": names}), true),
+        ] {
+            for template in FORMS {
+                let tool = tool(schema.clone());
+                let (_, grammar) = form_and_grammar(template, &tool, Calls::Required, &tokenizer);
+                let grammar = grammar.and_then(|grammar| reader.read(grammar));
+                assert!(grammar.is_err() || !refused, "{template}");
+                let form = AnswerForm::of_template(FORMS[0]);
+                let call =
+                    "<tool_call>weather<arg_key>a</arg_key><arg_value>null</arg_value></tool_call>";
+                assert_eq!(read(&form, &tool, call).len(), 1);
+            }
+        }
+    }
+
     #[test]
     fn a_tool_without_properties_may_be_told_anything() {
         let tokenizer = signs_and(&[END]);
@@ -487,7 +630,8 @@ mod tests {
                     format!("<|python_tag|>{}", call.replace("weather", "wetter")),
                     false,
                 ),
-                (" {\"name\": 3}".to_owned(), false),
+                (" {\"name\": 3}".to_owned(), true),
+                ("{\"name\": \"Alice\", \"age\": 3}".to_owned(), true),
             ] {
                 assert_eq!(
                     allows(&tokenizer, &grammar, &format!("{text}{END}")),
@@ -578,25 +722,12 @@ mod tests {
                     assert!(bytes.len() < 100_000, "{template}: no end");
                 }
                 let text = String::from_utf8(bytes).unwrap();
-                let mut reader = AnswerReader::new(&form, [tool.clone()].into(), Reasoning::Closed);
-                let mut parts = reader.push(&text);
-                parts.extend(reader.finish());
-                let mut calls = Vec::new();
-                for part in parts {
-                    match part {
-                        AnswerPart::Call { name } => calls.push((name, String::new())),
-                        AnswerPart::Arguments(more) => calls.last_mut().unwrap().1 += &more,
-                        other => panic!("{template}: {other:?} of {text:?}"),
-                    }
-                }
+                let calls = read(&form, &tool, &text);
                 assert!(!calls.is_empty(), "{template}: {text:?}");
                 for (name, arguments) in calls {
-                    let read: Value = serde_json::from_str(&arguments).unwrap_or_else(|error| {
-                        panic!("{template}: {error}: {arguments} of {text:?}")
-                    });
                     assert!(
-                        name == "weather" && valid(&read),
-                        "{template}: {read} of {text:?}"
+                        name == "weather" && valid(&arguments),
+                        "{template}: {arguments} of {text:?}"
                     );
                 }
             }

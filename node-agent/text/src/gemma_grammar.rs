@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use crate::answer_form::GEMMA_QUOTE;
 use crate::grammar_error::GrammarError;
 use crate::lark::{Writer, quoted};
-use crate::schema_object::{ANYTHING, SchemaObject, list, only, refused, resolved};
+use crate::schema_object::{ANYTHING, SchemaObject, list, only, plain_name, refused, resolved};
 use crate::tool::Tool;
 
 impl Writer<'_> {
@@ -24,6 +24,7 @@ impl Writer<'_> {
             root: &tool.parameters,
             prefix: format!("value_{nth}"),
             rules: 0,
+            depth: 0,
             names: HashMap::new(),
             anything: None,
         };
@@ -46,6 +47,8 @@ struct Rules<'r, 't> {
     prefix: String,
     /// So many have a name.
     rules: usize,
+    /// Of the value within others whose rule is being made.
+    depth: usize,
     /// Of schemas that have a rule: they may lead to themselves.
     names: HashMap<*const Value, String>,
     anything: Option<String>,
@@ -60,6 +63,33 @@ const NUMBERS: [&str; 5] = [
 ];
 const ARRAYS: [&str; 3] = ["items", "minItems", "maxItems"];
 const OBJECTS: [&str; 3] = ["properties", "required", "additionalProperties"];
+
+/// Values within one another.
+const MAX_DEPTH: usize = 64;
+
+fn whole_number(keyword: &str) -> GrammarError {
+    refused(&format!("`{keyword}` must be a whole number"))
+}
+
+/// # Errors
+/// There is none.
+fn some_of(keyword: &str, alternatives: Vec<String>) -> Result<String, GrammarError> {
+    match alternatives.is_empty() {
+        true => Err(refused(&format!("nothing is valid by this `{keyword}`"))),
+        false => Ok(alternatives.join(" | ")),
+    }
+}
+
+fn is_of(kind: &str, value: &Value) -> bool {
+    match kind {
+        "string" => value.is_string(),
+        "integer" => value.is_i64() || value.is_u64(),
+        "number" => value.is_number(),
+        "boolean" => value.is_boolean(),
+        "null" => value.is_null(),
+        _ => false,
+    }
+}
 
 /// What a name may be made of, where any will do.
 const NAME: &str = "/[A-Za-z0-9_$.\\-]+/";
@@ -78,17 +108,25 @@ impl Rules<'_, '_> {
     /// The rule for a value by `schema`.
     fn value(&mut self, schema: &Value) -> Result<String, GrammarError> {
         let schema = resolved(self.root, schema)?;
+        self.writer.check_size()?;
+        if self.depth >= MAX_DEPTH {
+            return Err(refused(&format!(
+                "arguments of more than {MAX_DEPTH} levels"
+            )));
+        }
         if let Some(name) = self.names.get(&std::ptr::from_ref(schema)) {
             return Ok(name.clone());
         }
         let map = match schema {
             Value::Object(map) => map,
             Value::Bool(true) => return Ok(self.anything()),
-            _ => return Err(refused("nothing is valid by `false`")),
+            other => return Err(refused(&format!("nothing is valid by `{other}`"))),
         };
         let name = self.next_name();
         self.names.insert(schema, name.clone());
+        self.depth += 1;
         let right = self.alternatives(schema, map)?;
+        self.depth -= 1;
         Ok(self.writer.rule(&name, &right))
     }
 
@@ -98,16 +136,17 @@ impl Rules<'_, '_> {
         map: &Map<String, Value>,
     ) -> Result<String, GrammarError> {
         if let Some(value) = map.get("const") {
-            return self.literal(value);
+            only(map, &["const", "type"])?;
+            return self.listed(map, std::slice::from_ref(value));
         }
-        if map.contains_key("enum") {
-            let values = list(map, "enum").map(|value| self.literal(value));
-            return Ok(values.collect::<Result<Vec<_>, _>>()?.join(" | "));
+        if let Some(values) = map.get("enum").and_then(Value::as_array) {
+            only(map, &["enum", "type"])?;
+            return self.listed(map, values);
         }
         if map.contains_key("anyOf") {
             only(map, &["anyOf"])?;
             let values = list(map, "anyOf").map(|choice| self.value(choice));
-            return Ok(values.collect::<Result<Vec<_>, _>>()?.join(" | "));
+            return some_of("anyOf", values.collect::<Result<_, _>>()?);
         }
         let kinds: Vec<&str> = match map.get("type") {
             Some(Value::String(kind)) => vec![kind],
@@ -146,7 +185,7 @@ impl Rules<'_, '_> {
             "object" => self.object(schema),
             other => Err(refused(&format!("there is no `type` {other:?}"))),
         });
-        Ok(values.collect::<Result<Vec<_>, _>>()?.join(" | "))
+        some_of("type", values.collect::<Result<_, _>>()?)
     }
 
     fn text(&mut self) -> String {
@@ -154,6 +193,24 @@ impl Rules<'_, '_> {
         let name = self.next_name();
         let rest = self.writer.text_and_mark(&name, GEMMA_QUOTE);
         format!("{open} {rest}")
+    }
+
+    /// The values of a list that are of the type.
+    fn listed(
+        &mut self,
+        map: &Map<String, Value>,
+        values: &[Value],
+    ) -> Result<String, GrammarError> {
+        let of_type = |value: &&Value| match map.get("type") {
+            None => true,
+            Some(Value::String(kind)) => is_of(kind, value),
+            Some(_) => list(map, "type")
+                .filter_map(Value::as_str)
+                .any(|kind| is_of(kind, value)),
+        };
+        let values = values.iter().filter(of_type);
+        let values = values.map(|value| self.literal(value));
+        some_of("enum", values.collect::<Result<_, _>>()?)
     }
 
     /// A value of a list.
@@ -173,8 +230,12 @@ impl Rules<'_, '_> {
 
     fn array(&mut self, map: &Map<String, Value>) -> Result<String, GrammarError> {
         let item = self.value(map.get("items").unwrap_or(&ANYTHING))?;
-        let number = |keyword: &str| map.get(keyword).and_then(Value::as_u64);
-        let (least, most) = (number("minItems").unwrap_or(0), number("maxItems"));
+        let number = |keyword: &str| {
+            let given = map.get(keyword);
+            let whole = given.map(|value| value.as_u64().ok_or_else(|| whole_number(keyword)));
+            whole.transpose()
+        };
+        let (least, most) = (number("minItems")?.unwrap_or(0), number("maxItems")?);
         let more = match most {
             Some(0) if least == 0 => return Ok("\"[\" \"]\"".to_owned()),
             Some(most) if most < least => return Err(refused("`maxItems` is below `minItems`")),
@@ -215,15 +276,9 @@ impl Rules<'_, '_> {
             first = Some(self.rule(&format!("({pair} {rest})?")));
         }
         for property in object.properties.iter().rev() {
-            let plain = |sign: char| !sign.is_whitespace() && !",:{}[]<>|\"".contains(sign);
-            if property.name.is_empty() || !property.name.chars().all(plain) {
-                return Err(refused(&format!(
-                    "calls of this model cannot name {:?}",
-                    property.name
-                )));
-            }
+            let name = plain_name(property.name, ",:{}[]<>|\"")?;
             let value = self.value(property.schema)?;
-            let key = quoted(&format!("{}:", property.name));
+            let key = quoted(&format!("{name}:"));
             let pair = self.rule(&format!("{key} {value}"));
             let begins = format!("{pair} {rest}");
             (rest, first) = match property.required {

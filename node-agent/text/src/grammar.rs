@@ -45,7 +45,7 @@ const MAX_LEXER_STATES: usize = 20_000;
 const MAX_GRAMMAR_SIZE: usize = 200_000;
 /// Bytes of what a client sends, and brackets within brackets: rules that lead to rules are read by functions that call themselves. JSON has a
 /// bound of its own for this.
-const MAX_TEXT_BYTES: usize = 64 << 10;
+pub(crate) const MAX_TEXT_BYTES: usize = 64 << 10;
 const MAX_NESTING: usize = 100;
 
 /// White space between the parts of a JSON text: one space, or a new line with its indentation. A model left free here may never end.

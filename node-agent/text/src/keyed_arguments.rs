@@ -20,6 +20,8 @@ pub(crate) struct KeyedArguments {
     name: String,
     /// What comes before the next name.
     before: char,
+    /// No more text will come.
+    at_end: bool,
     state: State,
 }
 
@@ -30,8 +32,11 @@ enum State {
     Text {
         begun: bool,
     },
-    /// Of anything else.
-    Value(BareValue),
+    /// Of anything else. Its end is looked for after so many bytes: marks before are part of it.
+    Value {
+        how: BareValue,
+        after: usize,
+    },
 }
 
 /// How far a step has come.
@@ -78,6 +83,7 @@ impl KeyedArguments {
             tools,
             name: name.to_owned(),
             before: '{',
+            at_end: false,
             state: State::BeforeKey,
         }
     }
@@ -112,14 +118,24 @@ impl KeyedArguments {
                 self.state = State::BeforeKey;
                 Step::Again
             }
-            State::Value(how) => {
+            State::Value { how, after } => {
                 let close = self.marks.value_close;
-                let mut ends = held.match_indices(close);
-                let Some((end, _)) = ends.find(|(end, _)| !how.goes_on(&held[..*end])) else {
+                let from = *after;
+                let ends = held[from..].match_indices(close);
+                let mut ends = ends.map(|(place, _)| from + place);
+                let end = match self.at_end {
+                    false => ends.find(|end| {
+                        let goes_on = how.goes_on(&held[..*end]);
+                        *after = if goes_on { end + close.len() } else { *after };
+                        !goes_on
+                    }),
+                    true => held.find(close),
+                };
+                let Some(end) = end else {
                     return Step::MoreText;
                 };
                 let value = match self.marks.own_lines {
-                    true => held[..end].trim_matches('\n'),
+                    true => own_line(&held[..end]),
                     false => &held[..end],
                 };
                 parts.push(AnswerPart::Arguments(how.read(value).to_string()));
@@ -131,13 +147,19 @@ impl KeyedArguments {
     }
 
     /// The text ends with what is held. A value that has not ended leaves the arguments unfinished.
-    pub(crate) fn finish(self, held: &str, parts: &mut Vec<AnswerPart>) {
+    pub(crate) fn finish(mut self, mut held: String, parts: &mut Vec<AnswerPart>) {
+        self.at_end = true;
+        let mut step = Step::Again;
+        while step == Step::Again {
+            step = self.step(&mut held, parts);
+        }
+        let whole = step == Step::Done;
         match self.state {
-            State::Text { .. } => parts.push(AnswerPart::Arguments(escaped(held))),
-            State::BeforeKey if self.before == ',' && held.trim().is_empty() => {
+            State::Text { .. } => parts.push(AnswerPart::Arguments(escaped(&held))),
+            State::BeforeKey if !whole && self.before == ',' && held.trim().is_empty() => {
                 parts.push(AnswerPart::Arguments("}".to_owned()));
             }
-            State::BeforeKey | State::Value(_) => {}
+            State::BeforeKey | State::Value { .. } => {}
         }
     }
 
@@ -172,10 +194,16 @@ impl KeyedArguments {
                 parts.push(AnswerPart::Arguments("\"".to_owned()));
                 State::Text { begun: false }
             }
-            other => State::Value(other),
+            how => State::Value { how, after: 0 },
         };
         Step::Again
     }
+}
+
+/// A value without the line breaks around it.
+fn own_line(value: &str) -> &str {
+    let value = value.strip_prefix('\n').unwrap_or(value);
+    value.strip_suffix('\n').unwrap_or(value)
 }
 
 /// What stands for a text between the quotes of JSON.

@@ -6,7 +6,8 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use crate::grammar::{Grammar, bounded};
+use crate::grammar::{Grammar, MAX_TEXT_BYTES, bounded};
+use crate::grammar_error::GrammarError;
 use crate::tokenizer::Tokenizer;
 use crate::tool::Tool;
 
@@ -29,6 +30,19 @@ impl<'t> Writer<'t> {
 
     pub(crate) fn grammar(self) -> Grammar {
         Grammar::Lark(self.lark)
+    }
+
+    /// # Errors
+    /// There is more of it than is read.
+    pub(crate) fn check_size(&self) -> Result<(), GrammarError> {
+        match self.lark.len() > MAX_TEXT_BYTES {
+            true => Err(GrammarError::Size {
+                expected: MAX_TEXT_BYTES,
+                what: "bytes",
+                found: self.lark.len(),
+            }),
+            false => Ok(()),
+        }
     }
 
     pub(crate) fn rule(&mut self, name: &str, right: &str) -> String {

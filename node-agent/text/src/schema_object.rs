@@ -2,6 +2,8 @@
 //!
 //! Refuses: keywords that such a call cannot be held to, by name.
 
+use std::collections::{BTreeSet, HashSet};
+
 use serde_json::{Map, Value};
 
 use crate::grammar_error::GrammarError;
@@ -40,7 +42,7 @@ const ANNOTATIONS: [&str; 13] = [
 const MAX_REFERENCES: usize = 32;
 
 /// A schema that anything is valid by.
-pub(crate) const ANYTHING: Value = Value::Bool(true);
+pub(crate) static ANYTHING: Value = Value::Bool(true);
 
 impl<'s> SchemaObject<'s> {
     /// Of `schema`, in the whole schema `root`.
@@ -58,18 +60,20 @@ impl<'s> SchemaObject<'s> {
             map,
             &["type", "properties", "required", "additionalProperties"],
         )?;
-        let required: Vec<&str> = list(map, "required").filter_map(Value::as_str).collect();
+        let required = list(map, "required").filter_map(Value::as_str);
+        let required: BTreeSet<&str> = required.collect();
         let named = map.get("properties").and_then(Value::as_object);
         let named = named.into_iter().flatten();
         let mut properties: Vec<Property<'_>> = named
             .map(|(name, schema)| Property {
                 name,
                 schema,
-                required: required.contains(&name.as_str()),
+                required: required.contains(name.as_str()),
             })
             .collect();
+        let named: HashSet<&str> = properties.iter().map(|property| property.name).collect();
         for name in required {
-            if properties.iter().all(|property| property.name != name) {
+            if !named.contains(name) {
                 properties.push(Property {
                     name,
                     schema: &ANYTHING,
@@ -84,6 +88,12 @@ impl<'s> SchemaObject<'s> {
             None => properties.is_empty().then_some(&ANYTHING),
         };
         Ok(Self { properties, others })
+    }
+
+    /// The schema of a property.
+    pub(crate) fn property(&self, name: &str) -> Option<&'s Value> {
+        let named = self.properties.iter().find(|one| one.name == name);
+        named.map(|one| one.schema).or(self.others)
     }
 }
 
@@ -113,7 +123,9 @@ pub(crate) fn resolved<'s>(
             return Ok(schema);
         }
     }
-    Err(refused("a `$ref` leads to itself"))
+    Err(refused(&format!(
+        "a `$ref` leads to itself, or to more than {MAX_REFERENCES} others"
+    )))
 }
 
 /// That `schema` has none but these keywords, and such as say nothing about what is valid.
@@ -126,6 +138,20 @@ pub(crate) fn only(schema: &Map<String, Value>, known: &[&str]) -> Result<(), Gr
         Some(keyword) => Err(refused(&format!(
             "calls of this model cannot be held to `{keyword}`"
         ))),
+    }
+}
+
+/// A property's name as it stands in a call without quotes.
+///
+/// # Errors
+/// It has signs that mean something there.
+pub(crate) fn plain_name<'n>(name: &'n str, signs: &str) -> Result<&'n str, GrammarError> {
+    let means_something = |sign: char| sign.is_whitespace() || signs.contains(sign);
+    match name.is_empty() || name.contains(means_something) {
+        true => Err(refused(&format!(
+            "calls of this model cannot name {name:?}"
+        ))),
+        false => Ok(name),
     }
 }
 
