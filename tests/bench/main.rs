@@ -167,24 +167,25 @@ const CONVERSATIONS: [Section; 7] = [
     }),
 ];
 
-/// All sections, or those whose names are given, which are printed only. Of all, what there is by then is written after each: if a later one
-/// fails, an hour's results are kept.
+/// All sections, or those whose names are given. Each has a file of its own, so that what was measured is kept, whatever fails later.
 fn run_conversations(effort: &Effort, quick: bool) -> Result<(), BenchError> {
     let chosen = |name: &str| std::env::args().any(|argument| argument == name);
     let some = CONVERSATIONS.iter().any(|(name, _)| chosen(name));
     let peer = peer::build()?;
-    let mut report = report_conversations::preamble(Compute::available_threads());
     for (name, measure) in CONVERSATIONS {
         if some && !chosen(name) {
             continue;
         }
-        report += &measure(effort, &peer)?;
-        if !some && !quick {
-            let report = report::title("make bench-conversations") + &report;
-            report::write(&results().join("conversations.md"), &report)?;
+        let measured = measure(effort, &peer)?;
+        let report = report::title("make bench-conversations")
+            + &report_conversations::preamble(Compute::available_threads())
+            + &measured;
+        println!("{report}");
+        if !quick {
+            let file = format!("conversations/{name}.md");
+            report::write(&results().join(file), &report)?;
         }
     }
-    println!("{}{report}", report::title("make bench-conversations"));
     Ok(())
 }
 

@@ -49,6 +49,11 @@ fn forms() -> Vec<Mask> {
         ),
         (
             "a regular expression",
+            json!({"regex": "([A-Z][a-z]+( [a-z]+)+[.!?] )+"}),
+        ),
+        // Each sign leads to a state that was never there before.
+        (
+            "a regular expression that counts signs, words and sentences",
             json!({"regex": "([A-Z][a-z]{2,12}( [a-z]{1,12}){1,9}[.!?] ){200}"}),
         ),
     ]

@@ -4,7 +4,7 @@ import pytest
 from conftest import DEADLINE, KEY, MODEL, URL
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 
 QUESTION = "Write one sentence about rivers."
@@ -54,3 +54,10 @@ def test_structured_output_is_an_object_of_the_class(llm, method):
     longer = llm.model_copy(update={"max_tokens": 100})
     structured = longer.with_structured_output(River, method=method)
     assert isinstance(structured.invoke(QUESTION), River)
+
+
+def test_texts_have_vectors():
+    embeddings = OpenAIEmbeddings(base_url=f"{URL}/v1", api_key=KEY, model=MODEL, check_embedding_ctx_length=False, max_retries=0, timeout=DEADLINE)
+    alike, again, other = embeddings.embed_documents(["a river", "a river", "Turn the light on."])
+    assert alike == again != other and len(alike) == len(other) > 100
+    assert embeddings.embed_query("a river") == alike

@@ -23,6 +23,16 @@ timedTest("a stream says what a whole answer says", async () => {
   assert.equal(said.finish_reason, whole.choices[0].finish_reason);
 });
 
+timedTest("a text goes on", async () => {
+  const asked = { ...GREEDY, prompt: "Once upon a time" };
+  const whole = await client.completions.create(asked);
+  const pieces = [];
+  for await (const chunk of await client.completions.create({ ...asked, stream: true })) pieces.push(chunk.choices[0].text);
+  assert.ok(whole.choices[0].text);
+  assert.equal(pieces.join(""), whole.choices[0].text);
+  assert.equal(whole.usage.completion_tokens, GREEDY.max_tokens);
+});
+
 timedTest("a streamed call of a tool is put together", async () => {
   const stream = client.chat.completions.stream({ ...ask(ORDER), max_tokens: 200, tools, tool_choice: "required", parallel_tool_calls: false });
   const choice = (await stream.finalChatCompletion()).choices[0];

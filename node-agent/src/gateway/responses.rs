@@ -94,6 +94,7 @@ fn as_chat(
         ("stream", "stream"),
         ("parallel_tool_calls", "parallel_tool_calls"),
         ("chat_template_kwargs", "chat_template_kwargs"),
+        (chat::THINKING_BUDGET, chat::THINKING_BUDGET),
     ]);
     if let Some(reasoning) = fields.object("reasoning")?
         && let Some(effort) = reasoning.string("effort")?

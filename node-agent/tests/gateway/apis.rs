@@ -1,7 +1,7 @@
 //! The four APIs for conversations: whatever an answer holds and however it is cut, streamed and put together it is what the whole answer
 //! says.
 
-use prima_node_agent::generation::FinishReason;
+use prima_node_agent::generation::{FinishReason, GenerationError};
 use prima_text::{Sampler, SamplingParams};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
@@ -481,19 +481,26 @@ async fn what_was_said_becomes_the_same_prompt_in_every_api() {
 
 #[tokio::test]
 async fn a_bound_on_thoughts_comes_from_every_api() {
-    let template = "{{ enable_thinking }}{# </think> #}|";
+    let template = "{{ enable_thinking }}{# </think> #}|{{ reasoning_effort }}";
     let mut server = Server::start_with(options(), Some(text(Some(template)))).await;
-    let chat = |field: &str, value: i64| json!({"messages": question(), field: value});
+    let chat = |field: &str, value: Value| json!({"messages": question(), field: value});
+    let response = |field: &str, value: Value| json!({"input": "u", field: value});
     let message = |thinking: Value| json!({"max_tokens": 9, "messages": [{"role": "user", "content": "u"}], "thinking": thinking});
-    let ollama = |think: bool| json!({"model": MODEL, "stream": false, "think": think, "messages": question()});
+    let ollama = |think: Value| json!({"model": MODEL, "stream": false, "think": think, "messages": question()});
     let (chats, messages, chatted) = ("/v1/chat/completions", "/v1/messages", "/api/chat");
+    let responses = "/v1/responses";
     // Whether the sampler holds a bound, and what the template is told.
     for (route, body, bound, told) in [
         (chats, json!({"messages": question()}), false, "|"),
-        (chats, chat("thinking_budget_tokens", 7), true, "|"),
-        (chats, chat("thinking_token_budget", 7), true, "|"),
-        (chats, chat("thinking_budget_tokens", 0), true, "False|"),
-        (chats, chat("thinking_budget_tokens", -1), false, "|"),
+        (chats, chat("thinking_budget_tokens", json!(7)), true, "|"),
+        (chats, chat("thinking_token_budget", json!(7)), true, "|"),
+        (
+            chats,
+            chat("thinking_budget_tokens", json!(0)),
+            true,
+            "False|",
+        ),
+        (chats, chat("thinking_budget_tokens", json!(-1)), false, "|"),
         (
             messages,
             message(json!({"type": "enabled", "budget_tokens": 7})),
@@ -506,14 +513,46 @@ async fn a_bound_on_thoughts_comes_from_every_api() {
             false,
             "False|",
         ),
-        (chatted, ollama(false), true, "False|"),
-        (chatted, ollama(true), false, "True|"),
+        (chatted, ollama(json!(false)), true, "False|"),
+        (chatted, ollama(json!(true)), false, "True|"),
+        (
+            responses,
+            response("thinking_budget_tokens", json!(7)),
+            true,
+            "|",
+        ),
+        // What is said to the template.
+        (
+            chats,
+            chat("reasoning_effort", json!("low")),
+            false,
+            "True|low",
+        ),
+        (
+            chats,
+            chat("reasoning_effort", json!("none")),
+            false,
+            "False|none",
+        ),
+        (
+            chats,
+            chat("chat_template_kwargs", json!({"enable_thinking": false})),
+            false,
+            "False|",
+        ),
+        (
+            responses,
+            response("reasoning", json!({"effort": "high"})),
+            false,
+            "True|high",
+        ),
+        (chatted, ollama(json!("low")), false, "True|low"),
     ] {
         let accepted = accepted(&mut server, route, &body).await;
         let found = (accepted.request.reasoning.is_some(), accepted.prompt());
         assert_eq!(found, (bound, told.to_owned()), "{body}");
     }
-    let wrong = post(chats, &chat("thinking_budget_tokens", -2));
+    let wrong = post(chats, &chat("thinking_budget_tokens", json!(-2)));
     let reply = wrong.send(server.address).await;
     assert_eq!(reply.status, 400);
     assert!(reply.text().await.contains("thinking_budget_tokens"));
@@ -621,6 +660,91 @@ async fn tools_are_told_in_words_where_no_form_is_known() {
         "{prompt}"
     );
     assert!(prompt.contains("<tool_call>"), "{prompt}");
+}
+
+/// Tools that run at OpenAI's or Anthropic's.
+#[tokio::test]
+async fn tools_of_other_kinds_are_left_out() {
+    let mut server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
+    for (route, body) in [
+        (
+            "/v1/messages",
+            json!({"max_tokens": 9, "messages": question(), "tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+        ),
+        (
+            "/v1/responses",
+            json!({"input": "u", "tools": [{"type": "web_search"}]}),
+        ),
+    ] {
+        let prompt = accepted(&mut server, route, &body).await.prompt();
+        assert!(!prompt.contains("web_search"), "{route}: {prompt}");
+    }
+}
+
+#[tokio::test]
+async fn the_version_may_be_left_out_everywhere() {
+    let mut server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
+    for (route, body) in [
+        ("/chat/completions", json!({"messages": question()})),
+        ("/completions", json!({"prompt": "u"})),
+        ("/responses", json!({"input": "u"})),
+        (
+            "/messages",
+            json!({"max_tokens": 9, "messages": question()}),
+        ),
+    ] {
+        accepted(&mut server, route, &body).await;
+    }
+    assert_eq!(get("/models").send(server.address).await.status, 200);
+    let count = json!({"messages": question()});
+    let counted = post("/messages/count_tokens", &count)
+        .send(server.address)
+        .await;
+    assert_eq!(counted.status, 200);
+}
+
+#[tokio::test]
+async fn a_failure_in_mid_stream_is_told_in_every_api() {
+    let mut server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
+    for (route, body, between, told) in [
+        (
+            "/v1/responses",
+            json!({"input": "u", "stream": true}),
+            "\n\n",
+            "event: response.failed",
+        ),
+        (
+            "/v1/messages",
+            json!({"max_tokens": 9, "messages": question(), "stream": true}),
+            "\n\n",
+            "event: error",
+        ),
+        (
+            "/api/chat",
+            json!({"model": MODEL, "messages": question()}),
+            "\n",
+            "{\"error\":",
+        ),
+    ] {
+        let lost = GenerationError::MemberLost {
+            member: "laptop".into(),
+            cause: "connection reset".into(),
+        };
+        let address = server.address;
+        let asking = async { post(route, &body).send(address).await.text().await };
+        let answering = async {
+            let accepted = server.accept().await;
+            accepted.token(0, "Hel").await;
+            accepted.fail(lost).await;
+        };
+        let (said, ()) = tokio::join!(asking, answering);
+        let last = said.trim_end().rsplit(between).next().unwrap();
+        let holds = |text| last.contains(text);
+        assert!(
+            holds(told) && holds("ring member laptop was lost"),
+            "{route}: {said}"
+        );
+    }
 }
 
 #[tokio::test]

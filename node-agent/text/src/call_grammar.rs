@@ -612,6 +612,54 @@ mod tests {
     }
 
     #[test]
+    fn beside_calls_an_answer_may_have_to_be_json() {
+        let answer = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": false});
+        let tool = tool(json!({"type": "object", "properties": {}}));
+        for (template, marks, call, before) in [
+            (
+                FORMS[2],
+                vec![END],
+                "<tool_call>{\"name\": \"weather\", \"arguments\": {}}</tool_call>",
+                "",
+            ),
+            (
+                FORMS[1],
+                vec![END],
+                "<tool_call><function=weather></function></tool_call>",
+                "",
+            ),
+            (
+                FORMS[8],
+                vec![END],
+                "<|tool_call>call:weather{}<tool_call|>",
+                "",
+            ),
+            (
+                channels::ANALYSIS,
+                channels::MARKS.to_vec(),
+                "<|channel|>commentary to=functions.weather<|message|>{}",
+                "<|channel|>final<|message|>",
+            ),
+        ] {
+            let tokenizer = signs_and(&marks);
+            let end = if marks.len() > 1 { "<|return|>" } else { END };
+            let form = AnswerForm::of_template(template);
+            let wanted = WantedAnswer {
+                tools: std::slice::from_ref(&tool),
+                calls: Calls::Allowed,
+                several: true,
+                text: Some(&answer),
+            };
+            let grammar = super::calls(&form, Reasoning::Closed, &wanted, &tokenizer).unwrap();
+            let allowed = |text: &str| allows(&tokenizer, &grammar, &format!("{text}{end}"));
+            assert!(allowed(&format!("{before}{{\"n\": 3}}")), "{template}");
+            assert!(allowed(call), "{template}");
+            assert!(!allowed(&format!("{before}It is warm")), "{template}");
+            assert!(!allowed(&format!("{before}{{\"n\": \"3\"}}")), "{template}");
+        }
+    }
+
+    #[test]
     fn what_begins_like_a_bare_call_is_one() {
         for marks in [&[END][..], &[END, "<|python_tag|>"]] {
             let tokenizer = signs_and(marks);
