@@ -792,6 +792,21 @@ async fn one_tool_that_cannot_be_held_frees_no_other() {
 }
 
 #[tokio::test]
+async fn a_strict_schema_that_cannot_be_kept_to_is_named() {
+    let server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
+    let schema =
+        json!({"type": "object", "properties": {"a": {"type": "string", "format": "zip"}}});
+    let tool = json!({"type": "function", "function": {"name": "f", "strict": true, "parameters": schema}});
+    let body = json!({"messages": question(), "tools": [tool]});
+    let reply = post("/v1/chat/completions", &body)
+        .send(server.address)
+        .await;
+    assert_eq!(reply.status, 400);
+    let message = "tools: answers cannot be held to the `format` zip";
+    assert_eq!(reply.json().await["error"]["message"], message);
+}
+
+#[tokio::test]
 async fn ollamas_prompts_go_on_where_editors_want_it() {
     let fill_in = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"];
     let templates = [("tokenizer.chat_template", TEMPLATE)];

@@ -233,6 +233,9 @@ fn first_line(message: &str) -> String {
 
 /// What llguidance says of schemas, for whoever does not know llguidance, with the keyword's name.
 fn in_our_words(problem: &str) -> String {
+    // Of a schema within a grammar, which calls of tools are, the place is ours and not the client's.
+    let within = problem.rsplit_once("failed to compile JSON schema: ");
+    let problem = within.map_or(problem, |(_, problem)| problem);
     if let Some(keywords) = problem.strip_prefix("Unimplemented keys: ") {
         let keywords = keywords.trim_matches(['[', ']']).replace('"', "`");
         return format!("answers cannot be held to {keywords}");
