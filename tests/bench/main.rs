@@ -65,10 +65,10 @@ fn main() -> ExitCode {
     let asked = |option: &str| std::env::args().any(|argument| argument == option);
     let effort = if asked("--quick") { QUICK } else { FULL };
     let quick = asked("--quick");
-    let section = |argument: &String| CONVERSATIONS.iter().any(|(name, _)| name == argument);
+    let section = |argument: &String| CONVERSATIONS.iter().any(|(name, ..)| name == argument);
     let mut names = std::env::args().skip(1);
     if let Some(unknown) = names.find(|name| !name.starts_with("--") && !section(name)) {
-        let known: Vec<&str> = CONVERSATIONS.iter().map(|(name, _)| *name).collect();
+        let known: Vec<&str> = CONVERSATIONS.iter().map(|(name, ..)| *name).collect();
         eprintln!(
             "bench: no section is named {unknown}; there are {}",
             known.join(", ")
@@ -83,7 +83,7 @@ fn main() -> ExitCode {
         run_engine(&effort, quick)
     } else if asked("--rings") {
         run_rings(&effort, quick)
-    } else if asked("--conversations") {
+    } else if asked("--conversations") || std::env::args().any(|name| section(&name)) {
         run_conversations(&effort, quick)
     } else {
         run_engine(&effort, quick)
@@ -134,35 +134,36 @@ fn run_engine(effort: &Effort, quick: bool) -> Result<(), BenchError> {
     }
 }
 
-/// A part of what users of conversations notice: its name on the command line, and what measures it.
+/// A part of what users of conversations notice: its name on the command line, whether llama-server runs beside, and what measures it.
 type Section = (
     &'static str,
+    bool,
     fn(&Effort, &Programs) -> Result<String, BenchError>,
 );
 
 const CONVERSATIONS: [Section; 7] = [
-    ("second-turns", |effort, peer| {
+    ("second-turns", true, |effort, peer| {
         second_turn::measure(effort, peer)
             .map(|measured| report_conversations::second_turns(&measured))
     }),
-    ("chats", |effort, peer| {
+    ("chats", true, |effort, peer| {
         chats::measure(effort, peer).map(|measured| report_conversations::chats(&measured))
     }),
-    ("speculation", |effort, peer| {
+    ("speculation", true, |effort, peer| {
         speculation::measure(effort, peer)
             .map(|measured| report_conversations::speculation(&measured))
     }),
-    ("streamed", |effort, peer| {
+    ("streamed", true, |effort, peer| {
         streamed_speculation::measure(effort, peer)
             .map(|measured| report_conversations::streamed_speculation(measured.as_deref()))
     }),
-    ("far-links", |effort, _| {
+    ("far-links", false, |effort, _| {
         far_links::measure(effort).map(|measured| report_conversations::far_links(&measured))
     }),
-    ("masks", |effort, peer| {
+    ("masks", false, |effort, peer| {
         masks::measure(effort, peer).map(|measured| report_conversations::masks(&measured))
     }),
-    ("siege", |effort, _| {
+    ("siege", false, |effort, _| {
         siege::measure(effort).map(|measured| report_conversations::siege(&measured))
     }),
 ];
@@ -170,16 +171,18 @@ const CONVERSATIONS: [Section; 7] = [
 /// All sections, or those whose names are given. Each has a file of its own, so that what was measured is kept, whatever fails later.
 fn run_conversations(effort: &Effort, quick: bool) -> Result<(), BenchError> {
     let chosen = |name: &str| std::env::args().any(|argument| argument == name);
-    let some = CONVERSATIONS.iter().any(|(name, _)| chosen(name));
+    let some = CONVERSATIONS.iter().any(|(name, ..)| chosen(name));
     let peer = peer::build()?;
-    for (name, measure) in CONVERSATIONS {
+    for (name, beside, measure) in CONVERSATIONS {
         if some && !chosen(name) {
             continue;
         }
         let measured = measure(effort, &peer)?;
-        let report = report::title("make bench-conversations")
-            + &report_conversations::preamble(Compute::available_threads())
-            + &measured;
+        let preamble = match beside {
+            true => report_conversations::preamble(Compute::available_threads()),
+            false => String::new(),
+        };
+        let report = report::title("make bench-conversations") + &preamble + &measured;
         println!("{report}");
         if !quick {
             let file = format!("conversations/{name}.md");

@@ -172,7 +172,7 @@ fn least_gain(all: &[Speculation], workload: usize) -> String {
 
 pub fn streamed_speculation(all: Option<&[Streamed]>) -> String {
     let mut text = String::from(
-        "\n## Speculation, where weights are read from disk\n\nThe code edit of the table above, under a limit of memory: each pass reads what does \
+        "\n## Speculation, where weights are read from disk\n\nThe code edit of `speculation.md`, under a limit of memory: each pass reads what does \
          not fit. Answers are the same with and without.\n\n| model | | tokens per second | tokens per pass | gain | goal | |\n\
          | --- | --- | --- | --- | --- | --- | --- |\n",
     );
@@ -210,7 +210,7 @@ pub fn streamed_speculation(all: Option<&[Streamed]>) -> String {
 
 pub fn far_links(all: &[FarLinks]) -> String {
     let mut text = format!(
-        "\n## Drafts that run ahead\n\nThe same prompts with a draft model, in rings of {} members, of one thread each, whose links take time. \
+        "\n## Drafts that run ahead\n\nThe prompts of `speculation.md` with a draft model, in rings of {} members, of one thread each, whose links take time. \
          Tokens per second of one request, and how many times as many as without speculation; beside it what it would be by a formula on machines \
          of their own where a row costs {ROW} of a pass, and how many of the drafted tokens were right. Drafts of code and quotations come from the \
          text and take no time, those of prose from the draft model. \

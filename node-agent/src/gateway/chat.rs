@@ -159,7 +159,7 @@ fn constraint(
             .map_err(|error| refused_grammar("tools", &error))?;
         text.constraint(grammar, "tools").map(Some)
     };
-    // Whoever does not rely on a schema is served without it: where its form says no, or else all are.
+    // Who does not rely on a schema that cannot be kept to is served without it. If all are too much together, then without any.
     let without = |is_held: &dyn Fn(&Tool) -> bool| {
         let tools = tools.callable.iter().cloned();
         let tools = tools.map(|tool| match tool.strict || is_held(&tool) {
@@ -180,7 +180,8 @@ fn constraint(
                     several: tools.several,
                     text: None,
                 };
-                calls(form, reasoning, &alone, &text.tokenizer).is_ok()
+                calls(form, reasoning, &alone, &text.tokenizer)
+                    .is_ok_and(|grammar| text.constraint(grammar, "tools").is_ok())
             };
             without(&is_held).or_else(|_| without(&|_| false))
         }

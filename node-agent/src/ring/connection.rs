@@ -11,7 +11,7 @@ use tonic::transport::{Endpoint, Server};
 
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A neighbour of whom nothing was heard for this long is pinged, and counts as lost if the ping stays unanswered for the time below. Pinging
-/// sooner finds a dead one sooner and takes nothing from a slow one, who has as long for its answer as before. That time is long since an answer
+/// soon finds a dead one soon, and takes nothing from the time that a slow one has for its answer. That time is long since an answer
 /// may wait for a busy machine's processor, and the ping for a chunk of a prompt on a slow link: 4 MiB take more than 3 s at 10 Mbit/s.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
 const PING_TIMEOUT: Duration = Duration::from_secs(6);

@@ -749,46 +749,51 @@ async fn a_failure_in_mid_stream_is_told_in_every_api() {
 
 #[tokio::test]
 async fn one_tool_that_cannot_be_held_frees_no_other() {
-    let template = "{{ tools | tojson }}{# <tool_call><function= #}";
-    let mut server = Server::start_with(options(), Some(text(Some(template)))).await;
-    let tool = |name: &str, strict: bool, parameters: Value| json!({"type": "function", "function": {"name": name, "strict": strict, "parameters": parameters}});
+    let tool = |name: &str, strict: bool, parameters: &Value| json!({"type": "function", "function": {"name": name, "strict": strict, "parameters": parameters}});
     let days = json!({"type": "object", "properties": {"days": {"type": "integer"}}});
-    let other = json!({"type": "object", "minProperties": 1});
-    let tools = |strict| {
-        json!([
-            tool("f", false, days.clone()),
-            tool("g", strict, other.clone())
-        ])
-    };
-    let body = json!({"messages": question(), "tools": tools(false)});
-    let accepted = accepted(&mut server, "/v1/chat/completions", &body).await;
-    let allowed = |call: &str| {
-        let mut sampler = Sampler::new(SamplingParams::default()).unwrap();
-        sampler.constrain(accepted.request.constraint.clone());
-        let tokens = text(None).tokenizer.encode(call, false, false).unwrap();
-        tokens
-            .into_iter()
-            .all(|token| sampler.accept(token).is_ok())
-    };
-    let call = |name: &str, value: &str| {
+    // What no form of calls can be held to, and what JSON cannot.
+    let least = json!({"type": "object", "minProperties": 1});
+    let zip =
+        json!({"type": "object", "properties": {"days": {"type": "string", "format": "zip"}}});
+    type CallText = fn(&str, &str) -> String;
+    let by_name: CallText = |name, value| {
         format!("<tool_call>\n<function={name}>\n<parameter=days>\n{value}\n</parameter>\n")
     };
-    assert!(allowed(&call("f", "3")));
-    assert!(!allowed(&call("f", "three")));
-    assert!(allowed(&call("g", "three")));
-    let body = json!({"messages": question(), "tools": tools(true)});
-    let reply = post("/v1/chat/completions", &body)
-        .send(server.address)
-        .await;
-    assert_eq!(reply.status, 400);
-    let error = reply.json().await["error"].take();
-    assert!(
-        error["message"]
-            .as_str()
-            .unwrap()
-            .contains("`minProperties`"),
-        "{error}"
-    );
+    let as_json: CallText = |name, value| {
+        format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{\"days\": {value}")
+    };
+    let forms = [
+        ("<tool_call><function=", by_name, &least, "`minProperties`"),
+        ("<tool_call>", as_json, &zip, "`format`"),
+    ];
+    for (marks, call, other, named) in forms {
+        let template = format!("{{{{ tools | tojson }}}}{{# {marks} #}}");
+        let mut server = Server::start_with(options(), Some(text(Some(&template)))).await;
+        let tools = |strict| json!([tool("f", false, &days), tool("g", strict, other)]);
+        let body = json!({"messages": question(), "tools": tools(false)});
+        let accepted = accepted(&mut server, "/v1/chat/completions", &body).await;
+        let allowed = |call: &str| {
+            let mut sampler = Sampler::new(SamplingParams::default()).unwrap();
+            sampler.constrain(accepted.request.constraint.clone());
+            let tokens = text(None).tokenizer.encode(call, false, false).unwrap();
+            tokens
+                .into_iter()
+                .all(|token| sampler.accept(token).is_ok())
+        };
+        assert!(allowed(&call("f", "3")), "{marks}");
+        assert!(!allowed(&call("f", "\"three")), "{marks}");
+        assert!(allowed(&call("g", "\"three")), "{marks}");
+        let body = json!({"messages": question(), "tools": tools(true)});
+        let reply = post("/v1/chat/completions", &body)
+            .send(server.address)
+            .await;
+        assert_eq!(reply.status, 400);
+        let error = reply.json().await["error"].take();
+        assert!(
+            error["message"].as_str().unwrap().contains(named),
+            "{error}"
+        );
+    }
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::answer_form::{AnswerForm, CallBody, CallForm, Marks, Reasoning};
+use crate::answer_form::{AnswerForm, CallBody, CallForm, GEMMA_QUOTE, Marks, Reasoning};
 use crate::answer_part::{AnswerPart, join, take_until};
 use crate::call_body::{self, Call, Head, JsonEnd};
 use crate::channel_reader::ChannelReader;
@@ -90,14 +90,20 @@ impl AnswerReader {
     /// The text ends here.
     pub fn finish(mut self) -> Vec<AnswerPart> {
         let mut parts = self.push("");
+        if let State::Keyed(arguments) = &mut self.state
+            && arguments.finish(&mut self.held, &mut parts)
+        {
+            self.state = State::AfterCall;
+            parts.extend(self.finish());
+            return join(parts);
+        }
         let held = std::mem::take(&mut self.held);
         match self.state {
             State::Content => self.content(&held, &mut parts),
             State::Reasoning => parts.push(AnswerPart::Reasoning(held)),
             State::Call { mark } => self.whole_call(mark, &held, "", &mut parts),
             State::Arguments(_) => parts.push(AnswerPart::Arguments(held)),
-            State::Keyed(arguments) => arguments.finish(held, &mut parts),
-            State::AfterArguments(_) | State::AfterCall => {}
+            State::Keyed(_) | State::AfterArguments(_) | State::AfterCall => {}
             State::Channels(reader) => reader.finish(held, &mut parts),
         }
         join(parts)
@@ -234,6 +240,12 @@ impl AnswerReader {
             CallBody::Gemma => Head::Other,
         };
         match head {
+            // JSON with the same names, but not of a call.
+            Head::Found { name, .. } if mark.is_empty() && form.bare && !self.is_offered(&name) => {
+                self.state = State::Content;
+                self.at_start = false;
+                true
+            }
             Head::Found { name, length } => {
                 self.held.drain(..length);
                 self.at_start = false;
@@ -254,20 +266,42 @@ impl AnswerReader {
                 true
             }
             Head::Other | Head::Partial => {
-                if form.marks.close.is_empty() || !self.held.contains(form.marks.close) {
+                let close = form.marks.close;
+                let outside = |at: &usize| match form.body {
+                    // Between quotes, a mark is text.
+                    CallBody::Gemma => {
+                        let quotes = self.held[..*at].matches(GEMMA_QUOTE).count();
+                        quotes.is_multiple_of(2)
+                    }
+                    _ => true,
+                };
+                let mut ends = self.held.match_indices(close).map(|(at, _)| at);
+                let Some(end) = ends.find(outside).filter(|_| !close.is_empty()) else {
                     return false;
-                }
-                let (body, _) = take_until(&mut self.held, &[form.marks.close]);
+                };
+                let mut body: String = self.held.drain(..end + close.len()).collect();
+                body.truncate(end);
                 self.state = State::Content;
-                self.whole_call(mark, &body, form.marks.close, parts);
+                self.whole_call(mark, &body, close, parts);
                 true
             }
         }
     }
 
+    fn is_offered(&self, name: &str) -> bool {
+        self.tools.iter().any(|tool| tool.name == name)
+    }
+
     /// Tells of calls whose text is complete; what cannot be read is content.
     fn whole_call(&mut self, mark: &str, body: &str, close: &str, parts: &mut Vec<AnswerPart>) {
-        let calls = self.calls.and_then(|form| call_body::read(form.body, body));
+        let calls = self
+            .calls
+            .and_then(|form| call_body::read(form.body, body))
+            // Without a mark, it may as well be other JSON.
+            .filter(|calls| {
+                let mut names = calls.iter().map(|call| &call.name);
+                !mark.is_empty() || names.all(|name| self.is_offered(name))
+            });
         self.at_start = false;
         match calls {
             Some(calls) => {
@@ -520,6 +554,37 @@ mod tests {
             assert_eq!(reader.push(ends), arguments("\"}"));
             assert_eq!(reader.finish(), []);
         }
+    }
+
+    #[test]
+    fn json_that_is_no_call_is_content() {
+        let form = AnswerForm::of_template("<|python_tag|>\"parameters\": ");
+        for text in [
+            r#"{"name": "Alice", "parameters": {"age": 3}}"#,
+            r#"{"parameters": {"age": 3}, "name": "Alice"}"#,
+        ] {
+            assert_eq!(
+                read(&form, &[text]),
+                (text.to_owned(), String::new(), vec![])
+            );
+        }
+    }
+
+    #[test]
+    fn a_value_that_never_ends_takes_no_other_call_along() {
+        let form = AnswerForm::of_template("<tool_call><function=");
+        let call = |days: &str| {
+            format!(
+                "<tool_call>\n<function=weather>\n<parameter=days>\n{days}\n</parameter>\n</function>\n</tool_call>"
+            )
+        };
+        let text = call("[1, 2") + &call("3");
+        let called = |arguments: &str| ("weather".to_owned(), arguments.to_owned());
+        let expected = vec![called(r#"{"days":"[1, 2"}"#), called(r#"{"days":3}"#)];
+        assert_eq!(
+            read(&form, &[&text]),
+            (String::new(), String::new(), expected)
+        );
     }
 
     #[test]

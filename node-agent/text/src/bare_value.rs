@@ -1,4 +1,4 @@
-//! Values of arguments in calls that put no quotes around texts: Qwen-Coder's and GLM's.
+//! Values of arguments in calls that put no quotes around texts: Qwen-Coder's, GLM's and others'.
 //!
 //! Decides: by the argument's schema, whether a value is a text as it stands there or JSON. What reads calls and what says in a grammar how
 //! they look both ask here.
@@ -153,6 +153,11 @@ impl BareValue {
             && text.starts_with(['{', '[', '"'])
             && serde_json::from_str::<Value>(text).is_err_and(|error| error.is_eof())
     }
+}
+
+/// Whether `text` is JSON to its end.
+pub(crate) fn is_json(text: &str) -> bool {
+    serde_json::from_str::<Value>(text.trim()).is_ok()
 }
 
 /// Whether a value of a list is found again by its text, without quotes.

@@ -232,7 +232,13 @@ mod tests {
     const END: &str = "<|im_end|>";
 
     /// What ends a text among arguments.
-    const TEXT_ENDS: [&str; 4] = ["</arg_value>", "</parameter>", GEMMA_QUOTE, "\""];
+    const TEXT_ENDS: [&str; 5] = [
+        "</arg_value>",
+        "</parameter>",
+        GEMMA_QUOTE,
+        "\"",
+        "<tool_call|>",
+    ];
 
     /// For each form, what a template has that writes it.
     const FORMS: [&str; 16] = [

@@ -23,6 +23,7 @@ impl Writer<'_> {
             writer: self,
             root: &tool.parameters,
             prefix: format!("value_{nth}"),
+            strict: tool.strict,
             rules: 0,
             depth: 0,
             names: HashMap::new(),
@@ -45,6 +46,8 @@ struct Rules<'r, 't> {
     writer: &'r mut Writer<'t>,
     root: &'r Value,
     prefix: String,
+    /// The client relies on the schema.
+    strict: bool,
     /// So many have a name.
     rules: usize,
     /// Of the value within others whose rule is being made.
@@ -61,6 +64,8 @@ const NUMBERS: [&str; 5] = [
     "exclusiveMaximum",
     "multipleOf",
 ];
+/// What a call cannot be held to.
+const TEXTS: [&str; 4] = ["format", "maxLength", "minLength", "pattern"];
 const ARRAYS: [&str; 3] = ["items", "minItems", "maxItems"];
 const OBJECTS: [&str; 3] = ["properties", "required", "additionalProperties"];
 
@@ -71,8 +76,10 @@ fn whole_number(keyword: &str) -> GrammarError {
     refused(&format!("`{keyword}` must be a whole number"))
 }
 
+/// One of several.
+///
 /// # Errors
-/// There is none.
+/// There is no alternative.
 fn some_of(keyword: &str, alternatives: Vec<String>) -> Result<String, GrammarError> {
     match alternatives.is_empty() {
         true => Err(refused(&format!("nothing is valid by this `{keyword}`"))),
@@ -163,6 +170,8 @@ impl Rules<'_, '_> {
                 "integer" | "number" => &NUMBERS[..],
                 "array" => &ARRAYS,
                 "object" => &OBJECTS,
+                // Nobody relies on it, and all else of the schema is worth more.
+                "string" if !self.strict => &TEXTS,
                 _ => &[],
             });
         }
@@ -255,7 +264,7 @@ impl Rules<'_, '_> {
             .properties
             .sort_by_key(|property| property.name.to_lowercase());
         // From the last to the first: what may follow something, and what may begin.
-        let (mut rest, mut first) = (String::new(), Some(String::new()));
+        let (mut rest, mut first) = (String::new(), "\"\"".to_owned());
         if let Some(schema) = object.others {
             let names = object
                 .properties
@@ -273,7 +282,7 @@ impl Rules<'_, '_> {
             let value = self.value(schema)?;
             let pair = self.rule(&format!("{name} \":\" {value}"));
             rest = self.rule(&format!("(\",\" {pair})*"));
-            first = Some(self.rule(&format!("({pair} {rest})?")));
+            first = self.rule(&format!("({pair} {rest})?"));
         }
         for property in object.properties.iter().rev() {
             let name = plain_name(property.name, ",:{}[]<>|\"")?;
@@ -284,23 +293,15 @@ impl Rules<'_, '_> {
             (rest, first) = match property.required {
                 true => (
                     self.rule(&format!("\",\" {pair} {rest}")),
-                    Some(self.rule(&begins)),
+                    self.rule(&begins),
                 ),
-                false => {
-                    let without = first.unwrap_or_default();
-                    let without = if without.is_empty() {
-                        "\"\"".to_owned()
-                    } else {
-                        without
-                    };
-                    (
-                        self.rule(&format!("(\",\" {pair})? {rest}")),
-                        Some(self.rule(&format!("{begins} | {without}"))),
-                    )
-                }
+                false => (
+                    self.rule(&format!("(\",\" {pair})? {rest}")),
+                    self.rule(&format!("{begins} | {first}")),
+                ),
             };
         }
-        Ok(format!("\"{{\" {} \"}}\"", first.unwrap_or_default()))
+        Ok(format!("\"{{\" {first} \"}}\""))
     }
 
     /// A rule for any value, which is made when it is needed first.

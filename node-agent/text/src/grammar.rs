@@ -43,7 +43,7 @@ pub struct Constraint(Matcher);
 const MAX_LEXER_STATES: usize = 20_000;
 /// Symbols of a grammar.
 const MAX_GRAMMAR_SIZE: usize = 200_000;
-/// Bytes of what a client sends, and brackets within brackets: rules that lead to rules are read by functions that call themselves. JSON has a
+/// Bytes of what a client sends, or of what calls of its tools need, and brackets within brackets: rules that lead to rules are read by functions that call themselves. JSON has a
 /// bound of its own for this.
 pub(crate) const MAX_TEXT_BYTES: usize = 64 << 10;
 const MAX_NESTING: usize = 100;

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::answer_form::KeyMarks;
 use crate::answer_part::{AnswerPart, take_until};
-use crate::bare_value::BareValue;
+use crate::bare_value::{BareValue, is_json};
 use crate::call_body::Head;
 use crate::tool::Tool;
 
@@ -123,13 +123,16 @@ impl KeyedArguments {
                 let from = *after;
                 let ends = held[from..].match_indices(close);
                 let mut ends = ends.map(|(place, _)| from + place);
-                let end = match self.at_end {
-                    false => ends.find(|end| {
-                        let goes_on = how.goes_on(&held[..*end]);
-                        *after = if goes_on { end + close.len() } else { *after };
-                        !goes_on
-                    }),
-                    true => held.find(close),
+                let found = ends.find(|end| {
+                    let goes_on = how.goes_on(&held[..*end]);
+                    *after = if goes_on { end + close.len() } else { *after };
+                    !goes_on
+                });
+                let end = match found {
+                    Some(end) if *after == 0 || is_json(&held[..end]) => Some(end),
+                    None if !self.at_end => None,
+                    // What seemed to go on did not become JSON.
+                    _ => held.find(close),
                 };
                 let Some(end) = end else {
                     return Step::MoreText;
@@ -146,21 +149,23 @@ impl KeyedArguments {
         }
     }
 
-    /// The text ends with what is held. A value that has not ended leaves the arguments unfinished.
-    pub(crate) fn finish(mut self, mut held: String, parts: &mut Vec<AnswerPart>) {
+    /// The text ends with what is held. `true`: the call is whole, and what is held then comes after it. A value that has not ended leaves
+    /// the arguments unfinished.
+    pub(crate) fn finish(&mut self, held: &mut String, parts: &mut Vec<AnswerPart>) -> bool {
         self.at_end = true;
         let mut step = Step::Again;
         while step == Step::Again {
-            step = self.step(&mut held, parts);
+            step = self.step(held, parts);
         }
-        let whole = step == Step::Done;
         match self.state {
-            State::Text { .. } => parts.push(AnswerPart::Arguments(escaped(&held))),
-            State::BeforeKey if !whole && self.before == ',' && held.trim().is_empty() => {
+            _ if step == Step::Done => return true,
+            State::Text { .. } => parts.push(AnswerPart::Arguments(escaped(held))),
+            State::BeforeKey if self.before == ',' && held.trim().is_empty() => {
                 parts.push(AnswerPart::Arguments("}".to_owned()));
             }
             State::BeforeKey | State::Value { .. } => {}
         }
+        false
     }
 
     fn step_key(&mut self, held: &mut String, parts: &mut Vec<AnswerPart>) -> Step {

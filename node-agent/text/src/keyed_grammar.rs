@@ -1,8 +1,9 @@
-//! Grammars for arguments that come by name, each between marks: Qwen-Coder's and GLM's calls.
+//! Grammars for arguments that come by name, each between marks: Qwen-Coder's, GLM's and others' calls.
 //!
 //! Decides: that arguments come in the order of their schema, those that must be there all of them. Refuses: schemas that such a call cannot
 //! be held to.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use serde_json::Value;
@@ -94,51 +95,48 @@ impl Writer<'_> {
     }
 }
 
-/// A part of the schema `root` that holds what its references lead to.
+/// A part of the schema `root`, with those of its definitions that references in it lead to.
+///
+/// # Errors
+/// A reference leads elsewhere.
 fn on_its_own(root: &Value, schema: &Value) -> Result<Value, GrammarError> {
-    let mut schema = schema.clone();
-    if !refers(&schema)? {
-        return Ok(schema);
+    let mut reached = BTreeSet::new();
+    let mut todo = vec![schema];
+    while let Some(value) = todo.pop() {
+        match value {
+            Value::Array(values) => todo.extend(values),
+            Value::Object(map) => {
+                if let Some(Value::String(place)) = map.get("$ref") {
+                    let (all, name) = definition(place)?;
+                    if reached.insert((all, name.clone())) {
+                        todo.extend(root[all].get(&name));
+                    }
+                }
+                todo.extend(map.values());
+            }
+            _ => {}
+        }
     }
-    if let Value::Object(map) = &mut schema {
-        for definitions in DEFINITIONS {
-            if map.contains_key(definitions) {
-                return Err(refused(&format!(
-                    "`{definitions}` must stand in the schema of all arguments"
-                )));
-            }
-            if let Some(all) = root.get(definitions) {
-                map.insert(definitions.to_owned(), all.clone());
-            }
+    let mut schema = schema.clone();
+    for (all, name) in reached {
+        if let Some(one) = root[all].get(&name) {
+            schema[all][name] = one.clone();
         }
     }
     Ok(schema)
 }
 
-const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
-
-/// Whether there is a reference in it.
-///
-/// # Errors
-/// One leads elsewhere than to a definition.
-fn refers(schema: &Value) -> Result<bool, GrammarError> {
-    let inner: Vec<&Value> = match schema {
-        Value::Array(values) => values.iter().collect(),
-        Value::Object(map) => map.values().collect(),
-        _ => return Ok(false),
+/// Where definitions stand, and the name of the one that a reference leads to.
+fn definition(place: &str) -> Result<(&'static str, String), GrammarError> {
+    let within = |all: &'static str| {
+        let rest = place.strip_prefix(&format!("#/{all}/"))?;
+        let name = rest.split('/').next()?;
+        Some((all, name.replace("~1", "/").replace("~0", "~")))
     };
-    let mut found = false;
-    if let Some(Value::String(place)) = schema.get("$ref") {
-        let leads_to = |name: &&str| place.starts_with(&format!("#/{name}/"));
-        if !DEFINITIONS.iter().any(leads_to) {
-            return Err(refused(&format!(
-                "a `$ref` in an argument must lead to #/$defs/, and not to {place}"
-            )));
-        }
-        found = true;
-    }
-    for one in inner {
-        found |= refers(one)?;
-    }
-    Ok(found)
+    let found = ["$defs", "definitions"].into_iter().find_map(within);
+    found.ok_or_else(|| {
+        refused(&format!(
+            "a `$ref` in an argument must lead to #/$defs/, and not to {place}"
+        ))
+    })
 }
