@@ -4,8 +4,9 @@
 //! slower does so for both; medians are reported. Refuses to judge by one sample, and to hide what comes out badly.
 //!
 //! `--quick` takes one small sample of everything, to try the bench itself; its numbers mean nothing and are not kept. `--engine` measures
-//! the engine alone, `--rings` rings and the planner, `--conversations` what users of conversations notice (all of it, or the sections that are
-//! named), `--kernels` the kernels, format by level, `--70b` a model of 70B in a small ring, and nothing else. Results are kept in a folder for each kind of machine.
+//! the engine alone, `--rings` rings and the planner, `--conversations` what users of conversations notice, `--kernels` the kernels, format
+//! by level, `--70b` a model of 70B in a small ring, and nothing else. Names of sections of conversations choose these. Results are kept in a
+//! folder for each kind of machine.
 
 mod chats;
 mod client;

@@ -173,16 +173,7 @@ fn constraint(
     };
     match constraint(&tools.callable) {
         Err(_) if tools.callable.iter().any(|tool| !tool.strict) => {
-            let is_held = |tool: &Tool| {
-                let alone = WantedAnswer {
-                    tools: std::slice::from_ref(tool),
-                    calls: tools.calls,
-                    several: tools.several,
-                    text: None,
-                };
-                calls(form, reasoning, &alone, &text.tokenizer)
-                    .is_ok_and(|grammar| text.constraint(grammar, "tools").is_ok())
-            };
+            let is_held = |tool: &Tool| constraint(std::slice::from_ref(tool)).is_ok();
             without(&is_held).or_else(|_| without(&|_| false))
         }
         read => read,

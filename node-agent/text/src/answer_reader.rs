@@ -239,13 +239,11 @@ impl AnswerReader {
             CallBody::Keyed(marks) => keyed_arguments::head(marks, &self.held),
             CallBody::Gemma => Head::Other,
         };
+        let head = match head {
+            Head::Found { name, .. } if !self.may_call(mark, &name) => Head::Other,
+            head => head,
+        };
         match head {
-            // JSON with the same names, but not of a call.
-            Head::Found { name, .. } if mark.is_empty() && form.bare && !self.is_offered(&name) => {
-                self.state = State::Content;
-                self.at_start = false;
-                true
-            }
             Head::Found { name, length } => {
                 self.held.drain(..length);
                 self.at_start = false;
@@ -288,8 +286,10 @@ impl AnswerReader {
         }
     }
 
-    fn is_offered(&self, name: &str) -> bool {
-        self.tools.iter().any(|tool| tool.name == name)
+    /// Whether this is a call of `name`: without any mark, it may as well be other JSON with the same keys.
+    fn may_call(&self, mark: &str, name: &str) -> bool {
+        let bare = mark.is_empty() && self.calls.is_some_and(|form| form.bare);
+        !bare || self.tools.iter().any(|tool| tool.name == name)
     }
 
     /// Tells of calls whose text is complete; what cannot be read is content.
@@ -297,11 +297,7 @@ impl AnswerReader {
         let calls = self
             .calls
             .and_then(|form| call_body::read(form.body, body))
-            // Without a mark, it may as well be other JSON.
-            .filter(|calls| {
-                let mut names = calls.iter().map(|call| &call.name);
-                !mark.is_empty() || names.all(|name| self.is_offered(name))
-            });
+            .filter(|calls| calls.iter().all(|call| self.may_call(mark, &call.name)));
         self.at_start = false;
         match calls {
             Some(calls) => {

@@ -522,8 +522,13 @@ mod tests {
         let names: Vec<String> = (0..20_000).map(|nth| format!("n{nth}")).collect();
         let reader = GrammarReader::new(&tokenizer).unwrap();
         let endless = json!({"anyOf": [{"$ref": "#/properties/a"}, {"type": "null"}]});
+        let no_definitions = json!({"type": "array", "items": {"$ref": "#/$defs/d"}, "$defs": "x"});
         for (schema, refused) in [
             (json!({"properties": {"a": endless}}), false),
+            (
+                json!({"properties": {"a": no_definitions}, "$defs": {"d": {"type": "integer"}}}),
+                false,
+            ),
             (
                 json!({"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": chain}),
                 true,

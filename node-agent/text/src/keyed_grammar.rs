@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::answer_form::KeyMarks;
 use crate::bare_value::BareValue;
@@ -120,7 +120,12 @@ fn on_its_own(root: &Value, schema: &Value) -> Result<Value, GrammarError> {
     let mut schema = schema.clone();
     for (all, name) in reached {
         if let Some(one) = root[all].get(&name) {
-            schema[all][name] = one.clone();
+            let definitions = &mut schema[all];
+            // What a client put there may be anything.
+            if !definitions.is_object() {
+                *definitions = json!({});
+            }
+            definitions[name] = one.clone();
         }
     }
     Ok(schema)

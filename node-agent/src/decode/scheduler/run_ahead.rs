@@ -91,9 +91,9 @@ impl Scheduler {
         goes_on.then(|| while_one_computes.min(self.best_rows(right, LONGEST_DRAFT)))
     }
 
-    /// How many rows frames of the model's guesses should have, at most `limit`, if a share of these is `right`. With wide ones fewer frames bring as much, with
-    /// narrow ones all is sooner known. Up to the first wrong token it takes a trip, and for each frame what the slowest machine, or the draft
-    /// model, does for one; the last of them is what holds up the next trip.
+    /// How many rows frames of the model's guesses should have, at most `limit`, if a share of these is `right`. With wide ones fewer frames
+    /// bring as much, with narrow ones all is sooner known. Up to the first wrong token it takes a trip, and for each frame what the slowest
+    /// machine, or the draft model, does for one. The last of them is what holds up the next trip.
     fn best_rows(&self, right: f64, limit: usize) -> usize {
         if right > NEARLY_ALL {
             return limit;
