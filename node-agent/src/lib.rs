@@ -1,6 +1,7 @@
 //! One member of a ring. Every member runs its layer windows and passes activations on (`ring`); rank 0 also owns
 //! tokenizer, embedding, output head and sampling (`decode`) and serves HTTP (`gateway`).
 
+pub mod api_key_file;
 pub mod available_memory;
 pub mod cluster;
 pub mod decode;

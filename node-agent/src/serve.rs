@@ -15,6 +15,7 @@ use prima_text::{ChatTemplate, ChatTemplateError, RankTemplate, Tokenizer, Token
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
+use crate::api_key_file::{self, ApiKeyFileError};
 use crate::decode::{self, Decode, DecodeOptions, DraftModel, DraftModelError, DraftThread};
 use crate::gateway::{self, GatewayError, GatewayOptions, Limits, ModelText};
 use crate::generation::{Generator, RingStatus, Submission};
@@ -55,6 +56,9 @@ pub struct ServeArgs {
         hide_env_values = true
     )]
     api_keys: Vec<String>,
+    /// Ask HTTP clients for one of the keys in this file, which the agent writes; read again when it changes
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
     /// Memory that stays free for the machine's owner, such as 2Gi [default: 5 % of what is available at the start]
     #[arg(long, value_name = "SIZE")]
     reserve_memory: Option<Quantity>,
@@ -84,6 +88,10 @@ pub enum ServeError {
     Plan(#[from] PlanSourceError),
     #[error(transparent)]
     Identity(#[from] IdentityError),
+    #[error(transparent)]
+    ApiKeyFile(#[from] ApiKeyFileError),
+    #[error("the plan asks HTTP clients for API keys; --api-key-file names the file with them")]
+    NoApiKeyFile,
     #[error("cannot listen on {address} ({what}); is another process using it?")]
     Listen {
         address: String,
@@ -158,11 +166,16 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
 
     let mut front = match rank {
         0 => {
+            // A ring that should ask for keys must not serve without.
+            if plan.api_key_required && args.api_key_file.is_none() {
+                return Err(ServeError::NoApiKeyFile);
+            }
             let options = GatewayOptions {
                 model_name: plan.model.name.clone(),
                 any_model_name: args.any_model_name,
                 api_keys: args.api_keys,
                 api_key_sha256: plan.api_key_sha256.clone(),
+                named_api_keys: args.api_key_file.map(api_key_file::follow).transpose()?,
                 cors_origins: args.cors_origins,
             };
             Some(Front::start(args.http, options, &plan).await?)

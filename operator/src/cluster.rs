@@ -229,6 +229,7 @@ async fn control(
     });
     probes.set_ready();
     let machines = machine_status::keep(context.client.clone(), &context.stores);
+    let api_keys = model_controller::keep_api_keys(&context);
     let models = controller
         .run(
             model_controller::reconcile,
@@ -246,6 +247,7 @@ async fn control(
     tokio::select! {
         () = models => {}
         () = machines => {}
+        () = api_keys => {}
     }
     Ok(())
 }

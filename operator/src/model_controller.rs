@@ -5,6 +5,7 @@
 //! There is no finalizer: all that is made for a Model belongs to it and is deleted with it. Agents end what a deleted plan had started,
 //! also agents that come back later. So nothing has to wait for a machine that may never return.
 
+mod api_keys;
 mod apply;
 mod candidates;
 mod conditions;
@@ -30,6 +31,8 @@ use prima_crds::v1alpha1::model::Model;
 
 use crate::cluster::metrics::Metrics;
 use crate::cluster::world::Stores;
+use api_keys::KnownApiKeys;
+pub use api_keys::keep as keep_api_keys;
 pub use apply::{MANAGER, OURS};
 pub use decide::Question;
 use decide::{DecisionKind, Now};
@@ -167,13 +170,13 @@ async fn steps(
     context: &Context,
     state: &mut ReconcileState,
 ) -> Result<Action, ControllerError> {
-    let api_key = dereference::api_key(model, context).await?;
+    let api_keys = api_keys::read(model, &context.client).await?;
     let resolution = resolve::resolve(model, context, &mut state.looks);
     let until = Instant::now() + PATIENCE;
     let mut patient = true;
     let (world, decision, ring) = loop {
         let alone = context.deciding.lock().await;
-        let world = World::new(model, resolution.clone(), context, api_key.clone());
+        let world = World::new(model, resolution.clone(), context, api_keys.clone());
         let (decision, decided) = decide::decide(&world, &state.decided, Now::read());
         state.decided = decided;
         match decision.kind {
@@ -197,9 +200,11 @@ async fn steps(
         }
     };
     update_status::update_status(&world, &decision, &ring, context, state).await?;
+    // Nobody tells of a Secret that comes.
+    let lacks_keys = matches!(world.api_keys, KnownApiKeys::Missing(_)) && !model.spec.suspend;
     Ok(Action::requeue(
         match (
-            decision.awaits() || world.resolution.awaits(),
+            decision.awaits() || world.resolution.awaits() || lacks_keys,
             &ring.serving,
         ) {
             (true, _) => AWAITING,

@@ -8,6 +8,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 
 use prima_crds::definitions;
+use prima_crds::v1alpha1::api_keys::{API_KEYS, ApiKeys};
 use prima_gguf::model_bytes;
 use prima_test_hub::TestHub;
 use prima_tests::api_server::{ApiServer, Backend};
@@ -22,8 +23,6 @@ const NAMESPACE: &str = "prima-agents";
 const LINKS_PORT: u16 = 9190;
 const RING_PORT: u16 = 9200;
 const HTTP_PORT: u16 = 9400;
-/// SHA-256 of the key "abc" (FIPS 180-2, B.1).
-const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 
 struct Stage {
     api: ApiServer,
@@ -132,7 +131,7 @@ fn plan(
     json!({
         "apiVersion": "prima.dev/v1alpha1",
         "kind": "RingPlan",
-        "metadata": {"name": name, "namespace": "default"},
+        "metadata": {"name": name, "namespace": "default", "annotations": api_keys(&[("alice", "abc")])},
         "spec": {
             "generation": 1,
             "model": {
@@ -147,9 +146,23 @@ fn plan(
             "rounds": 1,
             "members": members,
             "httpPort": ports.1,
-            "apiKeySha256": [ABC],
+            "apiKeyRequired": true,
         },
     })
+}
+
+/// What a plan says of these API keys, by their names.
+fn api_keys(keys: &[(&str, &str)]) -> Value {
+    let digest = |key: &str| ApiKeys::digest("salt", key.as_bytes());
+    let keys = ApiKeys {
+        salt: "salt".to_owned(),
+        sha256: keys
+            .iter()
+            .map(|(name, key)| (name.to_string(), digest(key)))
+            .collect(),
+        ..ApiKeys::default()
+    };
+    json!({API_KEYS: keys.to_json()})
 }
 
 /// The model as the operator would know it: the files' identities, and the checksum of their headers.
@@ -296,7 +309,7 @@ fn agents_tell_of_their_machines_and_run_plans() {
         .kubectl(&["patch", "nodeprofile", "two", "--type=merge", "-p", &owner]);
     patched.expect("a patch");
 
-    // A plan, until it answers, with the key whose digest it has and with no other.
+    // A plan, until it answers, with the key whose digest it tells and with no other.
     let ring = plan(
         "smollm2-1",
         &machines,
@@ -317,6 +330,31 @@ fn agents_tell_of_their_machines_and_run_plans() {
         "{}",
         answer.body
     );
+    // Another key counts, and the first no more, while the ring runs.
+    let running = (one.members(), two.members());
+    let tell = |keys: &[(&str, &str)]| {
+        let patch = json!({"metadata": {"annotations": api_keys(keys)}}).to_string();
+        let patch = [
+            "patch",
+            "ringplan",
+            "smollm2-1",
+            "--type=merge",
+            "-p",
+            &patch,
+        ];
+        stage.api.kubectl(&patch).expect("a patch");
+    };
+    let statuses = || ["abc", "abd"].map(|key| chat(http, key).status);
+    tell(&[("bob", "abd")]);
+    wait_until("only the new key counts", || statuses() == [401, 200]);
+    tell(&[("alice", "abc"), ("bob", "abd")]);
+    wait_until("both count", || statuses() == [200, 200]);
+    let metrics = http::get(http, "/metrics").expect("metrics").body;
+    assert!(
+        metrics.contains(r#"prima_api_key_generated_tokens_total{key="bob"}"#),
+        "{metrics}"
+    );
+    assert_eq!((one.members(), two.members()), running);
     let command_of = |member: u32| {
         let words = fs::read_to_string(format!("/proc/{member}/cmdline")).expect("a process");
         words.replace('\0', " ")

@@ -1,12 +1,14 @@
 //! The operator against a real API server, with the rights that the chart gives it: what it makes of Models and machines, and that
 //! it makes the same whatever happens to it. The machines declare themselves; rings that compute are the cluster suite's.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
+use prima_crds::v1alpha1::api_keys::{API_KEYS, ApiKeys};
 use prima_crds::v1alpha1::ring_plan::MemberState;
 use prima_test_hub::TestHub;
 use prima_tests::api_server::{ApiServer, Backend};
@@ -650,13 +652,15 @@ fn an_api_key_comes_from_a_secret_and_no_ring_runs_without_it() {
         );
         test.api.apply(&secret).expect("a Secret");
     };
-    let digests = || {
+    // The only plan, and the keys that it tells.
+    let told = || {
         let plans = test.json(&["get", "ringplans"]);
-        let plans = plans["items"].as_array().cloned().unwrap_or_default();
-        let newest = plans
-            .iter()
-            .max_by_key(|plan| plan["spec"]["generation"].as_i64());
-        newest.map(|plan| plan["spec"]["apiKeySha256"].clone())
+        let [plan] = plans["items"].as_array().expect("plans").as_slice() else {
+            panic!("not one plan: {plans}");
+        };
+        let keys = plan["metadata"]["annotations"][API_KEYS].as_str();
+        let keys = ApiKeys::from_json(keys.expect("the keys")).expect("keys of ours");
+        (plan["metadata"]["uid"].clone(), keys)
     };
     let spec = "apiKeySecretRef: {name: keys, key: key}";
     test.api.apply(&model("made-up", spec)).expect("a model");
@@ -669,24 +673,46 @@ fn an_api_key_comes_from_a_secret_and_no_ring_runs_without_it() {
     secret("key: \"  \"");
     lacks("the Secret default/keys has nothing at key key");
 
-    // White space around it is an editor's. SHA-256 of `open-sesame`, as sha256sum says.
+    // White space around it is an editor's.
     secret("key: \" open-sesame\\n\"");
     look();
     test.wait_for("model/made-up", "Ready", "True", &operator);
-    const DIGEST: &str = "d7ecdf25eaf3deba0f2628771dbdd22d4138ab6cf38f91ed02a2ca0dec7c8ab7";
-    assert_eq!(digests().expect("a plan"), serde_json::json!([DIGEST]));
-    let plan = test.kubectl(&["get", "ringplans", "-o", "yaml"]);
-    assert!(!plan.contains("sesame"), "{plan}");
+    let (plan, keys) = told();
+    let salt = keys.salt.clone();
+    let listed = |keys: &[(&str, &str)]| -> BTreeMap<String, String> {
+        let digest = |key: &str| ApiKeys::digest(&salt, key.as_bytes());
+        let keys = keys.iter();
+        keys.map(|(name, key)| (name.to_string(), digest(key)))
+            .collect()
+    };
+    assert_eq!(keys.sha256, listed(&[("key", "open-sesame")]));
+    let text = test.kubectl(&["get", "ringplans", "-o", "yaml"]);
+    assert!(!text.contains("sesame"), "{text}");
 
-    // Another key is another plan.
+    // What changes is told to the ring that runs: nobody touches the Model, and its plan stays.
+    let tells = |keys: &[(&str, &str)]| {
+        wait_until("the ring is told", || told().1.sha256 == listed(keys));
+        assert_eq!(told().0, plan);
+    };
     secret("key: close-sesame");
-    test.patch(
-        "model/made-up",
-        r#"{"metadata":{"labels":{"look":"other"}}}"#,
-    );
-    wait_until("the ring asks for the other key", || {
-        digests().is_some_and(|digests| digests != serde_json::json!([DIGEST]))
+    tells(&[("key", "close-sesame")]);
+    // All entries, by their names, and what each may use.
+    let all =
+        r#"{"spec": {"apiKeySecretRef": {"key": null}, "apiKeyLimits": {"tokensPerMinute": 600}}}"#;
+    test.patch("model/made-up", all);
+    let (key, other) = (("key", "close-sesame"), ("other", "open-sesame"));
+    tells(&[key, other]);
+    assert_eq!(told().1.limits.tokens_per_minute, Some(600));
+    secret("key: close-sesame, alice: abc, bob: \"\"");
+    tells(&[key, ("alice", "abc"), other]);
+    test.kubectl(&["delete", "secret", "keys"]);
+    wait_until("no ring runs without keys", || {
+        test.names("ringplans").is_empty()
     });
+    let (_, reason, _) = test.condition("model/made-up", "Ready");
+    assert_eq!(reason, "NoApiKey");
+    // It is noticed that they are there again.
+    secret("key: close-sesame");
     test.wait_for("model/made-up", "Ready", "True", &operator);
 
     // A cluster may keep its Secrets from the operator. The API server hears of roles that are gone a moment later.

@@ -1,5 +1,6 @@
 //! Version `v1alpha1` of the API group `prima.dev`.
 
+pub mod api_keys;
 pub mod document;
 pub mod model;
 pub mod model_profile;

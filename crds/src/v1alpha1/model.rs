@@ -74,10 +74,13 @@ pub struct ModelSpec {
     /// Number format of the KV cache. Q8_0 takes 53 % of the memory of F16, and changes results a little.
     #[serde(default, skip_serializing_if = "KvDtype::is_f16")]
     pub kv_dtype: KvDtype,
-    /// The API key that clients have to send (`Authorization: Bearer ...`): a key of a Secret in the Model's namespace. Default: none is
-    /// asked for.
+    /// The API keys of which clients have to send one (`Authorization: Bearer ...`): the entries of a Secret in the Model's namespace. What
+    /// changes there counts within seconds. Default: none is asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key_secret_ref: Option<SecretKeyRef>,
+    /// What each API key may use. Default: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api_key_limits: Option<ApiKeyLimits>,
     /// How tokens are guessed, so that several come for one trip round the ring. Absent: from the text so far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speculation: Option<Speculation>,
@@ -146,9 +149,21 @@ pub struct SecretKeyRef {
     /// Name of the Secret.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// Which of the Secret's keys has the value.
+    /// The entry that has the API key. Default: every entry has one, which goes by the entry's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
-    pub key: String,
+    pub key: Option<String>,
+}
+
+/// What one API key may use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ApiKeyLimits {
+    /// Tokens that the ring computes for the key in a minute, on average: those of prompts, as far as they were not kept from earlier
+    /// requests, and of answers. A key that has used more is refused for as long as that lasts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub tokens_per_minute: Option<i32>,
 }
 
 #[derive(

@@ -81,8 +81,11 @@ pub struct RingPlanSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub http_port: Option<i32>,
-    /// SHA-256 of each API key that HTTP clients may send, in hexadecimal. If there is none, no key is asked for. Agents need no Secrets
-    /// this way.
+    /// HTTP clients have to send an API key. Which ones there are stands in the annotation `prima.dev/api-keys`, and may change.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub api_key_required: bool,
+    /// SHA-256 of each API key that HTTP clients may send, in hexadecimal, as the first operators wrote them. If there is any, a key is
+    /// asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 64)))]
     pub api_key_sha256: Vec<String>,
@@ -396,6 +399,7 @@ impl RingPlanSpec {
             members,
             predicted: None,
             http_port: None,
+            api_key_required: false,
             api_key_sha256: Vec::new(),
         }
     }

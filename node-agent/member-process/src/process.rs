@@ -23,6 +23,8 @@ pub struct Serve<'a> {
     pub member: &'a str,
     /// The file with the key of the machine's agent, if the plan has keys.
     pub identity: Option<&'a Path>,
+    /// The file with the API keys that rank 0 asks its clients for, if the plan says so.
+    pub api_key_file: Option<&'a Path>,
     /// Where its predecessor connects, if not where the plan says.
     pub listen: Option<SocketAddr>,
     /// Where rank 0 serves HTTP.
@@ -169,6 +171,7 @@ fn command(program: &Path, serve: &Serve<'_>) -> Command {
         plan_file,
         member,
         identity,
+        api_key_file,
         listen,
         http,
         threads,
@@ -221,8 +224,10 @@ fn command(program: &Path, serve: &Serve<'_>) -> Command {
             command.arg(flag);
         }
     }
-    if let Some(file) = identity {
-        command.arg("--identity").arg(file);
+    for (flag, file) in [("--identity", identity), ("--api-key-file", api_key_file)] {
+        if let Some(file) = file {
+            command.arg(flag).arg(file);
+        }
     }
     if let Some(key) = api_key {
         // Not as an argument, which every user of the machine could read.

@@ -5,7 +5,7 @@
 
 use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use std::{fs, io, iter};
@@ -48,6 +48,8 @@ pub struct PlanOnMachine {
     pub key: PlanKey,
     /// Or why it cannot be understood.
     pub spec: Result<RingPlanSpec, String>,
+    /// What its annotation says of API keys, which changes.
+    pub api_keys: watch::Receiver<String>,
 }
 
 /// Why a member is to end.
@@ -83,6 +85,12 @@ enum MemberError {
         #[source]
         source: io::Error,
     },
+    #[error("cannot write the API keys to {} for the member's process", path.display())]
+    ApiKeys {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot write the plan as YAML")]
     Yaml(#[source] serde_saphyr::SerializeError),
     #[error(transparent)]
@@ -113,6 +121,7 @@ pub async fn run(machine: Arc<Agent>, plan: PlanOnMachine, end: oneshot::Receive
         &machine.node,
         machine.metrics.member(),
     );
+    let mut api_keys = plan.api_keys.clone();
     let mut member = Member {
         tell,
         share: None,
@@ -123,10 +132,24 @@ pub async fn run(machine: Arc<Agent>, plan: PlanOnMachine, end: oneshot::Receive
         machine,
         plan,
     };
+    let api_key_file = member.api_key_file();
+    let follow_keys = async {
+        while api_keys.changed().await.is_ok() {
+            let keys = api_keys.borrow_and_update().clone();
+            if let Some(file) = &api_key_file
+                && let Err(error) = write_api_keys(file, &keys)
+            {
+                let problem = prima_crds::error_chain(&error);
+                tracing::error!(problem, "the ring's API keys stay as they were");
+            }
+        }
+    };
     let end = tokio::select! {
         // If the sender was dropped, the member is no longer wanted.
         end = end => end.unwrap_or(End::AgentEnds),
         never = member.keep_up() => match never {},
+        // No more is told once the member is to end.
+        () = follow_keys => End::AgentEnds,
         () = writer.follow(told) => End::AgentEnds,
     };
     tracing::info!(plan = %member.plan.key, ?end, "the member ends");
@@ -195,6 +218,10 @@ impl Member {
         let plan_file = self.plan_file();
         write_plan(&plan_file, &self.plan.key, spec, &held)?;
         self.held = held;
+        let api_key_file = self.api_key_file();
+        if let Some(file) = &api_key_file {
+            write_api_keys(file, &self.plan.api_keys.borrow())?;
+        }
 
         let allowance = match owner::allowance(&machine.client, &machine.node).await {
             Ok(allowance) => *self.allowance.insert(allowance),
@@ -213,6 +240,7 @@ impl Member {
             member: &machine.node,
             launch,
             identity,
+            api_key_file: api_key_file.as_deref(),
             threads: machine.threads,
         };
         let process = self
@@ -299,13 +327,23 @@ impl Member {
         self.machine.plans_folder.join(file)
     }
 
+    /// Where this machine's process finds the API keys that clients have to send, if it is asked to.
+    fn api_key_file(&self) -> Option<PathBuf> {
+        let spec = self.plan.spec.as_ref().ok()?;
+        let serves = spec.members.first()?.name == self.machine.node;
+        let file = format!("{}.api-keys.json", self.plan.key.uid);
+        (serves && spec.api_key_required).then(|| self.machine.plans_folder.join(file))
+    }
+
     async fn end(self) {
-        let plan_file = self.plan_file();
+        let files = [Some(self.plan_file()), self.api_key_file()];
         if let Some(process) = self.process {
             process.end().await;
         }
         // There is none where the member never started.
-        let _ = fs::remove_file(plan_file);
+        for file in files.into_iter().flatten() {
+            let _ = fs::remove_file(file);
+        }
     }
 }
 
@@ -322,6 +360,7 @@ fn observed(error: &MemberError, again_in: Duration) -> Observed {
         MemberError::Port { source, .. } => source.kind() != io::ErrorKind::AddrInUse,
         MemberError::Weights(error) | MemberError::Draft(error) => error.is_refusal(),
         MemberError::PlanFile { .. }
+        | MemberError::ApiKeys { .. }
         | MemberError::Yaml(_)
         | MemberError::Owner(_)
         | MemberError::Process(_)
@@ -349,6 +388,16 @@ fn write_plan(
     let yaml = serde_saphyr::to_string(&plan).map_err(MemberError::Yaml)?;
     fs::write(path, yaml).map_err(|source| MemberError::PlanFile {
         path: path.clone(),
+        source,
+    })
+}
+
+/// Whoever reads the file sees the old keys or the new ones.
+fn write_api_keys(path: &Path, keys: &str) -> Result<(), MemberError> {
+    let new = path.with_extension("new");
+    let written = fs::write(&new, keys).and_then(|()| fs::rename(&new, path));
+    written.map_err(|source| MemberError::ApiKeys {
+        path: path.to_owned(),
         source,
     })
 }

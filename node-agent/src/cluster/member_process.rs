@@ -24,6 +24,8 @@ pub struct Start<'a> {
     pub launch: LaunchParams,
     /// The file with the agent's key, if the plan has keys.
     pub identity: Option<&'a Path>,
+    /// The file with the API keys, if clients have to send one.
+    pub api_key_file: Option<&'a Path>,
     pub threads: Option<u16>,
     /// Memory that stays free for the machine's owner.
     pub reserved_bytes: Option<u64>,
@@ -60,6 +62,7 @@ impl Running {
             plan_file: start.plan_file,
             member: start.member,
             identity: start.identity,
+            api_key_file: start.api_key_file,
             listen: Some(start.launch.listen),
             http: start.launch.http.map(on_all_addresses),
             threads: start.threads.map(usize::from),
@@ -68,7 +71,6 @@ impl Running {
             no_streaming: false,
             no_speculation: false,
             any_model_name: false,
-            // Keys come with the plan.
             api_key: None,
         };
         let plan = start.plan.clone();

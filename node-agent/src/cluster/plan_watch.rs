@@ -11,10 +11,11 @@ use futures::StreamExt as _;
 use kube::ResourceExt as _;
 use kube::api::DynamicObject;
 use kube::runtime::watcher::Event;
+use prima_crds::v1alpha1::api_keys::{API_KEYS, ApiKeys};
 use prima_crds::v1alpha1::document;
 use prima_crds::v1alpha1::ring_plan::{RingPlan, RingPlanSpec};
 use serde_json::Value;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
 use super::api;
@@ -64,9 +65,15 @@ pub async fn follow(machine: Arc<Agent>, established: Established, stop: impl Fu
 struct Members {
     machine: Arc<Agent>,
     /// By the plan's uid.
-    running: BTreeMap<String, oneshot::Sender<End>>,
+    running: BTreeMap<String, Running>,
     /// Includes members that are ending.
     tasks: JoinSet<()>,
+}
+
+/// What a member hears after its start.
+struct Running {
+    end: oneshot::Sender<End>,
+    api_keys: watch::Sender<String>,
 }
 
 impl Members {
@@ -75,8 +82,18 @@ impl Members {
         if plan.metadata.deletion_timestamp.is_some() {
             return self.end(End::PlanGone, |running| *running == uid);
         }
+        if let Some(running) = self.running.get(&uid) {
+            // All that may change of a plan.
+            let now = api_keys(plan);
+            running.api_keys.send_if_modified(|known| {
+                let changed = *known != now;
+                *known = now;
+                changed
+            });
+            return;
+        }
         let spec = plan.data.get("spec").unwrap_or(&Value::Null);
-        if self.running.contains_key(&uid) || !names(spec, &self.machine.node) {
+        if !names(spec, &self.machine.node) {
             return;
         }
         let key = PlanKey {
@@ -93,18 +110,33 @@ impl Members {
             )
         });
         let (end, ended) = oneshot::channel();
-        self.running.insert(uid, end);
-        let plan = PlanOnMachine { key, spec };
+        let (tell, told) = watch::channel(api_keys(plan));
+        let running = Running {
+            end,
+            api_keys: tell,
+        };
+        self.running.insert(uid, running);
+        let plan = PlanOnMachine {
+            key,
+            spec,
+            api_keys: told,
+        };
         self.tasks
             .spawn(member::run(self.machine.clone(), plan, ended));
     }
 
     fn end(&mut self, why: End, which: impl Fn(&String) -> bool) {
-        for (_, end) in self.running.extract_if(.., |uid, _| which(uid)) {
+        for (_, running) in self.running.extract_if(.., |uid, _| which(uid)) {
             // A member that ended by itself does not need it.
-            let _ = end.send(why);
+            let _ = running.end.send(why);
         }
     }
+}
+
+/// The API keys that the plan's rank 0 may let in, as JSON. Where nothing is said, there is none.
+fn api_keys(plan: &DynamicObject) -> String {
+    let said = plan.annotations().get(API_KEYS).cloned();
+    said.unwrap_or_else(|| ApiKeys::default().to_json())
 }
 
 /// Whether the plan has this machine as a member, as far as a plan of any version tells.
@@ -118,6 +150,7 @@ fn names(spec: &Value, node: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use kube::api::ApiResource;
     use prima_crds::v1alpha1::ring_plan::{ActivationDtype, KvDtype};
     use serde_json::json;
 
@@ -147,6 +180,16 @@ mod tests {
         assert!(spec.draft.is_none() && !spec.is_encrypted());
         assert_eq!(spec.members[0].windows[0].gpu_layers, 4);
         assert_eq!(spec.members[1].members_on_machine, 1);
+    }
+
+    #[test]
+    fn a_plan_that_tells_no_keys_lets_nobody_in() {
+        let mut plan = DynamicObject::new("a", &ApiResource::erase::<RingPlan>(&()));
+        let none = ApiKeys::from_json(&api_keys(&plan)).unwrap();
+        assert!(none.sha256.is_empty());
+        plan.annotations_mut()
+            .insert(API_KEYS.to_owned(), "as it is".to_owned());
+        assert_eq!(api_keys(&plan), "as it is");
     }
 
     #[test]

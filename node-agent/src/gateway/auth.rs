@@ -1,16 +1,19 @@
-//! Who may call: API keys, web origins (CORS) and, against DNS rebinding, host names. It keeps no users and no rate
-//! limits, and never logs a key.
+//! Who may call: API keys, web origins (CORS) and, against DNS rebinding, host names. It never logs a key. What a key may use is
+//! [`KeyAccount`]'s.
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::Response;
-use sha2::{Digest, Sha256};
+use prima_crds::v1alpha1::api_keys::ApiKeys;
+use tokio::sync::watch;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer, ExposeHeaders};
 
+use super::key_account::{KeyAccount, KeyAccounts};
 use super::openai_error::ApiError;
 use super::{Gateway, GatewayError, GatewayOptions, request_id};
 
@@ -19,8 +22,11 @@ pub const MAX_KEY_BYTES: usize = 512;
 
 /// The checked form of the access options.
 pub struct Access {
-    /// SHA-256 of each key, so that keys known only by their hash are no special case.
-    keys: Vec<[u8; 32]>,
+    /// Of the command line and the plan: SHA-256 of each. They go by their numbers, from 1.
+    fixed: Vec<String>,
+    /// Others, which come and go. Where they are, a key is asked for, even if there is none.
+    named: Option<watch::Receiver<ApiKeys>>,
+    accounts: KeyAccounts,
     origins: Origins,
     /// Only loopback without keys is open to a page that rebinds its own name to 127.0.0.1. With keys, such a page
     /// knows none; on other addresses, we cannot know the names under which people reach the server.
@@ -28,12 +34,14 @@ pub struct Access {
 }
 
 /// Whose request it is, for the routes behind [`require_key`].
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Caller {
-    /// The number of its key, from 1; 0 where no key is asked for.
+    /// A number of its key's own; 0 where no key is asked for.
     pub keyspace: u64,
     /// Its key where one is asked for, else its address.
     pub client: u64,
+    /// Of its key, where one is asked for.
+    pub account: Option<Arc<KeyAccount>>,
 }
 
 enum Origins {
@@ -52,12 +60,11 @@ impl Access {
                 number: position + 1,
             });
         }
-        let mut keys: Vec<[u8; 32]> = options.api_keys.iter().map(digest).collect();
-        for (position, text) in options.api_key_sha256.iter().enumerate() {
-            keys.push(digest_of_hex(text).ok_or(GatewayError::ApiKeySha256 {
-                number: position + 1,
-            })?);
-        }
+        let given = options.api_keys.iter();
+        let given = given.map(|key| ApiKeys::digest("", key.as_bytes()));
+        let planned = options.api_key_sha256.iter();
+        let planned = planned.map(|digest| digest.to_ascii_lowercase());
+        let fixed: Vec<String> = given.chain(planned).collect();
         let origins = if options.cors_origins.iter().any(|origin| origin == "*") {
             Origins::Any
         } else {
@@ -69,8 +76,10 @@ impl Access {
             Origins::Listed(listed.collect::<Result<_, _>>()?)
         };
         Ok(Self {
-            check_host: on_loopback && keys.is_empty(),
-            keys,
+            check_host: on_loopback && fixed.is_empty() && options.named_api_keys.is_none(),
+            fixed,
+            named: options.named_api_keys.clone(),
+            accounts: KeyAccounts::default(),
             origins,
         })
     }
@@ -99,24 +108,30 @@ impl Access {
             ]))
     }
 
-    /// The number of the key that was sent, from 1; 0 where none is asked for.
-    fn check_key(&self, headers: &HeaderMap) -> Result<u64, ApiError> {
-        if self.keys.is_empty() {
-            return Ok(0);
+    /// What the keys have used.
+    pub fn accounts(&self) -> &KeyAccounts {
+        &self.accounts
+    }
+
+    /// The account of the key that was sent, and a number of the key's own; `None` where none is asked for.
+    fn check_key(&self, headers: &HeaderMap) -> Result<Option<(Arc<KeyAccount>, u64)>, ApiError> {
+        if self.fixed.is_empty() && self.named.is_none() {
+            return Ok(None);
         }
-        let sent = digest(sent_key(headers).ok_or(ApiError::NoKey)?);
-        // Every key is compared, even after a match.
-        let keys = (1..).zip(&self.keys);
-        let keyspace = keys.fold(0, |known, (number, key)| {
-            match equal_in_constant_time(&sent, key) {
-                true => number,
-                false => known,
-            }
-        });
-        match keyspace {
-            0 => Err(ApiError::WrongKey),
-            keyspace => Ok(keyspace),
+        let sent = sent_key(headers).ok_or(ApiError::NoKey)?;
+        let digest = ApiKeys::digest("", sent);
+        if let Some(position) = position_of(&digest, self.fixed.iter()) {
+            let name = (position + 1).to_string();
+            return Ok(Some((self.accounts.of(&name, None), number_of(digest))));
         }
+        let named = self.named.as_ref().ok_or(ApiError::WrongKey)?.borrow();
+        let digest = ApiKeys::digest(&named.salt, sent);
+        let position = position_of(&digest, named.sha256.values());
+        let name = position.and_then(|position| named.sha256.keys().nth(position));
+        let account = self
+            .accounts
+            .of(name.ok_or(ApiError::WrongKey)?, Some(&named));
+        Ok(Some((account, number_of(digest))))
     }
 
     fn check_host(&self, headers: &HeaderMap) -> Result<(), ApiError> {
@@ -154,13 +169,25 @@ pub async fn require_key(
     mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    let keyspace = gateway.0.access.check_key(request.headers())?;
-    let address = request.extensions().get::<ConnectInfo<SocketAddr>>();
-    let client = match keyspace {
-        0 => address.map_or(0, |ConnectInfo(address)| number_of(address.ip())),
-        key => key,
+    let caller = match gateway.0.access.check_key(request.headers())? {
+        Some((account, number)) => {
+            account.count_request();
+            Caller {
+                keyspace: number,
+                client: number,
+                account: Some(account),
+            }
+        }
+        None => {
+            let address = request.extensions().get::<ConnectInfo<SocketAddr>>();
+            Caller {
+                keyspace: 0,
+                client: address.map_or(0, |ConnectInfo(address)| number_of(address.ip())),
+                account: None,
+            }
+        }
     };
-    request.extensions_mut().insert(Caller { keyspace, client });
+    request.extensions_mut().insert(caller);
     Ok(next.run(request).await)
 }
 
@@ -173,10 +200,11 @@ pub async fn require_known_host(
     Ok(next.run(request).await)
 }
 
-fn number_of(address: IpAddr) -> u64 {
+/// The same for the same client, and not 0.
+fn number_of(client: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
-    address.hash(&mut hasher);
-    hasher.finish()
+    client.hash(&mut hasher);
+    hasher.finish().max(1)
 }
 
 fn sent_key(headers: &HeaderMap) -> Option<&[u8]> {
@@ -189,32 +217,24 @@ fn sent_key(headers: &HeaderMap) -> Option<&[u8]> {
     bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes))
 }
 
-fn digest(key: impl AsRef<[u8]>) -> [u8; 32] {
-    Sha256::digest(key).into()
+/// Which of `digests` this one is, the last if there are several. All are compared, even after a match.
+fn position_of<'a>(digest: &str, digests: impl Iterator<Item = &'a String>) -> Option<usize> {
+    digests.enumerate().fold(
+        None,
+        |known, (position, other)| match equal_in_constant_time(digest, other) {
+            true => Some(position),
+            false => known,
+        },
+    )
 }
 
-/// A digest in hexadecimal.
-fn digest_of_hex(text: &str) -> Option<[u8; 32]> {
-    let (pairs, []) = text.as_bytes().as_chunks::<2>() else {
-        return None;
-    };
-    let mut digest = [0; 32];
-    if pairs.len() != digest.len() {
-        return None;
-    }
-    let value = |digit: u8| char::from(digit).to_digit(16);
-    for (byte, [high, low]) in digest.iter_mut().zip(pairs) {
-        *byte = (value(*high)? << 4 | value(*low)?) as u8;
-    }
-    Some(digest)
-}
-
-/// Takes the same time however much the two differ.
-fn equal_in_constant_time(a: &[u8; 32], b: &[u8; 32]) -> bool {
-    let difference = a.iter().zip(b).fold(0u8, |difference, (a, b)| {
+/// Takes the same time however much two texts of one length differ.
+fn equal_in_constant_time(a: &str, b: &str) -> bool {
+    let pairs = a.bytes().zip(b.bytes());
+    let difference = pairs.fold(0u8, |difference, (a, b)| {
         std::hint::black_box(difference | (a ^ b))
     });
-    difference == 0
+    a.len() == b.len() && difference == 0
 }
 
 /// `scheme://host[:port]` in lower case, as browsers write origins; `None` for anything else.
@@ -249,6 +269,7 @@ mod tests {
             any_model_name: false,
             api_keys: owned(api_keys),
             api_key_sha256: Vec::new(),
+            named_api_keys: None,
             cors_origins: owned(cors_origins),
         };
         Access::new(&options, true)
@@ -318,31 +339,13 @@ mod tests {
 
     #[test]
     fn keys_are_compared_whole() {
-        assert!(equal_in_constant_time(&digest("abc"), &digest("abc")));
+        assert!(equal_in_constant_time("abc", "abc"));
         for other in ["abd", "Abc", "ab", "abcd", ""] {
-            assert!(!equal_in_constant_time(&digest("abc"), &digest(other)));
+            assert!(!equal_in_constant_time("abc", other), "{other}");
         }
-        let (mut first, mut last) = (digest("abc"), digest("abc"));
-        first[0] ^= 1;
-        last[31] ^= 1;
-        assert!(!equal_in_constant_time(&digest("abc"), &first));
-        assert!(!equal_in_constant_time(&digest("abc"), &last));
-    }
-
-    #[test]
-    fn a_digest_is_64_hexadecimal_digits() {
-        // FIPS 180-2, B.1.
-        let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(digest_of_hex(abc), Some(digest("abc")));
-        assert_eq!(digest_of_hex(&abc.to_uppercase()), Some(digest("abc")));
-        for bad in [
-            &abc[1..],
-            &abc[2..],
-            "",
-            &abc.replace('b', "x"),
-            &abc.replace("ba", "ä"),
-        ] {
-            assert_eq!(digest_of_hex(bad), None, "{bad}");
-        }
+        let keys = ["a", "b", "b"].map(String::from);
+        let position = |digest| position_of(digest, keys.iter());
+        assert_eq!((position("a"), position("b")), (Some(0), Some(2)));
+        assert_eq!(position("c"), None);
     }
 }

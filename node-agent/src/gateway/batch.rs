@@ -3,7 +3,7 @@
 //! Each is a request of its own to the ring, a few of a batch at a time: a large batch keeps no place from others.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::{Stream, StreamExt, stream};
 use prima_text::{SamplingParams, TokenizerError};
@@ -82,6 +82,11 @@ async fn answer(
     asked: Instead,
     patient: bool,
 ) -> Result<(GenerationEvent, Usage), ApiError> {
+    let (begun, account) = (Instant::now(), caller.account.as_ref());
+    // The rest of a batch that has begun is computed.
+    if let Some(account) = account.filter(|_| !patient) {
+        account.admit(begun)?;
+    }
     let request = GenerationRequest {
         prompt,
         sampling: SamplingParams::default(),
@@ -112,6 +117,11 @@ async fn answer(
                 let metrics = &gateway.0.metrics;
                 metrics.pooled(usage.prompt_tokens);
                 metrics.cached_tokens(usage.cached_tokens);
+                if let Some(account) = account {
+                    account.prompt(usage.prompt_tokens);
+                    account.kept(usage.cached_tokens);
+                    account.answered(begun.elapsed());
+                }
                 let answer = answer.ok_or_else(in_flight::abandoned)?;
                 return Ok((answer, usage));
             }

@@ -17,6 +17,7 @@ use crate::generation::{
 use super::Gateway;
 use super::auth::Caller;
 use super::intake::Taken;
+use super::key_account::KeyAccount;
 use super::metrics::ChoiceOutcome;
 use super::openai_error::ApiError;
 use super::request::GenerationOptions;
@@ -85,17 +86,21 @@ pub struct InFlight {
     ended: usize,
     started: Instant,
     gateway: Gateway,
+    account: Option<Arc<KeyAccount>>,
     _place: OwnedSemaphorePermit,
 }
 
 impl InFlight {
-    /// Hands every prompt to the ring; if it refuses one, none runs.
+    /// Hands every prompt to the ring; if it refuses one, or the caller's key has used what it may, none runs.
     pub async fn submit(
         gateway: &Gateway,
         caller: Caller,
         taken: Taken<AskedAnswers>,
     ) -> Result<Self, ApiError> {
         let Taken { asked, place, room } = taken;
+        if let Some(account) = &caller.account {
+            account.admit(Instant::now())?;
+        }
         let AskedAnswers {
             prompts,
             options,
@@ -116,6 +121,7 @@ impl InFlight {
             ended: 0,
             started: Instant::now(),
             gateway: gateway.clone(),
+            account: caller.account,
             _place: place,
         };
         for prompt in prompts {
@@ -135,6 +141,9 @@ impl InFlight {
                 client: caller.client,
             };
             let events = gateway.0.generator.submit(request).await?;
+            if let Some(account) = &in_flight.account {
+                account.prompt(prompt_tokens);
+            }
             let number = in_flight.prompts.len();
             in_flight.prompts.push(Prompt {
                 tokens: prompt_tokens,
@@ -203,6 +212,9 @@ impl InFlight {
                     self.usage.prompt_tokens += usage.prompt_tokens;
                     self.usage.cached_tokens += usage.cached_tokens;
                     self.gateway.0.metrics.cached_tokens(usage.cached_tokens);
+                    if let Some(account) = &self.account {
+                        account.kept(usage.cached_tokens);
+                    }
                     self.usage.completion_tokens += usage.completion_tokens;
                     self.usage.drafts.drafted += usage.drafts.drafted;
                     self.usage.drafts.accepted += usage.drafts.accepted;
@@ -301,6 +313,9 @@ impl InFlight {
             metrics.first_token(prompt.tokens, now - self.started);
         }
         metrics.token();
+        if let Some(account) = &self.account {
+            account.token();
+        }
         if let Some(clock) = prompt.choices.get_mut(choice) {
             clock.tokens += 1;
             let (_, last) = clock.first_and_last.get_or_insert((now, now));
@@ -392,6 +407,9 @@ impl AnsweredChoice {
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.note_open_choices(ChoiceOutcome::Cancelled);
+        if let Some(account) = &self.account {
+            account.answered(self.started.elapsed());
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! GET /metrics: what this server measured, as OpenMetrics text. Our own names begin with `prima_`; a few are repeated
 //! under vLLM's names, so that dashboards and autoscalers made for vLLM work. Every label value comes from a bounded
-//! set: our routes, statuses and outcomes, and the plan's members.
+//! set: our routes, statuses and outcomes, the plan's members, and the names of API keys.
 
 use std::fmt;
 use std::time::Duration;
@@ -24,6 +24,7 @@ use crate::generation::{MemberTotals, Readiness, RingStatus};
 use crate::ring::{HOP_METRICS, MetricKind};
 
 use super::Gateway;
+use super::key_account::KeyUsage;
 use super::openai_error::ApiError;
 use super::recent::Recent;
 
@@ -127,7 +128,7 @@ impl Metrics {
         )
     }
 
-    fn text(&self, ring: RingStatus) -> Result<String, fmt::Error> {
+    fn text(&self, ring: RingStatus, keys: Vec<KeyUsage>) -> Result<String, fmt::Error> {
         let mut registry = Registry::default();
         registry.register(
             "prima_requests",
@@ -223,6 +224,7 @@ impl Metrics {
             ConstGauge::new(ring.waiting_requests as u64),
         );
         registry.register_collector(Box::new(RingCollector(ring)));
+        registry.register_collector(Box::new(KeyCollector(keys)));
         let mut text = String::new();
         encode(&mut text, &registry)?;
         Ok(text)
@@ -231,10 +233,11 @@ impl Metrics {
 
 pub async fn scrape(State(gateway): State<Gateway>) -> Result<Response, ApiError> {
     let ring = gateway.0.generator.status().borrow().clone();
+    let keys = gateway.0.access.accounts().usage();
     let text = gateway
         .0
         .metrics
-        .text(ring)
+        .text(ring, keys)
         .map_err(|_| ApiError::Internal {
             action: "writing the metrics",
         })?;
@@ -273,6 +276,49 @@ struct OutcomeLabel {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct MemberLabel {
     member: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KeyLabel {
+    key: String,
+}
+
+/// What each API key has used, as it is at the scrape.
+#[derive(Debug)]
+struct KeyCollector(Vec<KeyUsage>);
+
+impl Collector for KeyCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        let counts: [(&str, &str, fn(&KeyUsage) -> f64); 4] = [
+            ("requests", "HTTP requests with the key", |used| {
+                used.requests as f64
+            }),
+            ("prompt_tokens", "Prompt tokens of its requests", |used| {
+                used.prompt_tokens as f64
+            }),
+            ("generated_tokens", "Tokens generated for it", |used| {
+                used.generated_tokens as f64
+            }),
+            (
+                "answer_seconds",
+                "Time from its requests' submission to the ends of their answers",
+                |used| used.seconds,
+            ),
+        ];
+        // Nothing is said of keys where none is asked for.
+        for (name, help, count) in counts.iter().filter(|_| !self.0.is_empty()) {
+            let name = format!("prima_api_key_{name}");
+            let mut metric = encoder.encode_descriptor(&name, help, None, MetricType::Counter)?;
+            for used in &self.0 {
+                let labels = KeyLabel {
+                    key: used.name.clone(),
+                };
+                let metric = metric.encode_family(&labels)?;
+                ConstCounter::new(count(used)).encode(metric)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The ring's own counts, as they are at the scrape.

@@ -20,6 +20,7 @@ mod grammar;
 mod in_flight;
 mod infill;
 mod intake;
+mod key_account;
 mod limits;
 mod logprobs;
 mod messages;
@@ -47,6 +48,7 @@ use std::sync::{Arc, OnceLock};
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
+use prima_crds::v1alpha1::api_keys::ApiKeys;
 use prima_text::{
     ChatTemplate, Constraint, Grammar, GrammarError, GrammarReader, RankTemplate, Tokenizer,
 };
@@ -74,6 +76,8 @@ pub struct GatewayOptions {
     pub api_keys: Vec<String>,
     /// As `api_keys`, for keys that this process need not know: their SHA-256 in hexadecimal.
     pub api_key_sha256: Vec<String>,
+    /// Keys that come and go. Where there is such a list, a key is asked for even while it is empty.
+    pub named_api_keys: Option<watch::Receiver<ApiKeys>>,
     /// Web origins (`https://chat.example`) whose pages may call this server, beside its own page and pages served
     /// from localhost; `*` allows every origin.
     pub cors_origins: Vec<String>,
@@ -139,10 +143,6 @@ pub enum GatewayError {
         auth::MAX_KEY_BYTES
     )]
     ApiKey { number: usize },
-    #[error(
-        "apiKeySha256: expected 64 hexadecimal digits, the SHA-256 of a key, but number {number} is something else"
-    )]
-    ApiKeySha256 { number: usize },
     #[error(
         "`{origin}` is no web origin; write it as scheme://host or scheme://host:port, or `*` for every origin"
     )]

@@ -1,6 +1,8 @@
 //! Every refusal that the gateway can give, and how it looks: OpenAI's body
 //! `{"error":{"message","type","param","code"}}` with the status and headers that clients act on.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
@@ -50,6 +52,15 @@ pub enum ApiError {
     BodyTimeout { seconds: u64 },
     #[error("{why}; try again later")]
     Busy { why: &'static str },
+    #[error(
+        "the API key {name} has used the {tokens_per_minute} tokens that it may have in a minute; try again in {} s",
+        seconds_of(*retry_after)
+    )]
+    KeyLimit {
+        name: String,
+        tokens_per_minute: u64,
+        retry_after: Duration,
+    },
     #[error("web pages must send JSON with `Content-Type: application/json`, not {found}")]
     MediaType { found: String },
     /// Begins with llama.cpp's words.
@@ -170,6 +181,7 @@ impl ApiError {
                 look(StatusCode::REQUEST_TIMEOUT, INVALID_REQUEST, "body_timeout")
             }
             Self::Busy { .. } => too_many(BUSY_RETRY_SECONDS),
+            Self::KeyLimit { retry_after, .. } => too_many(seconds_of(*retry_after)),
             Self::MediaType { .. } => look(
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 INVALID_REQUEST,
@@ -177,10 +189,7 @@ impl ApiError {
             ),
             Self::Loading { .. } | Self::RingFailed { .. } => unavailable(),
             Self::Submit(error) => match error {
-                // At least 1: a client told to wait 0 s would hammer a full server.
-                SubmitError::Full { retry_after, .. } => {
-                    too_many(retry_after.as_secs_f64().ceil().max(1.0) as u64)
-                }
+                SubmitError::Full { retry_after, .. } => too_many(seconds_of(*retry_after)),
                 SubmitError::ContextExceeded { .. } => look(
                     StatusCode::PAYLOAD_TOO_LARGE,
                     INVALID_REQUEST,
@@ -225,6 +234,11 @@ impl IntoResponse for ApiError {
         }
         response
     }
+}
+
+/// For the header Retry-After. At least 1: a client told to wait 0 s would hammer a full server.
+fn seconds_of(pause: Duration) -> u64 {
+    pause.as_secs_f64().ceil().max(1.0) as u64
 }
 
 /// The same answer with another API's body.

@@ -1,11 +1,14 @@
 //! API keys, web origins, host names and request ids.
 
+use prima_crds::v1alpha1::api_keys::ApiKeys;
+use prima_crds::v1alpha1::model::ApiKeyLimits;
 use prima_node_agent::gateway::{GatewayError, GatewayOptions};
-use prima_node_agent::generation::SubmitError;
+use prima_node_agent::generation::{FinishReason, SubmitError};
 use serde_json::json;
+use tokio::sync::watch;
 
-use crate::client::{get, post, post_bytes, request};
-use crate::server::{MODEL, Server, options, text};
+use crate::client::{Request, get, post, post_bytes, request};
+use crate::server::{Accepted, MODEL, Server, options, text};
 
 fn keyed() -> GatewayOptions {
     GatewayOptions {
@@ -107,6 +110,120 @@ async fn a_key_known_by_its_digest_opens_too() {
             .send(server.address)
             .await;
         assert_eq!(reply.status, status, "{key:?}");
+    }
+}
+
+fn named(keys: &[(&str, &str)], tokens_per_minute: Option<i32>) -> ApiKeys {
+    let digest = |key: &str| ApiKeys::digest("salt", key.as_bytes());
+    let keys = keys
+        .iter()
+        .map(|(name, key)| (name.to_string(), digest(key)));
+    ApiKeys {
+        salt: "salt".into(),
+        sha256: keys.collect(),
+        limits: ApiKeyLimits { tokens_per_minute },
+    }
+}
+
+fn with_key(asked: Request, key: &str) -> Request {
+    asked.header("authorization", &format!("Bearer {key}"))
+}
+
+#[tokio::test]
+async fn named_keys_come_and_go_while_the_server_runs() {
+    let (tell, told) = watch::channel(named(&[], None));
+    let options = GatewayOptions {
+        named_api_keys: Some(told),
+        ..options()
+    };
+    let mut server = Server::start_with(options, Some(text(None))).await;
+    let address = server.address;
+    let statuses = async || {
+        let mut statuses = Vec::new();
+        for key in ["abc", "abd"] {
+            let asked = with_key(get("/v1/models"), key);
+            statuses.push(asked.send(address).await.status);
+        }
+        statuses
+    };
+    // A list without keys lets nobody in, with a key or without.
+    assert_eq!(statuses().await, [401, 401]);
+    assert_eq!(get("/v1/models").send(address).await.status, 401);
+    tell.send_replace(named(&[("alice", "abc")], None));
+    assert_eq!(statuses().await, [200, 401]);
+    let mut keyspaces = Vec::new();
+    for keys in [
+        [("alice", "abc"), ("bob", "abd")],
+        // Others before it change nothing of a key, nor does its name.
+        [("aaron", "abd"), ("zoe", "abc")],
+        [("alice", "abd"), ("bob", "abe")],
+    ] {
+        tell.send_replace(named(&keys, None));
+        let key = if keys[0].0 == "alice" {
+            keys[0].1
+        } else {
+            "abc"
+        };
+        let asked = with_key(post("/v1/completions", &json!({"prompt": "a"})), key);
+        let sending = tokio::spawn(asked.send(address));
+        keyspaces.push(server.accept().await.request.keyspace);
+        sending.abort();
+    }
+    assert_eq!(keyspaces[0], keyspaces[1]);
+    // The key under the same name is another one now.
+    assert_ne!(keyspaces[0], keyspaces[2]);
+    assert_eq!(statuses().await, [401, 200]);
+}
+
+async fn two_tokens(accepted: Accepted) {
+    for token in ["a", "b"] {
+        accepted.token(0, token).await;
+    }
+    accepted.finish(0, FinishReason::Stop, "").await;
+    accepted.usage(accepted.request.prompt.len(), 2).await;
+}
+
+#[tokio::test]
+async fn a_key_that_used_its_tokens_waits_and_others_do_not() {
+    let keys = [("alice", "abc"), ("bob", "abd")];
+    let (_tell, told) = watch::channel(named(&keys, Some(6)));
+    let options = GatewayOptions {
+        named_api_keys: Some(told),
+        ..options()
+    };
+    let mut server = Server::start_with(options, Some(text(None))).await;
+    let address = server.address;
+    let ask = |key: &str| {
+        let body = json!({"prompt": "some words", "max_tokens": 4});
+        tokio::spawn(with_key(post("/v1/completions", &body), key).send(address))
+    };
+    let first = ask("abc");
+    let accepted = server.accept().await;
+    two_tokens(accepted).await;
+    assert_eq!(first.await.unwrap().status, 200);
+    let refused = ask("abc").await.unwrap();
+    assert_eq!(refused.status, 429);
+    let pause: u64 = refused.header("retry-after").unwrap().parse().unwrap();
+    assert!((30..=600).contains(&pause), "{pause}");
+    let said = refused.text().await;
+    assert!(
+        said.contains("rate_limit_exceeded")
+            && said.contains("the API key alice has used the 6 tokens"),
+        "{said}"
+    );
+    let other = ask("abd");
+    two_tokens(server.accept().await).await;
+    assert_eq!(other.await.unwrap().status, 200);
+    // What asks for no tokens is not limited.
+    let listed = with_key(get("/v1/models"), "abc").send(address).await;
+    assert_eq!(listed.status, 200);
+    let metrics = get("/metrics").send(address).await.text().await;
+    for counted in [
+        r#"prima_api_key_requests_total{key="alice"} 3.0"#,
+        r#"prima_api_key_generated_tokens_total{key="alice"} 2.0"#,
+        r#"prima_api_key_requests_total{key="bob"} 1.0"#,
+    ] {
+        assert!(metrics.contains(counted), "{counted}: {metrics}");
     }
 }
 

@@ -199,6 +199,7 @@ pub fn options() -> GatewayOptions {
         any_model_name: false,
         api_keys: Vec::new(),
         api_key_sha256: Vec::new(),
+        named_api_keys: None,
         cors_origins: Vec::new(),
     }
 }

@@ -105,6 +105,7 @@ impl Agents {
                 member: &member.name,
                 // On loopback, members talk in the clear.
                 identity: None,
+                api_key_file: None,
                 listen: None,
                 http: (rank == 0).then_some(options.http),
                 threads: Some(threads),

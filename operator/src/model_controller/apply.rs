@@ -14,11 +14,13 @@ use kube::api::{DeleteParams, ObjectMeta, Patch, PatchParams};
 use kube::runtime::events::EventType;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Resource, ResourceExt};
+use prima_crds::v1alpha1::api_keys::API_KEYS;
 use prima_crds::v1alpha1::model::Model;
 use prima_crds::v1alpha1::ring_plan::{MemberState, RingPlan};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::api_keys::KnownApiKeys;
 use super::decide::{Decision, DecisionKind};
 use super::dereference::World;
 use super::{Context, ControllerError, event};
@@ -64,6 +66,10 @@ pub async fn apply(
             let name = format!("{}-{}", model.name_any(), spec.generation);
             let mut plan = RingPlan::new(&name, spec.as_ref().clone());
             plan.metadata = writer.metadata(&name);
+            if let KnownApiKeys::Known(keys) = &world.api_keys {
+                let keys = (API_KEYS.to_owned(), keys.to_json());
+                plan.metadata.annotations = Some([keys].into());
+            }
             let plan = Arc::new(writer.write(plan).await?);
             context.stores.add_plan(plan.clone());
             let members: Vec<&str> = spec.members.iter().map(|m| m.name.as_str()).collect();

@@ -29,8 +29,9 @@ use prima_crds::v1alpha1::ring_plan::{
 };
 use prima_halda::Plan;
 
+use super::api_keys::KnownApiKeys;
 use super::candidates::Candidates;
-use super::dereference::{ApiKey, World};
+use super::dereference::World;
 use crate::plan;
 use going_on::{Broken, going_on};
 pub use keys::in_the_clear;
@@ -116,32 +117,28 @@ const SETTLE: SignedDuration = SignedDuration::from_mins(10);
 pub fn decide(world: &World, state: &State, now: Now) -> (Decision, State) {
     let mut state = state.clone();
     let decision = match wanted(world) {
-        Ok((resolved, keys)) => with_machines(world, resolved, keys, &mut state, now),
+        Ok(resolved) => with_machines(world, resolved, &mut state, now),
         Err(kind) => Decision::new(kind),
     };
     (decision, state)
 }
 
-/// For a ring that should run, its file and the digests of its keys; else what becomes of the Model.
-fn wanted(world: &World) -> Result<(&ResolvedModel, Vec<String>), DecisionKind> {
+/// The file of a ring that should run; else what becomes of the Model.
+fn wanted(world: &World) -> Result<&ResolvedModel, DecisionKind> {
     if world.model.spec.suspend {
         return Err(DecisionKind::Released {
             reason: "Suspended",
             message: "spec.suspend is true; set it to false to load the model again".to_owned(),
         });
     }
-    let keys = match &world.api_key {
-        ApiKey::None => Vec::new(),
-        ApiKey::Digest(digest) => vec![digest.clone()],
-        ApiKey::Missing(message) => {
-            return Err(DecisionKind::Released {
-                reason: "NoApiKey",
-                message: message.clone(),
-            });
-        }
-    };
+    if let KnownApiKeys::Missing(message) = &world.api_keys {
+        return Err(DecisionKind::Released {
+            reason: "NoApiKey",
+            message: message.clone(),
+        });
+    }
     match world.resolution.done() {
-        Some(resolved) => Ok((resolved, keys)),
+        Some(resolved) => Ok(resolved),
         // A running ring does not end because its source cannot be seen; an edited source is another model.
         None => Err(match world.current() {
             Some(plan) if same_file(plan, &world.model) => DecisionKind::Keep(plan.clone()),
@@ -153,13 +150,7 @@ fn wanted(world: &World) -> Result<(&ResolvedModel, Vec<String>), DecisionKind> 
     }
 }
 
-fn with_machines(
-    world: &World,
-    resolved: &ResolvedModel,
-    keys: Vec<String>,
-    state: &mut State,
-    now: Now,
-) -> Decision {
+fn with_machines(world: &World, resolved: &ResolvedModel, state: &mut State, now: Now) -> Decision {
     let current = world.current();
     let refused = state.refusals.note(current, &world.machines, now.instant);
     let members = current.map_or(&[][..], |plan| &plan.spec.members);
@@ -168,7 +159,7 @@ fn with_machines(
         world,
         resolved,
         candidates: &candidates,
-        skeleton: skeleton(&world.model, resolved, keys),
+        skeleton: skeleton(&world.model, resolved),
     };
     let kind = match current {
         _ if candidates.profiles.is_empty() => DecisionKind::Impossible {
@@ -372,7 +363,7 @@ impl Case<'_> {
 }
 
 /// The part of a plan that follows from the Model alone.
-pub(super) fn skeleton(model: &Model, resolved: &ResolvedModel, keys: Vec<String>) -> RingPlanSpec {
+pub(super) fn skeleton(model: &Model, resolved: &ResolvedModel) -> RingPlanSpec {
     let (version, profile) = (&resolved.version, &resolved.profile);
     let planned = planned_model(model.name_any(), &resolved.source, version, profile);
     let wishes = &model.spec;
@@ -394,7 +385,7 @@ pub(super) fn skeleton(model: &Model, resolved: &ResolvedModel, keys: Vec<String
         activation_dtype: wishes.activation_dtype,
         draft,
         kv_dtype: wishes.kv_dtype,
-        api_key_sha256: keys,
+        api_key_required: wishes.api_key_secret_ref.is_some(),
         ..RingPlanSpec::new(planned, context_length, Vec::new())
     }
 }

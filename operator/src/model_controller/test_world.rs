@@ -10,8 +10,9 @@ use prima_crds::v1alpha1::node_profile::{GpuProfile, LocalModel, NodeProfile};
 use prima_crds::v1alpha1::ring_plan::{FileVersion, RingPlan};
 use serde_json::json;
 
+use super::api_keys::KnownApiKeys;
 use super::decide::skeleton;
-use super::dereference::{ApiKey, World};
+use super::dereference::World;
 use super::resolve::Resolution;
 use crate::cluster::world::{AgentState, Machine};
 
@@ -81,7 +82,7 @@ pub fn ring(windows: &[(i32, i32)], memory_bytes: i64, gpu_memory_bytes: i64) ->
         "name": "desk", "address": "10.0.0.1:9200", "windows": windows,
         "memoryBytes": memory_bytes, "gpuMemoryBytes": gpu_memory_bytes,
     });
-    let mut spec = skeleton(&model, &resolved, Vec::new());
+    let mut spec = skeleton(&model, &resolved);
     spec.members = vec![serde_json::from_value(member).unwrap()];
     Arc::new(RingPlan::new("m-1", spec))
 }
@@ -159,6 +160,6 @@ pub fn world(machines: &[Machine], plans: &[Arc<RingPlan>]) -> World {
         machines: machines.to_vec(),
         plans: plans.to_vec(),
         others: Vec::new(),
-        api_key: ApiKey::None,
+        api_keys: KnownApiKeys::NotAsked,
     }
 }

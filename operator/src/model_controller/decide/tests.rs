@@ -375,7 +375,7 @@ fn a_draft_model_is_planned_at_rank_0() {
 fn suspension_then_a_missing_key_come_before_all_else() {
     let mut there = world(&[], &[ring(&[(0, 8)], GIB, 0)]);
     there.resolution = Resolution::Failed("no".to_owned());
-    there.api_key = ApiKey::Missing("no Secret".to_owned());
+    there.api_keys = KnownApiKeys::Missing("no Secret".to_owned());
     let reason = |world: &World| match decided(world).kind {
         DecisionKind::Released { reason, .. } => reason,
         _ => "it is not released",
