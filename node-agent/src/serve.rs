@@ -172,6 +172,7 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
             }
             let options = GatewayOptions {
                 model_name: plan.model.name.clone(),
+                model_bytes: plan.model.size_bytes,
                 any_model_name: args.any_model_name,
                 api_keys: args.api_keys,
                 api_key_sha256: plan.api_key_sha256.clone(),

@@ -33,6 +33,12 @@ def test_a_message_is_what_a_chat_would_say(claude, chat):
     assert plain.content[0].text == chat(QUESTION[0]["content"], max_tokens=16).choices[0].message.content
 
 
+def test_an_answer_begins_as_the_request_says(claude):
+    message = ask(claude, messages=[*QUESTION, {"role": "assistant", "content": "Rivers are"}])
+    (block,) = message.content
+    assert block.text and not block.text.startswith("Rivers are")
+
+
 def test_a_stream_adds_up_to_the_message(claude):
     whole = ask(claude, max_tokens=24)
     with claude.messages.stream(model=MODEL, max_tokens=24, extra_body=GREEDY, messages=QUESTION) as stream:

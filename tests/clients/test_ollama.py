@@ -78,6 +78,14 @@ def test_the_model_is_listed_and_shown(client):
     assert "tools" in client.show(MODEL).capabilities
 
 
+def test_an_answer_goes_on_with_what_was_said(client):
+    messages = [*QUESTION, {"role": "assistant", "content": "Rivers are"}]
+    answer = client.chat(MODEL, messages, options=GREEDY).message.content
+    assert answer and not answer.startswith("Rivers are")
+    # An older route of embeddings.
+    assert client.embeddings(MODEL, "a").embedding == pytest.approx(client.embed(MODEL, "a").embeddings[0], abs=1e-6)
+
+
 def test_errors_say_what_is_wrong(client):
     with pytest.raises(ollama.ResponseError) as caught:
         client.chat("llama3.2", QUESTION)
@@ -85,3 +93,6 @@ def test_errors_say_what_is_wrong(client):
     with pytest.raises(ollama.ResponseError) as caught:
         client.chat(MODEL, QUESTION, options={"temperature": 9})
     assert caught.value.status_code == 400 and "temperature" in caught.value.error
+    with pytest.raises(ollama.ResponseError) as caught:
+        ollama.Client(host=URL, timeout=DEADLINE).chat(MODEL, QUESTION)
+    assert caught.value.status_code == 401 and "API key" in caught.value.error

@@ -87,6 +87,17 @@ def test_the_prompt_of_a_chat_is_told(client, chat, model):
     assert completed.choices[0].text == chat("hello", max_tokens=8).choices[0].message.content
 
 
+def test_an_answer_goes_on_with_what_the_model_said_last(client, model):
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "Hello! Rivers are"}]
+    prompt = post("/apply-template", messages=messages)[1]["prompt"]
+    assert prompt.endswith("<|im_start|>assistant\nHello! Rivers are")
+    ask = {"model": model, "temperature": 0, "max_tokens": 8}
+    said = client.chat.completions.create(messages=messages, **ask).choices[0].message.content
+    assert said == client.completions.create(prompt=prompt, **ask).choices[0].text
+    anew = client.chat.completions.create(messages=messages, extra_body={"continue_final_message": False}, **ask)
+    assert anew.choices[0].message.content != said
+
+
 def test_what_this_model_was_not_trained_for_is_said():
     status, answer = post("/v1/rerank", query="rivers", documents=TEXTS)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")

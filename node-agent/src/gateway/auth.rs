@@ -168,9 +168,10 @@ pub async fn require_key(
     State(gateway): State<Gateway>,
     mut request: Request,
     next: Next,
-) -> Result<Response, ApiError> {
-    let caller = match gateway.0.access.check_key(request.headers())? {
-        Some((account, number)) => {
+) -> Response {
+    let caller = match gateway.0.access.check_key(request.headers()) {
+        Err(error) => return super::refusal(request.uri().path(), error),
+        Ok(Some((account, number))) => {
             account.count_request();
             Caller {
                 keyspace: number,
@@ -178,7 +179,7 @@ pub async fn require_key(
                 account: Some(account),
             }
         }
-        None => {
+        Ok(None) => {
             let address = request.extensions().get::<ConnectInfo<SocketAddr>>();
             Caller {
                 keyspace: 0,
@@ -188,7 +189,7 @@ pub async fn require_key(
         }
     };
     request.extensions_mut().insert(caller);
-    Ok(next.run(request).await)
+    next.run(request).await
 }
 
 pub async fn require_known_host(
@@ -266,6 +267,7 @@ mod tests {
         let owned = |list: &[&str]| list.iter().map(|s| s.to_string()).collect();
         let options = GatewayOptions {
             model_name: "m".into(),
+            model_bytes: 1,
             any_model_name: false,
             api_keys: owned(api_keys),
             api_key_sha256: Vec::new(),

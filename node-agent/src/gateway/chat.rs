@@ -6,7 +6,7 @@ use prima_text::{
 };
 use serde_json::{Map, Value, json};
 
-use super::conversation::{self, Prompt};
+use super::conversation::{self, Conversation, Prompt};
 use super::grammar;
 use super::in_flight::AskedAnswers;
 use super::openai_error::ApiError;
@@ -30,7 +30,11 @@ pub fn asked(
     let logprobs = logprobs(fields)?;
     let (prompt, tools) = prompt(text, fields)?;
     let form = conversation::template(text)?.form();
-    let reasoning = form.reasoning_after(&prompt.text);
+    let reasoning = match prompt.goes_on {
+        // It is over.
+        true => Reasoning::Closed,
+        false => form.reasoning_after(&prompt.text),
+    };
     let answer = grammar::asked(fields)?;
     let limit = match thinking_budget(fields)? {
         Some((field, tokens)) => {
@@ -62,17 +66,24 @@ pub fn asked(
 /// The prompt of a chat, and what it says about tools.
 pub fn prompt(text: &ModelText, fields: &Fields<'_>) -> Result<(Prompt, ToolUse), ApiError> {
     let tools = ToolUse::read(fields)?;
-    let messages = conversation::messages(fields)?;
-    let further = further(fields)?;
-    let prompt = conversation::prompt(text, messages, &tools.offered, further)?;
+    let prompt = conversation::prompt(text, conversation(fields, &tools)?)?;
     Ok((prompt, tools))
 }
 
 /// How many tokens the prompt of a chat has, also of one that the context does not hold.
 pub fn count(text: &ModelText, fields: &Fields<'_>) -> Result<usize, ApiError> {
     let tools = ToolUse::read(fields)?;
-    let messages = conversation::messages(fields)?;
-    conversation::count(text, messages, &tools.offered, further(fields)?)
+    conversation::count(text, conversation(fields, &tools)?)
+}
+
+fn conversation<'a>(fields: &Fields<'_>, tools: &'a ToolUse) -> Result<Conversation<'a>, ApiError> {
+    Ok(Conversation {
+        messages: conversation::messages(fields)?,
+        tools: &tools.offered,
+        further: further(fields)?,
+        // vLLM's field.
+        may_go_on: fields.boolean("continue_final_message")?.unwrap_or(true),
+    })
 }
 
 /// How many alternatives per token, if logprobs are asked for.

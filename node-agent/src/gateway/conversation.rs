@@ -6,7 +6,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use prima_text::{ChatTemplate, ChatTemplateError, TokenizerError, Tool};
+use prima_text::{ChatTemplate, ChatTemplateError, TokenizerError, Tool, python_json};
 use serde_json::{Map, Value, json};
 
 use super::ModelText;
@@ -20,7 +20,22 @@ const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 pub struct Prompt {
     pub text: String,
     pub tokens: Arc<[u32]>,
+    /// It ends within an answer, which is gone on with.
+    pub goes_on: bool,
 }
+
+/// A conversation as a request has it.
+pub struct Conversation<'a> {
+    pub messages: Vec<Value>,
+    pub tools: &'a [Tool],
+    /// What the request says to the template.
+    pub further: Map<String, Value>,
+    /// Where the last message is the model's, the answer goes on with it, as at llama.cpp, Ollama and Anthropic.
+    pub may_go_on: bool,
+}
+
+/// Where the last message ends, if it is gone on with: what a template writes behind it is cut off there.
+const END: &str = "[the answer goes on here]";
 
 /// The model's chat template; it is the client's mistake to chat with a model that has none.
 pub fn template(text: &ModelText) -> Result<&ChatTemplate, ApiError> {
@@ -131,14 +146,9 @@ fn joined_parts(path: &str, parts: &[Value]) -> Result<String, ApiError> {
     Ok(texts?.join("\n"))
 }
 
-/// The prompt of a conversation. `further`: what the request says to the template.
-pub fn prompt(
-    text: &ModelText,
-    messages: Vec<Value>,
-    tools: &[Tool],
-    further: Map<String, Value>,
-) -> Result<Prompt, ApiError> {
-    let prompt = rendered(text, messages, tools, further)?;
+/// The prompt of a conversation.
+pub fn prompt(text: &ModelText, conversation: Conversation<'_>) -> Result<Prompt, ApiError> {
+    let (prompt, goes_on) = rendered(text, conversation)?;
     let tokens = encoded(text, &prompt, text.context_length)?;
     if tokens.is_empty() {
         return Err(ApiError::invalid("messages", "the messages make no token"));
@@ -146,6 +156,7 @@ pub fn prompt(
     Ok(Prompt {
         text: prompt,
         tokens: tokens.into(),
+        goes_on,
     })
 }
 
@@ -153,28 +164,59 @@ pub fn prompt(
 const MAX_COUNTED: usize = 1 << 20;
 
 /// How many tokens a conversation's prompt has, also if that is more than the context holds.
-pub fn count(
-    text: &ModelText,
-    messages: Vec<Value>,
-    tools: &[Tool],
-    further: Map<String, Value>,
-) -> Result<usize, ApiError> {
-    let prompt = rendered(text, messages, tools, further)?;
+pub fn count(text: &ModelText, conversation: Conversation<'_>) -> Result<usize, ApiError> {
+    let (prompt, _) = rendered(text, conversation)?;
     Ok(encoded(text, &prompt, MAX_COUNTED)?.len())
 }
 
+/// The prompt's text, and whether it ends within an answer.
 fn rendered(
     text: &ModelText,
-    messages: Vec<Value>,
-    tools: &[Tool],
-    further: Map<String, Value>,
-) -> Result<String, ApiError> {
+    mut conversation: Conversation<'_>,
+) -> Result<(String, bool), ApiError> {
     let template = template(text)?;
-    let rendered = match template.tells_of_tools() {
-        true => told_by_template(template, messages, tools, further),
-        false => told_as_text(template, messages, tools, &further),
-    };
-    rendered.map_err(|error| refused(&error))
+    // Harmony's answers begin with their channel.
+    let may_go_on = conversation.may_go_on && !template.form().channels;
+    if let Some(content) = unfinished(&conversation.messages).filter(|_| may_go_on) {
+        let mut open = conversation.messages.clone();
+        if let Some(last) = open.last_mut() {
+            last["content"] = format!("{content}{END}").into();
+        }
+        let rendered = told(template, open, &conversation, false);
+        // Some templates leave out what they do not expect there. Their answers begin anew.
+        if let Ok(mut prompt) = rendered
+            && let Some(end) = prompt.rfind(END)
+        {
+            prompt.truncate(end);
+            return Ok((prompt, true));
+        }
+    }
+    let messages = std::mem::take(&mut conversation.messages);
+    let rendered = told(template, messages, &conversation, true);
+    let prompt = rendered.map_err(|error| refused(&error))?;
+    Ok((prompt, false))
+}
+
+/// The content of the last message, if the model said it and called no tool.
+fn unfinished(messages: &[Value]) -> Option<&str> {
+    let last = messages.last()?;
+    let content = last["content"].as_str()?;
+    let said = last["role"] == "assistant" && last["tool_calls"].is_null();
+    (said && !content.is_empty()).then_some(content)
+}
+
+/// `begins`: with what begins an answer behind the messages.
+fn told(
+    template: &ChatTemplate,
+    messages: Vec<Value>,
+    conversation: &Conversation<'_>,
+    begins: bool,
+) -> Result<String, ChatTemplateError> {
+    let (tools, further) = (conversation.tools, &conversation.further);
+    match template.tells_of_tools() {
+        true => told_by_template(template, messages, tools, further.clone(), begins),
+        false => told_as_text(template, messages, tools, further, begins),
+    }
 }
 
 /// A template refuses what its model was not trained for, roles out of turn for instance.
@@ -212,6 +254,7 @@ fn told_by_template(
     mut messages: Vec<Value>,
     tools: &[Tool],
     mut further: Map<String, Value>,
+    begins: bool,
 ) -> Result<String, ChatTemplateError> {
     if !tools.is_empty() {
         let described = tools.iter().map(|tool| tool.described.clone());
@@ -234,7 +277,7 @@ fn told_by_template(
         messages.iter_mut().for_each(thoughts_as_blocks);
     }
     name_results(&mut messages);
-    template.render(&Value::Array(messages), true, &further)
+    template.render(&Value::Array(messages), begins, &further)
 }
 
 /// Harmony's template writes one call for each message, and takes a result for that of the call before it: calls that came together get a
@@ -360,10 +403,11 @@ fn told_as_text(
     messages: Vec<Value>,
     tools: &[Tool],
     further: &Map<String, Value>,
+    begins: bool,
 ) -> Result<String, ChatTemplateError> {
     let mut messages = as_text(messages);
     if tools.is_empty() {
-        return template.render(&Value::Array(messages), true, further);
+        return template.render(&Value::Array(messages), begins, further);
     }
     let instructions = instructions(tools);
     let plain = messages.clone();
@@ -377,11 +421,11 @@ fn told_as_text(
         }
         None => messages.insert(0, json!({"role": "system", "content": instructions})),
     }
-    match template.render(&Value::Array(messages), true, further) {
+    match template.render(&Value::Array(messages), begins, further) {
         // Some know no instructions.
         Err(ChatTemplateError::Refused { .. }) => {
             let told = told_by_user(plain, &instructions);
-            template.render(&Value::Array(told), true, further)
+            template.render(&Value::Array(told), begins, further)
         }
         rendered => rendered,
     }
@@ -419,7 +463,12 @@ fn as_text(messages: Vec<Value>) -> Vec<Value> {
         }
         after_result = false;
         let calls = calls_of(&mut message).iter();
-        let calls = calls.map(|call| format!("<tool_call>\n{}\n</tool_call>", call["function"]));
+        let calls = calls.map(|call| {
+            format!(
+                "<tool_call>\n{}\n</tool_call>",
+                python_json(&call["function"])
+            )
+        });
         let parts: Vec<String> = std::iter::once(content).chain(calls).collect();
         let parts: Vec<&str> = parts
             .iter()
@@ -439,7 +488,7 @@ fn as_text(messages: Vec<Value>) -> Vec<Value> {
 fn instructions(tools: &[Tool]) -> String {
     let described: Vec<String> = tools
         .iter()
-        .map(|tool| tool.described.to_string())
+        .map(|tool| python_json(&tool.described))
         .collect();
     format!(
         "You may call one or more functions to assist with the user query.\n\n\

@@ -91,7 +91,7 @@ fn with_length(error: ApiError, text: &ModelText, chat: &Map<String, Value>) -> 
 }
 
 /// Anthropic's error body, with our status and headers.
-fn refusal(error: ApiError) -> Response {
+pub fn refusal(error: ApiError) -> Response {
     let body = error.body();
     let response = error.into_response();
     let kind = match response.status().as_u16() {
@@ -167,6 +167,15 @@ fn as_chat(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
             .boolean("disable_parallel_tool_use")?
             .unwrap_or(false);
         chat.insert("parallel_tool_calls".into(), (!one).into());
+    }
+    // The older name is that of a header's day.
+    let format = match fields.object("output_config")? {
+        Some(config) => config.get("format").cloned(),
+        None => fields.get("output_format").cloned(),
+    };
+    if let Some(schema) = format.and_then(|mut format| format.get_mut("schema").map(Value::take)) {
+        let form = json!({"type": "json_schema", "json_schema": {"schema": schema}});
+        chat.insert("response_format".into(), form);
     }
     if let Some(thinking) = fields.object("thinking")? {
         let enabled = thinking.string("type")? != Some("disabled");

@@ -47,6 +47,7 @@ use std::sync::{Arc, OnceLock};
 
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use prima_crds::v1alpha1::api_keys::ApiKeys;
 use prima_text::{
@@ -70,6 +71,8 @@ use self::said::Said;
 pub struct GatewayOptions {
     /// The name under which clients find the model.
     pub model_name: String,
+    /// Of its file.
+    pub model_bytes: i64,
     /// Whether a request may name any other model, too, and gets this one.
     pub any_model_name: bool,
     /// Any of these opens `/v1/*` and `/ring`. Empty: open to whoever reaches the listener.
@@ -167,7 +170,11 @@ pub async fn serve(
     let access = Access::new(&options, address.ip().is_loopback())?;
     let gateway = Gateway(Arc::new(Shared {
         metrics: Metrics::new(&options.model_name),
-        model: ModelCard::new(options.model_name, options.any_model_name),
+        model: ModelCard::new(
+            options.model_name,
+            options.model_bytes,
+            options.any_model_name,
+        ),
         access,
         intake: Intake::new(limits.clone())?,
         said: Said::default(),
@@ -215,6 +222,15 @@ impl Gateway {
     }
 }
 
+/// A refusal as clients of the API expect it that this path is of.
+fn refusal(path: &str, error: ApiError) -> Response {
+    match path.trim_start_matches("/v1") {
+        path if path.starts_with("/api/") => ollama::refusal(error),
+        path if path.starts_with("/messages") => messages::refusal(error),
+        _ => error.into_response(),
+    }
+}
+
 fn router(gateway: Gateway) -> Router {
     let cors = gateway.0.access.cors();
     // Some clients leave the version out.
@@ -236,9 +252,11 @@ fn router(gateway: Gateway) -> Router {
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
         .route("/api/embed", post(ollama_embed::create))
+        .route("/api/embeddings", post(ollama_embed::create_one))
         .route("/api/tags", get(ollama::tags))
         .route("/api/ps", get(ollama::ps))
         .route("/api/show", post(ollama::show))
+        .route("/api/pull", post(ollama::pull))
         .route("/api/version", get(ollama::version))
         .route("/infill", post(infill::create))
         .route("/tokenize", post(tokenization::tokenize))

@@ -12,6 +12,8 @@ use super::openai_error::ApiError;
 /// The served model as clients see it.
 pub struct ModelCard {
     pub name: String,
+    /// Of its file.
+    pub bytes: i64,
     /// Whether it answers to any name.
     any_name: bool,
     /// When serving began, in Unix seconds.
@@ -19,9 +21,10 @@ pub struct ModelCard {
 }
 
 impl ModelCard {
-    pub fn new(name: String, any_name: bool) -> Self {
+    pub fn new(name: String, bytes: i64, any_name: bool) -> Self {
         Self {
             name,
+            bytes,
             any_name,
             created: unix_seconds(),
         }
@@ -38,13 +41,36 @@ impl ModelCard {
         })
     }
 
+    /// When serving began.
+    pub fn since(&self) -> String {
+        let seconds = i64::try_from(self.created).unwrap_or_default();
+        let since = jiff::Timestamp::from_second(seconds).unwrap_or_default();
+        since.to_string()
+    }
+
     fn json(&self) -> Value {
-        json!({"id": self.name, "object": "model", "created": self.created, "owned_by": "prima"})
+        json!({
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "prima",
+            // What Anthropic's clients look for.
+            "type": "model",
+            "display_name": self.name,
+            "created_at": self.since(),
+        })
     }
 }
 
 pub async fn list(State(gateway): State<Gateway>) -> Json<Value> {
-    Json(json!({"object": "list", "data": [gateway.0.model.json()]}))
+    let model = &gateway.0.model;
+    Json(json!({
+        "object": "list",
+        "data": [model.json()],
+        "first_id": model.name,
+        "last_id": model.name,
+        "has_more": false,
+    }))
 }
 
 pub async fn get(

@@ -9,9 +9,8 @@ use axum::{Extension, Json};
 use prima_text::AnswerPart;
 use serde_json::{Map, Value, json};
 
-use crate::generation::{FinishReason, Usage};
+use crate::generation::{FinishReason, SubmitError, Usage};
 
-use super::Gateway;
 use super::auth::Caller;
 use super::chat;
 use super::completions;
@@ -22,6 +21,7 @@ use super::openai_error::{ApiError, with_body};
 use super::request::Fields;
 use super::request_id;
 use super::stream::{self, Format, Message};
+use super::{Gateway, ModelText};
 
 /// The version of Ollama whose API this is; some clients want a recent one.
 const API_VERSION: &str = "0.12.0";
@@ -58,15 +58,28 @@ pub async fn tags(State(gateway): State<Gateway>) -> Json<Value> {
     Json(json!({"models": [card(&gateway)]}))
 }
 
-/// /api/ps: the models that are loaded.
+/// /api/ps: the models that are loaded, and until when: as good as for ever.
 pub async fn ps(State(gateway): State<Gateway>) -> Json<Value> {
-    let loaded: Vec<Value> = gateway
-        .ready()
-        .ok()
-        .map(|_| card(&gateway))
-        .into_iter()
-        .collect();
-    Json(json!({ "models": loaded }))
+    let loaded = gateway.ready().ok().map(|_| {
+        let mut card = card(&gateway);
+        card["expires_at"] = "9999-12-31T23:59:59Z".into();
+        card["size_vram"] = 0.into();
+        card
+    });
+    Json(json!({"models": loaded.into_iter().collect::<Vec<_>>()}))
+}
+
+/// /api/pull: nothing has to be fetched of the model that is served, and there is no other.
+pub async fn pull(State(gateway): State<Gateway>, request: Request) -> Response {
+    let pulled = async {
+        let read = {
+            let gateway = gateway.clone();
+            move |fields: &Fields<'_>| check_model(&gateway, fields)
+        };
+        gateway.0.intake.take(request, read).await?;
+        Ok(Json(json!({"status": "success"})).into_response())
+    };
+    pulled.await.unwrap_or_else(refusal)
 }
 
 /// /api/show: what the model can do.
@@ -95,7 +108,7 @@ pub async fn show(State(gateway): State<Gateway>, request: Request) -> Response 
             "details": details(architecture),
             "model_info": info,
             "capabilities": capabilities,
-            "modified_at": now(),
+            "modified_at": gateway.0.model.since(),
         }))
         .into_response())
     };
@@ -103,10 +116,11 @@ pub async fn show(State(gateway): State<Gateway>, request: Request) -> Response 
 }
 
 fn card(gateway: &Gateway) -> Value {
-    let name = &gateway.0.model.name;
+    let model = &gateway.0.model;
+    let (name, size, since) = (&model.name, model.bytes, model.since());
     let text = gateway.0.text.borrow().clone();
     let family = text.map_or(String::new(), |text| text.architecture.clone());
-    json!({"name": name, "model": name, "modified_at": now(), "size": 0, "digest": "", "details": details(&family)})
+    json!({"name": name, "model": name, "modified_at": since, "size": size, "digest": "", "details": details(&family)})
 }
 
 fn details(family: &str) -> Value {
@@ -133,7 +147,7 @@ async fn answer(gateway: Gateway, caller: Caller, request: Request, route: Route
                     chat.entry("max_tokens").or_insert(context);
                     completions::asked(&own, &text, &Fields::new(&chat))?
                 }
-                false => chat::asked(&own, &text, &Fields::new(&chat))?,
+                false => within_context(&own, &text, &chat)?,
             };
             Ok(Asked::Answers(Box::new(asked)))
         };
@@ -142,6 +156,7 @@ async fn answer(gateway: Gateway, caller: Caller, request: Request, route: Route
             model: gateway.0.model.name.clone(),
             route,
             begun: Instant::now(),
+            calls: 0,
             call: None,
             reason: "stop",
         };
@@ -194,8 +209,16 @@ fn messages(fields: &Fields<'_>, route: Route) -> Result<Option<Value>, ApiError
         Route::Chat => fields
             .array("messages")?
             .filter(|messages| !messages.is_empty())
-            .map(|messages| messages.iter().map(said).collect()),
+            .map(|messages| {
+                messages
+                    .iter()
+                    .enumerate()
+                    .map(said)
+                    .collect::<Result<Value, _>>()
+            })
+            .transpose()?,
         Route::Generate => {
+            without_images(fields)?;
             let role = |role, text: &str| json!({"role": role, "content": text});
             let system = fields.string("system")?.map(|text| role("system", text));
             let prompt = fields.string("prompt")?.filter(|text| !text.is_empty());
@@ -223,6 +246,38 @@ fn load_reason(fields: &Fields<'_>) -> &'static str {
     if unloads { "unload" } else { "load" }
 }
 
+/// Of a conversation that the context does not hold, the oldest turns are left out, as few as possible; instructions stay. So does Ollama.
+fn within_context(
+    gateway: &Gateway,
+    text: &ModelText,
+    chat: &Map<String, Value>,
+) -> Result<AskedAnswers, ApiError> {
+    let exceeds = |asked: &Result<AskedAnswers, ApiError>| {
+        matches!(
+            asked,
+            Err(ApiError::Submit(SubmitError::ContextExceeded { .. }))
+        )
+    };
+    let whole = chat::asked(gateway, text, &Fields::new(chat));
+    if !exceeds(&whole) {
+        return whole;
+    }
+    let messages = chat.get("messages").and_then(Value::as_array);
+    let messages = messages.map_or(&[][..], Vec::as_slice);
+    let is = |role: &str, number: usize| messages[number]["role"] == role;
+    let turns: Vec<usize> = (1..messages.len())
+        .filter(|number| is("user", *number))
+        .collect();
+    let from = |turn: usize| {
+        let kept = (0..messages.len()).filter(|number| *number >= turn || is("system", *number));
+        let mut shorter = chat.clone();
+        shorter["messages"] = kept.map(|number| messages[number].clone()).collect();
+        chat::asked(gateway, text, &Fields::new(&shorter))
+    };
+    let first = turns.partition_point(|turn| exceeds(&from(*turn)));
+    turns.get(first).map_or(whole, |turn| from(*turn))
+}
+
 fn as_chat(fields: &Fields<'_>, messages: Value) -> Result<Map<String, Value>, ApiError> {
     let mut chat = Map::new();
     chat.insert("messages".into(), messages);
@@ -240,6 +295,8 @@ fn as_chat(fields: &Fields<'_>, messages: Value) -> Result<Map<String, Value>, A
             chat.insert("response_format".into(), json!({"type": "json_object"}));
         }
         Some(schema @ Value::Object(_)) => {
+            let mut schema = schema.clone();
+            leave_out_uniqueness(&mut schema);
             let form = json!({"type": "json_object", "schema": schema});
             chat.insert("response_format".into(), form);
         }
@@ -262,6 +319,10 @@ fn as_chat(fields: &Fields<'_>, messages: Value) -> Result<Map<String, Value>, A
         }
         Some(other) => return Err(fields.wrong("think", "true, false or an effort", other)),
     }
+    // What Ollama does where a request says nothing.
+    chat.insert("temperature".into(), 0.8.into());
+    chat.insert("top_k".into(), 40.into());
+    chat.insert("top_p".into(), 0.9.into());
     let Some(options) = fields.object("options")? else {
         return Ok(chat);
     };
@@ -285,8 +346,33 @@ fn as_chat(fields: &Fields<'_>, messages: Value) -> Result<Map<String, Value>, A
     Ok(chat)
 }
 
+/// Ollama does not hold arrays to it either, and clients ask for it: Home Assistant where several of a list may be chosen.
+fn leave_out_uniqueness(schema: &mut Value) {
+    match schema {
+        Value::Object(map) => {
+            if map.get("uniqueItems").is_some_and(Value::is_boolean) {
+                map.remove("uniqueItems");
+            }
+            map.values_mut().for_each(leave_out_uniqueness);
+        }
+        Value::Array(values) => values.iter_mut().for_each(leave_out_uniqueness),
+        _ => {}
+    }
+}
+
+/// Nobody's question may be answered as if its images were not there.
+fn without_images(fields: &Fields<'_>) -> Result<(), ApiError> {
+    match fields.get("images") {
+        Some(images) if images.as_array().is_none_or(|images| !images.is_empty()) => {
+            Err(fields.wrong("images", "left out: this model reads text only", images))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// A message of theirs: calls have no ids, and arguments that are objects.
-fn said(message: &Value) -> Value {
+fn said((number, message): (usize, &Value)) -> Result<Value, ApiError> {
+    without_images(&Fields::of(message, &format!("messages[{number}]"))?)?;
     let mut said = message.clone();
     if let Some(thinking) = said.get("thinking").cloned() {
         said["reasoning_content"] = thinking;
@@ -301,7 +387,7 @@ fn said(message: &Value) -> Value {
     if let Some(name) = said.get("tool_name").cloned() {
         said["name"] = name;
     }
-    said
+    Ok(said)
 }
 
 // ---- the answer as lines ----
@@ -310,6 +396,8 @@ struct Lines {
     model: String,
     route: Route,
     begun: Instant,
+    /// That were told.
+    calls: usize,
     /// Clients get calls whole.
     call: Option<(String, String)>,
     reason: &'static str,
@@ -317,9 +405,8 @@ struct Lines {
 
 impl Lines {
     fn whole(&mut self, answered: AnsweredChoice, usage: &Usage) -> Value {
-        let calls = answered
-            .calls()
-            .map(|(name, arguments)| called(name, arguments));
+        let calls = answered.calls().enumerate();
+        let calls = calls.map(|(number, (name, arguments))| called(number, name, arguments));
         self.reason = done_reason(answered.reason);
         let mut said = self.said(&answered.content(), &answered.reasoning(), calls.collect());
         self.end(&mut said, usage);
@@ -398,7 +485,8 @@ impl Lines {
 
     fn tell_call(&mut self, messages: &mut Vec<Message>) {
         if let Some((name, arguments)) = self.call.take() {
-            let call = called(&name, &arguments);
+            let call = called(self.calls, &name, &arguments);
+            self.calls += 1;
             messages.push(Message::json(&self.said("", "", vec![call])));
         }
     }
@@ -431,11 +519,11 @@ impl Format for Lines {
     }
 }
 
-/// A call as they have it. One that a limit cut off has no arguments that could be read.
-fn called(name: &str, arguments: &str) -> Value {
+/// An answer's call of this number, as they have it. One that a limit cut off has no arguments that could be read.
+fn called(number: usize, name: &str, arguments: &str) -> Value {
     let arguments: Value = serde_json::from_str(arguments).unwrap_or_else(|_| json!({}));
     let id = call_id(request_id::random());
-    json!({"id": id, "function": {"name": name, "arguments": arguments}})
+    json!({"id": id, "function": {"index": number, "name": name, "arguments": arguments}})
 }
 
 fn done_reason(reason: FinishReason) -> &'static str {

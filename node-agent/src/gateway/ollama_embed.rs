@@ -1,12 +1,12 @@
-//! Ollama's POST /api/embed, said again as OpenAI's embeddings. A text that is too long is cut unless the request says otherwise.
+//! Ollama's POST /api/embed, and the older /api/embeddings, said again as OpenAI's embeddings. A text that is too long is cut unless the request says otherwise.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::Extension;
 use axum::extract::{Request, State};
-use axum::response::Response;
-use serde_json::{Value, json};
+use axum::response::{IntoResponse as _, Response};
+use axum::{Extension, Json};
+use serde_json::{Map, Value, json};
 
 use super::auth::Caller;
 use super::batch;
@@ -45,6 +45,31 @@ pub async fn create(
         });
         let item = |(_, vector): (usize, Vec<f32>)| json!(vector).to_string();
         Ok(answered.written("embeddings", item, &end.to_string()))
+    };
+    answered.await.unwrap_or_else(refusal)
+}
+
+/// POST /api/embeddings, as it was before: of one text.
+pub async fn create_one(
+    State(gateway): State<Gateway>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Response {
+    let answered = async {
+        let text = gateway.ready()?;
+        let read = {
+            let gateway = gateway.clone();
+            move |fields: &Fields<'_>| {
+                check_model(&gateway, fields)?;
+                let prompt = fields.string("prompt")?.unwrap_or_default();
+                let asked = Map::from_iter([("input".to_owned(), prompt.into())]);
+                self::asked(&text, &Fields::new(&asked))
+            }
+        };
+        let taken = gateway.0.intake.take(request, read).await?;
+        let answered = embeddings::vectors(&gateway, caller, taken).await?;
+        let vector = answered.vectors.into_iter().next();
+        Ok(Json(json!({"embedding": vector.unwrap_or_default()})).into_response())
     };
     answered.await.unwrap_or_else(refusal)
 }

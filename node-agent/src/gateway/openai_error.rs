@@ -249,18 +249,22 @@ pub fn with_body(answer: Response, body: &Value) -> Response {
     (parts.status, headers, Json(body)).into_response()
 }
 
-pub async fn no_such_route(method: Method, uri: Uri) -> ApiError {
-    ApiError::NoSuchRoute {
+pub async fn no_such_route(method: Method, uri: Uri) -> Response {
+    let path = uri.path();
+    let error = ApiError::NoSuchRoute {
         method,
-        path: uri.path().into(),
-    }
+        path: path.into(),
+    };
+    super::refusal(path, error)
 }
 
-pub async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
-    ApiError::MethodNotAllowed {
+pub async fn method_not_allowed(method: Method, uri: Uri) -> Response {
+    let path = uri.path();
+    let error = ApiError::MethodNotAllowed {
         method,
-        path: uri.path().into(),
-    }
+        path: path.into(),
+    };
+    super::refusal(path, error)
 }
 
 /// How an error looks, apart from its message.

@@ -58,6 +58,33 @@ async fn keys_open_the_api_and_nothing_else_needs_one() {
 }
 
 #[tokio::test]
+async fn refusals_are_in_the_words_of_the_api_that_was_called() {
+    let server = Server::start_with(keyed(), Some(text(None))).await;
+    for (route, status, kind, message) in [
+        ("/v1/chat/completions", 401, "/error/code", "/error/message"),
+        ("/v1/messages", 401, "/error/type", "/error/message"),
+        ("/messages/count_tokens", 401, "/type", "/error/message"),
+        ("/api/chat", 401, "", "/error"),
+        ("/api/blobs/a", 404, "", "/error"),
+        ("/v1/messages/batches", 404, "/type", "/error/message"),
+        ("/v1/audio", 404, "/error/code", "/error/message"),
+    ] {
+        let reply = post(route, &json!({})).send(server.address).await;
+        assert_eq!(reply.status, status, "{route}");
+        let body = reply.json().await;
+        let text = |pointer| body.pointer(pointer).and_then(|value| value.as_str());
+        assert!(text(message).is_some(), "{route}: {body}");
+        assert!(kind.is_empty() || text(kind).is_some(), "{route}: {body}");
+    }
+    let wrong = get("/api/chat").send(server.address).await;
+    assert_eq!(wrong.status, 401);
+    let known = get("/api/chat").header("x-api-key", "first-key");
+    let reply = known.send(server.address).await;
+    assert_eq!(reply.status, 405);
+    assert!(reply.json().await["error"].is_string());
+}
+
+#[tokio::test]
 async fn requests_of_different_keys_share_nothing() {
     let mut server = Server::start_with(keyed(), Some(text(None))).await;
     let mut keyspaces = Vec::new();

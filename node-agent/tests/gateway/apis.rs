@@ -8,10 +8,10 @@ use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
 
 use crate::client::{get, post};
-use crate::server::{Accepted, CONTEXT, MODEL, Server, options, text, text_with};
+use crate::server::{Accepted, CONTEXT, MODEL, Server, options, text};
 
 /// Of a model that reasons, and calls tools as Hermes does.
-const TEMPLATE: &str = "{% for message in messages %}{{ message.role }}: \
+pub const TEMPLATE: &str = "{% for message in messages %}{{ message.role }}: \
     {% if message.reasoning_content %}({{ message.reasoning_content }}){% endif %}{{ message.content }}\
     {% for call in message.tool_calls %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}|\
     {% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}{# </think> #}assistant: ";
@@ -328,7 +328,7 @@ async fn said(
 }
 
 /// Has an empty answer come to a request, and returns what the ring got.
-async fn accepted(server: &mut Server, route: &str, body: &Value) -> Accepted {
+pub async fn accepted(server: &mut Server, route: &str, body: &Value) -> Accepted {
     let (request, address) = (post(route, body), server.address);
     let answering = async {
         let accepted = server.accept().await;
@@ -584,38 +584,6 @@ async fn an_answer_by_an_expression_is_content_where_models_think() {
     }
 }
 
-/// The ring is not asked.
-#[tokio::test]
-async fn ollamas_model_is_loaded_by_asking_nothing() {
-    let server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
-    for (route, body, reason) in [
-        ("/api/generate", json!({}), "load"),
-        (
-            "/api/generate",
-            json!({"prompt": "", "keep_alive": "5m"}),
-            "load",
-        ),
-        ("/api/generate", json!({"keep_alive": 0}), "unload"),
-        ("/api/chat", json!({"messages": []}), "load"),
-        (
-            "/api/chat",
-            json!({"messages": [], "keep_alive": "0s"}),
-            "unload",
-        ),
-    ] {
-        let mut asked = body.clone();
-        asked["model"] = MODEL.into();
-        let reply = post(route, &asked).send(server.address).await;
-        assert_eq!(reply.status, 200, "{body}");
-        let said: Value = serde_json::from_str(&reply.text().await).unwrap();
-        assert_eq!(
-            (&said["done"], &said["done_reason"]),
-            (&json!(true), &json!(reason)),
-            "{body}"
-        );
-    }
-}
-
 #[tokio::test]
 async fn thoughts_before_a_call_go_back_into_harmony() {
     let template = "{% for message in messages %}{{ message.thinking }}/{{ message.content }}|{% endfor %}\
@@ -753,8 +721,8 @@ async fn one_tool_that_cannot_be_held_frees_no_other() {
     let days = json!({"type": "object", "properties": {"days": {"type": "integer"}}});
     // What no form of calls can be held to, and what JSON cannot.
     let least = json!({"type": "object", "minProperties": 1});
-    let zip =
-        json!({"type": "object", "properties": {"days": {"type": "string", "format": "zip"}}});
+    let expression =
+        json!({"type": "object", "properties": {"days": {"type": "string", "format": "regex"}}});
     type CallText = fn(&str, &str) -> String;
     let by_name: CallText = |name, value| {
         format!("<tool_call>\n<function={name}>\n<parameter=days>\n{value}\n</parameter>\n")
@@ -764,7 +732,7 @@ async fn one_tool_that_cannot_be_held_frees_no_other() {
     };
     let forms = [
         ("<tool_call><function=", by_name, &least, "`minProperties`"),
-        ("<tool_call>", as_json, &zip, "`format`"),
+        ("<tool_call>", as_json, &expression, "`format`"),
     ];
     for (marks, call, other, named) in forms {
         let template = format!("{{{{ tools | tojson }}}}{{# {marks} #}}");
@@ -800,57 +768,47 @@ async fn one_tool_that_cannot_be_held_frees_no_other() {
 async fn a_strict_schema_that_cannot_be_kept_to_is_named() {
     let server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
     let schema =
-        json!({"type": "object", "properties": {"a": {"type": "string", "format": "zip"}}});
+        json!({"type": "object", "properties": {"a": {"type": "string", "format": "regex"}}});
     let tool = json!({"type": "function", "function": {"name": "f", "strict": true, "parameters": schema}});
     let body = json!({"messages": question(), "tools": [tool]});
     let reply = post("/v1/chat/completions", &body)
         .send(server.address)
         .await;
     assert_eq!(reply.status, 400);
-    let message = "tools: answers cannot be held to the `format` zip";
+    let message = "tools: answers cannot be held to the `format` regex";
     assert_eq!(reply.json().await["error"]["message"], message);
 }
 
+/// Anthropic's structured answers, by the name of today and the one before.
 #[tokio::test]
-async fn ollamas_prompts_go_on_where_editors_want_it() {
-    let fill_in = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"];
-    let templates = [("tokenizer.chat_template", TEMPLATE)];
-    let mut server = Server::start_with(options(), Some(text_with(&templates, &fill_in))).await;
-    for (more, prompt) in [
-        (json!({}), "user: f(|assistant: "),
-        (json!({"raw": true}), "f("),
-        (json!({"suffix": ""}), "user: f(|assistant: "),
-        (json!({"suffix": ")"}), "f()"),
+async fn an_output_format_holds_a_message() {
+    let mut server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
+    let format = json!({"type": "json_schema", "schema": {"type": "object", "properties": {"days": {"type": "integer"}}, "required": ["days"], "additionalProperties": false}});
+    for (field, value) in [
+        ("output_config", json!({"format": format, "effort": "low"})),
+        ("output_format", format.clone()),
     ] {
-        let mut body = json!({"model": MODEL, "prompt": "f(", "stream": false});
-        body.as_object_mut()
-            .unwrap()
-            .extend(more.as_object().unwrap().clone());
-        let address = server.address;
-        let asked = body.clone();
-        let asking = tokio::spawn(async move { post("/api/generate", &asked).send(address).await });
-        let accepted = server.accept().await;
-        assert_eq!(accepted.prompt(), prompt, "{body}");
-        accepted.token(0, "x").await;
-        accepted.finish(0, FinishReason::Stop, "").await;
-        accepted.usage(3, 1).await;
-        let reply = asking.await.unwrap().json().await;
-        assert_eq!(
-            (&reply["response"], &reply["done"]),
-            (&json!("x"), &json!(true)),
-            "{body}"
+        let mut body = json!({"max_tokens": 9, "messages": question()});
+        body[field] = value;
+        let accepted = accepted(&mut server, "/v1/messages", &body).await;
+        let allowed = |answer: &str| {
+            let mut sampler = Sampler::new(SamplingParams::default()).unwrap();
+            sampler.constrain(accepted.request.constraint.clone());
+            let tokens = text(None).tokenizer.encode(answer, false, false).unwrap();
+            tokens
+                .into_iter()
+                .all(|token| sampler.accept(token).is_ok())
+        };
+        assert!(
+            allowed("{\"days\": 3}") && !allowed("{\"days\": \"3"),
+            "{field}"
         );
+        assert!(!allowed("Three"), "{field}");
     }
-    let shown = post("/api/show", &json!({"model": MODEL}))
-        .send(server.address)
-        .await;
-    let shown = shown.json().await;
-    assert_eq!(shown["model_info"]["llama.context_length"], CONTEXT);
-    assert_eq!(shown["model_info"]["general.architecture"], "llama");
-    assert_eq!(
-        shown["capabilities"],
-        json!(["completion", "tools", "thinking", "insert"])
-    );
+    // An effort alone asks for no form.
+    let body = json!({"max_tokens": 9, "messages": question(), "output_config": {"effort": "low"}});
+    let free = accepted(&mut server, "/v1/messages", &body).await;
+    assert!(free.request.constraint.is_none());
 }
 
 #[tokio::test]

@@ -132,7 +132,7 @@ fn input() -> Value {
     json!({"model": MODEL, "input": "a"})
 }
 
-const ROUTES: [Route; 15] = [
+const ROUTES: [Route; 17] = [
     asks("/v1/chat/completions", chat),
     asks("/v1/completions", prompt),
     asks("/v1/responses", input),
@@ -144,6 +144,7 @@ const ROUTES: [Route; 15] = [
     asks("/api/generate", prompt),
     asks("/v1/embeddings", input),
     asks("/api/embed", input),
+    asks("/api/embeddings", prompt),
     asks("/v1/rerank", || json!({"query": "a", "documents": ["b"]})),
     asks(
         "/infill",
@@ -151,6 +152,7 @@ const ROUTES: [Route; 15] = [
     ),
     answers_itself("/v1/messages/count_tokens", chat),
     answers_itself("/api/show", || json!({"model": MODEL})),
+    answers_itself("/api/pull", || json!({"model": MODEL})),
     answers_itself("/tokenize", || json!({"content": "a"})),
     answers_itself("/detokenize", || json!({"tokens": [65]})),
     answers_itself("/apply-template", chat),

@@ -11,12 +11,14 @@
 mod access;
 mod apis;
 mod client;
+mod continuing;
 mod embeddings;
 mod fill_in;
 mod generating;
 mod hostile;
 mod limits;
 mod observing;
+mod ollama;
 mod refusals;
 mod rerank;
 mod server;

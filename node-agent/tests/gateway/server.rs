@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 pub const MODEL: &str = "household/test-model";
+pub const MODEL_BYTES: i64 = 1234;
 
 pub struct Server {
     pub address: SocketAddr,
@@ -196,6 +197,7 @@ impl Accepted {
 pub fn options() -> GatewayOptions {
     GatewayOptions {
         model_name: MODEL.into(),
+        model_bytes: MODEL_BYTES,
         any_model_name: false,
         api_keys: Vec::new(),
         api_key_sha256: Vec::new(),

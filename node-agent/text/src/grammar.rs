@@ -187,34 +187,60 @@ impl fmt::Debug for Constraint {
 const DATE: &str = "[1-9][0-9]{3}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))";
 const TIME: &str = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])";
 
-/// Puts our own patterns for dates in place of formats, wherever there is a schema.
-fn with_dates(schema: &mut Value) {
+/// What `format` may say by JSON Schema (2020-12, Validation, section 7.3). Any other is a remark, of Home Assistant's entities for instance.
+const FORMATS: [&str; 19] = [
+    "date",
+    "date-time",
+    "duration",
+    "email",
+    "hostname",
+    "idn-email",
+    "idn-hostname",
+    "ipv4",
+    "ipv6",
+    "iri",
+    "iri-reference",
+    "json-pointer",
+    "regex",
+    "relative-json-pointer",
+    "time",
+    "uri",
+    "uri-reference",
+    "uri-template",
+    "uuid",
+];
+
+/// Puts our own patterns for dates in place of formats, and takes out formats that are remarks, wherever there is a schema.
+fn with_formats(schema: &mut Value) {
     match schema {
         Value::Object(map) => {
-            let pattern = match map.get("format").and_then(Value::as_str) {
+            let format = map.get("format").and_then(Value::as_str);
+            let pattern = match format {
                 Some("date") => Some(format!("^{DATE}$")),
                 Some("date-time") => Some(format!("^{DATE}T{TIME}$")),
                 _ => None,
             };
-            if let Some(pattern) = pattern.filter(|_| !map.contains_key("pattern")) {
+            let is_remark = format.is_some_and(|format| !FORMATS.contains(&format));
+            let pattern = pattern.filter(|_| !map.contains_key("pattern"));
+            if is_remark || pattern.is_some() {
                 map.remove("format");
-                map.insert("pattern".to_owned(), pattern.into());
             }
+            map.extend(pattern.map(|pattern| ("pattern".to_owned(), pattern.into())));
             // These hold data.
             let data = ["const", "default", "enum", "examples"];
             let inner = map
                 .iter_mut()
                 .filter(|(key, _)| !data.contains(&key.as_str()));
-            inner.for_each(|(_, value)| with_dates(value));
+            inner.for_each(|(_, value)| with_formats(value));
         }
-        Value::Array(values) => values.iter_mut().for_each(with_dates),
+        Value::Array(values) => values.iter_mut().for_each(with_formats),
         _ => {}
     }
 }
 
 /// A schema with our white space, unless it says something of its own; `true` and `false` are schemas too.
 pub(crate) fn bounded(mut schema: Value) -> Value {
-    with_dates(&mut schema);
+    with_formats(&mut schema);
     match schema {
         Value::Object(mut map) => {
             map.entry("x-guidance")

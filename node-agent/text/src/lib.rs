@@ -61,6 +61,7 @@ pub use reasoning_limit::ReasoningLimit;
 pub use sampler::{Sample, Sampler, log_sum_exp, most_likely};
 pub use sampling_error::SamplingError;
 pub use sampling_params::SamplingParams;
+pub use template_python::python_json;
 pub use tokenizer::Tokenizer;
 pub use tokenizer_error::TokenizerError;
 pub use tool::{Calls, Tool, WantedAnswer};

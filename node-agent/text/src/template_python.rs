@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 
 use minijinja::formatting::{FormatStyle, format};
-use minijinja::value::{Kwargs, Rest, ValueKind};
+use minijinja::value::{Kwargs, Rest, Serde, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
@@ -99,6 +99,22 @@ fn tojson(value: &Value, positional: Rest<Value>, named: Kwargs) -> Result<Strin
     let mut json = String::new();
     style.write(&mut json, value, 0)?;
     Ok(json)
+}
+
+/// JSON as `json.dumps` writes it, which is what models have seen.
+pub fn python_json(value: &serde_json::Value) -> String {
+    let style = Style {
+        ensure_ascii: false,
+        sort_keys: false,
+        indent: None,
+        item_separator: ", ".to_owned(),
+        key_separator: ": ".to_owned(),
+    };
+    let mut json = String::new();
+    match style.write(&mut json, &Value::from(Serde(value)), 0) {
+        Ok(()) => json,
+        Err(_) => value.to_string(),
+    }
 }
 
 /// Wider than anybody writes, narrow enough for nested values.
@@ -235,7 +251,6 @@ fn invalid(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use minijinja::value::Serde;
 
     fn render(source: &str, value: serde_json::Value) -> Result<String, Error> {
         let mut environment = Environment::new();

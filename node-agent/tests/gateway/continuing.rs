@@ -1,0 +1,75 @@
+//! Answers that go on with what the model has already said: the last message of a conversation is its own.
+
+use serde_json::{Value, json};
+
+use crate::apis::{TEMPLATE, accepted};
+use crate::server::{MODEL, Server, options, text};
+
+fn said(content: &str) -> Value {
+    json!([{"role": "user", "content": "u"}, {"role": "assistant", "content": content}])
+}
+
+async fn server(template: &str) -> Server {
+    Server::start_with(options(), Some(text(Some(template)))).await
+}
+
+#[tokio::test]
+async fn every_api_goes_on_with_a_last_word_of_the_models() {
+    let mut server = server(TEMPLATE).await;
+    for (route, body) in [
+        ("/v1/chat/completions", json!({"messages": said("x y ")})),
+        (
+            "/v1/messages",
+            json!({"max_tokens": 9, "messages": said("x y ")}),
+        ),
+        (
+            "/v1/responses",
+            json!({"input": [{"role": "user", "content": "u"}, {"role": "assistant", "content": [{"type": "output_text", "text": "x y "}]}]}),
+        ),
+        (
+            "/api/chat",
+            json!({"model": MODEL, "stream": false, "messages": said("x y ")}),
+        ),
+    ] {
+        let prompt = accepted(&mut server, route, &body).await.prompt();
+        assert_eq!(prompt, "user: u|assistant: x y ", "{route}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_begins_anew_where_nothing_can_be_gone_on_with() {
+    let mut server = server(TEMPLATE).await;
+    let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let mut called = said("x");
+    called[1]["tool_calls"] = json!([call]);
+    for (body, prompt) in [
+        (
+            json!({"messages": said("x"), "continue_final_message": false}),
+            "user: u|assistant: x|assistant: ",
+        ),
+        (
+            json!({"messages": said("")}),
+            "user: u|assistant: |assistant: ",
+        ),
+        (
+            json!({"messages": called}),
+            "user: u|assistant: x<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>|assistant: ",
+        ),
+    ] {
+        let found = accepted(&mut server, "/v1/chat/completions", &body).await;
+        assert_eq!(found.prompt(), prompt, "{body}");
+    }
+}
+
+/// A template that takes the model's words out, or refuses them, is used as it was meant.
+#[tokio::test]
+async fn templates_that_cannot_end_within_an_answer_begin_one() {
+    let silent = "{% for message in messages if message.role == 'user' %}{{ message.content }}|{% endfor %}assistant: ";
+    let strict = "{% for message in messages %}{{ message.content }}|{% endfor %}{% if not add_generation_prompt %}{{ raise_exception('no') }}{% endif %}assistant: ";
+    for (template, prompt) in [(silent, "u|assistant: "), (strict, "u|x|assistant: ")] {
+        let mut server = server(template).await;
+        let body = json!({"messages": said("x")});
+        let found = accepted(&mut server, "/v1/chat/completions", &body).await;
+        assert_eq!(found.prompt(), prompt);
+    }
+}
