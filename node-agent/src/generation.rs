@@ -141,7 +141,10 @@ pub enum SubmitError {
         waiting: usize,
         retry_after: Duration,
     },
-    #[error("the prompt has more than {context} tokens, which is all that the context holds")]
+    /// In words that clients look for, since many look at nothing else.
+    #[error(
+        "this model's maximum context length is {context} tokens, and the prompt has more; shorten it"
+    )]
     ContextExceeded { context: usize },
     #[error("the ring is not ready: {reason}")]
     NotReady { reason: String },

@@ -45,7 +45,8 @@ def test_unknown_models_are_not_found(client):
 def test_a_prompt_past_the_context_is_refused(client):
     with pytest.raises(openai.APIStatusError) as caught:
         client.completions.create(model=MODEL, prompt=[1000] * 100_000, max_tokens=1)
-    assert (caught.value.status_code, caught.value.code) == (413, "context_length_exceeded")
+    assert (caught.value.status_code, caught.value.code) == (400, "context_length_exceeded")
+    assert "maximum context length is" in caught.value.message
 
 
 def test_what_is_not_supported_is_refused_once(client):

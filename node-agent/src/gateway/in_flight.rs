@@ -195,7 +195,10 @@ impl InFlight {
                     let parts = match reader {
                         Some(mut reader) => {
                             let mut parts = reader.push(&text);
-                            parts.extend(reader.finish());
+                            parts.extend(match reason {
+                                FinishReason::Length => reader.cut_off(),
+                                FinishReason::Stop | FinishReason::StopString(_) => reader.finish(),
+                            });
                             parts
                         }
                         None => self.read(choice, text),

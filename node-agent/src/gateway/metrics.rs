@@ -289,35 +289,34 @@ struct KeyCollector(Vec<KeyUsage>);
 
 impl Collector for KeyCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
-        let counts: [(&str, &str, fn(&KeyUsage) -> f64); 4] = [
-            ("requests", "HTTP requests with the key", |used| {
-                used.requests as f64
-            }),
-            ("prompt_tokens", "Prompt tokens of its requests", |used| {
-                used.prompt_tokens as f64
-            }),
-            ("generated_tokens", "Tokens generated for it", |used| {
-                used.generated_tokens as f64
-            }),
-            (
-                "answer_seconds",
-                "Time from its requests' submission to the ends of their answers",
-                |used| used.seconds,
-            ),
-        ];
         // Nothing is said of keys where none is asked for.
-        for (name, help, count) in counts.iter().filter(|_| !self.0.is_empty()) {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        let mut tell = |name: &str, help: &str, count: fn(&KeyUsage) -> f64| {
             let name = format!("prima_api_key_{name}");
             let mut metric = encoder.encode_descriptor(&name, help, None, MetricType::Counter)?;
-            for used in &self.0 {
+            self.0.iter().try_for_each(|used| {
                 let labels = KeyLabel {
                     key: used.name.clone(),
                 };
-                let metric = metric.encode_family(&labels)?;
-                ConstCounter::new(count(used)).encode(metric)?;
-            }
-        }
-        Ok(())
+                ConstCounter::new(count(used)).encode(metric.encode_family(&labels)?)
+            })
+        };
+        tell("requests", "HTTP requests with the key", |used| {
+            used.requests as f64
+        })?;
+        tell("prompt_tokens", "Prompt tokens of its requests", |used| {
+            used.prompt_tokens as f64
+        })?;
+        tell("generated_tokens", "Tokens generated for it", |used| {
+            used.generated_tokens as f64
+        })?;
+        tell(
+            "answer_seconds",
+            "Time from its requests' submission to the ends of their answers",
+            |used| used.seconds,
+        )
     }
 }
 

@@ -405,10 +405,11 @@ struct Lines {
 
 impl Lines {
     fn whole(&mut self, answered: AnsweredChoice, usage: &Usage) -> Value {
-        let calls = answered.calls().enumerate();
-        let calls = calls.map(|(number, (name, arguments))| called(number, name, arguments));
+        let calls = answered.calls();
+        let calls = calls.filter_map(|(name, arguments)| self.called(name, arguments));
+        let calls: Vec<Value> = calls.collect();
         self.reason = done_reason(answered.reason);
-        let mut said = self.said(&answered.content(), &answered.reasoning(), calls.collect());
+        let mut said = self.said(&answered.content(), &answered.reasoning(), calls);
         self.end(&mut said, usage);
         said
     }
@@ -484,11 +485,20 @@ impl Lines {
     }
 
     fn tell_call(&mut self, messages: &mut Vec<Message>) {
-        if let Some((name, arguments)) = self.call.take() {
-            let call = called(self.calls, &name, &arguments);
-            self.calls += 1;
+        if let Some((name, arguments)) = self.call.take()
+            && let Some(call) = self.called(&name, &arguments)
+        {
             messages.push(Message::json(&self.said("", "", vec![call])));
         }
+    }
+
+    /// A call as they have it. One that a limit cut off is none: agents would carry it out.
+    fn called(&mut self, name: &str, arguments: &str) -> Option<Value> {
+        let arguments: Value = serde_json::from_str(arguments).ok()?;
+        let number = self.calls;
+        self.calls += 1;
+        let id = call_id(request_id::random());
+        Some(json!({"id": id, "function": {"index": number, "name": name, "arguments": arguments}}))
     }
 }
 
@@ -517,13 +527,6 @@ impl Format for Lines {
         }
         messages
     }
-}
-
-/// An answer's call of this number, as they have it. One that a limit cut off has no arguments that could be read.
-fn called(number: usize, name: &str, arguments: &str) -> Value {
-    let arguments: Value = serde_json::from_str(arguments).unwrap_or_else(|_| json!({}));
-    let id = call_id(request_id::random());
-    json!({"id": id, "function": {"index": number, "name": name, "arguments": arguments}})
 }
 
 fn done_reason(reason: FinishReason) -> &'static str {

@@ -190,11 +190,8 @@ impl ApiError {
             Self::Loading { .. } | Self::RingFailed { .. } => unavailable(),
             Self::Submit(error) => match error {
                 SubmitError::Full { retry_after, .. } => too_many(seconds_of(*retry_after)),
-                SubmitError::ContextExceeded { .. } => look(
-                    StatusCode::PAYLOAD_TOO_LARGE,
-                    INVALID_REQUEST,
-                    "context_length_exceeded",
-                ),
+                // As OpenAI does; clients take a 413 for a body that is too large.
+                SubmitError::ContextExceeded { .. } => bad_request("context_length_exceeded"),
                 SubmitError::NotReady { .. } => unavailable(),
                 SubmitError::Invalid { .. } => bad_request("invalid_value"),
             },

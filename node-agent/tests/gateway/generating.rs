@@ -132,7 +132,7 @@ async fn when_the_ring_refuses_one_prompt_the_others_are_cancelled() {
         server.refuse(error).await;
         first.cancelled().await;
     });
-    assert_eq!(reply.status, 413);
+    assert_eq!(reply.status, 400);
 }
 
 #[tokio::test]

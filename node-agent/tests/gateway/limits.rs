@@ -255,7 +255,7 @@ async fn assert_busy(reply: Reply) {
 }
 
 async fn assert_too_long(reply: Reply) {
-    assert_eq!(reply.status, 413);
+    assert_eq!(reply.status, 400);
     assert_eq!(
         reply.json().await["error"]["code"],
         "context_length_exceeded"

@@ -193,7 +193,7 @@ async fn the_oldest_turns_of_a_long_conversation_are_left_out() {
     }
     // A last turn that is too long stays an error.
     let reply = post("/api/chat", &conversation(CONTEXT));
-    assert_eq!(reply.send(server.address).await.status, 413);
+    assert_eq!(reply.send(server.address).await.status, 400);
 }
 
 #[tokio::test]

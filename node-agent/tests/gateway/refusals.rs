@@ -270,7 +270,7 @@ async fn the_rings_refusals() {
     for (error, status, retry_after, code) in [
         (full(0), 429, Some("1"), json!("rate_limit_exceeded")),
         (full(2500), 429, Some("3"), json!("rate_limit_exceeded")),
-        (too_long, 413, None, json!("context_length_exceeded")),
+        (too_long, 400, None, json!("context_length_exceeded")),
         (not_ready, 503, Some("2"), json!(503)),
         (invalid, 400, None, json!("invalid_value")),
     ] {

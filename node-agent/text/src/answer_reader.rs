@@ -109,6 +109,19 @@ impl AnswerReader {
         join(parts)
     }
 
+    /// The text ends here, because a limit cut it off: what might have become a mark or a call is nothing, and no call is made whole.
+    pub fn cut_off(mut self) -> Vec<AnswerPart> {
+        let mut parts = self.push("");
+        // Without a mark, it may be JSON that was asked for.
+        if let State::Call { mark: "" } = self.state
+            && self.calls.is_some_and(|form| form.bare)
+        {
+            let held = std::mem::take(&mut self.held);
+            self.content(&held, &mut parts);
+        }
+        join(parts)
+    }
+
     /// Decides about the beginning of what is held. `false`: that takes more text.
     fn step(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
         match &mut self.state {
@@ -379,6 +392,10 @@ mod tests {
             parts.extend(reader.push(piece));
         }
         parts.extend(reader.finish());
+        whole(parts)
+    }
+
+    fn whole(parts: Vec<AnswerPart>) -> Whole {
         let mut whole = Whole::default();
         for part in parts {
             match part {
@@ -621,6 +638,34 @@ mod tests {
             AnswerPart::Content("<tool_call>{}</tool_call>".to_owned()),
         ];
         assert_eq!(parts, expected);
+    }
+
+    /// What a limit cuts off is a part of what would have come: no half mark, and no half call's head.
+    #[test]
+    fn what_is_cut_off_shows_no_mark() {
+        for (template, answer, (content, reasoning, calls)) in families() {
+            let form = AnswerForm::of_template(template);
+            for (length, _) in answer.char_indices() {
+                let mut reader = AnswerReader::new(&form, tools(), Reasoning::Possible);
+                let mut parts = reader.push(&answer[..length]);
+                parts.extend(reader.cut_off());
+                let cut = whole(parts);
+                // Without a mark, it may be JSON that was asked for.
+                if form.calls.bare && cut.2.is_empty() {
+                    continue;
+                }
+                let case = format!("{:?} of {template}", &answer[..length]);
+                assert!(content.starts_with(&cut.0), "{case}: {cut:?}");
+                assert!(reasoning.starts_with(&cut.1), "{case}: {cut:?}");
+                let names = |calls: &[(String, String)]| -> Vec<String> {
+                    calls.iter().map(|(name, _)| name.clone()).collect()
+                };
+                assert!(names(&calls).starts_with(&names(&cut.2)), "{case}: {cut:?}");
+                for ((_, all), (_, told)) in calls.iter().zip(&cut.2) {
+                    assert!(all.starts_with(told), "{case}: {cut:?}");
+                }
+            }
+        }
     }
 
     proptest! {
