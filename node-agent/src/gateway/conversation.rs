@@ -488,7 +488,7 @@ fn as_text(messages: Vec<Value>) -> Vec<Value> {
 fn instructions(tools: &[Tool]) -> String {
     let described: Vec<String> = tools
         .iter()
-        .map(|tool| python_json(&tool.described))
+        .map(|tool| tool.described.to_string())
         .collect();
     format!(
         "You may call one or more functions to assist with the user query.\n\n\
