@@ -297,6 +297,9 @@ pub const CHUNK_POSITIONS: usize = 128;
 /// Rows that go through the output head on a GPU at once by Vulkan, and whose logits it holds.
 pub const GPU_HEAD_ROWS: usize = 32;
 
+/// Rows of drafts on the ring at a time, of all sequences: rank 0 holds the logits of each.
+pub const DRAFTED_ROWS: usize = 64;
+
 /// Requests that share one context's memory, where nobody says how many get a context each.
 pub const DEFAULT_CONCURRENT_REQUESTS: i32 = 16;
 

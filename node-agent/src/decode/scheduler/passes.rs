@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use prima_crds::v1alpha1::ring_plan::DRAFTED_ROWS;
+
 use super::kept::common_prefix;
 use super::speculation::Prices;
 use super::{
@@ -24,8 +26,6 @@ enum Part<'a> {
 const FAR_BEHIND: usize = 8;
 /// Long before anybody takes the ring for dead.
 const LATE_GUESS: Duration = Duration::from_secs(2);
-/// Rows of drafts on the ring at a time, of all sequences: rank 0 holds the logits of each.
-pub(super) const DRAFTED_AT_ONCE: usize = 64;
 
 impl Scheduler {
     /// Keeps prompts flowing: one chunk more than there are members keeps them all busy, and a token waits for no more than these. Clients
@@ -285,7 +285,7 @@ impl Scheduler {
         let mut limit = end
             .saturating_sub(text + ahead + 1)
             .min(self.limits.longest_draft.saturating_sub(ahead))
-            .min(DRAFTED_AT_ONCE.saturating_sub(drafted));
+            .min(DRAFTED_ROWS.saturating_sub(drafted));
         let fits = |limit| {
             let rows = text - sent + limit;
             self.ledger.fits(session, sent + ahead, rows)

@@ -1,9 +1,9 @@
 mod world;
 
-use super::passes::DRAFTED_AT_ONCE;
 use super::ring_state::KEPT_FOR;
 use super::*;
 use crate::ring::MAX_FRAME_ROWS;
+use prima_crds::v1alpha1::ring_plan::DRAFTED_ROWS;
 use world::*;
 
 #[test]
@@ -261,7 +261,7 @@ fn drafts_of_all_together_have_few_rows() {
     }
     world.run();
     world.is_quiet();
-    assert_eq!(world.most_drafted, DRAFTED_AT_ONCE);
+    assert_eq!(world.most_drafted, DRAFTED_ROWS);
 }
 
 #[test]

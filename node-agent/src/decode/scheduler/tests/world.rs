@@ -7,12 +7,12 @@ use prima_crds::v1alpha1::model_profile::AttentionWindow;
 use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingPlanSpec, Speed};
 use prima_engine::kernels::BLOCK_POSITIONS;
 
-use super::super::passes::DRAFTED_AT_ONCE;
 use super::super::ring_state::PROBE_INTERVAL;
 use super::super::simulated_ring::{self, Next, SimulatedRing, row};
 use super::super::{Action, Event, Read, RequestId, Sampled, Scheduler};
 use crate::generation::{GenerationError, Readiness};
 use crate::ring::{SessionId, session_capacity};
+use prima_crds::v1alpha1::ring_plan::DRAFTED_ROWS;
 
 /// The token that ends an answer.
 pub const END: u32 = 0;
@@ -218,7 +218,7 @@ impl World {
         let requests = self.scheduler.requests.values();
         let sequences = requests.flat_map(|one| &one.sequences);
         let drafted: usize = sequences.map(|one| one.speculation.drafted().len()).sum();
-        assert!(drafted <= DRAFTED_AT_ONCE, "{drafted} rows of drafts");
+        assert!(drafted <= DRAFTED_ROWS, "{drafted} rows of drafts");
         self.most_drafted = self.most_drafted.max(drafted);
         let kv = self.scheduler.kv();
         assert_eq!(kv.used_positions, self.ring.used_positions());
