@@ -117,6 +117,8 @@ pub enum ServeError {
     },
     #[error("cannot run this member")]
     Member(#[source] Arc<MemberError>),
+    #[error("decoding has ended, so nothing can be answered")]
+    Decoding(#[source] io::Error),
     #[error("cannot serve HTTP")]
     Gateway(#[source] GatewayError),
 }
@@ -213,15 +215,18 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
             open(options, front, drafts)
         }
     });
-    let member = tokio::select! {
-        member = opening => member.map_err(|panic| ServeError::Start(io::Error::other(panic)))??,
+    let (member, mut decoding) = tokio::select! {
+        opened = opening => opened.map_err(|panic| ServeError::Start(io::Error::other(panic)))??,
         () = stop.received() => return Ok(()),
     };
     // On stdout and in a fixed form: whoever started this process reads it.
     let _ = writeln!(io::stdout(), "{JOINED} as {} (rank {rank})", args.member);
 
     tokio::select! {
+        biased;
+        // Decoding ends with its member.
         error = member.ended() => return Err(ServeError::Member(error)),
+        error = ended_unasked(&mut decoding) => return Err(error),
         error = Front::failed(&mut front) => return Err(error),
         () = stop.received() => {}
     }
@@ -334,12 +339,27 @@ impl Front {
     }
 }
 
+/// Rank 0's decoding.
+type Decoding = Option<JoinHandle<()>>;
+
+/// Waits until decoding has ended, which it does not by itself; for ever where there is none.
+async fn ended_unasked(decoding: &mut Decoding) -> ServeError {
+    let Some(decoding) = decoding else {
+        return std::future::pending().await;
+    };
+    let why = match decoding.await {
+        Ok(()) => io::Error::other("it ended unasked"),
+        Err(panic) => io::Error::other(panic),
+    };
+    ServeError::Decoding(why)
+}
+
 /// Starts the member, and on rank 0 the decoding behind `back`, which drafts tokens, and runs ahead with that, or does not.
 fn open(
     options: MemberOptions,
     back: Option<Back>,
     (speculate, run_ahead): (bool, bool),
-) -> Result<Member, ServeError> {
+) -> Result<(Member, Decoding), ServeError> {
     let text = match &back {
         Some(_) => Some(model_text(&options)?),
         None => None,
@@ -348,6 +368,7 @@ fn open(
     let model = options.model.clone();
     let threads = options.threads;
     let mut member = Member::start(options).map_err(|error| ServeError::Member(Arc::new(error)))?;
+    let mut decoding = None;
     if let (Some(back), Some(text), Some(client)) = (back, text, member.take_client()) {
         let tokenizer = text.tokenizer.clone();
         back.text.send_replace(Some(Arc::new(text)));
@@ -363,13 +384,13 @@ fn open(
         };
         let (spec, status) = (model.spec(), back.status);
         let decode = Decode::new(client, plan, spec, tokenizer, status, options);
-        member.runtime().spawn(async move {
+        decoding = Some(member.runtime().spawn(async move {
             decode.run(back.submissions).await;
             // The gateway keeps its view of the text for as long as it answers.
             drop(back.text);
-        });
+        }));
     }
-    Ok(member)
+    Ok((member, decoding))
 }
 
 /// The plan's draft model, ready to guess for `model`.
@@ -404,4 +425,22 @@ fn model_text(options: &MemberOptions) -> Result<ModelText, ServeError> {
         context_length,
         architecture,
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn decoding_that_ends_is_an_error_with_its_cause() {
+        let panics = tokio::spawn(async { panic!("a defect") });
+        let error = ended_unasked(&mut Some(panics)).await;
+        assert!(
+            prima_crds::error_chain(&error).contains("a defect"),
+            "{error:?}"
+        );
+        let ends = tokio::spawn(async {});
+        let error = ended_unasked(&mut Some(ends)).await;
+        assert!(matches!(error, ServeError::Decoding(_)));
+    }
 }

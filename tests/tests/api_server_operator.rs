@@ -147,6 +147,35 @@ fn a_second_look_changes_nothing_whoever_looks() {
 }
 
 #[test]
+fn a_cordoned_machine_is_planned_around_while_it_still_answers() {
+    let test = Test::start(Backend::Etcd);
+    let _machines = test.machines(&[("desk", 9), ("laptop", 9), ("pi4", 9)]);
+    let node = "{apiVersion: v1, kind: Node, metadata: {name: laptop}}";
+    test.api.apply(node).expect("a Node");
+    let operator = Operator::start(&test.api, "one");
+    test.api
+        .apply(&model("made-up", "rank0: laptop"))
+        .expect("a model");
+    test.wait_for("model/made-up", "Ready", "True", &operator);
+    test.patch("model/made-up", r#"{"spec":{"rank0":null}}"#);
+    let laptop = || test.node("made-up", "laptop").expect("what is said of it");
+    assert_eq!(laptop()["inRing"], true);
+
+    test.kubectl(&["cordon", "laptop"]);
+    wait_until("it is in no ring", || laptop()["inRing"] == false);
+    let why = laptop()["why"].clone();
+    assert_eq!(why, "its Node is cordoned (kubectl uncordon)");
+    test.wait_for("model/made-up", "Ready", "True", &operator);
+    let reason = || test.condition("nodeprofile/laptop", "Ready").1;
+    wait_until("its profile says so", || reason() == "Cordoned");
+
+    test.kubectl(&["uncordon", "laptop"]);
+    test.patch("model/made-up", r#"{"spec":{"rank0":"laptop"}}"#);
+    wait_until("it is back", || laptop()["inRing"] == true);
+    wait_until("its profile says so, too", || reason() == "AgentRuns");
+}
+
+#[test]
 fn a_lost_machine_is_replaced_and_said_to_be_lost() {
     let test = Test::start(Backend::Etcd);
     let machines = test.machines(&[("desk", 9), ("laptop", 9), ("pi4", 9)]);

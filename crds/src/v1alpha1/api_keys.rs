@@ -39,6 +39,8 @@ pub enum ApiKeysError {
         "the API key {name}: expected 64 hexadecimal digits in lower case, the SHA-256 of salt and key"
     )]
     Digest { name: String },
+    #[error("tokensPerMinute of the API keys is {found}, expected at least 1")]
+    Limit { found: i32 },
 }
 
 impl ApiKeys {
@@ -51,6 +53,9 @@ impl ApiKeys {
         let count = keys.sha256.len();
         if count > MAX_API_KEYS {
             return Err(ApiKeysError::Count { count });
+        }
+        if let Some(found) = keys.limits.tokens_per_minute.filter(|tokens| *tokens < 1) {
+            return Err(ApiKeysError::Limit { found });
         }
         match keys
             .sha256
@@ -110,6 +115,8 @@ mod tests {
         let error = |text: &str| ApiKeys::from_json(text).unwrap_err().to_string();
         let of_another_version = error(r#"{"salt": "s", "sha512": {}}"#);
         assert!(of_another_version.contains("no JSON of this version"));
+        let none = error(r#"{"salt": "s", "limits": {"tokensPerMinute": 0}}"#);
+        assert!(none.contains("expected at least 1"), "{none}");
         let short = error(r#"{"salt": "s", "sha256": {"alice": "12"}}"#);
         assert!(short.contains("the API key alice: expected 64"), "{short}");
         let many: BTreeMap<String, String> = (0..=MAX_API_KEYS)

@@ -74,8 +74,8 @@ pub struct ModelSpec {
     /// Number format of the KV cache. Q8_0 takes 53 % of the memory of F16, and changes results a little.
     #[serde(default, skip_serializing_if = "KvDtype::is_f16")]
     pub kv_dtype: KvDtype,
-    /// The API keys of which clients have to send one (`Authorization: Bearer ...`): the entries of a Secret in the Model's namespace. What
-    /// changes there counts within seconds. Default: none is asked for.
+    /// The API keys of which clients have to send one (`Authorization: Bearer ...`): the entries of a Secret in the Model's namespace, 64 at
+    /// most. What changes there counts within seconds. Default: none is asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key_secret_ref: Option<SecretKeyRef>,
     /// What each API key may use. Default: no limit.

@@ -142,3 +142,10 @@ pub enum EngineError {
         context_length: usize,
     },
 }
+
+impl EngineError {
+    /// Whether nothing more can be computed with the weights as they were opened.
+    pub fn is_lasting(&self) -> bool {
+        matches!(self, Self::Damaged { .. } | Self::ReadWeights { .. })
+    }
+}

@@ -4,6 +4,7 @@
 //! Decides the order of these steps, and when one is tried again. Each step's own module decides how it is done.
 
 use std::convert::Infallible;
+use std::future::pending;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use std::{fs, io, iter};
 
 use kube::Client;
+use prima_crds::v1alpha1::api_keys::ApiKeys;
 use prima_crds::v1alpha1::ring_plan::{MemberStatus, RingPlan, RingPlanSpec};
 use prima_engine::{EngineError, Gpu};
 use prima_member_process::health;
@@ -49,7 +51,7 @@ pub struct PlanOnMachine {
     /// Or why it cannot be understood.
     pub spec: Result<RingPlanSpec, String>,
     /// What its annotation says of API keys, which changes.
-    pub api_keys: watch::Receiver<String>,
+    pub api_keys: watch::Receiver<ApiKeys>,
 }
 
 /// Why a member is to end.
@@ -105,6 +107,8 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(120);
 /// A member that ran this long starts again with a short backoff.
 const STEADY: Duration = Duration::from_secs(600);
+/// After a Service leads elsewhere, its nodes take a moment to know it: until then a member that is to end takes what comes.
+const MOVING: Duration = Duration::from_secs(2);
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Whether layers could run on a GPU.
@@ -135,21 +139,30 @@ pub async fn run(machine: Arc<Agent>, plan: PlanOnMachine, end: oneshot::Receive
     let api_key_file = member.api_key_file();
     let follow_keys = async {
         while api_keys.changed().await.is_ok() {
-            let keys = api_keys.borrow_and_update().clone();
-            if let Some(file) = &api_key_file
-                && let Err(error) = write_api_keys(file, &keys)
-            {
+            let Some(file) = &api_key_file else {
+                continue;
+            };
+            // A key that was revoked must not open because a disk was full for a moment.
+            loop {
+                let written = write_api_keys(file, &api_keys.borrow_and_update());
+                let Err(error) = written else {
+                    break;
+                };
                 let problem = prima_crds::error_chain(&error);
-                tracing::error!(problem, "the ring's API keys stay as they were");
+                tracing::error!(
+                    problem,
+                    "the ring's API keys stay as they were; trying again"
+                );
+                sleep(FIRST_PAUSE).await;
             }
         }
+        pending().await
     };
     let end = tokio::select! {
         // If the sender was dropped, the member is no longer wanted.
         end = end => end.unwrap_or(End::AgentEnds),
         never = member.keep_up() => match never {},
-        // No more is told once the member is to end.
-        () = follow_keys => End::AgentEnds,
+        never = follow_keys => match never {},
         () = writer.follow(told) => End::AgentEnds,
     };
     tracing::info!(plan = %member.plan.key, ?end, "the member ends");
@@ -335,9 +348,11 @@ impl Member {
         (serves && spec.api_key_required).then(|| self.machine.plans_folder.join(file))
     }
 
+    /// Ends the process, a moment after clients are sent elsewhere.
     async fn end(self) {
         let files = [Some(self.plan_file()), self.api_key_file()];
         if let Some(process) = self.process {
+            sleep(MOVING).await;
             process.end().await;
         }
         // There is none where the member never started.
@@ -393,9 +408,9 @@ fn write_plan(
 }
 
 /// Whoever reads the file sees the old keys or the new ones.
-fn write_api_keys(path: &Path, keys: &str) -> Result<(), MemberError> {
+fn write_api_keys(path: &Path, keys: &ApiKeys) -> Result<(), MemberError> {
     let new = path.with_extension("new");
-    let written = fs::write(&new, keys).and_then(|()| fs::rename(&new, path));
+    let written = fs::write(&new, keys.to_json()).and_then(|()| fs::rename(&new, path));
     written.map_err(|source| MemberError::ApiKeys {
         path: path.to_owned(),
         source,

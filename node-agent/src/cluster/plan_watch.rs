@@ -73,7 +73,7 @@ struct Members {
 /// What a member hears after its start.
 struct Running {
     end: oneshot::Sender<End>,
-    api_keys: watch::Sender<String>,
+    api_keys: watch::Sender<ApiKeys>,
 }
 
 impl Members {
@@ -133,10 +133,19 @@ impl Members {
     }
 }
 
-/// The API keys that the plan's rank 0 may let in, as JSON. Where nothing is said, there is none.
-fn api_keys(plan: &DynamicObject) -> String {
-    let said = plan.annotations().get(API_KEYS).cloned();
-    said.unwrap_or_else(|| ApiKeys::default().to_json())
+/// The API keys that the plan's rank 0 may let in. Where nothing is said that this version can read, there is none.
+fn api_keys(plan: &DynamicObject) -> ApiKeys {
+    let Some(said) = plan.annotations().get(API_KEYS) else {
+        return ApiKeys::default();
+    };
+    ApiKeys::from_json(said).unwrap_or_else(|error| {
+        tracing::error!(
+            plan = plan.name_any(),
+            problem = prima_crds::error_chain(&error),
+            "nobody is let in; update operator and agents to the same version"
+        );
+        ApiKeys::default()
+    })
 }
 
 /// Whether the plan has this machine as a member, as far as a plan of any version tells.
@@ -185,11 +194,18 @@ mod tests {
     #[test]
     fn a_plan_that_tells_no_keys_lets_nobody_in() {
         let mut plan = DynamicObject::new("a", &ApiResource::erase::<RingPlan>(&()));
-        let none = ApiKeys::from_json(&api_keys(&plan)).unwrap();
-        assert!(none.sha256.is_empty());
-        plan.annotations_mut()
-            .insert(API_KEYS.to_owned(), "as it is".to_owned());
-        assert_eq!(api_keys(&plan), "as it is");
+        assert!(api_keys(&plan).sha256.is_empty());
+        let mut told = ApiKeys::default();
+        let digest = ApiKeys::digest("", b"abc");
+        told.sha256.insert("alice".to_owned(), digest);
+        let mut tell = |text: String| {
+            plan.annotations_mut().insert(API_KEYS.to_owned(), text);
+            api_keys(&plan)
+        };
+        assert_eq!(tell(told.to_json()), told);
+        // Of a version that says more.
+        let more = told.to_json().replacen('{', "{\"more\": 1, ", 1);
+        assert_eq!(tell(more), ApiKeys::default());
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Who may call: API keys, web origins (CORS) and, against DNS rebinding, host names. It never logs a key. What a key may use is
-//! [`KeyAccount`]'s.
+//! Who may call: API keys, web origins (CORS) and, against DNS rebinding, host names. It never logs a key. [`KeyAccount`] says what a key
+//! may use.
 
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::net::{IpAddr, SocketAddr};
@@ -13,7 +13,7 @@ use prima_crds::v1alpha1::api_keys::ApiKeys;
 use tokio::sync::watch;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer, ExposeHeaders};
 
-use super::key_account::{KeyAccount, KeyAccounts};
+use super::key_account::{FIXED, KeyAccount, KeyAccounts};
 use super::openai_error::ApiError;
 use super::{Gateway, GatewayError, GatewayOptions, request_id};
 
@@ -22,7 +22,7 @@ pub const MAX_KEY_BYTES: usize = 512;
 
 /// The checked form of the access options.
 pub struct Access {
-    /// Of the command line and the plan: SHA-256 of each. They go by their numbers, from 1.
+    /// Of the command line and the plan: SHA-256 of each.
     fixed: Vec<String>,
     /// Others, which come and go. Where they are, a key is asked for, even if there is none.
     named: Option<watch::Receiver<ApiKeys>>,
@@ -121,7 +121,7 @@ impl Access {
         let sent = sent_key(headers).ok_or(ApiError::NoKey)?;
         let digest = ApiKeys::digest("", sent);
         if let Some(position) = position_of(&digest, self.fixed.iter()) {
-            let name = (position + 1).to_string();
+            let name = format!("{FIXED}{}", position + 1);
             return Ok(Some((self.accounts.of(&name, None), number_of(digest))));
         }
         let named = self.named.as_ref().ok_or(ApiError::WrongKey)?.borrow();
@@ -196,9 +196,11 @@ pub async fn require_known_host(
     State(gateway): State<Gateway>,
     request: Request,
     next: Next,
-) -> Result<Response, ApiError> {
-    gateway.0.access.check_host(request.headers())?;
-    Ok(next.run(request).await)
+) -> Response {
+    match gateway.0.access.check_host(request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(error) => super::refusal(request.uri().path(), error),
+    }
 }
 
 /// The same for the same client, and not 0.

@@ -18,7 +18,8 @@ use super::{Gateway, ModelText};
 
 /// Texts of one batch that the ring has at a time.
 const AT_ONCE: usize = 4;
-/// How long a text that found the ring full waits before it asks again, at most: its batch's others are being computed.
+/// How long a text that found the ring full, or its key's limit used up, waits before it asks again, at most: its batch's others are being
+/// computed.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
 /// The tokens of text `number` of the field `field`, at most `limit`; `whole`: with those that begin and end a text.
@@ -83,10 +84,17 @@ async fn answer(
     patient: bool,
 ) -> Result<(GenerationEvent, Usage), ApiError> {
     let (begun, account) = (Instant::now(), caller.account.as_ref());
-    // The rest of a batch that has begun is computed.
-    if let Some(account) = account.filter(|_| !patient) {
-        account.admit(begun)?;
+    if let Some(account) = account {
+        while let Err(error) = account.admit(Instant::now()) {
+            match error {
+                ApiError::KeyLimit { retry_after, .. } if patient => {
+                    sleep(retry_after.min(LONGEST_WAIT)).await;
+                }
+                error => return Err(error),
+            }
+        }
     }
+    let tokens = prompt.len();
     let request = GenerationRequest {
         prompt,
         sampling: SamplingParams::default(),
@@ -109,6 +117,9 @@ async fn answer(
             submitted => break submitted?,
         }
     };
+    if let Some(account) = account {
+        account.prompt(tokens);
+    }
     let mut answer = None;
     while let Some(event) = events.recv().await {
         match event {
@@ -118,8 +129,7 @@ async fn answer(
                 metrics.pooled(usage.prompt_tokens);
                 metrics.cached_tokens(usage.cached_tokens);
                 if let Some(account) = account {
-                    account.prompt(usage.prompt_tokens);
-                    account.kept(usage.cached_tokens);
+                    account.not_computed(usage.cached_tokens);
                     account.answered(begun.elapsed());
                 }
                 let answer = answer.ok_or_else(in_flight::abandoned)?;

@@ -30,10 +30,9 @@ pub fn asked(
     let logprobs = logprobs(fields)?;
     let (prompt, tools) = prompt(text, fields)?;
     let form = conversation::template(text)?.form();
-    let reasoning = match prompt.goes_on {
-        // It is over.
-        true => Reasoning::Closed,
-        false => form.reasoning_after(&prompt.text),
+    let reasoning = match &prompt.begun {
+        Some(begun) => form.reasoning_within(begun),
+        None => form.reasoning_after(&prompt.text),
     };
     let answer = grammar::asked(fields)?;
     let limit = match thinking_budget(fields)? {

@@ -20,8 +20,8 @@ const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 pub struct Prompt {
     pub text: String,
     pub tokens: Arc<[u32]>,
-    /// It ends within an answer, which is gone on with.
-    pub goes_on: bool,
+    /// What the model has said already of the answer that is gone on with.
+    pub begun: Option<String>,
 }
 
 /// A conversation as a request has it.
@@ -148,7 +148,7 @@ fn joined_parts(path: &str, parts: &[Value]) -> Result<String, ApiError> {
 
 /// The prompt of a conversation.
 pub fn prompt(text: &ModelText, conversation: Conversation<'_>) -> Result<Prompt, ApiError> {
-    let (prompt, goes_on) = rendered(text, conversation)?;
+    let (prompt, begun) = rendered(text, conversation)?;
     let tokens = encoded(text, &prompt, text.context_length)?;
     if tokens.is_empty() {
         return Err(ApiError::invalid("messages", "the messages make no token"));
@@ -156,7 +156,7 @@ pub fn prompt(text: &ModelText, conversation: Conversation<'_>) -> Result<Prompt
     Ok(Prompt {
         text: prompt,
         tokens: tokens.into(),
-        goes_on,
+        begun,
     })
 }
 
@@ -169,11 +169,11 @@ pub fn count(text: &ModelText, conversation: Conversation<'_>) -> Result<usize, 
     Ok(encoded(text, &prompt, MAX_COUNTED)?.len())
 }
 
-/// The prompt's text, and whether it ends within an answer.
+/// The prompt's text, and what it ends with if that is the beginning of an answer.
 fn rendered(
     text: &ModelText,
     mut conversation: Conversation<'_>,
-) -> Result<(String, bool), ApiError> {
+) -> Result<(String, Option<String>), ApiError> {
     let template = template(text)?;
     // Harmony's answers begin with their channel.
     let may_go_on = conversation.may_go_on && !template.form().channels;
@@ -188,13 +188,13 @@ fn rendered(
             && let Some(end) = prompt.rfind(END)
         {
             prompt.truncate(end);
-            return Ok((prompt, true));
+            return Ok((prompt, Some(content.to_owned())));
         }
     }
     let messages = std::mem::take(&mut conversation.messages);
     let rendered = told(template, messages, &conversation, true);
     let prompt = rendered.map_err(|error| refused(&error))?;
-    Ok((prompt, false))
+    Ok((prompt, None))
 }
 
 /// The content of the last message, if the model said it and called no tool.

@@ -44,20 +44,31 @@ struct Budget {
 
 const MINUTE: f64 = 60.0;
 
+/// Names of keys without a name begin so; no entry of a Secret does.
+pub const FIXED: char = '#';
+
 impl KeyAccounts {
     /// The account of the key of this name. `keys`: the list that it is on, which says what it may use.
     pub fn of(&self, name: &str, keys: Option<&ApiKeys>) -> Arc<KeyAccount> {
         let mut accounts = self.lock();
         if !accounts.contains_key(name) {
-            // Names that come and go must not fill the memory.
+            // Names that come and go must not fill the memory. Those of the command line stay.
             if let Some(keys) = keys {
-                accounts.retain(|known, _| keys.sha256.contains_key(known));
+                accounts
+                    .retain(|known, _| keys.sha256.contains_key(known) || known.starts_with(FIXED));
             }
             accounts.insert(name.to_owned(), Arc::new(KeyAccount::new(name)));
         }
         let account = accounts[name].clone();
         let per_minute = keys.and_then(|keys| keys.limits.tokens_per_minute);
-        account.budget().per_minute = per_minute.map(f64::from);
+        let per_minute = per_minute.map(f64::from);
+        let mut budget = account.budget();
+        if budget.per_minute.is_none() {
+            // What was used without a limit is not owed.
+            (budget.used, budget.at) = (0.0, Instant::now());
+        }
+        budget.per_minute = per_minute;
+        drop(budget);
         account
     }
 
@@ -115,14 +126,14 @@ impl KeyAccount {
         }
     }
 
-    /// A prompt was submitted, which is computed whole unless [`KeyAccount::kept`] takes some back.
+    /// A prompt was submitted, which is computed whole unless [`KeyAccount::not_computed`] takes some back.
     pub fn prompt(&self, tokens: usize) {
         self.prompt_tokens.fetch_add(tokens as u64, Relaxed);
         self.budget().used += tokens as f64;
     }
 
-    /// So many of its prompt's tokens had been computed for an earlier request.
-    pub fn kept(&self, tokens: usize) {
+    /// So many of its prompt's tokens are not computed: they had been for an earlier request, or it ended before.
+    pub fn not_computed(&self, tokens: usize) {
         let mut budget = self.budget();
         budget.used = (budget.used - tokens as f64).max(0.0);
     }
@@ -158,10 +169,7 @@ impl Budget {
     fn come_back(&mut self, now: Instant) {
         let seconds = now.saturating_duration_since(self.at).as_secs_f64();
         self.at = now;
-        // Without a limit nothing is owed.
-        let back = self
-            .per_minute
-            .map_or(f64::INFINITY, |tokens| tokens / MINUTE * seconds);
+        let back = self.per_minute.unwrap_or(0.0) / MINUTE * seconds;
         self.used = (self.used - back).max(0.0);
     }
 }
@@ -210,7 +218,7 @@ mod tests {
         let wait = retry_after(&account, at(1)).expect("a refusal");
         assert!((wait - 599.1).abs() < 0.2, "{wait}");
         // Unless it had been computed before.
-        account.kept(6_000);
+        account.not_computed(6_000);
         assert_eq!(retry_after(&account, at(1)), None);
     }
 
@@ -220,7 +228,7 @@ mod tests {
         let limited = |limit| accounts.of("alice", Some(&keys(&["alice"], limit)));
         let now = Instant::now();
         limited(None).prompt(1_000_000);
-        assert_eq!(retry_after(&limited(None), now), None);
+        assert_eq!(retry_after(&limited(Some(10)), now), None);
         limited(Some(10)).prompt(10);
         assert!(retry_after(&limited(Some(10)), now).is_some());
         assert_eq!(retry_after(&limited(None), now), None);

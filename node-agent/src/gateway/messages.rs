@@ -168,12 +168,16 @@ fn as_chat(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
             .unwrap_or(false);
         chat.insert("parallel_tool_calls".into(), (!one).into());
     }
-    // The older name is that of a header's day.
-    let format = match fields.object("output_config")? {
-        Some(config) => config.get("format").cloned(),
-        None => fields.get("output_format").cloned(),
+    let config = fields.object("output_config")?;
+    let format = config.map(|config| config.object("format")).transpose()?;
+    // `output_format` is the older name.
+    let format = match format.flatten() {
+        None => fields.object("output_format")?,
+        format => format,
     };
-    if let Some(schema) = format.and_then(|mut format| format.get_mut("schema").map(Value::take)) {
+    if let Some(format) = format {
+        let schema = format.get("schema");
+        let schema = schema.ok_or_else(|| format.missing("schema"))?;
         let form = json!({"type": "json_schema", "json_schema": {"schema": schema}});
         chat.insert("response_format".into(), form);
     }

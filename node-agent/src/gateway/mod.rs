@@ -75,7 +75,7 @@ pub struct GatewayOptions {
     pub model_bytes: i64,
     /// Whether a request may name any other model, too, and gets this one.
     pub any_model_name: bool,
-    /// Any of these opens `/v1/*` and `/ring`. Empty: open to whoever reaches the listener.
+    /// Any of these opens all that computes or tells of it. Empty: open to whoever reaches the listener.
     pub api_keys: Vec<String>,
     /// As `api_keys`, for keys that this process need not know: their SHA-256 in hexadecimal.
     pub api_key_sha256: Vec<String>,
@@ -202,7 +202,14 @@ struct Shared {
 impl Gateway {
     /// The tokenizer and chat template once the ring can serve, else why it cannot.
     fn ready(&self) -> Result<Arc<ModelText>, ApiError> {
-        match &self.0.generator.status().borrow().readiness {
+        let status = self.0.generator.status();
+        // Whoever would answer has gone.
+        if status.has_changed().is_err() {
+            return Err(ApiError::RingFailed {
+                reason: "its decoding has ended".to_owned(),
+            });
+        }
+        match &status.borrow().readiness {
             Readiness::Loading(awaited) => {
                 return Err(ApiError::Loading {
                     awaited: awaited.clone(),
@@ -222,7 +229,7 @@ impl Gateway {
     }
 }
 
-/// A refusal as clients of the API expect it that this path is of.
+/// A refusal in the words of the API that the path belongs to.
 fn refusal(path: &str, error: ApiError) -> Response {
     match path.trim_start_matches("/v1") {
         path if path.starts_with("/api/") => ollama::refusal(error),

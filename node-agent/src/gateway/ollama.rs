@@ -147,7 +147,13 @@ async fn answer(gateway: Gateway, caller: Caller, request: Request, route: Route
                     chat.entry("max_tokens").or_insert(context);
                     completions::asked(&own, &text, &Fields::new(&chat))?
                 }
-                false => within_context(&own, &text, &chat)?,
+                false => match chat::asked(&own, &text, &Fields::new(&chat)) {
+                    Err(ApiError::Submit(SubmitError::ContextExceeded { .. })) => {
+                        let shorter = within_context(&text, chat);
+                        chat::asked(&own, &text, &Fields::new(&shorter))?
+                    }
+                    asked => asked?,
+                },
             };
             Ok(Asked::Answers(Box::new(asked)))
         };
@@ -246,36 +252,45 @@ fn load_reason(fields: &Fields<'_>) -> &'static str {
     if unloads { "unload" } else { "load" }
 }
 
+/// Bytes of a conversation for each token of the context that are looked at where it may be cut: hardly a text has longer tokens.
+const BYTES_PER_TOKEN: usize = 64;
+
 /// Of a conversation that the context does not hold, the oldest turns are left out, as few as possible; instructions stay. So does Ollama.
-fn within_context(
-    gateway: &Gateway,
-    text: &ModelText,
-    chat: &Map<String, Value>,
-) -> Result<AskedAnswers, ApiError> {
-    let exceeds = |asked: &Result<AskedAnswers, ApiError>| {
-        matches!(
-            asked,
-            Err(ApiError::Submit(SubmitError::ContextExceeded { .. }))
-        )
+fn within_context(text: &ModelText, mut chat: Map<String, Value>) -> Map<String, Value> {
+    let messages = chat.remove("messages");
+    let messages = match &messages {
+        Some(Value::Array(messages)) => messages.as_slice(),
+        _ => &[],
     };
-    let whole = chat::asked(gateway, text, &Fields::new(chat));
-    if !exceeds(&whole) {
-        return whole;
-    }
-    let messages = chat.get("messages").and_then(Value::as_array);
-    let messages = messages.map_or(&[][..], Vec::as_slice);
     let is = |role: &str, number: usize| messages[number]["role"] == role;
-    let turns: Vec<usize> = (1..messages.len())
-        .filter(|number| is("user", *number))
-        .collect();
     let from = |turn: usize| {
         let kept = (0..messages.len()).filter(|number| *number >= turn || is("system", *number));
         let mut shorter = chat.clone();
-        shorter["messages"] = kept.map(|number| messages[number].clone()).collect();
-        chat::asked(gateway, text, &Fields::new(&shorter))
+        let kept = kept.map(|number| messages[number].clone()).collect();
+        shorter.insert("messages".into(), kept);
+        shorter
     };
+    let exceeds = |chat: &Map<String, Value>| {
+        let prompt = chat::prompt(text, &Fields::new(chat));
+        matches!(
+            prompt,
+            Err(ApiError::Submit(SubmitError::ContextExceeded { .. }))
+        )
+    };
+    // A hostile body has a hundred thousand turns.
+    let most = text.context_length.saturating_mul(BYTES_PER_TOKEN);
+    let mut bytes = 0;
+    let near = |number: &usize| {
+        bytes += messages[*number].to_string().len();
+        bytes <= most
+    };
+    let near: Vec<usize> = (0..messages.len()).rev().take_while(near).collect();
+    let oldest = near.last().copied().unwrap_or(messages.len());
+    let turns: Vec<usize> = (oldest.max(1)..messages.len())
+        .filter(|number| is("user", *number))
+        .collect();
     let first = turns.partition_point(|turn| exceeds(&from(*turn)));
-    turns.get(first).map_or(whole, |turn| from(*turn))
+    from(turns.get(first).copied().unwrap_or(oldest))
 }
 
 fn as_chat(fields: &Fields<'_>, messages: Value) -> Result<Map<String, Value>, ApiError> {

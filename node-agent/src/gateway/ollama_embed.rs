@@ -1,4 +1,5 @@
-//! Ollama's POST /api/embed, and the older /api/embeddings, said again as OpenAI's embeddings. A text that is too long is cut unless the request says otherwise.
+//! Ollama's POST /api/embed, and the older /api/embeddings, said again as OpenAI's embeddings. A text that is too long is cut unless the
+//! request says otherwise.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -49,7 +50,7 @@ pub async fn create(
     answered.await.unwrap_or_else(refusal)
 }
 
-/// POST /api/embeddings, as it was before: of one text.
+/// POST /api/embeddings, the older route, for one text.
 pub async fn create_one(
     State(gateway): State<Gateway>,
     Extension(caller): Extension<Caller>,

@@ -89,6 +89,9 @@ pub enum Reply {
 pub enum HopError {
     #[error("computing a batch ended in a panic")]
     Panicked(#[source] tokio::task::JoinError),
+    /// Whoever starts the member again opens the file anew.
+    #[error("nothing can be computed any more")]
+    Lasting(#[source] WorkerError),
 }
 
 /// A frame of a batch, without its input.
@@ -348,7 +351,10 @@ impl Hop {
             Ok(outputs) => outputs,
             Err(error) => {
                 self.report_failed(round, &frames, &error);
-                return Ok(());
+                return match error.is_lasting() {
+                    true => Err(HopError::Lasting(error)),
+                    false => Ok(()),
+                };
             }
         };
         let pass = {

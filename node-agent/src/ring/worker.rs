@@ -71,6 +71,16 @@ pub enum WorkerError {
     NoCache { session: SessionId, round: usize },
 }
 
+impl WorkerError {
+    /// Whether later passes fail as well.
+    pub fn is_lasting(&self) -> bool {
+        match self {
+            Self::Open { source, .. } | Self::Compute { source, .. } => source.is_lasting(),
+            Self::NoCache { .. } => false,
+        }
+    }
+}
+
 /// One round: the window, unless it is empty, and its KV caches.
 #[derive(Default)]
 struct Stage {

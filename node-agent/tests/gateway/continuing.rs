@@ -1,8 +1,10 @@
 //! Answers that go on with what the model has already said: the last message of a conversation is its own.
 
+use prima_node_agent::generation::FinishReason;
 use serde_json::{Value, json};
 
 use crate::apis::{TEMPLATE, accepted};
+use crate::client::post;
 use crate::server::{MODEL, Server, options, text};
 
 fn said(content: &str) -> Value {
@@ -71,5 +73,30 @@ async fn templates_that_cannot_end_within_an_answer_begin_one() {
         let body = json!({"messages": said("x")});
         let found = accepted(&mut server, "/v1/chat/completions", &body).await;
         assert_eq!(found.prompt(), prompt);
+    }
+}
+
+/// A thought that the request began goes on as one.
+#[tokio::test]
+async fn a_thought_goes_on_as_a_thought() {
+    let template = "{% for message in messages %}{{ message.role }}: {{ message.content }}|{% endfor %}assistant: {# <think></think> #}";
+    let mut server = server(template).await;
+    let address = server.address;
+    for (begun, reasoning, content) in [
+        ("<think>x", json!("y"), "z"),
+        ("<think>w</think>x", json!(null), "y</think>z"),
+    ] {
+        let body = json!({"messages": said(begun)});
+        let asking = tokio::spawn(async move {
+            let reply = post("/v1/chat/completions", &body).send(address).await;
+            reply.json().await
+        });
+        let accepted = server.accept().await;
+        accepted.token(0, "y</think>z").await;
+        accepted.finish(0, FinishReason::Stop, "").await;
+        accepted.usage(1, 1).await;
+        let message = asking.await.unwrap()["choices"][0]["message"].clone();
+        assert_eq!(message["content"], content, "{begun}");
+        assert_eq!(message["reasoning_content"], reasoning, "{begun}");
     }
 }

@@ -5,9 +5,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use prima_node_agent::generation::{FinishReason, GenerationError};
 use serde_json::json;
 use sha2::{Digest, Sha256};
+use tokio::sync::watch;
 
 use crate::client::{get, post};
 use crate::server::{MODEL, Server};
+
+/// Its last word was that it is ready.
+#[tokio::test]
+async fn a_ring_whose_decoding_has_ended_is_not_ready() {
+    let mut server = Server::start().await;
+    let status = async |address| get("/health").send(address).await.status;
+    assert_eq!(status(server.address).await, 200);
+    let last = server.status.borrow().clone();
+    server.status = watch::channel(last).0;
+    assert_eq!(status(server.address).await, 503);
+    let asked = post("/v1/completions", &json!({"prompt": "a"}));
+    let reply = asked.send(server.address).await;
+    assert_eq!(reply.status, 503);
+    assert!(reply.text().await.contains("its decoding has ended"));
+}
 
 #[tokio::test]
 async fn the_model_is_listed_under_its_name() {

@@ -1,5 +1,6 @@
 //! What never comes home: a frame that a link loses, the release of a session, and a model that cannot be computed.
 
+use std::fs::OpenOptions;
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -97,6 +98,33 @@ async fn a_member_with_another_model_fails_the_warm_up() {
         matches!(refused, Some(SubmitError::NotReady { .. })),
         "{refused:?}"
     );
+}
+
+/// It is started again by whoever runs it, and opens the file anew.
+#[tokio::test]
+async fn a_member_whose_file_was_cut_ends_and_says_so() {
+    let (file, other) = (ModelFile::made_up(), ModelFile::made_up());
+    let mut planned = plan(&file.path, file.layers(), 2, &[2, 5]);
+    let plan = Arc::new(planned.plan);
+    let (second, first) = (planned.listeners.pop(), planned.listeners.pop());
+    let mut members = vec![
+        member(&file.model, &plan, 0, first.unwrap()),
+        member(&other.model, &plan, 1, second.unwrap()),
+    ];
+    let client = members[0].take_client().unwrap();
+    let served = Served::over(Ring { members, plan }, client, &file.model);
+    served.ready().await;
+    let cut = OpenOptions::new().write(true).open(&other.path).unwrap();
+    cut.set_len(4096).unwrap();
+
+    let answer = served.generate(request(&tokens(10), 5)).await;
+    assert!(answer.error.is_some(), "{answer:?}");
+    let ended = in_time(served.ring.members[1].ended()).await;
+    let why = prima_crds::error_chain(&*ended);
+    assert!(why.contains(&other.path.display().to_string()), "{why}");
+    let mut status = served.generator.status();
+    let broken = status.wait_for(|status| status.readiness != Readiness::Ready);
+    in_time(broken).await.unwrap();
 }
 
 impl Served {

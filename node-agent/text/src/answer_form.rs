@@ -105,6 +105,15 @@ impl AnswerForm {
         }
     }
 
+    /// How the rest of an answer that begins like this stands to reasoning.
+    pub fn reasoning_within(&self, begun: &str) -> Reasoning {
+        let last = |mark: &str| begun.rfind(mark);
+        match self.reasoning {
+            Some(marks) if last(marks.open) > last(marks.close) => Reasoning::Open,
+            _ => Reasoning::Closed,
+        }
+    }
+
     /// The marks of an answer that are tokens of structure, those of calls only where there are `calls`.
     pub fn control_tokens(&self, calls: bool, tokenizer: &Tokenizer) -> Vec<u32> {
         let mut marks = Vec::new();

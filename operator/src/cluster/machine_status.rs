@@ -55,6 +55,11 @@ fn due(machine: &Machine) -> Option<Condition> {
             "Excluded",
             "its agent runs, and its owner leaves it out of all rings (spec.exclude)",
         ),
+        AgentState::Alive { .. } if machine.cordoned => (
+            true,
+            "Cordoned",
+            "its agent runs, and its Node is cordoned, so it is left out of all rings",
+        ),
         AgentState::Alive { .. } => (true, "AgentRuns", "its agent runs"),
         AgentState::Silent => (
             false,
@@ -135,6 +140,11 @@ mod tests {
             profile(desk).spec.exclude = true;
         });
         assert_eq!(excluded.as_deref(), Some("True Excluded"));
+        let cordoned = due_after(|desk| {
+            knows(desk);
+            desk.cordoned = true;
+        });
+        assert_eq!(cordoned.as_deref(), Some("True Cordoned"));
     }
 
     #[test]

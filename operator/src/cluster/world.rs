@@ -1,7 +1,7 @@
 //! What the operator knows of the cluster without asking: watched NodeProfiles, RingPlans, Nodes and the agents' Leases. Decides
 //! when an agent counts as gone. Reconciling reads from here and never lists.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -45,6 +45,8 @@ pub struct Stores {
     pub services: Store<Service>,
     pub slices: Store<EndpointSlice>,
     nodes: Store<PartialObjectMeta<Node>>,
+    /// Those of them that are to get no new work.
+    cordoned: Store<PartialObjectMeta<Node>>,
     agents: Arc<Mutex<Agents>>,
     leases: Store<Lease>,
     /// Plans that were written a moment ago, which the watch may not have shown yet.
@@ -60,6 +62,8 @@ pub struct Machine {
     /// Why the profile lacks what its agent wrote: its version is one that this operator cannot read.
     pub unreadable: Option<String>,
     pub labels: BTreeMap<String, String>,
+    /// `kubectl cordon`, and so `kubectl drain`: its Node is to get no new work.
+    pub cordoned: bool,
     pub agent: AgentState,
 }
 
@@ -231,6 +235,19 @@ impl Stores {
             Api::<PartialObjectMeta<Node>>::all(client.clone()),
             all(),
         ));
+        let (cordoned, cordon_changes) = watched(watcher::watcher(
+            Api::<PartialObjectMeta<Node>>::all(client.clone()),
+            all().fields("spec.unschedulable=true"),
+        ));
+        // A kubelet touches its Node all the time.
+        let mut known: HashSet<String> = HashSet::new();
+        let cordons = cordoned.clone();
+        let cordon_changes = cordon_changes.filter_map(move |_| {
+            let now: HashSet<String> = cordons.state().iter().map(|node| node.name_any()).collect();
+            let changed = known != now;
+            known = now;
+            future::ready(changed.then_some(()))
+        });
         let leases = Api::<Lease>::namespaced(client.clone(), agent_namespace);
         let agents = Arc::new(Mutex::new(Agents::new(Instant::now())));
         let seeing = agents.clone();
@@ -272,6 +289,7 @@ impl Stores {
         let mut changes = futures::stream::select_all([
             profile_changes.map(|_: NodeProfile| ()).boxed(),
             relabelled.boxed(),
+            cordon_changes.boxed(),
             heard.boxed(),
             looked.boxed(),
         ]);
@@ -291,6 +309,7 @@ impl Stores {
             services,
             slices,
             nodes,
+            cordoned,
             agents,
             leases,
             written: Mutex::default(),
@@ -309,6 +328,7 @@ impl Stores {
         let deadline = tokio::time::Instant::now() + READY_LIMIT;
         listed("NodeProfiles", &self.profiles, deadline).await?;
         listed("Nodes", &self.nodes, deadline).await?;
+        listed("Nodes", &self.cordoned, deadline).await?;
         listed("Leases", &self.leases, deadline).await
     }
 
@@ -344,6 +364,12 @@ impl Stores {
                 machines.entry(node.to_owned()).or_default();
             }
         }
+        let cordoned: HashSet<String> = self
+            .cordoned
+            .state()
+            .into_iter()
+            .map(|node| node.name_any())
+            .collect();
         let agents = lock(&self.agents);
         let unreadable = lock(&self.unreadable);
         machines
@@ -351,6 +377,7 @@ impl Stores {
             .map(|(name, profile)| Machine {
                 unreadable: unreadable.get(&name).cloned(),
                 labels: labels.get(&name).cloned().unwrap_or_default(),
+                cordoned: cordoned.contains(&name),
                 agent: agents.state(&name, now),
                 profile,
                 name,

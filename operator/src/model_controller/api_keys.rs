@@ -37,7 +37,7 @@ const CONCURRENCY: usize = 8;
 /// The keys in the Secret that the Model names.
 ///
 /// # Errors
-/// If the API server does not answer.
+/// If the API server does not answer, or there are too many.
 pub async fn read(model: &Model, client: &Client) -> Result<KnownApiKeys, ControllerError> {
     let Some(reference) = &model.spec.api_key_secret_ref else {
         return Ok(KnownApiKeys::NotAsked);
@@ -78,12 +78,11 @@ pub async fn read(model: &Model, client: &Client) -> Result<KnownApiKeys, Contro
     match (sha256.len(), &reference.key) {
         (0, Some(key)) => missing(format!("the Secret {name} has nothing at key {key}")),
         (0, None) => missing(format!("the Secret {name} has no entry with an API key")),
-        (count, _) if count > MAX_API_KEYS => missing(format!(
-            "the Secret {name} has {count} entries, and a Model can have {MAX_API_KEYS} API keys"
-        )),
+        // Those that there were go on counting.
+        (count, _) if count > MAX_API_KEYS => Err(ControllerError::ApiKeys { name, count }),
         _ => Ok(KnownApiKeys::Known(ApiKeys {
             sha256,
-            ..none(model)
+            ..empty_list(model)
         })),
     }
 }
@@ -99,7 +98,7 @@ fn digests(salt: &str, entries: &BTreeMap<String, ByteString>) -> BTreeMap<Strin
 }
 
 /// The Model's list of keys, with none on it.
-fn none(model: &Model) -> ApiKeys {
+fn empty_list(model: &Model) -> ApiKeys {
     ApiKeys {
         salt: model.uid().unwrap_or_default(),
         limits: model.spec.api_key_limits.unwrap_or_default(),
@@ -141,7 +140,7 @@ async fn refresh(model: &Model, context: &Context) -> Result<(), ControllerError
         KnownApiKeys::NotAsked => return Ok(()),
         KnownApiKeys::Known(keys) => keys,
         // Nobody is let in, and the change of the plan has the Model looked at.
-        KnownApiKeys::Missing(_) => none(model),
+        KnownApiKeys::Missing(_) => empty_list(model),
     };
     let keys = keys.to_json();
     for plan in plans {

@@ -53,7 +53,9 @@ pub async fn apply(
     let writer = Writer::new(model, context)?;
     let mut plans = world.plans.clone();
     match &decision.kind {
-        DecisionKind::Released { .. } => writer.delete(&mut plans, |_| true).await?,
+        DecisionKind::Released { .. } => {
+            writer.release(&mut plans, written).await?;
+        }
         DecisionKind::Impossible { .. } | DecisionKind::Keep(_) | DecisionKind::Ask(_) => {}
         DecisionKind::New {
             spec,
@@ -61,7 +63,7 @@ pub async fn apply(
             why,
         } => {
             if *retire_first {
-                writer.delete(&mut plans, |_| true).await?;
+                writer.release(&mut plans, written).await?;
             }
             let name = format!("{}-{}", model.name_any(), spec.generation);
             let mut plan = RingPlan::new(&name, spec.as_ref().clone());
@@ -194,6 +196,18 @@ impl<'a> Writer<'a> {
                 what: format!("{} {}/{name}", K::kind(&()), self.namespace),
                 source: Box::new(source),
             })
+    }
+
+    /// Ends all rings. Clients are sent nowhere before, so that none comes to a ring that ends.
+    async fn release(
+        &self,
+        plans: &mut Vec<Arc<RingPlan>>,
+        written: &mut Written,
+    ) -> Result<(), ControllerError> {
+        if !plans.is_empty() {
+            self.endpoint(None, written).await?;
+        }
+        self.delete(plans, |_| true).await
     }
 
     /// Deletes the plans that `gone` picks, and takes them out of the list.

@@ -158,6 +158,9 @@ fn usable<'a>(
             "its owner excludes it (NodeProfile spec.exclude)".to_owned()
         ));
     }
+    if machine.cordoned {
+        return Err(out("its Node is cordoned (kubectl uncordon)".to_owned()));
+    }
     let mut wanted = model.spec.node_selector.iter();
     if let Some((key, value)) = wanted.find(|&(key, value)| machine.labels.get(key) != Some(value))
     {

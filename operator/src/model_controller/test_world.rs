@@ -114,6 +114,7 @@ pub fn machine(name: &str) -> Machine {
         profile: Some(Arc::new(profile)),
         unreadable: None,
         labels: BTreeMap::new(),
+        cordoned: false,
         agent: known_for(1000),
     }
 }
