@@ -257,8 +257,6 @@ enum Phase {
         session: SessionId,
     },
     Ready,
-    /// The warm-up failed: the model cannot be computed.
-    Failed,
 }
 
 struct Request {

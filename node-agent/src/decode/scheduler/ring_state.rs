@@ -7,6 +7,8 @@ use crate::generation::{GenerationError, Readiness};
 use crate::ring::{Output, SessionId};
 
 pub(super) const PROBE_INTERVAL: Duration = Duration::from_millis(200);
+/// From a warm-up that failed to the next: what was lacking may come back, a disk or memory.
+const FAILED_PAUSE: Duration = Duration::from_secs(5);
 /// Frames may take so many times as long as the plan says, or as others took lately, when their machines have other work to do.
 const PATIENCE: u32 = 4;
 /// More frames than can overtake one that waits for its window.
@@ -32,7 +34,10 @@ impl Scheduler {
         self.ledger.begin(session);
         self.actions.push(Action::Create { session });
         self.phase = Phase::WarmingUp { session };
-        self.readiness = Readiness::Loading("the first token goes round the ring".into());
+        // Why it failed before stands until it does not.
+        if !matches!(self.readiness, Readiness::Failed(_)) {
+            self.readiness = Readiness::Loading("the first token goes round the ring".into());
+        }
         let token = vec![self.limits.warm_up];
         // Nobody's token, but its logits are wanted: the output head must work, too.
         let expected = self.expected(1, false);
@@ -49,9 +54,12 @@ impl Scheduler {
     pub(super) fn refused(&mut self, session: SessionId, reason: String, now: Instant) {
         if matches!(self.phase, Phase::WarmingUp { session: warm } if warm == session) {
             tracing::error!(reason, "the ring cannot compute the model");
-            self.flights.remove(&session);
-            self.phase = Phase::Failed;
+            self.release(session, now);
             self.readiness = Readiness::Failed(reason);
+            self.phase = Phase::Probing {
+                first_nonce: self.last_nonce + 1,
+                asked: Some(now + FAILED_PAUSE),
+            };
         } else if let Some(&(request, _)) = self.running.get(&session) {
             self.fail(request, GenerationError::Refused { reason }, now);
         } else if self.kept.contains(session) {

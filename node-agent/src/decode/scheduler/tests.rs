@@ -347,6 +347,38 @@ fn any_probe_that_is_under_way_shows_that_the_ring_is_whole() {
     assert_eq!(*world.scheduler.readiness(), Readiness::Ready);
 }
 
+/// What was lacking, a disk or memory, may be there again.
+#[test]
+fn a_warm_up_that_failed_is_tried_again() {
+    let mut world = World::new(SMALL);
+    world.ring.clear();
+    let lost = Event::Lost {
+        rank: 0,
+        cause: "gone".into(),
+    };
+    world.tell(lost, &[]);
+    world.ticks_after(1);
+    let nonce = world.nonce.take().expect("a probe");
+    world.tell(Event::Whole { nonce }, &[]);
+    let session = world.ring.flying()[0];
+    let reason = "no disk".to_owned();
+    let failed = Readiness::Failed(reason.clone());
+    world.tell(Event::Refused { session, reason }, &[]);
+    assert_eq!(*world.scheduler.readiness(), failed);
+    world.run();
+    world.ticks_after(1);
+    assert_eq!(world.nonce, None);
+
+    world.ticks_after(5);
+    let nonce = world.nonce.take().expect("a probe");
+    world.tell(Event::Whole { nonce }, &[]);
+    // Until a token went round.
+    assert_eq!(*world.scheduler.readiness(), failed);
+    world.run();
+    assert_eq!(*world.scheduler.readiness(), Readiness::Ready);
+    world.is_quiet();
+}
+
 /// Steps until the first token of this request.
 fn steps_to_first_token(world: &mut World, request: RequestId) -> usize {
     let waits = |world: &World| {
