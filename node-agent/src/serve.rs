@@ -14,6 +14,7 @@ use prima_member_process::JOINED;
 use prima_text::{ChatTemplate, ChatTemplateError, RankTemplate, Tokenizer, TokenizerError};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use crate::api_key_file::{self, ApiKeyFileError};
 use crate::decode::{self, Decode, DecodeOptions, DraftModel, DraftModelError, DraftThread};
@@ -126,6 +127,7 @@ pub enum ServeError {
 /// How long running requests may take to finish when the process is asked to end.
 const DRAIN_LIMIT: Duration = Duration::from_secs(30);
 const DRAIN_INTERVAL: Duration = Duration::from_millis(50);
+const LAST_WORD: Duration = Duration::from_secs(1);
 /// Without a pass for this long, nothing runs that could end within the limit.
 const QUIET: Duration = Duration::from_secs(5);
 /// Requests on their way from the gateway to `decode`, which answers each at once.
@@ -226,7 +228,11 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
         biased;
         // Decoding ends with its member.
         error = member.ended() => return Err(ServeError::Member(error)),
-        error = ended_unasked(&mut decoding) => return Err(error),
+        error = ended_unasked(&mut decoding) => {
+            // A member that ends says why a moment later.
+            let member = timeout(LAST_WORD, member.ended()).await;
+            return Err(member.map_or(error, ServeError::Member));
+        }
         error = Front::failed(&mut front) => return Err(error),
         () = stop.received() => {}
     }

@@ -27,7 +27,6 @@ use kube::runtime::events::{EventType, Recorder};
 use kube::runtime::reflector::Store;
 use kube::{Client, Resource, ResourceExt};
 use prima_crds::error_chain;
-use prima_crds::v1alpha1::api_keys::MAX_API_KEYS;
 use prima_crds::v1alpha1::model::Model;
 
 use crate::cluster::metrics::Metrics;
@@ -90,10 +89,6 @@ pub enum ControllerError {
         #[source]
         source: Box<kube::Error>,
     },
-    #[error(
-        "the Secret {name} has {count} entries, and a Model can have {MAX_API_KEYS} API keys; its keys stay as they were"
-    )]
-    ApiKeys { name: String, count: usize },
     #[error("cannot read {what}")]
     Read {
         what: String,

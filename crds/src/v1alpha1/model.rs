@@ -74,8 +74,8 @@ pub struct ModelSpec {
     /// Number format of the KV cache. Q8_0 takes 53 % of the memory of F16, and changes results a little.
     #[serde(default, skip_serializing_if = "KvDtype::is_f16")]
     pub kv_dtype: KvDtype,
-    /// The API keys of which clients have to send one (`Authorization: Bearer ...`): the entries of a Secret in the Model's namespace, 64 at
-    /// most. What changes there counts within seconds. Default: none is asked for.
+    /// The API keys of which clients have to send one (`Authorization: Bearer ...`): the entries of a Secret in the Model's namespace, the
+    /// first 64 by name. What changes there counts within seconds. Default: none is asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key_secret_ref: Option<SecretKeyRef>,
     /// What each API key may use. Default: no limit.
@@ -160,7 +160,8 @@ pub struct SecretKeyRef {
 #[serde(rename_all = "camelCase")]
 pub struct ApiKeyLimits {
     /// Tokens that the ring computes for the key in a minute, on average: those of prompts, as far as they were not kept from earlier
-    /// requests, and of answers. A key that has used more is refused for as long as that lasts.
+    /// requests, and of answers. Of a request that is cut off, the whole prompt counts. A key that has used more is refused for as long as
+    /// that lasts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub tokens_per_minute: Option<i32>,

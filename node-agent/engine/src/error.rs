@@ -144,8 +144,8 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// Whether nothing more can be computed with the weights as they were opened.
+    /// Whether nothing more can be computed with the file as it was opened. A read that failed may work the next time.
     pub fn is_lasting(&self) -> bool {
-        matches!(self, Self::Damaged { .. } | Self::ReadWeights { .. })
+        matches!(self, Self::Damaged { .. })
     }
 }

@@ -107,7 +107,7 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(120);
 /// A member that ran this long starts again with a short backoff.
 const STEADY: Duration = Duration::from_secs(600);
-/// After a Service leads elsewhere, its nodes take a moment to know it: until then a member that is to end takes what comes.
+/// After an agent has said that it ends, operator and nodes take a moment to send clients elsewhere: until then a ring takes what comes.
 const MOVING: Duration = Duration::from_secs(2);
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -170,6 +170,9 @@ pub async fn run(machine: Arc<Agent>, plan: PlanOnMachine, end: oneshot::Receive
         let status = member.status(&Observed::Ending);
         if let Ok(Err(problem)) = timeout(api::DEADLINE, writer.write(status)).await {
             tracing::warn!(plan = %member.plan.key, problem, "cannot write the member's status");
+        }
+        if member.process.is_some() {
+            sleep(MOVING).await;
         }
     }
     member.end().await;
@@ -348,11 +351,9 @@ impl Member {
         (serves && spec.api_key_required).then(|| self.machine.plans_folder.join(file))
     }
 
-    /// Ends the process, a moment after clients are sent elsewhere.
     async fn end(self) {
         let files = [Some(self.plan_file()), self.api_key_file()];
         if let Some(process) = self.process {
-            sleep(MOVING).await;
             process.end().await;
         }
         // There is none where the member never started.

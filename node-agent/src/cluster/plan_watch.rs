@@ -73,6 +73,8 @@ struct Members {
 /// What a member hears after its start.
 struct Running {
     end: oneshot::Sender<End>,
+    /// The annotation as it was read last.
+    said: Option<String>,
     api_keys: watch::Sender<ApiKeys>,
 }
 
@@ -82,14 +84,13 @@ impl Members {
         if plan.metadata.deletion_timestamp.is_some() {
             return self.end(End::PlanGone, |running| *running == uid);
         }
-        if let Some(running) = self.running.get(&uid) {
+        if let Some(running) = self.running.get_mut(&uid) {
             // All that may change of a plan.
-            let now = api_keys(plan);
-            running.api_keys.send_if_modified(|known| {
-                let changed = *known != now;
-                *known = now;
-                changed
-            });
+            let said = plan.annotations().get(API_KEYS).cloned();
+            if running.said != said {
+                running.said = said;
+                running.api_keys.send_replace(api_keys(plan));
+            }
             return;
         }
         let spec = plan.data.get("spec").unwrap_or(&Value::Null);
@@ -113,6 +114,7 @@ impl Members {
         let (tell, told) = watch::channel(api_keys(plan));
         let running = Running {
             end,
+            said: plan.annotations().get(API_KEYS).cloned(),
             api_keys: tell,
         };
         self.running.insert(uid, running);

@@ -18,8 +18,9 @@ use super::{Gateway, ModelText};
 
 /// Texts of one batch that the ring has at a time.
 const AT_ONCE: usize = 4;
-/// How long a text that found the ring full, or its key's limit used up, waits before it asks again, at most: its batch's others are being
-/// computed.
+/// How long a text waits until its key may use more; its batch is refused where that takes longer.
+const WORTH_WAITING: Duration = Duration::from_secs(30);
+/// How long a text that found the ring full waits before it asks again, at most: its batch's others are being computed.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
 /// The tokens of text `number` of the field `field`, at most `limit`; `whole`: with those that begin and end a text.
@@ -87,8 +88,10 @@ async fn answer(
     if let Some(account) = account {
         while let Err(error) = account.admit(Instant::now()) {
             match error {
-                ApiError::KeyLimit { retry_after, .. } if patient => {
-                    sleep(retry_after.min(LONGEST_WAIT)).await;
+                ApiError::KeyLimit { retry_after, .. }
+                    if patient && retry_after <= WORTH_WAITING =>
+                {
+                    sleep(retry_after).await;
                 }
                 error => return Err(error),
             }
@@ -129,7 +132,7 @@ async fn answer(
                 metrics.pooled(usage.prompt_tokens);
                 metrics.cached_tokens(usage.cached_tokens);
                 if let Some(account) = account {
-                    account.not_computed(usage.cached_tokens);
+                    account.kept(usage.cached_tokens);
                     account.answered(begun.elapsed());
                 }
                 let answer = answer.ok_or_else(in_flight::abandoned)?;

@@ -216,7 +216,7 @@ impl InFlight {
                     self.usage.cached_tokens += usage.cached_tokens;
                     self.gateway.0.metrics.cached_tokens(usage.cached_tokens);
                     if let Some(account) = &self.account {
-                        account.not_computed(usage.cached_tokens);
+                        account.kept(usage.cached_tokens);
                     }
                     self.usage.completion_tokens += usage.completion_tokens;
                     self.usage.drafts.drafted += usage.drafts.drafted;
@@ -412,8 +412,6 @@ impl Drop for InFlight {
         self.note_open_choices(ChoiceOutcome::Cancelled);
         if let Some(account) = &self.account {
             account.answered(self.started.elapsed());
-            let waiting = self.prompts.iter().filter(|prompt| !prompt.computed);
-            account.not_computed(waiting.map(|prompt| prompt.tokens).sum());
         }
     }
 }

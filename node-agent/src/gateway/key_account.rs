@@ -44,7 +44,7 @@ struct Budget {
 
 const MINUTE: f64 = 60.0;
 
-/// Names of keys without a name begin so; no entry of a Secret does.
+/// Keys of the command line and the plan are named `#1`, `#2`, ...; no entry of a Secret is.
 pub const FIXED: char = '#';
 
 impl KeyAccounts {
@@ -126,14 +126,14 @@ impl KeyAccount {
         }
     }
 
-    /// A prompt was submitted, which is computed whole unless [`KeyAccount::not_computed`] takes some back.
+    /// A prompt was submitted, which is computed whole unless [`KeyAccount::kept`] takes some back.
     pub fn prompt(&self, tokens: usize) {
         self.prompt_tokens.fetch_add(tokens as u64, Relaxed);
         self.budget().used += tokens as f64;
     }
 
-    /// So many of its prompt's tokens are not computed: they had been for an earlier request, or it ended before.
-    pub fn not_computed(&self, tokens: usize) {
+    /// So many of its prompt's tokens had been computed for an earlier request.
+    pub fn kept(&self, tokens: usize) {
         let mut budget = self.budget();
         budget.used = (budget.used - tokens as f64).max(0.0);
     }
@@ -218,7 +218,7 @@ mod tests {
         let wait = retry_after(&account, at(1)).expect("a refusal");
         assert!((wait - 599.1).abs() < 0.2, "{wait}");
         // Unless it had been computed before.
-        account.not_computed(6_000);
+        account.kept(6_000);
         assert_eq!(retry_after(&account, at(1)), None);
     }
 

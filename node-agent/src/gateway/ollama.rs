@@ -290,7 +290,8 @@ fn within_context(text: &ModelText, mut chat: Map<String, Value>) -> Map<String,
         .filter(|number| is("user", *number))
         .collect();
     let first = turns.partition_point(|turn| exceeds(&from(*turn)));
-    from(turns.get(first).copied().unwrap_or(oldest))
+    // If not even the last turn fits, the whole is refused as it was.
+    from(turns.get(first).copied().unwrap_or(0))
 }
 
 fn as_chat(fields: &Fields<'_>, messages: Value) -> Result<Map<String, Value>, ApiError> {

@@ -254,9 +254,9 @@ async fn a_key_that_used_its_tokens_waits_and_others_do_not() {
     }
 }
 
-/// Vectors are charged, too; of what is cut off before it is computed, nothing is.
+/// Vectors are charged, too.
 #[tokio::test]
-async fn a_limit_counts_what_is_computed() {
+async fn a_limit_counts_whatever_is_computed() {
     let (_tell, told) = watch::channel(named(&[("alice", "abc")], Some(10)));
     let options = GatewayOptions {
         named_api_keys: Some(told),
@@ -267,10 +267,6 @@ async fn a_limit_counts_what_is_computed() {
     let ask =
         |route: &'static str, body| tokio::spawn(with_key(post(route, &body), "abc").send(address));
     let long = "a".repeat(40);
-    let cut_off = ask("/v1/completions", json!({"prompt": long, "stream": true}));
-    let accepted = server.accept().await;
-    cut_off.abort();
-    accepted.cancelled().await;
     let vector = ask("/v1/embeddings", json!({"input": long}));
     server.accept().await.embedding(&[1.0]).await;
     assert_eq!(vector.await.unwrap().status, 200);

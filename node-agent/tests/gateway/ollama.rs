@@ -192,8 +192,10 @@ async fn the_oldest_turns_of_a_long_conversation_are_left_out() {
         assert_eq!(signs.into_iter().collect::<String>(), kept, "{last}");
     }
     // A last turn that is too long stays an error.
-    let reply = post("/api/chat", &conversation(CONTEXT));
-    assert_eq!(reply.send(server.address).await.status, 400);
+    for last in [CONTEXT, 100 * CONTEXT] {
+        let reply = post("/api/chat", &conversation(last)).send(server.address);
+        assert_eq!(reply.await.status, 400, "{last}");
+    }
 }
 
 #[tokio::test]

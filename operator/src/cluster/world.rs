@@ -239,10 +239,10 @@ impl Stores {
             Api::<PartialObjectMeta<Node>>::all(client.clone()),
             all().fields("spec.unschedulable=true"),
         ));
-        // A kubelet touches its Node all the time.
+        // Looked at once in a while: a list that comes anew names what is there, and not what has gone.
         let mut known: HashSet<String> = HashSet::new();
         let cordons = cordoned.clone();
-        let cordon_changes = cordon_changes.filter_map(move |_| {
+        let cordons = IntervalStream::new(tokio::time::interval(LOOK)).filter_map(move |_| {
             let now: HashSet<String> = cordons.state().iter().map(|node| node.name_any()).collect();
             let changed = known != now;
             known = now;
@@ -289,7 +289,8 @@ impl Stores {
         let mut changes = futures::stream::select_all([
             profile_changes.map(|_: NodeProfile| ()).boxed(),
             relabelled.boxed(),
-            cordon_changes.boxed(),
+            cordon_changes.filter_map(|_| future::ready(None)).boxed(),
+            cordons.boxed(),
             heard.boxed(),
             looked.boxed(),
         ]);

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
@@ -14,11 +15,13 @@ use kube::api::{DeleteParams, ObjectMeta, Patch, PatchParams};
 use kube::runtime::events::EventType;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Resource, ResourceExt};
+use prima_crds::error_chain;
 use prima_crds::v1alpha1::api_keys::API_KEYS;
 use prima_crds::v1alpha1::model::Model;
 use prima_crds::v1alpha1::ring_plan::{MemberState, RingPlan};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::time::sleep;
 
 use super::api_keys::KnownApiKeys;
 use super::decide::{Decision, DecisionKind};
@@ -31,6 +34,8 @@ pub const OURS: &str = "app.kubernetes.io/managed-by=prima-operator";
 pub const MANAGER: &str = "prima-operator";
 const MODEL_LABEL: &str = "prima.dev/model";
 const PORT_NAME: &str = "http";
+/// After a Service leads elsewhere, the cluster's nodes take a moment to know it: until then a ring takes what comes.
+const MOVING: Duration = Duration::from_secs(2);
 
 /// The Model's rings as they are.
 pub struct Ring {
@@ -97,12 +102,14 @@ pub async fn apply(
                 spare.map(|plan| plan.spec.generation)
             }
         };
-        writer
-            .delete(&mut plans, |plan| {
-                let generation = plan.spec.generation;
-                generation < newest && Some(generation) != spare
-            })
-            .await?;
+        let gone = |plan: &RingPlan| {
+            let generation = plan.spec.generation;
+            generation < newest && Some(generation) != spare
+        };
+        if plans.iter().any(|plan| gone(plan)) {
+            sleep(MOVING).await;
+        }
+        writer.delete(&mut plans, gone).await?;
     }
     Ok(Ring { newest, serving })
 }
@@ -205,7 +212,11 @@ impl<'a> Writer<'a> {
         written: &mut Written,
     ) -> Result<(), ControllerError> {
         if !plans.is_empty() {
-            self.endpoint(None, written).await?;
+            // Said again where the Service is written next; a ring ends whatever becomes of it.
+            if let Err(error) = self.endpoint(None, written).await {
+                tracing::warn!(problem = error_chain(&error), "clients are not sent away");
+            }
+            sleep(MOVING).await;
         }
         self.delete(plans, |_| true).await
     }

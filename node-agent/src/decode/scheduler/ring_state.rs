@@ -53,9 +53,12 @@ impl Scheduler {
 
     pub(super) fn refused(&mut self, session: SessionId, reason: String, now: Instant) {
         if matches!(self.phase, Phase::WarmingUp { session: warm } if warm == session) {
-            tracing::error!(reason, "the ring cannot compute the model");
+            let failed = Readiness::Failed(reason);
+            if self.readiness != failed {
+                tracing::error!(why = ?failed, "the ring cannot compute the model; trying again");
+            }
             self.release(session, now);
-            self.readiness = Readiness::Failed(reason);
+            self.readiness = failed;
             self.phase = Phase::Probing {
                 first_nonce: self.last_nonce + 1,
                 asked: Some(now + FAILED_PAUSE),
