@@ -124,7 +124,8 @@ fn thinking_budget(fields: &Fields<'_>) -> Result<Option<(&'static str, usize)>,
             return Ok(usize::try_from(tokens).ok().map(|tokens| (field, tokens)));
         }
     }
-    Ok(None)
+    let effort = fields.string("reasoning_effort")?;
+    Ok((effort == Some("none")).then_some(("reasoning_effort", 0)))
 }
 
 /// What the answer has to look like: its calls by the tools' schemas, and what else was asked for.
@@ -148,6 +149,11 @@ fn constraint(
             grammar: Grammar::JsonSchema(schema),
             ..
         }) if tools.calls == Calls::Allowed => Some(schema),
+        // Of an answer that is a call, the form is the tool's.
+        Some(grammar::AskedForm {
+            grammar: Grammar::JsonSchema(_),
+            ..
+        }) => None,
         Some(asked) => {
             return Err(ApiError::invalid(
                 asked.field,

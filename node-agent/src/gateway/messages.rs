@@ -187,9 +187,12 @@ fn as_chat(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
             "chat_template_kwargs".into(),
             json!({ "enable_thinking": enabled }),
         );
-        if enabled && let Some(tokens) = thinking.integer("budget_tokens", 0..=i64::MAX)? {
-            chat.insert(chat::THINKING_BUDGET.into(), tokens.into());
-        }
+        let budget = match enabled {
+            true => thinking.integer("budget_tokens", 0..=i64::MAX)?,
+            // Also where the template knows no such word.
+            false => Some(0),
+        };
+        chat.extend(budget.map(|tokens| (chat::THINKING_BUDGET.to_owned(), tokens.into())));
     }
     Ok(chat)
 }

@@ -367,6 +367,10 @@ impl Answer {
         if self.store {
             let mut messages = std::mem::take(&mut self.messages);
             for (number, item) in self.output.iter().enumerate() {
+                // A call that a limit cut off is none that could be gone on from.
+                if item["type"] == "function_call" && status == "incomplete" {
+                    continue;
+                }
                 // Ours are never wrong.
                 let _ = said(number, item, &mut messages);
             }

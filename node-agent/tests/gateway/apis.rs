@@ -510,7 +510,7 @@ async fn a_bound_on_thoughts_comes_from_every_api() {
         (
             messages,
             message(json!({"type": "disabled"})),
-            false,
+            true,
             "False|",
         ),
         (chatted, ollama(json!(false)), true, "False|"),
@@ -531,7 +531,7 @@ async fn a_bound_on_thoughts_comes_from_every_api() {
         (
             chats,
             chat("reasoning_effort", json!("none")),
-            false,
+            true,
             "False|none",
         ),
         (
@@ -616,18 +616,36 @@ async fn thoughts_go_back_as_blocks_where_templates_have_them_so() {
 
 #[tokio::test]
 async fn tools_are_told_in_words_where_no_form_is_known() {
-    let template = "{{ tools | tojson }}{% for message in messages %}{{ message.role }}: {{ message.content }}|{% endfor %}";
-    let mut server = Server::start_with(options(), Some(text(Some(template)))).await;
-    let body =
-        json!({"messages": question(), "tools": [{"type": "function", "function": {"name": "f"}}]});
-    let prompt = accepted(&mut server, "/v1/chat/completions", &body)
-        .await
-        .prompt();
-    assert!(
-        prompt.contains("system: You may call one or more functions"),
-        "{prompt}"
-    );
-    assert!(prompt.contains("<tool_call>"), "{prompt}");
+    let messages =
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}|{% endfor %}";
+    // The second is of DeepSeek's distilled models: it shows calls, and tells of no tools.
+    for told in [
+        "{{ tools | tojson }}",
+        "{# <\u{FF5C}tool\u{2581}sep\u{FF5C}> #}",
+    ] {
+        let template = format!("{told}{messages}");
+        let mut server = Server::start_with(options(), Some(text(Some(&template)))).await;
+        let tool = json!({"type": "function", "function": {"name": "f"}});
+        let body = json!({"messages": question(), "tools": [tool], "tool_choice": "required"});
+        let accepted = accepted(&mut server, "/v1/chat/completions", &body).await;
+        let prompt = accepted.prompt();
+        assert!(
+            prompt.contains("system: You may call one or more functions"),
+            "{prompt}"
+        );
+        assert!(prompt.contains("<tool_call>"), "{prompt}");
+        // It is held to what it is told.
+        let mut sampler = Sampler::new(SamplingParams::default()).unwrap();
+        sampler.constrain(accepted.request.constraint.clone());
+        let call = "<tool_call>\n{\"name\": \"f\"";
+        let tokens = text(None).tokenizer.encode(call, false, false).unwrap();
+        assert!(
+            tokens
+                .into_iter()
+                .all(|token| sampler.accept(token).is_ok()),
+            "{told}"
+        );
+    }
 }
 
 /// Tools that run at OpenAI's or Anthropic's.
@@ -762,6 +780,25 @@ async fn one_tool_that_cannot_be_held_frees_no_other() {
             "{error}"
         );
     }
+}
+
+/// Its arguments are held to the tool's schema; what the text would have to be does not matter.
+#[tokio::test]
+async fn a_call_that_must_come_needs_no_form_of_the_text() {
+    let mut server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
+    let form = json!({"type": "json_schema", "json_schema": {"schema": {"type": "array"}}});
+    let mut body = json!({"messages": question(), "tools": [tool()], "response_format": form});
+    body["tool_choice"] = "required".into();
+    let accepted = accepted(&mut server, "/v1/chat/completions", &body).await;
+    let mut sampler = Sampler::new(SamplingParams::default()).unwrap();
+    sampler.constrain(accepted.request.constraint.clone());
+    let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {";
+    let tokens = text(None).tokenizer.encode(call, false, false).unwrap();
+    assert!(
+        tokens
+            .into_iter()
+            .all(|token| sampler.accept(token).is_ok())
+    );
 }
 
 #[tokio::test]

@@ -100,3 +100,26 @@ async fn a_thought_goes_on_as_a_thought() {
         assert_eq!(message["reasoning_content"], reasoning, "{begun}");
     }
 }
+
+#[tokio::test]
+async fn a_response_goes_on_behind_a_call_that_was_cut_off() {
+    let mut server = server(TEMPLATE).await;
+    let address = server.address;
+    let tool = json!({"type": "function", "name": "f", "parameters": {"type": "object"}});
+    let body = json!({"input": "u", "tools": [tool]});
+    let asking = tokio::spawn(async move {
+        let reply = post("/v1/responses", &body).send(address).await;
+        reply.json().await
+    });
+    let cut_off = server.accept().await;
+    let call = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"b";
+    cut_off.token(0, call).await;
+    cut_off.finish(0, FinishReason::Length, "").await;
+    cut_off.usage(1, 1).await;
+    let response = asking.await.unwrap();
+    assert_eq!(response["status"], "incomplete");
+    assert_eq!(response["output"][0]["type"], "function_call");
+    let next = json!({"input": "w", "previous_response_id": response["id"]});
+    let prompt = accepted(&mut server, "/v1/responses", &next).await.prompt();
+    assert_eq!(prompt, "user: u|user: w|assistant: ");
+}

@@ -95,6 +95,14 @@ pub struct KeyMarks {
 }
 
 impl AnswerForm {
+    /// For a model that is told of tools in words: its calls have the form that the words say, whatever its template writes.
+    pub(crate) fn told_in_words(self) -> Self {
+        Self {
+            calls: HERMES,
+            ..self
+        }
+    }
+
     /// How the answer to `prompt` stands to reasoning.
     pub fn reasoning_after(&self, prompt: &str) -> Reasoning {
         let prompt = prompt.trim_end();

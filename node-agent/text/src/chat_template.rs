@@ -93,12 +93,17 @@ impl ChatTemplate {
         }
         let form = AnswerForm::of_template(tool_use.unwrap_or(default));
         let tells_of_tools = tool_use.is_some() || default.contains("tools");
+        // Calls in a form that nobody could read are of no use: such models are told of tools in words.
+        let tells_of_tools = tells_of_tools && form.calls_known;
+        let form = match tells_of_tools {
+            true => form,
+            false => form.told_in_words(),
+        };
         let mut template = Self {
             environment,
             has_tool_use: tool_use.is_some(),
             special_tokens,
-            // Calls in a form that nobody could read are of no use: such models are told of tools in words.
-            tells_of_tools: tells_of_tools && form.calls_known,
+            tells_of_tools,
             form,
             takes_objects: true,
             thinks_in_blocks: false,
