@@ -59,7 +59,7 @@ pub async fn apply(
     let mut plans = world.plans.clone();
     match &decision.kind {
         DecisionKind::Released { .. } => {
-            writer.release(&mut plans, written).await?;
+            writer.release(&mut plans, &world.machines, written).await?;
         }
         DecisionKind::Impossible { .. } | DecisionKind::Keep(_) | DecisionKind::Ask(_) => {}
         DecisionKind::New {
@@ -68,7 +68,7 @@ pub async fn apply(
             why,
         } => {
             if *retire_first {
-                writer.release(&mut plans, written).await?;
+                writer.release(&mut plans, &world.machines, written).await?;
             }
             let name = format!("{}-{}", model.name_any(), spec.generation);
             let mut plan = RingPlan::new(&name, spec.as_ref().clone());
@@ -106,12 +106,17 @@ pub async fn apply(
             let generation = plan.spec.generation;
             generation < newest && Some(generation) != spare
         };
-        if plans.iter().any(|plan| gone(plan)) {
-            sleep(MOVING).await;
-        }
+        clients_move(plans.iter().filter(|plan| gone(plan)), &world.machines).await;
         writer.delete(&mut plans, gone).await?;
     }
     Ok(Ring { newest, serving })
+}
+
+/// Gives clients the time to go elsewhere, if one of these rings may have some.
+async fn clients_move(mut ending: impl Iterator<Item = &Arc<RingPlan>>, machines: &[Machine]) {
+    if ending.any(|plan| answers(plan, machines)) {
+        sleep(MOVING).await;
+    }
 }
 
 /// Whether a token went round this ring, and all its machines are still there and have the addresses that the ring uses. The state alone
@@ -209,6 +214,7 @@ impl<'a> Writer<'a> {
     async fn release(
         &self,
         plans: &mut Vec<Arc<RingPlan>>,
+        machines: &[Machine],
         written: &mut Written,
     ) -> Result<(), ControllerError> {
         if !plans.is_empty() {
@@ -216,7 +222,7 @@ impl<'a> Writer<'a> {
             if let Err(error) = self.endpoint(None, written).await {
                 tracing::warn!(problem = error_chain(&error), "clients are not sent away");
             }
-            sleep(MOVING).await;
+            clients_move(plans.iter(), machines).await;
         }
         self.delete(plans, |_| true).await
     }
