@@ -203,6 +203,7 @@ struct Share<'a> {
     head_bytes: i64,
     gpu_head_bytes: i64,
     draft_bytes: i64,
+    logits_bytes: i64,
 }
 
 impl<'a> Share<'a> {
@@ -224,7 +225,10 @@ impl<'a> Share<'a> {
             (false, 0) => (output_bytes, 0),
             (false, _) => (0, 0),
         };
-        let draft_bytes = if rank == 0 { options.draft_bytes() } else { 0 };
+        let (draft_bytes, logits_bytes) = match rank {
+            0 => (options.draft_bytes(), options.logits_bytes(spec)),
+            _ => (0, 0),
+        };
         Self {
             member: &member.name,
             cpu_layers: layers - gpu_layers,
@@ -235,6 +239,7 @@ impl<'a> Share<'a> {
             head_bytes,
             gpu_head_bytes,
             draft_bytes,
+            logits_bytes,
         }
     }
 
@@ -285,11 +290,14 @@ fn memory(
         None => share.gpu_layers,
     };
     let kv = share.cpu_layers * share.kv_bytes + shared_gpu_layers * share.gpu_kv_bytes;
-    let stays = kv.saturating_add(share.draft_bytes);
+    let stays = kv
+        .saturating_add(share.draft_bytes)
+        .saturating_add(share.logits_bytes);
     let limit = node.spec.left_to_ring(status, spec);
-    let what = match share.draft_bytes {
-        0 => "the KV cache",
-        _ => "the KV cache and the draft model",
+    let what = match (share.logits_bytes, share.draft_bytes) {
+        (0, _) => "the KV cache",
+        (_, 0) => "the KV cache and logits",
+        _ => "the KV cache, logits and the draft model",
     };
     findings.extend(share.exceeds(what, stays, limit));
     if node.spec.disk_allowed == Some(false) {

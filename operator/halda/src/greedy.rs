@@ -110,7 +110,7 @@ fn fill(
     for &index in members {
         let device = &input.devices[index];
         let beside = match index == rank0 {
-            true => model.head_bytes + model.draft_bytes,
+            true => model.head_bytes + model.rank0_bytes,
             false => 0.0,
         };
         let memory = device.memory_bytes - model.buffer_bytes - beside;

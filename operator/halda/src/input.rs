@@ -10,7 +10,10 @@ use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfile, ModelProf
 use prima_crds::v1alpha1::node_profile::{
     GpuBackend, GpuMeasurements, NodeProfile, NodeProfileSpec, NodeProfileStatus, Os, Throughput,
 };
-use prima_crds::v1alpha1::ring_plan::{ActivationDtype, CHUNK_POSITIONS, GPU_HEAD_ROWS, KvDtype};
+use prima_crds::v1alpha1::ring_plan::{
+    ActivationDtype, CHUNK_POSITIONS, DEFAULT_CONCURRENT_REQUESTS, DRAFTED_ROWS, GPU_HEAD_ROWS,
+    KvDtype,
+};
 
 /// All that a plan depends on.
 #[derive(Clone, Debug)]
@@ -45,8 +48,8 @@ pub struct ModelSizes {
     /// Of these, the output head's weights. Where rank 0's GPU has them, it has room for the logits of some rows, too.
     pub output_bytes: f64,
     pub gpu_output_bytes: f64,
-    /// What a draft model takes at rank 0, all of which stays in memory.
-    pub draft_bytes: f64,
+    /// What rank 0 has besides, all of which stays in memory: the logits of rows that it waits for, and a draft model.
+    pub rank0_bytes: f64,
     /// Activations and the process itself, and what KV cache a member may have beyond the average.
     pub buffer_bytes: f64,
     /// As `layer_kv_bytes` and `buffer_bytes`, for layers on GPUs, where the KV cache is F16.
@@ -191,6 +194,16 @@ impl Options {
         let positions = self.context_tokens.saturating_mul(self.concurrent_requests);
         let draft = self.draft.as_ref();
         draft.map_or(0, |draft| draft.whole_bytes(positions as i64))
+    }
+
+    /// The logits that rank 0 holds at a time, in bytes: of all rows of drafts, and of a row of each sequence.
+    pub fn logits_bytes(&self, spec: &ModelProfileSpec) -> i64 {
+        let sequences = self
+            .concurrent_requests
+            .max(DEFAULT_CONCURRENT_REQUESTS as usize);
+        let rows = DRAFTED_ROWS.saturating_add(sequences) as i64;
+        let row = i64::from(spec.vocabulary_size) * size_of::<f32>() as i64;
+        rows.saturating_mul(row)
     }
 }
 
@@ -414,7 +427,7 @@ fn planned_model(model: &ModelProfile, options: &Options) -> ModelSizes {
         head_bytes: output_bytes + EMBEDDING_SHARE * spec.embedding_bytes as f64,
         output_bytes,
         gpu_output_bytes: output_bytes + HEAD_ROWS * F32_BYTES * f64::from(spec.vocabulary_size),
-        draft_bytes: options.draft_bytes() as f64,
+        rank0_bytes: (options.logits_bytes(spec) + options.draft_bytes()) as f64,
         buffer_bytes: buffer_bytes(options.kv_dtype),
         gpu_layer_kv_bytes: kv_bytes(KvDtype::F16, kept),
         gpu_buffer_bytes: buffer_bytes(KvDtype::F16),

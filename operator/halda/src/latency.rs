@@ -279,7 +279,7 @@ fn memory(
         }
     }
     let (mut head, draft) = match is_rank0 {
-        true => (model.head_bytes, model.draft_bytes),
+        true => (model.head_bytes, model.rank0_bytes),
         false => (0.0, 0.0),
     };
     if member.output_head_on_gpu {

@@ -495,7 +495,7 @@ fn infeasible(input: &PlanningInput) -> Infeasible {
     let model = &input.model;
     let layers = model.layers as f64;
     let kv = layers * model.layer_kv_bytes;
-    let beside = model.head_bytes + model.draft_bytes + model.buffer_bytes;
+    let beside = model.head_bytes + model.rank0_bytes + model.buffer_bytes;
     let needed = layers * model.layer_bytes + kv + beside;
     let available: f64 = input
         .devices

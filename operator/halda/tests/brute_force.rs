@@ -145,7 +145,7 @@ fn instance(seed: u64) -> PlanningInput {
             output_bytes: head * 0.8,
             gpu_output_bytes: head * 0.9,
             // A third of the rings have a draft model.
-            draft_bytes: match seed % 3 {
+            rank0_bytes: match seed % 3 {
                 0 => layer_bytes * 0.7,
                 _ => 0.0,
             },
@@ -345,7 +345,7 @@ fn the_papers_algorithm_is_never_better() {
         // What the paper assumes.
         input.rank0 = None;
         input.fewest = 1;
-        input.model.draft_bytes = 0.0;
+        input.model.rank0_bytes = 0.0;
         for device in &mut input.devices {
             device.required = false;
         }

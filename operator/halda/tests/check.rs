@@ -12,6 +12,8 @@ use prima_halda::{Options, Plan};
 const LAYER: i64 = 3_925_868_544 / 32;
 const KV: i64 = 4096 * 1024;
 const HEAD: i64 = 295_501_824;
+/// What rank 0 holds of 64 rows of drafts, and of one of each of 16 sequences: a number for each of 128,256 tokens.
+const LOGITS: i64 = 80 * 4 * 128_256;
 const POSITIONS: usize = 1024;
 /// Milliseconds of a layer at 1 GB/s, which every processor reads here.
 const LAYER_MILLISECONDS: f64 = 122.683392;
@@ -21,7 +23,7 @@ fn model() -> ModelProfile {
     ModelProfile::from_yaml("llama-3-8b.yaml", text).unwrap()
 }
 
-/// `desk` has a GPU for 12 layers and memory for the other 4 and the head, `laptop` for 16; not a byte more.
+/// `desk` has a GPU for 12 layers and memory for the other 4, the head and logits, `laptop` for 16; not a byte more.
 fn nodes() -> Vec<NodeProfile> {
     let text = include_str!("paper/d3.yaml");
     ["desk", "laptop"]
@@ -34,7 +36,7 @@ fn nodes() -> Vec<NodeProfile> {
             match name {
                 "desk" => {
                     gpu_memory(status, 12 * (LAYER + KV));
-                    status.memory.available_bytes = 4 * (LAYER + KV) + HEAD;
+                    status.memory.available_bytes = 4 * (LAYER + KV) + HEAD + LOGITS;
                 }
                 _ => {
                     status.gpus.clear();
@@ -293,7 +295,7 @@ fn a_member_is_a_measured_machine_that_may_be_used_once() {
 #[test]
 fn memory_is_counted_to_the_byte() {
     let status = |node: &mut NodeProfile| node.status.take().unwrap();
-    let full = 4 * (LAYER + KV) + HEAD;
+    let full = 4 * (LAYER + KV) + HEAD + LOGITS;
     let short = of_desk(|node| {
         let mut status = status(node);
         status.memory.available_bytes -= 1;
@@ -328,10 +330,11 @@ fn memory_is_counted_to_the_byte() {
                 node.spec.memory_cap_bytes = Some(bytes);
             })
         };
-        assert_eq!(cache(4 * KV), []);
+        let stays = 4 * KV + LOGITS;
+        assert_eq!(cache(stays), []);
         assert_eq!(
-            cache(4 * KV - 1),
-            memory("desk", "the KV cache", 4 * KV, 4 * KV - 1)
+            cache(stays - 1),
+            memory("desk", "the KV cache and logits", stays, stays - 1)
         );
     }
 }
@@ -340,7 +343,7 @@ fn memory_is_counted_to_the_byte() {
 fn a_draft_model_counts_at_rank_0() {
     let mut draft = model().spec;
     (draft.layers, draft.size_bytes) = (2, 1000);
-    let needs = 1000 + 2 * KV;
+    let needs = 1000 + 2 * KV + LOGITS;
     let options = Options {
         context_tokens: POSITIONS,
         draft: Some(draft),
@@ -360,7 +363,7 @@ fn a_draft_model_counts_at_rank_0() {
             true,
             memory(
                 "desk",
-                "the KV cache and the draft model",
+                "the KV cache, logits and the draft model",
                 4 * KV + needs,
                 4 * KV + needs - 1,
             ),
@@ -390,7 +393,7 @@ fn a_gpus_memory_is_counted_where_it_is() {
             status.memory.available_bytes = of_machine;
         })
     };
-    let all = 16 * (LAYER + KV) + HEAD;
+    let all = 16 * (LAYER + KV) + HEAD + LOGITS;
     let short = memory("desk", WITHOUT_DISK, all, all - 1);
     assert_eq!(unified(GpuBackend::Metal, all, 1), []);
     assert_eq!(unified(GpuBackend::Metal, all - 1, all), short);

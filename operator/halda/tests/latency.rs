@@ -57,7 +57,7 @@ fn input(devices: Vec<Device>) -> PlanningInput {
             head_bytes: 0.0,
             output_bytes: 0.0,
             gpu_output_bytes: 0.0,
-            draft_bytes: 0.0,
+            rank0_bytes: 0.0,
             buffer_bytes: 0.0,
             gpu_layer_kv_bytes: 0.0,
             gpu_buffer_bytes: 0.0,
@@ -346,7 +346,7 @@ fn what_there_is_no_room_for_is_named_with_its_bytes() {
 #[test]
 fn a_draft_model_stays_in_the_memory_of_rank_0() {
     let mut input = input(vec![device(0.010), device(0.010)]);
-    input.model.draft_bytes = 2.0 * GB;
+    input.model.rank0_bytes = 2.0 * GB;
     let found = latency(&input, 1, &[(4, 0), (4, 0)]);
     equal(found.members[0].memory_bytes, 6.0 * GB);
     equal(found.members[1].memory_bytes, 4.0 * GB);

@@ -492,8 +492,10 @@ fn a_draft_model_costs_memory_and_time_at_rank_0() {
     let positions = CONTEXT as i64;
     let expected = draft.size_bytes
         + positions * i64::from(draft.layers) * draft.kv_bytes_per_position_and_layer;
-    assert_eq!(without.model.draft_bytes, 0.0);
-    assert_eq!(with.model.draft_bytes, expected as f64);
+    // Logits of 64 rows of drafts and one of each of 16 sequences.
+    let logits = 80 * 4 * i64::from(model.spec.vocabulary_size);
+    assert_eq!(without.model.rank0_bytes, logits as f64);
+    assert_eq!(with.model.rank0_bytes, (logits + expected) as f64);
     let layers = model.spec.layers as f64 / 4.0;
     for (without, with) in without.devices.iter().zip(&with.devices) {
         let guess = layers * without.cpu.decode_seconds + without.head_seconds;

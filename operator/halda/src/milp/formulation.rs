@@ -238,7 +238,7 @@ impl<'a> Formulation<'a> {
             }
         }
         let mut stays = times(&in_memory, units);
-        stays.push((is_rank0, model.draft_bytes * units));
+        stays.push((is_rank0, model.rank0_bytes * units));
         let weights = in_memory.iter();
         let weights: Terms = weights
             .map(|&(layers, _)| (layers, model.layer_bytes * units))
@@ -342,7 +342,7 @@ impl<'a> Formulation<'a> {
     fn most_lacking(&self) -> f64 {
         let model = &self.program.input.model;
         let kv = model.layer_kv_bytes.max(model.gpu_layer_kv_bytes);
-        let beside = model.head_bytes + model.draft_bytes + model.buffer_bytes;
+        let beside = model.head_bytes + model.rank0_bytes + model.buffer_bytes;
         (model.layers as f64 * (model.layer_bytes + kv) + beside) / UNIT_BYTES
     }
 
