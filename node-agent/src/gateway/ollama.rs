@@ -72,11 +72,7 @@ pub async fn ps(State(gateway): State<Gateway>) -> Json<Value> {
 /// /api/pull: nothing has to be fetched of the model that is served, and there is no other.
 pub async fn pull(State(gateway): State<Gateway>, request: Request) -> Response {
     let pulled = async {
-        let read = {
-            let gateway = gateway.clone();
-            move |fields: &Fields<'_>| check_model(&gateway, fields)
-        };
-        gateway.0.intake.take(request, read).await?;
+        names_model(&gateway, request).await?;
         Ok(Json(json!({"status": "success"})).into_response())
     };
     pulled.await.unwrap_or_else(refusal)
@@ -86,11 +82,7 @@ pub async fn pull(State(gateway): State<Gateway>, request: Request) -> Response 
 pub async fn show(State(gateway): State<Gateway>, request: Request) -> Response {
     let shown = async {
         let text = gateway.ready()?;
-        let read = {
-            let gateway = gateway.clone();
-            move |fields: &Fields<'_>| check_model(&gateway, fields)
-        };
-        gateway.0.intake.take(request, read).await?;
+        names_model(&gateway, request).await?;
         let mut capabilities = vec!["completion"];
         if let Some(template) = &text.chat_template {
             capabilities.push("tools");
@@ -186,6 +178,13 @@ async fn answer(gateway: Gateway, caller: Caller, request: Request, route: Route
 pub fn refusal(error: ApiError) -> Response {
     let message = error.to_string();
     with_body(error.into_response(), &json!({ "error": message }))
+}
+
+/// That a request, which asks for nothing else, names the model.
+async fn names_model(gateway: &Gateway, request: Request) -> Result<(), ApiError> {
+    let own = gateway.clone();
+    let read = move |fields: &Fields<'_>| check_model(&own, fields);
+    gateway.0.intake.take(request, read).await.map(drop)
 }
 
 /// Ollama's names have a tag.

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::auth::Caller;
 use super::batch;
-use super::embeddings::{self, AskedVectors, MAX_INPUTS};
+use super::embeddings::{self, AskedVectors, MAX_INPUTS, Vectors};
 use super::ollama::{check_model, refusal};
 use super::openai_error::ApiError;
 use super::request::Fields;
@@ -28,16 +28,7 @@ pub async fn create(
 ) -> Response {
     let answered = async {
         let begun = Instant::now();
-        let text = gateway.ready()?;
-        let read = {
-            let gateway = gateway.clone();
-            move |fields: &Fields<'_>| {
-                check_model(&gateway, fields)?;
-                asked(&text, fields)
-            }
-        };
-        let taken = gateway.0.intake.take(request, read).await?;
-        let answered = embeddings::vectors(&gateway, caller, taken).await?;
+        let answered = vectors(&gateway, caller, request, asked).await?;
         let end = json!({
             "model": gateway.0.model.name,
             "total_duration": u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX),
@@ -57,22 +48,32 @@ pub async fn create_one(
     request: Request,
 ) -> Response {
     let answered = async {
-        let text = gateway.ready()?;
-        let read = {
-            let gateway = gateway.clone();
-            move |fields: &Fields<'_>| {
-                check_model(&gateway, fields)?;
-                let prompt = fields.string("prompt")?.unwrap_or_default();
-                let asked = Map::from_iter([("input".to_owned(), prompt.into())]);
-                self::asked(&text, &Fields::new(&asked))
-            }
-        };
-        let taken = gateway.0.intake.take(request, read).await?;
-        let answered = embeddings::vectors(&gateway, caller, taken).await?;
+        let answered = vectors(&gateway, caller, request, |text, fields| {
+            let prompt = fields.string("prompt")?.unwrap_or_default();
+            let input = Map::from_iter([("input".to_owned(), prompt.into())]);
+            asked(text, &Fields::new(&input))
+        })
+        .await?;
         let vector = answered.vectors.into_iter().next();
         Ok(Json(json!({"embedding": vector.unwrap_or_default()})).into_response())
     };
     answered.await.unwrap_or_else(refusal)
+}
+
+/// The vectors that `asked` reads a request to be for.
+async fn vectors(
+    gateway: &Gateway,
+    caller: Caller,
+    request: Request,
+    asked: fn(&ModelText, &Fields<'_>) -> Result<AskedVectors, ApiError>,
+) -> Result<Vectors, ApiError> {
+    let (own, text) = (gateway.clone(), gateway.ready()?);
+    let read = move |fields: &Fields<'_>| {
+        check_model(&own, fields)?;
+        asked(&text, fields)
+    };
+    let taken = gateway.0.intake.take(request, read).await?;
+    embeddings::vectors(gateway, caller, taken).await
 }
 
 /// No input asks Ollama to load the model, and has no vectors.

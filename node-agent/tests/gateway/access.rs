@@ -123,20 +123,20 @@ async fn a_client_is_its_key_or_else_its_address() {
 
 #[tokio::test]
 async fn a_key_known_by_its_digest_opens_too() {
-    let digested = GatewayOptions {
-        // Of "abc".
-        api_key_sha256: vec![
-            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad".into(),
-        ],
-        ..keyed()
-    };
-    let server = Server::start_with(digested, Some(text(None))).await;
-    for (key, status) in [("abc", 200), ("first-key", 200), ("abd", 401), ("", 401)] {
-        let reply = get("/v1/models")
-            .header("authorization", &format!("Bearer {key}"))
-            .send(server.address)
-            .await;
-        assert_eq!(reply.status, status, "{key:?}");
+    let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+    for digest in [abc.to_owned(), abc.to_uppercase()] {
+        let digested = GatewayOptions {
+            api_key_sha256: vec![digest],
+            ..keyed()
+        };
+        let server = Server::start_with(digested, Some(text(None))).await;
+        for (key, status) in [("abc", 200), ("first-key", 200), ("abd", 401), ("", 401)] {
+            let reply = get("/v1/models")
+                .header("authorization", &format!("Bearer {key}"))
+                .send(server.address)
+                .await;
+            assert_eq!(reply.status, status, "{key:?}");
+        }
     }
 }
 

@@ -341,6 +341,15 @@ pub async fn accepted(server: &mut Server, route: &str, body: &Value) -> Accepte
     accepted
 }
 
+/// Whether the answer may begin like this, by what it is held to.
+fn may_begin(accepted: &Accepted, answer: &str) -> bool {
+    let mut sampler = Sampler::new(SamplingParams::default()).unwrap();
+    sampler.constrain(accepted.request.constraint.clone());
+    let tokens = text(None).tokenizer.encode(answer, false, false).unwrap();
+    let mut tokens = tokens.into_iter();
+    tokens.all(|token| sampler.accept(token).is_ok())
+}
+
 #[tokio::test]
 async fn streams_add_up_to_the_whole_answer_in_every_api() {
     let mut server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
@@ -635,16 +644,8 @@ async fn tools_are_told_in_words_where_no_form_is_known() {
         );
         assert!(prompt.contains("<tool_call>"), "{prompt}");
         // It is held to what it is told.
-        let mut sampler = Sampler::new(SamplingParams::default()).unwrap();
-        sampler.constrain(accepted.request.constraint.clone());
         let call = "<tool_call>\n{\"name\": \"f\"";
-        let tokens = text(None).tokenizer.encode(call, false, false).unwrap();
-        assert!(
-            tokens
-                .into_iter()
-                .all(|token| sampler.accept(token).is_ok()),
-            "{told}"
-        );
+        assert!(may_begin(&accepted, call), "{told}");
     }
 }
 
@@ -758,14 +759,7 @@ async fn one_tool_that_cannot_be_held_frees_no_other() {
         let tools = |strict| json!([tool("f", false, &days), tool("g", strict, other)]);
         let body = json!({"messages": question(), "tools": tools(false)});
         let accepted = accepted(&mut server, "/v1/chat/completions", &body).await;
-        let allowed = |call: &str| {
-            let mut sampler = Sampler::new(SamplingParams::default()).unwrap();
-            sampler.constrain(accepted.request.constraint.clone());
-            let tokens = text(None).tokenizer.encode(call, false, false).unwrap();
-            tokens
-                .into_iter()
-                .all(|token| sampler.accept(token).is_ok())
-        };
+        let allowed = |call: &str| may_begin(&accepted, call);
         assert!(allowed(&call("f", "3")), "{marks}");
         assert!(!allowed(&call("f", "\"three")), "{marks}");
         assert!(allowed(&call("g", "\"three")), "{marks}");
@@ -790,15 +784,8 @@ async fn a_call_that_must_come_needs_no_form_of_the_text() {
     let mut body = json!({"messages": question(), "tools": [tool()], "response_format": form});
     body["tool_choice"] = "required".into();
     let accepted = accepted(&mut server, "/v1/chat/completions", &body).await;
-    let mut sampler = Sampler::new(SamplingParams::default()).unwrap();
-    sampler.constrain(accepted.request.constraint.clone());
     let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {";
-    let tokens = text(None).tokenizer.encode(call, false, false).unwrap();
-    assert!(
-        tokens
-            .into_iter()
-            .all(|token| sampler.accept(token).is_ok())
-    );
+    assert!(may_begin(&accepted, call));
 }
 
 #[tokio::test]
@@ -828,14 +815,7 @@ async fn an_output_format_holds_a_message() {
         let mut body = json!({"max_tokens": 9, "messages": question()});
         body[field] = value;
         let accepted = accepted(&mut server, "/v1/messages", &body).await;
-        let allowed = |answer: &str| {
-            let mut sampler = Sampler::new(SamplingParams::default()).unwrap();
-            sampler.constrain(accepted.request.constraint.clone());
-            let tokens = text(None).tokenizer.encode(answer, false, false).unwrap();
-            tokens
-                .into_iter()
-                .all(|token| sampler.accept(token).is_ok())
-        };
+        let allowed = |answer: &str| may_begin(&accepted, answer);
         assert!(
             allowed("{\"days\": 3}") && !allowed("{\"days\": \"3"),
             "{field}"

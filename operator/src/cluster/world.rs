@@ -243,7 +243,7 @@ impl Stores {
         let mut known: HashSet<String> = HashSet::new();
         let cordons = cordoned.clone();
         let cordons = IntervalStream::new(tokio::time::interval(LOOK)).filter_map(move |_| {
-            let now: HashSet<String> = cordons.state().iter().map(|node| node.name_any()).collect();
+            let now = names(&cordons);
             let changed = known != now;
             known = now;
             future::ready(changed.then_some(()))
@@ -365,12 +365,7 @@ impl Stores {
                 machines.entry(node.to_owned()).or_default();
             }
         }
-        let cordoned: HashSet<String> = self
-            .cordoned
-            .state()
-            .into_iter()
-            .map(|node| node.name_any())
-            .collect();
+        let cordoned = names(&self.cordoned);
         let agents = lock(&self.agents);
         let unreadable = lock(&self.unreadable);
         machines
@@ -423,6 +418,11 @@ where
         Ok(Ok(())) => Ok(()),
         Ok(Err(_)) | Err(_) => Err(what),
     }
+}
+
+fn names(nodes: &Store<PartialObjectMeta<Node>>) -> HashSet<String> {
+    let nodes = nodes.state();
+    nodes.iter().map(|node| node.name_any()).collect()
 }
 
 /// A store, and the objects that are put into it or removed.

@@ -1,9 +1,10 @@
 mod world;
 
+use prima_crds::v1alpha1::ring_plan::DRAFTED_ROWS;
+
 use super::ring_state::KEPT_FOR;
 use super::*;
 use crate::ring::MAX_FRAME_ROWS;
-use prima_crds::v1alpha1::ring_plan::DRAFTED_ROWS;
 use world::*;
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::model_profile::AttentionWindow;
-use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingPlanSpec, Speed};
+use prima_crds::v1alpha1::ring_plan::{DRAFTED_ROWS, PlannedModel, RingPlanSpec, Speed};
 use prima_engine::kernels::BLOCK_POSITIONS;
 
 use super::super::ring_state::PROBE_INTERVAL;
@@ -12,7 +12,6 @@ use super::super::simulated_ring::{self, Next, SimulatedRing, row};
 use super::super::{Action, Event, Read, RequestId, Sampled, Scheduler};
 use crate::generation::{GenerationError, Readiness};
 use crate::ring::{SessionId, session_capacity};
-use prima_crds::v1alpha1::ring_plan::DRAFTED_ROWS;
 
 /// The token that ends an answer.
 pub const END: u32 = 0;
