@@ -55,15 +55,14 @@ const FORMATS: [(&str, &[&str]); 16] = [
 ];
 
 /// Kernels without weights, and the files that each is made of.
-const OTHERS: [(&str, &[&str]); 9] = [
+const OTHERS: [(&str, &[&str]); 8] = [
     ("pack", &["packing", "pack"]),
     ("norm_pack", &["packing", "group_sum", "norm_pack"]),
     ("gate_pack", &["packing", "activations", "gate_pack"]),
     ("norm", &["group_sum", "norm"]),
-    ("rotate", &["rotate"]),
-    ("append", &["kv", "append"]),
+    ("heads", &["kv", "group_sum", "heads"]),
     ("attention", &["kv", "attention"]),
-    ("combine", &["combine"]),
+    ("combine", &["packing", "combine"]),
     ("gate", &["activations", "gate"]),
 ];
 

@@ -35,6 +35,8 @@ struct Params {
     // Groups that share a tile's blocks, and how many each has.
     parts: u32,
     part_blocks: u32,
+    // 1: a group's result is that of its rows; 0: it is one of their parts.
+    direct: u32,
 }
 
 var<immediate> params: Params;
@@ -183,7 +185,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) th
             let place = place_of(first + i, sharing, kv_head);
             var at = place * params.pairs + thread;
             var factor = 1.0 / sums[i];
-            if params.parts > 1u {
+            if params.direct == 0u {
                 let own = place - params.first_row * params.heads;
                 at = (own * params.parts + part) * (params.pairs + 1u) + 1u + thread;
                 factor = 1.0;

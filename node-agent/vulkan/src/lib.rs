@@ -24,8 +24,9 @@ pub use error::VulkanError;
 pub use gpus::{Abilities, Facts, GpuKind, Gpus};
 pub use kernels::{FEW_ROWS, has_kernels};
 pub use operations::{
-    ActivationFunction, Append, Attention, Input, KV_POSITIONS, MOST_HEAD_DIM, Matrix, Norm,
-    Product, Rotation, Rows, attention_groups, attention_part_bytes, input_bytes, kv_block_bytes,
+    ActivationFunction, Attention, HeadNorms, Heads, Input, KV_POSITIONS, MOST_HEAD_DIM, Matrix,
+    Norm, Product, Rotation, Rows, SequenceRows, attention_groups, attention_part_bytes,
+    input_bytes, kv_block_bytes,
 };
 pub use pass::Pass;
 pub use plain::Plain;

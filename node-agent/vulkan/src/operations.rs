@@ -1,19 +1,18 @@
 //! The kernels as a pass starts them, each in a file of its own. Sizes are checked here, since kernels do not.
 
 mod attention;
+mod heads;
 mod input;
+mod kv;
 mod multiply;
 mod norm;
-mod rotate;
 
-pub use attention::{
-    Append, Attention, KV_POSITIONS, MOST_HEAD_DIM, attention_groups, attention_part_bytes,
-    kv_block_bytes,
-};
+pub use attention::{Attention, attention_groups, attention_part_bytes};
+pub use heads::{HeadNorms, Heads, Rotation};
 pub use input::{ActivationFunction, Input, input_bytes};
+pub use kv::{KV_POSITIONS, MOST_HEAD_DIM, SequenceRows, kv_block_bytes};
 pub use multiply::{Matrix, Product};
 pub use norm::Norm;
-pub use rotate::Rotation;
 
 use crate::buffer::Slice;
 use crate::pass::MOST_GROUPS;

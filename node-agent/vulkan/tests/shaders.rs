@@ -14,9 +14,9 @@ use half::f16;
 use prima_gguf::GgmlType;
 use prima_kernels as cpu;
 use prima_vulkan::{
-    ActivationFunction, Append, Attention, Buffer, Device, FEW_ROWS, Facts, GpuKind, Gpus,
-    KV_POSITIONS, Matrix, Norm, Plain, Product, Rotation, Rows, attention_groups,
-    attention_part_bytes, has_kernels, input_bytes, kv_block_bytes,
+    ActivationFunction, Attention, Buffer, Device, FEW_ROWS, Facts, GpuKind, Gpus, HeadNorms,
+    Heads, KV_POSITIONS, Matrix, Norm, Plain, Product, Rotation, Rows, SequenceRows,
+    attention_groups, attention_part_bytes, has_kernels, input_bytes, kv_block_bytes,
 };
 
 /// One device for all tests: kernels are compiled once.
@@ -179,8 +179,13 @@ fn product(device: &Device, format: GgmlType, (matrix_rows, cols): (usize, usize
     pass.multiply(on_gpu, product).unwrap();
     pass.finish().unwrap();
     let what = format!("{format}, {count} rows times {matrix_rows} x {cols}");
-    let in_f16 = !matches!(format, GgmlType::F32 | GgmlType::BF16);
-    let bound = match count > FEW_ROWS && in_f16 && device.abilities().matrix_units {
+    // Rows of F16 weights are many sooner than those of quantized ones.
+    let many = match format {
+        GgmlType::F32 | GgmlType::BF16 => false,
+        GgmlType::F16 => count > FEW_ROWS / 2,
+        _ => count > FEW_ROWS,
+    };
+    let bound = match many && device.abilities().matrix_units {
         true => HALVES,
         false => SUMS,
     };
@@ -289,38 +294,127 @@ fn norms_of_rows_and_heads() {
     }
 }
 
+/// What becomes of the heads of a pass whose first row is another sequence's: queries in place, keys and values in blocks.
+struct HeadsCase {
+    pairing: cpu::RopePairing,
+    /// Pairs that are turned, of 8.
+    pairs: usize,
+    normed: bool,
+}
+
 #[test]
-fn heads_are_rotated_as_the_processor_does() {
+fn heads_are_normed_and_rotated_as_the_processor_does() {
+    use cpu::RopePairing::{Halves, Interleaved};
+    for pairing in [Interleaved, Halves] {
+        for pairs in [8, 4, 0] {
+            for normed in [false, true] {
+                heads(&HeadsCase {
+                    pairing,
+                    pairs,
+                    normed,
+                });
+            }
+        }
+    }
+}
+
+fn heads(case: &HeadsCase) {
+    let HeadsCase {
+        pairing,
+        pairs,
+        normed,
+    } = *case;
+    let what = format!("{pairing:?}, {pairs} pairs, norms {normed}");
+    const HEAD_DIM: usize = 16;
+    let (query_heads, kv_heads, new, held) = (3, 2, 4, 62);
+    let mut random = Random(pairs as u64);
+    let mut row = |heads: usize| random.numbers((new + 1) * heads * HEAD_DIM);
+    let (queries, keys, values) = (row(query_heads), row(kv_heads), row(kv_heads));
+    let norms = [random.numbers(HEAD_DIM), random.numbers(HEAD_DIM)];
+    let frequencies = (0..pairs).map(|pair| 0.7_f64.powi(pair as i32)).collect();
+    let angles = cpu::Rope::new(pairing, frequencies, 1.2).angles([9, 0, 1, 77, 5000]);
+
     let pool = cpu::ThreadPool::new(1, cpu::IsaLevel::SCALAR).unwrap();
-    let (heads, head_dim) = (3, 16);
-    for (pairing, pairs) in [
-        (cpu::RopePairing::Interleaved, 8),
-        (cpu::RopePairing::Interleaved, 4),
-        (cpu::RopePairing::Halves, 8),
-        (cpu::RopePairing::Halves, 4),
-    ] {
-        let frequencies = (0..pairs).map(|pair| 0.7_f64.powi(pair)).collect();
-        let angles = cpu::Rope::new(pairing, frequencies, 1.2).angles([0, 1, 77, 5000]);
-        let mut expected = Random(pairs as u64).numbers(4 * heads * head_dim);
-        let (x, turns) = (buffer(&expected), buffer(angles.turns()));
-        cpu::rotate(&pool, &angles, &mut expected, heads, head_dim);
-        let mut pass = DEVICE.pass().unwrap();
-        let rotation = Rotation {
+    let expected = |numbers: &[f32], heads: usize, weight: &[f32]| -> Vec<f32> {
+        let mut numbers = numbers.to_vec();
+        for head in numbers.chunks_exact_mut(HEAD_DIM).filter(|_| normed) {
+            let mean = head.iter().map(|x| x * x).sum::<f32>() / HEAD_DIM as f32;
+            for (x, weight) in head.iter_mut().zip(weight) {
+                *x *= weight / (mean + 1e-5).sqrt();
+            }
+        }
+        if pairs > 0 {
+            cpu::rotate(&pool, &angles, &mut numbers, heads, HEAD_DIM);
+        }
+        numbers
+    };
+    let expected_queries = expected(&queries, query_heads, &norms[0]);
+    let expected_keys = expected(&keys, kv_heads, &norms[1]);
+
+    let first = query_heads * HEAD_DIM;
+    let on_gpu = [&queries, &keys, &values].map(|numbers| buffer(numbers));
+    let norms = norms.map(|norm| buffer(&norm));
+    let turns = buffer(&[angles.turns(), &[0.0]].concat());
+    // The new rows lie in two blocks, listed the other way round.
+    let listed = buffer(&[1_u32, 0]);
+    let block = kv_block_bytes(kv_heads, HEAD_DIM) as usize;
+    let cache = buffer(&vec![0_u8; 2 * block]);
+    let mut pass = DEVICE.pass().unwrap();
+    let [query_rows, key_rows, value_rows] = on_gpu.each_ref().map(Buffer::whole);
+    pass.prepare_heads(Heads {
+        sequence: SequenceRows {
+            blocks: listed.whole(),
+            blocks_at: 0,
+            first_block: 0,
+            cache: cache.whole(),
+            kv_heads,
+            head_dim: HEAD_DIM,
+            rows: new,
+            first_row: 1,
+            first_position: held,
+        },
+        heads: query_heads,
+        queries: query_rows,
+        keys: key_rows,
+        values: value_rows,
+        norms: normed.then(|| HeadNorms {
+            query: norms[0].whole(),
+            key: norms[1].whole(),
+            epsilon: 1e-5,
+        }),
+        rotation: (pairs > 0).then(|| Rotation {
             angles: turns.whole(),
-            pairs: pairs as usize,
+            pairs,
             neighbours: pairing == cpu::RopePairing::Interleaved,
-            x: rows(&x, 4),
-            heads,
-            head_dim,
+        }),
+    })
+    .unwrap();
+    pass.finish().unwrap();
+
+    let found = read(&on_gpu[0]);
+    assert_eq!(found[..first], queries[..first], "{what}: another's row");
+    assert_close(&found[first..], &expected_queries[first..], 1e-5, &what);
+    let words: Vec<u32> = read(&cache).iter().map(|number| number.to_bits()).collect();
+    let width = kv_heads * HEAD_DIM;
+    for row in 0..new {
+        let (place, within) = match held + row < KV_POSITIONS {
+            true => (1, held + row),
+            false => (0, held + row - KV_POSITIONS),
         };
-        pass.rotate(rotation).unwrap();
-        pass.finish().unwrap();
-        assert_close(
-            &read(&x),
-            &expected,
-            1e-6,
-            &format!("{pairing:?}, {pairs} pairs"),
-        );
+        let halves = |at: usize| {
+            let word = words[place * block / 4 + at];
+            [word as u16, (word >> 16) as u16].map(|half| f16::from_bits(half).to_f32())
+        };
+        let pairs = 0..width / 2;
+        let kept_keys: Vec<f32> = (pairs.clone())
+            .flat_map(|pair| halves(pair * KV_POSITIONS + within))
+            .collect();
+        let kept_values: Vec<f32> = pairs
+            .flat_map(|pair| halves((KV_POSITIONS + within) * width / 2 + pair))
+            .collect();
+        let new = (row + 1) * width..(row + 2) * width;
+        assert_close(&kept_keys, &expected_keys[new.clone()], 1e-3, &what);
+        assert_close(&kept_values, &values[new], 1e-3, &what);
     }
 }
 
@@ -575,7 +669,7 @@ fn attention(case: &Case) {
     // Not a number, wherever nothing is written.
     let cache = buffer(&vec![0xff_u8; blocks.len() * bytes]);
     let listed = buffer(&[&[77, 78], &blocks[..]].concat());
-    let sequence = |rows: usize, first_row: usize, first_position: usize| Append {
+    let sequence = |rows: usize, first_row: usize, first_position: usize| SequenceRows {
         blocks: listed.whole(),
         blocks_at: 2,
         first_block,
@@ -595,27 +689,24 @@ fn attention(case: &Case) {
     let in_pass = buffer(&[vec![f32::NAN; heads * head_dim], queries].concat());
     let out = buffer(&vec![0.0_f32; (new + 1) * heads * head_dim]);
     let groups = attention_groups(new, heads, kv_heads);
-    let parts = attention_part_bytes(new, heads, head_dim, groups);
+    let pass_rows = new + 1;
+    let parts = attention_part_bytes(new, heads, head_dim, (pass_rows, groups));
     let parts = DEVICE.buffer(parts).unwrap();
+    let room = DEVICE
+        .buffer(input_bytes(pass_rows, heads * head_dim))
+        .unwrap();
     let mut pass = DEVICE.pass().unwrap();
     if held > kept {
-        pass.append(sequence(held - kept, 0, kept), keys.whole(), values.whole())
-            .unwrap();
-        pass.barrier();
+        append(&mut pass, sequence(held - kept, 0, kept), &keys, &values);
     }
-    pass.append(
-        sequence(new, held - kept, held),
-        keys.whole(),
-        values.whole(),
-    )
-    .unwrap();
-    pass.barrier();
+    append(&mut pass, sequence(new, held - kept, held), &keys, &values);
     let attention = Attention {
         sequence: sequence(new, 1, held),
         heads,
         queries: in_pass.whole(),
         out: out.whole(),
         parts: parts.whole(),
+        pass_rows,
         groups,
         scale: scale as f32,
         window,
@@ -624,7 +715,9 @@ fn attention(case: &Case) {
     };
     pass.attend(attention).unwrap();
     pass.barrier();
-    pass.combine(attention).unwrap();
+    let width = heads * head_dim;
+    pass.attended(&[attention], rows(&out, pass_rows), width, room.whole())
+        .unwrap();
     pass.finish().unwrap();
     let found = read(&out);
     assert!(
@@ -632,6 +725,35 @@ fn attention(case: &Case) {
         "another's row"
     );
     assert_close(&found[heads * head_dim..], &expected, 1e-4, &what);
+    if pass_rows <= FEW_ROWS {
+        // Bytes, then scales and sums, without those of the other sequence's row, which never attends.
+        let own = |words: Vec<u32>| {
+            let (bytes, scales) = words.split_at(pass_rows * width / 4);
+            [&bytes[width / 4..], &scales[width / 8..]].concat()
+        };
+        let expected = own(packed(&out, pass_rows, width));
+        assert_eq!(own(words(&room)), expected, "{what}, to be multiplied");
+    }
+}
+
+/// Keys and values as they are, each behind those before.
+fn append<'a>(
+    pass: &mut prima_vulkan::Pass<'a>,
+    sequence: SequenceRows<'a>,
+    keys: &'a Buffer,
+    values: &'a Buffer,
+) {
+    pass.prepare_heads(Heads {
+        sequence,
+        heads: 0,
+        queries: keys.whole(),
+        keys: keys.whole(),
+        values: values.whole(),
+        norms: None,
+        rotation: None,
+    })
+    .unwrap();
+    pass.barrier();
 }
 
 #[test]
@@ -639,7 +761,7 @@ fn numbers_beyond_f16_are_kept_at_its_largest() {
     let (keys, values) = (buffer(&[1e6_f32, -1e6]), buffer(&[1e6_f32, 3.0]));
     let cache = buffer(&vec![0_u8; kv_block_bytes(1, 2) as usize]);
     let blocks = buffer(&[0_u32]);
-    let sequence = Append {
+    let sequence = SequenceRows {
         blocks: blocks.whole(),
         blocks_at: 0,
         first_block: 0,
@@ -651,7 +773,7 @@ fn numbers_beyond_f16_are_kept_at_its_largest() {
         first_position: 0,
     };
     let mut pass = DEVICE.pass().unwrap();
-    pass.append(sequence, keys.whole(), values.whole()).unwrap();
+    append(&mut pass, sequence, &keys, &values);
     pass.finish().unwrap();
     let words: Vec<u32> = read(&cache).iter().map(|number| number.to_bits()).collect();
     let half = |number: f32| u32::from(f16::from_f32(number).to_bits());

@@ -1,15 +1,13 @@
-//! Attention over keys and values in blocks of positions, and their appending.
+//! Attention over keys and values in blocks of positions.
 
-use super::{Rows, grid, strided};
+use super::input::{Input, input_bytes};
+use super::kv::{KV_POSITIONS, SequenceRows};
+use super::{Rows, UNIT, grid};
 use crate::buffer::Slice;
 use crate::error::VulkanError;
-use crate::kernels::Kernel;
+use crate::kernels::{FEW_ROWS, Kernel};
 use crate::pass::{MOST_GROUPS, Pass};
 
-/// Positions of a block of keys and values.
-pub const KV_POSITIONS: usize = 64;
-/// Numbers of the largest head.
-pub const MOST_HEAD_DIM: usize = 256;
 /// Rows of queries that a group of threads has (`shaders/attention.wgsl`).
 const QUERIES: usize = 8;
 /// With as many groups as this a GPU has enough to do, and each takes all of its tile's blocks.
@@ -22,9 +20,15 @@ pub fn attention_groups(rows: usize, heads: usize, kv_heads: usize) -> usize {
     tiles(rows, heads, kv_heads) * kv_heads
 }
 
-/// The most bytes that the partial results of an attention of so many rows take, among `groups` ([`attention_groups`]) of a pass.
-pub fn attention_part_bytes(rows: usize, heads: usize, head_dim: usize, groups: usize) -> u64 {
-    match groups < ENOUGH_GROUPS {
+/// The most bytes that the partial results of an attention of so many rows take, among `pass_rows` and `groups` ([`attention_groups`])
+/// of a pass.
+pub fn attention_part_bytes(
+    rows: usize,
+    heads: usize,
+    head_dim: usize,
+    (pass_rows, groups): (usize, usize),
+) -> u64 {
+    match groups < ENOUGH_GROUPS || pass_rows <= FEW_ROWS {
         true => found_bytes(rows * heads, MOST_PARTS, head_dim),
         false => 0,
     }
@@ -39,40 +43,19 @@ fn tiles(rows: usize, heads: usize, kv_heads: usize) -> usize {
     (rows * (heads / kv_heads)).div_ceil(QUERIES)
 }
 
-/// Bytes of a block: keys and values of a layer, F16.
-pub fn kv_block_bytes(kv_heads: usize, head_dim: usize) -> u64 {
-    (2 * KV_POSITIONS * kv_heads * head_dim * 2) as u64
-}
-
-/// The rows of a sequence among those of a pass, and its blocks of keys and values in a layer.
-#[derive(Clone, Copy)]
-pub struct Append<'a> {
-    /// Places of blocks in `cache`, of all sequences.
-    pub blocks: Slice<'a>,
-    /// Where those of this sequence begin among them.
-    pub blocks_at: usize,
-    /// Which block of the sequence is the first there.
-    pub first_block: usize,
-    /// Blocks of [`kv_block_bytes`] each.
-    pub cache: Slice<'a>,
-    pub kv_heads: usize,
-    pub head_dim: usize,
-    pub rows: usize,
-    pub first_row: usize,
-    pub first_position: usize,
-}
-
 /// How a layer attends.
 #[derive(Clone, Copy)]
 pub struct Attention<'a> {
     /// The rows, whose keys and values are appended already.
-    pub sequence: Append<'a>,
+    pub sequence: SequenceRows<'a>,
     pub heads: usize,
     /// F32, rows of the pass x heads x head_dim; `out` likewise.
     pub queries: Slice<'a>,
     pub out: Slice<'a>,
     /// Room of [`attention_part_bytes`].
     pub parts: Slice<'a>,
+    /// Rows of the pass.
+    pub pass_rows: usize,
     /// [`attention_groups`] of all sequences of the pass.
     pub groups: usize,
     pub scale: f32,
@@ -85,52 +68,13 @@ pub struct Attention<'a> {
 }
 
 impl<'a> Pass<'a> {
-    /// Writes the new keys and values (F32, rows of the pass x kv_heads x head_dim) into the sequence's blocks.
+    /// Attends from the sequence's rows to all positions that they see. [`attended`](Self::attended) has to follow, behind a barrier.
     ///
     /// # Errors
     /// [`VulkanError::Driver`].
     ///
     /// # Panics
-    /// When sizes do not fit each other.
-    pub fn append(
-        &mut self,
-        sequence: Append<'a>,
-        keys: Slice<'a>,
-        values: Slice<'a>,
-    ) -> Result<(), VulkanError> {
-        sequence.check();
-        let width = sequence.kv_heads * sequence.head_dim / 2;
-        for (rows, which) in [(keys, 0), (values, 1)] {
-            let rows = Rows::of(rows, sequence.first_row + sequence.rows, 2 * width);
-            let params = [
-                width,
-                sequence.rows,
-                sequence.first_row,
-                sequence.first_position,
-                sequence.first_block,
-                sequence.blocks_at,
-                which,
-            ];
-            let slices = [sequence.blocks, rows, sequence.cache];
-            let groups = strided(sequence.rows * width, 64);
-            self.start(
-                Kernel::Append,
-                &slices,
-                &params.map(|size| size as u32),
-                groups,
-            )?;
-        }
-        Ok(())
-    }
-
-    /// Attends from the sequence's rows to all positions that they see. [`combine`](Self::combine) has to follow, behind a barrier, where
-    /// [`has_parts`](Attention::has_parts).
-    ///
-    /// # Errors
-    /// [`VulkanError::Driver`].
-    ///
-    /// # Panics
-    /// When sizes do not fit each other, or heads are larger than [`MOST_HEAD_DIM`].
+    /// When sizes do not fit each other, or heads are larger than [`MOST_HEAD_DIM`](super::MOST_HEAD_DIM).
     pub fn attend(&mut self, attention: Attention<'a>) -> Result<(), VulkanError> {
         let (parts, part_blocks) = attention.cut();
         let Attention {
@@ -139,6 +83,7 @@ impl<'a> Pass<'a> {
             queries,
             out,
             parts: room,
+            pass_rows: _,
             groups: _,
             scale,
             window,
@@ -146,7 +91,7 @@ impl<'a> Pass<'a> {
             temperature,
         } = attention;
         sequence.check();
-        let Append {
+        let SequenceRows {
             kv_heads,
             head_dim,
             rows,
@@ -157,7 +102,6 @@ impl<'a> Pass<'a> {
             heads.is_multiple_of(kv_heads),
             "{heads} heads share {kv_heads}"
         );
-        assert!(head_dim <= MOST_HEAD_DIM, "a head of {head_dim}");
         let [queries, out] =
             [queries, out].map(|slice| Rows::of(slice, first_row + rows, heads * head_dim));
         let (temperature, positions) = temperature.unwrap_or((0.0, 1));
@@ -177,55 +121,107 @@ impl<'a> Pass<'a> {
             positions.max(1) as u32,
             parts as u32,
             part_blocks as u32,
+            u32::from(attention.is_direct()),
         ];
         let groups = tiles(rows, heads, kv_heads) * parts;
         assert!(groups <= MOST_GROUPS as usize, "{rows} rows of a sequence");
-        let out = match parts {
-            1 => out,
-            _ => room.first(found_bytes(rows * heads, parts, head_dim)),
+        let out = match attention.is_direct() {
+            true => out,
+            false => room.first(found_bytes(rows * heads, parts, head_dim)),
         };
         let slices = [sequence.blocks, queries, sequence.cache, out];
         let groups = [groups as u32, kv_heads as u32];
         self.start(Kernel::Attention, &slices, &params, groups)
     }
 
-    /// Makes one result of what the parts of an attention found, if it has parts.
+    /// The results of all of a pass's attentions, ready to be multiplied, as by [`input`](Self::input): rows of `width` numbers in `out`,
+    /// and few of them in `room`.
     ///
     /// # Errors
-    /// [`VulkanError::Driver`].
+    /// As [`input`](Self::input).
     ///
     /// # Panics
     /// When sizes do not fit each other.
-    pub fn combine(&mut self, attention: Attention<'a>) -> Result<(), VulkanError> {
+    pub fn attended(
+        &mut self,
+        attentions: &[Attention<'a>],
+        out: Rows<'a>,
+        width: usize,
+        room: Slice<'a>,
+    ) -> Result<Input<'a>, VulkanError> {
+        let mut combined = false;
+        for attention in attentions.iter().filter(|attention| !attention.is_direct()) {
+            self.combine(attention, out, room)?;
+            combined = true;
+        }
+        if attentions.iter().all(Attention::is_rounded) {
+            return Input::of(out, width, room);
+        }
+        if combined {
+            self.barrier();
+        }
+        self.input(out, width, room)
+    }
+
+    /// Makes one result of what the parts of an attention found.
+    fn combine(
+        &mut self,
+        attention: &Attention<'a>,
+        out: Rows<'a>,
+        room: Slice<'a>,
+    ) -> Result<(), VulkanError> {
         let (parts, _) = attention.cut();
-        let Append {
+        let SequenceRows {
             rows,
             first_row,
             head_dim,
             ..
         } = attention.sequence;
-        if parts == 1 {
-            return Ok(());
-        }
         let heads = attention.heads;
-        let params = [rows * heads, first_row * heads, head_dim / 2, parts];
-        let bytes = found_bytes(rows * heads, parts, head_dim);
-        let out = Rows::of(attention.out, first_row + rows, heads * head_dim);
-        let slices = [attention.parts.first(bytes), out];
+        let width = heads * head_dim;
+        let found = attention
+            .parts
+            .first(found_bytes(rows * heads, parts, head_dim));
+        let out = out.cut(width);
+        // A kernel names what it does not write.
+        let (sixteens, room) = match attention.is_rounded() {
+            true => {
+                let count = attention.pass_rows * width / UNIT;
+                (count, room.first(input_bytes(attention.pass_rows, width)))
+            }
+            false => (0, out),
+        };
+        let params = [
+            rows * heads,
+            first_row * heads,
+            head_dim / 2,
+            parts,
+            sixteens,
+        ];
         let params = params.map(|size| size as u32);
-        self.start(Kernel::Combine, &slices, &params, grid(rows * heads))
+        self.start(
+            Kernel::Combine,
+            &[found, out, room],
+            &params,
+            grid(rows * heads),
+        )
     }
 }
 
 impl Attention<'_> {
-    /// Whether several groups share a tile's blocks.
-    pub fn has_parts(&self) -> bool {
-        self.cut().0 > 1
+    /// Whether a tile's group has its result, which is not rounded to bytes; else it hands on what it found.
+    fn is_direct(&self) -> bool {
+        self.cut().0 == 1 && !self.is_rounded()
+    }
+
+    /// Whether the results are rounded to bytes as they are combined: sixteen of the same head at a time.
+    fn is_rounded(&self) -> bool {
+        self.pass_rows <= FEW_ROWS && self.sequence.head_dim.is_multiple_of(UNIT)
     }
 
     /// Into how many parts the blocks of a tile are cut, and how many each has. By sizes alone, so that results are the same every time.
     fn cut(&self) -> (usize, usize) {
-        let Append {
+        let SequenceRows {
             rows,
             first_position,
             ..
@@ -241,22 +237,5 @@ impl Attention<'_> {
             }
             false => (1, blocks),
         }
-    }
-}
-
-impl Append<'_> {
-    fn check(&self) {
-        assert!(
-            self.head_dim.is_multiple_of(2),
-            "a head of {}",
-            self.head_dim
-        );
-        let end = self.first_position + self.rows;
-        let blocks = end.div_ceil(KV_POSITIONS) - self.first_block;
-        let listed = (self.blocks.bytes() / 4) as usize;
-        assert!(
-            self.blocks_at + blocks <= listed,
-            "{blocks} blocks of {listed}"
-        );
     }
 }

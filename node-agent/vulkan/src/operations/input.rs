@@ -129,7 +129,11 @@ impl<'a> Pass<'a> {
 }
 
 impl<'a> Input<'a> {
-    fn of(rows: Rows<'a>, width: usize, room: Slice<'a>) -> Result<Input<'a>, VulkanError> {
+    pub(super) fn of(
+        rows: Rows<'a>,
+        width: usize,
+        room: Slice<'a>,
+    ) -> Result<Input<'a>, VulkanError> {
         match width.is_multiple_of(UNIT) {
             true => Ok(Input {
                 rows,

@@ -3,8 +3,8 @@
 
 use prima_gguf::GgmlType;
 use prima_vulkan::{
-    Append, Buffer, Device, KV_POSITIONS, Matrix, Product, Rows, VulkanError, has_kernels,
-    input_bytes, kv_block_bytes,
+    Buffer, Device, Heads, KV_POSITIONS, Matrix, Product, Rows, SequenceRows, VulkanError,
+    has_kernels, input_bytes, kv_block_bytes,
 };
 
 use super::workspace::{Layout, Workspace, slice};
@@ -141,34 +141,45 @@ pub(super) fn read(
     pass.finish()
 }
 
-/// Both as keys and as values of one head: F16, so as many bytes in all as the rows have.
+/// Both as keys and as values, in F16: as many bytes in all as the rows have. As many numbers in a row as whole heads have.
 pub(super) fn append(
     device: &Device,
     workspace: &mut Workspace,
     rows: &Numbers,
     to: &Numbers,
 ) -> Result<(), VulkanError> {
+    const HEAD_DIM: usize = 128;
+    let kv_heads = to.width / HEAD_DIM;
     let positions = rows.rows.min(to.rows) / KV_POSITIONS * KV_POSITIONS;
     let listed: Vec<u32> = (0..(positions / KV_POSITIONS) as u32).collect();
     let mut layout = Layout::new(device);
     let blocks = layout.numbers(listed.len());
     let blocks = slice(workspace.with_room(device, &layout)?, &blocks);
-    let bytes = listed.len() as u64 * kv_block_bytes(1, to.width);
+    let bytes = listed.len() as u64 * kv_block_bytes(kv_heads, HEAD_DIM);
     let mut pass = device.pass()?;
     pass.write(blocks, &listed)?;
     pass.barrier();
-    let sequence = Append {
+    let sequence = SequenceRows {
         blocks,
         blocks_at: 0,
         first_block: 0,
         cache: to.buffer.whole().first(bytes),
-        kv_heads: 1,
-        head_dim: to.width,
+        kv_heads,
+        head_dim: HEAD_DIM,
         rows: positions,
         first_row: 0,
         first_position: 0,
     };
-    pass.append(sequence, rows.buffer.whole(), rows.buffer.whole())?;
+    let rows = rows.buffer.whole();
+    pass.prepare_heads(Heads {
+        sequence,
+        heads: 0,
+        queries: rows,
+        keys: rows,
+        values: rows,
+        norms: None,
+        rotation: None,
+    })?;
     pass.finish()
 }
 

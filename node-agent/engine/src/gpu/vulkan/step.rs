@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use prima_model::{RopePairing, Temperature};
 use prima_vulkan::{
-    Append, Attention, Buffer, Input, Norm, Pass, Product, Rotation, Rows, Slice, VulkanError,
-    attention_groups, attention_part_bytes, input_bytes,
+    Attention, Buffer, HeadNorms, Heads, Input, Norm, Pass, Product, Rotation, Rows, SequenceRows,
+    Slice, VulkanError, attention_groups, attention_part_bytes, input_bytes,
 };
 
 use super::loaded::{LoadedLayer, Projection, Vector};
@@ -56,8 +56,9 @@ pub(super) struct Widths {
 /// Bytes that parts of the attention of one of a pass's chunks take in a layer.
 pub(super) fn part_bytes(layer: &LoadedLayer, chunks: &[Chunk], chunk: &Chunk) -> u64 {
     let attention = &layer.spec.attention;
-    let groups = groups(layer, chunks);
-    attention_part_bytes(chunk.rows, attention.heads, attention.head_dim, groups)
+    let pass_rows = chunks.iter().map(|chunk| chunk.rows).sum();
+    let pass = (pass_rows, groups(layer, chunks));
+    attention_part_bytes(chunk.rows, attention.heads, attention.head_dim, pass)
 }
 
 /// Groups that attend in a layer, for all chunks.
@@ -134,42 +135,14 @@ impl<'a> Step<'a> {
     /// x += post-norm(output(attention(rope(queries, keys of the norm), values of the norm)))
     pub fn attention(&self, pass: &mut Pass<'a>) -> Result<(), VulkanError> {
         let (layer, places) = (self.layer, self.places);
-        let attention = &layer.spec.attention;
-        let (heads, kv_heads) = (attention.heads, attention.kv_heads);
         let x = self.normed(pass, layer.attention_norm.as_ref())?;
-        let (mut queries, mut keys) = (self.slice(&places.queries), self.slice(&places.keys));
-        let values = self.slice(&places.values);
+        let [queries, keys, values] =
+            [&places.queries, &places.keys, &places.values].map(|place| self.slice(place));
         self.project(pass, &layer.query, x, queries, None)?;
         self.project(pass, &layer.key, x, keys, None)?;
         self.project(pass, &layer.value, x, values, None)?;
         pass.barrier();
-        if let Some([query_norm, key_norm]) = &layer.head_norms {
-            let normed = self.slice(&places.normed_queries);
-            self.head_norm(pass, query_norm, layer.query.rows, (queries, normed))?;
-            queries = normed;
-            let normed = self.slice(&places.normed_keys);
-            self.head_norm(pass, key_norm, layer.key.rows, (keys, normed))?;
-            keys = normed;
-            pass.barrier();
-        }
-        if let (Some(place), Some(rope)) = (layer.rope, &attention.rope) {
-            for (slice, heads) in [(queries, heads), (keys, kv_heads)] {
-                pass.rotate(Rotation {
-                    angles: self.slice(&places.angles[place]),
-                    pairs: self.angles[place].pairs(),
-                    neighbours: rope.pairing == RopePairing::Interleaved,
-                    x: self.rows(slice),
-                    heads,
-                    head_dim: attention.head_dim,
-                })?;
-            }
-            pass.barrier();
-        }
-        let attended = self.slice(&places.attended);
-        self.attend(pass, queries, (keys, values), attended)?;
-        pass.barrier();
-        let room = self.slice(&places.bytes);
-        let attended = pass.input(self.rows(attended), layer.output.cols, room)?;
+        let attended = self.attend(pass, queries, (keys, values))?;
         pass.barrier();
         self.add(
             pass,
@@ -228,21 +201,6 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// The norm of each head, or of all heads of a row together, as long as the weights are; a row has `width` numbers.
-    fn head_norm(
-        &self,
-        pass: &mut Pass<'a>,
-        weight: &'a Vector,
-        width: usize,
-        (from, to): (Slice<'a>, Slice<'a>),
-    ) -> Result<(), VulkanError> {
-        let x = Rows {
-            slice: from,
-            count: self.rows * width / weight.len.max(1),
-        };
-        pass.norm(self.norm(weight, x, to, None))
-    }
-
     fn project(
         &self,
         pass: &mut Pass<'a>,
@@ -282,40 +240,50 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// Appends the new keys and values, then attends to them and to all before.
+    /// Appends the new keys and values, then attends to them and to all before. What is attended is ready to be multiplied.
     fn attend(
         &self,
         pass: &mut Pass<'a>,
-        queries: Slice<'a>,
-        (keys, values): (Slice<'a>, Slice<'a>),
-        out: Slice<'a>,
-    ) -> Result<(), VulkanError> {
+        mut queries: Slice<'a>,
+        (mut keys, values): (Slice<'a>, Slice<'a>),
+    ) -> Result<Input<'a>, VulkanError> {
         let attention = &self.layer.spec.attention;
-        let mut first_row = 0;
-        let sequences: Vec<Append<'a>> = self
-            .chunks
-            .iter()
-            .zip(self.listed)
-            .map(|(chunk, listed)| {
-                let append = Append {
-                    blocks: self.slice(&self.places.blocks),
-                    blocks_at: listed.blocks_at,
-                    first_block: listed.first_block,
-                    cache: self.cache,
-                    kv_heads: attention.kv_heads,
-                    head_dim: attention.head_dim,
-                    rows: chunk.rows,
-                    first_row,
-                    first_position: chunk.first_position,
-                };
-                first_row += chunk.rows;
-                append
-            })
-            .collect();
+        let norms = match &self.layer.head_norms {
+            Some([query, key]) if [query.len, key.len] == [attention.head_dim; 2] => {
+                Some(HeadNorms {
+                    query: self.layer.vector(query),
+                    key: self.layer.vector(key),
+                    epsilon: self.norm_epsilon,
+                })
+            }
+            Some([query, key]) => {
+                queries = self.row_norm(pass, query, queries, &self.places.normed_queries)?;
+                keys = self.row_norm(pass, key, keys, &self.places.normed_keys)?;
+                pass.barrier();
+                None
+            }
+            None => None,
+        };
+        let rotation = self.layer.rope.zip(attention.rope.as_ref());
+        let rotation = rotation.map(|(place, rope)| Rotation {
+            angles: self.slice(&self.places.angles[place]),
+            pairs: self.angles[place].pairs(),
+            neighbours: rope.pairing == RopePairing::Interleaved,
+        });
+        let sequences = self.sequences();
         for sequence in &sequences {
-            pass.append(*sequence, keys, values)?;
+            pass.prepare_heads(Heads {
+                sequence: *sequence,
+                heads: attention.heads,
+                queries,
+                keys,
+                values,
+                norms,
+                rotation,
+            })?;
         }
         pass.barrier();
+        let out = self.slice(&self.places.attended);
         let groups = groups(self.layer, self.chunks);
         let attentions: Vec<Attention<'a>> = sequences
             .into_iter()
@@ -326,6 +294,7 @@ impl<'a> Step<'a> {
                 queries,
                 out,
                 parts: self.slice(parts),
+                pass_rows: self.rows,
                 groups,
                 scale: attention.scale,
                 window: attention.window,
@@ -338,12 +307,45 @@ impl<'a> Step<'a> {
         for attention in &attentions {
             pass.attend(*attention)?;
         }
-        if attentions.iter().any(Attention::has_parts) {
-            pass.barrier();
-        }
-        attentions
-            .into_iter()
-            .try_for_each(|attention| pass.combine(attention))
+        pass.barrier();
+        let room = self.slice(&self.places.bytes);
+        pass.attended(&attentions, self.rows(out), self.layer.output.cols, room)
+    }
+
+    /// The norm of all heads of a row together.
+    fn row_norm(
+        &self,
+        pass: &mut Pass<'a>,
+        weight: &'a Vector,
+        from: Slice<'a>,
+        to: &Range<u64>,
+    ) -> Result<Slice<'a>, VulkanError> {
+        let to = self.slice(to);
+        pass.norm(self.norm(weight, self.rows(from), to, None))?;
+        Ok(to)
+    }
+
+    /// Of each chunk.
+    fn sequences(&self) -> Vec<SequenceRows<'a>> {
+        let attention = &self.layer.spec.attention;
+        let mut first_row = 0;
+        let chunks = self.chunks.iter().zip(self.listed);
+        let sequences = chunks.map(|(chunk, listed)| {
+            let sequence = SequenceRows {
+                blocks: self.slice(&self.places.blocks),
+                blocks_at: listed.blocks_at,
+                first_block: listed.first_block,
+                cache: self.cache,
+                kv_heads: attention.kv_heads,
+                head_dim: attention.head_dim,
+                rows: chunk.rows,
+                first_row,
+                first_position: chunk.first_position,
+            };
+            first_row += chunk.rows;
+            sequence
+        });
+        sequences.collect()
     }
 
     fn slice(&self, place: &Range<u64>) -> Slice<'a> {
