@@ -21,21 +21,40 @@ const FORMATS: [(&str, &[&str]); 16] = [
     ("f32", &["sixteen_bytes", "floats", "f32"]),
     ("f16", &["sixteen_bytes", "floats", "f16"]),
     ("bf16", &["sixteen_bytes", "floats", "bf16"]),
-    ("q4_0", &["any_byte", "quants", "q4_0"]),
-    ("q4_1", &["any_byte", "quants", "q4_1"]),
-    ("q5_0", &["any_byte", "quants", "q5_0"]),
-    ("q5_1", &["any_byte", "quants", "q5_1"]),
-    ("q8_0", &["any_byte", "quants", "q8_0"]),
-    ("q2_k", &["any_byte", "quants", "q2_k"]),
-    ("q3_k", &["any_byte", "quants", "q3_k"]),
-    ("q4_k", &["sixteen_bytes", "quants", "k_scales", "q4_k"]),
-    ("q5_k", &["sixteen_bytes", "quants", "k_scales", "q5_k"]),
-    ("q6_k", &["any_byte", "quants", "q6_k"]),
+    ("q4_0", &["any_byte", "quants", "parts_of_32", "q4_0"]),
+    ("q4_1", &["any_byte", "quants", "parts_of_32", "q4_1"]),
+    ("q5_0", &["any_byte", "quants", "parts_of_32", "q5_0"]),
+    ("q5_1", &["any_byte", "quants", "parts_of_32", "q5_1"]),
+    ("q8_0", &["any_byte", "quants", "parts_of_32", "q8_0"]),
+    ("q2_k", &["any_byte", "quants", "parts_of_256", "q2_k"]),
+    ("q3_k", &["any_byte", "quants", "parts_of_256", "q3_k"]),
+    (
+        "q4_k",
+        &[
+            "sixteen_bytes",
+            "quants",
+            "parts_of_256",
+            "k_scales",
+            "q4_k",
+        ],
+    ),
+    (
+        "q5_k",
+        &[
+            "sixteen_bytes",
+            "quants",
+            "parts_of_256",
+            "k_scales",
+            "q5_k",
+        ],
+    ),
+    ("q6_k", &["any_byte", "quants", "parts_of_256", "q6_k"]),
     (
         "iq4_nl",
         &[
             "any_byte",
             "quants",
+            "parts_of_32",
             "nibble_values",
             "iq4_values",
             "iq4_nl",
@@ -46,22 +65,31 @@ const FORMATS: [(&str, &[&str]); 16] = [
         &[
             "any_byte",
             "quants",
+            "parts_of_256",
             "nibble_values",
             "iq4_values",
             "iq4_xs",
         ],
     ),
-    ("mxfp4", &["any_byte", "quants", "nibble_values", "mxfp4"]),
+    (
+        "mxfp4",
+        &[
+            "any_byte",
+            "quants",
+            "parts_of_32",
+            "nibble_values",
+            "mxfp4",
+        ],
+    ),
 ];
 
 /// Kernels without weights, and the files that each is made of.
-const OTHERS: [(&str, &[&str]); 8] = [
+const OTHERS: [(&str, &[&str]); 7] = [
     ("pack", &["packing", "pack"]),
     ("norm_pack", &["packing", "group_sum", "norm_pack"]),
     ("gate_pack", &["packing", "activations", "gate_pack"]),
     ("norm", &["group_sum", "norm"]),
     ("heads", &["kv", "group_sum", "heads"]),
-    ("attention", &["kv", "attention"]),
     ("combine", &["packing", "combine"]),
     ("gate", &["activations", "gate"]),
 ];
@@ -100,18 +128,20 @@ fn main() {
             let weights = weights.iter().map(String::as_str);
             source(weights.chain(bodies.iter().copied()))
         };
-        let x = match files.contains(&"quants") {
-            true => "x_bytes",
-            false => "x_floats",
+        let few: &[&str] = match files.contains(&"quants") {
+            true => &["multiply_bytes"],
+            false => &["x_floats", "multiply_rows"],
         };
         for rows in [1, 4] {
-            let constants = format!("const ROWS = {rows}u;\n");
-            let source = constants + &kernel(&[x, "multiply_rows"]);
+            let source = |sums: &str| {
+                let bodies: Vec<&str> = few.iter().copied().chain([sums]).collect();
+                format!("const ROWS = {rows}u;\n{}", kernel(&bodies))
+            };
             let name = format!("multiply_{rows}_{format}");
-            compile(&name, &source, Needs::None);
-            if x == "x_bytes" {
+            compile(&name, &source("sums_shared"), Needs::None);
+            if files.contains(&"quants") {
                 let name = format!("multiply_{rows}_dot_{format}");
-                compile(&name, &source, Needs::ByteDot);
+                compile(&name, &source("sums_subgroup"), Needs::ByteDot);
             }
         }
         let name = format!("multiply_tile_{format}");
@@ -122,6 +152,11 @@ fn main() {
             let source = format!("{ENABLE_UNITS}{}", kernel(&["multiply_units"]));
             compile(&name, &source, Needs::MatrixUnits);
         }
+    }
+    for queries in [4, 8] {
+        let constants = format!("const QUERIES = {queries}u;\n");
+        let source = constants + &source(["kv", "attention"].into_iter());
+        compile(&format!("attention_{queries}"), &source, Needs::None);
     }
     for (name, files) in OTHERS {
         compile(name, &source(files.iter().copied()), Needs::None);
@@ -223,10 +258,11 @@ fn spirv(name: &str, source: &str, needs: Needs) -> Vec<u32> {
         .unwrap_or_else(|error| panic!("{name}: {}", error.emit_to_string(source)));
     // (Vulkan has the second of these everywhere: F16 numbers that are unpacked.)
     let mut capabilities = Capabilities::IMMEDIATES | Capabilities::SHADER_FLOAT16_IN_FLOAT32;
+    if needs != Needs::None {
+        capabilities |= Capabilities::SUBGROUP;
+    }
     if needs == Needs::MatrixUnits {
-        capabilities |= Capabilities::COOPERATIVE_MATRIX
-            | Capabilities::SHADER_FLOAT16
-            | Capabilities::SUBGROUP;
+        capabilities |= Capabilities::COOPERATIVE_MATRIX | Capabilities::SHADER_FLOAT16;
     }
     let info = Validator::new(ValidationFlags::all(), capabilities)
         .validate(&module)
@@ -246,6 +282,8 @@ fn spirv(name: &str, source: &str, needs: Needs) -> Vec<u32> {
             Used::Shader,
             Used::DotProduct,
             Used::DotProductInput4x8BitPacked,
+            Used::GroupNonUniform,
+            Used::GroupNonUniformShuffle,
         ],
         Needs::MatrixUnits => &[
             Used::Shader,

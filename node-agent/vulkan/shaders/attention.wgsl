@@ -1,14 +1,16 @@
 // Attention of a sequence's rows to the positions before them, flash form: scores are never written (Dao et al. 2022). The query heads
 // that share a key head are rows of one tile, so keys and values are read once for all of them. A group of 64 threads has up to
 // QUERIES rows of queries and goes through the blocks that one of them sees: first each thread has a position, then a pair of numbers.
+// QUERIES is 4 for the only tile of few rows, whose heads mostly share by four, and else 8: rows that are not there take time, too.
 // Where there are few tiles, several groups each take a part of the blocks, and `combine.wgsl` makes one result of theirs.
 
 const THREADS = 64u;
-const QUERIES = 8u;
+// Threads that each row has between the two.
+const ROW_THREADS = THREADS / QUERIES;
 // The largest head has 256 numbers.
 const MOST_PAIRS = 128u;
 // Keys and values that a thread loads at once.
-const AT_ONCE = 8u;
+const AT_ONCE = 16u;
 // Far below any score, and finite, so that differences are.
 const UNSEEN = -1e30;
 
@@ -51,7 +53,7 @@ var<immediate> params: Params;
 var<workgroup> query: array<vec2f, QUERIES * MOST_PAIRS>;
 // Position by position, a score of each row; then what its value weighs.
 var<workgroup> scores: array<array<f32, QUERIES>, THREADS>;
-// Of each row, what eight threads each found.
+// Of each row, what its threads each found.
 var<workgroup> partial: array<f32, THREADS>;
 var<workgroup> maxima: array<f32, QUERIES>;
 var<workgroup> sums: array<f32, QUERIES>;
@@ -66,15 +68,15 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) th
     let part = group.x % params.parts;
     let width = params.kv_heads * params.pairs;
 
-    // Each thread has the pairs of one row: eight apart, up to a multiple of eight.
+    // Each thread has the pairs of one row, ROW_THREADS apart, up to a multiple of AT_ONCE.
     let own_row = min(first + thread % QUERIES, count - 1u);
     let steps = f32((params.first_position + own_row / sharing) / params.temperature_positions);
     let factor = params.scale * (1.0 + params.temperature * log(steps + 1.0));
     let own_place = place_of(own_row, sharing, kv_head) * params.pairs;
     let end = (params.pairs + AT_ONCE - 1u) / AT_ONCE * AT_ONCE;
-    for (var start = thread / QUERIES; start < end; start += THREADS) {
+    for (var start = thread / QUERIES; start < end; start += 8u * ROW_THREADS) {
         for (var i = 0u; i < 8u; i++) { // unrolled
-            let pair = start + i * 8u;
+            let pair = start + i * ROW_THREADS;
             let number = queries[own_place + min(pair, params.pairs - 1u)];
             // Behind a head's pairs, zeros are multiplied.
             query[pair * QUERIES + thread % QUERIES] = select(vec2f(), factor * number, pair < params.pairs);
@@ -120,33 +122,33 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) th
         }
         workgroupBarrier();
 
-        // Eight threads for each row, eight positions for each of them.
-        let row = thread / 8u;
-        let eighth = thread % 8u;
+        // ROW_THREADS threads for each row, QUERIES positions for each of them.
+        let row = thread / ROW_THREADS;
+        let place = thread % ROW_THREADS;
         var most = UNSEEN;
-        for (var i = 0u; i < 8u; i++) { // unrolled
-            most = max(most, scores[eighth + 8u * i][row]);
+        for (var i = 0u; i < QUERIES; i++) { // unrolled
+            most = max(most, scores[place + ROW_THREADS * i][row]);
         }
         partial[thread] = most;
         workgroupBarrier();
         most = maxima[row];
-        for (var i = 0u; i < 8u; i++) { // unrolled
-            most = max(most, partial[8u * row + i]);
+        for (var i = 0u; i < ROW_THREADS; i++) {
+            most = max(most, partial[ROW_THREADS * row + i]);
         }
         workgroupBarrier();
         var sum = 0.0;
-        for (var i = 0u; i < 8u; i++) { // unrolled
-            let score = scores[eighth + 8u * i][row];
+        for (var i = 0u; i < QUERIES; i++) { // unrolled
+            let score = scores[place + ROW_THREADS * i][row];
             let weight = select(exp(score - most), 0.0, score <= UNSEEN);
-            scores[eighth + 8u * i][row] = weight;
+            scores[place + ROW_THREADS * i][row] = weight;
             sum += weight;
         }
         partial[thread] = sum;
         workgroupBarrier();
-        if eighth == 0u {
+        if place == 0u {
             let factor = exp(maxima[row] - most);
             sum = sums[row] * factor;
-            for (var i = 0u; i < 8u; i++) { // unrolled
+            for (var i = 0u; i < ROW_THREADS; i++) {
                 sum += partial[thread + i];
             }
             factors[row] = factor;

@@ -23,8 +23,12 @@ var<immediate> params: Params;
 // The `unit`th sixteen weights of a row of the matrix.
 fn load_from(matrix_row: u32, unit: u32) -> Loaded {
     let units = BLOCK / 16u;
-    let block = min(matrix_row, params.matrix_rows - 1u) * (params.cols / BLOCK) + unit / units;
-    return load(block * BYTES, unit % units);
+    return load(block_of(matrix_row, unit / units), unit % units);
+}
+
+// Where the `block`th block of a row of the matrix begins.
+fn block_of(matrix_row: u32, block: u32) -> u32 {
+    return (min(matrix_row, params.matrix_rows - 1u) * (params.cols / BLOCK) + block) * BYTES;
 }
 
 fn finish(row: u32, matrix_row: u32, sum: f32) {

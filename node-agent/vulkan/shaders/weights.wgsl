@@ -1,6 +1,6 @@
 // How kernels read weights: blocks of a format as the file has them, row after row, from a multiple of 4 bytes on. A format's file says
 // how many weights a block has (BLOCK), its bytes (BYTES), and how sixteen consecutive weights are loaded, the `unit`th of a block;
-// `unpacked` makes numbers of what was loaded. Units that are NEXT apart lie in the same bytes, so they are best loaded together.
+// `unpacked` makes numbers of what was loaded.
 
 // Sixteen consecutive weights.
 struct Sixteen {

@@ -254,7 +254,9 @@ fn abilities(
         && halves & matrices.cooperative_matrix & memory_model.vulkan_memory_model == vk::TRUE
         && has_shape(entry, instance, physical);
     Abilities {
-        byte_dot: byte_dot.shader_integer_dot_product == vk::TRUE,
+        byte_dot: byte_dot.shader_integer_dot_product == vk::TRUE
+            && (subgroup.supported_stages).contains(vk::ShaderStageFlags::COMPUTE)
+            && (subgroup.supported_operations).contains(vk::SubgroupFeatureFlags::SHUFFLE),
         matrix_units: units,
     }
 }

@@ -25,7 +25,8 @@ pub(crate) enum Kernel {
     Norm,
     NormPack,
     Heads,
-    Attention,
+    /// For so many rows of queries: 4 or 8.
+    Attention(usize),
     Combine,
     Gate,
     GatePack,
@@ -62,10 +63,12 @@ impl Shape {
     }
 
     /// Rows, and rows of the matrix, of a group of threads.
-    pub fn group(self) -> (usize, usize) {
+    pub fn group(self, format: GgmlType) -> (usize, usize) {
+        // As `multiply_bytes.wgsl` and `multiply_rows.wgsl` have it.
+        let matrix_rows = if takes_bytes(format) { 8 } else { 4 };
         match self {
-            Shape::One | Shape::OneByDot => (1, 4),
-            Shape::Four | Shape::FourByDot => (4, 4),
+            Shape::One | Shape::OneByDot => (1, matrix_rows),
+            Shape::Four | Shape::FourByDot => (4, matrix_rows),
             Shape::Tile => (64, 64),
             Shape::Units => (128, 128),
         }
@@ -106,7 +109,8 @@ impl Kernel {
             Kernel::Norm,
             Kernel::NormPack,
             Kernel::Heads,
-            Kernel::Attention,
+            Kernel::Attention(4),
+            Kernel::Attention(8),
             Kernel::Combine,
             Kernel::Gate,
             Kernel::GatePack,
@@ -132,7 +136,7 @@ impl Kernel {
             Kernel::Norm => "norm".to_owned(),
             Kernel::NormPack => "norm_pack".to_owned(),
             Kernel::Heads => "heads".to_owned(),
-            Kernel::Attention => "attention".to_owned(),
+            Kernel::Attention(queries) => format!("attention_{queries}"),
             Kernel::Combine => "combine".to_owned(),
             Kernel::Gate => "gate".to_owned(),
             Kernel::GatePack => "gate_pack".to_owned(),

@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 use std::sync::MutexGuard;
+use std::time::Duration;
 
 use ash::vk;
 
@@ -14,14 +15,16 @@ use crate::plain::{self, Plain};
 use crate::raw_device::RawDevice;
 use crate::recorder::{Recorder, SETS};
 
-/// After so many seconds a pass counts as hanging. Drivers of real GPUs give up within ten; in software, passes take their time.
-const PATIENCE: u64 = 600;
+/// After so long a pass counts as hanging. Drivers of real GPUs give up within ten seconds; in software, passes take their time.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Every device takes as many groups in each dimension.
 pub(crate) const MOST_GROUPS: u32 = 65_535;
 
-/// Kernels of a part of a pass: few enough that the GPU soon begins, and that recording a part takes no longer than running it.
+/// Kernels of a part of a pass: so few that recording a part takes no longer than running the one before.
 const PART: u32 = 48;
+/// Kernels of a pass's first part: the GPU has nothing to do until it is recorded.
+const FIRST_PART: u32 = 8;
 
 /// Bytes that are copied to the GPU in one pass.
 const PIECE: usize = 16 << 20;
@@ -203,7 +206,7 @@ impl<'a> Pass<'a> {
         if groups.contains(&0) {
             return Ok(());
         }
-        if self.started > 0 && self.started.is_multiple_of(PART) {
+        if self.started == FIRST_PART || self.started > 0 && self.started.is_multiple_of(PART) {
             self.go_on()?;
         }
         let failed = |result| VulkanError::of("record a pass", result);
@@ -311,14 +314,23 @@ impl<'a> Pass<'a> {
 
     fn run(&mut self) -> Result<(), VulkanError> {
         let device = self.device.raw();
-        let fence = [self.recorder.as_ref().ok_or(VulkanError::Lost)?.fence];
-        // SAFETY: the pass before has ended, so nobody waits for the fence.
-        let reset = unsafe { device.raw.reset_fences(&fence) };
+        let fences = self.recorder.as_ref().ok_or(VulkanError::Lost)?.fences;
+        let [nearly, done] = fences;
+        // SAFETY: the pass before has ended, so nobody waits for the fences.
+        let reset = unsafe { device.raw.reset_fences(&fences) };
         reset.map_err(|result| self.failed(result))?;
-        self.submit(fence[0])?;
-        let patience = PATIENCE * 1_000_000_000;
-        // SAFETY: the fence is the device's.
-        match unsafe { device.raw.wait_for_fences(&fence, true, patience) } {
+        let has_more = self.submitted > 0;
+        if has_more {
+            // SAFETY: nothing is handed over; the fence tells when what was before has run.
+            let submitted = unsafe { device.raw.queue_submit(device.queue, &[], nearly) };
+            submitted.map_err(|result| self.failed(result))?;
+        }
+        self.submit(done)?;
+        let waited = match has_more {
+            true => device.wait(nearly, PATIENCE),
+            false => Ok(()),
+        };
+        match waited.and_then(|()| device.wait_awake(done, PATIENCE)) {
             Ok(()) => {
                 self.submitted = 0;
                 Ok(())
@@ -326,7 +338,9 @@ impl<'a> Pass<'a> {
             // What it may still use stays for as long as the process.
             Err(vk::Result::TIMEOUT) => {
                 device.give_up();
-                Err(VulkanError::Hung { seconds: PATIENCE })
+                Err(VulkanError::Hung {
+                    seconds: PATIENCE.as_secs(),
+                })
             }
             Err(error) => Err(self.failed(error)),
         }

@@ -1,11 +1,12 @@
 //! What the driver gave for an open GPU.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use ash::vk;
 
 use crate::error::VulkanError;
-use crate::gpus::{Found, Gpus, local_heap};
+use crate::gpus::{Found, GpuKind, Gpus, local_heap};
 use crate::kernels::Kernels;
 
 /// An open GPU, which is closed with this.
@@ -99,6 +100,31 @@ impl RawDevice {
         // SAFETY: the device has the extension whose structure is asked to be filled.
         unsafe { instance.get_physical_device_memory_properties2(found.physical, &mut properties) };
         budget.heap_budget[place].saturating_sub(budget.heap_usage[place])
+    }
+
+    /// Waits for a fence.
+    ///
+    /// # Errors
+    /// `TIMEOUT` after `patience`, and what else the driver says.
+    pub fn wait(&self, fence: vk::Fence, patience: Duration) -> Result<(), vk::Result> {
+        let nanoseconds = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
+        // SAFETY: the fence is the device's, here and below.
+        unsafe { self.raw.wait_for_fences(&[fence], true, nanoseconds) }
+    }
+
+    /// As [`wait`](Self::wait), for what ends soon: asks again and again at first, since being woken up can take longer than that, in virtual
+    /// machines above all. A driver that computes on the processor needs it for itself.
+    pub fn wait_awake(&self, fence: vk::Fence, patience: Duration) -> Result<(), vk::Result> {
+        const SOON: Duration = Duration::from_millis(1);
+        let begun = Instant::now();
+        while self.found.facts.kind != GpuKind::Software && begun.elapsed() < SOON {
+            // SAFETY: as above.
+            if unsafe { self.raw.get_fence_status(fence) }? {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        self.wait(fence, patience)
     }
 
     pub fn is_lost(&self) -> bool {

@@ -15,7 +15,8 @@ pub(crate) struct Recorder {
     pub pool: vk::CommandPool,
     /// Of the parts of a pass, in order.
     pub commands: Vec<vk::CommandBuffer>,
-    pub fence: vk::Fence,
+    /// Of all parts of a pass but the last, and of the last.
+    pub fences: [vk::Fence; 2],
     pub descriptors: Vec<vk::DescriptorPool>,
     pub stages: Vec<Allocation>,
     /// What comes back passes through this.
@@ -34,23 +35,23 @@ impl Recorder {
         let mut recorder = Recorder {
             pool,
             commands: Vec::new(),
-            fence: vk::Fence::null(),
+            fences: [vk::Fence::null(); 2],
             descriptors: Vec::new(),
             stages: Vec::new(),
             returns: None,
         };
-        // SAFETY: as above.
-        match unsafe { raw.create_fence(&vk::FenceCreateInfo::default(), None) } {
-            Ok(fence) => {
-                recorder.fence = fence;
-                Ok(recorder)
-            }
-            Err(error) => {
-                // SAFETY: it is new.
-                unsafe { recorder.destroy(raw) };
-                Err(failed(error))
+        for place in 0..recorder.fences.len() {
+            // SAFETY: as above.
+            match unsafe { raw.create_fence(&vk::FenceCreateInfo::default(), None) } {
+                Ok(fence) => recorder.fences[place] = fence,
+                Err(error) => {
+                    // SAFETY: it is new. Null fences are destroyed by doing nothing.
+                    unsafe { recorder.destroy(raw) };
+                    return Err(failed(error));
+                }
             }
         }
+        Ok(recorder)
     }
 
     /// Begins the part of a pass with this number.
@@ -94,7 +95,9 @@ impl Recorder {
             for pool in self.descriptors {
                 raw.destroy_descriptor_pool(pool, None);
             }
-            raw.destroy_fence(self.fence, None);
+            for fence in self.fences {
+                raw.destroy_fence(fence, None);
+            }
             raw.destroy_command_pool(self.pool, None);
         }
     }

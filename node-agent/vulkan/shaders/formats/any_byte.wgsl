@@ -15,12 +15,14 @@ fn word_at(byte: u32) -> u32 {
 // Sixteen bytes likewise.
 fn words_at(byte: u32) -> vec4u {
     let at = byte / 4u;
-    let shift = byte % 4u * 8u;
     let words = vec4u(weights[at], weights[at + 1u], weights[at + 2u], weights[at + 3u]);
-    if BYTES % 4u == 0u || shift == 0u {
+    if BYTES % 4u == 0u {
         return words;
     }
-    return (words >> vec4u(shift)) | (vec4u(words.yzw, weights[at + 4u]) << vec4u(32u - shift));
+    let shift = byte % 4u * 8u;
+    let last = weights[at + select(3u, 4u, shift > 0u)];
+    // (A shift by 32 is none.)
+    return (words >> vec4u(shift)) | ((vec4u(words.yzw, last) << vec4u(1u)) << vec4u(31u - shift));
 }
 
 fn byte_at(byte: u32) -> u32 {

@@ -2,8 +2,6 @@
 
 alias Loaded = Sixteen;
 
-const NEXT = 1u;
-
 fn unpacked(loaded: Loaded) -> Sixteen {
     return loaded;
 }

@@ -8,8 +8,9 @@ use crate::error::VulkanError;
 use crate::kernels::{FEW_ROWS, Kernel};
 use crate::pass::{MOST_GROUPS, Pass};
 
-/// Rows of queries that a group of threads has (`shaders/attention.wgsl`).
+/// Rows of queries that a group of threads has at most (`shaders/attention.wgsl`), and where they are few.
 const QUERIES: usize = 8;
+const FEW_QUERIES: usize = 4;
 /// With as many groups as this a GPU has enough to do, and each takes all of its tile's blocks.
 const ENOUGH_GROUPS: usize = 64;
 /// Groups that share a tile's blocks at most (`shaders/combine.wgsl`).
@@ -131,7 +132,11 @@ impl<'a> Pass<'a> {
         };
         let slices = [sequence.blocks, queries, sequence.cache, out];
         let groups = [groups as u32, kv_heads as u32];
-        self.start(Kernel::Attention, &slices, &params, groups)
+        let queries = match rows * (heads / kv_heads) <= FEW_QUERIES {
+            true => FEW_QUERIES,
+            false => QUERIES,
+        };
+        self.start(Kernel::Attention(queries), &slices, &params, groups)
     }
 
     /// The results of all of a pass's attentions, ready to be multiplied, as by [`input`](Self::input): rows of `width` numbers in `out`,

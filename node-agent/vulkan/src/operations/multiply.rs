@@ -69,7 +69,7 @@ impl<'a> Pass<'a> {
             false => x.rows.cut(cols),
         };
         let shape = Shape::of(count, format, self.device().abilities());
-        let (group_rows, group_matrix_rows) = shape.group();
+        let (group_rows, group_matrix_rows) = shape.group(format);
         let most = (self.most_rows(row_bytes)).min(MOST_GROUPS as usize * group_matrix_rows);
         let mut first = 0;
         while first < matrix_rows {
@@ -85,8 +85,8 @@ impl<'a> Pass<'a> {
                 flags,
                 add.unwrap_or(1.0).to_bits(),
             ];
-            // A kernel names its bias even where it reads none.
-            let slices = [weights.part(bytes), rows, out, bias.unwrap_or(rows)];
+            // A kernel names its bias even where it reads none, and rows of bytes twice, by their parts.
+            let slices = [weights.part(bytes), rows, out, bias.unwrap_or(rows), rows];
             let groups = [
                 part.div_ceil(group_matrix_rows) as u32,
                 count.div_ceil(group_rows) as u32,
