@@ -103,6 +103,8 @@ fn measurements(
         true => (0, 0),
         false => (rate(to), rate(from)),
     };
+    let throughput = throughputs(gpu, weights, formats)?;
+    let layer_overhead = layer_overhead_seconds(gpu, &throughput)?;
     Ok(GpuMeasurements {
         unified_memory: facts.unified_memory,
         total_bytes: facts.total_bytes as i64,
@@ -112,8 +114,8 @@ fn measurements(
         to_gpu_bytes_per_second: to,
         from_gpu_bytes_per_second: from,
         copy_overhead_nanoseconds: (both.median() / 2.0 * 1e9) as i64,
-        throughput: throughputs(gpu, weights, formats)?,
-        layer_overhead_nanoseconds: (layer_overhead_seconds(gpu)? * 1e9) as i64,
+        throughput,
+        layer_overhead_nanoseconds: (layer_overhead * 1e9) as i64,
         parts: Vec::new(),
     })
 }
@@ -191,10 +193,12 @@ fn rounds(mut work: impl FnMut() -> Result<(), EngineError>) -> Result<usize, En
     Ok((rounds.ceil() as usize).clamp(1, 64))
 }
 
-/// What one more layer with almost no weights takes in the engine's own pass: the time of a whole window less that of
-/// half its layers.
-fn layer_overhead_seconds(gpu: &Gpu) -> Result<f64, GpuError> {
-    const LAYERS: usize = 16;
+/// What one more layer takes in the engine's own pass beside multiplying its weights: the time of a whole window less that of half its layers,
+/// less what its weights take, as `throughput` has it. The layers are as wide as small models are, and attend as in a conversation: norms and
+/// attention of tiny ones take less.
+fn layer_overhead_seconds(gpu: &Gpu, throughput: &[Throughput]) -> Result<f64, GpuError> {
+    const LAYERS: usize = 8;
+    const HELD: usize = 100;
     let file = tempfile::NamedTempFile::new().map_err(GpuError::File)?;
     write_small_model(file.as_file(), LAYERS)?;
     let model = Model::open(file.path())?;
@@ -202,62 +206,83 @@ fn layer_overhead_seconds(gpu: &Gpu) -> Result<f64, GpuError> {
     let devices = |layers| LayerDevices::last_on(layers, gpu.clone());
     let seconds = |layers: usize| -> Result<f64, GpuError> {
         let window = LayerWindow::open(&model, 0..layers, &devices(layers), &Residency::mapped())?;
-        Ok(busy(|| one_position(&model, &window, &compute))?.median())
+        let mut kv = KvCache::new(&model, &[window.layers()], HELD + 1, KvFormat::F16);
+        let forward = |kv: &mut KvCache, first_position: usize, rows: usize| {
+            let mut activation = vec![0.5; rows * model.spec().hidden];
+            let mut batch = [BatchEntry {
+                kv,
+                first_position,
+                rows,
+            }];
+            window.forward(&compute, &mut activation, &mut batch)
+        };
+        forward(&mut kv, 0, HELD)?;
+        let one_more = busy(|| {
+            kv.truncate(HELD);
+            forward(&mut kv, HELD, 1)
+        });
+        Ok(one_more?.median())
     };
     let (half, all) = (seconds(LAYERS / 2)?, seconds(LAYERS)?);
-    Ok((all - half).max(0.0) / (LAYERS - LAYERS / 2) as f64)
+    let layer = (all - half) / (LAYERS - LAYERS / 2) as f64;
+    let rate = throughput
+        .iter()
+        .find(|one| one.format == SMALL_MODEL.name())
+        .map(|one| one.decode_bytes_per_second as f64);
+    let weights = rate.map_or(0.0, |rate| small_layer_bytes() / rate);
+    Ok((layer - weights).max(0.0))
 }
 
-fn one_position(model: &Model, window: &LayerWindow, compute: &Compute) -> Result<(), EngineError> {
-    let mut kv = KvCache::new(model, &[window.layers()], 1, KvFormat::F16);
-    let mut activation = vec![0.5; model.spec().hidden];
-    let mut batch = [BatchEntry {
-        kv: &mut kv,
-        first_position: 0,
-        rows: 1,
-    }];
-    window.forward(compute, &mut activation, &mut batch)
+/// What the matrices of [`write_small_model`] are in.
+const SMALL_MODEL: GgmlType = GgmlType::Q4_0;
+const SIDE: u64 = 1024;
+const MATRICES: [&str; 7] = [
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+];
+
+fn matrix_bytes() -> usize {
+    (SIDE * SIDE) as usize / SMALL_MODEL.block_len() * SMALL_MODEL.block_bytes()
 }
 
-/// A model of the llama family whose matrices are zeros: 160 kB a layer.
+fn small_layer_bytes() -> f64 {
+    (MATRICES.len() * matrix_bytes()) as f64
+}
+
+/// A model of the llama family whose matrices are zeros: 4 MB a layer.
 fn write_small_model(file: &File, layers: usize) -> Result<(), GpuError> {
-    const SIDE: u64 = 256;
     let mut writer = GgufWriter::new();
     writer.metadata("general.architecture", "llama");
     for (key, value) in [
         ("block_count", layers as u32),
         ("embedding_length", SIDE as u32),
         ("feed_forward_length", SIDE as u32),
-        ("attention.head_count", 4),
-        ("attention.head_count_kv", 4),
-        ("context_length", 64),
+        ("attention.head_count", 16),
+        ("attention.head_count_kv", 16),
+        ("context_length", 128),
     ] {
         writer.metadata(&format!("llama.{key}"), value);
     }
     writer.metadata("llama.attention.layer_norm_rms_epsilon", 1e-5_f32);
     let mut names = vec!["token_embd".to_owned(), "output_norm".to_owned()];
-    let parts = [
-        "attn_norm",
-        "attn_q",
-        "attn_k",
-        "attn_v",
-        "attn_output",
-        "ffn_norm",
-        "ffn_gate",
-        "ffn_up",
-        "ffn_down",
-    ];
-    names.extend((0..layers).flat_map(|layer| parts.map(|part| format!("blk.{layer}.{part}"))));
+    let parts = || MATRICES.iter().chain(&["attn_norm", "ffn_norm"]);
+    names.extend(
+        (0..layers).flat_map(|layer| parts().map(move |part| format!("blk.{layer}.{part}"))),
+    );
     for name in &names {
         let name = format!("{name}.weight");
         match name.ends_with("_norm.weight") {
             true => writer.tensor(&name, GgmlType::F32, &[SIDE]),
-            false => writer.tensor(&name, GgmlType::Q4_0, &[SIDE, SIDE]),
+            false => writer.tensor(&name, SMALL_MODEL, &[SIDE, SIDE]),
         };
     }
     let ones: Vec<u8> = (0..SIDE).flat_map(|_| 1.0_f32.to_le_bytes()).collect();
-    let blocks = (SIDE * SIDE) as usize / GgmlType::Q4_0.block_len();
-    let zeros = vec![0; blocks * GgmlType::Q4_0.block_bytes()];
+    let zeros = vec![0; matrix_bytes()];
     let mut data = writer
         .write_header(BufWriter::new(file))
         .map_err(GpuError::Model)?;

@@ -2,7 +2,7 @@
 // for ROWS of them. Products of bytes are summed four at a time, in whole numbers. LANES threads share MATRIX_ROWS rows of the matrix; a
 // file of `sums` begins at `main`, and adds up what each of them has.
 
-const THREADS = 128u;
+const THREADS = 64u;
 const LANES = 32u;
 const MATRIX_ROWS = 2u;
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ash::vk;
 
 use crate::error::VulkanError;
+use crate::kernels::BINDINGS;
 
 /// The loader, and what it found. Clones share it.
 #[derive(Clone)]
@@ -36,7 +37,7 @@ pub(crate) struct Found {
 /// What some kernels take that not every GPU has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Abilities {
-    /// Dot products of four bytes (VK_KHR_shader_integer_dot_product).
+    /// Dot products of four bytes (VK_KHR_shader_integer_dot_product), and subgroups whose threads exchange numbers.
     pub byte_dot: bool,
     /// Units that multiply matrices of 16 x 16 (VK_KHR_cooperative_matrix): F16, summed in F32, in full subgroups of 32. NVIDIA's only: naga
     /// does not say which accesses the barriers of Vulkan's memory model are about, and no other GPU was tried.
@@ -157,7 +158,7 @@ impl Drop for Shared {
 }
 
 impl Found {
-    /// `None` if it cannot compute, or its driver is older than Vulkan 1.1.
+    /// `None` if it cannot compute, its driver is older than Vulkan 1.1, or its kernels may have fewer buffers than ours take.
     fn new(
         entry: &ash::Entry,
         instance: &ash::Instance,
@@ -165,7 +166,8 @@ impl Found {
     ) -> Option<Found> {
         // SAFETY: `physical` is the instance's, here and below.
         let properties = unsafe { instance.get_physical_device_properties(physical) };
-        if properties.api_version < vk::API_VERSION_1_1 {
+        let buffers = (properties.limits).max_per_stage_descriptor_storage_buffers;
+        if properties.api_version < vk::API_VERSION_1_1 || buffers < BINDINGS {
             return None;
         }
         // SAFETY: as above.

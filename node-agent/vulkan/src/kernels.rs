@@ -11,7 +11,7 @@ use crate::gpus::Abilities;
 
 include!(concat!(env!("OUT_DIR"), "/spirv.rs"));
 
-/// Buffers that a kernel has at most. Vulkan promises 4; there is no known GPU with less than 8.
+/// Buffers that a kernel has at most. (Vulkan promises 4, and WebGPU 8.)
 pub(crate) const BINDINGS: u32 = 8;
 
 /// Bytes of a kernel's parameters at most; every device allows as many.
@@ -36,6 +36,7 @@ pub(crate) enum Kernel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Shape {
     One,
+    /// Few rows, four at a time.
     Four,
     /// As the two before, for quantized formats, by [`Abilities::byte_dot`].
     OneByDot,
@@ -63,12 +64,10 @@ impl Shape {
     }
 
     /// Rows, and rows of the matrix, of a group of threads.
-    pub fn group(self, format: GgmlType) -> (usize, usize) {
-        // As `multiply_bytes.wgsl` and `multiply_rows.wgsl` have it.
-        let matrix_rows = if takes_bytes(format) { 8 } else { 4 };
+    pub fn group(self) -> (usize, usize) {
         match self {
-            Shape::One | Shape::OneByDot => (1, matrix_rows),
-            Shape::Four | Shape::FourByDot => (4, matrix_rows),
+            Shape::One | Shape::OneByDot => (1, 4),
+            Shape::Four | Shape::FourByDot => (4, 4),
             Shape::Tile => (64, 64),
             Shape::Units => (128, 128),
         }

@@ -69,7 +69,7 @@ impl<'a> Pass<'a> {
             false => x.rows.cut(cols),
         };
         let shape = Shape::of(count, format, self.device().abilities());
-        let (group_rows, group_matrix_rows) = shape.group(format);
+        let (group_rows, group_matrix_rows) = shape.group();
         let most = (self.most_rows(row_bytes)).min(MOST_GROUPS as usize * group_matrix_rows);
         let mut first = 0;
         while first < matrix_rows {

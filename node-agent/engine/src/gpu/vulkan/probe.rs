@@ -67,8 +67,11 @@ pub(super) fn copy_back(device: &Device, rows: &Numbers) -> Result<Vec<f32>, Vul
     Ok(numbers)
 }
 
-/// All products in one pass, each waiting for the one before, as those of layers mostly do. Room is in the workspace, as theirs is: taking
-/// memory from a driver can take longer than the product.
+/// Products that run side by side.
+const AT_ONCE: usize = 8;
+
+/// All products in one pass, several at once: what layers wait for between their products is measured with them, and counted with them. Room is
+/// in the workspace, as theirs is: taking memory from a driver can take longer than the product.
 pub(super) fn multiply(
     device: &Device,
     workspace: &mut Workspace,
@@ -77,33 +80,33 @@ pub(super) fn multiply(
 ) -> Result<(), VulkanError> {
     let most = matrices.iter().map(|matrix| matrix.rows).max().unwrap_or(0);
     let mut layout = Layout::new(device);
-    let out = layout.numbers(rows.rows * most);
+    let outs: [_; AT_ONCE] = std::array::from_fn(|_| layout.numbers(rows.rows * most));
     let room = layout.bytes(input_bytes(rows.rows, rows.width));
     let buffer = workspace.with_room(device, &layout)?;
-    let (out, room) = (slice(buffer, &out), slice(buffer, &room));
     let mut pass = device.pass()?;
-    let input = pass.input(rows.as_rows(), rows.width, room)?;
-    pass.barrier();
-    for matrix in matrices {
-        if matrix.cols != rows.width {
-            return Err(VulkanError::NoKernel {
-                what: format!("{} columns times rows of {}", matrix.cols, rows.width),
-            });
-        }
-        let product = Product {
-            x: input,
-            out,
-            bias: None,
-            add: None,
-        };
-        let weights = Matrix {
-            weights: matrix.buffer.whole(),
-            format: matrix.format,
-            rows: matrix.rows,
-            cols: matrix.cols,
-        };
-        pass.multiply(weights, product)?;
+    let input = pass.input(rows.as_rows(), rows.width, slice(buffer, &room))?;
+    for some in matrices.chunks(AT_ONCE) {
         pass.barrier();
+        for (matrix, out) in some.iter().zip(&outs) {
+            if matrix.cols != rows.width {
+                return Err(VulkanError::NoKernel {
+                    what: format!("{} columns times rows of {}", matrix.cols, rows.width),
+                });
+            }
+            let product = Product {
+                x: input,
+                out: slice(buffer, out),
+                bias: None,
+                add: None,
+            };
+            let weights = Matrix {
+                weights: matrix.buffer.whole(),
+                format: matrix.format,
+                rows: matrix.rows,
+                cols: matrix.cols,
+            };
+            pass.multiply(weights, product)?;
+        }
     }
     pass.finish()
 }
