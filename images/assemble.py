@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Puts programs onto root file systems: images for several processors, in one archive, without a container engine.
 
-    assemble.py --output prima.tar --name REGISTRY/prima-operator:TAG --program prima --title 'prima operator' \
-                --platform amd64=FOLDER --platform arm64=FOLDER [--name ... --program ... --title ...]
+    assemble.py --output prima.tar --name REGISTRY/prima-operator:TAG --program prima --root root.tar --title 'prima operator' \
+                --platform amd64=FOLDER --platform arm64=FOLDER [--name ... --program ... --root ... --title ...]
 
-Each FOLDER holds root.tar, a root file system for that processor, and the programs. The archive is an OCI image layout
+Each FOLDER holds the root file systems for that processor, and the programs. The archive is an OCI image layout
 (image-layout.md of the OCI image specification 1.1): an index that has, for each name, an index of one image for each
 platform. `ctr images import`, `skopeo`, `podman load` and `crane` read it. The same files make the same bytes.
 """
@@ -125,17 +125,21 @@ def image(layout: Layout, base: tuple[dict[str, object], str], program: Path, ti
     return {**described, "platform": {"architecture": platform, "os": "linux"}}
 
 
-def assemble(output: Path, images: Iterable[tuple[str, str, str]], platforms: dict[str, Path], labels: dict[str, str]) -> list[str]:
-    """Writes the archive. `images`: name, program and title of each. Returns name and digest of each."""
+def assemble(output: Path, images: Iterable[tuple[str, str, str, str]], platforms: dict[str, Path], labels: dict[str, str]) -> list[str]:
+    """Writes the archive. `images`: name, program, root and title of each. Returns name and digest of each."""
     work = output.with_suffix(".layout")
     shutil.rmtree(work, ignore_errors=True)
     layout = Layout(work)
-    # Both images of a platform share its root.
-    roots = {platform: layout.add_layer(folder / "root.tar") for platform, folder in platforms.items()}
+    # Images of a platform share its roots.
+    roots: dict[Path, tuple[dict[str, object], str]] = {}
     manifests, told = [], []
-    for name, program, title in images:
+    for name, program, root, title in images:
         own = {**labels, "org.opencontainers.image.title": title}
-        of_platforms = [image(layout, roots[platform], folder / program, title, platform, own) for platform, folder in platforms.items()]
+        of_platforms = []
+        for platform, folder in platforms.items():
+            if folder / root not in roots:
+                roots[folder / root] = layout.add_layer(folder / root)
+            of_platforms.append(image(layout, roots[folder / root], folder / program, title, platform, own))
         index = layout.add_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": of_platforms, "annotations": own}, INDEX)
         # containerd names an image by the first; others, such as skopeo, by the second.
         named = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name}
@@ -152,6 +156,7 @@ def main() -> None:
     parser.add_argument("--platform", action="append", required=True, metavar="ARCHITECTURE=FOLDER")
     parser.add_argument("--name", action="append", required=True)
     parser.add_argument("--program", action="append", required=True)
+    parser.add_argument("--root", action="append", required=True)
     parser.add_argument("--title", action="append", required=True)
     parser.add_argument("--label", action="append", default=[], metavar="KEY=VALUE")
     arguments = parser.parse_args()
@@ -161,14 +166,14 @@ def main() -> None:
         if architecture not in PLATFORMS or not folder:
             sys.exit(f"--platform {text}: expected one of {', '.join(PLATFORMS)}, then = and a folder")
         platforms[architecture] = Path(folder)
-    if not len(arguments.name) == len(arguments.program) == len(arguments.title):
-        sys.exit("--name, --program and --title belong together: give all three for each image")
+    if not len(arguments.name) == len(arguments.program) == len(arguments.root) == len(arguments.title):
+        sys.exit("--name, --program, --root and --title belong together: give all four for each image")
     for folder in platforms.values():
-        for name in ("root.tar", *arguments.program):
+        for name in (*arguments.root, *arguments.program):
             if not (folder / name).is_file():
                 sys.exit(f"{folder / name} is missing")
     labels = dict(text.split("=", 1) for text in arguments.label)
-    images = zip(arguments.name, arguments.program, arguments.title, strict=True)
+    images = zip(arguments.name, arguments.program, arguments.root, arguments.title, strict=True)
     for line in assemble(arguments.output, images, platforms, labels):
         print(line)
 

@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
-# Builds the images of the operator and the agents for amd64 and arm64, into one archive that every node can import:
-#
-#   images/build.sh                   target/images/prima.tar
-#   images/build.sh node-agent-cuda   the agent for NVIDIA's GPUs, for this machine's processor, into the engine's own images
+# Builds the images of the operator and the agents, with and without Vulkan, for amd64 and arm64, into one archive that every node can
+# import: target/images/prima.tar.
 #
 #   REGISTRY       what names begin with [default: ghcr.io/prima-dev]
 #   TAG            the version [default: the chart's appVersion]
@@ -19,14 +17,6 @@ read -ra architectures <<< "${ARCHITECTURES:-amd64 arm64}"
 files=target/images
 
 main() {
-    case ${1:-} in
-        "") images ;;
-        node-agent-cuda) with_cuda ;;
-        *) echo "images/build.sh: expected nothing or node-agent-cuda, found $1" >&2; exit 1 ;;
-    esac
-}
-
-images() {
     rm -rf "$files"
     mkdir -p "$files"
     build --file images/Containerfile --build-arg "ARCHITECTURES=${architectures[*]}" --output "type=local,dest=$files" .
@@ -35,17 +25,13 @@ images() {
         platforms+=(--platform "$architecture=$files/$architecture")
     done
     python3 images/assemble.py --output "$files/prima.tar" "${platforms[@]}" \
-        --name "$registry/prima-operator:$tag" --program prima --title "prima operator" \
-        --name "$registry/prima-node-agent:$tag" --program prima-node-agent --title "prima node-agent" \
+        --name "$registry/prima-operator:$tag" --program prima --root root.tar --title "prima operator" \
+        --name "$registry/prima-node-agent:$tag" --program prima-node-agent --root root.tar --title "prima node-agent" \
+        --name "$registry/prima-node-agent-gpu:$tag" --program prima-node-agent --root root-gpu.tar --title "prima node-agent, with Vulkan" \
         --label org.opencontainers.image.source=https://github.com/prima-dev/prima \
         --label org.opencontainers.image.licenses=Apache-2.0 \
         --label "org.opencontainers.image.version=$tag"
     echo "$files/prima.tar"
-}
-
-with_cuda() {
-    local arguments=(BINARIES=compiled BUILDER=builder-cuda BASE=runtime-cuda FEATURES=cuda)
-    build --file images/node-agent.Containerfile --tag "$registry/prima-node-agent-cuda:$tag" "${arguments[@]/#/--build-arg=}" .
 }
 
 # build ARGUMENT...: with the first engine that works; a docker without its daemon does not.

@@ -3,9 +3,9 @@
 #
 #   images/compile.sh FOLDER [amd64|arm64]...   [default: both]
 #
-# puts into FOLDER/amd64 and FOLDER/arm64 what images/assemble.py takes: prima, prima-node-agent and root.tar. Runs as root in a
-# Debian with Rust, such as the image of images/Containerfile: it installs compilers there. The root file systems are of the
-# same Debian, so that programs and libraries fit together.
+# puts into FOLDER/amd64 and FOLDER/arm64 what images/assemble.py takes: prima, prima-node-agent, root.tar, and root-gpu.tar, which has Vulkan,
+# too. Runs as root in a Debian with Rust, such as the image of images/Containerfile: it installs compilers there. The root file systems are of
+# the same Debian, so that programs and libraries fit together.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,6 +13,8 @@ folder=$1
 shift
 [ $# -gt 0 ] || set -- amd64 arm64
 here=$(dpkg --print-architecture)
+# The loader and Mesa's drivers; and what NVIDIA's driver, which comes from the node, is opened through.
+vulkan=libvulkan1,mesa-vulkan-drivers,libegl1,libgl1,libglx0
 . /etc/os-release
 
 main() {
@@ -37,7 +39,8 @@ main() {
             "$(tool "$architecture" strip)" --strip-debug -o "$folder/$architecture/$program" \
                 "${CARGO_TARGET_DIR:-target}/$(rust "$architecture")/dist/$program"
         done
-        root_file_system "$architecture" "$folder/$architecture/root.tar"
+        images/root.sh "$VERSION_CODENAME" "$architecture" "$folder/$architecture/root.tar"
+        images/root.sh "$VERSION_CODENAME" "$architecture" "$folder/$architecture/root-gpu.tar" "$vulkan"
     done
 }
 
@@ -58,14 +61,6 @@ cross() {
     export "CC_$name=$(tool "$1" gcc)" "CXX_$name=$(tool "$1" g++)" "AR_$name=$(tool "$1" ar)"
     export "CARGO_TARGET_${name^^}_LINKER=$(tool "$1" gcc)"
     export "BINDGEN_EXTRA_CLANG_ARGS_$name=-I/usr/$(gnu "$1")/include"
-}
-
-# root_file_system ARCHITECTURE FILE: the C and C++ libraries, and certificates. Packages are unpacked only, so none of their programs run.
-root_file_system() {
-    mmdebstrap --quiet --variant=extract --architectures="$1" --include=libc6,libstdc++6,libgcc-s1,ca-certificates \
-        --customize-hook='cat "$1"/usr/share/ca-certificates/mozilla/*.crt > "$1/etc/ssl/certs/ca-certificates.crt"' \
-        --customize-hook='rm -rf "$1"/usr/share/doc "$1"/usr/share/man "$1"/usr/share/locale "$1"/var/lib/apt "$1"/var/cache' \
-        "$VERSION_CODENAME" "$2"
 }
 
 main "$@"

@@ -34,6 +34,7 @@ PARTS = {
     "prima-weights::suite": ("small-disk", "test(/^no_room::/)"),
     "prima-tests::monitoring": ("memory-groups", "test(=memory_pressure_raises_an_alert)"),
     "prima-tests::api_server_chart": ("chart-before", "test(=an_upgrade_from_the_chart_before_keeps_models)"),
+    "prima-tests::images_archive": ("root-file-systems", "test(=a_root_file_system_runs_the_programs)"),
     "prima-engine::gpu_layers": ("vulkan", "all()"),
     "prima-node-agent": ("vulkan", "test(=profile::gpu::tests::everything_of_a_gpu_is_measured)"),
 }
@@ -48,7 +49,7 @@ ELSEWHERE = [
     "the images' stages that compile from source: they take a registry; the same Containerfiles are built here around programs that "
     "are there",
     "compiling for both processors in a container, and pushing images and chart (images/build.sh, compile.sh, release.sh): it takes a container "
-    "engine and a registry; how the archive is put together is tested (images_archive)",
+    "engine and a registry; root file systems, and how the archive is put together, are tested (images_archive)",
     "programs of the profiles release and dist: the tests run what the profile dev compiles (`make run` and `make bench` run the others)",
     "the fuzz target of the GGUF reader: `make fuzz`; the tests run its corpus",
     "tests of kernels under QEMU that compute much: smaller ones of the same kind run there (tests/tests/processors_emulated.rs, SLOW)",

@@ -120,6 +120,12 @@ def emulation() -> str:
         raise Lack("Debian's compiler for arm64 could not be fetched") from error
 
 
+def root_file_systems() -> str:
+    """Debian's packages, unpacked into a root file system, and programs in it."""
+    root()
+    return installed("mmdebstrap", "mmdebstrap")
+
+
 def vulkan() -> str:
     """A driver of Vulkan that computes on the processor (lavapipe)."""
     drivers = ["/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/etc/vulkan/icd.d"]
@@ -138,6 +144,7 @@ NEEDS = {
     "chart-before": Need("an upgrade from the chart before", chart_before),
     "vulkan": Need("layers on a GPU, which is Vulkan on the processor", vulkan),
     "prometheus": Need("alerts and the dashboard in Prometheus", prometheus),
+    "root-file-systems": Need("programs in the images' root file systems", root_file_systems),
     "emulation": Need("older and other processors, emulated", emulation),
 }
 

@@ -12,20 +12,30 @@ use sha2::{Digest, Sha256};
 
 const OPERATOR: &str = "ghcr.io/prima-dev/prima-operator:9.9.9";
 const AGENT: &str = "ghcr.io/prima-dev/prima-node-agent:9.9.9";
+const GPU_AGENT: &str = "ghcr.io/prima-dev/prima-node-agent-gpu:9.9.9";
 
-/// What a build puts there for one processor: a root file system and the programs.
+/// Name, program and root file system of each image.
+const IMAGES: [(&str, &str, &str); 3] = [
+    (OPERATOR, "prima", "root"),
+    (AGENT, "prima-node-agent", "root"),
+    (GPU_AGENT, "prima-node-agent", "root-gpu"),
+];
+
+/// What a build puts there for one processor: root file systems and the programs.
 fn build(folder: &Path, architecture: &str) {
     let own = folder.join(architecture);
-    let root = own.join("root");
-    fs::create_dir_all(root.join("etc")).expect("a folder");
-    fs::write(root.join("etc/processor"), architecture).expect("a file");
-    let mut tar = Command::new("tar");
-    tar.args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "-cf"])
-        .arg(own.join("root.tar"))
-        .arg("-C")
-        .arg(&root)
-        .arg(".");
-    assert!(tar.status().expect("tar").success());
+    for name in ["root", "root-gpu"] {
+        let root = own.join(name);
+        fs::create_dir_all(root.join("etc")).expect("a folder");
+        fs::write(root.join("etc/root"), format!("{name} for {architecture}")).expect("a file");
+        let mut tar = Command::new("tar");
+        tar.args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "-cf"])
+            .arg(own.join(format!("{name}.tar")))
+            .arg("-C")
+            .arg(&root)
+            .arg(".");
+        assert!(tar.status().expect("tar").success());
+    }
     for program in ["prima", "prima-node-agent"] {
         fs::write(own.join(program), format!("{program} for {architecture}")).expect("a file");
     }
@@ -40,29 +50,18 @@ fn assemble(folder: &Path, output: &str, platforms: &[&str]) -> Output {
     for platform in platforms {
         python.args(["--platform", platform]);
     }
-    python
-        .args([
-            "--name",
-            OPERATOR,
-            "--program",
-            "prima",
-            "--title",
-            "operator",
-        ])
-        .args([
-            "--name",
-            AGENT,
-            "--program",
-            "prima-node-agent",
-            "--title",
-            "agent",
-        ])
-        .current_dir(folder);
+    for (name, program, root) in IMAGES {
+        python
+            .args(["--name", name, "--program", program])
+            .arg("--root")
+            .arg(format!("{root}.tar"))
+            .args(["--title", program]);
+    }
+    python.current_dir(folder);
     python.output().expect("python3")
 }
 
-/// Unpacks a tar file, and returns each file's content by its path.
-fn files_of(archive: &Path, into: &Path) -> BTreeMap<String, Vec<u8>> {
+fn unpack(archive: &Path, into: &Path) {
     fs::create_dir_all(into).expect("a folder");
     let tar = Command::new("tar")
         .arg("-xf")
@@ -71,6 +70,11 @@ fn files_of(archive: &Path, into: &Path) -> BTreeMap<String, Vec<u8>> {
         .arg(into)
         .status();
     assert!(tar.expect("tar").success());
+}
+
+/// Unpacks a tar file, and returns each file's content by its path.
+fn files_of(archive: &Path, into: &Path) -> BTreeMap<String, Vec<u8>> {
+    unpack(archive, into);
     let mut files = BTreeMap::new();
     let mut folders = vec![into.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -132,12 +136,9 @@ fn an_archive_has_an_image_for_each_name_and_processor() {
     let layout = Layout(files_of(&folder.join("prima.tar"), &folder.join("layout")));
     let index: Value = serde_json::from_slice(&layout.0["index.json"]).expect("JSON");
     let told = String::from_utf8_lossy(&told.stdout).into_owned();
-    for (manifest, (name, program)) in index["manifests"]
-        .as_array()
-        .expect("manifests")
-        .iter()
-        .zip([(OPERATOR, "prima"), (AGENT, "prima-node-agent")])
-    {
+    let manifests = index["manifests"].as_array().expect("manifests");
+    assert_eq!(manifests.len(), IMAGES.len());
+    for (manifest, (name, program, root)) in manifests.iter().zip(IMAGES) {
         assert_eq!(manifest["annotations"]["io.containerd.image.name"], name);
         assert_eq!(
             manifest["annotations"]["org.opencontainers.image.ref.name"],
@@ -167,10 +168,13 @@ fn an_archive_has_an_image_for_each_name_and_processor() {
                 let unpacked = unpacked.expect("gzip").stdout;
                 let digest = format!("sha256:{:x}", Sha256::digest(&unpacked));
                 assert_eq!(config["rootfs"]["diff_ids"][number], digest);
-                let into = folder.join(format!("{program}-{architecture}-{number}"));
+                let into = folder.join(format!("{program}-{root}-{architecture}-{number}"));
                 found.extend(files_of(&packed, &into));
             }
-            assert_eq!(found["etc/processor"], architecture.as_bytes());
+            assert_eq!(
+                found["etc/root"],
+                format!("{root} for {architecture}").as_bytes()
+            );
             let content = format!("{program} for {architecture}");
             assert_eq!(
                 found[&format!("usr/local/bin/{program}")],
@@ -178,6 +182,52 @@ fn an_archive_has_an_image_for_each_name_and_processor() {
             );
             assert_eq!(found.len(), 2, "nothing else: {found:?}");
         }
+    }
+}
+
+/// As images have them: the links, libraries and certificates that programs find, and Vulkan in one of the two.
+#[test]
+fn a_root_file_system_runs_the_programs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let vulkan = "libvulkan1,mesa-vulkan-drivers,libegl1,libgl1,libglx0";
+    for (name, packages, found) in [
+        ("root", "", "this machine has no Vulkan loader"),
+        ("root-gpu", vulkan, "layers run on it"),
+    ] {
+        let tar = folder.path().join(format!("{name}.tar"));
+        let mut script = Command::new(inputs::file("images/root.sh"));
+        script.args(["trixie", processor()]).arg(&tar).arg(packages);
+        assert!(script.status().expect("bash").success());
+        let root = folder.path().join(name);
+        unpack(&tar, &root);
+        let certificates = fs::read_to_string(root.join("etc/ssl/certs/ca-certificates.crt"));
+        let certificates = certificates.expect("certificates");
+        assert!(certificates.matches("BEGIN CERTIFICATE").count() > 100);
+        let run = |program: &str, arguments: &[&str]| {
+            fs::copy(inputs::program(program), root.join("usr").join(program)).expect("a program");
+            let mut chroot = Command::new("chroot");
+            chroot
+                .args(["--userspec=65532:65532".as_ref(), root.as_os_str()])
+                .arg(format!("/usr/{program}"))
+                .args(arguments)
+                .env("PRIMA_GPU", "software");
+            let output = chroot.output().expect("chroot");
+            let said = [output.stdout, output.stderr].concat();
+            let said = String::from_utf8_lossy(&said).into_owned();
+            assert!(output.status.success(), "{said}");
+            said
+        };
+        assert!(run("prima", &["--version"]).starts_with("prima "));
+        let said = run("prima-node-agent", &["inspect", "--gpu"]);
+        assert!(said.contains(found), "{name}: {said}");
+    }
+}
+
+/// This machine's, as Debian calls it.
+fn processor() -> &'static str {
+    match std::env::consts::ARCH {
+        "aarch64" => "arm64",
+        _ => "amd64",
     }
 }
 

@@ -1,18 +1,18 @@
 {{- /*
-One DaemonSet of agents: (dict "context" $ "variant" "cpu" | "cuda"). The variants differ in their image, in the nodes
+One DaemonSet of agents: (dict "context" $ "variant" "cpu" | "nvidia" | "dri"). The variants differ in their image, in the nodes
 they run on, and in how they come by a GPU.
 */}}
 {{- define "prima.agent.daemonset" -}}
 {{- $context := .context }}
 {{- $values := $context.Values.agent }}
-{{- $cuda := eq .variant "cuda" }}
+{{- $gpu := ne .variant "cpu" }}
 {{- $component := dict "context" $context "component" "agent" }}
-{{- $image := include "prima.image" (dict "context" $context "image" (ternary $values.cuda.image $values.image $cuda)) }}
+{{- $image := include "prima.image" (dict "context" $context "image" (ternary $values.gpus.image $values.image $gpu)) }}
 {{- $scheduling := include "prima.agent.scheduling" . | fromYaml }}
 apiVersion: apps/v1
 kind: DaemonSet
 metadata:
-  name: {{ include "prima.agent.name" $context }}{{ if $cuda }}-cuda{{ end }}
+  name: {{ include "prima.agent.name" $context }}{{ if $gpu }}-{{ .variant }}{{ end }}
   namespace: {{ include "prima.agent.namespace" $context }}
   labels: {{- include "prima.labels" $component | nindent 4 }}
 spec:
@@ -41,10 +41,16 @@ spec:
       {{- with $context.Values.imagePullSecrets }}
       imagePullSecrets: {{- toYaml . | nindent 8 }}
       {{- end }}
-      {{- if $cuda }}
-      runtimeClassName: {{ $values.cuda.runtimeClassName }}
+      {{- if eq .variant "nvidia" }}
+      runtimeClassName: {{ $values.gpus.nvidia.runtimeClassName }}
       {{- end }}
-      securityContext: {{- include "prima.podSecurityContext" $context | nindent 8 }}
+      securityContext:
+        {{- include "prima.podSecurityContext" $context | nindent 8 }}
+        {{- if eq .variant "dri" }}
+        {{- with $values.gpus.dri.groups }}
+        supplementalGroups: {{ toJson . }}
+        {{- end }}
+        {{- end }}
       {{- include "prima.scheduling" $scheduling | nindent 6 }}
       {{- if $values.chownDataDir }}
       initContainers:
@@ -88,14 +94,17 @@ spec:
             - name: POD_IP
               valueFrom: {fieldRef: {fieldPath: status.podIP}}
             {{- include "prima.env" (dict "context" $context "service" "prima-node-agent") | nindent 12 }}
-            {{- if $cuda }}
+            {{- if eq .variant "nvidia" }}
             - name: NVIDIA_VISIBLE_DEVICES
               value: all
+            # Vulkan comes with graphics.
             - name: NVIDIA_DRIVER_CAPABILITIES
-              value: compute,utility
-            # Kernels compiled for this node's GPU, which takes minutes.
-            - name: CUDA_CACHE_PATH
-              value: /var/lib/prima/cuda
+              value: compute,utility,graphics
+            {{- end }}
+            {{- if $gpu }}
+            # Where drivers keep kernels that they have compiled for this node's GPU.
+            - name: {{ eq .variant "nvidia" | ternary "__GL_SHADER_DISK_CACHE_PATH" "MESA_SHADER_CACHE_DIR" }}
+              value: /var/lib/prima/kernels
             {{- end }}
             {{- with $values.extraEnv }}
             {{- toYaml . | nindent 12 }}
@@ -107,7 +116,7 @@ spec:
             - name: metrics
               containerPort: 9191
           {{- include "prima.probes" $context | nindent 10 }}
-          {{- with $values.resources }}
+          {{- with include "prima.agent.resources" . | fromYaml }}
           resources: {{- toYaml . | nindent 12 }}
           {{- end }}
           securityContext: {{- include "prima.securityContext" $context | nindent 12 }}
@@ -154,21 +163,38 @@ spec:
 {{- end }}
 
 {{- /*
-Where a variant runs, as the values of "prima.scheduling": every node belongs to one variant. The terms of a node affinity
-are alternatives, so the rule goes into each of them.
+What an agent of a variant asks for; its GPU is the whole node's, so the device plugin is asked for one.
+*/}}
+{{- define "prima.agent.resources" -}}
+{{- $resources := deepCopy (default (dict) .context.Values.agent.resources) }}
+{{- if eq .variant "dri" }}
+{{- $_ := set $resources "limits" (set (default (dict) $resources.limits) .context.Values.agent.gpus.dri.resource 1) }}
+{{- end }}
+{{- toYaml $resources }}
+{{- end }}
+
+{{- /*
+Where a variant runs, as the values of "prima.scheduling": every node belongs to one variant, and NVIDIA's comes first. The
+terms of a node affinity are alternatives, so rules go into each of them.
 */}}
 {{- define "prima.agent.scheduling" -}}
+{{- $variant := .variant }}
 {{- $values := deepCopy .context.Values.agent }}
-{{- $label := $values.cuda.nodeLabel }}
-{{- if eq .variant "cuda" }}
-{{- $_ := set $values "nodeSelector" (set $values.nodeSelector $label.key $label.value) }}
-{{- $_ := set $values "tolerations" (concat $values.tolerations $values.cuda.tolerations) }}
-{{- else if $values.cuda.enabled }}
-{{- $rule := dict "key" $label.key "operator" "NotIn" "values" (list $label.value) }}
+{{- $rules := list }}
+{{- range $other := list "nvidia" "dri" }}
+{{- $gpu := index $values.gpus $other }}
+{{- if eq $other $variant }}
+{{- $_ := set $values "nodeSelector" (set $values.nodeSelector $gpu.nodeLabel.key $gpu.nodeLabel.value) }}
+{{- $_ := set $values "tolerations" (concat $values.tolerations $gpu.tolerations) }}
+{{- else if and $gpu.enabled (ne $variant "nvidia") }}
+{{- $rules = append $rules (dict "key" $gpu.nodeLabel.key "operator" "NotIn" "values" (list $gpu.nodeLabel.value)) }}
+{{- end }}
+{{- end }}
+{{- if $rules }}
 {{- $required := dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "nodeSelectorTerms" (list (dict)) $values.affinity }}
 {{- $terms := list }}
 {{- range $required }}
-{{- $terms = append $terms (set . "matchExpressions" (append (default list .matchExpressions) $rule)) }}
+{{- $terms = append $terms (set . "matchExpressions" (concat (default list .matchExpressions) $rules)) }}
 {{- end }}
 {{- $affinity := dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms)) }}
 {{- $_ := set $values "affinity" (mergeOverwrite $values.affinity $affinity) }}

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Makes the root file system of an image, for a processor that need not be this one:
+#
+#   images/root.sh RELEASE amd64|arm64 FILE.tar [PACKAGE,...]
+#
+# has Debian's C and C++ libraries, certificates, and these packages. Packages are unpacked only, so none of their programs run; what these
+# would have made is made here. Takes mmdebstrap, and root.
+set -euo pipefail
+
+release=$1 architecture=$2 file=$3 packages=libc6,libstdc++6,libgcc-s1,ca-certificates${4:+,$4}
+
+# The links by which programs find what loads them; all certificates in one file, as Rust's and OpenSSL's TLS look for them; no documents.
+# Devices are the container engine's. (Of mmdebstrap's hooks only these run where packages are unpacked only.)
+mmdebstrap --quiet --variant=extract --skip=output/dev --architectures="$architecture" --include="$packages" \
+    --extract-hook='ln -sfn usr/lib "$1/lib"; ln -sfn usr/lib64 "$1/lib64"' \
+    --extract-hook='cat "$1"/usr/share/ca-certificates/mozilla/*.crt > "$1/etc/ssl/certs/ca-certificates.crt"' \
+    --extract-hook='rm -rf "$1"/usr/share/doc "$1"/usr/share/man "$1"/usr/share/locale "$1"/var/lib/apt "$1"/var/cache' \
+    "$release" "$file"
