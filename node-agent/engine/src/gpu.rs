@@ -175,7 +175,7 @@ impl Gpu {
         self.0.copy_back(rows)
     }
 
-    /// Multiplies `rows` by each matrix, as the layers of a pass do. Nobody needs what comes out.
+    /// Multiplies `rows` by each matrix, with the kernels of layers. Nobody needs what comes out.
     ///
     /// # Errors
     /// [`EngineError::Gpu`], also when the rows have another length than a matrix.

@@ -194,10 +194,11 @@ fn rounds(mut work: impl FnMut() -> Result<(), EngineError>) -> Result<usize, En
 }
 
 /// What one more layer takes in the engine's own pass beside multiplying its weights: the time of a whole window less that of half its layers,
-/// less what its weights take, as `throughput` has it. The layers are as wide as small models are, and attend as in a conversation: norms and
-/// attention of tiny ones take less.
+/// less what its weights take, as `throughput` has it (nothing, if their format was not measured). That rate is of products side by side, so what
+/// is lost where they are not is in this. The layers are as wide as small models are, and see 100 positions: norms and attention of tiny ones take
+/// less. A GPU with a large cache holds some of the weights, so there this comes out some microseconds too low.
 fn layer_overhead_seconds(gpu: &Gpu, throughput: &[Throughput]) -> Result<f64, GpuError> {
-    const LAYERS: usize = 8;
+    const LAYERS: usize = 16;
     const HELD: usize = 100;
     let file = tempfile::NamedTempFile::new().map_err(GpuError::File)?;
     write_small_model(file.as_file(), LAYERS)?;
@@ -446,7 +447,7 @@ mod tests {
     #[test]
     fn everything_of_a_gpu_is_measured() {
         // One of them has no kernels there.
-        let (gpu, formats) = (Gpu::software().unwrap(), [GgmlType::Q4K, GgmlType::Iq1S]);
+        let (gpu, formats) = (Gpu::software().unwrap(), [GgmlType::Q4_0, GgmlType::Iq1S]);
         let expected = formats.len() - 1;
         let facts = GpuFacts {
             api: GpuApi::Vulkan,

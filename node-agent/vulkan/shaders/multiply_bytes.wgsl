@@ -1,6 +1,6 @@
 // Few rows of x, rounded to bytes (`pack.wgsl`), times quantized weights: parts of four sixteens of weights (`formats/quants.wgsl`) are loaded once
-// for ROWS of them. Products of bytes are summed four at a time, in whole numbers. LANES threads share MATRIX_ROWS rows of the matrix; a
-// file of `sums` begins at `main`, and adds up what each of them has.
+// for ROWS of them. Products of bytes are summed four at a time, in whole numbers. LANES threads share MATRIX_ROWS rows of the matrix; `main`
+// (`sums_*.wgsl`) adds up what each of them has.
 
 const THREADS = 64u;
 const LANES = 32u;

@@ -1,5 +1,5 @@
 // Few rows of x times weights that are floats: sixteen weights are loaded once for ROWS of them. LANES threads share MATRIX_ROWS rows of
-// the matrix; a file of `sums` begins at `main`, and adds up what each of them has.
+// the matrix; `main` (`sums_*.wgsl`) adds up what each of them has.
 
 const THREADS = 128u;
 const LANES = 64u;

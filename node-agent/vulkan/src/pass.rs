@@ -1,8 +1,8 @@
-//! A pass: copies and kernels, recorded in order. The GPU begins with the first while more are recorded; the host waits once, for the last.
+//! A pass: copies and kernels, recorded in order. The GPU begins with the first while more are recorded; the host waits once, at the end.
 
 use std::marker::PhantomData;
 use std::sync::MutexGuard;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ash::vk;
 
@@ -326,11 +326,13 @@ impl<'a> Pass<'a> {
             submitted.map_err(|result| self.failed(result))?;
         }
         self.submit(done)?;
+        let begun = Instant::now();
         let waited = match has_more {
             true => device.wait(nearly, PATIENCE),
             false => Ok(()),
         };
-        match waited.and_then(|()| device.wait_awake(done, PATIENCE)) {
+        let left = PATIENCE.saturating_sub(begun.elapsed());
+        match waited.and_then(|()| device.wait_awake(done, left)) {
             Ok(()) => {
                 self.submitted = 0;
                 Ok(())

@@ -215,13 +215,29 @@ fn several_tiles_are_multiplied() {
     }
 }
 
+/// Rows so long that threads go on to further parts; of Q8_0, an odd number of blocks.
+#[test]
+fn long_rows_are_multiplied() {
+    for (format, cols) in [
+        (GgmlType::Q4K, 2304),
+        (GgmlType::Q6K, 2304),
+        (GgmlType::Q8_0, 2080),
+        (GgmlType::F16, 1040),
+    ] {
+        for count in [1, 3] {
+            product(&DEVICE, format, (5, cols), count);
+        }
+    }
+}
+
 /// What not every GPU has is done without where it lacks.
 #[test]
 fn products_without_abilities() {
     let plain = DEVICE.clone().without_abilities();
     for &format in GgmlType::ALL.iter().filter(|format| has_kernels(**format)) {
+        let cols = if format.block_len() == 256 { 256 } else { 96 };
         for count in [1, 3, 70] {
-            product(&plain, format, (67, 256), count);
+            product(&plain, format, (67, cols), count);
         }
     }
 }
@@ -297,7 +313,8 @@ fn norms_of_rows_and_heads() {
 /// What becomes of the heads of a pass whose first row is another sequence's: queries in place, keys and values in blocks.
 struct HeadsCase {
     pairing: cpu::RopePairing,
-    /// Pairs that are turned, of 8.
+    head_dim: usize,
+    /// Pairs that are turned.
     pairs: usize,
     normed: bool,
 }
@@ -306,10 +323,11 @@ struct HeadsCase {
 fn heads_are_normed_and_rotated_as_the_processor_does() {
     use cpu::RopePairing::{Halves, Interleaved};
     for pairing in [Interleaved, Halves] {
-        for pairs in [8, 4, 0] {
+        for (head_dim, pairs) in [(16, 8), (16, 4), (16, 0), (80, 40), (256, 128)] {
             for normed in [false, true] {
                 heads(&HeadsCase {
                     pairing,
+                    head_dim,
                     pairs,
                     normed,
                 });
@@ -321,43 +339,43 @@ fn heads_are_normed_and_rotated_as_the_processor_does() {
 fn heads(case: &HeadsCase) {
     let HeadsCase {
         pairing,
+        head_dim,
         pairs,
         normed,
     } = *case;
-    let what = format!("{pairing:?}, {pairs} pairs, norms {normed}");
-    const HEAD_DIM: usize = 16;
+    let what = format!("{pairing:?}, {pairs} pairs of {head_dim}, norms {normed}");
     let (query_heads, kv_heads, new, held) = (3, 2, 4, 62);
     let mut random = Random(pairs as u64);
-    let mut row = |heads: usize| random.numbers((new + 1) * heads * HEAD_DIM);
+    let mut row = |heads: usize| random.numbers((new + 1) * heads * head_dim);
     let (queries, keys, values) = (row(query_heads), row(kv_heads), row(kv_heads));
-    let norms = [random.numbers(HEAD_DIM), random.numbers(HEAD_DIM)];
+    let norms = [random.numbers(head_dim), random.numbers(head_dim)];
     let frequencies = (0..pairs).map(|pair| 0.7_f64.powi(pair as i32)).collect();
     let angles = cpu::Rope::new(pairing, frequencies, 1.2).angles([9, 0, 1, 77, 5000]);
 
     let pool = cpu::ThreadPool::new(1, cpu::IsaLevel::SCALAR).unwrap();
     let expected = |numbers: &[f32], heads: usize, weight: &[f32]| -> Vec<f32> {
         let mut numbers = numbers.to_vec();
-        for head in numbers.chunks_exact_mut(HEAD_DIM).filter(|_| normed) {
-            let mean = head.iter().map(|x| x * x).sum::<f32>() / HEAD_DIM as f32;
+        for head in numbers.chunks_exact_mut(head_dim).filter(|_| normed) {
+            let mean = head.iter().map(|x| x * x).sum::<f32>() / head_dim as f32;
             for (x, weight) in head.iter_mut().zip(weight) {
                 *x *= weight / (mean + 1e-5).sqrt();
             }
         }
         if pairs > 0 {
-            cpu::rotate(&pool, &angles, &mut numbers, heads, HEAD_DIM);
+            cpu::rotate(&pool, &angles, &mut numbers, heads, head_dim);
         }
         numbers
     };
     let expected_queries = expected(&queries, query_heads, &norms[0]);
     let expected_keys = expected(&keys, kv_heads, &norms[1]);
 
-    let first = query_heads * HEAD_DIM;
+    let first = query_heads * head_dim;
     let on_gpu = [&queries, &keys, &values].map(|numbers| buffer(numbers));
     let norms = norms.map(|norm| buffer(&norm));
     let turns = buffer(&[angles.turns(), &[0.0]].concat());
     // The new rows lie in two blocks, listed the other way round.
     let listed = buffer(&[1_u32, 0]);
-    let block = kv_block_bytes(kv_heads, HEAD_DIM) as usize;
+    let block = kv_block_bytes(kv_heads, head_dim) as usize;
     let cache = buffer(&vec![0_u8; 2 * block]);
     let mut pass = DEVICE.pass().unwrap();
     let [query_rows, key_rows, value_rows] = on_gpu.each_ref().map(Buffer::whole);
@@ -368,7 +386,7 @@ fn heads(case: &HeadsCase) {
             first_block: 0,
             cache: cache.whole(),
             kv_heads,
-            head_dim: HEAD_DIM,
+            head_dim,
             rows: new,
             first_row: 1,
             first_position: held,
@@ -395,7 +413,7 @@ fn heads(case: &HeadsCase) {
     assert_eq!(found[..first], queries[..first], "{what}: another's row");
     assert_close(&found[first..], &expected_queries[first..], 1e-5, &what);
     let words: Vec<u32> = read(&cache).iter().map(|number| number.to_bits()).collect();
-    let width = kv_heads * HEAD_DIM;
+    let width = kv_heads * head_dim;
     for row in 0..new {
         let (place, within) = match held + row < KV_POSITIONS {
             true => (1, held + row),
@@ -572,6 +590,14 @@ fn attention_sees_what_it_should() {
             held: 130,
             rows: 5,
             window: Some(1),
+            ..plain
+        },
+        // Few rows, and so many groups that each takes all blocks.
+        Case {
+            heads: 32,
+            kv_heads: 32,
+            held: 130,
+            rows: 9,
             ..plain
         },
         // Parts of several blocks, the last of fewer.

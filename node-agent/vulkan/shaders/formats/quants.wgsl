@@ -1,6 +1,6 @@
 // Quantized formats: what is loaded are sixteen signed bytes, four in a word, the first in the lowest bits; weight = scale * byte + add.
 // Four sixteens that lie in the same bytes, or in neighbouring ones, are a part of a block of 256, best loaded together: `load_part` of a
-// format loads one of the four. They are APART sixteens apart. Blocks of 32 have one part, of two sixteens.
+// format loads one of the four. They are APART sixteens apart. Of blocks of 32, two are taken for a part.
 
 struct Loaded {
     bytes: vec4u,

@@ -29,10 +29,12 @@ pub fn attention_part_bytes(
     head_dim: usize,
     (pass_rows, groups): (usize, usize),
 ) -> u64 {
-    match groups < ENOUGH_GROUPS || pass_rows <= FEW_ROWS {
-        true => found_bytes(rows * heads, MOST_PARTS, head_dim),
-        false => 0,
-    }
+    let parts = match (groups < ENOUGH_GROUPS, pass_rows <= FEW_ROWS) {
+        (true, _) => MOST_PARTS,
+        (false, true) => 1,
+        (false, false) => 0,
+    };
+    found_bytes(rows * heads, parts, head_dim)
 }
 
 /// Bytes of what so many parts find for rows and heads: each a largest score, a sum of weights, and the weighed values, F32.
@@ -139,8 +141,8 @@ impl<'a> Pass<'a> {
         self.start(Kernel::Attention(queries), &slices, &params, groups)
     }
 
-    /// The results of all of a pass's attentions, ready to be multiplied, as by [`input`](Self::input): rows of `width` numbers in `out`,
-    /// and few of them in `room`.
+    /// The results of all of a pass's attentions, ready to be multiplied, as by [`input`](Self::input): rows of `width` numbers in `out`, where
+    /// all of them attend to; few rows also rounded, in `room`.
     ///
     /// # Errors
     /// As [`input`](Self::input).

@@ -70,7 +70,7 @@ impl<'a> Pass<'a> {
         };
         let shape = Shape::of(count, format, self.device().abilities());
         let (group_rows, group_matrix_rows) = shape.group();
-        let most = (self.most_rows(row_bytes)).min(MOST_GROUPS as usize * group_matrix_rows);
+        let most = self.most_rows(row_bytes, MOST_GROUPS as usize * group_matrix_rows);
         let mut first = 0;
         while first < matrix_rows {
             let part = most.min(matrix_rows - first);
@@ -97,17 +97,19 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// How many rows of a matrix a kernel may see at once, so that the next ones begin where a slice may begin.
-    fn most_rows(&self, row_bytes: u64) -> usize {
-        let alignment = self.device().alignment();
-        let most = (self.device().most_bound_bytes() / row_bytes).max(1);
-        // As many rows begin at a multiple of the alignment.
-        let step = alignment / greatest_common_divisor(alignment, row_bytes);
-        match most < step {
-            true => step as usize,
-            false => (most - most % step) as usize,
-        }
+    /// How many rows of a matrix a kernel may see at once, of those that it has groups for.
+    fn most_rows(&self, row_bytes: u64, in_groups: usize) -> usize {
+        let device = self.device();
+        let most = (device.most_bound_bytes() / row_bytes).min(in_groups as u64);
+        whole_steps(most, row_bytes, device.alignment())
     }
+}
+
+/// At most so many rows, or the fewest, so that the next ones begin where a slice may begin.
+fn whole_steps(most: u64, row_bytes: u64, alignment: u64) -> usize {
+    // As many rows begin at a multiple of the alignment.
+    let step = alignment / greatest_common_divisor(alignment, row_bytes);
+    (most - most % step).max(step) as usize
 }
 
 fn greatest_common_divisor(a: u64, b: u64) -> u64 {
@@ -115,5 +117,26 @@ fn greatest_common_divisor(a: u64, b: u64) -> u64 {
         a
     } else {
         greatest_common_divisor(b, a % b)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_matrix_begin_where_slices_may() {
+        // A vocabulary of 262,208 with rows of 3,150 bytes (Gemma 3 of 12B, Q6_K): more than there are groups for.
+        for (most, row_bytes, alignment) in [
+            (262_140, 3150, 16),
+            (262_140, 3150, 256),
+            (3, 612, 64),
+            (1, 34, 16),
+        ] {
+            let rows = whole_steps(most, row_bytes, alignment) as u64;
+            assert!(rows > 0 && (rows * row_bytes).is_multiple_of(alignment));
+            let step = alignment / greatest_common_divisor(alignment, row_bytes);
+            assert!(rows <= most.max(step) && rows + step > most);
+        }
     }
 }

@@ -243,7 +243,7 @@ impl VulkanLayers {
             queries: widest(|layer| layer.query.rows),
             keys: widest(|layer| layer.key.rows),
             inner: widest(|layer| layer.gate.rows),
-            head_norms: layers.any(|layer| layer.loaded.head_norms.is_some()),
+            row_norms: layers.any(|layer| layer.loaded.norms_of_rows().is_some()),
         }
     }
 }

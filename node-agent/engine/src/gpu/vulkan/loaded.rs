@@ -22,7 +22,7 @@ pub(super) struct LoadedLayer {
     pub key: Projection,
     pub value: Projection,
     pub output: Projection,
-    pub head_norms: Option<[Vector; 2]>,
+    head_norms: Option<[Vector; 2]>,
     pub attention_post_norm: Option<Vector>,
     pub feed_forward_norm: Option<Vector>,
     pub activation: vulkan::ActivationFunction,
@@ -59,6 +59,21 @@ struct Placing<'a> {
 }
 
 impl LoadedLayer {
+    /// The norms of queries and keys, where each head has its own.
+    pub fn norms_of_heads(&self) -> Option<[&Vector; 2]> {
+        let [query, key] = self.head_norms.as_ref()?;
+        let head_dim = self.spec.attention.head_dim;
+        (query.len == head_dim && key.len == head_dim).then_some([query, key])
+    }
+
+    /// The same, where all heads of a row have one together.
+    pub fn norms_of_rows(&self) -> Option<[&Vector; 2]> {
+        match self.norms_of_heads() {
+            Some(_) => None,
+            None => self.head_norms.as_ref().map(|norms| norms.each_ref()),
+        }
+    }
+
     /// Copies a layer to the GPU.
     ///
     /// # Errors

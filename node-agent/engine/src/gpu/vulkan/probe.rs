@@ -1,4 +1,4 @@
-//! Single operations on a GPU, for measuring it: copies, products, reads, each as the layers do it. This file reads no clock, and nobody
+//! Single operations on a GPU, for measuring it: copies, products, reads, with the layers' own kernels. This file reads no clock, and nobody
 //! needs the numbers that it computes.
 
 use prima_gguf::GgmlType;
@@ -67,11 +67,11 @@ pub(super) fn copy_back(device: &Device, rows: &Numbers) -> Result<Vec<f32>, Vul
     Ok(numbers)
 }
 
-/// Products that run side by side.
+/// Products of one row that run side by side.
 const AT_ONCE: usize = 8;
 
-/// All products in one pass, several at once: what layers wait for between their products is measured with them, and counted with them. Room is
-/// in the workspace, as theirs is: taking memory from a driver can take longer than the product.
+/// All products in one pass. Those of one row run side by side: what layers wait for between theirs is measured with layers. Each of more rows waits for
+/// the one before, as there. Room is in the workspace, as theirs is: taking memory from a driver can take longer than the product.
 pub(super) fn multiply(
     device: &Device,
     workspace: &mut Workspace,
@@ -85,7 +85,8 @@ pub(super) fn multiply(
     let buffer = workspace.with_room(device, &layout)?;
     let mut pass = device.pass()?;
     let input = pass.input(rows.as_rows(), rows.width, slice(buffer, &room))?;
-    for some in matrices.chunks(AT_ONCE) {
+    let at_once = if rows.rows == 1 { AT_ONCE } else { 1 };
+    for some in matrices.chunks(at_once) {
         pass.barrier();
         for (matrix, out) in some.iter().zip(&outs) {
             if matrix.cols != rows.width {
@@ -152,6 +153,7 @@ pub(super) fn append(
     to: &Numbers,
 ) -> Result<(), VulkanError> {
     const HEAD_DIM: usize = 128;
+    assert!(to.width >= HEAD_DIM, "rows of {}", to.width);
     let kv_heads = to.width / HEAD_DIM;
     let positions = rows.rows.min(to.rows) / KV_POSITIONS * KV_POSITIONS;
     let listed: Vec<u32> = (0..(positions / KV_POSITIONS) as u32).collect();

@@ -50,7 +50,8 @@ pub(super) struct Widths {
     pub queries: usize,
     pub keys: usize,
     pub inner: usize,
-    pub head_norms: bool,
+    /// Whether queries and keys have norms of all heads of a row together.
+    pub row_norms: bool,
 }
 
 /// Bytes that parts of the attention of one of a pass's chunks take in a layer.
@@ -105,9 +106,9 @@ impl Places {
             queries,
             keys,
             inner,
-            head_norms,
+            row_norms,
         } = *widths;
-        let normed = if head_norms { rows } else { 0 };
+        let normed = if row_norms { rows } else { 0 };
         Places {
             x: layout.numbers(rows * hidden),
             normed: layout.numbers(rows * hidden),
@@ -248,22 +249,18 @@ impl<'a> Step<'a> {
         (mut keys, values): (Slice<'a>, Slice<'a>),
     ) -> Result<Input<'a>, VulkanError> {
         let attention = &self.layer.spec.attention;
-        let norms = match &self.layer.head_norms {
-            Some([query, key]) if [query.len, key.len] == [attention.head_dim; 2] => {
-                Some(HeadNorms {
-                    query: self.layer.vector(query),
-                    key: self.layer.vector(key),
-                    epsilon: self.norm_epsilon,
-                })
-            }
-            Some([query, key]) => {
-                queries = self.row_norm(pass, query, queries, &self.places.normed_queries)?;
-                keys = self.row_norm(pass, key, keys, &self.places.normed_keys)?;
-                pass.barrier();
-                None
-            }
-            None => None,
-        };
+        if let Some([query, key]) = self.layer.norms_of_rows() {
+            queries = self.row_norm(pass, query, queries, &self.places.normed_queries)?;
+            keys = self.row_norm(pass, key, keys, &self.places.normed_keys)?;
+            pass.barrier();
+        }
+        let norms = self.layer.norms_of_heads();
+        let norms = norms.map(|norms| norms.map(|norm| self.layer.vector(norm)));
+        let norms = norms.map(|[query, key]| HeadNorms {
+            query,
+            key,
+            epsilon: self.norm_epsilon,
+        });
         let rotation = self.layer.rope.zip(attention.rope.as_ref());
         let rotation = rotation.map(|(place, rope)| Rotation {
             angles: self.slice(&self.places.angles[place]),
