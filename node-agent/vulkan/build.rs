@@ -134,7 +134,7 @@ fn main() {
         };
         for rows in [1, 4] {
             let source = |sums: &str| {
-                let bodies: Vec<&str> = few.iter().copied().chain([sums]).collect();
+                let bodies: Vec<&str> = few.iter().copied().chain(["sums", sums]).collect();
                 format!("const ROWS = {rows}u;\n{}", kernel(&bodies))
             };
             let name = format!("multiply_{rows}_{format}");

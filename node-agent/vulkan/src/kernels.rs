@@ -25,7 +25,7 @@ pub(crate) enum Kernel {
     Norm,
     NormPack,
     Heads,
-    /// For so many rows of queries: 4 or 8.
+    /// For so many rows of queries: [`FEW_QUERIES`] or [`QUERIES`].
     Attention(usize),
     Combine,
     Gate,
@@ -80,6 +80,10 @@ pub const FEW_ROWS: usize = 16;
 /// The same of other weights, which take more to load.
 const FEW_ROWS_OF_FLOATS: usize = 8;
 
+/// Rows of queries that a group of threads has at most (`shaders/attention.wgsl`), and where they are few.
+pub(crate) const QUERIES: usize = 8;
+pub(crate) const FEW_QUERIES: usize = 4;
+
 /// Whether weights of this format are about the same in F16.
 fn fits_f16(format: GgmlType) -> bool {
     !matches!(format, GgmlType::F32 | GgmlType::BF16)
@@ -108,8 +112,8 @@ impl Kernel {
             Kernel::Norm,
             Kernel::NormPack,
             Kernel::Heads,
-            Kernel::Attention(4),
-            Kernel::Attention(8),
+            Kernel::Attention(FEW_QUERIES),
+            Kernel::Attention(QUERIES),
             Kernel::Combine,
             Kernel::Gate,
             Kernel::GatePack,

@@ -1,6 +1,6 @@
 // d: f16, nibbles: 16 bytes; weight = d * (nibble - 8).
 const BYTES = 18u;
 
-fn load_part(block: u32, part: u32, unit: u32) -> Loaded {
+fn load(block: u32, unit: u32) -> Loaded {
     return centred(parts_at(block + 2u, 4u * unit, 15u), f16_at(block), 8.0);
 }

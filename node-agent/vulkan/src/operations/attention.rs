@@ -5,12 +5,9 @@ use super::kv::{KV_POSITIONS, SequenceRows};
 use super::{Rows, UNIT, grid};
 use crate::buffer::Slice;
 use crate::error::VulkanError;
-use crate::kernels::{FEW_ROWS, Kernel};
+use crate::kernels::{FEW_QUERIES, FEW_ROWS, Kernel, QUERIES};
 use crate::pass::{MOST_GROUPS, Pass};
 
-/// Rows of queries that a group of threads has at most (`shaders/attention.wgsl`), and where they are few.
-const QUERIES: usize = 8;
-const FEW_QUERIES: usize = 4;
 /// With as many groups as this a GPU has enough to do, and each takes all of its tile's blocks.
 const ENOUGH_GROUPS: usize = 64;
 /// Groups that share a tile's blocks at most (`shaders/combine.wgsl`).
@@ -52,13 +49,12 @@ pub struct Attention<'a> {
     /// The rows, whose keys and values are appended already.
     pub sequence: SequenceRows<'a>,
     pub heads: usize,
-    /// F32, rows of the pass x heads x head_dim; `out` likewise.
+    /// F32, rows of the pass x heads x head_dim.
     pub queries: Slice<'a>,
-    pub out: Slice<'a>,
+    /// The same, for the results: all sequences of a pass have the same.
+    pub out: Rows<'a>,
     /// Room of [`attention_part_bytes`].
     pub parts: Slice<'a>,
-    /// Rows of the pass.
-    pub pass_rows: usize,
     /// [`attention_groups`] of all sequences of the pass.
     pub groups: usize,
     pub scale: f32,
@@ -86,7 +82,6 @@ impl<'a> Pass<'a> {
             queries,
             out,
             parts: room,
-            pass_rows: _,
             groups: _,
             scale,
             window,
@@ -105,8 +100,7 @@ impl<'a> Pass<'a> {
             heads.is_multiple_of(kv_heads),
             "{heads} heads share {kv_heads}"
         );
-        let [queries, out] =
-            [queries, out].map(|slice| Rows::of(slice, first_row + rows, heads * head_dim));
+        let queries = Rows::of(queries, first_row + rows, heads * head_dim);
         let (temperature, positions) = temperature.unwrap_or((0.0, 1));
         let params = [
             heads as u32,
@@ -129,7 +123,7 @@ impl<'a> Pass<'a> {
         let groups = tiles(rows, heads, kv_heads) * parts;
         assert!(groups <= MOST_GROUPS as usize, "{rows} rows of a sequence");
         let out = match attention.is_direct() {
-            true => out,
+            true => out.cut(heads * head_dim),
             false => room.first(found_bytes(rows * heads, parts, head_dim)),
         };
         let slices = [sequence.blocks, queries, sequence.cache, out];
@@ -141,8 +135,8 @@ impl<'a> Pass<'a> {
         self.start(Kernel::Attention(queries), &slices, &params, groups)
     }
 
-    /// The results of all of a pass's attentions, ready to be multiplied, as by [`input`](Self::input): rows of `width` numbers in `out`, where
-    /// all of them attend to; few rows also rounded, in `room`.
+    /// The results of all of a pass's attentions, whose `out` is given, ready to be multiplied, as by [`input`](Self::input): rows of `width`
+    /// numbers, few of them also rounded, in `room`.
     ///
     /// # Errors
     /// As [`input`](Self::input).
@@ -158,7 +152,7 @@ impl<'a> Pass<'a> {
     ) -> Result<Input<'a>, VulkanError> {
         let mut combined = false;
         for attention in attentions.iter().filter(|attention| !attention.is_direct()) {
-            self.combine(attention, out, room)?;
+            self.combine(attention, room)?;
             combined = true;
         }
         if attentions.iter().all(Attention::is_rounded) {
@@ -171,12 +165,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Makes one result of what the parts of an attention found.
-    fn combine(
-        &mut self,
-        attention: &Attention<'a>,
-        out: Rows<'a>,
-        room: Slice<'a>,
-    ) -> Result<(), VulkanError> {
+    fn combine(&mut self, attention: &Attention<'a>, room: Slice<'a>) -> Result<(), VulkanError> {
         let (parts, _) = attention.cut();
         let SequenceRows {
             rows,
@@ -189,12 +178,12 @@ impl<'a> Pass<'a> {
         let found = attention
             .parts
             .first(found_bytes(rows * heads, parts, head_dim));
-        let out = out.cut(width);
+        let out = attention.out.cut(width);
         // A kernel names what it does not write.
         let (sixteens, room) = match attention.is_rounded() {
             true => {
-                let count = attention.pass_rows * width / UNIT;
-                (count, room.first(input_bytes(attention.pass_rows, width)))
+                let rows = attention.out.count;
+                (rows * width / UNIT, room.first(input_bytes(rows, width)))
             }
             false => (0, out),
         };
@@ -223,7 +212,7 @@ impl Attention<'_> {
 
     /// Whether the results are rounded to bytes as they are combined: sixteen of the same head at a time.
     fn is_rounded(&self) -> bool {
-        self.pass_rows <= FEW_ROWS && self.sequence.head_dim.is_multiple_of(UNIT)
+        self.out.count <= FEW_ROWS && self.sequence.head_dim.is_multiple_of(UNIT)
     }
 
     /// Into how many parts the blocks of a tile are cut, and how many each has. By sizes alone, so that results are the same every time.

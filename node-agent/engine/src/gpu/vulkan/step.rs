@@ -280,7 +280,7 @@ impl<'a> Step<'a> {
             })?;
         }
         pass.barrier();
-        let out = self.slice(&self.places.attended);
+        let out = self.rows(self.slice(&self.places.attended));
         let groups = groups(self.layer, self.chunks);
         let attentions: Vec<Attention<'a>> = sequences
             .into_iter()
@@ -291,7 +291,6 @@ impl<'a> Step<'a> {
                 queries,
                 out,
                 parts: self.slice(parts),
-                pass_rows: self.rows,
                 groups,
                 scale: attention.scale,
                 window: attention.window,
@@ -306,7 +305,7 @@ impl<'a> Step<'a> {
         }
         pass.barrier();
         let room = self.slice(&self.places.bytes);
-        pass.attended(&attentions, self.rows(out), self.layer.output.cols, room)
+        pass.attended(&attentions, out, self.layer.output.cols, room)
     }
 
     /// The norm of all heads of a row together.
