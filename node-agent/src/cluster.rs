@@ -13,7 +13,6 @@ mod backoff;
 mod http;
 mod lease;
 mod links;
-mod local_header;
 mod local_models;
 mod member;
 mod member_process;

@@ -10,6 +10,8 @@ pub mod generation;
 pub mod inspect;
 pub mod inspect_cpu;
 pub mod inspect_gpu;
+pub mod lending;
+mod local_header;
 pub mod memory_watch;
 pub mod plan_source;
 mod process_stat;

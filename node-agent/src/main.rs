@@ -11,6 +11,8 @@ use prima_node_agent::cluster::{self, RunArgs};
 use prima_node_agent::inspect::{OutputFormat, inspect};
 use prima_node_agent::inspect_cpu::inspect_cpu;
 use prima_node_agent::inspect_gpu::inspect_gpu;
+use prima_node_agent::lending::borrow::{self, BorrowArgs};
+use prima_node_agent::lending::lend::{self, LendArgs};
 use prima_node_agent::profile::{self, ProfileArgs};
 use prima_node_agent::serve::{self, ServeArgs};
 use tracing_subscriber::EnvFilter;
@@ -29,6 +31,10 @@ enum Command {
     Run(RunArgs),
     /// Run one member of a ring: its layers, and on rank 0 the HTTP endpoint
     Serve(ServeArgs),
+    /// Lend this machine to rings of `prima run` on other machines (`prima agent` starts it)
+    Lend(LendArgs),
+    /// What `prima run` needs of machines that are lent
+    Borrow(BorrowArgs),
     /// Measure this machine, for the planner: processor, memory, disk, GPUs, links
     Profile(ProfileArgs),
     /// Show a model's layers, formats and sizes, or which kernels this processor gets, or which GPU is used
@@ -85,6 +91,8 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Run(args) => cluster::run(args).map_err(|error| prima_crds::error_chain(&error)),
         Command::Serve(args) => serve::run(args).map_err(|error| prima_crds::error_chain(&error)),
+        Command::Lend(args) => lend::run(args).map_err(|error| prima_crds::error_chain(&error)),
+        Command::Borrow(args) => borrow::run(args).map_err(|error| prima_crds::error_chain(&error)),
         Command::Profile(args) => profile::run(args)
             .map_err(|error| prima_crds::error_chain(&error))
             .map(|text| print(&text)),

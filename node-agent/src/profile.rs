@@ -46,6 +46,7 @@ use prima_model::ModelPart;
 use crate::available_memory::{self, MemoryError, MemoryNow};
 use crate::ring::LinkError;
 use cache::CacheKey;
+pub use cache::folder as cache_folder;
 use cpu::SampleWeights;
 pub use cpu::cache_bytes;
 use disk::DiskError;
@@ -129,7 +130,7 @@ pub fn run(args: ProfileArgs) -> Result<String, ProfileError> {
     let models = models_path(args.models)?;
     // Links come first: they depend on others, and a wrong name should be reported at once. Never from the cache.
     let links: Vec<LinkProfile> = args.links.iter().map(link).collect::<Result<_, _>>()?;
-    let cache_file = cache::folder().map(|folder| folder.join(format!("profiles/{name}.json")));
+    let cache_file = cache_file(&name);
     let mut status = measured(&Measuring {
         models: &models,
         threads: args
@@ -146,6 +147,11 @@ pub fn run(args: ProfileArgs) -> Result<String, ProfileError> {
     profile.status = Some(status);
     profile.validate(&name).map_err(ProfileError::Invalid)?;
     show(&profile, args.output)
+}
+
+/// Where the measurements of the machine `name` are kept, if there is a place for it.
+pub fn cache_file(name: &str) -> Option<PathBuf> {
+    Some(cache::folder()?.join(format!("profiles/{name}.json")))
 }
 
 /// How many weight formats a profile has rates of.

@@ -260,7 +260,7 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
 }
 
 /// Has the kernel kill this process when its parent ends, so that no agent outlives a killed `prima run`.
-fn exit_with_parent(parent: i32) -> Result<(), ServeError> {
+pub(crate) fn exit_with_parent(parent: i32) -> Result<(), ServeError> {
     #[cfg(target_os = "linux")]
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|error| ServeError::Start(error.into()))?;

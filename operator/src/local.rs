@@ -1,10 +1,11 @@
-//! `prima run`: a ring on this machine, without a cluster. It writes the same RingPlan that a cluster would carry,
+//! `prima run`: a ring without a cluster, on this machine and on those that are lent to it (`prima agent`). It writes the same RingPlan that a cluster would carry,
 //! starts one agent per member, waits until a token went round, and ends everything when the user or a member ends.
 //!
-//! This file decides the order of these steps and which ports are used. `split` decides how layers are split, `agents`
-//! how processes start and end, `screen` what people see. No part of this runs a layer.
+//! This file decides the order of these steps and which ports are used. `split` decides how layers are split, `lent` knows other machines,
+//! `agents` how processes start and end, `screen` what people see. No part of this runs a layer.
 
 mod agents;
+mod lent;
 mod planned;
 mod screen;
 mod split;
@@ -21,9 +22,12 @@ use prima_crds::v1alpha1::ring_plan::{
     RingPlanError, RingPlanSpec,
 };
 use prima_halda::PlanReport;
-use prima_member_process::{Health, health};
+use prima_member_process::{Borrowed, Health, health};
 
-use agents::{AgentOptions, Agents, AgentsError};
+pub use agents::{AgentsError, program};
+
+use agents::{AgentOptions, Agents};
+use lent::LentError;
 use planned::{PlannedError, Wishes};
 use screen::{Ready, Screen};
 use split::SplitError;
@@ -40,6 +44,13 @@ pub struct RunArgs {
     /// Agents to start, each with a part of this machine's memory [default: as many as --split names, else 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     members: Option<u16>,
+    /// Another machine that takes part, as `prima agent` shows it there; may be repeated. It needs the word only at the first time
+    #[arg(
+        long = "member",
+        value_name = "HOST:PORT#WORD",
+        conflicts_with = "members"
+    )]
+    lenders: Vec<String>,
     /// Layers of each member, in ring order, in all rounds together; 0 is allowed [default: as planned]
     #[arg(long, value_name = "LAYERS,..", value_delimiter = ',')]
     split: Option<Vec<u16>>,
@@ -104,6 +115,8 @@ pub enum LocalError {
     Split(#[from] SplitError),
     #[error(transparent)]
     Planned(#[from] PlannedError),
+    #[error(transparent)]
+    Lent(#[from] LentError),
     #[error(
         "cannot listen on {address} (--host, --port); choose an address of this machine and a free port, or port 0 for any"
     )]
@@ -157,14 +170,35 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
     let screen = Screen::new();
     // Before the first agent starts, so that no signal finds agents that nobody would end.
     let mut stop = StopSignals::install().map_err(LocalError::Signals)?;
-    let split = match &args.split {
-        Some(split) => Split::as_told(split, &args, &model)?,
-        None => tokio::select! {
-            split = Split::planned(&args, &model, draft.as_ref(), context, &screen) => split?,
+    let borrowed = match &args.lenders[..] {
+        [] => None,
+        lenders => tokio::select! {
+            found = lent::look(lenders, &screen) => Some(found?),
             () = stop.received() => return Ok(()),
         },
     };
-    let plan = ring_plan(&model, draft.as_ref(), context, args.kv_dtype, &split)?;
+    let borrowed = borrowed.as_ref();
+    let split = match &args.split {
+        Some(split) => Split::as_told(split, &args, &model, borrowed)?,
+        None => tokio::select! {
+            split = Split::planned(&args, &model, draft.as_ref(), context, borrowed, &screen) => split?,
+            () = stop.received() => return Ok(()),
+        },
+    };
+    let members = match borrowed {
+        Some(borrowed) => lent::members(borrowed),
+        None => members_here(split.members.len())?,
+    };
+    let mut plan = ring_plan(
+        &model,
+        draft.as_ref(),
+        context,
+        args.kv_dtype,
+        &split,
+        members,
+    )?;
+    // Members on several machines say which plan they follow.
+    plan.metadata.uid = borrowed.map(|_| format!("{:032x}", rand::random::<u128>()));
     let directory = tempfile::Builder::new()
         .prefix("prima-run-")
         .tempdir()
@@ -177,6 +211,7 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
 
     let options = AgentOptions {
         plan_file: &plan_file,
+        borrowed,
         http,
         threads: args.threads.map(usize::from),
         reserve_memory: split.reserve_memory,
@@ -190,6 +225,7 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
         plan: &plan.spec,
         bytes: model.bytes_per_member(&plan.spec),
         predicted: split.report.as_ref(),
+        faster_alone: split.faster_alone,
         http,
         pids: agents.pids(),
         needs_key: args.api_key.is_some(),
@@ -231,24 +267,42 @@ fn draft_model(path: &Path, model: &ModelFile) -> Result<ModelFile, LocalError> 
 /// Who runs which layers.
 struct Split {
     rounds: i32,
-    /// Of each member in ring order.
-    windows: Vec<Vec<PlannedWindow>>,
+    /// In ring order: the name of each member, and its layers.
+    members: Vec<(String, Vec<PlannedWindow>)>,
     /// What was planned, if it was.
     report: Option<PlanReport>,
+    /// If this machine alone would be faster: tokens per second then.
+    faster_alone: Option<f64>,
     reserve_memory: Option<u64>,
 }
 
 impl Split {
     /// As `--split` says.
-    fn as_told(split: &[u16], args: &RunArgs, model: &ModelFile) -> Result<Self, LocalError> {
-        let members = args.members.map(usize::from);
+    fn as_told(
+        split: &[u16],
+        args: &RunArgs,
+        model: &ModelFile,
+        borrowed: Option<&Borrowed>,
+    ) -> Result<Self, LocalError> {
+        let machines = borrowed.map(lent::members);
+        let count = machines.as_ref().map(Vec::len);
+        let count = count.or(args.members.map(usize::from));
         let layers = model.profile.spec.layers as usize;
-        let shares = split::shares(layers, members, split)?;
+        let shares = split::shares(layers, count, split)?;
         let rounds = args.rounds.unwrap_or(1);
+        let name = |rank: usize| match &machines {
+            Some(machines) => machines[rank].name.clone(),
+            None => name_here(rank),
+        };
+        let windows = split::windows(&shares, usize::from(rounds))?.into_iter();
         Ok(Self {
             rounds: rounds.into(),
-            windows: split::windows(&shares, usize::from(rounds))?,
+            members: windows
+                .enumerate()
+                .map(|(rank, windows)| (name(rank), windows))
+                .collect(),
             report: None,
+            faster_alone: None,
             reserve_memory: args.reserve_memory.map(Quantity::bytes),
         })
     }
@@ -258,6 +312,7 @@ impl Split {
         model: &ModelFile,
         draft: Option<&ModelFile>,
         context: u32,
+        borrowed: Option<&Borrowed>,
         screen: &Screen,
     ) -> Result<Self, LocalError> {
         let wishes = Wishes {
@@ -269,45 +324,70 @@ impl Split {
             reserve_memory: args.reserve_memory.map(Quantity::bytes),
             draft: draft.map(|draft| &draft.profile.spec),
             profile: args.profile.as_deref(),
+            borrowed,
         };
         let planned = planned::plan(model, &wishes, screen).await?;
         let plan = planned.plan;
         let members = &plan.report.members;
         // What the page cache does with weights that do not fit is not predicted.
         let unknown = args.no_streaming && members.iter().any(|member| member.overflow_bytes > 0);
-        // One machine's members are alike, so their names follow the ring's order.
-        let windows = plan.members.iter();
+        let members = plan.members.iter().enumerate();
+        let name = |rank, planned: &str| match borrowed {
+            Some(_) => planned.to_owned(),
+            // One machine's members are alike, so their names follow the ring's order.
+            None => name_here(rank),
+        };
         Ok(Self {
             rounds: plan.rounds as i32,
-            windows: windows
-                .map(|member| plan::windows(&member.windows))
+            members: members
+                .map(|(rank, member)| (name(rank, &member.name), plan::windows(&member.windows)))
                 .collect(),
             report: (!unknown).then_some(plan.report),
+            faster_alone: planned.faster_alone,
             reserve_memory: planned.reserve_memory,
         })
     }
 }
 
+/// What the member of this rank is called, if all are on this machine.
+fn name_here(rank: usize) -> String {
+    format!("m{rank}")
+}
+
+/// Members on this machine, in ring order, without layers.
+fn members_here(count: usize) -> Result<Vec<RingMember>, LocalError> {
+    let ports = ring_ports(count)?.into_iter().enumerate();
+    let members = ports.map(|(rank, port)| {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string();
+        RingMember {
+            members_on_machine: count as i32,
+            ..RingMember::new(name_here(rank), address, Vec::new())
+        }
+    });
+    Ok(members.collect())
+}
+
+/// The plan of those of `members` that have layers.
 fn ring_plan(
     model: &ModelFile,
     draft: Option<&ModelFile>,
     context: u32,
     kv_dtype: KvDtype,
     split: &Split,
+    members: Vec<RingMember>,
 ) -> Result<RingPlan, LocalError> {
-    let count = split.windows.len();
-    let windows = split.windows.iter().zip(ring_ports(count)?).enumerate();
-    let members = windows.map(|(rank, (windows, port))| {
-        let planned = split.report.as_ref().map(|report| &report.members[rank]);
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string();
+    let place = |name: &str| members.iter().find(|member| member.name == name).cloned();
+    let named = split.members.iter().enumerate();
+    let members = named.filter_map(|(rank, (name, windows))| {
         let member = RingMember {
-            members_on_machine: count as i32,
-            ..RingMember::new(format!("m{rank}"), address, windows.clone())
+            windows: windows.clone(),
+            ..place(name)?
         };
-        match planned {
+        let planned = split.report.as_ref().map(|report| &report.members[rank]);
+        Some(match planned {
             Some(report) => plan::with_report(member, report),
             None => member,
-        }
+        })
     });
     let spec = RingPlanSpec {
         max_concurrent_requests: DEFAULT_CONCURRENT_REQUESTS,

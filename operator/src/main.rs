@@ -1,6 +1,7 @@
 //! The `prima` command. This file decides what the command line looks like, and turns an error into text and an
 //! exit status; what a subcommand does lives in its own module.
 
+mod agent;
 mod cluster;
 mod condition;
 mod local;
@@ -28,8 +29,10 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a model on a ring of agents on this machine, without a cluster
+    /// Run a model on a ring of agents without a cluster, on this machine and on those that are lent to it
     Run(local::RunArgs),
+    /// Lend this machine to rings that `prima run` makes on other machines
+    Agent(agent::AgentArgs),
     /// Say which machines would run which layers of a model, how fast, and why
     Plan(plan::PlanArgs),
     /// Run the controller of a Kubernetes cluster, which turns Models into rings
@@ -51,6 +54,8 @@ const EXAMPLES: &str = "\
 Examples:
   prima run model.gguf
   prima run model.gguf --members 3 --port 9000
+  prima agent                                             (on another machine, which shows a word)
+  prima run model.gguf --member 192.168.1.7:9190#WORD
   PRIMA_API_KEY=secret prima run model.gguf --host 0.0.0.0
   prima plan --model model.gguf --profiles desk.yaml laptop.yaml
   kubectl get nodeprofiles -o yaml | prima plan --model model.gguf --profiles -
@@ -61,6 +66,7 @@ Examples:
 async fn main() -> ExitCode {
     let result: Result<(), Box<dyn Error>> = match Cli::parse().command {
         Command::Run(args) => local::run(args).await.map_err(Into::into),
+        Command::Agent(args) => agent::run(&args).map_err(Into::into),
         Command::Plan(args) => plan::run(&args).map_err(Into::into),
         Command::Operator(args) => cluster::run(args).await.map_err(Into::into),
         Command::Crds => print_definitions().map_err(Into::into),

@@ -1,14 +1,18 @@
 //! A member of a ring as a process of its own, `prima-node-agent serve`, as seen by those who start it: an agent in a cluster, and
-//! `prima run` on one machine.
+//! `prima run`. A member on a machine that is lent looks the same: its process here is `prima-node-agent borrow run`.
 //!
 //! Decides how it is started, followed, asked and ended. Refuses to start it again, and to judge what it says: its owner does that.
 
+mod address;
+mod borrowed;
 mod health;
 mod lines;
 mod process;
 
+pub use address::reachable_address;
+pub use borrowed::{Borrowed, LentPlace, OwnPlace, Place};
 pub use health::{Health, health};
-pub use process::{MemberProcess, Serve, StartError, end};
+pub use process::{Launch, Lent, MemberProcess, Serve, StartError, end};
 
 /// The beginning of the stdout line that says that a member has its layers open and waits for its neighbours.
 pub const JOINED: &str = "joined the ring";

@@ -44,6 +44,23 @@ pub struct Serve<'a> {
     pub api_key: Option<&'a str>,
 }
 
+/// The arguments that `borrow run` is started with: a member on a machine that is lent.
+#[derive(Clone, Copy)]
+pub struct Lent<'a> {
+    pub plan_file: &'a Path,
+    /// Its name in the plan.
+    pub member: &'a str,
+    /// `HOST:PORT` of the agent that lends the machine.
+    pub lender: &'a str,
+}
+
+/// What a member's process is.
+#[derive(Clone, Copy)]
+pub enum Launch<'a> {
+    Serve(Serve<'a>),
+    Lent(Lent<'a>),
+}
+
 #[derive(Debug, thiserror::Error)]
 #[error("cannot start {}", program.display())]
 pub struct StartError {
@@ -67,14 +84,14 @@ impl MemberProcess {
     /// calls this, which therefore must be the main one. `each_line` gets what it writes.
     pub fn start(
         program: &Path,
-        serve: &Serve<'_>,
+        launch: &Launch<'_>,
         each_line: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Self, StartError> {
         let cannot = |source| StartError {
             program: program.to_owned(),
             source,
         };
-        let mut child = command(program, serve).spawn().map_err(cannot)?;
+        let mut child = command(program, launch).spawn().map_err(cannot)?;
         let pid = child
             .id()
             .ok_or_else(|| cannot(io::Error::other("it has no process id")))?;
@@ -166,25 +183,19 @@ async fn all_ended(processes: &mut [MemberProcess]) {
     }
 }
 
-fn command(program: &Path, serve: &Serve<'_>) -> Command {
-    let Serve {
-        plan_file,
-        member,
-        identity,
-        api_key_file,
-        listen,
-        http,
-        threads,
-        reserve_memory,
-        weights_memory,
-        no_streaming,
-        no_speculation,
-        any_model_name,
-        api_key,
-    } = serve;
+fn command(program: &Path, launch: &Launch<'_>) -> Command {
     let mut command = Command::new(program);
+    let (plan_file, member) = match launch {
+        Launch::Serve(serve) => {
+            command.arg("serve");
+            (serve.plan_file, serve.member)
+        }
+        Launch::Lent(lent) => {
+            command.args(["borrow", "run", "--lender", lent.lender]);
+            (lent.plan_file, lent.member)
+        }
+    };
     command
-        .arg("serve")
         .arg("--plan")
         .arg(plan_file)
         .args(["--member", member])
@@ -198,6 +209,28 @@ fn command(program: &Path, serve: &Serve<'_>) -> Command {
         // A group of its own: Ctrl-C on the terminal is for its owner, which ends members in order.
         .process_group(0)
         .kill_on_drop(true);
+    if let Launch::Serve(serve) = launch {
+        add_options(&mut command, serve);
+    }
+    command
+}
+
+fn add_options(command: &mut Command, serve: &Serve<'_>) {
+    let Serve {
+        plan_file: _,
+        member: _,
+        identity,
+        api_key_file,
+        listen,
+        http,
+        threads,
+        reserve_memory,
+        weights_memory,
+        no_streaming,
+        no_speculation,
+        any_model_name,
+        api_key,
+    } = serve;
     for (flag, value) in [
         ("--listen", listen.map(|address| address.to_string())),
         ("--http", http.map(|address| address.to_string())),
@@ -233,5 +266,4 @@ fn command(program: &Path, serve: &Serve<'_>) -> Command {
         // Not as an argument, which every user of the machine could read.
         command.env("PRIMA_API_KEY", key);
     }
-    command
 }

@@ -27,8 +27,8 @@ use tokio::time::{Instant, sleep_until};
 
 use super::api;
 use super::backoff::jittered;
-use super::local_header;
 use super::metrics::{Established, Step};
+use crate::local_header;
 
 const INTERVAL: Duration = Duration::from_secs(60);
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::slice::from_mut;
 use std::time::Duration;
 
-use prima_member_process::{MemberProcess, Serve, StartError};
+use prima_member_process::{Launch, MemberProcess, Serve, StartError};
 
 use super::memory::{Children, Counted};
 use super::plan_checks::LaunchParams;
@@ -74,7 +74,7 @@ impl Running {
             api_key: None,
         };
         let plan = start.plan.clone();
-        let process = MemberProcess::start(&program, &serve, move |line| {
+        let process = MemberProcess::start(&program, &Launch::Serve(serve), move |line| {
             // The line has its own time and level.
             let _ = writeln!(io::stderr(), "{plan}: {line}");
         })?;

@@ -23,11 +23,14 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
-use super::local_header::{self, LocalHeader, LocalHeaderError};
 use super::metrics::Established;
+use crate::local_header::{self, LocalHeader, LocalHeaderError};
 
 /// Longer than an agent takes to start, or a plan to replace another: by then the files that they need are in use.
 const COLLECT_INTERVAL: Duration = Duration::from_secs(600);
+
+/// Without a budget one in so many bytes of the file system stays free: with less a kubelet begins to remove images, and then evicts pods.
+const KEEP_FREE: u64 = 5;
 
 /// How much of a member's part of the file is on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +55,6 @@ pub struct Weights(Arc<Store>);
 
 struct Store {
     cache: Cache,
-    folder: PathBuf,
     /// `None`: what keeps a fifth of the file system free.
     budget_bytes: Option<u64>,
     client: Client,
@@ -102,12 +104,6 @@ pub struct HeldFile {
 pub enum WeightsError {
     #[error("cannot use the cache of model files")]
     Cache(#[from] CacheError),
-    #[error("cannot learn how large the file system of {} is", folder.display())]
-    FileSystem {
-        folder: PathBuf,
-        #[source]
-        source: io::Error,
-    },
     #[error("cannot set up fetching")]
     Client(#[from] ClientError),
     #[error("HF_TOKEN cannot be used")]
@@ -184,7 +180,6 @@ impl WeightsError {
                     | DownloadError::NoRoom { .. }
             ),
             Self::Cache(_)
-            | Self::FileSystem { .. }
             | Self::Client(_)
             | Self::Token(_)
             | Self::LocalHeader(LocalHeaderError::Read { .. })
@@ -221,7 +216,6 @@ impl Weights {
         let reach = Reach::internet_and(&hub, &allowed_servers);
         Ok(Self(Arc::new(Store {
             cache: Cache::open(&folder)?,
-            folder,
             budget_bytes,
             client: Client::new(Retry::default(), reach)?,
             hub: Hub::new(&hub, token.as_deref()).map_err(WeightsError::Token)?,
@@ -408,32 +402,12 @@ struct Origin<'a> {
 }
 
 impl Store {
-    fn budget(&self) -> Result<u64, WeightsError> {
-        if let Some(budget) = self.budget_bytes {
-            return Ok(budget);
+    fn budget(&self) -> Result<u64, CacheError> {
+        match self.budget_bytes {
+            Some(budget) => Ok(budget),
+            None => self.cache.budget_bytes(KEEP_FREE),
         }
-        let room = rustix::fs::statvfs(&self.folder).map_err(|error| WeightsError::FileSystem {
-            folder: self.folder.clone(),
-            source: error.into(),
-        })?;
-        let taken: u64 = self
-            .cache
-            .entries()?
-            .iter()
-            .map(|entry| entry.allocated_bytes)
-            .sum();
-        let bytes = |blocks: u64| blocks.saturating_mul(room.f_frsize);
-        Ok(default_budget(
-            bytes(room.f_blocks),
-            bytes(room.f_bavail),
-            taken,
-        ))
     }
-}
-
-/// What keeps a fifth of the file system free: below that a kubelet begins to remove images, and then evicts pods.
-fn default_budget(total: u64, free: u64, taken: u64) -> u64 {
-    (taken + free).saturating_sub(total / 5)
 }
 
 /// A file that people put on the machine.
@@ -523,17 +497,6 @@ mod tests {
 
     use super::*;
     use crate::ring::test_plan::plan;
-
-    #[test]
-    fn without_a_budget_a_fifth_of_the_file_system_stays_free() {
-        // Nothing cached, half free: three tenths may be cached.
-        assert_eq!(default_budget(1000, 500, 0), 300);
-        // As much cached as may be.
-        assert_eq!(default_budget(1000, 200, 400), 400);
-        // Others have filled the disk: the cache makes room.
-        assert_eq!(default_budget(1000, 20, 400), 220);
-        assert_eq!(default_budget(1000, 0, 50), 0);
-    }
 
     fn small_model(path: &Path) {
         let mut writer = GgufWriter::new();

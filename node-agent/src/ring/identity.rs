@@ -22,10 +22,29 @@ use sha2::{Digest as _, Sha256};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Fingerprint([u8; 32]);
 
+/// How a fingerprint begins. To find another key whose fingerprint begins so takes 2^80 tries.
+pub type FingerprintStart = [u8; 10];
+
 impl Fingerprint {
     /// Of a SubjectPublicKeyInfo.
     pub fn of(public_key: &[u8]) -> Self {
         Self(Sha256::digest(public_key).into())
+    }
+
+    /// The fingerprint with these bytes.
+    ///
+    /// # Errors
+    /// If there are not 32.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, NoFingerprint> {
+        bytes.try_into().map(Self).map_err(|_| NoFingerprint)
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    pub fn start(&self) -> FingerprintStart {
+        std::array::from_fn(|at| self.0[at])
     }
 }
 

@@ -5,7 +5,7 @@
 //! ring; `link` measures the link to a member; `member` starts it all.
 
 mod client;
-mod connection;
+pub(crate) mod connection;
 mod frame;
 mod greeting;
 mod held;
@@ -30,9 +30,12 @@ pub use frame::{MAX_FRAME_ROWS, Output, SessionId};
 pub use greeting::{GENERATION_KEY, RANK_KEY, RING_VERSION, UID_KEY, VERSION_KEY};
 pub use hop::HopError;
 pub use hop_timing::{HOP_METRICS, HopMetric, HopTiming, MetricKind};
-pub use identity::{Fingerprint, Identity, IdentityError};
+pub use identity::{Fingerprint, FingerprintStart, Identity, IdentityError, NoFingerprint};
 pub use link::{EchoServer, LinkError, LinkMeasurement, MAX_PAYLOAD_BYTES, measure_link};
 pub use member::{Member, MemberError, MemberOptions, session_capacity};
-pub use tls::{Connector, OwnKey, Pins, connector, fixed};
+pub use tls::{
+    Accepted, Connector, OwnKey, Peer, Pins, connector, fixed, incoming, is_other_key,
+    server_config,
+};
 pub use transport::TransportError;
 pub use worker::WorkerError;

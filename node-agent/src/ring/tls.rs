@@ -6,7 +6,9 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
+use std::net::IpAddr;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -34,7 +36,7 @@ use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 use tonic::transport::server::Connected;
 
-use super::identity::{Fingerprint, Identity};
+use super::identity::{Fingerprint, FingerprintStart, Identity};
 
 /// Whose keys are let in. Clones share one list, which may change.
 #[derive(Clone, Debug, Default)]
@@ -47,7 +49,12 @@ impl Pins {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = keys;
     }
 
-    fn contains(&self, key: &Fingerprint) -> bool {
+    pub fn add(&self, keys: impl IntoIterator<Item = Fingerprint>) {
+        let mut pinned = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        pinned.extend(keys);
+    }
+
+    pub fn contains(&self, key: &Fingerprint) -> bool {
         let keys = self.0.read().unwrap_or_else(PoisonError::into_inner);
         keys.contains(key)
     }
@@ -58,6 +65,44 @@ impl From<Fingerprint> for Pins {
         let pins = Self::default();
         pins.set([key]);
         pins
+    }
+}
+
+/// Whose keys a handshake accepts.
+#[derive(Clone, Debug)]
+pub enum Accepted {
+    Pinned(Pins),
+    /// Whoever has a key that begins so: what an enrolment word says of it.
+    BeginsWith(FingerprintStart),
+    /// Pinned ones, and while this is true, all others, who have proven nothing yet.
+    OrAnybodyWhile(Pins, Arc<AtomicBool>),
+}
+
+impl Accepted {
+    fn contains(&self, key: &Fingerprint) -> bool {
+        match self {
+            Self::Pinned(pins) => pins.contains(key),
+            Self::BeginsWith(start) => key.start() == *start,
+            Self::OrAnybodyWhile(pins, open) => open.load(Ordering::Acquire) || pins.contains(key),
+        }
+    }
+}
+
+impl From<Pins> for Accepted {
+    fn from(pins: Pins) -> Self {
+        Self::Pinned(pins)
+    }
+}
+
+impl From<Fingerprint> for Accepted {
+    fn from(key: Fingerprint) -> Self {
+        Self::Pinned(key.into())
+    }
+}
+
+impl From<FingerprintStart> for Accepted {
+    fn from(start: FingerprintStart) -> Self {
+        Self::BeginsWith(start)
     }
 }
 
@@ -81,9 +126,12 @@ const ALPN: &[u8] = b"h2";
 ///
 /// # Errors
 /// Not with the cipher suites of `provider`.
-pub fn server_config(own: OwnKey, pins: Pins) -> Result<Arc<ServerConfig>, Error> {
+pub fn server_config(
+    own: OwnKey,
+    accepted: impl Into<Accepted>,
+) -> Result<Arc<ServerConfig>, Error> {
     let provider = Arc::new(provider());
-    let verifier = Arc::new(PinnedKey::new(pins, &provider));
+    let verifier = Arc::new(PinnedKey::new(accepted.into(), &provider));
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&version::TLS13])?
         .with_client_cert_verifier(verifier)
@@ -99,7 +147,7 @@ pub fn server_config(own: OwnKey, pins: Pins) -> Result<Arc<ServerConfig>, Error
 ///
 /// # Errors
 /// Not with the cipher suites of `provider`.
-pub fn connector(own: OwnKey, server: Fingerprint) -> Result<Connector, Error> {
+pub fn connector(own: OwnKey, server: impl Into<Accepted>) -> Result<Connector, Error> {
     let provider = Arc::new(provider());
     let verifier = Arc::new(PinnedKey::new(server.into(), &provider));
     let mut config = ClientConfig::builder_with_provider(provider)
@@ -147,10 +195,10 @@ fn aes_in_hardware() -> bool {
     false
 }
 
-/// Accepts who has a pinned key, both as a server and as a client.
+/// Accepts who has an accepted key, both as a server and as a client.
 #[derive(Debug)]
 struct PinnedKey {
-    pins: Pins,
+    accepted: Accepted,
     provider: Arc<CryptoProvider>,
 }
 
@@ -158,16 +206,35 @@ struct PinnedKey {
 #[error("whoever answers there has another key than expected")]
 struct OtherKey;
 
+/// Whether connecting failed because whoever answered has no accepted key.
+pub fn is_other_key(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        // An I/O error is what it wraps, and names only the cause of that as its own.
+        let error = error
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref)
+            .map_or(error, |inner| inner as &(dyn std::error::Error + 'static));
+        if let Some(Error::InvalidCertificate(CertificateError::Other(OtherError(other)))) =
+            error.downcast_ref()
+        {
+            return other.is::<OtherKey>();
+        }
+        next = error.source();
+    }
+    false
+}
+
 impl PinnedKey {
-    fn new(pins: Pins, provider: &Arc<CryptoProvider>) -> Self {
+    fn new(accepted: Accepted, provider: &Arc<CryptoProvider>) -> Self {
         Self {
-            pins,
+            accepted,
             provider: provider.clone(),
         }
     }
 
     fn check(&self, public_key: &[u8]) -> Result<(), Error> {
-        match self.pins.contains(&Fingerprint::of(public_key)) {
+        match self.accepted.contains(&Fingerprint::of(public_key)) {
             true => Ok(()),
             false => {
                 let other = CertificateError::Other(OtherError(Arc::new(OtherKey)));
@@ -341,10 +408,20 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// A connection of somebody who has a pinned key.
-pub struct Proven(server::TlsStream<TcpStream>);
+/// A connection of somebody who has an accepted key.
+pub struct Proven {
+    stream: server::TlsStream<TcpStream>,
+    peer: Peer,
+}
 
-/// The connections of those who have proven to have a pinned key. Ends when it is dropped.
+/// Who is at the other end: an extension of every request that comes over the connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer {
+    pub key: Fingerprint,
+    pub address: IpAddr,
+}
+
+/// The connections of those who have proven to have an accepted key. Ends when it is dropped.
 pub fn incoming(
     listener: TcpListener,
     config: Arc<ServerConfig>,
@@ -394,13 +471,28 @@ async fn accept(
 
 async fn prove(acceptor: TlsAcceptor, stream: TcpStream) -> io::Result<Proven> {
     stream.set_nodelay(true)?;
-    acceptor.accept(stream).await.map(Proven)
+    let address = stream.peer_addr()?.ip();
+    let stream = acceptor.accept(stream).await?;
+    // The handshake has verified it.
+    let key = stream
+        .get_ref()
+        .1
+        .peer_certificates()
+        .and_then(<[_]>::first);
+    let key = key.map(|key| Fingerprint::of(key));
+    let key = key.ok_or_else(|| io::Error::other("the handshake left no key"))?;
+    Ok(Proven {
+        stream,
+        peer: Peer { key, address },
+    })
 }
 
 impl Connected for Proven {
-    type ConnectInfo = ();
+    type ConnectInfo = Peer;
 
-    fn connect_info(&self) {}
+    fn connect_info(&self) -> Peer {
+        self.peer
+    }
 }
 
 impl AsyncRead for Proven {
@@ -409,7 +501,7 @@ impl AsyncRead for Proven {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(context, buffer)
+        Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
 
@@ -419,7 +511,7 @@ impl AsyncWrite for Proven {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(context, bytes)
+        Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
     fn poll_write_vectored(
@@ -427,18 +519,18 @@ impl AsyncWrite for Proven {
         context: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write_vectored(context, pieces)
+        Pin::new(&mut self.stream).poll_write_vectored(context, pieces)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.0.is_write_vectored()
+        self.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(context)
+        Pin::new(&mut self.stream).poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(context)
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }

@@ -121,7 +121,7 @@ pub async fn serve(
     let server = server(max_message_bytes).add_service(service);
     let served = match keys {
         Some(keys) => {
-            let config = tls::server_config(keys.own, keys.predecessor.into());
+            let config = tls::server_config(keys.own, keys.predecessor);
             let config = config.map_err(TransportError::Tls)?;
             let incoming = tls::incoming(listener, config);
             server.serve_with_incoming(incoming).await

@@ -76,22 +76,26 @@ impl Cache {
 
     /// Where the files of this version of the source's model are kept.
     pub fn paths(&self, source: &Source, files: &[FileIdentity]) -> Vec<PathBuf> {
+        self.paths_of(&source.place(), &source.file_name(), files)
+    }
+
+    /// Where the files of a model are kept that is found at `place`, and whose (first) file has this name.
+    fn paths_of(&self, place: &str, name: &str, files: &[FileIdentity]) -> Vec<PathBuf> {
         let mut hash = Sha256::new();
         let mut add = |part: &str| {
             hash.update(part.len().to_le_bytes());
             hash.update(part);
         };
-        add(&source.place());
+        add(place);
         for file in files {
             add(&file.size_bytes.to_string());
             let version = file.sha256.as_deref().or(file.etag.as_deref());
             add(version.unwrap_or_default());
         }
         let hash = format!("{:x}", hash.finalize());
-        let name = source.file_name();
-        let prefix = match first_part(&name) {
+        let prefix = match first_part(name) {
             Some((prefix, _)) if files.len() > 1 => prefix,
-            _ => name.strip_suffix(".gguf").unwrap_or(&name),
+            _ => name.strip_suffix(".gguf").unwrap_or(name),
         };
         let kept = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         let prefix: String = prefix
@@ -117,11 +121,36 @@ impl Cache {
         source: &Source,
         files: &[FileIdentity],
     ) -> Result<Vec<LocalFile>, CacheError> {
-        let paths = self.paths(source, files).into_iter();
-        paths
-            .zip(files)
-            .map(|(path, identity)| Ok(LocalFile::open(&path, identity)?))
-            .collect()
+        opened(self.paths(source, files), files)
+    }
+
+    /// The same, for a model that another machine sends, and whose (first) file has this name there.
+    ///
+    /// # Errors
+    /// As [`LocalFile::open`].
+    pub fn sent_files(
+        &self,
+        name: &str,
+        files: &[FileIdentity],
+    ) -> Result<Vec<LocalFile>, CacheError> {
+        opened(self.paths_of("sent", name, files), files)
+    }
+
+    /// Bytes that the cache may take if one in `keep_free` of its file system's bytes shall stay free.
+    ///
+    /// # Errors
+    /// [`CacheError::Io`] when the file system or the folder cannot be read.
+    pub fn budget_bytes(&self, keep_free: u64) -> Result<u64, CacheError> {
+        let room = rustix::fs::statvfs(&self.folder).map_err(|error| {
+            failed(&self.folder, "learn how large its file system is")(error.into())
+        })?;
+        let taken = self
+            .entries()?
+            .into_iter()
+            .map(|entry| entry.allocated_bytes);
+        let bytes = |blocks: u64| blocks.saturating_mul(room.f_frsize);
+        let kept_free = bytes(room.f_blocks) / keep_free;
+        Ok(budget(kept_free, bytes(room.f_bavail), taken.sum()))
     }
 
     /// Everything in the cache, least recently used first.
@@ -181,6 +210,18 @@ impl Cache {
     }
 }
 
+fn budget(kept_free: u64, free: u64, taken: u64) -> u64 {
+    (taken + free).saturating_sub(kept_free)
+}
+
+fn opened(paths: Vec<PathBuf>, files: &[FileIdentity]) -> Result<Vec<LocalFile>, CacheError> {
+    let paths = paths.into_iter();
+    paths
+        .zip(files)
+        .map(|(path, identity)| Ok(LocalFile::open(&path, identity)?))
+        .collect()
+}
+
 /// Removes the file at `path` and what belongs to it; `false` when somebody has it open.
 fn remove_unless_open(path: &Path) -> io::Result<bool> {
     // Files are opened under this lock, so nobody opens it from here on.
@@ -236,5 +277,21 @@ fn failed(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> CacheE
         path,
         action,
         source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_of_the_file_system_stays_free() {
+        // Nothing cached, half of 1000 free: three tenths may be cached.
+        assert_eq!(budget(200, 500, 0), 300);
+        // As much cached as may be.
+        assert_eq!(budget(200, 200, 400), 400);
+        // Others have filled the disk: the cache makes room.
+        assert_eq!(budget(200, 20, 400), 220);
+        assert_eq!(budget(200, 0, 50), 0);
     }
 }

@@ -37,7 +37,7 @@ pub use download::{Download, DownloadError, Progress};
 pub use header::{Header, HeaderError, MAX_HEADER_BYTES};
 pub use hub::{Hub, PUBLIC_HUB};
 pub use identity::{Difference, FileIdentity};
-pub use local_file::{LocalFile, LocalFileError};
+pub use local_file::{LocalFile, LocalFileError, Writer};
 pub use model_profile::{RefusedModel, model_profile, vocabulary_marks};
 pub use reach::{AllowedServer, AllowedServerError, Reach};
 pub use remote::Remote;

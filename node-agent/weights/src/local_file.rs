@@ -138,7 +138,15 @@ impl LocalFile {
         removed.map_err(|source| self.failed("remove", source))
     }
 
-    /// The right to write, `None` while somebody else has it.
+    /// The right to write, for whoever has the bytes from elsewhere than a server. `None` while somebody else has it.
+    ///
+    /// # Errors
+    /// [`LocalFileError::Removed`] when the file is not in its place any more.
+    pub fn writer(&self) -> Result<Option<Writer>, LocalFileError> {
+        Ok(self.try_write()?.map(|(writer, _)| writer))
+    }
+
+    /// The right to write, and what is there. `None` while somebody else has it.
     pub(crate) fn try_write(&self) -> Result<Option<(Writer, Ledger)>, LocalFileError> {
         let _folder =
             lock_folder(self.path()).map_err(|source| self.failed("lock the folder", source))?;
@@ -197,14 +205,17 @@ impl Drop for Inner {
 
 /// The right to write to a file. Clones share it, and it ends with the last of them.
 #[derive(Debug, Clone)]
-pub(crate) struct Writer {
+pub struct Writer {
     file: LocalFile,
     ledger: Arc<Mutex<LedgerWriter>>,
 }
 
 impl Writer {
     /// Writes `bytes` at `offset`; they are on the disk for good before the ledger says so.
-    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let data = self.file.data();
         data.write_all_at(bytes, offset)?;
         data.sync_data()?;

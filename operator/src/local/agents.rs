@@ -6,25 +6,32 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
+use std::process::{ExitStatus, Output};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
 use futures::future::select_all;
 use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
-use prima_member_process::{MemberProcess, Serve, StartError, end};
+use prima_member_process::{Borrowed, Launch, Lent, MemberProcess, Serve, StartError, end};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::Command;
 
+use super::lent;
 use super::screen::Screen;
 
 pub struct Agents {
     /// In ring order.
     names: Vec<String>,
+    /// Of those on machines that are lent: who lends them.
+    lenders: Vec<Option<String>>,
     processes: Vec<MemberProcess>,
 }
 
 /// What every agent of the ring is told beside its own name.
 pub struct AgentOptions<'a> {
     pub plan_file: &'a Path,
+    /// The machines that are lent, if there are any.
+    pub borrowed: Option<&'a Borrowed>,
     /// Where rank 0 serves HTTP.
     pub http: SocketAddr,
     /// Of each member; `None`: all cores.
@@ -64,6 +71,7 @@ pub struct MemberExit {
     member: String,
     rank: usize,
     pid: u32,
+    lender: Option<String>,
     status: io::Result<ExitStatus>,
     last_lines: Vec<String>,
 }
@@ -84,6 +92,28 @@ pub fn program() -> Result<PathBuf, AgentsError> {
     }
 }
 
+/// Runs a command that shows on stderr what it does. Returns the last line of that, and the rest of its output.
+pub async fn followed(mut command: Command, screen: &Screen) -> io::Result<(String, Output)> {
+    let mut child = command.spawn()?;
+    let progress = child.stderr.take();
+    let told = async {
+        let mut last_line = String::new();
+        if let Some(progress) = progress {
+            let mut lines = BufReader::new(progress).lines();
+            while let Ok(Some(line)) = lines.next_line().await {
+                // Why it failed is told by whoever asked.
+                if !line.starts_with("error: ") {
+                    screen.status(&line);
+                }
+                last_line = line;
+            }
+        }
+        last_line
+    };
+    let (last_line, output) = tokio::join!(told, child.wait_with_output());
+    Ok((last_line, output?))
+}
+
 impl Agents {
     /// Starts one agent for each member of `plan`. If one cannot be started, those before it are killed.
     pub fn start(
@@ -97,6 +127,7 @@ impl Agents {
             .unwrap_or_else(|| available_parallelism().map_or(1, |cores| cores.get()));
         let mut agents = Self {
             names: Vec::new(),
+            lenders: Vec::new(),
             processes: Vec::new(),
         };
         for (rank, member) in plan.members.iter().enumerate() {
@@ -104,7 +135,7 @@ impl Agents {
                 plan_file: options.plan_file,
                 member: &member.name,
                 // On loopback, members talk in the clear.
-                identity: None,
+                identity: options.borrowed.map(|all| &*all.own.identity),
                 api_key_file: None,
                 listen: None,
                 http: (rank == 0).then_some(options.http),
@@ -116,8 +147,17 @@ impl Agents {
                 any_model_name: options.any_model_name && rank == 0,
                 api_key: options.api_key.filter(|_| rank == 0),
             };
+            let lender = lent::lender(options.borrowed, &member.name);
+            let launch = match lender {
+                Some(lender) => Launch::Lent(Lent {
+                    plan_file: options.plan_file,
+                    member: &member.name,
+                    lender,
+                }),
+                None => Launch::Serve(serve),
+            };
             let (name, shown) = (member.name.clone(), screen.clone());
-            let process = MemberProcess::start(&program, &serve, move |line| {
+            let process = MemberProcess::start(&program, &launch, move |line| {
                 shown.agent_line(&name, line);
             });
             agents
@@ -127,13 +167,17 @@ impl Agents {
                     source,
                 })?);
             agents.names.push(member.name.clone());
+            agents.lenders.push(lender.map(str::to_owned));
         }
         Ok(agents)
     }
 
-    /// Process ids in ring order.
-    pub fn pids(&self) -> Vec<u32> {
-        self.processes.iter().map(MemberProcess::pid).collect()
+    /// Process ids in ring order, of those on this machine.
+    pub fn pids(&self) -> Vec<Option<u32>> {
+        let members = self.processes.iter().zip(&self.lenders);
+        members
+            .map(|(process, lender)| lender.is_none().then(|| process.pid()))
+            .collect()
     }
 
     /// Waits until a member ends, and tells which one and why. A ring has at least one.
@@ -146,6 +190,7 @@ impl Agents {
             member: self.names[rank].clone(),
             rank,
             pid: process.pid(),
+            lender: self.lenders[rank].clone(),
             status,
             last_lines: process.last_lines(),
         }
@@ -171,10 +216,14 @@ impl fmt::Display for MemberExit {
             member,
             rank,
             pid,
+            lender,
             status,
             last_lines,
         } = self;
-        write!(f, "member {member} (rank {rank}, pid {pid}) ended: ")?;
+        match lender {
+            Some(lender) => write!(f, "member {member} (rank {rank}, lent by {lender}) ended: ")?,
+            None => write!(f, "member {member} (rank {rank}, pid {pid}) ended: ")?,
+        }
         match status {
             Ok(status) => write!(f, "{status}")?,
             Err(error) => write!(f, "how is unknown ({error})")?,

@@ -1,5 +1,5 @@
 //! The plan of a local ring when nobody says how to split: this machine's profile, measured by the agent or read from a file, stands for
-//! every member. Decides how one machine is counted as several. Members compute a token one after the other, so each has all of the
+//! every member, or for this machine's beside those that are lent. Decides how one machine is counted as several. Members compute a token one after the other, so each has all of the
 //! processors for it. They compute the chunks of a prompt at the same time, so each has a part of the processors for them. Of memory, each
 //! always has a part. With one round, one member at a time reads from the disk.
 
@@ -12,10 +12,11 @@ use prima_crds::v1alpha1::model_profile::ModelProfileSpec;
 use prima_crds::v1alpha1::node_profile::{LinkProfile, NodeProfile};
 use prima_crds::v1alpha1::ring_plan::KvDtype;
 use prima_halda::{Options, Plan};
-use tokio::io::{AsyncBufReadExt, BufReader};
+use prima_member_process::Borrowed;
 use tokio::process::Command;
 
 use super::agents::{self, AgentsError};
+use super::lent;
 use super::screen::Screen;
 use crate::model_file::ModelFile;
 use crate::plan::{PlanCommandError, checked, read_profile};
@@ -52,16 +53,20 @@ pub struct Wishes<'a> {
     pub reserve_memory: Option<u64>,
     pub draft: Option<&'a ModelProfileSpec>,
     pub profile: Option<&'a Path>,
+    /// The machines that are lent, all of which take part.
+    pub borrowed: Option<&'a Borrowed>,
 }
 
 /// A plan and what it leaves free.
 pub struct Planned {
     pub plan: Plan,
-    /// Bytes, all members together; `None`: the agents' default.
+    /// Bytes on this machine, all of its members together; `None`: the agents' default.
     pub reserve_memory: Option<u64>,
+    /// If it would be faster without the machines that are lent: tokens per second then.
+    pub faster_alone: Option<f64>,
 }
 
-/// Plans a ring of members `m0`, `m1`, ...: as many as were wished for, else this machine alone.
+/// Plans a ring: of this machine and those that are lent, or of members `m0`, `m1`, ... on this machine, as many as were wished for, else one.
 pub async fn plan(
     model: &ModelFile,
     wishes: &Wishes<'_>,
@@ -87,13 +92,37 @@ pub async fn plan(
         kv_dtype: wishes.kv_dtype,
         draft: wishes.draft.cloned(),
         use_all: true,
-        // Members that share a disk gain nothing by rounds.
-        rounds: wishes.rounds.or(Some(1)),
+        rounds: wishes.rounds,
         ..Options::default()
     };
+    let reserve_memory = machine.spec.reserved_memory_bytes.map(|bytes| bytes as u64);
+    let Some(borrowed) = wishes.borrowed else {
+        let options = Options {
+            // Members that share a disk gain nothing by rounds.
+            rounds: wishes.rounds.or(Some(1)),
+            ..options
+        };
+        return Ok(Planned {
+            plan: checked(&model.profile, &copies(&machine, members)?, &options)?,
+            reserve_memory,
+            faster_alone: None,
+        });
+    };
+    let options = Options {
+        // Clients come to this machine.
+        rank0: Some(borrowed.own.place.name.clone()),
+        ..options
+    };
+    let machines = lent::profiles(borrowed, machine);
+    let plan = checked(&model.profile, &machines, &options)?;
+    // A model that this machine cannot run alone has no such plan.
+    let alone = checked(&model.profile, &machines[..1], &options).ok();
+    let rate = |plan: &Plan| 1e3 / plan.report.tpot_milliseconds;
+    let faster_alone = alone.map(|alone| rate(&alone));
     Ok(Planned {
-        plan: checked(&model.profile, &copies(&machine, members)?, &options)?,
-        reserve_memory: machine.spec.reserved_memory_bytes.map(|bytes| bytes as u64),
+        faster_alone: faster_alone.filter(|&alone| alone > rate(&plan)),
+        plan,
+        reserve_memory,
     })
 }
 
@@ -156,21 +185,9 @@ async fn measured(
     if let Some(threads) = threads {
         command.args(["--threads", &threads.to_string()]);
     }
-    let mut child = command.spawn().map_err(PlannedError::Run)?;
-    let progress = child.stderr.take();
-    let told = async {
-        let mut last_line = String::new();
-        if let Some(progress) = progress {
-            let mut lines = BufReader::new(progress).lines();
-            while let Ok(Some(line)) = lines.next_line().await {
-                screen.status(&line);
-                last_line = line;
-            }
-        }
-        last_line
-    };
-    let (last_line, output) = tokio::join!(told, child.wait_with_output());
-    let output = output.map_err(PlannedError::Run)?;
+    let (last_line, output) = agents::followed(command, screen)
+        .await
+        .map_err(PlannedError::Run)?;
     if !output.status.success() {
         return Err(PlannedError::Profile {
             status: output.status.to_string(),

@@ -3,7 +3,7 @@
 //! goes to stdout.
 
 use std::io::{self, IsTerminal, Write};
-use std::net::{SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,6 +12,7 @@ use comfy_table::{Table, presets};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use prima_crds::v1alpha1::ring_plan::{PlannedWindow, RingPlanSpec};
 use prima_halda::PlanReport;
+use prima_member_process::reachable_address;
 use serde_json::json;
 
 /// A ring that serves.
@@ -21,8 +22,11 @@ pub struct Ready<'a> {
     pub bytes: Vec<u64>,
     /// `None`: the planner did not make it.
     pub predicted: Option<&'a PlanReport>,
+    /// If it would be faster without the machines that are lent: tokens per second then.
+    pub faster_alone: Option<f64>,
     pub http: SocketAddr,
-    pub pids: Vec<u32>,
+    /// `None`: on another machine.
+    pub pids: Vec<Option<u32>>,
     pub needs_key: bool,
 }
 
@@ -86,22 +90,28 @@ impl Screen {
             plan,
             bytes,
             predicted,
+            faster_alone,
             http,
             pids,
             needs_key,
         } = ring;
         let predicted = predicted.map_or(String::new(), |report| {
-            let rate = 1e3 / report.tpot_milliseconds;
-            let digits = if rate < 10.0 { 2 } else { 0 };
             format!(
-                "Predicted: {rate:.digits$} tokens/s, the first {:.1} s after a prompt of {} tokens\n",
+                "Predicted: {}, the first {:.1} s after a prompt of {} tokens\n",
+                tokens_per_second(1e3 / report.tpot_milliseconds),
                 report.ttft_milliseconds / 1e3,
                 report.prompt_tokens
             )
         });
-        let http = shown(*http);
+        let alone = faster_alone.map_or(String::new(), |rate| {
+            format!(
+                "This machine alone would be faster: {}, without --member\n",
+                tokens_per_second(rate)
+            )
+        });
+        let http = reachable_address(*http);
         let text = format!(
-            "\n{} is ready: {}, {}, {}\n\n{}\n{predicted}\n\
+            "\n{} is ready: {}, {}, {}\n\n{}\n{predicted}{alone}\n\
              Chat:  http://{http}/\n\
              API:   http://{http}/v1 (as OpenAI's)\n\n\
              Try it:\n\n{}\n\n\
@@ -135,25 +145,12 @@ impl Screen {
     }
 }
 
-/// The address that other machines can use, if it listens at all of them: the one from which this machine would reach others. Nothing is sent
-/// to find that out.
-fn shown(http: SocketAddr) -> SocketAddr {
-    if !http.ip().is_unspecified() {
-        return http;
-    }
-    // Addresses of documentation (RFC 5737, RFC 3849), which are routed as all others are.
-    let elsewhere = match http.is_ipv4() {
-        true => "192.0.2.1:9",
-        false => "[2001:db8::1]:9",
-    };
-    let own = UdpSocket::bind((http.ip(), 0)).and_then(|socket| {
-        socket.connect(elsewhere)?;
-        socket.local_addr()
-    });
-    own.map_or(http, |own| SocketAddr::new(own.ip(), http.port()))
+fn tokens_per_second(rate: f64) -> String {
+    let digits = if rate < 10.0 { 2 } else { 0 };
+    format!("{rate:.digits$} tokens/s")
 }
 
-fn ring_table(plan: &RingPlanSpec, bytes: &[u64], pids: &[u32]) -> Table {
+fn ring_table(plan: &RingPlanSpec, bytes: &[u64], pids: &[Option<u32>]) -> Table {
     let mut table = Table::new();
     table
         .load_preset(presets::UTF8_BORDERS_ONLY)
@@ -173,7 +170,7 @@ fn ring_table(plan: &RingPlanSpec, bytes: &[u64], pids: &[u32]) -> Table {
             layers,
             HumanBytes(bytes[rank]).to_string(),
             member.address.clone(),
-            pids[rank].to_string(),
+            pids[rank].map_or("-".to_owned(), |pid| pid.to_string()),
         ]);
     }
     table
@@ -222,14 +219,6 @@ mod tests {
         assert!(line.contains(r#""model":"bob'\''s \"model\"""#), "{line}");
         assert!(line.contains("Bearer $PRIMA_API_KEY"), "{line}");
         assert!(!curl_line("m", http, false).contains("Authorization"));
-    }
-
-    #[test]
-    fn an_address_of_all_is_shown_as_one() {
-        let one = SocketAddr::from(([127, 0, 0, 1], 8080));
-        assert_eq!(shown(one), one);
-        let all = shown(SocketAddr::from(([0, 0, 0, 0], 8080)));
-        assert_eq!(all.port(), 8080);
     }
 
     #[test]

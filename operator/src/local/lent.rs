@@ -1,0 +1,75 @@
+//! The machines that are lent to the ring (`--member`): has prima-node-agent find out what they can do, and how they are linked.
+
+use std::io;
+use std::process::Stdio;
+
+use prima_crds::v1alpha1::node_profile::NodeProfile;
+use prima_crds::v1alpha1::ring_plan::RingMember;
+use prima_member_process::{Borrowed, Place};
+use tokio::process::Command;
+
+use super::agents::{self, AgentsError};
+use super::screen::Screen;
+
+/// Why the machines cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LentError {
+    #[error(transparent)]
+    Agents(#[from] AgentsError),
+    #[error("cannot run prima-node-agent borrow")]
+    Run(#[source] io::Error),
+    #[error("--member: {0}")]
+    Look(String),
+    #[error("prima-node-agent borrow wrote something else than what it found")]
+    Found(#[source] serde_json::Error),
+}
+
+/// What can be known of `lenders`, `HOST:PORT` or `HOST:PORT#WORD`.
+pub async fn look(lenders: &[String], screen: &Screen) -> Result<Borrowed, LentError> {
+    let mut command = Command::new(agents::program()?);
+    command
+        .args(["borrow", "look"])
+        .args(lenders)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    let (last_line, output) = agents::followed(command, screen)
+        .await
+        .map_err(LentError::Run)?;
+    if !output.status.success() {
+        let said = last_line.strip_prefix("error: ").unwrap_or(&last_line);
+        return Err(LentError::Look(said.to_owned()));
+    }
+    serde_json::from_slice(&output.stdout).map_err(LentError::Found)
+}
+
+/// This machine and the others as they are planned with: `own` is what this machine measured.
+pub fn profiles(borrowed: &Borrowed, mut own: NodeProfile) -> Vec<NodeProfile> {
+    own.metadata.name = Some(borrowed.own.place.name.clone());
+    if let Some(status) = &mut own.status {
+        status.links = borrowed.own.links.clone();
+    }
+    let lent = borrowed.lent.iter().map(|lent| lent.profile.clone());
+    std::iter::once(own).chain(lent).collect()
+}
+
+/// The members that a ring can have, this machine first, without layers.
+pub fn members(borrowed: &Borrowed) -> Vec<RingMember> {
+    let member = |place: &Place| RingMember {
+        public_key_sha256: Some(place.public_key_sha256.clone()),
+        ..RingMember::new(place.name.clone(), place.address.clone(), Vec::new())
+    };
+    let lent = borrowed.lent.iter().map(|lent| &lent.place);
+    std::iter::once(&borrowed.own.place)
+        .chain(lent)
+        .map(member)
+        .collect()
+}
+
+/// `HOST:PORT` of the agent that lends the machine of this member, if it is lent.
+pub fn lender<'a>(borrowed: Option<&'a Borrowed>, member: &str) -> Option<&'a str> {
+    let mut lent = borrowed?.lent.iter();
+    let lent = lent.find(|lent| lent.place.name == member)?;
+    Some(&lent.lender)
+}
