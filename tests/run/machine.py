@@ -126,6 +126,17 @@ def root_file_systems() -> str:
     return installed("mmdebstrap", "mmdebstrap")
 
 
+def networks() -> str:
+    """Whether networks can be made, with `ip`."""
+    root()
+    identity = installed("ip", "iproute2")
+    name = f"prima-run-{os.getpid()}"
+    if not succeeds(["ip", "netns", "add", name]):
+        raise Lack("namespaces of its own are not allowed here")
+    subprocess.run(["ip", "netns", "delete", name], check=True)
+    return identity
+
+
 def vulkan() -> str:
     """A driver of Vulkan that computes on the processor (lavapipe)."""
     drivers = ["/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/etc/vulkan/icd.d"]
@@ -145,6 +156,7 @@ NEEDS = {
     "vulkan": Need("layers on a GPU, which is Vulkan on the processor", vulkan),
     "prometheus": Need("alerts and the dashboard in Prometheus", prometheus),
     "root-file-systems": Need("programs in the images' root file systems", root_file_systems),
+    "networks": Need("a ring of machines in two networks", networks),
     "emulation": Need("older and other processors, emulated", emulation),
 }
 

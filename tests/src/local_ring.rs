@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::inputs;
 use crate::machine::Machine;
+use crate::network::Network;
 use crate::process::{Ended, Process, send_signal};
 use crate::{Endpoint, assets, http, wait_until};
 
@@ -21,7 +22,7 @@ use crate::{Endpoint, assets, http, wait_until};
 #[derive(Default)]
 pub struct LocalRingBuilder {
     args: Vec<OsString>,
-    variables: Vec<(&'static str, &'static str)>,
+    variables: Vec<(&'static str, OsString)>,
     measures: bool,
 }
 
@@ -78,8 +79,8 @@ impl LocalRingBuilder {
     }
 
     /// A variable of its environment.
-    pub fn env(mut self, name: &'static str, value: &'static str) -> Self {
-        self.variables.push((name, value));
+    pub fn env(mut self, name: &'static str, value: impl Into<OsString>) -> Self {
+        self.variables.push((name, value.into()));
         self
     }
 
@@ -93,9 +94,19 @@ impl LocalRingBuilder {
         LocalRing::serving(Process::spawn(machine.enter(self.command())))
     }
 
+    /// As [`start`](Self::start), in `network`: only there it can be asked.
+    pub fn start_in(self, network: &Network) -> LocalRing {
+        LocalRing::serving(Process::spawn(network.enter(self.command())))
+    }
+
     /// Runs `prima` where it is expected to end by itself, and waits for that.
     pub fn run_to_end(self) -> Ended {
         Process::spawn(self.command()).wait()
+    }
+
+    /// The same, in `network`.
+    pub fn run_to_end_in(self, network: &Network) -> Ended {
+        Process::spawn(network.enter(self.command())).wait()
     }
 
     fn command(mut self) -> Command {
@@ -159,6 +170,11 @@ impl LocalRing {
     /// What `prima` has printed so far, for people to read.
     pub fn printed(&self) -> String {
         self.prima.stdout.lock().unwrap().clone()
+    }
+
+    /// What `prima` and its members have written to stderr so far.
+    pub fn logged(&self) -> String {
+        self.prima.errors()
     }
 
     /// Tokens per second that `prima` predicts, as it has printed it.
@@ -256,11 +272,11 @@ pub fn smollm2() -> PathBuf {
     assets::path("models/SmolLM2-135M-Instruct-Q4_1.gguf").expect("the model of `make run`")
 }
 
-/// The agents that `parent` started, by rank: they are called m0, m1, and so on.
+/// The agents that `parent` started, by rank: on one machine they are called m0, m1, and so on; others are in the order of their start.
 fn agents_of(parent: u32) -> Vec<Member> {
     let mut members = running_members();
     members.retain(|member| parent_of(member.pid) == Some(parent));
-    members.sort_by_key(|member| member.name[1..].parse::<usize>().expect("a rank"));
+    members.sort_by_key(|member| member.name[1..].parse().unwrap_or(member.pid));
     members
 }
 

@@ -55,7 +55,7 @@ impl Process {
     }
 
     /// What it has written to stderr. A copy: who panics with it must not hold the lock, which `drop` takes again.
-    fn errors(&self) -> String {
+    pub(crate) fn errors(&self) -> String {
         self.stderr.lock().unwrap().clone()
     }
 

@@ -2,6 +2,7 @@
 //! and measures the links between all; `run` is the process of one member there, for as long as its ring stands.
 
 use std::collections::BTreeSet;
+use std::error::Error as _;
 use std::io::{self, Write as _};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _, UdpSocket};
 use std::path::PathBuf;
@@ -140,7 +141,9 @@ pub enum BorrowError {
     #[error(transparent)]
     Send(#[from] SendError),
     #[error("{lender} does not run the member: {problem}")]
-    Run { lender: String, problem: String },
+    NotRun { lender: String, problem: String },
+    #[error("lost {lender}: {problem}")]
+    Lost { lender: String, problem: String },
     #[error("the member on {lender} ended: {how}")]
     Ended { lender: String, how: String },
     #[error("a part of the work ended")]
@@ -243,7 +246,7 @@ impl Contact {
             name: system::host_name(),
         };
         let answer = client.enrol(request).await;
-        let answer = answer.map_err(|status| refused(address, &status))?;
+        let answer = answer.map_err(|status| not_taken_in(address, &status))?;
         let key = Fingerprint::from_bytes(&answer.into_inner().fingerprint);
         let key = key.map_err(|source| BorrowError::Fingerprint {
             lender: address.clone(),
@@ -261,7 +264,7 @@ impl Contact {
         let answer = timeout(ANSWER_LIMIT, self.client.profile(ProfileRequest {})).await;
         let answer = answer
             .unwrap_or_else(|_| Err(Status::deadline_exceeded("no profile within five minutes")))
-            .map_err(|status| refused(&lender, &status))?
+            .map_err(|status| not_taken_in(&lender, &status))?
             .into_inner();
         let profile = NodeProfile::from_yaml(&lender, &answer.profile);
         let profile = profile.map_err(|source| BorrowError::Profile {
@@ -273,17 +276,23 @@ impl Contact {
     }
 }
 
+/// What the first request over a connection came back with. A handshake that the lender refuses shows only there: the connection ends.
+fn not_taken_in(lender: &str, status: &Status) -> BorrowError {
+    let ended = status.source().is_some();
+    match ended || status.code() == Code::Unauthenticated {
+        true => BorrowError::NotTakenIn {
+            lender: lender.to_owned(),
+        },
+        false => refused(lender, status),
+    }
+}
+
 /// An answer that says no.
 fn refused(lender: &str, status: &Status) -> BorrowError {
     let lender = lender.to_owned();
-    // A handshake that was refused shows at the first request.
-    let cause = root_cause(status);
-    if status.code() == Code::Unauthenticated || cause.contains("received fatal alert") {
-        return BorrowError::NotTakenIn { lender };
-    }
     let problem = match status.code() {
         Code::Unimplemented => "its agent is of another version: update both machines".to_owned(),
-        _ => cause,
+        _ => root_cause(status),
     };
     BorrowError::Refused { lender, problem }
 }
@@ -580,7 +589,7 @@ async fn run_member(args: &RunArgs) -> Result<(), BorrowError> {
         .run(Request::new(ReceiverStream::new(receiver)));
     let events = events
         .await
-        .map_err(|status| refused(&args.lender, &status))?;
+        .map_err(|status| not_taken_in(&args.lender, &status))?;
     let mut member = Remote {
         lender: &args.lender,
         orders: Some(orders),
@@ -658,14 +667,23 @@ impl Remote<'_> {
     }
 
     async fn next(&mut self) -> Result<Option<Happened>, BorrowError> {
-        let failed = |problem| BorrowError::Run {
-            lender: self.lender.to_owned(),
-            problem,
-        };
+        let lender = || self.lender.to_owned();
         match self.events.message().await {
             Ok(Some(event)) => Ok(event.event),
-            Ok(None) => Err(failed("its agent ended the stream".to_owned())),
-            Err(status) => Err(failed(root_cause(&status))),
+            Ok(None) => Err(BorrowError::Lost {
+                lender: lender(),
+                problem: "its agent ended the stream".to_owned(),
+            }),
+            Err(status) => Err(match status.source() {
+                Some(_) => BorrowError::Lost {
+                    lender: lender(),
+                    problem: root_cause(&status),
+                },
+                None => BorrowError::NotRun {
+                    lender: lender(),
+                    problem: status.message().to_owned(),
+                },
+            }),
         }
     }
 }

@@ -8,7 +8,7 @@
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -305,6 +305,11 @@ fn peer<T>(request: &Request<T>) -> Result<Peer, Status> {
     peer.ok_or_else(|| Status::internal("the connection has no key"))
 }
 
+/// Two members would count on the same memory.
+fn lent_already() -> Status {
+    Status::resource_exhausted("it runs a member of another ring; end that one first")
+}
+
 fn failed(error: &dyn std::error::Error) -> Status {
     Status::internal(prima_crds::error_chain(error))
 }
@@ -333,6 +338,9 @@ impl Lending for Service {
         request: Request<ProfileRequest>,
     ) -> Result<Response<ProfileAnswer>, Status> {
         self.borrower(&request)?;
+        if self.0.lent.load(Ordering::Acquire) {
+            return Err(lent_already());
+        }
         let profile = self.0.profile().await.map_err(|error| failed(&error))?;
         Ok(Response::new(ProfileAnswer {
             profile: serde_saphyr::to_string(&profile).map_err(|error| failed(&error))?,
@@ -387,9 +395,7 @@ impl Lending for Service {
         request: Request<Streaming<Order>>,
     ) -> Result<Response<Self::RunStream>, Status> {
         let peer = self.borrower(&request)?;
-        let slot = PredecessorSlot::claim(&self.0.lent).ok_or_else(|| {
-            Status::resource_exhausted("it runs a member of another ring; end that one first")
-        })?;
+        let slot = PredecessorSlot::claim(&self.0.lent).ok_or_else(lent_already)?;
         tracing::info!(address = %peer.address, "a ring borrows this machine");
         let (events, answers) = mpsc::channel(WAITING);
         let lender = self.0.clone();

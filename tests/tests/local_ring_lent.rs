@@ -1,0 +1,230 @@
+//! Rings without a cluster over several machines: one lends itself (`prima agent`), another borrows it (`prima run --member`). The machines
+//! are addresses of the loopback network, which a real network between two namespaces replaces in one test.
+
+use std::fs;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use prima_tests::lending::{Lender, User};
+use prima_tests::local_ring::{LocalRing, LocalRingBuilder, assert_none_left, smollm2};
+use prima_tests::network::Networks;
+use prima_tests::process::send_signal;
+use prima_tests::wait_until;
+use rustix::process::Signal;
+
+const PROMPT: &str = "The capital of France is";
+const TOKENS: usize = 24;
+
+/// Of this process, that asked for an address.
+static TESTS: AtomicU8 = AtomicU8::new(0);
+
+/// An address of this machine that no other test has.
+fn loopback() -> String {
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let test = 1 + TESTS.fetch_add(1, Ordering::Relaxed);
+    format!("127.{}.{low}.{test}:9190", 64 + high % 128)
+}
+
+fn borrowing(user: &User, member: &str) -> LocalRingBuilder {
+    let ring = LocalRing::builder().model(&smollm2());
+    user.variables()
+        .into_iter()
+        .fold(ring, |ring, (name, value)| ring.env(name, value))
+        .arg("--member")
+        .arg(member)
+}
+
+fn alone() -> String {
+    let ring = LocalRing::builder().model(&smollm2()).split(&[30]).start();
+    ring.complete(PROMPT, TOKENS)
+}
+
+/// The lender has no member any more.
+fn wait_until_given_back(lender: &Lender, times: usize) {
+    wait_until("the lender has its machine back", || {
+        lender
+            .logged()
+            .matches("has given this machine back")
+            .count()
+            == times
+    });
+}
+
+#[test]
+fn a_lent_machine_runs_its_layers_and_keeps_no_more() {
+    let (owner, user, address) = (User::default(), User::default(), loopback());
+    let lender = owner.lend("desk", &address, None);
+    let ring = borrowing(&user, &lender.invitation())
+        .split(&[20, 10])
+        .start();
+    let printed = ring.printed();
+    assert!(
+        printed.contains("desk") && printed.contains("20-29"),
+        "{printed}"
+    );
+    let expected = alone();
+    assert_eq!(
+        ring.complete(PROMPT, TOKENS),
+        expected,
+        "as one machine answers"
+    );
+
+    let model_bytes = smollm2().metadata().unwrap().len();
+    let sent = owner.sent_files();
+    let [(size, there)] = sent[..] else {
+        panic!("one file: {sent:?}");
+    };
+    assert_eq!(size, model_bytes);
+    // A third of the layers, and the header; not the embedding.
+    assert!(
+        there > model_bytes / 10 && there < model_bytes / 2,
+        "{there} of {model_bytes}"
+    );
+
+    // A second ring would share the machine's memory with this one.
+    let second = borrowing(&user, &lender.address)
+        .split(&[20, 10])
+        .run_to_end();
+    assert!(
+        second.stderr.contains("it runs a member of another ring"),
+        "{second:?}"
+    );
+    ring.stop();
+    wait_until_given_back(&lender, 1);
+
+    // Known now: no word, and nothing is sent again. Killed, it leaves nothing running there.
+    let ring = borrowing(&user, &lender.address).start();
+    assert!(!ring.logged().contains("of the model"), "{}", ring.logged());
+    assert!(ring.predicted().is_some_and(|rate| rate > 0.0));
+    let members = ring.members().to_vec();
+    ring.end_by(Signal::KILL);
+    wait_until_given_back(&lender, 2);
+    assert_none_left(&members);
+
+    // A lender that dies ends the ring, which names it.
+    let ring = borrowing(&user, &lender.address).split(&[20, 10]).start();
+    lender.kill();
+    let ended = ring.wait_for_end();
+    assert!(!ended.status.success(), "{ended:?}");
+    assert!(
+        ended.stderr.contains("member desk (rank 1, lent by"),
+        "{ended:?}"
+    );
+
+    // Started again it knows its borrower, and shows another word.
+    let again = owner.lend("desk", &address, None);
+    assert!(
+        again.printed().contains("is known already"),
+        "{}",
+        again.printed()
+    );
+    borrowing(&user, &again.address)
+        .split(&[20, 10])
+        .start()
+        .stop();
+    assert!(again.stop().status.success());
+}
+
+#[test]
+fn strangers_and_those_who_guess_get_nothing() {
+    let (owner, user, stranger) = (User::default(), User::default(), User::default());
+    let address = loopback();
+    let lender = owner.lend("desk", &address, None);
+    let refused = |who: &User, member: &str| {
+        let ended = borrowing(who, member).split(&[20, 10]).run_to_end();
+        assert!(
+            !ended.status.success() && ended.stdout.is_empty(),
+            "{ended:?}"
+        );
+        ended.stderr
+    };
+    let why = refused(&stranger, &lender.address);
+    assert!(
+        why.contains("is not known here: run `prima agent`"),
+        "{why}"
+    );
+    // Its first letters say which key is expected, its last are the invitation.
+    let (first, last) = (&lender.word[4..], &lender.word[..lender.word.len() - 4]);
+    let why = refused(&stranger, &format!("{}#aaaa{first}", lender.address));
+    assert!(why.contains("has another key than the word says"), "{why}");
+    let why = refused(&stranger, &format!("{}#{last}aaaa", lender.address));
+    assert!(why.contains("the word is another"), "{why}");
+
+    // Who knows the agent's key, but is not known to it, gets no further.
+    borrowing(&user, &lender.invitation())
+        .split(&[20, 10])
+        .start()
+        .stop();
+    let known = fs::read(user.remembered("lenders.json")).unwrap();
+    fs::write(stranger.remembered("lenders.json"), known).unwrap();
+    let why = refused(&stranger, &lender.address);
+    assert!(why.contains("does not take this machine in"), "{why}");
+    let why = refused(&stranger, &lender.invitation());
+    assert!(why.contains("does not take this machine in"), "{why}");
+
+    // Guessing closes the door for the right word, and not for those who are known.
+    lender.stop();
+    let lender = owner.lend("desk", &address, None);
+    let last = &lender.word[..lender.word.len() - 4];
+    for guess in 0..20 {
+        let letters = ["abcdefghijklmnopqrst".as_bytes()[guess] as char; 4];
+        let guess: String = letters.iter().collect();
+        refused(&stranger, &format!("{}#{last}{guess}", lender.address));
+    }
+    let why = refused(&stranger, &lender.invitation());
+    assert!(why.contains("does not take this machine in"), "{why}");
+    assert!(
+        lender
+            .logged()
+            .contains("the word was guessed at too often"),
+        "{}",
+        lender.logged()
+    );
+    borrowing(&user, &lender.address)
+        .split(&[20, 10])
+        .start()
+        .stop();
+
+    // Another machine at that address is not taken for the lender.
+    lender.stop();
+    let impostor = stranger.lend("desk", &address, None);
+    let why = refused(&user, &impostor.address);
+    assert!(why.contains("has another key than it had"), "{why}");
+}
+
+#[test]
+fn machines_of_two_networks_make_a_ring() {
+    let networks = Networks::new(3);
+    let [desk, laptop, guest] = &networks.each[..] else {
+        panic!("three networks");
+    };
+    let (owner, user, stranger) = (User::default(), User::default(), User::default());
+    let lender = owner.lend("desk", "0.0.0.0:9190", Some(desk));
+    assert_eq!(lender.address, format!("{}:9190", desk.address));
+    let last = &lender.word[..lender.word.len() - 4];
+    let guess = borrowing(&stranger, &format!("{}#{last}aaaa", lender.address));
+    let guess = guess.split(&[20, 10]).run_to_end_in(guest);
+    assert!(guess.stderr.contains("the word is another"), "{guess:?}");
+
+    let ring = borrowing(&user, &lender.invitation())
+        .split(&[20, 10])
+        .start_in(laptop);
+    assert!(
+        ring.printed().contains(&format!("{}:9191", laptop.address)),
+        "{}",
+        ring.printed()
+    );
+    let answer = laptop.within(|| ring.complete(PROMPT, TOKENS));
+    assert_eq!(answer, alone());
+    // Whoever only reaches the ports gets no connection: neither of the ring nor of the agent.
+    let late = borrowing(&stranger, &lender.invitation())
+        .split(&[20, 10])
+        .run_to_end_in(guest);
+    assert!(
+        late.stderr.contains("does not take this machine in"),
+        "{late:?}"
+    );
+    send_signal(ring.members()[0].pid, Signal::KILL);
+    let ended = ring.wait_for_end();
+    assert!(ended.stderr.contains("(rank 0, pid"), "{ended:?}");
+    wait_until_given_back(&lender, 1);
+}
