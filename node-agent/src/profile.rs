@@ -42,11 +42,11 @@ use prima_crds::v1alpha1::node_profile::{
 use prima_engine::kernels::{IsaLevel, IsaLevelError, MatrixError, ThreadPool, ThreadPoolError};
 use prima_engine::{Compute, Gpu};
 use prima_model::ModelPart;
+use prima_weights::cache_folder;
 
 use crate::available_memory::{self, MemoryError, MemoryNow};
 use crate::ring::LinkError;
 use cache::CacheKey;
-pub use cache::folder as cache_folder;
 use cpu::SampleWeights;
 pub use cpu::cache_bytes;
 use disk::DiskError;
@@ -151,7 +151,7 @@ pub fn run(args: ProfileArgs) -> Result<String, ProfileError> {
 
 /// Where the measurements of the machine `name` are kept, if there is a place for it.
 pub fn cache_file(name: &str) -> Option<PathBuf> {
-    Some(cache::folder()?.join(format!("profiles/{name}.json")))
+    Some(cache_folder()?.join(format!("profiles/{name}.json")))
 }
 
 /// How many weight formats a profile has rates of.
@@ -353,7 +353,7 @@ fn models_path(named: Option<PathBuf>) -> Result<PathBuf, ProfileError> {
     let path = match named {
         Some(path) => path,
         None => {
-            let path = cache::folder()
+            let path = cache_folder()
                 .ok_or(ProfileError::NoModelsFolder)?
                 .join("models");
             fs::create_dir_all(&path).map_err(|source| ProfileError::ModelsFolder {

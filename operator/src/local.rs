@@ -5,6 +5,7 @@
 //! `agents` how processes start and end, `screen` what people see. No part of this runs a layer.
 
 mod agents;
+mod fetched;
 mod lent;
 mod planned;
 mod screen;
@@ -27,6 +28,7 @@ use prima_member_process::{Borrowed, Health, health};
 pub use agents::{AgentsError, program};
 
 use agents::{AgentOptions, Agents};
+use fetched::{FetchError, ModelName};
 use lent::LentError;
 use planned::{PlannedError, Wishes};
 use screen::{Ready, Screen};
@@ -38,9 +40,9 @@ use crate::stop_signals::StopSignals;
 
 #[derive(clap::Args)]
 pub struct RunArgs {
-    /// The model, a GGUF file
+    /// The model: a GGUF file, or one to fetch, as hf.co/OWNER/REPO/FILE.gguf or by its address
     #[arg(value_name = "MODEL.gguf")]
-    model: PathBuf,
+    model: ModelName,
     /// Agents to start, each with a part of this machine's memory [default: as many as --split names, else 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     members: Option<u16>,
@@ -117,6 +119,8 @@ pub enum LocalError {
     Planned(#[from] PlannedError),
     #[error(transparent)]
     Lent(#[from] LentError),
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
     #[error(
         "cannot listen on {address} (--host, --port); choose an address of this machine and a free port, or port 0 for any"
     )]
@@ -159,13 +163,11 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
     if !args.host.is_loopback() && args.api_key.is_none() {
         return Err(LocalError::Open { host: args.host });
     }
-    let model = ModelFile::read(&args.model)?;
-    let draft = match &args.draft {
-        Some(path) => Some(draft_model(path, &model)?),
-        None => None,
+    // One that is here is refused at once, if it is; one that is not is fetched when all else is known to be well.
+    let here = match &args.model {
+        ModelName::File(path) => Ok(ModelFile::read(path)?),
+        ModelName::Fetched(name) => Err(name),
     };
-    let default_context = plan::default_context(&model.profile.spec);
-    let context = args.context.unwrap_or(default_context);
     let http = http_address(args.host, args.port)?;
     let screen = Screen::new();
     // Before the first agent starts, so that no signal finds agents that nobody would end.
@@ -178,6 +180,19 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
         },
     };
     let borrowed = borrowed.as_ref();
+    let model = match here {
+        Ok(model) => model,
+        Err(name) => tokio::select! {
+            path = name.fetch(&screen) => ModelFile::read(&path?)?.named(name.file_name()),
+            () = stop.received() => return Ok(()),
+        },
+    };
+    let draft = match &args.draft {
+        Some(path) => Some(draft_model(path, &model)?),
+        None => None,
+    };
+    let default_context = plan::default_context(&model.profile.spec);
+    let context = args.context.unwrap_or(default_context);
     let split = match &args.split {
         Some(split) => Split::as_told(split, &args, &model, borrowed)?,
         None => tokio::select! {

@@ -49,10 +49,7 @@ impl ModelFile {
         ) else {
             return Err(ModelFileError::NotUtf8 { path });
         };
-        let name = match first_part(name) {
-            Some((name, _)) => name.to_owned(),
-            None => name.strip_suffix(".gguf").unwrap_or(name).to_owned(),
-        };
+        let name = model_name(name);
         let gguf = Gguf::open(&path)?;
         let spec = model_profile(&path.display().to_string(), &gguf)?;
         let mut layer_bytes = vec![0; spec.layers as usize];
@@ -62,11 +59,17 @@ impl ModelFile {
             *layer.unwrap_or(&mut other_bytes) += tensor.byte_len;
         }
         Ok(Self {
-            profile: ModelProfile::new(&name, spec),
+            profile: ModelProfile::new(name, spec),
             layer_bytes,
             other_bytes,
             path,
         })
+    }
+
+    /// The same file, under the name of another.
+    pub fn named(mut self, file_name: &str) -> Self {
+        model_name(file_name).clone_into(&mut self.profile.metadata.name);
+        self
     }
 
     pub fn name(&self) -> &str {
@@ -93,5 +96,13 @@ impl ModelFile {
                 layers + if rank == 0 { self.other_bytes } else { 0 }
             })
             .collect()
+    }
+}
+
+/// What clients call the model in the file of this name.
+fn model_name(file_name: &str) -> &str {
+    match first_part(file_name) {
+        Some((name, _)) => name,
+        None => file_name.strip_suffix(".gguf").unwrap_or(file_name),
     }
 }

@@ -4,11 +4,13 @@
 use std::fs;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use prima_gguf::part_paths;
+use prima_test_hub::{Cut, TestHub};
 use prima_tests::lending::{Lender, User};
 use prima_tests::local_ring::{LocalRing, LocalRingBuilder, assert_none_left, smollm2};
 use prima_tests::network::Networks;
 use prima_tests::process::send_signal;
-use prima_tests::wait_until;
+use prima_tests::{Endpoint as _, split_model, wait_until};
 use rustix::process::Signal;
 
 const PROMPT: &str = "The capital of France is";
@@ -25,7 +27,10 @@ fn loopback() -> String {
 }
 
 fn borrowing(user: &User, member: &str) -> LocalRingBuilder {
-    let ring = LocalRing::builder().model(&smollm2());
+    borrowing_with(LocalRing::builder().model(&smollm2()), user, member)
+}
+
+fn borrowing_with(ring: LocalRingBuilder, user: &User, member: &str) -> LocalRingBuilder {
     user.variables()
         .into_iter()
         .fold(ring, |ring, (name, value)| ring.env(name, value))
@@ -122,6 +127,53 @@ fn a_lent_machine_runs_its_layers_and_keeps_no_more() {
         .start()
         .stop();
     assert!(again.stop().status.success());
+}
+
+#[test]
+fn a_model_of_a_hub_is_fetched_once_and_sent_on() {
+    let files = tempfile::tempdir().unwrap();
+    let folder = files.path().join("people/models");
+    fs::create_dir_all(&folder).unwrap();
+    let first = split_model::in_three_files(&smollm2(), &folder);
+    let parts = part_paths(&first);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let hub = runtime.block_on(TestHub::start(files.path())).unwrap();
+    hub.control(|control| {
+        control.cut = Some(Cut {
+            after_bytes: 1 << 20,
+            times: 2,
+        });
+    });
+    let (owner, user) = (User::default(), User::default());
+    let lender = owner.lend("desk", &loopback(), None);
+    let name = first.file_name().unwrap().to_str().unwrap();
+    let ring = |endpoint: &str, member: &str| {
+        let ring = LocalRing::builder().arg(format!("hf.co/people/models/{name}"));
+        borrowing_with(ring, &user, member)
+            .env("HF_ENDPOINT", endpoint)
+            .split(&[20, 10])
+            .start()
+    };
+    let first = ring(&hub.endpoint(), &lender.invitation());
+    assert_eq!(first.model(), "SmolLM2-135M-Instruct-Q4_1");
+    assert_eq!(first.complete(PROMPT, TOKENS), alone());
+    // Once, but for what was cut off; the lender asked nobody.
+    let model_bytes: u64 = parts
+        .iter()
+        .map(|part| part.metadata().unwrap().len())
+        .sum();
+    let fetched = hub.body_bytes();
+    assert!(
+        (model_bytes..model_bytes * 3 / 2).contains(&fetched),
+        "{fetched} of {model_bytes}"
+    );
+    assert_eq!(owner.sent_files().len(), 3);
+    first.stop();
+
+    // Nobody is asked again, also where there is nobody.
+    drop(hub);
+    let again = ring("http://127.0.0.1:9", &lender.address);
+    assert_eq!(again.complete(PROMPT, TOKENS), alone());
 }
 
 #[test]

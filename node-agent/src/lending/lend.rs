@@ -16,7 +16,7 @@ use prima_crds::quantity::Quantity;
 use prima_crds::v1alpha1::node_profile::{NodeProfile, NodeProfileSpec};
 use prima_engine::Compute;
 use prima_member_process::reachable_address;
-use prima_weights::{Cache, CacheError};
+use prima_weights::{Cache, CacheError, cache_folder};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, spawn_blocking};
@@ -171,7 +171,7 @@ async fn lend(args: LendArgs) -> Result<(), LendError> {
 
 /// Where files that are sent are kept: in prima's cache.
 fn models_folder() -> Result<PathBuf, LendError> {
-    let folder = profile::cache_folder().ok_or(ProfileError::NoModelsFolder)?;
+    let folder = cache_folder().ok_or(ProfileError::NoModelsFolder)?;
     let folder = folder.join("sent");
     match std::fs::create_dir_all(&folder) {
         Ok(()) => Ok(folder),

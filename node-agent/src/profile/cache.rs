@@ -54,18 +54,6 @@ struct Entry {
     status: NodeProfileStatus,
 }
 
-/// prima's cache folder: `$PRIMA_CACHE`, or `prima` in `$XDG_CACHE_HOME` or `~/.cache`. `None` if the environment sets
-/// none of these.
-pub fn folder() -> Option<PathBuf> {
-    let set = |name| {
-        let value = std::env::var_os(name).filter(|value| !value.is_empty());
-        value.map(PathBuf::from)
-    };
-    set("PRIMA_CACHE")
-        .or_else(|| Some(set("XDG_CACHE_HOME")?.join("prima")))
-        .or_else(|| Some(set("HOME")?.join(".cache/prima")))
-}
-
 /// What was measured earlier, or why it has to be measured again, in words.
 pub fn load(path: &Path, key: &CacheKey, now: Timestamp) -> Result<NodeProfileStatus, String> {
     let mut text = String::new();

@@ -24,6 +24,18 @@ const SUFFIXES: [&str; 3] = ["gguf", "ledger", "ledger.new"];
 /// The unit of `st_blocks`, whatever the file system's block size is.
 const BLOCK_BYTES: u64 = 512;
 
+/// prima's cache folder: `$PRIMA_CACHE`, or `prima` in `$XDG_CACHE_HOME` or `~/.cache`. `None` if the environment sets
+/// none of these.
+pub fn cache_folder() -> Option<PathBuf> {
+    let set = |name| {
+        let value = std::env::var_os(name).filter(|value| !value.is_empty());
+        value.map(PathBuf::from)
+    };
+    set("PRIMA_CACHE")
+        .or_else(|| Some(set("XDG_CACHE_HOME")?.join("prima")))
+        .or_else(|| Some(set("HOME")?.join(".cache/prima")))
+}
+
 /// A folder of model files.
 #[derive(Debug, Clone)]
 pub struct Cache {
