@@ -11,6 +11,7 @@ mod planned;
 mod screen;
 mod split;
 
+use std::cell::Cell;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ use prima_member_process::{Borrowed, Health, health};
 
 pub use agents::{AgentsError, program};
 
-use agents::{AgentOptions, Agents};
+use agents::{AgentOptions, Agents, MemberExit};
 use fetched::{FetchError, ModelName};
 use lent::LentError;
 use planned::{PlannedError, Wishes};
@@ -150,7 +151,7 @@ pub enum LocalError {
     #[error(transparent)]
     Agents(#[from] AgentsError),
     #[error("{0}")]
-    MemberDied(agents::MemberExit),
+    MemberDied(MemberExit),
 }
 
 const DEFAULT_PORT: u16 = 8080;
@@ -158,7 +159,8 @@ const DEFAULT_PORT: u16 = 8080;
 const PORTS_TRIED: u16 = 100;
 const HEALTH_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Runs the ring until Ctrl-C, SIGTERM or SIGHUP (`Ok`), or until a member dies (`Err`). No agent outlives it.
+/// Runs a ring until Ctrl-C, SIGTERM or SIGHUP (`Ok`), or until a member on this machine dies (`Err`). When a machine that is lent leaves, the
+/// others make another ring. No agent outlives it.
 pub async fn run(args: RunArgs) -> Result<(), LocalError> {
     if !args.host.is_loopback() && args.api_key.is_none() {
         return Err(LocalError::Open { host: args.host });
@@ -172,14 +174,10 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
     let screen = Screen::new();
     // Before the first agent starts, so that no signal finds agents that nobody would end.
     let mut stop = StopSignals::install().map_err(LocalError::Signals)?;
-    let borrowed = match &args.lenders[..] {
-        [] => None,
-        lenders => tokio::select! {
-            found = lent::look(lenders, &screen) => Some(found?),
-            () = stop.received() => return Ok(()),
-        },
+    let mut borrowed = tokio::select! {
+        found = lent::look(&args.lenders, false, &screen) => found?,
+        () = stop.received() => return Ok(()),
     };
-    let borrowed = borrowed.as_ref();
     let model = match here {
         Ok(model) => model,
         Err(name) => tokio::select! {
@@ -192,26 +190,65 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
         None => None,
     };
     let default_context = plan::default_context(&model.profile.spec);
-    let context = args.context.unwrap_or(default_context);
-    let split = match &args.split {
-        Some(split) => Split::as_told(split, &args, &model, borrowed)?,
-        None => tokio::select! {
-            split = Split::planned(&args, &model, draft.as_ref(), context, borrowed, &screen) => split?,
+    let wanted = Wanted {
+        context: args.context.unwrap_or(default_context),
+        args: &args,
+        model,
+        draft,
+        http,
+    };
+    loop {
+        match ring(&wanted, borrowed.as_ref(), &screen, &mut stop).await? {
+            End::Asked => return Ok(()),
+            End::Left(exit) => screen.status(&format!("{exit}\nplanning without it")),
+        }
+        // It may be back already. Whoever cannot be used is left out.
+        borrowed = tokio::select! {
+            found = lent::look(&args.lenders, true, &screen) => found?,
             () = stop.received() => return Ok(()),
+        };
+    }
+}
+
+/// What a ring is to be.
+struct Wanted<'a> {
+    args: &'a RunArgs,
+    model: ModelFile,
+    draft: Option<ModelFile>,
+    context: u32,
+    http: SocketAddr,
+}
+
+/// Why a ring has ended well.
+enum End {
+    /// The user asked for it.
+    Asked,
+    /// A machine that is lent left a ring that had served. Another ring can do without it.
+    Left(MemberExit),
+}
+
+/// Runs one ring until it ends.
+async fn ring(
+    wanted: &Wanted<'_>,
+    borrowed: Option<&Borrowed>,
+    screen: &Screen,
+    stop: &mut StopSignals,
+) -> Result<End, LocalError> {
+    let Wanted {
+        args, model, http, ..
+    } = wanted;
+    let split = match &args.split {
+        Some(split) => Split::as_told(split, args, model, borrowed)?,
+        None => tokio::select! {
+            split = Split::planned(wanted, borrowed, screen) => split?,
+            () = stop.received() => return Ok(End::Asked),
         },
     };
     let members = match borrowed {
         Some(borrowed) => lent::members(borrowed),
         None => members_here(split.members.len())?,
     };
-    let mut plan = ring_plan(
-        &model,
-        draft.as_ref(),
-        context,
-        args.kv_dtype,
-        &split,
-        members,
-    )?;
+    let mut plan = ring_plan(wanted, &split, members)?;
     // Members on several machines say which plan they follow.
     plan.metadata.uid = borrowed.map(|_| format!("{:032x}", rand::random::<u128>()));
     let directory = tempfile::Builder::new()
@@ -227,7 +264,7 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
     let options = AgentOptions {
         plan_file: &plan_file,
         borrowed,
-        http,
+        http: *http,
         threads: args.threads.map(usize::from),
         reserve_memory: split.reserve_memory,
         no_streaming: args.no_streaming,
@@ -235,37 +272,49 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
         any_model_name: args.any_model_name,
         api_key: args.api_key.as_deref(),
     };
-    let mut agents = Agents::start(&plan.spec, &options, &screen)?;
-    let ring = Ready {
+    let mut agents = Agents::start(&plan.spec, &options, screen)?;
+    let ready = Ready {
         plan: &plan.spec,
         bytes: model.bytes_per_member(&plan.spec),
         predicted: split.report.as_ref(),
         faster_alone: split.faster_alone,
-        http,
+        http: *http,
         pids: agents.pids(),
         needs_key: args.api_key.is_some(),
     };
+    let served = Cell::new(false);
     let outcome = tokio::select! {
-        exit = agents.first_exit() => Err(LocalError::MemberDied(exit)),
-        () = stop.received() => Ok(()),
-        never = announce(ring, &screen) => match never {},
+        exit = agents.first_exit() => Err(exit),
+        () = stop.received() => Ok(End::Asked),
+        never = announce(ready, &served, screen) => match never {},
     };
-    match outcome {
-        Ok(()) => {
+    // What others say of the end is no news.
+    match &outcome {
+        Ok(_) => {
             screen.status(
                 "shutting down: what runs may finish, for some seconds; Ctrl-C again ends it now",
             );
             screen.mute_agents();
         }
-        Err(_) => screen.status("a member died, shutting down"),
+        Err(_) => screen.status("a member ended, shutting down"),
     }
     tokio::select! {
         () = agents.shut_down() => {}
         // Whoever asks twice does not want to wait.
         () = stop.received() => agents.kill().await,
     }
-    screen.finish();
-    outcome
+    match outcome {
+        // A split that was told is for these machines.
+        Err(exit) if exit.is_lent() && served.get() && args.split.is_none() => Ok(End::Left(exit)),
+        Err(exit) => {
+            screen.finish();
+            Err(LocalError::MemberDied(exit))
+        }
+        Ok(end) => {
+            screen.finish();
+            Ok(end)
+        }
+    }
 }
 
 /// The model that guesses for `model`.
@@ -323,21 +372,21 @@ impl Split {
     }
 
     async fn planned(
-        args: &RunArgs,
-        model: &ModelFile,
-        draft: Option<&ModelFile>,
-        context: u32,
+        wanted: &Wanted<'_>,
         borrowed: Option<&Borrowed>,
         screen: &Screen,
     ) -> Result<Self, LocalError> {
+        let Wanted {
+            args, model, draft, ..
+        } = wanted;
         let wishes = Wishes {
             members: args.members.map(usize::from),
             rounds: args.rounds.map(usize::from),
-            context: context as usize,
+            context: wanted.context as usize,
             kv_dtype: args.kv_dtype,
             threads: args.threads.map(usize::from),
             reserve_memory: args.reserve_memory.map(Quantity::bytes),
-            draft: draft.map(|draft| &draft.profile.spec),
+            draft: draft.as_ref().map(|draft| &draft.profile.spec),
             profile: args.profile.as_deref(),
             borrowed,
         };
@@ -384,13 +433,11 @@ fn members_here(count: usize) -> Result<Vec<RingMember>, LocalError> {
 
 /// The plan of those of `members` that have layers.
 fn ring_plan(
-    model: &ModelFile,
-    draft: Option<&ModelFile>,
-    context: u32,
-    kv_dtype: KvDtype,
+    wanted: &Wanted<'_>,
     split: &Split,
     members: Vec<RingMember>,
 ) -> Result<RingPlan, LocalError> {
+    let (model, context) = (&wanted.model, wanted.context);
     let place = |name: &str| members.iter().find(|member| member.name == name).cloned();
     let named = split.members.iter().enumerate();
     let members = named.filter_map(|(rank, (name, windows))| {
@@ -406,11 +453,11 @@ fn ring_plan(
     });
     let spec = RingPlanSpec {
         max_concurrent_requests: DEFAULT_CONCURRENT_REQUESTS,
-        draft: draft.map(|draft| PlannedDraft {
+        draft: wanted.draft.as_ref().map(|draft| PlannedDraft {
             model: draft.planned(),
             memory_bytes: draft.profile.spec.whole_bytes(context.into()),
         }),
-        kv_dtype,
+        kv_dtype: wanted.args.kv_dtype,
         rounds: split.rounds,
         predicted: split.report.as_ref().map(plan::speed),
         ..RingPlanSpec::new(model.planned(), context as i32, members.collect())
@@ -420,7 +467,11 @@ fn ring_plan(
 }
 
 /// Waits until rank 0 answers that a token went round, tells the user how to use the ring, and then waits for ever.
-async fn announce(ring: Ready<'_>, screen: &Screen) -> std::convert::Infallible {
+async fn announce(
+    ring: Ready<'_>,
+    served: &Cell<bool>,
+    screen: &Screen,
+) -> std::convert::Infallible {
     screen.status(&format!(
         "starting {}",
         screen::counted(ring.plan.members.len(), "agent")
@@ -434,6 +485,7 @@ async fn announce(ring: Ready<'_>, screen: &Screen) -> std::convert::Infallible 
         }
         tokio::time::sleep(HEALTH_INTERVAL).await;
     }
+    served.set(true);
     screen.ready(&ring);
     std::future::pending().await
 }

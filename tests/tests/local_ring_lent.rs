@@ -177,6 +177,43 @@ fn a_model_of_a_hub_is_fetched_once_and_sent_on() {
 }
 
 #[test]
+fn a_ring_goes_on_without_a_machine_that_left() {
+    let user = User::default();
+    let (desk_owner, laptop_owner) = (User::default(), User::default());
+    let desk = desk_owner.lend("desk", &loopback(), None);
+    let laptop = laptop_owner.lend("laptop", &loopback(), None);
+    let ring = borrowing(&user, &desk.invitation());
+    let ring = ring.arg("--member").arg(laptop.invitation()).start();
+    let expected = ring.complete(PROMPT, TOKENS);
+    assert_eq!(expected, alone());
+
+    desk.kill();
+    wait_until("a ring without the desk", || {
+        ring.printed().matches("is ready").count() == 2
+    });
+    assert!(
+        ring.logged().contains("going on without"),
+        "{}",
+        ring.logged()
+    );
+    let table = ring.printed();
+    let (_, second) = table.rsplit_once("is ready").unwrap();
+    assert!(
+        second.contains("laptop") && !second.contains("desk"),
+        "{second}"
+    );
+    assert_eq!(ring.complete(PROMPT, TOKENS), expected);
+
+    // And on its own in the end.
+    laptop.kill();
+    wait_until("a ring of one", || {
+        ring.printed().matches("is ready").count() == 3
+    });
+    assert_eq!(ring.complete(PROMPT, TOKENS), expected);
+    ring.stop();
+}
+
+#[test]
 fn strangers_and_those_who_guess_get_nothing() {
     let (owner, user, stranger) = (User::default(), User::default(), User::default());
     let address = loopback();

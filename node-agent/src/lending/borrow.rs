@@ -50,13 +50,19 @@ pub struct BorrowArgs {
 #[derive(clap::Subcommand)]
 enum BorrowCommand {
     /// Find out what machines can do that are lent, and write it as JSON
-    Look {
-        /// The machines: HOST:PORT, and at the first time #WORD, as `prima agent` shows it there
-        #[arg(value_name = "HOST:PORT#WORD", required = true)]
-        lenders: Vec<Lender>,
-    },
+    Look(LookArgs),
     /// Run a member of a ring on a machine that is lent, until this process is asked to end
     Run(RunArgs),
+}
+
+#[derive(clap::Args)]
+struct LookArgs {
+    /// The machines: HOST:PORT, and at the first time #WORD, as `prima agent` shows it there
+    #[arg(value_name = "HOST:PORT#WORD", required = true)]
+    lenders: Vec<Lender>,
+    /// Leave out those that cannot be used, instead of failing; null if none is left
+    #[arg(long)]
+    leave_out: bool,
 }
 
 #[derive(clap::Args)]
@@ -129,6 +135,8 @@ pub enum BorrowError {
         "{from} does not reach {to} at {address}, where the ring would: is the port closed by a firewall there? {problem}"
     )]
     Link {
+        /// The far one, or the only one.
+        lender: String,
         from: String,
         to: String,
         address: String,
@@ -179,7 +187,7 @@ pub fn run(args: BorrowArgs) -> Result<(), BorrowError> {
         .map_err(BorrowError::Start)?;
     let result = runtime.block_on(async {
         match args.command {
-            BorrowCommand::Look { lenders } => look(&lenders).await,
+            BorrowCommand::Look(args) => look_and_tell(args).await,
             BorrowCommand::Run(args) => run_member(&args).await,
         }
     });
@@ -348,7 +356,51 @@ fn progress(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-async fn look(lenders: &[Lender]) -> Result<(), BorrowError> {
+impl BorrowError {
+    /// The machine without which it might have gone well: `HOST:PORT`.
+    fn lender(&self) -> Option<&str> {
+        match self {
+            Self::NoWord { lender }
+            | Self::Address { lender, .. }
+            | Self::Connect { lender, .. }
+            | Self::OtherKey { lender, .. }
+            | Self::NotTakenIn { lender }
+            | Self::Refused { lender, .. }
+            | Self::Fingerprint { lender, .. }
+            | Self::Profile { lender, .. }
+            | Self::Link { lender, .. }
+            | Self::NotRun { lender, .. }
+            | Self::Lost { lender, .. }
+            | Self::Ended { lender, .. } => Some(lender),
+            _ => None,
+        }
+    }
+}
+
+async fn look_and_tell(args: LookArgs) -> Result<(), BorrowError> {
+    let mut lenders = args.lenders;
+    let mut found = None;
+    while found.is_none() && !lenders.is_empty() {
+        match look(&lenders).await {
+            Ok(machines) => found = Some(machines),
+            Err(error) => match error.lender().filter(|_| args.leave_out) {
+                Some(lender) => {
+                    progress(&format!(
+                        "going on without {lender}: {}",
+                        prima_crds::error_chain(&error)
+                    ));
+                    lenders.retain(|other| other.address != lender);
+                }
+                None => return Err(error),
+            },
+        }
+    }
+    let text = serde_json::to_string(&found).map_err(BorrowError::Json)?;
+    let _ = writeln!(io::stdout(), "{text}");
+    Ok(())
+}
+
+async fn look(lenders: &[Lender]) -> Result<Borrowed, BorrowError> {
     let known = Known::open()?;
     let identity = known.identity()?;
     let own_key = identity.fingerprint();
@@ -397,17 +449,14 @@ async fn look(lenders: &[Lender]) -> Result<(), BorrowError> {
     };
     machines.let_in().await?;
     let links = machines.measure().await?;
-    let found = Borrowed {
+    Ok(Borrowed {
         own: OwnPlace {
             place: machines.own_place,
             identity: known.identity_file(),
             links,
         },
         lent: machines.lent,
-    };
-    let text = serde_json::to_string(&found).map_err(BorrowError::Json)?;
-    let _ = writeln!(io::stdout(), "{text}");
-    Ok(())
+    })
 }
 
 /// `wanted`, or with a number behind it if another machine is called so.
@@ -479,16 +528,16 @@ impl Machines {
         let mut links = Vec::new();
         for other in &self.lent {
             progress(&format!("measuring the link to {}", other.place.name));
-            links.push(self.from_here(other).await?);
+            links.push(self.measured_here(other).await?);
         }
         for from in 0..self.lent.len() {
             progress(&format!(
                 "measuring the links from {}",
                 self.lent[from].place.name
             ));
-            let mut measured = vec![self.from_there(from, None).await?];
+            let mut measured = vec![self.measured_there(from, None).await?];
             for to in (0..self.lent.len()).filter(|&to| to != from) {
-                measured.push(self.from_there(from, Some(to)).await?);
+                measured.push(self.measured_there(from, Some(to)).await?);
             }
             if let Some(status) = &mut self.lent[from].profile.status {
                 status.links = measured;
@@ -497,7 +546,7 @@ impl Machines {
         Ok(links)
     }
 
-    async fn from_here(&self, to: &LentPlace) -> Result<LinkProfile, BorrowError> {
+    async fn measured_here(&self, to: &LentPlace) -> Result<LinkProfile, BorrowError> {
         let Place {
             name,
             address,
@@ -514,6 +563,7 @@ impl Machines {
         let there = address.clone();
         let measured = spawn_blocking(move || measure_link(&there, Some(connector))).await?;
         let measured = measured.map_err(|error| BorrowError::Link {
+            lender: to.lender.clone(),
             from: self.own_place.name.clone(),
             to: name.clone(),
             address,
@@ -527,7 +577,7 @@ impl Machines {
     }
 
     /// From a lender to another, or to this machine.
-    async fn from_there(
+    async fn measured_there(
         &mut self,
         from: usize,
         to: Option<usize>,
@@ -543,6 +593,7 @@ impl Machines {
         let answer = self.contacts[from].client.measure(request).await;
         let answer = answer.map_err(|status| match status.code() {
             Code::Unavailable => BorrowError::Link {
+                lender: self.lent[to.unwrap_or(from)].lender.clone(),
                 from: self.lent[from].place.name.clone(),
                 to: place.name.clone(),
                 address: place.address.clone(),

@@ -2,6 +2,7 @@
 //! detected, and a slot for services that take only one client at a time.
 
 use std::error::Error;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -61,9 +62,12 @@ pub fn root_cause(error: &(dyn Error + 'static)) -> String {
     while let Some(source) = innermost.source() {
         innermost = source;
     }
-    match innermost.downcast_ref::<Status>() {
-        Some(status) => status.message().to_owned(),
-        None => innermost.to_string(),
+    let io = innermost.downcast_ref::<io::Error>();
+    match (innermost.downcast_ref::<Status>(), io.map(io::Error::kind)) {
+        (Some(status), _) => status.message().to_owned(),
+        // Of TLS, which has more to say about it than people want to know.
+        (None, Some(io::ErrorKind::UnexpectedEof)) => "the connection ended".to_owned(),
+        (None, _) => innermost.to_string(),
     }
 }
 

@@ -210,6 +210,13 @@ impl Agents {
     }
 }
 
+impl MemberExit {
+    /// Whether it was on another machine.
+    pub fn is_lent(&self) -> bool {
+        self.lender.is_some()
+    }
+}
+
 impl fmt::Display for MemberExit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {

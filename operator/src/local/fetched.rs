@@ -24,7 +24,7 @@ use super::screen::Screen;
 #[derive(Clone, Debug)]
 pub enum ModelName {
     File(PathBuf),
-    Fetched(FetchedName),
+    Fetched(Box<FetchedName>),
 }
 
 /// A model on a server.
@@ -52,10 +52,10 @@ pub enum FetchError {
     Find {
         name: String,
         #[source]
-        source: RemoteModelError,
+        source: Box<RemoteModelError>,
     },
     #[error(transparent)]
-    Refused(#[from] RefusedModel),
+    Refused(#[from] Box<RefusedModel>),
     #[error("cannot keep {name}")]
     Cache {
         name: String,
@@ -66,7 +66,7 @@ pub enum FetchError {
     Download {
         name: String,
         #[source]
-        source: DownloadError,
+        source: Box<DownloadError>,
     },
     #[error("cannot note where {name} is kept")]
     Note {
@@ -117,10 +117,10 @@ impl FromStr for ModelName {
         if !name.ends_with(".gguf") {
             return Err(format!("{text:?}: {EXPECTED}"));
         }
-        Ok(Self::Fetched(FetchedName {
+        Ok(Self::Fetched(Box::new(FetchedName {
             text: text.to_owned(),
             source,
-        }))
+        })))
     }
 }
 
@@ -185,21 +185,22 @@ impl FetchedName {
         let client = Client::new(Retry::default(), Reach::anywhere())?;
         let find = |source| FetchError::Find {
             name: name(),
-            source,
+            source: Box::new(source),
         };
         let source = hub.source(&self.source, None);
         let source = source.ok_or_else(|| FetchError::NoAddress { name: name() })?;
         let remote = RemoteModel::open(&client, &source).await.map_err(find)?;
         // Before gigabytes are fetched.
-        model_profile(&self.text, &remote.gguf)?;
+        model_profile(&self.text, &remote.gguf).map_err(Box::new)?;
         let identities = identities(&remote.version, remote.gguf.file_len);
         let files = cache.files(&source, &identities).map_err(keep)?;
         let total: u64 = identities.iter().map(|identity| identity.size_bytes).sum();
         let mut before = 0;
         for (remote, file) in remote.files.iter().zip(&files) {
             let size = file.identity().size_bytes;
-            let all = [0..size];
-            let download = Download::new(remote, file, &all).allow_full_download(true);
+            let whole = 0..size;
+            let download =
+                Download::new(remote, file, std::slice::from_ref(&whole)).allow_full_download(true);
             let (tell, told) = watch::channel(Progress::default());
             let shown = follow(told, before, total, self, screen);
             let downloaded = tokio::select! {
@@ -208,7 +209,7 @@ impl FetchedName {
             };
             downloaded.map_err(|source| FetchError::Download {
                 name: name(),
-                source,
+                source: Box::new(source),
             })?;
             before += size;
         }

@@ -24,11 +24,19 @@ pub enum LentError {
     Found(#[source] serde_json::Error),
 }
 
-/// What can be known of `lenders`, `HOST:PORT` or `HOST:PORT#WORD`.
-pub async fn look(lenders: &[String], screen: &Screen) -> Result<Borrowed, LentError> {
+/// What can be known of `lenders`, `HOST:PORT` or `HOST:PORT#WORD`; `None` if there are none. `leave_out`: without those that cannot be used.
+pub async fn look(
+    lenders: &[String],
+    leave_out: bool,
+    screen: &Screen,
+) -> Result<Option<Borrowed>, LentError> {
+    if lenders.is_empty() {
+        return Ok(None);
+    }
     let mut command = Command::new(agents::program()?);
     command
         .args(["borrow", "look"])
+        .args(leave_out.then_some("--leave-out"))
         .args(lenders)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
