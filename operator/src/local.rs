@@ -201,8 +201,9 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
         match ring(&wanted, borrowed.as_ref(), &screen, &mut stop).await? {
             End::Asked => return Ok(()),
             End::Left(exit) => screen.status(&format!("{exit}\nplanning without it")),
+            End::Returned(lender) => screen.status(&format!("{lender} is back: planning with it")),
         }
-        // It may be back already. Whoever cannot be used is left out.
+        // Whoever cannot be used is left out.
         borrowed = tokio::select! {
             found = lent::look(&args.lenders, true, &screen) => found?,
             () = stop.received() => return Ok(()),
@@ -225,6 +226,8 @@ enum End {
     Asked,
     /// A machine that is lent left a ring that had served. Another ring can do without it.
     Left(MemberExit),
+    /// A machine that took no part is there again, `HOST:PORT`.
+    Returned(String),
 }
 
 /// Runs one ring until it ends.
@@ -286,16 +289,18 @@ async fn ring(
     let outcome = tokio::select! {
         exit = agents.first_exit() => Err(exit),
         () = stop.received() => Ok(End::Asked),
+        lender = lent::returned(&args.lenders, borrowed, *http) => Ok(End::Returned(lender)),
         never = announce(ready, &served, screen) => match never {},
     };
     // What others say of the end is no news.
     match &outcome {
-        Ok(_) => {
+        Ok(End::Asked) => {
             screen.status(
                 "shutting down: what runs may finish, for some seconds; Ctrl-C again ends it now",
             );
             screen.mute_agents();
         }
+        Ok(_) => screen.status("another machine can take part: making the ring anew"),
         Err(_) => screen.status("a member ended, shutting down"),
     }
     tokio::select! {
@@ -311,7 +316,9 @@ async fn ring(
             Err(LocalError::MemberDied(exit))
         }
         Ok(end) => {
-            screen.finish();
+            if matches!(end, End::Asked) {
+                screen.finish();
+            }
             Ok(end)
         }
     }

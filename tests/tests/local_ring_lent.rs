@@ -177,10 +177,11 @@ fn a_model_of_a_hub_is_fetched_once_and_sent_on() {
 }
 
 #[test]
-fn a_ring_goes_on_without_a_machine_that_left() {
+fn a_ring_goes_on_without_a_machine_and_takes_it_in_again() {
     let user = User::default();
     let (desk_owner, laptop_owner) = (User::default(), User::default());
-    let desk = desk_owner.lend("desk", &loopback(), None);
+    let address = loopback();
+    let desk = desk_owner.lend("desk", &address, None);
     let laptop = laptop_owner.lend("laptop", &loopback(), None);
     let ring = borrowing(&user, &desk.invitation());
     let ring = ring.arg("--member").arg(laptop.invitation()).start();

@@ -36,6 +36,15 @@ pub async fn health(address: SocketAddr) -> Health {
     Health::NoAnswer(format!("its HTTP endpoint at {address}: {problem}"))
 }
 
+/// How many requests rank 0 has at `address`, running or waiting; `None` if the ring is not ready or does not say.
+pub async fn requests(address: SocketAddr) -> Option<u64> {
+    let answer = timeout(DEADLINE, exchange(address)).await.ok()?.ok()?;
+    let (status, body) = parts(&answer);
+    body.get("requests")?
+        .as_u64()
+        .filter(|_| status == Some("200"))
+}
+
 async fn exchange(address: SocketAddr) -> io::Result<String> {
     let mut stream = TcpStream::connect(address).await?;
     stream
@@ -46,10 +55,15 @@ async fn exchange(address: SocketAddr) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
-fn read_answer(answer: &str) -> Health {
+/// Status and body.
+fn parts(answer: &str) -> (Option<&str>, Value) {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((answer, ""));
-    let body: Value = serde_json::from_str(body).unwrap_or_default();
-    let status = head.split_whitespace().nth(1);
+    let body = serde_json::from_str(body).unwrap_or_default();
+    (head.split_whitespace().nth(1), body)
+}
+
+fn read_answer(answer: &str) -> Health {
+    let (status, body) = parts(answer);
     if status == Some("200") {
         let time = |name: &str| body.get(name)?.as_i64();
         let speed = time("tokenMicroseconds").zip(time("firstTokenMicroseconds"));

@@ -11,7 +11,7 @@ mod process;
 
 pub use address::reachable_address;
 pub use borrowed::{Borrowed, LentPlace, OwnPlace, Place};
-pub use health::{Health, health};
+pub use health::{Health, health, requests};
 pub use process::{Launch, Lent, MemberProcess, Serve, StartError, end};
 
 /// The beginning of the stdout line that says that a member has its layers open and waits for its neighbours.

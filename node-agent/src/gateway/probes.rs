@@ -13,13 +13,16 @@ pub async fn live() -> &'static str {
     "ok"
 }
 
-/// `{"status": "ok"}`, and the median times of the last answers: to the first token, and from one token to the next.
+/// `{"status": "ok"}`, how many requests run or wait, and the median times of the last answers: to the first token, and from one token to the
+/// next.
 pub async fn health(State(gateway): State<Gateway>) -> Response {
     if let Err(error) = gateway.ready() {
         return error.into_response();
     }
     let (first_token, token) = gateway.0.metrics.recent();
-    let mut body = json!({"status": "ok"});
+    let status = gateway.0.generator.status().borrow().clone();
+    let requests = status.running_requests + status.waiting_requests;
+    let mut body = json!({"status": "ok", "requests": requests});
     for (name, time) in [
         ("firstTokenMicroseconds", first_token),
         ("tokenMicroseconds", token),

@@ -1,15 +1,25 @@
 //! The machines that are lent to the ring (`--member`): has prima-node-agent find out what they can do, and how they are linked.
 
 use std::io;
+use std::net::SocketAddr;
 use std::process::Stdio;
+use std::time::Duration;
 
 use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_crds::v1alpha1::ring_plan::RingMember;
-use prima_member_process::{Borrowed, Place};
+use prima_member_process::{Borrowed, Place, requests};
+use tokio::net::TcpStream;
 use tokio::process::Command;
+use tokio::time::{sleep, timeout};
 
 use super::agents::{self, AgentsError};
 use super::screen::Screen;
+
+/// How often a machine that left is looked for.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+const IDLE_LOOKS: usize = 5;
+const IDLE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Why the machines cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +60,42 @@ pub async fn look(
         return Err(LentError::Look(said.to_owned()));
     }
     serde_json::from_slice(&output.stdout).map_err(LentError::Found)
+}
+
+/// Waits until a machine is there that is named in `lenders` and takes no part, and `http`, where the ring without it serves, has nothing to do.
+/// Returns its address, `HOST:PORT`.
+pub async fn returned(lenders: &[String], borrowed: Option<&Borrowed>, http: SocketAddr) -> String {
+    let used = |address: &str| {
+        let mut lent = borrowed.iter().flat_map(|borrowed| &borrowed.lent);
+        lent.any(|lent| lent.lender == address)
+    };
+    let addresses = lenders.iter().map(|lender| address_of(lender));
+    let absent: Vec<&str> = addresses.filter(|address| !used(address)).collect();
+    loop {
+        sleep(LOOK_AGAIN).await;
+        for address in &absent {
+            let there = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
+            if matches!(there, Ok(Ok(_))) && is_idle(http).await {
+                return (*address).to_owned();
+            }
+        }
+    }
+}
+
+async fn is_idle(http: SocketAddr) -> bool {
+    // Not only between two requests of a conversation.
+    for _ in 0..IDLE_LOOKS {
+        if requests(http).await != Some(0) {
+            return false;
+        }
+        sleep(IDLE_PAUSE).await;
+    }
+    true
+}
+
+/// `HOST:PORT` of what the command line names.
+fn address_of(lender: &str) -> &str {
+    lender.split('#').next().unwrap_or(lender)
 }
 
 /// This machine and the others as they are planned with: `own` is what this machine measured.
