@@ -15,6 +15,9 @@ pub struct AgentArgs {
     /// Where other machines reach this one; the member of a ring listens at the next port
     #[arg(long, value_name = "IP:PORT", default_value = "0.0.0.0:9190")]
     listen: SocketAddr,
+    /// Take in one more machine, by a word; the first is taken in without this
+    #[arg(long)]
+    enrol: bool,
     /// What this machine is called in rings [default: its host name]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -38,6 +41,7 @@ pub enum AgentError {
 pub fn run(args: &AgentArgs) -> Result<(), AgentError> {
     let mut command = Command::new(program()?);
     command.args(["lend", "--listen", &args.listen.to_string()]);
+    command.args(args.enrol.then_some("--enrol"));
     for (flag, value) in [
         ("--name", args.name.clone()),
         ("--threads", args.threads.map(|count| count.to_string())),

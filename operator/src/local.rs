@@ -47,7 +47,8 @@ pub struct RunArgs {
     /// Agents to start, each with a part of this machine's memory [default: as many as --split names, else 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     members: Option<u16>,
-    /// Another machine that takes part, as `prima agent` shows it there; may be repeated. It needs the word only at the first time
+    /// Another machine that takes part, as `prima agent` shows it there; may be repeated. The word is needed only at the first time, and the
+    /// port only if it is not 9190
     #[arg(
         long = "member",
         value_name = "HOST:PORT#WORD",
@@ -75,13 +76,13 @@ pub struct RunArgs {
     /// Number format of the KV cache, F16 or Q8_0; Q8_0 takes 0.53 of the memory and changes answers a little
     #[arg(long, value_name = "DTYPE", default_value = "F16", value_parser = plan::kv_dtype)]
     kv_dtype: KvDtype,
-    /// Threads of each member [default: all cores; a member that waits uses none]
+    /// Threads of each member on this machine [default: all cores; a member that waits uses none]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Memory that stays free for other programs, such as 2Gi [default: 5 % of what is available at the start]
+    /// Memory of this machine that stays free for other programs, such as 2Gi [default: 5 % of what is available at the start]
     #[arg(long, value_name = "SIZE")]
     reserve_memory: Option<Quantity>,
-    /// Leave all weights to the system's page cache, even when they do not fit into memory
+    /// On this machine, leave all weights to the system's page cache, even when they do not fit into memory
     #[arg(long, conflicts_with = "reserve_memory")]
     no_streaming: bool,
     /// A small model of the same vocabulary, which guesses what comes next; the model verifies several guesses at a time
@@ -136,6 +137,8 @@ pub enum LocalError {
         "--host {host}: whoever reaches this machine could use the model; ask for a key with --api-key or PRIMA_API_KEY"
     )]
     Open { host: IpAddr },
+    #[error("the planner named a member {name:?} that there is not, which is a mistake")]
+    Nobody { name: String },
     #[error("cannot make a plan from these arguments")]
     Plan(#[source] RingPlanError),
     #[error("cannot write the ring's plan to {}", path.display())]
@@ -438,26 +441,27 @@ fn members_here(count: usize) -> Result<Vec<RingMember>, LocalError> {
     Ok(members.collect())
 }
 
-/// The plan of those of `members` that have layers.
+/// The plan of `members`, in the order of the split.
 fn ring_plan(
     wanted: &Wanted<'_>,
     split: &Split,
     members: Vec<RingMember>,
 ) -> Result<RingPlan, LocalError> {
     let (model, context) = (&wanted.model, wanted.context);
-    let place = |name: &str| members.iter().find(|member| member.name == name).cloned();
-    let named = split.members.iter().enumerate();
-    let members = named.filter_map(|(rank, (name, windows))| {
+    let mut ring = Vec::new();
+    for (rank, (name, windows)) in split.members.iter().enumerate() {
+        let place = members.iter().find(|member| member.name == *name);
+        // Names come from the same list.
+        let place = place.ok_or_else(|| LocalError::Nobody { name: name.clone() })?;
         let member = RingMember {
             windows: windows.clone(),
-            ..place(name)?
+            ..place.clone()
         };
-        let planned = split.report.as_ref().map(|report| &report.members[rank]);
-        Some(match planned {
-            Some(report) => plan::with_report(member, report),
+        ring.push(match &split.report {
+            Some(report) => plan::with_report(member, &report.members[rank]),
             None => member,
-        })
-    });
+        });
+    }
     let spec = RingPlanSpec {
         max_concurrent_requests: DEFAULT_CONCURRENT_REQUESTS,
         draft: wanted.draft.as_ref().map(|draft| PlannedDraft {
@@ -467,7 +471,7 @@ fn ring_plan(
         kv_dtype: wanted.args.kv_dtype,
         rounds: split.rounds,
         predicted: split.report.as_ref().map(plan::speed),
-        ..RingPlanSpec::new(model.planned(), context as i32, members.collect())
+        ..RingPlanSpec::new(model.planned(), context as i32, ring)
     };
     spec.validate().map_err(LocalError::Plan)?;
     Ok(RingPlan::new("local", spec))

@@ -23,7 +23,8 @@ pub struct Lender {
     agent: Process,
     /// IP:PORT.
     pub address: String,
-    pub word: String,
+    /// If it takes somebody in.
+    pub word: Option<String>,
 }
 
 impl Default for User {
@@ -50,27 +51,27 @@ impl User {
 
     /// Lends the machine as `name`, at `address`, in `network` if there is one. Measures it at the first time.
     pub fn lend(&self, name: &str, address: &str, network: Option<&Network>) -> Lender {
+        let command = self.agent(name, address);
+        Lender::start(match network {
+            Some(network) => network.enter(command),
+            None => command,
+        })
+    }
+
+    /// The same, for one more borrower.
+    pub fn lend_enrolling(&self, name: &str, address: &str) -> Lender {
+        let mut command = self.agent(name, address);
+        command.arg("--enrol");
+        Lender::start(command)
+    }
+
+    fn agent(&self, name: &str, address: &str) -> Command {
         let mut command = Command::new(inputs::program("prima"));
         command
             .args(["agent", "--name", name, "--listen", address])
             .envs(self.variables());
-        let command = match network {
-            Some(network) => network.enter(command),
-            None => command,
-        };
-        let mut agent = Process::spawn(command);
-        agent.wait_for_output("Ctrl-C ends lending.");
-        let printed = agent.stdout.lock().unwrap().clone();
-        let (_, shown) = printed.split_once("--member ").expect("what to type");
-        let shown = shown.split_whitespace().next().expect("an address");
-        let (address, word) = shown.split_once('#').expect("a word");
-        Lender {
-            address: address.to_owned(),
-            word: word.to_owned(),
-            agent,
-        }
+        command
     }
-
     /// The model files that were sent to this user's machine: how long each is, and how much of it is there.
     pub fn sent_files(&self) -> Vec<(u64, u64)> {
         let entries = fs::read_dir(self.cache().join("sent")).expect("the folder of sent files");
@@ -92,9 +93,32 @@ fn size_and_bytes_there(path: &Path) -> (u64, u64) {
 }
 
 impl Lender {
+    fn start(command: Command) -> Lender {
+        let mut agent = Process::spawn(command);
+        agent.wait_for_output("Ctrl-C ends lending.");
+        let printed = agent.stdout.lock().unwrap().clone();
+        let (_, shown) = printed.split_once("--member ").expect("what to type");
+        let shown = shown.lines().next().expect("an address").trim_matches('\'');
+        let (address, word) = match shown.split_once('#') {
+            Some((address, word)) => (address, Some(word.to_owned())),
+            None => (shown, None),
+        };
+        Lender {
+            address: address.to_owned(),
+            word,
+            agent,
+        }
+    }
+
     /// What a borrower types at the first time.
     pub fn invitation(&self) -> String {
-        format!("{}#{}", self.address, self.word)
+        format!("{}#{}", self.address, self.word.as_deref().expect("a word"))
+    }
+
+    /// An invitation whose word says the right key, and ends in `guess`.
+    pub fn guessed(&self, guess: &str) -> String {
+        let invitation = self.invitation();
+        format!("{}{guess}", &invitation[..invitation.len() - guess.len()])
     }
 
     /// What the agent has printed so far.

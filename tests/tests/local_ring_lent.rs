@@ -118,7 +118,7 @@ fn a_lent_machine_runs_its_layers_and_keeps_no_more() {
     // Started again it knows its borrower, and shows another word.
     let again = owner.lend("desk", &address, None);
     assert!(
-        again.printed().contains("is known already"),
+        again.word.is_none() && again.printed().contains("Known already"),
         "{}",
         again.printed()
     );
@@ -233,11 +233,22 @@ fn strangers_and_those_who_guess_get_nothing() {
         "{why}"
     );
     // Its first letters say which key is expected, its last are the invitation.
-    let (first, last) = (&lender.word[4..], &lender.word[..lender.word.len() - 4]);
-    let why = refused(&stranger, &format!("{}#aaaa{first}", lender.address));
+    let invitation = lender.invitation();
+    let (_, word) = invitation.split_once('#').unwrap();
+    let why = refused(&stranger, &format!("{}#aaaa{}", lender.address, &word[4..]));
     assert!(why.contains("has another key than the word says"), "{why}");
-    let why = refused(&stranger, &format!("{}#{last}aaaa", lender.address));
+    let why = refused(&stranger, &lender.guessed("aaaa"));
     assert!(why.contains("the word is another"), "{why}");
+    for (typed, expected) in [
+        ("0.0.0.0:9190", "expected HOST:PORT#WORD"),
+        (
+            "desk#tulip",
+            "desk: expected the word that `prima agent` shows",
+        ),
+    ] {
+        let why = refused(&stranger, typed);
+        assert!(why.contains(expected) && !why.contains("tulip"), "{why}");
+    }
 
     // Who knows the agent's key, but is not known to it, gets no further.
     borrowing(&user, &lender.invitation())
@@ -253,28 +264,33 @@ fn strangers_and_those_who_guess_get_nothing() {
 
     // Guessing closes the door for the right word, and not for those who are known.
     lender.stop();
-    let lender = owner.lend("desk", &address, None);
-    let last = &lender.word[..lender.word.len() - 4];
-    for guess in 0..20 {
-        let letters = ["abcdefghijklmnopqrst".as_bytes()[guess] as char; 4];
-        let guess: String = letters.iter().collect();
-        refused(&stranger, &format!("{}#{last}{guess}", lender.address));
+    let lender = owner.lend_enrolling("desk", &address);
+    for letter in "abcdefghijklmnopqrst".chars() {
+        refused(&stranger, &lender.guessed(&letter.to_string().repeat(4)));
     }
     let why = refused(&stranger, &lender.invitation());
     assert!(why.contains("does not take this machine in"), "{why}");
+    let logged = lender.logged();
     assert!(
-        lender
-            .logged()
-            .contains("the word was guessed at too often"),
-        "{}",
-        lender.logged()
+        logged.contains("the word was guessed at too often"),
+        "{logged}"
     );
-    borrowing(&user, &lender.address)
-        .split(&[20, 10])
-        .start()
-        .stop();
+    let ring = borrowing(&user, &lender.address).split(&[20, 10]).start();
+    ring.stop();
 
-    // Another machine at that address is not taken for the lender.
+    // A machine that is found at another address is known by its key.
+    lender.stop();
+    let lender = owner.lend("desk", &loopback(), None);
+    assert_ne!(lender.address, address);
+    let ring = borrowing(&user, &lender.address).split(&[20, 10]).start();
+    ring.stop();
+
+    // Another machine at its address is not taken for it, nor is one machine taken for two.
+    let twice = borrowing(&user, &lender.address)
+        .arg("--member")
+        .arg(&lender.address);
+    let twice = twice.run_to_end().stderr;
+    assert!(twice.contains("are one machine"), "{twice}");
     lender.stop();
     let impostor = stranger.lend("desk", &address, None);
     let why = refused(&user, &impostor.address);
@@ -290,8 +306,7 @@ fn machines_of_two_networks_make_a_ring() {
     let (owner, user, stranger) = (User::default(), User::default(), User::default());
     let lender = owner.lend("desk", "0.0.0.0:9190", Some(desk));
     assert_eq!(lender.address, format!("{}:9190", desk.address));
-    let last = &lender.word[..lender.word.len() - 4];
-    let guess = borrowing(&stranger, &format!("{}#{last}aaaa", lender.address));
+    let guess = borrowing(&stranger, &lender.guessed("aaaa"));
     let guess = guess.split(&[20, 10]).run_to_end_in(guest);
     assert!(guess.stderr.contains("the word is another"), "{guess:?}");
 

@@ -3,26 +3,27 @@
 
 use std::collections::BTreeSet;
 use std::error::Error as _;
-use std::io::{self, Write as _};
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _, UdpSocket};
+use std::io::{self, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures::future::{OptionFuture, try_join_all};
+use futures::future::OptionFuture;
 use prima_crds::quantity::rounded;
 use prima_crds::v1alpha1::document::DocumentError;
 use prima_crds::v1alpha1::node_profile::{LinkProfile, NodeProfile};
+use prima_crds::v1alpha1::ring_plan::RingPlan;
 use prima_member_process::{Borrowed, LentPlace, OwnPlace, Place};
+use tokio::net::lookup_host;
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinHandle, spawn_blocking};
-use tokio::time::{interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 
-use super::MAX_MESSAGE_BYTES;
 use super::known::{Known, KnownError};
 use super::proto::event::Event as Happened;
 use super::proto::lending_client::LendingClient;
@@ -31,8 +32,9 @@ use super::proto::{
     EnrolRequest, Event, LetInRequest, MeasureRequest, Order, ProfileRequest, Start,
 };
 use super::send::{self, SendError, Sending};
-use super::word::Lender;
-use crate::plan_source::{self, PlanSourceError};
+use super::word::{Lender, NoLender};
+use super::{CONTENT_BYTES, MAX_MESSAGE_BYTES};
+use crate::plan_source::{self, MemberPlan, PlanSourceError};
 use crate::profile::system;
 use crate::ring::connection::{self, CONNECT_TIMEOUT, root_cause};
 use crate::ring::{
@@ -49,7 +51,8 @@ pub struct BorrowArgs {
 
 #[derive(clap::Subcommand)]
 enum BorrowCommand {
-    /// Find out what machines can do that are lent, and write it as JSON
+    /// Find out what machines can do that are lent, and write it as JSON. Reads from stdin which ones, since words are no arguments:
+    /// HOST:PORT#WORD on each line
     Look(LookArgs),
     /// Run a member of a ring on a machine that is lent, until this process is asked to end
     Run(RunArgs),
@@ -57,9 +60,6 @@ enum BorrowCommand {
 
 #[derive(clap::Args)]
 struct LookArgs {
-    /// The machines: HOST:PORT, and at the first time #WORD, as `prima agent` shows it there
-    #[arg(value_name = "HOST:PORT#WORD", required = true)]
-    lenders: Vec<Lender>,
     /// Leave out those that cannot be used, instead of failing; null if none is left
     #[arg(long)]
     leave_out: bool,
@@ -91,6 +91,20 @@ pub enum BorrowError {
     Known(#[from] KnownError),
     #[error("TLS cannot be set up")]
     Tls(#[source] rustls::Error),
+    #[error("cannot read from stdin which machines are meant")]
+    Stdin(#[source] io::Error),
+    #[error("{lender}: {problem}")]
+    Argument { lender: String, problem: NoLender },
+    #[error("{lender} and {other} are one machine")]
+    Twice { lender: String, other: String },
+    #[error("{lender} is this machine itself")]
+    Own { lender: String },
+    #[error("cannot find out at which address {lender} reaches this machine")]
+    Route {
+        lender: String,
+        #[source]
+        source: io::Error,
+    },
     #[error(
         "{lender} is not known here: run `prima agent` on that machine, and give the word that it shows, as HOST:PORT#WORD"
     )]
@@ -110,9 +124,9 @@ pub enum BorrowError {
     )]
     OtherKey { lender: String, by: &'static str },
     #[error(
-        "{lender} does not take this machine in: start `prima agent` there again, and give the word that it shows then, as HOST:PORT#WORD"
+        "{lender} does not take this machine in ({cause}): start `prima agent --enrol` there, and give the word that it shows then, as HOST:PORT#WORD"
     )]
-    NotTakenIn { lender: String },
+    NotTakenIn { lender: String, cause: String },
     #[error("{lender}: {problem}")]
     Refused { lender: String, problem: String },
     #[error("{lender} sent something else than a fingerprint")]
@@ -132,7 +146,7 @@ pub enum BorrowError {
     #[error("no free port in {first}..{last} at {ip} for this machine's member")]
     NoPort { ip: IpAddr, first: u16, last: u16 },
     #[error(
-        "{from} does not reach {to} at {address}, where the ring would: is the port closed by a firewall there? {problem}"
+        "{from} does not reach {to} at {address}, where the ring would: is the port closed by a firewall there, or is one of them behind an address translator (WSL, a VM)? {problem}"
     )]
     Link {
         /// The far one, or the only one.
@@ -156,6 +170,8 @@ pub enum BorrowError {
     Ended { lender: String, how: String },
     #[error("a part of the work ended")]
     Panicked(#[from] JoinError),
+    #[error("cannot turn the ring's plan into YAML")]
+    Yaml(#[source] serde_saphyr::ser::Error),
     #[error("cannot write what was found as JSON")]
     Json(#[source] serde_json::Error),
 }
@@ -165,8 +181,13 @@ const FIRST_PORT: u16 = 9191;
 const PORTS: u16 = 100;
 /// A machine that was not measured yet takes half a minute for its profile, a slow one more.
 const ANSWER_LIMIT: Duration = Duration::from_secs(300);
-/// Until a member on another machine has ended, when it was asked to.
-const END_LIMIT: Duration = Duration::from_secs(15);
+/// Until a member on another machine has ended, when it was asked to: that one has 7 s.
+const END_LIMIT: Duration = Duration::from_secs(8);
+/// Until a lender has noticed that a ring before is gone, and has ended its member.
+const LAST_RING_LIMIT: Duration = Duration::from_secs(16);
+const LAST_RING_PAUSE: Duration = Duration::from_secs(1);
+/// A line for each machine of the largest ring.
+const MAX_STDIN: u64 = 1 << 16;
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Orders that wait for the network.
 const WAITING: usize = 4;
@@ -198,48 +219,76 @@ pub fn run(args: BorrowArgs) -> Result<(), BorrowError> {
 /// A lender that knows this machine, and whose key is known here.
 struct Contact {
     lender: String,
+    /// At which it was reached.
     ip: IpAddr,
     key: Fingerprint,
     client: LendingClient<Channel>,
 }
 
 impl Contact {
-    /// With whom is known already.
+    /// With the lender that has this key.
     async fn known(lender: &str, own: &OwnKey, key: Fingerprint) -> Result<Self, BorrowError> {
-        let by = "it had when it was borrowed first";
+        let (ip, client) = connect(lender, own, key.into(), "it had before").await?;
         Ok(Self {
-            ip: resolve(lender)?.ip(),
-            client: connect(lender, own, key.into(), by).await?,
             lender: lender.to_owned(),
+            ip,
             key,
+            client,
         })
     }
 
-    /// With whom was named; whoever is not known yet is by its word.
-    async fn make(lender: &Lender, own: &OwnKey, known: &Known) -> Result<Self, BorrowError> {
-        let address = &lender.address;
-        let key = known
-            .lenders()?
-            .get(address)
-            .and_then(|key| key.parse().ok());
-        match (key, lender.word) {
-            // The machine may have another key, or have forgotten this one.
-            (Some(key), Some(word)) if Fingerprint::start(&key) == word.lender => {
-                let mut contact = Self::known(address, own, key).await?;
-                match contact.profile().await {
-                    Err(BorrowError::NotTakenIn { .. }) => Self::enrol(lender, own, known).await,
-                    _ => Ok(contact),
-                }
-            }
-            (Some(key), None) => Self::known(address, own, key).await,
-            (_, Some(_)) => Self::enrol(lender, own, known).await,
-            (None, None) => Err(BorrowError::NoWord {
-                lender: address.clone(),
-            }),
-        }
+    /// With whom was named: by its key if that is known, at whatever address, else by its word. Also returns what it can do, and where its
+    /// member listens.
+    async fn make(
+        lender: &Lender,
+        own: &OwnKey,
+        known: &Known,
+    ) -> Result<(Self, NodeProfile, SocketAddr), BorrowError> {
+        let mut contact = match (lender.word, Self::by_key(lender, own, known).await) {
+            (None, contact) => contact?,
+            // The lender may have forgotten this machine, which shows when it is asked.
+            (Some(_), Ok(mut contact)) => match contact.profile().await {
+                Ok((profile, ring)) => return Ok((contact, profile, ring)),
+                Err(BorrowError::NotTakenIn { .. }) => Self::enrol(lender, own, known).await?,
+                Err(error) => return Err(error),
+            },
+            (Some(_), Err(_)) => Self::enrol(lender, own, known).await?,
+        };
+        let (profile, ring) = contact.profile().await?;
+        Ok((contact, profile, ring))
     }
 
-    /// By its word. Whom the lender knows already it does not ask for the secret.
+    /// By the key that it had at this address, or one that a known lender had at another: addresses change.
+    async fn by_key(lender: &Lender, own: &OwnKey, known: &Known) -> Result<Self, BorrowError> {
+        let address = &lender.address;
+        let mut lenders = known.lenders()?;
+        let before = lenders.get(address).cloned();
+        let mut failed = BorrowError::NoWord {
+            lender: address.clone(),
+        };
+        let keys: BTreeSet<Fingerprint> = lenders
+            .values()
+            .filter_map(|key| key.parse().ok())
+            .filter(|key: &Fingerprint| lender.word.is_none_or(|word| word.lender == key.start()))
+            .collect();
+        for key in keys {
+            match Self::known(address, own, key).await {
+                Ok(contact) => {
+                    if before != Some(key.to_string()) {
+                        lenders.insert(address.clone(), key.to_string());
+                        known.keep_lenders(lenders)?;
+                    }
+                    return Ok(contact);
+                }
+                Err(error @ BorrowError::OtherKey { .. }) if before.is_some() => failed = error,
+                Err(BorrowError::OtherKey { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(failed)
+    }
+
+    /// By its word.
     async fn enrol(lender: &Lender, own: &OwnKey, known: &Known) -> Result<Self, BorrowError> {
         let address = &lender.address;
         let Some(word) = lender.word else {
@@ -247,8 +296,7 @@ impl Contact {
                 lender: address.clone(),
             });
         };
-        let by = "the word says";
-        let mut client = connect(address, own, word.lender.into(), by).await?;
+        let (_, mut client) = connect(address, own, word.lender.into(), "the word says").await?;
         let request = EnrolRequest {
             secret: word.secret.to_vec().into(),
             name: system::host_name(),
@@ -260,27 +308,48 @@ impl Contact {
             lender: address.clone(),
             source,
         })?;
+        // Whoever has it proves so in this handshake.
+        let contact = Self::known(address, own, key).await?;
         let mut lenders = known.lenders()?;
         lenders.insert(address.clone(), key.to_string());
         known.keep_lenders(lenders)?;
-        Self::known(address, own, key).await
+        Ok(contact)
     }
 
-    /// What the machine can do, and where its member listens.
+    /// What the machine can do, and where its member listens. Waits while it still ends the member of a ring before.
     async fn profile(&mut self) -> Result<(NodeProfile, SocketAddr), BorrowError> {
         let lender = self.lender.clone();
-        let answer = timeout(ANSWER_LIMIT, self.client.profile(ProfileRequest {})).await;
-        let answer = answer
-            .unwrap_or_else(|_| Err(Status::deadline_exceeded("no profile within five minutes")))
-            .map_err(|status| not_taken_in(&lender, &status))?
-            .into_inner();
+        let begun = Instant::now();
+        let answer = loop {
+            let answer = timeout(ANSWER_LIMIT, self.client.profile(ProfileRequest {})).await;
+            let answer = answer.unwrap_or_else(|_| {
+                Err(Status::deadline_exceeded("no profile within five minutes"))
+            });
+            match answer {
+                Err(status)
+                    if status.code() == Code::ResourceExhausted
+                        && begun.elapsed() < LAST_RING_LIMIT =>
+                {
+                    progress(&format!("{lender}: {}", status.message()));
+                    sleep(LAST_RING_PAUSE).await;
+                }
+                answer => break answer,
+            }
+        };
+        let answer = answer.map_err(|status| not_taken_in(&lender, &status))?;
+        let answer = answer.into_inner();
         let profile = NodeProfile::from_yaml(&lender, &answer.profile);
         let profile = profile.map_err(|source| BorrowError::Profile {
             lender: lender.clone(),
             source,
         })?;
-        let port = u16::try_from(answer.ring_port).unwrap_or_default();
-        Ok((profile, SocketAddr::new(self.ip, port)))
+        match u16::try_from(answer.ring_port) {
+            Ok(port @ 1..) => Ok((profile, SocketAddr::new(self.ip, port))),
+            _ => Err(BorrowError::Refused {
+                lender,
+                problem: format!("expected a port of its ring, found {}", answer.ring_port),
+            }),
+        }
     }
 }
 
@@ -290,6 +359,7 @@ fn not_taken_in(lender: &str, status: &Status) -> BorrowError {
     match ended || status.code() == Code::Unauthenticated {
         true => BorrowError::NotTakenIn {
             lender: lender.to_owned(),
+            cause: root_cause(status),
         },
         false => refused(lender, status),
     }
@@ -305,50 +375,50 @@ fn refused(lender: &str, status: &Status) -> BorrowError {
     BorrowError::Refused { lender, problem }
 }
 
-fn resolve(lender: &str) -> Result<SocketAddr, BorrowError> {
-    let failed = |source| BorrowError::Address {
-        lender: lender.to_owned(),
-        source,
-    };
-    let mut addresses = lender.to_socket_addrs().map_err(failed)?;
-    addresses
-        .next()
-        .ok_or_else(|| failed(io::Error::other("the name has no address")))
-}
-
+/// A connection to one of the lender's addresses, and which one that is.
 async fn connect(
     lender: &str,
     own: &OwnKey,
     accepted: Accepted,
     by: &'static str,
-) -> Result<LendingClient<Channel>, BorrowError> {
-    let failed = |cause| BorrowError::Connect {
+) -> Result<(IpAddr, LendingClient<Channel>), BorrowError> {
+    let unknown = |source| BorrowError::Address {
         lender: lender.to_owned(),
-        cause,
+        source,
     };
-    let address = resolve(lender)?;
-    let endpoint = connection::endpoint(&address.to_string());
-    let window = connection::window_bytes(MAX_MESSAGE_BYTES);
-    let endpoint = endpoint
-        .map_err(|error| failed(root_cause(&error)))?
-        .initial_stream_window_size(window)
-        .initial_connection_window_size(window)
-        .max_frame_size(connection::frame_bytes(MAX_MESSAGE_BYTES));
+    let mut failed = unknown(io::Error::other("the name has no address"));
     let connector = ring::connector(own.clone(), accepted).map_err(BorrowError::Tls)?;
-    let connecting = endpoint.connect_with_connector(connector);
-    let channel = match timeout(CONNECT_TIMEOUT, connecting).await {
-        Ok(connected) => connected.map_err(|error| match ring::is_other_key(&error) {
-            true => BorrowError::OtherKey {
-                lender: lender.to_owned(),
-                by,
-            },
-            false => failed(root_cause(&error)),
-        })?,
-        Err(_) => return Err(failed("no answer".to_owned())),
-    };
-    Ok(LendingClient::new(channel)
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
-        .max_encoding_message_size(MAX_MESSAGE_BYTES))
+    for address in lookup_host(lender).await.map_err(unknown)? {
+        let window = connection::window_bytes(CONTENT_BYTES);
+        let endpoint = connection::endpoint(&address.to_string()).map(|endpoint| {
+            endpoint
+                .initial_stream_window_size(window)
+                .initial_connection_window_size(window)
+                .max_frame_size(connection::frame_bytes(CONTENT_BYTES))
+        });
+        let connecting = async { endpoint?.connect_with_connector(connector.clone()).await };
+        let cause = match timeout(CONNECT_TIMEOUT, connecting).await {
+            Ok(Ok(channel)) => {
+                let client = LendingClient::new(channel)
+                    .max_decoding_message_size(MAX_MESSAGE_BYTES)
+                    .max_encoding_message_size(MAX_MESSAGE_BYTES);
+                return Ok((address.ip(), client));
+            }
+            Ok(Err(error)) if ring::is_other_key(&error) => {
+                return Err(BorrowError::OtherKey {
+                    lender: lender.to_owned(),
+                    by,
+                });
+            }
+            Ok(Err(error)) => root_cause(&error),
+            Err(_) => "no answer".to_owned(),
+        };
+        failed = BorrowError::Connect {
+            lender: lender.to_owned(),
+            cause: format!("{address}: {cause}"),
+        };
+    }
+    Err(failed)
 }
 
 /// Shows what is going on: on stderr, where `prima run` reads it.
@@ -361,10 +431,14 @@ impl BorrowError {
     fn lender(&self) -> Option<&str> {
         match self {
             Self::NoWord { lender }
+            | Self::Argument { lender, .. }
             | Self::Address { lender, .. }
             | Self::Connect { lender, .. }
             | Self::OtherKey { lender, .. }
-            | Self::NotTakenIn { lender }
+            | Self::NotTakenIn { lender, .. }
+            | Self::Twice { lender, .. }
+            | Self::Own { lender }
+            | Self::Route { lender, .. }
             | Self::Refused { lender, .. }
             | Self::Fingerprint { lender, .. }
             | Self::Profile { lender, .. }
@@ -378,7 +452,15 @@ impl BorrowError {
 }
 
 async fn look_and_tell(args: LookArgs) -> Result<(), BorrowError> {
-    let mut lenders = args.lenders;
+    let text = io::read_to_string(io::stdin().take(MAX_STDIN)).map_err(BorrowError::Stdin)?;
+    let lenders = text.lines().map(|line| {
+        line.parse().map_err(|problem| BorrowError::Argument {
+            // The rest is a secret, or was to be one.
+            lender: line.split('#').next().unwrap_or_default().to_owned(),
+            problem,
+        })
+    });
+    let mut lenders: Vec<Lender> = lenders.collect::<Result<_, _>>()?;
     let mut found = None;
     while found.is_none() && !lenders.is_empty() {
         match look(&lenders).await {
@@ -406,16 +488,26 @@ async fn look(lenders: &[Lender]) -> Result<Borrowed, BorrowError> {
     let own_key = identity.fingerprint();
     let own = ring::fixed(identity);
     // One after the other, since each is written down.
-    let mut contacts = Vec::new();
+    let mut contacts: Vec<Contact> = Vec::new();
+    let mut profiles = Vec::new();
     for lender in lenders {
-        progress(&format!("connecting to {}", lender.address));
-        contacts.push(Contact::make(lender, &own, &known).await?);
+        progress(&format!("asking {} what it can do", lender.address));
+        let (contact, profile, ring) = Contact::make(lender, &own, &known).await?;
+        let lender = contact.lender.clone();
+        if contact.key == own_key {
+            return Err(BorrowError::Own { lender });
+        }
+        if let Some(other) = contacts.iter().find(|other| other.key == contact.key) {
+            let other = other.lender.clone();
+            return Err(BorrowError::Twice { lender, other });
+        }
+        contacts.push(contact);
+        profiles.push((profile, ring));
     }
-    progress("asking the other machines what they can do");
-    let profiles = contacts.iter_mut().map(Contact::profile);
-    let profiles = try_join_all(profiles).await?;
-
-    let own_ip = own_address(contacts[0].ip).map_err(BorrowError::Start)?;
+    let own_ip = own_address(contacts[0].ip).map_err(|source| BorrowError::Route {
+        lender: contacts[0].lender.clone(),
+        source,
+    })?;
     let pins = Pins::default();
     pins.set(contacts.iter().map(|contact| contact.key));
     let echo = echo_server(own_ip, &own, &pins)?;
@@ -449,6 +541,13 @@ async fn look(lenders: &[Lender]) -> Result<Borrowed, BorrowError> {
     };
     machines.let_in().await?;
     let links = machines.measure().await?;
+    for lent in &machines.lent {
+        let checked = lent.profile.validate(&lent.lender);
+        checked.map_err(|source| BorrowError::Profile {
+            lender: lent.lender.clone(),
+            source,
+        })?;
+    }
     Ok(Borrowed {
         own: OwnPlace {
             place: machines.own_place,
@@ -526,9 +625,12 @@ impl Machines {
     /// Measures all links, each way, one at a time. Those from here are returned, the others go to their profiles.
     async fn measure(&mut self) -> Result<Vec<LinkProfile>, BorrowError> {
         let mut links = Vec::new();
-        for other in &self.lent {
-            progress(&format!("measuring the link to {}", other.place.name));
-            links.push(self.measured_here(other).await?);
+        for to in 0..self.lent.len() {
+            progress(&format!(
+                "measuring the link to {}",
+                self.lent[to].place.name
+            ));
+            links.push(self.measured_here(to).await?);
         }
         for from in 0..self.lent.len() {
             progress(&format!(
@@ -546,31 +648,20 @@ impl Machines {
         Ok(links)
     }
 
-    async fn measured_here(&self, to: &LentPlace) -> Result<LinkProfile, BorrowError> {
-        let Place {
-            name,
-            address,
-            public_key_sha256,
-        } = to.place.clone();
-        let key: Fingerprint =
-            public_key_sha256
-                .parse()
-                .map_err(|source| BorrowError::Fingerprint {
-                    lender: to.lender.clone(),
-                    source,
-                })?;
+    async fn measured_here(&self, to: usize) -> Result<LinkProfile, BorrowError> {
+        let (key, place) = (self.contacts[to].key, self.lent[to].place.clone());
         let connector = ring::connector(self.own.clone(), key).map_err(BorrowError::Tls)?;
-        let there = address.clone();
+        let there = place.address.clone();
         let measured = spawn_blocking(move || measure_link(&there, Some(connector))).await?;
         let measured = measured.map_err(|error| BorrowError::Link {
-            lender: to.lender.clone(),
+            lender: self.lent[to].lender.clone(),
             from: self.own_place.name.clone(),
-            to: name.clone(),
-            address,
+            to: place.name.clone(),
+            address: place.address,
             problem: prima_crds::error_chain(&error),
         })?;
         Ok(LinkProfile {
-            to: name,
+            to: place.name,
             latency_nanoseconds: measured.latency.as_nanos() as i64,
             bytes_per_second: measured.bytes_per_second as i64,
         })
@@ -592,7 +683,8 @@ impl Machines {
         };
         let answer = self.contacts[from].client.measure(request).await;
         let answer = answer.map_err(|status| match status.code() {
-            Code::Unavailable => BorrowError::Link {
+            // Said by the lender, and not because it was lost.
+            Code::Unavailable if status.source().is_none() => BorrowError::Link {
                 lender: self.lent[to.unwrap_or(from)].lender.clone(),
                 from: self.lent[from].place.name.clone(),
                 to: place.name.clone(),
@@ -613,7 +705,6 @@ impl Machines {
 async fn run_member(args: &RunArgs) -> Result<(), BorrowError> {
     let mut stop = StopSignal::new().map_err(BorrowError::Start)?;
     let plan = plan_source::read(&args.plan, &args.member)?;
-    let text = std::fs::read_to_string(&args.plan).map_err(BorrowError::Start)?;
     let key = plan.spec.members[plan.rank].public_key_sha256.as_ref();
     let key = key.and_then(|key| key.parse().ok());
     let key = key.ok_or_else(|| BorrowError::NoKey {
@@ -626,7 +717,7 @@ async fn run_member(args: &RunArgs) -> Result<(), BorrowError> {
     let mut contact = Contact::known(&args.lender, &own, key).await?;
     let (orders, receiver) = mpsc::channel(WAITING);
     let start = Start {
-        plan: text,
+        plan: plan_for_lender(&plan)?,
         member: args.member.clone(),
         files: files.clone(),
     };
@@ -645,20 +736,38 @@ async fn run_member(args: &RunArgs) -> Result<(), BorrowError> {
         lender: &args.lender,
         orders: Some(orders),
         events: events.into_inner(),
+        sending: None.into(),
+        sends: false,
     };
     let first = PathBuf::from(&plan.spec.model.file);
     tokio::select! {
         result = member.follow(&first, &files) => return result,
         () = stop.received() => {}
     }
+    if member.sends {
+        // The connection goes with this process, and the lender keeps what came.
+        return Ok(());
+    }
     // The lender ends its member when the orders do.
     member.orders = None;
-    let ended = async { while let Ok(Some(_)) = member.next().await {} };
+    let ended = async { while let Ok(Some(_)) = next(&args.lender, &mut member.events).await {} };
     tokio::select! {
         _ = timeout(END_LIMIT, ended) => {}
         () = stop.received() => {}
     }
     Ok(())
+}
+
+/// The plan without what is of this machine only: where files lie, and the model that guesses.
+fn plan_for_lender(plan: &MemberPlan) -> Result<String, BorrowError> {
+    let mut spec = plan.spec.clone();
+    let file = PathBuf::from(&spec.model.file);
+    let name = file.file_name().unwrap_or_default();
+    spec.model.file = name.to_string_lossy().into_owned();
+    spec.draft = None;
+    let mut document = RingPlan::new("lent", spec);
+    document.metadata.uid = plan.uid.clone();
+    serde_saphyr::to_string(&document).map_err(BorrowError::Yaml)
 }
 
 /// A member on a machine that is lent.
@@ -667,6 +776,9 @@ struct Remote<'a> {
     /// Its end ends the member.
     orders: Option<mpsc::Sender<Order>>,
     events: Streaming<Event>,
+    /// What sends the model, until all is sent.
+    sending: OptionFuture<JoinHandle<Result<(), SendError>>>,
+    sends: bool,
 }
 
 impl Remote<'_> {
@@ -676,31 +788,42 @@ impl Remote<'_> {
         first: &std::path::Path,
         files: &[super::proto::ModelFile],
     ) -> Result<(), BorrowError> {
-        let mut sending: OptionFuture<JoinHandle<Result<(), SendError>>> = None.into();
         let sent = Arc::new(AtomicU64::new(0));
         let mut total_bytes = 0;
+        let mut shown = 0;
         let mut ticks = interval(PROGRESS_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let event = tokio::select! {
-                event = self.next() => event?,
-                Some(ended) = &mut sending => {
-                    sending = None.into();
+                event = next(self.lender, &mut self.events) => event?,
+                Some(ended) = &mut self.sending => {
+                    (self.sending, self.sends) = (None.into(), false);
                     ended??;
                     show_progress(total_bytes, total_bytes);
                     continue;
                 }
-                _ = ticks.tick(), if total_bytes > sent.load(Ordering::Relaxed) => {
-                    show_progress(sent.load(Ordering::Relaxed), total_bytes);
+                _ = ticks.tick(), if self.sends => {
+                    let sent = sent.load(Ordering::Relaxed);
+                    // Not a line each second, on links where it takes hours.
+                    if 20 * sent / total_bytes > shown {
+                        shown = 20 * sent / total_bytes;
+                        show_progress(sent, total_bytes);
+                    }
                     continue;
                 }
             };
             match event {
+                Some(Happened::Wanted(_)) if total_bytes > 0 => {
+                    return Err(SendError::Wanted.into());
+                }
                 Some(Happened::Wanted(wanted)) => {
                     let wanted = Sending::new(first, files, wanted)?;
                     total_bytes = wanted.total_bytes;
                     if let (Some(orders), 1..) = (self.orders.clone(), total_bytes) {
                         let sent = sent.clone();
-                        sending = Some(spawn_blocking(move || wanted.send(&orders, &sent))).into();
+                        show_progress(0, total_bytes);
+                        let sending = spawn_blocking(move || wanted.send(&orders, &sent));
+                        (self.sending, self.sends) = (Some(sending).into(), true);
                     }
                 }
                 Some(Happened::Line(line)) => {
@@ -716,26 +839,30 @@ impl Remote<'_> {
             }
         }
     }
+}
 
-    async fn next(&mut self) -> Result<Option<Happened>, BorrowError> {
-        let lender = || self.lender.to_owned();
-        match self.events.message().await {
-            Ok(Some(event)) => Ok(event.event),
-            Ok(None) => Err(BorrowError::Lost {
+/// What the lender tells next.
+async fn next(
+    lender: &str,
+    events: &mut Streaming<Event>,
+) -> Result<Option<Happened>, BorrowError> {
+    let lender = || lender.to_owned();
+    match events.message().await {
+        Ok(Some(event)) => Ok(event.event),
+        Ok(None) => Err(BorrowError::Lost {
+            lender: lender(),
+            problem: "its agent ended the stream".to_owned(),
+        }),
+        Err(status) => Err(match status.source() {
+            Some(_) => BorrowError::Lost {
                 lender: lender(),
-                problem: "its agent ended the stream".to_owned(),
-            }),
-            Err(status) => Err(match status.source() {
-                Some(_) => BorrowError::Lost {
-                    lender: lender(),
-                    problem: root_cause(&status),
-                },
-                None => BorrowError::NotRun {
-                    lender: lender(),
-                    problem: status.message().to_owned(),
-                },
-            }),
-        }
+                problem: root_cause(&status),
+            },
+            None => BorrowError::NotRun {
+                lender: lender(),
+                problem: status.message().to_owned(),
+            },
+        }),
     }
 }
 

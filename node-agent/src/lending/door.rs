@@ -1,7 +1,7 @@
 //! Who may borrow this machine. Whoever sends the secret of the word that the agent shows is known by its key from then on, also after the
-//! agent has started again. A word is good for one borrower, and the next start shows another.
+//! agent has started again. A word is good for one borrower. The door is open where nobody is known, or when the owner asks for it.
 //!
-//! While the word is unused, strangers get as far as the request that sends a secret; afterwards the handshake of TLS refuses them. Who
+//! While the word is unused, strangers get as far as the request that sends a secret; otherwise the handshake of TLS refuses them. Who
 //! guesses closes the door.
 
 use std::net::IpAddr;
@@ -31,7 +31,7 @@ pub enum Refusal {
     #[error("the word is another: look again at what `prima agent` shows on that machine")]
     Wrong,
     #[error(
-        "its word is used, or was guessed at too often: start `prima agent` there again, and take the word that it shows then"
+        "its word is used, or was guessed at too often: start `prima agent --enrol` there, and take the word that it shows then"
     )]
     Closed,
     #[error("the agent cannot remember this machine: see what it says there")]
@@ -51,21 +51,22 @@ struct Invitation {
 }
 
 impl Door {
-    /// Open, for those whom `known` has and for one more.
+    /// For those whom `known` has. One more is taken in if that is nobody, or with `enrol`.
     ///
     /// # Errors
     /// When it is not known who is known, or there are no random numbers.
-    pub fn new(known: Known) -> Result<Self, DoorError> {
+    pub fn new(known: Known, enrol: bool) -> Result<Self, DoorError> {
         let mut secret = [0; SECRET_BYTES];
         let filled = SystemRandom::new().fill(&mut secret);
         filled.map_err(|_| DoorError::Random)?;
         let pins = Pins::default();
         // What is no fingerprint opens nothing.
-        pins.set(known.borrowers()?.keys().filter_map(|key| key.parse().ok()));
+        let borrowers = known.borrowers()?;
+        pins.set(borrowers.keys().filter_map(|key| key.parse().ok()));
         Ok(Self {
             known,
             pins,
-            open: Arc::new(AtomicBool::new(true)),
+            open: Arc::new(AtomicBool::new(enrol || borrowers.is_empty())),
             invitation: Mutex::new(Invitation { secret, wrong: 0 }),
         })
     }
@@ -87,8 +88,10 @@ impl Door {
         Ok(self.known.borrowers()?.into_values().collect())
     }
 
-    pub fn secret(&self) -> Secret {
-        self.invitation().secret
+    /// By which one more is taken in, if one is.
+    pub fn secret(&self) -> Option<Secret> {
+        let open = self.open.load(Ordering::Acquire);
+        open.then(|| self.invitation().secret)
     }
 
     /// Takes in `peer`, which calls itself `name`, if it has the secret.
@@ -125,7 +128,7 @@ impl Door {
         if wrong >= MAX_WRONG {
             self.open.store(false, Ordering::Release);
             tracing::error!(
-                "the word was guessed at too often, and is void; those who are known already are let in. Start the agent again for another word"
+                "the word was guessed at too often, and is void; those who are known already are let in. `prima agent --enrol` shows another word"
             );
         }
     }
@@ -151,14 +154,18 @@ mod tests {
     }
 
     fn door(folder: &tempfile::TempDir) -> Door {
-        Door::new(Known::at(folder.path().to_owned()).unwrap()).unwrap()
+        opened(folder, false)
+    }
+
+    fn opened(folder: &tempfile::TempDir, enrol: bool) -> Door {
+        Door::new(Known::at(folder.path().to_owned()).unwrap(), enrol).unwrap()
     }
 
     #[test]
     fn a_word_lets_one_in_who_stays_known() {
         let folder = tempfile::tempdir().unwrap();
         let first = door(&folder);
-        let secret = first.secret();
+        let secret = first.secret().unwrap();
         assert!(!first.knows(&peer(1).key));
         assert_eq!(first.enrol(peer(1), "laptop", &[0; 4]), Err(Refusal::Wrong));
         assert_eq!(first.enrol(peer(1), "laptop", &secret), Ok(()));
@@ -168,22 +175,26 @@ mod tests {
         let next = door(&folder);
         assert!(next.knows(&peer(1).key) && !next.knows(&peer(2).key));
         assert_eq!(next.known().unwrap(), ["laptop"]);
-        assert_ne!(next.secret(), secret);
-        assert_eq!(next.enrol(peer(2), "other", &secret), Err(Refusal::Wrong));
+        assert_eq!(next.secret(), None);
+        assert_eq!(next.enrol(peer(2), "other", &secret), Err(Refusal::Closed));
+
+        let asked = opened(&folder, true);
+        assert_eq!(asked.enrol(peer(2), "other", &secret), Err(Refusal::Wrong));
+        let secret = asked.secret().unwrap();
+        assert_eq!(asked.enrol(peer(2), "other", &secret), Ok(()));
+        assert!(asked.knows(&peer(1).key) && asked.knows(&peer(2).key));
     }
 
     #[test]
     fn who_guesses_closes_the_door_also_for_the_right_word() {
         let folder = tempfile::tempdir().unwrap();
         let door = door(&folder);
+        let secret = door.secret().unwrap();
         for guess in 0..MAX_WRONG {
-            let secret = [guess as u8, 1, 2, 3, 4];
-            assert_eq!(door.enrol(peer(9), "guesser", &secret), Err(Refusal::Wrong));
+            let wrong = [guess as u8, 1, 2, 3, 4];
+            assert_eq!(door.enrol(peer(9), "guesser", &wrong), Err(Refusal::Wrong));
         }
-        assert_eq!(
-            door.enrol(peer(1), "laptop", &door.secret()),
-            Err(Refusal::Closed)
-        );
+        assert_eq!(door.enrol(peer(1), "laptop", &secret), Err(Refusal::Closed));
         assert!(door.known().unwrap().is_empty());
     }
 }

@@ -4,7 +4,8 @@
 use std::io::{self, Write as _};
 use std::ops::Range;
 use std::path::Path;
-use std::slice::from_mut;
+use std::slice::{from_mut, from_ref};
+use std::sync::Arc;
 use std::time::Duration;
 
 use prima_crds::quantity::rounded;
@@ -46,7 +47,7 @@ enum GuestError {
     #[error("{name} is written to by another program; try again when that has ended")]
     Written { name: String },
     #[error(
-        "this machine's part of the model takes {}, and there is room for {}, since a twentieth of the disk stays free; make room there",
+        "what is missing here of the model takes {}, and there is room for {}, since a twentieth of the disk stays free; make room there",
         rounded(*.wanted),
         rounded(*.budget)
     )]
@@ -71,6 +72,8 @@ const SILENCE: Duration = Duration::from_secs(120);
 const GRACE: Duration = Duration::from_secs(5);
 /// For ending at once.
 const LAST_GRACE: Duration = Duration::from_secs(2);
+/// For telling a borrower that does not read.
+const LAST_WORD: Duration = Duration::from_secs(2);
 /// So many lines of the member may wait for the borrower; more are lost.
 const WAITING_LINES: usize = 256;
 /// One in so many bytes of the disk stays free: it is its owner's.
@@ -82,12 +85,12 @@ const MAX_RANGES: usize = 1 << 17;
 const PIECE_BYTES: usize = 8 << 20;
 
 /// Until the member has ended and the borrower was told.
-pub async fn run(lender: &Lender, mut orders: Streaming<Order>, events: Events) {
-    let prepared = prepare(lender, &mut orders, &events).await;
+pub async fn run(lender: Arc<Lender>, mut orders: Streaming<Order>, events: Events) {
+    let prepared = prepare(&lender, &mut orders, &events).await;
     let ended = match prepared {
         Ok(member) => {
             lender.free_ring_port();
-            let ended = member.run(lender, orders, &events).await;
+            let ended = member.run(&lender, orders, &events).await;
             if let Err(error) = lender.answer_measurements() {
                 let problem = prima_crds::error_chain(&error);
                 tracing::error!(problem, "nobody can measure the link to this machine");
@@ -104,8 +107,8 @@ pub async fn run(lender: &Lender, mut orders: Streaming<Order>, events: Events) 
             Err(Status::failed_precondition(problem))
         }
     };
-    // A borrower that has gone does not want to know.
-    let _ = events.send(last).await;
+    // A borrower that has gone does not want to know, nor does one that does not read.
+    let _ = timeout(LAST_WORD, events.send(last)).await;
 }
 
 fn happened(event: Happened) -> Event {
@@ -131,7 +134,7 @@ struct Member {
 }
 
 async fn prepare(
-    lender: &Lender,
+    lender: &Arc<Lender>,
     orders: &mut Streaming<Order>,
     events: &Events,
 ) -> Result<Member, GuestError> {
@@ -145,7 +148,11 @@ async fn prepare(
     };
     let mut plan = RingPlan::from_yaml("the plan", &plan)?;
     check(&plan, &member, &lender.key.to_string())?;
-    let files = Files::open(lender, &files)?;
+    let files = {
+        let lender = lender.clone();
+        // Opening many files, and removing others, takes its time.
+        spawn_blocking(move || Files::open(&lender, &files)).await??
+    };
     let wanted = Wanted {
         files: files
             .missing
@@ -217,13 +224,16 @@ impl Files {
         let missing: Vec<_> = missing
             .map(|(file, wanted)| file.missing(wanted))
             .collect::<Result<_, _>>()?;
-        make_room(
-            lender,
-            missing
-                .iter()
-                .map(|ranges| tensors::total_bytes(ranges))
-                .sum(),
-        )?;
+        if let Err(error) = make_room(lender, &missing) {
+            for file in files {
+                // What was made for nothing goes again.
+                let whole = 0..file.identity().size_bytes;
+                if file.missing(from_ref(&whole))? == [whole] {
+                    file.discard()?;
+                }
+            }
+            return Err(error);
+        }
         let names = files.iter().zip(sent);
         let writers = names
             .map(|(file, sent)| {
@@ -246,10 +256,16 @@ impl Files {
                 let writer = &self.writers[at];
                 let mut piece = Piece::new(range.start);
                 while piece.end() < range.end {
-                    let Ordered::Content(content) = next(orders).await? else {
-                        return Err(GuestError::Orders("the content of the model's files"));
+                    let added = match next(orders).await {
+                        Ok(Ordered::Content(content)) => piece.add(content, at, range.end),
+                        Ok(_) => Err(GuestError::Orders("the content of the model's files")),
+                        Err(error) => Err(error),
                     };
-                    piece.add(content, at, range.end)?;
+                    if let Err(error) = added {
+                        // What came stays, for the next try.
+                        piece.write(writer).await?;
+                        return Err(error);
+                    }
                     if piece.bytes.len() >= PIECE_BYTES || piece.end() == range.end {
                         piece = piece.write(writer).await?;
                     }
@@ -274,8 +290,12 @@ fn ranges(file: &ModelFile) -> Result<Vec<Range<u64>>, GuestError> {
     Ok(checked)
 }
 
-/// Removes what was not used for longest, if `wanted` bytes do not fit beside it.
-fn make_room(lender: &Lender, wanted: u64) -> Result<(), GuestError> {
+/// Removes what was not used for longest, if what is missing does not fit beside it.
+fn make_room(lender: &Lender, missing: &[Vec<Range<u64>>]) -> Result<(), GuestError> {
+    let mut wanted: u64 = 0;
+    for bytes in missing.iter().map(|ranges| tensors::total_bytes(ranges)) {
+        wanted = wanted.saturating_add(bytes);
+    }
     if wanted == 0 {
         return Ok(());
     }
@@ -324,14 +344,19 @@ impl Piece {
         if !expected {
             return Err(GuestError::Orders("content in the order that was wanted"));
         }
-        self.bytes
-            .reserve_exact(room.min(PIECE_BYTES as u64) as usize);
+        if self.bytes.is_empty() {
+            let most = (PIECE_BYTES + CONTENT_BYTES) as u64;
+            self.bytes.reserve_exact(room.min(most) as usize);
+        }
         self.bytes.extend_from_slice(&data);
         Ok(())
     }
 
     /// Writes it, and begins the next.
     async fn write(self, writer: &Writer) -> Result<Self, GuestError> {
+        if self.bytes.is_empty() {
+            return Ok(self);
+        }
         let (next, writer) = (self.end(), writer.clone());
         let written = spawn_blocking(move || writer.write(self.start, &self.bytes));
         written.await?.map_err(GuestError::Write)?;
@@ -356,9 +381,9 @@ impl Member {
         let outcome = loop {
             tokio::select! {
                 status = process.ended() => break Some(status),
+                // A borrower that does not read loses lines.
                 Some(line) = lines.recv() => {
-                    // Lines wait here while the borrower does not read.
-                    let _ = events.send(Ok(happened(Happened::Line(line)))).await;
+                    let _ = events.try_send(Ok(happened(Happened::Line(line))));
                 }
                 order = orders.message() => match order {
                     // There is no order for a running member.
@@ -373,7 +398,10 @@ impl Member {
         };
         // The last lines say why.
         while let Ok(line) = lines.try_recv() {
-            let _ = events.send(Ok(happened(Happened::Line(line)))).await;
+            let line = Ok(happened(Happened::Line(line)));
+            if timeout(LAST_WORD, events.send(line)).await.is_err() {
+                break;
+            }
         }
         Ok(match status {
             Ok(status) => status.to_string(),

@@ -18,12 +18,12 @@ use prima_engine::Compute;
 use prima_member_process::reachable_address;
 use prima_weights::{Cache, CacheError, cache_folder};
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{JoinError, spawn_blocking};
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::MAX_MESSAGE_BYTES;
 use super::door::{Door, DoorError};
 use super::guest;
 use super::known::{Known, KnownError};
@@ -33,8 +33,9 @@ use super::proto::{
     Order, ProfileAnswer, ProfileRequest,
 };
 use super::word::Word;
+use super::{CONTENT_BYTES, MAX_MESSAGE_BYTES};
 use crate::profile::{self, Measuring, ProfileError, system};
-use crate::ring::connection::{self, PredecessorSlot};
+use crate::ring::connection::{self, Slot};
 use crate::ring::{self, EchoServer, Fingerprint, LinkError, OwnKey, Peer, Pins, measure_link};
 use crate::stop_signal::StopSignal;
 
@@ -43,6 +44,9 @@ pub struct LendArgs {
     /// Where other machines reach this one; the member of a ring listens at the next port
     #[arg(long, value_name = "IP:PORT", default_value = "0.0.0.0:9190")]
     listen: SocketAddr,
+    /// Take in one more machine, by a word; the first is taken in without this
+    #[arg(long)]
+    enrol: bool,
     /// What this machine is called in rings [default: its host name]
     #[arg(long, value_name = "NAME", value_parser = system::check_name)]
     name: Option<String>,
@@ -84,10 +88,15 @@ pub enum LendError {
     Serve(#[source] tonic::transport::Error),
 }
 
-/// Who is known, and connections of others, last no longer when nothing runs over them.
-const IDLE_CONNECTION: Duration = Duration::from_secs(60);
+/// A connection is replaced after this; what runs over it goes on.
+const CONNECTION_AGE: Duration = Duration::from_secs(60);
+/// Connections of strangers at a time, and how long each lasts: one is enough to enrol.
+const STRANGERS: usize = 4;
+const STRANGERS_TIME: Duration = Duration::from_secs(10);
 /// Orders and events that may wait for their reader.
-const WAITING: usize = 4;
+const WAITING: usize = 64;
+/// Below it are ports of other services, which no member uses.
+const FIRST_PORT: u16 = 1024;
 /// Keys that a borrower may let in at a time: members of the largest ring.
 const MAX_LET_IN: usize = 256;
 
@@ -108,7 +117,7 @@ async fn lend(args: LendArgs) -> Result<(), LendError> {
     let borrowers_file = known.borrowers_file();
     let identity_file = known.identity_file();
     let identity = known.identity()?;
-    let door = Door::new(known)?;
+    let door = Door::new(known, args.enrol)?;
     let listen = args.listen;
     let listener = TcpListener::bind(listen).await;
     let listener = listener.map_err(|source| LendError::Listen {
@@ -119,10 +128,11 @@ async fn lend(args: LendArgs) -> Result<(), LendError> {
     let ring_port = listen.port().checked_add(1);
     let ring_port = ring_port.ok_or(LendError::NoRingPort { address: listen })?;
     let models = models_folder()?;
-    let word = Word {
-        lender: identity.fingerprint().start(),
-        secret: door.secret(),
-    };
+    let start = identity.fingerprint().start();
+    let word = door.secret().map(|secret| Word {
+        lender: start,
+        secret,
+    });
     let accepted = door.accepted();
     let lender = Arc::new(Lender {
         name: args.name.unwrap_or_else(system::host_name),
@@ -138,14 +148,19 @@ async fn lend(args: LendArgs) -> Result<(), LendError> {
         cache: Cache::open(&models)?,
         models,
         lent: Arc::default(),
-        measuring: tokio::sync::Mutex::default(),
+        measuring: Arc::default(),
     });
     lender.answer_measurements().map_err(LendError::RingPort)?;
-    // Now, so that the first borrower does not wait for it.
-    tokio::select! {
-        profile = lender.profile() => { profile?; }
-        () = stop.received() => return Ok(()),
-    }
+    // Now, so that the first borrower waits less for it.
+    tokio::spawn({
+        let lender = lender.clone();
+        async move {
+            if let Err(error) = lender.profile().await {
+                let problem = prima_crds::error_chain(&error);
+                tracing::error!(problem, "cannot measure this machine");
+            }
+        }
+    });
     let invitation = Invitation {
         lender: &lender,
         listen,
@@ -158,10 +173,18 @@ async fn lend(args: LendArgs) -> Result<(), LendError> {
     let service = LendingServer::new(Service(lender.clone()))
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let serve = connection::server(MAX_MESSAGE_BYTES)
-        .max_connection_age(IDLE_CONNECTION)
+    let strangers = Arc::new(Semaphore::new(STRANGERS));
+    let incoming = ring::incoming(listener, config).filter_map(|connection| match connection {
+        Ok(connection) if !lender.door.knows(&connection.peer().key) => {
+            let place = strangers.clone().try_acquire_owned().ok()?;
+            Some(Ok(connection.limited(STRANGERS_TIME, place)))
+        }
+        connection => Some(connection),
+    });
+    let serve = connection::server(CONTENT_BYTES)
+        .max_connection_age(CONNECTION_AGE)
         .add_service(service)
-        .serve_with_incoming(ring::incoming(listener, config));
+        .serve_with_incoming(incoming);
     tokio::select! {
         served = serve => served.map_err(LendError::Serve),
         // A member ends with this process; the borrower sees that its connection does.
@@ -187,31 +210,46 @@ fn models_folder() -> Result<PathBuf, LendError> {
 struct Invitation<'a> {
     lender: &'a Lender,
     listen: SocketAddr,
-    word: Word,
+    /// If another borrower is taken in.
+    word: Option<Word>,
     borrowers_file: PathBuf,
 }
 
 impl Invitation<'_> {
     fn show(&self) {
-        let address = reachable_address(self.listen);
+        let address = match reachable_address(self.listen) {
+            address if address.ip().is_unspecified() => {
+                format!("{}:{}", system::host_name(), address.port())
+            }
+            address => address.to_string(),
+        };
+        let member = match self.word {
+            Some(word) => format!("'{address}#{word}'"),
+            None => address,
+        };
+        let word = match self.word {
+            Some(_) => "The word behind # is for one machine, which is known from then on.\n",
+            None => "To take in another machine: prima agent --enrol\n",
+        };
         let known = self.lender.door.known().unwrap_or_default();
         let known = match known.is_empty() {
-            true => "Nobody is known yet".to_owned(),
+            true => String::new(),
             false => format!(
-                "{} known already, and needs none ({})",
-                known.join(", ") + if known.len() == 1 { " is" } else { " are" },
-                self.borrowers_file.display()
+                "Known already, by {}: {}\n",
+                self.borrowers_file.display(),
+                known.join(", ")
             ),
         };
         let text = format!(
             "\n{} can be borrowed. On the machine that has the model:\n\n  \
-             prima run MODEL.gguf --member {address}#{}\n\n\
-             The word behind # is for one machine, which is known from then on. {known}.\n\
-             Other machines must reach the ports {} and {}. Ctrl-C ends lending.",
+             prima run MODEL.gguf --member {member}\n\n\
+             {word}{known}\
+             Other machines must reach the ports {} and {}. Parts of models are kept in {}.\n\
+             Ctrl-C ends lending.\n",
             self.lender.name,
-            self.word,
             self.listen.port(),
             self.lender.ring.port(),
+            self.lender.models.display(),
         );
         // Nobody may be reading.
         let _ = writeln!(io::stdout(), "{text}");
@@ -236,7 +274,7 @@ pub(super) struct Lender {
     pub cache: Cache,
     /// Whether a member runs.
     lent: Arc<AtomicBool>,
-    measuring: tokio::sync::Mutex<()>,
+    measuring: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Lender {
@@ -263,20 +301,19 @@ impl Lender {
     }
 
     async fn profile(&self) -> Result<NodeProfile, LendError> {
-        // Two at a time would measure each other.
-        let _one = self.measuring.lock().await;
         let models = self.models.clone();
         let threads = self.threads;
-        let name = self.name.clone();
-        let status = spawn_blocking(move || {
+        // Not the file of `prima run` on this machine, which measures another disk.
+        let cache_file = profile::cache_file(&format!("{}-lent", self.name));
+        let measured = self.one_at_a_time(move || {
             profile::measured(&Measuring {
                 models: &models,
                 threads: threads.map_or_else(Compute::available_threads, usize::from),
-                cache_file: profile::cache_file(&name).as_deref(),
+                cache_file: cache_file.as_deref(),
                 fresh: false,
             })
         });
-        let status = status.await.map_err(LendError::Measuring)??;
+        let status = measured.await.map_err(LendError::Measuring)??;
         let owner = NodeProfileSpec {
             reserved_memory_bytes: self.reserve_memory.map(|bytes| bytes as i64),
             ..NodeProfileSpec::default()
@@ -284,6 +321,21 @@ impl Lender {
         let mut profile = NodeProfile::new(&self.name, owner);
         profile.status = Some(status);
         Ok(profile)
+    }
+}
+
+impl Lender {
+    /// Two measurements at a time would measure each other, also when nobody waits for the first any more.
+    async fn one_at_a_time<T: Send + 'static>(
+        &self,
+        measure: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, JoinError> {
+        let turn = self.measuring.clone().lock_owned().await;
+        let measuring = spawn_blocking(move || {
+            let _turn = turn;
+            measure()
+        });
+        measuring.await
     }
 }
 
@@ -377,10 +429,17 @@ impl Lending for Service {
             address,
             fingerprint: key,
         } = request.into_inner();
+        let place: Result<SocketAddr, _> = address.parse();
+        if !place.is_ok_and(|place| place.port() >= FIRST_PORT) {
+            return Err(Status::invalid_argument(format!(
+                "expected IP:PORT with a port from {FIRST_PORT} on, found {address:?}"
+            )));
+        }
         let connector = ring::connector(self.0.own.clone(), fingerprint(&key)?);
         let connector = connector.map_err(|error| failed(&error))?;
-        let _one = self.0.measuring.lock().await;
-        let measured = spawn_blocking(move || measure_link(&address, Some(connector)));
+        let measured = self
+            .0
+            .one_at_a_time(move || measure_link(&address, Some(connector)));
         let measured = measured.await.map_err(|error| failed(&error))?;
         let measured =
             measured.map_err(|error| Status::unavailable(prima_crds::error_chain(&error)))?;
@@ -395,12 +454,12 @@ impl Lending for Service {
         request: Request<Streaming<Order>>,
     ) -> Result<Response<Self::RunStream>, Status> {
         let peer = self.borrower(&request)?;
-        let slot = PredecessorSlot::claim(&self.0.lent).ok_or_else(lent_already)?;
+        let slot = Slot::claim(&self.0.lent).ok_or_else(lent_already)?;
         tracing::info!(address = %peer.address, "a ring borrows this machine");
         let (events, answers) = mpsc::channel(WAITING);
         let lender = self.0.clone();
         tokio::spawn(async move {
-            guest::run(&lender, request.into_inner(), events).await;
+            guest::run(lender, request.into_inner(), events).await;
             tracing::info!("the ring has given this machine back");
             drop(slot);
         });

@@ -2,6 +2,7 @@
 //! it talks to that machine and no other, and the lender by the second that the borrower was invited.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 
 use data_encoding::BASE32_NOPAD_NOCASE as BASE32;
@@ -54,7 +55,19 @@ impl FromStr for Word {
     }
 }
 
-/// A machine that is lent, as the command line has it: `HOST:PORT`, and at the first time `#WORD`.
+/// Why a text names no machine that is lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoLender {
+    #[error("expected HOST:PORT#WORD; without a port it is {PORT}")]
+    Address,
+    #[error(transparent)]
+    Word(#[from] NoWord),
+}
+
+/// Where `prima agent` listens unless it is told otherwise.
+const PORT: u16 = 9190;
+
+/// A machine that is lent, as the command line has it: `HOST` or `HOST:PORT`, and at the first time `#WORD`.
 #[derive(Clone)]
 pub struct Lender {
     /// HOST:PORT.
@@ -63,24 +76,32 @@ pub struct Lender {
 }
 
 impl FromStr for Lender {
-    type Err = String;
+    type Err = NoLender;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, NoLender> {
         let (address, word) = match text.split_once('#') {
             Some((address, word)) => (address, Some(word)),
             None => (text, None),
         };
-        let port = address
-            .rsplit_once(':')
-            .map(|(host, port)| (host, port.parse::<u16>()));
-        match port {
-            Some((host, Ok(1..))) if !host.is_empty() => {}
-            _ => return Err(format!("expected HOST:PORT#WORD, found {text:?}")),
+        // Of IPv6 with a port, brackets are around the address.
+        let (host, port) = match address.rsplit_once(':') {
+            Some((host, port)) if !host.contains(':') || host.ends_with(']') => {
+                (host, port.parse().map_err(|_| NoLender::Address)?)
+            }
+            _ => (address, PORT),
+        };
+        let bare = host.trim_matches(['[', ']']);
+        let nowhere = bare.parse().is_ok_and(|ip: IpAddr| ip.is_unspecified());
+        if bare.is_empty() || port == 0 || nowhere || host.chars().any(char::is_whitespace) {
+            return Err(NoLender::Address);
         }
-        let word = word.map(|word| word.parse().map_err(|error: NoWord| error.to_string()));
+        let host = match bare.contains(':') {
+            true => format!("[{bare}]"),
+            false => host.to_owned(),
+        };
         Ok(Self {
-            address: address.to_owned(),
-            word: word.transpose()?,
+            address: format!("{host}:{port}"),
+            word: word.map(str::parse).transpose()?,
         })
     }
 }
@@ -123,17 +144,28 @@ mod tests {
         let lender = read(&format!("desk:9190#{WORD}")).ok().unwrap();
         assert_eq!(lender.address, "desk:9190");
         assert!(lender.word == Some(WORD));
-        let known = read("[::1]:9190").ok().unwrap();
-        assert!(known.address == "[::1]:9190" && known.word.is_none());
-        for (bad, expected) in [
-            ("desk", "HOST:PORT#WORD"),
-            (":9190", "HOST:PORT#WORD"),
-            ("desk:0", "HOST:PORT#WORD"),
-            ("desk:9190#", "the word that"),
-            ("desk:9190#tulip", "the word that"),
+        for (typed, address) in [
+            ("desk", "desk:9190"),
+            ("192.168.1.7", "192.168.1.7:9190"),
+            ("[::1]:7000", "[::1]:7000"),
+            ("[::1]", "[::1]:9190"),
+            ("fd00::7", "[fd00::7]:9190"),
         ] {
-            let error = read(bad).err().unwrap();
-            assert!(error.contains(expected), "{bad}: {error}");
+            let known = read(typed).ok().unwrap();
+            assert!(known.word.is_none());
+            assert_eq!(known.address, address, "{typed}");
+        }
+        for (bad, expected) in [
+            ("", NoLender::Address),
+            (":9190", NoLender::Address),
+            ("desk:0", NoLender::Address),
+            ("desk:http", NoLender::Address),
+            ("a desk", NoLender::Address),
+            ("0.0.0.0:9190", NoLender::Address),
+            ("desk:9190#", NoLender::Word(NoWord)),
+            ("desk:9190#tulip", NoLender::Word(NoWord)),
+        ] {
+            assert_eq!(read(bad).err(), Some(expected), "{bad}");
         }
     }
 }

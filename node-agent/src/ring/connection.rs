@@ -40,17 +40,17 @@ pub fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
         .keep_alive_while_idle(true))
 }
 
-/// A slot for one client, for example the predecessor; freed on drop.
-pub struct PredecessorSlot(Arc<AtomicBool>);
+/// A slot for one client: a predecessor, or a borrower. Freed on drop.
+pub struct Slot(Arc<AtomicBool>);
 
-impl PredecessorSlot {
+impl Slot {
     pub fn claim(occupied: &Arc<AtomicBool>) -> Option<Self> {
         let free = !occupied.swap(true, Ordering::AcqRel);
         free.then(|| Self(occupied.clone()))
     }
 }
 
-impl Drop for PredecessorSlot {
+impl Drop for Slot {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }

@@ -21,7 +21,7 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::connection::{self, PredecessorSlot};
+use super::connection::{self, Slot};
 use super::proto;
 use super::proto::link_client::LinkClient;
 use super::proto::link_server::{Link, LinkServer};
@@ -205,7 +205,7 @@ impl Link for Echo {
         &self,
         request: Request<Streaming<proto::Payload>>,
     ) -> Result<Response<Self::MeasureStream>, Status> {
-        let slot = PredecessorSlot::claim(&self.occupied)
+        let slot = Slot::claim(&self.occupied)
             .ok_or_else(|| Status::resource_exhausted("another machine measures; try again"))?;
         let payloads = request.into_inner().timeout(SILENCE_LIMIT);
         let answers = payloads.map(move |payload| {

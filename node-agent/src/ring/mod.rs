@@ -34,7 +34,7 @@ pub use identity::{Fingerprint, FingerprintStart, Identity, IdentityError, NoFin
 pub use link::{EchoServer, LinkError, LinkMeasurement, MAX_PAYLOAD_BYTES, measure_link};
 pub use member::{Member, MemberError, MemberOptions, session_capacity};
 pub use tls::{
-    Accepted, Connector, OwnKey, Peer, Pins, connector, fixed, incoming, is_other_key,
+    Accepted, Connector, OwnKey, Peer, Pins, Proven, connector, fixed, incoming, is_other_key,
     server_config,
 };
 pub use transport::TransportError;

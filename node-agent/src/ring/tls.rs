@@ -27,9 +27,9 @@ use rustls::{
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Sleep, sleep, timeout};
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::codegen::Service;
@@ -412,6 +412,30 @@ impl Service<Uri> for Connector {
 pub struct Proven {
     stream: server::TlsStream<TcpStream>,
     peer: Peer,
+    limit: Option<Limit>,
+}
+
+/// Until when a connection may last, and which of few places it takes.
+struct Limit {
+    end: Pin<Box<Sleep>>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Proven {
+    pub fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// The connection, for no longer than `time`.
+    pub fn limited(self, time: Duration, place: OwnedSemaphorePermit) -> Self {
+        Self {
+            limit: Some(Limit {
+                end: Box::pin(sleep(time)),
+                _place: place,
+            }),
+            ..self
+        }
+    }
 }
 
 /// Who is at the other end: an extension of every request that comes over the connection.
@@ -484,6 +508,7 @@ async fn prove(acceptor: TlsAcceptor, stream: TcpStream) -> io::Result<Proven> {
     Ok(Proven {
         stream,
         peer: Peer { key, address },
+        limit: None,
     })
 }
 
@@ -501,6 +526,11 @@ impl AsyncRead for Proven {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if let Some(limit) = &mut self.limit
+            && limit.end.as_mut().poll(context).is_ready()
+        {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
         Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }

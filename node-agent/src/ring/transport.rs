@@ -15,7 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use super::connection::{CONNECT_TIMEOUT, PredecessorSlot, endpoint, root_cause, server};
+use super::connection::{CONNECT_TIMEOUT, Slot, endpoint, root_cause, server};
 use super::frame::{Frame, HopEvent, Output};
 use super::greeting::Greeting;
 use super::identity::Fingerprint;
@@ -217,7 +217,7 @@ impl Ring for Acceptor {
             let (found, expected) = (request.metadata(), &self.predecessor);
             tracing::debug!(%refusal, ?found, ?expected, "refused a greeting");
         })?;
-        let slot = PredecessorSlot::claim(&self.occupied)
+        let slot = Slot::claim(&self.occupied)
             .ok_or_else(|| Status::already_exists("the predecessor is connected already"))?;
         let (events, receiver) = mpsc::channel(BUFFERED_EVENTS);
         tokio::spawn(read(request.into_inner(), events, self.inbox.clone(), slot));
@@ -230,7 +230,7 @@ async fn read(
     mut frames: Streaming<proto::Frame>,
     events: mpsc::Sender<Result<proto::HopEvent, Status>>,
     inbox: mpsc::Sender<Inbound>,
-    slot: PredecessorSlot,
+    slot: Slot,
 ) {
     if inbox
         .send(Inbound::PredecessorConnected { events })

@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures::future::select_all;
 use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
 use prima_member_process::{Borrowed, Launch, Lent, MemberProcess, Serve, StartError, end};
-use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::Command;
 
 use super::lent;
@@ -92,26 +92,40 @@ pub fn program() -> Result<PathBuf, AgentsError> {
     }
 }
 
-/// Runs a command that shows on stderr what it does. Returns the last line of that, and the rest of its output.
-pub async fn followed(mut command: Command, screen: &Screen) -> io::Result<(String, Output)> {
+/// Runs a command that shows on stderr what it does. Returns the last that it said there, which is why it failed if it did, and the rest of its
+/// output.
+pub async fn followed(
+    mut command: Command,
+    stdin: String,
+    screen: &Screen,
+) -> io::Result<(String, Output)> {
     let mut child = command.spawn()?;
+    if let Some(mut input) = child.stdin.take() {
+        // One that ends before it has read says why on stderr.
+        let _ = input.write_all(stdin.as_bytes()).await;
+    }
     let progress = child.stderr.take();
     let told = async {
-        let mut last_line = String::new();
+        let mut said = String::new();
         if let Some(progress) = progress {
             let mut lines = BufReader::new(progress).lines();
+            let mut failed = false;
             while let Ok(Some(line)) = lines.next_line().await {
-                // Why it failed is told by whoever asked.
-                if !line.starts_with("error: ") {
-                    screen.status(&line);
+                match (line.strip_prefix("error: "), failed) {
+                    (Some(error), _) => (said, failed) = (error.to_owned(), true),
+                    // An error may have several lines. Whoever asked tells it.
+                    (None, true) => said = said + "\n" + &line,
+                    (None, false) => {
+                        screen.status(&line);
+                        said = line;
+                    }
                 }
-                last_line = line;
             }
         }
-        last_line
+        said
     };
-    let (last_line, output) = tokio::join!(told, child.wait_with_output());
-    Ok((last_line, output?))
+    let (said, output) = tokio::join!(told, child.wait_with_output());
+    Ok((said, output?))
 }
 
 impl Agents {

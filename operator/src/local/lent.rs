@@ -47,17 +47,17 @@ pub async fn look(
     command
         .args(["borrow", "look"])
         .args(leave_out.then_some("--leave-out"))
-        .args(lenders)
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .kill_on_drop(true);
-    let (last_line, output) = agents::followed(command, screen)
+    // Words are secrets, which arguments are not.
+    let stdin = lenders.join("\n");
+    let (said, output) = agents::followed(command, stdin, screen)
         .await
         .map_err(LentError::Run)?;
     if !output.status.success() {
-        let said = last_line.strip_prefix("error: ").unwrap_or(&last_line);
-        return Err(LentError::Look(said.to_owned()));
+        return Err(LentError::Look(said));
     }
     serde_json::from_slice(&output.stdout).map_err(LentError::Found)
 }

@@ -28,8 +28,8 @@ pub enum PlannedError {
     Agents(#[from] AgentsError),
     #[error("cannot run prima-node-agent profile")]
     Run(#[source] io::Error),
-    #[error("prima-node-agent profile failed ({status}): {last_line}")]
-    Profile { status: String, last_line: String },
+    #[error("prima-node-agent profile failed ({status}): {said}")]
+    Profile { status: String, said: String },
     #[error("prima-node-agent profile wrote something else than a profile")]
     Document(#[source] DocumentError),
     #[error("{file}: status.links is empty: members on one machine need its link to itself")]
@@ -185,13 +185,13 @@ async fn measured(
     if let Some(threads) = threads {
         command.args(["--threads", &threads.to_string()]);
     }
-    let (last_line, output) = agents::followed(command, screen)
+    let (said, output) = agents::followed(command, String::new(), screen)
         .await
         .map_err(PlannedError::Run)?;
     if !output.status.success() {
         return Err(PlannedError::Profile {
             status: output.status.to_string(),
-            last_line,
+            said,
         });
     }
     let text = String::from_utf8_lossy(&output.stdout);

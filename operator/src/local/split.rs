@@ -16,7 +16,7 @@ pub enum SplitError {
         expected: usize,
         found: usize,
     },
-    #[error("--split {split}: expected {expected} numbers, as --members says, found {found}")]
+    #[error("--split {split}: expected {expected} numbers, one for each member, found {found}")]
     Count {
         split: String,
         expected: usize,
