@@ -17,6 +17,9 @@ pub use error_chain::error_chain;
 /// The agent on a Node has the Lease of this name, followed by the Node's.
 pub const AGENT_LEASE_PREFIX: &str = "prima-agent-";
 
+/// On the Lease of an agent that was asked to end: its machine is to be in no ring, and in a while there is no member on it.
+pub const LEAVING: &str = "prima.dev/leaving";
+
 /// A machine counts as lost when its agent's Lease was not renewed for this long.
 pub const AGENT_LEASE_SECONDS: u16 = 40;
 

@@ -179,7 +179,8 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
     });
 
     let mut parts = Parts::default();
-    parts.keep_alive(&agent, args.namespace, listener, &established);
+    let (leave, leaving) = watch::channel(false);
+    parts.keep_alive(&agent, args.namespace, listener, &established, leaving);
     let profile = tokio::select! {
         profile = begin(&agent, args.data) => profile?,
         () = stop.received() => return Ok(()),
@@ -192,7 +193,10 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
             () = stop.received() => Ok(()),
             ended = parts.ended() => Err(ended),
         };
-        tracing::info!("the agent ends: its members finish what runs");
+        leave.send_replace(true);
+        tracing::info!(
+            "the agent ends: its members run until rings do without them, and finish what runs"
+        );
     };
     plan_watch::follow(agent.clone(), established, ending).await;
     outcome
@@ -251,6 +255,7 @@ impl Parts {
         namespace: String,
         listener: tokio::net::TcpListener,
         established: &Established,
+        leaving: watch::Receiver<bool>,
     ) {
         let (metrics, there) = (agent.metrics.clone(), established.clone());
         self.keep("its HTTP server", async move {
@@ -260,7 +265,7 @@ impl Parts {
         let own = agent.clone();
         let pod = set("POD_NAME").unwrap_or_else(system::host_name);
         self.keep("the Lease", async move {
-            lease::keep(own.client.clone(), &namespace, &own.node, &pod).await;
+            lease::keep(own.client.clone(), &namespace, &own.node, &pod, leaving).await;
         });
     }
 

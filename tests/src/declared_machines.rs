@@ -13,10 +13,10 @@ use kube::api::{Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
-use prima_crds::AGENT_LEASE_PREFIX;
 use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfileSpec};
 use prima_crds::v1alpha1::node_profile::{AgentProfile, LinkProfile, LocalModel, NodeProfile};
 use prima_crds::v1alpha1::ring_plan::{FileVersion, MemberState, RingPlan};
+use prima_crds::{AGENT_LEASE_PREFIX, LEAVING};
 use serde_json::json;
 use tokio::runtime::Runtime;
 
@@ -28,6 +28,7 @@ pub struct DeclaredMachines {
     runtime: Runtime,
     client: Client,
     silent: Arc<Mutex<HashSet<String>>>,
+    leaving: Arc<Mutex<HashSet<String>>>,
     /// How far machines go with a plan; others go as far as they can.
     most: Arc<Mutex<BTreeMap<String, MemberState>>>,
     names: Vec<String>,
@@ -52,6 +53,7 @@ impl DeclaredMachines {
             runtime,
             client,
             silent: Arc::default(),
+            leaving: Arc::default(),
             most: Arc::default(),
             names: machines
                 .iter()
@@ -75,6 +77,15 @@ impl DeclaredMachines {
     /// The machine is heard of again.
     pub fn wake(&self, name: &str) {
         self.silent.lock().unwrap().remove(name);
+    }
+
+    /// The machine's agent is asked to end, or its successor has come.
+    pub fn set_leaving(&self, name: &str, leaving: bool) {
+        let mut all = self.leaving.lock().unwrap();
+        match leaving {
+            true => all.insert(name.to_owned()),
+            false => all.remove(name),
+        };
     }
 
     /// From now on the machine goes no further than this with any new plan.
@@ -109,6 +120,7 @@ impl DeclaredMachines {
 
     fn renew(&self, name: &str) {
         let (client, silent, name) = (self.client.clone(), self.silent.clone(), name.to_owned());
+        let leaving = self.leaving.clone();
         self.runtime.spawn(async move {
             let api = Api::<Lease>::namespaced(client, NAMESPACE);
             let mut lease = Lease::default();
@@ -121,6 +133,9 @@ impl DeclaredMachines {
                         true => SILENT_AFTER_SECONDS,
                         false => LASTS_SECONDS,
                     };
+                    let leaves = leaving.lock().unwrap().contains(&name);
+                    let annotation = (LEAVING.to_owned(), "true".to_owned());
+                    lease.metadata.annotations = leaves.then(|| [annotation].into());
                     lease.spec = Some(LeaseSpec {
                         holder_identity: Some(name.clone()),
                         lease_duration_seconds: Some(lasts),

@@ -100,9 +100,14 @@ impl NodeAgent {
             .collect()
     }
 
-    /// Asks it to end, and waits until it has.
-    pub fn terminate(mut self) -> ExitStatus {
+    /// Asks it to end.
+    pub fn ask_to_end(&self) {
         send_signal(self.service.id(), Signal::TERM);
+    }
+
+    /// Asks it to end, once more if it was asked, and waits until it has.
+    pub fn terminate(mut self) -> ExitStatus {
+        self.ask_to_end();
         self.service.wait_for_end()
     }
 }

@@ -7,8 +7,8 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 
-use prima_crds::definitions;
 use prima_crds::v1alpha1::api_keys::{API_KEYS, ApiKeys};
+use prima_crds::{LEAVING, definitions};
 use prima_gguf::model_bytes;
 use prima_test_hub::TestHub;
 use prima_tests::api_server::{ApiServer, Backend};
@@ -131,7 +131,10 @@ fn plan(
     json!({
         "apiVersion": "prima.dev/v1alpha1",
         "kind": "RingPlan",
-        "metadata": {"name": name, "namespace": "default", "annotations": api_keys(&[("alice", "abc")])},
+        "metadata": {
+            "name": name, "namespace": "default", "annotations": api_keys(&[("alice", "abc")]),
+            "ownerReferences": [{"apiVersion": "prima.dev/v1alpha1", "kind": "Model", "name": "smollm2", "uid": "0"}],
+        },
         "spec": {
             "generation": 1,
             "model": {
@@ -479,13 +482,34 @@ fn agents_tell_of_their_machines_and_run_plans() {
         .kubectl(&["delete", "ringplan", "smollm2-2"])
         .expect("deleted");
 
+    // An agent that is asked to end says so, and runs its member until another ring does without it.
+    two.ask_to_end();
+    let mut without = plan(
+        "smollm2-3",
+        &machines,
+        &model,
+        header,
+        (RING_PORT + 6, HTTP_PORT + 6),
+    );
+    let members = without["spec"]["members"].as_array_mut().expect("members");
+    members.truncate(1);
+    members[0]["windows"][0]["last"] = json!(30);
+    members[0]["membersOnMachine"] = json!(1);
+    stage.api.apply(&without.to_string()).expect("a RingPlan");
+    wait_until("its Lease says that it ends", || {
+        let lease = stage.get(&["lease", "prima-agent-two", "--namespace", NAMESPACE]);
+        !lease["metadata"]["annotations"][LEAVING].is_null()
+    });
+    stage.wait_for_state("smollm2-3", "one", "Ready");
+    assert_eq!(chat(http, "abc").status, 200);
+
     // A plan that is gone takes its members along.
     stage
         .api
         .kubectl(&["delete", "ringplan", "smollm2-1"])
         .expect("deleted");
     wait_until("no member of a plan that is gone", || {
-        one.members().is_empty() && two.members().is_empty()
+        one.members().len() == 1 && two.members().is_empty()
     });
     assert_eq!(stage.member("smollm2-other", "two")["state"], "Refused");
 

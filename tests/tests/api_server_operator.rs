@@ -176,6 +176,39 @@ fn a_cordoned_machine_is_planned_around_while_it_still_answers() {
 }
 
 #[test]
+fn a_machine_whose_agent_ends_is_planned_around_if_it_can_be() {
+    let test = Test::start(Backend::Etcd);
+    let machines = test.machines(&[("desk", 9), ("laptop", 9), ("pi4", 9)]);
+    let operator = Operator::start(&test.api, "one");
+    test.api
+        .apply(&model("made-up", "rank0: laptop"))
+        .expect("a model");
+    test.wait_for("model/made-up", "Ready", "True", &operator);
+    let laptop = || test.node("made-up", "laptop").expect("what is said of it");
+    let reason = || test.condition("nodeprofile/laptop", "Ready").1;
+
+    // Nobody else may be rank 0, so the ring goes on as long as it does.
+    machines.set_leaving("laptop", true);
+    wait_until("its profile says so", || reason() == "AgentEnds");
+    assert_eq!(laptop()["inRing"], true);
+    test.wait_for("model/made-up", "Ready", "True", &operator);
+    let plans = test.json(&["get", "ringplans"]);
+    assert_eq!(plans["items"].as_array().map(Vec::len), Some(1), "{plans}");
+
+    test.patch("model/made-up", r#"{"spec":{"rank0":null}}"#);
+    wait_until("it is in no ring", || laptop()["inRing"] == false);
+    let why = laptop()["why"].clone();
+    assert_eq!(why, "its agent was asked to end");
+    test.wait_for("model/made-up", "Ready", "True", &operator);
+
+    // The next agent is there.
+    machines.set_leaving("laptop", false);
+    test.patch("model/made-up", r#"{"spec":{"rank0":"laptop"}}"#);
+    wait_until("it is back", || laptop()["inRing"] == true);
+    wait_until("its profile says so, too", || reason() == "AgentRuns");
+}
+
+#[test]
 fn a_lost_machine_is_replaced_and_said_to_be_lost() {
     let test = Test::start(Backend::Etcd);
     let machines = test.machines(&[("desk", 9), ("laptop", 9), ("pi4", 9)]);

@@ -6,6 +6,8 @@ use std::fs;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::ops::AddAssign;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
@@ -104,9 +106,7 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
 
     // The same file on the disks of two nodes.
     for node in 0..2 {
-        let folder = test.cluster.var_of(node).join("lib/prima/models");
-        fs::create_dir_all(&folder).expect("a folder");
-        fs::copy(smollm2(), folder.join("smollm2.gguf")).expect("a copy");
+        test.put_on_disk(node);
     }
     let source = "hostPath: {path: /var/lib/prima/models/smollm2.gguf}";
     test.apply_model("from-disk", source, "");
@@ -134,6 +134,10 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
     test.wait_until_ready("smollm2");
     let new = runs.note(&test.plans("smollm2"));
     test.assert_fetched(&new, whole);
+
+    // What all machines have on their disks, with memory for two rings, need not stand still in an upgrade.
+    test.put_on_disk(2);
+    test.lift_memory_limit();
 
     // The policies follow the pods of the upgrade.
     test.hub.clear();
@@ -544,6 +548,33 @@ impl Test {
         }
     }
 
+    fn lift_memory_limit(&self) {
+        for node in 0..NODES {
+            let profile = format!("nodeprofile/node-{node}");
+            let patch = r#"{"spec": {"memoryCapBytes": null}}"#;
+            self.kubectl(&["patch", &profile, "--type=merge", "-p", patch]);
+        }
+    }
+
+    /// Copies the model to where Models name it by a path.
+    fn put_on_disk(&self, node: usize) {
+        let folder = self.cluster.var_of(node).join("lib/prima/models");
+        fs::create_dir_all(&folder).expect("a folder");
+        fs::copy(smollm2(), folder.join("smollm2.gguf")).expect("a copy");
+    }
+
+    /// Asks a Model again and again until `done`: how often it answered, and why it did not.
+    fn keep_asking(&self, model: &str, done: &AtomicBool) -> (usize, Vec<String>) {
+        let (mut answers, mut failures) = (0, Vec::new());
+        while !done.load(Ordering::Relaxed) {
+            match self.ask_from(2, model, PATIENCE) {
+                Ok(_) => answers += 1,
+                Err(error) => failures.push(error),
+            }
+        }
+        (answers, failures)
+    }
+
     /// Status and message.
     fn condition(&self, model: &str, kind: &str) -> (String, String) {
         let condition = condition(&self.json(&["get", "model", model]), kind);
@@ -768,29 +799,37 @@ impl Test {
             let status = ["rollout", "status", what, "-n", "prima", "--watch=false"];
             self.kubectl(&status).contains("successfully rolled out")
         };
-        loop {
-            let asked = Instant::now();
-            // Looked at before it is asked: else an agent of before may have answered.
-            let all_new = rolled("daemonset/prima-agent") && rolled("deployment/prima-operator");
-            let answer = self.ask_from(0, "smollm2", TRY);
-            let answered = answer.is_ok_and(|answer| answer == expected);
-            if !answered {
-                silent += asked.elapsed();
+        let done = AtomicBool::new(false);
+        let (answers, failures) = thread::scope(|scope| {
+            let asking = scope.spawn(|| self.keep_asking("from-disk", &done));
+            loop {
+                let asked = Instant::now();
+                // Looked at before it is asked: else an agent of before may have answered.
+                let all_new =
+                    rolled("daemonset/prima-agent") && rolled("deployment/prima-operator");
+                let answer = self.ask_from(0, "smollm2", TRY);
+                let answered = answer.is_ok_and(|answer| answer == expected);
+                if !answered {
+                    silent += asked.elapsed();
+                }
+                new += runs.note(&self.plans("smollm2"));
+                // The operator says what is ready, and it restarts itself in an upgrade.
+                if all_new && answered && self.is_ready("smollm2") {
+                    break;
+                }
+                assert!(
+                    begun.elapsed() < PATIENCE,
+                    "the upgrade does not end: {}",
+                    self.told("smollm2")
+                );
             }
-            new += runs.note(&self.plans("smollm2"));
-            // The operator says what is ready, and it restarts itself in an upgrade.
-            if all_new && answered && self.is_ready("smollm2") {
-                break;
-            }
-            assert!(
-                begun.elapsed() < PATIENCE,
-                "the upgrade does not end: {}",
-                self.told("smollm2")
-            );
-        }
+            done.store(true, Ordering::Relaxed);
+            asking.join().expect("a client that does not panic")
+        });
         new += runs.note(&self.plans("smollm2"));
         println!(
-            "upgrade: {:.0} s, of which no answer for about {:.0} s; layers on nodes that had not run them: {}",
+            "upgrade: {:.0} s, of which no answer for about {:.0} s; layers on nodes that had not run them: {}; \
+             the model on all disks answered {answers} times, and did not: {failures:?}",
             begun.elapsed().as_secs_f64(),
             silent.as_secs_f64(),
             new.layers

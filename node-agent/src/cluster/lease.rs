@@ -8,8 +8,9 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
-use prima_crds::{AGENT_LEASE_PREFIX, AGENT_LEASE_SECONDS};
+use prima_crds::{AGENT_LEASE_PREFIX, AGENT_LEASE_SECONDS, LEAVING};
 use serde_json::{Value, json};
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::api::{self, FIELD_MANAGER};
@@ -20,8 +21,15 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// After a failure: three tries before the Lease expires.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Renews the Lease of `node` in `namespace` for ever. `holder` is the pod's name.
-pub async fn keep(client: Client, namespace: &str, node: &str, holder: &str) {
+/// Renews the Lease of `node` in `namespace` for ever. `holder` is the pod's name. `leaving` becomes true when the agent was asked to end, which
+/// is written at once.
+pub async fn keep(
+    client: Client,
+    namespace: &str,
+    node: &str,
+    holder: &str,
+    mut leaving: watch::Receiver<bool>,
+) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
     let name = name(node);
     // Nobody else writes it, except the agent's own predecessor on this node.
@@ -36,7 +44,9 @@ pub async fn keep(client: Client, namespace: &str, node: &str, holder: &str) {
             owner = owned_by_node(&client, node).await.ok();
         }
         let now = MicroTime(Timestamp::now());
-        let patch = Patch::Apply(lease(&name, holder, owner.as_ref(), &acquired, &now));
+        let leaves = *leaving.borrow_and_update();
+        let patch = lease(&name, holder, owner.as_ref(), leaves, &acquired, &now);
+        let patch = Patch::Apply(patch);
         let problem = match timeout(api::DEADLINE, leases.patch(&name, &params, &patch)).await {
             Ok(Ok(lease)) => {
                 // It was deleted, perhaps along with a Node that has another identity now.
@@ -75,7 +85,10 @@ pub async fn keep(client: Client, namespace: &str, node: &str, holder: &str) {
                 RETRY
             }
         };
-        sleep(jittered(pause)).await;
+        tokio::select! {
+            () = sleep(jittered(pause)) => {}
+            Ok(()) = leaving.changed() => {}
+        }
     }
 }
 
@@ -88,12 +101,17 @@ fn lease(
     name: &str,
     holder: &str,
     owner: Option<&OwnerReference>,
+    leaves: bool,
     acquired: &MicroTime,
     renewed: &MicroTime,
 ) -> Value {
     let mut metadata = json!({"name": name});
     if let Some(owner) = owner {
         metadata["ownerReferences"] = json!([owner]);
+    }
+    // The next agent writes none, and so removes it.
+    if leaves {
+        metadata["annotations"] = json!({LEAVING: "true"});
     }
     json!({
         "apiVersion": "coordination.k8s.io/v1",

@@ -4,8 +4,9 @@
 //! in no other way.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::future::Future;
+use std::future::{Future, pending};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt as _;
 use kube::ResourceExt as _;
@@ -17,25 +18,35 @@ use prima_crds::v1alpha1::ring_plan::{RingPlan, RingPlanSpec};
 use serde_json::Value;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
 
 use super::api;
 use super::member::{self, Agent, End, PlanOnMachine};
 use super::metrics::{Established, Step};
+use super::plan_checks;
 use super::plan_key::PlanKey;
 
-/// Keeps members of all plans until `stop`, and returns when all of them have ended.
+/// How long rings may take to be planned without this machine, once the agent was asked to end. Where they cannot be, its members end then.
+const PLANNING_LIMIT: Duration = Duration::from_secs(15);
+/// How long another ring may then take until it serves. The pod's grace period must be longer than this, with what members take to end.
+const LEAVING_LIMIT: Duration = Duration::from_secs(90);
+
+/// Keeps members of all plans until `stop`, and then until rings do without them or cannot. Returns when all of them have ended.
 pub async fn follow(machine: Arc<Agent>, established: Established, stop: impl Future<Output = ()>) {
     let mut events = api::watch_all::<RingPlan>(machine.client.clone());
     let mut members = Members {
         machine,
         running: BTreeMap::new(),
         tasks: JoinSet::new(),
+        leaving: None,
     };
     let mut listed = BTreeSet::new();
     let mut stop = std::pin::pin!(stop);
     loop {
+        let ends = members.ends_at();
         tokio::select! {
-            () = &mut stop => break,
+            () = &mut stop, if members.leaving.is_none() => members.leaving = Some(Leaving::now()),
+            () = until(ends) => break,
             // A member that has ended needs nothing more.
             Some(_) = members.tasks.join_next() => {}
             event = events.next() => match event {
@@ -62,23 +73,64 @@ pub async fn follow(machine: Arc<Agent>, established: Established, stop: impl Fu
     while members.tasks.join_next().await.is_some() {}
 }
 
+/// Waits until then; for ever if that is never.
+async fn until(then: Option<Instant>) {
+    match then {
+        Some(then) => sleep_until(then).await,
+        None => pending().await,
+    }
+}
+
 struct Members {
     machine: Arc<Agent>,
     /// By the plan's uid.
     running: BTreeMap<String, Running>,
     /// Includes members that are ending.
     tasks: JoinSet<()>,
+    /// If the agent was asked to end.
+    leaving: Option<Leaving>,
+}
+
+/// An agent that was asked to end.
+struct Leaving {
+    since: Instant,
+    /// Whether a plan without this machine came after that, of a Model whose ring has it.
+    replaced: bool,
+}
+
+impl Leaving {
+    fn now() -> Self {
+        Self {
+            since: Instant::now(),
+            replaced: false,
+        }
+    }
 }
 
 /// What a member hears after its start.
 struct Running {
     end: oneshot::Sender<End>,
+    /// The plan's owner.
+    model: Option<String>,
+    /// Whether all machines have the model's file, so that others can take over at once.
+    is_everywhere: bool,
     /// The annotation as it was read last.
     said: Option<String>,
     api_keys: watch::Sender<ApiKeys>,
 }
 
 impl Members {
+    /// When an agent that was asked to end may: nothing runs here that others could take over, or nobody does in time.
+    fn ends_at(&self) -> Option<Instant> {
+        let Leaving { since, replaced } = self.leaving.as_ref()?;
+        let may_move = self.running.values().any(|running| running.is_everywhere);
+        Some(match (may_move, replaced) {
+            (false, _) => *since,
+            (true, true) => *since + LEAVING_LIMIT,
+            (true, false) => *since + PLANNING_LIMIT,
+        })
+    }
+
     fn seen(&mut self, plan: &DynamicObject) {
         let uid = plan.uid().unwrap_or_default();
         if plan.metadata.deletion_timestamp.is_some() {
@@ -95,6 +147,20 @@ impl Members {
         }
         let spec = plan.data.get("spec").unwrap_or(&Value::Null);
         if !names(spec, &self.machine.node) {
+            let replaces =
+                |running: &Running| running.model.is_some() && running.model == model(plan);
+            if let Some(leaving) = &mut self.leaving
+                && self.running.values().any(replaces)
+            {
+                leaving.replaced = true;
+            }
+            return;
+        }
+        if self.leaving.is_some() {
+            tracing::info!(
+                plan = plan.name_any(),
+                "a plan came too late: this agent ends"
+            );
             return;
         }
         let key = PlanKey {
@@ -114,6 +180,10 @@ impl Members {
         let (tell, told) = watch::channel(api_keys(plan));
         let running = Running {
             end,
+            model: model(plan),
+            is_everywhere: spec
+                .as_ref()
+                .is_ok_and(|spec| !plan_checks::is_fetched(&spec.model)),
             said: plan.annotations().get(API_KEYS).cloned(),
             api_keys: tell,
         };
@@ -148,6 +218,11 @@ fn api_keys(plan: &DynamicObject) -> ApiKeys {
         );
         ApiKeys::default()
     })
+}
+
+/// Uid of the plan's Model.
+fn model(plan: &DynamicObject) -> Option<String> {
+    Some(plan.owner_references().first()?.uid.clone())
 }
 
 /// Whether the plan has this machine as a member, as far as a plan of any version tells.

@@ -60,6 +60,11 @@ fn due(machine: &Machine) -> Option<Condition> {
             "Cordoned",
             "its agent runs, and its Node is cordoned, so it is left out of all rings",
         ),
+        AgentState::Alive { .. } if machine.leaving => (
+            true,
+            "AgentEnds",
+            "its agent was asked to end, so rings are made without it where that is possible",
+        ),
         AgentState::Alive { .. } => (true, "AgentRuns", "its agent runs"),
         AgentState::Silent => (
             false,

@@ -20,7 +20,7 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource, ResourceExt};
 use prima_crds::v1alpha1::node_profile::{AgentProfile, NodeProfile, NodeProfileSpec};
 use prima_crds::v1alpha1::ring_plan::{MemberStatus, RingPlan, RingPlanStatus};
-use prima_crds::{AGENT_LEASE_PREFIX, AGENT_LEASE_SECONDS, error_chain};
+use prima_crds::{AGENT_LEASE_PREFIX, AGENT_LEASE_SECONDS, LEAVING, error_chain};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -64,6 +64,8 @@ pub struct Machine {
     pub labels: BTreeMap<String, String>,
     /// `kubectl cordon`, and so `kubectl drain`: its Node is to get no new work.
     pub cordoned: bool,
+    /// Its agent was asked to end, and runs its members until rings do without them, or for a while.
+    pub leaving: bool,
     pub agent: AgentState,
 }
 
@@ -259,6 +261,14 @@ impl Stores {
             }
         });
         let (leases, lease_changes) = watched(leases);
+        let mut known_leaving: HashSet<String> = HashSet::new();
+        let left_soon = leases.clone();
+        let left_soon = IntervalStream::new(tokio::time::interval(LOOK)).filter_map(move |_| {
+            let now = leaving(&left_soon);
+            let changed = known_leaving != now;
+            known_leaving = now;
+            future::ready(changed.then_some(()))
+        });
         let (services, service_changes) =
             watched(watcher::watcher(Api::all(client.clone()), ours()));
         let (slices, slice_changes) = watched(watcher::watcher(Api::all(client.clone()), ours()));
@@ -291,6 +301,7 @@ impl Stores {
             relabelled.boxed(),
             cordon_changes.filter_map(|_| future::ready(None)).boxed(),
             cordons.boxed(),
+            left_soon.boxed(),
             heard.boxed(),
             looked.boxed(),
         ]);
@@ -366,6 +377,7 @@ impl Stores {
             }
         }
         let cordoned = names(&self.cordoned);
+        let leaving = leaving(&self.leases);
         let agents = lock(&self.agents);
         let unreadable = lock(&self.unreadable);
         machines
@@ -374,6 +386,7 @@ impl Stores {
                 unreadable: unreadable.get(&name).cloned(),
                 labels: labels.get(&name).cloned().unwrap_or_default(),
                 cordoned: cordoned.contains(&name),
+                leaving: leaving.contains(&name),
                 agent: agents.state(&name, now),
                 profile,
                 name,
@@ -418,6 +431,22 @@ where
         Ok(Ok(())) => Ok(()),
         Ok(Err(_)) | Err(_) => Err(what),
     }
+}
+
+/// Nodes whose agents were asked to end.
+fn leaving(leases: &Store<Lease>) -> HashSet<String> {
+    let leases = leases.state();
+    let leaving = leases
+        .iter()
+        .filter(|lease| lease.annotations().contains_key(LEAVING));
+    leaving
+        .filter_map(|lease| {
+            lease
+                .name_any()
+                .strip_prefix(AGENT_LEASE_PREFIX)
+                .map(str::to_owned)
+        })
+        .collect()
 }
 
 fn names(nodes: &Store<PartialObjectMeta<Node>>) -> HashSet<String> {

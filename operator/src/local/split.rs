@@ -130,7 +130,7 @@ mod tests {
         );
         assert_eq!(
             shares(30, Some(2), &[10, 12, 8]).unwrap_err().to_string(),
-            "--split 10,12,8: expected 2 numbers, as --members says, found 3"
+            "--split 10,12,8: expected 2 numbers, one for each member, found 3"
         );
         assert_eq!(
             windows(&[2, 1], 3),

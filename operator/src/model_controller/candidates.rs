@@ -20,6 +20,8 @@ pub struct Candidates {
     pub profiles: Vec<NodeProfile>,
     /// Name and reason.
     pub out: Vec<(String, String)>,
+    /// Those of them whose agents end, and still run their members.
+    pub leaving: Vec<String>,
     /// What will soon change by itself, and is worth waiting for before the first plan.
     pub awaited: Vec<String>,
 }
@@ -61,6 +63,9 @@ impl Candidates {
                         candidates.awaited.push(format!("{}: {why}", machine.name));
                     }
                     candidates.out.push((machine.name.clone(), why));
+                    if machine.leaving && machine.is_alive() {
+                        candidates.leaving.push(machine.name.clone());
+                    }
                 }
             }
         }
@@ -80,6 +85,11 @@ impl Candidates {
 
     pub fn profile(&self, name: &str) -> Option<&NodeProfile> {
         self.profiles.iter().find(|p| p.name_any() == name)
+    }
+
+    /// Whether the machine can be used no more, and still does what it did for a while.
+    pub fn is_leaving(&self, name: &str) -> bool {
+        self.leaving.iter().any(|leaving| leaving == name)
     }
 
     /// Why the machine cannot be used, if it is one that is known.
@@ -160,6 +170,9 @@ fn usable<'a>(
     }
     if machine.cordoned {
         return Err(out("its Node is cordoned (kubectl uncordon)".to_owned()));
+    }
+    if machine.leaving {
+        return Err(out("its agent was asked to end".to_owned()));
     }
     let mut wanted = model.spec.node_selector.iter();
     if let Some((key, value)) = wanted.find(|&(key, value)| machine.labels.get(key) != Some(value))

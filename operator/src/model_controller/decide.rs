@@ -262,23 +262,34 @@ impl Case<'_> {
         }
     }
 
-    /// Another ring at once, even if the old one has to end first.
+    /// Another ring at once, even if the old one has to end first; but not while that one still serves by itself.
     fn ring_instead_of(
         &self,
-        current: &RingPlan,
+        current: &Arc<RingPlan>,
         broken: &Broken,
         state: &mut State,
     ) -> DecisionKind {
+        let serves = matches!(broken, Broken::Leaving(_));
+        // The next agent is soon there with all its layers. To fetch them elsewhere would take longer.
+        if serves && self.resolved.source.local_path().is_none() {
+            return DecisionKind::Keep(current.clone());
+        }
         let windows = match broken {
             Broken::Moved(_) => Ok(PlannedWindows::kept(current)),
-            Broken::Changed(_) => self.best(state, true),
+            Broken::Changed(_) | Broken::Leaving(_) => self.best(state, true),
         };
         let spec = match windows.and_then(|windows| self.spec(windows)) {
             Ok(spec) => spec,
+            Err(ask @ DecisionKind::Ask(_)) => return ask,
+            // The agent that ends is soon followed by another, most often.
+            Err(_) if serves => return DecisionKind::Keep(current.clone()),
             Err(kind) => return kind,
         };
         let why = broken.why().to_owned();
         let retire_first = !self.fits_beside(&spec);
+        if retire_first && serves {
+            return DecisionKind::Keep(current.clone());
+        }
         if retire_first {
             state.ended_first = Some((spec.generation, why.clone()));
         }

@@ -115,6 +115,7 @@ pub fn machine(name: &str) -> Machine {
         unreadable: None,
         labels: BTreeMap::new(),
         cordoned: false,
+        leaving: false,
         agent: known_for(1000),
     }
 }

@@ -11,13 +11,15 @@ use crate::model_controller::candidates::Candidates;
 pub enum Broken {
     /// Agents have new addresses or keys, and could do what they did.
     Moved(String),
+    /// Agents were asked to end, and run their members until another ring serves, or for a while.
+    Leaving(String),
     Changed(String),
 }
 
 impl Broken {
     pub fn why(&self) -> &str {
         match self {
-            Self::Moved(why) | Self::Changed(why) => why,
+            Self::Moved(why) | Self::Leaving(why) | Self::Changed(why) => why,
         }
     }
 }
@@ -53,15 +55,25 @@ pub fn going_on(
         return Err(Broken::Changed(format!("spec.minNodes is {least} now")));
     }
     let mut moved = Vec::new();
+    let mut leaving = None;
     for member in &plan.spec.members {
         let name = &member.name;
         let Some(address) = candidates.address(name) else {
             let why = candidates.why_out(name).unwrap_or("it has no NodeProfile");
-            return Err(Broken::Changed(format!("{name} is out: {why}")));
+            let why = format!("{name} is out: {why}");
+            match candidates.is_leaving(name) {
+                true => leaving = Some(why),
+                false => return Err(Broken::Changed(why)),
+            }
+            continue;
         };
         if member.host() != Some(address) {
             moved.push(name.as_str());
         }
+    }
+    // What has moved is planned anew then, too.
+    if let (Some(why), []) = (leaving, moved.as_slice()) {
+        return Err(Broken::Leaving(why));
     }
     let why = match moved.as_slice() {
         [] => match keys_changed(plan, candidates) {

@@ -304,6 +304,42 @@ fn a_faster_ring_waits_where_both_do_not_fit() {
 }
 
 #[test]
+fn a_machine_that_leaves_is_replaced_where_that_costs_nothing() {
+    let mut desk = machine("desk");
+    let first = written(
+        decided(&world(std::slice::from_ref(&desk), &[])),
+        SignedDuration::ZERO,
+    );
+    desk.leaving = true;
+    // Alone, it serves as long as it does.
+    let alone = world(std::slice::from_ref(&desk), std::slice::from_ref(&first));
+    assert!(matches!(
+        decided(&alone).kind,
+        DecisionKind::Keep(_) | DecisionKind::Impossible { .. }
+    ));
+    let both = [desk, machine("pi4")];
+    let DecisionKind::New {
+        spec, retire_first, ..
+    } = decided(&world(&both, std::slice::from_ref(&first))).kind
+    else {
+        panic!("no ring without it");
+    };
+    assert!(!retire_first);
+    assert_eq!(spec.members[0].name, "pi4");
+    // A ring that also lies on the other machine leaves no room for the next one.
+    let mut wide = RingPlan::clone(&first);
+    let mut other = wide.spec.members[0].clone();
+    other.name = "pi4".to_owned();
+    other.memory_bytes = Some(14 * GIB);
+    for window in &mut other.windows {
+        (window.first, window.last) = (window.last, window.last);
+    }
+    wide.spec.members.push(other);
+    let crowded = world(&both, &[Arc::new(wide)]);
+    assert!(matches!(decided(&crowded).kind, DecisionKind::Keep(_)));
+}
+
+#[test]
 fn another_kv_dtype_replaces_the_ring() {
     let desk = [machine("desk")];
     let f16 = written(decided(&world(&desk, &[])), SignedDuration::ZERO);
