@@ -829,10 +829,16 @@ impl Test {
         new += runs.note(&self.plans("smollm2"));
         println!(
             "upgrade: {:.0} s, of which no answer for about {:.0} s; layers on nodes that had not run them: {}; \
-             the model on all disks answered {answers} times, and did not: {failures:?}",
+             the model on all disks answered {answers} times",
             begun.elapsed().as_secs_f64(),
             silent.as_secs_f64(),
             new.layers
+        );
+        assert!(
+            answers > 0 && failures.is_empty(),
+            "no answer, without a retry, {} times of {}: {failures:#?}",
+            failures.len(),
+            answers + failures.len()
         );
         // The Service leads to an agent that runs.
         let slice = self.json(&["get", "endpointslice", "smollm2-ipv4"]);

@@ -27,7 +27,7 @@ use super::plan_checks;
 use super::plan_key::PlanKey;
 
 /// How long rings may take to be planned without this machine, once the agent was asked to end. Where they cannot be, its members end then.
-const PLANNING_LIMIT: Duration = Duration::from_secs(15);
+const PLANNING_LIMIT: Duration = Duration::from_secs(30);
 /// How long another ring may then take until it serves. The pod's grace period must be longer than this, with what members take to end.
 const LEAVING_LIMIT: Duration = Duration::from_secs(90);
 

@@ -37,9 +37,7 @@ use super::{CONTENT_BYTES, MAX_MESSAGE_BYTES};
 use crate::plan_source::{self, MemberPlan, PlanSourceError};
 use crate::profile::system;
 use crate::ring::connection::{self, CONNECT_TIMEOUT, root_cause};
-use crate::ring::{
-    self, Accepted, EchoServer, Fingerprint, LinkError, NoFingerprint, OwnKey, Pins, measure_link,
-};
+use crate::ring::{self, Accepted, EchoServer, Fingerprint, LinkError, OwnKey, Pins, measure_link};
 use crate::serve::{ServeError, exit_with_parent};
 use crate::stop_signal::StopSignal;
 
@@ -129,12 +127,8 @@ pub enum BorrowError {
     NotTakenIn { lender: String, cause: String },
     #[error("{lender}: {problem}")]
     Refused { lender: String, problem: String },
-    #[error("{lender} sent something else than a fingerprint")]
-    Fingerprint {
-        lender: String,
-        #[source]
-        source: NoFingerprint,
-    },
+    #[error("{lender} sent something else than its key's fingerprint")]
+    Fingerprint { lender: String },
     #[error("{lender} sent something else than a profile")]
     Profile {
         lender: String,
@@ -304,10 +298,12 @@ impl Contact {
         let answer = client.enrol(request).await;
         let answer = answer.map_err(|status| not_taken_in(address, &status))?;
         let key = Fingerprint::from_bytes(&answer.into_inner().fingerprint);
-        let key = key.map_err(|source| BorrowError::Fingerprint {
-            lender: address.clone(),
-            source,
-        })?;
+        let key = key
+            .ok()
+            .filter(|key| key.start() == word.lender)
+            .ok_or_else(|| BorrowError::Fingerprint {
+                lender: address.clone(),
+            })?;
         // Whoever has it proves so in this handshake.
         let contact = Self::known(address, own, key).await?;
         let mut lenders = known.lenders()?;
@@ -440,7 +436,7 @@ impl BorrowError {
             | Self::Own { lender }
             | Self::Route { lender, .. }
             | Self::Refused { lender, .. }
-            | Self::Fingerprint { lender, .. }
+            | Self::Fingerprint { lender }
             | Self::Profile { lender, .. }
             | Self::Link { lender, .. }
             | Self::NotRun { lender, .. }
