@@ -200,15 +200,44 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
         draft,
         http,
     };
+    let mut lenders = args.lenders.clone();
+    let mut ever_served = false;
     loop {
-        match ring(&wanted, borrowed.as_ref(), &screen, &mut stop).await? {
+        let served = Cell::new(false);
+        let end = {
+            let returned = lent::returned(&lenders, borrowed.as_ref(), http, &screen);
+            ring(
+                &wanted,
+                borrowed.as_ref(),
+                returned,
+                &served,
+                &screen,
+                &mut stop,
+            )
+            .await?
+        };
+        ever_served |= served.get();
+        match end {
             End::Asked => return Ok(()),
-            End::Left(exit) => screen.status(&format!("{exit}\nplanning without it")),
             End::Returned(lender) => screen.status(&format!("{lender} is back: planning with it")),
+            // A split that was told is for these machines, and what never served may never do.
+            End::Died(exit) => match exit.lender() {
+                Some(lender) if ever_served && args.split.is_none() => {
+                    screen.status(&format!("{exit}\nplanning without it"));
+                    if !served.get() {
+                        // It would only end again.
+                        lenders.retain(|other| lent::address_of(other) != lender);
+                    }
+                }
+                _ => {
+                    screen.finish();
+                    return Err(LocalError::MemberDied(exit));
+                }
+            },
         }
         // Whoever cannot be used is left out.
         borrowed = tokio::select! {
-            found = lent::look(&args.lenders, true, &screen) => found?,
+            found = lent::look(&lenders, true, &screen) => found?,
             () = stop.received() => return Ok(()),
         };
     }
@@ -223,20 +252,22 @@ struct Wanted<'a> {
     http: SocketAddr,
 }
 
-/// Why a ring has ended well.
+/// Why a ring has ended.
 enum End {
     /// The user asked for it.
     Asked,
-    /// A machine that is lent left a ring that had served. Another ring can do without it.
-    Left(MemberExit),
+    /// A member did.
+    Died(MemberExit),
     /// A machine that took no part is there again, `HOST:PORT`.
     Returned(String),
 }
 
-/// Runs one ring until it ends.
+/// Runs one ring until it ends, for example because a machine has `returned`. Says when it has `served`.
 async fn ring(
     wanted: &Wanted<'_>,
     borrowed: Option<&Borrowed>,
+    returned: impl Future<Output = String>,
+    served: &Cell<bool>,
     screen: &Screen,
     stop: &mut StopSignals,
 ) -> Result<End, LocalError> {
@@ -288,42 +319,37 @@ async fn ring(
         pids: agents.pids(),
         needs_key: args.api_key.is_some(),
     };
-    let served = Cell::new(false);
-    let outcome = tokio::select! {
-        exit = agents.first_exit() => Err(exit),
-        () = stop.received() => Ok(End::Asked),
-        lender = lent::returned(&args.lenders, borrowed, *http) => Ok(End::Returned(lender)),
-        never = announce(ready, &served, screen) => match never {},
+    let end = tokio::select! {
+        exit = agents.first_exit() => End::Died(exit),
+        () = stop.received() => End::Asked,
+        lender = returned => End::Returned(lender),
+        never = announce(ready, served, screen) => match never {},
     };
-    // What others say of the end is no news.
-    match &outcome {
-        Ok(End::Asked) => {
+    match &end {
+        End::Asked => {
             screen.status(
                 "shutting down: what runs may finish, for some seconds; Ctrl-C again ends it now",
             );
             screen.mute_agents();
         }
-        Ok(_) => screen.status("another machine can take part: making the ring anew"),
-        Err(_) => screen.status("a member ended, shutting down"),
+        End::Returned(_) => screen.status("another machine can take part: making the ring anew"),
+        End::Died(_) => screen.status("a member ended, shutting down"),
     }
-    tokio::select! {
-        () = agents.shut_down() => {}
+    let asked = tokio::select! {
+        () = agents.shut_down() => matches!(end, End::Asked),
         // Whoever asks twice does not want to wait.
-        () = stop.received() => agents.kill().await,
+        () = stop.received() => {
+            agents.kill().await;
+            true
+        }
+    };
+    if !asked {
+        return Ok(end);
     }
-    match outcome {
-        // A split that was told is for these machines.
-        Err(exit) if exit.is_lent() && served.get() && args.split.is_none() => Ok(End::Left(exit)),
-        Err(exit) => {
-            screen.finish();
-            Err(LocalError::MemberDied(exit))
-        }
-        Ok(end) => {
-            if matches!(end, End::Asked) {
-                screen.finish();
-            }
-            Ok(end)
-        }
+    screen.finish();
+    match end {
+        End::Died(exit) => Err(LocalError::MemberDied(exit)),
+        End::Asked | End::Returned(_) => Ok(End::Asked),
     }
 }
 

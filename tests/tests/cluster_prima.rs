@@ -563,10 +563,11 @@ impl Test {
         fs::copy(smollm2(), folder.join("smollm2.gguf")).expect("a copy");
     }
 
-    /// Asks a Model again and again until `done`: how often it answered, and why it did not.
+    /// Asks a Model again and again until `done`, or until whoever says so has failed: how often it answered, and why it did not.
     fn keep_asking(&self, model: &str, done: &AtomicBool) -> (usize, Vec<String>) {
+        let begun = Instant::now();
         let (mut answers, mut failures) = (0, Vec::new());
-        while !done.load(Ordering::Relaxed) {
+        while !done.load(Ordering::Relaxed) && begun.elapsed() < PATIENCE {
             match self.ask_from(2, model, PATIENCE) {
                 Ok(_) => answers += 1,
                 Err(error) => failures.push(error),

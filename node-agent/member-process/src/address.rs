@@ -1,6 +1,29 @@
 //! How other machines reach what listens here.
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+/// Where `prima agent` listens unless it is told otherwise.
+pub const LENDER_PORT: u16 = 9190;
+
+/// `HOST:PORT` of `HOST` or `HOST:PORT`, as people write it; `None` if it is neither.
+pub fn lender_address(text: &str) -> Option<String> {
+    // Of IPv6 with a port, brackets are around the address.
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) if !host.contains(':') || host.ends_with(']') => {
+            (host, port.parse().ok()?)
+        }
+        _ => (text, LENDER_PORT),
+    };
+    let bare = host.trim_matches(['[', ']']);
+    let nowhere = bare.parse().is_ok_and(|ip: IpAddr| ip.is_unspecified());
+    if bare.is_empty() || port == 0 || nowhere || host.contains(char::is_whitespace) {
+        return None;
+    }
+    Some(match bare.contains(':') {
+        true => format!("[{bare}]:{port}"),
+        false => format!("{host}:{port}"),
+    })
+}
 
 /// The address that other machines can use, if it listens at all of them: the one from which this machine would reach others. Nothing is sent
 /// to find that out.

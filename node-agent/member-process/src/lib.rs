@@ -9,7 +9,7 @@ mod health;
 mod lines;
 mod process;
 
-pub use address::reachable_address;
+pub use address::{LENDER_PORT, lender_address, reachable_address};
 pub use borrowed::{Borrowed, LentPlace, OwnPlace, Place};
 pub use health::{Health, health, requests};
 pub use process::{Launch, Lent, MemberProcess, Serve, StartError, end};

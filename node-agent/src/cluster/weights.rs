@@ -29,8 +29,10 @@ use crate::local_header::{self, LocalHeader, LocalHeaderError};
 /// Longer than an agent takes to start, or a plan to replace another: by then the files that they need are in use.
 const COLLECT_INTERVAL: Duration = Duration::from_secs(600);
 
-/// Without a budget one in so many bytes of the file system stays free: with less a kubelet begins to remove images, and then evicts pods.
-const KEEP_FREE: u64 = 5;
+/// What stays free of a file system of so many bytes: with less a kubelet begins to remove images, and then evicts pods.
+fn kept_free(total: u64) -> u64 {
+    total / 5
+}
 
 /// How much of a member's part of the file is on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -405,7 +407,7 @@ impl Store {
     fn budget(&self) -> Result<u64, CacheError> {
         match self.budget_bytes {
             Some(budget) => Ok(budget),
-            None => self.cache.budget_bytes(KEEP_FREE),
+            None => self.cache.budget_bytes(kept_free),
         }
     }
 }

@@ -47,7 +47,7 @@ enum GuestError {
     #[error("{name} is written to by another program; try again when that has ended")]
     Written { name: String },
     #[error(
-        "what is missing here of the model takes {}, and there is room for {}, since a twentieth of the disk stays free; make room there",
+        "what is missing here of the model takes {}, and there is room for {}, since 2 GiB of the disk stay free; make room there",
         rounded(*.wanted),
         rounded(*.budget)
     )]
@@ -76,8 +76,6 @@ const LAST_GRACE: Duration = Duration::from_secs(2);
 const LAST_WORD: Duration = Duration::from_secs(2);
 /// So many lines of the member may wait for the borrower; more are lost.
 const WAITING_LINES: usize = 256;
-/// One in so many bytes of the disk stays free: it is its owner's.
-const KEEP_FREE: u64 = 20;
 /// Parts of a model, and ranges of all of them together: more than any has.
 const MAX_FILES: usize = 1024;
 const MAX_RANGES: usize = 1 << 17;
@@ -290,6 +288,11 @@ fn ranges(file: &ModelFile) -> Result<Vec<Range<u64>>, GuestError> {
     Ok(checked)
 }
 
+/// What stays free of a disk of so many bytes: it is its owner's.
+fn kept_free(total: u64) -> u64 {
+    (total / 20).min(2 << 30)
+}
+
 /// Removes what was not used for longest, if what is missing does not fit beside it.
 fn make_room(lender: &Lender, missing: &[Vec<Range<u64>>]) -> Result<(), GuestError> {
     let mut wanted: u64 = 0;
@@ -299,7 +302,7 @@ fn make_room(lender: &Lender, missing: &[Vec<Range<u64>>]) -> Result<(), GuestEr
     if wanted == 0 {
         return Ok(());
     }
-    let budget = lender.cache.budget_bytes(KEEP_FREE)?;
+    let budget = lender.cache.budget_bytes(kept_free)?;
     let keep = budget.checked_sub(wanted);
     let collected = lender
         .cache

@@ -2,10 +2,10 @@
 //! it talks to that machine and no other, and the lender by the second that the borrower was invited.
 
 use std::fmt;
-use std::net::IpAddr;
 use std::str::FromStr;
 
 use data_encoding::BASE32_NOPAD_NOCASE as BASE32;
+use prima_member_process::{LENDER_PORT, lender_address};
 
 use crate::ring::FingerprintStart;
 
@@ -58,14 +58,11 @@ impl FromStr for Word {
 /// Why a text names no machine that is lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoLender {
-    #[error("expected HOST:PORT#WORD; without a port it is {PORT}")]
+    #[error("expected HOST:PORT#WORD; without a port it is {LENDER_PORT}")]
     Address,
     #[error(transparent)]
     Word(#[from] NoWord),
 }
-
-/// Where `prima agent` listens unless it is told otherwise.
-const PORT: u16 = 9190;
 
 /// A machine that is lent, as the command line has it: `HOST` or `HOST:PORT`, and at the first time `#WORD`.
 #[derive(Clone)]
@@ -83,24 +80,8 @@ impl FromStr for Lender {
             Some((address, word)) => (address, Some(word)),
             None => (text, None),
         };
-        // Of IPv6 with a port, brackets are around the address.
-        let (host, port) = match address.rsplit_once(':') {
-            Some((host, port)) if !host.contains(':') || host.ends_with(']') => {
-                (host, port.parse().map_err(|_| NoLender::Address)?)
-            }
-            _ => (address, PORT),
-        };
-        let bare = host.trim_matches(['[', ']']);
-        let nowhere = bare.parse().is_ok_and(|ip: IpAddr| ip.is_unspecified());
-        if bare.is_empty() || port == 0 || nowhere || host.chars().any(char::is_whitespace) {
-            return Err(NoLender::Address);
-        }
-        let host = match bare.contains(':') {
-            true => format!("[{bare}]"),
-            false => host.to_owned(),
-        };
         Ok(Self {
-            address: format!("{host}:{port}"),
+            address: lender_address(address).ok_or(NoLender::Address)?,
             word: word.map(str::parse).transpose()?,
         })
     }

@@ -148,11 +148,11 @@ impl Cache {
         opened(self.paths_of("sent", name, files), files)
     }
 
-    /// Bytes that the cache may take if one in `keep_free` of its file system's bytes shall stay free.
+    /// Bytes that the cache may take if so much of its file system shall stay free: `kept_free` says it, given how large that is.
     ///
     /// # Errors
     /// [`CacheError::Io`] when the file system or the folder cannot be read.
-    pub fn budget_bytes(&self, keep_free: u64) -> Result<u64, CacheError> {
+    pub fn budget_bytes(&self, kept_free: fn(u64) -> u64) -> Result<u64, CacheError> {
         let room = rustix::fs::statvfs(&self.folder).map_err(|error| {
             failed(&self.folder, "learn how large its file system is")(error.into())
         })?;
@@ -161,7 +161,7 @@ impl Cache {
             .into_iter()
             .map(|entry| entry.allocated_bytes);
         let bytes = |blocks: u64| blocks.saturating_mul(room.f_frsize);
-        let kept_free = bytes(room.f_blocks) / keep_free;
+        let kept_free = kept_free(bytes(room.f_blocks));
         Ok(budget(kept_free, bytes(room.f_bavail), taken.sum()))
     }
 

@@ -225,9 +225,9 @@ impl Agents {
 }
 
 impl MemberExit {
-    /// Whether it was on another machine.
-    pub fn is_lent(&self) -> bool {
-        self.lender.is_some()
+    /// `HOST:PORT` of the agent that lends its machine, if it was on another.
+    pub fn lender(&self) -> Option<&str> {
+        self.lender.as_deref()
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_crds::v1alpha1::ring_plan::RingMember;
-use prima_member_process::{Borrowed, Place, requests};
+use prima_member_process::{Borrowed, Place, lender_address, requests};
 use tokio::net::TcpStream;
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
@@ -17,6 +17,8 @@ use super::screen::Screen;
 
 /// How often a machine that left is looked for.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
+/// One that is there and cannot be used is looked at less and less often.
+const LOOK_AGAIN_AT_MOST: Duration = Duration::from_secs(300);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const IDLE_LOOKS: usize = 5;
 const IDLE_PAUSE: Duration = Duration::from_secs(1);
@@ -62,21 +64,35 @@ pub async fn look(
     serde_json::from_slice(&output.stdout).map_err(LentError::Found)
 }
 
-/// Waits until a machine is there that is named in `lenders` and takes no part, and `http`, where the ring without it serves, has nothing to do.
-/// Returns its address, `HOST:PORT`.
-pub async fn returned(lenders: &[String], borrowed: Option<&Borrowed>, http: SocketAddr) -> String {
-    let used = |address: &str| {
+/// Waits until a machine can be used that is named in `lenders` and takes no part, and `http`, where the ring without it serves, has nothing
+/// to do. Returns its address, `HOST:PORT`.
+pub async fn returned(
+    lenders: &[String],
+    borrowed: Option<&Borrowed>,
+    http: SocketAddr,
+    screen: &Screen,
+) -> String {
+    let takes_part = |address: &str| {
         let mut lent = borrowed.iter().flat_map(|borrowed| &borrowed.lent);
         lent.any(|lent| lent.lender == address)
     };
-    let addresses = lenders.iter().map(|lender| address_of(lender));
-    let absent: Vec<&str> = addresses.filter(|address| !used(address)).collect();
+    let absent = lenders.iter().map(|lender| address_of(lender));
+    let absent: Vec<String> = absent.filter(|address| !takes_part(address)).collect();
+    let mut pause = LOOK_AGAIN;
     loop {
-        sleep(LOOK_AGAIN).await;
+        sleep(pause).await;
         for address in &absent {
             let there = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
-            if matches!(there, Ok(Ok(_))) && is_idle(http).await {
-                return (*address).to_owned();
+            if !matches!(there, Ok(Ok(_))) || !is_idle(http).await {
+                continue;
+            }
+            // Somebody else may have borrowed it, or it may not reach this machine.
+            match look(std::slice::from_ref(address), false, screen).await {
+                Ok(_) => return address.clone(),
+                Err(error) => {
+                    screen.status(&format!("{address} is back, and cannot be used: {error}"));
+                    pause = (2 * pause).min(LOOK_AGAIN_AT_MOST);
+                }
             }
         }
     }
@@ -94,8 +110,9 @@ async fn is_idle(http: SocketAddr) -> bool {
 }
 
 /// `HOST:PORT` of what the command line names.
-fn address_of(lender: &str) -> &str {
-    lender.split('#').next().unwrap_or(lender)
+pub fn address_of(lender: &str) -> String {
+    let named = lender.split('#').next().unwrap_or(lender);
+    lender_address(named).unwrap_or_else(|| named.to_owned())
 }
 
 /// This machine and the others as they are planned with: `own` is what this machine measured.
