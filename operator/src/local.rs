@@ -41,7 +41,7 @@ use crate::stop_signals::StopSignals;
 
 #[derive(clap::Args)]
 pub struct RunArgs {
-    /// The model: a GGUF file, or one to fetch, as hf.co/OWNER/REPO/FILE.gguf or by its address
+    /// The model: a GGUF file, or one to fetch, as hf.co/OWNER/REPO/FILE.gguf (HF_TOKEN if it asks for one) or by its address
     #[arg(value_name = "MODEL.gguf")]
     model: ModelName,
     /// Agents to start, each with a part of this machine's memory [default: as many as --split names, else 1]
@@ -169,7 +169,7 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
         return Err(LocalError::Open { host: args.host });
     }
     // One that is here is refused at once, if it is; one that is not is fetched when all else is known to be well.
-    let here = match &args.model {
+    let present = match &args.model {
         ModelName::File(path) => Ok(ModelFile::read(path)?),
         ModelName::Fetched(name) => Err(name),
     };
@@ -181,7 +181,7 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
         found = lent::look(&args.lenders, false, &screen) => found?,
         () = stop.received() => return Ok(()),
     };
-    let model = match here {
+    let model = match present {
         Ok(model) => model,
         Err(name) => tokio::select! {
             path = name.fetch(&screen) => ModelFile::read(&path?)?.named(name.file_name()),
@@ -205,7 +205,7 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
     loop {
         let served = Cell::new(false);
         let end = {
-            let returned = lent::returned(&lenders, borrowed.as_ref(), http, &screen);
+            let returned = lent::returned(&lenders, borrowed.as_ref(), here(http), &screen);
             ring(
                 &wanted,
                 borrowed.as_ref(),
@@ -223,7 +223,7 @@ pub async fn run(args: RunArgs) -> Result<(), LocalError> {
             // A split that was told is for these machines, and what never served may never do.
             End::Died(exit) => match exit.lender() {
                 Some(lender) if ever_served && args.split.is_none() => {
-                    screen.status(&format!("{exit}\nplanning without it"));
+                    screen.status(&format!("{exit}\nplanning with those that are there"));
                     if !served.get() {
                         // It would only end again.
                         lenders.retain(|other| lent::address_of(other) != lender);
@@ -332,7 +332,7 @@ async fn ring(
             );
             screen.mute_agents();
         }
-        End::Returned(_) => screen.status("another machine can take part: making the ring anew"),
+        End::Returned(_) => {}
         End::Died(_) => screen.status("a member ended, shutting down"),
     }
     let asked = tokio::select! {

@@ -495,6 +495,7 @@ fn agents_tell_of_their_machines_and_run_plans() {
     members.truncate(1);
     members[0]["windows"][0]["last"] = json!(30);
     members[0]["membersOnMachine"] = json!(1);
+    without["spec"]["generation"] = json!(2);
     stage.api.apply(&without.to_string()).expect("a RingPlan");
     wait_until("its Lease says that it ends", || {
         let lease = stage.get(&["lease", "prima-agent-two", "--namespace", NAMESPACE]);

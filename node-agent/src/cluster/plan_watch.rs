@@ -45,7 +45,7 @@ pub async fn follow(machine: Arc<Agent>, established: Established, stop: impl Fu
     loop {
         let ends = members.ends_at();
         tokio::select! {
-            () = &mut stop, if members.leaving.is_none() => members.leaving = Some(Leaving::now()),
+            () = &mut stop, if members.leaving.is_none() => members.leaving = Some(Instant::now()),
             () = until(ends) => break,
             // A member that has ended needs nothing more.
             Some(_) = members.tasks.join_next() => {}
@@ -87,24 +87,8 @@ struct Members {
     running: BTreeMap<String, Running>,
     /// Includes members that are ending.
     tasks: JoinSet<()>,
-    /// If the agent was asked to end.
-    leaving: Option<Leaving>,
-}
-
-/// An agent that was asked to end.
-struct Leaving {
-    since: Instant,
-    /// Whether a plan without this machine came after that, of a Model whose ring has it.
-    replaced: bool,
-}
-
-impl Leaving {
-    fn now() -> Self {
-        Self {
-            since: Instant::now(),
-            replaced: false,
-        }
-    }
+    /// Since when, if the agent was asked to end.
+    leaving: Option<Instant>,
 }
 
 /// What a member hears after its start.
@@ -112,8 +96,11 @@ struct Running {
     end: oneshot::Sender<End>,
     /// The plan's owner.
     model: Option<String>,
-    /// Whether all machines have the model's file, so that others can take over at once.
+    generation: i64,
+    /// Whether machines have the model's file or do not take part, so that others can take over at once.
     is_everywhere: bool,
+    /// Whether a plan without this machine takes this one's place.
+    replaced: bool,
     /// The annotation as it was read last.
     said: Option<String>,
     api_keys: watch::Sender<ApiKeys>,
@@ -122,13 +109,16 @@ struct Running {
 impl Members {
     /// When an agent that was asked to end may: nothing runs here that others could take over, or nobody does in time.
     fn ends_at(&self) -> Option<Instant> {
-        let Leaving { since, replaced } = self.leaving.as_ref()?;
-        let may_move = self.running.values().any(|running| running.is_everywhere);
-        Some(match (may_move, replaced) {
-            (false, _) => *since,
-            (true, true) => *since + LEAVING_LIMIT,
-            (true, false) => *since + PLANNING_LIMIT,
-        })
+        let since = self.leaving?;
+        let movable = self
+            .running
+            .values()
+            .filter(|running| running.is_everywhere);
+        let limits = movable.map(|running| match running.replaced {
+            true => LEAVING_LIMIT,
+            false => PLANNING_LIMIT,
+        });
+        Some(since + limits.max().unwrap_or_default())
     }
 
     fn seen(&mut self, plan: &DynamicObject) {
@@ -147,12 +137,9 @@ impl Members {
         }
         let spec = plan.data.get("spec").unwrap_or(&Value::Null);
         if !names(spec, &self.machine.node) {
-            let replaces =
-                |running: &Running| running.model.is_some() && running.model == model(plan);
-            if let Some(leaving) = &mut self.leaving
-                && self.running.values().any(replaces)
-            {
-                leaving.replaced = true;
+            for running in self.running.values_mut() {
+                let same_model = running.model.is_some() && running.model == model(plan);
+                running.replaced |= same_model && generation(spec) > running.generation;
             }
             return;
         }
@@ -181,6 +168,8 @@ impl Members {
         let running = Running {
             end,
             model: model(plan),
+            generation: generation(plan.data.get("spec").unwrap_or(&Value::Null)),
+            replaced: false,
             is_everywhere: spec
                 .as_ref()
                 .is_ok_and(|spec| !plan_checks::is_fetched(&spec.model)),
@@ -223,6 +212,11 @@ fn api_keys(plan: &DynamicObject) -> ApiKeys {
 /// Uid of the plan's Model.
 fn model(plan: &DynamicObject) -> Option<String> {
     Some(plan.owner_references().first()?.uid.clone())
+}
+
+/// Of a plan's spec, as far as a plan of any version tells.
+fn generation(spec: &Value) -> i64 {
+    spec.get("generation").and_then(Value::as_i64).unwrap_or(0)
 }
 
 /// Whether the plan has this machine as a member, as far as a plan of any version tells.

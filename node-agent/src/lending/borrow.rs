@@ -246,7 +246,10 @@ impl Contact {
                 Err(BorrowError::NotTakenIn { .. }) => Self::enrol(lender, own, known).await?,
                 Err(error) => return Err(error),
             },
-            (Some(_), Err(_)) => Self::enrol(lender, own, known).await?,
+            (Some(_), Err(BorrowError::NoWord { .. } | BorrowError::OtherKey { .. })) => {
+                Self::enrol(lender, own, known).await?
+            }
+            (Some(_), Err(error)) => return Err(error),
         };
         let (profile, ring) = contact.profile().await?;
         Ok((contact, profile, ring))
@@ -383,6 +386,7 @@ async fn connect(
         source,
     };
     let mut failed = unknown(io::Error::other("the name has no address"));
+    let mut other_key = None;
     let connector = ring::connector(own.clone(), accepted).map_err(BorrowError::Tls)?;
     for address in lookup_host(lender).await.map_err(unknown)? {
         let window = connection::window_bytes(CONTENT_BYTES);
@@ -401,10 +405,11 @@ async fn connect(
                 return Ok((address.ip(), client));
             }
             Ok(Err(error)) if ring::is_other_key(&error) => {
-                return Err(BorrowError::OtherKey {
+                other_key = Some(BorrowError::OtherKey {
                     lender: lender.to_owned(),
                     by,
                 });
+                continue;
             }
             Ok(Err(error)) => root_cause(&error),
             Err(_) => "no answer".to_owned(),
@@ -414,7 +419,7 @@ async fn connect(
             cause: format!("{address}: {cause}"),
         };
     }
-    Err(failed)
+    Err(other_key.unwrap_or(failed))
 }
 
 /// Shows what is going on: on stderr, where `prima run` reads it.

@@ -2,7 +2,6 @@
 //! detected, and a slot for services that take only one client at a time.
 
 use std::error::Error;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -62,12 +61,14 @@ pub fn root_cause(error: &(dyn Error + 'static)) -> String {
     while let Some(source) = innermost.source() {
         innermost = source;
     }
-    let io = innermost.downcast_ref::<io::Error>();
-    match (innermost.downcast_ref::<Status>(), io.map(io::Error::kind)) {
-        (Some(status), _) => status.message().to_owned(),
-        // Of TLS, which has more to say about it than people want to know.
-        (None, Some(io::ErrorKind::UnexpectedEof)) => "the connection ended".to_owned(),
-        (None, _) => innermost.to_string(),
+    let cause = match innermost.downcast_ref::<Status>() {
+        Some(status) => status.message().to_owned(),
+        None => innermost.to_string(),
+    };
+    // TLS has more to say about an end than people want to know.
+    match cause.contains("without sending TLS close_notify") {
+        true => "the connection ended".to_owned(),
+        false => cause,
     }
 }
 

@@ -76,10 +76,9 @@ pub enum FetchError {
     },
 }
 
-/// Beside the files: where the model of a name is.
+/// Beside the files, under the digest of a name: where its model is.
 #[derive(Serialize, Deserialize)]
 struct Note {
-    model: String,
     file: PathBuf,
 }
 
@@ -91,6 +90,14 @@ impl FromStr for ModelName {
 
     /// A file where there is one, else what looks like an address.
     fn from_str(text: &str) -> Result<Self, String> {
+        let host = text
+            .split("://")
+            .nth(1)
+            .and_then(|rest| rest.split('/').next());
+        if host.is_some_and(|host| host.contains('@')) {
+            // Not echoed: it holds a password.
+            return Err("expected an address without a user and a password".to_owned());
+        }
         let (scheme, address) = match text.split_once("://") {
             Some((scheme @ ("http" | "https"), address)) => (Some(scheme), address),
             Some(_) | None => (None, text),
@@ -156,6 +163,11 @@ fn hub_file(place: &str) -> Option<HuggingFaceSource> {
 }
 
 impl FetchedName {
+    /// As it was named, without what may be a secret.
+    fn shown(&self) -> &str {
+        self.text.split('?').next().unwrap_or(&self.text)
+    }
+
     /// What clients call the model's file.
     pub fn file_name(&self) -> &str {
         self.source.file_name()
@@ -167,17 +179,17 @@ impl FetchedName {
     /// [`FetchError`]; what was fetched stays.
     pub async fn fetch(&self, screen: &Screen) -> Result<PathBuf, FetchError> {
         let folder = cache_folder().ok_or(FetchError::NoFolder)?.join("fetched");
-        let name = || self.text.clone();
+        let name = || self.shown().to_owned();
         let keep = |source| FetchError::Cache {
             name: name(),
             source,
         };
         let cache = Cache::open(&folder).map_err(keep)?;
-        let note = folder.join(format!("{:.16x}.json", Sha256::digest(&self.text)));
-        if let Some(file) = noted(&note, &self.text) {
+        let note = folder.join(format!("{:x}.json", Sha256::digest(&self.text)));
+        if let Some(file) = noted(&note) {
             return Ok(file);
         }
-        screen.status(&format!("looking for {}", self.text));
+        screen.status(&format!("looking for {}", self.shown()));
         let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         let hub = set("HF_ENDPOINT").unwrap_or_else(|| PUBLIC_HUB.to_owned());
         let hub = Hub::new(&hub, set("HF_TOKEN").as_deref()).map_err(FetchError::Token)?;
@@ -191,7 +203,7 @@ impl FetchedName {
         let source = source.ok_or_else(|| FetchError::NoAddress { name: name() })?;
         let remote = RemoteModel::open(&client, &source).await.map_err(find)?;
         // Before gigabytes are fetched.
-        model_profile(&self.text, &remote.gguf).map_err(Box::new)?;
+        model_profile(self.shown(), &remote.gguf).map_err(Box::new)?;
         let identities = identities(&remote.version, remote.gguf.file_len);
         let files = cache.files(&source, &identities).map_err(keep)?;
         let total: u64 = identities.iter().map(|identity| identity.size_bytes).sum();
@@ -215,10 +227,7 @@ impl FetchedName {
         }
         let file = files.first().map(|file| file.path().to_owned());
         let file = file.unwrap_or_default();
-        let content = Note {
-            model: self.text.clone(),
-            file: file.clone(),
-        };
+        let content = Note { file: file.clone() };
         let written = serde_json::to_vec(&content).map_err(io::Error::from);
         let written = written.and_then(|content| std::fs::write(&note, content));
         written.map_err(|source| FetchError::Note {
@@ -255,10 +264,10 @@ impl Display for FetchedName {
 }
 
 /// The file that was fetched under this name, if all of its parts are still there.
-fn noted(note: &Path, name: &str) -> Option<PathBuf> {
+fn noted(note: &Path) -> Option<PathBuf> {
     let note: Note = serde_json::from_slice(&std::fs::read(note).ok()?).ok()?;
     let there = part_paths(&note.file).iter().all(|part| part.is_file());
-    (note.model == name && there).then_some(note.file)
+    there.then_some(note.file)
 }
 
 #[cfg(test)]
@@ -323,5 +332,11 @@ mod tests {
             assert!(matches!(file.parse(), Ok(ModelName::File(_))), "{file}");
         }
         assert!("https://host/m.zip".parse::<ModelName>().is_err());
+        let secret = "https://user:pw@host/m.gguf".parse::<ModelName>();
+        assert!(secret.is_err_and(|error| !error.contains("pw")));
+        let Ok(ModelName::Fetched(signed)) = "https://host/m.gguf?key=pw".parse() else {
+            panic!("no address");
+        };
+        assert_eq!(signed.shown(), "https://host/m.gguf");
     }
 }

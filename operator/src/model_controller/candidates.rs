@@ -92,6 +92,12 @@ impl Candidates {
         self.leaving.iter().any(|leaving| leaving == name)
     }
 
+    /// Whether that is so of all machines of a ring.
+    pub fn all_leave(&self, plan: &RingPlan) -> bool {
+        let mut members = plan.spec.members.iter();
+        members.all(|member| self.is_leaving(&member.name))
+    }
+
     /// Why the machine cannot be used, if it is one that is known.
     pub fn why_out(&self, name: &str) -> Option<&str> {
         let out = self.out.iter().find(|(out, _)| out == name);

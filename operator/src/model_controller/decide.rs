@@ -162,6 +162,10 @@ fn with_machines(world: &World, resolved: &ResolvedModel, state: &mut State, now
         skeleton: skeleton(&world.model, resolved),
     };
     let kind = match current {
+        // Their agents end, and are most often followed by others.
+        Some(current) if candidates.profiles.is_empty() && candidates.all_leave(current) => {
+            DecisionKind::Keep(current.clone())
+        }
         _ if candidates.profiles.is_empty() => DecisionKind::Impossible {
             reason: "NoMachines",
             message: no_machines(&candidates),
@@ -262,16 +266,16 @@ impl Case<'_> {
         }
     }
 
-    /// Another ring at once, even if the old one has to end first; but not while that one still serves by itself.
+    /// Another ring at once, even if the old one has to end first; but not where a member only leaves, and may come back.
     fn ring_instead_of(
         &self,
         current: &Arc<RingPlan>,
         broken: &Broken,
         state: &mut State,
     ) -> DecisionKind {
-        let serves = matches!(broken, Broken::Leaving(_));
+        let only_leaves = matches!(broken, Broken::Leaving(_));
         // The next agent is soon there with all its layers. To fetch them elsewhere would take longer.
-        if serves && self.resolved.source.local_path().is_none() {
+        if only_leaves && self.resolved.source.local_path().is_none() {
             return DecisionKind::Keep(current.clone());
         }
         let windows = match broken {
@@ -282,12 +286,12 @@ impl Case<'_> {
             Ok(spec) => spec,
             Err(ask @ DecisionKind::Ask(_)) => return ask,
             // The agent that ends is soon followed by another, most often.
-            Err(_) if serves => return DecisionKind::Keep(current.clone()),
+            Err(_) if only_leaves => return DecisionKind::Keep(current.clone()),
             Err(kind) => return kind,
         };
         let why = broken.why().to_owned();
         let retire_first = !self.fits_beside(&spec);
-        if retire_first && serves {
+        if retire_first && only_leaves {
             return DecisionKind::Keep(current.clone());
         }
         if retire_first {

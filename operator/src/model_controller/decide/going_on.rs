@@ -71,8 +71,11 @@ pub fn going_on(
             moved.push(name.as_str());
         }
     }
-    // What has moved is planned anew then, too.
-    if let (Some(why), []) = (leaving, moved.as_slice()) {
+    // What has moved is planned anew then, too; but what would have to be fetched elsewhere waits for the next agent.
+    let fetched = resolved.source.local_path().is_none();
+    if let Some(why) = leaving
+        && (fetched || moved.is_empty())
+    {
         return Err(Broken::Leaving(why));
     }
     let why = match moved.as_slice() {
