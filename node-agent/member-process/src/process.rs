@@ -44,6 +44,27 @@ pub struct Serve<'a> {
     pub api_key: Option<&'a str>,
 }
 
+impl<'a> Serve<'a> {
+    /// A member that chooses all else.
+    pub fn new(plan_file: &'a Path, member: &'a str) -> Self {
+        Self {
+            plan_file,
+            member,
+            identity: None,
+            api_key_file: None,
+            listen: None,
+            http: None,
+            threads: None,
+            reserve_memory: None,
+            weights_memory: None,
+            no_streaming: false,
+            no_speculation: false,
+            any_model_name: false,
+            api_key: None,
+        }
+    }
+}
+
 /// The arguments that `borrow run` is started with: a member on a machine that is lent.
 #[derive(Clone, Copy)]
 pub struct Lent<'a> {

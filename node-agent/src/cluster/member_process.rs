@@ -59,8 +59,6 @@ impl Running {
     pub fn start(start: Start<'_>, children: &Children) -> Result<Self, ProcessError> {
         let program = std::env::current_exe().map_err(ProcessError::OwnPath)?;
         let serve = Serve {
-            plan_file: start.plan_file,
-            member: start.member,
             identity: start.identity,
             api_key_file: start.api_key_file,
             listen: Some(start.launch.listen),
@@ -68,10 +66,7 @@ impl Running {
             threads: start.threads.map(usize::from),
             reserve_memory: start.reserved_bytes,
             weights_memory: start.weights_bytes,
-            no_streaming: false,
-            no_speculation: false,
-            any_model_name: false,
-            api_key: None,
+            ..Serve::new(start.plan_file, start.member)
         };
         let plan = start.plan.clone();
         let process = MemberProcess::start(&program, &Launch::Serve(serve), move |line| {

@@ -151,12 +151,11 @@ async fn prepare(
         // Opening many files, and removing others, takes its time.
         spawn_blocking(move || Files::open(&lender, &files)).await??
     };
+    let missing = files.missing.iter().map(|ranges| FileRanges {
+        ranges: ranges.iter().cloned().map(Into::into).collect(),
+    });
     let wanted = Wanted {
-        files: files
-            .missing
-            .iter()
-            .map(|ranges| to_proto(ranges))
-            .collect(),
+        files: missing.collect(),
     };
     let _ = events.send(Ok(happened(Happened::Wanted(wanted)))).await;
     let files = files.receive(orders).await?;
@@ -181,16 +180,6 @@ fn check(plan: &RingPlan, member: &str, own: &str) -> Result<(), GuestError> {
     match rank {
         0 => Err(GuestError::RankZero { member: member() }),
         _ => Ok(()),
-    }
-}
-
-fn to_proto(ranges: &[Range<u64>]) -> FileRanges {
-    let ranges = ranges.iter().map(|range| super::proto::Range {
-        start: range.start,
-        end: range.end,
-    });
-    FileRanges {
-        ranges: ranges.collect(),
     }
 }
 
@@ -420,19 +409,11 @@ impl Member {
     ) -> Result<MemberProcess, GuestError> {
         let program = std::env::current_exe().map_err(GuestError::OwnPath)?;
         let serve = Serve {
-            plan_file,
-            member: &self.name,
             identity: Some(&lender.identity_file),
-            api_key_file: None,
             listen: Some(lender.ring),
-            http: None,
             threads: lender.threads.map(usize::from),
             reserve_memory: lender.reserve_memory,
-            weights_memory: None,
-            no_streaming: false,
-            no_speculation: false,
-            any_model_name: false,
-            api_key: None,
+            ..Serve::new(plan_file, &self.name)
         };
         Ok(MemberProcess::start(
             &program,

@@ -65,12 +65,7 @@ pub fn part_of(plan: &RingPlanSpec, rank: usize) -> Result<Vec<ModelFile>, SendE
                     metadata.mtime(),
                     metadata.mtime_nsec()
                 ),
-                ranges: ranges
-                    .map(|range| super::proto::Range {
-                        start: range.start,
-                        end: range.end,
-                    })
-                    .collect(),
+                ranges: ranges.map(Into::into).collect(),
             })
         })
         .collect()

@@ -242,14 +242,8 @@ impl Stores {
             all().fields("spec.unschedulable=true"),
         ));
         // Looked at once in a while: a list that comes anew names what is there, and not what has gone.
-        let mut known: HashSet<String> = HashSet::new();
         let cordons = cordoned.clone();
-        let cordons = IntervalStream::new(tokio::time::interval(LOOK)).filter_map(move |_| {
-            let now = names(&cordons);
-            let changed = known != now;
-            known = now;
-            future::ready(changed.then_some(()))
-        });
+        let cordons = looked_at(move || names(&cordons));
         let leases = Api::<Lease>::namespaced(client.clone(), agent_namespace);
         let agents = Arc::new(Mutex::new(Agents::new(Instant::now())));
         let seeing = agents.clone();
@@ -261,14 +255,8 @@ impl Stores {
             }
         });
         let (leases, lease_changes) = watched(leases);
-        let mut known_leaving: HashSet<String> = HashSet::new();
         let left_soon = leases.clone();
-        let left_soon = IntervalStream::new(tokio::time::interval(LOOK)).filter_map(move |_| {
-            let now = leaving(&left_soon);
-            let changed = known_leaving != now;
-            known_leaving = now;
-            future::ready(changed.then_some(()))
-        });
+        let left_soon = looked_at(move || leaving(&left_soon));
         let (services, service_changes) =
             watched(watcher::watcher(Api::all(client.clone()), ours()));
         let (slices, slice_changes) = watched(watcher::watcher(Api::all(client.clone()), ours()));
@@ -431,6 +419,17 @@ where
         Ok(Ok(())) => Ok(()),
         Ok(Err(_)) | Err(_) => Err(what),
     }
+}
+
+/// Tells whenever a look shows other names than the look before.
+fn looked_at(look: impl Fn() -> HashSet<String>) -> impl Stream<Item = ()> {
+    let mut known = HashSet::new();
+    IntervalStream::new(tokio::time::interval(LOOK)).filter_map(move |_| {
+        let now = look();
+        let changed = known != now;
+        known = now;
+        future::ready(changed.then_some(()))
+    })
 }
 
 /// Nodes whose agents were asked to end.

@@ -146,20 +146,16 @@ impl Agents {
         };
         for (rank, member) in plan.members.iter().enumerate() {
             let serve = Serve {
-                plan_file: options.plan_file,
-                member: &member.name,
                 // On loopback, members talk in the clear.
                 identity: options.borrowed.map(|all| &*all.own.identity),
-                api_key_file: None,
-                listen: None,
                 http: (rank == 0).then_some(options.http),
                 threads: Some(threads),
                 reserve_memory: options.reserve_memory,
-                weights_memory: None,
                 no_streaming: options.no_streaming,
                 no_speculation: options.no_speculation && rank == 0,
                 any_model_name: options.any_model_name && rank == 0,
                 api_key: options.api_key.filter(|_| rank == 0),
+                ..Serve::new(options.plan_file, &member.name)
             };
             let lender = lent::lender(options.borrowed, &member.name);
             let launch = match lender {
