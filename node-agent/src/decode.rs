@@ -29,6 +29,7 @@ use crate::generation::{
     Submission, SubmitError, Usage,
 };
 use crate::ring::{RingClient, RingError, RingEvent};
+use crate::trace::{Span, Trace};
 
 use choice::Choice;
 use draft_model::{DraftGuess, Job};
@@ -103,6 +104,9 @@ struct Request {
     drafts: Drafts,
     begun: Instant,
     first_token: Option<Instant>,
+    trace: Trace,
+    /// What it is at: it is queued, its prompt is computed, or it is answered.
+    phase: Span,
 }
 
 /// What comes of a request's rows.
@@ -202,6 +206,7 @@ impl Decode {
     async fn accept(&mut self, submission: Submission) -> Result<(), RingError> {
         let Submission {
             request,
+            trace,
             events,
             accepted,
         } = submission;
@@ -237,6 +242,8 @@ impl Decode {
             drafts: Drafts::default(),
             begun: Instant::now(),
             first_token: None,
+            phase: trace.begin("queued"),
+            trace,
         };
         self.requests.insert(id, request);
         self.tell(submitted, &[]).await
@@ -393,21 +400,34 @@ impl Decode {
                 }
                 Action::Release { session } => self.client.release(session).await?,
                 Action::Send {
+                    request,
                     session,
                     first_position,
                     tokens,
                     wanted,
                     output,
                 } => {
-                    let sent =
-                        self.client
-                            .send_from(session, first_position, &tokens, wanted, output);
+                    let request = request.and_then(|request| self.requests.get(&request));
+                    let trace = request.map(|request| request.phase.trace());
+                    let trace = trace.unwrap_or_default();
+                    let sent = self.client.send_from(
+                        session,
+                        first_position,
+                        &tokens,
+                        wanted,
+                        output,
+                        &trace,
+                    );
                     sent.await?;
                 }
                 Action::Begun { request, cached } => {
                     if let Some(request) = self.requests.get_mut(&request) {
                         request.begun = Instant::now();
                         request.cached_tokens = cached;
+                        request.enter("prompt");
+                        let prompt = request.request.prompt.len();
+                        request.phase.set("prima.prompt_tokens", prompt as i64);
+                        request.phase.set("prima.cached_tokens", cached as i64);
                         if let Work::Pooled(pool) = &mut request.work {
                             pool.begin();
                         }
@@ -461,7 +481,7 @@ impl Decode {
         let Some(request) = self.requests.get_mut(&id) else {
             return cancelled;
         };
-        request.first_token.get_or_insert_with(Instant::now);
+        let mut sample = request.phase.trace().begin("sample");
         let mut sampled = Vec::with_capacity(choices.len());
         let rows = || logits.chunks(self.vocabulary);
         for choice in choices {
@@ -479,6 +499,13 @@ impl Decode {
                     return cancelled;
                 }
             }
+        }
+        let chosen: usize = sampled.iter().map(|next| next.tokens.len()).sum();
+        sample.set("prima.tokens", chosen as i64);
+        drop(sample);
+        if request.first_token.is_none() {
+            request.first_token = Some(Instant::now());
+            request.enter("answer");
         }
         if let [next] = sampled.as_slice() {
             let right = scheduler::common_prefix(&next.tokens, draft);
@@ -626,6 +653,11 @@ impl Request {
             }
         }
         Ok((!gone).then_some(sampled))
+    }
+
+    /// Ends what it is at, and begins what follows.
+    fn enter(&mut self, phase: &'static str) {
+        self.phase = self.trace.begin(phase);
     }
 
     fn emit_usage(&self) {

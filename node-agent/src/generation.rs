@@ -8,6 +8,7 @@ use prima_text::{Constraint, ReasoningLimit, SamplingParams};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::ring::{HOP_METRICS, HopTiming};
+use crate::trace::Trace;
 
 /// One prompt to continue, `choices` times; or to have the vector or the score of.
 #[derive(Clone, Debug)]
@@ -158,6 +159,8 @@ pub enum SubmitError {
 /// What the gateway hands to `decode`.
 pub struct Submission {
     pub request: GenerationRequest,
+    /// Of whoever submits it.
+    pub trace: Trace,
     /// Where events go. When the receiver is dropped, the request is cancelled and its KV freed on every member.
     pub events: mpsc::Sender<GenerationEvent>,
     /// Answered at once: accepted, or why not.
@@ -194,6 +197,7 @@ impl Generator {
         let (accepted, answer) = oneshot::channel();
         let submission = Submission {
             request,
+            trace: Trace::current(),
             events,
             accepted,
         };

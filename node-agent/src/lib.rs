@@ -19,3 +19,4 @@ pub mod profile;
 pub mod ring;
 pub mod serve;
 mod stop_signal;
+pub mod trace;

@@ -12,6 +12,7 @@ use prima_crds::v1alpha1::ring_plan::{PlannedDraft, RingPlanSpec};
 use prima_engine::{Compute, Model};
 use prima_member_process::JOINED;
 use prima_text::{ChatTemplate, ChatTemplateError, RankTemplate, Tokenizer, TokenizerError};
+use prima_traces::{Traces, TracesError};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -104,6 +105,8 @@ pub enum ServeError {
     ParentEnded { parent: i32 },
     #[error("cannot start")]
     Start(#[source] io::Error),
+    #[error(transparent)]
+    Traces(#[from] TracesError),
     #[error("cannot read the model's tokenizer")]
     Tokenizer(#[source] TokenizerError),
     #[error("cannot read the model's chat template")]
@@ -144,7 +147,14 @@ pub fn run(args: ServeArgs) -> Result<(), ServeError> {
         .enable_all()
         .build()
         .map_err(ServeError::Start)?;
-    let result = runtime.block_on(serve(args));
+    let result = runtime.block_on(async {
+        let traces = Traces::start("prima-member", &args.member)?;
+        let result = serve(args).await;
+        if let Some(Err(error)) = traces.as_ref().map(Traces::flush) {
+            tracing::warn!(error, "some traces were not exported");
+        }
+        result
+    });
     // What is still being opened or answered is not waited for.
     runtime.shutdown_background();
     result

@@ -21,6 +21,7 @@ use kube::runtime::controller::{self, Config};
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
 use prima_crds::v1alpha1::model::Model;
+use prima_traces::TracesError;
 use prima_weights::{AllowedServer, Hub, PUBLIC_HUB, Reach};
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -32,7 +33,7 @@ use crate::stop_signals::StopSignals;
 use election::Election;
 use metrics::Metrics;
 use probes::Probes;
-use telemetry::{Telemetry, TelemetryError};
+use telemetry::Telemetry;
 use world::Stores;
 
 #[derive(clap::Args)]
@@ -91,7 +92,7 @@ pub enum OperatorError {
     #[error("cannot make a client for the API server")]
     Client(#[source] Box<kube::Error>),
     #[error(transparent)]
-    Telemetry(#[from] TelemetryError),
+    Traces(#[from] TracesError),
     #[error("cannot listen on {address} (--listen)")]
     Listen {
         address: SocketAddr,
@@ -123,7 +124,7 @@ const CONCURRENCY: u16 = 4;
 pub async fn run(args: OperatorArgs) -> Result<(), OperatorError> {
     // Two libraries bring a provider each; without a choice rustls refuses to choose.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let telemetry = Telemetry::start()?;
+    let telemetry = Telemetry::start(&args.identity)?;
     let mut stop = StopSignals::install().map_err(OperatorError::Signals)?;
     let metrics = Arc::new(Metrics::new());
     let probes = Arc::new(Probes::new(metrics.clone()));

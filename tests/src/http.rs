@@ -105,6 +105,17 @@ pub fn post_with_key(
     read_response(BufReader::new(send(address, path, &bearer(key), body)?))
 }
 
+/// Posts as a part of a trace, which `traceparent` names.
+pub fn post_traced(
+    address: SocketAddr,
+    path: &str,
+    traceparent: &str,
+    body: &Value,
+) -> io::Result<Response> {
+    let header = format!("traceparent: {traceparent}\r\n");
+    read_response(BufReader::new(send(address, path, &header, body)?))
+}
+
 /// Posts and returns the answer's server-sent events as they come.
 pub fn post_streaming(address: SocketAddr, path: &str, body: &Value) -> io::Result<EventStream> {
     read_events(BufReader::new(send(address, path, "", body)?))

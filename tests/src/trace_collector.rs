@@ -1,6 +1,6 @@
 //! Takes the traces that programs send by OTLP, as a collector does, and tells what came.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
@@ -10,6 +10,8 @@ use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTraceServiceRequest, ExportTraceServiceResponse,
 };
+use opentelemetry_proto::tonic::common::v1::KeyValue;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use tokio::runtime::Runtime;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
@@ -21,9 +23,24 @@ pub struct TraceCollector {
     _runtime: Runtime,
 }
 
-/// Names of spans.
+/// One span, as its program told it.
+#[derive(Clone, Debug)]
+pub struct CollectedSpan {
+    pub name: String,
+    /// Ids in hexadecimal.
+    pub trace: String,
+    pub id: String,
+    /// Empty: none.
+    pub parent: String,
+    /// Nanoseconds since 1970.
+    pub begun: u64,
+    pub ended: u64,
+    /// Its own and its program's.
+    pub attributes: BTreeMap<String, String>,
+}
+
 #[derive(Clone, Default)]
-struct Spans(Arc<Mutex<BTreeSet<String>>>);
+struct Spans(Arc<Mutex<Vec<CollectedSpan>>>);
 
 impl TraceCollector {
     pub fn start() -> Self {
@@ -50,8 +67,8 @@ impl TraceCollector {
         format!("http://{}", self.address)
     }
 
-    /// Names of the spans that came so far.
-    pub fn spans(&self) -> BTreeSet<String> {
+    /// What came so far.
+    pub fn spans(&self) -> Vec<CollectedSpan> {
         self.spans.0.lock().expect("spans").clone()
     }
 }
@@ -62,12 +79,38 @@ impl TraceService for Spans {
         &self,
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        let of_resources = request.into_inner().resource_spans.into_iter();
-        let of_scopes = of_resources.flat_map(|spans| spans.scope_spans);
-        let names = of_scopes
-            .flat_map(|spans| spans.spans)
-            .map(|span| span.name);
-        self.0.lock().expect("spans").extend(names);
+        let mut spans = self.0.lock().expect("spans");
+        for of_program in request.into_inner().resource_spans {
+            let program = of_program.resource.unwrap_or_default().attributes;
+            let scopes = of_program.scope_spans.into_iter();
+            spans.extend(scopes.flat_map(|scope| scope.spans).map(|span| {
+                let all = program.iter().chain(&span.attributes);
+                CollectedSpan {
+                    trace: hex(&span.trace_id),
+                    id: hex(&span.span_id),
+                    parent: hex(&span.parent_span_id),
+                    begun: span.start_time_unix_nano,
+                    ended: span.end_time_unix_nano,
+                    attributes: all.map(text).collect(),
+                    name: span.name,
+                }
+            }));
+        }
         Ok(Response::new(ExportTraceServiceResponse::default()))
     }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn text(attribute: &KeyValue) -> (String, String) {
+    let value = attribute.value.as_ref().and_then(|any| any.value.as_ref());
+    let value = match value {
+        Some(Value::StringValue(text)) => text.clone(),
+        Some(Value::IntValue(number)) => number.to_string(),
+        Some(Value::DoubleValue(number)) => number.to_string(),
+        other => format!("{other:?}"),
+    };
+    (attribute.key.clone(), value)
 }

@@ -113,6 +113,12 @@ readinessProbe:
   value: {{ . | quote }}
 - name: OTEL_SERVICE_NAME
   value: {{ $.service }}
+{{- if eq $.service "prima-node-agent" }}
+- name: OTEL_TRACES_SAMPLER
+  value: parentbased_traceidratio
+- name: OTEL_TRACES_SAMPLER_ARG
+  value: {{ $.context.Values.otel.sampledRequests | quote }}
+{{- end }}
 {{- end }}
 {{- end }}
 

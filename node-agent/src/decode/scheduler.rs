@@ -149,6 +149,8 @@ pub enum Action {
     /// Send these tokens round, in place of what the session holds from `first_position` on. The last `wanted` are asked for,
     /// as `output`.
     Send {
+        /// Whose they are. The first token of all is nobody's.
+        request: Option<RequestId>,
         session: SessionId,
         first_position: usize,
         tokens: Vec<u32>,

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::Bytes;
 use axum::extract::ConnectInfo;
 use axum::serve::Listener;
 use axum::{Extension, Router};
@@ -28,6 +28,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore, watch};
 
+use super::lasting_body::LastingBody;
 use super::limits::Limits;
 
 /// Bytes that are read ahead of a connection, and so of a request's head.
@@ -111,7 +112,8 @@ fn connection(
         }));
         async move {
             let answer = answer.await?;
-            Ok::<_, Infallible>(answer.map(|body| Answering { body, client }))
+            let kept = Answered(client);
+            Ok::<_, Infallible>(answer.map(|body| LastingBody::new(body, kept)))
         }
     });
     let connection = http1::Builder::new()
@@ -242,34 +244,11 @@ impl Drop for Sending {
     }
 }
 
-/// An answer's body: when it is over, the client has to send its next request.
-struct Answering {
-    body: Body,
-    client: Arc<Client>,
-}
+/// When its answer is over, the client has to send its next request.
+struct Answered(Arc<Client>);
 
-impl HttpBody for Answering {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-impl Drop for Answering {
+impl Drop for Answered {
     fn drop(&mut self) {
-        self.client.has_to_send();
+        self.0.has_to_send();
     }
 }

@@ -21,6 +21,7 @@ mod in_flight;
 mod infill;
 mod intake;
 mod key_account;
+mod lasting_body;
 mod limits;
 mod logprobs;
 mod messages;
@@ -41,6 +42,7 @@ mod said;
 mod stream;
 mod tokenization;
 mod tools;
+mod traced;
 
 use std::future::Future;
 use std::sync::{Arc, OnceLock};
@@ -289,5 +291,6 @@ fn router(gateway: Gateway) -> Router {
         .layer(cors)
         .layer(from_fn_with_state(gateway.clone(), metrics::count_request))
         .layer(from_fn(request_id::attach))
+        .layer(from_fn(traced::trace))
         .with_state(gateway)
 }

@@ -3,7 +3,6 @@
 //! (`decode` does).
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::hash::{BuildHasher as _, RandomState};
 use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
@@ -15,6 +14,7 @@ use super::frame::{
 use super::hop::Reply;
 use super::hop_timing::HopTiming;
 use super::transport::Inbound;
+use crate::trace::{Span, Trace};
 
 /// Sessions on the ring, by id, and the ring's answers.
 pub struct RingClient {
@@ -24,8 +24,6 @@ pub struct RingClient {
     /// Of [`RingClient::ready`].
     last_nonce: u64,
     members: usize,
-    /// Makes trace ids unlike those of other rings.
-    random: RandomState,
 }
 
 /// What the ring reports to rank 0.
@@ -107,9 +105,15 @@ struct Open {
     length: usize,
     /// Sequence of the last frame sent.
     sequence: u64,
-    traceparent: String,
-    /// Activations in flight, oldest first: sequence and start time.
-    in_flight: VecDeque<(u64, Instant)>,
+    /// Activations, oldest first.
+    in_flight: VecDeque<InFlight>,
+}
+
+struct InFlight {
+    sequence: u64,
+    begun: Instant,
+    /// Ends when the activation is home, or given up.
+    _pass: Span,
 }
 
 impl RingClient {
@@ -124,7 +128,6 @@ impl RingClient {
             sessions: HashMap::new(),
             last_nonce: 0,
             members,
-            random: RandomState::new(),
         }
     }
 
@@ -156,12 +159,13 @@ impl RingClient {
         wanted: usize,
     ) -> Result<(), RingError> {
         let length = self.session(session)?.length;
-        self.send_from(session, length, tokens, wanted, Output::Logits)
+        let untraced = Trace::default();
+        self.send_from(session, length, tokens, wanted, Output::Logits, &untraced)
             .await
     }
 
     /// Sends `tokens` (at most [`MAX_FRAME_ROWS`]) of a session round the ring, in place of whatever it holds from `first_position` on.
-    /// [`RingEvent::Answer`] brings `output` of the last `wanted` of them.
+    /// [`RingEvent::Answer`] brings `output` of the last `wanted` of them. All this is a part of `trace`.
     pub async fn send_from(
         &mut self,
         session: SessionId,
@@ -169,11 +173,19 @@ impl RingClient {
         tokens: &[u32],
         wanted: usize,
         output: Output,
+        trace: &Trace,
     ) -> Result<(), RingError> {
         let open = self.session(session)?;
+        let mut pass = trace.begin("pass");
+        pass.set("prima.first_position", first_position as i64);
+        pass.set("prima.rows", tokens.len() as i64);
+        let traceparent = pass.trace().traceparent();
         open.length = first_position + tokens.len();
-        open.in_flight
-            .push_back((open.sequence + 1, Instant::now()));
+        open.in_flight.push_back(InFlight {
+            sequence: open.sequence + 1,
+            begun: Instant::now(),
+            _pass: pass,
+        });
         let activation = Activation {
             first_position,
             rows: tokens.len(),
@@ -181,7 +193,8 @@ impl RingClient {
             refuted: false,
             input: FrameInput::Tokens(tokens.to_vec()),
         };
-        self.operate_for(session, Operation::Activation(activation), output)
+        let operation = Operation::Activation(activation);
+        self.operate_for(session, operation, output, traceparent)
             .await
     }
 
@@ -321,9 +334,9 @@ impl RingClient {
                 };
                 let in_flight = &mut open.in_flight;
                 // Frames of a session come home in order.
-                let (_, begun) = in_flight
+                let InFlight { begun, .. } = in_flight
                     .pop_front()
-                    .filter(|(expected, _)| *expected == sequence)?;
+                    .filter(|oldest| oldest.sequence == sequence)?;
                 Some(RingEvent::Answer {
                     session,
                     output,
@@ -365,7 +378,6 @@ impl RingClient {
         let open = Open {
             length,
             sequence: 0,
-            traceparent: self.traceparent(session),
             in_flight: VecDeque::new(),
         };
         self.sessions.insert(session, open);
@@ -378,7 +390,8 @@ impl RingClient {
     }
 
     async fn operate(&mut self, session: SessionId, operation: Operation) -> Result<(), RingError> {
-        self.operate_for(session, operation, Output::Logits).await
+        self.operate_for(session, operation, Output::Logits, String::new())
+            .await
     }
 
     async fn operate_for(
@@ -386,6 +399,7 @@ impl RingClient {
         session: SessionId,
         operation: Operation,
         output: Output,
+        traceparent: String,
     ) -> Result<(), RingError> {
         let open = self.session(session)?;
         open.sequence += 1;
@@ -393,7 +407,7 @@ impl RingClient {
             session,
             sequence: open.sequence,
             round: 0,
-            traceparent: open.traceparent.clone(),
+            traceparent,
             timings: Vec::with_capacity(self.members),
             operation,
         };
@@ -405,17 +419,6 @@ impl RingClient {
             .send(Inbound::Begin { frame, output })
             .await
             .map_err(|_| RingError::Stopped)
-    }
-
-    /// One trace per session, in the form of <https://www.w3.org/TR/trace-context/#traceparent-header>.
-    fn traceparent(&self, session: SessionId) -> String {
-        let part = |salt: u64| self.random.hash_one((session, salt));
-        format!(
-            "00-{:016x}{:016x}-{:016x}-01",
-            part(0),
-            part(1),
-            part(2) | 1
-        )
     }
 }
 

@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use crate::memory_watch::Pressure;
+use crate::trace::Trace;
 
 use super::frame::{
     Activation, Frame, FrameInput, HopEvent, MemberEvent, Operation, Output, Reset, SessionId,
@@ -372,6 +373,7 @@ impl Hop {
                 mut frame, rows, ..
             } = unpacked;
             let compute = Duration::from_nanos(timing.compute_ns);
+            self.trace(&frame.traceparent, (round, rows), started, &pass, &timing);
             tracing::debug!(
                 frame.session,
                 frame.sequence,
@@ -459,6 +461,32 @@ impl Hop {
             expert_hits: since(now.expert_hits, told.expert_hits),
             expert_misses: since(now.expert_misses, told.expert_misses),
         }
+    }
+
+    /// Tells of a frame's pass in its request's trace, if it has one.
+    fn trace(
+        &self,
+        traceparent: &str,
+        (round, rows): (usize, usize),
+        started: Instant,
+        pass: &Pass,
+        timing: &HopTiming,
+    ) {
+        Trace::parse(traceparent).record("window", started, pass.spent, |span| {
+            let layers = match self.schedule.windows.get(round) {
+                Some(window) => format!("{}..{}", window.first, window.last),
+                None => "output head".to_owned(),
+            };
+            let seconds = |nanoseconds: u64| nanoseconds as f64 * 1e-9;
+            span.set("prima.rank", self.schedule.rank as i64);
+            span.set("prima.round", round as i64);
+            span.set("prima.layers", layers);
+            span.set("prima.rows", rows as i64);
+            span.set("prima.rows_of_all", pass.rows as i64);
+            span.set("prima.wait_seconds", seconds(timing.wait_ns));
+            span.set("prima.disk_seconds", seconds(timing.disk_ns));
+            span.set("prima.read_bytes", timing.read_bytes as i64);
+        });
     }
 
     async fn deliver(&mut self, mut frame: Frame, output: WorkOutput) {

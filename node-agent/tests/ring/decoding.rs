@@ -9,6 +9,7 @@ use prima_node_agent::generation::{
     Submission, SubmitError, TokenLogprob, Usage,
 };
 use prima_node_agent::ring::RingClient;
+use prima_node_agent::trace::Trace;
 use prima_text::{SamplingParams, Tokenizer};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -109,6 +110,7 @@ impl Served {
         let (events, unread) = mpsc::channel(room);
         let (accepted, answer) = oneshot::channel();
         let submission = Submission {
+            trace: Trace::default(),
             request,
             events,
             accepted,

@@ -3,6 +3,7 @@
 use prima_crds::v1alpha1::ring_plan::{ActivationDtype, KvDtype};
 use prima_engine::KvFormat;
 use prima_node_agent::ring::{Output, RingEvent};
+use prima_node_agent::trace::Trace;
 
 use crate::harness::{ModelFile, Ring, bits, fork, in_time, open, plan, tokens, until};
 use crate::support::options::options;
@@ -230,7 +231,14 @@ async fn refuted_frames_come_home_and_change_nothing() {
         }
         let right = &text[first + 1..first + 3];
         client
-            .send_from(session, first + 1, right, 2, Output::Logits)
+            .send_from(
+                session,
+                first + 1,
+                right,
+                2,
+                Output::Logits,
+                &Trace::default(),
+            )
             .await
             .unwrap();
         let mut answers = Vec::new();

@@ -1,51 +1,23 @@
-//! Logs to stderr, and traces by OTLP when the environment asks for them (`OTEL_EXPORTER_OTLP_ENDPOINT` and the other
-//! variables of OpenTelemetry's specification). Without these, nothing is collected.
+//! Logs to stderr, and traces to where the environment says.
 
 use std::io::IsTerminal;
 
-use opentelemetry::trace::TracerProvider;
-use opentelemetry_otlp::{ExporterBuildError, SpanExporter};
-use opentelemetry_sdk::trace::SdkTracerProvider;
+use prima_traces::{Traces, TracesError};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, fmt};
 
 pub struct Telemetry {
-    provider: Option<SdkTracerProvider>,
+    traces: Option<Traces>,
 }
-
-#[derive(Debug, thiserror::Error)]
-pub enum TelemetryError {
-    #[error("cannot export traces as the OTEL_ variables say")]
-    Exporter(#[from] ExporterBuildError),
-}
-
-/// One of these says where traces go.
-const ENDPOINTS: [&str; 2] = [
-    "OTEL_EXPORTER_OTLP_ENDPOINT",
-    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-];
 
 impl Telemetry {
-    /// Once per process. Needs the async runtime.
-    pub fn start() -> Result<Self, TelemetryError> {
-        let asked = ENDPOINTS
-            .iter()
-            .any(|name| std::env::var_os(name).is_some());
-        let provider = match asked {
-            true => {
-                let exporter = SpanExporter::builder().with_tonic().build()?;
-                Some(
-                    SdkTracerProvider::builder()
-                        .with_batch_exporter(exporter)
-                        .build(),
-                )
-            }
-            false => None,
-        };
-        let traces = provider
+    /// Once per process. Needs the async runtime. `instance`: which operator it is.
+    pub fn start(instance: &str) -> Result<Self, TracesError> {
+        let traces = Traces::start("prima-operator", instance)?;
+        let spans = traces
             .as_ref()
-            .map(|provider| tracing_opentelemetry::layer().with_tracer(provider.tracer("prima")));
+            .map(|traces| tracing_opentelemetry::layer().with_tracer(traces.tracer()));
         tracing_subscriber::registry()
             .with(EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info")))
             .with(
@@ -54,15 +26,15 @@ impl Telemetry {
                     .with_ansi(std::io::stderr().is_terminal())
                     .with_target(false),
             )
-            .with(traces)
+            .with(spans)
             .init();
-        Ok(Self { provider })
+        Ok(Self { traces })
     }
 
     /// Sends the traces that are still held back.
     pub fn flush(&self) {
-        if let Some(Err(error)) = self.provider.as_ref().map(SdkTracerProvider::shutdown) {
-            tracing::warn!(%error, "some traces were not exported");
+        if let Some(Err(error)) = self.traces.as_ref().map(Traces::flush) {
+            tracing::warn!(error, "some traces were not exported");
         }
     }
 }

@@ -316,6 +316,7 @@ impl Scheduler {
         self.ledger.extend(session, first_position, tokens.len());
         self.flights.entry(session).or_default().push_back(flight);
         self.actions.push(Action::Send {
+            request: self.running.get(&session).map(|(request, _)| *request),
             session,
             first_position,
             tokens,
