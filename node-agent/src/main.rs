@@ -15,7 +15,11 @@ use prima_node_agent::lending::borrow::{self, BorrowArgs};
 use prima_node_agent::lending::lend::{self, LendArgs};
 use prima_node_agent::profile::{self, ProfileArgs};
 use prima_node_agent::serve::{self, ServeArgs};
+use prima_text::TemplateAllocator;
 use tracing_subscriber::EnvFilter;
+
+#[global_allocator]
+static ALLOCATOR: TemplateAllocator = TemplateAllocator;
 
 /// One member of a ring that runs a large language model together.
 #[derive(Parser)]

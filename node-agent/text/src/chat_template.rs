@@ -16,6 +16,7 @@ use regex::Regex;
 use serde_json::{Map, json};
 
 use crate::answer_form::AnswerForm;
+use crate::template_memory;
 use crate::template_python::{self, RaisedByTemplate};
 use crate::tokenizer::Tokenizer;
 
@@ -207,7 +208,7 @@ impl ChatTemplate {
         // minijinja 3.0.5 panics where a template turns an empty list around (`[][::-1]`). Template and conversation both come from
         // outside, so a panic must end this prompt and nothing else. Rendering leaves nothing in the environment that a panic could have
         // left half done.
-        catch_unwind(AssertUnwindSafe(|| template.render(variables)))
+        template_memory::limited(|| catch_unwind(AssertUnwindSafe(|| template.render(variables))))
             .map_err(|_| ChatTemplateError::Engine { name })?
             .map_err(failed)
     }

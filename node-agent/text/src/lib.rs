@@ -39,6 +39,7 @@ mod sampling_params;
 mod schema_object;
 mod sentencepiece;
 mod special_tokens;
+mod template_memory;
 mod template_python;
 #[cfg(test)]
 mod test_vocabulary;
@@ -61,6 +62,7 @@ pub use reasoning_limit::ReasoningLimit;
 pub use sampler::{Sample, Sampler, log_sum_exp, most_likely};
 pub use sampling_error::SamplingError;
 pub use sampling_params::SamplingParams;
+pub use template_memory::TemplateAllocator;
 pub use template_python::python_json;
 pub use tokenizer::Tokenizer;
 pub use tokenizer_error::TokenizerError;
