@@ -72,8 +72,8 @@ check-gpu: ## Check and measure layers on this machine's GPU; target/gpu-check.t
 check-cuda: ## Compile the CUDA build on a machine without a GPU
 	node-agent/engine/check-cuda.sh
 
-fuzz: ## Fuzz the GGUF reader for a minute
-	node-agent/gguf/fuzz.sh
+fuzz: ## Fuzz what reads headers, frames, templates, requests and servers' answers, an hour each (SECONDS_EACH=60 TARGETS='header frame': these)
+	$(WITH) env $(if $(SECONDS_EACH),SECONDS_EACH=$(SECONDS_EACH)) $(PYTHON) tests/fuzz/run.py $(TARGETS)
 
 assets: ## Fetch the models, texts and tools of the tests (in ~/.cache/prima, or PRIMA_CACHE)
 	$(PYTHON) tests/assets/fetch.py test

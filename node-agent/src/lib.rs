@@ -7,6 +7,7 @@ pub mod cluster;
 pub mod decode;
 pub mod gateway;
 pub mod generation;
+mod hidden;
 pub mod inspect;
 pub mod inspect_cpu;
 pub mod inspect_gpu;

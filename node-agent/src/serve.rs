@@ -21,6 +21,7 @@ use crate::api_key_file::{self, ApiKeyFileError};
 use crate::decode::{self, Decode, DecodeOptions, DraftModel, DraftModelError, DraftThread};
 use crate::gateway::{self, GatewayError, GatewayOptions, Limits, ModelText};
 use crate::generation::{Generator, RingStatus, Submission};
+use crate::hidden::{self, HideError};
 use crate::memory_watch::MemoryLimits;
 use crate::plan_source::{self, MemberPlan, PlanSourceError};
 use crate::ring::{Identity, IdentityError, Member, MemberError, MemberOptions};
@@ -76,6 +77,9 @@ pub struct ServeArgs {
     /// Send no draft before the one before it is verified
     #[arg(long, conflicts_with = "no_speculation")]
     no_run_ahead: bool,
+    /// A folder that this process must not read; nor may it look into other processes then (on Linux)
+    #[arg(long, value_name = "FOLDER")]
+    hide: Option<PathBuf>,
     /// End when the process with this id, which started this one, ends for any reason (on Linux)
     #[arg(long, value_name = "PID")]
     exit_with_parent: Option<i32>,
@@ -103,6 +107,8 @@ pub enum ServeError {
     },
     #[error("--exit-with-parent {parent}: that process has ended, or did not start this one")]
     ParentEnded { parent: i32 },
+    #[error("--hide")]
+    Hide(#[from] HideError),
     #[error("cannot start")]
     Start(#[source] io::Error),
     #[error(transparent)]
@@ -140,6 +146,10 @@ const SUBMISSIONS: usize = 64;
 pub fn run(args: ServeArgs) -> Result<(), ServeError> {
     if let Some(parent) = args.exit_with_parent {
         exit_with_parent(parent)?;
+    }
+    // Before there are other threads, which it would not bind.
+    if let Some(folder) = &args.hide {
+        hidden::hide(folder)?;
     }
     // For HTTP and signals; the ring has its own thread.
     let runtime = tokio::runtime::Builder::new_multi_thread()

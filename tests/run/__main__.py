@@ -52,7 +52,7 @@ ELSEWHERE = [
     "compiling for both processors in a container, and pushing images and chart (images/build.sh, compile.sh, release.sh): it takes a container "
     "engine and a registry; root file systems, and how the archive is put together, are tested (images_archive)",
     "programs of the profiles release and dist: the tests run what the profile dev compiles (`make run` and `make bench` run the others)",
-    "the fuzz target of the GGUF reader: `make fuzz`; the tests run its corpus",
+    "the fuzz targets: `make fuzz`; the tests run the corpus of headers",
     "tests of kernels under QEMU that compute much: smaller ones of the same kind run there (tests/tests/processors_emulated.rs, SLOW)",
 ]
 

@@ -1,4 +1,4 @@
-//! Every input that the fuzzer found worth keeping (fuzz/corpus/parse) goes through the parser as in the fuzz target.
+//! Every input that the fuzzer found worth keeping (tests/fuzz/corpus/header) goes through the parser as in the fuzz target.
 
 mod support;
 
@@ -9,7 +9,7 @@ use support::promises;
 
 #[test]
 fn every_input_of_the_corpus_is_refused_or_keeps_the_promises() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/parse");
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus/header");
     let (mut parsed, mut refused) = (0, 0);
     for entry in std::fs::read_dir(&corpus).unwrap() {
         let bytes = std::fs::read(entry.unwrap().path()).unwrap();

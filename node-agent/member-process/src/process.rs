@@ -1,5 +1,6 @@
 //! The process itself.
 
+use std::ffi::OsStr;
 use std::future::pending;
 use std::io;
 use std::net::SocketAddr;
@@ -42,6 +43,8 @@ pub struct Serve<'a> {
     pub any_model_name: bool,
     /// The key that rank 0 asks its clients for, beside the keys of the plan.
     pub api_key: Option<&'a str>,
+    /// A folder that it must not read.
+    pub hidden: Option<&'a Path>,
 }
 
 impl<'a> Serve<'a> {
@@ -61,6 +64,7 @@ impl<'a> Serve<'a> {
             no_speculation: false,
             any_model_name: false,
             api_key: None,
+            hidden: None,
         }
     }
 }
@@ -96,6 +100,28 @@ pub struct MemberProcess {
     lines: Arc<Lines>,
     readers: Vec<JoinHandle<()>>,
 }
+
+/// The variable with the key that rank 0 asks for.
+const API_KEY: &str = "PRIMA_API_KEY";
+/// Variables that every program may have, and those of logs.
+const HANDED_ON: [&str; 11] = [
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "PATH",
+    "RUST_BACKTRACE",
+    "RUST_LOG",
+    "TERM",
+    "TMPDIR",
+    "TZ",
+    "USER",
+];
+/// How the variables begin that collectors of traces, folders, the loader of Vulkan, and drivers of GPUs have.
+const DRIVERS: [&str; 17] = [
+    "OTEL_", "XDG_", "VK_", "MESA_", "LP_", "LIBGL_", "DRI_", "GALLIUM_", "RADV_", "AMD_", "HSA_",
+    "ANV_", "INTEL_", "NVK_", "NVIDIA_", "CUDA_", "__GL_",
+];
 
 /// How long to wait for the last output of an ended process.
 const LAST_OUTPUT: Duration = Duration::from_secs(1);
@@ -221,9 +247,8 @@ fn command(program: &Path, launch: &Launch<'_>) -> Command {
         .arg(plan_file)
         .args(["--member", member])
         .args(["--exit-with-parent", &std::process::id().to_string()])
-        // Tokens are for those who fetch, and keys for rank 0.
-        .env_remove("HF_TOKEN")
-        .env_remove("PRIMA_API_KEY")
+        .env_clear()
+        .envs(std::env::vars_os().filter(|(name, _)| is_handed_on(name)))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -234,6 +259,16 @@ fn command(program: &Path, launch: &Launch<'_>) -> Command {
         add_options(&mut command, serve);
     }
     command
+}
+
+/// Whether a member gets a variable of the environment of whoever starts it. It reads what strangers send, and needs no tokens and no proxies'
+/// passwords.
+fn is_handed_on(name: &OsStr) -> bool {
+    let Some(name) = name.to_str() else {
+        return false;
+    };
+    let ours = name.starts_with("PRIMA_") && name != API_KEY;
+    ours || HANDED_ON.contains(&name) || DRIVERS.iter().any(|prefix| name.starts_with(prefix))
 }
 
 fn add_options(command: &mut Command, serve: &Serve<'_>) {
@@ -251,6 +286,7 @@ fn add_options(command: &mut Command, serve: &Serve<'_>) {
         no_speculation,
         any_model_name,
         api_key,
+        hidden,
     } = serve;
     for (flag, value) in [
         ("--listen", listen.map(|address| address.to_string())),
@@ -278,13 +314,17 @@ fn add_options(command: &mut Command, serve: &Serve<'_>) {
             command.arg(flag);
         }
     }
-    for (flag, file) in [("--identity", identity), ("--api-key-file", api_key_file)] {
+    for (flag, file) in [
+        ("--identity", identity),
+        ("--api-key-file", api_key_file),
+        ("--hide", hidden),
+    ] {
         if let Some(file) = file {
             command.arg(flag).arg(file);
         }
     }
     if let Some(key) = api_key {
         // Not as an argument, which every user of the machine could read.
-        command.env("PRIMA_API_KEY", key);
+        command.env(API_KEY, key);
     }
 }

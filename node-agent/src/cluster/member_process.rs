@@ -48,6 +48,8 @@ pub struct Running {
     _counted: Counted,
 }
 
+/// The agent's token lies there.
+const SECRETS: &str = "/var/run/secrets";
 /// `serve` finishes what runs within 30 s of SIGTERM.
 const GRACE: Duration = Duration::from_secs(35);
 
@@ -66,6 +68,7 @@ impl Running {
             threads: start.threads.map(usize::from),
             reserve_memory: start.reserved_bytes,
             weights_memory: start.weights_bytes,
+            hidden: Some(Path::new(SECRETS)).filter(|folder| folder.exists()),
             ..Serve::new(start.plan_file, start.member)
         };
         let plan = start.plan.clone();

@@ -25,6 +25,17 @@ mod transport;
 mod wire;
 mod worker;
 
+/// What `tests/fuzz` gives frames to.
+#[cfg(fuzzing)]
+pub mod fuzzed {
+    pub use super::frame::Operation;
+    pub use super::schedule::Schedule;
+    pub use super::session::SessionTable;
+    pub use super::wire::{
+        FrameLimits, event_from_proto, event_to_proto, frame_from_proto, frame_to_proto,
+    };
+}
+
 pub use client::{RingClient, RingError, RingEvent, RoundCost};
 pub use frame::{MAX_FRAME_ROWS, Output, SessionId};
 pub use greeting::{GENERATION_KEY, RANK_KEY, RING_VERSION, UID_KEY, VERSION_KEY};
