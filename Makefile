@@ -25,12 +25,15 @@ run: ## Build, fetch a small model (93 MB, once), answer from a ring of three ag
 test: ## Run the tests whose inputs changed since they passed here (FRESH=1: all; SUITES=names: these); says what it left out
 	$(WITH) env $(if $(FRESH),FRESH=1) $(PYTHON) tests/run $(if $(SUITES),$(foreach suite,$(SUITES),'$(suite)'))
 
-lint: ## Formatting, clippy, and cargo-deny (dependency directions, licenses, sources)
+lint: ## Formatting, clippy, and cargo-deny (dependency directions, licenses, sources; known vulnerabilities, where GitHub can be reached)
 	cargo fmt --all --check
 	@! git grep -nE 'fn [a-z0-9_]{60,}\(' -- '*.rs' || { echo 'a name of 60 letters or more is read twice: shorten it'; exit 1; }
 	$(WITH) cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo fetch --locked
-	tools=$$(tests/tool.sh cargo-deny 0.20.2 --no-default-features) && PATH="$$tools:$$PATH" cargo deny --offline --locked check --hide-inclusion-graph bans licenses sources
+	tools=$$(tests/tool.sh cargo-deny 0.20.2 --no-default-features) && export PATH="$$tools:$$PATH" && \
+	cargo deny --offline --locked check --hide-inclusion-graph bans licenses sources && \
+	if cargo deny fetch db 2> /dev/null; then cargo deny --offline --locked check --hide-inclusion-graph advisories; \
+	else echo 'not checked: known vulnerabilities of dependencies, as their database (github.com/RustSec/advisory-db) cannot be reached'; fi
 
 fmt: ## Format the code
 	cargo fmt --all
