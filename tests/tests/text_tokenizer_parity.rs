@@ -93,6 +93,18 @@ fn pre_tokenizers_that_cut_by_case() {
     }
 }
 
+/// The same, but here llama.cpp cuts no word by case.
+#[test]
+fn kimi() {
+    let without_capitals = |character: char| {
+        !character.is_uppercase()
+            && (character.is_ascii()
+                || character.is_whitespace()
+                || matches!(character, 'ぁ'..='ん' | 'ァ'..='ン' | '一'..='龥' | '가'..='힣'))
+    };
+    cuts_as_llama_cpp("kimi-k2", without_capitals);
+}
+
 /// Llama 3's vocabulary, said to have this pre-tokenizer, gives the same tokens for texts of the characters that are `wanted`.
 fn cuts_as_llama_cpp(pre_tokenizer: &str, wanted: impl Fn(char) -> bool) {
     let folder = tempfile::tempdir().unwrap();

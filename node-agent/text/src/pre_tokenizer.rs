@@ -115,7 +115,7 @@ const fn llama3(name: &'static str) -> Known {
     Known::new(name, Words::Llama3).ignoring_merges().with_bos()
 }
 
-const KNOWN: [Known; 36] = [
+const KNOWN: [Known; 37] = [
     llama3("llama-bpe"),
     llama3("llama3"),
     llama3("llama-v3"),
@@ -154,6 +154,7 @@ const KNOWN: [Known; 36] = [
     Known::new("deepseek-llm", Words::DeepSeekLlm),
     Known::new("deepseek-coder", Words::DeepSeekCoder),
     Known::new("deepseek-v3", Words::DeepSeekV3),
+    Known::new("kimi-k2", Words::Kimi),
 ];
 
 /// The patterns by which words are found.
@@ -170,6 +171,7 @@ enum Words {
     DeepSeekLlm,
     DeepSeekCoder,
     DeepSeekV3,
+    Kimi,
 }
 
 impl Words {
@@ -222,6 +224,7 @@ impl Words {
                 ),
                 (SPACES_AND_LINES, DEEPSEEK_V3_WORDS),
             ],
+            Words::Kimi => &[(SPACES_AND_LINES, KIMI_WORDS)],
         }
     }
 }
@@ -258,6 +261,14 @@ const TEKKEN_WORDS: &str = concat!(
 const DEEPSEEK_V3_WORDS: &str = concat!(
     r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*",
     r"|\s*[\r\n]+|\s+"
+);
+
+/// As [`GPT4O_WORDS`], but Chinese characters are words apart, and no slashes follow others.
+const KIMI_WORDS: &str = concat!(
+    r"\p{Han}+",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}--\p{Han}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}--\p{Han}]+(?:'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD]))?",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}--\p{Han}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}--\p{Han}]*(?:'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD]))?",
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
 );
 
 /// DeepSeek's name for this is CJK, but the range U+0800 to U+4E00 includes much else. White space in it counts as white space first.
@@ -406,6 +417,21 @@ mod tests {
             );
             assert_eq!(words(name, "ไทย中文"), ["ไทย中文"]);
         }
+        assert_eq!(
+            words("kimi-k2", "aBigWord's ไทย中文 中a/\n/b"),
+            [
+                "a",
+                "Big",
+                "Word's",
+                " ไทย",
+                "中文",
+                " ",
+                "中",
+                "a",
+                "/\n",
+                "/b"
+            ]
+        );
     }
 
     #[test]

@@ -462,7 +462,7 @@ mod tests {
             ),
             (
                 with(bpe(), "tokenizer.ggml.pre", "default".into()),
-                "deepseek-v3, found \"default\"",
+                "kimi-k2, found \"default\"",
             ),
             (
                 with(bpe(), "tokenizer.ggml.merges", texts(&["a b", "b x"])),
