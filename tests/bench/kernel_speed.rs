@@ -174,6 +174,7 @@ fn attention_seconds(pool: &ThreadPool, first_position: usize, rows: usize) -> f
     let kv = KvShape {
         kv_heads: 8,
         head_dim: 64,
+        values_in_keys: None,
     };
     let shape = AttentionShape {
         heads: 32,

@@ -4,6 +4,7 @@ mod activate;
 mod compute;
 mod experts;
 mod kv;
+mod latent;
 mod layers;
 
 pub use compute::Compute;

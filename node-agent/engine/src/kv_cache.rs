@@ -12,6 +12,7 @@ use prima_model::KvFormat;
 use crate::cpu::KvBlocks;
 use crate::kernels::KvShape;
 use crate::kv_memory::KvMemory;
+use crate::layer::kv_shape;
 use crate::model::Model;
 
 /// The KV cache of one sequence.
@@ -94,10 +95,7 @@ impl KvCache {
         layers.sort_unstable();
         layers.dedup();
         KvCache {
-            shape: KvShape {
-                kv_heads: attention.kv_heads,
-                head_dim: attention.head_dim,
-            },
+            shape: kv_shape(attention),
             context_length,
             layers: layers
                 .into_iter()
@@ -222,7 +220,7 @@ impl LayerKv {
         &self.memory
     }
 
-    /// Appends positions to the blocks: `keys` and `values` are rows of `kv_heads * head_dim` numbers.
+    /// Appends positions to the blocks: `keys` and `values` are rows, as `shape` has them.
     pub fn append(&mut self, shape: KvShape, keys: &[f32], values: &[f32]) {
         let kept_from = self.kept_from(self.len);
         if let Store::Gpu(_) = &self.store {
@@ -279,6 +277,7 @@ mod tests {
     const SHAPE: KvShape = KvShape {
         kv_heads: 2,
         head_dim: 32,
+        values_in_keys: None,
     };
 
     /// Formats, and bytes of a block of keys and values.

@@ -1,6 +1,6 @@
 //! The weights of one layer, as executors take them: matrices in the map, the small vectors as numbers.
 
-use prima_model::{LayerSpec, TensorRows};
+use prima_model::{Attention, LayerSpec, TensorRows};
 
 use crate::error::EngineError;
 use crate::kernels::{AttentionShape, KvShape};
@@ -13,11 +13,8 @@ pub(crate) struct Layer {
     /// The place of its rotation in the window's [`Ropes`].
     pub rope: Option<usize>,
     pub attention_norm: Option<Vec<f32>>,
-    pub query: Projection,
-    pub key: Projection,
-    pub value: Projection,
+    pub projections: Projections,
     pub output: Projection,
-    pub head_norms: Option<HeadNorms>,
     /// A score for each query head.
     pub sinks: Option<Vec<f32>>,
     pub attention_post_norm: Option<Vec<f32>>,
@@ -26,6 +23,37 @@ pub(crate) struct Layer {
     pub dense: Option<Mlp>,
     pub experts: Option<Experts>,
     pub feed_forward_post_norm: Option<Vec<f32>>,
+}
+
+/// What makes queries, keys and values.
+pub(crate) enum Projections {
+    Direct(Direct),
+    Latent(Latent),
+}
+
+pub(crate) struct Direct {
+    pub query: Projection,
+    pub key: Projection,
+    pub value: Projection,
+    pub head_norms: Option<HeadNorms>,
+}
+
+/// The parts of [`prima_model::Latent`].
+pub(crate) struct Latent {
+    pub rank: usize,
+    pub unrotated: usize,
+    pub value_dim: usize,
+    pub query_latent: Option<QueryLatent>,
+    pub query: MappedTensor,
+    pub row: MappedTensor,
+    pub norm: Vec<f32>,
+    pub into_latents: MappedTensor,
+    pub out_of_latents: MappedTensor,
+}
+
+pub(crate) struct QueryLatent {
+    pub down: MappedTensor,
+    pub norm: Vec<f32>,
 }
 
 pub(crate) struct Mlp {
@@ -90,17 +118,24 @@ impl Layer {
                 None => None,
             },
             attention_norm: norm(&attention.norm)?,
-            query: projection(&attention.query)?,
-            key: projection(&attention.key)?,
-            value: projection(&attention.value)?,
-            output: projection(&attention.output)?,
-            head_norms: match &attention.head_norms {
-                Some(norms) => Some(HeadNorms {
-                    query: model.norm(&norms.query)?,
-                    key: model.norm(&norms.key)?,
+            projections: match &attention.projections {
+                prima_model::Projections::Direct(direct) => Projections::Direct(Direct {
+                    query: projection(&direct.query)?,
+                    key: projection(&direct.key)?,
+                    value: projection(&direct.value)?,
+                    head_norms: match &direct.head_norms {
+                        Some(norms) => Some(HeadNorms {
+                            query: model.norm(&norms.query)?,
+                            key: model.norm(&norms.key)?,
+                        }),
+                        None => None,
+                    },
                 }),
-                None => None,
+                prima_model::Projections::Latent(latent) => {
+                    Projections::Latent(Latent::load(model, latent)?)
+                }
             },
+            output: projection(&attention.output)?,
             sinks: vector(&attention.sinks)?,
             attention_post_norm: norm(&attention.post_norm)?,
             feed_forward_norm: norm(&feed_forward.norm)?,
@@ -136,14 +171,42 @@ impl Layer {
         let attention = &self.spec.attention;
         AttentionShape {
             heads: attention.heads,
-            kv: KvShape {
-                kv_heads: attention.kv_heads,
-                head_dim: attention.head_dim,
-            },
+            kv: kv_shape(attention),
             scale: attention.scale,
             window: attention.window,
             softcap: attention.softcap,
             sinks: self.sinks.as_deref(),
         }
+    }
+}
+
+impl Latent {
+    fn load(model: &Model, latent: &prima_model::Latent) -> Result<Latent, EngineError> {
+        Ok(Latent {
+            rank: latent.rank,
+            unrotated: latent.unrotated,
+            value_dim: latent.value_dim,
+            query_latent: match &latent.query_latent {
+                Some(query) => Some(QueryLatent {
+                    down: model.matrix(&query.down)?,
+                    norm: model.norm(&query.norm)?,
+                }),
+                None => None,
+            },
+            query: model.matrix(&latent.query)?,
+            row: model.matrix(&latent.row)?,
+            norm: model.norm(&latent.norm)?,
+            into_latents: model.matrix(&latent.into_latents)?,
+            out_of_latents: model.matrix(&latent.out_of_latents)?,
+        })
+    }
+}
+
+/// What a position of the cache has.
+pub(crate) fn kv_shape(attention: &Attention) -> KvShape {
+    KvShape {
+        kv_heads: attention.kv_heads,
+        head_dim: attention.head_dim,
+        values_in_keys: attention.values_in_keys(),
     }
 }

@@ -11,6 +11,7 @@ use crate::error::EngineError;
 use crate::executor::Executor;
 use crate::kernels::KvShape;
 use crate::kv_cache::LayerKv;
+use crate::layer::kv_shape;
 use crate::model::Model;
 use crate::residency::Residency;
 
@@ -66,10 +67,7 @@ impl LayerWindow {
             hidden: spec.hidden,
             executors,
             gpu_layers,
-            kv_shape: KvShape {
-                kv_heads: attention.kv_heads,
-                head_dim: attention.head_dim,
-            },
+            kv_shape: kv_shape(attention),
             layers,
         })
     }

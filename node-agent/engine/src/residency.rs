@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::EngineError;
-use crate::kernels::{self, Matrix, ThreadPool};
+use crate::kernels::{self, Matrix, RowsProduct, ThreadPool};
 use crate::layer::Experts;
 use crate::mapped_weights::{MappedModel, MappedTensor};
 use crate::model::Model;
@@ -226,26 +226,77 @@ impl Residency {
         n: usize,
         outputs: [(&MappedTensor, &mut [f32]); N],
     ) -> Result<(), EngineError> {
-        let streaming = self.streams.as_deref().and_then(|streams| {
-            let plan = streams.reader.plan();
-            let streamed =
-                |(tensor, _): &(&MappedTensor, &mut [f32])| !plan.of(tensor.offset()).is_empty();
-            outputs.iter().any(streamed).then_some((streams, plan))
-        });
-        let Some((streams, plan)) = streaming else {
-            let tensors = outputs.each_ref().map(|(tensor, _)| *tensor);
+        let tensors = outputs.each_ref().map(|(tensor, _)| *tensor);
+        let Some((streams, plan)) = self.streaming(tensors) else {
             let mut outputs = outputs.map(|(tensor, out)| (tensor.matrix(), out));
             kernels::matmul(pool, x, n, &mut outputs);
             return tensors.iter().try_for_each(|tensor| tensor.check());
         };
         for (tensor, out) in outputs {
-            streams.matmul(&plan, pool, x, n, tensor, out)?;
+            let all = tensor.matrix().rows();
+            streams.each_run(&plan, tensor, |first, run| {
+                multiply_part(pool, x, n, run, first, all, out);
+            })?;
         }
         Ok(())
     }
 }
 
 impl Residency {
+    /// The products of matrices that lie one after the other in `tensor`, as many as there are `heads`, each with `n` rows of `x` of its own.
+    /// `x` and `out` have these rows head after head.
+    ///
+    /// # Errors
+    /// As [`matmul`](Self::matmul).
+    pub(crate) fn matmul_heads(
+        &self,
+        pool: &ThreadPool,
+        x: &[f32],
+        n: usize,
+        heads: usize,
+        tensor: &MappedTensor,
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let matrix = tensor.matrix();
+        let rows = matrix.rows() / heads;
+        if let Some((streams, plan)) = self.streaming([tensor]) {
+            return streams.each_run(&plan, tensor, |first, run| {
+                // A run may begin and end inside of a head.
+                let end = first + run.rows();
+                for head in first / rows..end.div_ceil(rows) {
+                    let own = (head * rows).max(first)..((head + 1) * rows).min(end);
+                    let part = run.part(own.start - first..own.end - first);
+                    let x = &x[head * n * matrix.cols()..][..n * matrix.cols()];
+                    let out = &mut out[head * n * rows..][..n * rows];
+                    multiply_part(pool, x, n, part, own.start - head * rows, rows, out);
+                }
+            });
+        }
+        let outs = out.chunks_exact_mut((n * rows).max(1));
+        let mut products: Vec<RowsProduct<'_>> = outs
+            .enumerate()
+            .map(|(head, out)| RowsProduct {
+                matrix: matrix.part(head * rows..(head + 1) * rows),
+                rows: head * n..(head + 1) * n,
+                out,
+            })
+            .collect();
+        kernels::matmul_rows(pool, x, heads * n, &mut products);
+        tensor.check()
+    }
+
+    /// What streams, if some of these tensors do, and how.
+    fn streaming<const N: usize>(
+        &self,
+        tensors: [&MappedTensor; N],
+    ) -> Option<(&Streams, Arc<ResidencyPlan>)> {
+        let streams = self.streams.as_deref()?;
+        let plan = streams.reader.plan();
+        let mut tensors = tensors.into_iter();
+        let are = tensors.any(|tensor| !plan.of(tensor.offset()).is_empty());
+        are.then_some((streams, plan))
+    }
+
     /// Calls `work` with the experts of a layer that `needed` names (by number, in order), several at a time, until it had each once. Those
     /// that are in memory come first.
     ///
@@ -431,21 +482,20 @@ impl Streams {
         let _ = self.reader.drop_pages(piece);
     }
 
-    /// Multiplies runs of rows, resident or streamed, in order.
-    fn matmul(
+    /// Calls `work` with runs of rows, resident or streamed, in order, and the number of the first.
+    fn each_run(
         &self,
         plan: &Arc<ResidencyPlan>,
-        pool: &ThreadPool,
-        x: &[f32],
-        n: usize,
         tensor: &MappedTensor,
-        out: &mut [f32],
+        mut work: impl FnMut(usize, Matrix<'_>),
     ) -> Result<(), EngineError> {
         let matrix = tensor.matrix();
         let mut next = 0;
         for index in plan.of(tensor.offset()) {
             let piece = &plan.streamed[index];
-            multiply_rows(pool, x, n, matrix, next..piece.rows.start, out);
+            if next < piece.rows.start {
+                work(next, matrix.part(next..piece.rows.start));
+            }
             next = piece.rows.end;
             let loaded = self.reader.load(plan, index);
             let loaded = loaded.map_err(|source| {
@@ -456,9 +506,11 @@ impl Streams {
                 Some(loaded) => rows.at(loaded.bytes()),
                 None => rows,
             };
-            multiply_part(pool, x, n, rows, piece.rows.start, matrix.rows(), out);
+            work(piece.rows.start, rows);
         }
-        multiply_rows(pool, x, n, matrix, next..matrix.rows(), out);
+        if next < matrix.rows() {
+            work(next, matrix.part(next..matrix.rows()));
+        }
         tensor.check()
     }
 }
@@ -471,20 +523,6 @@ impl Tensor {
             rows: matrix.rows(),
             row_bytes: matrix.row_bytes(),
         }
-    }
-}
-
-fn multiply_rows(
-    pool: &ThreadPool,
-    x: &[f32],
-    n: usize,
-    matrix: Matrix<'_>,
-    rows: Range<usize>,
-    out: &mut [f32],
-) {
-    if !rows.is_empty() {
-        let (first, all) = (rows.start, matrix.rows());
-        multiply_part(pool, x, n, matrix.part(rows), first, all, out);
     }
 }
 

@@ -21,9 +21,21 @@ use prima_gguf::GgmlType;
 use support::{MadeUpModel, Runner};
 
 fn runner() -> (tempfile::TempDir, Runner) {
+    runner_of(&MadeUpModel::default())
+}
+
+fn runner_of(model: &MadeUpModel) -> (tempfile::TempDir, Runner) {
     let directory = tempfile::tempdir().unwrap();
-    let runner = Runner::new(&MadeUpModel::default().write(directory.path()), 2);
+    let runner = Runner::new(&model.write(directory.path()), 2);
     (directory, runner)
+}
+
+/// Keys and values apart, and latents; and bytes of a position in a layer as F16, and as Q8_0: 2 heads of 32 numbers, and one row of 576.
+fn kinds() -> [(MadeUpModel, [usize; 2]); 2] {
+    [
+        (MadeUpModel::default(), [256, 136]),
+        (MadeUpModel::of("deepseek2"), [1152, 612]),
+    ]
 }
 
 const FORMATS: [KvFormat; 2] = [KvFormat::F16, KvFormat::Q8_0];
@@ -34,43 +46,46 @@ fn tokens(count: u32, step: u32) -> Vec<u32> {
 
 #[test]
 fn a_truncated_session_has_forgotten_the_rest() {
-    let (_directory, mut runner) = runner();
     let (prompt, other) = (tokens(150, 7), tokens(40, 11));
-    for format in FORMATS {
-        runner.kv_format = format;
-        for keep in [0, 1, 63, 64, 65, 128, 149, 150] {
-            let mut kv = runner.kv_cache();
-            runner.logits(&mut kv, &prompt);
-            kv.truncate(keep);
-            assert_eq!(kv.len(), keep);
-            let found = runner.logits(&mut kv, &other);
+    for (model, bytes) in kinds() {
+        let (_directory, mut runner) = runner_of(&model);
+        for (format, bytes) in FORMATS.into_iter().zip(bytes) {
+            runner.kv_format = format;
+            for keep in [0, 1, 63, 64, 65, 128, 149, 150] {
+                let mut kv = runner.kv_cache();
+                runner.logits(&mut kv, &prompt);
+                kv.truncate(keep);
+                assert_eq!(kv.len(), keep);
+                let found = runner.logits(&mut kv, &other);
 
-            let mut fresh = runner.kv_cache();
-            runner.logits(&mut fresh, &prompt[..keep]);
-            assert_eq!(bytes_for(format, keep + other.len()), kv.bytes());
-            let expected = runner.logits(&mut fresh, &other);
-            assert_eq!(found, expected, "{format:?}, after keeping {keep}");
+                let mut fresh = runner.kv_cache();
+                runner.logits(&mut fresh, &prompt[..keep]);
+                // 5 layers, in blocks of 64 positions.
+                let blocks = (keep + other.len()).div_ceil(64);
+                assert_eq!(kv.bytes(), (blocks * 64 * 5 * bytes) as u64);
+                let expected = runner.logits(&mut fresh, &other);
+                assert_eq!(found, expected, "{format:?}, after keeping {keep}");
+            }
         }
     }
-}
-
-/// 5 layers, keys and values, 2 heads of 32 numbers, in blocks of 64 positions.
-fn bytes_for(format: KvFormat, positions: usize) -> u64 {
-    let head = match format {
-        KvFormat::F16 => 64,
-        KvFormat::Q8_0 => 34,
-    };
-    (positions.div_ceil(64) * 64 * 5 * 2 * 2 * head) as u64
 }
 
 #[test]
 fn the_planners_bytes_are_those_of_the_cache() {
     let directory = tempfile::tempdir().unwrap();
-    for (head_dim, f16, q8_0) in [(32, 256, 136), (48, 384, 384), (64, 512, 272)] {
+    let with_heads = |head_dim| MadeUpModel {
+        head_dim: Some(head_dim),
+        ..MadeUpModel::default()
+    };
+    for (made_up, f16, q8_0) in [
+        (with_heads(32), 256, 136),
+        (with_heads(48), 384, 384),
+        (with_heads(64), 512, 272),
+        (MadeUpModel::of("deepseek2"), 1152, 612),
+    ] {
         let made_up = MadeUpModel {
-            head_dim: Some(head_dim),
             formats: vec![GgmlType::F32],
-            ..MadeUpModel::default()
+            ..made_up
         };
         let mut runner = Runner::new(&made_up.write(directory.path()), 1);
         for (format, bytes) in FORMATS.into_iter().zip([f16, q8_0]) {
@@ -80,7 +95,8 @@ fn the_planners_bytes_are_those_of_the_cache() {
             assert_eq!(
                 kv.bytes(),
                 5 * 64 * bytes,
-                "heads of {head_dim}, {format:?}"
+                "heads of {}, {format:?}",
+                made_up.head_dim()
             );
             let attention = &runner.model.spec().layers[0].attention;
             assert_eq!(attention.kv_bytes(format) as u64, bytes);
@@ -99,9 +115,9 @@ fn truncating_to_more_than_is_held_changes_nothing() {
 
 #[test]
 fn forks_go_their_own_ways() {
-    let (_directory, mut runner) = runner();
     let prompt = tokens(100, 5);
-    for format in FORMATS {
+    for ((model, _), format) in kinds().iter().flat_map(|kind| FORMATS.map(|f| (kind, f))) {
+        let (_directory, mut runner) = runner_of(model);
         runner.kv_format = format;
         let mut kv = runner.kv_cache();
         runner.logits(&mut kv, &prompt);

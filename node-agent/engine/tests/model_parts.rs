@@ -10,7 +10,7 @@ use prima_engine::{Compute, Gpu, Model};
 use support::FAMILIES;
 use support::options::{Variant, options};
 
-const PARTS: [(&str, &str); 18] = [
+const PARTS: [(&str, &str); 19] = [
     ("llama", "interleaved-rope silu"),
     ("qwen2", "halves-rope attention-biases silu"),
     ("qwen3", "halves-rope head-norms silu"),
@@ -71,10 +71,15 @@ const PARTS: [(&str, &str); 18] = [
         "halves-rope partial-rope attention-biases silu experts sigmoid-gating selection-bias normalized-experts \
          expert-scale shared-experts",
     ),
+    (
+        "deepseek2",
+        "interleaved-rope silu experts sigmoid-gating selection-bias normalized-experts expert-scale shared-experts \
+         latent-attention latent-queries",
+    ),
 ];
 
 /// What an option adds to a model, and what it takes away.
-const OPTIONS: [(&str, &str, &str); 6] = [
+const OPTIONS: [(&str, &str, &str); 10] = [
     (
         "llama with biases",
         "attention-biases attention-output-bias feed-forward-biases",
@@ -88,6 +93,26 @@ const OPTIONS: [(&str, &str, &str); 6] = [
         "glm4 with positions in parts",
         "halves-rope",
         "interleaved-rope",
+    ),
+    (
+        "deepseek2 as V2-Lite",
+        "yarn attention-scale softmax-gating",
+        "sigmoid-gating selection-bias normalized-experts expert-scale latent-queries",
+    ),
+    (
+        "deepseek2 with groups of experts, as V3",
+        "expert-groups",
+        "",
+    ),
+    (
+        "deepseek2 with YaRN and a temperature",
+        "yarn rope-magnitude attention-scale attention-temperature",
+        "",
+    ),
+    (
+        "deepseek2 without experts",
+        "",
+        "experts sigmoid-gating selection-bias normalized-experts expert-scale shared-experts",
     ),
 ];
 
@@ -131,11 +156,12 @@ fn options_add_parts_and_take_some_away() {
 }
 
 #[test]
-fn gpus_leave_what_came_with_experts_to_the_processor() {
+fn gpus_leave_experts_and_latents_to_the_processor() {
     let on_gpu: Vec<_> = Gpu::model_parts().collect();
     let left = Compute::model_parts().filter(|part| !on_gpu.contains(part));
     let left: Vec<_> = left.map(|part| part.name()).collect();
     let expected = "attention-sinks clamped-swiglu experts expert-biases softmax-gating sigmoid-gating \
-                    softmax-of-chosen-gating selection-bias normalized-experts expert-scale shared-experts shared-expert-gate";
+                    softmax-of-chosen-gating selection-bias normalized-experts expert-scale shared-experts shared-expert-gate \
+                    expert-groups latent-attention latent-queries";
     assert_eq!(left, words(expected));
 }

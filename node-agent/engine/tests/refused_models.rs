@@ -13,8 +13,9 @@ use std::error::Error;
 use std::path::Path;
 
 use prima_engine::Model;
-use prima_gguf::GgmlType;
 use prima_gguf::writer::GgufWriter;
+use prima_gguf::{GgmlType, Gguf, Metadata, Value};
+use prima_model::ModelSpec;
 
 use support::{MadeUpModel, Tensor};
 
@@ -314,8 +315,8 @@ fn experts_that_are_not_computed_are_named() {
         ),
         (
             of("mixtral"),
-            key("llama.expert_group_count", 4),
-            "\"llama.expert_group_count\": expected at most 1",
+            key("llama.expert_group_count", 3),
+            "\"llama.expert_group_count\": expected a divisor of the 8 experts, for two or more in each, found 3",
         ),
         // Then the first layer has other tensors.
         (
@@ -370,4 +371,130 @@ fn experts_that_are_not_computed_are_named() {
         let message = refusal(directory.path(), &model, tensors, |_| {});
         assert!(message.contains(expected), "{message:?}");
     }
+}
+
+#[test]
+fn latents_that_are_not_computed_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = MadeUpModel::of("deepseek2");
+    let path = model.write(directory.path());
+    // What a key is instead, or that it is not there; and what is said.
+    let before = "a length: the file was converted before llama.cpp cached latents (April 2025), so take a newer one, or \
+                  convert the model again, found none";
+    let keys = [
+        ("attention.key_length_mla", None, before),
+        ("attention.value_length_mla", None, before),
+        (
+            "attention.key_length_mla",
+            Some(64),
+            "more than the 64 numbers that are rotated, found 64",
+        ),
+        (
+            "attention.kv_lora_rank",
+            Some(500),
+            "a multiple of 32, found 500",
+        ),
+        (
+            "rope.dimension_count",
+            Some(48),
+            "a multiple of 32, found 48",
+        ),
+        (
+            "attention.head_count_kv",
+            Some(4),
+            "1, as latents of 512 numbers are cached, found 4",
+        ),
+        (
+            "attention.key_length",
+            Some(192),
+            "576, as latents of 512 numbers are cached, found 192",
+        ),
+        (
+            "attention.value_length",
+            Some(128),
+            "512, as latents of 512 numbers are cached, found 128",
+        ),
+        (
+            "expert_group_count",
+            Some(8),
+            "a divisor of the 8 experts, for two or more in each, found 8",
+        ),
+    ];
+    for (key, value, expected) in keys {
+        let message = with_keys(&path, &[(key, value)]);
+        let expected = format!("\"deepseek2.{key}\": expected {expected}");
+        assert!(message.contains(&expected), "{message:?}");
+    }
+    for used in [1, 5] {
+        let groups = [
+            ("expert_group_count", Some(4)),
+            ("expert_group_used_count", Some(used)),
+        ];
+        let message = with_keys(&path, &groups);
+        let expected = format!(
+            "\"deepseek2.expert_group_used_count\": expected at most 4 groups, with 3 experts or more, found {used}"
+        );
+        assert!(message.contains(&expected), "{message:?}");
+    }
+    for key in ["attention.kv_lora_rank", "rope.dimension_count"] {
+        let message = with_keys(&path, &[(key, None)]);
+        assert!(message.contains(&format!("deepseek2.{key}")), "{message:?}");
+    }
+    let message = with_keys(&path, &[("attention.q_lora_rank", None)]);
+    assert!(
+        message.contains("\"blk.0.attn_q.weight\" is missing"),
+        "{message:?}"
+    );
+
+    type Change = fn(&mut Vec<Tensor>);
+    let tensors: [(Change, &str); 4] = [
+        (
+            |tensors| find(tensors, "blk.1.attn_k_b.weight").0 = "blk.1.attn_kv_b.weight".into(),
+            "\"blk.1.attn_k_b.weight\" is missing; architecture deepseek2 needs it",
+        ),
+        (
+            |tensors| find(tensors, "blk.1.attn_k_b.weight").2 = vec![512, 192, 4],
+            "\"blk.1.attn_k_b.weight\": expected shape [192, 512, 4], found [512, 192, 4]",
+        ),
+        (
+            |tensors| find(tensors, "blk.2.attn_v_b.weight").2 = vec![512, 256],
+            "\"blk.2.attn_v_b.weight\": expected shape [512, 256, 4], found [512, 256]",
+        ),
+        (
+            |tensors| find(tensors, "blk.0.attn_kv_a_norm.weight").2 = vec![576],
+            "\"blk.0.attn_kv_a_norm.weight\": expected shape [512], found [576]",
+        ),
+    ];
+    for (change, expected) in tensors {
+        let mut tensors = model.tensors();
+        change(&mut tensors);
+        let message = refusal(directory.path(), &model, tensors, |_| {});
+        assert!(message.contains(expected), "{message:?}");
+    }
+}
+
+/// What is said of the file at `path` with other numbers for some keys, or without them.
+fn with_keys(path: &Path, keys: &[(&str, Option<u32>)]) -> String {
+    let mut gguf = Gguf::open(path).unwrap();
+    let is_changed = |key: &str| {
+        keys.iter()
+            .any(|(name, _)| key.ends_with(&format!("2.{name}")))
+    };
+    let kept = gguf.metadata.iter().filter(|(key, _)| !is_changed(key));
+    let mut entries: Vec<(String, Value)> = kept
+        .map(|(key, value)| (key.to_owned(), value.clone()))
+        .collect();
+    for (name, value) in keys {
+        let value = value.map(|value| (format!("deepseek2.{name}"), value.into()));
+        entries.extend(value);
+    }
+    gguf.metadata = Metadata::new("changed.gguf", entries).unwrap();
+    let refused = ModelSpec::read("changed.gguf", &gguf).err();
+    let mut error: &dyn Error = &refused.expect("a refusal");
+    let mut message = error.to_string();
+    while let Some(cause) = error.source() {
+        message = format!("{message}: {cause}");
+        error = cause;
+    }
+    message
 }

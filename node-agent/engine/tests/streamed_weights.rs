@@ -47,6 +47,18 @@ fn file(folder: &Path) -> PathBuf {
     model.write(folder)
 }
 
+/// The same with matrices of heads, several pieces for each of some, and several of others in a piece.
+fn file_with_latents(folder: &Path) -> PathBuf {
+    let model = MadeUpModel {
+        layers: 3,
+        experts: 0,
+        vocabulary: 512,
+        formats: vec![GgmlType::Q4K, GgmlType::Q6K, GgmlType::F16],
+        ..MadeUpModel::of("deepseek2")
+    };
+    model.write(folder)
+}
+
 /// A whole model in windows that end at `ends`. Memory holds `percent` of its weights; the others are streamed.
 fn streaming(path: &Path, ends: &[usize], percent: u64) -> Runner {
     let model = Model::open(path).unwrap();
@@ -79,16 +91,17 @@ fn tokens(count: usize) -> Vec<u32> {
 #[test]
 fn every_budget_gives_the_same_bits() {
     let folder = tempfile::tempdir().unwrap();
-    let path = file(folder.path());
-    let expected = answer(&Runner::new(&path, 1), &tokens(40));
-    for percent in [0, 10, 33, 50, 75, 99, 100] {
-        let runner = streaming(&path, &[2, 3], percent);
-        assert!(answer(&runner, &tokens(40)) == expected, "{percent} %");
-        let status = runner.residency.status();
-        let all = runner.residency.weight_bytes();
-        assert_eq!(status.resident_bytes + status.streamed_bytes, all);
-        assert_eq!(status.streamed_bytes == 0, percent == 100, "{percent} %");
-        assert_eq!(status.read_bytes == 0, percent == 100, "{percent} %");
+    for path in [file(folder.path()), file_with_latents(folder.path())] {
+        let expected = answer(&Runner::new(&path, 1), &tokens(40));
+        for percent in [0, 10, 33, 50, 75, 99, 100] {
+            let runner = streaming(&path, &[2, 3], percent);
+            assert!(answer(&runner, &tokens(40)) == expected, "{percent} %");
+            let status = runner.residency.status();
+            let all = runner.residency.weight_bytes();
+            assert_eq!(status.resident_bytes + status.streamed_bytes, all);
+            assert_eq!(status.streamed_bytes == 0, percent == 100, "{percent} %");
+            assert_eq!(status.read_bytes == 0, percent == 100, "{percent} %");
+        }
     }
 }
 

@@ -23,11 +23,15 @@ use span::Partial;
 /// Positions in a KV block.
 pub const BLOCK_POSITIONS: usize = 64;
 
-/// The keys, or the values, of one position in one layer: `kv_heads` heads of `head_dim` numbers.
+/// What one position of a layer has: `kv_heads` heads of keys, and of values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {
     pub kv_heads: usize,
+    /// Numbers of a key, and of a query.
     pub head_dim: usize,
+    /// The first so many numbers of a key are its value, and there are no others (multi-head latent attention, DeepSeek-V2); both are
+    /// multiples of 32. `None`: values are apart, and of `head_dim` numbers.
+    pub values_in_keys: Option<usize>,
 }
 
 /// What is the same for all sequences of a batch.
@@ -57,7 +61,7 @@ pub struct SequenceAttention<'a> {
     pub first_block: usize,
     /// Blocks from the first on, at least to the last row's position.
     pub blocks: &'a [&'a KvBlock],
-    /// As long as `queries`.
+    /// Rows of `heads * value_dim` numbers.
     pub out: &'a mut [f32],
 }
 
@@ -65,9 +69,22 @@ pub struct SequenceAttention<'a> {
 const KEY_LANES: usize = 16;
 
 impl KvShape {
-    /// Numbers of one position.
+    /// Numbers of the keys of one position.
     pub fn row_len(&self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    /// Numbers of the values of one position that are apart from its keys.
+    pub fn value_row_len(&self) -> usize {
+        match self.values_in_keys {
+            Some(_) => 0,
+            None => self.row_len(),
+        }
+    }
+
+    /// Numbers of a value.
+    pub fn value_dim(&self) -> usize {
+        self.values_in_keys.unwrap_or(self.head_dim)
     }
 }
 
@@ -102,8 +119,8 @@ pub fn attention(
         pool.run(tiles.len(), &|piece| {
             let tile = &tiles[piece];
             let sequence = &sequences[tile.sequence];
-            let mut total = Partial::new(tile.count, shape.kv.head_dim);
-            let mut chunk = Partial::new(tile.count, shape.kv.head_dim);
+            let mut total = Partial::new(tile.count, shape.kv.value_dim());
+            let mut chunk = Partial::new(tile.count, shape.kv.value_dim());
             for index in sequence.chunks(tile) {
                 sequence.chunk(pool.level(), tile, index, &mut chunk);
                 total.fold(&chunk);
@@ -113,31 +130,36 @@ pub fn attention(
         return;
     }
 
-    // Few rows: each chunk of positions is a piece of work; the chunks are folded afterwards, in the same order.
-    let mut chunks: Vec<(&Tile, usize)> = Vec::new();
-    for tile in &tiles {
+    // Few rows: each chunk of positions is a piece of work; the chunks are folded afterwards, in the same order. Tiles of the same KV head
+    // come to a chunk one after the other, while a cache still has it.
+    let mut chunks: Vec<(usize, usize)> = Vec::new();
+    for (number, tile) in tiles.iter().enumerate() {
         let seen = sequences[tile.sequence].chunks(tile);
-        chunks.extend(seen.map(|index| (tile, index)));
+        chunks.extend(seen.map(|index| (number, index)));
     }
+    chunks.sort_by_key(|&(number, index)| {
+        let tile = &tiles[number];
+        (tile.sequence, tile.kv_head, index)
+    });
+    let partial = |tile: &Tile| Partial::new(tile.count, shape.kv.value_dim());
     let mut partials: Vec<Partial> = chunks
         .iter()
-        .map(|(tile, _)| Partial::new(tile.count, shape.kv.head_dim))
+        .map(|&(number, _)| partial(&tiles[number]))
         .collect();
     let shared = SharedSlice::new(&mut partials);
     pool.run(chunks.len(), &|piece| {
-        let (tile, index) = chunks[piece];
+        let (number, index) = chunks[piece];
+        let tile = &tiles[number];
         // SAFETY: every piece has its own partial result.
         let partial = unsafe { &mut shared.part(piece..piece + 1)[0] };
         sequences[tile.sequence].chunk(pool.level(), tile, index, partial);
     });
-    let mut partials = partials.into_iter();
-    for tile in &tiles {
-        let sequence = &sequences[tile.sequence];
-        let mut total = Partial::new(tile.count, shape.kv.head_dim);
-        for chunk in partials.by_ref().take(sequence.chunks(tile).len()) {
-            total.fold(&chunk);
-        }
-        sequence.finish(tile, &mut total);
+    let mut totals: Vec<Partial> = tiles.iter().map(partial).collect();
+    for ((number, _), partial) in chunks.iter().zip(&partials) {
+        totals[*number].fold(partial);
+    }
+    for (tile, total) in tiles.iter().zip(&mut totals) {
+        sequences[tile.sequence].finish(tile, total);
     }
 }
 
@@ -173,7 +195,9 @@ struct Sequence<'a> {
 
 impl<'a> Sequence<'a> {
     fn new(shape: &AttentionShape<'a>, sequence: &'a mut SequenceAttention<'_>) -> Self {
-        let KvShape { kv_heads, head_dim } = shape.kv;
+        let KvShape {
+            kv_heads, head_dim, ..
+        } = shape.kv;
         assert!(
             kv_heads > 0 && head_dim > 0 && shape.heads > 0 && shape.heads.is_multiple_of(kv_heads),
             "{} query heads for {kv_heads} KV heads of {head_dim}",
@@ -188,12 +212,12 @@ impl<'a> Sequence<'a> {
             sequence.queries.len().is_multiple_of(row),
             "whole rows of queries"
         );
+        let rows = sequence.queries.len() / row;
         assert_eq!(
             sequence.out.len(),
-            sequence.queries.len(),
+            rows * shape.heads * shape.kv.value_dim(),
             "outputs for the queries"
         );
-        let rows = sequence.queries.len() / row;
         let positions = if rows == 0 {
             0
         } else {
@@ -230,10 +254,10 @@ impl<'a> Sequence<'a> {
         kv_head * self.group + index % self.group
     }
 
-    /// Where query `index` of a KV head begins in `queries` and `out`.
-    fn offset(&self, kv_head: usize, index: usize) -> usize {
+    /// The place of query `index` of a KV head among the heads of all rows.
+    fn place(&self, kv_head: usize, index: usize) -> usize {
         let row = index / self.group;
-        (row * self.shape.heads + self.head(kv_head, index)) * self.shape.kv.head_dim
+        row * self.shape.heads + self.head(kv_head, index)
     }
 
     /// The positions that query `index` sees.
@@ -259,7 +283,7 @@ impl<'a> Sequence<'a> {
         let KvShape { head_dim, .. } = self.shape.kv;
         let mut queries = vec![0.0; tile.count * head_dim];
         for (query, scaled) in queries.chunks_exact_mut(head_dim).enumerate() {
-            let at = self.offset(tile.kv_head, tile.first + query);
+            let at = self.place(tile.kv_head, tile.first + query) * head_dim;
             for (scaled, number) in scaled.iter_mut().zip(&self.queries[at..at + head_dim]) {
                 *scaled = number * self.shape.scale;
             }
@@ -286,6 +310,12 @@ impl<'a> Sequence<'a> {
                 Head::Q8_0(head) => {
                     span::add_block(level, &queries, head, softcap, visible, chunk);
                 }
+                Head::LatentF16(head) => {
+                    span::add_block(level, &queries, head, softcap, visible, chunk);
+                }
+                Head::LatentQ8_0(head) => {
+                    span::add_block(level, &queries, head, softcap, visible, chunk);
+                }
             }
         }
     }
@@ -296,9 +326,10 @@ impl<'a> Sequence<'a> {
                 let head = self.head(tile.kv_head, tile.first + query);
                 total.add_sink(query, sinks[head]);
             }
-            let at = self.offset(tile.kv_head, tile.first + query);
+            let value_dim = self.shape.kv.value_dim();
+            let at = self.place(tile.kv_head, tile.first + query) * value_dim;
             // SAFETY: each query of each head is in one tile, and a tile is finished once.
-            let out = unsafe { self.out.part(at..at + self.shape.kv.head_dim) };
+            let out = unsafe { self.out.part(at..at + value_dim) };
             total.write(query, out);
         }
     }

@@ -39,6 +39,22 @@ pub fn rms_norm_in_place(pool: &ThreadPool, x: &mut [f32], weight: &[f32], eps: 
     });
 }
 
+/// As [`rms_norm_in_place`], of the first `weight.len()` numbers of each row of `x` (rows of `cols`). The others stay.
+///
+/// # Panics
+/// When `x` is not whole rows, or these are shorter than `weight`.
+pub fn rms_norm_first(pool: &ThreadPool, x: &mut [f32], cols: usize, weight: &[f32], eps: f32) {
+    assert!(
+        cols > 0 && x.len().is_multiple_of(cols),
+        "whole rows of {cols}"
+    );
+    by_rows(pool, x, cols, &|_, x| {
+        for row in x.chunks_exact_mut(cols) {
+            normalize_in_place(pool.level(), &mut row[..weight.len()], weight, eps);
+        }
+    });
+}
+
 /// `x += y`, number by number.
 ///
 /// # Panics

@@ -17,6 +17,14 @@ pub enum Gating {
     SoftmaxOfChosen,
 }
 
+/// Experts in groups of equal size (two or more), by their numbers. A row chooses `used` of `count` groups by the sum of the two best scores of each (with
+/// their bias), and its experts among those of these groups. Of equal groups, the first counts as better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    pub count: usize,
+    pub used: usize,
+}
+
 /// How a layer's router chooses.
 #[derive(Clone, Copy, Debug)]
 pub struct Routing<'a> {
@@ -24,6 +32,8 @@ pub struct Routing<'a> {
     pub experts: usize,
     /// How many a row goes to: from 1 to `experts`.
     pub used: usize,
+    /// `None`: a row chooses among all.
+    pub groups: Option<ExpertGroups>,
     pub gating: Gating,
     /// Added to the scores of all experts when they are chosen, and not to their weights (DeepSeek-V3, 2.1.2).
     pub selection_bias: Option<&'a [f32]>,
@@ -50,7 +60,7 @@ const PIECE_ROWS: usize = 16;
 /// of `routing.used`). Of experts with equal scores, the one with the lower number comes first. The bits are the same at every level.
 ///
 /// # Panics
-/// When lengths do not fit, or more experts are used than there are.
+/// When lengths do not fit, or more experts are used than there are, in the groups that are used.
 pub fn route(
     pool: &ThreadPool,
     routing: &Routing<'_>,
@@ -59,6 +69,14 @@ pub fn route(
 ) {
     let &Routing { experts, used, .. } = routing;
     assert!(1 <= used && used <= experts, "{used} of {experts} experts");
+    if let Some(groups) = routing.groups {
+        let ExpertGroups { count, used: few } = groups;
+        assert!(
+            1 <= few && few <= count && experts.is_multiple_of(count) && 2 * count <= experts,
+            "{few} of {count} groups of {experts} experts"
+        );
+        assert!(used <= experts / count * few, "{used} in {few} groups");
+    }
     let rows = logits.len() / experts;
     assert_eq!(logits.len(), rows * experts, "whole rows of logits");
     assert_eq!(choices.len(), rows * used, "places for the choices");
@@ -90,6 +108,8 @@ struct Chooser {
     scores: Vec<f32>,
     /// What experts are chosen by.
     keys: Vec<f32>,
+    /// Sums of groups' keys, with the number of the group.
+    groups: Vec<(f32, u32)>,
     order: Vec<u32>,
 }
 
@@ -109,7 +129,10 @@ impl Chooser {
             keys.for_each(|(key, bias)| *key += bias);
         }
         self.order.clear();
-        self.order.extend(0..routing.experts as u32);
+        match routing.groups {
+            None => self.order.extend(0..routing.experts as u32),
+            Some(groups) => self.choose_groups(groups),
+        }
         let keys = &self.keys;
         // A total order, whatever the numbers are.
         let better = |a: &u32, b: &u32| {
@@ -126,6 +149,32 @@ impl Chooser {
             };
         }
         weigh(routing, choices);
+    }
+}
+
+impl Chooser {
+    /// Puts the experts of the best groups in order.
+    fn choose_groups(&mut self, groups: ExpertGroups) {
+        let size = self.keys.len() / groups.count;
+        self.groups.clear();
+        let sums = self.keys.chunks_exact(size).map(|keys| {
+            let (mut best, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+            for &key in keys {
+                if key.total_cmp(&best).is_gt() {
+                    (best, second) = (key, best);
+                } else if key.total_cmp(&second).is_gt() {
+                    second = key;
+                }
+            }
+            best + second
+        });
+        self.groups.extend(sums.zip(0..));
+        self.groups
+            .sort_unstable_by(|(a, first), (b, second)| b.total_cmp(a).then(first.cmp(second)));
+        for &(_, group) in &self.groups[..groups.used] {
+            let first = group * size as u32;
+            self.order.extend(first..first + size as u32);
+        }
     }
 }
 
@@ -277,6 +326,7 @@ mod tests {
     const PLAIN: Routing<'static> = Routing {
         experts: 8,
         used: 3,
+        groups: None,
         gating: Gating::Softmax,
         selection_bias: None,
         normalized: false,
@@ -378,6 +428,35 @@ mod tests {
         near(&choices, &[-3.0, -1.0, 2.5].map(sigmoid));
     }
 
+    /// Four groups of two: by sums, 4 and 5 together are behind 0 and 1, though the best expert is 4.
+    #[test]
+    fn groups_are_chosen_by_their_two_best_and_experts_within_them() {
+        let logits = [2.0, 1.5, 1.0, 0.5, 3.0, -9.0, 0.5, 1.0];
+        let routing = Routing {
+            groups: Some(ExpertGroups { count: 4, used: 2 }),
+            gating: Gating::SoftmaxOfChosen,
+            ..PLAIN
+        };
+        // Of equal groups, the first.
+        assert_eq!(experts(&routed(&routing, &logits)), [0, 1, 2]);
+        let bias = [0.0, 0.0, 0.0, 0.0, 0.0, 20.0, 0.0, 0.0];
+        let biased = Routing {
+            selection_bias: Some(&bias),
+            ..routing
+        };
+        assert_eq!(experts(&routed(&biased, &logits)), [5, 4, 0]);
+        let halves = Routing {
+            groups: Some(ExpertGroups { count: 2, used: 1 }),
+            ..routing
+        };
+        assert_eq!(experts(&routed(&halves, &logits)), [4, 7, 6]);
+        let all = Routing {
+            groups: Some(ExpertGroups { count: 2, used: 2 }),
+            ..routing
+        };
+        assert_eq!(experts(&routed(&all, &logits)), [4, 0, 1]);
+    }
+
     #[test]
     fn logits_that_are_no_numbers_choose_experts_that_exist() {
         let mut rows = vec![f32::NAN; 8 * 40];
@@ -386,13 +465,19 @@ mod tests {
         for gating in [Gating::Softmax, Gating::Sigmoid, Gating::SoftmaxOfChosen] {
             let pool = ThreadPool::new(2, IsaLevel::SCALAR).unwrap();
             let mut choices = vec![ExpertChoice::default(); 40 * 3];
-            let routing = Routing { gating, ..PLAIN };
-            route(&pool, &routing, &rows, &mut choices);
-            for row in choices.chunks(3) {
-                let mut found = experts(row);
-                found.sort_unstable();
-                found.dedup();
-                assert!(found.len() == 3 && found[2] < 8, "{row:?}");
+            for groups in [None, Some(ExpertGroups { count: 4, used: 2 })] {
+                let routing = Routing {
+                    gating,
+                    groups,
+                    ..PLAIN
+                };
+                route(&pool, &routing, &rows, &mut choices);
+                for row in choices.chunks(3) {
+                    let mut found = experts(row);
+                    found.sort_unstable();
+                    found.dedup();
+                    assert!(found.len() == 3 && found[2] < 8, "{row:?}");
+                }
             }
         }
     }

@@ -13,6 +13,7 @@ mod activations;
 mod elementwise;
 mod experts;
 mod formats;
+mod heads;
 mod isa_level;
 mod numerics;
 mod per_level;

@@ -47,6 +47,9 @@ pub(super) trait Lanes: Copy {
 
     /// `self * factor + addend`; fused, except at the levels without such an instruction (plain Rust on x86-64, SSE4.1).
     fn multiply_add(self, factor: Self, addend: Self) -> Self;
+
+    /// The sum of all. The second half is added to the first, and so on until one is left, in registers of every size.
+    fn sum(self) -> f32;
 }
 
 /// One 32-bit word from each of several rows of a matrix, in order: as many rows as one register holds, or several. While blocks
@@ -208,6 +211,19 @@ impl<R: Lanes, const N: usize> Lanes for [R; N] {
             out[i] = self[i].multiply_add(factor[i], addend[i]);
         }
         out
+    }
+
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        let mut registers = self;
+        let mut half = N / 2;
+        while half > 0 {
+            for i in 0..half {
+                registers[i] = registers[i].add(registers[i + half]);
+            }
+            half /= 2;
+        }
+        registers[0].sum()
     }
 }
 
@@ -380,5 +396,10 @@ impl Lanes for f32 {
     #[inline(always)]
     fn multiply_add(self, factor: Self, addend: Self) -> Self {
         multiply_add(self, factor, addend)
+    }
+
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        self
     }
 }

@@ -17,6 +17,7 @@ mod byte_pairs;
 mod elementwise;
 mod experts;
 mod formats;
+mod heads;
 mod isa_level;
 mod lanes;
 pub mod limits;
@@ -46,12 +47,16 @@ pub use attention::{
     AttentionShape, BLOCK_POSITIONS, KvBlock, KvShape, SequenceAttention, attention,
 };
 pub use elementwise::{
-    add, add_bias, clamped_swiglu, geglu, rms_norm, rms_norm_in_place, scale, softcap, swiglu,
+    add, add_bias, clamped_swiglu, geglu, rms_norm, rms_norm_first, rms_norm_in_place, scale,
+    softcap, swiglu,
 };
-pub use experts::{ExpertChoice, Gating, Routing, gather, route, scale_rows, weighted_sum};
+pub use experts::{
+    ExpertChoice, ExpertGroups, Gating, Routing, gather, route, scale_rows, weighted_sum,
+};
+pub use heads::{HeadPlaces, copy_heads};
 pub use isa_level::{IsaLevel, IsaLevelError, LEVEL_VARIABLE};
 pub use matmul::{RowsProduct, matmul, matmul_rows};
 pub use matrix::{Matrix, MatrixError, dequantize_row, supported};
 pub use product::TILE_ROWS;
-pub use rope::{Rope, RopeAngles, RopePairing, rotate};
+pub use rope::{Rope, RopeAngles, RopePairing, rotate, rotate_last};
 pub use thread_pool::{ThreadPool, ThreadPoolError};

@@ -95,6 +95,32 @@ pub fn rotate(
     heads: usize,
     head_dim: usize,
 ) {
+    turn(pool, angles, x, heads, head_dim, |_| 0);
+}
+
+/// As [`rotate`], the last numbers of every head instead of the first.
+///
+/// # Panics
+/// As there.
+pub fn rotate_last(
+    pool: &ThreadPool,
+    angles: &RopeAngles,
+    x: &mut [f32],
+    heads: usize,
+    head_dim: usize,
+) {
+    turn(pool, angles, x, heads, head_dim, |turned| head_dim - turned);
+}
+
+/// `first` is where the numbers that are turned, of which it is told how many, begin in a head.
+fn turn(
+    pool: &ThreadPool,
+    angles: &RopeAngles,
+    x: &mut [f32],
+    heads: usize,
+    head_dim: usize,
+    first: impl Fn(usize) -> usize,
+) {
     let (pairs, row) = (angles.pairs, heads * head_dim);
     if pairs == 0 {
         return;
@@ -106,6 +132,8 @@ pub fn rotate(
         "{rows} rows of {heads} heads of {head_dim}"
     );
     assert!(2 * pairs <= head_dim, "{} rotated of {head_dim}", 2 * pairs);
+    let from = first(2 * pairs);
+    let turned = from..from + 2 * pairs;
     let x = SharedSlice::new(x);
     pool.run(rows.div_ceil(PIECE_ROWS), &|piece| {
         let (first, last) = (piece * PIECE_ROWS, ((piece + 1) * PIECE_ROWS).min(rows));
@@ -115,11 +143,10 @@ pub fn rotate(
         for (x, turns) in x.chunks_exact_mut(row).zip(turns) {
             let (cosines, sines) = turns.split_at(pairs);
             for head in x.chunks_exact_mut(head_dim) {
+                let head = &mut head[turned.clone()];
                 match angles.pairing {
-                    RopePairing::Interleaved => {
-                        turn_neighbours(&mut head[..2 * pairs], cosines, sines)
-                    }
-                    RopePairing::Halves => turn_halves(&mut head[..2 * pairs], cosines, sines),
+                    RopePairing::Interleaved => turn_neighbours(head, cosines, sines),
+                    RopePairing::Halves => turn_halves(head, cosines, sines),
                 }
             }
         }
@@ -180,12 +207,22 @@ mod tests {
                 let angles = rope.angles(positions.iter().copied());
                 let mut turned = x.clone();
                 rotate(&pool, &angles, &mut turned, heads, head_dim);
+                let mut last_turned = x.clone();
+                rotate_last(&pool, &angles, &mut last_turned, heads, head_dim);
+                let first_of_last = head_dim - 2 * frequencies.len();
                 for (row, position) in positions.iter().enumerate() {
                     for head in 0..heads {
                         let at = (row * heads + head) * head_dim;
                         let head = &x[at..at + head_dim];
                         let exact = expected(head, *position, pairing, &frequencies);
                         for (turned, exact) in turned[at..].iter().zip(exact) {
+                            assert!((f64::from(*turned) - exact).abs() < 5e-7);
+                        }
+                        let (stay, last) = head.split_at(first_of_last);
+                        let found = &last_turned[at..at + head_dim];
+                        assert_eq!(found[..first_of_last], *stay);
+                        let exact = expected(last, *position, pairing, &frequencies);
+                        for (turned, exact) in found[first_of_last..].iter().zip(exact) {
                             assert!((f64::from(*turned) - exact).abs() < 5e-7);
                         }
                     }

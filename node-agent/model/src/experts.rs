@@ -3,19 +3,20 @@
 use crate::error::ModelError;
 use crate::families::{Family, Presence};
 use crate::keys::Keys;
-use crate::spec::Gating;
+use crate::spec::{ExpertGroups, Gating};
 
 /// What is the same in all layers that have experts.
 pub struct ExpertOptions {
     pub count: usize,
     pub used: usize,
+    pub groups: Option<ExpertGroups>,
     /// Inner width of each.
     pub width: usize,
     pub gating: Gating,
     pub normalized: bool,
     pub scale: f32,
     pub biases: Presence,
-    pub selection_bias: bool,
+    pub selection_bias: Presence,
     /// Inner width of the expert for all tokens; `None`: there is none.
     pub shared_width: Option<usize>,
     pub shared_gate: bool,
@@ -29,9 +30,11 @@ const COUNT: &str = "expert_count";
 const USED: &str = "expert_used_count";
 const GATING: &str = "expert_gating_func";
 const GROUPS: &str = "expert_group_count";
+const GROUPS_USED: &str = "expert_group_used_count";
 
 impl ExpertOptions {
-    /// `None`: every layer has one network for all tokens. `feed_forward` is how wide that one is, or would be.
+    /// `None`: every layer has one network for all tokens. `feed_forward` is how wide that one is, or would be; `vocabulary` how many tokens
+    /// there are.
     ///
     /// # Errors
     /// [`ModelError::Key`]: experts in a family that has none, sizes that do not fit, ways to choose that prima does not compute.
@@ -39,6 +42,7 @@ impl ExpertOptions {
         keys: &Keys<'_>,
         family: &Family,
         feed_forward: usize,
+        vocabulary: usize,
     ) -> Result<Option<ExpertOptions>, ModelError> {
         let stated = keys.optional_u32(COUNT)?.filter(|&count| count != 0);
         let Some(kind) = family.experts else {
@@ -55,20 +59,22 @@ impl ExpertOptions {
             found => Err(keys.refuse(key, format!("a number from 1 to {most}"), found)),
         };
         let count = bounded(COUNT, MOST)?;
-        if let Some(groups) = keys.optional_u32(GROUPS)?.filter(|&groups| groups > 1) {
-            let expected = "at most 1: prima does not choose experts by groups";
-            return Err(keys.refuse(GROUPS, expected, groups));
-        }
+        let used = bounded(USED, count)?;
         let width = keys.optional_size("expert_feed_forward_length")?;
         let width = width.unwrap_or(feed_forward);
         let dense_layers = keys.optional_u32("leading_dense_block_count")?;
+        let default_gating = match kind.sigmoid_vocabulary == Some(vocabulary) {
+            true => Gating::Sigmoid,
+            false => kind.gating,
+        };
         let normalized = keys.flag("expert_weights_norm")?;
         let scale = keys.positive_or_none("expert_weights_scale")?;
         Ok(Some(ExpertOptions {
             count,
-            used: bounded(USED, count)?,
+            used,
+            groups: groups(keys, count, used)?,
             width,
-            gating: gating(keys)?.unwrap_or(kind.gating),
+            gating: gating(keys)?.unwrap_or(default_gating),
             normalized: normalized.unwrap_or(kind.normalized),
             scale: scale.unwrap_or(1.0),
             biases: kind.biases,
@@ -78,6 +84,31 @@ impl ExpertOptions {
             dense_layers: dense_layers.unwrap_or(0) as usize,
         }))
     }
+}
+
+/// `None`: all experts are one group. The groups that a token chooses hold as many experts as it uses.
+fn groups(
+    keys: &Keys<'_>,
+    experts: usize,
+    used: usize,
+) -> Result<Option<ExpertGroups>, ModelError> {
+    let Some(count) = keys.optional_u32(GROUPS)?.filter(|&count| count > 1) else {
+        return Ok(None);
+    };
+    let count = count as usize;
+    if !experts.is_multiple_of(count) || 2 * count > experts {
+        let expected = format!("a divisor of the {experts} experts, for two or more in each");
+        return Err(keys.refuse(GROUPS, expected, count));
+    }
+    let groups_used = keys.size(GROUPS_USED)?;
+    if groups_used > count || groups_used * (experts / count) < used {
+        let expected = format!("at most {count} groups, with {used} experts or more");
+        return Err(keys.refuse(GROUPS_USED, expected, groups_used));
+    }
+    Ok(Some(ExpertGroups {
+        count,
+        used: groups_used,
+    }))
 }
 
 /// As the file says; else as wide as so many of the others.

@@ -4,8 +4,11 @@ use crate::error::ModelError;
 use crate::experts::ExpertOptions;
 use crate::families::{Family, HeadNormKind, Presence};
 use crate::rope::Rope;
-use crate::shape::Shape;
-use crate::spec::{Attention, Experts, FeedForward, HeadNorms, Mlp, Projection, Temperature};
+use crate::shape::{LatentShape, Shape};
+use crate::spec::{
+    Attention, Direct, Experts, FeedForward, HeadNorms, Latent, Mlp, Projection, Projections,
+    QueryLatent, Temperature,
+};
 use crate::tensor_rows::TensorRows;
 use crate::tensors::Tensors;
 
@@ -38,9 +41,15 @@ impl Layer<'_, '_> {
             head_dim,
             ..
         } = shape;
-        let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
         let norm = self.pre_norm("attn_norm.weight")?;
-        let [query, key, value] = self.queries_keys_values(queries, keys)?;
+        let (projections, results) = match &shape.latent {
+            Some(latent) => {
+                let latent = self.latent(latent)?;
+                let results = heads * latent.value_dim;
+                (Projections::Latent(latent), results)
+            }
+            None => (Projections::Direct(self.direct()?), heads * head_dim),
+        };
         let is_rotated = family
             .unrotated
             .is_none_or(|every| !(self.index + 1).is_multiple_of(every));
@@ -48,32 +57,16 @@ impl Layer<'_, '_> {
             Some(_) => &self.same.windowed_rope,
             None => &self.same.rope,
         };
-        let norm_lengths = match family.head_norms {
-            HeadNormKind::None => None,
-            HeadNormKind::EachHead => Some((head_dim, head_dim)),
-            HeadNormKind::EachHeadIfThere if !self.has("attn_q_norm.weight") => None,
-            HeadNormKind::EachHeadIfThere => Some((head_dim, head_dim)),
-            HeadNormKind::AllHeads => Some((queries, keys)),
-        };
         Ok(Attention {
             norm,
             heads,
             kv_heads,
             head_dim,
+            projections,
             scale: self.same.scale,
             rope: rope.clone().filter(|_| is_rotated),
             temperature: self.same.temperature,
-            query,
-            key,
-            value,
-            output: self.projection("attn_output", queries, hidden, family.other_biases)?,
-            head_norms: match norm_lengths {
-                Some((query, key)) => Some(HeadNorms {
-                    query: self.vector("attn_q_norm.weight", query)?,
-                    key: self.vector("attn_k_norm.weight", key)?,
-                }),
-                None => None,
-            },
+            output: self.projection("attn_output", results, hidden, family.other_biases)?,
             window,
             softcap: self.same.softcap,
             sinks: match family.sinks {
@@ -81,6 +74,36 @@ impl Layer<'_, '_> {
                 false => None,
             },
             post_norm: self.post_norm("post_attention_norm.weight")?,
+        })
+    }
+
+    fn direct(&mut self) -> Result<Direct, ModelError> {
+        let &Shape {
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = self.same.shape;
+        let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
+        let [query, key, value] = self.queries_keys_values(queries, keys)?;
+        let norm_lengths = match self.same.family.head_norms {
+            HeadNormKind::None => None,
+            HeadNormKind::EachHead => Some((head_dim, head_dim)),
+            HeadNormKind::EachHeadIfThere if !self.has("attn_q_norm.weight") => None,
+            HeadNormKind::EachHeadIfThere => Some((head_dim, head_dim)),
+            HeadNormKind::AllHeads => Some((queries, keys)),
+        };
+        Ok(Direct {
+            query,
+            key,
+            value,
+            head_norms: match norm_lengths {
+                Some((query, key)) => Some(HeadNorms {
+                    query: self.vector("attn_q_norm.weight", query)?,
+                    key: self.vector("attn_k_norm.weight", key)?,
+                }),
+                None => None,
+            },
         })
     }
 
@@ -107,6 +130,46 @@ impl Layer<'_, '_> {
             weight,
             bias: biases.next().flatten(),
         }))
+    }
+
+    /// Small models make queries of the activation itself.
+    fn latent(&mut self, latent: &LatentShape) -> Result<Latent, ModelError> {
+        let &Shape {
+            hidden,
+            heads,
+            head_dim,
+            ..
+        } = self.same.shape;
+        let &LatentShape {
+            rank,
+            unrotated,
+            rotated,
+            value_dim,
+            query_rank,
+        } = latent;
+        let queries = heads * (unrotated + rotated);
+        let (query_latent, query) = match query_rank {
+            Some(rank) if !self.has("attn_q.weight") => {
+                let latent = QueryLatent {
+                    down: self.matrix("attn_q_a.weight", hidden, rank)?,
+                    norm: self.vector("attn_q_a_norm.weight", rank)?,
+                };
+                let up = self.matrix("attn_q_b.weight", rank, queries)?;
+                (Some(latent), up)
+            }
+            _ => (None, self.matrix("attn_q.weight", hidden, queries)?),
+        };
+        Ok(Latent {
+            rank,
+            unrotated,
+            value_dim,
+            query_latent,
+            query,
+            row: self.matrix("attn_kv_a_mqa.weight", hidden, head_dim)?,
+            norm: self.vector("attn_kv_a_norm.weight", rank)?,
+            into_latents: self.matrices("attn_k_b.weight", [unrotated, rank, heads])?,
+            out_of_latents: self.matrices("attn_v_b.weight", [rank, value_dim, heads])?,
+        })
     }
 
     pub fn feed_forward(&mut self) -> Result<FeedForward, ModelError> {
@@ -182,6 +245,7 @@ impl Layer<'_, '_> {
         Ok(Experts {
             count,
             used: options.used,
+            groups: options.groups,
             width,
             router: Projection {
                 weight: self.tensors.float_matrix(&router, hidden, count)?,
@@ -191,7 +255,7 @@ impl Layer<'_, '_> {
                 },
             },
             gating: options.gating,
-            selection_bias: match options.selection_bias {
+            selection_bias: match self.has_bias("exp_probs_b", options.selection_bias) {
                 true => Some(self.vector("exp_probs_b.bias", count)?),
                 false => None,
             },
@@ -210,13 +274,11 @@ impl Layer<'_, '_> {
         [cols, rows, count]: [usize; 3],
         bias: Presence,
     ) -> Result<Projection, ModelError> {
-        let has_bias = self.has_bias(name, bias);
-        let name = self.full(name);
-        let (weight, bias) = (format!("{name}.weight"), format!("{name}.bias"));
+        let bias_name = self.full(&format!("{name}.bias"));
         Ok(Projection {
-            weight: self.tensors.stack(&weight, cols, rows, count)?,
-            bias: match has_bias {
-                true => Some(self.tensors.float_matrix(&bias, rows, count)?),
+            weight: self.matrices(&format!("{name}.weight"), [cols, rows, count])?,
+            bias: match self.has_bias(name, bias) {
+                true => Some(self.tensors.float_matrix(&bias_name, rows, count)?),
                 false => None,
             },
         })
@@ -268,6 +330,16 @@ impl Layer<'_, '_> {
     fn matrix(&mut self, name: &str, cols: usize, rows: usize) -> Result<TensorRows, ModelError> {
         let name = self.full(name);
         self.tensors.matrix(&name, cols, rows)
+    }
+
+    /// So many of them in one tensor.
+    fn matrices(
+        &mut self,
+        name: &str,
+        [cols, rows, count]: [usize; 3],
+    ) -> Result<TensorRows, ModelError> {
+        let name = self.full(name);
+        self.tensors.stack(&name, cols, rows, count)
     }
 
     fn vector(&mut self, name: &str, length: usize) -> Result<TensorRows, ModelError> {

@@ -32,8 +32,9 @@ pub use families::names as architectures;
 pub use parts::ModelPart;
 pub use rope::{Divisors, Rope, RopePairing, Yarn};
 pub use spec::{
-    ActivationFunction, Attention, Experts, FeedForward, Gating, HeadNorms, KvFormat, LayerSpec,
-    Mlp, ModelSpec, Pooling, Projection, Temperature,
+    ActivationFunction, Attention, Direct, ExpertGroups, Experts, FeedForward, Gating, HeadNorms,
+    KvFormat, Latent, LayerSpec, Mlp, ModelSpec, Pooling, Projection, Projections, QueryLatent,
+    Temperature,
 };
 pub use tensor_rows::TensorRows;
 pub use tensors::{MATRIX_FORMATS, Place, layer_of};

@@ -10,8 +10,8 @@ use std::fmt;
 
 use crate::rope::{Divisors, Rope, RopePairing, Yarn};
 use crate::spec::{
-    ActivationFunction, Attention, Experts, FeedForward, Gating, HeadNorms, LayerSpec, Mlp,
-    ModelSpec, Pooling, Projection, Temperature,
+    ActivationFunction, Attention, Direct, ExpertGroups, Experts, FeedForward, Gating, HeadNorms,
+    Latent, LayerSpec, Mlp, ModelSpec, Pooling, Projection, Projections, QueryLatent, Temperature,
 };
 
 macro_rules! model_parts {
@@ -99,6 +99,12 @@ model_parts! {
     SharedExperts = "shared-experts",
     /// A gate of what every token goes through.
     SharedExpertGate = "shared-expert-gate",
+    /// Experts are chosen among those of a few groups.
+    ExpertGroups = "expert-groups",
+    /// Keys and values of all heads are one row of a position.
+    LatentAttention = "latent-attention",
+    /// Queries are made of a short row, which has a norm.
+    LatentQueries = "latent-queries",
 }
 
 impl fmt::Display for ModelPart {
@@ -165,20 +171,25 @@ fn of_attention(attention: &Attention) -> Vec<ModelPart> {
         heads: _,
         kv_heads: _,
         head_dim,
+        projections,
         scale,
         rope,
         temperature,
-        query,
-        key,
-        value,
         output,
-        head_norms,
         window,
         softcap,
         sinks,
         post_norm,
     } = attention;
-    let usual_scale = 1.0 / (*head_dim as f32).sqrt();
+    // Of a head's numbers, those that scores are made of, and those that may be rotated.
+    let (scored, rotatable, projections) = match projections {
+        Projections::Direct(direct) => (*head_dim, *head_dim, of_direct(direct, *head_dim)),
+        Projections::Latent(latent) => {
+            let rotatable = head_dim - latent.rank;
+            (latent.unrotated + rotatable, rotatable, of_latent(latent))
+        }
+    };
+    let usual_scale = 1.0 / (scored as f32).sqrt();
     let parts = [
         norm.is_none().then_some(ModelPart::NoPreNorms),
         (*scale != usual_scale).then_some(ModelPart::AttentionScale),
@@ -188,21 +199,54 @@ fn of_attention(attention: &Attention) -> Vec<ModelPart> {
                  positions: _,
              }| ModelPart::AttentionTemperature,
         ),
-        has_bias([query, key, value]).then_some(ModelPart::AttentionBiases),
         has_bias([output]).then_some(ModelPart::AttentionOutputBias),
-        head_norms
-            .as_ref()
-            .map(|norms| of_head_norms(norms, *head_dim)),
         window.map(|_| ModelPart::SlidingWindows),
         softcap.map(|_| ModelPart::AttentionSoftcap),
         sinks.as_ref().map(|_| ModelPart::AttentionSinks),
         post_norm.as_ref().map(|_| ModelPart::PostNorms),
     ];
     let rope = match rope {
-        Some(rope) => of_rope(rope, *head_dim),
+        Some(rope) => of_rope(rope, rotatable),
         None => vec![ModelPart::NoRope],
     };
-    parts.into_iter().flatten().chain(rope).collect()
+    let parts = parts.into_iter().flatten();
+    parts.chain(projections).chain(rope).collect()
+}
+
+fn of_direct(direct: &Direct, head_dim: usize) -> Vec<ModelPart> {
+    let Direct {
+        query,
+        key,
+        value,
+        head_norms,
+    } = direct;
+    let norms = head_norms.as_ref();
+    let parts = [
+        has_bias([query, key, value]).then_some(ModelPart::AttentionBiases),
+        norms.map(|norms| of_head_norms(norms, head_dim)),
+    ];
+    parts.into_iter().flatten().collect()
+}
+
+fn of_latent(latent: &Latent) -> Vec<ModelPart> {
+    let Latent {
+        rank: _,
+        unrotated: _,
+        value_dim: _,
+        query_latent,
+        query: _,
+        row: _,
+        norm: _,
+        into_latents: _,
+        out_of_latents: _,
+    } = latent;
+    let of_queries = query_latent
+        .as_ref()
+        .map(|QueryLatent { down: _, norm: _ }| ModelPart::LatentQueries);
+    [Some(ModelPart::LatentAttention), of_queries]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn of_head_norms(norms: &HeadNorms, head_dim: usize) -> ModelPart {
@@ -213,7 +257,7 @@ fn of_head_norms(norms: &HeadNorms, head_dim: usize) -> ModelPart {
     }
 }
 
-fn of_rope(rope: &Rope, head_dim: usize) -> Vec<ModelPart> {
+fn of_rope(rope: &Rope, rotatable: usize) -> Vec<ModelPart> {
     let Rope {
         pairing,
         dimensions,
@@ -228,7 +272,7 @@ fn of_rope(rope: &Rope, head_dim: usize) -> Vec<ModelPart> {
             RopePairing::Interleaved => ModelPart::InterleavedRope,
             RopePairing::Halves => ModelPart::HalvesRope,
         }),
-        (*dimensions < head_dim).then_some(ModelPart::PartialRope),
+        (*dimensions < rotatable).then_some(ModelPart::PartialRope),
         match yarn {
             Some(Yarn {
                 original_context: _,
@@ -294,6 +338,7 @@ fn of_experts(experts: &Experts) -> Vec<ModelPart> {
     let Experts {
         count: _,
         used: _,
+        groups,
         width: _,
         router,
         gating,
@@ -306,6 +351,7 @@ fn of_experts(experts: &Experts) -> Vec<ModelPart> {
     } = experts;
     let parts = [
         Some(ModelPart::Experts),
+        groups.map(|ExpertGroups { count: _, used: _ }| ModelPart::ExpertGroups),
         has_bias([router, gate, up, down]).then_some(ModelPart::ExpertBiases),
         Some(match gating {
             Gating::Softmax => ModelPart::SoftmaxGating,

@@ -50,7 +50,7 @@ impl ModelSpec {
         let reader = Reader {
             family,
             keys: &keys,
-            shape: Shape::read(&keys)?,
+            shape: Shape::read(&keys, family)?,
         };
         let model = reader.model(layers, &mut tensors)?;
         tensors.finish()?;
@@ -106,8 +106,8 @@ impl Reader<'_> {
         let same = AllLayers {
             family,
             shape,
-            experts: ExpertOptions::read(keys, family, shape.feed_forward)?,
-            scale: self.scale(layers)?,
+            experts: ExpertOptions::read(keys, family, shape.feed_forward, vocabulary)?,
+            scale: self.scale(layers, &rope)?,
             softcap: self.softcap(family.softcaps.attention, "attn_logit_softcapping")?,
             temperature: self.temperature()?,
             windowed_rope: self.windowed_rope(&rope)?,
@@ -209,13 +209,19 @@ impl Reader<'_> {
     }
 
     /// What scores are multiplied by.
-    fn scale(&self, layers: usize) -> Result<f32, ModelError> {
+    fn scale(&self, layers: usize, rope: &Option<Rope>) -> Result<f32, ModelError> {
         let Shape {
             hidden,
             heads,
             head_dim,
+            latent,
             ..
         } = self.shape;
+        if let Some(latent) = latent {
+            let stretched = self.latent_magnitude(rope)?;
+            let width = (latent.unrotated + latent.rotated) as f32;
+            return Ok(stretched * stretched / width.sqrt());
+        }
         if self.family.scale_keys
             && let Some(scale) = self.keys.positive_or_none("attention.scale")?
         {
@@ -226,6 +232,18 @@ impl Reader<'_> {
             false => head_dim as f32,
         };
         Ok(1.0 / width.sqrt())
+    }
+
+    /// What YaRN multiplies queries and keys by where they are latents: only a part of these is rotated, so it is in the scale of scores.
+    /// (llama.cpp has that of sines and cosines in it, too.)
+    fn latent_magnitude(&self, rope: &Option<Rope>) -> Result<f32, ModelError> {
+        match rope {
+            Some(rope) if rope.yarn.is_some() => {
+                let multiplier = self.yarn_log_multiplier()?.unwrap_or(0.0);
+                Ok(rope.magnitude * Yarn::magnitude(rope.factor, multiplier))
+            }
+            _ => Ok(1.0),
+        }
     }
 
     fn softcap(&self, softcap: Softcap, key: &str) -> Result<Option<f32>, ModelError> {
@@ -244,7 +262,10 @@ impl Reader<'_> {
         match scale {
             Some(scale) => Ok(Some(Temperature {
                 scale,
-                positions: self.original_context()?,
+                positions: match self.family.latent {
+                    true => self.keys.size("attention.temperature_length")?,
+                    false => self.original_context()?,
+                },
             })),
             None => Ok(None),
         }
@@ -339,15 +360,26 @@ impl Reader<'_> {
     }
 
     fn yarn_magnitude(&self, factor: f32) -> Result<f32, ModelError> {
-        let multiplier = match self.family.long_context_keys {
-            true => self
-                .keys
-                .positive_or_none("rope.scaling.yarn_log_multiplier")?,
-            false => None,
-        };
-        // Where the file tells how scores are scaled over all dimensions, sines and cosines have only the rest of it.
-        let rest = multiplier.map_or(1.0, |multiplier| 1.0 + 0.1 * multiplier * factor.ln());
-        Ok(Yarn::magnitude(factor) / rest)
+        Ok(match self.yarn_log_multiplier()? {
+            None => Yarn::magnitude(factor, 1.0),
+            // Of what latents are multiplied by, sines and cosines have nothing.
+            Some(_) if self.family.latent => 1.0,
+            // Where the file tells how scores are scaled over all dimensions, sines and cosines have only the rest of it.
+            Some(multiplier) => Yarn::magnitude(factor, 1.0) / Yarn::magnitude(factor, multiplier),
+        })
+    }
+
+    fn yarn_log_multiplier(&self) -> Result<Option<f32>, ModelError> {
+        const MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
+        if !self.family.long_context_keys {
+            return Ok(None);
+        }
+        let stated = self.keys.positive_or_none(MULTIPLIER)?;
+        Ok(match self.family.latent {
+            // Files of these models have a tenth of it.
+            true => stated.map(|tenth| tenth / 0.1),
+            false => stated,
+        })
     }
 
     fn windowed_rope(&self, rope: &Option<Rope>) -> Result<Option<Rope>, ModelError> {

@@ -9,7 +9,7 @@ use crate::tensor_rows::TensorRows;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
     pub pairing: RopePairing,
-    /// How many leading numbers of a head are rotated; even.
+    /// How many numbers of a head are rotated, the first; of a row of [`Latent`](crate::Latent) attention the last. Even.
     pub dimensions: usize,
     /// Base of the frequencies.
     pub base: f32,
@@ -101,9 +101,9 @@ impl Yarn {
         (low, high)
     }
 
-    /// What sines and cosines are multiplied by, for a factor.
-    pub fn magnitude(factor: f32) -> f32 {
-        1.0 + 0.1 * factor.ln()
+    /// What sines and cosines are multiplied by, for a factor. Some models have a multiplier of its logarithm.
+    pub fn magnitude(factor: f32, multiplier: f32) -> f32 {
+        1.0 + 0.1 * multiplier * factor.ln()
     }
 }
 
@@ -163,6 +163,6 @@ mod tests {
             let expected = plain[pair] * (kept + (1.0 - kept) / 32.0);
             assert!((yarn[pair] - expected).abs() < 1e-12, "pair {pair}");
         }
-        assert!((Yarn::magnitude(32.0) - 1.346_57).abs() < 1e-5);
+        assert!((Yarn::magnitude(32.0, 1.0) - 1.346_57).abs() < 1e-5);
     }
 }

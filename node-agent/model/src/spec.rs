@@ -59,7 +59,7 @@ pub struct LayerSpec {
     pub feed_forward: FeedForward,
 }
 
-/// output(attend(rope(queries), rope(keys), values)), each a projection of norm(x).
+/// output(attend(rope(queries), rope(keys), values)), made of norm(x).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
     pub norm: Option<TensorRows>,
@@ -69,17 +69,13 @@ pub struct Attention {
     pub kv_heads: usize,
     /// Numbers of a query, key or value head.
     pub head_dim: usize,
+    pub projections: Projections,
     /// Scores are multiplied by it.
     pub scale: f32,
     /// `None`: the layer does not know positions.
     pub rope: Option<Rope>,
     pub temperature: Option<Temperature>,
-    pub query: Projection,
-    pub key: Projection,
-    pub value: Projection,
     pub output: Projection,
-    /// Of queries and keys, before RoPE.
-    pub head_norms: Option<HeadNorms>,
     /// A position sees this many positions at most, its own among them; `None`: all before it.
     pub window: Option<usize>,
     /// Scores s become softcap * tanh(s / softcap), after the scale.
@@ -87,6 +83,58 @@ pub struct Attention {
     /// For each query head a score, without a value, that takes part in the softmax.
     pub sinks: Option<TensorRows>,
     pub post_norm: Option<TensorRows>,
+}
+
+/// What makes queries, keys and values of norm(x).
+#[derive(Clone, Debug, PartialEq)]
+pub enum Projections {
+    Direct(Direct),
+    Latent(Latent),
+}
+
+/// A projection for each.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Direct {
+    pub query: Projection,
+    pub key: Projection,
+    pub value: Projection,
+    /// Of queries and keys, before RoPE.
+    pub head_norms: Option<HeadNorms>,
+}
+
+/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): a position leaves one row behind, which serves all heads.
+///
+/// The row is the latent, norm(its first `rank` numbers), and a rotated key behind it: `head_dim` numbers together. The row is the only key,
+/// and its latent the only value (`kv_heads` is 1). The matrices that would make each head's keys and values of the latent (equations 10 and
+/// 11, W^UK and W^UV) are absorbed: a head's query goes into the space of latents before attention, and what attention makes of latents goes
+/// out of it behind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Latent {
+    /// Numbers of the latent: d_c in the paper.
+    pub rank: usize,
+    /// Numbers of a head's query that go into the space of latents; those behind them are rotated.
+    pub unrotated: usize,
+    /// Numbers of a head's result: what `output` takes of each.
+    pub value_dim: usize,
+    /// What queries are made of in place of norm(x).
+    pub query_latent: Option<QueryLatent>,
+    /// To `unrotated` numbers of each head, and those that are rotated.
+    pub query: TensorRows,
+    /// hidden to `head_dim`.
+    pub row: TensorRows,
+    /// Weights of the RMS norm of the latent.
+    pub norm: TensorRows,
+    /// For each head, one after the other, `unrotated` to `rank`: W^UK, transposed.
+    pub into_latents: TensorRows,
+    /// For each head, one after the other, `rank` to `value_dim`: W^UV.
+    pub out_of_latents: TensorRows,
+}
+
+/// norm(x * down): c^Q in the paper, which is not cached.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QueryLatent {
+    pub down: TensorRows,
+    pub norm: TensorRows,
 }
 
 /// Number format of cached keys and values.
@@ -152,6 +200,8 @@ pub struct Experts {
     pub count: usize,
     /// How many a token goes through, at most `count`.
     pub used: usize,
+    /// `None`: a token chooses among all.
+    pub groups: Option<ExpertGroups>,
     /// Inner width of each.
     pub width: usize,
     pub router: Projection,
@@ -166,6 +216,15 @@ pub struct Experts {
     pub gate: Projection,
     pub up: Projection,
     pub down: Projection,
+}
+
+/// Experts, split into groups of equal size in the order of their numbers. A token chooses groups first, by the sum of the two best scores of
+/// each, and experts of these groups then. (DeepSeek-V3, arXiv 2412.19437, section 2.1.2)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    pub count: usize,
+    /// How many a token chooses.
+    pub used: usize,
 }
 
 /// How the router's logits become scores, and scores become weights.
@@ -200,23 +259,39 @@ impl LayerSpec {
     /// The matrices that every token is multiplied with, in the order in which a pass uses them.
     pub fn matrices(&self) -> impl Iterator<Item = &TensorRows> {
         let Attention {
-            query,
-            key,
-            value,
+            projections,
             output,
             ..
         } = &self.attention;
         let FeedForward { dense, experts, .. } = &self.feed_forward;
         let dense = dense.iter().flat_map(|mlp| [&mlp.gate, &mlp.up, &mlp.down]);
         let router = experts.iter().map(|experts| &experts.router);
-        let all = [query, key, value, output].into_iter();
-        all.chain(dense).chain(router).map(|each| &each.weight)
+        let behind = [output].into_iter().chain(dense).chain(router);
+        let attention = projections.matrices().into_iter();
+        attention.chain(behind.map(|each| &each.weight))
     }
 
     /// The matrices of all experts, of which a token is multiplied with a few rows: gate, up and down.
     pub fn expert_matrices(&self) -> impl Iterator<Item = &TensorRows> {
         let experts = self.feed_forward.experts.iter();
         experts.flat_map(|experts| experts.matrices())
+    }
+}
+
+impl Projections {
+    /// In the order in which a pass uses them.
+    fn matrices(&self) -> Vec<&TensorRows> {
+        match self {
+            Projections::Direct(direct) => {
+                let all = [&direct.query, &direct.key, &direct.value];
+                all.map(|each| &each.weight).to_vec()
+            }
+            Projections::Latent(latent) => {
+                let down = latent.query_latent.iter().map(|query| &query.down);
+                let then = [&latent.query, &latent.into_latents, &latent.out_of_latents];
+                [&latent.row].into_iter().chain(down).chain(then).collect()
+            }
+        }
     }
 }
 
@@ -237,9 +312,12 @@ impl KvFormat {
 }
 
 impl Attention {
-    /// Numbers of keys (and as many of values) that a position adds to the KV cache.
-    pub fn kv_width(&self) -> usize {
-        self.kv_heads * self.head_dim
+    /// How many of a key's numbers are its value, too, where keys and values are one row; `None`: both are of `head_dim` numbers.
+    pub fn values_in_keys(&self) -> Option<usize> {
+        match &self.projections {
+            Projections::Direct(_) => None,
+            Projections::Latent(latent) => Some(latent.rank),
+        }
     }
 
     /// The format of this layer's cache where `wanted` is asked for. A head is of whole blocks: others than of 32, 64, ... numbers stay F16.
@@ -253,7 +331,11 @@ impl Attention {
     /// Bytes of keys and values that a position adds to the KV cache where `wanted` is asked for.
     pub fn kv_bytes(&self, wanted: KvFormat) -> usize {
         let format = self.kv_format(wanted).ggml_type();
-        2 * self.kv_width() / format.block_len() * format.block_bytes()
+        let rows = match self.values_in_keys() {
+            Some(_) => 1,
+            None => 2,
+        };
+        rows * self.kv_heads * self.head_dim / format.block_len() * format.block_bytes()
     }
 }
 

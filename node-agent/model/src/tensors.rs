@@ -78,7 +78,7 @@ impl<'a> Tensors<'a> {
         Ok(matrix)
     }
 
-    /// Matrices of `count` experts, `cols` inputs to `rows` outputs each: their rows, one expert after the other.
+    /// Matrices of `count` experts or heads, `cols` inputs to `rows` outputs each: their rows, one expert after the other.
     pub fn stack(
         &mut self,
         name: &str,

@@ -163,6 +163,7 @@ pub fn layer_overhead_seconds(
         kv: KvShape {
             kv_heads: 4,
             head_dim: 64,
+            values_in_keys: None,
         },
         scale: 0.125,
         window: None,

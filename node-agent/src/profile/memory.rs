@@ -21,6 +21,7 @@ pub fn kv_append_rate(pool: &ThreadPool, weights: &[u8]) -> f64 {
     const SHAPE: KvShape = KvShape {
         kv_heads: 8,
         head_dim: 128,
+        values_in_keys: None,
     };
     let row = vec![0.25; SHAPE.row_len()];
     let mut blocks = vec![KvBlock::f16(SHAPE); LAYERS];

@@ -27,7 +27,20 @@ pub(crate) struct Scratch {
     pub gate: Buffer,
     pub up: Buffer,
     pub projected: Buffer,
+    pub latent: LatentScratch,
     pub experts: ExpertScratch,
+}
+
+/// Of layers with latent attention.
+#[derive(Default)]
+pub(crate) struct LatentScratch {
+    /// What queries are made of.
+    pub query_latents: Buffer,
+    /// Heads of rows, as they are made and as they go on.
+    pub by_rows: Buffer,
+    /// The same head after head, and in the space of latents.
+    pub by_heads: Buffer,
+    pub latents: Buffer,
 }
 
 /// Of layers with experts.

@@ -10,7 +10,7 @@ use prima_model::{FeedForward, Gating};
 use super::activate::activate;
 use super::compute::{Buffer, ExpertScratch};
 use crate::error::EngineError;
-use crate::kernels::{self, ExpertChoice, Routing, RowsProduct, ThreadPool};
+use crate::kernels::{self, ExpertChoice, ExpertGroups, Routing, RowsProduct, ThreadPool};
 use crate::layer::{Experts, Projection};
 use crate::residency::{Residency, ResidentExpert};
 
@@ -87,6 +87,10 @@ impl ExpertStep<'_> {
         let routing = Routing {
             experts: spec.count,
             used: spec.used,
+            groups: spec.groups.map(|groups| ExpertGroups {
+                count: groups.count,
+                used: groups.used,
+            }),
             gating: match spec.gating {
                 Gating::Softmax => kernels::Gating::Softmax,
                 Gating::Sigmoid => kernels::Gating::Sigmoid,

@@ -28,7 +28,7 @@ impl KvBlocks {
         blocks: Vec::new(),
     };
 
-    /// Adds positions after the first `len`: `keys` and `values` are rows of `kv_heads * head_dim` numbers. New blocks are of `format`.
+    /// Adds positions after the first `len`: `keys` and `values` are rows, as `shape` has them. New blocks are of `format`.
     /// Blocks of positions before `kept_from` are given back.
     pub fn append(
         &mut self,
@@ -43,9 +43,10 @@ impl KvBlocks {
         let gone = gone.min(self.blocks.len());
         self.blocks.drain(..gone);
         self.first += gone;
-        let row = shape.row_len();
-        let rows = keys.chunks_exact(row).zip(values.chunks_exact(row));
-        for (at, (key, value)) in (len..).zip(rows) {
+        let value_row = shape.value_row_len();
+        for (row, key) in keys.chunks_exact(shape.row_len()).enumerate() {
+            let value = &values[row * value_row..(row + 1) * value_row];
+            let at = len + row;
             let (block, position) = (at / BLOCK_POSITIONS - self.first, at % BLOCK_POSITIONS);
             if block == self.blocks.len() {
                 self.blocks
@@ -104,6 +105,7 @@ mod tests {
     const SHAPE: KvShape = KvShape {
         kv_heads: 2,
         head_dim: 16,
+        values_in_keys: None,
     };
 
     fn append(blocks: &mut KvBlocks, len: usize, rows: usize) {

@@ -8,12 +8,13 @@ use std::ops::Range;
 use super::activate::activate;
 use super::compute::{Buffer, Compute, Scratch};
 use super::experts::ExpertStep;
+use super::latent::LatentStep;
 use crate::batch::Sequence;
 use crate::error::EngineError;
 use crate::executor::Executor;
 use crate::kernels::{self, RopeAngles, SequenceAttention, ThreadPool};
 use crate::kv_cache::LayerKv;
-use crate::layer::{Layer, Mlp, Projection};
+use crate::layer::{Direct, Latent, Layer, Mlp, Projection, Projections};
 use crate::model::Model;
 use crate::residency::Residency;
 use crate::ropes::Ropes;
@@ -118,45 +119,90 @@ impl LayerStep<'_> {
             ..
         } = *self;
         let shape = layer.attention_shape();
-        let rows = activation.len() / self.hidden;
-        let kv_row = shape.kv.row_len();
+        let (rows, head_dim) = (activation.len() / self.hidden, shape.kv.head_dim);
 
         let norm = layer.attention_norm.as_deref();
         let normed = self.normed(activation, norm, &mut scratch.normed);
-        let queries = scratch.queries.take(rows * layer.query.width());
-        let keys = scratch.keys.take(rows * kv_row);
-        let values = scratch.values.take(rows * kv_row);
-        let projections = [
-            (&layer.query, &mut *queries),
-            (&layer.key, &mut *keys),
-            (&layer.value, &mut *values),
-        ];
-        self.project(normed, rows, projections)?;
-        if let Some(norms) = &layer.head_norms {
-            kernels::rms_norm_in_place(pool, queries, &norms.query, self.norm_epsilon);
-            kernels::rms_norm_in_place(pool, keys, &norms.key, self.norm_epsilon);
-        }
+        let queries = scratch.queries.take(rows * shape.heads * head_dim);
+        let keys = scratch.keys.take(rows * shape.kv.row_len());
+        let values = scratch.values.take(rows * shape.kv.value_row_len());
+        let rotate = match &layer.projections {
+            Projections::Direct(direct) => {
+                self.direct(
+                    direct,
+                    normed,
+                    rows,
+                    [&mut *queries, &mut *keys, &mut *values],
+                )?;
+                kernels::rotate
+            }
+            Projections::Latent(latent) => {
+                let step = self.latent(latent);
+                step.before(&mut scratch.latent, normed, rows, queries, keys)?;
+                kernels::rotate_last
+            }
+        };
         if let Some(angles) = angles {
-            let head_dim = shape.kv.head_dim;
-            kernels::rotate(pool, angles, queries, shape.heads, head_dim);
-            kernels::rotate(pool, angles, keys, shape.kv.kv_heads, head_dim);
+            rotate(pool, angles, queries, shape.heads, head_dim);
+            rotate(pool, angles, keys, shape.kv.kv_heads, head_dim);
         }
         if let Some(temperature) = &layer.spec.attention.temperature {
             let positions = sequences.iter().flat_map(Sequence::positions);
-            let queries = queries.chunks_exact_mut(layer.query.width());
+            let queries = queries.chunks_exact_mut(shape.heads * head_dim);
             for (row, position) in queries.zip(positions) {
                 let factor = temperature.at(position);
                 row.iter_mut().for_each(|number| *number *= factor);
             }
         }
 
-        let attended = scratch.attended.take(queries.len());
+        let attended = rows * shape.heads * shape.kv.value_dim();
+        let attended = scratch.attended.take(attended);
         self.attend(sequences, queries, keys, values, attended);
+        let results = match &layer.projections {
+            Projections::Direct(_) => &*attended,
+            Projections::Latent(latent) => {
+                let step = self.latent(latent);
+                step.behind(&mut scratch.latent, attended, rows)?
+            }
+        };
 
         let projected = scratch.projected.take(activation.len());
-        self.project(attended, rows, [(&layer.output, &mut *projected)])?;
+        self.project(results, rows, [(&layer.output, &mut *projected)])?;
         self.add(activation, projected, layer.attention_post_norm.as_deref());
         Ok(())
+    }
+
+    /// Writes queries, keys and values of the rows of `x`, with their norms.
+    fn direct(
+        &self,
+        direct: &Direct,
+        x: &[f32],
+        rows: usize,
+        [queries, keys, values]: [&mut [f32]; 3],
+    ) -> Result<(), EngineError> {
+        let projections = [
+            (&direct.query, &mut *queries),
+            (&direct.key, &mut *keys),
+            (&direct.value, values),
+        ];
+        self.project(x, rows, projections)?;
+        if let Some(norms) = &direct.head_norms {
+            kernels::rms_norm_in_place(self.pool, queries, &norms.query, self.norm_epsilon);
+            kernels::rms_norm_in_place(self.pool, keys, &norms.key, self.norm_epsilon);
+        }
+        Ok(())
+    }
+
+    fn latent<'a>(&'a self, latent: &'a Latent) -> LatentStep<'a> {
+        let attention = &self.layer.spec.attention;
+        LatentStep {
+            pool: self.pool,
+            residency: self.residency,
+            norm_epsilon: self.norm_epsilon,
+            layer: latent,
+            heads: attention.heads,
+            head_dim: attention.head_dim,
+        }
     }
 
     /// The norm of the activation in the buffer, or the activation itself where there is no norm.
@@ -214,12 +260,15 @@ impl LayerStep<'_> {
     ) {
         let shape = self.layer.attention_shape();
         let query_row = shape.heads * shape.kv.head_dim;
-        let kv_row = shape.kv.row_len();
+        let out_row = shape.heads * shape.kv.value_dim();
         let mut row = 0;
         for sequence in sequences.iter_mut() {
-            let rows = row * kv_row..(row + sequence.rows) * kv_row;
-            sequence.layers[self.place].append(shape.kv, &keys[rows.clone()], &values[rows]);
-            row += sequence.rows;
+            let rows = row..row + sequence.rows;
+            let of = |width: usize| rows.start * width..rows.end * width;
+            let keys = &keys[of(shape.kv.row_len())];
+            let values = &values[of(shape.kv.value_row_len())];
+            sequence.layers[self.place].append(shape.kv, keys, values);
+            row = rows.end;
         }
         let blocks: Vec<_> = sequences
             .iter()
@@ -229,7 +278,7 @@ impl LayerStep<'_> {
         let mut batch = Vec::with_capacity(sequences.len());
         for (sequence, blocks) in sequences.iter().zip(&blocks) {
             let (own, rest) = queries.split_at(sequence.rows * query_row);
-            let (out, rest_out) = attended.split_at_mut(own.len());
+            let (out, rest_out) = attended.split_at_mut(sequence.rows * out_row);
             (queries, attended) = (rest, rest_out);
             batch.push(SequenceAttention {
                 queries: own,

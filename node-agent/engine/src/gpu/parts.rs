@@ -4,10 +4,11 @@
 use prima_model::{ActivationFunction, ModelPart};
 
 use crate::error::EngineError;
-use crate::layer::{Layer, Mlp};
+use crate::layer::{Direct, Layer, Mlp, Projections};
 
 /// What GPUs compute, and not every layer has.
 pub(super) struct Parts<'a> {
+    pub attention: &'a Direct,
     pub mlp: &'a Mlp,
     pub gate: Gate,
 }
@@ -33,7 +34,10 @@ pub(super) fn is_computed(part: ModelPart) -> bool {
         | ModelPart::NormalizedExperts
         | ModelPart::ExpertScale
         | ModelPart::SharedExperts
-        | ModelPart::SharedExpertGate => false,
+        | ModelPart::SharedExpertGate
+        | ModelPart::ExpertGroups
+        | ModelPart::LatentAttention
+        | ModelPart::LatentQueries => false,
         // Before the first layer and behind the last, where the processor computes.
         ModelPart::EmbeddingScale
         | ModelPart::LogitScale
@@ -82,8 +86,16 @@ pub(super) fn computed(index: usize, layer: &Layer) -> Result<Parts<'_>, EngineE
         ActivationFunction::Gelu => Gate::Gelu,
         ActivationFunction::ClampedSwiglu => return Err(refused(ModelPart::ClampedSwiglu)),
     };
+    let attention = match &layer.projections {
+        Projections::Direct(direct) => direct,
+        Projections::Latent(_) => return Err(refused(ModelPart::LatentAttention)),
+    };
     match &layer.dense {
-        Some(mlp) => Ok(Parts { mlp, gate }),
+        Some(mlp) => Ok(Parts {
+            attention,
+            mlp,
+            gate,
+        }),
         None => Err(refused(ModelPart::Experts)),
     }
 }

@@ -64,10 +64,12 @@ pub const WINDOW: usize = 8;
 pub const EXPERTS_PER_TOKEN: usize = 3;
 /// Layers without experts, in models that begin with such.
 const DENSE_LAYERS: usize = 2;
+/// Layers with experts, in models with latents.
+const EXPERT_LAYERS: usize = 3;
 /// Positions that models with a stretched rotation were first trained for.
 pub const ORIGINAL_CONTEXT: usize = 16;
 /// Every family that there is; `mixtral` is llama with experts.
-pub const FAMILIES: [&str; 18] = [
+pub const FAMILIES: [&str; 19] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -86,7 +88,15 @@ pub const FAMILIES: [&str; 18] = [
     "granitemoe",
     "gpt-oss",
     "glm4moe",
+    "deepseek2",
 ];
+
+/// Numbers of latent attention, as GLM-4.7-Flash has them, but for those of queries.
+const LATENT: usize = 512;
+const ROTATED: usize = 64;
+const UNROTATED: usize = 192;
+const VALUE: usize = 256;
+const QUERY_LATENT: usize = 256;
 
 /// A made-up model: right in form, random in content.
 #[derive(Clone)]
@@ -109,6 +119,8 @@ pub struct MadeUpModel {
     pub rope_factors: bool,
     /// Whether families with a stretched rotation have it.
     pub stretched: bool,
+    /// Whether a family with latents has what its large models have: queries of latents, and experts chosen by sigmoids with a bias.
+    pub large: bool,
     /// Taken in turn by the matrices.
     pub formats: Vec<GgmlType>,
     pub seed: u64,
@@ -131,6 +143,7 @@ impl Default for MadeUpModel {
             tied: true,
             rope_factors: false,
             stretched: true,
+            large: true,
             formats: vec![GgmlType::Q4_1, GgmlType::Q8_0, GgmlType::Q4K, GgmlType::F32],
             seed: 1,
         }
@@ -176,11 +189,12 @@ impl MadeUpModel {
             "gemma2" => (256, 4, 2, 256),
             "gemma3" => (256, 4, 1, 256),
             "phi3" => (768, 8, 8, 96),
+            "deepseek2" => (256, 4, 1, LATENT + ROTATED),
             other => unreachable!("{other} is not one of the families"),
         };
         let experts = match family {
             "mixtral" | "qwen3moe" | "olmoe" | "qwen2moe" | "granitemoe" | "gpt-oss"
-            | "glm4moe" => 8,
+            | "glm4moe" | "deepseek2" => 8,
             _ => 0,
         };
         MadeUpModel {
@@ -196,14 +210,28 @@ impl MadeUpModel {
             heads,
             kv_heads,
             head_dim: (heads * head_dim != hidden).then_some(head_dim),
-            tied: !matches!(family, "qwen2" | "olmo2" | "olmoe" | "qwen2moe" | "gpt-oss"),
+            tied: !matches!(
+                family,
+                "qwen2" | "olmo2" | "olmoe" | "qwen2moe" | "gpt-oss" | "deepseek2"
+            ),
             ..Self::default()
         }
     }
 
     /// Layers at the end that predict further tokens.
     fn predicting(&self) -> usize {
-        usize::from(self.architecture == "glm4moe")
+        let has_latents = self.architecture == "deepseek2" && self.large;
+        usize::from(self.experts > 0 && (self.architecture == "glm4moe" || has_latents))
+    }
+
+    /// Layers without experts, in models that begin with such.
+    fn dense_layers(&self) -> usize {
+        match self.architecture {
+            _ if self.experts == 0 => self.layers,
+            // Of many layers, few have experts: where scores are close, rounding chooses others, and then all numbers are others.
+            "deepseek2" => self.layers - EXPERT_LAYERS,
+            _ => DENSE_LAYERS,
+        }
     }
 
     pub fn head_dim(&self) -> usize {
@@ -221,7 +249,12 @@ impl MadeUpModel {
         number("attention.head_count_kv", self.kv_heads);
         if let Some(head_dim) = self.head_dim {
             number("attention.key_length", head_dim);
-            number("attention.value_length", head_dim);
+            let value = if family == "deepseek2" {
+                LATENT
+            } else {
+                head_dim
+            };
+            number("attention.value_length", value);
         }
         number("context_length", self.context_length as usize);
         if self.experts > 0 {
@@ -234,15 +267,30 @@ impl MadeUpModel {
             }
             "glm4moe" => {
                 number("expert_shared_count", 2);
-                number("leading_dense_block_count", DENSE_LAYERS);
+                number("leading_dense_block_count", self.dense_layers());
                 number("nextn_predict_layers", self.predicting());
                 number("expert_gating_func", 2);
+            }
+            "deepseek2" => {
+                number("attention.kv_lora_rank", LATENT);
+                number("attention.key_length_mla", UNROTATED + ROTATED);
+                number("attention.value_length_mla", VALUE);
+                number("rope.dimension_count", ROTATED);
+                if self.large {
+                    number("attention.q_lora_rank", QUERY_LATENT);
+                }
+                number("expert_shared_count", 2);
+                number("leading_dense_block_count", self.dense_layers());
+                number("nextn_predict_layers", self.predicting());
+                if self.large {
+                    number("expert_gating_func", 2);
+                }
             }
             _ => {}
         }
         match family {
             // Its files have a width of a network for all tokens, too.
-            "qwen3moe" | "qwen2moe" | "gpt-oss" | "glm4moe" => {
+            "qwen3moe" | "qwen2moe" | "gpt-oss" | "glm4moe" | "deepseek2" => {
                 number("feed_forward_length", 3 * self.feed_forward);
                 number("expert_feed_forward_length", self.feed_forward);
             }
@@ -269,6 +317,7 @@ impl MadeUpModel {
                 ("attention.temperature_scale", 0.2),
             ],
             "glm4moe" => &[("expert_weights_scale", 1.5)],
+            "deepseek2" if self.large => &[("expert_weights_scale", 1.5)],
             "granite" | "granitemoe" => &[
                 ("embedding_scale", 2.0),
                 ("residual_scale", 0.5),
@@ -288,8 +337,8 @@ impl MadeUpModel {
         if let Some(scaling) = scaling {
             writer.metadata(&format!("{family}.rope.scaling.type"), scaling);
         }
-        if family == "glm4moe" {
-            writer.metadata("glm4moe.expert_weights_norm", true);
+        if family == "glm4moe" || family == "deepseek2" && self.large {
+            writer.metadata(&format!("{family}.expert_weights_norm"), true);
         }
         let epsilon = format!("{family}.attention.layer_norm_rms_epsilon");
         writer.metadata(&epsilon, 1e-5_f32);
@@ -300,7 +349,8 @@ impl MadeUpModel {
         let family = self.architecture;
         let (hidden, inner) = (self.hidden as u64, self.feed_forward as u64);
         let head_dim = self.head_dim() as u64;
-        let queries = head_dim * self.heads as u64;
+        let heads = self.heads as u64;
+        let queries = head_dim * heads;
         let kv = head_dim * self.kv_heads as u64;
         let vocabulary = self.vocabulary as u64;
         let mut formats = self.formats.iter().copied().cycle();
@@ -310,7 +360,11 @@ impl MadeUpModel {
                 _ if name.ends_with("ffn_gate_inp.weight") || name.ends_with(".bias") => {
                     GgmlType::F32
                 }
-                [_, _] | [_, _, _] => formats.next().expect("a format"),
+                [cols, _] | [cols, _, _] => match formats.next().expect("a format") {
+                    whole if cols.is_multiple_of(whole.block_len() as u64) => whole,
+                    // What llama.cpp's quantizer takes for short rows.
+                    _ => GgmlType::Q8_0,
+                },
                 _ => GgmlType::F32,
             };
             tensors.push((name, format, shape.to_vec()));
@@ -330,6 +384,23 @@ impl MadeUpModel {
             }
             match family {
                 "phi3" => part("attn_qkv.weight", &[hidden, queries + 2 * kv]),
+                "deepseek2" => {
+                    let [rank, rotated, unrotated, value] =
+                        [LATENT, ROTATED, UNROTATED, VALUE].map(|length| length as u64);
+                    let queries = heads * (unrotated + rotated);
+                    if self.large {
+                        let rank = QUERY_LATENT as u64;
+                        part("attn_q_a.weight", &[hidden, rank]);
+                        part("attn_q_a_norm.weight", &[rank]);
+                        part("attn_q_b.weight", &[rank, queries]);
+                    } else {
+                        part("attn_q.weight", &[hidden, queries]);
+                    }
+                    part("attn_kv_a_mqa.weight", &[hidden, rank + rotated]);
+                    part("attn_kv_a_norm.weight", &[rank]);
+                    part("attn_k_b.weight", &[unrotated, rank, heads]);
+                    part("attn_v_b.weight", &[rank, value, heads]);
+                }
                 _ => {
                     part("attn_q.weight", &[hidden, queries]);
                     part("attn_k.weight", &[hidden, kv]);
@@ -352,7 +423,11 @@ impl MadeUpModel {
                 part("attn_q_norm.weight", &[queries]);
                 part("attn_k_norm.weight", &[kv]);
             }
-            part("attn_output.weight", &[queries, hidden]);
+            let results = match family {
+                "deepseek2" => heads * VALUE as u64,
+                _ => queries,
+            };
+            part("attn_output.weight", &[results, hidden]);
             if family == "gpt-oss" {
                 part("attn_output.bias", &[hidden]);
                 part("attn_sinks.weight", &[self.heads as u64]);
@@ -367,7 +442,8 @@ impl MadeUpModel {
             if !matches!(family, "olmo2" | "gpt-oss" | "glm4moe") {
                 part("ffn_norm.weight", &[hidden]);
             }
-            let is_dense = family == "glm4moe" && layer < DENSE_LAYERS;
+            let has_dense = matches!(family, "glm4moe" | "deepseek2");
+            let is_dense = has_dense && layer < self.dense_layers();
             let (experts, inner) = match is_dense {
                 true => (0, 3 * inner),
                 false => (self.experts as u64, inner),
@@ -394,7 +470,8 @@ impl MadeUpModel {
                 part("ffn_up_exps.bias", &[inner, experts]);
                 part("ffn_down_exps.bias", &[hidden, experts]);
             }
-            if matches!(family, "qwen2moe" | "granitemoe" | "glm4moe") && experts > 0 {
+            let has_shared = matches!(family, "qwen2moe" | "granitemoe" | "glm4moe" | "deepseek2");
+            if has_shared && experts > 0 {
                 part("ffn_gate_shexp.weight", &[hidden, 2 * inner]);
                 part("ffn_up_shexp.weight", &[hidden, 2 * inner]);
                 part("ffn_down_shexp.weight", &[2 * inner, hidden]);
@@ -402,7 +479,7 @@ impl MadeUpModel {
             if family == "qwen2moe" {
                 part("ffn_gate_inp_shexp.weight", &[hidden]);
             }
-            if family == "glm4moe" && experts > 0 {
+            if has_dense && experts > 0 && self.large {
                 part("exp_probs_b.bias", &[experts]);
             }
             if layer >= self.layers {

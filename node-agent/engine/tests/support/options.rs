@@ -44,7 +44,7 @@ impl Variant {
 }
 
 /// With numbers at which it shows.
-pub fn options() -> [Variant; 15] {
+pub fn options() -> [Variant; 19] {
     let heads_of_128 = |family| MadeUpModel {
         hidden: 512,
         head_dim: None,
@@ -168,6 +168,56 @@ pub fn options() -> [Variant; 15] {
             name: "glm4moe with norms of heads, as 4.6 has them",
             change: add_head_norms,
             ..Variant::of("glm4moe")
+        },
+        Variant {
+            name: "deepseek2 as V2-Lite",
+            model: MadeUpModel {
+                // llama.cpp knows by the number of layers that queries are made of the activation.
+                layers: 27,
+                large: false,
+                ..MadeUpModel::of("deepseek2")
+            },
+            keys: vec![
+                ("rope.scaling.type", "yarn".into()),
+                ("rope.scaling.factor", 4_f32.into()),
+                (
+                    "rope.scaling.original_context_length",
+                    (ORIGINAL_CONTEXT as u32).into(),
+                ),
+                ("rope.scaling.yarn_log_multiplier", 0.0707_f32.into()),
+            ],
+            ..Variant::of("deepseek2")
+        },
+        Variant {
+            name: "deepseek2 with groups of experts, as V3",
+            keys: vec![
+                ("expert_group_count", 4_u32.into()),
+                ("expert_group_used_count", 2_u32.into()),
+            ],
+            ..Variant::of("deepseek2")
+        },
+        Variant {
+            name: "deepseek2 with YaRN and a temperature",
+            keys: vec![
+                ("rope.scaling.type", "yarn".into()),
+                ("rope.scaling.factor", 4_f32.into()),
+                ("rope.scaling.attn_factor", 0.9_f32.into()),
+                (
+                    "rope.scaling.original_context_length",
+                    (ORIGINAL_CONTEXT as u32).into(),
+                ),
+                ("attention.temperature_scale", 0.2_f32.into()),
+                ("attention.temperature_length", 16_u32.into()),
+            ],
+            ..Variant::of("deepseek2")
+        },
+        Variant {
+            name: "deepseek2 without experts",
+            model: MadeUpModel {
+                experts: 0,
+                ..MadeUpModel::of("deepseek2")
+            },
+            ..Variant::of("deepseek2")
         },
         Variant {
             name: "gpt-oss with another base in windows",

@@ -9,28 +9,30 @@ use half::f16;
 
 use super::super::activations::largest_magnitude;
 use super::super::numerics::ROUNDER;
-use super::head_block::{F16Head, Q8_0Head, SCALE_DIMS};
+use super::head_block::{F16Head, LatentF16Head, LatentQ8_0Head, Q8_0Head, SCALE_DIMS};
 use super::{BLOCK_POSITIONS, KEY_LANES, KvShape};
 
 /// The keys and values of [`BLOCK_POSITIONS`] positions in one layer.
 ///
 /// KV heads follow one another. Within a head, keys lie as `[4][head_dim][16 positions]`, so that 16 scores are computed side by side;
-/// values lie as `[64 positions][head_dim]`. The scales of a head's keys, and of its values, lie as `[head_dim / 32][64 positions]`.
+/// values lie as `[64 positions][head_dim]`, and so do keys that are values, too. The scales of a head's keys, and of its values, lie as
+/// `[head_dim / 32][64 positions]`.
 #[derive(Clone)]
 pub struct KvBlock {
     shape: KvShape,
     numbers: Numbers,
 }
 
+/// No values: they are the first numbers of the keys.
 #[derive(Clone)]
 enum Numbers {
     F16 {
         keys: Box<[f16]>,
-        values: Box<[f16]>,
+        values: Option<Box<[f16]>>,
     },
     Q8_0 {
         keys: ScaledBytes,
-        values: ScaledBytes,
+        values: Option<ScaledBytes>,
     },
 }
 
@@ -44,13 +46,15 @@ struct ScaledBytes {
 pub(super) enum Head<'a> {
     F16(F16Head<'a>),
     Q8_0(Q8_0Head<'a>),
+    LatentF16(LatentF16Head<'a>),
+    LatentQ8_0(LatentQ8_0Head<'a>),
 }
 
 impl KvBlock {
     /// A block of zeros as F16. Numbers beyond its range become its largest number.
     pub fn f16(shape: KvShape) -> Self {
         let zeros = || vec![f16::ZERO; BLOCK_POSITIONS * shape.row_len()].into_boxed_slice();
-        let (keys, values) = (zeros(), zeros());
+        let (keys, values) = (zeros(), shape.values_in_keys.is_none().then(zeros));
         let numbers = Numbers::F16 { keys, values };
         Self { shape, numbers }
     }
@@ -66,7 +70,7 @@ impl KvBlock {
             shape.head_dim
         );
         let zeros = || ScaledBytes::zeros(BLOCK_POSITIONS * shape.row_len());
-        let (keys, values) = (zeros(), zeros());
+        let (keys, values) = (zeros(), shape.values_in_keys.is_none().then(zeros));
         let numbers = Numbers::Q8_0 { keys, values };
         Self { shape, numbers }
     }
@@ -74,32 +78,48 @@ impl KvBlock {
     /// Bytes of memory.
     pub fn bytes(&self) -> usize {
         match &self.numbers {
-            Numbers::F16 { keys, values } => size_of_val(&**keys) + size_of_val(&**values),
-            Numbers::Q8_0 { keys, values } => keys.len() + values.len(),
+            Numbers::F16 { keys, values } => {
+                let values = values.as_ref().map_or(0, |values| size_of_val(&**values));
+                size_of_val(&**keys) + values
+            }
+            Numbers::Q8_0 { keys, values } => {
+                keys.len() + values.as_ref().map_or(0, ScaledBytes::len)
+            }
         }
     }
 
-    /// Writes keys and values of one position (each `kv_heads * head_dim` numbers) into their place.
+    /// Writes keys and values of one position (each `kv_heads * head_dim` numbers) into their place. Where keys are values, too, there are no
+    /// others: `value` is empty.
     ///
     /// # Panics
     /// When `position` is not below [`BLOCK_POSITIONS`], or a row has the wrong length.
     pub fn store(&mut self, position: usize, key: &[f32], value: &[f32]) {
         assert!(position < BLOCK_POSITIONS, "position {position} of a block");
-        for row in [key, value] {
-            assert_eq!(row.len(), self.shape.row_len(), "numbers of a position");
-        }
-        let head_dim = self.shape.head_dim;
+        let KvShape {
+            head_dim,
+            values_in_keys,
+            ..
+        } = self.shape;
+        let lens = (self.shape.row_len(), self.shape.value_row_len());
+        assert_eq!((key.len(), value.len()), lens, "numbers of a position");
         let (group, lane) = (position / KEY_LANES, position % KEY_LANES);
-        let key_place = |dim| (group * head_dim + dim) * KEY_LANES + lane;
         let value_place = |dim| position * head_dim + dim;
+        let key_place = |dim| match values_in_keys {
+            Some(_) => value_place(dim),
+            None => (group * head_dim + dim) * KEY_LANES + lane,
+        };
         match &mut self.numbers {
             Numbers::F16 { keys, values } => {
                 store_f16(keys, head_dim, key, key_place);
-                store_f16(values, head_dim, value, value_place);
+                if let Some(values) = values {
+                    store_f16(values, head_dim, value, value_place);
+                }
             }
             Numbers::Q8_0 { keys, values } => {
                 keys.store(head_dim, position, key, key_place);
-                values.store(head_dim, position, value, value_place);
+                if let Some(values) = values {
+                    values.store(head_dim, position, value, value_place);
+                }
             }
         }
     }
@@ -109,16 +129,20 @@ impl KvBlock {
     }
 
     pub(super) fn head(&self, kv_head: usize) -> Head<'_> {
-        let head_dim = self.shape.head_dim;
+        let (head_dim, value_dim) = (self.shape.head_dim, self.shape.value_dim());
         let len = BLOCK_POSITIONS * head_dim;
         let own = kv_head * len..(kv_head + 1) * len;
         match &self.numbers {
-            Numbers::F16 { keys, values } => {
-                Head::F16(F16Head::new(head_dim, &keys[own.clone()], &values[own]))
-            }
-            Numbers::Q8_0 { keys, values } => {
-                Head::Q8_0(Q8_0Head::new(head_dim, keys.part(&own), values.part(&own)))
-            }
+            Numbers::F16 { keys, values } => match values {
+                Some(values) => Head::F16(F16Head::new(head_dim, &keys[own.clone()], &values[own])),
+                None => Head::LatentF16(LatentF16Head::new(head_dim, value_dim, &keys[own])),
+            },
+            Numbers::Q8_0 { keys, values } => match values {
+                Some(values) => {
+                    Head::Q8_0(Q8_0Head::new(head_dim, keys.part(&own), values.part(&own)))
+                }
+                None => Head::LatentQ8_0(LatentQ8_0Head::new(head_dim, value_dim, keys.part(&own))),
+            },
         }
     }
 }

@@ -14,7 +14,7 @@ pub(super) const MAX_QUERIES: usize = 8;
 
 /// The attention of some queries over some positions, before it is divided by the sum of the weights.
 pub(super) struct Partial {
-    /// The distance from one query to the next in `values`: the head's dimensions, rounded up to whole lanes.
+    /// The distance from one query to the next in `values`: the dimensions of a value, rounded up to whole lanes.
     stride: usize,
     /// Per query: the largest score so far, the sum of `e^(score - largest)`.
     largest: [f32; MAX_QUERIES],
@@ -24,8 +24,8 @@ pub(super) struct Partial {
 }
 
 impl Partial {
-    pub(super) fn new(queries: usize, head_dim: usize) -> Self {
-        let stride = head_dim.next_multiple_of(LANES);
+    pub(super) fn new(queries: usize, value_dim: usize) -> Self {
+        let stride = value_dim.next_multiple_of(LANES);
         Partial {
             stride,
             largest: [f32::NEG_INFINITY; MAX_QUERIES],
@@ -92,7 +92,7 @@ pub(super) fn add_block<H: HeadBlock>(
     let head_dim = block.head_dim();
     assert!(queries.len() == visible.len() * head_dim);
     assert!(visible.len() <= MAX_QUERIES && visible.iter().all(|seen| seen.end <= BLOCK_POSITIONS));
-    assert!(chunk.stride == head_dim.next_multiple_of(LANES));
+    assert!(chunk.stride == block.value_dim().next_multiple_of(LANES));
     assert!(chunk.values.len() >= visible.len() * chunk.stride);
     // SAFETY: the lengths are checked above; a `IsaLevel` of a kind exists only on processors that have its
     // instructions.
@@ -257,8 +257,8 @@ unsafe fn tile<L: Lanes, H: HeadBlock, const QUERIES: usize>(
     }
 
     let mut scaled = weights;
-    for dim in (0..head_dim).step_by(LANES) {
-        // SAFETY: `dim` is below the head's dimensions, a multiple of 16, and calls are in order; so below.
+    for dim in (0..block.value_dim()).step_by(LANES) {
+        // SAFETY: `dim` is below the value's dimensions, a multiple of 16, and calls are in order; so below.
         unsafe { block.scale_weights::<L, QUERIES>(dim, &weights, &mut scaled) };
         let mut weighted = [L::splat(0.0); QUERIES];
         for position in seen.clone() {

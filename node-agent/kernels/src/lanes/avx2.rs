@@ -58,6 +58,18 @@ impl Lanes for __m256 {
         // SAFETY: as in `splat`.
         unsafe { _mm256_fmadd_ps(self, factor, addend) }
     }
+
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        // SAFETY: as in `splat`.
+        unsafe {
+            let (low, high) = (
+                _mm256_castps256_ps128(self),
+                _mm256_extractf128_ps::<1>(self),
+            );
+            _mm_add_ps(low, high).sum()
+        }
+    }
 }
 
 impl Words for __m256i {

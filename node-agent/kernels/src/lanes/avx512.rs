@@ -58,6 +58,18 @@ impl Lanes for __m512 {
         // SAFETY: as in `splat`.
         unsafe { _mm512_fmadd_ps(self, factor, addend) }
     }
+
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        // SAFETY: as in `splat`.
+        unsafe {
+            let (low, high) = (
+                _mm512_castps512_ps256(self),
+                _mm512_extractf32x8_ps::<1>(self),
+            );
+            _mm256_add_ps(low, high).sum()
+        }
+    }
 }
 
 impl Words for __m512i {

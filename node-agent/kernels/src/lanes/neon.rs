@@ -61,6 +61,15 @@ impl Lanes for float32x4_t {
         // SAFETY: as in `splat`.
         unsafe { vfmaq_f32(addend, self, factor) }
     }
+
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        // SAFETY: as in `splat`.
+        unsafe {
+            let pair = vadd_f32(vget_low_f32(self), vget_high_f32(self));
+            vget_lane_f32::<0>(pair) + vget_lane_f32::<1>(pair)
+        }
+    }
 }
 
 impl Words for uint32x4_t {

@@ -59,6 +59,15 @@ impl Lanes for __m128 {
         // SAFETY: as in `splat`.
         unsafe { _mm_add_ps(_mm_mul_ps(self, factor), addend) }
     }
+
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        // SAFETY: as in `splat`.
+        unsafe {
+            let pair = _mm_add_ps(self, _mm_movehl_ps(self, self));
+            _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)))
+        }
+    }
 }
 
 impl Words for __m128i {

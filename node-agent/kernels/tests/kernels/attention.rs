@@ -1,5 +1,5 @@
 //! Attention: the textbook formula in f64, and the same bits whatever the batch, the chunks of a prefill and
-//! the pool. With keys and values as F16, and as Q8_0.
+//! the pool. With keys and values as F16, and as Q8_0; and with values that are a part of their keys.
 
 use half::f16;
 use prima_kernels::{
@@ -57,10 +57,25 @@ impl Format {
 }
 
 impl Case {
-    fn new(seed: u64, format: Format, (heads, kv_heads, head_dim, positions): Sizes) -> Case {
+    fn new(seed: u64, format: Format, sizes: Sizes) -> Case {
+        Case::with_values(seed, format, sizes, None)
+    }
+
+    /// Where values are the first numbers of keys, so many of them.
+    fn with_values(
+        seed: u64,
+        format: Format,
+        (heads, kv_heads, head_dim, positions): Sizes,
+        values_in_keys: Option<usize>,
+    ) -> Case {
         let mut random = Random(seed);
-        let kv = KvShape { kv_heads, head_dim };
+        let kv = KvShape {
+            kv_heads,
+            head_dim,
+            values_in_keys,
+        };
         let (row, kv_row) = (heads * head_dim, kv_heads * head_dim);
+        let value_row = kv.value_row_len();
         let mut case = Case {
             shape: AttentionShape {
                 heads,
@@ -77,7 +92,7 @@ impl Case {
                 .map(|q| q * 6.0)
                 .collect(),
             keys: random.units(positions * kv_row),
-            values: random.units(positions * kv_row),
+            values: random.units(positions * value_row),
             format,
             blocks: Vec::new(),
         };
@@ -87,18 +102,25 @@ impl Case {
                 // Data behind the last position must not matter, so it is the worst there can be.
                 let mut block = format.block(kv);
                 let worst = vec![f32::NAN; kv_row];
-                (0..BLOCK_POSITIONS).for_each(|place| block.store(place, &worst, &worst));
+                let store = |place| block.store(place, &worst, &worst[..value_row]);
+                (0..BLOCK_POSITIONS).for_each(store);
                 case.blocks.push(block);
             }
-            let at = position * kv_row..(position + 1) * kv_row;
             let block = case.blocks.last_mut().unwrap();
-            block.store(within, &case.keys[at.clone()], &case.values[at]);
+            let key = &case.keys[position * kv_row..(position + 1) * kv_row];
+            let value = &case.values[position * value_row..(position + 1) * value_row];
+            block.store(within, key, value);
         }
         case
     }
 
     fn row(&self) -> usize {
         self.shape.heads * self.shape.kv.head_dim
+    }
+
+    /// Numbers of a row of results.
+    fn out_row(&self) -> usize {
+        self.shape.heads * self.shape.kv.value_dim()
     }
 
     fn positions(&self) -> usize {
@@ -111,7 +133,7 @@ impl Case {
         let window = self.shape.window.unwrap_or(usize::MAX);
         let first_block = (first + 1).saturating_sub(window) / BLOCK_POSITIONS;
         let blocks: Vec<&KvBlock> = self.blocks[first_block..].iter().collect();
-        let mut out = vec![f32::NAN; rows * self.row()];
+        let mut out = vec![f32::NAN; rows * self.out_row()];
         attention(
             pool,
             &AttentionShape {
@@ -131,7 +153,13 @@ impl Case {
 
     /// The definition, with keys and values as they were stored.
     fn exact(&self, position: usize, head: usize) -> Vec<f64> {
-        let KvShape { kv_heads, head_dim } = self.shape.kv;
+        let KvShape {
+            kv_heads, head_dim, ..
+        } = self.shape.kv;
+        let values = match self.shape.kv.values_in_keys {
+            Some(_) => &self.keys,
+            None => &self.values,
+        };
         let kv_head = head * kv_heads / self.shape.heads;
         let stored = |numbers: &[f32], position: usize| -> Vec<f64> {
             let at = (position * kv_heads + kv_head) * head_dim;
@@ -157,10 +185,10 @@ impl Case {
         let all = || scores.iter().copied().chain(sink);
         let largest = all().fold(f64::MIN, f64::max);
         let sum: f64 = all().map(|s| (s - largest).exp()).sum();
-        let mut out = vec![0.0; head_dim];
+        let mut out = vec![0.0; self.shape.kv.value_dim()];
         for (p, score) in seen.zip(&scores) {
             let weight = (score - largest).exp() / sum;
-            for (out, value) in out.iter_mut().zip(stored(&self.values, p)) {
+            for (out, value) in out.iter_mut().zip(stored(values, p)) {
                 *out += weight * value;
             }
         }
@@ -212,8 +240,20 @@ fn cases(seed: u64) -> Vec<Case> {
         case.sinks = Some((0..case.shape.heads).map(|head| sinks[head % 5]).collect());
         case
     });
+    // Latent rows: heads that fill tiles and not, more than one chunk, several KV heads, all of a key. DeepSeek's sizes are the last.
+    let latent = [
+        ((16, 1, 96, 140), 64),
+        ((5, 1, 64, 300), 32),
+        ((4, 2, 96, 70), 32),
+        ((2, 1, 64, 65), 64),
+        ((20, 1, 576, 20), 512),
+    ];
+    let latent = latent.into_iter().flat_map(|(sizes, value_dim)| {
+        let formats = [Format::F16, Format::Q8_0];
+        formats.map(|format| Case::with_values(seed, format, sizes, Some(value_dim)))
+    });
     let others = plain.into_iter().chain(with_windows).flat_map(in_formats);
-    others.chain(with_sinks).collect()
+    others.chain(with_sinks).chain(latent).collect()
 }
 
 #[test]
@@ -225,7 +265,7 @@ fn attention_is_the_textbook_formula() {
             for position in (0..positions).step_by(7).chain([positions - 1]) {
                 for head in 0..case.shape.heads {
                     let exact = case.exact(position, head);
-                    let at = position * case.row() + head * case.shape.kv.head_dim;
+                    let at = position * case.out_row() + head * case.shape.kv.value_dim();
                     for (got, exact) in out[at..].iter().zip(exact) {
                         assert!(
                             (f64::from(*got) - exact).abs() < 4e-6,
@@ -251,7 +291,8 @@ fn cut(cases: Vec<Case>, pieces: &[(usize, usize)]) {
                 for first in (0..positions).step_by(chunk) {
                     let rows = chunk.min(positions - first);
                     let got = case.run(&pool, first, rows);
-                    let expected = &whole[first * case.row()..(first + rows) * case.row()];
+                    let row = case.out_row();
+                    let expected = &whole[first * row..(first + rows) * row];
                     assert_eq!(bits(&got), bits(expected), "{level} rows {first}+{rows}");
                 }
             }
@@ -364,10 +405,19 @@ fn q8_0_takes_17_bytes_where_f16_takes_32() {
     let shape = KvShape {
         kv_heads: 3,
         head_dim: 64,
+        values_in_keys: None,
+    };
+    let latent = KvShape {
+        kv_heads: 1,
+        head_dim: 576,
+        values_in_keys: Some(512),
     };
     assert_eq!(KvBlock::f16(shape).bytes(), 2 * 2 * 64 * 3 * 64);
-    assert_eq!(
-        KvBlock::q8_0(shape).bytes() * 32,
-        KvBlock::f16(shape).bytes() * 17
-    );
+    assert_eq!(KvBlock::f16(latent).bytes(), 2 * 64 * 576);
+    for shape in [shape, latent] {
+        assert_eq!(
+            KvBlock::q8_0(shape).bytes() * 32,
+            KvBlock::f16(shape).bytes() * 17
+        );
+    }
 }

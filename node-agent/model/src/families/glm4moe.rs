@@ -13,7 +13,7 @@ pub const GLM4MOE: Family = Family {
     other_biases: Presence::Never,
     experts: Some(ExpertKind {
         gating: Gating::Sigmoid,
-        selection_bias: true,
+        selection_bias: Presence::Always,
         shared: Presence::IfThere,
         ..EXPERTS
     }),

@@ -25,6 +25,7 @@ pub const DENSE: Family = Family {
     pre_norms: true,
     feed_forward_norm: "ffn_norm.weight",
     post_norms: false,
+    latent: false,
     head_norms: HeadNormKind::None,
     attention_biases: Presence::IfThere,
     other_biases: Presence::IfThere,

@@ -1,6 +1,7 @@
 //! The families of models, each described in a file of its own: what sets its layers apart from those of llama. `read` turns a description
 //! and a header into a model.
 
+mod deepseek2;
 mod gemma2;
 mod gemma3;
 mod glm4;
@@ -38,6 +39,8 @@ pub struct Family {
     pub feed_forward_norm: &'static str,
     /// Whether the results of attention and feed-forward go through norms of their own.
     pub post_norms: bool,
+    /// Whether a position leaves one row behind for all heads, its latent (MLA).
+    pub latent: bool,
     pub head_norms: HeadNormKind,
     /// Of queries, keys and values.
     pub attention_biases: Presence,
@@ -69,12 +72,14 @@ pub struct ExpertKind {
     /// Whether files of the family must have them.
     pub presence: Presence,
     pub gating: Gating,
+    /// Models with so many tokens have [`Gating::Sigmoid`] where the file does not say. (GLM-4.7-Flash)
+    pub sigmoid_vocabulary: Option<usize>,
     /// Whether the weights of those chosen are divided by their sum.
     pub normalized: bool,
     /// Of the router and the experts.
     pub biases: Presence,
-    /// Whether there is a bias for choosing alone.
-    pub selection_bias: bool,
+    /// A bias for choosing alone.
+    pub selection_bias: Presence,
     /// An expert that all tokens go through.
     pub shared: Presence,
     /// Whether what it makes is multiplied by a sigmoid of its own.
@@ -85,9 +90,10 @@ pub struct ExpertKind {
 const EXPERTS: ExpertKind = ExpertKind {
     presence: Presence::Always,
     gating: Gating::Softmax,
+    sigmoid_vocabulary: None,
     normalized: true,
     biases: Presence::Never,
-    selection_bias: false,
+    selection_bias: Presence::Never,
     shared: Presence::Never,
     shared_gate: false,
 };
@@ -161,7 +167,7 @@ pub enum Softcap {
     Key(Option<f32>),
 }
 
-const ALL: [&Family; 17] = [
+const ALL: [&Family; 18] = [
     &llama::LLAMA,
     &qwen2::QWEN2,
     &qwen3::QWEN3,
@@ -179,6 +185,7 @@ const ALL: [&Family; 17] = [
     &granitemoe::GRANITEMOE,
     &gpt_oss::GPT_OSS,
     &glm4moe::GLM4MOE,
+    &deepseek2::DEEPSEEK2,
 ];
 
 /// The family of this name.

@@ -372,11 +372,11 @@ impl DeviceLayer {
             rope: layer.rope,
             attention: layer.spec.attention.clone(),
             attention_norm: norm(&layer.attention_norm)?,
-            query: projection(&layer.query)?,
-            key: projection(&layer.key)?,
-            value: projection(&layer.value)?,
+            query: projection(&parts.attention.query)?,
+            key: projection(&parts.attention.key)?,
+            value: projection(&parts.attention.value)?,
             output: projection(&layer.output)?,
-            head_norms: match &layer.head_norms {
+            head_norms: match &parts.attention.head_norms {
                 Some(norms) => Some(HeadNorms {
                     query: gpu.vector(&norms.query)?,
                     key: gpu.vector(&norms.key)?,

@@ -89,11 +89,11 @@ impl LoadedLayer {
             pieces: Vec::new(),
         };
         let attention_norm = placing.optional(&layer.attention_norm);
-        let query = placing.projection(&layer.query);
-        let key = placing.projection(&layer.key);
-        let value = placing.projection(&layer.value);
+        let query = placing.projection(&parts.attention.query);
+        let key = placing.projection(&parts.attention.key);
+        let value = placing.projection(&parts.attention.value);
         let output = placing.projection(&layer.output);
-        let norms = layer.head_norms.as_ref();
+        let norms = parts.attention.head_norms.as_ref();
         let head_norms =
             norms.map(|norms| [&norms.query, &norms.key].map(|norm| placing.vector(norm)));
         let attention_post_norm = placing.optional(&layer.attention_post_norm);

@@ -1,0 +1,22 @@
+//! DeepSeek V2 to V3.1 and R1, GLM-4.7-Flash, Kimi K2 and whatever else llama.cpp's converter writes as `deepseek2`: keys and values of all
+//! heads are one latent row of each position; some dense layers first, then experts, and one for all tokens.
+
+use super::llama::DENSE;
+use super::{EXPERTS, ExpertKind, Family, Presence};
+
+pub const DEEPSEEK2: Family = Family {
+    architecture: "deepseek2",
+    latent: true,
+    attention_biases: Presence::Never,
+    other_biases: Presence::Never,
+    long_context_keys: true,
+    experts: Some(ExpertKind {
+        presence: Presence::IfThere,
+        sigmoid_vocabulary: Some(154_880),
+        normalized: false,
+        selection_bias: Presence::IfThere,
+        shared: Presence::IfThere,
+        ..EXPERTS
+    }),
+    ..DENSE
+};
