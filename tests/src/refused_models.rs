@@ -156,7 +156,7 @@ const OF_LLAMA: [(Change, &str); 29] = [
 ];
 
 /// Families whose own parts llama's header lacks.
-const OTHER_FAMILIES: [(&str, &str); 7] = [
+const OTHER_FAMILIES: [(&str, &str); 8] = [
     (
         "qwen2",
         "tensor \"blk.0.attn_q.bias\" is missing; architecture qwen2 needs it",
@@ -175,6 +175,7 @@ const OTHER_FAMILIES: [(&str, &str); 7] = [
     ),
     ("qwen3moe", "qwen3moe.expert_count"),
     ("gpt-oss", "gpt-oss.expert_count"),
+    ("deepseek2", "deepseek2.attention.kv_lora_rank"),
     (
         "glm4",
         "tensor \"blk.0.post_attention_norm.weight\" is missing; architecture glm4 needs it",

@@ -248,6 +248,20 @@ fn mixtures_compute_what_candle_does_in_floats() {
     ));
 }
 
+/// As V2-Lite: candle makes keys and values of latents, where the engine makes latents of queries.
+#[test]
+fn deepseek2_computes_what_candle_does_in_floats() {
+    let stretched = vec![
+        ("rope.scaling.type", "yarn".into()),
+        ("rope.scaling.factor", 4_f32.into()),
+        ("rope.scaling.original_context_length", 16_u32.into()),
+        ("rope.scaling.yarn_log_multiplier", 0.0707_f32.into()),
+    ];
+    let mut case = Case::of("deepseek2", "with YaRN", candle_float::deepseek2, stretched);
+    case.variant.model.large = false;
+    compare(case);
+}
+
 /// Candle's model with what is in a file.
 type Candle = fn(&Path) -> Result<Forward>;
 

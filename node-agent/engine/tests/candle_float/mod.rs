@@ -9,7 +9,10 @@ use candle_core::quantized::gguf_file::{Content, Value};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Activation, VarBuilder};
 use candle_transformers::models::smol::smollm3;
-use candle_transformers::models::{gemma2, gemma3, granitemoehybrid, olmo2, qwen2_moe, qwen3_moe};
+use candle_transformers::models::{
+    deepseek2, gemma2, gemma3, granitemoehybrid, olmo2, qwen2_moe, qwen3_moe,
+};
+use serde_json::json;
 
 /// Logits of the last token of some, of which the first has this position.
 pub type Forward = Box<dyn FnMut(&Tensor, usize) -> Result<Tensor>>;
@@ -55,6 +58,17 @@ const QWEN_NAMES: Names = &[
     ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
     ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
     ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+];
+
+const DEEPSEEK_NAMES: Names = &[
+    ("ffn_norm", "post_attention_layernorm"),
+    ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+    ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+    ("attn_kv_b", "self_attn.kv_b_proj"),
+    ("ffn_gate_inp", "mlp.gate"),
+    ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
 ];
 
 /// Candle's Gemma 2 has a window in all layers or in none.
@@ -285,6 +299,58 @@ pub fn qwen3moe(path: &Path) -> Result<Forward> {
     }))
 }
 
+/// Candle's DeepSeek-V2 makes keys and values of each head, and caches these. It has no groups and no sigmoids.
+pub fn deepseek2(path: &Path) -> Result<Forward> {
+    let mut model = Gguf::open(path)?;
+    let number = |key| model.number(key).unwrap();
+    let (head, rotated) = (
+        number("attention.key_length_mla"),
+        number("rope.dimension_count"),
+    );
+    let size = |key| model.size(key);
+    let multiplier = 10.0 * number("rope.scaling.yarn_log_multiplier");
+    let config = json!({
+        "vocab_size": model.vocabulary(),
+        "hidden_size": size("embedding_length"),
+        "intermediate_size": size("feed_forward_length"),
+        "moe_intermediate_size": size("expert_feed_forward_length"),
+        "num_hidden_layers": size("block_count"),
+        "num_attention_heads": size("attention.head_count"),
+        "n_shared_experts": size("expert_shared_count"),
+        "n_routed_experts": size("expert_count"),
+        "num_experts_per_tok": size("expert_used_count"),
+        "first_k_dense_replace": size("leading_dense_block_count"),
+        "max_position_embeddings": size("context_length"),
+        "rms_norm_eps": model.epsilon(),
+        "rope_theta": model.number("rope.freq_base").unwrap_or(10_000.0),
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": number("rope.scaling.factor"),
+            "original_max_position_embeddings": size("rope.scaling.original_context_length"),
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": multiplier,
+            "mscale_all_dim": multiplier,
+        },
+        "attention_bias": false,
+        "q_lora_rank": null,
+        "qk_rope_head_dim": rotated as usize,
+        "kv_lora_rank": size("attention.kv_lora_rank"),
+        "v_head_dim": size("attention.value_length_mla"),
+        "qk_nope_head_dim": (head - rotated) as usize,
+        "n_group": 1,
+        "topk_group": 1,
+    });
+    let config: deepseek2::DeepSeekV2Config = serde_json::from_value(config).unwrap();
+    model.join_keys_and_values()?;
+    model.split_experts()?;
+    let weights = model.published(DEEPSEEK_NAMES, |_, tensor| Ok(tensor))?;
+    let mut model = deepseek2::DeepSeekV2::new(&config, weights)?;
+    Ok(Box::new(move |tokens, position| {
+        model.forward(tokens, position)
+    }))
+}
+
 /// A file, read whole.
 struct Gguf {
     architecture: String,
@@ -343,6 +409,18 @@ impl Gguf {
         let parts = names.map(|name| self.tensors.remove(&name).unwrap());
         let fused = format!("blk.{layer}.ffn_gate_up.weight");
         self.tensors.insert(fused, Tensor::cat(&parts, 0)?);
+        Ok(())
+    }
+
+    /// Of latents, what makes keys of heads, and what makes values, become one matrix: for each head the rows of its keys, then of its values.
+    fn join_keys_and_values(&mut self) -> Result<()> {
+        let names = self.tensors.keys().filter(|name| name.contains("attn_k_b"));
+        for name in names.cloned().collect::<Vec<_>>() {
+            let keys = self.tensors.remove(&name).unwrap().transpose(1, 2)?;
+            let values = self.tensors.remove(&name.replace("_k_b", "_v_b")).unwrap();
+            let both = Tensor::cat(&[keys, values], 1)?.flatten(0, 1)?;
+            self.tensors.insert(name.replace("_k_b", "_kv_b"), both);
+        }
         Ok(())
     }
 
