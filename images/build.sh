@@ -6,6 +6,8 @@
 #   TAG            the version [default: the chart's appVersion]
 #   ARCHITECTURES  [default: amd64 arm64]
 #
+# Beside it lie lists of what each image has (SBOM, CycloneDX), one for each processor.
+#
 # Docker (with buildx), podman or buildah compiles in a container of this machine's processor, with compilers for the other one: nothing
 # is emulated. Files come out, and images/assemble.py makes images of them, so that it is the same whoever compiled. Takes Python 3.11.
 set -euo pipefail
@@ -31,7 +33,18 @@ main() {
         --label org.opencontainers.image.source=https://github.com/prima-dev/prima \
         --label org.opencontainers.image.licenses=Apache-2.0 \
         --label "org.opencontainers.image.version=$tag"
+    # What is in each image, for whoever looks for known vulnerabilities.
+    for architecture in "${architectures[@]}"; do
+        list prima-operator prima root.tar "$architecture"
+        list prima-node-agent prima-node-agent root.tar "$architecture"
+        list prima-node-agent-gpu prima-node-agent root-gpu.tar "$architecture"
+    done
     echo "$files/prima.tar"
+}
+
+# list IMAGE PROGRAM ROOT ARCHITECTURE
+list() {
+    python3 images/sbom.py --program "$2" --version "$tag" --platform "$4" --root "$files/$4/$3" > "$files/$1-$4.cdx.json"
 }
 
 # build ARGUMENT...: with the first engine that works; a docker without its daemon does not.

@@ -10,9 +10,11 @@ set -euo pipefail
 release=$1 architecture=$2 file=$3 packages=libc6,libstdc++6,libgcc-s1,ca-certificates${4:+,$4}
 
 # The links by which programs find what loads them; all certificates in one file, as Rust's and OpenSSL's TLS look for them; no documents.
-# Devices are the container engine's. (Of mmdebstrap's hooks only these run where packages are unpacked only.)
+# Each package is noted, since none is installed. Devices are the container engine's. (Of mmdebstrap's hooks only these run where packages are unpacked only.)
 mmdebstrap --quiet --variant=extract --skip=output/dev --architectures="$architecture" --include="$packages" \
     --extract-hook='ln -sfn usr/lib "$1/lib"; ln -sfn usr/lib64 "$1/lib64"' \
     --extract-hook='cat "$1"/usr/share/ca-certificates/mozilla/*.crt > "$1/etc/ssl/certs/ca-certificates.crt"' \
+    --extract-hook='mkdir "$1/var/lib/dpkg/status.d"; cd "$1/var/cache/apt/archives"
+        for package in *.deb; do dpkg-deb --field "$package" > "$1/var/lib/dpkg/status.d/${package%%_*}"; done' \
     --extract-hook='rm -rf "$1"/usr/share/doc "$1"/usr/share/man "$1"/usr/share/locale "$1"/var/lib/apt "$1"/var/cache' \
     "$release" "$file"

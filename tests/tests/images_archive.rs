@@ -200,6 +200,17 @@ fn a_root_file_system_runs_the_programs() {
         assert!(script.status().expect("bash").success());
         let root = folder.path().join(name);
         unpack(&tar, &root);
+        let listed = list("prima", &tar);
+        for package in ["pkg:deb/debian/libc6@2.", "pkg:deb/debian/ca-certificates@"] {
+            assert!(
+                listed.iter().any(|one| one.starts_with(package)),
+                "{listed:?}"
+            );
+        }
+        let vulkan = listed
+            .iter()
+            .any(|one| one.contains("/mesa-vulkan-drivers@"));
+        assert_eq!(vulkan, name == "root-gpu");
         let certificates = fs::read_to_string(root.join("etc/ssl/certs/ca-certificates.crt"));
         let certificates = certificates.expect("certificates");
         assert!(certificates.matches("BEGIN CERTIFICATE").count() > 100);
@@ -221,6 +232,76 @@ fn a_root_file_system_runs_the_programs() {
         let said = run("prima-node-agent", &["inspect", "--gpu"]);
         assert!(said.contains(found), "{name}: {said}");
     }
+}
+
+/// What `images/sbom.py` says is in an image of a program and a root file system.
+fn list(program: &str, root: &Path) -> Vec<String> {
+    let output = sbom(program, root);
+    assert!(output.status.success(), "{output:?}");
+    let document: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(document["bomFormat"], "CycloneDX");
+    let components = document["components"].as_array().expect("components");
+    let of = |one: &Value| one["purl"].as_str().expect("a purl").to_owned();
+    components.iter().map(of).collect()
+}
+
+fn sbom(program: &str, root: &Path) -> Output {
+    let mut python = Command::new("python3");
+    python.arg(inputs::file("images/sbom.py"));
+    python.args([
+        "--program",
+        program,
+        "--version",
+        "9.9.9",
+        "--platform",
+        "amd64",
+    ]);
+    python.arg("--root").arg(root).output().expect("python3")
+}
+
+#[test]
+fn contents_are_listed_package_by_package() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let status = folder.path().join("root/var/lib/dpkg/status.d");
+    fs::create_dir_all(&status).expect("a folder");
+    let fields = "Package: libc6\nVersion: 2.41-12+deb13u1\nArchitecture: amd64\nDescription: C library\n more\n";
+    let tar = folder.path().join("root.tar");
+    let pack = || {
+        let mut pack = Command::new("tar");
+        pack.arg("-cf")
+            .arg(&tar)
+            .arg("-C")
+            .arg(folder.path().join("root"));
+        assert!(pack.arg(".").status().expect("tar").success());
+    };
+    pack();
+    let refused = sbom("prima", &tar);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && said.contains("does not say which packages it has"),
+        "{said}"
+    );
+
+    fs::write(status.join("libc6"), fields).expect("a file");
+    pack();
+    let (operator, agent) = (list("prima", &tar), list("prima-node-agent", &tar));
+    let libc = "pkg:deb/debian/libc6@2.41-12%2Bdeb13u1?arch=amd64&distro=trixie".to_owned();
+    let has = |list: &[String], name: &str| {
+        list.iter()
+            .any(|one| one.starts_with(&format!("pkg:cargo/{name}@")))
+    };
+    for listed in [&operator, &agent] {
+        assert!(listed.contains(&libc), "{listed:?}");
+        assert!(
+            has(listed, "tokio") && has(listed, "prima-crds"),
+            "{listed:?}"
+        );
+        let mut once = listed.clone();
+        once.dedup();
+        assert_eq!(once.len(), listed.len());
+    }
+    assert!(has(&operator, "highs") && !has(&agent, "highs"));
+    assert!(has(&agent, "candle-core") && !has(&operator, "candle-core"));
 }
 
 /// This machine's, as Debian calls it.

@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Lists what an image is made of, in CycloneDX 1.6 (JSON), for whoever looks for known vulnerabilities in it:
+
+    sbom.py --program prima --version TAG --platform arm64 --root root.tar > prima-operator-arm64.cdx.json
+
+These are Debian's packages in the root file system, and the crates that Cargo.lock has for the program, with those that only build or test
+it: a few too many rather than one too few. The same files make the same list.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tarfile
+import tomllib
+from email.parser import Parser
+from pathlib import Path
+from urllib.parse import quote
+
+LOCK = Path(__file__).resolve().parent.parent / "Cargo.lock"
+# Where images/root.sh notes each package, as scanners of images expect it where there is no dpkg.
+STATUS = "var/lib/dpkg/status.d/"
+
+
+def debian_packages(root: Path, release: str) -> list[dict[str, object]]:
+    """Of a root file system."""
+    found = []
+    with tarfile.open(root) as tar:
+        for entry in tar:
+            if entry.isfile() and entry.name.removeprefix("./").startswith(STATUS):
+                fields = Parser().parsestr(tar.extractfile(entry).read().decode())
+                name, version, architecture = fields["Package"], fields["Version"], fields["Architecture"]
+                purl = f"pkg:deb/debian/{quote(name)}@{quote(version)}?arch={architecture}&distro={release}"
+                found.append({"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl})
+    if not found:
+        raise SystemExit(f"{root} does not say which packages it has ({STATUS}): make it with images/root.sh")
+    return found
+
+
+def crates(program: str) -> list[dict[str, object]]:
+    """All that the lock file has below a program's package."""
+    packages = tomllib.loads(LOCK.read_text())["package"]
+    named: dict[str, list[dict[str, object]]] = {}
+    for package in packages:
+        named.setdefault(package["name"], []).append(package)
+    if program not in named:
+        raise SystemExit(f"{LOCK} has no package {program}")
+    reached, open_ends = {}, [named[program][0]]
+    while open_ends:
+        package = open_ends.pop()
+        key = (package["name"], package["version"])
+        if key in reached:
+            continue
+        reached[key] = package
+        for dependency in package.get("dependencies", []):
+            # With a version, where there are several.
+            name, _, rest = dependency.partition(" ")
+            version = rest.split(" ")[0]
+            open_ends += [one for one in named[name] if version in ("", one["version"])]
+    found = []
+    for (name, version), package in reached.items():
+        purl = f"pkg:cargo/{name}@{version}"
+        component = {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
+        if "checksum" in package:
+            component["hashes"] = [{"alg": "SHA-256", "content": package["checksum"]}]
+        found.append(component)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--version", required=True)
+    parser.add_argument("--platform", required=True)
+    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--release", default="trixie", help="Debian's")
+    arguments = parser.parse_args()
+    components = debian_packages(arguments.root, arguments.release) + crates(arguments.program)
+    image = {"type": "container", "name": arguments.program, "version": arguments.version}
+    image["properties"] = [{"name": "platform", "value": f"linux/{arguments.platform}"}]
+    document = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": image},
+        "components": sorted(components, key=lambda component: component["purl"]),
+    }
+    print(json.dumps(document, indent=1))
+
+
+if __name__ == "__main__":
+    main()
