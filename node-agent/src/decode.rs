@@ -458,7 +458,8 @@ impl Decode {
                     }
                 }
                 Action::Fail { request, error } => {
-                    if let Some(request) = self.requests.remove(&request) {
+                    if let Some(mut request) = self.requests.remove(&request) {
+                        request.phase.failed(error.to_string());
                         tracing::warn!(%error, "a request failed");
                         let _ = request.events.try_send(GenerationEvent::Failed(error));
                     }
@@ -481,6 +482,8 @@ impl Decode {
         let Some(request) = self.requests.get_mut(&id) else {
             return cancelled;
         };
+        let first = request.first_token.is_none();
+        request.first_token.get_or_insert_with(Instant::now);
         let mut sample = request.phase.trace().begin("sample");
         let mut sampled = Vec::with_capacity(choices.len());
         let rows = || logits.chunks(self.vocabulary);
@@ -493,6 +496,7 @@ impl Decode {
                 }
                 Err(error) => {
                     let reason = error.to_string();
+                    request.phase.failed(reason.clone());
                     let failed = GenerationEvent::Failed(GenerationError::Logits { reason });
                     let _ = request.events.try_send(failed);
                     self.requests.remove(&id);
@@ -503,8 +507,7 @@ impl Decode {
         let chosen: usize = sampled.iter().map(|next| next.tokens.len()).sum();
         sample.set("prima.tokens", chosen as i64);
         drop(sample);
-        if request.first_token.is_none() {
-            request.first_token = Some(Instant::now());
+        if first {
             request.enter("answer");
         }
         if let [next] = sampled.as_slice() {
@@ -660,7 +663,9 @@ impl Request {
         self.phase = self.trace.begin(phase);
     }
 
-    fn emit_usage(&self) {
+    /// Its last word. Whatever is traced of it has ended before.
+    fn emit_usage(&mut self) {
+        self.phase = Span::default();
         let first = self.first_token.unwrap_or(self.begun);
         let usage = Usage {
             prompt_tokens: self.request.prompt.len(),

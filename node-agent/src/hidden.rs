@@ -1,7 +1,8 @@
 //! What a member cannot read, whatever a stranger talks it into: a folder, and other processes of its user, such as the agent. Linux does that
 //! (Landlock, <https://docs.kernel.org/userspace-api/landlock.html>) for a process that asks for it, and for good.
 //!
-//! Only reading is bound: files that are open stay open, and what a member writes is bound by its user's rights.
+//! Only reading is bound, and moving files on the way to the folder: files that are open stay open, and what a member writes is bound by its
+//! user's rights.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,12 +24,12 @@ pub enum HideError {
     },
 }
 
-/// Hides `folder` from this thread, and from those that it starts from now on. Where the kernel cannot (before 5.13, or where Landlock is
-/// off), it says so in the log and goes on.
+/// Hides `folder` from this thread, and from those that it starts from now on. Where that cannot be (a kernel before 5.13 or without Landlock,
+/// a folder on the way that this process cannot list), it says so in the log and goes on. Returns whether it is hidden.
 ///
 /// # Errors
-/// If there is no such folder.
-pub fn hide(folder: &Path) -> Result<(), HideError> {
+/// If there is no such folder, or the kernel refuses the rules.
+pub fn hide(folder: &Path) -> Result<bool, HideError> {
     let found = folder.canonicalize();
     let folder = found.map_err(|source| HideError::Folder {
         folder: folder.to_owned(),
@@ -37,11 +38,11 @@ pub fn hide(folder: &Path) -> Result<(), HideError> {
     let hidden = rules::bind(&folder)?;
     if !hidden {
         tracing::warn!(
-            "this kernel cannot hide {} from members (no Landlock)",
+            "{} cannot be hidden from members (the kernel has no Landlock, or a folder above it cannot be listed)",
             folder.display()
         );
     }
-    Ok(())
+    Ok(hidden)
 }
 
 #[cfg(target_os = "linux")]
@@ -56,7 +57,7 @@ mod rules {
 
     use super::HideError;
 
-    const READING: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir});
+    const READING: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir | Refer});
 
     /// Rules only allow. So all is allowed that lies beside the way to `folder`; whatever comes there later is hidden, too.
     pub fn bind(folder: &Path) -> Result<bool, HideError> {
@@ -70,8 +71,10 @@ mod rules {
     fn allow_all_but(folder: &Path) -> Result<RulesetStatus, RulesetError> {
         let mut rules = Ruleset::default().handle_access(READING)?.create()?;
         for parent in folder.ancestors().skip(1) {
-            // What cannot be listed or opened cannot be read anyway.
-            for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+            let Ok(entries) = fs::read_dir(parent) else {
+                return Ok(RulesetStatus::NotEnforced);
+            };
+            for entry in entries.flatten() {
                 let path = entry.path();
                 if folder.starts_with(&path) {
                     continue;
@@ -120,16 +123,17 @@ mod tests {
             // Only the thread is bound.
             thread::scope(|scope| {
                 let bound = scope.spawn(move || {
-                    hide(secrets).unwrap();
+                    let hidden = hide(secrets).unwrap();
                     fs::write(models.join("another"), "text").unwrap();
-                    [
+                    let opened = [
                         fs::File::open(secrets.join("file")),
                         fs::File::open(memory),
                         fs::File::open(models.join("file")),
                         fs::File::open(models.join("another")),
                         fs::File::open("/proc/self/status"),
                     ]
-                    .map(|read| read.map(|_| ()).map_err(|error| error.kind()))
+                    .map(|read| read.map(|_| ()).map_err(|error| error.kind()));
+                    (hidden, opened)
                 });
                 bound.join().unwrap()
             })
@@ -138,8 +142,13 @@ mod tests {
         other.kill().unwrap();
         other.wait().unwrap();
         assert!(free.iter().all(Result::is_ok), "{free:?}");
-        let denied = Err(io::ErrorKind::PermissionDenied);
-        assert_eq!(bound, [denied, denied, Ok(()), Ok(()), Ok(())]);
+        let (hidden, opened) = bound;
+        let read = match hidden {
+            true => Err(io::ErrorKind::PermissionDenied),
+            // Where the kernel cannot, it says so.
+            false => Ok(()),
+        };
+        assert_eq!(opened, [read, read, Ok(()), Ok(()), Ok(())]);
     }
 
     #[test]

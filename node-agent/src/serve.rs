@@ -12,7 +12,7 @@ use prima_crds::v1alpha1::ring_plan::{PlannedDraft, RingPlanSpec};
 use prima_engine::{Compute, Model};
 use prima_member_process::JOINED;
 use prima_text::{ChatTemplate, ChatTemplateError, RankTemplate, Tokenizer, TokenizerError};
-use prima_traces::{Traces, TracesError};
+use prima_traces::Traces;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -111,8 +111,6 @@ pub enum ServeError {
     Hide(#[from] HideError),
     #[error("cannot start")]
     Start(#[source] io::Error),
-    #[error(transparent)]
-    Traces(#[from] TracesError),
     #[error("cannot read the model's tokenizer")]
     Tokenizer(#[source] TokenizerError),
     #[error("cannot read the model's chat template")]
@@ -158,7 +156,14 @@ pub fn run(args: ServeArgs) -> Result<(), ServeError> {
         .build()
         .map_err(ServeError::Start)?;
     let result = runtime.block_on(async {
-        let traces = Traces::start("prima-member", &args.member)?;
+        // Often the variables are those of other programs.
+        let traces = Traces::start("prima-member", &args.member).unwrap_or_else(|error| {
+            tracing::warn!(
+                "{}; requests are not traced",
+                prima_crds::error_chain(&error)
+            );
+            None
+        });
         let result = serve(args).await;
         if let Some(Err(error)) = traces.as_ref().map(Traces::flush) {
             tracing::warn!(error, "some traces were not exported");

@@ -268,6 +268,15 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
         running.sort();
         running == members
     });
+    // The agent's token lies there.
+    let mut running = running_members();
+    running.retain(|member| test.cluster.has_process(member.pid));
+    for member in running {
+        let arguments = std::fs::read(format!("/proc/{}/cmdline", member.pid));
+        let arguments = String::from_utf8(arguments.expect("a process")).expect("UTF-8");
+        let hides = arguments.contains("\0--hide\0/var/run/secrets\0");
+        assert!(hides, "{member:?}: {arguments:?}");
+    }
 }
 
 #[test]

@@ -207,3 +207,22 @@ fn without_a_split_the_ring_is_planned() {
     assert!(rate.is_some_and(|rate| rate > 0.1), "{predicted}");
     assert!(!ring.complete("Once upon a time", 4).is_empty());
 }
+
+#[test]
+fn members_know_no_tokens() {
+    let ring = LocalRing::builder().model(&smollm2()).members(2);
+    let ring = ring
+        .env("HF_TOKEN", "a-secret-of-the-hub")
+        .env("HTTPS_PROXY", "http://user:password@proxy.invalid:3128")
+        .env("OTEL_TRACES_SAMPLER", "always_off")
+        .start();
+    for member in ring.members() {
+        let environment = fs::read(format!("/proc/{}/environ", member.pid)).unwrap();
+        let environment = String::from_utf8_lossy(&environment).into_owned();
+        assert!(environment.contains("OTEL_TRACES_SAMPLER=always_off"));
+        for secret in ["a-secret-of-the-hub", "password"] {
+            assert!(!environment.contains(secret), "{member:?}: {environment:?}");
+        }
+    }
+    ring.stop();
+}

@@ -5,11 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use prima_tests::local_ring::{LocalRing, LocalRingBuilder, smollm2};
 use prima_tests::trace_collector::{CollectedSpan, TraceCollector};
 use prima_tests::{Endpoint as _, http, wait_until};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 /// The client's own span.
 const CLIENT: &str = "b7ad6b7169203331";
 const COMPLETIONS: &str = "/v1/completions";
+/// Of three members, in two rounds.
+const WINDOWS: usize = 6;
 /// Clocks of one machine, read by several processes.
 const PRECISION: u64 = 2_000_000;
 
@@ -29,7 +32,8 @@ fn traceparent(trace: &str, flags: &str) -> String {
     format!("00-{trace}-{CLIENT}-{flags}")
 }
 
-/// The spans of a trace, once the request's own has come and all others have their parents.
+/// The spans of a trace, once the request's own has come, all others have their parents, and each pass its window of every member and round.
+/// Members send theirs when they like.
 fn spans_of(collector: &TraceCollector, trace: &str) -> Vec<CollectedSpan> {
     let of_trace = || {
         let mut spans = collector.spans();
@@ -38,20 +42,24 @@ fn spans_of(collector: &TraceCollector, trace: &str) -> Vec<CollectedSpan> {
     };
     let whole = |spans: &[CollectedSpan]| {
         let ids: BTreeSet<&str> = spans.iter().map(|span| span.id.as_str()).collect();
+        let layers = |pass: &CollectedSpan| {
+            let windows = spans.iter().filter(|window| window.parent == pass.id);
+            windows.filter(|window| !is_head(window)).count()
+        };
         spans.iter().any(|span| span.parent == CLIENT)
             && spans
                 .iter()
                 .all(|span| span.parent == CLIENT || ids.contains(span.parent.as_str()))
+            && named(spans, "pass")
+                .into_iter()
+                .all(|pass| layers(pass) == WINDOWS)
     };
     wait_until("a whole trace", || whole(&of_trace()));
-    // Each member tells for itself, so what hangs on a span that is there may still be on its way.
-    let mut before = 0;
-    wait_until("no more of it", || {
-        std::thread::sleep(std::time::Duration::from_millis(400));
-        std::mem::replace(&mut before, of_trace().len()) == of_trace().len()
-    });
-    assert!(whole(&of_trace()));
     of_trace()
+}
+
+fn is_head(window: &CollectedSpan) -> bool {
+    window.attributes["prima.layers"] == "output head"
 }
 
 fn named<'a>(spans: &'a [CollectedSpan], name: &str) -> Vec<&'a CollectedSpan> {
@@ -142,17 +150,24 @@ fn a_request_is_one_trace_through_all_members() {
         ];
         assert_eq!(layers, BTreeMap::from(expected));
     }
-    let heads = windows
-        .iter()
-        .filter(|window| window.attributes["prima.layers"] == "output head");
-    assert!(heads.count() >= 6);
+    let with_logits =
+        |span: &CollectedSpan| span.trace == TRACE && span.name == "window" && is_head(span);
+    wait_until("what the output head computed", || {
+        collector
+            .spans()
+            .iter()
+            .filter(|span| with_logits(span))
+            .count()
+            >= 6
+    });
     ring.stop();
 }
 
 #[test]
 fn whatever_computes_is_traced() {
     let collector = TraceCollector::start();
-    let ring = traced(&collector).start();
+    // What runs ahead may come home after the answer.
+    let ring = traced(&collector).arg("--no-speculation").start();
     let chat = json!([{"role": "user", "content": "Count to three."}]);
     let cases = [
         (
@@ -225,11 +240,34 @@ fn only_what_is_sampled_is_traced() {
 }
 
 #[test]
-fn a_collector_that_is_away_holds_up_nothing() {
+fn a_collector_that_says_nothing_holds_up_nobody() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = silent.local_addr().expect("its address");
     let ring = LocalRing::builder().model(&smollm2()).members(2);
     let ring = ring
-        .env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{address}"))
+        .env("OTEL_BSP_SCHEDULE_DELAY", "100")
         .start();
     assert!(!ring.complete("The capital of France is", 4).is_empty());
+    let asked = silent.accept().expect("whoever has spans to send");
+    assert!(!ring.complete("The capital of Spain is", 4).is_empty());
+    let ended = ring.end_by(Signal::INT);
+    drop(asked);
+    assert!(ended.status.success(), "{ended:#?}");
+    assert!(!ended.stderr.contains("killed"), "{ended:#?}");
+}
+
+#[test]
+fn variables_of_other_programs_do_no_harm() {
+    let ring = LocalRing::builder().model(&smollm2()).members(2);
+    let ring = ring
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", "https://127.0.0.1:1")
+        .start();
+    assert!(!ring.complete("The capital of France is", 4).is_empty());
+    assert!(
+        ring.logged().contains("requests are not traced"),
+        "{}",
+        ring.logged()
+    );
     ring.stop();
 }

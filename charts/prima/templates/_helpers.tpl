@@ -113,7 +113,11 @@ readinessProbe:
   value: {{ . | quote }}
 - name: OTEL_SERVICE_NAME
   value: {{ $.service }}
-{{- if eq $.service "prima-node-agent" }}
+{{- $chosen := false }}
+{{- range $.context.Values.agent.extraEnv }}
+{{- $chosen = or $chosen (eq .name "OTEL_TRACES_SAMPLER") }}
+{{- end }}
+{{- if and (eq $.service "prima-node-agent") (not $chosen) }}
 - name: OTEL_TRACES_SAMPLER
   value: parentbased_traceidratio
 - name: OTEL_TRACES_SAMPLER_ARG

@@ -17,8 +17,8 @@ pub enum Gating {
     SoftmaxOfChosen,
 }
 
-/// Experts in groups of equal size (two or more), by their numbers. A row chooses `used` of `count` groups by the sum of the two best scores of each (with
-/// their bias), and its experts among those of these groups. Of equal groups, the first counts as better.
+/// Experts in groups of equal size (two or more), by their numbers. A row chooses `used` of `count` groups by the sum of the two best scores
+/// of each (with their bias), and its experts among those of these groups. Of equal groups, the first counts as better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertGroups {
     pub count: usize,

@@ -34,7 +34,7 @@ pub struct RopeAngles {
 }
 
 impl Rope {
-    /// The rotation of the first `2 * frequencies.len()` numbers of each head: pair `i` turns by `frequencies[i]` radians per
+    /// The rotation of `2 * frequencies.len()` numbers of each head, the first or the last: pair `i` turns by `frequencies[i]` radians per
     /// position, and grows by `magnitude`, which is 1 in most models.
     pub fn new(pairing: RopePairing, frequencies: Vec<f64>, magnitude: f32) -> Rope {
         Rope {

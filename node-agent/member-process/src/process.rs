@@ -104,23 +104,49 @@ pub struct MemberProcess {
 /// The variable with the key that rank 0 asks for.
 const API_KEY: &str = "PRIMA_API_KEY";
 /// Variables that every program may have, and those of logs.
-const HANDED_ON: [&str; 11] = [
+const HANDED_ON: [&str; 15] = [
+    "GLIBC_TUNABLES",
     "HOME",
     "LANG",
     "LC_ALL",
     "LD_LIBRARY_PATH",
+    "LOCALE_ARCHIVE",
+    "RAYON_NUM_THREADS",
     "PATH",
     "RUST_BACKTRACE",
     "RUST_LOG",
     "TERM",
     "TMPDIR",
     "TZ",
+    "TZDIR",
     "USER",
 ];
-/// How the variables begin that collectors of traces, folders, the loader of Vulkan, and drivers of GPUs have.
-const DRIVERS: [&str; 17] = [
-    "OTEL_", "XDG_", "VK_", "MESA_", "LP_", "LIBGL_", "DRI_", "GALLIUM_", "RADV_", "AMD_", "HSA_",
-    "ANV_", "INTEL_", "NVK_", "NVIDIA_", "CUDA_", "__GL_",
+/// How the variables begin that collectors of traces, folders, the system's memory, candle, the loader of Vulkan, and drivers of GPUs have.
+const DRIVERS: [&str; 24] = [
+    "MALLOC_",
+    "CANDLE_",
+    "DYLD_",
+    "METAL_",
+    "MVK_",
+    "NODEVICE_",
+    "DISABLE_LAYER_",
+    "OTEL_",
+    "XDG_",
+    "VK_",
+    "MESA_",
+    "LP_",
+    "LIBGL_",
+    "DRI_",
+    "GALLIUM_",
+    "RADV_",
+    "AMD_",
+    "HSA_",
+    "ANV_",
+    "INTEL_",
+    "NVK_",
+    "NVIDIA_",
+    "CUDA_",
+    "__GL_",
 ];
 
 /// How long to wait for the last output of an ended process.
@@ -326,5 +352,35 @@ fn add_options(command: &mut Command, serve: &Serve<'_>) {
     if let Some(key) = api_key {
         // Not as an argument, which every user of the machine could read.
         command.env(API_KEY, key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drivers_get_their_variables_and_nobody_gets_tokens() {
+        let handed_on = |name: &str| is_handed_on(OsStr::new(name));
+        for name in [
+            "HOME",
+            "RUST_LOG",
+            "PRIMA_GPU",
+            "OTEL_TRACES_SAMPLER",
+            "MESA_SHADER_CACHE_DIR",
+            "__GL_SHADER_DISK_CACHE_PATH",
+            "NVIDIA_VISIBLE_DEVICES",
+        ] {
+            assert!(handed_on(name), "{name}");
+        }
+        for name in [
+            "HF_TOKEN",
+            "PRIMA_API_KEY",
+            "HTTPS_PROXY",
+            "AWS_SECRET_ACCESS_KEY",
+            "KUBERNETES_SERVICE_HOST",
+        ] {
+            assert!(!handed_on(name), "{name}");
+        }
     }
 }

@@ -23,6 +23,7 @@ const PATTERN: &str = "attention.sliding_window_pattern";
 const WINDOWED_DIMENSIONS: &str = "rope.dimension_count_swa";
 const SECTIONS: &str = "rope.dimension_sections";
 const CAUSAL: &str = "attention.causal";
+const MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
 const FACTOR: &str = "rope.scaling.attn_factor";
 const SCALING: &str = "rope.scaling.type";
 const ORIGINAL_CONTEXT: &str = "rope.scaling.original_context_length";
@@ -220,7 +221,12 @@ impl Reader<'_> {
         if let Some(latent) = latent {
             let stretched = self.latent_magnitude(rope)?;
             let width = (latent.unrotated + latent.rotated) as f32;
-            return Ok(stretched * stretched / width.sqrt());
+            let scale = stretched * stretched / width.sqrt();
+            if !scale.is_normal() {
+                let expected = "one by which scores stay numbers";
+                return Err(self.keys.refuse(MULTIPLIER, expected, stretched));
+            }
+            return Ok(scale);
         }
         if self.family.scale_keys
             && let Some(scale) = self.keys.positive_or_none("attention.scale")?
@@ -370,7 +376,6 @@ impl Reader<'_> {
     }
 
     fn yarn_log_multiplier(&self) -> Result<Option<f32>, ModelError> {
-        const MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
         if !self.family.long_context_keys {
             return Ok(None);
         }

@@ -70,6 +70,7 @@ impl LatentShape {
         const ROTATED: &str = "rope.dimension_count";
         const HEAD: &str = "attention.key_length_mla";
         const HEAD_VALUE: &str = "attention.value_length_mla";
+        const QUERY_RANK: &str = "attention.q_lora_rank";
         // What is cached of 32 numbers is scaled together, and latents and rotated keys are cached as one row.
         let whole = |key| match keys.size(key)? {
             size if size.is_multiple_of(32) => Ok(size),
@@ -102,7 +103,11 @@ impl LatentShape {
             unrotated: head - rotated,
             rotated,
             value_dim: keys.size(HEAD_VALUE)?,
-            query_rank: keys.optional_size("attention.q_lora_rank")?,
+            query_rank: match keys.optional_u32(QUERY_RANK)? {
+                // As if it were not there.
+                Some(0) => None,
+                _ => keys.optional_size(QUERY_RANK)?,
+            },
         })
     }
 }

@@ -273,6 +273,8 @@ fn router(gateway: Gateway) -> Router {
         .route("/apply-template", post(tokenization::apply_template))
         .route("/ring", get(probes::ring))
         .method_not_allowed_fallback(openai_error::method_not_allowed)
+        // Only whoever may call may have it traced.
+        .layer(from_fn(traced::trace))
         .layer(from_fn_with_state(gateway.clone(), auth::require_key));
     Router::new()
         .route("/", get(page::chat))
@@ -291,6 +293,5 @@ fn router(gateway: Gateway) -> Router {
         .layer(cors)
         .layer(from_fn_with_state(gateway.clone(), metrics::count_request))
         .layer(from_fn(request_id::attach))
-        .layer(from_fn(traced::trace))
         .with_state(gateway)
 }

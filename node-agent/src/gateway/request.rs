@@ -14,7 +14,7 @@ use super::request_id;
 /// The most bytes of a request's body. A prompt of 131,072 token ids written as JSON numbers stays below this.
 pub const MAX_BODY_BYTES: usize = 4 << 20;
 /// The most JSON values of a body, since each may take 300 bytes of memory: for such a prompt, and some more.
-const MAX_VALUES: usize = 160 << 10;
+pub const MAX_VALUES: usize = 160 << 10;
 /// Answers per prompt (OpenAI's `n`): each holds a KV cache on every member.
 pub const MAX_CHOICES: usize = 8;
 /// OpenAI allows 4; agents often send more.
@@ -70,7 +70,7 @@ pub fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
 }
 
 /// Outside of strings, every value of a JSON text but the first has a comma, a bracket or a brace before it.
-fn values_at_most(json: &[u8]) -> usize {
+pub fn values_at_most(json: &[u8]) -> usize {
     let mut values = 1;
     let mut in_string = false;
     let mut escaped = false;

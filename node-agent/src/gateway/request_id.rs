@@ -13,7 +13,7 @@ pub static HEADER: HeaderName = HeaderName::from_static("x-request-id");
 /// Longer ids than this are replaced, so that logs stay readable.
 const MAX_LENGTH: usize = 128;
 
-pub async fn attach(request: Request, next: Next) -> Response {
+pub async fn attach(mut request: Request, next: Next) -> Response {
     let echoed = request.headers().get(&HEADER).filter(|id| {
         (1..=MAX_LENGTH).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
     });
@@ -22,6 +22,8 @@ pub async fn attach(request: Request, next: Next) -> Response {
         None => HeaderValue::from_str(&unique("req")).unwrap_or(HeaderValue::from_static("req")),
     };
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default());
+    // For whoever comes later.
+    request.headers_mut().insert(HEADER.clone(), id.clone());
     let mut response = next.run(request).instrument(span).await;
     response.headers_mut().insert(HEADER.clone(), id);
     response

@@ -6,7 +6,7 @@ use prima_text::{Calls, Tool};
 use serde_json::{Value, json};
 
 use super::openai_error::ApiError;
-use super::request::{Fields, shown};
+use super::request::{Fields, MAX_VALUES, shown, values_at_most};
 
 /// Each has a schema, and the prompt holds them all.
 const MAX_TOOLS: usize = 128;
@@ -149,6 +149,10 @@ fn tool(number: usize, value: &Value) -> Result<Option<Tool>, ApiError> {
 
 /// What a client sent as a call's arguments, for the prompt.
 pub fn arguments(path: &str, text: &str) -> Result<Value, ApiError> {
+    // Within a string, they were not counted.
+    if values_at_most(text.as_bytes()) > MAX_VALUES {
+        return Err(ApiError::TooManyValues { limit: MAX_VALUES });
+    }
     match serde_json::from_str(if text.trim().is_empty() { "{}" } else { text }) {
         Ok(object @ Value::Object(_)) => Ok(object),
         _ => Err(ApiError::invalid(

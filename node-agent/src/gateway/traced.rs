@@ -10,10 +10,10 @@ use super::lasting_body::LastingBody;
 use super::request_id;
 use crate::trace::Span;
 
-/// Traces what may make the ring compute.
+/// Traces what is posted: nothing else makes the ring compute.
 pub async fn trace(request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>();
-    let span = match route {
+    let mut span = match route {
         Some(route) if request.method() == Method::POST => {
             Span::of_request(format!("POST {}", route.as_str()), request.headers())
         }
@@ -22,17 +22,17 @@ pub async fn trace(request: Request, next: Next) -> Response {
     if span.is_nothing() {
         return next.run(request).await;
     }
-    let mut span = span;
+    span.set("http.request.method", "POST");
+    if let Some(Ok(id)) = request
+        .headers()
+        .get(&request_id::HEADER)
+        .map(|id| id.to_str())
+    {
+        span.set("prima.request_id", id.to_owned());
+    }
     let response = span.trace().around(next.run(request)).await;
     let status = response.status();
-    span.set("http.request.method", "POST");
     span.set("http.response.status_code", i64::from(status.as_u16()));
-    if let Some(id) = response.headers().get(&request_id::HEADER) {
-        span.set(
-            "prima.request_id",
-            id.to_str().unwrap_or_default().to_owned(),
-        );
-    }
     if status.is_server_error() {
         span.failed(status.to_string());
     }

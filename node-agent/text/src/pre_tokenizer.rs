@@ -1,7 +1,8 @@
 //! Pre-tokenizers: how a text is cut into the words within which byte-pair encoding merges.
 //!
-//! Decides: the words, exactly as llama.cpp cuts them for the names in [`KNOWN`], but for those that go by the case of letters ([`Words::Gpt4o`]
-//! and [`Words::Tekken`]): llama.cpp's patterns have every letter beyond ASCII in both cases, these are the published ones. Refuses: any
+//! Decides: the words, exactly as llama.cpp cuts them for the names in [`KNOWN`], but for those that go by the case of letters ([`Words::Gpt4o`],
+//! [`Words::Tekken`], [`Words::Kimi`]): llama.cpp's patterns have every letter beyond ASCII in both cases, and it cuts nothing within a word
+//! for Kimi; these are the published ones. Refuses: any
 //! other name, and the name `default`, which in llama.cpp stands for "the converter did not know".
 //!
 //! The patterns are those of the models' published tokenizers, as llama.cpp reads them, with one change. They end in `\s+(?!\S)|\s+`,

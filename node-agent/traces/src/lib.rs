@@ -1,9 +1,9 @@
 //! Traces by OTLP, where the environment asks for them: `OTEL_EXPORTER_OTLP_ENDPOINT`, and the other variables of OpenTelemetry's
-//! specification. Without these, nothing is collected.
+//! specification. Without these, nothing is collected. Collectors are spoken to over gRPC without TLS.
 
 use std::time::Duration;
 
-use opentelemetry::KeyValue;
+use opentelemetry::{Key, KeyValue, Value};
 use opentelemetry_otlp::{ExporterBuildError, SpanExporter};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
@@ -22,7 +22,12 @@ const ENDPOINTS: [&str; 2] = [
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
 ];
-const SERVICE: &str = "OTEL_SERVICE_NAME";
+/// These say that nothing is to be collected all the same.
+const OFF: [(&str, &str); 2] = [
+    ("OTEL_SDK_DISABLED", "true"),
+    ("OTEL_TRACES_EXPORTER", "none"),
+];
+const SERVICE: Key = Key::from_static_str("service.name");
 /// A collector that does not answer holds up no end.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
@@ -31,14 +36,17 @@ impl Traces {
     /// names it, `instance` which of several.
     pub fn start(service: &'static str, instance: &str) -> Result<Option<Self>, TracesError> {
         let given = |name: &&str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        if !ENDPOINTS.iter().any(given) {
+        let is_off = |&(name, value): &(&str, &str)| {
+            std::env::var(name).is_ok_and(|found| found.eq_ignore_ascii_case(value))
+        };
+        if !ENDPOINTS.iter().any(given) || OFF.iter().any(is_off) {
             return Ok(None);
         }
-        let mut resource = Resource::builder()
+        let named = Resource::builder().build().get(&SERVICE);
+        let named = named.filter(|name| !name.as_str().starts_with("unknown_service"));
+        let resource = Resource::builder()
+            .with_service_name(named.unwrap_or(Value::from(service)))
             .with_attribute(KeyValue::new("service.instance.id", instance.to_owned()));
-        if !given(&SERVICE) {
-            resource = resource.with_service_name(service);
-        }
         let exporter = SpanExporter::builder().with_tonic().build()?;
         let provider = SdkTracerProvider::builder()
             .with_resource(resource.build())

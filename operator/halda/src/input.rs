@@ -271,6 +271,9 @@ const PROCESS_BYTES: f64 = 24.0 * 1024.0 * 1024.0;
 /// are the two of the feed-forward part, about four times as wide in most models, beside queries, keys, values and output.
 const BUFFER_ROWS: f64 = CHUNK_POSITIONS as f64;
 const BUFFER_WIDTHS: f64 = 16.0;
+/// The same for latent attention, whose queries are latents: several times as wide as heads are.
+const LATENT_BUFFER_WIDTHS: f64 = 32.0;
+const LATENT_ATTENTION: &str = "latent-attention";
 const HEAD_ROWS: f64 = GPU_HEAD_ROWS as f64;
 /// Activations in memory are F32, whatever the wire carries.
 const F32_BYTES: f64 = 4.0;
@@ -411,7 +414,13 @@ fn planned_model(model: &ModelProfile, options: &Options) -> ModelSizes {
     };
     // Layers that see all positions lie between those with windows, and a member may have one more of them than the average.
     let buffer_bytes = |dtype| {
-        let row = BUFFER_WIDTHS * f64::from(spec.hidden_size) + expert_numbers(spec);
+        let latent = spec.parts.iter().any(|part| part == LATENT_ATTENTION);
+        let widths = if latent {
+            LATENT_BUFFER_WIDTHS
+        } else {
+            BUFFER_WIDTHS
+        };
+        let row = widths * f64::from(spec.hidden_size) + expert_numbers(spec);
         PROCESS_BYTES + BUFFER_ROWS * row * F32_BYTES + kv_bytes(dtype, all - kept)
     };
     let output_bytes = bytes(&spec.output_weights);

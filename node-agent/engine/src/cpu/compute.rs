@@ -38,9 +38,8 @@ pub(crate) struct LatentScratch {
     pub query_latents: Buffer,
     /// Heads of rows, as they are made and as they go on.
     pub by_rows: Buffer,
-    /// The same head after head, and in the space of latents.
+    /// The same head after head.
     pub by_heads: Buffer,
-    pub latents: Buffer,
 }
 
 /// Of layers with experts.

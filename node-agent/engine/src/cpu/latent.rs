@@ -22,14 +22,14 @@ pub struct LatentStep<'a> {
 
 impl LatentStep<'_> {
     /// Writes queries in the space of latents (rows x heads x head_dim) and what positions leave behind (rows x head_dim), neither of them
-    /// rotated yet. `x` is rows x hidden.
+    /// rotated yet. `x` is rows x hidden; `spare` has room for rows x heads x rank.
     pub fn before(
         &self,
         scratch: &mut LatentScratch,
         x: &[f32],
         rows: usize,
-        queries: &mut [f32],
-        keys: &mut [f32],
+        [queries, keys]: [&mut [f32]; 2],
+        spare: &mut [f32],
     ) -> Result<(), EngineError> {
         let LatentStep {
             pool,
@@ -58,7 +58,7 @@ impl LatentStep<'_> {
         }
         kernels::rms_norm_first(pool, keys, head_dim, &layer.norm, self.norm_epsilon);
 
-        let latents = scratch.latents.take(heads * rows * rank);
+        let latents = &mut spare[..heads * rows * rank];
         let by_heads = scratch.by_heads.take(heads * rows * unrotated);
         let sizes = [rows, heads, unrotated];
         let from = (&*made, by_rows(heads, query_dim, 0));
@@ -74,16 +74,18 @@ impl LatentStep<'_> {
         Ok(())
     }
 
-    /// The results of heads (rows x heads x value_dim), made of what attention made of latents (rows x heads x rank).
+    /// The results of heads (rows x heads x value_dim), made of what attention made of latents (rows x heads x rank). `spare` has room for as
+    /// many numbers as these.
     pub fn behind<'b>(
         &self,
         scratch: &'b mut LatentScratch,
         attended: &[f32],
         rows: usize,
+        spare: &mut [f32],
     ) -> Result<&'b [f32], EngineError> {
         let LatentStep { pool, heads, .. } = *self;
         let (rank, value_dim) = (self.layer.rank, self.layer.value_dim);
-        let latents = scratch.latents.take(heads * rows * rank);
+        let latents = &mut spare[..heads * rows * rank];
         let from = (attended, by_rows(heads, rank, 0));
         let to = head_after_head(rows, rank);
         kernels::copy_heads(pool, [rows, heads, rank], from, (&mut *latents, to));

@@ -126,6 +126,8 @@ impl LayerStep<'_> {
         let queries = scratch.queries.take(rows * shape.heads * head_dim);
         let keys = scratch.keys.take(rows * shape.kv.row_len());
         let values = scratch.values.take(rows * shape.kv.value_row_len());
+        let attended = rows * shape.heads * shape.kv.value_dim();
+        let attended = scratch.attended.take(attended);
         let rotate = match &layer.projections {
             Projections::Direct(direct) => {
                 self.direct(
@@ -138,7 +140,8 @@ impl LayerStep<'_> {
             }
             Projections::Latent(latent) => {
                 let step = self.latent(latent);
-                step.before(&mut scratch.latent, normed, rows, queries, keys)?;
+                let made = [&mut *queries, &mut *keys];
+                step.before(&mut scratch.latent, normed, rows, made, attended)?;
                 kernels::rotate_last
             }
         };
@@ -155,14 +158,12 @@ impl LayerStep<'_> {
             }
         }
 
-        let attended = rows * shape.heads * shape.kv.value_dim();
-        let attended = scratch.attended.take(attended);
         self.attend(sequences, queries, keys, values, attended);
         let results = match &layer.projections {
             Projections::Direct(_) => &*attended,
             Projections::Latent(latent) => {
                 let step = self.latent(latent);
-                step.behind(&mut scratch.latent, attended, rows)?
+                step.behind(&mut scratch.latent, attended, rows, queries)?
             }
         };
 

@@ -182,6 +182,15 @@ fn every_option_computes_the_same_there() {
         // GPUs leave them to the processor.
         let parts = cpu.model.spec().parts();
         if parts.contains(&ModelPart::Experts) || parts.contains(&ModelPart::LatentAttention) {
+            let devices = LayerDevices::last_on(1, gpu());
+            let layers = 0..cpu.model.spec().layers.len();
+            let refused = LayerWindow::open(&cpu.model, layers, &devices, &Residency::mapped());
+            let message = refused.err().unwrap().to_string();
+            assert!(
+                message.contains("which prima does not compute on GPUs"),
+                "{}: {message}",
+                variant.name
+            );
             continue;
         }
         all_layers_compute_the_same(variant.name, &cpu);
