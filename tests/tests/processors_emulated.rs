@@ -72,12 +72,12 @@ fn dense_families_have_the_same_bits_on_every_processor() {
 
 #[test]
 fn mixtures_have_the_same_bits_on_every_processor() {
-    families("mixtures", 7);
+    families("mixtures", 8);
 }
 
 #[test]
 fn options_have_the_same_bits_on_every_processor() {
-    families("options", 15);
+    families("options", 19);
 }
 
 /// The tests whose names begin with `tests` print the digests of so many models.
