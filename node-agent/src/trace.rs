@@ -43,10 +43,7 @@ impl Trace {
         if traceparent.is_empty() {
             return Self(None);
         }
-        let carried = Carried {
-            traceparent: traceparent.to_owned(),
-        };
-        Self::of(&TraceContextPropagator::new().extract(&carried))
+        Self::of(&extracted(traceparent))
     }
 
     fn of(context: &Context) -> Self {
@@ -110,14 +107,9 @@ impl Trace {
 impl Span {
     /// An HTTP request begins, in its client's trace if `headers` name one.
     pub fn of_request(name: String, headers: &HeaderMap) -> Self {
-        let traceparent = headers.get(TRACEPARENT);
-        let carried = Carried {
-            traceparent: traceparent
-                .and_then(|text| text.to_str().ok())
-                .unwrap_or_default()
-                .to_owned(),
-        };
-        let client = TraceContextPropagator::new().extract(&carried);
+        let traceparent = headers.get(TRACEPARENT).and_then(|text| text.to_str().ok());
+        // Not sampled is something that a client can say, too.
+        let client = extracted(traceparent.unwrap_or_default());
         Self::start(span(name).with_kind(SpanKind::Server), &client)
     }
 
@@ -150,6 +142,14 @@ impl Span {
 
 fn span(name: impl Into<Cow<'static, str>>) -> SpanBuilder {
     SpanBuilder::from_name(name)
+}
+
+/// What a traceparent names, sampled or not.
+fn extracted(traceparent: &str) -> Context {
+    let carried = Carried {
+        traceparent: traceparent.to_owned(),
+    };
+    TraceContextPropagator::new().extract(&carried)
 }
 
 const TRACEPARENT: &str = "traceparent";

@@ -26,16 +26,18 @@ pub(super) trait HeadBlock: Copy {
     ) -> [L; QUERIES];
 
     /// Makes `scaled` the weights with which [`values`](Self::values) of the dimensions from `dim` on are summed. Called for each 16
-    /// dimensions in order, with `scaled` as the last call left it, and `weights` at first.
+    /// dimensions in order, with `scaled` as the last call left it, and `weights` at first. Numbers without scales leave it so.
     ///
     /// # Safety
     /// `dim` is below the value's dimensions.
+    #[inline(always)]
     unsafe fn scale_weights<L: Lanes, const QUERIES: usize>(
         &self,
-        dim: usize,
-        weights: &[[f32; BLOCK_POSITIONS]; QUERIES],
-        scaled: &mut [[f32; BLOCK_POSITIONS]; QUERIES],
-    );
+        _dim: usize,
+        _weights: &[[f32; BLOCK_POSITIONS]; QUERIES],
+        _scaled: &mut [[f32; BLOCK_POSITIONS]; QUERIES],
+    ) {
+    }
 
     /// 16 numbers of the value at `position`, from `dim` on; zeros beyond it.
     ///
@@ -178,15 +180,6 @@ impl HeadBlock for F16Head<'_> {
     }
 
     #[inline(always)]
-    unsafe fn scale_weights<L: Lanes, const QUERIES: usize>(
-        &self,
-        _dim: usize,
-        _weights: &[[f32; BLOCK_POSITIONS]; QUERIES],
-        _scaled: &mut [[f32; BLOCK_POSITIONS]; QUERIES],
-    ) {
-    }
-
-    #[inline(always)]
     unsafe fn values<L: Lanes>(&self, position: usize, dim: usize) -> L {
         let from = position * self.head_dim + dim;
         // SAFETY: a whole register of the position's values, or a copy of what is left of them.
@@ -298,15 +291,6 @@ impl HeadBlock for LatentF16Head<'_> {
             }
         }
         side_by_side(&scores)
-    }
-
-    #[inline(always)]
-    unsafe fn scale_weights<L: Lanes, const QUERIES: usize>(
-        &self,
-        _dim: usize,
-        _weights: &[[f32; BLOCK_POSITIONS]; QUERIES],
-        _scaled: &mut [[f32; BLOCK_POSITIONS]; QUERIES],
-    ) {
     }
 
     #[inline(always)]
