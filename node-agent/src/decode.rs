@@ -42,6 +42,7 @@ use tally::Tally;
 pub fn initial_status(plan: &RingPlanSpec) -> RingStatus {
     RingStatus {
         readiness: Readiness::Loading("opening the model".into()),
+        fails_at: None,
         plan_generation: plan.generation,
         rounds: plan.rounds as usize,
         members: Tally::new(plan).members,
@@ -61,6 +62,8 @@ pub struct DecodeOptions {
     pub run_ahead: bool,
     /// How much longer than the plan expects something may take to come home, before it counts as lost.
     pub grace: Duration,
+    /// For how long requests wait for a member that was lost; zero: they fail.
+    pub outlast: Duration,
     /// A small model that guesses, too.
     pub draft_model: Option<DraftThread>,
 }
@@ -71,6 +74,7 @@ impl Default for DecodeOptions {
             speculate: true,
             run_ahead: true,
             grace: Duration::from_secs(20),
+            outlast: Duration::ZERO,
             draft_model: None,
         }
     }
@@ -137,10 +141,13 @@ impl Decode {
             &plan,
             window,
             warm_up.unwrap_or(0),
-            options.grace,
-            options.speculate,
-            options.run_ahead,
-            options.draft_model.is_some(),
+            scheduler::Options {
+                grace: options.grace,
+                outlast: options.outlast,
+                speculate: options.speculate,
+                run_ahead: options.run_ahead,
+                draft_model: options.draft_model.is_some(),
+            },
         );
         Self {
             client,
@@ -357,8 +364,17 @@ impl Decode {
             }
             RingEvent::Released { session } => (Event::Released { session }, Vec::new()),
             RingEvent::Whole { nonce } => (Event::Whole { nonce }, Vec::new()),
-            RingEvent::Refused { session, reason } => {
-                (Event::Refused { session, reason }, Vec::new())
+            RingEvent::Refused {
+                session,
+                rank,
+                reason,
+            } => {
+                let refused = Event::Refused {
+                    session,
+                    rank,
+                    reason,
+                };
+                (refused, Vec::new())
             }
             RingEvent::Lost { rank, cause } => (Event::Lost { rank, cause }, Vec::new()),
             RingEvent::Busy => (Event::Busy, Vec::new()),
@@ -573,13 +589,16 @@ impl Decode {
     fn show(&self, ticked: bool) {
         let (running, waiting) = self.scheduler.requests();
         let (readiness, kv) = (self.scheduler.readiness(), self.scheduler.kv());
+        let fails_at = self.scheduler.fails_at();
         self.status.send_if_modified(|status| {
             let changed = status.readiness != *readiness
+                || status.fails_at.as_deref() != fails_at
                 || status.running_requests != running
                 || status.waiting_requests != waiting
                 || (ticked && (status.members != self.tally.members || status.kv != kv));
             if changed {
                 status.readiness = readiness.clone();
+                status.fails_at = fails_at.map(str::to_owned);
                 status.running_requests = running;
                 status.waiting_requests = waiting;
                 status.members.clone_from(&self.tally.members);

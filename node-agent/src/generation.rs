@@ -219,6 +219,8 @@ impl Generator {
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct RingStatus {
     pub readiness: Readiness,
+    /// The member at which a ring fails that is not ready: it is not reached, or cannot compute.
+    pub fails_at: Option<String>,
     pub plan_generation: i64,
     pub rounds: usize,
     pub members: Vec<MemberTotals>,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use prima_crds::quantity::Quantity;
 use prima_crds::v1alpha1::ring_plan::{PlannedDraft, RingPlanSpec};
 use prima_engine::{Compute, Model};
-use prima_member_process::JOINED;
+use prima_member_process::{ALIVE, ALIVE_INTERVAL, JOINED};
 use prima_text::{ChatTemplate, ChatTemplateError, RankTemplate, Tokenizer, TokenizerError};
 use prima_traces::Traces;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -77,9 +77,15 @@ pub struct ServeArgs {
     /// Send no draft before the one before it is verified
     #[arg(long, conflicts_with = "no_speculation")]
     no_run_ahead: bool,
+    /// Seconds that requests wait for a member that was lost, where somebody starts it again; 0: they fail
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    outlast_losses: u64,
     /// A folder that this process must not read; nor may it look into other processes then (on Linux)
     #[arg(long, value_name = "FOLDER")]
     hide: Option<PathBuf>,
+    /// Say on stdout, every few seconds, that this process is alive
+    #[arg(long)]
+    say_alive: bool,
     /// End when the process with this id, which started this one, ends for any reason (on Linux)
     #[arg(long, value_name = "PID")]
     exit_with_parent: Option<i32>,
@@ -131,11 +137,9 @@ pub enum ServeError {
     Gateway(#[source] GatewayError),
 }
 
-/// How long running requests may take to finish when the process is asked to end.
-const DRAIN_LIMIT: Duration = Duration::from_secs(30);
 const DRAIN_INTERVAL: Duration = Duration::from_millis(50);
 const LAST_WORD: Duration = Duration::from_secs(1);
-/// Without a pass for this long, nothing runs that could end within the limit.
+/// Without a pass for this long, nor for some tokens' time, nothing runs.
 const QUIET: Duration = Duration::from_secs(5);
 /// Requests on their way from the gateway to `decode`, which answers each at once.
 const SUBMISSIONS: usize = 64;
@@ -155,6 +159,9 @@ pub fn run(args: ServeArgs) -> Result<(), ServeError> {
         .enable_all()
         .build()
         .map_err(ServeError::Start)?;
+    if args.say_alive {
+        runtime.spawn(say_alive());
+    }
     let result = runtime.block_on(async {
         // Often the variables are those of other programs.
         let traces = Traces::start("prima-member", &args.member).unwrap_or_else(|error| {
@@ -173,6 +180,15 @@ pub fn run(args: ServeArgs) -> Result<(), ServeError> {
     // What is still being opened or answered is not waited for.
     runtime.shutdown_background();
     result
+}
+
+/// For whoever started this process.
+async fn say_alive() {
+    loop {
+        // Nobody may be listening any more.
+        let _ = writeln!(io::stdout(), "{ALIVE}");
+        tokio::time::sleep(ALIVE_INTERVAL).await;
+    }
 }
 
 async fn serve(args: ServeArgs) -> Result<(), ServeError> {
@@ -220,6 +236,12 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
         members: plan.members[rank].members_on_machine as u64,
     };
     let streaming = !args.no_streaming;
+    let decoding = DecodeOptions {
+        speculate: !args.no_speculation,
+        run_ahead: !args.no_run_ahead,
+        outlast: Duration::from_secs(args.outlast_losses),
+        ..DecodeOptions::default()
+    };
     let opening = tokio::task::spawn_blocking({
         let (plan, front) = (
             plan.clone(),
@@ -238,8 +260,7 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
                 memory,
                 streaming,
             };
-            let drafts = (!args.no_speculation, !args.no_run_ahead);
-            open(options, front, drafts)
+            open(options, front, decoding)
         }
     });
     let (member, mut decoding) = tokio::select! {
@@ -261,16 +282,18 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
         error = Front::failed(&mut front) => return Err(error),
         () = stop.received() => {}
     }
+    let limit = plan.drain_limit();
     tracing::info!(
         "asked to end: finishing what runs, for at most {} s; a second signal ends at once",
-        DRAIN_LIMIT.as_secs()
+        limit.as_secs()
     );
+    let quiet = QUIET.max(4 * plan.token_time());
     let drained = async {
         match front.take() {
             Some(front) => front.finish().await,
             // Sessions also stay for later requests; where none is in use, no activation comes.
             None => {
-                while member.sessions() > 0 && member.idle_for() < QUIET {
+                while member.sessions() > 0 && member.idle_for() < quiet {
                     tokio::time::sleep(DRAIN_INTERVAL).await;
                 }
             }
@@ -278,7 +301,7 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
     };
     tokio::select! {
         () = drained => {}
-        () = tokio::time::sleep(DRAIN_LIMIT) => tracing::warn!("some requests did not finish in time"),
+        () = tokio::time::sleep(limit) => tracing::warn!("some requests did not finish in time"),
         () = stop.received() => {}
     }
     Ok(())
@@ -385,11 +408,11 @@ async fn ended_unasked(decoding: &mut Decoding) -> ServeError {
     ServeError::Decoding(why)
 }
 
-/// Starts the member, and on rank 0 the decoding behind `back`, which drafts tokens, and runs ahead with that, or does not.
+/// Starts the member, and on rank 0 the decoding behind `back`.
 fn open(
     options: MemberOptions,
     back: Option<Back>,
-    (speculate, run_ahead): (bool, bool),
+    decode_options: DecodeOptions,
 ) -> Result<(Member, Decoding), ServeError> {
     let text = match &back {
         Some(_) => Some(model_text(&options)?),
@@ -404,14 +427,12 @@ fn open(
         let tokenizer = text.tokenizer.clone();
         back.text.send_replace(Some(Arc::new(text)));
         let draft_model = match &plan.draft {
-            Some(draft) if speculate => Some(draft_thread(draft, &plan, &model, threads)?),
+            Some(draft) if decode_options.speculate => Some(draft_thread(draft, &plan, &model, threads)?),
             _ => None,
         };
         let options = DecodeOptions {
-            speculate,
-            run_ahead,
             draft_model,
-            ..DecodeOptions::default()
+            ..decode_options
         };
         let (spec, status) = (model.spec(), back.status);
         let decode = Decode::new(client, plan, spec, tokenizer, status, options);

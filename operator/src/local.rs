@@ -516,7 +516,7 @@ async fn announce(
     loop {
         match health(here(ring.http)).await {
             Health::Ready(_) => break,
-            Health::NotReady(message) => screen.status(&message),
+            Health::NotReady { why, .. } => screen.status(&why),
             // It has not begun to listen.
             Health::NoAnswer(_) => {}
         }

@@ -14,8 +14,10 @@ use prima_test_hub::TestHub;
 use prima_tests::api_server::{ApiServer, Backend};
 use prima_tests::node_agent::{AgentMachine, NodeAgent};
 use prima_tests::operator::{self, Operator};
+use prima_tests::process::send_signal;
 use prima_tests::{assets, http, split_model, wait_for, wait_until};
 use prima_weights::{Client, Location, Reach, RemoteModel, Retry, Source};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
@@ -210,6 +212,14 @@ fn speaks_tls_only(address: SocketAddr) {
 
 fn start(stage: &Stage, machine: &AgentMachine) -> NodeAgent {
     machine.start_agent(&stage.api, NAMESPACE)
+}
+
+/// Whether an agent's only member is not this process any more.
+fn another(agent: &NodeAgent, member: u32) -> Result<(), String> {
+    match agent.members()[..] {
+        [again] if again != member => Ok(()),
+        ref others => Err(format!("{others:?}")),
+    }
 }
 
 fn model() -> PathBuf {
@@ -430,11 +440,8 @@ fn agents_tell_of_their_machines_and_run_plans() {
 
     // A member's process that dies is started again, and the ring comes back.
     let member = two.members()[0];
-    prima_tests::process::send_signal(member, rustix::process::Signal::KILL);
-    wait_for("another member of two", || match two.members()[..] {
-        [again] if again != member => Ok(()),
-        ref others => Err(format!("{others:?}")),
-    });
+    send_signal(member, Signal::KILL);
+    wait_for("another member of two", || another(&two, member));
     wait_until_answers(http);
     assert!(
         two.metrics()
@@ -442,6 +449,28 @@ fn agents_tell_of_their_machines_and_run_plans() {
         "{}",
         two.metrics()
     );
+
+    // One that hangs is named by rank 0, and started again by its agent; also rank 0 itself.
+    let hung = two.members()[0];
+    send_signal(hung, Signal::STOP);
+    wait_for("rank 0 says where the ring fails", || {
+        let rank0 = stage.member("smollm2-1", "one");
+        match rank0["failsAt"] == "two" {
+            true => Ok(()),
+            false => Err(rank0),
+        }
+    });
+    wait_for("another member of two", || another(&two, hung));
+    wait_until_answers(http);
+    let hung = one.members()[0];
+    send_signal(hung, Signal::STOP);
+    wait_until("rank 0 is not ready while it hangs", || {
+        stage.member("smollm2-1", "one")["state"] == "Loaded"
+    });
+    wait_for("another member of one", || another(&one, hung));
+    wait_until_answers(http);
+    let rank0 = stage.wait_for_state("smollm2-1", "one", "Ready");
+    assert_eq!(rank0["failsAt"], Value::Null);
 
     // An agent that is killed takes its members along; the next one measures nothing anew and goes on.
     let measured_at = stage.profile("two")["status"]["measuredAt"].clone();

@@ -9,6 +9,7 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
+use std::time::Duration;
 
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -327,6 +328,10 @@ pub struct MemberStatus {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1000))]
     pub message: String,
+    /// Only of rank 0: the member at which the ring fails. It is not reached, or cannot compute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub fails_at: Option<String>,
     /// After a failure: how long the agent waits before it tries again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_seconds: Option<i64>,
@@ -370,6 +375,13 @@ pub enum RingPlanError {
     Field { field: String, problem: String },
 }
 
+/// Of an answer that is under way when its ring is to end.
+const TOKENS_AT_END: u32 = 64;
+const LEAST_DRAIN: Duration = Duration::from_secs(30);
+const MOST_DRAIN: Duration = Duration::from_secs(90);
+/// An hour; no ring is as slow.
+const MAX_TOKEN_MICROSECONDS: u64 = 3_600_000_000;
+
 /// Bounds that keep a hostile plan from asking for absurd allocations.
 const MAX_MEMBERS: usize = 256;
 const MAX_ROUNDS: i32 = 1024;
@@ -405,6 +417,18 @@ impl RingPlanSpec {
             api_key_required: false,
             api_key_sha256: Vec::new(),
         }
+    }
+
+    /// How long members that are asked to end give running answers to end first: time for some of a slow ring's tokens, in bounds that agents'
+    /// pods have (the chart's `agent.terminationGracePeriodSeconds`).
+    pub fn drain_limit(&self) -> Duration {
+        (TOKENS_AT_END * self.token_time()).clamp(LEAST_DRAIN, MOST_DRAIN)
+    }
+
+    /// From one token to the next, as planned; zero if the plan does not say.
+    pub fn token_time(&self) -> Duration {
+        let microseconds = self.predicted.map_or(0, |speed| speed.token_microseconds);
+        Duration::from_micros(microseconds.unsigned_abs().min(MAX_TOKEN_MICROSECONDS))
     }
 
     /// A plan for members `m0`, `m1`, ... at `addresses`. `ends` says at which layers their windows end, in the order in which a token
@@ -661,6 +685,20 @@ mod tests {
             RingMember::new(format!("m{rank}"), address, windows)
         });
         RingPlanSpec::new(model, 128, members.collect())
+    }
+
+    #[test]
+    fn a_slow_ring_has_longer_to_end() {
+        let model = PlannedModel::new("m", "m.gguf", 1, 1);
+        let mut plan = RingPlanSpec::new(model, 128, Vec::new());
+        assert_eq!(plan.drain_limit(), Duration::from_secs(30));
+        for (token, seconds) in [(10_000, 30), (1_000_000, 64), (20_000_000, 90), (i64::MAX, 90)] {
+            plan.predicted = Some(Speed {
+                token_microseconds: token,
+                first_token_microseconds: 0,
+            });
+            assert_eq!(plan.drain_limit(), Duration::from_secs(seconds), "{token}");
+        }
     }
 
     #[test]

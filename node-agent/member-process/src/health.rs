@@ -16,29 +16,35 @@ use tokio::time::timeout;
 pub enum Health {
     /// A token went round the ring; how fast, if rank 0 says so.
     Ready(Option<Speed>),
-    /// Not yet ready, or no longer; in its words.
-    NotReady(String),
+    /// Not yet ready, or no longer.
+    NotReady {
+        /// In its words.
+        why: String,
+        /// The member at which the ring fails, if rank 0 knows.
+        fails_at: Option<String>,
+    },
     /// Nothing that could be understood; what came instead.
     NoAnswer(String),
 }
 
-const DEADLINE: Duration = Duration::from_secs(5);
+/// Whoever is sent to a rank 0 that hangs gets no answer, so that is to be known soon.
+pub const HEALTH_DEADLINE: Duration = Duration::from_secs(3);
 /// A health answer is a line; whoever sends more than this is not rank 0.
 const MAX_ANSWER: u64 = 64 << 10;
 
 /// `address`: where rank 0 serves HTTP.
 pub async fn health(address: SocketAddr) -> Health {
-    let problem = match timeout(DEADLINE, exchange(address)).await {
+    let problem = match timeout(HEALTH_DEADLINE, exchange(address)).await {
         Ok(Ok(answer)) => return read_answer(&answer),
         Ok(Err(error)) => error.to_string(),
-        Err(_) => format!("no answer within {} s", DEADLINE.as_secs()),
+        Err(_) => format!("no answer within {} s", HEALTH_DEADLINE.as_secs()),
     };
     Health::NoAnswer(format!("its HTTP endpoint at {address}: {problem}"))
 }
 
 /// How many requests rank 0 has at `address`, running or waiting; `None` if the ring is not ready or does not say.
 pub async fn requests(address: SocketAddr) -> Option<u64> {
-    let answer = timeout(DEADLINE, exchange(address)).await.ok()?.ok()?;
+    let answer = timeout(HEALTH_DEADLINE, exchange(address)).await.ok()?.ok()?;
     let (status, body) = parts(&answer);
     body.get("requests")?
         .as_u64()
@@ -75,7 +81,13 @@ fn read_answer(answer: &str) -> Health {
         );
     }
     match body.pointer("/error/message").and_then(Value::as_str) {
-        Some(message) => Health::NotReady(message.to_owned()),
+        Some(message) => Health::NotReady {
+            why: message.to_owned(),
+            fails_at: body
+                .get("failsAt")
+                .and_then(Value::as_str)
+                .map(str::to_owned),
+        },
         None => Health::NoAnswer(format!(
             "its HTTP endpoint answered {}",
             status.unwrap_or("nothing")
@@ -97,13 +109,16 @@ mod tests {
             first_token_microseconds: 9,
         };
         assert_eq!(read_answer(measured), Health::Ready(Some(speed)));
-        let loading =
-            r#"{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}"#;
-        let answer = format!("HTTP/1.0 503 Service Unavailable\r\n\r\n{loading}");
-        assert_eq!(
-            read_answer(&answer),
-            Health::NotReady("Loading model".into())
-        );
+        let error =
+            r#""error":{"code":503,"message":"Loading model","type":"unavailable_error"}"#;
+        for (more, fails_at) in [("", None), (r#","failsAt":"pi4""#, Some("pi4"))] {
+            let answer = format!("HTTP/1.0 503 Service Unavailable\r\n\r\n{{{error}{more}}}");
+            let expected = Health::NotReady {
+                why: "Loading model".into(),
+                fails_at: fails_at.map(str::to_owned),
+            };
+            assert_eq!(read_answer(&answer), expected);
+        }
         for (stranger, said) in [
             ("", "answered nothing"),
             ("SSH-2.0-OpenSSH_9.2 hello", "answered hello"),

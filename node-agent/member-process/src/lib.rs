@@ -11,8 +11,13 @@ mod process;
 
 pub use address::{LENDER_PORT, lender_address, reachable_address};
 pub use borrowed::{Borrowed, LentPlace, OwnPlace, Place};
-pub use health::{Health, health, requests};
-pub use process::{Launch, Lent, MemberProcess, Serve, StartError, end};
+pub use health::{HEALTH_DEADLINE, Health, health, requests};
+pub use process::{HANGS_AFTER, Launch, Lent, MemberProcess, Serve, StartError, end};
+
+use std::time::Duration;
 
 /// The beginning of the stdout line that says that a member has its layers open and waits for its neighbours.
 pub const JOINED: &str = "joined the ring";
+/// The stdout line by which a member that is asked to says that it is alive, and how often.
+pub const ALIVE: &str = "alive";
+pub const ALIVE_INTERVAL: Duration = Duration::from_secs(4);

@@ -1,4 +1,4 @@
-//! What a process writes, line by line: handed on as it comes, and the last lines kept.
+//! What a process writes, line by line: handed on as it comes, and the last lines kept. Signs of life are neither.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::sync::watch;
 
-use crate::JOINED;
+use crate::{ALIVE, JOINED};
 
 /// What becomes of a process's lines.
 pub struct Lines {
     each: Box<dyn Fn(&str) + Send + Sync>,
     last: Mutex<VecDeque<String>>,
     joined: watch::Sender<bool>,
+    alive: watch::Sender<()>,
 }
 
 /// Enough for an error and what led to it.
@@ -26,6 +27,7 @@ impl Lines {
             each: Box::new(each),
             last: Mutex::default(),
             joined: watch::Sender::new(false),
+            alive: watch::Sender::new(()),
         })
     }
 
@@ -56,6 +58,11 @@ impl Lines {
         self.joined.subscribe()
     }
 
+    /// Changes with every sign of life.
+    pub fn alive(&self) -> watch::Receiver<()> {
+        self.alive.subscribe()
+    }
+
     /// Oldest first.
     pub fn last(&self) -> Vec<String> {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -64,6 +71,10 @@ impl Lines {
 
     fn line(&self, line: &[u8]) {
         let text = String::from_utf8_lossy(line).trim_end().to_owned();
+        if text == ALIVE {
+            self.alive.send_replace(());
+            return;
+        }
         if text.starts_with(JOINED) {
             self.joined.send_replace(true);
         }
@@ -87,11 +98,17 @@ mod tests {
         let lines = Lines::new(move |line| each.lock().unwrap().push(line.len()));
         assert!(!*lines.joined().borrow());
         let long = "x".repeat(MAX_LINE + 10);
+        let mut alive = lines.alive();
         let text = format!("one\n{long}\n{JOINED} as m0 (rank 0)\nlast without an end");
         lines.clone().follow(text.as_bytes()).await;
         assert!(*lines.joined().borrow());
+        assert!(!alive.has_changed().unwrap());
         assert_eq!(shown.lock().unwrap()[..3], [3, MAX_LINE, 10]);
         assert_eq!(lines.last()[4], "last without an end");
+        let sign = format!("{ALIVE}\n");
+        lines.clone().follow(sign.as_bytes()).await;
+        assert!(alive.has_changed().unwrap());
+        assert_eq!(shown.lock().unwrap().len(), 5);
         let many = "again\n".repeat(KEPT);
         lines.clone().follow(many.as_bytes()).await;
         assert_eq!(lines.last(), ["again"; KEPT]);

@@ -45,6 +45,10 @@ pub struct Serve<'a> {
     pub api_key: Option<&'a str>,
     /// A folder that it must not read.
     pub hidden: Option<&'a Path>,
+    /// Seconds that requests wait for a member that was lost. Zero where nobody starts it again: they fail.
+    pub outlast_losses: u64,
+    /// It gives signs of life, for [`MemberProcess::hangs`].
+    pub says_alive: bool,
 }
 
 impl<'a> Serve<'a> {
@@ -65,6 +69,8 @@ impl<'a> Serve<'a> {
             any_model_name: false,
             api_key: None,
             hidden: None,
+            outlast_losses: 0,
+            says_alive: false,
         }
     }
 }
@@ -149,6 +155,8 @@ const DRIVERS: [&str; 24] = [
     "__GL_",
 ];
 
+/// A process that says that it is alive, every [`ALIVE_INTERVAL`](crate::ALIVE_INTERVAL), and has not for so long, hangs.
+pub const HANGS_AFTER: Duration = Duration::from_secs(20);
 /// How long to wait for the last output of an ended process.
 const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
@@ -199,6 +207,22 @@ impl MemberProcess {
         async move {
             if joined.wait_for(|joined| *joined).await.is_err() {
                 pending().await
+            }
+        }
+    }
+
+    /// Waits until it has given no sign of life for [`HANGS_AFTER`]; for ever if it ends before.
+    pub fn hangs(&self) -> impl Future<Output = ()> + use<> {
+        let mut alive = self.lines.alive();
+        async move {
+            let mut silences = 0;
+            // Two of half the time: when this process could not run itself, signs wait to be read after the first.
+            while silences < 2 {
+                match timeout(HANGS_AFTER / 2, alive.changed()).await {
+                    Ok(Ok(())) => silences = 0,
+                    Ok(Err(_)) => pending().await,
+                    Err(_) => silences += 1,
+                }
             }
         }
     }
@@ -313,6 +337,8 @@ fn add_options(command: &mut Command, serve: &Serve<'_>) {
         any_model_name,
         api_key,
         hidden,
+        outlast_losses,
+        says_alive,
     } = serve;
     for (flag, value) in [
         ("--listen", listen.map(|address| address.to_string())),
@@ -326,6 +352,10 @@ fn add_options(command: &mut Command, serve: &Serve<'_>) {
             "--weights-memory",
             weights_memory.map(|bytes| bytes.to_string()),
         ),
+        (
+            "--outlast-losses",
+            (*outlast_losses > 0).then(|| outlast_losses.to_string()),
+        ),
     ] {
         if let Some(value) = value {
             command.args([flag, &value]);
@@ -335,6 +365,7 @@ fn add_options(command: &mut Command, serve: &Serve<'_>) {
         ("--no-streaming", *no_streaming),
         ("--no-speculation", *no_speculation),
         ("--any-model-name", *any_model_name),
+        ("--say-alive", *says_alive),
     ] {
         if given {
             command.arg(flag);

@@ -15,7 +15,7 @@ use kube::Client;
 use prima_crds::v1alpha1::api_keys::ApiKeys;
 use prima_crds::v1alpha1::ring_plan::{MemberStatus, RingPlan, RingPlanSpec};
 use prima_engine::{EngineError, Gpu};
-use prima_member_process::health;
+use prima_member_process::{HEALTH_DEADLINE, Health, health};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
@@ -110,6 +110,8 @@ const STEADY: Duration = Duration::from_secs(600);
 /// After an agent has said that it ends, operator and nodes take a moment to send clients elsewhere: until then a ring takes what comes.
 const MOVING: Duration = Duration::from_secs(2);
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
+/// A rank 0 whose HTTP endpoint has not answered for so long is started anew.
+const SILENT_FOR: Duration = Duration::from_secs(20);
 
 /// Whether layers could run on a GPU.
 fn has_gpu() -> Result<(), EngineError> {
@@ -229,6 +231,7 @@ impl Member {
         }
 
         let held = self.obtain(&spec, launch.rank).await?;
+        let drain_limit = spec.drain_limit();
         let planned_bytes = spec.members[launch.rank].memory_bytes;
         let identity = spec.is_encrypted().then_some(&*machine.key_file.path);
         let plan_file = self.plan_file();
@@ -252,6 +255,7 @@ impl Member {
                 planned.unwrap_or(cap).min(cap)
             }),
             plan: self.plan.key.to_string(),
+            drain_limit,
             plan_file: &plan_file,
             member: &machine.node,
             launch,
@@ -283,14 +287,30 @@ impl Member {
         let follow = async {
             let mut ticks = interval(HEALTH_INTERVAL);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            // Of answers that did not come, and no longer for each: this process may itself have been stopped for a while.
+            let mut silence = Duration::ZERO;
             loop {
                 ticks.tick().await;
-                observe(&Observed::Joined(Some(health(http).await)));
+                let asked = Instant::now();
+                let health = health(http).await;
+                match &health {
+                    Health::NoAnswer(_) => {
+                        silence += asked.elapsed().clamp(HEALTH_INTERVAL, HEALTH_DEADLINE);
+                    }
+                    Health::Ready(_) | Health::NotReady { .. } => silence = Duration::ZERO,
+                }
+                if let Health::NoAnswer(why) = &health
+                    && silence > SILENT_FOR
+                {
+                    let seconds = silence.as_secs();
+                    return format!("its process does not answer for {seconds} s: {why}");
+                }
+                observe(&Observed::Joined(Some(health)));
             }
         };
         tokio::select! {
             why = process.ended() => Err(MemberError::Ended(why)),
-            never = follow => never,
+            why = follow => Err(MemberError::Ended(why)),
         }
     }
 

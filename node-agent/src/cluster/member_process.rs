@@ -9,7 +9,7 @@ use std::path::Path;
 use std::slice::from_mut;
 use std::time::Duration;
 
-use prima_member_process::{Launch, MemberProcess, Serve, StartError};
+use prima_member_process::{HANGS_AFTER, Launch, MemberProcess, Serve, StartError};
 
 use super::memory::{Children, Counted};
 use super::plan_checks::LaunchParams;
@@ -18,6 +18,8 @@ use super::plan_checks::LaunchParams;
 pub struct Start<'a> {
     /// For the log.
     pub plan: String,
+    /// How long what runs has to finish when it is asked to end.
+    pub drain_limit: Duration,
     pub plan_file: &'a Path,
     /// This node.
     pub member: &'a str,
@@ -44,14 +46,17 @@ pub enum ProcessError {
 /// A running process; killed when dropped.
 pub struct Running {
     plan: String,
+    drain_limit: Duration,
     process: MemberProcess,
     _counted: Counted,
 }
 
 /// The agent's token lies there.
 const SECRETS: &str = "/var/run/secrets";
-/// `serve` finishes what runs within 30 s of SIGTERM.
-const GRACE: Duration = Duration::from_secs(35);
+/// Within that, an agent has started a member again that has died or hangs. If its machine is lost, there is soon another ring.
+const OUTLAST_LOSSES: Duration = Duration::from_secs(30);
+/// Beyond the plan's limit for what runs.
+const GRACE: Duration = Duration::from_secs(5);
 
 impl Running {
     /// On the main thread only: the process ends with the thread that starts it.
@@ -69,6 +74,8 @@ impl Running {
             reserve_memory: start.reserved_bytes,
             weights_memory: start.weights_bytes,
             hidden: Some(Path::new(SECRETS)).filter(|folder| folder.exists()),
+            outlast_losses: OUTLAST_LOSSES.as_secs(),
+            says_alive: true,
             ..Serve::new(start.plan_file, start.member)
         };
         let plan = start.plan.clone();
@@ -78,6 +85,7 @@ impl Running {
         })?;
         Ok(Self {
             plan: start.plan,
+            drain_limit: start.drain_limit,
             _counted: children.add(process.pid()),
             process,
         })
@@ -88,9 +96,16 @@ impl Running {
         self.process.joined()
     }
 
-    /// Waits until it ends by itself, and says why.
+    /// Waits until it ends by itself, or hangs, and says why.
     pub async fn ended(&mut self) -> String {
-        let status = self.process.ended().await;
+        let hangs = self.process.hangs();
+        let status = tokio::select! {
+            status = self.process.ended() => status,
+            () = hangs => {
+                let seconds = HANGS_AFTER.as_secs();
+                return format!("its process hangs: no sign of life for {seconds} s");
+            }
+        };
         match (last_error(&self.process.last_lines()), status) {
             (Some(error), _) => format!("its process ended: {error}"),
             (None, Ok(status)) => format!("its process ended ({status})"),
@@ -100,11 +115,12 @@ impl Running {
 
     /// Lets it finish what runs.
     pub async fn end(mut self) {
-        if prima_member_process::end(from_mut(&mut self.process), &[GRACE]).await {
+        let patience = self.drain_limit + GRACE;
+        if prima_member_process::end(from_mut(&mut self.process), &[patience]).await {
             tracing::warn!(
                 plan = self.plan,
                 "the member did not end within {} s: killed",
-                GRACE.as_secs()
+                patience.as_secs()
             );
         }
     }

@@ -67,7 +67,7 @@ pub fn status(name: &str, observed: &Observed, share: Option<Share>) -> MemberSt
             "runs its layers for the ring".to_owned(),
             None,
         ),
-        Observed::Joined(Some(Health::NotReady(why) | Health::NoAnswer(why))) => (
+        Observed::Joined(Some(Health::NotReady { why, .. } | Health::NoAnswer(why))) => (
             MemberState::Loaded,
             format!("waits until a token went round the ring: {why}"),
             None,
@@ -82,9 +82,14 @@ pub fn status(name: &str, observed: &Observed, share: Option<Share>) -> MemberSt
         Observed::Failed { again_in, .. } => Some(again_in.as_secs().max(1) as i64),
         _ => None,
     };
+    let fails_at = match observed {
+        Observed::Joined(Some(Health::NotReady { fails_at, .. })) => fails_at.clone(),
+        _ => None,
+    };
     MemberStatus {
         name: name.to_owned(),
         state,
+        fails_at,
         retry_after_seconds,
         message: message.chars().take(MAX_MESSAGE).collect(),
         fetched_bytes: share.map(|share| share.fetched_bytes as i64),
@@ -107,6 +112,7 @@ fn worth(told: Option<&MemberStatus>, now: &MemberStatus) -> Worth {
         name: _,
         state,
         message,
+        fails_at,
         retry_after_seconds,
         fetched_bytes,
         total_bytes,
@@ -115,7 +121,7 @@ fn worth(told: Option<&MemberStatus>, now: &MemberStatus) -> Worth {
     let Some(told) = told else {
         return Worth::AtOnce;
     };
-    if told.state != *state {
+    if told.state != *state || told.fails_at != *fails_at {
         return Worth::AtOnce;
     }
     let faster_or_slower = match (told.measured, *measured) {
@@ -266,6 +272,13 @@ mod tests {
         Observed::Joined(Some(health))
     }
 
+    fn not_ready(why: &str) -> Health {
+        Health::NotReady {
+            why: why.to_owned(),
+            fails_at: None,
+        }
+    }
+
     fn told(observed: &Observed) -> MemberStatus {
         status("desk", observed, None)
     }
@@ -292,7 +305,7 @@ mod tests {
             (Observed::Started, State::Loading, "the process starts"),
             (Observed::Joined(None), State::Loaded, "runs its layers"),
             (
-                joined(Health::NotReady("Loading model".into())),
+                joined(not_ready("Loading model")),
                 State::Loaded,
                 "a token went round the ring: Loading model",
             ),
@@ -340,12 +353,18 @@ mod tests {
             };
             status("desk", &Observed::Fetching, Some(share))
         };
-        let loaded = |why: &str| told(&joined(Health::NotReady(why.into())));
+        let loaded = |why: &str| told(&joined(not_ready(why)));
+        let fails_at_pi4 = told(&joined(Health::NotReady {
+            why: "a".to_owned(),
+            fails_at: Some("pi4".to_owned()),
+        }));
+        assert_eq!(fails_at_pi4.fails_at.as_deref(), Some("pi4"));
         for (before, now, expected) in [
             (fetching(1), fetching(1), Worth::Nothing),
             (fetching(1), fetching(2), Worth::Soon),
             (fetching(100), told(&Observed::Started), Worth::AtOnce),
             (loaded("a"), loaded("b"), Worth::Soon),
+            (loaded("a"), fails_at_pi4, Worth::AtOnce),
             (loaded("a"), ready(50_000), Worth::AtOnce),
             (ready(50_000), loaded("a"), Worth::AtOnce),
             (ready(50_000), ready(54_000), Worth::Nothing),

@@ -78,7 +78,11 @@ pub enum Event {
         choices: Vec<Sampled>,
     },
     /// A member did not compute a frame of this session.
-    Refused { session: SessionId, reason: String },
+    Refused {
+        session: SessionId,
+        rank: usize,
+        reason: String,
+    },
     /// No member holds this session any more.
     Released { session: SessionId },
     /// A draft model's answer to [`Action::Guess`]: how much of the text it knew, what it guessed, and how long that took.
@@ -193,6 +197,10 @@ pub struct Scheduler {
     limits: Limits,
     phase: Phase,
     readiness: Readiness,
+    /// The rank at which a ring fails that is not ready.
+    fails_at: Option<usize>,
+    /// Until when requests wait for a member that was lost, and what they fail with then.
+    lost: Option<(Instant, GenerationError)>,
     last_session: SessionId,
     last_nonce: u64,
     requests: BTreeMap<RequestId, Request>,
@@ -232,18 +240,11 @@ struct Limits {
     at_once: usize,
     /// Sessions that members hold.
     sessions: usize,
-    /// How much longer than expected something may take to come home.
-    grace: Duration,
     /// What the plan expects.
     planned: Option<Speed>,
     /// What goes round first.
     warm_up: u32,
-    /// Whether drafts are sent,
-    speculate: bool,
-    /// and further ones before the first is known.
-    run_ahead: bool,
-    /// Whether a draft model guesses, too.
-    draft_model: bool,
+    options: Options,
     /// The most tokens of a draft: layers with a window must be able to go back by as much.
     longest_draft: usize,
 }
@@ -268,6 +269,8 @@ struct Request {
     max_tokens: usize,
     read: Read,
     begun: bool,
+    /// How many times the ring broke with it.
+    breaks: usize,
     sequences: Vec<Sequence>,
 }
 
@@ -331,18 +334,28 @@ const WAITING_PER_SEQUENCE: usize = 4;
 /// Tokens of all prompts in hand together: no more wait behind these. Each takes 8 bytes.
 const PROMPT_TOKENS: usize = 8 << 20;
 
+/// What the caller chooses.
+#[derive(Clone, Copy)]
+pub struct Options {
+    /// How much longer than expected something may take to come home.
+    pub grace: Duration,
+    /// For how long requests wait for a member that was lost, to go on then. Zero where nobody starts it again: they fail.
+    pub outlast: Duration,
+    /// Whether drafts are sent,
+    pub speculate: bool,
+    /// and further ones before the first is known.
+    pub run_ahead: bool,
+    /// Whether a draft model guesses, too.
+    pub draft_model: bool,
+}
+
 impl Scheduler {
-    /// `window`: of the model's layers that see the last positions only. `warm_up`: a token of the vocabulary. `grace`: how much longer
-    /// than expected something may take to come home. `speculate`: whether drafts are sent; `run_ahead`: whether further ones are before the first
-    /// is known; `draft_model`: whether a model guesses, too.
+    /// `window`: of the model's layers that see the last positions only. `warm_up`: a token of the vocabulary.
     pub fn new(
         plan: &RingPlanSpec,
         window: Option<AttentionWindow>,
         warm_up: u32,
-        grace: Duration,
-        speculate: bool,
-        run_ahead: bool,
-        draft_model: bool,
+        options: Options,
     ) -> Self {
         let context_length = plan.context_length as usize;
         let contexts = plan.kv_contexts as usize;
@@ -357,12 +370,13 @@ impl Scheduler {
                 context_length,
                 at_once: plan.max_concurrent_requests as usize,
                 sessions: session_capacity(plan),
-                grace,
                 planned: plan.predicted,
                 warm_up,
-                speculate,
-                run_ahead: speculate && run_ahead,
-                draft_model: speculate && draft_model,
+                options: Options {
+                    run_ahead: options.speculate && options.run_ahead,
+                    draft_model: options.speculate && options.draft_model,
+                    ..options
+                },
                 longest_draft: window.map_or(usize::MAX, |window| window.positions - 1),
             },
             phase: Phase::Probing {
@@ -370,6 +384,8 @@ impl Scheduler {
                 asked: None,
             },
             readiness: Readiness::Loading("waiting for the ring's members".into()),
+            fails_at: None,
+            lost: None,
             last_session: 0,
             last_nonce: 0,
             requests: BTreeMap::new(),
@@ -412,6 +428,7 @@ impl Scheduler {
                     max_tokens,
                     read,
                     begun: false,
+                    breaks: 0,
                 };
                 self.submit(request, submitted, choices);
             }
@@ -422,7 +439,11 @@ impl Scheduler {
                 slowest,
             } => self.home(session, trip, slowest, now),
             Event::Sampled { request, choices } => self.sampled(request, choices, now),
-            Event::Refused { session, reason } => self.refused(session, reason, now),
+            Event::Refused {
+                session,
+                rank,
+                reason,
+            } => self.refused(session, rank, reason, now),
             Event::Released { session } => {
                 self.releasing.remove(&session);
                 self.came_home(now);
@@ -451,6 +472,12 @@ impl Scheduler {
 
     pub fn readiness(&self) -> &Readiness {
         &self.readiness
+    }
+
+    /// The member at which a ring fails that is not ready, where that is known.
+    pub fn fails_at(&self) -> Option<&str> {
+        let member = self.limits.members.get(self.fails_at?)?;
+        Some(member)
     }
 
     /// Requests that have begun, and those that have not.

@@ -336,6 +336,7 @@ impl RingCollector {
     fn encode_ring(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
         let RingStatus {
             readiness,
+            fails_at: _,
             plan_generation,
             rounds,
             members,

@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::Gateway;
+use super::openai_error::with_body;
 
 /// Says nothing about the ring: a probe that restarts a loading process would never let it finish.
 pub async fn live() -> &'static str {
@@ -14,13 +15,17 @@ pub async fn live() -> &'static str {
 }
 
 /// `{"status": "ok"}`, how many requests run or wait, and the median times of the last answers: to the first token, and from one token to the
-/// next.
+/// next. Else the error, and the member at which the ring fails, if that is known.
 pub async fn health(State(gateway): State<Gateway>) -> Response {
+    let status = gateway.0.generator.status().borrow().clone();
     if let Err(error) = gateway.ready() {
-        return error.into_response();
+        let mut body = error.body();
+        if let Some(member) = status.fails_at {
+            body["failsAt"] = json!(member);
+        }
+        return with_body(error.into_response(), &body);
     }
     let (first_token, token) = gateway.0.metrics.recent();
-    let status = gateway.0.generator.status().borrow().clone();
     let requests = status.running_requests + status.waiting_requests;
     let mut body = json!({"status": "ok", "requests": requests});
     for (name, time) in [

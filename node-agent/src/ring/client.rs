@@ -40,7 +40,11 @@ pub enum RingEvent {
     /// The probe with this nonce has come home.
     Whole { nonce: u64 },
     /// A member did not compute a frame of this session.
-    Refused { session: SessionId, reason: String },
+    Refused {
+        session: SessionId,
+        rank: usize,
+        reason: String,
+    },
     /// The ring is broken at this rank; all sessions are gone.
     Lost { rank: usize, cause: String },
     /// The ring gets on: a member does, at a long pass, or something came home that nobody waits for.
@@ -356,6 +360,7 @@ impl RingClient {
                     .contains_key(&session)
                     .then(|| RingEvent::Refused {
                         session,
+                        rank: event.rank,
                         reason: format!("rank {}: {refusal}", event.rank),
                     }),
                 MemberEvent::Failed { session, cause, .. } => self
@@ -363,10 +368,13 @@ impl RingClient {
                     .contains_key(&session)
                     .then(|| RingEvent::Refused {
                         session,
+                        rank: event.rank,
                         reason: format!("rank {}: {cause}", event.rank),
                     }),
                 MemberEvent::Unreachable { rank, cause } => {
                     self.sessions.clear();
+                    // Who does not reach rank 0 is the one that is lost here.
+                    let rank = if rank == 0 { event.rank } else { rank };
                     Some(RingEvent::Lost { rank, cause })
                 }
                 MemberEvent::Busy => Some(RingEvent::Busy),

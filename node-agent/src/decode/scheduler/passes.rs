@@ -59,7 +59,7 @@ impl Scheduler {
 
     /// Sends a sequence's last token, along with what is `forced` to follow, or with a draft if one is worth it; or waits for a draft model's.
     fn send_token(&mut self, id: SequenceId, forced: Vec<u32>, now: Instant) {
-        if !self.limits.speculate {
+        if !self.limits.options.speculate {
             self.send(id, Part::Token(&[]), now);
             return;
         }
@@ -102,7 +102,7 @@ impl Scheduler {
 
     /// With more sequences than members, passes are shared, and guesses only take time from them.
     pub(super) fn draft_model_pays(&self) -> bool {
-        self.limits.draft_model && self.running.len() <= self.limits.members.len()
+        self.limits.options.draft_model && self.running.len() <= self.limits.members.len()
     }
 
     /// Has the draft model take in a piece of a text that it is far behind of, or guess ahead, if it has nothing else to do.
@@ -195,7 +195,7 @@ impl Scheduler {
 
     /// The draft model is gone; whoever waits for it goes on without.
     pub(super) fn no_more_guesses(&mut self, now: Instant) {
-        self.limits.draft_model = false;
+        self.limits.options.draft_model = false;
         self.wait_no_longer(now);
         self.asked = None;
     }
@@ -343,6 +343,8 @@ impl Scheduler {
             tracing::info!("a token went round the ring; it is ready");
             self.phase = Phase::Ready;
             self.readiness = Readiness::Ready;
+            self.fails_at = None;
+            self.lost = None;
             return self.release(session, now);
         }
         if let Some(rows) = flight.pass_rows

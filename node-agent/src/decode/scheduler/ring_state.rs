@@ -1,8 +1,9 @@
 //! Whether the ring is whole, when something on it counts as lost, and what becomes of requests then.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::{Action, Awaited, Flight, Phase, Scheduler};
+use super::{Action, Awaited, Flight, Phase, RequestId, Scheduler, SequenceId, State};
 use crate::generation::{GenerationError, Readiness};
 use crate::ring::{Output, SessionId};
 
@@ -11,6 +12,8 @@ pub(super) const PROBE_INTERVAL: Duration = Duration::from_millis(200);
 const FAILED_PAUSE: Duration = Duration::from_secs(5);
 /// Frames may take so many times as long as the plan says, or as others took lately, when their machines have other work to do.
 const PATIENCE: u32 = 4;
+/// A request goes on after so many breaks of the ring, and no more: it may be what breaks it.
+const BREAKS: usize = 3;
 /// More frames than can overtake one that waits for its window.
 const OVERTAKING: u64 = 32;
 /// For whoever looks at a machine's memory: a conversation is not kept for longer.
@@ -51,7 +54,13 @@ impl Scheduler {
         self.send_tokens(session, 0, token, (1, Output::Logits), flight);
     }
 
-    pub(super) fn refused(&mut self, session: SessionId, reason: String, now: Instant) {
+    pub(super) fn refused(
+        &mut self,
+        session: SessionId,
+        rank: usize,
+        reason: String,
+        now: Instant,
+    ) {
         if matches!(self.phase, Phase::WarmingUp { session: warm } if warm == session) {
             let failed = Readiness::Failed(reason);
             if self.readiness != failed {
@@ -59,6 +68,7 @@ impl Scheduler {
             }
             self.release(session, now);
             self.readiness = failed;
+            self.fails_at = Some(rank);
             self.phase = Phase::Probing {
                 first_nonce: self.last_nonce + 1,
                 asked: Some(now + FAILED_PAUSE),
@@ -75,33 +85,36 @@ impl Scheduler {
             Some(member) => member.clone(),
             None => format!("of rank {rank}"),
         };
-        self.break_off(
-            format!("waiting for member {member}: {cause}"),
-            GenerationError::MemberLost { member, cause },
-            now,
-        );
+        let reason = format!("waiting for member {member}: {cause}");
+        let error = GenerationError::MemberLost { member, cause };
+        // A ring that is broken says so again and again; requests wait from the first time on.
+        let until = match self.lost {
+            Some((until, _)) => until,
+            None => now + self.limits.options.outlast,
+        };
+        self.lost = Some((until, error.clone()));
+        self.break_off(reason, &error, now);
+        match until > now {
+            true => self.begin_again_later(&error),
+            false => self.fail_all(&error),
+        }
+        self.fails_at = Some(rank);
     }
 
     /// The ring is broken: nothing that was under way can be finished.
-    fn break_off(&mut self, reason: String, error: GenerationError, now: Instant) {
-        let (running, waiting) = self.requests();
-        for request in std::mem::take(&mut self.requests).into_keys() {
-            let error = error.clone();
-            self.actions.push(Action::Fail { request, error });
-        }
-        self.waiting.clear();
-        self.prefilling.clear();
-        self.running.clear();
+    fn break_off(&mut self, reason: String, error: &GenerationError, now: Instant) {
         self.kept.clear();
         self.releasing.clear();
         self.flights.clear();
         self.ledger.clear();
         self.readiness = Readiness::Loading(reason);
+        self.fails_at = None;
         // What was asked before may have passed members before they lost something.
         let first_nonce = self.last_nonce + 1;
         let asked = match self.phase {
             Phase::Probing { asked, .. } => asked,
             _ => {
+                let (running, waiting) = self.requests();
                 tracing::warn!(%error, running, waiting, "the ring is broken");
                 Some(now)
             }
@@ -109,11 +122,49 @@ impl Scheduler {
         self.phase = Phase::Probing { first_nonce, asked };
     }
 
+    /// What ran waits for the ring to be whole again, with all its tokens. What went through too many breaks fails.
+    fn begin_again_later(&mut self, error: &GenerationError) {
+        let running: BTreeSet<SequenceId> = self.running.values().copied().collect();
+        let requests: BTreeSet<RequestId> = running.iter().map(|id| id.0).collect();
+        for id in running {
+            self.leave(id);
+            if let Some(sequence) = self.sequence(id) {
+                sequence.state = State::Waiting;
+                self.waiting.insert(id);
+            }
+        }
+        for id in requests {
+            let Some(request) = self.requests.get_mut(&id) else {
+                continue;
+            };
+            request.breaks += 1;
+            if request.breaks > BREAKS {
+                self.requests.remove(&id);
+                self.waiting.retain(|waiting| waiting.0 != id);
+                let error = error.clone();
+                self.actions.push(Action::Fail { request: id, error });
+            }
+        }
+    }
+
+    fn fail_all(&mut self, error: &GenerationError) {
+        for request in std::mem::take(&mut self.requests).into_keys() {
+            let error = error.clone();
+            self.actions.push(Action::Fail { request, error });
+        }
+        self.waiting.clear();
+        self.prefilling.clear();
+        self.running.clear();
+    }
+
     pub(super) fn tick(&mut self, now: Instant) {
         if let Phase::Probing { asked, .. } = self.phase
             && asked.is_none_or(|asked| now.saturating_duration_since(asked) >= PROBE_INTERVAL)
         {
             self.probe(now);
+        }
+        if let Some((_, error)) = self.lost.take_if(|(until, _)| *until <= now) {
+            self.fail_all(&error);
         }
         for session in self.kept.idle(now, KEPT_FOR) {
             self.forget(session, now);
@@ -141,7 +192,7 @@ impl Scheduler {
         Awaited {
             begun: now,
             expected,
-            limit: self.limits.grace + PATIENCE * time,
+            limit: self.limits.options.grace + PATIENCE * time,
             overtaken_at: self.returned + count + OVERTAKING,
         }
     }
@@ -175,13 +226,17 @@ impl Scheduler {
             };
             match self.running.get(&session) {
                 Some(&(request, _)) if !silent(one) => self.fail(request, error, now),
-                _ => self.break_off("nothing comes home any more".into(), error, now),
+                _ => {
+                    self.break_off("nothing comes home any more".into(), &error, now);
+                    self.fail_all(&error);
+                }
             }
         } else if let Some(one) = self.releasing.values().find(|one| lost(one)) {
             let error = GenerationError::Deadline {
                 seconds: one.limit.as_secs(),
             };
-            self.break_off("a session got lost on the ring".into(), error, now);
+            self.break_off("a session got lost on the ring".into(), &error, now);
+            self.fail_all(&error);
         }
     }
 }

@@ -180,6 +180,76 @@ fn a_lost_member_fails_what_runs_and_the_ring_begins_anew() {
     assert_eq!(world.ask(3, &tokens(1, 100), 1).cached, Some(0));
 }
 
+/// Requests wait for a member that is started again, with what they have been answered so far.
+#[test]
+fn requests_outlast_the_loss_of_a_member() {
+    let waits = Shape {
+        outlast_seconds: 30,
+        ..SMALL
+    };
+    let lost = || Event::Lost {
+        rank: 1,
+        cause: "gone".into(),
+    };
+    let in_the_middle = || {
+        let mut world = World::new(waits);
+        let prompt = long_prompts().next().unwrap();
+        world.submit(1, &prompt, 2, 200, 0);
+        world.run_some(100);
+        assert!((20..180).contains(&world.clients[&1].choices[0].0.len()));
+        world
+    };
+    let breaks = |world: &mut World| {
+        world.ring.clear();
+        world.tell(lost(), &[]);
+    };
+    let mut world = in_the_middle();
+    breaks(&mut world);
+    // It says so again and again.
+    for _ in 0..10 {
+        world.ticks_after(1);
+        world.tell(lost(), &[]);
+    }
+    assert_eq!(world.failed.len(), 0);
+    assert_eq!(world.scheduler.kv().used_positions, 0);
+    world.becomes_ready();
+    world.run();
+    world.is_quiet();
+    assert_eq!((world.finished.len(), world.failed.len()), (1, 0));
+
+    // Not for ever,
+    let mut world = in_the_middle();
+    breaks(&mut world);
+    for _ in 0..29 {
+        world.ticks_after(1);
+        world.tell(lost(), &[]);
+    }
+    assert_eq!(world.failed.len(), 0);
+    world.ticks_after(1);
+    let named = GenerationError::MemberLost {
+        member: "m1".to_owned(),
+        cause: "gone".to_owned(),
+    };
+    assert_eq!(world.failed.get(&1), Some(&named));
+    world.becomes_ready();
+    world.is_quiet();
+
+    // nor again and again: one of them may be what kills it.
+    let mut world = in_the_middle();
+    for _ in 0..3 {
+        breaks(&mut world);
+        world.ticks_after(1);
+        let nonce = world.nonce.take().expect("a probe");
+        world.tell(Event::Whole { nonce }, &[]);
+        world.run_some(20);
+    }
+    assert_eq!(world.failed.len(), 0);
+    breaks(&mut world);
+    assert_eq!(world.failed.get(&1), Some(&named));
+    world.becomes_ready();
+    world.is_quiet();
+}
+
 #[test]
 fn a_lost_frame_fails_its_request_after_the_deadline() {
     let mut world = World::new(SMALL);
@@ -364,8 +434,14 @@ fn a_warm_up_that_failed_is_tried_again() {
     let session = world.ring.flying()[0];
     let reason = "no disk".to_owned();
     let failed = Readiness::Failed(reason.clone());
-    world.tell(Event::Refused { session, reason }, &[]);
+    let refused = Event::Refused {
+        session,
+        rank: 1,
+        reason,
+    };
+    world.tell(refused, &[]);
     assert_eq!(*world.scheduler.readiness(), failed);
+    assert_eq!(world.scheduler.fails_at(), Some("m1"));
     world.run();
     world.ticks_after(1);
     assert_eq!(world.nonce, None);
@@ -377,6 +453,7 @@ fn a_warm_up_that_failed_is_tried_again() {
     assert_eq!(*world.scheduler.readiness(), failed);
     world.run();
     assert_eq!(*world.scheduler.readiness(), Readiness::Ready);
+    assert_eq!(world.scheduler.fails_at(), None);
     world.is_quiet();
 }
 
@@ -783,7 +860,7 @@ fn a_mean_that_was_set_aside_begins_anew() {
 fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
     let (mut cached, mut finished, mut drafted, mut accepted) = (0, 0, 0, 0);
     let (mut ran_ahead, mut refuted, mut vectors) = (0, 0, 0);
-    let (mut slow, mut without_fault) = (0, 0);
+    let (mut slow, mut without_fault, mut outlasted) = (0, 0, 0);
     for seed in 0..1000 {
         let mut random = Random(seed);
         let shape = Shape {
@@ -795,6 +872,7 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
             speculate: random.below(4) > 0,
             draft_model: random.below(2) > 0,
             planned_seconds: 0,
+            outlast_seconds: [0, 30][random.below(2)],
             overlap: [1, 2, 5, 12][random.below(4)],
         };
         let mut world = World::new(shape);
@@ -807,7 +885,7 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
         ][random.below(4)];
         world.random = Random(!seed);
         // Requests that a fault of the ring ended.
-        let (mut faults, mut ended) = (0, 0);
+        let (mut faults, mut losses, mut ended) = (0, 0, 0);
         let mut texts: Vec<Vec<u32>> = vec![tokens(seed, 300)];
         for id in 1..=1 + random.below(24) as RequestId {
             let base = &texts[random.below(texts.len())];
@@ -841,12 +919,25 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
                     };
                     let in_hand: Vec<RequestId> = world.clients.keys().copied().collect();
                     world.tell(Event::Lost { rank, cause }, &[]);
-                    assert!(in_hand.iter().all(|id| world.failed[id] == named));
+                    losses += 1;
+                    let failed = |id: &RequestId| world.failed.get(id) == Some(&named);
+                    match shape.outlast_seconds {
+                        0 => assert!(in_hand.iter().all(failed)),
+                        _ if losses <= 3 => assert!(!in_hand.iter().any(failed)),
+                        _ => {}
+                    }
+                    outlasted += in_hand.iter().filter(|id| !failed(id)).count();
+                    let member = format!("m{rank}");
+                    assert_eq!(world.scheduler.fails_at(), Some(&*member));
                 }
                 5 => {
                     if let Some(&session) = world.ring.flying().first() {
-                        let reason = "no".into();
-                        world.tell(Event::Refused { session, reason }, &[]);
+                        let refused = Event::Refused {
+                            session,
+                            rank: 0,
+                            reason: "no".into(),
+                        };
+                        world.tell(refused, &[]);
                     }
                 }
                 6 => {
@@ -901,6 +992,7 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
         slow > 600 && without_fault > 200,
         "{slow} slow rings, {without_fault} without a fault"
     );
+    assert!(outlasted > 200, "{outlasted} outlasted a loss");
     assert!(
         ran_ahead > finished && refuted > finished / 4,
         "{ran_ahead} frames ran ahead, {refuted} were refuted"

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingPlanSpec};
 
-use super::{Action, Event, Read, Sampled, Scheduler, common_prefix};
+use super::{Action, Event, Options, Read, Sampled, Scheduler, common_prefix};
 use crate::ring::SessionId;
 
 /// Times in microseconds.
@@ -121,12 +121,16 @@ impl TimedRing {
         let model = PlannedModel::new("m", "m.gguf", 1, members as i32);
         let context = (PROMPT + setting.answer) as i32;
         let plan = RingPlanSpec::cut(model, context, &addresses, &ends);
-        let grace = Duration::from_secs(60);
-        let (speculate, run_ahead) = (drafts != Drafts::Nothing, drafts == Drafts::Ahead);
-        let draft_model = setting.right > 0;
+        let options = Options {
+            grace: Duration::from_secs(60),
+            outlast: Duration::ZERO,
+            speculate: drafts != Drafts::Nothing,
+            run_ahead: drafts == Drafts::Ahead,
+            draft_model: setting.right > 0,
+        };
         let mut ring = Self {
             setting: setting.clone(),
-            scheduler: Scheduler::new(&plan, None, 1, grace, speculate, run_ahead, draft_model),
+            scheduler: Scheduler::new(&plan, None, 1, options),
             started: Instant::now(),
             now: 0,
             coming: BTreeMap::new(),

@@ -1,10 +1,11 @@
-//! Machines that cannot do what plans ask of them. Only a machine's own agent can tell; its word is remembered here for a while.
+//! Machines that cannot do what plans ask of them. A machine's own agent tells, or rank 0, which finds a ring broken there; their word is
+//! remembered here for a while.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use prima_crds::v1alpha1::ring_plan::{MemberState, RingPlan};
+use prima_crds::v1alpha1::ring_plan::{MemberState, MemberStatus, RingPlan};
 
 use crate::cluster::world::Machine;
 
@@ -13,6 +14,8 @@ pub struct Refusals {
     refused: BTreeMap<String, Refusal>,
     /// Members of a plan's generation that fail, and since when.
     failing: BTreeMap<(i64, String), Instant>,
+    /// Where the ring of a plan's generation fails, and since when.
+    broken: Option<((i64, String), Instant)>,
 }
 
 #[derive(Clone)]
@@ -26,12 +29,15 @@ struct Refusal {
 
 /// A machine that fails for longer than this, while no client is answered, counts as one that refused.
 const FAILS_FOR: Duration = Duration::from_secs(120);
+/// A machine at which the ring fails for longer than this counts as one that refused. A pause of the network is most often shorter, and a member
+/// that hangs or has died is soon started again.
+const BROKEN_FOR: Duration = Duration::from_secs(25);
 /// How long a machine that refused a plan is not asked again.
 const REFUSED_FOR: Duration = Duration::from_secs(600);
 
 impl Refusals {
-    /// Takes in what the running plan's members say. Returns machines that refused a plan recently, or could not follow it for a long time,
-    /// and why.
+    /// Takes in what the running plan's members say. Returns machines that refused a plan recently, could not follow it for a long time, or broke
+    /// its ring for a while, and why.
     pub fn note(
         &mut self,
         current: Option<&Arc<RingPlan>>,
@@ -39,12 +45,14 @@ impl Refusals {
         now: Instant,
     ) -> BTreeMap<String, String> {
         let mut failing = BTreeMap::new();
+        let mut broken = None;
         if let Some(plan) = current {
+            let generation = plan.spec.generation;
             for member in plan.status.iter().flat_map(|status| &status.members) {
                 let name = &member.name;
                 let fails_for = match member.state {
                     MemberState::Failed => {
-                        let key = (plan.spec.generation, name.clone());
+                        let key = (generation, name.clone());
                         let since = self.failing.get(&key).copied().unwrap_or(now);
                         failing.insert(key, since);
                         now.duration_since(since)
@@ -52,20 +60,27 @@ impl Refusals {
                     _ => Duration::ZERO,
                 };
                 if member.state == MemberState::Refused || fails_for > FAILS_FOR {
-                    let mut planned = plan.spec.members.iter();
-                    let planned = planned.find(|planned| planned.name == *name);
-                    let refusal = Refusal {
-                        why: member.message.clone(),
-                        at: now,
-                        host: planned.and_then(|planned| Some(planned.host()?.to_owned())),
-                    };
-                    self.refused.insert(name.clone(), refusal);
+                    self.refuse(plan, name, member.message.clone(), now);
                 } else if member.state >= MemberState::Loaded {
                     self.refused.remove(name);
                 }
             }
+            // Its own agent may find nothing wrong with it.
+            if let Some((rank0, name)) = fails_at(plan) {
+                let key = (generation, name.to_owned());
+                let since = match &self.broken {
+                    Some((known, since)) if *known == key => *since,
+                    _ => now,
+                };
+                if now.duration_since(since) > BROKEN_FOR {
+                    let why = format!("the ring fails there, says {}: {}", rank0.name, rank0.message);
+                    self.refuse(plan, name, why, now);
+                }
+                broken = Some((key, since));
+            }
         }
         self.failing = failing;
+        self.broken = broken;
         self.refused.retain(|name, refusal| {
             let machine = machines.iter().find(|machine| machine.name == *name);
             let host = machine.and_then(Machine::address);
@@ -77,4 +92,22 @@ impl Refusals {
             .map(|(name, refusal)| (name.clone(), refusal.why.clone()))
             .collect()
     }
+
+    fn refuse(&mut self, plan: &RingPlan, name: &str, why: String, at: Instant) {
+        let mut planned = plan.spec.members.iter();
+        let planned = planned.find(|planned| planned.name == *name);
+        let host = planned.and_then(|planned| Some(planned.host()?.to_owned()));
+        self.refused
+            .insert(name.to_owned(), Refusal { why, at, host });
+    }
+}
+
+/// What rank 0 says of a ring that is broken, and at which member it is. While that member's own agent is about to start it, it is waited for.
+fn fails_at(plan: &RingPlan) -> Option<(&MemberStatus, &str)> {
+    let rank0 = plan.spec.members.first()?;
+    let states = &plan.status.as_ref()?.members;
+    let said = states.iter().find(|one| one.name == rank0.name)?;
+    let name = said.fails_at.as_deref()?;
+    let state = states.iter().find(|one| one.name == name)?.state;
+    (state >= MemberState::Loaded).then_some((said, name))
 }

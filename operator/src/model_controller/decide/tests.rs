@@ -7,7 +7,7 @@ use serde_json::json;
 
 use prima_crds::v1alpha1::model_source::ModelSource;
 use prima_crds::v1alpha1::node_profile::NodeProfile;
-use prima_crds::v1alpha1::ring_plan::{KvDtype, MemberState};
+use prima_crds::v1alpha1::ring_plan::{KvDtype, MemberState, MemberStatus};
 
 use super::memory::{could_do, fits_beside};
 use super::ports::{SLOTS, free_slot, http};
@@ -241,6 +241,51 @@ fn who_fails_for_two_minutes_has_refused() {
     assert!(refusals.note(Some(&failed), &[], at(121)).is_empty());
     assert!(refusals.note(Some(&failed), &[], at(241)).is_empty());
     assert_eq!(refusals.note(Some(&failed), &[], at(242)).len(), 1);
+}
+
+#[test]
+fn a_machine_at_which_the_ring_fails_has_refused_soon() {
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let in_state = |state, fails_at: Option<&str>| {
+        let mut plan = RingPlan::clone(&reported(MemberState::Loaded, "waiting for pi4"));
+        plan.spec.members.push(RingMember {
+            name: "pi4".to_owned(),
+            ..member()
+        });
+        let states = &mut plan.status.as_mut().unwrap().members;
+        // Its own agent finds nothing wrong with it.
+        states.push(MemberStatus {
+            name: "pi4".to_owned(),
+            state,
+            ..states[0].clone()
+        });
+        states[0].fails_at = fails_at.map(str::to_owned);
+        Arc::new(plan)
+    };
+    let ring = |fails_at| in_state(MemberState::Loaded, fails_at);
+    let mut refusals = Refusals::default();
+    assert!(refusals.note(Some(&ring(Some("pi4"))), &[], start).is_empty());
+    assert!(refusals.note(Some(&ring(Some("pi4"))), &[], at(25)).is_empty());
+    let refused = refusals.note(Some(&ring(Some("pi4"))), &[], at(26));
+    assert_eq!(
+        refused["pi4"],
+        "the ring fails there, says desk: waiting for pi4"
+    );
+    assert_eq!(refused.len(), 1);
+    // As long as there is no ring without it, it may come back to this one.
+    assert!(refusals.note(Some(&ring(None)), &[], at(27)).is_empty());
+    // One that its agent starts again is waited for.
+    refusals.note(Some(&ring(Some("pi4"))), &[], at(28));
+    let starts = in_state(MemberState::Loading, Some("pi4"));
+    assert!(refusals.note(Some(&starts), &[], at(60)).is_empty());
+    // Then its time begins anew; and nobody else is left out for what is not in the plan.
+    refusals.note(Some(&ring(Some("pi4"))), &[], at(60));
+    assert!(refusals.note(Some(&ring(Some("laptop"))), &[], at(60)).is_empty());
+    assert!(refusals.note(Some(&ring(Some("pi4"))), &[], at(61)).is_empty());
+    assert_eq!(refusals.note(Some(&ring(Some("pi4"))), &[], at(87)).len(), 1);
+    assert_eq!(refusals.note(None, &[], at(686)).len(), 1);
+    assert!(refusals.note(None, &[], at(687)).is_empty());
 }
 
 #[test]

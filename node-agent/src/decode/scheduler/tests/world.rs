@@ -9,7 +9,7 @@ use prima_engine::kernels::BLOCK_POSITIONS;
 
 use super::super::ring_state::PROBE_INTERVAL;
 use super::super::simulated_ring::{self, Next, SimulatedRing, row};
-use super::super::{Action, Event, Read, RequestId, Sampled, Scheduler};
+use super::super::{Action, Event, Options, Read, RequestId, Sampled, Scheduler};
 use crate::generation::{GenerationError, Readiness};
 use crate::ring::{SessionId, session_capacity};
 
@@ -81,6 +81,8 @@ pub struct Shape {
     pub draft_model: bool,
     /// What the plan expects of a token and of a chunk.
     pub planned_seconds: i64,
+    /// How long requests wait for a lost member.
+    pub outlast_seconds: u64,
     /// Passes that the slowest member could compute during one trip.
     pub overlap: u64,
 }
@@ -94,6 +96,7 @@ pub const SMALL: Shape = Shape {
     speculate: true,
     draft_model: false,
     planned_seconds: 0,
+    outlast_seconds: 0,
     overlap: 1,
 };
 
@@ -121,10 +124,13 @@ impl World {
                 &plan,
                 window,
                 1,
-                DEADLINE,
-                shape.speculate,
-                true,
-                shape.draft_model,
+                Options {
+                    grace: DEADLINE,
+                    outlast: Duration::from_secs(shape.outlast_seconds),
+                    speculate: shape.speculate,
+                    run_ahead: true,
+                    draft_model: shape.draft_model,
+                },
             ),
             ring: SimulatedRing::new(shape.context, window, session_capacity(&plan)),
             now: Instant::now(),
