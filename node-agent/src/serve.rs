@@ -427,7 +427,9 @@ fn open(
         let tokenizer = text.tokenizer.clone();
         back.text.send_replace(Some(Arc::new(text)));
         let draft_model = match &plan.draft {
-            Some(draft) if decode_options.speculate => Some(draft_thread(draft, &plan, &model, threads)?),
+            Some(draft) if decode_options.speculate => {
+                Some(draft_thread(draft, &plan, &model, threads)?)
+            }
             _ => None,
         };
         let options = DecodeOptions {

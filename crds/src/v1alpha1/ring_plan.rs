@@ -692,7 +692,12 @@ mod tests {
         let model = PlannedModel::new("m", "m.gguf", 1, 1);
         let mut plan = RingPlanSpec::new(model, 128, Vec::new());
         assert_eq!(plan.drain_limit(), Duration::from_secs(30));
-        for (token, seconds) in [(10_000, 30), (1_000_000, 64), (20_000_000, 90), (i64::MAX, 90)] {
+        for (token, seconds) in [
+            (10_000, 30),
+            (1_000_000, 64),
+            (20_000_000, 90),
+            (i64::MAX, 90),
+        ] {
             plan.predicted = Some(Speed {
                 token_microseconds: token,
                 first_token_microseconds: 0,

@@ -44,7 +44,10 @@ pub async fn health(address: SocketAddr) -> Health {
 
 /// How many requests rank 0 has at `address`, running or waiting; `None` if the ring is not ready or does not say.
 pub async fn requests(address: SocketAddr) -> Option<u64> {
-    let answer = timeout(HEALTH_DEADLINE, exchange(address)).await.ok()?.ok()?;
+    let answer = timeout(HEALTH_DEADLINE, exchange(address))
+        .await
+        .ok()?
+        .ok()?;
     let (status, body) = parts(&answer);
     body.get("requests")?
         .as_u64()
@@ -109,8 +112,7 @@ mod tests {
             first_token_microseconds: 9,
         };
         assert_eq!(read_answer(measured), Health::Ready(Some(speed)));
-        let error =
-            r#""error":{"code":503,"message":"Loading model","type":"unavailable_error"}"#;
+        let error = r#""error":{"code":503,"message":"Loading model","type":"unavailable_error"}"#;
         for (more, fails_at) in [("", None), (r#","failsAt":"pi4""#, Some("pi4"))] {
             let answer = format!("HTTP/1.0 503 Service Unavailable\r\n\r\n{{{error}{more}}}");
             let expected = Health::NotReady {

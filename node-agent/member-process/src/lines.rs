@@ -98,7 +98,7 @@ mod tests {
         let lines = Lines::new(move |line| each.lock().unwrap().push(line.len()));
         assert!(!*lines.joined().borrow());
         let long = "x".repeat(MAX_LINE + 10);
-        let mut alive = lines.alive();
+        let alive = lines.alive();
         let text = format!("one\n{long}\n{JOINED} as m0 (rank 0)\nlast without an end");
         lines.clone().follow(text.as_bytes()).await;
         assert!(*lines.joined().borrow());

@@ -59,7 +59,8 @@ impl Scheduler {
         let flights = self.flights.values().flatten();
         let under_way = flights.filter(|one| one.brings.is_some()).count() as f64;
         let idle = self.chunks_in_flight() == 0 && under_way < passes.floor();
-        (self.limits.options.run_ahead && passes >= LEAST_PASSES && idle).then(|| 1.0 / (1.0 + passes))
+        (self.limits.options.run_ahead && passes >= LEAST_PASSES && idle)
+            .then(|| 1.0 / (1.0 + passes))
     }
 
     /// Sends what follows the draft of a sequence by the place in the text that it came from.

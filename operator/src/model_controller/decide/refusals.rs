@@ -73,7 +73,10 @@ impl Refusals {
                     _ => now,
                 };
                 if now.duration_since(since) > BROKEN_FOR {
-                    let why = format!("the ring fails there, says {}: {}", rank0.name, rank0.message);
+                    let why = format!(
+                        "the ring fails there, says {}: {}",
+                        rank0.name, rank0.message
+                    );
                     self.refuse(plan, name, why, now);
                 }
                 broken = Some((key, since));

@@ -265,8 +265,16 @@ fn a_machine_at_which_the_ring_fails_has_refused_soon() {
     };
     let ring = |fails_at| in_state(MemberState::Loaded, fails_at);
     let mut refusals = Refusals::default();
-    assert!(refusals.note(Some(&ring(Some("pi4"))), &[], start).is_empty());
-    assert!(refusals.note(Some(&ring(Some("pi4"))), &[], at(25)).is_empty());
+    assert!(
+        refusals
+            .note(Some(&ring(Some("pi4"))), &[], start)
+            .is_empty()
+    );
+    assert!(
+        refusals
+            .note(Some(&ring(Some("pi4"))), &[], at(25))
+            .is_empty()
+    );
     let refused = refusals.note(Some(&ring(Some("pi4"))), &[], at(26));
     assert_eq!(
         refused["pi4"],
@@ -281,9 +289,20 @@ fn a_machine_at_which_the_ring_fails_has_refused_soon() {
     assert!(refusals.note(Some(&starts), &[], at(60)).is_empty());
     // Then its time begins anew; and nobody else is left out for what is not in the plan.
     refusals.note(Some(&ring(Some("pi4"))), &[], at(60));
-    assert!(refusals.note(Some(&ring(Some("laptop"))), &[], at(60)).is_empty());
-    assert!(refusals.note(Some(&ring(Some("pi4"))), &[], at(61)).is_empty());
-    assert_eq!(refusals.note(Some(&ring(Some("pi4"))), &[], at(87)).len(), 1);
+    assert!(
+        refusals
+            .note(Some(&ring(Some("laptop"))), &[], at(60))
+            .is_empty()
+    );
+    assert!(
+        refusals
+            .note(Some(&ring(Some("pi4"))), &[], at(61))
+            .is_empty()
+    );
+    assert_eq!(
+        refusals.note(Some(&ring(Some("pi4"))), &[], at(87)).len(),
+        1
+    );
     assert_eq!(refusals.note(None, &[], at(686)).len(), 1);
     assert!(refusals.note(None, &[], at(687)).is_empty());
 }

@@ -175,6 +175,14 @@ impl World {
             self.ring.apply(&action);
             match action {
                 Action::Probe { nonce } => self.nonce = Some(nonce),
+                // A branch takes nothing until it grows.
+                Action::Send { .. } => {
+                    if let Some(planned) = self.windows {
+                        let planned = planned.next_multiple_of(BLOCK_POSITIONS);
+                        let held = self.ring.windowed_positions();
+                        assert!(held <= planned, "{held} of {planned} positions in windows");
+                    }
+                }
                 Action::Begun { request, cached } => {
                     if let Some(client) = self.clients.get_mut(&request) {
                         let before = client.cached.replace(cached);
@@ -228,11 +236,6 @@ impl World {
         let kv = self.scheduler.kv();
         assert_eq!(kv.used_positions, self.ring.used_positions());
         assert!(kv.used_positions <= kv.planned_positions, "{kv:?}");
-        if let Some(planned) = self.windows {
-            let planned = planned.next_multiple_of(BLOCK_POSITIONS);
-            let held = self.ring.windowed_positions();
-            assert!(held <= planned, "{held} of {planned} positions in windows");
-        }
     }
 
     pub fn submit(
