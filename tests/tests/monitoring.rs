@@ -58,6 +58,15 @@ fn alerts_tell_of_models_and_nodes_that_are_not_ready() {
     wait_until("the Model says so", || {
         operator.metrics().contains(r#"model="large"} 0"#)
     });
+    // What ran on both goes on without it.
+    let ring = r#"jsonpath={.status.ringNodes} {.status.conditions[?(@.type=="Ready")].status}"#;
+    wait_for("it answers on one machine", || {
+        match api.kubectl(&["get", "model", "good", "-o", ring]) {
+            Ok(ring) if ring == "1 True" => Ok(()),
+            Ok(ring) => Err(ring),
+            Err(error) => Err(error.to_string()),
+        }
+    });
     // And one that answers while a new plan loads.
     machines.stop_at("desk", MemberState::Loading);
     api.kubectl(&[
