@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::api_keys::{API_KEYS, ApiKeys};
 use prima_crds::{LEAVING, definitions};
@@ -212,6 +213,32 @@ fn speaks_tls_only(address: SocketAddr) {
 
 fn start(stage: &Stage, machine: &AgentMachine) -> NodeAgent {
     machine.start_agent(&stage.api, NAMESPACE)
+}
+
+/// A streamed text, and the longest pause in it. `each` is told how many parts have come.
+fn story(address: SocketAddr, each: impl Fn(usize)) -> (String, Duration) {
+    let body = json!({
+        "model": "smollm2",
+        "prompt": "Once upon a time",
+        "max_tokens": 200,
+        "temperature": 0,
+        "stream": true,
+    });
+    let events = http::post_streaming_with_key(address, "/v1/completions", "abc", &body);
+    let (mut text, mut longest, mut last) = (String::new(), Duration::ZERO, Instant::now());
+    for (count, event) in events.expect("a stream").enumerate() {
+        let event = event.expect("an event");
+        longest = longest.max(last.elapsed());
+        last = Instant::now();
+        if event == "[DONE]" {
+            return (text, longest);
+        }
+        let event: Value = serde_json::from_str(&event).expect("JSON");
+        let part = event["choices"][0]["text"].as_str();
+        text += part.unwrap_or_else(|| panic!("no text in {event}"));
+        each(count);
+    }
+    panic!("it breaks off after {text:?}");
 }
 
 /// Whether an agent's only member is not this process any more.
@@ -438,9 +465,17 @@ fn agents_tell_of_their_machines_and_run_plans() {
         two.metrics()
     );
 
-    // A member's process that dies is started again, and the ring comes back.
+    // A member's process that dies is started again, and the ring comes back: an answer goes on where it stopped.
+    let (whole, _) = story(http, |_| ());
     let member = two.members()[0];
-    send_signal(member, Signal::KILL);
+    let (outlasting, pause) = story(http, |count| {
+        if count == 5 {
+            send_signal(member, Signal::KILL);
+        }
+    });
+    assert_eq!(outlasting, whole);
+    // Else it was not interrupted.
+    assert!(pause > Duration::from_millis(500), "{pause:?}");
     wait_for("another member of two", || another(&two, member));
     wait_until_answers(http);
     assert!(
