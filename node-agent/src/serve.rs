@@ -139,7 +139,7 @@ pub enum ServeError {
 
 const DRAIN_INTERVAL: Duration = Duration::from_millis(50);
 const LAST_WORD: Duration = Duration::from_secs(1);
-/// Without a pass for this long, nor for some tokens' time, nothing runs.
+/// When no pass has come for this long, or for the time of four tokens if that is longer, nothing runs.
 const QUIET: Duration = Duration::from_secs(5);
 /// Requests on their way from the gateway to `decode`, which answers each at once.
 const SUBMISSIONS: usize = 64;

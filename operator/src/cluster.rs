@@ -24,6 +24,7 @@ use prima_crds::v1alpha1::model::Model;
 use prima_traces::TracesError;
 use prima_weights::{AllowedServer, Hub, PUBLIC_HUB, Reach};
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use crate::model_controller::planner::Planner;
@@ -199,6 +200,7 @@ async fn control(
     let hub = Hub::new(&args.hub, args.hub_token.as_deref())?;
     let (headers, read) = HeaderReader::new(hub, prima_weights::Client::new(RETRY, reach)?);
     let (planner, planned) = Planner::new(Question::answer, metrics.clone());
+    let (tell_reached, reached) = mpsc::unbounded_channel();
     let controller = Controller::new(Api::<Model>::all(client.clone()), watching::watch())
         .with_config(
             Config::default()
@@ -210,6 +212,7 @@ async fn control(
         .owns_stream(changes.slices.map(Ok))
         .reconcile_on(UnboundedReceiverStream::new(planned))
         .reconcile_on(UnboundedReceiverStream::new(read))
+        .reconcile_on(UnboundedReceiverStream::new(reached))
         .reconcile_all_on(changes.any);
     metrics.lead(controller.store(), stores.profiles());
     let reporter = Reporter {
@@ -226,11 +229,13 @@ async fn control(
         headers,
         states: Default::default(),
         planner,
+        reached: Default::default(),
         deciding: Default::default(),
     });
     probes.set_ready();
     let machines = machine_status::keep(context.client.clone(), &context.stores);
     let api_keys = model_controller::keep_api_keys(&context);
+    let reached = model_controller::keep_reached(&context, tell_reached);
     let models = controller
         .run(
             model_controller::reconcile,
@@ -249,6 +254,7 @@ async fn control(
         () = models => {}
         () = machines => {}
         () = api_keys => {}
+        () = reached => {}
     }
     Ok(())
 }

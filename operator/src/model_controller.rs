@@ -13,6 +13,7 @@ mod decide;
 mod dereference;
 mod event;
 pub mod planner;
+mod reached;
 pub mod resolve;
 #[cfg(test)]
 pub mod test_world;
@@ -38,6 +39,8 @@ pub use decide::Question;
 use decide::{DecisionKind, Now};
 use dereference::World;
 use planner::{PATIENCE, Planner, Search};
+use reached::Reached;
+pub use reached::keep as keep_reached;
 use resolve::{HeaderReader, Looks};
 
 /// What all reconciles share.
@@ -52,6 +55,8 @@ pub struct Context {
     pub headers: Arc<HeaderReader>,
     pub states: ReconcileStates,
     pub planner: Planner,
+    /// Which rings do not answer, though their agents say so.
+    pub reached: Reached,
     /// Held while a Model gets its plan: the next plan must not take the same memory and ports.
     pub deciding: tokio::sync::Mutex<()>,
 }

@@ -375,7 +375,7 @@ pub enum RingPlanError {
     Field { field: String, problem: String },
 }
 
-/// Of an answer that is under way when its ring is to end.
+/// Tokens that an answer may still get when its ring is to end.
 const TOKENS_AT_END: u32 = 64;
 const LEAST_DRAIN: Duration = Duration::from_secs(30);
 const MOST_DRAIN: Duration = Duration::from_secs(90);
@@ -419,8 +419,8 @@ impl RingPlanSpec {
         }
     }
 
-    /// How long members that are asked to end give running answers to end first: time for some of a slow ring's tokens, in bounds that agents'
-    /// pods have (the chart's `agent.terminationGracePeriodSeconds`).
+    /// How long running answers have when the ring is to end: time for 64 tokens, but 30 s at least, and 90 s at most, as agents' pods have no
+    /// more (the chart's `agent.terminationGracePeriodSeconds`).
     pub fn drain_limit(&self) -> Duration {
         (TOKENS_AT_END * self.token_time()).clamp(LEAST_DRAIN, MOST_DRAIN)
     }

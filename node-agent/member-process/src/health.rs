@@ -34,10 +34,15 @@ const MAX_ANSWER: u64 = 64 << 10;
 
 /// `address`: where rank 0 serves HTTP.
 pub async fn health(address: SocketAddr) -> Health {
-    let problem = match timeout(HEALTH_DEADLINE, exchange(address)).await {
+    health_within(HEALTH_DEADLINE, address).await
+}
+
+/// The same, for those who wait so long.
+pub async fn health_within(deadline: Duration, address: SocketAddr) -> Health {
+    let problem = match timeout(deadline, exchange(address)).await {
         Ok(Ok(answer)) => return read_answer(&answer),
         Ok(Err(error)) => error.to_string(),
-        Err(_) => format!("no answer within {} s", HEALTH_DEADLINE.as_secs()),
+        Err(_) => format!("no answer within {} s", deadline.as_secs()),
     };
     Health::NoAnswer(format!("its HTTP endpoint at {address}: {problem}"))
 }

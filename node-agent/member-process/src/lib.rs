@@ -11,7 +11,7 @@ mod process;
 
 pub use address::{LENDER_PORT, lender_address, reachable_address};
 pub use borrowed::{Borrowed, LentPlace, OwnPlace, Place};
-pub use health::{HEALTH_DEADLINE, Health, health, requests};
+pub use health::{HEALTH_DEADLINE, Health, health, health_within, requests};
 pub use process::{HANGS_AFTER, Launch, Lent, MemberProcess, Serve, StartError, end};
 
 use std::time::Duration;

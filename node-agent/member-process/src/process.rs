@@ -216,7 +216,7 @@ impl MemberProcess {
         let mut alive = self.lines.alive();
         async move {
             let mut silences = 0;
-            // Two of half the time: when this process could not run itself, signs wait to be read after the first.
+            // Two silences, each of half the time: after the first, signs may wait to be read, because this process could not run itself.
             while silences < 2 {
                 match timeout(HANGS_AFTER / 2, alive.changed()).await {
                     Ok(Ok(())) => silences = 0,

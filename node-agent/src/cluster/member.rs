@@ -111,7 +111,7 @@ const STEADY: Duration = Duration::from_secs(600);
 const MOVING: Duration = Duration::from_secs(2);
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 /// A rank 0 whose HTTP endpoint has not answered for so long is started anew.
-const SILENT_FOR: Duration = Duration::from_secs(20);
+const SILENT_FOR: Duration = Duration::from_secs(40);
 
 /// Whether layers could run on a GPU.
 fn has_gpu() -> Result<(), EngineError> {
@@ -204,7 +204,9 @@ impl Member {
                 Err(error) => error,
             };
             // The part of the model that it holds stays in use for the next attempt.
-            self.process = None;
+            if let Some(process) = self.process.take() {
+                process.kill().await;
+            }
             if begun.elapsed() > STEADY {
                 backoff.reset();
             }
@@ -287,7 +289,7 @@ impl Member {
         let follow = async {
             let mut ticks = interval(HEALTH_INTERVAL);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            // Of answers that did not come, and no longer for each: this process may itself have been stopped for a while.
+            // Each answer that did not come counts for its deadline at most: this process may itself have been stopped for longer.
             let mut silence = Duration::ZERO;
             loop {
                 ticks.tick().await;

@@ -9,6 +9,8 @@ use std::path::Path;
 use std::slice::from_mut;
 use std::time::Duration;
 
+use tokio::time::timeout;
+
 use prima_member_process::{HANGS_AFTER, Launch, MemberProcess, Serve, StartError};
 
 use super::memory::{Children, Counted};
@@ -55,6 +57,8 @@ pub struct Running {
 const SECRETS: &str = "/var/run/secrets";
 /// Within that, an agent has started a member again that has died or hangs. If its machine is lost, there is soon another ring.
 const OUTLAST_LOSSES: Duration = Duration::from_secs(30);
+/// What a killed process may take to end: it unmaps its weights.
+const LAST_MOMENTS: Duration = Duration::from_secs(5);
 /// Beyond the plan's limit for what runs.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -111,6 +115,12 @@ impl Running {
             (None, Ok(status)) => format!("its process ended ({status})"),
             (None, Err(error)) => format!("its process ended ({error})"),
         }
+    }
+
+    /// Gives its port and memory back before another takes its place, unless that takes long.
+    pub async fn kill(mut self) {
+        let killed = prima_member_process::end(from_mut(&mut self.process), &[]);
+        let _ = timeout(LAST_MOMENTS, killed).await;
     }
 
     /// Lets it finish what runs.

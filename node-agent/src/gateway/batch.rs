@@ -76,7 +76,7 @@ pub fn answers<'a>(
     stream::iter(computed).buffered(AT_ONCE)
 }
 
-/// `patient`: waits where the ring is full.
+/// `patient`: waits where the ring is full, or has lost a member for a while.
 async fn answer(
     gateway: &Gateway,
     caller: &Caller,
@@ -116,6 +116,9 @@ async fn answer(
         match gateway.0.generator.submit(request.clone()).await {
             Err(SubmitError::Full { retry_after, .. }) if patient => {
                 sleep(retry_after.min(LONGEST_WAIT)).await;
+            }
+            Err(SubmitError::NotReady { .. }) if patient && begun.elapsed() < WORTH_WAITING => {
+                sleep(LONGEST_WAIT).await;
             }
             submitted => break submitted?,
         }

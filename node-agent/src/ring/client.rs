@@ -373,8 +373,8 @@ impl RingClient {
                     }),
                 MemberEvent::Unreachable { rank, cause } => {
                     self.sessions.clear();
-                    // Who does not reach rank 0 is the one that is lost here.
-                    let rank = if rank == 0 { event.rank } else { rank };
+                    // Rank 0 is here: what it lost is whoever does not reach it, or its successor, which has said so round the ring.
+                    let rank = if rank == 0 { event.rank.max(1) } else { rank };
                     Some(RingEvent::Lost { rank, cause })
                 }
                 MemberEvent::Busy => Some(RingEvent::Busy),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use prima_node_agent::generation::{FinishReason, GenerationError};
+use prima_node_agent::generation::{FinishReason, GenerationError, Readiness};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
@@ -23,6 +23,27 @@ async fn a_ring_whose_decoding_has_ended_is_not_ready() {
     let reply = asked.send(server.address).await;
     assert_eq!(reply.status, 503);
     assert!(reply.text().await.contains("its decoding has ended"));
+}
+
+#[tokio::test]
+async fn health_says_where_the_ring_fails() {
+    let server = Server::start().await;
+    let mut broken = server.status.borrow().clone();
+    broken.readiness = Readiness::Loading("waiting for laptop".to_owned());
+    for member in [Some("laptop"), None] {
+        broken.fails_at = member.map(str::to_owned);
+        server.status.send_replace(broken.clone());
+        let reply = get("/health").send(server.address).await;
+        assert_eq!(reply.status, 503);
+        let body = reply.json().await;
+        assert_eq!(body["failsAt"], json!(member));
+        assert!(
+            body["error"]["message"]
+                .as_str()
+                .unwrap()
+                .contains("laptop")
+        );
+    }
 }
 
 #[tokio::test]

@@ -88,7 +88,7 @@ pub async fn apply(
     let serving = plans
         .iter()
         .rev()
-        .find(|plan| answers(plan, &world.machines))
+        .find(|plan| answers(plan, &world.machines) && world.silent(plan).is_none())
         .cloned();
     let newest = plans.last().cloned();
     writer.endpoint(serving.as_deref(), written).await?;

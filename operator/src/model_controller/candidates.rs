@@ -30,7 +30,7 @@ pub struct Candidates {
 const PATIENCE: Duration = Duration::from_secs(180);
 
 impl Candidates {
-    /// `refused`: machines whose agent cannot honour a plan, and why. `members`: of the ring that runs.
+    /// `refused`: machines that could not follow a plan, or at which a ring failed, and why. `members`: of the ring that runs.
     pub fn new(
         model: &Model,
         resolved: &ResolvedModel,
@@ -203,7 +203,7 @@ fn usable<'a>(
         return Err(out(format!("its NodeProfile cannot be used: {error}")));
     }
     if let Some(why) = refused.get(&machine.name) {
-        return Err(out(format!("its agent could not follow a plan: {why}")));
+        return Err(out(format!("it could not follow a plan: {why}")));
     }
     // Only rank 0 needs the draft model, but any machine may have to be rank 0.
     let draft = resolved.draft.as_ref();

@@ -36,7 +36,7 @@ pub fn of(
         Some(plan) => {
             let members = Members::of(plan);
             conditions.loaded(&members);
-            conditions.ready(decision, ring, &members);
+            conditions.ready(world, decision, ring, &members);
             conditions.degraded(decision, ring, &members);
         }
         None => conditions.without_a_ring(world, decision),
@@ -225,16 +225,18 @@ impl Conditions<'_> {
         }
     }
 
-    fn ready(&mut self, decision: &Decision, ring: &Ring, members: &Members<'_>) {
+    fn ready(&mut self, world: &World, decision: &Decision, ring: &Ring, members: &Members<'_>) {
         if let Some(serving) = &ring.serving {
             let message = format!("answers on {}", line(serving));
             return self.add("Ready", true, "Ready", message);
         }
-        let (reason, message) = match members.out(decision).as_slice() {
-            [] => members
+        let silent = world.silent(members.plan);
+        let (reason, message) = match (members.out(decision).as_slice(), silent) {
+            ([], Some(why)) => ("NotReached", format!("rank 0 does not answer: {why}")),
+            ([], None) => members
                 .before(MemberState::Loaded)
                 .unwrap_or_else(|| ("Connecting", members.rank0_says())),
-            out => ("MachineOut", out.join("; ")),
+            (out, _) => ("MachineOut", out.join("; ")),
         };
         self.add("Ready", false, reason, message);
     }

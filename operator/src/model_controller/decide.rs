@@ -62,6 +62,8 @@ pub struct Decision {
     pub out: Vec<NodeShare>,
     /// What is waited for, in words; empty if nothing.
     pub awaited: Vec<String>,
+    /// A ring fails, for a while.
+    pub fails: bool,
 }
 
 pub enum DecisionKind {
@@ -93,11 +95,13 @@ impl Decision {
             kind,
             out: Vec::new(),
             awaited: Vec::new(),
+            fails: false,
         }
     }
 
+    /// Whether to decide again soon, though nothing may have happened.
     pub fn awaits(&self) -> bool {
-        !self.awaited.is_empty()
+        self.fails || !self.awaited.is_empty()
     }
 }
 
@@ -187,6 +191,7 @@ fn with_machines(world: &World, resolved: &ResolvedModel, state: &mut State, now
         out: out_of_ring(&kind, world, &candidates, state),
         kind,
         awaited: candidates.awaited,
+        fails: state.refusals.wait(),
     }
 }
 

@@ -8,6 +8,7 @@ use prima_crds::v1alpha1::ring_plan::RingPlan;
 
 use super::Context;
 use super::api_keys::KnownApiKeys;
+use super::reached::Silent;
 use super::resolve::Resolution;
 use crate::cluster::world::Machine;
 
@@ -21,6 +22,8 @@ pub struct World {
     /// Other Models' plans; machines have promised memory to them.
     pub others: Vec<Arc<RingPlan>>,
     pub api_keys: KnownApiKeys,
+    /// Plans whose rank 0 does not answer, and why.
+    pub silent: Arc<Silent>,
 }
 
 impl World {
@@ -41,7 +44,13 @@ impl World {
             plans,
             others,
             api_keys,
+            silent: context.reached.silent(),
         }
+    }
+
+    /// Why no client is to be sent to the ring of this plan, if it does not answer.
+    pub fn silent(&self, plan: &RingPlan) -> Option<&String> {
+        self.silent.get(&plan.uid()?)
     }
 
     /// The Model's newest plan.

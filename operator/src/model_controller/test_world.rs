@@ -163,5 +163,6 @@ pub fn world(machines: &[Machine], plans: &[Arc<RingPlan>]) -> World {
         plans: plans.to_vec(),
         others: Vec::new(),
         api_keys: KnownApiKeys::NotAsked,
+        silent: Arc::default(),
     }
 }

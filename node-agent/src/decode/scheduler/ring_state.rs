@@ -40,6 +40,7 @@ impl Scheduler {
         // Why it failed before stands until it does not.
         if !matches!(self.readiness, Readiness::Failed(_)) {
             self.readiness = Readiness::Loading("the first token goes round the ring".into());
+            self.fails_at = None;
         }
         let token = vec![self.limits.warm_up];
         // Nobody's token, but its logits are wanted: the output head must work, too.

@@ -44,6 +44,7 @@ fn decision(kind: DecisionKind) -> Decision {
         kind,
         out: Vec::new(),
         awaited: Vec::new(),
+        fails: false,
     }
 }
 
@@ -329,6 +330,7 @@ fn a_ring_that_cannot_be_planned_again_is_degraded() {
 fn machines_that_are_waited_for_are_named() {
     let waiting = Decision {
         awaited: vec!["desk is measured".to_owned(), "so is pi4".to_owned()],
+        fails: false,
         ..decision(keep(&plan(1, &[])))
     };
     let all = told(&world(&[], &[]), &waiting, &NO_RING);

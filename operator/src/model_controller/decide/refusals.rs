@@ -14,8 +14,8 @@ pub struct Refusals {
     refused: BTreeMap<String, Refusal>,
     /// Members of a plan's generation that fail, and since when.
     failing: BTreeMap<(i64, String), Instant>,
-    /// Where the ring of a plan's generation fails, and since when.
-    broken: Option<((i64, String), Instant)>,
+    /// The generation of a ring that fails at some member, and since when.
+    broken: Option<(i64, Instant)>,
 }
 
 #[derive(Clone)]
@@ -25,12 +25,14 @@ struct Refusal {
     at: Instant,
     /// Where the agent was that said it. A pod that was made anew may be of another version.
     host: Option<String>,
+    /// It was said by rank 0. If the agent falls silent, it was off, and is taken again when it comes back.
+    by_rank0: bool,
 }
 
 /// A machine that fails for longer than this, while no client is answered, counts as one that refused.
 const FAILS_FOR: Duration = Duration::from_secs(120);
-/// A machine at which the ring fails for longer than this counts as one that refused. A pause of the network is most often shorter, and a member
-/// that hangs or has died is soon started again.
+/// A machine at which the ring has failed for longer than this counts as one that refused. A pause of the network is most often shorter, and a
+/// member that has died is soon started again. Where others would have to fetch what the machine has, it has [`FAILS_FOR`].
 const BROKEN_FOR: Duration = Duration::from_secs(25);
 /// How long a machine that refused a plan is not asked again.
 const REFUSED_FOR: Duration = Duration::from_secs(600);
@@ -60,26 +62,27 @@ impl Refusals {
                     _ => Duration::ZERO,
                 };
                 if member.state == MemberState::Refused || fails_for > FAILS_FOR {
-                    self.refuse(plan, name, member.message.clone(), now);
+                    self.refuse(plan, name, member.message.clone(), false, now);
                 } else if member.state >= MemberState::Loaded {
                     self.refused.remove(name);
                 }
             }
             // Its own agent may find nothing wrong with it.
             if let Some((rank0, name)) = fails_at(plan) {
-                let key = (generation, name.to_owned());
-                let since = match &self.broken {
-                    Some((known, since)) if *known == key => *since,
+                let since = match self.broken {
+                    Some((known, since)) if known == generation => since,
                     _ => now,
                 };
-                if now.duration_since(since) > BROKEN_FOR {
+                let fetched = plan.spec.model.source.is_some();
+                let limit = if fetched { FAILS_FOR } else { BROKEN_FOR };
+                if now.duration_since(since) > limit {
                     let why = format!(
                         "the ring fails there, says {}: {}",
                         rank0.name, rank0.message
                     );
-                    self.refuse(plan, name, why, now);
+                    self.refuse(plan, name, why, true, now);
                 }
-                broken = Some((key, since));
+                broken = Some((generation, since));
             }
         }
         self.failing = failing;
@@ -88,7 +91,8 @@ impl Refusals {
             let machine = machines.iter().find(|machine| machine.name == *name);
             let host = machine.and_then(Machine::address);
             let same_agent = host.is_none() || host == refusal.host.as_deref();
-            same_agent && now.duration_since(refusal.at) < REFUSED_FOR
+            let was_off = refusal.by_rank0 && machine.is_some_and(|machine| !machine.is_alive());
+            same_agent && !was_off && now.duration_since(refusal.at) < REFUSED_FOR
         });
         let refused = self.refused.iter();
         refused
@@ -96,12 +100,24 @@ impl Refusals {
             .collect()
     }
 
-    fn refuse(&mut self, plan: &RingPlan, name: &str, why: String, at: Instant) {
+    /// Whether time alone decides what comes next.
+    pub fn wait(&self) -> bool {
+        self.broken.is_some()
+    }
+
+    fn refuse(&mut self, plan: &RingPlan, name: &str, why: String, by_rank0: bool, at: Instant) {
         let mut planned = plan.spec.members.iter();
         let planned = planned.find(|planned| planned.name == *name);
         let host = planned.and_then(|planned| Some(planned.host()?.to_owned()));
-        self.refused
-            .insert(name.to_owned(), Refusal { why, at, host });
+        self.refused.insert(
+            name.to_owned(),
+            Refusal {
+                why,
+                at,
+                host,
+                by_rank0,
+            },
+        );
     }
 }
 

@@ -12,6 +12,7 @@ use prima_crds::v1alpha1::ring_plan::{KvDtype, MemberState, MemberStatus};
 use super::memory::{could_do, fits_beside};
 use super::ports::{SLOTS, free_slot, http};
 use super::*;
+use crate::cluster::world::AgentState;
 use crate::model_controller::resolve::Resolution;
 use crate::model_controller::test_world::{
     GIB, add_draft, gpu, machine, model, profile, ring, unmeasured, world,
@@ -264,47 +265,46 @@ fn a_machine_at_which_the_ring_fails_has_refused_soon() {
         Arc::new(plan)
     };
     let ring = |fails_at| in_state(MemberState::Loaded, fails_at);
+    let none = &[];
     let mut refusals = Refusals::default();
-    assert!(
-        refusals
-            .note(Some(&ring(Some("pi4"))), &[], start)
-            .is_empty()
-    );
-    assert!(
-        refusals
-            .note(Some(&ring(Some("pi4"))), &[], at(25))
-            .is_empty()
-    );
-    let refused = refusals.note(Some(&ring(Some("pi4"))), &[], at(26));
-    assert_eq!(
-        refused["pi4"],
-        "the ring fails there, says desk: waiting for pi4"
-    );
-    assert_eq!(refused.len(), 1);
+    let fails = ring(Some("pi4"));
+    assert!(refusals.note(Some(&fails), none, start).is_empty());
+    assert!(refusals.wait());
+    assert!(refusals.note(Some(&fails), none, at(25)).is_empty());
+    let refused = refusals.note(Some(&fails), none, at(26));
+    let why = "the ring fails there, says desk: waiting for pi4";
+    assert_eq!(refused, [("pi4".to_owned(), why.to_owned())].into());
     // As long as there is no ring without it, it may come back to this one.
-    assert!(refusals.note(Some(&ring(None)), &[], at(27)).is_empty());
-    // One that its agent starts again is waited for.
-    refusals.note(Some(&ring(Some("pi4"))), &[], at(28));
+    let whole = ring(None);
+    assert!(refusals.note(Some(&whole), none, at(27)).is_empty());
+    assert!(!refusals.wait());
+    // One that its agent starts again is waited for, and its time begins anew.
+    refusals.note(Some(&fails), none, at(28));
     let starts = in_state(MemberState::Loading, Some("pi4"));
-    assert!(refusals.note(Some(&starts), &[], at(60)).is_empty());
-    // Then its time begins anew; and nobody else is left out for what is not in the plan.
-    refusals.note(Some(&ring(Some("pi4"))), &[], at(60));
-    assert!(
-        refusals
-            .note(Some(&ring(Some("laptop"))), &[], at(60))
-            .is_empty()
-    );
-    assert!(
-        refusals
-            .note(Some(&ring(Some("pi4"))), &[], at(61))
-            .is_empty()
-    );
-    assert_eq!(
-        refusals.note(Some(&ring(Some("pi4"))), &[], at(87)).len(),
-        1
-    );
-    assert_eq!(refusals.note(None, &[], at(686)).len(), 1);
-    assert!(refusals.note(None, &[], at(687)).is_empty());
+    assert!(refusals.note(Some(&starts), none, at(60)).is_empty());
+    assert!(refusals.note(Some(&fails), none, at(61)).is_empty());
+    assert_eq!(refusals.note(Some(&fails), none, at(87)).len(), 1);
+    assert_eq!(refusals.note(None, none, at(686)).len(), 1);
+    assert!(refusals.note(None, none, at(687)).is_empty());
+    // It was off.
+    refusals.note(Some(&fails), none, at(700));
+    refusals.note(Some(&fails), none, at(726));
+    let mut off = machine("pi4");
+    assert_eq!(refusals.note(None, &[off.clone()], at(727)).len(), 1);
+    off.agent = AgentState::Silent;
+    assert!(refusals.note(None, &[off], at(728)).is_empty());
+    // What others would have to fetch is waited for longer; and nobody is left out for what is not in the plan.
+    let mut fetched = RingPlan::clone(&fails);
+    let source = json!({"huggingFace": {"repo": "o/r", "file": "m.gguf"}});
+    fetched.spec.model.source = serde_json::from_value(source).unwrap();
+    let fetched = Arc::new(fetched);
+    assert!(refusals.note(Some(&fetched), none, at(800)).is_empty());
+    assert!(refusals.note(Some(&fetched), none, at(920)).is_empty());
+    assert_eq!(refusals.note(Some(&fetched), none, at(921)).len(), 1);
+    let mut refusals = Refusals::default();
+    let stranger = ring(Some("laptop"));
+    refusals.note(Some(&stranger), none, start);
+    assert!(refusals.note(Some(&stranger), none, at(100)).is_empty());
 }
 
 #[test]

@@ -175,7 +175,7 @@ impl World {
             self.ring.apply(&action);
             match action {
                 Action::Probe { nonce } => self.nonce = Some(nonce),
-                // A branch takes nothing until it grows.
+                // Memory is taken when a session grows. A branch is counted here as if it shared nothing, though it does until then.
                 Action::Send { .. } => {
                     if let Some(planned) = self.windows {
                         let planned = planned.next_multiple_of(BLOCK_POSITIONS);
