@@ -619,7 +619,7 @@ fn machines_that_are_out_say_why() {
         .expect("a model");
     wait_until("a refusal is noticed", || {
         let (_, _, message) = test.condition("model/made-up", "Planned");
-        message.contains("spec.rank0 is desk, but its agent could not follow a plan: declared")
+        message.contains("spec.rank0 is desk, but it could not follow a plan: declared")
     });
     test.patch("model/made-up", r#"{"spec":{"rank0":null}}"#);
     test.wait_for("model/made-up", "Ready", "True", &operator);
