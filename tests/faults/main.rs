@@ -26,7 +26,10 @@ fn main() -> ExitCode {
         for (name, sequence) in &sequences {
             let begun = Instant::now();
             let report = stage.run(sequence);
-            println!("{name}: {sequence}\n  {report}; {:.0} s in all", begun.elapsed().as_secs_f64());
+            println!(
+                "{name}: {sequence}\n  {report}; {:.0} s in all",
+                begun.elapsed().as_secs_f64()
+            );
             for (kind, (_, count, unseen, healed)) in Kind::ALL.iter().zip(&mut worst) {
                 if sequence.has(kind.0) {
                     *count += 1;
@@ -41,11 +44,19 @@ fn main() -> ExitCode {
                 stage = Stage::new(networks);
             }
         }
-        println!("\n{:<16}{:>10}{:>16}{:>16}", "sequences with", "", "false Ready", "healed after");
+        println!(
+            "\n{:<16}{:>10}{:>16}{:>16}",
+            "sequences with", "", "false Ready", "healed after"
+        );
         for (name, count, unseen, healed) in worst {
             println!("{name:<16}{count:>10}{unseen:>14.1} s{healed:>14.1} s");
         }
-        println!("{} of {} sequences failed{}", failed.len(), sequences.len(), if failed.is_empty() { "" } else { ":" });
+        println!(
+            "{} of {} sequences failed{}",
+            failed.len(),
+            sequences.len(),
+            if failed.is_empty() { "" } else { ":" }
+        );
         failed.iter().for_each(|name| println!("  {name}"));
         !failed.is_empty()
     });
@@ -55,15 +66,24 @@ fn main() -> ExitCode {
 /// With what to call each.
 fn sequences() -> Result<Vec<(String, Sequence)>, String> {
     if let Some(given) = set("SEQUENCE") {
-        let given = given.split(';').map(|text| Ok(("given".to_owned(), text.parse()?)));
+        let given = given
+            .split(';')
+            .map(|text| Ok(("given".to_owned(), text.parse()?)));
         return given.collect();
     }
-    let number = |name: &str, text: String| text.parse().map_err(|_| format!("{name}: expected a number, found {text:?}"));
+    let number = |name: &str, text: String| {
+        text.parse()
+            .map_err(|_| format!("{name}: expected a number, found {text:?}"))
+    };
     let count: u64 = set("SEQUENCES").map_or(Ok(200), |text| number("SEQUENCES", text))?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     let first = set("SEED").map_or(Ok(now.as_secs()), |text| number("SEED", text))?;
     let seeds = first..first.saturating_add(count);
-    Ok(seeds.map(|seed| (format!("SEED={seed}"), Sequence::from_seed(seed))).collect())
+    Ok(seeds
+        .map(|seed| (format!("SEED={seed}"), Sequence::from_seed(seed)))
+        .collect())
 }
 
 fn set(name: &str) -> Option<String> {

@@ -249,3 +249,18 @@ def git(*arguments: str) -> str:
 
 def succeeds(command: list[str]) -> bool:
     return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def main() -> int:
+    """Meets the needs that are named, for programs that are not run by `make test`."""
+    try:
+        for name in sys.argv[1:]:
+            meet(name)
+    except Lack as lack:
+        print(f"this cannot run here: {lack}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,7 +1,7 @@
 //! Random faults against a whole Model: whatever fails, no answer is wrong, no ring stays broken, and the Model does not say for long that it
 //! answers while it does not. `make faults` tries many more sequences.
 
-use prima_tests::fault_sequences::{Kind, Sequence, shrunk, with_networks, Stage};
+use prima_tests::fault_sequences::{Kind, Sequence, Stage, shrunk, with_networks};
 
 /// Together they have every kind of fault.
 const SEEDS: [u64; 4] = [1, 2, 3, 4];
@@ -10,7 +10,10 @@ const SEEDS: [u64; 4] = [1, 2, 3, 4];
 fn every_kind_occurs() {
     let sequences = SEEDS.map(Sequence::from_seed);
     for (kind, name) in Kind::ALL {
-        assert!(sequences.iter().any(|sequence| sequence.has(kind)), "{name}");
+        assert!(
+            sequences.iter().any(|sequence| sequence.has(kind)),
+            "{name}"
+        );
     }
 }
 

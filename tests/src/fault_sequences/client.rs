@@ -18,7 +18,11 @@ use tokio::task::JoinHandle;
 use super::observed::{Asked, Observed};
 use crate::http;
 
-pub(super) const PROMPTS: [&str; 3] = ["The capital of France is", "Once upon a time", "def fibonacci(n):\n"];
+pub(super) const PROMPTS: [&str; 3] = [
+    "The capital of France is",
+    "Once upon a time",
+    "def fibonacci(n):\n",
+];
 const TOKENS: usize = 8;
 /// After which a client gives up.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -54,24 +58,37 @@ impl View {
     pub(super) fn of(model: &str, client: &Client, runtime: &Runtime) -> View {
         let told: Arc<Mutex<Told>> = Arc::default();
         let slices = Api::<EndpointSlice>::default_namespaced(client.clone());
-        let labels = watcher::Config::default().labels(&format!("kubernetes.io/service-name={model}"));
-        let mut slices = watcher(slices, labels).default_backoff().applied_objects().boxed();
+        let labels =
+            watcher::Config::default().labels(&format!("kubernetes.io/service-name={model}"));
+        let mut slices = watcher(slices, labels)
+            .default_backoff()
+            .applied_objects()
+            .boxed();
         let leads = told.clone();
         let of_slices = runtime.spawn(async move {
             while let Some(slice) = slices.next().await {
                 if let Ok(slice) = slice {
-                    leads.lock().unwrap().change(|told| told.address = address(&slice));
+                    leads
+                        .lock()
+                        .unwrap()
+                        .change(|told| told.address = address(&slice));
                 }
             }
         });
         let models = Api::<Model>::default_namespaced(client.clone());
         let named = watcher::Config::default().fields(&format!("metadata.name={model}"));
-        let mut models = watcher(models, named).default_backoff().applied_objects().boxed();
+        let mut models = watcher(models, named)
+            .default_backoff()
+            .applied_objects()
+            .boxed();
         let ready = told.clone();
         let of_model = runtime.spawn(async move {
             while let Some(model) = models.next().await {
                 if let Ok(model) = model {
-                    ready.lock().unwrap().change(|told| told.ready = is_ready(&model));
+                    ready
+                        .lock()
+                        .unwrap()
+                        .change(|told| told.ready = is_ready(&model));
                 }
             }
         });
@@ -110,7 +127,7 @@ impl Drop for View {
 }
 
 fn address(slice: &EndpointSlice) -> Option<SocketAddr> {
-    let endpoint = slice.endpoints.as_ref()?.first()?;
+    let endpoint = slice.endpoints.first()?;
     let conditions = endpoint.conditions.as_ref();
     let ready = conditions.and_then(|conditions| conditions.ready);
     let host: IpAddr = endpoint.addresses.first()?.parse().ok()?;
@@ -134,7 +151,9 @@ pub(super) fn complete(address: SocketAddr, model: &str, prompt: &str) -> Result
     let answer = answer.map_err(|error| error.to_string())?;
     match answer.status {
         200 => {
-            let text = answer.json()["choices"][0]["text"].as_str().map(str::to_owned);
+            let text = answer.json()["choices"][0]["text"]
+                .as_str()
+                .map(str::to_owned);
             Ok(text.unwrap_or(answer.body))
         }
         status => Err(format!("{status}: {}", answer.body)),
@@ -173,7 +192,9 @@ impl Asking<'_> {
             if let Ok(text) = &answer
                 && text != expected
             {
-                wrong.push(format!("{prompt:?} was answered by {text:?} instead of {expected:?}"));
+                wrong.push(format!(
+                    "{prompt:?} was answered by {text:?} instead of {expected:?}"
+                ));
             }
             let mut in_a_row = self.in_a_row.lock().unwrap();
             match &answer {

@@ -49,12 +49,21 @@ impl Stage<'_> {
             Kind::Isolate => dropping(&[["-s", &address], ["-d", &address]], || sleep_until(end)),
             Kind::Burst => {
                 while Instant::now() < end {
-                    dropping(&[["-s", &address], ["-d", &address]], || thread::sleep(BURST));
+                    dropping(&[["-s", &address], ["-d", &address]], || {
+                        thread::sleep(BURST)
+                    });
                     thread::sleep(SECOND - BURST);
                 }
             }
             Kind::Lose => {
-                let fifth = ["-m", "statistic", "--mode", "random", "--probability", "0.2"];
+                let fifth = [
+                    "-m",
+                    "statistic",
+                    "--mode",
+                    "random",
+                    "--probability",
+                    "0.2",
+                ];
                 let lost = ["-s", "-d"].map(|side| [&[side, &address][..], &fifth].concat());
                 dropping(&lost, || sleep_until(end));
             }
@@ -71,7 +80,9 @@ impl Stage<'_> {
                 let members = machine.members();
                 signal(&members, Signal::KILL);
                 wait_until("nothing is mapped", || {
-                    let mut maps = members.iter().map(|id| fs::read(format!("/proc/{id}/maps")));
+                    let mut maps = members
+                        .iter()
+                        .map(|id| fs::read(format!("/proc/{id}/maps")));
                     maps.all(|map| map.unwrap_or_default().is_empty())
                 });
                 machine.break_disk().expect("a broken disk");
@@ -85,13 +96,19 @@ impl Stage<'_> {
                 machine.free(&name).expect("room on a disk");
             }
             Kind::AgentClock => step(&machine.clock, fault, end),
-            Kind::KillOperator | Kind::StopOperator | Kind::OperatorClock => unreachable!("done above"),
+            Kind::KillOperator | Kind::StopOperator | Kind::OperatorClock => {
+                unreachable!("done above")
+            }
         }
     }
 
     fn break_operator(&self, fault: &Fault, end: Instant) {
         let leader = self.leader();
-        let index = if fault.victim == 0 { leader } else { 1 - leader };
+        let index = if fault.victim == 0 {
+            leader
+        } else {
+            1 - leader
+        };
         let slot = &self.operators[index];
         match fault.kind {
             Kind::KillOperator => {
@@ -111,14 +128,24 @@ impl Stage<'_> {
         let port = network.port();
         let limit = |change: &str| {
             let mut words = Vec::from(["qdisc", change, "dev"]);
-            let rate = ["root", "tbf", "rate", "512kbit", "burst", "8k", "latency", "1s"];
+            let rate = [
+                "root", "tbf", "rate", "512kbit", "burst", "8k", "latency", "1s",
+            ];
             for (device, inside) in [(port.as_str(), false), (UPLINK, true)] {
                 words.truncate(3);
                 words.push(device);
-                words.extend(if change == "add" { &rate[..] } else { &rate[..1] });
+                words.extend(if change == "add" {
+                    &rate[..]
+                } else {
+                    &rate[..1]
+                });
                 let mut command = Command::new("tc");
                 command.args(&words);
-                let command = if inside { network.enter(command) } else { command };
+                let command = if inside {
+                    network.enter(command)
+                } else {
+                    command
+                };
                 run(command, "").expect("another rate of a link");
             }
         };

@@ -44,9 +44,17 @@ pub(super) struct Clock {
 
 impl Machine {
     /// With the model's file, and without an agent yet. `folder` has the folders that `machine.sh` mounts disks on.
-    pub(super) fn new(name: &str, network: &Network, folder: &Path, logs: &Path, clock: Clock) -> Machine {
+    pub(super) fn new(
+        name: &str,
+        network: &Network,
+        folder: &Path,
+        logs: &Path,
+        clock: Clock,
+    ) -> Machine {
         let mut command = Command::new("sh");
-        command.args(["-c", include_str!("machine.sh"), "machine.sh"]).arg(folder);
+        command
+            .args(["-c", include_str!("machine.sh"), "machine.sh"])
+            .arg(folder);
         // `ip netns exec` has a mount namespace of its own, too.
         let mut disks = Service::start(&format!("disks-{name}"), network.enter(command), logs);
         disks.wait_for_line("ready");
@@ -107,7 +115,10 @@ impl Machine {
         let children = fs::read_to_string(format!("/proc/{agent}/task/{agent}/children"));
         // It may have ended.
         let children = children.unwrap_or_default();
-        children.split_whitespace().filter_map(|id| id.parse().ok()).collect()
+        children
+            .split_whitespace()
+            .filter_map(|id| id.parse().ok())
+            .collect()
     }
 
     /// Copies the model's file beside its place and moves it there, as whoever repairs it.
@@ -120,7 +131,10 @@ impl Machine {
     }
 
     pub(super) fn cut_model_off(&self) -> io::Result<()> {
-        OpenOptions::new().write(true).open(self.model())?.set_len(1 << 20)
+        OpenOptions::new()
+            .write(true)
+            .open(self.model())?
+            .set_len(1 << 20)
     }
 
     /// What was not read yet cannot be read from now on.
@@ -128,7 +142,10 @@ impl Machine {
         let (disk, whole) = self.disk();
         copy(&disk, &whole)?;
         // Reads beyond the end of a loop device's file fail.
-        OpenOptions::new().write(true).open(&disk)?.set_len(4 << 20)?;
+        OpenOptions::new()
+            .write(true)
+            .open(&disk)?
+            .set_len(4 << 20)?;
         let model = File::open(self.model())?;
         Ok(rustix::fs::fadvise(&model, 0, None, Advice::DontNeed)?)
     }
@@ -173,7 +190,10 @@ impl Machine {
     /// A path of this machine, as seen from here.
     fn root(&self, path: &Path) -> PathBuf {
         let path = path.strip_prefix("/").expect("an absolute path");
-        Path::new("/proc").join(self.disks.id().to_string()).join("root").join(path)
+        Path::new("/proc")
+            .join(self.disks.id().to_string())
+            .join("root")
+            .join(path)
     }
 }
 
@@ -193,22 +213,35 @@ impl Clock {
     pub(super) fn build(folder: &Path) -> PathBuf {
         let library = folder.join("clock.so");
         let mut compiler = Command::new("cc");
-        compiler.args(["-O2", "-shared", "-fPIC", "-x", "c", "-", "-o"]).arg(&library);
+        compiler
+            .args(["-O2", "-shared", "-fPIC", "-x", "c", "-", "-o"])
+            .arg(&library);
         run(compiler, include_str!("clock.c")).expect("a clock (Debian: apt-get install gcc)");
         library
     }
 
     pub(super) fn set(&self, seconds: i64) {
         // In one write, so that nobody reads a part of it; what the last one wrote beyond it is blank.
-        let written = OpenOptions::new().create(true).truncate(false).write(true).open(&self.offset);
-        let written = written.and_then(|mut file| file.write_all(format!("{seconds:<20}").as_bytes()));
+        let written = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&self.offset);
+        let written =
+            written.and_then(|mut file| file.write_all(format!("{seconds:<20}").as_bytes()));
         written.expect("a clock that can be set");
     }
 
     pub(super) fn variables(&self) -> [(&'static str, &str); 2] {
         [
-            ("LD_PRELOAD", self.library.to_str().expect("a path in UTF-8")),
-            ("CLOCK_OFFSET", self.offset.to_str().expect("a path in UTF-8")),
+            (
+                "LD_PRELOAD",
+                self.library.to_str().expect("a path in UTF-8"),
+            ),
+            (
+                "CLOCK_OFFSET",
+                self.offset.to_str().expect("a path in UTF-8"),
+            ),
         ]
     }
 }

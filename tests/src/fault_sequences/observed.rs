@@ -44,7 +44,10 @@ impl Observed {
     }
 
     pub fn failed(&self) -> usize {
-        self.asked.iter().filter(|asked| asked.problem.is_some()).count()
+        self.asked
+            .iter()
+            .filter(|asked| asked.problem.is_some())
+            .count()
     }
 }
 
@@ -54,7 +57,10 @@ mod tests {
 
     fn observed(said: &[(u64, bool)], asked: &[(u64, bool)], until: u64) -> Observed {
         Observed {
-            said: said.iter().map(|(at, ready)| (Duration::from_secs(*at), *ready)).collect(),
+            said: said
+                .iter()
+                .map(|(at, ready)| (Duration::from_secs(*at), *ready))
+                .collect(),
             asked: asked
                 .iter()
                 .map(|(at, answered)| Asked {
@@ -70,16 +76,34 @@ mod tests {
     fn only_what_is_said_and_not_kept_is_false() {
         let cases = [
             (observed(&[(0, true)], &[(0, true), (1, true)], 9), 0),
-            (observed(&[(0, true)], &[(0, true), (1, false), (4, false), (6, true)], 9), 5),
+            (
+                observed(
+                    &[(0, true)],
+                    &[(0, true), (1, false), (4, false), (6, true)],
+                    9,
+                ),
+                5,
+            ),
             (observed(&[(0, true)], &[(0, true), (2, false)], 9), 7),
             // Taken back in time, and said again too early.
-            (observed(&[(0, true), (3, false), (5, true)], &[(2, false), (5, false), (8, true)], 9), 3),
+            (
+                observed(
+                    &[(0, true), (3, false), (5, true)],
+                    &[(2, false), (5, false), (8, true)],
+                    9,
+                ),
+                3,
+            ),
             (observed(&[(0, true), (3, false)], &[(2, false)], 9), 1),
             (observed(&[(0, false)], &[(2, false)], 9), 0),
             (observed(&[], &[], 9), 0),
         ];
         for (observed, expected) in cases {
-            assert_eq!(observed.longest_false_ready(), Duration::from_secs(expected), "{observed:?}");
+            assert_eq!(
+                observed.longest_false_ready(),
+                Duration::from_secs(expected),
+                "{observed:?}"
+            );
         }
     }
 }

@@ -96,7 +96,10 @@ impl Kind {
     }
 
     pub fn is_of_operators(self) -> bool {
-        matches!(self, Kind::KillOperator | Kind::StopOperator | Kind::OperatorClock)
+        matches!(
+            self,
+            Kind::KillOperator | Kind::StopOperator | Kind::OperatorClock
+        )
     }
 }
 
@@ -104,12 +107,18 @@ impl Sequence {
     /// Two to five faults, the last of which begins within 8 s, and is lifted within 20.
     pub fn from_seed(seed: u64) -> Sequence {
         let mut random = StdRng::seed_from_u64(seed);
-        let mut tenths = |from: u64, to: u64| Duration::from_millis(100 * random.random_range(from..=to));
+        let mut tenths =
+            |from: u64, to: u64| Duration::from_millis(100 * random.random_range(from..=to));
         let count = tenths(2, 5).as_millis() / 100;
         let mut faults: Vec<Fault> = (0..count)
             .map(|_| {
-                let (kind, _) = Kind::ALL[tenths(0, Kind::ALL.len() as u64 - 1).as_millis() as usize / 100];
-                let victims = if kind.is_of_operators() { 2 } else { MACHINES as u64 };
+                let (kind, _) =
+                    Kind::ALL[tenths(0, Kind::ALL.len() as u64 - 1).as_millis() as usize / 100];
+                let victims = if kind.is_of_operators() {
+                    2
+                } else {
+                    MACHINES as u64
+                };
                 Fault {
                     kind,
                     victim: tenths(0, victims - 1).as_millis() as usize / 100,
@@ -165,7 +174,8 @@ impl FromStr for Fault {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Fault, String> {
-        let wrong = || format!("{text:?}: expected KIND:VICTIM@BEGIN+DURATION, both in milliseconds");
+        let wrong =
+            || format!("{text:?}: expected KIND:VICTIM@BEGIN+DURATION, both in milliseconds");
         let (kind, rest) = text.split_once(':').ok_or_else(wrong)?;
         let (victim, rest) = rest.split_once('@').ok_or_else(wrong)?;
         let (at, lasts) = rest.split_once('+').ok_or_else(wrong)?;
@@ -175,7 +185,11 @@ impl FromStr for Fault {
         let milliseconds = |text: &str| text.parse().map(Duration::from_millis);
         Ok(Fault {
             kind: *kind,
-            victim: victim.parse().ok().filter(|&victim| victim < MACHINES).ok_or_else(wrong)?,
+            victim: victim
+                .parse()
+                .ok()
+                .filter(|&victim| victim < MACHINES)
+                .ok_or_else(wrong)?,
             at: milliseconds(at).map_err(|_| wrong())?,
             lasts: milliseconds(lasts).map_err(|_| wrong())?,
         })
@@ -186,7 +200,10 @@ impl FromStr for Sequence {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Sequence, String> {
-        text.split_whitespace().map(str::parse).collect::<Result<_, _>>().map(Sequence)
+        text.split_whitespace()
+            .map(str::parse)
+            .collect::<Result<_, _>>()
+            .map(Sequence)
     }
 }
 
@@ -220,8 +237,18 @@ mod tests {
             assert_eq!(sequence.to_string().parse(), Ok(sequence));
         }
         let read = |text: &str| text.parse::<Sequence>();
-        assert_eq!(read("cut:2@1200+8000").unwrap().to_string(), "cut:2@1200+8000");
-        for wrong in ["cut", "cut:0", "cut:3@0+0", "cut:0@0", "cut:0@-1+0", "tea:0@0+0"] {
+        assert_eq!(
+            read("cut:2@1200+8000").unwrap().to_string(),
+            "cut:2@1200+8000"
+        );
+        for wrong in [
+            "cut",
+            "cut:0",
+            "cut:3@0+0",
+            "cut:0@0",
+            "cut:0@-1+0",
+            "tea:0@0+0",
+        ] {
             assert!(read(wrong).is_err(), "{wrong}");
         }
     }

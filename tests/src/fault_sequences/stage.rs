@@ -18,8 +18,8 @@ use tokio::runtime::Runtime;
 
 use super::client::{self, Asking, PROMPTS, View};
 use super::machine::{Clock, Machine};
+use super::observed::Observed;
 use super::sequence::{Kind, MACHINES, Sequence};
-use super::{Observed, observed};
 use crate::api_server::{ApiServer, Backend};
 use crate::declared_machines;
 use crate::network::{Network, Networks, ROUTER};
@@ -58,6 +58,15 @@ pub(super) struct OperatorSlot {
     identity: &'static str,
     pub(super) clock: Clock,
     logs: PathBuf,
+}
+
+/// Ends what goes on until this is true, also where a thread that is waited for panics.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// What came of a sequence.
@@ -140,13 +149,17 @@ impl<'a> Stage<'a> {
     /// A Model, from its creation to its end, with these faults in between.
     pub fn run(&self, sequence: &Sequence) -> Report {
         let panics_before = self.panics();
-        let model = format!("sequence-{}", self.sequences.fetch_add(1, Ordering::Relaxed));
+        let model = format!(
+            "sequence-{}",
+            self.sequences.fetch_add(1, Ordering::Relaxed)
+        );
         let created = Instant::now();
         self.create(&model);
         let view = View::of(&model, &self.client, &self.runtime);
         let (over, in_a_row, ended) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
         let mut problems = Vec::new();
         let (ready_after, healed_after, (observed, wrong)) = thread::scope(|threads| {
+            let end = SetOnDrop(&over);
             threads.spawn(|| self.restart_what_ends(&over, &ended));
             let is_ready = || view.ready().is_some();
             let ready_after = within(HEALS_WITHIN, is_ready).then(|| created.elapsed());
@@ -161,7 +174,9 @@ impl<'a> Stage<'a> {
             };
             let asking = threads.spawn(|| asking.run());
             let faults = sequence.0.iter();
-            let faults: Vec<_> = faults.map(|fault| threads.spawn(move || self.carry_out(fault, begin))).collect();
+            let faults: Vec<_> = faults
+                .map(|fault| threads.spawn(move || self.carry_out(fault, begin)))
+                .collect();
             for fault in faults {
                 fault.join().expect("a fault");
             }
@@ -173,14 +188,21 @@ impl<'a> Stage<'a> {
                 answered_from = since.next().copied();
                 view.ready().is_some() && since.count() + 1 >= IN_A_ROW
             });
-            let healed_after = answered_from.filter(|_| healed).map(|at: Instant| at - lifted);
-            over.store(true, Ordering::Relaxed);
+            let healed_after = answered_from
+                .filter(|_| healed)
+                .map(|at: Instant| at - lifted);
+            drop(end);
             (ready_after, healed_after, asking.join().expect("a client"))
         });
         if ready_after.is_none() {
-            problems.push(format!("the ring was not ready within {HEALS_WITHIN:?}, before any fault"));
+            problems.push(format!(
+                "the ring was not ready within {HEALS_WITHIN:?}, before any fault"
+            ));
         } else if healed_after.is_none() {
-            problems.push(format!("the ring did not come back within {HEALS_WITHIN:?}: {}", self.state(&model)));
+            problems.push(format!(
+                "the ring did not come back within {HEALS_WITHIN:?}: {}",
+                self.state(&model)
+            ));
         }
         problems.extend(wrong);
         let longest_false_ready = observed.longest_false_ready();
@@ -218,7 +240,11 @@ impl<'a> Stage<'a> {
     pub(super) fn machines_in_order(&self) -> Vec<usize> {
         let plans = Api::<RingPlan>::default_namespaced(self.client.clone());
         let plans = self.runtime.block_on(plans.list(&ListParams::default()));
-        let newest = plans.expect("plans").items.into_iter().max_by_key(|plan| plan.spec.generation);
+        let newest = plans
+            .expect("plans")
+            .items
+            .into_iter()
+            .max_by_key(|plan| plan.spec.generation);
         let members = newest.map(|plan| plan.spec.members).unwrap_or_default();
         let mut order: Vec<usize> = (0..self.machines.len()).collect();
         order.sort_by_key(|index| {
@@ -232,7 +258,10 @@ impl<'a> Stage<'a> {
     /// Which operator leads, or led last.
     pub(super) fn leader(&self) -> usize {
         let leases = Api::<Lease>::namespaced(self.client.clone(), operator::NAMESPACE);
-        let lease = self.runtime.block_on(leases.get("prima-operator")).expect("a Lease");
+        let lease = self
+            .runtime
+            .block_on(leases.get("prima-operator"))
+            .expect("a Lease");
         let holder = lease.spec.and_then(|spec| spec.holder_identity);
         let is_it = |slot: &OperatorSlot| holder.as_deref() == Some(slot.identity);
         self.operators.iter().position(is_it).unwrap_or(0)
@@ -244,9 +273,14 @@ impl<'a> Stage<'a> {
         self.create(model);
         let view = View::of(model, &self.client, &self.runtime);
         let address = wait_for("a ring", || view.ready().ok_or_else(|| self.state(model)));
-        let answers = PROMPTS.map(|prompt| client::complete(address, model, prompt).expect("an answer"));
+        let answers =
+            PROMPTS.map(|prompt| client::complete(address, model, prompt).expect("an answer"));
         self.delete(model);
-        wait_until("no members", || self.machines.iter().all(|machine| machine.members().is_empty()));
+        wait_until("no members", || {
+            self.machines
+                .iter()
+                .all(|machine| machine.members().is_empty())
+        });
         answers
     }
 
@@ -266,7 +300,9 @@ impl<'a> Stage<'a> {
 
     /// With all that belongs to it: nobody here collects garbage.
     fn delete(&self, model: &str) {
-        self.api.kubectl(&["delete", "model", model]).expect("deleted");
+        self.api
+            .kubectl(&["delete", "model", model])
+            .expect("deleted");
         let label = format!("prima.dev/model={model}");
         let rest = ["delete", "ringplans,services,endpointslices", "-l", &label];
         self.api.kubectl(&rest).expect("deleted");
@@ -274,12 +310,20 @@ impl<'a> Stage<'a> {
 
     /// What the cluster says of it, for people.
     fn state(&self, model: &str) -> String {
-        let conditions = "{range .status.conditions[*]}{.type}={.status} {.reason}: {.message}\n{end}";
+        let conditions =
+            "{range .status.conditions[*]}{.type}={.status} {.reason}: {.message}\n{end}";
         let conditions = format!("jsonpath={conditions}");
         let members = "{range .items[*]}{.metadata.name}: {range .status.members[*]}{.name} {.state} ({.message}), {end}\n{end}";
         let members = format!("jsonpath={members}");
-        let asked = [["model", model, "-o", &conditions], ["ringplans", "--all-namespaces", "-o", &members]];
-        let said = asked.map(|asked| self.api.kubectl(&[&["get"], &asked[..]].concat()).unwrap_or_else(|error| error.to_string()));
+        let asked = [
+            ["model", model, "-o", &conditions],
+            ["ringplans", "--all-namespaces", "-o", &members],
+        ];
+        let said = asked.map(|asked| {
+            self.api
+                .kubectl(&[&["get"], &asked[..]].concat())
+                .unwrap_or_else(|error| error.to_string())
+        });
         said.concat()
     }
 
@@ -304,7 +348,11 @@ impl<'a> Stage<'a> {
     /// Lines of all logs.
     fn panics(&self) -> Vec<String> {
         let logs = self.folder.path().join("logs");
-        let folders = self.operators.iter().map(|slot| slot.logs.clone()).chain([logs]);
+        let folders = self
+            .operators
+            .iter()
+            .map(|slot| slot.logs.clone())
+            .chain([logs]);
         let files = folders.flat_map(|folder| fs::read_dir(folder).expect("logs").flatten());
         let logs = files.filter_map(|file| fs::read(file.path()).ok());
         let lines = logs.flat_map(|log| {
@@ -322,7 +370,12 @@ impl OperatorSlot {
         if operator.is_none() {
             let clock = self.clock.variables();
             let environment = [&clock[..], &[("PRIMA_LEADER_LEASE", LEADER_LEASE)]].concat();
-            *operator = Some(Operator::start_logging(&self.logs, api, self.identity, &environment));
+            *operator = Some(Operator::start_logging(
+                &self.logs,
+                api,
+                self.identity,
+                &environment,
+            ));
         }
     }
 
@@ -331,11 +384,20 @@ impl OperatorSlot {
     }
 
     pub(super) fn process(&self) -> Option<u32> {
-        self.operator.lock().unwrap().as_ref().map(Operator::process)
+        self.operator
+            .lock()
+            .unwrap()
+            .as_ref()
+            .map(Operator::process)
     }
 
     fn restart_ended(&self, api: &ApiServer) -> bool {
-        let ended = self.operator.lock().unwrap().take_if(Operator::has_ended).is_some();
+        let ended = self
+            .operator
+            .lock()
+            .unwrap()
+            .take_if(Operator::has_ended)
+            .is_some();
         if ended {
             self.start(api);
         }
@@ -361,7 +423,10 @@ impl Display for Report {
             Some(after) => format!("healed after {:.1} s", after.as_secs_f64()),
             None => "not healed".to_owned(),
         };
-        let (ready, lie) = (self.ready_after.as_secs_f64(), self.longest_false_ready.as_secs_f64());
+        let (ready, lie) = (
+            self.ready_after.as_secs_f64(),
+            self.longest_false_ready.as_secs_f64(),
+        );
         write!(
             f,
             "ready after {ready:.1} s; {} answers, {} failures, false Ready for {lie:.1} s; {healed}",
@@ -370,7 +435,9 @@ impl Display for Report {
         if !self.ended.is_empty() {
             write!(f, "; ended by themselves: {}", self.ended.join(", "))?;
         }
-        self.problems.iter().try_for_each(|problem| write!(f, "\n  PROBLEM: {problem}"))
+        self.problems
+            .iter()
+            .try_for_each(|problem| write!(f, "\n  PROBLEM: {problem}"))
     }
 }
 
@@ -385,12 +452,21 @@ fn unseen(sequence: &Sequence) -> Duration {
 }
 
 /// When it said what, and what failed, for people.
-fn told(observed: &observed::Observed) -> String {
-    let said = observed.said.iter().map(|(at, said)| (*at, format!("says that it answers: {said}")));
-    let failed = observed.asked.iter().filter_map(|asked| Some((asked.at, asked.problem.clone()?)));
+fn told(observed: &Observed) -> String {
+    let said = observed
+        .said
+        .iter()
+        .map(|(at, said)| (*at, format!("says that it answers: {said}")));
+    let failed = observed
+        .asked
+        .iter()
+        .filter_map(|asked| Some((asked.at, asked.problem.clone()?)));
     let mut lines: Vec<_> = said.chain(failed).collect();
     lines.sort();
-    let lines: Vec<String> = lines.iter().map(|(at, line)| format!("  {:5.1} s: {line}", at.as_secs_f64())).collect();
+    let lines: Vec<String> = lines
+        .iter()
+        .map(|(at, line)| format!("  {:5.1} s: {line}", at.as_secs_f64()))
+        .collect();
     lines.join("\n")
 }
 
