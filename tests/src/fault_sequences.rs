@@ -15,6 +15,5 @@ mod observed;
 mod sequence;
 mod stage;
 
-pub use observed::{Asked, Observed};
 pub use sequence::{Fault, Kind, MACHINES, Sequence};
 pub use stage::{Report, Stage, shrunk, with_networks};

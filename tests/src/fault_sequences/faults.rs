@@ -129,7 +129,7 @@ impl Stage<'_> {
         let limit = |change: &str| {
             let mut words = Vec::from(["qdisc", change, "dev"]);
             let rate = [
-                "root", "tbf", "rate", "512kbit", "burst", "8k", "latency", "1s",
+                "root", "tbf", "rate", "200kbit", "burst", "8k", "latency", "1s",
             ];
             for (device, inside) in [(port.as_str(), false), (UPLINK, true)] {
                 words.truncate(3);

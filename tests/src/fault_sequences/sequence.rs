@@ -28,7 +28,7 @@ pub enum Kind {
     Burst,
     /// Its link loses every fifth packet.
     Lose,
-    /// Its link has 512 kbit/s; packets queue up, so they are late, too.
+    /// Its link has 200 kbit/s; packets queue up, so they are late, too.
     Slow,
     /// The model's file is cut off, and copied again at the end.
     Truncate,
@@ -86,11 +86,20 @@ impl Kind {
         name
     }
 
-    /// How long at most a Model may say that it answers after this has broken its ring.
+    /// How long at most a Model may say that it answers after this has broken its ring. Of operators: how long nobody may look.
     pub(super) fn unseen(self) -> Duration {
         let seconds = match self {
-            Kind::KillMember => 5,
-            _ => 60,
+            // A process that ends closes its connections.
+            Kind::KillMember | Kind::Truncate | Kind::Unreadable => 5,
+            // These break no ring: what else is broken is seen as ever.
+            Kind::FullDisk | Kind::AgentClock => 5,
+            Kind::OperatorClock => 0,
+            // Pings tell after 8 s that nobody answers; the rest is for a slow machine.
+            Kind::StopMember | Kind::Cut | Kind::Burst | Kind::Lose | Kind::Slow => 14,
+            // Nobody is there who could tell: only the agent's Lease does, when it runs out after 40 s.
+            Kind::KillAgent | Kind::StopAgent | Kind::Isolate => 50,
+            // Until the other operator leads: its Lease takes 10 s.
+            Kind::KillOperator | Kind::StopOperator => 20,
         };
         Duration::from_secs(seconds)
     }
