@@ -10,7 +10,6 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use prima_tests::fault_sequences::{Kind, Sequence, Stage, shrunk, with_networks};
 
-/// What sequences with one kind of fault had at most.
 fn main() -> ExitCode {
     let sequences = match sequences() {
         Ok(sequences) => sequences,
@@ -21,6 +20,7 @@ fn main() -> ExitCode {
     };
     let failed = with_networks(|networks| {
         let mut stage = Stage::new(networks);
+        // Of all sequences with a fault of a kind, whatever else they have.
         let mut worst = Kind::ALL.map(|(_, name)| (name, 0, 0.0_f64, 0.0_f64));
         let mut failed = Vec::new();
         for (name, sequence) in &sequences {

@@ -4,9 +4,10 @@
 //! A sequence of faults follows from a seed ([`sequence`]); only the time that each step takes is left to chance. [`Stage`] is made once for
 //! many sequences, and a Model for each. What must hold of each: [`Report::problems`].
 //!
-//! Takes root, networks, and Debian's iptables and libfaketime. What this does not do: delaying packets (netem), which takes a module that many
-//! kernels lack; a slow link queues them up instead. And a clock that steps for a whole machine: agents and operators see the wrong
-//! time, members do not.
+//! Takes root, networks, loop devices and Debian's iptables. What it does not do: delay packets (netem), which takes a module that many kernels lack;
+//! a slow link queues them up instead. And no clock is wrong for a whole machine: agents and operators see the wrong time (`clock.c`), members
+//! and the API server do not. How long a Model may say
+//! that it answers when it does not, in truth, is in `Kind::unseen`, for each kind: 5 s where a process dies.
 
 mod client;
 mod faults;
