@@ -4,10 +4,12 @@
 //! A sequence of faults follows from a seed ([`sequence`]); only the time that each step takes is left to chance. [`Stage`] is made once for
 //! many sequences, and a Model for each. What must hold of each: [`Report::problems`].
 //!
-//! Takes root, networks, loop devices and Debian's iptables. What it does not do: delay packets (netem), which takes a module that many kernels lack;
-//! a slow link queues them up instead. And no clock is wrong for a whole machine: agents and operators see the wrong time (`clock.c`), members
-//! and the API server do not. How long a Model may say
-//! that it answers when it does not, in truth, is in `Kind::unseen`, for each kind: 5 s where a process dies.
+//! Takes root, networks, loop devices and Debian's iptables. No packets are delayed, since that takes a module that many kernels lack (netem); a
+//! slow link queues them up instead. No clock is wrong for a whole machine: agents and operators see the wrong time (`clock.c`), members
+//! and the API server do not.
+//!
+//! A false word that the Model answers should be taken back within 5 s. That holds where a process dies; how long it takes today elsewhere,
+//! and why, is in `Kind::unseen`.
 
 mod client;
 mod faults;
