@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lint fmt images bench bench-engine bench-rings bench-conversations bench-kernels bench-70b check-gpu check-cuda fuzz assets
+.PHONY: help run test lint fmt images bench bench-engine bench-rings bench-conversations bench-kernels bench-70b check-gpu check-cuda fuzz faults assets
 
 PYTHON ?= python3
 # The model that `make run` fetches; with MODEL=path nothing is fetched.
@@ -77,6 +77,13 @@ check-cuda: ## Compile the CUDA build on a machine without a GPU
 
 fuzz: ## Fuzz what reads headers, frames, templates, requests and servers' answers, an hour each (SECONDS_EACH=60 TARGETS='header frame': these)
 	$(WITH) env $(if $(SECONDS_EACH),SECONDS_EACH=$(SECONDS_EACH)) $(PYTHON) tests/fuzz/run.py $(TARGETS)
+
+faults: ## Try many random sequences of faults on a Model, less than a minute each (SEQUENCES=200 SEED=n; SEQUENCE='cut:0@500+8000': this one; root)
+	$(PYTHON) tests/assets/fetch.py run
+	$(PYTHON) tests/run/machine.py api-server faulty-machines
+	$(WITH) cargo build --locked -p prima -p prima-node-agent
+	$(WITH) env $(if $(SEQUENCES),SEQUENCES=$(SEQUENCES)) $(if $(SEED),SEED=$(SEED)) $(if $(SEQUENCE),SEQUENCE='$(SEQUENCE)') \
+	  cargo run --locked -p prima-tests --bin faults
 
 assets: ## Fetch the models, texts and tools of the tests (in ~/.cache/prima, or PRIMA_CACHE)
 	$(PYTHON) tests/assets/fetch.py test

@@ -53,6 +53,7 @@ ELSEWHERE = [
     "engine and a registry; root file systems, and how the archive is put together, are tested (images_archive)",
     "programs of the profiles release and dist: the tests run what the profile dev compiles (`make run` and `make bench` run the others)",
     "the fuzz targets: `make fuzz`; the tests run the corpus of headers",
+    "more than four random sequences of faults: `make faults`",
     "tests of kernels under QEMU that compute much: smaller ones of the same kind run there (tests/tests/processors_emulated.rs, SLOW)",
 ]
 

@@ -137,6 +137,25 @@ def networks() -> str:
     return identity
 
 
+def faulty_machines() -> str:
+    """Networks whose packets can be dropped and slowed down, disks that can fail, and clocks that can be wrong."""
+    identity = [networks(), installed("iptables", "iptables"), installed("mkfs.ext4", "e2fsprogs"), installed("cc", "gcc")]
+    namespaces("true")
+    if not Path("/dev/loop-control").exists():
+        raise Lack("the kernel has no loop devices")
+    name = f"prima-run-{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        inside = ["ip", "netns", "exec", name]
+        if not succeeds([*inside, "tc", "qdisc", "add", "dev", "lo", "root", "tbf", "rate", "512kbit", "burst", "8k", "latency", "1s"]):
+            raise Lack("the kernel cannot limit the rate of a link (tbf)")
+        if not succeeds([*inside, "iptables", "-t", "raw", "-A", "OUTPUT", "-m", "statistic", "--mode", "random", "--probability", "0.2", "-j", "DROP"]):
+            raise Lack("the kernel cannot drop packets by chance (xt_statistic)")
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=True)
+    return "\n".join(identity)
+
+
 def vulkan() -> str:
     """A driver of Vulkan that computes on the processor (lavapipe)."""
     drivers = ["/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/etc/vulkan/icd.d"]
@@ -157,6 +176,7 @@ NEEDS = {
     "prometheus": Need("alerts and the dashboard in Prometheus", prometheus),
     "root-file-systems": Need("programs in the images' root file systems", root_file_systems),
     "networks": Need("a ring of machines in two networks", networks),
+    "faulty-machines": Need("machines whose links, disks and clocks fail", faulty_machines),
     "emulation": Need("older and other processors, emulated", emulation),
 }
 
@@ -229,3 +249,18 @@ def git(*arguments: str) -> str:
 
 def succeeds(command: list[str]) -> bool:
     return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def main() -> int:
+    """Meets the needs that are named, for programs that are not run by `make test`."""
+    try:
+        for name in sys.argv[1:]:
+            meet(name)
+    except Lack as lack:
+        print(f"this cannot run here: {lack}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -54,6 +54,11 @@ impl ApiServer {
         ApiServer::start_at(Site::loopback(), backend, &[])
     }
 
+    /// As [`start`](Self::start), on an address that this machine has where the test runs, and that others reach.
+    pub fn start_on(address: Ipv4Addr, backend: Backend) -> ApiServer {
+        ApiServer::start_at(Site::here(address), backend, &[])
+    }
+
     /// As [`start`](Self::start), where `site` is, with accounts for the kubelets of `nodes`.
     pub(crate) fn start_at(site: Site, backend: Backend, nodes: &[String]) -> ApiServer {
         let folder = tempfile::Builder::new()

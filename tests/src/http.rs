@@ -90,6 +90,18 @@ pub fn post_within(
     answered_within(patience, send(address, path, "", body)?)
 }
 
+/// Posts a request as a client does that gives up: on connecting after `limit`, and as long after that on the next bytes of the answer.
+pub fn post_or_give_up(
+    limit: Duration,
+    address: SocketAddr,
+    path: &str,
+    body: &Value,
+) -> io::Result<Response> {
+    let stream = TcpStream::connect_timeout(&address, limit)?;
+    stream.set_write_timeout(Some(limit))?;
+    answered_within(limit, send_over(stream, address, path, "", body)?)
+}
+
 fn answered_within(patience: Duration, stream: TcpStream) -> io::Result<Response> {
     stream.set_read_timeout(Some(patience))?;
     read_response(BufReader::new(stream))
@@ -208,7 +220,16 @@ fn connect(address: SocketAddr) -> io::Result<TcpStream> {
 }
 
 fn send(address: SocketAddr, path: &str, headers: &str, body: &Value) -> io::Result<TcpStream> {
-    let mut stream = connect(address)?;
+    send_over(connect(address)?, address, path, headers, body)
+}
+
+fn send_over(
+    mut stream: TcpStream,
+    address: SocketAddr,
+    path: &str,
+    headers: &str,
+    body: &Value,
+) -> io::Result<TcpStream> {
     let body = body.to_string();
     write!(
         stream,

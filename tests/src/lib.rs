@@ -9,6 +9,7 @@ pub mod cluster;
 pub mod command;
 pub mod declared_machines;
 pub mod emulated;
+pub mod fault_sequences;
 pub mod free_ports;
 pub mod http;
 pub mod inputs;

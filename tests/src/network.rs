@@ -17,16 +17,22 @@ pub struct Network {
     namespace: Namespace,
     /// Of its machine.
     pub address: Ipv4Addr,
+    number: u8,
 }
 
 /// Networks that reach each other over a router.
 pub struct Networks {
     pub each: Vec<Network>,
-    _router: Namespace,
+    router: Namespace,
 }
 
 /// Removed on drop.
 struct Namespace(String);
+
+/// Of the router, in all networks.
+pub const ROUTER: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
+/// The other end of a machine's link to it.
+pub(crate) const UPLINK: &str = "uplink";
 
 impl Networks {
     /// `count` of them.
@@ -34,6 +40,7 @@ impl Networks {
         let name = |part: &str| format!("prima-{}-{part}", std::process::id());
         let router = Namespace::new(name("router"));
         router.ip(&["link", "set", "lo", "up"]);
+        router.ip(&["address", "add", &format!("{ROUTER}/32"), "dev", "lo"]);
         let forward = "/proc/sys/net/ipv4/ip_forward";
         let forwarding = router.enter(shell(&format!("echo 1 > {forward}")));
         run(forwarding, "").expect("a router");
@@ -41,22 +48,31 @@ impl Networks {
             let namespace = Namespace::new(name(&number.to_string()));
             let address = Ipv4Addr::new(10, 78, number, 2);
             let gateway = Ipv4Addr::new(10, 78, number, 1);
-            let (port, other) = (format!("port-{number}"), &namespace.0);
+            let (port, other) = (port(number), &namespace.0);
             router.ip(&[
-                "link", "add", &port, "type", "veth", "peer", "name", "uplink", "netns", other,
+                "link", "add", &port, "type", "veth", "peer", "name", UPLINK, "netns", other,
             ]);
             router.ip(&["address", "add", &format!("{gateway}/24"), "dev", &port]);
             router.ip(&["link", "set", &port, "up"]);
             namespace.ip(&["link", "set", "lo", "up"]);
-            namespace.ip(&["address", "add", &format!("{address}/24"), "dev", "uplink"]);
-            namespace.ip(&["link", "set", "uplink", "up"]);
+            namespace.ip(&["address", "add", &format!("{address}/24"), "dev", UPLINK]);
+            namespace.ip(&["link", "set", UPLINK, "up"]);
             namespace.ip(&["route", "add", "default", "via", &gateway.to_string()]);
-            Network { namespace, address }
+            Network {
+                namespace,
+                address,
+                number,
+            }
         };
         Networks {
             each: (1..=count).map(network).collect(),
-            _router: router,
+            router,
         }
+    }
+
+    /// Does something on the router, as does all that `work` starts. Every network reaches what listens at [`ROUTER`] there.
+    pub fn within_router<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        self.router.within(work)
     }
 }
 
@@ -68,14 +84,12 @@ impl Network {
 
     /// Does something in this network: connecting to its addresses, for example.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        let namespace = File::open(format!("/run/netns/{}", self.namespace.0));
-        let namespace = namespace.expect("the network's namespace");
-        let work = || {
-            let network = Some(LinkNameSpaceType::Network);
-            move_into_link_name_space(namespace.as_fd(), network).expect("enter the network");
-            work()
-        };
-        thread::scope(|scope| scope.spawn(work).join().expect("work that does not panic"))
+        self.namespace.within(work)
+    }
+
+    /// The link to the router, as the router calls it.
+    pub(crate) fn port(&self) -> String {
+        port(self.number)
     }
 }
 
@@ -89,6 +103,17 @@ impl Namespace {
         under(ip(&["netns", "exec", &self.0]), &command)
     }
 
+    fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        let namespace = File::open(format!("/run/netns/{}", self.0));
+        let namespace = namespace.expect("the network's namespace");
+        let work = || {
+            let network = Some(LinkNameSpaceType::Network);
+            move_into_link_name_space(namespace.as_fd(), network).expect("enter the network");
+            work()
+        };
+        thread::scope(|scope| scope.spawn(work).join().expect("work that does not panic"))
+    }
+
     fn ip(&self, arguments: &[&str]) {
         let arguments = [&["-n", &self.0], arguments].concat();
         run(ip(&arguments), "").unwrap_or_else(|error| panic!("ip {arguments:?}: {error}"));
@@ -100,6 +125,10 @@ impl Drop for Namespace {
         // It goes with its last process anyway.
         let _ = run(ip(&["netns", "delete", &self.0]), "");
     }
+}
+
+fn port(network: u8) -> String {
+    format!("port-{network}")
 }
 
 fn ip(arguments: &[&str]) -> Command {

@@ -4,7 +4,7 @@
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
+use std::process::{Command, ExitStatus};
 
 use rustix::process::Signal;
 
@@ -43,8 +43,25 @@ impl AgentMachine {
         }
     }
 
+    /// A machine of a test's own network, with this folder for its agent.
+    pub(crate) fn at(node: &str, address: Ipv4Addr, data: &Path) -> AgentMachine {
+        AgentMachine {
+            node: node.to_owned(),
+            address,
+            data: data.to_owned(),
+        }
+    }
+
     /// Its agent, as a pod called `agent-NODE` in `namespace`.
     pub fn start_agent(&self, api: &ApiServer, namespace: &str) -> NodeAgent {
+        let name = format!("agent-{}", self.node);
+        let service = Service::start(&name, self.agent(api, namespace), &self.data);
+        let http = SocketAddr::from((self.address, HTTP_PORT));
+        NodeAgent { service, http }
+    }
+
+    /// The same, to be started.
+    pub(crate) fn agent(&self, api: &ApiServer, namespace: &str) -> Command {
         let mut command = api.command(inputs::program("prima-node-agent"));
         let http = SocketAddr::from((self.address, HTTP_PORT));
         command
@@ -61,9 +78,7 @@ impl AgentMachine {
             // The hubs of tests.
             .env("PRIMA_ALLOWED_SERVERS", "127.0.0.1")
             .env("POD_NAME", format!("agent-{}", self.node));
-        let name = format!("agent-{}", self.node);
-        let service = Service::start(&name, command, &self.data);
-        NodeAgent { service, http }
+        command
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Command, ExitStatus};
 
 use rustix::process::Signal;
@@ -91,6 +92,28 @@ impl Operator {
     /// The same with more environment variables.
     pub fn start_with(api: &ApiServer, identity: &str, environment: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
+        let logs = folder.path().to_owned();
+        Self::start_in(folder, &logs, api, identity, environment)
+    }
+
+    /// The same, with its log in `logs`, where it stays.
+    pub fn start_logging(
+        logs: &Path,
+        api: &ApiServer,
+        identity: &str,
+        environment: &[(&str, &str)],
+    ) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        Self::start_in(folder, logs, api, identity, environment)
+    }
+
+    fn start_in(
+        folder: TempDir,
+        logs: &Path,
+        api: &ApiServer,
+        identity: &str,
+        environment: &[(&str, &str)],
+    ) -> Self {
         let token = api
             .kubectl(&[
                 "create",
@@ -114,7 +137,7 @@ impl Operator {
             // A stall of this machine must not take its Lease away.
             .env("PRIMA_LEADER_LEASE", PATIENCE.as_secs().to_string())
             .envs(environment.iter().copied());
-        let mut service = Service::start("operator", command, folder.path());
+        let mut service = Service::start("operator", command, logs);
         service.wait_until(|| crate::http::get(address, "/healthz").map(drop));
         Self {
             service,
@@ -132,6 +155,16 @@ impl Operator {
     /// Waits until it ends by itself.
     pub fn wait_for_end(mut self) -> ExitStatus {
         self.service.wait_for_end()
+    }
+
+    /// Its process.
+    pub fn process(&self) -> u32 {
+        self.service.id()
+    }
+
+    /// Whether it has ended, by itself or as it was asked to.
+    pub fn has_ended(&mut self) -> bool {
+        self.service.has_ended()
     }
 
     /// What /readyz says.

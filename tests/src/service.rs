@@ -92,6 +92,10 @@ impl Service {
         self.child.id()
     }
 
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("wait for a child").is_some()
+    }
+
     /// Panics with its log's tail if it does not end in time.
     pub(crate) fn wait_for_end(&mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;

@@ -1,4 +1,4 @@
-//! Where an API server runs: on an address of loopback that no other has, or on a host of a test's own network.
+//! Where an API server runs: on an address of loopback that no other has, on one that a test's networks reach, or on a host of its own.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -20,6 +20,14 @@ impl Site {
     pub(crate) fn loopback() -> Site {
         Site {
             address: free_loopback_address(PORT),
+            host: None,
+        }
+    }
+
+    /// An address that this machine has where the test runs.
+    pub(crate) fn here(address: Ipv4Addr) -> Site {
+        Site {
+            address,
             host: None,
         }
     }

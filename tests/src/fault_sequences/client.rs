@@ -1,0 +1,218 @@
+//! A client of the Model's Service: it looks where the Service leads, and asks there, one request after the other.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt as _;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client};
+use prima_crds::v1alpha1::model::Model;
+use serde_json::json;
+use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
+
+use super::observed::{Asked, Observed};
+use crate::http;
+
+pub(super) const PROMPTS: [&str; 3] = [
+    "The capital of France is",
+    "Once upon a time",
+    "def fibonacci(n):\n",
+];
+const TOKENS: usize = 8;
+/// After which a client gives up.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What the cluster says of a Model, followed until it is dropped.
+pub(super) struct View {
+    told: Arc<Mutex<Told>>,
+    watches: [JoinHandle<()>; 2],
+}
+
+#[derive(Default)]
+struct Told {
+    /// Where the Service leads.
+    address: Option<SocketAddr>,
+    /// The condition.
+    ready: bool,
+    /// When either of them began to say that the Model answers, or both ceased.
+    said: Vec<(Instant, bool)>,
+}
+
+impl Told {
+    fn change(&mut self, change: impl FnOnce(&mut Told)) {
+        change(self);
+        let says = self.ready || self.address.is_some();
+        if self.said.last().is_none_or(|(_, said)| *said != says) {
+            self.said.push((Instant::now(), says));
+        }
+    }
+}
+
+impl View {
+    pub(super) fn of(model: &str, client: &Client, runtime: &Runtime) -> View {
+        let told: Arc<Mutex<Told>> = Arc::default();
+        let slices = Api::<EndpointSlice>::default_namespaced(client.clone());
+        let labels =
+            watcher::Config::default().labels(&format!("kubernetes.io/service-name={model}"));
+        let mut slices = watcher(slices, labels)
+            .default_backoff()
+            .applied_objects()
+            .boxed();
+        let leads = told.clone();
+        let of_slices = runtime.spawn(async move {
+            while let Some(slice) = slices.next().await {
+                if let Ok(slice) = slice {
+                    leads
+                        .lock()
+                        .unwrap()
+                        .change(|told| told.address = address(&slice));
+                }
+            }
+        });
+        let models = Api::<Model>::default_namespaced(client.clone());
+        let named = watcher::Config::default().fields(&format!("metadata.name={model}"));
+        let mut models = watcher(models, named)
+            .default_backoff()
+            .applied_objects()
+            .boxed();
+        let ready = told.clone();
+        let of_model = runtime.spawn(async move {
+            while let Some(model) = models.next().await {
+                if let Ok(model) = model {
+                    ready
+                        .lock()
+                        .unwrap()
+                        .change(|told| told.ready = is_ready(&model));
+                }
+            }
+        });
+        View {
+            told,
+            watches: [of_slices, of_model],
+        }
+    }
+
+    /// Where the Service leads, if the Model says that it is ready.
+    pub(super) fn ready(&self) -> Option<SocketAddr> {
+        let told = self.told.lock().unwrap();
+        told.address.filter(|_| told.ready)
+    }
+
+    /// Where it leads; `None`: nowhere, whatever the Model says.
+    fn address(&self) -> (Option<SocketAddr>, bool) {
+        let told = self.told.lock().unwrap();
+        (told.address, told.ready)
+    }
+
+    /// What was said since `begin`.
+    fn said(&self, begin: Instant) -> Vec<(Duration, bool)> {
+        let told = self.told.lock().unwrap();
+        let since = |(at, said): &(Instant, bool)| (at.saturating_duration_since(begin), *said);
+        told.said.iter().map(since).collect()
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        for watch in &self.watches {
+            watch.abort();
+        }
+    }
+}
+
+fn address(slice: &EndpointSlice) -> Option<SocketAddr> {
+    let endpoint = slice.endpoints.first()?;
+    let conditions = endpoint.conditions.as_ref();
+    let ready = conditions.and_then(|conditions| conditions.ready);
+    let host: IpAddr = endpoint.addresses.first()?.parse().ok()?;
+    let port = slice.ports.as_ref()?.first()?.port?;
+    Some(SocketAddr::new(host, u16::try_from(port).ok()?)).filter(|_| ready != Some(false))
+}
+
+fn is_ready(model: &Model) -> bool {
+    let conditions = model.status.iter().flat_map(|status| &status.conditions);
+    let mut ready = conditions.filter(|condition| condition.type_ == "Ready");
+    ready.any(|condition| condition.status == "True")
+}
+
+/// The greedy continuation of a prompt.
+///
+/// # Errors
+/// Why there is none, for people.
+pub(super) fn complete(address: SocketAddr, model: &str, prompt: &str) -> Result<String, String> {
+    let body = json!({"model": model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0});
+    let answer = http::post_or_give_up(PATIENCE, address, "/v1/completions", &body);
+    let answer = answer.map_err(|error| error.to_string())?;
+    match answer.status {
+        200 => {
+            let text = answer.json()["choices"][0]["text"]
+                .as_str()
+                .map(str::to_owned);
+            Ok(text.unwrap_or(answer.body))
+        }
+        status => Err(format!("{status}: {}", answer.body)),
+    }
+}
+
+/// Asks until it is told to stop.
+pub(super) struct Asking<'a> {
+    pub(super) view: &'a View,
+    pub(super) model: &'a str,
+    /// What to expect for each of [`PROMPTS`].
+    pub(super) expected: &'a [String; 3],
+    pub(super) begin: Instant,
+    pub(super) stop: &'a AtomicBool,
+    /// Answers one after the other without a failure, until now.
+    pub(super) in_a_row: &'a Mutex<Vec<Instant>>,
+}
+
+impl Asking<'_> {
+    /// What was seen, and answers that are wrong.
+    pub(super) fn run(self) -> (Observed, Vec<String>) {
+        let (mut asked, mut wrong) = (Vec::new(), Vec::new());
+        for (prompt, expected) in PROMPTS.iter().zip(self.expected).cycle() {
+            if self.stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let at = Instant::now();
+            let answer = match self.view.address() {
+                (Some(address), _) => complete(address, self.model, prompt),
+                (None, true) => Err("the Service leads nowhere".to_owned()),
+                (None, false) => {
+                    thread::sleep(PAUSE);
+                    continue;
+                }
+            };
+            if let Ok(text) = &answer
+                && text != expected
+            {
+                wrong.push(format!(
+                    "{prompt:?} was answered by {text:?} instead of {expected:?}"
+                ));
+            }
+            let mut in_a_row = self.in_a_row.lock().unwrap();
+            match &answer {
+                Ok(_) => in_a_row.push(at),
+                Err(_) => in_a_row.clear(),
+            }
+            drop(in_a_row);
+            asked.push(Asked {
+                at: at - self.begin,
+                problem: answer.err(),
+            });
+            thread::sleep(PAUSE);
+        }
+        let observed = Observed {
+            said: self.view.said(self.begin),
+            asked,
+            until: self.begin.elapsed(),
+        };
+        (observed, wrong)
+    }
+}
