@@ -5,13 +5,13 @@
 
 use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::slice::from_mut;
 use std::time::Duration;
 
-use tokio::time::timeout;
-
 use prima_member_process::{HANGS_AFTER, Launch, MemberProcess, Serve, StartError};
+use tokio::time::timeout;
 
 use super::memory::{Children, Counted};
 use super::plan_checks::LaunchParams;
@@ -110,7 +110,8 @@ impl Running {
                 return format!("its process hangs: no sign of life for {seconds} s");
             }
         };
-        match (last_error(&self.process.last_lines()), status) {
+        let killed = matches!(&status, Ok(status) if status.signal().is_some());
+        match (last_error(&self.process.last_lines(), killed), status) {
             (Some(error), _) => format!("its process ended: {error}"),
             (None, Ok(status)) => format!("its process ended ({status})"),
             (None, Err(error)) => format!("its process ended ({error})"),
@@ -145,10 +146,11 @@ fn on_all_addresses(http: SocketAddr) -> SocketAddr {
     SocketAddr::new(any, http.port())
 }
 
-/// The last error that `serve` printed; if there is none, its last line.
-fn last_error(lines: &[String]) -> Option<String> {
+/// The last error that `serve` printed; if there is none, its last line, unless it was killed before it could say anything.
+fn last_error(lines: &[String], killed: bool) -> Option<String> {
     let error = |line: &&String| line.starts_with("error: ") || line.contains(" ERROR ");
-    let line = lines.iter().rev().find(error).or_else(|| lines.last())?;
+    let last = lines.last().filter(|_| !killed);
+    let line = lines.iter().rev().find(error).or(last)?;
     Some(line.strip_prefix("error: ").unwrap_or(line).to_owned())
 }
 
@@ -158,19 +160,24 @@ mod tests {
 
     #[test]
     fn the_last_error_counts_or_whatever_was_said_last() {
-        let said = |lines: &[&str]| {
+        let said_of = |killed, lines: &[&str]| {
             last_error(
                 &lines
                     .iter()
                     .map(|line| (*line).to_owned())
                     .collect::<Vec<_>>(),
+                killed,
             )
         };
+        let said = |lines: &[&str]| said_of(false, lines);
         assert_eq!(said(&[]), None);
         assert_eq!(
             said(&["INFO a", "error: cannot open model file", "INFO b"]).as_deref(),
             Some("cannot open model file")
         );
         assert_eq!(said(&["INFO a", "INFO b"]).as_deref(), Some("INFO b"));
+        assert_eq!(said_of(true, &["INFO a"]), None);
+        let died = said_of(true, &["error: no memory", "INFO b"]);
+        assert_eq!(died.as_deref(), Some("no memory"));
     }
 }

@@ -96,8 +96,8 @@ impl Kind {
             Kind::OperatorClock => 0,
             // Pings tell after 8 s that nobody answers; the rest is for a slow machine.
             Kind::StopMember | Kind::Cut | Kind::Burst | Kind::Lose | Kind::Slow => 14,
-            // Nobody is there who could tell: only the agent's Lease does, when it runs out after 40 s.
-            Kind::KillAgent | Kind::StopAgent | Kind::Isolate => 50,
+            // Nobody is there who could tell, but the operator finds within 5 s that rank 0 does not answer, and rank 0 within 8 that another does not.
+            Kind::KillAgent | Kind::StopAgent | Kind::Isolate => 14,
             // Until the other operator leads: its Lease takes 10 s.
             Kind::KillOperator | Kind::StopOperator => 20,
         };
