@@ -13,6 +13,11 @@ digests=target/images/digests.txt
 
 [ -f "$archive" ] || { echo "$archive is missing: run images/build.sh first" >&2; exit 1; }
 
+chart=$(helm package charts/prima --destination target/images)
+chart=${chart##* }
+# Helm notes this time in what it pushes: the same chart is to have the same digest.
+touch --reference=charts/prima/Chart.yaml "$chart"
+
 # As the archive has them: NAMESPACE/IMAGE:TAG.
 names=$(tar -xOf "$archive" index.json | python3 -c '
 import json, sys
@@ -27,6 +32,7 @@ for name in $names; do
     echo "$image@$(cat target/images/digest)" >> "$digests"
 done
 
-helm package charts/prima --destination target/images > /dev/null
-helm push ${PLAIN_HTTP:+--plain-http} target/images/prima-*.tgz "oci://$target/charts" 2>&1 | tee -a "$digests"
+# Two lines of Helm's become one as the images have it; others are errors.
+helm push ${PLAIN_HTTP:+--plain-http} "$chart" "oci://$target/charts" 2>&1 |
+    awk '/^Pushed: / { name = $2; next } /^Digest: / { print name "@" $2; next } { print > "/dev/stderr" }' >> "$digests"
 cat "$digests"

@@ -49,8 +49,8 @@ ELSEWHERE = [
     "the CUDA build: `make check-cuda` compiles it, which takes 2 GB to download and 14 CPU minutes",
     "the images' stages that compile from source: they take a registry; the same Containerfiles are built here around programs that "
     "are there",
-    "compiling for both processors in a container, and pushing images and chart (images/build.sh, compile.sh, release.sh): it takes a container "
-    "engine and a registry; root file systems, and how the archive is put together, are tested (images_archive)",
+    "compiling for both processors in a container (images/build.sh, compile.sh): it takes a container engine and a registry of images to build on; root "
+    "file systems, how the archive is put together, and releases to a registry are tested (images_archive, images_registry)",
     "programs of the profiles release and dist: the tests run what the profile dev compiles (`make run` and `make bench` run the others)",
     "the fuzz targets: `make fuzz`; the tests run the corpus of headers",
     "more than four random sequences of faults: `make faults`",

@@ -120,6 +120,14 @@ def emulation() -> str:
         raise Lack("Debian's compiler for arm64 could not be fetched") from error
 
 
+def registry() -> str:
+    """A registry, what pushes to it, and what pulls from it as a node does."""
+    root()
+    namespaces("true")
+    identity = [installed("skopeo", "skopeo"), installed("containerd", "containerd")]
+    return "\n".join([*identity, built(TESTS / "registry" / "build.sh")])
+
+
 def root_file_systems() -> str:
     """Debian's packages, unpacked into a root file system, and programs in it."""
     root()
@@ -175,6 +183,7 @@ NEEDS = {
     "vulkan": Need("layers on a GPU, which is Vulkan on the processor", vulkan),
     "prometheus": Need("alerts and the dashboard in Prometheus", prometheus),
     "root-file-systems": Need("programs in the images' root file systems", root_file_systems),
+    "registry": Need("releases to a registry", registry),
     "networks": Need("a ring of machines in two networks", networks),
     "faulty-machines": Need("machines whose links, disks and clocks fail", faulty_machines),
     "emulation": Need("older and other processors, emulated", emulation),

@@ -42,6 +42,11 @@ pub fn get_with_key(address: SocketAddr, path: &str, key: &str) -> io::Result<Re
     get_with(address, path, &bearer(key))
 }
 
+/// Gets what has several forms in one of them.
+pub fn get_as(address: SocketAddr, path: &str, media_type: &str) -> io::Result<Response> {
+    get_with(address, path, &format!("Accept: {media_type}\r\n"))
+}
+
 fn get_with(address: SocketAddr, path: &str, headers: &str) -> io::Result<Response> {
     let mut stream = connect(address)?;
     write!(

@@ -1,124 +1,19 @@
 //! `images/assemble.py` makes an archive that says what is in it: every digest and size is right, each name has an image for each
 //! processor, and the same files make the same bytes.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use prima_tests::image_archive::{ARCHITECTURES, IMAGES, Layout, assemble, build, unpack};
 use prima_tests::inputs;
 use serde_json::Value;
-use sha2::{Digest, Sha256};
-
-const OPERATOR: &str = "ghcr.io/prima-dev/prima-operator:9.9.9";
-const AGENT: &str = "ghcr.io/prima-dev/prima-node-agent:9.9.9";
-const GPU_AGENT: &str = "ghcr.io/prima-dev/prima-node-agent-gpu:9.9.9";
-
-/// Name, program and root file system of each image.
-const IMAGES: [(&str, &str, &str); 3] = [
-    (OPERATOR, "prima", "root"),
-    (AGENT, "prima-node-agent", "root"),
-    (GPU_AGENT, "prima-node-agent", "root-gpu"),
-];
-
-/// What a build puts there for one processor: root file systems and the programs.
-fn build(folder: &Path, architecture: &str) {
-    let own = folder.join(architecture);
-    for name in ["root", "root-gpu"] {
-        let root = own.join(name);
-        fs::create_dir_all(root.join("etc")).expect("a folder");
-        fs::write(root.join("etc/root"), format!("{name} for {architecture}")).expect("a file");
-        let mut tar = Command::new("tar");
-        tar.args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "-cf"])
-            .arg(own.join(format!("{name}.tar")))
-            .arg("-C")
-            .arg(&root)
-            .arg(".");
-        assert!(tar.status().expect("tar").success());
-    }
-    for program in ["prima", "prima-node-agent"] {
-        fs::write(own.join(program), format!("{program} for {architecture}")).expect("a file");
-    }
-}
-
-fn assemble(folder: &Path, output: &str, platforms: &[&str]) -> Output {
-    let mut python = Command::new("python3");
-    python
-        .arg(inputs::file("images/assemble.py"))
-        .arg("--output")
-        .arg(folder.join(output));
-    for platform in platforms {
-        python.args(["--platform", platform]);
-    }
-    for (name, program, root) in IMAGES {
-        python
-            .args(["--name", name, "--program", program])
-            .arg("--root")
-            .arg(format!("{root}.tar"))
-            .args(["--title", program]);
-    }
-    python.current_dir(folder);
-    python.output().expect("python3")
-}
-
-fn unpack(archive: &Path, into: &Path) {
-    fs::create_dir_all(into).expect("a folder");
-    let tar = Command::new("tar")
-        .arg("-xf")
-        .arg(archive)
-        .arg("-C")
-        .arg(into)
-        .status();
-    assert!(tar.expect("tar").success());
-}
-
-/// Unpacks a tar file, and returns each file's content by its path.
-fn files_of(archive: &Path, into: &Path) -> BTreeMap<String, Vec<u8>> {
-    unpack(archive, into);
-    let mut files = BTreeMap::new();
-    let mut folders = vec![into.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).expect("a folder") {
-            let path = entry.expect("an entry").path();
-            match path.is_dir() {
-                true => folders.push(path),
-                false => {
-                    let name = path
-                        .strip_prefix(into)
-                        .expect("below")
-                        .display()
-                        .to_string();
-                    files.insert(name, fs::read(&path).expect("a file"));
-                }
-            }
-        }
-    }
-    files
-}
-
-struct Layout(BTreeMap<String, Vec<u8>>);
-
-impl Layout {
-    /// The content that a descriptor names; panics unless digest and size are right.
-    fn blob(&self, descriptor: &Value) -> &[u8] {
-        let digest = descriptor["digest"].as_str().expect("a digest");
-        let digest = digest.strip_prefix("sha256:").expect("SHA-256");
-        let content = &self.0[&format!("blobs/sha256/{digest}")];
-        assert_eq!(format!("{:x}", Sha256::digest(content)), digest);
-        assert_eq!(descriptor["size"], content.len());
-        content
-    }
-
-    fn json(&self, descriptor: &Value) -> Value {
-        serde_json::from_slice(self.blob(descriptor)).expect("JSON")
-    }
-}
 
 #[test]
 fn an_archive_has_an_image_for_each_name_and_processor() {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
-    for architecture in ["amd64", "arm64"] {
+    for architecture in ARCHITECTURES {
         build(folder, architecture);
     }
     let platforms = ["amd64=amd64", "arm64=arm64"];
@@ -133,44 +28,28 @@ fn an_archive_has_an_image_for_each_name_and_processor() {
         ["prima.tar", "again.tar"].map(|name| fs::read(folder.join(name)).expect("an archive"));
     assert!(first == again, "the same files make other bytes");
 
-    let layout = Layout(files_of(&folder.join("prima.tar"), &folder.join("layout")));
-    let index: Value = serde_json::from_slice(&layout.0["index.json"]).expect("JSON");
+    let layout = Layout::read(&folder.join("prima.tar"), &folder.join("layout"));
     let told = String::from_utf8_lossy(&told.stdout).into_owned();
-    let manifests = index["manifests"].as_array().expect("manifests");
-    assert_eq!(manifests.len(), IMAGES.len());
-    for (manifest, (name, program, root)) in manifests.iter().zip(IMAGES) {
-        assert_eq!(manifest["annotations"]["io.containerd.image.name"], name);
-        assert_eq!(
-            manifest["annotations"]["org.opencontainers.image.ref.name"],
-            name
-        );
-        let digest = manifest["digest"].as_str().expect("a digest");
+    let names = layout.names();
+    assert_eq!(names.len(), IMAGES.len());
+    for (descriptor, (name, program, root)) in names.iter().zip(IMAGES) {
+        let annotations = &descriptor["annotations"];
+        assert_eq!(annotations["io.containerd.image.name"], name);
+        assert_eq!(annotations["org.opencontainers.image.ref.name"], name);
+        let digest = descriptor["digest"].as_str().expect("a digest");
         assert!(told.contains(&format!("{name}@{digest}")), "{told}");
-        let images = layout.json(manifest);
-        let images = images["manifests"].as_array().expect("images").clone();
-        assert_eq!(images.len(), 2);
-        for (image, architecture) in images.iter().zip(["amd64", "arm64"]) {
+        let images = layout.images(descriptor);
+        assert_eq!(images.len(), ARCHITECTURES.len());
+        for (image, architecture) in images.iter().zip(ARCHITECTURES) {
             assert_eq!(image["platform"]["architecture"], architecture);
-            let manifest = layout.json(image);
-            let config = layout.json(&manifest["config"]);
+            let config = layout.json(&layout.json(image)["config"]);
             assert_eq!(config["architecture"], architecture);
             assert_eq!(config["config"]["User"], "65532:65532");
             let entry = &config["config"]["Entrypoint"][0];
             assert_eq!(*entry, format!("/usr/local/bin/{program}"));
 
-            // Layers, as a node unpacks them.
-            let layers = manifest["layers"].as_array().expect("layers");
-            let mut found = BTreeMap::new();
-            for (number, layer) in layers.iter().enumerate() {
-                let packed = folder.join("layer.tar.gz");
-                fs::write(&packed, layout.blob(layer)).expect("a file");
-                let unpacked = Command::new("gzip").args(["-dc"]).arg(&packed).output();
-                let unpacked = unpacked.expect("gzip").stdout;
-                let digest = format!("sha256:{:x}", Sha256::digest(&unpacked));
-                assert_eq!(config["rootfs"]["diff_ids"][number], digest);
-                let into = folder.join(format!("{program}-{root}-{architecture}-{number}"));
-                found.extend(files_of(&packed, &into));
-            }
+            let into = folder.join(format!("{program}-{root}-{architecture}"));
+            let found = layout.files(image, &into);
             assert_eq!(
                 found["etc/root"],
                 format!("{root} for {architecture}").as_bytes()
