@@ -122,7 +122,7 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // It goes with its last process anyway.
+        // Who is killed leaves it behind: an empty one, which disturbs nobody.
         let _ = run(ip(&["netns", "delete", &self.0]), "");
     }
 }

@@ -59,7 +59,7 @@ pub async fn apply(
     let mut plans = world.plans.clone();
     match &decision.kind {
         DecisionKind::Released { .. } => {
-            writer.release(&mut plans, &world.machines, written).await?;
+            writer.release(&mut plans, world, written).await?;
         }
         DecisionKind::Impossible { .. } | DecisionKind::Keep(_) | DecisionKind::Ask(_) => {}
         DecisionKind::New {
@@ -68,7 +68,7 @@ pub async fn apply(
             why,
         } => {
             if *retire_first {
-                writer.release(&mut plans, &world.machines, written).await?;
+                writer.release(&mut plans, world, written).await?;
             }
             let name = format!("{}-{}", model.name_any(), spec.generation);
             let mut plan = RingPlan::new(&name, spec.as_ref().clone());
@@ -88,7 +88,7 @@ pub async fn apply(
     let serving = plans
         .iter()
         .rev()
-        .find(|plan| answers(plan, &world.machines) && world.silent(plan).is_none())
+        .find(|plan| answers(plan, world))
         .cloned();
     let newest = plans.last().cloned();
     writer.endpoint(serving.as_deref(), written).await?;
@@ -106,26 +106,27 @@ pub async fn apply(
             let generation = plan.spec.generation;
             generation < newest && Some(generation) != spare
         };
-        clients_move(plans.iter().filter(|plan| gone(plan)), &world.machines).await;
+        clients_move(plans.iter().filter(|plan| gone(plan)), world).await;
         writer.delete(&mut plans, gone).await?;
     }
     Ok(Ring { newest, serving })
 }
 
 /// Gives clients the time to go elsewhere, if one of these rings may have some.
-async fn clients_move(mut ending: impl Iterator<Item = &Arc<RingPlan>>, machines: &[Machine]) {
-    if ending.any(|plan| answers(plan, machines)) {
+async fn clients_move(mut ending: impl Iterator<Item = &Arc<RingPlan>>, world: &World) {
+    if ending.any(|plan| answers(plan, world)) {
         sleep(MOVING).await;
     }
 }
 
 /// Whether a token went round this ring, and all its machines are still there and have the addresses that the ring uses. The state alone
 /// does not tell: after an agent is killed, its last word stands until its successor takes it back, which may take a while.
-fn answers(plan: &RingPlan, machines: &[Machine]) -> bool {
-    has_members(plan, machines, |rank| match rank {
+fn answers(plan: &RingPlan, world: &World) -> bool {
+    let has_members = has_members(plan, &world.machines, |rank| match rank {
         0 => MemberState::Ready,
         _ => MemberState::Loaded,
-    })
+    });
+    has_members && world.silent(plan).is_none()
 }
 
 /// Whether this ring has loaded, and no part of it is known to be lost.
@@ -214,7 +215,7 @@ impl<'a> Writer<'a> {
     async fn release(
         &self,
         plans: &mut Vec<Arc<RingPlan>>,
-        machines: &[Machine],
+        world: &World,
         written: &mut Written,
     ) -> Result<(), ControllerError> {
         if !plans.is_empty() {
@@ -222,7 +223,7 @@ impl<'a> Writer<'a> {
             if let Err(error) = self.endpoint(None, written).await {
                 tracing::warn!(problem = error_chain(&error), "clients are not sent away");
             }
-            clients_move(plans.iter(), machines).await;
+            clients_move(plans.iter(), world).await;
         }
         self.delete(plans, |_| true).await
     }

@@ -37,7 +37,7 @@ pub fn of(
             let members = Members::of(plan);
             conditions.loaded(&members);
             conditions.ready(world, decision, ring, &members);
-            conditions.degraded(decision, ring, &members);
+            conditions.degraded(world, decision, ring, &members);
         }
         None => conditions.without_a_ring(world, decision),
     }
@@ -241,15 +241,18 @@ impl Conditions<'_> {
         self.add("Ready", false, reason, message);
     }
 
-    fn degraded(&mut self, decision: &Decision, ring: &Ring, members: &Members<'_>) {
+    fn degraded(&mut self, world: &World, decision: &Decision, ring: &Ring, members: &Members<'_>) {
         if let DecisionKind::Impossible { message, .. } = &decision.kind {
             return self.add("Degraded", true, "CannotReplan", message.clone());
         }
         let newest = members.plan.spec.generation;
         let serving = ring.serving.as_ref().map(|plan| plan.spec.generation);
         if let Some(serving) = serving.filter(|serving| *serving != newest) {
-            let message =
-                format!("generation {serving} serves until generation {newest} has loaded");
+            let until = match world.silent(members.plan) {
+                Some(_) => "answers again",
+                None => "has loaded",
+            };
+            let message = format!("generation {serving} serves until generation {newest} {until}");
             return self.add("Degraded", true, "Replacing", message);
         }
         match members.failed().as_slice() {

@@ -191,7 +191,7 @@ fn with_machines(world: &World, resolved: &ResolvedModel, state: &mut State, now
         out: out_of_ring(&kind, world, &candidates, state),
         kind,
         awaited: candidates.awaited,
-        fails: state.refusals.wait(),
+        fails: state.refusals.wait(now.instant),
     }
 }
 

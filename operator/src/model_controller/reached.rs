@@ -1,10 +1,10 @@
 //! Asks rank 0 of every ring that clients are sent to whether it answers, as they would. An agent that is gone cannot take back what it said, and
 //! its Lease runs out only after a while: until then, clients would be sent to a machine that is off.
 //!
-//! Judges only those that have answered here a short time ago. Where the operator never reaches rings, or not for longer than a Lease lasts,
-//! agents' words count alone: they know better whether clients are answered.
+//! A ring is judged only if it answered here in the last minute. Where the operator cannot reach a ring, what its agent says counts alone:
+//! clients may reach it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -47,9 +47,9 @@ const DEADLINE: Duration = Duration::from_secs(2);
 const FAILURES: u32 = 2;
 /// Longer than an agent's Lease lasts, which then tells more.
 const JUDGED_FOR: Duration = Duration::from_secs(60);
-/// Those that do not answer here are asked more seldom.
+/// Rings that have not answered here for a minute are asked more seldom.
 const SELDOM: Duration = Duration::from_secs(15);
-const CONCURRENCY: usize = 32;
+const CONCURRENCY: usize = 256;
 
 /// What is known of one ring.
 struct Asked {
@@ -83,7 +83,7 @@ impl Asked {
     }
 }
 
-/// For ever. `changed` gets the Models whose rings are silent from now on, or are no more.
+/// For ever. `changed` gets the Models whose rings fall silent, or answer again.
 pub async fn keep(context: &Context, changed: mpsc::UnboundedSender<ObjectRef<Model>>) {
     let mut asked: HashMap<String, Asked> = HashMap::new();
     loop {
@@ -98,6 +98,10 @@ pub async fn keep(context: &Context, changed: mpsc::UnboundedSender<ObjectRef<Mo
         let answers: Vec<_> = answers.buffer_unordered(CONCURRENCY).collect().await;
 
         let now = Instant::now();
+        if is_cut_off(&answers, &asked, now) {
+            sleep(INTERVAL).await;
+            continue;
+        }
         let before = context.reached.silent();
         let mut silent = Silent::clone(&before);
         for (ring, problem) in answers {
@@ -129,6 +133,21 @@ pub async fn keep(context: &Context, changed: mpsc::UnboundedSender<ObjectRef<Mo
     }
 }
 
+/// Whether nobody answers of all who did lately, on several machines: then it is this one that is cut off.
+fn is_cut_off(
+    answers: &[(&Ring, Option<String>)],
+    asked: &HashMap<String, Asked>,
+    now: Instant,
+) -> bool {
+    let lately = |ring: &Ring| {
+        let known = asked.get(&ring.uid);
+        known.is_some_and(|asked| asked.answered_within(JUDGED_FOR, now))
+    };
+    let lately = answers.iter().filter(|(ring, _)| lately(ring));
+    let hosts: HashSet<_> = lately.clone().map(|(ring, _)| ring.http.ip()).collect();
+    hosts.len() > 1 && lately.into_iter().all(|(_, problem)| problem.is_some())
+}
+
 /// A ring whose rank 0 says that it is ready.
 struct Ring {
     uid: String,
@@ -153,8 +172,9 @@ impl Ring {
     /// Why clients get no answer there, if so.
     async fn problem(&self) -> Option<String> {
         match health_within(DEADLINE, self.http).await {
-            Health::Ready(_) => None,
-            Health::NotReady { why, .. } | Health::NoAnswer(why) => Some(why),
+            // What is wrong with a ring that says so, its agent tells.
+            Health::Ready(_) | Health::NotReady { .. } => None,
+            Health::NoAnswer(why) => Some(why),
         }
     }
 }
@@ -162,6 +182,38 @@ impl Ring {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nobody_is_judged_by_who_is_cut_off() {
+        let now = Instant::now();
+        let ring = |uid: &str, http: &str| Ring {
+            uid: uid.to_owned(),
+            model: ObjectRef::new("m"),
+            http: http.parse().unwrap(),
+        };
+        let rings = [
+            ring("a", "10.0.0.1:9400"),
+            ring("b", "10.0.0.2:9400"),
+            ring("never", "10.0.0.3:9400"),
+        ];
+        let known = |answered| Asked {
+            at: now,
+            answered,
+            failures: 0,
+        };
+        let asked = [("a", Some(now)), ("b", Some(now)), ("never", None)];
+        let asked = asked.map(|(uid, answered)| (uid.to_owned(), known(answered)));
+        let asked = HashMap::from(asked);
+        let is_cut_off = |problems: [bool; 3], count| {
+            let problems = problems.map(|problem| problem.then(|| "refused".to_owned()));
+            let answers: Vec<_> = rings.iter().zip(problems).take(count).collect();
+            super::is_cut_off(&answers, &asked, now)
+        };
+        assert!(is_cut_off([true, true, true], 3) && is_cut_off([true, true, false], 3));
+        assert!(!is_cut_off([true, false, true], 3));
+        // One ring, or one machine, may well be off.
+        assert!(!is_cut_off([true, true, true], 1));
+    }
 
     #[test]
     fn only_who_has_answered_lately_is_silent() {

@@ -93,7 +93,7 @@ impl Kind {
             Kind::KillMember | Kind::Truncate | Kind::Unreadable => 5,
             // These break no ring: what else is broken is seen as ever.
             Kind::FullDisk | Kind::AgentClock => 5,
-            Kind::OperatorClock => 0,
+            Kind::OperatorClock => 5,
             // Pings tell after 8 s that nobody answers; the rest is for a slow machine.
             Kind::StopMember | Kind::Cut | Kind::Burst | Kind::Lose | Kind::Slow => 14,
             // Nobody is there who could tell, but the operator finds within 5 s that rank 0 does not answer, and rank 0 within 8 that another does not.

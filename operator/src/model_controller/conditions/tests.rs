@@ -238,6 +238,28 @@ fn a_machine_that_is_out_is_why_a_ring_is_not_ready() {
 }
 
 #[test]
+fn a_rank_0_that_is_not_reached_is_not_ready() {
+    let mut old = RingPlan::clone(&plan(1, &[state("Ready")]));
+    let mut new = RingPlan::clone(&plan(2, &[state("Ready"), state("Loaded")]));
+    old.metadata.uid = Some("old".to_owned());
+    new.metadata.uid = Some("new".to_owned());
+    let (old, new) = (Arc::new(old), Arc::new(new));
+    let mut world = world(&[], &[]);
+    let why = "its HTTP endpoint at 10.0.0.1:9400: no answer within 2 s";
+    world.silent = Arc::new([("new".to_owned(), why.to_owned())].into());
+    let ring = |serving| Ring {
+        newest: Some(new.clone()),
+        serving,
+    };
+    let all = told(&world, &decision(keep(&new)), &ring(None));
+    let said = format!("Ready=False NotReached: rank 0 does not answer: {why}");
+    assert_eq!(all[5], said);
+    let all = told(&world, &decision(keep(&new)), &ring(Some(old)));
+    let said = "generation 1 serves until generation 2 answers again";
+    assert_eq!(all[6], format!("Degraded=True Replacing: {said}"));
+}
+
+#[test]
 fn the_old_ring_serves_until_the_new_one_has_loaded() {
     let (old, new) = (plan(1, &[state("Ready")]), plan(2, &[]));
     let ring = Ring {

@@ -25,8 +25,8 @@ struct Refusal {
     at: Instant,
     /// Where the agent was that said it. A pod that was made anew may be of another version.
     host: Option<String>,
-    /// It was said by rank 0. If the agent falls silent, it was off, and is taken again when it comes back.
-    by_rank0: bool,
+    /// Rank 0, if it was said by that. When one of the two falls silent, its machine was off, and nothing more is known of the other.
+    by_rank0: Option<String>,
 }
 
 /// A machine that fails for longer than this, while no client is answered, counts as one that refused.
@@ -46,6 +46,10 @@ impl Refusals {
         machines: &[Machine],
         now: Instant,
     ) -> BTreeMap<String, String> {
+        let is_off = |name: &str| {
+            let machine = machines.iter().find(|machine| machine.name == name);
+            machine.is_some_and(|machine| !machine.is_alive())
+        };
         let mut failing = BTreeMap::new();
         let mut broken = None;
         if let Some(plan) = current {
@@ -62,13 +66,13 @@ impl Refusals {
                     _ => Duration::ZERO,
                 };
                 if member.state == MemberState::Refused || fails_for > FAILS_FOR {
-                    self.refuse(plan, name, member.message.clone(), false, now);
+                    self.refuse(plan, name, member.message.clone(), None, now);
                 } else if member.state >= MemberState::Loaded {
                     self.refused.remove(name);
                 }
             }
             // Its own agent may find nothing wrong with it.
-            if let Some((rank0, name)) = fails_at(plan) {
+            if let Some((rank0, name)) = fails_at(plan).filter(|(rank0, _)| !is_off(&rank0.name)) {
                 let since = match self.broken {
                     Some((known, since)) if known == generation => since,
                     _ => now,
@@ -80,7 +84,7 @@ impl Refusals {
                         "the ring fails there, says {}: {}",
                         rank0.name, rank0.message
                     );
-                    self.refuse(plan, name, why, true, now);
+                    self.refuse(plan, name, why, Some(rank0.name.clone()), now);
                 }
                 broken = Some((generation, since));
             }
@@ -91,7 +95,10 @@ impl Refusals {
             let machine = machines.iter().find(|machine| machine.name == *name);
             let host = machine.and_then(Machine::address);
             let same_agent = host.is_none() || host == refusal.host.as_deref();
-            let was_off = refusal.by_rank0 && machine.is_some_and(|machine| !machine.is_alive());
+            let was_off = refusal
+                .by_rank0
+                .as_ref()
+                .is_some_and(|rank0| is_off(rank0) || is_off(name));
             same_agent && !was_off && now.duration_since(refusal.at) < REFUSED_FOR
         });
         let refused = self.refused.iter();
@@ -101,11 +108,19 @@ impl Refusals {
     }
 
     /// Whether time alone decides what comes next.
-    pub fn wait(&self) -> bool {
-        self.broken.is_some()
+    pub fn wait(&self, now: Instant) -> bool {
+        self.broken
+            .is_some_and(|(_, since)| now.duration_since(since) <= FAILS_FOR)
     }
 
-    fn refuse(&mut self, plan: &RingPlan, name: &str, why: String, by_rank0: bool, at: Instant) {
+    fn refuse(
+        &mut self,
+        plan: &RingPlan,
+        name: &str,
+        why: String,
+        by_rank0: Option<String>,
+        at: Instant,
+    ) {
         let mut planned = plan.spec.members.iter();
         let planned = planned.find(|planned| planned.name == *name);
         let host = planned.and_then(|planned| Some(planned.host()?.to_owned()));

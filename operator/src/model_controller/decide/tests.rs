@@ -269,7 +269,7 @@ fn a_machine_at_which_the_ring_fails_has_refused_soon() {
     let mut refusals = Refusals::default();
     let fails = ring(Some("pi4"));
     assert!(refusals.note(Some(&fails), none, start).is_empty());
-    assert!(refusals.wait());
+    assert!(refusals.wait(start));
     assert!(refusals.note(Some(&fails), none, at(25)).is_empty());
     let refused = refusals.note(Some(&fails), none, at(26));
     let why = "the ring fails there, says desk: waiting for pi4";
@@ -277,7 +277,7 @@ fn a_machine_at_which_the_ring_fails_has_refused_soon() {
     // As long as there is no ring without it, it may come back to this one.
     let whole = ring(None);
     assert!(refusals.note(Some(&whole), none, at(27)).is_empty());
-    assert!(!refusals.wait());
+    assert!(!refusals.wait(at(27)));
     // One that its agent starts again is waited for, and its time begins anew.
     refusals.note(Some(&fails), none, at(28));
     let starts = in_state(MemberState::Loading, Some("pi4"));
@@ -293,6 +293,12 @@ fn a_machine_at_which_the_ring_fails_has_refused_soon() {
     assert_eq!(refusals.note(None, &[off.clone()], at(727)).len(), 1);
     off.agent = AgentState::Silent;
     assert!(refusals.note(None, &[off], at(728)).is_empty());
+    // So was rank 0, whose last word stands.
+    refusals.note(Some(&fails), none, at(730));
+    assert_eq!(refusals.note(Some(&fails), none, at(756)).len(), 1);
+    let mut off = machine("desk");
+    off.agent = AgentState::Silent;
+    assert!(refusals.note(Some(&fails), &[off], at(757)).is_empty());
     // What others would have to fetch is waited for longer; and nobody is left out for what is not in the plan.
     let mut fetched = RingPlan::clone(&fails);
     let source = json!({"huggingFace": {"repo": "o/r", "file": "m.gguf"}});
