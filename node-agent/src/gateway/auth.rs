@@ -9,6 +9,7 @@ use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::Response;
+use http_body::Body as _;
 use prima_crds::v1alpha1::api_keys::ApiKeys;
 use tokio::sync::watch;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer, ExposeHeaders};
@@ -170,7 +171,15 @@ pub async fn require_key(
     next: Next,
 ) -> Response {
     let caller = match gateway.0.access.check_key(request.headers()) {
-        Err(error) => return super::refusal(request.uri().path(), error),
+        Err(error) => {
+            let mut refusal = super::refusal(request.uri().path(), error);
+            // The body is not read, so the connection ends: a client that is not told would send its next request there.
+            if !request.body().is_end_stream() {
+                let close = HeaderValue::from_static("close");
+                refusal.headers_mut().insert(header::CONNECTION, close);
+            }
+            return refusal;
+        }
         Ok(Some((account, number))) => {
             account.count_request();
             Caller {

@@ -5,13 +5,13 @@ use std::io::Write as _;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use prima_node_agent::gateway::Limits;
+use prima_node_agent::gateway::{GatewayOptions, Limits};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::client::{Reply, get, post, post_bytes};
-use crate::server::{Accepted, CONTEXT, Server, soon};
+use crate::server::{Accepted, CONTEXT, Server, options, soon, text};
 
 const COMPLETIONS: &str = "/v1/completions";
 const SHORT: Duration = Duration::from_millis(300);
@@ -80,6 +80,23 @@ async fn a_body_that_is_announced_too_large_is_not_read() {
     let answer = rest(connect(server.address, &head((4 << 20) + 1))).await;
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
     assert!(answer.contains("body_too_large"), "{answer}");
+}
+
+/// Else a client would send its next request on a connection that ends.
+#[tokio::test]
+async fn who_is_refused_before_the_body_is_told_of_the_end() {
+    let keyed = GatewayOptions {
+        api_keys: vec!["a-key".into()],
+        ..options()
+    };
+    let server = Server::start_with(keyed, Some(text(None))).await;
+    let stream = connect(
+        server.address,
+        "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n",
+    );
+    let answer = rest(stream).await.to_lowercase();
+    assert!(answer.starts_with("http/1.1 401 "), "{answer}");
+    assert!(answer.contains("connection: close"), "{answer}");
 }
 
 #[tokio::test]
