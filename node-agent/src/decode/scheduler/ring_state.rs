@@ -96,7 +96,7 @@ impl Scheduler {
         self.lost = Some((until, error.clone()));
         self.break_off(reason, &error, now);
         match until > now {
-            true => self.begin_again_later(&error),
+            true => self.begin_again_later(&error, now),
             false => self.fail_all(&error),
         }
         self.fails_at = Some(rank);
@@ -124,7 +124,7 @@ impl Scheduler {
     }
 
     /// What ran waits for the ring to be whole again, with all its tokens. What went through too many breaks fails.
-    fn begin_again_later(&mut self, error: &GenerationError) {
+    fn begin_again_later(&mut self, error: &GenerationError, now: Instant) {
         let running: BTreeSet<SequenceId> = self.running.values().copied().collect();
         let requests: BTreeSet<RequestId> = running.iter().map(|id| id.0).collect();
         for id in running {
@@ -140,10 +140,7 @@ impl Scheduler {
             };
             request.breaks += 1;
             if request.breaks > BREAKS {
-                self.requests.remove(&id);
-                self.waiting.retain(|waiting| waiting.0 != id);
-                let error = error.clone();
-                self.actions.push(Action::Fail { request: id, error });
+                self.fail(id, error.clone(), now);
             }
         }
     }

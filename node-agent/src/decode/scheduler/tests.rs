@@ -203,13 +203,16 @@ fn requests_outlast_the_loss_of_a_member() {
         world.ring.clear();
         world.tell(lost(), &[]);
     };
+    // It says so again and again.
+    let stays_broken = |world: &mut World, seconds| {
+        for _ in 0..seconds {
+            world.ticks_after(1);
+            world.tell(lost(), &[]);
+        }
+    };
     let mut world = in_the_middle();
     breaks(&mut world);
-    // It says so again and again.
-    for _ in 0..10 {
-        world.ticks_after(1);
-        world.tell(lost(), &[]);
-    }
+    stays_broken(&mut world, 10);
     assert_eq!(world.failed.len(), 0);
     assert_eq!(world.scheduler.kv().used_positions, 0);
     world.becomes_ready();
@@ -220,10 +223,7 @@ fn requests_outlast_the_loss_of_a_member() {
     // Not for ever,
     let mut world = in_the_middle();
     breaks(&mut world);
-    for _ in 0..29 {
-        world.ticks_after(1);
-        world.tell(lost(), &[]);
-    }
+    stays_broken(&mut world, 29);
     assert_eq!(world.failed.len(), 0);
     world.ticks_after(1);
     let named = GenerationError::MemberLost {
