@@ -1,6 +1,8 @@
 //! A client of the Model's Service: it looks where the Service leads, and asks there, one request after the other.
 
+use std::fmt::Debug;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -9,8 +11,9 @@ use std::time::{Duration, Instant};
 use futures::StreamExt as _;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client};
+use kube::{Api, Client, Resource};
 use prima_crds::v1alpha1::model::Model;
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
@@ -27,6 +30,24 @@ const TOKENS: usize = 8;
 /// After which a client gives up.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Notes each object of a watch, for ever.
+async fn follow<K>(
+    objects: Api<K>,
+    which: watcher::Config,
+    told: Arc<Mutex<Told>>,
+    note: fn(&mut Told, &K),
+) where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let changes = watcher(objects, which).default_backoff().applied_objects();
+    let mut changes = pin!(changes);
+    while let Some(object) = changes.next().await {
+        if let Ok(object) = object {
+            told.lock().unwrap().change(|told| note(told, &object));
+        }
+    }
+}
 
 /// What the cluster says of a Model, followed until it is dropped.
 pub(super) struct View {
@@ -57,44 +78,22 @@ impl Told {
 impl View {
     pub(super) fn of(model: &str, client: &Client, runtime: &Runtime) -> View {
         let told: Arc<Mutex<Told>> = Arc::default();
-        let slices = Api::<EndpointSlice>::default_namespaced(client.clone());
-        let labels =
-            watcher::Config::default().labels(&format!("kubernetes.io/service-name={model}"));
-        let mut slices = watcher(slices, labels)
-            .default_backoff()
-            .applied_objects()
-            .boxed();
-        let leads = told.clone();
-        let of_slices = runtime.spawn(async move {
-            while let Some(slice) = slices.next().await {
-                if let Ok(slice) = slice {
-                    leads
-                        .lock()
-                        .unwrap()
-                        .change(|told| told.address = address(&slice));
-                }
-            }
-        });
-        let models = Api::<Model>::default_namespaced(client.clone());
-        let named = watcher::Config::default().fields(&format!("metadata.name={model}"));
-        let mut models = watcher(models, named)
-            .default_backoff()
-            .applied_objects()
-            .boxed();
-        let ready = told.clone();
-        let of_model = runtime.spawn(async move {
-            while let Some(model) = models.next().await {
-                if let Ok(model) = model {
-                    ready
-                        .lock()
-                        .unwrap()
-                        .change(|told| told.ready = is_ready(&model));
-                }
-            }
-        });
+        let of_service = format!("kubernetes.io/service-name={model}");
+        let of_slices = follow(
+            Api::<EndpointSlice>::default_namespaced(client.clone()),
+            watcher::Config::default().labels(&of_service),
+            told.clone(),
+            |told, slice| told.address = address(slice),
+        );
+        let of_model = follow(
+            Api::<Model>::default_namespaced(client.clone()),
+            watcher::Config::default().fields(&format!("metadata.name={model}")),
+            told.clone(),
+            |told, model| told.ready = is_ready(model),
+        );
         View {
             told,
-            watches: [of_slices, of_model],
+            watches: [runtime.spawn(of_slices), runtime.spawn(of_model)],
         }
     }
 
