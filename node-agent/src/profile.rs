@@ -218,9 +218,10 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<NodeProfileStatus, ProfileE
     };
     status.architectures = prima_model::architectures().map(str::to_owned).collect();
     status.parts = names(Compute::model_parts());
-    let gpus = status.gpus.iter_mut();
-    for gpu in gpus.filter_map(|gpu| gpu.measured.as_mut()) {
-        gpu.parts = names(Gpu::model_parts());
+    for gpu in &mut status.gpus {
+        if let Some(measured) = gpu.measured.as_mut() {
+            measured.parts = names(Gpu::model_parts(gpu::api(gpu.backend)));
+        }
     }
     // What changes from hour to hour is never taken from the cache.
     let now = available_memory::read(root, status.system.os).map_err(ProfileError::Memory)?;

@@ -84,7 +84,7 @@ const FORMATS: [(&str, &[&str]); 16] = [
 ];
 
 /// Kernels without weights, and the files that each is made of.
-const OTHERS: [(&str, &[&str]); 7] = [
+const OTHERS: [(&str, &[&str]); 10] = [
     ("pack", &["packing", "pack"]),
     ("norm_pack", &["packing", "group_sum", "norm_pack"]),
     ("gate_pack", &["packing", "activations", "gate_pack"]),
@@ -92,6 +92,9 @@ const OTHERS: [(&str, &[&str]); 7] = [
     ("heads", &["kv", "group_sum", "heads"]),
     ("combine", &["packing", "combine"]),
     ("gate", &["activations", "gate"]),
+    ("route", &["group_sum", "group_max", "route"]),
+    ("group_experts", &["group_experts"]),
+    ("mix_experts", &["mix_experts"]),
 ];
 
 /// What a kernel takes that not every GPU has (`Abilities` in `src/gpus.rs`).
@@ -132,24 +135,27 @@ fn main() {
             true => &["multiply_bytes"],
             false => &["x_floats", "multiply_rows"],
         };
-        for rows in [1, 4] {
-            let source = |sums: &str| {
-                let bodies: Vec<&str> = few.iter().copied().chain(["sums", sums]).collect();
-                format!("const ROWS = {rows}u;\n{}", kernel(&bodies))
-            };
-            let name = format!("multiply_{rows}_{format}");
-            compile(&name, &source("sums_shared"), Needs::None);
-            if files.contains(&"quants") {
-                let name = format!("multiply_{rows}_dot_{format}");
-                compile(&name, &source("sums_subgroup"), Needs::ByteDot);
+        for (which, suffix) in [("all_rows", ""), ("expert_rows", "_of_experts")] {
+            for rows in [1, 4] {
+                let source = |sums: &str| {
+                    let bodies = [which].into_iter().chain(few.iter().copied());
+                    let bodies: Vec<&str> = bodies.chain(["sums", sums]).collect();
+                    format!("const ROWS = {rows}u;\n{}", kernel(&bodies))
+                };
+                let name = format!("multiply_{rows}{suffix}_{format}");
+                compile(&name, &source("sums_shared"), Needs::None);
+                if files.contains(&"quants") {
+                    let name = format!("multiply_{rows}_dot{suffix}_{format}");
+                    compile(&name, &source("sums_subgroup"), Needs::ByteDot);
+                }
             }
+            let name = format!("multiply_tile{suffix}_{format}");
+            compile(&name, &kernel(&[which, "multiply_tile"]), Needs::None);
         }
-        let name = format!("multiply_tile_{format}");
-        compile(&name, &kernel(&["multiply_tile"]), Needs::None);
         // The others' weights may be too large for F16.
         if !["f32", "bf16"].contains(&format) {
             let name = format!("multiply_units_{format}");
-            let source = format!("{ENABLE_UNITS}{}", kernel(&["multiply_units"]));
+            let source = format!("{ENABLE_UNITS}{}", kernel(&["all_rows", "multiply_units"]));
             compile(&name, &source, Needs::MatrixUnits);
         }
     }

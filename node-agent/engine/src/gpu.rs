@@ -106,10 +106,10 @@ impl Gpu {
         Gpu(Arc::new(candle::CandleGpu::on_cpu()))
     }
 
-    /// Parts of models of which layers may be on a GPU.
-    pub fn model_parts() -> impl Iterator<Item = ModelPart> {
+    /// Parts of models of which layers may be on a GPU that is used through `api`.
+    pub fn model_parts(api: GpuApi) -> impl Iterator<Item = ModelPart> {
         let all = ModelPart::ALL.iter().copied();
-        all.filter(|&part| parts::is_computed(part))
+        all.filter(move |&part| api.computes(part))
     }
 
     /// # Errors
@@ -118,8 +118,8 @@ impl Gpu {
         self.0.facts()
     }
 
-    /// Copies the layers `layers` of `model` there, once the first of them has computed there what it computes on the processor. The first
-    /// has the place `first_place` in its window. Memory for the keys and values of `kv_positions` positions in all sequences is set aside.
+    /// Copies the layers `layers` of `model` there, once the first of them, and the first with experts, have computed there what they compute on
+    /// the processor. The first has the place `first_place` in its window. Memory for the keys and values of `kv_positions` positions in all sequences is set aside.
     ///
     /// # Errors
     /// [`EngineError::TensorValue`] when a layer is not in the bytes of a sparse file, [`EngineError::Gpu`]: no memory, no kernels for
@@ -131,10 +131,15 @@ impl Gpu {
         first_place: usize,
         kv_positions: usize,
     ) -> Result<Box<dyn Executor>, EngineError> {
-        let first = layers.start;
-        let alone = self.0.load(model, first..first + 1, 0, 0)?;
-        self_check::check(&*alone, model, first)?;
-        drop(alone);
+        let has_experts =
+            |layer: &usize| model.spec().layers[*layer].feed_forward.experts.is_some();
+        let with_experts = layers.clone().find(has_experts);
+        let mut compared = vec![layers.start];
+        compared.extend(with_experts.filter(|layer| *layer != layers.start));
+        for layer in compared {
+            let alone = self.0.load(model, layer..layer + 1, 0, 0)?;
+            self_check::check(&*alone, model, layer)?;
+        }
         self.0.load(model, layers, first_place, kv_positions)
     }
 

@@ -10,9 +10,12 @@
 mod on_gpu;
 mod support;
 
-use prima_engine::Gpu;
+use prima_engine::{Gpu, GpuApi};
 use prima_engine::kernels::{Matrix, supported};
 use prima_gguf::GgmlType;
+
+/// What candle computes is the same on all GPUs.
+const API: GpuApi = GpuApi::Cuda;
 
 fn emulated() -> Gpu {
     Gpu::candle_on_cpu()

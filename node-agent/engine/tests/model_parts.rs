@@ -5,7 +5,7 @@
 
 mod support;
 
-use prima_engine::{Compute, Gpu, Model};
+use prima_engine::{Compute, GpuApi, Model};
 
 use support::FAMILIES;
 use support::options::{Variant, options};
@@ -156,12 +156,18 @@ fn options_add_parts_and_take_some_away() {
 }
 
 #[test]
-fn gpus_leave_experts_and_latents_to_the_processor() {
-    let on_gpu: Vec<_> = Gpu::model_parts().collect();
-    let left = Compute::model_parts().filter(|part| !on_gpu.contains(part));
-    let left: Vec<_> = left.map(|part| part.name()).collect();
+fn gpus_leave_latents_to_the_processor_and_those_of_candle_experts_too() {
+    let left_by = |api: GpuApi| -> Vec<_> {
+        let left = Compute::model_parts().filter(|part| !api.computes(*part));
+        left.map(|part| part.name()).collect()
+    };
+    assert_eq!(
+        left_by(GpuApi::Vulkan),
+        words("latent-attention latent-queries")
+    );
     let expected = "attention-sinks clamped-swiglu experts expert-biases softmax-gating sigmoid-gating \
                     softmax-of-chosen-gating selection-bias normalized-experts expert-scale shared-experts shared-expert-gate \
                     expert-groups latent-attention latent-queries";
-    assert_eq!(left, words(expected));
+    assert_eq!(left_by(GpuApi::Cuda), words(expected));
+    assert_eq!(left_by(GpuApi::Metal), words(expected));
 }

@@ -50,11 +50,7 @@ pub fn measure(root: &Path, weights: &SampleWeights) -> Vec<GpuProfile> {
         Err(error) => return seen(root, &prima_crds::error_chain(&error)),
     };
     let name = facts.name.clone();
-    let backend = match facts.api {
-        GpuApi::Vulkan => GpuBackend::Vulkan,
-        GpuApi::Cuda => GpuBackend::Cuda,
-        GpuApi::Metal => GpuBackend::Metal,
-    };
+    let backend = backend(facts.api);
     // As the kernel lists it, if it has no name for it.
     let listed = facts.pci.map(|(vendor, device)| {
         listed_name(&format!("{vendor:#06x}"), &format!("{device:#06x}")).unwrap_or_default()
@@ -75,6 +71,23 @@ pub fn measure(root: &Path, weights: &SampleWeights) -> Vec<GpuProfile> {
         measured,
     };
     std::iter::once(first).chain(others).collect()
+}
+
+fn backend(api: GpuApi) -> GpuBackend {
+    match api {
+        GpuApi::Vulkan => GpuBackend::Vulkan,
+        GpuApi::Cuda => GpuBackend::Cuda,
+        GpuApi::Metal => GpuBackend::Metal,
+    }
+}
+
+/// Through what the engine uses a GPU of this profile.
+pub fn api(backend: GpuBackend) -> GpuApi {
+    match backend {
+        GpuBackend::Vulkan => GpuApi::Vulkan,
+        GpuBackend::Cuda => GpuApi::Cuda,
+        GpuBackend::Metal => GpuApi::Metal,
+    }
 }
 
 /// Rows that are copied, read and written, and their length: 64 MiB in all.

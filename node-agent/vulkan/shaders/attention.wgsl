@@ -39,6 +39,8 @@ struct Params {
     part_blocks: u32,
     // 1: a group's result is that of its rows; 0: it is one of their parts.
     direct: u32,
+    // 1: each head has a sink.
+    has_sinks: u32,
 }
 
 var<immediate> params: Params;
@@ -48,6 +50,8 @@ var<immediate> params: Params;
 @group(0) @binding(2) var<storage, read> cache: array<u32>;
 // Results; or, of each of the sequence's rows, heads and parts: the largest score and the sum of weights, then the weighed values.
 @group(0) @binding(3) var<storage, read_write> out: array<vec2f>;
+// Of each head, a score that takes part in the softmax, and has no value (Xiao et al. 2024; gpt-oss).
+@group(0) @binding(4) var<storage, read> sinks: array<f32>;
 
 // Pair by pair, of each row of queries.
 var<workgroup> query: array<vec2f, QUERIES * MOST_PAIRS>;
@@ -85,6 +89,11 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) th
     if thread < QUERIES {
         maxima[thread] = UNSEEN;
         sums[thread] = 0.0;
+        // Of a tile's parts, the first has it.
+        if params.has_sinks != 0u && part == 0u {
+            maxima[thread] = sinks[kv_head * sharing + own_row % sharing];
+            sums[thread] = 1.0;
+        }
     }
     workgroupBarrier();
 

@@ -1,4 +1,4 @@
-// gate = activation(gate) * up, number by number.
+// gate = activation(gate) * up, number by number (`activations.wgsl`).
 
 const THREADS = 256u;
 
@@ -16,6 +16,6 @@ var<immediate> params: Params;
 @compute @workgroup_size(THREADS)
 fn main(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
     for (var i = id.x; i < params.count; i += groups.x * THREADS) {
-        gate[i] = activated(gate[i], params.activation) * up[i];
+        gate[i] = gated(gate[i], up[i], params.activation);
     }
 }

@@ -18,13 +18,13 @@ var<immediate> params: Params;
 @compute @workgroup_size(THREADS)
 fn main(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
     for (var i = id.x; i < params.count; i += groups.x * THREADS) {
-        var gated: array<vec4f, 4>;
+        var results: array<vec4f, 4>;
         for (var j = 0u; j < 4u; j++) { // unrolled
-            gated[j] = activated(gate[4u * i + j], params.activation) * up[4u * i + j];
+            results[j] = gated(gate[4u * i + j], up[4u * i + j], params.activation);
         }
         for (var j = 0u; j < 4u; j++) { // unrolled
-            gate[4u * i + j] = gated[j];
+            gate[4u * i + j] = results[j];
         }
-        pack(i, params.count, gated[0], gated[1], gated[2], gated[3]);
+        pack(i, params.count, results[0], results[1], results[2], results[3]);
     }
 }

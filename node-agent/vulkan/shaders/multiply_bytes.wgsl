@@ -13,6 +13,10 @@ const MATRIX_ROWS = 2u;
 fn own_sums(first_row: u32, first_matrix_row: u32, lane: u32) -> array<f32, ROWS * MATRIX_ROWS> {
     let units = params.cols / 16u;
     let scales = 2u * params.rows * units;
+    var rows: array<u32, ROWS>;
+    for (var r = 0u; r < ROWS; r++) { // unrolled
+        rows[r] = x_row(min(first_row + r, end_of_rows() - 1u));
+    }
     var sums: array<f32, ROWS * MATRIX_ROWS>;
     for (var part = lane; part < (units + 3u) / 4u; part += LANES) {
         for (var m = 0u; m < MATRIX_ROWS; m++) { // unrolled
@@ -20,7 +24,7 @@ fn own_sums(first_row: u32, first_matrix_row: u32, lane: u32) -> array<f32, ROWS
                 let loaded = load_part_from(first_matrix_row + m, part, i);
                 for (var r = 0u; r < ROWS; r++) { // unrolled
                     // Behind the last sixteen, weights are 0.
-                    let at = min(first_row + r, params.rows - 1u) * units + min(place_of(part, i), units - 1u);
+                    let at = rows[r] * units + min(place_of(part, i), units - 1u);
                     sums[r * MATRIX_ROWS + m] += product(loaded, x[at], x_scales[scales + at]);
                 }
             }

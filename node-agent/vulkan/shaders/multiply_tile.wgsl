@@ -12,13 +12,17 @@ var<workgroup> x_part: array<array<vec4f, 16>, STEP>;
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) thread: u32) {
+    if is_idle(group, thread) {
+        return;
+    }
     let first_matrix_row = group.x * TILE;
-    let first_row = group.y * TILE;
+    let first_row = first_row_of(group, TILE);
+    let end = end_of_rows();
     let quads = params.cols / 4u;
 
     // What this thread puts into shared memory: of one row.
     let place = thread % TILE;
-    let own_row = min(first_row + place, params.rows - 1u);
+    let own_row = x_row(min(first_row + place, end - 1u));
     // What it computes.
     let left = thread % 16u;
     let top = thread / 16u;
@@ -62,7 +66,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) th
         let row = first_row + 4u * top + r;
         for (var c = 0u; c < 4u; c++) {
             let matrix_row = first_matrix_row + 4u * left + c;
-            if row < params.rows && matrix_row < params.matrix_rows {
+            if row < end && matrix_row < params.matrix_rows {
                 finish(row, matrix_row, sums[r][c]);
             }
         }

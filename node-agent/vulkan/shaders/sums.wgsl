@@ -16,9 +16,9 @@ fn put_sums(thread: u32, sums: array<f32, ROWS * MATRIX_ROWS>) {
 
 // The `i`th sum.
 fn finish_sum(group: vec3u, thread: u32, i: u32, sum: f32) {
-    let row = group.y * ROWS + i / MATRIX_ROWS;
+    let row = first_row_of(group, ROWS) + i / MATRIX_ROWS;
     let matrix_row = first_matrix_row_of(group, thread) + i % MATRIX_ROWS;
-    if row < params.rows && matrix_row < params.matrix_rows {
+    if row < end_of_rows() && matrix_row < params.matrix_rows {
         finish(row, matrix_row, sum);
     }
 }

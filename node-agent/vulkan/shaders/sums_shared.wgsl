@@ -2,8 +2,11 @@
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) thread: u32) {
+    if is_idle(group, thread) {
+        return;
+    }
     let lane = thread % LANES;
-    put_sums(thread, own_sums(group.y * ROWS, first_matrix_row_of(group, thread), lane));
+    put_sums(thread, own_sums(first_row_of(group, ROWS), first_matrix_row_of(group, thread), lane));
     for (var step = LANES / 2u; step > 0u; step /= 2u) {
         workgroupBarrier();
         if lane < step {

@@ -7,8 +7,11 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
     @builtin(num_subgroups) subgroups: u32,
 ) {
+    if is_idle(group, thread) {
+        return;
+    }
     let lane = thread % LANES;
-    var sums = own_sums(group.y * ROWS, first_matrix_row_of(group, thread), lane);
+    var sums = own_sums(first_row_of(group, ROWS), first_matrix_row_of(group, thread), lane);
     // So many neighbours add up theirs.
     let together = min(THREADS / subgroups, LANES);
     for (var step = together / 2u; step > 0u; step /= 2u) {

@@ -84,14 +84,18 @@ impl Device {
         self.most_bound_bytes
     }
 
-    /// Makes the kernels ready for weights of these formats, which takes seconds where a driver sees them for the first time. Others are made
-    /// ready when a pass starts them.
+    /// Makes the kernels ready for weights of these formats, and for those of experts, which takes seconds where a driver sees them for the
+    /// first time. Others are made ready when a pass starts them.
     ///
     /// # Errors
     /// [`VulkanError::NoKernel`] for a format without kernels, [`VulkanError::Driver`].
-    pub fn make_ready(&self, formats: &[GgmlType]) -> Result<(), VulkanError> {
+    pub fn make_ready(
+        &self,
+        formats: &[GgmlType],
+        of_experts: &[GgmlType],
+    ) -> Result<(), VulkanError> {
         let raw = self.raw();
-        let kernels = Kernel::all(formats, self.abilities);
+        let kernels = Kernel::all(formats, of_experts, self.abilities);
         kernels
             .into_iter()
             .try_for_each(|kernel| raw.kernels.pipeline(&raw.raw, kernel).map(drop))

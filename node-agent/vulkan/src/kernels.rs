@@ -21,6 +21,8 @@ pub(crate) const PARAMS_BYTES: usize = 128;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kernel {
     Multiply(Shape, GgmlType),
+    /// Of rows that are grouped by expert.
+    MultiplyExperts(Shape, GgmlType),
     Pack,
     Norm,
     NormPack,
@@ -30,6 +32,9 @@ pub(crate) enum Kernel {
     Combine,
     Gate,
     GatePack,
+    Route,
+    GroupExperts,
+    MixExperts,
 }
 
 /// For how many rows a product is made, and with what.
@@ -49,17 +54,37 @@ pub(crate) enum Shape {
 impl Shape {
     /// The one for so many rows (not 0) of weights of this format.
     pub fn of(rows: usize, format: GgmlType, abilities: Abilities) -> Shape {
-        let few = match takes_bytes(format) {
-            true => FEW_ROWS,
-            false => FEW_ROWS_OF_FLOATS,
-        };
-        match (rows, takes_bytes(format) && abilities.byte_dot) {
-            (1, true) => Shape::OneByDot,
-            (1, false) => Shape::One,
-            (2.., true) if rows <= few => Shape::FourByDot,
-            (2.., false) if rows <= few => Shape::Four,
+        match rows {
+            1 => Shape::one(format, abilities),
+            _ if rows <= few_rows(format) => Shape::four(format, abilities),
             _ if abilities.matrix_units && fits_f16(format) => Shape::Units,
             _ => Shape::Tile,
+        }
+    }
+
+    pub fn one(format: GgmlType, abilities: Abilities) -> Shape {
+        match takes_bytes(format) && abilities.byte_dot {
+            true => Shape::OneByDot,
+            false => Shape::One,
+        }
+    }
+
+    pub fn four(format: GgmlType, abilities: Abilities) -> Shape {
+        match takes_bytes(format) && abilities.byte_dot {
+            true => Shape::FourByDot,
+            false => Shape::Four,
+        }
+    }
+
+    /// As `build.rs` calls it.
+    fn name(self) -> &'static str {
+        match self {
+            Shape::One => "1",
+            Shape::Four => "4",
+            Shape::OneByDot => "1_dot",
+            Shape::FourByDot => "4_dot",
+            Shape::Tile => "tile",
+            Shape::Units => "units",
         }
     }
 
@@ -79,6 +104,14 @@ impl Shape {
 pub const FEW_ROWS: usize = 16;
 /// The same of other weights, which take more to load.
 const FEW_ROWS_OF_FLOATS: usize = 8;
+
+/// The most rows for which weights of this format are loaded anew for every four.
+pub(crate) fn few_rows(format: GgmlType) -> usize {
+    match takes_bytes(format) {
+        true => FEW_ROWS,
+        false => FEW_ROWS_OF_FLOATS,
+    }
+}
 
 /// Rows of queries that a group of threads has at most (`shaders/attention.wgsl`), and where they are few.
 pub(crate) const QUERIES: usize = 8;
@@ -100,13 +133,25 @@ pub fn has_kernels(format: GgmlType) -> bool {
 }
 
 impl Kernel {
-    /// All that passes over weights of these formats may start.
-    pub fn all(formats: &[GgmlType], abilities: Abilities) -> Vec<Kernel> {
-        let products = formats.iter().flat_map(|format| {
-            let format = *format;
+    /// All that passes over weights of these formats may start, of all rows' and of experts'.
+    pub fn all(
+        formats: &[GgmlType],
+        of_experts: &[GgmlType],
+        abilities: Abilities,
+    ) -> Vec<Kernel> {
+        let products = formats.iter().flat_map(|&format| {
             [1, 2, FEW_ROWS + 1]
                 .map(|rows| Kernel::Multiply(Shape::of(rows, format, abilities), format))
         });
+        let products_of_experts = of_experts.iter().flat_map(|&format| {
+            let (one, four) = (
+                Shape::one(format, abilities),
+                Shape::four(format, abilities),
+            );
+            [one, four, Shape::Tile].map(|shape| Kernel::MultiplyExperts(shape, format))
+        });
+        let experts = [Kernel::Route, Kernel::GroupExperts, Kernel::MixExperts];
+        let experts = experts.into_iter().filter(|_| !of_experts.is_empty());
         let others = [
             Kernel::Pack,
             Kernel::Norm,
@@ -118,22 +163,19 @@ impl Kernel {
             Kernel::Gate,
             Kernel::GatePack,
         ];
-        others.into_iter().chain(products).collect()
+        let of_experts = experts.chain(products_of_experts);
+        others.into_iter().chain(products).chain(of_experts).collect()
     }
 
     /// As `build.rs` calls it.
     fn name(self) -> String {
         match self {
             Kernel::Multiply(shape, format) => {
-                let shape = match shape {
-                    Shape::One => "1",
-                    Shape::Four => "4",
-                    Shape::OneByDot => "1_dot",
-                    Shape::FourByDot => "4_dot",
-                    Shape::Tile => "tile",
-                    Shape::Units => "units",
-                };
-                format!("multiply_{shape}_{}", format.name().to_lowercase())
+                format!("multiply_{}_{}", shape.name(), format.name().to_lowercase())
+            }
+            Kernel::MultiplyExperts(shape, format) => {
+                let format = format.name().to_lowercase();
+                format!("multiply_{}_of_experts_{format}", shape.name())
             }
             Kernel::Pack => "pack".to_owned(),
             Kernel::Norm => "norm".to_owned(),
@@ -143,6 +185,9 @@ impl Kernel {
             Kernel::Combine => "combine".to_owned(),
             Kernel::Gate => "gate".to_owned(),
             Kernel::GatePack => "gate_pack".to_owned(),
+            Kernel::Route => "route".to_owned(),
+            Kernel::GroupExperts => "group_experts".to_owned(),
+            Kernel::MixExperts => "mix_experts".to_owned(),
         }
     }
 
@@ -214,7 +259,9 @@ impl Kernels {
         let failed = |result| VulkanError::of("compile a kernel", result);
         let words = kernel.spirv().ok_or_else(|| VulkanError::NoKernel {
             what: match kernel {
-                Kernel::Multiply(_, format) => format!("weights of format {format}"),
+                Kernel::Multiply(_, format) | Kernel::MultiplyExperts(_, format) => {
+                    format!("weights of format {format}")
+                }
                 other => other.name(),
             },
         })?;
@@ -260,8 +307,16 @@ mod tests {
 
     #[test]
     fn every_kernel_is_compiled() {
-        for kernel in Kernel::all(&[], Abilities::default()) {
-            assert!(kernel.spirv().is_some(), "{kernel:?}");
+        let formats = GgmlType::ALL.iter().copied();
+        let formats: Vec<GgmlType> = formats.filter(|&format| has_kernels(format)).collect();
+        let dot_only = Abilities {
+            byte_dot: true,
+            ..Abilities::default()
+        };
+        for abilities in [Abilities::default(), dot_only] {
+            for kernel in Kernel::all(&formats, &formats, abilities) {
+                assert!(kernel.spirv().is_some(), "{kernel:?}");
+            }
         }
         let of = |shape| {
             let formats = GgmlType::ALL.iter().copied();

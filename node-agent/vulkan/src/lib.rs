@@ -24,9 +24,10 @@ pub use error::VulkanError;
 pub use gpus::{Abilities, Facts, GpuKind, Gpus};
 pub use kernels::{FEW_ROWS, has_kernels};
 pub use operations::{
-    ActivationFunction, Attention, HeadNorms, Heads, Input, KV_POSITIONS, MOST_HEAD_DIM, Matrix,
-    Norm, Product, Rotation, Rows, SequenceRows, attention_groups, attention_part_bytes,
-    input_bytes, kv_block_bytes,
+    ActivationFunction, Attention, ExpertProduct, ExpertRows, ExpertTiles, Gating, HeadNorms,
+    Heads, Input, KV_POSITIONS, MOST_HEAD_DIM, Matrix, Mixture, Norm, Product, Rotation, Routing,
+    Rows, SequenceRows, SharedExpert, attention_groups, attention_part_bytes, input_bytes,
+    kv_block_bytes,
 };
 pub use pass::Pass;
 pub use plain::Plain;

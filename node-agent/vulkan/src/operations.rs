@@ -1,6 +1,7 @@
 //! The kernels as a pass starts them, each in a file of its own. Sizes are checked here, since kernels do not.
 
 mod attention;
+mod experts;
 mod heads;
 mod input;
 mod kv;
@@ -8,6 +9,9 @@ mod multiply;
 mod norm;
 
 pub use attention::{Attention, attention_groups, attention_part_bytes};
+pub use experts::{
+    ExpertProduct, ExpertRows, ExpertTiles, Gating, Mixture, Routing, SharedExpert,
+};
 pub use heads::{HeadNorms, Heads, Rotation};
 pub use input::{ActivationFunction, Input, input_bytes};
 pub use kv::{KV_POSITIONS, MOST_HEAD_DIM, SequenceRows, kv_block_bytes};

@@ -1,5 +1,6 @@
 //! Layers and the output head on a GPU through Vulkan (`prima-vulkan`), which every build has.
 
+mod expert_step;
 mod head;
 mod kv;
 mod layers;

@@ -588,6 +588,11 @@ fn weights(random: &mut Random, format: GgmlType, shape: &[u64]) -> Vec<u8> {
                 bytes.extend([1; 16]);
                 bytes.extend(half(deviation / 18.5));
             }
+            GgmlType::Mxfp4 => {
+                // The sixteen numbers have a mean square of 8.6.
+                bytes.push((127.0 + (deviation / 2.9).log2()).round() as u8);
+                noise(&mut bytes, 16);
+            }
             other => noise(&mut bytes, other.block_bytes()),
         }
     }

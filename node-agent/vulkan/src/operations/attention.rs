@@ -64,6 +64,8 @@ pub struct Attention<'a> {
     pub softcap: Option<f32>,
     /// (t, n): queries at position p are multiplied by 1 + t * ln(floor(p / n) + 1).
     pub temperature: Option<(f32, usize)>,
+    /// F32, of each head a score that takes part in the softmax, and has no value.
+    pub sinks: Option<Slice<'a>>,
 }
 
 impl<'a> Pass<'a> {
@@ -87,6 +89,7 @@ impl<'a> Pass<'a> {
             window,
             softcap,
             temperature,
+            sinks,
         } = attention;
         sequence.check();
         let SequenceRows {
@@ -119,6 +122,7 @@ impl<'a> Pass<'a> {
             parts as u32,
             part_blocks as u32,
             u32::from(attention.is_direct()),
+            u32::from(sinks.is_some()),
         ];
         let groups = tiles(rows, heads, kv_heads) * parts;
         assert!(groups <= MOST_GROUPS as usize, "{rows} rows of a sequence");
@@ -126,7 +130,9 @@ impl<'a> Pass<'a> {
             true => out.cut(heads * head_dim),
             false => room.first(found_bytes(rows * heads, parts, head_dim)),
         };
-        let slices = [sequence.blocks, queries, sequence.cache, out];
+        // A kernel names its sinks even where it reads none.
+        let sinks = sinks.map_or(queries, |sinks| Rows::of(sinks, 1, heads));
+        let slices = [sequence.blocks, queries, sequence.cache, out, sinks];
         let groups = [groups as u32, kv_heads as u32];
         let queries = match rows * (heads / kv_heads) <= FEW_QUERIES {
             true => FEW_QUERIES,

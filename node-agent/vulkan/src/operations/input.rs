@@ -21,6 +21,8 @@ pub enum ActivationFunction {
     Silu,
     /// With its usual approximation by tanh.
     Gelu,
+    /// With g = min(gate, 7) and u = up within -7 and 7: g * sigmoid(1.702 g) * (u + 1). (gpt-oss)
+    ClampedSwiglu,
 }
 
 /// Bytes of sixteen numbers that are rounded to bytes: these, their scale and their sum.
@@ -28,9 +30,16 @@ const PACKED: usize = 24;
 
 /// The room in which [`Pass::input`] rounds so many rows of so many numbers.
 pub fn input_bytes(rows: usize, width: usize) -> u64 {
-    let few = if rows <= FEW_ROWS { rows } else { 0 };
+    match rows <= FEW_ROWS {
+        true => packed_bytes(rows, width),
+        false => 0,
+    }
+}
+
+/// Bytes of so many rows of so many numbers that are rounded.
+pub(super) fn packed_bytes(rows: usize, width: usize) -> u64 {
     // Kernels read sixteen bytes at once.
-    (few * width / UNIT * PACKED).next_multiple_of(16) as u64
+    (rows * width / UNIT * PACKED).next_multiple_of(16) as u64
 }
 
 impl<'a> Pass<'a> {
@@ -48,12 +57,18 @@ impl<'a> Pass<'a> {
         room: Slice<'a>,
     ) -> Result<Input<'a>, VulkanError> {
         let input = Input::of(rows, width, room)?;
+        self.pack(input)?;
+        Ok(input)
+    }
+
+    /// Rounds what has room for it.
+    pub(super) fn pack(&mut self, input: Input<'a>) -> Result<(), VulkanError> {
         if input.has_bytes() {
-            let count = rows.count * width / UNIT;
-            let slices = [rows.cut(width), input.bytes];
+            let count = input.rows.count * input.width / UNIT;
+            let slices = [input.rows.cut(input.width), input.bytes];
             self.start(Kernel::Pack, &slices, &[count as u32], strided(count, 64))?;
         }
-        Ok(input)
+        Ok(())
     }
 
     /// As [`norm`](Self::norm), whose result is ready to be multiplied, as by [`input`](Self::input). It adds nothing to what is there.
@@ -92,7 +107,8 @@ impl<'a> Pass<'a> {
         Ok(input)
     }
 
-    /// gate = activation(gate) * up, rows of `width` numbers of both (F32), ready to be multiplied, as by [`input`](Self::input).
+    /// gate = activation(gate) * up, or as [`ActivationFunction`] says, rows of `width` numbers of both (F32), ready to be multiplied, as by
+    /// [`input`](Self::input).
     ///
     /// # Errors
     /// As [`input`](Self::input).
@@ -108,10 +124,25 @@ impl<'a> Pass<'a> {
         room: Slice<'a>,
     ) -> Result<Input<'a>, VulkanError> {
         let input = Input::of(gate, width, room)?;
+        self.gate(activation, input, up)?;
+        Ok(input)
+    }
+
+    /// The same, of which those that have room for it are rounded.
+    pub(super) fn gate(
+        &mut self,
+        activation: ActivationFunction,
+        input: Input<'a>,
+        up: Slice<'a>,
+    ) -> Result<(), VulkanError> {
+        let Input {
+            rows: gate, width, ..
+        } = input;
         let (up, numbers) = (Rows::of(up, gate.count, width), gate.count * width);
         let kind = match activation {
             ActivationFunction::Silu => 0,
             ActivationFunction::Gelu => 1,
+            ActivationFunction::ClampedSwiglu => 2,
         };
         if input.has_bytes() {
             let count = numbers / UNIT;
@@ -124,7 +155,7 @@ impl<'a> Pass<'a> {
             let slices = [up, gate.cut(width)];
             self.start(Kernel::Gate, &slices, &params, strided(count, 256))?;
         }
-        Ok(input)
+        Ok(())
     }
 }
 
@@ -134,12 +165,17 @@ impl<'a> Input<'a> {
         width: usize,
         room: Slice<'a>,
     ) -> Result<Input<'a>, VulkanError> {
+        Input::with_bytes(rows, width, room.first(input_bytes(rows.count, width)))
+    }
+
+    /// With exactly these bytes for the rounded rows; none: they are not rounded.
+    pub(super) fn with_bytes(
+        rows: Rows<'a>,
+        width: usize,
+        bytes: Slice<'a>,
+    ) -> Result<Input<'a>, VulkanError> {
         match width.is_multiple_of(UNIT) {
-            true => Ok(Input {
-                rows,
-                width,
-                bytes: room.first(input_bytes(rows.count, width)),
-            }),
+            true => Ok(Input { rows, width, bytes }),
             false => Err(VulkanError::NoKernel {
                 what: format!("rows of {width} numbers: it takes a multiple of {UNIT}"),
             }),
@@ -147,7 +183,7 @@ impl<'a> Input<'a> {
     }
 
     /// Whether there are any, and few.
-    fn has_bytes(&self) -> bool {
+    pub(super) fn has_bytes(&self) -> bool {
         self.bytes.bytes() > 0
     }
 }

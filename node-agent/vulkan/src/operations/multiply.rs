@@ -51,12 +51,7 @@ impl<'a> Pass<'a> {
             cols,
         } = matrix;
         let Product { x, out, bias, add } = product;
-        if !cols.is_multiple_of(UNIT.max(format.block_len())) {
-            return Err(VulkanError::NoKernel {
-                what: format!("{format} weights in rows of {cols}: it takes a multiple of {UNIT}"),
-            });
-        }
-        let row_bytes = (cols / format.block_len() * format.block_bytes()) as u64;
+        let row_bytes = matrix.row_bytes()?;
         assert_eq!(x.width, cols, "numbers of a row, and columns");
         let count = x.rows.count;
         if count == 0 {
@@ -84,6 +79,8 @@ impl<'a> Pass<'a> {
                 matrix_rows as u32,
                 flags,
                 add.unwrap_or(1.0).to_bits(),
+                0,
+                0,
             ];
             // A kernel names its bias even where it reads none, and rows of bytes twice, by their parts.
             let slices = [weights.part(bytes), rows, out, bias.unwrap_or(rows), rows];
@@ -105,8 +102,22 @@ impl<'a> Pass<'a> {
     }
 }
 
+impl Matrix<'_> {
+    /// # Errors
+    /// [`VulkanError::NoKernel`] for rows that are not a multiple of 16 numbers.
+    pub(super) fn row_bytes(self) -> Result<u64, VulkanError> {
+        let Matrix { format, cols, .. } = self;
+        if !cols.is_multiple_of(UNIT.max(format.block_len())) {
+            return Err(VulkanError::NoKernel {
+                what: format!("{format} weights in rows of {cols}: it takes a multiple of {UNIT}"),
+            });
+        }
+        Ok((cols / format.block_len() * format.block_bytes()) as u64)
+    }
+}
+
 /// At most so many rows, or the fewest, so that the next ones begin where a slice may begin.
-fn whole_steps(most: u64, row_bytes: u64, alignment: u64) -> usize {
+pub(super) fn whole_steps(most: u64, row_bytes: u64, alignment: u64) -> usize {
     // As many rows begin at a multiple of the alignment.
     let step = alignment / greatest_common_divisor(alignment, row_bytes);
     (most - most % step).max(step) as usize

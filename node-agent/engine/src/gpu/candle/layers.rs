@@ -8,7 +8,7 @@ use std::ops::Range;
 use candle_core::quantized::QMatMul;
 use candle_core::{D, Module, Result, Tensor};
 use candle_nn::{ops, rotary_emb};
-use prima_model::{Attention, RopePairing};
+use prima_model::{ActivationFunction, Attention, ModelPart, RopePairing};
 
 use super::kv::{CandleKv, Reach};
 use super::open::CandleGpu;
@@ -17,10 +17,11 @@ use crate::cpu::Compute;
 use crate::error::EngineError;
 use crate::executor::Executor;
 use crate::gpu::backend::error;
-use crate::gpu::parts::{self, Gate, Parts};
+use crate::gpu::facts::GpuApi;
+use crate::gpu::parts;
 use crate::kernels::RopeAngles;
 use crate::kv_cache::LayerKv;
-use crate::layer::{self, Layer};
+use crate::layer::{self, Direct, Layer, Mlp};
 use crate::model::Model;
 use crate::ropes::Ropes;
 
@@ -48,7 +49,7 @@ struct DeviceLayer {
     head_norms: Option<HeadNorms>,
     attention_post_norm: Option<Tensor>,
     feed_forward_norm: Option<Tensor>,
-    gate_activation: Gate,
+    activation: ActivationFunction,
     gate: Projection,
     up: Projection,
     down: Projection,
@@ -95,8 +96,12 @@ impl CandleLayers {
         let mut ropes = Ropes::default();
         let layers = layers.map(|index| {
             let layer = Layer::load(model, index, &mut ropes)?;
-            let parts = parts::computed(index, &layer)?;
-            DeviceLayer::load(gpu, &layer, &parts)
+            // What candle computes is the same on all GPUs.
+            let direct = parts::computed(GpuApi::Cuda, index, &layer)?;
+            let refused = |part| EngineError::NotOnGpu { layer: index, part };
+            let mlp = layer.dense.as_ref();
+            let mlp = mlp.ok_or_else(|| refused(ModelPart::Experts))?;
+            DeviceLayer::load(gpu, &layer, direct, mlp)
                 .map_err(|source| error("copy the weights of its layers", source))
         });
         Ok(CandleLayers {
@@ -120,9 +125,12 @@ impl CandleLayers {
             x = (x + attended)?;
             let normed = self.normed(&x, layer.feed_forward_norm.as_ref())?;
             let gate = layer.gate.forward(&normed)?;
-            let gate = match layer.gate_activation {
-                Gate::Silu => gate.silu()?,
-                Gate::Gelu => gate.gelu()?,
+            let gate = match layer.activation {
+                ActivationFunction::Silu => gate.silu()?,
+                ActivationFunction::Gelu => gate.gelu()?,
+                ActivationFunction::ClampedSwiglu => {
+                    candle_core::bail!("candle has no {}", ModelPart::ClampedSwiglu)
+                }
             };
             let inner = (gate * layer.up.forward(&normed)?)?;
             let part = layer.down.forward(&inner)?;
@@ -356,7 +364,12 @@ fn rotate(heads: &Tensor, turns: &Turns, pairing: RopePairing) -> Result<Tensor>
 }
 
 impl DeviceLayer {
-    fn load(gpu: &CandleGpu, layer: &Layer, parts: &Parts<'_>) -> Result<DeviceLayer> {
+    fn load(
+        gpu: &CandleGpu,
+        layer: &Layer,
+        attention: &Direct,
+        mlp: &Mlp,
+    ) -> Result<DeviceLayer> {
         let projection = |projection: &layer::Projection| {
             let bias = projection.bias.as_ref();
             Ok::<_, candle_core::Error>(Projection {
@@ -372,11 +385,11 @@ impl DeviceLayer {
             rope: layer.rope,
             attention: layer.spec.attention.clone(),
             attention_norm: norm(&layer.attention_norm)?,
-            query: projection(&parts.attention.query)?,
-            key: projection(&parts.attention.key)?,
-            value: projection(&parts.attention.value)?,
+            query: projection(&attention.query)?,
+            key: projection(&attention.key)?,
+            value: projection(&attention.value)?,
             output: projection(&layer.output)?,
-            head_norms: match &parts.attention.head_norms {
+            head_norms: match &attention.head_norms {
                 Some(norms) => Some(HeadNorms {
                     query: gpu.vector(&norms.query)?,
                     key: gpu.vector(&norms.key)?,
@@ -385,10 +398,10 @@ impl DeviceLayer {
             },
             attention_post_norm: norm(&layer.attention_post_norm)?,
             feed_forward_norm: norm(&layer.feed_forward_norm)?,
-            gate_activation: parts.gate,
-            gate: projection(&parts.mlp.gate)?,
-            up: projection(&parts.mlp.up)?,
-            down: projection(&parts.mlp.down)?,
+            activation: layer.spec.feed_forward.activation,
+            gate: projection(&mlp.gate)?,
+            up: projection(&mlp.up)?,
+            down: projection(&mlp.down)?,
             feed_forward_post_norm: norm(&layer.feed_forward_post_norm)?,
         })
     }

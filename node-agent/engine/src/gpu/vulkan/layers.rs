@@ -8,8 +8,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use prima_gguf::GgmlType;
+use prima_model::{LayerSpec, TensorRows};
 use prima_vulkan::{Buffer, KV_POSITIONS, VulkanError, kv_block_bytes};
 
+use super::expert_step::{self, ExpertPlaces};
 use super::kv::{BlockPool, DeviceBlocks, Unshared};
 use super::loaded::LoadedLayer;
 use super::open::VulkanGpu;
@@ -20,6 +22,7 @@ use crate::cpu::Compute;
 use crate::error::EngineError;
 use crate::executor::Executor;
 use crate::gpu::backend::error;
+use crate::gpu::facts::GpuApi;
 use crate::gpu::parts;
 use crate::kv_cache::LayerKv;
 use crate::layer::Layer;
@@ -64,7 +67,7 @@ impl VulkanLayers {
         let mut ropes = Ropes::default();
         let layers = layers.map(|index| {
             let layer = Layer::load(model, index, &mut ropes)?;
-            let parts = parts::computed(index, &layer)?;
+            let direct = parts::computed(GpuApi::Vulkan, index, &layer)?;
             let attention = &layer.spec.attention;
             let block_bytes = kv_block_bytes(attention.kv_heads, attention.head_dim);
             let pool = BlockPool::new(block_bytes);
@@ -72,7 +75,7 @@ impl VulkanLayers {
                 None => kv_positions.div_ceil(KV_POSITIONS),
                 Some(_) => 0,
             };
-            let loaded = LoadedLayer::new(&gpu.device, &layer, &parts).and_then(|loaded| {
+            let loaded = LoadedLayer::new(&gpu.device, &layer, direct).and_then(|loaded| {
                 pool.reserve(&gpu.device, blocks)?;
                 Ok(loaded)
             });
@@ -82,10 +85,10 @@ impl VulkanLayers {
             })
         });
         let layers: Vec<DeviceLayer> = layers.collect::<Result<_, EngineError>>()?;
-        let matrices = layers.iter().flat_map(|layer| layer.loaded.spec.matrices());
-        let formats: BTreeSet<GgmlType> = matrices.map(|matrix| matrix.format).collect();
-        let formats: Vec<GgmlType> = formats.into_iter().collect();
-        let ready = gpu.device.make_ready(&formats);
+        let specs = || layers.iter().map(|layer| &layer.loaded.spec);
+        let formats = formats(specs().flat_map(LayerSpec::matrices));
+        let of_experts = self::formats(specs().flat_map(LayerSpec::expert_matrices));
+        let ready = gpu.device.make_ready(&formats, &of_experts);
         ready.map_err(|source| error("compile the kernels of its layers", source))?;
         Ok(VulkanLayers {
             gpu: gpu.clone(),
@@ -106,7 +109,10 @@ impl VulkanLayers {
             inner,
             ..
         } = self.widths();
-        let bytes = 4 * hidden.max(queries).max(inner) as u64;
+        let layers = self.layers.iter();
+        let experts = layers.map(|layer| expert_step::widest_row(&layer.loaded));
+        let widest = experts.fold(hidden.max(queries).max(inner), usize::max);
+        let bytes = 4 * widest as u64;
         let fit = self.gpu.device.most_bound_bytes() / bytes;
         (fit as usize).clamp(1, MOST_ROWS)
     }
@@ -150,8 +156,10 @@ impl VulkanLayers {
             let bytes = layers.map(|layer| step::part_bytes(&layer.loaded, chunks, chunk));
             bytes.max().unwrap_or(0)
         });
-        let widths = self.widths();
-        let places = Places::new(&mut layout, rows, &widths, blocks.len(), &angles, parts);
+        let loaded = self.layers.iter().map(|layer| &layer.loaded);
+        let experts = ExpertPlaces::new(&mut layout, rows, loaded)?;
+        let sizes = (rows, &self.widths());
+        let places = Places::new(&mut layout, sizes, blocks.len(), &angles, parts, experts);
         let buffer = workspace.with_room(device, &layout)?;
         let mut pass = device.pass()?;
         pass.write(slice(buffer, &places.x), activation)?;
@@ -242,7 +250,7 @@ impl VulkanLayers {
             hidden: self.hidden,
             queries: widest(|layer| layer.query.rows),
             keys: widest(|layer| layer.key.rows),
-            inner: widest(|layer| layer.gate.rows),
+            inner: widest(|layer| layer.dense.as_ref().map_or(0, |mlp| mlp.gate.rows)),
             row_norms: layers.any(|layer| layer.loaded.norms_of_rows().is_some()),
         }
     }
@@ -279,6 +287,12 @@ impl Executor for VulkanLayers {
         }
         Ok(())
     }
+}
+
+/// Each once.
+fn formats<'a>(matrices: impl Iterator<Item = &'a TensorRows>) -> Vec<GgmlType> {
+    let formats: BTreeSet<GgmlType> = matrices.map(|matrix| matrix.format).collect();
+    formats.into_iter().collect()
 }
 
 /// The rows of a batch in passes of at most `most`.

@@ -3,14 +3,14 @@
 use std::ops::Range;
 
 use prima_gguf::GgmlType;
-use prima_model::LayerSpec;
+use prima_model::{ActivationFunction, LayerSpec};
 use prima_vulkan::{
     self as vulkan, Buffer, Device, MOST_HEAD_DIM, Matrix, Slice, VulkanError, has_kernels,
 };
 
 use super::workspace::Layout;
-use crate::gpu::parts::{Gate, Parts};
-use crate::layer::{self, Layer};
+use crate::layer::{self, Direct, Layer};
+use crate::mapped_weights::MappedTensor;
 
 pub(super) struct LoadedLayer {
     weights: Buffer,
@@ -23,13 +23,31 @@ pub(super) struct LoadedLayer {
     pub value: Projection,
     pub output: Projection,
     head_norms: Option<[Vector; 2]>,
+    pub sinks: Option<Vector>,
     pub attention_post_norm: Option<Vector>,
     pub feed_forward_norm: Option<Vector>,
     pub activation: vulkan::ActivationFunction,
+    pub dense: Option<Mlp>,
+    pub experts: Option<Experts>,
+    pub feed_forward_post_norm: Option<Vector>,
+}
+
+/// What all rows go through.
+pub(super) struct Mlp {
     pub gate: Projection,
     pub up: Projection,
     pub down: Projection,
-    pub feed_forward_post_norm: Option<Vector>,
+    /// Of one row.
+    pub output_gate: Option<Projection>,
+}
+
+/// Gate, up and down have the rows of all experts.
+pub(super) struct Experts {
+    pub router: Projection,
+    pub selection_bias: Option<Vector>,
+    pub gate: Projection,
+    pub up: Projection,
+    pub down: Projection,
 }
 
 /// Numbers of a layer's buffer, and how many.
@@ -40,7 +58,7 @@ pub(super) struct Vector {
 
 pub(super) struct Projection {
     place: Range<u64>,
-    format: GgmlType,
+    pub format: GgmlType,
     pub rows: usize,
     pub cols: usize,
     bias: Option<Vector>,
@@ -81,7 +99,7 @@ impl LoadedLayer {
     pub fn new(
         device: &Device,
         layer: &Layer,
-        parts: &Parts<'_>,
+        attention: &Direct,
     ) -> Result<LoadedLayer, VulkanError> {
         check(&layer.spec)?;
         let mut placing = Placing {
@@ -89,18 +107,29 @@ impl LoadedLayer {
             pieces: Vec::new(),
         };
         let attention_norm = placing.optional(&layer.attention_norm);
-        let query = placing.projection(&parts.attention.query);
-        let key = placing.projection(&parts.attention.key);
-        let value = placing.projection(&parts.attention.value);
+        let query = placing.projection(&attention.query);
+        let key = placing.projection(&attention.key);
+        let value = placing.projection(&attention.value);
         let output = placing.projection(&layer.output);
-        let norms = parts.attention.head_norms.as_ref();
+        let norms = attention.head_norms.as_ref();
         let head_norms =
             norms.map(|norms| [&norms.query, &norms.key].map(|norm| placing.vector(norm)));
+        let sinks = placing.optional(&layer.sinks);
         let attention_post_norm = placing.optional(&layer.attention_post_norm);
         let feed_forward_norm = placing.optional(&layer.feed_forward_norm);
-        let gate = placing.projection(&parts.mlp.gate);
-        let up = placing.projection(&parts.mlp.up);
-        let down = placing.projection(&parts.mlp.down);
+        let dense = layer.dense.as_ref().map(|mlp| Mlp {
+            gate: placing.projection(&mlp.gate),
+            up: placing.projection(&mlp.up),
+            down: placing.projection(&mlp.down),
+            output_gate: mlp.output_gate.as_ref().map(|gate| placing.matrix(gate)),
+        });
+        let experts = layer.experts.as_ref().map(|experts| Experts {
+            router: placing.projection(&experts.router),
+            selection_bias: placing.optional(&experts.selection_bias),
+            gate: placing.projection(&experts.gate),
+            up: placing.projection(&experts.up),
+            down: placing.projection(&experts.down),
+        });
         let feed_forward_post_norm = placing.optional(&layer.feed_forward_post_norm);
         let weights = device.buffer(placing.layout.end())?;
         for piece in placing.pieces {
@@ -119,15 +148,16 @@ impl LoadedLayer {
             value,
             output,
             head_norms,
+            sinks,
             attention_post_norm,
             feed_forward_norm,
-            activation: match parts.gate {
-                Gate::Silu => vulkan::ActivationFunction::Silu,
-                Gate::Gelu => vulkan::ActivationFunction::Gelu,
+            activation: match layer.spec.feed_forward.activation {
+                ActivationFunction::Silu => vulkan::ActivationFunction::Silu,
+                ActivationFunction::Gelu => vulkan::ActivationFunction::Gelu,
+                ActivationFunction::ClampedSwiglu => vulkan::ActivationFunction::ClampedSwiglu,
             },
-            gate,
-            up,
-            down,
+            dense,
+            experts,
             feed_forward_post_norm,
         })
     }
@@ -165,7 +195,14 @@ impl<'a> Placing<'a> {
     }
 
     fn projection(&mut self, projection: &'a layer::Projection) -> Projection {
-        let matrix = projection.weight.matrix();
+        Projection {
+            bias: self.optional(&projection.bias),
+            ..self.matrix(&projection.weight)
+        }
+    }
+
+    fn matrix(&mut self, tensor: &'a MappedTensor) -> Projection {
+        let matrix = tensor.matrix();
         let place = self.layout.bytes(matrix.bytes().len() as u64);
         self.pieces
             .push(Piece::Bytes(place.clone(), matrix.bytes()));
@@ -174,7 +211,7 @@ impl<'a> Placing<'a> {
             format: matrix.ggml_type(),
             rows: matrix.rows(),
             cols: matrix.cols(),
-            bias: self.optional(&projection.bias),
+            bias: None,
         }
     }
 }
@@ -188,7 +225,8 @@ fn check(layer: &LayerSpec) -> Result<(), VulkanError> {
             "heads of {head_dim} numbers (even, and at most {MOST_HEAD_DIM})"
         ));
     }
-    match layer.matrices().find(|matrix| !has_kernels(matrix.format)) {
+    let mut matrices = layer.matrices().chain(layer.expert_matrices());
+    match matrices.find(|matrix| !has_kernels(matrix.format)) {
         Some(matrix) => refused(format!("weights of format {}", matrix.format)),
         None => Ok(()),
     }

@@ -8,7 +8,8 @@ use prima_vulkan::{
     Slice, VulkanError, attention_groups, attention_part_bytes, input_bytes,
 };
 
-use super::loaded::{LoadedLayer, Projection, Vector};
+use super::expert_step::ExpertPlaces;
+use super::loaded::{LoadedLayer, Mlp, Projection, Vector};
 use super::workspace::{Layout, slice};
 use crate::kernels::RopeAngles;
 
@@ -72,7 +73,7 @@ fn groups(layer: &LoadedLayer, chunks: &[Chunk]) -> usize {
 /// Where the parts of a pass lie in the workspace.
 pub(super) struct Places {
     pub x: Range<u64>,
-    normed: Range<u64>,
+    pub normed: Range<u64>,
     queries: Range<u64>,
     normed_queries: Range<u64>,
     keys: Range<u64>,
@@ -81,7 +82,7 @@ pub(super) struct Places {
     attended: Range<u64>,
     gate: Range<u64>,
     up: Range<u64>,
-    projected: Range<u64>,
+    pub projected: Range<u64>,
     /// What is multiplied next, rounded to bytes.
     bytes: Range<u64>,
     /// For each chunk, what parts of its attention find.
@@ -89,17 +90,18 @@ pub(super) struct Places {
     pub blocks: Range<u64>,
     /// Of each rotation.
     pub angles: Vec<Range<u64>>,
+    pub experts: ExpertPlaces,
 }
 
 impl Places {
-    /// For so many rows and listed blocks, the angles of those rows, and the bytes of [`part_bytes`] of each chunk.
+    /// For so many rows and listed blocks, the angles of those rows, the bytes of [`part_bytes`] of each chunk, and experts.
     pub fn new(
         layout: &mut Layout,
-        rows: usize,
-        widths: &Widths,
+        (rows, widths): (usize, &Widths),
         blocks: usize,
         angles: &[RopeAngles],
         parts: impl Iterator<Item = u64>,
+        experts: ExpertPlaces,
     ) -> Places {
         let Widths {
             hidden,
@@ -128,6 +130,7 @@ impl Places {
                 .iter()
                 .map(|angles| layout.numbers(angles.turns().len()))
                 .collect(),
+            experts,
         }
     }
 }
@@ -153,23 +156,45 @@ impl<'a> Step<'a> {
         )
     }
 
-    /// x += post-norm(down(silu or gelu(gate(norm)) * up(norm)))
+    /// x += post-norm(experts(norm) + down(activation(gate(norm)) * up(norm))), as far as they are there
     pub fn feed_forward(&self, pass: &mut Pass<'a>) -> Result<(), VulkanError> {
-        let (layer, places) = (self.layer, self.places);
+        let layer = self.layer;
         let x = self.normed(pass, layer.feed_forward_norm.as_ref())?;
-        let (gate, up) = (self.slice(&places.gate), self.slice(&places.up));
-        self.project(pass, &layer.gate, x, gate, None)?;
-        self.project(pass, &layer.up, x, up, None)?;
+        if let (Some(experts), Some(spec)) = (&layer.experts, &layer.spec.feed_forward.experts) {
+            return self.experts(pass, x, experts, spec);
+        }
+        let Some(mlp) = &layer.dense else {
+            return Ok(());
+        };
+        self.gate_and_up(pass, mlp, x)?;
         pass.barrier();
-        let (gate, room) = (self.rows(gate), self.slice(&places.bytes));
-        let gated = pass.gate_input(layer.activation, gate, up, layer.gate.rows, room)?;
+        let gated = self.gated(pass, mlp, self.slice(&self.places.bytes))?;
         pass.barrier();
-        self.add(
-            pass,
-            &layer.down,
-            gated,
-            layer.feed_forward_post_norm.as_ref(),
-        )
+        let post_norm = layer.feed_forward_post_norm.as_ref();
+        self.add(pass, &mlp.down, gated, post_norm)
+    }
+
+    pub fn gate_and_up(
+        &self,
+        pass: &mut Pass<'a>,
+        mlp: &'a Mlp,
+        x: Input<'a>,
+    ) -> Result<(), VulkanError> {
+        let (gate, up) = (self.slice(&self.places.gate), self.slice(&self.places.up));
+        self.project(pass, &mlp.gate, x, gate, None)?;
+        self.project(pass, &mlp.up, x, up, None)
+    }
+
+    /// activation(gate) * up, ready to be multiplied; `room` is for what is rounded.
+    pub fn gated(
+        &self,
+        pass: &mut Pass<'a>,
+        mlp: &Mlp,
+        room: Slice<'a>,
+    ) -> Result<Input<'a>, VulkanError> {
+        let (gate, up) = (self.slice(&self.places.gate), self.slice(&self.places.up));
+        let gate = self.pass_rows(gate);
+        pass.gate_input(self.layer.activation, gate, up, mlp.gate.rows, room)
     }
 
     /// The norm of x, or x itself where there is no norm, ready to be multiplied, and a barrier behind it.
@@ -178,7 +203,7 @@ impl<'a> Step<'a> {
         pass: &mut Pass<'a>,
         weight: Option<&'a Vector>,
     ) -> Result<Input<'a>, VulkanError> {
-        let x = self.rows(self.slice(&self.places.x));
+        let x = self.pass_rows(self.slice(&self.places.x));
         let room = self.slice(&self.places.bytes);
         let input = match weight {
             None => pass.input(x, self.layer.query.cols, room)?,
@@ -191,7 +216,7 @@ impl<'a> Step<'a> {
         Ok(input)
     }
 
-    fn norm(&self, weight: &'a Vector, x: Rows<'a>, out: Slice<'a>, add: Option<f32>) -> Norm<'a> {
+    pub fn norm(&self, weight: &'a Vector, x: Rows<'a>, out: Slice<'a>, add: Option<f32>) -> Norm<'a> {
         Norm {
             weight: self.layer.vector(weight),
             width: weight.len,
@@ -202,7 +227,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    fn project(
+    pub fn project(
         &self,
         pass: &mut Pass<'a>,
         projection: &Projection,
@@ -234,7 +259,7 @@ impl<'a> Step<'a> {
                 let projected = self.slice(&self.places.projected);
                 self.project(pass, projection, from, projected, None)?;
                 pass.barrier();
-                pass.norm(self.norm(weight, self.rows(projected), x, scale))?;
+                pass.norm(self.norm(weight, self.pass_rows(projected), x, scale))?;
             }
         }
         pass.barrier();
@@ -280,8 +305,9 @@ impl<'a> Step<'a> {
             })?;
         }
         pass.barrier();
-        let out = self.rows(self.slice(&self.places.attended));
+        let out = self.pass_rows(self.slice(&self.places.attended));
         let groups = groups(self.layer, self.chunks);
+        let sinks = self.layer.sinks.as_ref();
         let attentions: Vec<Attention<'a>> = sequences
             .into_iter()
             .zip(&self.places.parts)
@@ -298,6 +324,7 @@ impl<'a> Step<'a> {
                 temperature: attention
                     .temperature
                     .map(|Temperature { scale, positions }| (scale, positions)),
+                sinks: sinks.map(|sinks| self.layer.vector(sinks)),
             })
             .collect();
         for attention in &attentions {
@@ -317,7 +344,7 @@ impl<'a> Step<'a> {
         to: &Range<u64>,
     ) -> Result<Slice<'a>, VulkanError> {
         let to = self.slice(to);
-        pass.norm(self.norm(weight, self.rows(from), to, None))?;
+        pass.norm(self.norm(weight, self.pass_rows(from), to, None))?;
         Ok(to)
     }
 
@@ -344,12 +371,12 @@ impl<'a> Step<'a> {
         sequences.collect()
     }
 
-    fn slice(&self, place: &Range<u64>) -> Slice<'a> {
+    pub fn slice(&self, place: &Range<u64>) -> Slice<'a> {
         slice(self.buffer, place)
     }
 
     /// The rows of the pass.
-    fn rows(&self, slice: Slice<'a>) -> Rows<'a> {
+    pub fn pass_rows(&self, slice: Slice<'a>) -> Rows<'a> {
         Rows {
             slice,
             count: self.rows,
