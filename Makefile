@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lint fmt images bench bench-engine bench-rings bench-conversations bench-kernels bench-70b check-gpu check-cuda fuzz faults assets
+.PHONY: help run test lint fmt images bench bench-engine bench-rings bench-conversations bench-kernels bench-experts bench-70b check-gpu check-cuda fuzz faults assets
 
 PYTHON ?= python3
 # The model that `make run` fetches; with MODEL=path nothing is fetched.
@@ -41,7 +41,7 @@ fmt: ## Format the code
 images: ## Build the container images for amd64 and arm64 into one archive, with docker, podman or buildah; GPUs: images/build.sh
 	images/build.sh
 
-bench: bench-engine bench-rings bench-conversations ## Measure speed against llama.cpp and bare TCP, side by side (two hours and a half); prints tables
+bench: bench-engine bench-rings bench-conversations bench-experts ## Measure speed against llama.cpp and bare TCP, side by side (three hours); prints tables
 
 bench-engine: ## Only the engine beside llama.cpp, and how near both are to what the machine can do (40 minutes)
 	$(PYTHON) tests/assets/fetch.py bench
@@ -59,6 +59,11 @@ bench-conversations: ## Only conversations beside llama-server: second turns, 16
 
 bench-kernels: ## Only the matrix kernels, each weight format at each level of instructions (10 minutes)
 	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --kernels
+
+bench-experts: ## Only mixtures of experts beside llama.cpp, in memory and with memory for a part of the experts (25 minutes)
+	$(PYTHON) tests/assets/fetch.py bench-experts
+	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
+	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --experts
 
 bench-70b: ## Measure a model of 70B in a ring of four machines with 4 GiB each (writes 43 GB, once; root)
 	$(PYTHON) tests/assets/fetch.py bench-70b

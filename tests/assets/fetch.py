@@ -332,6 +332,14 @@ def make_shape_qwen3_8b(out: list[Path]) -> None:
     make_shape("qwen3-8b", out[0], 5, "qwen2")
 
 
+def make_shape_qwen3_30b_a3b(out: list[Path]) -> None:
+    make_shape("qwen3-30b-a3b", out[0], 4, "qwen2")
+
+
+def make_shape_gpt_oss_20b(out: list[Path]) -> None:
+    make_shape("gpt-oss-20b", out[0], 5)
+
+
 def make_shape_70b(out: list[Path]) -> None:
     make_shape("70b", out[0], 43)
 
@@ -448,6 +456,10 @@ ASSETS: dict[str, Asset] = {
     "shape-8b": Asset(["models/shape-8b-Q4_K_M.gguf"], make_shape_8b, needs=["venv", "vocab"], inputs=[HERE / "make_shape.py"]),
     "shape-qwen3-8b": Asset(["models/shape-qwen3-8b-Q4_K_M.gguf"], make_shape_qwen3_8b, needs=["venv", "vocab"],
                             inputs=[HERE / "make_shape.py"]),
+    "shape-qwen3-30b-a3b": Asset(["models/shape-qwen3-30b-a3b-8-layers-Q4_K_M.gguf"], make_shape_qwen3_30b_a3b, needs=["venv", "vocab"],
+                                 inputs=[HERE / "make_shape.py"]),
+    "shape-gpt-oss-20b": Asset(["models/shape-gpt-oss-20b-8-layers-MXFP4.gguf"], make_shape_gpt_oss_20b, needs=["venv", "vocab"],
+                               inputs=[HERE / "make_shape.py"]),
     "shape-70b": Asset(["models/shape-70b-Q4_K_M.gguf"], make_shape_70b, needs=["venv", "vocab"], inputs=[HERE / "make_shape.py"]),
     "llama.cpp-source": Asset(["peers/llama.cpp"], make_llama_cpp_source, [LLAMA_CPP]),
 }
@@ -460,6 +472,7 @@ SETS: dict[str, list[str]] = {
     "bench": ["smollm2", "smollm2-f32", "text", "stories15m", "tinyllama-q4_k_m", "tinyllama-q8_0", "gemma3-270m", "shape-1b", "shape-8b",
               "shape-qwen3-8b", "llama.cpp-source"],
     "bench-conversations": ["smollm2", "smollm2-f32", "text", "tinyllama-q4_k_m", "shape-1b", "shape-8b", "llama.cpp-source"],
+    "bench-experts": ["shape-qwen3-30b-a3b", "shape-gpt-oss-20b", "llama.cpp-source"],
     "bench-70b": ["shape-70b"],
 }
 

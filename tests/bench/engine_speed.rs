@@ -110,7 +110,7 @@ pub struct Pair {
 
 impl Pair {
     /// Measures both once. Who begins alternates: whoever comes second finds a warmer processor.
-    fn take_turn(
+    pub fn take_turn(
         &mut self,
         turn: usize,
         engine: impl FnOnce() -> Result<f64, BenchError>,
@@ -264,7 +264,7 @@ fn work(gguf: &Gguf) -> (f64, Option<f64>) {
     (bytes as f64, quantized.then_some(2.0 * weights as f64))
 }
 
-fn decode(engine: &OneProcess, kv: &mut KvCache, count: usize) -> Result<f64, BenchError> {
+pub fn decode(engine: &OneProcess, kv: &mut KvCache, count: usize) -> Result<f64, BenchError> {
     let tokens = tokens(engine, count);
     engine.last_logits(&tokens[..1], kv)?;
     let start = Instant::now();
@@ -274,7 +274,7 @@ fn decode(engine: &OneProcess, kv: &mut KvCache, count: usize) -> Result<f64, Be
     Ok(count as f64 / start.elapsed().as_secs_f64())
 }
 
-fn prefill(engine: &OneProcess, kv: &mut KvCache, count: usize) -> Result<f64, BenchError> {
+pub fn prefill(engine: &OneProcess, kv: &mut KvCache, count: usize) -> Result<f64, BenchError> {
     let tokens = tokens(engine, count);
     let start = Instant::now();
     engine.last_logits(&tokens, kv)?;

@@ -5,14 +5,15 @@
 //!
 //! `--quick` takes one small sample of everything, to try the bench itself; its numbers mean nothing and are not kept. `--engine` measures
 //! the engine alone, `--rings` rings and the planner, `--conversations` what users of conversations notice, `--kernels` the kernels, format
-//! by level, `--70b` a model of 70B in a small ring, and nothing else. Names of sections of conversations choose these. Results are kept in a
-//! folder for each kind of machine.
+//! by level, `--experts` mixtures of experts, `--70b` a model of 70B in a small ring, and nothing else. Names of sections of conversations
+//! choose these. Results are kept in a folder for each kind of machine.
 
 mod chats;
 mod client;
 mod contenders;
 mod engine_speed;
 mod error;
+mod expert_speed;
 mod far_links;
 mod hop_cost;
 mod kernel_speed;
@@ -26,6 +27,7 @@ mod plot;
 mod prediction;
 mod report;
 mod report_conversations;
+mod report_experts;
 mod ring_speed;
 mod second_turn;
 mod siege;
@@ -78,6 +80,8 @@ fn main() -> ExitCode {
     }
     let measured = if asked("--70b") {
         run_70b()
+    } else if asked("--experts") {
+        run_experts(&effort, quick)
     } else if asked("--kernels") {
         run_kernels(&effort, quick)
     } else if asked("--engine") {
@@ -90,6 +94,7 @@ fn main() -> ExitCode {
         run_engine(&effort, quick)
             .and_then(|()| run_rings(&effort, quick))
             .and_then(|()| run_conversations(&effort, quick))
+            .and_then(|()| run_experts(&effort, quick))
     };
     match measured {
         Ok(()) => ExitCode::SUCCESS,
@@ -191,6 +196,16 @@ fn run_conversations(effort: &Effort, quick: bool) -> Result<(), BenchError> {
         }
     }
     Ok(())
+}
+
+fn run_experts(effort: &Effort, quick: bool) -> Result<(), BenchError> {
+    let speeds = expert_speed::measure(effort)?;
+    let report = report::title("make bench-experts") + &report_experts::experts(&speeds);
+    println!("{report}");
+    match quick {
+        true => Ok(()),
+        false => report::write(&results().join("experts.md"), &report),
+    }
 }
 
 fn run_kernels(effort: &Effort, quick: bool) -> Result<(), BenchError> {

@@ -12,8 +12,36 @@ use crate::machine::{self, Machine};
 
 /// Tell short stories, in two formats of weights. Measuring a disk takes the second's size.
 const SMALL: [&str; 2] = ["stories15M-wide-Q4_K", "stories15M-wide-Q8_0"];
-/// Shapes of Llama's models, and the bytes of their files.
-const SHAPES: [(&str, u64); 2] = [("1b", 1_000_000_000), ("8b", 5_000_000_000)];
+/// Shapes of Llama's models, and of mixtures of experts.
+const SHAPES: [Shape; 4] = [
+    Shape {
+        name: "1b",
+        file: "shape-1b-Q4_K_M",
+        bytes: 1_000_000_000,
+    },
+    Shape {
+        name: "8b",
+        file: "shape-8b-Q4_K_M",
+        bytes: 5_000_000_000,
+    },
+    Shape {
+        name: "qwen3-30b-a3b",
+        file: "shape-qwen3-30b-a3b-8-layers-Q4_K_M",
+        bytes: 3_500_000_000,
+    },
+    Shape {
+        name: "gpt-oss-20b",
+        file: "shape-gpt-oss-20b-8-layers-MXFP4",
+        bytes: 4_500_000_000,
+    },
+];
+
+struct Shape {
+    /// As `make_shape.py` calls it.
+    name: &'static str,
+    file: &'static str,
+    bytes: u64,
+}
 
 pub struct Model {
     pub name: String,
@@ -38,11 +66,12 @@ impl Models {
             measured.push(Model::at(path(name)?)?);
         }
         let mut left_out = Vec::new();
-        for (shape, bytes) in SHAPES {
-            match large(shape, bytes, machine) {
+        for shape in &SHAPES {
+            match large(shape, machine) {
                 Ok(path) => measured.push(Model::at(path)?),
                 Err(reason) => left_out.push(format!(
-                    "speed of a model in the shape of {shape}: {reason}"
+                    "speed of a model in the shape of {}: {reason}",
+                    shape.name
                 )),
             }
         }
@@ -71,9 +100,9 @@ impl Model {
 
 /// The file of a model in a large shape, written now if it is not there; or why there is none, in words. Whoever wants one measured on a
 /// driver in software puts it there.
-fn large(shape: &str, bytes: u64, machine: &Machine) -> Result<PathBuf, String> {
+fn large(shape: &Shape, machine: &Machine) -> Result<PathBuf, String> {
     let cache = assets::cache().map_err(|error| error_chain(&error))?;
-    let path = cache.join(format!("models/shape-{shape}-Q4_K_M.gguf"));
+    let path = cache.join(format!("models/{}.gguf", shape.file));
     if path.exists() {
         return Ok(path);
     }
@@ -86,7 +115,7 @@ fn large(shape: &str, bytes: u64, machine: &Machine) -> Result<PathBuf, String> 
         ("the machine", machine::available_memory()),
     ] {
         // Keys, values and what passes through come to it.
-        let needed = bytes + bytes / 8;
+        let needed = shape.bytes + shape.bytes / 8;
         if available < needed {
             let (available, needed) = (gigabytes(available), gigabytes(needed));
             return Err(format!(
@@ -94,8 +123,8 @@ fn large(shape: &str, bytes: u64, machine: &Machine) -> Result<PathBuf, String> 
             ));
         }
     }
-    println!("writing a model in the shape of {shape}");
-    write(shape, &path).map_err(|error| error_chain(&error))?;
+    println!("writing a model in the shape of {}", shape.name);
+    write(shape.name, &path).map_err(|error| error_chain(&error))?;
     Ok(path)
 }
 

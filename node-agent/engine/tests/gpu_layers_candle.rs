@@ -10,8 +10,8 @@
 mod on_gpu;
 mod support;
 
-use prima_engine::{Gpu, GpuApi};
 use prima_engine::kernels::{Matrix, supported};
+use prima_engine::{Gpu, GpuApi};
 use prima_gguf::GgmlType;
 
 /// What candle computes is the same on all GPUs.

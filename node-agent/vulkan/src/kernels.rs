@@ -134,11 +134,7 @@ pub fn has_kernels(format: GgmlType) -> bool {
 
 impl Kernel {
     /// All that passes over weights of these formats may start, of all rows' and of experts'.
-    pub fn all(
-        formats: &[GgmlType],
-        of_experts: &[GgmlType],
-        abilities: Abilities,
-    ) -> Vec<Kernel> {
+    pub fn all(formats: &[GgmlType], of_experts: &[GgmlType], abilities: Abilities) -> Vec<Kernel> {
         let products = formats.iter().flat_map(|&format| {
             [1, 2, FEW_ROWS + 1]
                 .map(|rows| Kernel::Multiply(Shape::of(rows, format, abilities), format))
@@ -164,7 +160,11 @@ impl Kernel {
             Kernel::GatePack,
         ];
         let of_experts = experts.chain(products_of_experts);
-        others.into_iter().chain(products).chain(of_experts).collect()
+        others
+            .into_iter()
+            .chain(products)
+            .chain(of_experts)
+            .collect()
     }
 
     /// As `build.rs` calls it.

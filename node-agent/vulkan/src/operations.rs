@@ -9,9 +9,7 @@ mod multiply;
 mod norm;
 
 pub use attention::{Attention, attention_groups, attention_part_bytes};
-pub use experts::{
-    ExpertProduct, ExpertRows, ExpertTiles, Gating, Mixture, Routing, SharedExpert,
-};
+pub use experts::{ExpertProduct, ExpertRows, ExpertTiles, Gating, Mixture, Routing, SharedExpert};
 pub use heads::{HeadNorms, Heads, Rotation};
 pub use input::{ActivationFunction, Input, input_bytes};
 pub use kv::{KV_POSITIONS, MOST_HEAD_DIM, SequenceRows, kv_block_bytes};

@@ -72,7 +72,12 @@ impl ExpertTiles {
     /// Bytes of the parts of [`ExpertRows`]: choices, rows, places and tiles.
     pub fn bytes(self) -> [u64; 4] {
         let choices = self.choices() as u64;
-        [8 * choices, 4 * choices, 4 * choices, 16 * self.count() as u64]
+        [
+            8 * choices,
+            4 * choices,
+            4 * choices,
+            16 * self.count() as u64,
+        ]
     }
 
     /// The room in which rows of so many numbers are rounded to bytes, as the pass has them.

@@ -6,9 +6,7 @@ use prima_vulkan::{
     input_bytes, kv_block_bytes,
 };
 
-use crate::support::{
-    DEVICE, Random, append, assert_close, buffer, packed, read, rows, words,
-};
+use crate::support::{DEVICE, Random, append, assert_close, buffer, packed, read, rows, words};
 
 /// What an attention is tried with.
 struct Case {
@@ -164,7 +162,8 @@ fn attention(case: &Case) {
         temperature,
         sinks,
     } = *case;
-    let what = format!("{heads} heads of {head_dim}, {held} + {new}, window {window:?}, sinks {sinks}");
+    let what =
+        format!("{heads} heads of {head_dim}, {held} + {new}, window {window:?}, sinks {sinks}");
     let (width, end) = (kv_heads * head_dim, held + new);
     let mut random = Random((held + heads) as u64);
     let queries: Vec<f32> = random

@@ -4,7 +4,9 @@ use std::sync::LazyLock;
 
 use half::f16;
 use prima_gguf::GgmlType;
-use prima_vulkan::{Buffer, Device, Facts, GpuKind, Gpus, Heads, Pass, Plain, Rows, SequenceRows, input_bytes};
+use prima_vulkan::{
+    Buffer, Device, Facts, GpuKind, Gpus, Heads, Pass, Plain, Rows, SequenceRows, input_bytes,
+};
 
 /// One device for all tests: kernels are compiled once.
 pub static DEVICE: LazyLock<Device> = LazyLock::new(|| {

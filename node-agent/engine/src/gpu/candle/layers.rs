@@ -364,12 +364,7 @@ fn rotate(heads: &Tensor, turns: &Turns, pairing: RopePairing) -> Result<Tensor>
 }
 
 impl DeviceLayer {
-    fn load(
-        gpu: &CandleGpu,
-        layer: &Layer,
-        attention: &Direct,
-        mlp: &Mlp,
-    ) -> Result<DeviceLayer> {
+    fn load(gpu: &CandleGpu, layer: &Layer, attention: &Direct, mlp: &Mlp) -> Result<DeviceLayer> {
         let projection = |projection: &layer::Projection| {
             let bias = projection.bias.as_ref();
             Ok::<_, candle_core::Error>(Projection {

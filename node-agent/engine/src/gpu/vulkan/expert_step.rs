@@ -104,11 +104,7 @@ fn bytes(
     ])
 }
 
-fn tiles(
-    rows: usize,
-    experts: &Experts,
-    spec: &ExpertsSpec,
-) -> Result<ExpertTiles, VulkanError> {
+fn tiles(rows: usize, experts: &Experts, spec: &ExpertsSpec) -> Result<ExpertTiles, VulkanError> {
     let formats = [&experts.gate, &experts.up, &experts.down].map(|each| each.format);
     ExpertTiles::new(rows, spec.used, spec.count, formats)
 }

@@ -216,7 +216,13 @@ impl<'a> Step<'a> {
         Ok(input)
     }
 
-    pub fn norm(&self, weight: &'a Vector, x: Rows<'a>, out: Slice<'a>, add: Option<f32>) -> Norm<'a> {
+    pub fn norm(
+        &self,
+        weight: &'a Vector,
+        x: Rows<'a>,
+        out: Slice<'a>,
+        add: Option<f32>,
+    ) -> Norm<'a> {
         Norm {
             weight: self.layer.vector(weight),
             width: weight.len,
