@@ -219,8 +219,8 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<NodeProfileStatus, ProfileE
     status.architectures = prima_model::architectures().map(str::to_owned).collect();
     status.parts = names(Compute::model_parts());
     for gpu in &mut status.gpus {
-        if let Some(measured) = gpu.measured.as_mut() {
-            measured.parts = names(Gpu::model_parts(gpu::api(gpu.backend)));
+        if let (Some(measured), Some(api)) = (gpu.measured.as_mut(), gpu::api(gpu.backend)) {
+            measured.parts = names(Gpu::model_parts(api));
         }
     }
     // What changes from hour to hour is never taken from the cache.

@@ -81,12 +81,13 @@ fn backend(api: GpuApi) -> GpuBackend {
     }
 }
 
-/// Through what the engine uses a GPU of this profile.
-pub fn api(backend: GpuBackend) -> GpuApi {
+/// Through what the engine uses a GPU of this profile, if it does.
+pub fn api(backend: GpuBackend) -> Option<GpuApi> {
     match backend {
-        GpuBackend::Vulkan => GpuApi::Vulkan,
-        GpuBackend::Cuda => GpuApi::Cuda,
-        GpuBackend::Metal => GpuApi::Metal,
+        GpuBackend::Vulkan => Some(GpuApi::Vulkan),
+        GpuBackend::Cuda => Some(GpuApi::Cuda),
+        GpuBackend::Metal => Some(GpuApi::Metal),
+        GpuBackend::Other => None,
     }
 }
 
