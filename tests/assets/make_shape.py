@@ -3,12 +3,12 @@
     python make_shape.py 1b|8b|70b|qwen3-8b|qwen3-30b-a3b|gpt-oss-20b OUT.gguf --vocabulary ggml-vocab-llama-bpe.gguf
 
 The first three are Llama's; for Qwen3's the vocabulary is ggml-vocab-qwen2.gguf. The last two are mixtures of experts, with 8 layers of 48 and
-of 24, each as wide and with as many experts as in the model. Their routers are random, too, so that rows go to all experts alike. gpt-oss has
+of 24, each as wide and with as many experts as in the model. Their routers are random, too, so that tokens go to all experts alike. gpt-oss has
 Llama's vocabulary here, which is smaller than its own.
 
 Formats are those of llama.cpp's Q4_K_M mix (Q6_K for the output head and for half of attn_v and ffn_down, else Q4_K); gpt-oss has experts of
 MXFP4, and else Q8_0. The blocks' scales are such that weights have zero mean and a deviation of 1/sqrt(columns), so that activations stay
-finite. Deterministic.
+finite; those of mixtures' embeddings are larger. Deterministic.
 """
 
 import argparse
@@ -66,12 +66,13 @@ def main() -> None:
         writer.add_expert_count(shape["experts"])
         writer.add_expert_used_count(shape["experts_used"])
         writer.add_expert_feed_forward_length(shape["expert_width"])
-    if shape["architecture"] == "gpt-oss":
+    is_oss = shape["architecture"] == "gpt-oss"
+    if is_oss:
         writer.add_sliding_window(shape["window"])
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(32.0)
         writer.add_rope_scaling_orig_ctx_len(4096)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_K_M)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_MXFP4_MOE if is_oss else gguf.LlamaFileType.MOSTLY_Q4_K_M)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(shape["pre"])
     writer.add_token_list(tokens)
@@ -98,7 +99,7 @@ def main() -> None:
         else:
             left = math.prod(dims) // gguf.GGML_QUANT_SIZES[kind][0]
             while left > 0:
-                out.write(blocks(kind, min(left, PIECE), dims[-1], random).tobytes())
+                out.write(blocks(kind, min(left, PIECE), deviation(name, dims, shape), random).tobytes())
                 left -= PIECE
         writer.write_padding(out, out.tell())
     writer.close()
@@ -170,10 +171,17 @@ def numbers(name: str, dims: tuple[int, ...], random: np.random.Generator) -> np
     return np.zeros(dims, np.float32)
 
 
-def blocks(kind: gguf.GGMLQuantizationType, count: int, cols: int, random: np.random.Generator) -> np.ndarray:
-    """`count` blocks, as bytes, of a matrix of `cols` columns."""
+def deviation(name: str, dims: tuple[int, ...], shape: dict) -> float:
+    """Of a matrix's weights. With experts, embeddings are so large that rows stay what their tokens make them: else what attention adds, which is
+    much the same for all, chooses the same experts for all."""
+    if name == "token_embd.weight" and "experts" in shape:
+        return 4.0
+    return 1.0 / np.sqrt(dims[-1])
+
+
+def blocks(kind: gguf.GGMLQuantizationType, count: int, deviation: float, random: np.random.Generator) -> np.ndarray:
+    """`count` blocks, as bytes."""
     data = random.integers(0, 256, (count, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
-    deviation = 1.0 / np.sqrt(cols)
     if kind == Q4_K:  # d, dmin, 12 bytes of scales and minimums, 128 of nibbles: d * 32 * q - dmin * 32
         d = deviation / (32 * np.sqrt((16**2 - 1) / 12))
         data[:, 0:4] = np.array([d, 7.5 * d], np.float16).view(np.uint8)

@@ -32,11 +32,12 @@ const SHARES: [f64; 2] = [0.5, 0.25];
 /// Beside weights: the process, its buffers, keys and values.
 const OTHER_BYTES: f64 = 400e6;
 const PROMPT: &str = "Once upon a time";
+const TURNS: usize = 5;
 const TURNS_UNDER_LIMIT: usize = 3;
 const WARM_UP: usize = 48;
 const TOKENS: usize = 32;
-/// For llama.cpp, which takes long for each.
-const PEER_TOKENS: usize = 8;
+/// For llama.cpp, which takes long for each; before them it decodes as many.
+const PEER_TOKENS: usize = 16;
 
 pub struct ExpertSpeed {
     pub model: &'static str,
@@ -92,14 +93,14 @@ fn measure_model(
     let mut speed = ExpertSpeed {
         model,
         threads,
-        decode_tokens: effort.decode,
+        decode_tokens: effort.decode / 2,
         decode: Pair::default(),
         prefill_tokens: effort.prefill,
         prefill: Pair::default(),
         limited: None,
     };
     eprintln!("{model}: beside llama.cpp, in memory");
-    for turn in 0..effort.turns {
+    for turn in 0..effort.turns.min(TURNS) {
         let decoded = speed.decode_tokens;
         speed.decode.take_turn(
             turn,
@@ -143,7 +144,7 @@ fn measure_model(
                     true => limit.ring(&path, &machine, threads, &never, &weights)?,
                     false => {
                         let rate =
-                            peer.tokens_per_second_in(&machine, &path, threads, PEER_TOKENS)?;
+                            peer.next_tokens_per_second_in(&machine, &path, threads, PEER_TOKENS)?;
                         limit.llama_cpp.push(rate);
                     }
                 }

@@ -19,8 +19,8 @@ BUNDLE = ROOT / "target" / "gpu-check.tar.xz"
 MOST_BYTES = 60_000_000  # what is carried by mail and slow links
 PROGRAMS = [["build", "-p", "prima", "-p", "prima-node-agent"], ["build", "-p", "prima-tests", "--bin", "gpu_check"],
             ["test", "--no-run", "-p", "prima-vulkan", "--test", "shaders"], ["test", "--no-run", "-p", "prima-engine", "--test", "gpu_layers"]]
-# Of the cache of assets. The vocabulary is what models of random weights are given.
-ASSETS = ["models/stories15M-wide-Q4_K.gguf", "models/stories15M-wide-Q8_0.gguf", "vocab/ggml-vocab-llama-bpe.gguf"]
+# Of the cache of assets. The vocabularies are what models of random weights are given.
+ASSETS = ["models/stories15M-wide-Q4_K.gguf", "models/stories15M-wide-Q8_0.gguf", "vocab/ggml-vocab-llama-bpe.gguf", "vocab/ggml-vocab-qwen2.gguf"]
 
 
 def main() -> int:

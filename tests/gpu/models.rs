@@ -16,21 +16,25 @@ const SMALL: [&str; 2] = ["stories15M-wide-Q4_K", "stories15M-wide-Q8_0"];
 const SHAPES: [Shape; 4] = [
     Shape {
         name: "1b",
+        vocabulary: "llama-bpe",
         file: "shape-1b-Q4_K_M",
         bytes: 1_000_000_000,
     },
     Shape {
         name: "8b",
+        vocabulary: "llama-bpe",
         file: "shape-8b-Q4_K_M",
         bytes: 5_000_000_000,
     },
     Shape {
         name: "qwen3-30b-a3b",
+        vocabulary: "qwen2",
         file: "shape-qwen3-30b-a3b-8-layers-Q4_K_M",
         bytes: 3_500_000_000,
     },
     Shape {
         name: "gpt-oss-20b",
+        vocabulary: "llama-bpe",
         file: "shape-gpt-oss-20b-8-layers-MXFP4",
         bytes: 4_500_000_000,
     },
@@ -39,6 +43,7 @@ const SHAPES: [Shape; 4] = [
 struct Shape {
     /// As `make_shape.py` calls it.
     name: &'static str,
+    vocabulary: &'static str,
     file: &'static str,
     bytes: u64,
 }
@@ -124,19 +129,22 @@ fn large(shape: &Shape, machine: &Machine) -> Result<PathBuf, String> {
         }
     }
     println!("writing a model in the shape of {}", shape.name);
-    write(shape.name, &path).map_err(|error| error_chain(&error))?;
+    write(shape, &path).map_err(|error| error_chain(&error))?;
     Ok(path)
 }
 
-fn write(shape: &str, path: &Path) -> Result<(), CheckError> {
+fn write(shape: &Shape, path: &Path) -> Result<(), CheckError> {
     let partial = path.with_extension("partial");
     let mut command = Command::new("python3");
     command
         .arg(machine::beside_programs("make_shape.py"))
-        .arg(shape)
+        .arg(shape.name)
         .arg(&partial)
         .arg("--vocabulary")
-        .arg(assets::path("vocab/ggml-vocab-llama-bpe.gguf")?);
+        .arg(assets::path(&format!(
+            "vocab/ggml-vocab-{}.gguf",
+            shape.vocabulary
+        ))?);
     let written = machine::output(&mut command).and_then(|_| {
         fs::rename(&partial, path).map_err(|source| CheckError::Write {
             path: path.to_owned(),

@@ -118,8 +118,8 @@ impl Gpu {
         self.0.facts()
     }
 
-    /// Copies the layers `layers` of `model` there, once the first of them, and the first with experts, have computed there what they compute on
-    /// the processor. The first has the place `first_place` in its window. Memory for the keys and values of `kv_positions` positions in all sequences is set aside.
+    /// Copies the layers `layers` of `model` there, once the first, and the first with experts, computed the same there as on the processor. The
+    /// first has the place `first_place` in its window. Memory for the keys and values of `kv_positions` positions in all sequences is set aside.
     ///
     /// # Errors
     /// [`EngineError::TensorValue`] when a layer is not in the bytes of a sparse file, [`EngineError::Gpu`]: no memory, no kernels for

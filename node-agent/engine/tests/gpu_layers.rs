@@ -22,7 +22,7 @@ fn emulated() -> Gpu {
         .expect("a driver of Vulkan that computes on the CPU: Debian's mesa-vulkan-drivers")
 }
 
-/// In passes of many rows, few, and one. Where both sides round activations, each in its own way, some rows go to other experts, by a hair;
+/// In passes of rows that are many for each expert, many in all, few, and one. Where both sides round activations, each in its own way, some rows go to other experts, by a hair;
 /// the others compute the same.
 #[test]
 fn quantized_experts_compute_the_same_but_for_close_choices() {
@@ -42,8 +42,8 @@ fn quantized_experts_compute_the_same_but_for_close_choices() {
         let devices = LayerDevices::last_on(2, emulated());
         let gpu = Runner::on(&devices, &cpu.model, &[2], 2);
         let (mut on_cpu, mut on_gpu) = (cpu.kv_cache(), gpu.kv_cache());
-        let tokens: Vec<u32> = (0..120).map(|i| i * 7 % 96).collect();
-        for (rows, passes) in [(60, 1), (5, 5), (1, 25)] {
+        let tokens: Vec<u32> = (0..140).map(|i| i * 7 % 96).collect();
+        for (rows, passes) in [(60, 1), (30, 1), (5, 5), (1, 25)] {
             let mut same = 0;
             for _ in 0..passes {
                 let first = on_cpu.len();

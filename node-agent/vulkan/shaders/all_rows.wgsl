@@ -1,6 +1,6 @@
 // A product of all rows of x with one matrix.
 
-fn is_idle(group: vec3u, thread: u32) -> bool {
+fn is_idle(group: vec3u) -> bool {
     return false;
 }
 

@@ -6,17 +6,13 @@
 // Which row of x a row of the result is made of, unless x has the same rows.
 @group(0) @binding(6) var<storage, read> x_rows: array<u32>;
 
-var<workgroup> groups_tile: vec4u;
 var<private> tile: vec4u;
 
-// Takes the group's tile. Idle are groups without one, and those whose expert is not bound.
-fn is_idle(group: vec3u, thread: u32) -> bool {
-    if thread == 0u {
-        groups_tile = tiles[group.y];
-    }
-    let own = workgroupUniformLoad(&groups_tile);
-    tile = own;
-    return own.y == own.z || own.x < params.first_expert || own.x >= params.first_expert + params.experts;
+// Takes the group's tile. Idle are groups without one, and those whose expert is not bound. (All threads of a group find the same, so they go
+// on to the same barriers; the build does not see that.)
+fn is_idle(group: vec3u) -> bool {
+    tile = tiles[group.y];
+    return tile.y == tile.z || tile.x < params.first_expert || tile.x >= params.first_expert + params.experts;
 }
 
 fn first_row_of(group: vec3u, height: u32) -> u32 {

@@ -12,7 +12,7 @@ var<workgroup> x_part: array<array<vec4f, 16>, STEP>;
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) thread: u32) {
-    if is_idle(group, thread) {
+    if is_idle(group) {
         return;
     }
     let first_matrix_row = group.x * TILE;

@@ -19,6 +19,8 @@ struct Params {
     flags: u32,
     // What weights are multiplied by at last.
     scale: f32,
+    // 1: each choice is a tile of its own, so there is nothing to group.
+    ungrouped: u32,
 }
 
 var<immediate> params: Params;
@@ -27,6 +29,10 @@ var<immediate> params: Params;
 @group(0) @binding(1) var<storage, read> selection_bias: array<f32>;
 // Of each row: its experts, and the bits of their weights.
 @group(0) @binding(2) var<storage, read_write> choices: array<vec2u>;
+// As `group_experts.wgsl` writes them, where there is nothing to group.
+@group(0) @binding(3) var<storage, read_write> rows: array<u32>;
+@group(0) @binding(4) var<storage, read_write> places: array<u32>;
+@group(0) @binding(5) var<storage, read_write> tiles: array<vec4u>;
 
 var<workgroup> scores: array<f32, MOST_EXPERTS>;
 // What experts are chosen by.
@@ -80,26 +86,35 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) th
             groups_in[thread] = u32(better < params.groups_used);
         }
         workgroupBarrier();
+        for (var expert = thread; expert < params.experts; expert += THREADS) {
+            if groups_in[expert / size] == 0u {
+                keys[expert] = 0u;
+            }
+        }
+        workgroupBarrier();
     }
 
-    // An expert's place is the number of those that are better.
+    // An expert's place is the number of those that are better. Those of other groups have the least key; no number has it.
     for (var expert = thread; expert < params.experts; expert += THREADS) {
-        if is_in(expert, size) {
-            let key = keys[expert];
-            var better = 0u;
-            for (var other = 0u; other < params.experts; other++) {
-                better += u32(is_better(keys[other], other, key, expert) && is_in(other, size));
-            }
-            if better < params.used {
-                chosen[better] = expert;
-                weights[better] = scores[expert];
-            }
+        let key = keys[expert];
+        var better = 0u;
+        for (var other = 0u; other < params.experts; other++) {
+            better += u32(is_better(keys[other], other, key, expert));
+        }
+        if better < params.used {
+            chosen[better] = expert;
+            weights[better] = scores[expert];
         }
     }
     workgroupBarrier();
     if thread < params.used {
-        let choice = vec2u(chosen[thread], bitcast<u32>(weight_of(thread)));
-        choices[row * params.used + thread] = choice;
+        let choice = row * params.used + thread;
+        choices[choice] = vec2u(chosen[thread], bitcast<u32>(weight_of(thread)));
+        if params.ungrouped != 0u {
+            rows[choice] = row;
+            places[choice] = choice;
+            tiles[choice] = vec4u(chosen[thread], choice, choice + 1u, 0u);
+        }
     }
 }
 
@@ -122,21 +137,15 @@ fn two_best(first: u32, count: u32) -> f32 {
     return best + second;
 }
 
-// A number that is larger where `number` is: every pattern of bits has its place, so places are all taken once, whatever the numbers are.
+// A number above 0 that is larger where `number` is: every pattern of bits has its place, so places are all taken once, whatever the numbers
+// are.
 fn in_order(number: f32) -> u32 {
     let bits = bitcast<u32>(number);
-    return bits ^ select(0x80000000u, 0xffffffffu, bits >= 0x80000000u);
+    return max(bits ^ select(0x80000000u, 0xffffffffu, bits >= 0x80000000u), 1u);
 }
 
 fn is_better(key: u32, number: u32, than: u32, its_number: u32) -> bool {
-    return key > than || key == than && number < its_number;
-}
-
-fn is_in(expert: u32, size: u32) -> bool {
-    if params.groups > 1u {
-        return groups_in[expert / size] != 0u;
-    }
-    return true;
+    return key > than || (key == than && number < its_number);
 }
 
 fn weight_of(choice: u32) -> f32 {

@@ -2,7 +2,7 @@
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) thread: u32) {
-    if is_idle(group, thread) {
+    if is_idle(group) {
         return;
     }
     let lane = thread % LANES;

@@ -7,7 +7,7 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
     @builtin(num_subgroups) subgroups: u32,
 ) {
-    if is_idle(group, thread) {
+    if is_idle(group) {
         return;
     }
     let lane = thread % LANES;

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfile, ModelProfileSpec};
-use prima_crds::v1alpha1::node_profile::{NodeProfile, NodeProfileStatus, Throughput};
+use prima_crds::v1alpha1::node_profile::{GpuBackend, NodeProfile, NodeProfileStatus, Throughput};
 use prima_crds::v1alpha1::ring_plan::KvDtype;
 
 use crate::input::Options;
@@ -277,7 +277,8 @@ fn gpu(
     }
 }
 
-/// The machine's memory holds what cannot be read again, and all if there is no disk to read it from.
+/// The machine's memory holds what cannot be read again, among it the layers of a GPU that shares it, and all if there is no disk to read
+/// it from.
 fn memory(
     share: &Share<'_>,
     node: &NodeProfile,
@@ -290,18 +291,26 @@ fn memory(
         None => share.gpu_layers,
     };
     let kv = share.cpu_layers * share.kv_bytes + shared_gpu_layers * share.gpu_kv_bytes;
+    // Metal maps them; for others they are copied.
+    let copied = match status.gpu_for(spec) {
+        Some((GpuBackend::Metal, _)) => 0,
+        _ => shared_gpu_layers * share.layer_bytes,
+    };
     let stays = kv
+        .saturating_add(copied)
         .saturating_add(share.draft_bytes)
         .saturating_add(share.logits_bytes);
     let limit = node.spec.left_to_ring(status, spec);
     let what = match (share.logits_bytes, share.draft_bytes) {
+        _ if copied > 0 => "the KV cache and the GPU's layers",
         (0, _) => "the KV cache",
         (_, 0) => "the KV cache and logits",
         _ => "the KV cache, logits and the draft model",
     };
     findings.extend(share.exceeds(what, stays, limit));
     if node.spec.disk_allowed == Some(false) {
-        let weights = (share.cpu_layers + shared_gpu_layers) * share.layer_bytes + share.head_bytes;
+        let layers = (share.cpu_layers + shared_gpu_layers) * share.layer_bytes;
+        let weights = layers - copied + share.head_bytes;
         findings.extend(share.exceeds(
             "weights and KV cache, as the disk may not be used,",
             stays.saturating_add(weights),

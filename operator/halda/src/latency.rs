@@ -116,7 +116,7 @@ pub enum Violation {
         device: usize,
         missing_bytes: f64,
     },
-    /// KV cache, buffers and a draft model, which are not read from disk.
+    /// KV cache, buffers, a draft model, and layers of a GPU that shares the memory, which are not read from disk.
     Memory {
         device: usize,
         missing_bytes: f64,
@@ -251,6 +251,7 @@ fn memory(
     let missing = |bytes: f64| (bytes > SLACK_BYTES).then_some(bytes);
     let mut layers = share.cpu_layers as f64;
     let mut kv = layers * model.layer_kv_bytes;
+    let mut copied = 0.0;
     if share.gpu_layers > 0 {
         let gpu_layers = share.gpu_layers as f64;
         match &device.gpu {
@@ -258,8 +259,12 @@ fn memory(
             Some(GpuCost {
                 memory_bytes: None, ..
             }) => {
-                layers += gpu_layers;
                 kv += gpu_layers * model.gpu_layer_kv_bytes;
+                match device.memory_rule {
+                    MemoryRule::AllOrNothing => layers += gpu_layers,
+                    // What was copied for a GPU cannot be read again.
+                    MemoryRule::Overflow => copied = gpu_layers * model.layer_bytes,
+                }
             }
             Some(GpuCost {
                 memory_bytes: Some(available),
@@ -286,7 +291,7 @@ fn memory(
         head -= model.output_bytes;
     }
     let weights = layers * model.layer_bytes + head;
-    let fixed = kv + draft + model.buffer_bytes;
+    let fixed = kv + copied + draft + model.buffer_bytes;
     member.memory_bytes = weights + fixed;
     if let Some(missing_bytes) = missing(fixed - device.memory_bytes) {
         return Err(Violation::Memory {

@@ -71,9 +71,11 @@ fn cell(model: &ModelProfile, nodes: &[NodeProfile]) -> String {
         1e3 / report.tpot_milliseconds,
         report.ttft_milliseconds / 1e3,
     );
-    let digits = if rate < 10.0 { 1 } else { 0 };
+    let digits = |number: f64, whole: f64| usize::from(number < whole);
     format!(
-        "**{rate:.digits$}**, {first:.0} s, {}",
+        "**{rate:.0$}**, {first:.1$} s, {2}",
+        digits(rate, 10.0),
+        digits(first, 1.0),
         machines(report, nodes)
     )
 }
@@ -83,7 +85,11 @@ fn machines(report: &PlanReport, nodes: &[NodeProfile]) -> String {
     if report.members.iter().any(|member| member.gpu_layers > 0) {
         said += ", GPU";
     }
-    if report.members.iter().any(|member| member.read_bytes_per_token > 0) {
+    if report
+        .members
+        .iter()
+        .any(|member| member.read_bytes_per_token > 0)
+    {
         said += ", disk";
     }
     said

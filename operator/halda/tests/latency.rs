@@ -303,6 +303,30 @@ fn layers_of_a_unified_gpu_lie_in_the_machines_memory() {
     let member = latency(&input, 1, &[(3, 5)]).members[0];
     assert_eq!(member.gpu_memory_bytes, 0.0);
     equal(member.memory_bytes, (3.0 * 1.1 + 5.0 * 1.2) * GB);
+
+    // What was copied for the GPU cannot be read again; others' weights can, experts first.
+    input.devices[0].memory_bytes = 7.0 * GB;
+    input.devices[0].disk_bytes_per_second = Some(GB);
+    input.model.experts.layer_bytes = 0.5 * GB;
+    input.model.experts.share = 0.25;
+    let member = latency(&input, 1, &[(3, 5)]).members[0];
+    equal(member.weight_room_bytes, (7.0 - 5.0 * 1.2 - 3.0 * 0.1) * GB);
+    equal(member.missing_expert_bytes, 1.5 * GB);
+    equal(member.overflow_bytes, 0.8 * GB);
+    input.devices[0].memory_bytes = 5.0 * GB;
+    assert_eq!(
+        violation(&input, &[(3, 5)]),
+        Violation::Memory {
+            device: 0,
+            missing_bytes: (5.0 * 1.2 + 3.0 * 0.1 - 5.0) * GB,
+        }
+    );
+    // Metal maps them.
+    input.devices[0].memory_rule = MemoryRule::AllOrNothing;
+    equal(
+        latency(&input, 1, &[(3, 5)]).members[0].overflow_bytes,
+        8.0 * GB,
+    );
 }
 
 #[test]

@@ -18,9 +18,11 @@ use crate::residency::Residency;
 const PASSES: [usize; 3] = [prima_vulkan::FEW_ROWS + 1, 3, 1];
 /// How far what a layer adds may be off. Both sides round, each in its own way, to a hundredth of it at most; a wrong kernel is off by all.
 const BOUND: f32 = 0.1;
-/// With experts: how often there are such passes. A row that both sides round differently may go to another expert, by a hair, and is then off by
-/// what that one makes. Of the rows of a kind of pass, a quarter has to agree.
+/// With experts: how often there are such passes. A row that both sides round differently may go to another expert, where scores are close, and
+/// is then off by what that one makes. Of the rows of a kind of pass, a quarter has to agree.
 const PASSES_WITH_EXPERTS: [usize; 3] = [1, 3, 8];
+/// Rows that a ring computes at once at most.
+const MOST_ROWS: usize = 256;
 
 /// Rows of the output head that are compared: all go through the same kernels.
 const HEAD_ROWS: usize = 256;
@@ -31,18 +33,18 @@ const HEAD_ROWS: usize = 256;
 /// [`EngineError::Gpu`] when they do not agree.
 pub(super) fn check(gpu: &dyn Executor, model: &Model, layer: usize) -> Result<(), EngineError> {
     let cpu = CpuLayers::load(model, layer..layer + 1, &Residency::mapped())?;
-    let compute = Compute::new(1)?;
+    let compute = Compute::new(Compute::available_threads())?;
     let experts = model.spec().layers[layer].feed_forward.experts.as_ref();
-    let [_, few, one] = PASSES;
-    let passes = match experts {
-        None => PASSES.map(|rows| (rows, 1)),
+    let mut passes: Vec<(usize, usize)> = Vec::new();
+    match experts {
+        None => passes.extend(PASSES.map(|rows| (rows, 1))),
         Some(experts) => {
-            // So many that even those of each expert are.
+            // So many that even those of each expert are, if a ring ever has them.
             let many = prima_vulkan::FEW_ROWS * experts.count / experts.used + 1;
-            let [once, some, often] = PASSES_WITH_EXPERTS;
-            [(many, once), (few, some), (one, often)]
+            passes.extend((many <= MOST_ROWS).then_some((many, 1)));
+            passes.extend(PASSES.into_iter().zip(PASSES_WITH_EXPERTS));
         }
-    };
+    }
     let rows: usize = passes.iter().map(|(rows, times)| rows * times).sum();
     let layers = layer..layer + 1;
     let cache = || KvCache::new(model, slice::from_ref(&layers), rows, KvFormat::F16);
@@ -176,4 +178,26 @@ fn numbers(seed: usize, count: usize) -> Vec<f32> {
         (state >> 8) as f32 / (1 << 23) as f32 - 1.0
     };
     (0..count).map(|_| next()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of so many results that agree and that do not, whether that is enough.
+    fn enough(agree: usize, differ: usize) -> bool {
+        let mut compared = Compared::default();
+        for (count, found) in [(agree, 1.05), (differ, f32::NAN)] {
+            for _ in 0..count {
+                compared.add((&[found], &[1.0]), 1.0, 0.0);
+            }
+        }
+        compared.check("it").is_ok()
+    }
+
+    #[test]
+    fn a_quarter_has_to_agree_and_of_one_it_does() {
+        assert!(enough(1, 0) && enough(1, 3) && enough(5, 12));
+        assert!(!enough(0, 1) && !enough(1, 4) && !enough(0, 0));
+    }
 }

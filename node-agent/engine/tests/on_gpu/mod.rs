@@ -6,6 +6,7 @@ use prima_engine::{
     Residency,
 };
 use prima_gguf::GgmlType;
+use prima_model::ModelPart;
 
 use crate::support::options::options;
 use crate::support::{FAMILIES, MadeUpModel, Runner, difference, greedy, smollm2};
@@ -308,6 +309,11 @@ fn sequences_of_a_batch_do_not_see_each_other() {
         let off = off_in_a_batch(&last_on_gpu(&model, 2, &[5]), prompts);
         assert!(off < bound, "{off}");
     }
+    if let Some(made_up) = mixture() {
+        let model = Model::open(&made_up.write(directory.path())).unwrap();
+        let off = off_in_a_batch(&last_on_gpu(&model, 2, &[made_up.layers]), &many);
+        assert!(off < FLOAT, "{off}");
+    }
 }
 
 /// How far logits of prompts that are computed together are from those of each alone.
@@ -328,9 +334,26 @@ fn off_in_a_batch(runner: &Runner, prompts: &[Vec<u32>]) -> f32 {
 
 #[test]
 fn sessions_truncate_and_fork_on_the_device() {
+    for made_up in [Some(MadeUpModel::default()), mixture()]
+        .into_iter()
+        .flatten()
+    {
+        sessions_truncate_and_fork(&made_up);
+    }
+}
+
+/// A model with experts, where the GPU computes them.
+fn mixture() -> Option<MadeUpModel> {
+    API.computes(ModelPart::Experts).then(|| MadeUpModel {
+        formats: vec![GgmlType::F16],
+        ..MadeUpModel::of("qwen3moe")
+    })
+}
+
+fn sessions_truncate_and_fork(made_up: &MadeUpModel) {
     let directory = tempfile::tempdir().unwrap();
-    let model = Model::open(&MadeUpModel::default().write(directory.path())).unwrap();
-    let runner = last_on_gpu(&model, 4, &[5]);
+    let model = Model::open(&made_up.write(directory.path())).unwrap();
+    let runner = last_on_gpu(&model, 4, &[made_up.layers]);
     let (prompt, other) = (tokens(300, 7), tokens(20, 11));
     let mut kv = runner.kv_cache();
     runner.logits(&mut kv, &prompt);

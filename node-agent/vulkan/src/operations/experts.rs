@@ -4,17 +4,18 @@
 use prima_gguf::GgmlType;
 
 use super::input::{ActivationFunction, Input, packed_bytes};
-use super::multiply::{Matrix, whole_steps};
+use super::multiply::{Matrix, row_bytes, whole_steps};
 use super::{Rows, strided};
 use crate::buffer::Slice;
+use crate::device::Device;
 use crate::error::VulkanError;
 use crate::kernels::{Kernel, Shape, few_rows, takes_bytes};
-use crate::pass::Pass;
+use crate::pass::{MOST_GROUPS, Pass};
 
 /// Experts of a layer, those that a row goes to, and groups of experts, at most (`shaders/route.wgsl`).
 const MOST_EXPERTS: usize = 512;
 const MOST_USED: usize = 64;
-const MOST_GROUPS: usize = 64;
+const MOST_EXPERT_GROUPS: usize = 64;
 
 /// How many rows a pass has, and experts a layer, and how products of them are cut into tiles of rows.
 #[derive(Clone, Copy, Debug)]
@@ -44,10 +45,11 @@ impl ExpertTiles {
             });
         }
         let few = formats.map(few_rows).into_iter().min().unwrap_or(0);
-        let height = match rows {
-            1 => 1,
-            // As many to each expert, on average.
-            _ if rows * used <= few * experts => Shape::Four.group().0,
+        // By how many rows an expert gets on average.
+        let height = match rows * used {
+            _ if rows == 1 => 1,
+            choices if choices <= experts => 1,
+            choices if choices <= few * experts => Shape::Four.group().0,
             _ => Shape::Tile.group().0,
         };
         Ok(ExpertTiles {
@@ -63,8 +65,8 @@ impl ExpertTiles {
         self.rows * self.used
     }
 
-    /// How many there are at most.
-    fn count(self) -> usize {
+    /// Tiles at most.
+    fn most_tiles(self) -> usize {
         let choices = self.choices();
         (choices / self.height + self.experts).min(choices)
     }
@@ -76,7 +78,7 @@ impl ExpertTiles {
             8 * choices,
             4 * choices,
             4 * choices,
-            16 * self.count() as u64,
+            16 * self.most_tiles() as u64,
         ]
     }
 
@@ -97,6 +99,11 @@ impl ExpertTiles {
         }
     }
 
+    /// Whether each choice is a tile of its own.
+    fn is_ungrouped(self) -> bool {
+        self.height == 1
+    }
+
     fn shape(self, format: GgmlType, pass: &Pass<'_>) -> Shape {
         let abilities = pass.device().abilities();
         match self.height {
@@ -110,7 +117,7 @@ impl ExpertTiles {
 /// Where a pass's rows go: written by [`Pass::route`] and [`Pass::group_by_expert`]. Each part has the bytes of [`ExpertTiles::bytes`].
 #[derive(Clone, Copy)]
 pub struct ExpertRows<'a> {
-    pub tiles_of: ExpertTiles,
+    pub sizes: ExpertTiles,
     pub choices: Slice<'a>,
     pub rows: Slice<'a>,
     pub places: Slice<'a>,
@@ -120,7 +127,7 @@ pub struct ExpertRows<'a> {
 impl<'a> ExpertRows<'a> {
     /// Its parts, and nothing behind them.
     fn cut(self) -> [Slice<'a>; 4] {
-        let [choices, rows, places, tiles] = self.tiles_of.bytes();
+        let [choices, rows, places, tiles] = self.sizes.bytes();
         [
             self.choices.first(choices),
             self.rows.first(rows),
@@ -192,6 +199,53 @@ pub struct SharedExpert<'a> {
     pub logits: Option<Slice<'a>>,
 }
 
+/// Bytes of an expert's part of a matrix, and how many such parts a kernel sees at once.
+///
+/// # Errors
+/// [`VulkanError::NoKernel`] when it does not see one, and for rows that are not a multiple of 16 numbers.
+fn experts_at_once(
+    device: &Device,
+    format: GgmlType,
+    (rows, cols): (usize, usize),
+    experts: usize,
+) -> Result<(u64, usize), VulkanError> {
+    let bytes = rows as u64 * row_bytes(format, cols)?;
+    let bound = device.most_bound_bytes();
+    let fit = (bound / bytes.max(1)).min(experts as u64);
+    let most = match fit < experts as u64 {
+        // The next ones begin where a slice may begin.
+        true => whole_steps(fit, bytes, device.alignment()) as u64,
+        false => fit,
+    };
+    let (_, rows_of_group) = Shape::One.group();
+    if most > fit || rows > MOST_GROUPS as usize * rows_of_group {
+        return Err(VulkanError::NoKernel {
+            what: format!(
+                "experts of {rows} x {cols} {format} weights (it sees {bound} bytes at once)"
+            ),
+        });
+    }
+    Ok((bytes, most as usize))
+}
+
+impl Device {
+    /// Whether there are kernels for a layer of so many experts, `used` for each row, with gate, up and down of these formats, rows and columns
+    /// each.
+    ///
+    /// # Errors
+    /// [`VulkanError::NoKernel`] says why not.
+    pub fn check_experts(
+        &self,
+        (used, experts): (usize, usize),
+        matrices: [(GgmlType, usize, usize); 3],
+    ) -> Result<(), VulkanError> {
+        ExpertTiles::new(1, used, experts, matrices.map(|(format, ..)| format))?;
+        matrices.into_iter().try_for_each(|(format, rows, cols)| {
+            experts_at_once(self, format, (rows, cols), experts).map(drop)
+        })
+    }
+}
+
 impl<'a> Pass<'a> {
     /// Chooses the experts of each row, the best first; of equal ones the one with the lower number.
     ///
@@ -214,12 +268,11 @@ impl<'a> Pass<'a> {
             used,
             experts,
             ..
-        } = to.tiles_of;
-        let [choices, ..] = to.cut();
+        } = to.sizes;
         let (groups, groups_used) = groups.unwrap_or((1, 1));
-        if groups > MOST_GROUPS {
+        if groups > MOST_EXPERT_GROUPS {
             return Err(VulkanError::NoKernel {
-                what: format!("{groups} groups of experts (at most {MOST_GROUPS})"),
+                what: format!("{groups} groups of experts (at most {MOST_EXPERT_GROUPS})"),
             });
         }
         assert!(
@@ -240,24 +293,36 @@ impl<'a> Pass<'a> {
             },
             u32::from(bias.is_some()) | (u32::from(normalized) << 1),
             scale.to_bits(),
+            u32::from(to.sizes.is_ungrouped()),
         ];
+        let [choices, to_rows, places, tiles] = to.cut();
         // A kernel names its bias even where it reads none.
-        let slices = [logits, bias.unwrap_or(logits), choices];
+        let slices = [
+            logits,
+            bias.unwrap_or(logits),
+            choices,
+            to_rows,
+            places,
+            tiles,
+        ];
         self.start(Kernel::Route, &slices, &params, [rows as u32, 1])
     }
 
-    /// Groups the rows that were routed by their experts.
+    /// Groups the rows that were routed by their experts, where there is something to group.
     ///
     /// # Errors
     /// [`VulkanError::Driver`].
     pub fn group_by_expert(&mut self, routed: ExpertRows<'a>) -> Result<(), VulkanError> {
-        let tiles = routed.tiles_of;
+        let tiles = routed.sizes;
+        if tiles.is_ungrouped() {
+            return Ok(());
+        }
         let params = [
             tiles.choices(),
             tiles.used,
             tiles.experts,
             tiles.height,
-            tiles.count(),
+            tiles.most_tiles(),
         ];
         let params = params.map(|size| size as u32);
         self.start(Kernel::GroupExperts, &routed.cut(), &params, [1, 1])
@@ -280,7 +345,7 @@ impl<'a> Pass<'a> {
         if x.has_bytes() || !formats.into_iter().any(takes_bytes) {
             return Ok(x);
         }
-        let bytes = room.first(to.tiles_of.input_bytes(x.width));
+        let bytes = room.first(to.sizes.input_bytes(x.width));
         let input = Input::with_bytes(x.rows, x.width, bytes)?;
         self.pack(input)?;
         Ok(input)
@@ -304,10 +369,10 @@ impl<'a> Pass<'a> {
     ) -> Result<Input<'a>, VulkanError> {
         let rows = Rows {
             slice: gate,
-            count: of.tiles_of.choices(),
+            count: of.sizes.choices(),
         };
         let bytes = match takes_bytes(format) {
-            true => of.tiles_of.gated_bytes(width),
+            true => of.sizes.gated_bytes(width),
             false => 0,
         };
         let input = Input::with_bytes(rows, width, room.first(bytes))?;
@@ -335,7 +400,7 @@ impl<'a> Pass<'a> {
             out,
             bias,
         } = product;
-        let tiles = grouped.tiles_of;
+        let tiles = grouped.sizes;
         let Matrix {
             weights,
             format,
@@ -354,15 +419,8 @@ impl<'a> Pass<'a> {
         };
         assert_eq!(x.rows.count, expected_rows, "rows of x");
         let own_rows = matrix_rows / tiles.experts;
-        let expert_bytes = own_rows as u64 * matrix.row_bytes()?;
-        let device = self.device();
-        let bound = device.most_bound_bytes();
-        if expert_bytes > bound {
-            return Err(VulkanError::NoKernel {
-                what: format!("experts of {expert_bytes} bytes (it binds {bound} at most)"),
-            });
-        }
-        let most = whole_steps(bound / expert_bytes, expert_bytes, device.alignment());
+        let (expert_bytes, most) =
+            experts_at_once(self.device(), format, (own_rows, cols), tiles.experts)?;
         let shape = tiles.shape(format, self);
         let [_, rows, _, of_tiles] = grouped.cut();
         let out = Rows::of(out, tiles.choices(), own_rows);
@@ -398,7 +456,7 @@ impl<'a> Pass<'a> {
                 rows,
             ];
             let across = own_rows.div_ceil(shape.group().1);
-            let groups = [across as u32, tiles.count() as u32];
+            let groups = [across as u32, tiles.most_tiles() as u32];
             let kernel = Kernel::MultiplyExperts(shape, format);
             self.start(kernel, &bound, &params, groups)?;
             first += part;
@@ -425,7 +483,7 @@ impl<'a> Pass<'a> {
             out,
             add,
         } = mixture;
-        let tiles = grouped.tiles_of;
+        let tiles = grouped.sizes;
         let [choices, _, places, _] = grouped.cut();
         let made = Rows::of(made, tiles.choices(), width);
         let logits = shared.and_then(|shared| shared.logits);

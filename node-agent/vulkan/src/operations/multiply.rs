@@ -51,7 +51,7 @@ impl<'a> Pass<'a> {
             cols,
         } = matrix;
         let Product { x, out, bias, add } = product;
-        let row_bytes = matrix.row_bytes()?;
+        let row_bytes = row_bytes(format, cols)?;
         assert_eq!(x.width, cols, "numbers of a row, and columns");
         let count = x.rows.count;
         if count == 0 {
@@ -102,18 +102,15 @@ impl<'a> Pass<'a> {
     }
 }
 
-impl Matrix<'_> {
-    /// # Errors
-    /// [`VulkanError::NoKernel`] for rows that are not a multiple of 16 numbers.
-    pub(super) fn row_bytes(self) -> Result<u64, VulkanError> {
-        let Matrix { format, cols, .. } = self;
-        if !cols.is_multiple_of(UNIT.max(format.block_len())) {
-            return Err(VulkanError::NoKernel {
-                what: format!("{format} weights in rows of {cols}: it takes a multiple of {UNIT}"),
-            });
-        }
-        Ok((cols / format.block_len() * format.block_bytes()) as u64)
+/// # Errors
+/// [`VulkanError::NoKernel`] for rows that are not a multiple of 16 numbers.
+pub(super) fn row_bytes(format: GgmlType, cols: usize) -> Result<u64, VulkanError> {
+    if !cols.is_multiple_of(UNIT.max(format.block_len())) {
+        return Err(VulkanError::NoKernel {
+            what: format!("{format} weights in rows of {cols}: it takes a multiple of {UNIT}"),
+        });
     }
+    Ok((cols / format.block_len() * format.block_bytes()) as u64)
 }
 
 /// At most so many rows, or the fewest, so that the next ones begin where a slice may begin.

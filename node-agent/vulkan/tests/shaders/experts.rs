@@ -120,10 +120,10 @@ fn routed(routing: &cpu::Routing<'_>) {
     assert_close(&weights, &expected, 1e-6, &what);
 }
 
-fn expert_rows(tiles_of: ExpertTiles, parts: &[prima_vulkan::Buffer; 4]) -> ExpertRows<'_> {
+fn expert_rows(sizes: ExpertTiles, parts: &[prima_vulkan::Buffer; 4]) -> ExpertRows<'_> {
     let [choices, rows, places, tiles] = parts.each_ref().map(|part| part.whole());
     ExpertRows {
-        tiles_of,
+        sizes,
         choices,
         rows,
         places,
@@ -240,7 +240,23 @@ fn experts_without_abilities_and_in_parts() {
     };
     let refused = pass.multiply_experts(expert_rows(tiles, &parts), matrix, product);
     let message = refused.err().unwrap().to_string();
-    assert!(message.contains("experts of 16320 bytes"), "{message}");
+    assert!(
+        message.contains("experts of 160 x 96 Q8_0 weights (it sees 16000 bytes"),
+        "{message}"
+    );
+    // What a file may ask for is refused before.
+    let matrices = |width| {
+        [(width, 96), (width, 96), (96, width)].map(|(rows, cols)| (GgmlType::Q8_0, rows, cols))
+    };
+    assert!(DEVICE.check_experts((2, 5), matrices(160)).is_ok());
+    for (device, choice, width) in [
+        (&tiny, (2, 5), 160),
+        (&*DEVICE, (2, 600), 160),
+        (&*DEVICE, (2, 5), 168),
+        (&*DEVICE, (2, 5), 1 << 18),
+    ] {
+        assert!(device.check_experts(choice, matrices(width)).is_err());
+    }
 }
 
 #[test]
@@ -316,10 +332,10 @@ fn mixed(device: &Device, layer: &Layer, count: usize) {
         });
         products.collect()
     };
-    let mut expected = vec![0.0; count * hidden];
+    let mut sums = vec![0.0; count * hidden];
     for row in 0..count {
         let own = &x[row * hidden..][..hidden];
-        let out = &mut expected[row * hidden..][..hidden];
+        let out = &mut sums[row * hidden..][..hidden];
         for choice in &choices[row * used..][..used] {
             let expert = choice.expert as usize;
             let mut gate = multiplied(0, expert, own);
@@ -337,11 +353,20 @@ fn mixed(device: &Device, layer: &Layer, count: usize) {
                 *out += choice.weight * made;
             }
         }
-        let factor = 1.0 / (1.0 + (-shared_logits[row]).exp());
-        for (out, shared) in out.iter_mut().zip(&shared[row * hidden..]) {
-            *out = 2.0 + 0.5 * (*out + factor * shared);
-        }
     }
+    // With a shared expert that counts in part, with one that counts in full, and without.
+    let added = |add: f32, scale: f32, factor: &dyn Fn(usize) -> f32| -> Vec<f32> {
+        let pairs = sums.iter().zip(&shared).enumerate();
+        let numbers =
+            pairs.map(|(i, (sum, shared))| add + scale * (sum + factor(i / hidden) * shared));
+        numbers.collect()
+    };
+    let sigmoid = |row: usize| 1.0 / (1.0 + (-shared_logits[row]).exp());
+    let expected = [
+        added(2.0, 0.5, &sigmoid),
+        added(0.0, 1.0, &|_| 1.0),
+        added(2.0, 3.0, &|_| 0.0),
+    ];
 
     // There.
     let parts = tiles.bytes().map(|bytes| DEVICE.buffer(bytes).unwrap());
@@ -354,7 +379,7 @@ fn mixed(device: &Device, layer: &Layer, count: usize) {
     let (shared, shared_logits) = (buffer(&shared), buffer(&shared_logits));
     let (gate, up) = (numbers(count * used * width), numbers(count * used * width));
     let made = numbers(count * used * hidden);
-    let out = buffer(&vec![2.0_f32; count * hidden]);
+    let outs = [0, 1, 2].map(|_| buffer(&vec![2.0_f32; count * hidden]));
     let of_pass = room(input_bytes(count, hidden));
     let of_experts = room(tiles.input_bytes(hidden));
     let of_gated = room(tiles.gated_bytes(width));
@@ -401,22 +426,32 @@ fn mixed(device: &Device, layer: &Layer, count: usize) {
     };
     pass.multiply_experts(to, matrix(2), product).unwrap();
     pass.barrier();
-    let mixture = Mixture {
-        made: made.whole(),
-        width: hidden,
-        shared: Some(SharedExpert {
-            made: shared.whole(),
-            logits: Some(shared_logits.whole()),
-        }),
-        out: out.whole(),
-        add: Some(0.5),
+    let shared = |logits| SharedExpert {
+        made: shared.whole(),
+        logits,
     };
-    pass.mix_experts(to, mixture).unwrap();
+    let ways = [
+        (Some(shared(Some(shared_logits.whole()))), Some(0.5)),
+        (Some(shared(None)), None),
+        (None, Some(3.0)),
+    ];
+    for ((shared, add), out) in ways.into_iter().zip(&outs) {
+        let mixture = Mixture {
+            made: made.whole(),
+            width: hidden,
+            shared,
+            out: out.whole(),
+            add,
+        };
+        pass.mix_experts(to, mixture).unwrap();
+    }
     pass.finish().unwrap();
     // What is rounded to bytes after a sum may fall on the other side, now and then.
     let bound = match rounds(formats[2], tiles.gated_bytes(width)) {
         true => 1e-3,
         false => 1e-5,
     };
-    assert_close(&read(&out), &expected, bound, &what);
+    for (out, expected) in outs.iter().zip(&expected) {
+        assert_close(&read(out), expected, bound, &what);
+    }
 }

@@ -227,17 +227,25 @@ impl<'a> Formulation<'a> {
         let mut chunk = vec![(cpu_layers, positions * device.cpu.prefill_seconds * ms)];
         // Layers in the device's own memory, and the KV cache of each.
         let mut in_memory = vec![(cpu_layers, model.layer_kv_bytes)];
+        let mut copied = None;
         if let (Some(gpu), Some((layers, uses))) = (&device.gpu, gpu) {
             token.push((layers, gpu.layer.decode_seconds * ms));
             token.push((uses, k * gpu.copy_seconds * ms));
             chunk.push((layers, positions * gpu.layer.prefill_seconds * ms));
             chunk.push((uses, k * gpu.copy_seconds * ms));
             match gpu.memory_bytes {
-                None => in_memory.push((layers, model.gpu_layer_kv_bytes)),
+                None => match device.memory_rule {
+                    MemoryRule::AllOrNothing => in_memory.push((layers, model.gpu_layer_kv_bytes)),
+                    // What was copied for a GPU cannot be read again.
+                    MemoryRule::Overflow => {
+                        copied = Some((layers, model.layer_bytes + model.gpu_layer_kv_bytes));
+                    }
+                },
                 Some(available) => self.gpu_memory(available, layers, uses, gpu_head),
             }
         }
         let mut stays = times(&in_memory, units);
+        stays.extend(copied.map(|(layers, bytes)| (layers, bytes * units)));
         stays.push((is_rank0, model.rank0_bytes * units));
         let weights = in_memory.iter();
         let weights: Terms = weights

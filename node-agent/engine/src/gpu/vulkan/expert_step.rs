@@ -134,7 +134,7 @@ impl<'a> Step<'a> {
         let slice = |place: &Range<u64>| self.slice(place);
         let [choices, rows, of_choices, of_tiles] = places.routed.each_ref().map(slice);
         let routed = ExpertRows {
-            tiles_of: tiles(self.rows, experts, spec)?,
+            sizes: tiles(self.rows, experts, spec)?,
             choices,
             rows,
             places: of_choices,

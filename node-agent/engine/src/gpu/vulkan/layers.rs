@@ -90,7 +90,7 @@ impl VulkanLayers {
         let of_experts = self::formats(specs().flat_map(LayerSpec::expert_matrices));
         let ready = gpu.device.make_ready(&formats, &of_experts);
         ready.map_err(|source| error("compile the kernels of its layers", source))?;
-        Ok(VulkanLayers {
+        let layers = VulkanLayers {
             gpu: gpu.clone(),
             hidden: spec.hidden,
             norm_epsilon: spec.norm_epsilon,
@@ -98,7 +98,16 @@ impl VulkanLayers {
             first_place,
             layers,
             ropes,
-        })
+        };
+        match layers.most_rows() {
+            0 => Err(error(
+                "take its layers",
+                VulkanError::NoKernel {
+                    what: "numbers of a row at once: there are too many".to_owned(),
+                },
+            )),
+            _ => Ok(layers),
+        }
     }
 
     /// Rows of which the widest part is not larger than what kernels may see at once.
@@ -114,7 +123,7 @@ impl VulkanLayers {
         let widest = experts.fold(hidden.max(queries).max(inner), usize::max);
         let bytes = 4 * widest as u64;
         let fit = self.gpu.device.most_bound_bytes() / bytes;
-        (fit as usize).clamp(1, MOST_ROWS)
+        (fit as usize).min(MOST_ROWS)
     }
 
     /// A pass of some rows, which are in `activation`.

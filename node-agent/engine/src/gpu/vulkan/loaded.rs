@@ -1,4 +1,4 @@
-//! The weights of a layer on the GPU: one buffer for all of them, matrices as the file has them.
+//! The weights of a layer on the GPU, matrices as the file has them. Large ones have buffers of their own, since drivers limit what one may have.
 
 use std::ops::Range;
 
@@ -13,7 +13,8 @@ use crate::layer::{self, Direct, Layer};
 use crate::mapped_weights::MappedTensor;
 
 pub(super) struct LoadedLayer {
-    weights: Buffer,
+    /// The first has all that is small.
+    weights: Vec<Buffer>,
     pub spec: LayerSpec,
     /// The place of its rotation among the angles of a pass.
     pub rope: Option<usize>,
@@ -50,14 +51,18 @@ pub(super) struct Experts {
     pub down: Projection,
 }
 
-/// Numbers of a layer's buffer, and how many.
+/// Which of a layer's buffers, and where in it.
+#[derive(Clone)]
+struct Place(usize, Range<u64>);
+
+/// Numbers of a layer, and how many.
 pub(super) struct Vector {
-    place: Range<u64>,
+    place: Place,
     pub len: usize,
 }
 
 pub(super) struct Projection {
-    place: Range<u64>,
+    place: Place,
     pub format: GgmlType,
     pub rows: usize,
     pub cols: usize,
@@ -66,13 +71,18 @@ pub(super) struct Projection {
 
 /// What is copied to the buffer, and where.
 enum Piece<'a> {
-    Bytes(Range<u64>, &'a [u8]),
-    Numbers(Range<u64>, &'a [f32]),
+    Bytes(Place, &'a [u8]),
+    Numbers(Place, &'a [f32]),
 }
+
+/// From so many bytes on, a matrix has a buffer of its own. Vulkan promises buffers of 1 GiB, and layers with experts have more.
+const LARGE: u64 = 64 << 20;
 
 /// Gives the parts of a layer their places.
 struct Placing<'a> {
-    layout: Layout,
+    device: &'a Device,
+    /// Of each buffer.
+    layouts: Vec<Layout>,
     pieces: Vec<Piece<'a>>,
 }
 
@@ -101,9 +111,10 @@ impl LoadedLayer {
         layer: &Layer,
         attention: &Direct,
     ) -> Result<LoadedLayer, VulkanError> {
-        check(&layer.spec)?;
+        check(device, &layer.spec)?;
         let mut placing = Placing {
-            layout: Layout::new(device),
+            device,
+            layouts: vec![Layout::new(device)],
             pieces: Vec::new(),
         };
         let attention_norm = placing.optional(&layer.attention_norm);
@@ -131,11 +142,14 @@ impl LoadedLayer {
             down: placing.projection(&experts.down),
         });
         let feed_forward_post_norm = placing.optional(&layer.feed_forward_post_norm);
-        let weights = device.buffer(placing.layout.end())?;
+        let buffers = placing.layouts.iter();
+        let weights = buffers.map(|layout| device.buffer(layout.end()));
+        let weights: Vec<Buffer> = weights.collect::<Result<_, _>>()?;
+        let to = |Place(buffer, bytes): Place| weights[buffer].slice(bytes);
         for piece in placing.pieces {
             match piece {
-                Piece::Bytes(place, bytes) => device.upload(weights.slice(place), bytes)?,
-                Piece::Numbers(place, numbers) => device.upload(weights.slice(place), numbers)?,
+                Piece::Bytes(place, bytes) => device.upload(to(place), bytes)?,
+                Piece::Numbers(place, numbers) => device.upload(to(place), numbers)?,
             }
         }
         Ok(LoadedLayer {
@@ -163,12 +177,16 @@ impl LoadedLayer {
     }
 
     pub fn vector(&self, vector: &Vector) -> Slice<'_> {
-        self.weights.slice(vector.place.clone())
+        self.slice(&vector.place)
+    }
+
+    fn slice(&self, Place(buffer, bytes): &Place) -> Slice<'_> {
+        self.weights[*buffer].slice(bytes.clone())
     }
 
     pub fn matrix(&self, projection: &Projection) -> Matrix<'_> {
         Matrix {
-            weights: self.weights.slice(projection.place.clone()),
+            weights: self.slice(&projection.place),
             format: projection.format,
             rows: projection.rows,
             cols: projection.cols,
@@ -182,7 +200,7 @@ impl LoadedLayer {
 
 impl<'a> Placing<'a> {
     fn vector(&mut self, numbers: &'a [f32]) -> Vector {
-        let place = self.layout.numbers(numbers.len());
+        let place = Place(0, self.layouts[0].numbers(numbers.len()));
         self.pieces.push(Piece::Numbers(place.clone(), numbers));
         Vector {
             place,
@@ -203,7 +221,15 @@ impl<'a> Placing<'a> {
 
     fn matrix(&mut self, tensor: &'a MappedTensor) -> Projection {
         let matrix = tensor.matrix();
-        let place = self.layout.bytes(matrix.bytes().len() as u64);
+        let bytes = matrix.bytes().len() as u64;
+        let buffer = match bytes < LARGE {
+            true => 0,
+            false => {
+                self.layouts.push(Layout::new(self.device));
+                self.layouts.len() - 1
+            }
+        };
+        let place = Place(buffer, self.layouts[buffer].bytes(bytes));
         self.pieces
             .push(Piece::Bytes(place.clone(), matrix.bytes()));
         Projection {
@@ -217,7 +243,7 @@ impl<'a> Placing<'a> {
 }
 
 /// That there are kernels for the sizes and formats of a layer.
-fn check(layer: &LayerSpec) -> Result<(), VulkanError> {
+fn check(device: &Device, layer: &LayerSpec) -> Result<(), VulkanError> {
     let refused = |what| Err(VulkanError::NoKernel { what });
     let head_dim = layer.attention.head_dim;
     if !head_dim.is_multiple_of(2) || head_dim > MOST_HEAD_DIM {
@@ -226,8 +252,21 @@ fn check(layer: &LayerSpec) -> Result<(), VulkanError> {
         ));
     }
     let mut matrices = layer.matrices().chain(layer.expert_matrices());
-    match matrices.find(|matrix| !has_kernels(matrix.format)) {
-        Some(matrix) => refused(format!("weights of format {}", matrix.format)),
+    if let Some(matrix) = matrices.find(|matrix| !has_kernels(matrix.format)) {
+        return refused(format!("weights of format {}", matrix.format));
+    }
+    match &layer.feed_forward.experts {
         None => Ok(()),
+        Some(experts) => {
+            let hidden = layer.attention.output.weight.rows;
+            let [gate, up, down] = experts.matrices().map(|matrix| matrix.format);
+            let width = experts.width;
+            let matrices = [
+                (gate, width, hidden),
+                (up, width, hidden),
+                (down, hidden, width),
+            ];
+            device.check_experts((experts.used, experts.count), matrices)
+        }
     }
 }
