@@ -156,7 +156,7 @@ fn options_add_parts_and_take_some_away() {
 }
 
 #[test]
-fn gpus_leave_latents_to_the_processor_and_those_of_candle_experts_too() {
+fn gpus_leave_latents_and_candle_experts_to_the_processor() {
     let left_by = |api: GpuApi| -> Vec<_> {
         let left = Compute::model_parts().filter(|part| !api.computes(*part));
         left.map(|part| part.name()).collect()
