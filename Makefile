@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lint fmt images bench bench-engine bench-rings bench-conversations bench-kernels bench-experts bench-70b check-gpu check-cuda fuzz faults assets
+.PHONY: help run test lint fmt images bench bench-engine bench-rings bench-conversations bench-kernels bench-experts bench-experts-ring bench-70b check-gpu check-cuda fuzz faults assets
 
 PYTHON ?= python3
 # The model that `make run` fetches; with MODEL=path nothing is fetched.
@@ -64,6 +64,11 @@ bench-experts: ## Only mixtures of experts beside llama.cpp, in memory and with 
 	$(PYTHON) tests/assets/fetch.py bench-experts
 	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
 	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --experts
+
+bench-experts-ring: ## Measure a mixture of experts in a ring of four machines with 4 GiB each (writes 19 GB, once; root)
+	$(PYTHON) tests/assets/fetch.py bench-experts-ring
+	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
+	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --experts-ring
 
 bench-70b: ## Measure a model of 70B in a ring of four machines with 4 GiB each (writes 43 GB, once; root)
 	$(PYTHON) tests/assets/fetch.py bench-70b

@@ -315,9 +315,9 @@ def make_tinyllama_q8_0(out: list[Path]) -> None:
     quantize(CACHE / "models" / "TinyLlama-1.1B-Chat-IQ2_XXS.gguf", "Q8_0", out[0])
 
 
-def make_shape(shape: str, out: Path, gigabytes: int, vocabulary: str = "llama-bpe") -> None:
+def make_shape(shape: str, out: Path, gigabytes: int, vocabulary: str = "llama-bpe", options: tuple[str, ...] = ()) -> None:
     run([str(VENV_PYTHON), str(HERE / "make_shape.py"), shape, str(out), "--vocabulary",
-         str(CACHE / "vocab" / f"ggml-vocab-{vocabulary}.gguf")], f"it takes {gigabytes} GB of disk")
+         str(CACHE / "vocab" / f"ggml-vocab-{vocabulary}.gguf"), *options], f"it takes {gigabytes} GB of disk")
 
 
 def make_shape_1b(out: list[Path]) -> None:
@@ -334,6 +334,10 @@ def make_shape_qwen3_8b(out: list[Path]) -> None:
 
 def make_shape_qwen3_30b_a3b(out: list[Path]) -> None:
     make_shape("qwen3-30b-a3b", out[0], 4, "qwen2")
+
+
+def make_whole_shape_qwen3_30b_a3b(out: list[Path]) -> None:
+    make_shape("qwen3-30b-a3b", out[0], 19, "qwen2", ("--layers", "48"))
 
 
 def make_shape_gpt_oss_20b(out: list[Path]) -> None:
@@ -458,6 +462,8 @@ ASSETS: dict[str, Asset] = {
                             inputs=[HERE / "make_shape.py"]),
     "shape-qwen3-30b-a3b": Asset(["models/shape-qwen3-30b-a3b-8-layers-Q4_K_M.gguf"], make_shape_qwen3_30b_a3b, needs=["venv", "vocab"],
                                  inputs=[HERE / "make_shape.py"]),
+    "shape-qwen3-30b-a3b-whole": Asset(["models/shape-qwen3-30b-a3b-Q4_K_M.gguf"], make_whole_shape_qwen3_30b_a3b, needs=["venv", "vocab"],
+                                       inputs=[HERE / "make_shape.py"]),
     "shape-gpt-oss-20b": Asset(["models/shape-gpt-oss-20b-8-layers-MXFP4.gguf"], make_shape_gpt_oss_20b, needs=["venv", "vocab"],
                                inputs=[HERE / "make_shape.py"]),
     "shape-70b": Asset(["models/shape-70b-Q4_K_M.gguf"], make_shape_70b, needs=["venv", "vocab"], inputs=[HERE / "make_shape.py"]),
@@ -473,6 +479,7 @@ SETS: dict[str, list[str]] = {
               "shape-qwen3-8b", "llama.cpp-source"],
     "bench-conversations": ["smollm2", "smollm2-f32", "text", "tinyllama-q4_k_m", "shape-1b", "shape-8b", "llama.cpp-source"],
     "bench-experts": ["shape-qwen3-30b-a3b", "shape-gpt-oss-20b", "llama.cpp-source"],
+    "bench-experts-ring": ["shape-qwen3-30b-a3b-whole"],
     "bench-70b": ["shape-70b"],
 }
 

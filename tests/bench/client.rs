@@ -93,6 +93,15 @@ impl Client {
             .seconds_per_token)
     }
 
+    /// The same of tokens that are drawn from nearly all alike, as llama-bench does it. (The most likely one of random weights is the same again
+    /// and again, and so are its experts.)
+    pub fn seconds_per_random_token(&self, seed: u32, tokens: usize) -> Result<f64, BenchError> {
+        let mut body = self.request("Once upon a time", tokens);
+        body["temperature"] = json!(2.0);
+        body["seed"] = json!(seed);
+        Ok(self.answer(&body)?.seconds_per_token)
+    }
+
     /// Seconds of one token, and for how many of them members computed, by their own clocks: `tokens` tokens after a prompt of one.
     pub fn token_cost(&self, tokens: usize) -> Result<TokenCost, BenchError> {
         const ANY_TOKEN: u32 = 1;

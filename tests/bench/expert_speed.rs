@@ -15,7 +15,6 @@ use prima_tests::local_ring::LocalRing;
 use prima_tests::machine::{Limits, Machine, drop_cached};
 use prima_tests::one_process::{OneProcess, end_tokens};
 use prima_tests::statistics::Samples;
-use serde_json::json;
 
 use crate::Effort;
 use crate::client::Client;
@@ -31,7 +30,6 @@ const MODELS: [&str; 2] = [
 const SHARES: [f64; 2] = [0.5, 0.25];
 /// Beside weights: the process, its buffers, keys and values.
 const OTHER_BYTES: f64 = 400e6;
-const PROMPT: &str = "Once upon a time";
 const TURNS: usize = 5;
 const TURNS_UNDER_LIMIT: usize = 3;
 const WARM_UP: usize = 48;
@@ -194,16 +192,8 @@ impl Limited {
             .start_on(machine);
         let address = ring.address();
         let client = Client::of(ring, never);
-        // Each token is drawn from nearly all alike, as the peer's benchmark does it: the most likely one of random weights is the same again and
-        // again, and so are its experts.
-        let seconds_per_token = |seed: u32, tokens: usize| {
-            let mut body = client.request(PROMPT, tokens);
-            body["temperature"] = json!(2.0);
-            body["seed"] = json!(seed);
-            Ok::<_, BenchError>(client.answer(&body)?.seconds_per_token)
-        };
         // Fills memory with experts.
-        seconds_per_token(1, WARM_UP)?;
+        client.seconds_per_random_token(1, WARM_UP)?;
         let metrics = || {
             let metric =
                 |name| http::metric(address, name).map_err(|source| BenchError::Http { source });
@@ -214,7 +204,7 @@ impl Limited {
             ])
         };
         let before = metrics()?;
-        let seconds = seconds_per_token(2, TOKENS)?;
+        let seconds = client.seconds_per_random_token(2, TOKENS)?;
         let after = metrics()?;
         let [read, hits, misses] = [0, 1, 2].map(|place| after[place] - before[place]);
         self.ring.push(1.0 / seconds);

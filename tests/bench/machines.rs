@@ -22,6 +22,7 @@ use prima_tests::statistics::{Samples, error_percent};
 pub const LARGE: &str = "shape-8b-Q4_K_M";
 const SMALL: &str = "TinyLlama-1.1B-Chat-Q4_K_M";
 const HUGE: &str = "shape-70b-Q4_K_M";
+const MIXTURE: &str = "shape-qwen3-30b-a3b-Q4_K_M";
 
 /// One ring.
 #[derive(Clone, Copy)]
@@ -120,6 +121,8 @@ const TURNS: usize = 2;
 const SETTLED: Duration = Duration::from_secs(6);
 const UNSETTLED: Duration = Duration::from_secs(45);
 const PROMPT: &str = "Once upon a time";
+/// Tokens before those of a mixture that are measured.
+const WARM_UP: usize = 48;
 
 /// `None` where no such machines can be made.
 pub fn measure(effort: &Effort) -> Result<Option<Vec<Outcome>>, BenchError> {
@@ -133,6 +136,16 @@ pub fn measure(effort: &Effort) -> Result<Option<Vec<Outcome>>, BenchError> {
 /// A model of 70B in a ring of four machines with 4 GiB each, of which it would need ten.
 pub fn measure_70b() -> Result<Option<Vec<Outcome>>, BenchError> {
     measure_settings(&[ring(HUGE, FOUR_WITH_4_GIB, 1)], 1)
+}
+
+/// A mixture of experts in a ring of four machines with 4 GiB each, of which it would need nearly five; also with the page cache alone.
+pub fn measure_mixture() -> Result<Option<Vec<Outcome>>, BenchError> {
+    let ahead = ring(MIXTURE, FOUR_WITH_4_GIB, 1);
+    let page_cache = Setting {
+        reading: Reading::PageCache,
+        ..ahead
+    };
+    measure_settings(&[ahead, page_cache], 1)
 }
 
 fn measure_settings(
@@ -203,6 +216,7 @@ impl Setting {
         match (self.model, self.reading) {
             (SMALL, _) => 48,
             (HUGE, _) => 4,
+            (MIXTURE, _) => 32,
             (_, Reading::Ahead | Reading::LeastAhead) => 8,
             (_, Reading::PageCache) => 3,
         }
@@ -237,7 +251,7 @@ impl Outcome {
         let file = assets::path(&format!("models/{model}.gguf"))?;
         let files = match model {
             // A disk may have no room for four of them; members read different layers of it anyway.
-            HUGE => vec![file.clone(); limits.len()],
+            HUGE | MIXTURE => vec![file.clone(); limits.len()],
             _ => copies.of(&file, limits.len())?,
         };
         let never = end_tokens(&OneProcess::open(&file, 1)?);
@@ -302,10 +316,17 @@ impl Outcome {
             // Every token is alike.
             Reading::PageCache => {}
         }
+        if model == MIXTURE {
+            // Fills memory with experts.
+            client.seconds_per_random_token(1, WARM_UP)?;
+        }
         let read = || metric("prima_member_read_bytes_total");
         let before = read()?;
         let tokens = self.setting.tokens();
-        let seconds = client.seconds_per_token(PROMPT, tokens)?;
+        let seconds = match model {
+            MIXTURE => client.seconds_per_random_token(2, tokens)?,
+            _ => client.seconds_per_token(PROMPT, tokens)?,
+        };
         self.measured.push(1.0 / seconds);
         self.predicted.push(planned.tokens_per_second);
         // The prompt is computed at once, and so read once.

@@ -5,7 +5,7 @@
 //!
 //! `--quick` takes one small sample of everything, to try the bench itself; its numbers mean nothing and are not kept. `--engine` measures
 //! the engine alone, `--rings` rings and the planner, `--conversations` what users of conversations notice, `--kernels` the kernels, format
-//! by level, `--experts` mixtures of experts, `--70b` a model of 70B in a small ring, and nothing else. Names of sections of conversations
+//! by level, `--experts` mixtures of experts, `--experts-ring` and `--70b` large models in a small ring, and nothing else. Names of sections of conversations
 //! choose these. Results are kept in a folder for each kind of machine.
 
 mod chats;
@@ -80,6 +80,8 @@ fn main() -> ExitCode {
     }
     let measured = if asked("--70b") {
         run_70b()
+    } else if asked("--experts-ring") {
+        run_experts_ring()
     } else if asked("--experts") {
         run_experts(&effort, quick)
     } else if asked("--kernels") {
@@ -225,6 +227,15 @@ fn run_70b() -> Result<(), BenchError> {
     let table = report::machines_70b(&outcomes);
     println!("{table}");
     report::write(&results().join("70b.md"), &table)
+}
+
+fn run_experts_ring() -> Result<(), BenchError> {
+    let Some(outcomes) = machines::measure_mixture()? else {
+        return Ok(());
+    };
+    let table = report::machines_mixture(&outcomes);
+    println!("{table}");
+    report::write(&results().join("experts-ring.md"), &table)
 }
 
 fn results() -> PathBuf {

@@ -312,6 +312,27 @@ pub fn machines_70b(outcomes: &[Outcome]) -> String {
     )
 }
 
+/// The report about a mixture of experts in a ring.
+pub fn machines_mixture(outcomes: &[Outcome]) -> String {
+    let all: Vec<&Outcome> = outcomes.iter().collect();
+    let rate = |reading| {
+        let mut all = all.iter().filter(|one| one.setting.reading == reading);
+        all.next().map_or(f64::NAN, |one| one.measured.median())
+    };
+    format!(
+        "{}\nRandom weights in the shape of Qwen3-30B-A3B (18.6 GB, Q4_K_M), all 48 layers, in a ring of machines with 4 GiB each, that read one \
+         file on one disk and share two cores. Tokens are random, so that all experts are as likely. First as planned, then with the page cache \
+         alone (`--no-streaming`), whose time is not predicted.\n\n{}\nTimes the page cache alone: **{:.1}**. Goal: memory pressure below {PRESSURE_GOAL} %: {}.\n",
+        title("make bench-experts-ring"),
+        machines_table(&all),
+        rate(Reading::Ahead) / rate(Reading::PageCache),
+        verdict(
+            all.iter()
+                .all(|one| one.pressure_percent.largest() < PRESSURE_GOAL)
+        )
+    )
+}
+
 fn machines_table(outcomes: &[&Outcome]) -> String {
     let mut text = String::from(
         "| model | machines | rounds | predicted | measured | error of the time per token | | MB read a token | planned | most memory pressure, % | most anonymous MB a member |\n\
