@@ -39,7 +39,7 @@ fn quantized_experts_compute_the_same_but_for_close_choices() {
         };
         let path = made_up.write(directory.path());
         let cpu = Runner::new(&path, 2);
-        let devices = LayerDevices::last_on(2, emulated());
+        let devices = LayerDevices::last_on(2, on_gpu::gpu());
         let gpu = Runner::on(&devices, &cpu.model, &[2], 2);
         let (mut on_cpu, mut on_gpu) = (cpu.kv_cache(), gpu.kv_cache());
         let tokens: Vec<u32> = (0..140).map(|i| i * 7 % 96).collect();

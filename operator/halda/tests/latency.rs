@@ -297,12 +297,12 @@ fn the_head_is_on_rank_0s_gpu_where_layers_leave_room() {
 #[test]
 fn layers_of_a_unified_gpu_lie_in_the_machines_memory() {
     let mut input = input(vec![device(0.010)]);
-    input.model.layer_kv_bytes = 0.1 * GB;
-    input.model.gpu_layer_kv_bytes = 0.2 * GB;
+    input.model.layer_kv_bytes = 0.125 * GB;
+    input.model.gpu_layer_kv_bytes = 0.25 * GB;
     input.devices[0].gpu = Some(gpu(None));
     let member = latency(&input, 1, &[(3, 5)]).members[0];
     assert_eq!(member.gpu_memory_bytes, 0.0);
-    equal(member.memory_bytes, (3.0 * 1.1 + 5.0 * 1.2) * GB);
+    equal(member.memory_bytes, (3.0 * 1.125 + 5.0 * 1.25) * GB);
 
     // What was copied for the GPU cannot be read again; others' weights can, experts first.
     input.devices[0].memory_bytes = 7.0 * GB;
@@ -310,15 +310,15 @@ fn layers_of_a_unified_gpu_lie_in_the_machines_memory() {
     input.model.experts.layer_bytes = 0.5 * GB;
     input.model.experts.share = 0.25;
     let member = latency(&input, 1, &[(3, 5)]).members[0];
-    equal(member.weight_room_bytes, (7.0 - 5.0 * 1.2 - 3.0 * 0.1) * GB);
+    equal(member.weight_room_bytes, 0.375 * GB);
     equal(member.missing_expert_bytes, 1.5 * GB);
-    equal(member.overflow_bytes, 0.8 * GB);
+    equal(member.overflow_bytes, 1.125 * GB);
     input.devices[0].memory_bytes = 5.0 * GB;
     assert_eq!(
         violation(&input, &[(3, 5)]),
         Violation::Memory {
             device: 0,
-            missing_bytes: (5.0 * 1.2 + 3.0 * 0.1 - 5.0) * GB,
+            missing_bytes: 1.625 * GB,
         }
     );
     // Metal maps them.

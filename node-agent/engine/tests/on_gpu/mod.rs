@@ -1,6 +1,8 @@
 //! A GPU's pass compared with the CPU's own: the same results up to rounding, and the same sessions, however many of a window's layers
 //! it takes. The test program says which GPU; on a machine with one, `PRIMA_TEST_GPU=1` runs the same on it.
 
+use std::sync::LazyLock;
+
 use prima_engine::{
     BatchEntry, EngineError, Gpu, GpuApi, KvCache, LayerDevices, LayerWindow, Model, OutputHead,
     Residency,
@@ -17,11 +19,14 @@ use crate::{API, emulated};
 const FLOAT: f32 = 1e-3;
 const QUANTIZED: f32 = 5e-2;
 
-fn gpu() -> Gpu {
-    match std::env::var_os("PRIMA_TEST_GPU") {
-        Some(_) => Gpu::open().expect("a GPU"),
-        None => emulated(),
-    }
+/// One for all tests: its kernels are compiled once.
+static GPU: LazyLock<Gpu> = LazyLock::new(|| match std::env::var_os("PRIMA_TEST_GPU") {
+    Some(_) => Gpu::open().expect("a GPU"),
+    None => emulated(),
+});
+
+pub fn gpu() -> Gpu {
+    GPU.clone()
 }
 
 fn last_on_gpu(model: &Model, gpu_layers: usize, ends: &[usize]) -> Runner {
