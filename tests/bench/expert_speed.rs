@@ -142,7 +142,7 @@ fn measure_model(
                     true => limit.ring(&path, &machine, threads, &never, &weights)?,
                     false => {
                         let rate =
-                            peer.next_tokens_per_second_in(&machine, &path, threads, PEER_TOKENS)?;
+                            peer.tokens_per_second_in(&machine, &path, threads, PEER_TOKENS, 2)?;
                         limit.llama_cpp.push(rate);
                     }
                 }

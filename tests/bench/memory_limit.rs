@@ -76,7 +76,8 @@ pub fn measure(effort: &Effort) -> Result<Option<Vec<UnderLimit>>, BenchError> {
                 if ours {
                     limit.ring(&path, &machine, &never)?;
                 } else {
-                    let rate = bench.tokens_per_second_in(&machine, &path, THREADS, PEER_TOKENS)?;
+                    let rate =
+                        bench.tokens_per_second_in(&machine, &path, THREADS, PEER_TOKENS, 1)?;
                     limit.llama_cpp.push(rate);
                 }
             }

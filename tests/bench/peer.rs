@@ -130,29 +130,20 @@ impl Programs {
         rate(&mut command)
     }
 
-    /// The same of `decode` tokens, after as many, on `machine`, with weights in its map as they are.
-    pub fn next_tokens_per_second_in(
-        &self,
-        machine: &Machine,
-        model: &Path,
-        threads: usize,
-        decode: usize,
-    ) -> Result<f64, BenchError> {
-        let mut command = self.bench(model, threads, 0, decode);
-        command.args(["--load-mode", "mmap", "--repack", "0", "-r", "2"]);
-        last_rate(&mut machine.enter(command))
-    }
-
-    /// As [`tokens_per_second`](Self::tokens_per_second), of `decode` tokens on `machine`, with weights in its map as they are.
+    /// As [`tokens_per_second`](Self::tokens_per_second), of `decode` tokens on `machine`, with weights in its map as they are: the last of so many
+    /// repetitions.
     pub fn tokens_per_second_in(
         &self,
         machine: &Machine,
         model: &Path,
         threads: usize,
         decode: usize,
+        repetitions: usize,
     ) -> Result<f64, BenchError> {
         let mut command = self.bench(model, threads, 0, decode);
-        command.args(["--load-mode", "mmap", "--repack", "0"]);
+        command
+            .args(["--load-mode", "mmap", "--repack", "0"])
+            .args(["-r", &repetitions.to_string()]);
         rate(&mut machine.enter(command))
     }
 
@@ -273,25 +264,12 @@ impl Drop for Server {
     }
 }
 
-fn rate(command: &mut Command) -> Result<f64, BenchError> {
-    measured(command, |run| run.get("avg_ts")?.as_f64())
-}
-
 /// Of the last repetition.
-fn last_rate(command: &mut Command) -> Result<f64, BenchError> {
-    measured(command, |run| {
-        run.get("samples_ts")?.as_array()?.last()?.as_f64()
-    })
-}
-
-fn measured(
-    command: &mut Command,
-    number: impl Fn(&serde_json::Value) -> Option<f64>,
-) -> Result<f64, BenchError> {
+fn rate(command: &mut Command) -> Result<f64, BenchError> {
     let output = output("llama-bench", command)?;
     serde_json::from_str::<serde_json::Value>(&output)
         .ok()
-        .and_then(|runs| number(runs.get(0)?))
+        .and_then(|runs| runs.get(0)?.get("samples_ts")?.as_array()?.last()?.as_f64())
         .ok_or(BenchError::PeerOutput { output })
 }
 

@@ -305,10 +305,7 @@ pub fn machines_70b(outcomes: &[Outcome]) -> String {
          one disk.\n\n{}\nGoal: memory pressure below {PRESSURE_GOAL} %: {}.\n",
         title("make bench-70b"),
         machines_table(&all),
-        verdict(
-            all.iter()
-                .all(|one| one.pressure_percent.largest() < PRESSURE_GOAL)
-        )
+        pressure_verdict(outcomes)
     )
 }
 
@@ -326,11 +323,13 @@ pub fn machines_mixture(outcomes: &[Outcome]) -> String {
         title("make bench-experts-ring"),
         machines_table(&all),
         rate(Reading::Ahead) / rate(Reading::PageCache),
-        verdict(
-            all.iter()
-                .all(|one| one.pressure_percent.largest() < PRESSURE_GOAL)
-        )
+        pressure_verdict(outcomes)
     )
+}
+
+fn pressure_verdict(outcomes: &[Outcome]) -> &'static str {
+    let low = |one: &Outcome| one.pressure_percent.largest() < PRESSURE_GOAL;
+    verdict(outcomes.iter().all(low))
 }
 
 fn machines_table(outcomes: &[&Outcome]) -> String {

@@ -383,8 +383,8 @@ impl<'a> Pass<'a> {
     /// Multiplies rows, grouped by expert, each by its expert's part of the matrix, which has the rows of all experts.
     ///
     /// # Errors
-    /// [`VulkanError::NoKernel`] for a format without kernels, for rows that are not a multiple of 16 numbers, and when one expert's part is
-    /// larger than what kernels may see at once.
+    /// [`VulkanError::NoKernel`] for a format without kernels, for rows that are not a multiple of 16 numbers, and for experts of which kernels do
+    /// not see one at once.
     ///
     /// # Panics
     /// When sizes do not fit each other.

@@ -79,6 +79,7 @@ impl<'a> Pass<'a> {
                 matrix_rows as u32,
                 flags,
                 add.unwrap_or(1.0).to_bits(),
+                // Of experts.
                 0,
                 0,
             ];
