@@ -18,6 +18,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -180,11 +181,13 @@ def run_suites(plan: Plan, tools: str) -> tuple[int, list[costs.SuiteResult]]:
         filters = f"({filters})" + "".join(f" - {plan.filters[suite.id]}" for suite in chosen if suite.id in plan.filters)
         JUNIT.unlink(missing_ok=True)
         threads = f"--test-threads={2 * (os.cpu_count() or 1)}"
-        command = ["cargo", "nextest", "run", *options, "--no-fail-fast", "--no-tests=pass", threads, "-E", filters]
-        variables = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
-        ended = subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
+        runner = f"target.'cfg(all())'.runner = '{ROOT / 'tests' / 'run' / 'timed.sh'}'"
+        command = ["cargo", "nextest", "run", *options, "--config", runner, "--no-fail-fast", "--no-tests=pass", threads, "-E", filters]
+        with tempfile.TemporaryDirectory() as noted:
+            variables = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PRIMA_TEST_COSTS": noted}
+            ended = subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
+            reported = {result.suite: result for result in (costs.read_junit(JUNIT, Path(noted)) if JUNIT.exists() else [])}
         status |= ended
-        reported = {result.suite: result for result in (costs.read_junit(JUNIT) if JUNIT.exists() else [])}
         for suite in chosen:
             # Packages without tests give suites without tests, but not the second build; and nextest must have run.
             missed = build > 0 or not reported and bool(ended)
