@@ -1,8 +1,8 @@
 """The oracle: what llama.cpp computes with the same file and the same tokens.
 
-Reads one request (JSON) from standard input, writes one answer (JSON) to standard output. Uses the llama.cpp inside PyPI's
-xllamacpp through its C interface, because its HTTP server gives no logits of prompt tokens. Answers are kept in the folder
-given as the only argument, under a name made of the model's, this script's and the library's bytes and the request.
+Reads requests (JSON) from standard input, one a line, and writes the answer (JSON) to each as a line to standard output. Uses the
+llama.cpp inside PyPI's xllamacpp through its C interface, because its HTTP server gives no logits of prompt tokens. Answers are kept in
+the folder given as the only argument, under a name made of the model's, this script's and the library's bytes and the request.
 
 Request   {"model": path, "exact": flag, "quantized_kv": flag, "threads": n, "context": n,
            "greedy": [{"prompt": text, "tokens": n}], "next": [{"prompt": text, "top": n}],
@@ -44,19 +44,24 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # other tests run beside th
 
 def main() -> None:
     cache = Path(sys.argv[1])
-    request = json.load(sys.stdin)
-    key = hashlib.sha256(json.dumps(request, sort_keys=True).encode())
-    for path in (request["model"], __file__, dequantize.__file__, library_path(), *([request["text"]["path"]] if request["text"] else [])):
-        with open(path, "rb") as file:
-            key.update(hashlib.file_digest(file, "sha256").digest())
-    kept = cache / f"{key.hexdigest()}.json"
-    if not kept.exists():
-        answer = json.dumps(compute(request))
-        cache.mkdir(parents=True, exist_ok=True)
-        partial = kept.with_suffix(f".{os.getpid()}")
-        partial.write_text(answer)
-        os.replace(partial, kept)
-    print(kept.read_text())
+    cache.mkdir(parents=True, exist_ok=True)
+    programs = b"".join(map(digest, (__file__, dequantize.__file__, library_path())))
+    for line in sys.stdin:
+        request = json.loads(line)
+        files = [request["model"], *([request["text"]["path"]] if request["text"] else [])]
+        key = hashlib.sha256(json.dumps(request, sort_keys=True).encode() + programs + b"".join(map(digest, files)))
+        kept = cache / f"{key.hexdigest()}.json"
+        if not kept.exists():
+            answer = json.dumps(compute(request))
+            partial = kept.with_suffix(f".{os.getpid()}")
+            partial.write_text(answer)
+            os.replace(partial, kept)
+        print(kept.read_text(), flush=True)
+
+
+def digest(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def compute(request: dict) -> dict:

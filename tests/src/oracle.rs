@@ -2,9 +2,11 @@
 //!
 //! The script keeps its answers in the cache, so a second run costs little. Refuses to judge: the parity tests compare.
 
-use std::io::Write;
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
@@ -104,43 +106,106 @@ pub enum OracleError {
     },
 }
 
+thread_local! {
+    /// Of this thread, from its first question on: Python takes longer to start than many questions take to answer.
+    static RUNNING: RefCell<Option<Running>> = const { RefCell::new(None) };
+}
+
+/// The script. Ends on drop.
+struct Running {
+    process: Child,
+    /// Closed first, which ends it.
+    requests: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+    /// A file, as nobody reads it meanwhile.
+    stderr: File,
+}
+
 /// Asks llama.cpp, or the cache. Blocks; a first answer about a model takes seconds to a minute.
 ///
 /// # Errors
 /// When the virtual environment is missing, or the script fails.
 pub fn ask(request: &Request) -> Result<Answer, OracleError> {
-    let python = assets::path("venv/bin/python")?;
-    let model = || request.model.clone();
-    let body = serde_json::to_vec(request).map_err(|source| OracleError::Answer {
-        model: model(),
-        source,
-    })?;
-    let start = |source| OracleError::Start {
-        python: python.clone(),
-        source,
-    };
-    let mut child = Command::new(&python)
-        .arg(inputs::file("tests/oracle/llama_cpp.py"))
-        .arg(assets::cache()?.join("oracle"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(start)?;
-    if let Some(mut stdin) = child.stdin.take() {
-        stdin.write_all(&body).map_err(start)?;
-    }
-    let output = child.wait_with_output().map_err(start)?;
-    if !output.status.success() {
-        return Err(OracleError::Failed {
-            model: model(),
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-        });
-    }
-    serde_json::from_slice(&output.stdout).map_err(|source| OracleError::Answer {
-        model: model(),
-        source,
+    RUNNING.with_borrow_mut(|running| {
+        // One that failed is not asked again.
+        let mut script = match running.take() {
+            Some(script) => script,
+            None => Running::start()?,
+        };
+        let answer = script.ask(request)?;
+        *running = Some(script);
+        Ok(answer)
     })
+}
+
+impl Running {
+    fn start() -> Result<Self, OracleError> {
+        let python = assets::path("venv/bin/python")?;
+        let cache = assets::cache()?.join("oracle");
+        let start = || {
+            let stderr = tempfile::tempfile()?;
+            let mut process = Command::new(&python)
+                .arg(inputs::file("tests/oracle/llama_cpp.py"))
+                .arg(cache)
+                // NumPy multiplies no matrices here, and its threads would wait for them busily.
+                .env("OPENBLAS_NUM_THREADS", "1")
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(stderr.try_clone()?)
+                .spawn()?;
+            Ok(Self {
+                requests: process.stdin.take(),
+                answers: BufReader::new(process.stdout.take().expect("it is piped")),
+                process,
+                stderr,
+            })
+        };
+        start().map_err(|source| OracleError::Start {
+            python: python.clone(),
+            source,
+        })
+    }
+
+    fn ask(&mut self, request: &Request) -> Result<Answer, OracleError> {
+        let model = || request.model.clone();
+        let answer = |source| OracleError::Answer {
+            model: model(),
+            source,
+        };
+        let mut line = serde_json::to_vec(request).map_err(answer)?;
+        line.push(b'\n');
+        // One that ended takes no request and gives no answer.
+        let mut given = String::new();
+        let asked = self.requests.as_mut().map(|pipe| pipe.write_all(&line));
+        if let (Some(Ok(())), Ok(1..)) = (asked, self.answers.read_line(&mut given)) {
+            return serde_json::from_str(&given).map_err(answer);
+        }
+        let mut stderr = String::new();
+        let read = self
+            .end()
+            .and_then(|()| self.stderr.rewind())
+            .and_then(|()| self.stderr.read_to_string(&mut stderr));
+        if let Err(error) = read {
+            stderr = format!("what it said cannot be read: {error}");
+        }
+        Err(OracleError::Failed {
+            model: model(),
+            stderr,
+        })
+    }
+
+    fn end(&mut self) -> std::io::Result<()> {
+        drop(self.requests.take());
+        self.process.wait().map(drop)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            eprintln!("the oracle does not end: {error}");
+        }
+    }
 }
 
 /// How far `found` is from llama.cpp's log probabilities `top` at one place: root mean square of the differences.
