@@ -21,9 +21,11 @@ pub fn inspect_cpu() -> Result<String, IsaLevelError> {
         false => format!("as {LEVEL_VARIABLE} asks for it"),
     };
     Ok(format!(
-        "processor  {}\nkernels    {used}: {why}\nthreads    {}: as many cores as this process may use (its affinity and its cgroup's quota)\n\n{}\n",
+        "processor  {}\nkernels    {used}: {why}\nthreads    {}: as many cores as this process may use (its affinity and its cgroup's quota)\n\
+         pages      {} KiB each: what this system deals out memory in\n\n{}\n",
         system::cpu_model(Path::new("/")),
         Compute::available_threads(),
+        rustix::param::page_size() / 1024,
         table(used, &IsaLevel::known()),
     ))
 }

@@ -132,6 +132,16 @@ const PROMPTS: [&str; 4] = [
 const TOKENS: usize = 8;
 
 #[test]
+fn a_raspberry_pi_5_has_large_pages() {
+    let printed = run(CORTEX_A76
+        .run("prima-node-agent")
+        .args(["inspect", "--cpu"]));
+    assert!(printed.contains("\npages      16 KiB each"), "{printed}");
+    assert!(printed.contains("\nkernels    neon-dotprod:"), "{printed}");
+}
+
+/// The member on arm64 has pages of 16 KiB.
+#[test]
 fn a_ring_of_x86_and_arm64_answers_as_one_process_does() {
     let model = smollm2();
     let engine = OneProcess::open(&model, 2).unwrap();
