@@ -5,10 +5,6 @@
 //! kinds of formats that weights come in; llama.cpp has them written out as F32, so what is rounded beside are our activations. Of these
 //! there is one for each family, and one for each part that only some files of a family have.
 
-#[path = "../../node-agent/engine/tests/support/mod.rs"]
-#[allow(clippy::expect_used, reason = "these are tests")]
-mod support;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -19,8 +15,8 @@ use prima_tests::assets;
 use prima_tests::one_process::{OneProcess, log_softmax, lower_levels};
 use prima_tests::oracle::{self, Request, Text, TextJob};
 use prima_text::most_likely;
-use support::options::{Variant, add_factors, options};
-use support::{FAMILIES, MadeUpModel, Random};
+use prima_test_models::options::{Variant, add_factors, options};
+use prima_test_models::{FAMILIES, MadeUpModel, Random};
 
 const WINDOW: usize = 256;
 const WINDOWS: usize = 2;

@@ -11,8 +11,6 @@
 )]
 
 mod candle_float;
-mod support;
-
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
@@ -26,8 +24,8 @@ use candle_transformers::models::{
 use prima_gguf::{GgmlType, Value};
 
 use candle_float::Forward;
-use support::options::Variant;
-use support::{MadeUpModel, Runner, WINDOW, difference};
+use prima_test_models::options::Variant;
+use prima_test_models::{MadeUpModel, Runner, WINDOW, difference};
 
 /// How far logits may differ, in units of their spread: prima keeps keys and values as F16, candle as F32. Up to 6e-4 are measured.
 const BOUND: f32 = 1e-3;

@@ -3,13 +3,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "these are tests")]
 
-mod support;
-
 use prima_engine::Compute;
 use prima_engine::kernels::IsaLevel;
 
-use support::options::{Variant, options};
-use support::{FAMILIES, MadeUpModel, Runner, difference};
+use prima_test_models::options::{Variant, options};
+use prima_test_models::{FAMILIES, MadeUpModel, Runner, difference};
 
 /// In units of the spread of the logits. Where products and sums are not fused, other activations round to another eighth bit.
 const BOUND: f32 = 0.02;

@@ -8,12 +8,10 @@
 )]
 
 mod on_gpu;
-mod support;
-
 use prima_engine::{Compute, Gpu, GpuApi, LayerDevices, Model, OutputHead, Residency};
 use prima_gguf::GgmlType;
 
-use crate::support::{MadeUpModel, Runner, difference};
+use prima_test_models::{MadeUpModel, Runner, difference};
 
 const API: GpuApi = GpuApi::Vulkan;
 

@@ -8,8 +8,6 @@
 )]
 
 mod on_gpu;
-mod support;
-
 use prima_engine::kernels::{Matrix, supported};
 use prima_engine::{Gpu, GpuApi};
 use prima_gguf::GgmlType;

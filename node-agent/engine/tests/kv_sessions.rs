@@ -11,14 +11,12 @@
     reason = "one range of layers is meant"
 )]
 
-mod support;
-
 use std::error::Error;
 
 use prima_engine::{BatchEntry, Embedding, EngineError, KvCache, KvFormat};
 use prima_gguf::GgmlType;
 
-use support::{MadeUpModel, Runner};
+use prima_test_models::{MadeUpModel, Runner};
 
 fn runner() -> (tempfile::TempDir, Runner) {
     runner_of(&MadeUpModel::default())

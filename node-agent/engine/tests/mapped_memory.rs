@@ -8,14 +8,12 @@
     reason = "these are tests"
 )]
 
-mod support;
-
 use std::path::Path;
 
 use prima_engine::{Compute, Model};
 use prima_gguf::GgmlType;
 
-use support::{MadeUpModel, Runner, smollm2};
+use prima_test_models::{MadeUpModel, Runner, smollm2};
 
 #[test]
 fn a_pass_allocates_under_2_percent_of_the_file() {

@@ -3,12 +3,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "these are tests")]
 
-mod support;
-
 use prima_engine::{Compute, GpuApi, Model};
 
-use support::FAMILIES;
-use support::options::{Variant, options};
+use prima_test_models::FAMILIES;
+use prima_test_models::options::{Variant, options};
 
 const PARTS: [(&str, &str); 19] = [
     ("llama", "interleaved-rope silu"),

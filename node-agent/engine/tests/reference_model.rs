@@ -8,15 +8,13 @@
     reason = "these are tests"
 )]
 
-mod support;
-
 use std::path::Path;
 
 use half::f16;
 use prima_engine::{Model, kernels};
 use prima_gguf::GgmlType;
 
-use support::{MadeUpModel, Runner, WINDOW, greedy, smollm2};
+use prima_test_models::{MadeUpModel, Runner, WINDOW, greedy, smollm2};
 
 #[test]
 fn made_up_models_of_float_weights_agree_to_rounding() {

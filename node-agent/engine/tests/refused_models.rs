@@ -7,8 +7,6 @@
     reason = "these are tests"
 )]
 
-mod support;
-
 use std::error::Error;
 use std::path::Path;
 
@@ -17,7 +15,7 @@ use prima_gguf::writer::GgufWriter;
 use prima_gguf::{GgmlType, Gguf, Metadata, Value};
 use prima_model::ModelSpec;
 
-use support::{MadeUpModel, Tensor};
+use prima_test_models::{MadeUpModel, Tensor};
 
 /// The whole chain of messages with which the model is refused.
 fn refusal(

@@ -3,8 +3,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "these are tests")]
 
-mod support;
-
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +14,7 @@ use prima_engine::{
 };
 use prima_gguf::GgmlType;
 
-use support::{EXPERTS_PER_TOKEN, MadeUpModel, Random, Runner};
+use prima_test_models::{EXPERTS_PER_TOKEN, MadeUpModel, Random, Runner};
 
 const ALONE: StreamingSchedule = StreamingSchedule {
     rounds: 1,

@@ -8,8 +8,6 @@
     reason = "these are tests"
 )]
 
-mod support;
-
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +21,7 @@ use prima_engine::{
 use prima_gguf::writer::split;
 use prima_gguf::{GgmlType, part_paths};
 
-use support::{MadeUpModel, Random, Runner};
+use prima_test_models::{MadeUpModel, Random, Runner};
 
 const PIECE_BYTES: usize = 16 << 10;
 const ALONE: StreamingSchedule = StreamingSchedule {

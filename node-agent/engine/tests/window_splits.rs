@@ -12,14 +12,12 @@
     reason = "one range of layers is meant"
 )]
 
-mod support;
-
 use prima_engine::{
     BatchEntry, Compute, KvCache, KvFormat, LayerDevices, LayerWindow, Model, OutputHead, Residency,
 };
 use prima_gguf::GgmlType;
 
-use support::{FAMILIES, MadeUpModel, Random, Runner, fuse};
+use prima_test_models::{FAMILIES, MadeUpModel, Random, Runner, fuse};
 
 #[test]
 fn any_split_chunking_and_batching_gives_the_same_bits() {

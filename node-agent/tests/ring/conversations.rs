@@ -5,7 +5,7 @@ use prima_node_agent::generation::GenerationRequest;
 
 use crate::decoding::{Answer, Served, request};
 use crate::harness::{CONTEXT, ModelFile, plan, tokens};
-use crate::support::{FAMILIES, MadeUpModel, Random};
+use prima_test_models::{FAMILIES, MadeUpModel, Random};
 
 /// Requests of this key space and above find nothing that is kept.
 const ALONE: u64 = 1 << 32;

@@ -18,7 +18,7 @@ use tonic::{Extensions, Request, Response, Status, Streaming};
 
 use crate::decoding::{Answer, Served, alone, request};
 use crate::harness::{CONTEXT, ModelFile, Ring, in_time, member, plan, tokens, until};
-use crate::support::MadeUpModel;
+use prima_test_models::MadeUpModel;
 
 /// Much longer than a frame takes here, on a slow machine that others use, too; and short to wait for.
 const DEADLINE: Duration = Duration::from_secs(10);

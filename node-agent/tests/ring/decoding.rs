@@ -14,7 +14,7 @@ use prima_text::{SamplingParams, Tokenizer};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::harness::{CONTEXT, ModelFile, Planned, Ring, in_time, member, plan, tokens, until};
-use crate::support::{Runner, greedy};
+use prima_test_models::{Runner, greedy};
 
 /// A ring of three members in two rounds with decoding in front, as rank 0 has it behind its gateway.
 pub struct Served {

@@ -5,8 +5,8 @@ use prima_node_agent::generation::{GenerationRequest, Instead, SubmitError};
 
 use crate::decoding::{Served, request};
 use crate::harness::{ModelFile, plan, tokens};
-use crate::support::options::Variant;
-use crate::support::{FAMILIES, MadeUpModel, Runner};
+use prima_test_models::options::Variant;
+use prima_test_models::{FAMILIES, MadeUpModel, Runner};
 
 const MEAN: u32 = 1;
 const CLS: u32 = 2;

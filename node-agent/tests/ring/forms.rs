@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::decoding::{Served, request};
 use crate::harness::{ModelFile, plan, tokens};
-use crate::support::MadeUpModel;
+use prima_test_models::MadeUpModel;
 
 fn tokenizer(file: &ModelFile) -> Tokenizer {
     Tokenizer::from_gguf(&file.model.gguf().metadata).unwrap()

@@ -14,8 +14,8 @@ use prima_node_agent::memory_watch::MemoryLimits;
 use prima_node_agent::ring::{Identity, Member, MemberOptions, RingClient, SessionId};
 use tempfile::TempDir;
 
-use crate::support::options::Variant;
-use crate::support::{MadeUpModel, Random, Runner};
+use prima_test_models::options::Variant;
+use prima_test_models::{MadeUpModel, Random, Runner};
 
 pub const CONTEXT: usize = 512;
 pub const GENERATION: i64 = 7;

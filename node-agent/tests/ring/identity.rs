@@ -6,8 +6,8 @@ use prima_node_agent::ring::{Output, RingEvent};
 use prima_node_agent::trace::Trace;
 
 use crate::harness::{ModelFile, Ring, bits, fork, in_time, open, plan, tokens, until};
-use crate::support::options::options;
-use crate::support::{FAMILIES, MadeUpModel};
+use prima_test_models::options::options;
+use prima_test_models::{FAMILIES, MadeUpModel};
 
 /// Members, and where windows end: even, uneven and empty windows, the whole model on one member, k of 1 to 3.
 const SPLITS: &[(usize, &[usize])] = &[

@@ -20,7 +20,7 @@ use tonic::{Request, Status, Streaming};
 use crate::harness::{
     GENERATION, ModelFile, Planned, Ring, UID, bits, in_time, keyed_member, open, plan, tokens,
 };
-use crate::support::Random;
+use prima_test_models::Random;
 
 /// How somebody tries to be the predecessor of rank 1, which is rank 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

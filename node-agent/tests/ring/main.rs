@@ -17,5 +17,3 @@ mod harness;
 mod identity;
 mod impostors;
 mod speculation;
-#[path = "../../engine/tests/support/mod.rs"]
-mod support;

@@ -5,7 +5,7 @@ use prima_text::SamplingParams;
 
 use crate::decoding::{Served, request};
 use crate::harness::{ModelFile, plan, tokens};
-use crate::support::{FAMILIES, MadeUpModel};
+use prima_test_models::{FAMILIES, MadeUpModel};
 use prima_node_agent::generation::GenerationRequest;
 
 /// Every way to sample, over prompts that repeat, so that there is something to guess.

@@ -10,8 +10,8 @@ use prima_engine::{
 use prima_gguf::GgmlType;
 use prima_model::ModelPart;
 
-use crate::support::options::options;
-use crate::support::{FAMILIES, MadeUpModel, Runner, difference, greedy, smollm2};
+use prima_test_models::options::options;
+use prima_test_models::{FAMILIES, MadeUpModel, Runner, difference, greedy, smollm2};
 use crate::{API, emulated};
 
 /// How far logits may differ, in units of their spread. With float weights, both only round; with quantized ones, both also round

@@ -1,6 +1,9 @@
-//! What the engine's tests share: the real model's path, small made-up models of any shape, and a plain way to run them.
+//! Models that tests make up: small ones of every family, with random weights in any formats, and what only some files of a family have
+//! ([`options`]); and a plain way to run them.
+//!
+//! A package of its own, since millions of random weights take optimised code. A panic here is a failed test.
 
-#![allow(dead_code)] // Every test binary uses its own part.
+#![allow(clippy::expect_used, reason = "this is for tests")]
 
 pub mod options;
 
