@@ -1,7 +1,9 @@
-//! The direction of dependencies, as ARCHITECTURE.md states it: what each package must never reach, however far
-//! away. `deny.toml` says who may depend directly on whom; this file is about everything behind that.
+//! What holds for the repository as a whole. The direction of dependencies, as ARCHITECTURE.md states it: what each package must never reach,
+//! however far away (`deny.toml` says who may depend directly on whom). And that links of its documents lead somewhere.
 
 use std::collections::{BTreeSet, HashSet};
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use prima_tests::inputs;
@@ -71,13 +73,83 @@ fn the_tests_have_the_features_that_ship() {
     );
     for image in ["operator", "node-agent"] {
         let path = inputs::file(&format!("images/{image}.Containerfile"));
-        let image = std::fs::read_to_string(&path).expect("a Containerfile");
+        let image = fs::read_to_string(&path).expect("a Containerfile");
         assert!(
             image.contains(&packages.join(" ")),
             "{} builds other packages than {packages:?}",
             path.display()
         );
     }
+}
+
+#[test]
+fn links_of_documents_lead_somewhere() {
+    let documents = documents();
+    let mut links = 0;
+    let mut broken = Vec::new();
+    for document in &documents {
+        let text = read(document);
+        for link in links_in(&text).filter(|link| !link.contains("://")) {
+            links += 1;
+            let (path, heading) = link.split_once('#').unwrap_or((link, ""));
+            let folder = document.parent().unwrap();
+            let target = match path {
+                "" => document.clone(),
+                path => folder.join(path),
+            };
+            let found = target.exists()
+                && (heading.is_empty() || headings_of(&read(&target)).contains(heading));
+            if !found {
+                broken.push(format!("{}: {link}", document.display()));
+            }
+        }
+    }
+    assert!(
+        documents.len() > 5 && links > 30,
+        "{documents:?} have {links} links"
+    );
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+/// All Markdown of the repository that people wrote.
+fn documents() -> Vec<PathBuf> {
+    let listed = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard", "*.md"])
+        .current_dir(inputs::file(""))
+        .output()
+        .expect("git lists files");
+    let listed = String::from_utf8(listed.stdout).expect("names in UTF-8");
+    let documents = listed.lines().map(inputs::file);
+    documents.filter(|document| document.exists()).collect()
+}
+
+fn read(document: &Path) -> String {
+    fs::read_to_string(document)
+        .unwrap_or_else(|error| panic!("{}: {error}", document.display()))
+}
+
+/// Where `[text](target)` leads to.
+fn links_in(text: &str) -> impl Iterator<Item = &str> {
+    let ends = text.split("](").skip(1);
+    ends.filter_map(|rest| rest.split_once(')'))
+        .map(|(target, _)| target)
+        .filter(|target| !target.contains(char::is_whitespace))
+}
+
+/// As GitHub turns them into anchors: small letters, without punctuation, with dashes for spaces.
+fn headings_of(text: &str) -> HashSet<String> {
+    let headings = text.lines().filter_map(|line| {
+        let (marks, heading) = line.split_once(' ')?;
+        (!marks.is_empty() && marks.chars().all(|mark| mark == '#')).then_some(heading)
+    });
+    let anchor = |heading: &str| -> String {
+        let kept = heading.to_lowercase();
+        kept.chars()
+            .filter(|letter| letter.is_alphanumeric() || "-_ ".contains(*letter))
+            .map(|letter| if letter == ' ' { '-' } else { letter })
+            .collect()
+    };
+    headings.map(anchor).collect()
 }
 
 /// Names of all packages that `package` depends on, directly or not, with the features that it asks for itself, not those that others ask
