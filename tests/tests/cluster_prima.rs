@@ -84,7 +84,7 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
 
     let first = test.plans("smollm2");
 
-    // What people look at, as the README shows it.
+    // What people look at, as charts/docs/running.md shows it.
     println!(
         "{}",
         test.kubectl(&["get", "models,nodeprofiles,ringplans"])

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
 use prima_tests::inputs;
@@ -84,48 +84,89 @@ fn the_tests_have_the_features_that_ship() {
 
 #[test]
 fn links_of_documents_lead_somewhere() {
-    let documents = documents();
+    let tracked = tracked();
+    let documents: Vec<&PathBuf> = tracked
+        .iter()
+        .filter(|file| file.extension().is_some_and(|extension| extension == "md"))
+        .collect();
     let mut links = 0;
     let mut broken = Vec::new();
     for document in &documents {
         let text = read(document);
-        for link in links_in(&text).filter(|link| !link.contains("://")) {
-            links += 1;
-            let (path, heading) = link.split_once('#').unwrap_or((link, ""));
-            let folder = document.parent().unwrap();
-            let target = match path {
-                "" => document.clone(),
-                path => folder.join(path),
-            };
-            let found = target.exists()
-                && (heading.is_empty() || headings_of(&read(&target)).contains(heading));
-            if !found {
-                broken.push(format!("{}: {link}", document.display()));
-            }
-        }
+        links += links_in(&text).count();
+        let of_this = broken_links(document, &text, &tracked);
+        broken.extend(of_this.map(|link| format!("{}: {link}", document.display())));
     }
     assert!(
         documents.len() > 5 && links > 30,
         "{documents:?} have {links} links"
     );
     assert!(broken.is_empty(), "{broken:#?}");
+
+    let document = inputs::file("charts/docs/running.md");
+    let text = "# A, b\n[b](models.md) [c](models.md#ask-it) [d](../../tests) [e](https://f.example/g) [h](#a-b)
+        [i](missing.md) [j](models.md#missing) [k](#missing) [l](../../target)";
+    let found: Vec<&str> = broken_links(&document, text, &tracked).collect();
+    assert_eq!(
+        found,
+        [
+            "missing.md",
+            "models.md#missing",
+            "#missing",
+            "../../target"
+        ]
+    );
 }
 
-/// All Markdown of the repository that people wrote.
-fn documents() -> Vec<PathBuf> {
+/// The links of `document` that lead to no heading of a document of ours, and to nothing that is `tracked`.
+fn broken_links<'a>(
+    document: &'a Path,
+    text: &'a str,
+    tracked: &'a [PathBuf],
+) -> impl Iterator<Item = &'a str> {
+    let links = links_in(text).filter(|link| !link.contains("://"));
+    links.filter(move |link| {
+        let (path, heading) = link.split_once('#').unwrap_or((link, ""));
+        let target = match path {
+            "" => document.to_owned(),
+            path => plain(&document.parent().unwrap().join(path)),
+        };
+        let known = tracked.iter().any(|file| file.starts_with(&target));
+        let leads = match (heading, path) {
+            ("", _) => true,
+            (heading, "") => headings_of(text).contains(heading),
+            (heading, _) => known && headings_of(&read(&target)).contains(heading),
+        };
+        !(known && leads)
+    })
+}
+
+/// All files of the repository.
+fn tracked() -> Vec<PathBuf> {
     let listed = Command::new("git")
-        .args(["ls-files", "--cached", "--others", "--exclude-standard", "*.md"])
+        .args(["ls-files", "--cached", "--others", "--exclude-standard"])
         .current_dir(inputs::file(""))
         .output()
         .expect("git lists files");
     let listed = String::from_utf8(listed.stdout).expect("names in UTF-8");
-    let documents = listed.lines().map(inputs::file);
-    documents.filter(|document| document.exists()).collect()
+    let files = listed.lines().map(inputs::file);
+    files.filter(|file| file.exists()).collect()
+}
+
+/// Without `..`, and without looking whether it is there.
+fn plain(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => drop(plain.pop()),
+            part => plain.push(part),
+        }
+    }
+    plain
 }
 
 fn read(document: &Path) -> String {
-    fs::read_to_string(document)
-        .unwrap_or_else(|error| panic!("{}: {error}", document.display()))
+    fs::read_to_string(document).unwrap_or_else(|error| panic!("{}: {error}", document.display()))
 }
 
 /// Where `[text](target)` leads to.
