@@ -18,6 +18,7 @@ pub mod plan_source;
 mod process_stat;
 pub mod profile;
 pub mod ring;
+mod routing_trace;
 pub mod serve;
 mod stop_signal;
 pub mod trace;

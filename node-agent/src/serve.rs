@@ -80,6 +80,9 @@ pub struct ServeArgs {
     /// Seconds that requests wait for a member that was lost, where somebody starts it again; 0: they fail
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     outlast_losses: u64,
+    /// Add to a file in this folder, named after the member, which experts each pass needs in each layer
+    #[arg(long, value_name = "FOLDER", env = "PRIMA_ROUTING_TRACE")]
+    routing_trace: Option<PathBuf>,
     /// A folder that this process must not read; nor may it look into other processes then (on Linux)
     #[arg(long, value_name = "FOLDER")]
     hide: Option<PathBuf>,
@@ -236,6 +239,9 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
         members: plan.members[rank].members_on_machine as u64,
     };
     let streaming = !args.no_streaming;
+    let routing_trace = args
+        .routing_trace
+        .map(|folder| folder.join(format!("{}.routing", args.member)));
     let decoding = DecodeOptions {
         speculate: !args.no_speculation,
         run_ahead: !args.no_run_ahead,
@@ -259,6 +265,7 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
                 listener,
                 memory,
                 streaming,
+                routing_trace,
             };
             open(options, front, decoding)
         }

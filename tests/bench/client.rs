@@ -102,6 +102,22 @@ impl Client {
         Ok(self.answer(&body)?.seconds_per_token)
     }
 
+    /// The same of tokens that come back as words of a text do, nearly by Zipf's law: of 256, the second is half as likely as the first, the third
+    /// a third. (Nearly, since the model's own logits count, too.)
+    pub fn seconds_per_recurring_token(&self, seed: u32, tokens: usize) -> Result<f64, BenchError> {
+        const WORDS: u32 = 256;
+        const TEMPERATURE: f64 = 2.0;
+        let mut body = self.request("Once upon a time", tokens);
+        body["temperature"] = json!(TEMPERATURE);
+        body["seed"] = json!(seed);
+        let words = (1000..).filter(|token: &u32| !self.never.contains_key(&token.to_string()));
+        for (rank, token) in (1..=WORDS).zip(words) {
+            let bias = 100.0 - TEMPERATURE * f64::from(rank).ln();
+            body["logit_bias"][token.to_string()] = json!(bias);
+        }
+        Ok(self.answer(&body)?.seconds_per_token)
+    }
+
     /// Seconds of one token, and for how many of them members computed, by their own clocks: `tokens` tokens after a prompt of one.
     pub fn token_cost(&self, tokens: usize) -> Result<TokenCost, BenchError> {
         const ANY_TOKEN: u32 = 1;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use prima_crds::v1alpha1::document::DocumentError;
 use prima_halda::InputError;
 use prima_tests::assets::AssetError;
+use prima_tests::expert_replay::TraceError;
 use prima_tests::one_process::OneProcessError;
 
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +45,12 @@ pub enum BenchError {
     Cgroup { source: std::io::Error },
     #[error("cannot drop a model from the page cache")]
     PageCache { source: std::io::Error },
+    #[error("cannot trace which experts a ring needs")]
+    Trace { source: std::io::Error },
+    #[error("{} is no trace of experts", path.display())]
+    TraceFile { path: PathBuf, source: TraceError },
+    #[error("--replay takes files that `prima-node-agent serve --routing-trace FOLDER` wrote")]
+    NoTraces,
     #[error("cannot read {}", path.display())]
     Read {
         path: PathBuf,

@@ -1,15 +1,21 @@
 //! Mixtures of experts beside llama.cpp: in memory, and with memory for a part of the experts.
 //!
 //! The models are as wide as published ones and have as many experts, in fewer layers, with random weights. Their routers are random, too: a
-//! token goes to any expert with the same chance, and what is in memory helps as little as it can.
+//! token goes to any expert with the same chance, and what is in memory helps as little as it can. Where tokens come back, as in texts, so do
+//! their experts.
 
+use std::fs;
+use std::net::SocketAddr;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use prima_engine::Compute;
 use prima_engine::kernels::{IsaLevel, ThreadPool};
 use prima_gguf::Gguf;
 use prima_tests::Endpoint;
 use prima_tests::assets;
+use prima_tests::expert_replay::Trace;
 use prima_tests::http;
 use prima_tests::local_ring::LocalRing;
 use prima_tests::machine::{Limits, Machine, drop_cached};
@@ -34,6 +40,8 @@ const TURNS: usize = 5;
 const TURNS_UNDER_LIMIT: usize = 3;
 const WARM_UP: usize = 48;
 const TOKENS: usize = 32;
+/// Tokens whose experts are traced.
+const TRACED: usize = 256;
 /// For llama.cpp, which takes long for each; before them it decodes as many.
 const PEER_TOKENS: usize = 16;
 
@@ -46,6 +54,8 @@ pub struct ExpertSpeed {
     pub prefill: Pair,
     /// `None` where no cgroup can be made.
     pub limited: Option<Vec<Limited>>,
+    /// What tokens needed that were drawn from all alike, and by Zipf's law.
+    pub traces: [Trace; 2],
 }
 
 /// With memory for a part of the experts.
@@ -53,8 +63,18 @@ pub struct Limited {
     pub share: f64,
     pub megabytes: u64,
     /// Tokens per second.
-    pub ring: Samples,
     pub llama_cpp: Samples,
+    /// Of tokens that are drawn from all alike, as llama.cpp's.
+    pub uniform: Ours,
+    /// Of tokens that come back.
+    pub recurring: Ours,
+}
+
+/// What a ring does under a limit.
+#[derive(Default)]
+pub struct Ours {
+    /// Tokens per second.
+    pub rate: Samples,
     /// Of the experts that tokens needed, those that were in memory.
     pub hit_rate: Samples,
     /// Bytes that were read, over those of the experts that were not in memory.
@@ -96,6 +116,7 @@ fn measure_model(
         prefill_tokens: effort.prefill,
         prefill: Pair::default(),
         limited: None,
+        traces: traces(&path, threads, &never)?,
     };
     eprintln!("{model}: beside llama.cpp, in memory");
     for turn in 0..effort.turns.min(TURNS) {
@@ -122,10 +143,9 @@ fn measure_model(
         .map(|&share| Limited {
             share,
             megabytes: ((weights.others + share * weights.experts + OTHER_BYTES) / 1e6) as u64,
-            ring: Samples::default(),
             llama_cpp: Samples::default(),
-            hit_rate: Samples::default(),
-            read_ratio: Samples::default(),
+            uniform: Ours::default(),
+            recurring: Ours::default(),
         })
         .collect();
     for turn in 0..effort.turns.min(TURNS_UNDER_LIMIT) {
@@ -151,6 +171,38 @@ fn measure_model(
     }
     speed.limited = Some(limited);
     Ok(speed)
+}
+
+/// The experts of tokens that are drawn from all alike, and by Zipf's law.
+fn traces(path: &Path, threads: usize, never: &[u32]) -> Result<[Trace; 2], BenchError> {
+    let trace = |recurring: bool| {
+        let folder = tempfile::tempdir().map_err(|source| BenchError::Trace { source })?;
+        let ring = LocalRing::builder()
+            .model(path)
+            .env("PRIMA_ROUTING_TRACE", folder.path())
+            .arg("--threads")
+            .arg(threads.to_string())
+            .arg("--no-speculation")
+            .start();
+        let client = Client::of(ring, never);
+        match recurring {
+            false => client.seconds_per_random_token(3, TRACED)?,
+            true => client.seconds_per_recurring_token(3, TRACED)?,
+        };
+        // The ring has answered; it may write a moment longer.
+        let file = folder.path().join("m0.routing");
+        let mut text = String::new();
+        loop {
+            let read = fs::read_to_string(&file).map_err(|source| BenchError::Trace { source })?;
+            if read == text && read.ends_with('\n') {
+                break;
+            }
+            text = read;
+            thread::sleep(Duration::from_secs(1));
+        }
+        Trace::parse(&text).map_err(|source| BenchError::TraceFile { path: file, source })
+    };
+    Ok([trace(false)?, trace(true)?])
 }
 
 impl Weights {
@@ -189,11 +241,30 @@ impl Limited {
             .arg(threads.to_string())
             .arg("--context")
             .arg("512")
+            .arg("--no-speculation")
             .start_on(machine);
         let address = ring.address();
         let client = Client::of(ring, never);
-        // Fills memory with experts.
+        // The first tokens of each fill memory with experts.
         client.seconds_per_random_token(1, WARM_UP)?;
+        self.uniform.push(address, weights, || {
+            client.seconds_per_random_token(2, TOKENS)
+        })?;
+        client.seconds_per_recurring_token(1, WARM_UP)?;
+        self.recurring.push(address, weights, || {
+            client.seconds_per_recurring_token(2, TOKENS)
+        })
+    }
+}
+
+impl Ours {
+    /// Of tokens, each of which takes the seconds that `answer` finds.
+    fn push(
+        &mut self,
+        address: SocketAddr,
+        weights: &Weights,
+        answer: impl FnOnce() -> Result<f64, BenchError>,
+    ) -> Result<(), BenchError> {
         let metrics = || {
             let metric =
                 |name| http::metric(address, name).map_err(|source| BenchError::Http { source });
@@ -204,12 +275,14 @@ impl Limited {
             ])
         };
         let before = metrics()?;
-        let seconds = client.seconds_per_random_token(2, TOKENS)?;
+        let seconds = answer()?;
         let after = metrics()?;
         let [read, hits, misses] = [0, 1, 2].map(|place| after[place] - before[place]);
-        self.ring.push(1.0 / seconds);
+        self.rate.push(1.0 / seconds);
         self.hit_rate.push(hits / (hits + misses));
-        self.read_ratio.push(read / (misses * weights.expert));
+        if misses > 0.0 {
+            self.read_ratio.push(read / (misses * weights.expert));
+        }
         Ok(())
     }
 }

@@ -6,7 +6,8 @@
 //! `--quick` takes one small sample of everything, to try the bench itself; its numbers mean nothing and are not kept. `--engine` measures
 //! the engine alone, `--rings` rings and the planner, `--conversations` what users of conversations notice, `--kernels` the kernels, format
 //! by level, `--experts` mixtures of experts, `--experts-ring` and `--70b` large models in a small ring, and nothing else. Names of sections of conversations
-//! choose these. Results are kept in a folder for each kind of machine.
+//! choose these. Results are kept in a folder for each kind of machine. `--replay FILE...` measures nothing: it tells what ways of keeping experts would
+//! have found in memory, by traces of `prima-node-agent serve --routing-trace`.
 
 mod chats;
 mod client;
@@ -41,6 +42,7 @@ use error::BenchError;
 use peer::Programs;
 use prima_crds::error_chain;
 use prima_engine::Compute;
+use prima_tests::expert_replay::Trace;
 
 /// How much is measured.
 pub struct Effort {
@@ -65,6 +67,10 @@ const QUICK: Effort = Effort {
 };
 
 fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    if arguments.any(|argument| argument == "--replay") {
+        return ended(replay(arguments.map(PathBuf::from)));
+    }
     let asked = |option: &str| std::env::args().any(|argument| argument == option);
     let effort = if asked("--quick") { QUICK } else { FULL };
     let quick = asked("--quick");
@@ -98,13 +104,39 @@ fn main() -> ExitCode {
             .and_then(|()| run_conversations(&effort, quick))
             .and_then(|()| run_experts(&effort, quick))
     };
-    match measured {
+    ended(measured)
+}
+
+fn ended(result: Result<(), BenchError>) -> ExitCode {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("bench: {}", error_chain(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+fn replay(files: impl Iterator<Item = PathBuf>) -> Result<(), BenchError> {
+    let read = |path: PathBuf| {
+        let text = std::fs::read_to_string(&path).map_err(|source| BenchError::Read {
+            path: path.clone(),
+            source,
+        })?;
+        let name = path.display().to_string();
+        let trace = Trace::parse(&text);
+        Ok((
+            name,
+            trace.map_err(|source| BenchError::TraceFile { path, source })?,
+        ))
+    };
+    let traces: Vec<(String, Trace)> = files.map(read).collect::<Result<_, BenchError>>()?;
+    if traces.is_empty() {
+        return Err(BenchError::NoTraces);
+    }
+    let traces = traces.iter().map(|(name, trace)| (name.clone(), trace));
+    println!("{}", report_experts::replayed("trace", traces));
+    Ok(())
 }
 
 fn run_rings(effort: &Effort, quick: bool) -> Result<(), BenchError> {

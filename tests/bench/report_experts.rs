@@ -2,8 +2,10 @@
 
 use std::fmt::Write;
 
+use prima_tests::expert_replay::{POLICIES, Trace};
+
 use crate::engine_speed::Pair;
-use crate::expert_speed::ExpertSpeed;
+use crate::expert_speed::{ExpertSpeed, Ours};
 use crate::report::{spread, verdict};
 
 /// How many times as fast as llama.cpp: in memory, and with memory for a part of the experts.
@@ -12,6 +14,10 @@ const PREFILL_GOAL: f64 = 1.0;
 const LIMITED_GOAL: f64 = 3.0;
 /// Bytes that are read at most, over those of the experts that were not in memory.
 const READ_GOAL: f64 = 1.1;
+/// Of a layer's experts, those that a replay has room for.
+const ROOM: [f64; 4] = [0.125, 0.25, 0.5, 0.75];
+/// Passes of a replay that only fill memory.
+const FILLING: usize = 64;
 
 pub fn experts(speeds: &[ExpertSpeed]) -> String {
     let threads = speeds.first().map_or(0, |speed| speed.threads);
@@ -40,29 +46,87 @@ pub fn experts(speeds: &[ExpertSpeed]) -> String {
         row(prefill, &speed.prefill, PREFILL_GOAL);
     }
     text += "\n### Memory for a part of the experts\n\n";
-    if speeds.iter().all(|speed| speed.limited.is_none()) {
-        text += "Left out on this machine: it takes root and a writable memory cgroup.\n";
-        return text;
-    }
-    text += "Tokens per second of an answer under a limit of memory. llama.cpp: in its map, not repacked, which is its best there. The last \
-             columns: needed experts that were in memory, and bytes that were read, over those of the experts that were not.\n\n\
-             | model | experts that fit | limit | prima | llama.cpp | ratio | goal | | in memory | read | goal | |\n\
-             | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
+    text += match speeds.iter().any(|speed| speed.limited.is_some()) {
+        false => "Left out on this machine: it takes root and a writable memory cgroup.\n",
+        true => {
+            "Tokens per second of an answer under a limit of memory. llama.cpp: in its map, not repacked, which is its best there; its tokens are \
+             drawn from all alike. The last columns: needed experts that were in memory, and bytes that were read, over those of the experts that \
+             were not.\n\n\
+             | model | experts that fit | limit | tokens | prima | llama.cpp | ratio | goal | | in memory | read | goal | |\n\
+             | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        }
+    };
     for speed in speeds {
         for limit in speed.limited.iter().flatten() {
-            let ratio = limit.ring.median() / limit.llama_cpp.median();
+            let ratio = limit.uniform.rate.median() / limit.llama_cpp.median();
+            let beside = format!(
+                "{} | **{ratio:.1}** | {LIMITED_GOAL} | {}",
+                spread(&limit.llama_cpp, 2),
+                verdict(ratio >= LIMITED_GOAL)
+            );
+            let alone = " | | |".to_owned();
+            let [uniform, recurring] = TOKENS;
+            for (tokens, ours, beside) in [
+                (uniform, &limit.uniform, beside),
+                (recurring, &limit.recurring, alone),
+            ] {
+                let Ours {
+                    rate,
+                    hit_rate,
+                    read_ratio,
+                } = ours;
+                let _ = writeln!(
+                    text,
+                    "| {} | {:.0} % | {} MB | {tokens} | {} | {beside} | {} | {} | {READ_GOAL} | {} |",
+                    speed.model,
+                    100.0 * limit.share,
+                    limit.megabytes,
+                    spread(rate, 2),
+                    spread(hit_rate, 2),
+                    spread(read_ratio, 2),
+                    verdict(read_ratio.median() <= READ_GOAL),
+                );
+            }
+        }
+    }
+    let traces = speeds.iter().flat_map(|speed| {
+        let traces = TOKENS.into_iter().zip(&speed.traces);
+        traces.map(move |(tokens, trace)| (format!("{} | {tokens}", speed.model), trace))
+    });
+    text + &format!(
+        "\n### Ways of keeping experts\n\n{}",
+        replayed("model | tokens", traces)
+    )
+}
+
+/// How tokens are drawn: from all alike, and by Zipf's law.
+const TOKENS: [&str; 2] = ["all alike", "as in a text"];
+
+/// What ways of keeping experts would have found in memory, a row for each trace and size of memory. `heads` are the first columns, which
+/// traces have their own cells for.
+pub fn replayed<'a>(heads: &str, traces: impl IntoIterator<Item = (String, &'a Trace)>) -> String {
+    let rules = heads.split('|').map(|_| "| --- ");
+    let mut text = format!(
+        "Needed experts that would have been in memory, replayed from what passes needed, after the first {FILLING}. Each layer has room for so \
+         many of its experts. Columns 'again' and 'within 8': the share of needed experts that the pass before, or one of the eight before, needed \
+         too; of Qwen3-30B-A3B 45 % and 80 % are published.\n\n\
+         | {heads} | again | within 8 | room | oldest goes (prima) | those used again stay longer | always those most used | who knows what comes |\n\
+         {}{}|\n",
+        rules.collect::<String>(),
+        "| --- ".repeat(7),
+    );
+    for (cells, trace) in traces {
+        let repeated = [1, 8].map(|before| 100.0 * trace.repeated(before));
+        for room in ROOM {
+            let capacity = (room * trace.experts() as f64) as usize;
+            let found = POLICIES.map(|policy| trace.replay(policy, capacity, FILLING).rate());
+            let found = found.map(|rate| format!("{:.0} %", 100.0 * rate));
+            let [again, within] = repeated;
             let _ = writeln!(
                 text,
-                "| {} | {:.0} % | {} MB | {} | {} | **{ratio:.1}** | {LIMITED_GOAL} | {} | {} | {} | {READ_GOAL} | {} |",
-                speed.model,
-                100.0 * limit.share,
-                limit.megabytes,
-                spread(&limit.ring, 2),
-                spread(&limit.llama_cpp, 2),
-                verdict(ratio >= LIMITED_GOAL),
-                spread(&limit.hit_rate, 2),
-                spread(&limit.read_ratio, 2),
-                verdict(limit.read_ratio.median() <= READ_GOAL),
+                "| {cells} | {again:.0} % | {within:.0} % | {:.1} % | {} |",
+                100.0 * room,
+                found.join(" | ")
             );
         }
     }

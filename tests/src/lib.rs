@@ -10,6 +10,7 @@ pub mod command;
 pub mod containerd;
 pub mod declared_machines;
 pub mod emulated;
+pub mod expert_replay;
 pub mod fault_sequences;
 pub mod free_ports;
 pub mod http;

@@ -126,8 +126,9 @@ impl LocalRingBuilder {
         command
             .arg("run")
             .args(&self.args)
-            .envs(self.variables)
-            .env_remove("PRIMA_API_KEY");
+            .env_remove("PRIMA_API_KEY")
+            .env_remove("PRIMA_ROUTING_TRACE")
+            .envs(self.variables);
         if self.measures {
             // No cache: measured now, not when an earlier test ran.
             command.env("PRIMA_CACHE", "/dev/null");

@@ -10,13 +10,12 @@ use std::path::{Path, PathBuf};
 
 use prima_engine::kernels::IsaLevel;
 use prima_gguf::GgmlType;
-use prima_gguf::writer::GgufWriter;
+use prima_test_models::options::{Variant, add_factors, options};
+use prima_test_models::{FAMILIES, MadeUpModel, Random, characters_as_tokens};
 use prima_tests::assets;
 use prima_tests::one_process::{OneProcess, log_softmax, lower_levels};
 use prima_tests::oracle::{self, Request, Text, TextJob};
 use prima_text::most_likely;
-use prima_test_models::options::{Variant, add_factors, options};
-use prima_test_models::{FAMILIES, MadeUpModel, Random};
 
 const WINDOW: usize = 256;
 const WINDOWS: usize = 2;
@@ -414,20 +413,4 @@ fn median_distance(rows: &[Vec<f32>], exact: &Text) -> f64 {
 fn distances(rows: &[Vec<f32>], exact: &Text) -> impl Iterator<Item = f64> {
     let places = rows.iter().zip(&exact.top);
     places.map(|(row, top)| oracle::distance(top, |token| row[token as usize]))
-}
-
-/// One token for each printable character, one for two of them, as there must be a merge, and one that ends a text.
-fn characters_as_tokens(writer: &mut GgufWriter) {
-    let characters = (b'!'..=b'~').map(|byte| char::from(byte).to_string());
-    let tokens: Vec<String> = characters
-        .chain(["!!".to_owned(), "<end>".to_owned()])
-        .collect();
-    let types = [vec![1; 95], vec![3]].concat();
-    writer
-        .metadata("tokenizer.ggml.model", "gpt2")
-        .metadata("tokenizer.ggml.pre", "gpt-2")
-        .metadata("tokenizer.ggml.tokens", tokens)
-        .metadata("tokenizer.ggml.token_type", types)
-        .metadata("tokenizer.ggml.merges", vec!["! !".to_owned()])
-        .metadata("tokenizer.ggml.eos_token_id", 95_u32);
 }

@@ -59,7 +59,9 @@ pub use mapped_weights::MappedFile;
 pub use model::Model;
 pub use output_head::OutputHead;
 pub use page_cache::drop_pages;
-pub use residency::{Residency, ResidencyPart, ResidencyStatus, StreamingSchedule, streaming_rate};
+pub use residency::{
+    ExpertUse, Residency, ResidencyPart, ResidencyStatus, StreamingSchedule, streaming_rate,
+};
 pub use whole_model::WholeModel;
 
 /// In which KV caches hold their numbers.

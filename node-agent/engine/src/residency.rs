@@ -10,10 +10,12 @@ mod plan;
 mod reader;
 mod source;
 
+use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::EngineError;
@@ -55,6 +57,24 @@ pub(crate) struct ResidentExpert<'a> {
     pub down: Matrix<'a>,
 }
 
+/// The experts that the rows of a pass chose in one layer, each once, in their order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExpertUse {
+    /// Its number in the model.
+    pub layer: usize,
+    pub experts: Vec<u32>,
+}
+
+/// As in a trace: the layer's number, and those of the experts.
+impl fmt::Display for ExpertUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.layer)?;
+        self.experts
+            .iter()
+            .try_for_each(|expert| write!(f, " {expert}"))
+    }
+}
+
 /// What is where, and what was read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResidencyStatus {
@@ -80,6 +100,8 @@ struct Streams {
     reader: Reader,
     /// `None`: the model has none.
     experts: Option<ExpertCache>,
+    /// Whom to tell of every choice of experts.
+    uses: OnceLock<SyncSender<ExpertUse>>,
     map: MappedModel,
     /// How many pieces of the cycle `warm` has visited since the plan changed; locked while it changes.
     warmed: Mutex<usize>,
@@ -88,6 +110,8 @@ struct Streams {
 /// Long enough for a disk to reach its full rate with two reads at a time, short enough to need little memory for buffers. With the rest
 /// of its first and last page, a piece fits in 4 MiB.
 const PIECE_BYTES: usize = (4 << 20) - 8192;
+/// Choices of experts that whoever watches them has not taken yet.
+const WATCHED: usize = 1024;
 
 impl Residency {
     /// All weights in the map, left to the page cache.
@@ -125,11 +149,12 @@ impl Residency {
             match part {
                 ResidencyPart::OutputHead => tensors.push(model.matrix(&spec.output_head)?),
                 ResidencyPart::Layers(layers) => {
-                    for layer in &spec.layers[layers.clone()] {
+                    for (number, layer) in layers.clone().zip(&spec.layers[layers.clone()]) {
                         for matrix in layer.matrices() {
                             tensors.push(model.matrix(matrix)?);
                         }
-                        experts.extend(layer.feed_forward.experts.as_ref().map(LayerExperts::of));
+                        let own = layer.feed_forward.experts.as_ref();
+                        experts.extend(own.map(|own| LayerExperts::of(number, own)));
                     }
                 }
             }
@@ -152,6 +177,7 @@ impl Residency {
                         experts,
                     )?),
                 },
+                uses: OnceLock::new(),
                 map: model.map().clone(),
                 warmed: Mutex::default(),
             })),
@@ -180,6 +206,16 @@ impl Residency {
     pub fn warm(&self, limit: Duration) -> bool {
         let streams = self.streams.as_ref();
         streams.is_some_and(|streams| streams.warm(limit))
+    }
+
+    /// From now on, every choice of experts; passes wait where they are taken too slowly. `None` where there are no experts, all weights are left
+    /// to the page cache, or somebody has them already.
+    pub fn watch_experts(&self) -> Option<Receiver<ExpertUse>> {
+        let streams = self.streams.as_ref()?;
+        streams.experts.as_ref()?;
+        let (sender, receiver) = mpsc::sync_channel(WATCHED);
+        streams.uses.set(sender).ok()?;
+        Some(receiver)
     }
 
     pub fn status(&self) -> ResidencyStatus {
@@ -325,6 +361,11 @@ impl Residency {
         let streams = self.streams.as_deref();
         if let Some((streams, cache)) = streams.and_then(|s| Some((s, s.experts.as_ref()?))) {
             let offset = experts.gate.weight.offset();
+            if let Some((sender, layer)) = streams.uses.get().zip(cache.layer_at(offset)) {
+                let experts = needed.to_vec();
+                // Nobody may want them any more.
+                let _ = sender.send(ExpertUse { layer, experts });
+            }
             let were_read = cache.each(offset, needed, |layer, slabs| {
                 let ready: Vec<_> = slabs
                     .iter()

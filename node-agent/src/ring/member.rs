@@ -4,6 +4,7 @@
 use std::future::pending;
 use std::io;
 use std::net::TcpListener;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -26,6 +27,7 @@ use super::transport::{self, Inbound, LinkOptions, NeighbourKeys, TransportError
 use super::wire::FrameLimits;
 use super::worker::{Worker, WorkerError};
 use crate::memory_watch::{MemoryLimits, MemoryWatch};
+use crate::routing_trace::{self, TraceError};
 
 /// One member of a ring, running on a thread of its own until it is dropped.
 pub struct Member {
@@ -53,6 +55,8 @@ pub struct MemberOptions {
     /// If true, weights that do not fit into memory are read ahead of their use; if false, all are left to the page
     /// cache.
     pub streaming: bool,
+    /// A file to be written: which experts passes need.
+    pub routing_trace: Option<PathBuf>,
 }
 
 /// Sessions that every member has room to count: those that run, twice as many that are kept for later requests, and those on their way
@@ -73,6 +77,8 @@ pub enum MemberError {
     Threads(#[source] Box<EngineError>),
     #[error("cannot open this member's part of the model")]
     Open(#[source] WorkerError),
+    #[error(transparent)]
+    Trace(TraceError),
     #[error("cannot start the ring's thread")]
     Thread(#[source] io::Error),
     #[error("the member cannot compute any more")]
@@ -97,6 +103,7 @@ impl Member {
             listener,
             memory,
             streaming,
+            routing_trace,
         } = options;
         let schedule = Schedule::new(&plan, rank).ok_or(MemberError::Rank { rank })?;
         let uid = uid.map(|uid| MetadataValue::try_from(uid).map_err(|_| MemberError::Uid));
@@ -121,6 +128,9 @@ impl Member {
             Arc::new(Compute::new(threads).map_err(|error| MemberError::Threads(Box::new(error)))?);
         let worker =
             Worker::new(model, compute, &plan, &schedule, streaming).map_err(MemberError::Open)?;
+        if let Some(file) = routing_trace {
+            routing_trace::start(&file, worker.residency()).map_err(MemberError::Trace)?;
+        }
         let watch =
             MemoryWatch::start(worker.residency().clone(), memory).map_err(MemberError::Thread)?;
 

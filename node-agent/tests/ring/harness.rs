@@ -252,6 +252,7 @@ fn start(
         listener,
         memory: MemoryLimits::default(),
         streaming: false,
+        routing_trace: None,
     })
     .unwrap()
 }

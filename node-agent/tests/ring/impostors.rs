@@ -390,6 +390,7 @@ fn a_member_without_its_planned_key_does_not_start() {
             listener: planned.listeners.remove(1),
             memory: Default::default(),
             streaming: false,
+            routing_trace: None,
         };
         match prima_node_agent::ring::Member::start(options) {
             Err(MemberError::Keys { lacking }) => lacking,

@@ -5,8 +5,8 @@ use prima_text::SamplingParams;
 
 use crate::decoding::{Served, request};
 use crate::harness::{ModelFile, plan, tokens};
-use prima_test_models::{FAMILIES, MadeUpModel};
 use prima_node_agent::generation::GenerationRequest;
+use prima_test_models::{FAMILIES, MadeUpModel};
 
 /// Every way to sample, over prompts that repeat, so that there is something to guess.
 fn requests() -> Vec<GenerationRequest> {

@@ -3,7 +3,7 @@
 //!
 //! A package of its own, since millions of random weights take optimised code. A panic here is a failed test.
 
-#![allow(clippy::expect_used, reason = "this is for tests")]
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "this is for tests")]
 
 pub mod options;
 
@@ -42,7 +42,7 @@ pub fn smollm2() -> PathBuf {
 pub struct Random(pub u64);
 
 impl Random {
-    pub fn next(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -52,12 +52,12 @@ impl Random {
 
     /// In `range`.
     pub fn within(&mut self, range: Range<usize>) -> usize {
-        range.start + (self.next() % (range.len() as u64)) as usize
+        range.start + (self.bits() % (range.len() as u64)) as usize
     }
 
     /// Uniform in -1..1.
     pub fn uniform(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
+        (self.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
 }
 
@@ -558,7 +558,7 @@ fn weights(random: &mut Random, format: GgmlType, shape: &[u64]) -> Vec<u8> {
     let half = |number: f32| f16::from_f32(number).to_le_bytes();
     for _ in 0..blocks {
         let mut noise = |bytes: &mut Vec<u8>, count: usize| {
-            bytes.extend((0..count).map(|_| random.next() as u8));
+            bytes.extend((0..count).map(|_| random.bits() as u8));
         };
         match format {
             GgmlType::F32 => bytes.extend((random.uniform() * deviation * 1.7).to_le_bytes()),
@@ -600,6 +600,23 @@ fn weights(random: &mut Random, format: GgmlType, shape: &[u64]) -> Vec<u8> {
         }
     }
     bytes
+}
+
+/// A vocabulary that llama.cpp takes, too: a token for each printable character, one for two of them, as there must be a merge, and one that
+/// ends a text.
+pub fn characters_as_tokens(writer: &mut GgufWriter) {
+    let characters = (b'!'..=b'~').map(|byte| char::from(byte).to_string());
+    let tokens: Vec<String> = characters
+        .chain(["!!".to_owned(), "<end>".to_owned()])
+        .collect();
+    let types = [vec![1; 95], vec![3]].concat();
+    writer
+        .metadata("tokenizer.ggml.model", "gpt2")
+        .metadata("tokenizer.ggml.pre", "gpt-2")
+        .metadata("tokenizer.ggml.tokens", tokens)
+        .metadata("tokenizer.ggml.token_type", types)
+        .metadata("tokenizer.ggml.merges", vec!["! !".to_owned()])
+        .metadata("tokenizer.ggml.eos_token_id", 95_u32);
 }
 
 /// Largest difference of logits, in units of the spread of `expected`.

@@ -23,6 +23,8 @@ use crate::error::EngineError;
 /// The experts of one layer in the file: gate, up and down of each.
 #[derive(Clone, Debug)]
 pub struct LayerExperts {
+    /// The layer's number in the model.
+    pub layer: usize,
     pub count: usize,
     /// Where the first expert's begins, and how many bytes each has.
     pub parts: [(u64, usize); 3],
@@ -137,12 +139,13 @@ const TRANSIT_BYTES: usize = 96 << 20;
 const TRANSIT: Range<usize> = 2..8;
 
 impl LayerExperts {
-    pub fn of(experts: &prima_model::Experts) -> LayerExperts {
+    pub fn of(layer: usize, experts: &prima_model::Experts) -> LayerExperts {
         let part = |rows: &TensorRows| {
             let bytes = rows.bytes.end - rows.bytes.start;
             (rows.bytes.start, bytes as usize / experts.count)
         };
         LayerExperts {
+            layer,
             count: experts.count,
             parts: experts.matrices().map(part),
         }
@@ -304,6 +307,12 @@ impl ExpertCache {
         });
         let ranges: Vec<Range<u64>> = experts.take(8).collect();
         self.jobs.source.compare(&ranges, self.transit[0]);
+    }
+
+    /// The number of the layer whose first part begins at `offset`.
+    pub fn layer_at(&self, offset: u64) -> Option<usize> {
+        let place = self.by_offset.get(&offset)?;
+        Some(self.layers[*place].layer)
     }
 
     /// The parts of the file that experts take.

@@ -10,9 +10,9 @@ use prima_engine::{
 use prima_gguf::GgmlType;
 use prima_model::ModelPart;
 
+use crate::{API, emulated};
 use prima_test_models::options::options;
 use prima_test_models::{FAMILIES, MadeUpModel, Runner, difference, greedy, smollm2};
-use crate::{API, emulated};
 
 /// How far logits may differ, in units of their spread. With float weights, both only round; with quantized ones, both also round
 /// activations to 8 bits, each in its own way.

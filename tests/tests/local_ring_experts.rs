@@ -1,0 +1,129 @@
+//! Which experts passes need, as traces tell it: those of real rings, and a replay that finds in memory what the cache found.
+
+use std::fs;
+use std::time::Duration;
+
+use prima_engine::{LayerDevices, Model, Residency, ResidencyPart, StreamingSchedule};
+use prima_gguf::GgmlType;
+use prima_test_models::options::Variant;
+use prima_test_models::{EXPERTS_PER_TOKEN, MadeUpModel, Random, Runner, characters_as_tokens};
+use prima_tests::expert_replay::{Policy, Trace};
+use prima_tests::local_ring::LocalRing;
+use prima_tests::{Endpoint, http, wait_until};
+use serde_json::json;
+
+const FAMILY: &str = "qwen3moe";
+
+#[test]
+fn a_ring_traces_what_its_passes_need() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("mixture.gguf");
+    let made_up = Variant::of(FAMILY);
+    made_up.write(&model, characters_as_tokens);
+    let layers = made_up.model.layers;
+    let ring = LocalRing::builder()
+        .model(&model)
+        .split(&[layers - 1, 1])
+        .arg("--no-speculation")
+        .env("PRIMA_ROUTING_TRACE", folder.path())
+        .start();
+    // The prompt is one pass, and the last token is computed no more. None of them may end the answer.
+    const PASSES: usize = 12;
+    let body = json!({
+        "model": ring.model(), "prompt": "Once", "max_tokens": PASSES, "temperature": 0, "logit_bias": {"95": -100},
+    });
+    let answer = http::post(ring.address(), "/v1/completions", &body).unwrap();
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    assert_eq!(answer.json()["usage"]["completion_tokens"], PASSES);
+    wait_until("all is written", || {
+        let of_layers: Vec<_> = ["m0", "m1"]
+            .iter()
+            .filter_map(|member| {
+                fs::read_to_string(folder.path().join(format!("{member}.routing"))).ok()
+            })
+            // What is being written may end inside of a number.
+            .filter(|text| text.ends_with('\n'))
+            .flat_map(|text| Trace::parse(&text).unwrap().layers)
+            .collect();
+        let numbers = of_layers.iter().map(|(number, _)| *number);
+        numbers.eq(0..layers)
+            && of_layers
+                .iter()
+                .all(|(_, passes)| ends_with_answer(passes, PASSES))
+    });
+    ring.stop();
+}
+
+/// Whether the last `count` of the passes are that of a prompt and of single tokens.
+fn ends_with_answer(passes: &[Vec<u32>], count: usize) -> bool {
+    let begun = passes.len().saturating_sub(count);
+    match &passes[begun..] {
+        [prompt, tokens @ ..] if tokens.len() + 1 == count => {
+            let each = tokens
+                .iter()
+                .all(|needed| needed.len() == EXPERTS_PER_TOKEN);
+            each && prompt.len() > EXPERTS_PER_TOKEN
+        }
+        _ => false,
+    }
+}
+
+const LAYERS: usize = 3;
+const EXPERTS: usize = 24;
+/// Of one expert, and of the memory it takes: three parts of 16 pages, which may begin and end inside of a page.
+const EXPERT_BYTES: u64 = 3 * (64 << 10);
+const SLAB_BYTES: u64 = 3 * (68 << 10);
+
+#[test]
+fn the_replay_finds_what_the_cache_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let made_up = MadeUpModel {
+        layers: LAYERS,
+        experts: EXPERTS,
+        feed_forward: 128,
+        vocabulary: 512,
+        formats: vec![GgmlType::F16],
+        ..MadeUpModel::of(FAMILY)
+    };
+    let model = Model::open(&made_up.write(folder.path())).unwrap();
+    let mut sizes = Vec::new();
+    for percent in [35, 50, 80] {
+        let parts = [ResidencyPart::Layers(0..LAYERS), ResidencyPart::OutputHead];
+        let schedule = StreamingSchedule {
+            rounds: 1,
+            shared: false,
+            ahead: 1.0,
+        };
+        let residency = Residency::new(&model, &parts, schedule).unwrap();
+        residency.set_budget(residency.weight_bytes() * percent / 100);
+        while residency.warm(Duration::from_millis(1)) {}
+        let uses = residency.watch_experts().unwrap();
+        assert!(residency.watch_experts().is_none(), "they are for one");
+
+        let cpu = LayerDevices::cpu();
+        let runner = Runner::with(residency, &cpu, &model, &[LAYERS], 2);
+        let mut kv = runner.kv_cache();
+        let mut random = Random(percent);
+        let tokens: Vec<u32> = (0..40).map(|_| random.within(0..512) as u32).collect();
+        let (prompt, rest) = tokens.split_at(20);
+        runner.logits(&mut kv, prompt);
+        for token in rest {
+            runner.logits(&mut kv, &[*token]);
+        }
+
+        let written: String = uses.try_iter().map(|used| format!("{used}\n")).collect();
+        let trace = Trace::parse(&written).unwrap();
+        assert_eq!(trace.layers.len(), LAYERS);
+        let status = runner.residency.status();
+        let dense = runner.residency.weight_bytes() - (LAYERS * EXPERTS) as u64 * EXPERT_BYTES;
+        let experts = status.resident_bytes - dense;
+        assert_eq!(experts % (LAYERS as u64 * SLAB_BYTES), 0, "{status:?}");
+        let capacity = (experts / (LAYERS as u64 * SLAB_BYTES)) as usize;
+        let counts = trace.replay(Policy::Lru, capacity, 0);
+        println!("{percent} %: room for {capacity} of {EXPERTS}, {counts:?}");
+        let found = [status.expert_hits, status.expert_misses];
+        assert_eq!([counts.hits as u64, counts.misses as u64], found);
+        sizes.push(capacity);
+    }
+    assert!(sizes[0] >= 3 && sizes[0] < sizes[1] && sizes[1] < sizes[2]);
+}
