@@ -8,17 +8,17 @@ Request   {"model": path, "exact": flag, "quantized_kv": flag, "threads": n, "co
            "greedy": [{"prompt": text, "tokens": n}], "next": [{"prompt": text, "top": n}],
            "text": null | {"path": path, "window": n, "windows": n, "top": n, or 0 for none}}
 Answer    {"version": text,
-           "greedy": [{"prompt": [id], "tokens": [id], "top": [[[id, logit], [id, logit]]], "batch_noise": x}],
+           "greedy": [{"prompt": [id], "tokens": [id], "top": [[[id, logit], [id, logit]]], "batch_noise": x or null}],
            "next":   [{"prompt": [id], "top": [[id, logprob]]}],
            "text":   null | {"tokens": [id], "logprobs": [x], "top": [[[id, logprob]]]}}
 
 Prompts are tokenized with special tokens added as the file says, and no special token is recognised inside them. `greedy`
-decodes one token at a time; its `top` has the two largest logits at each step. `text` splits the text's first window x windows
+decodes one token of each prompt at a time, all in one batch, which reads the weights once; its `top` has the two largest logits at each step. `text` splits the text's first window x windows
 tokens (BOS, if any, once at the start) into windows, each computed on its own in one batch; logprobs are of the tokens 1.. of
 each window, `top` the largest at the same places. Natural logarithms.
 
-`batch_noise` is how far llama.cpp is from itself: the largest difference of a logit between one token at a time and all tokens in
-one batch. Its kernels for quantized weights round activations to eight bits, so a difference in the last bit of a float can turn into one
+`batch_noise` is how far llama.cpp is from itself: the largest difference of a logit between one token at a time and all tokens of the prompt in
+one batch; of the first prompt only, null for the others. Its kernels for quantized weights round activations to eight bits, so a difference in the last bit of a float can turn into one
 of a quantization step. With `exact` the weights are written out as F32 first (dequantize.py): no activation is rounded, and what remains is
 the KV cache's F16. With `quantized_kv` keys and values are cached as Q8_0; llama.cpp then rounds queries to eight bits, too.
 
@@ -70,29 +70,37 @@ def compute(request: dict) -> dict:
         if request["exact"]:
             model = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "exact.gguf")
             dequantize.dequantize(Path(request["model"]), Path(model))
-        session = stack.enter_context(contextlib.closing(Session(model, request["threads"], request["context"], request["quantized_kv"])))
+        sequences = max(1, len(request["greedy"]))
+        session = Session(model, request["threads"], request["context"], sequences, request["quantized_kv"])
+        stack.enter_context(contextlib.closing(session))
         return {
             "version": session.lib.llama_version().decode(),
-            "greedy": [greedy(session, job["prompt"], job["tokens"]) for job in request["greedy"]],
+            "greedy": greedy(session, request["greedy"]),
             "next": [following(session, job["prompt"], job["top"]) for job in request["next"]],
             "text": score(session, **request["text"]) if request["text"] else None,
         }
 
 
-def greedy(session: "Session", prompt: str, count: int) -> dict:
-    ids = session.tokenize(prompt)
+def greedy(session: "Session", jobs: list[dict]) -> list[dict]:
     session.clear()
-    logits = session.decode(ids, 0)[-1]
-    tokens, top = [], []
-    for step in range(count):
-        top += largest(logits[None], 2)
-        tokens.append(top[-1][0][0])
-        if step + 1 < count:
-            logits = session.decode(tokens[-1:], len(ids) + step)[-1]
-    session.clear()
-    batch = session.decode(ids + tokens[:-1], 0)[len(ids) - 1 :]
-    noise = max(abs(logit - float(batch[step][i])) for step, pair in enumerate(top) for i, logit in pair)
-    return {"prompt": ids, "tokens": tokens, "top": top, "batch_noise": noise}
+    answers = [{"prompt": session.tokenize(job["prompt"]), "tokens": [], "top": [], "batch_noise": None} for job in jobs]
+    logits = [session.decode(answer["prompt"], 0, sequence)[-1] for sequence, answer in enumerate(answers)]
+    active = list(range(len(jobs)))
+    while active:
+        for sequence, row in zip(active, logits, strict=True):
+            answer = answers[sequence]
+            answer["top"] += largest(row[None], 2)
+            answer["tokens"].append(answer["top"][-1][0][0])
+        active = [sequence for sequence in active if len(answers[sequence]["tokens"]) < jobs[sequence]["tokens"]]
+        # Each sequence's last token stands at the place before its end.
+        ends = [len(answers[sequence]["prompt"]) + len(answers[sequence]["tokens"]) - 1 for sequence in active]
+        tokens = [answers[sequence]["tokens"][-1] for sequence in active]
+        logits = session.run(list(zip(tokens, ends, active, strict=True))) if active else []
+    for answer in answers[:1]:
+        session.clear()
+        batch = session.decode(answer["prompt"] + answer["tokens"][:-1], 0)[len(answer["prompt"]) - 1 :]
+        answer["batch_noise"] = max(abs(logit - float(batch[step][i])) for step, pair in enumerate(answer["top"]) for i, logit in pair)
+    return answers
 
 
 def following(session: "Session", prompt: str, top: int) -> dict:
@@ -158,10 +166,18 @@ class Batch(ctypes.Structure):
 LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
+@LOG
+def log(level: int, text: bytes, _: object) -> None:
+    """Passes errors on. llama.cpp keeps it for as long as it is loaded."""
+    if level == 4:
+        sys.stderr.write(text.decode(errors="replace"))
+
+
 class Session:
     """One model and one context of llama.cpp."""
 
-    def __init__(self, model: str, threads: int, context: int, quantized_kv: bool):
+    def __init__(self, model: str, threads: int, context: int, sequences: int, quantized_kv: bool):
+        """`context`: the longest sequence, in tokens; `sequences`: as many of them at once."""
         self.lib = lib = ctypes.CDLL(library_path())
         for name, result, arguments in [
             ("llama_version", ctypes.c_char_p, []),
@@ -185,8 +201,7 @@ class Session:
         ]:
             function = getattr(lib, name)
             function.restype, function.argtypes = result, arguments
-        self._log = LOG(lambda level, text, _: sys.stderr.write(text.decode(errors="replace")) if level == 4 else None)
-        lib.llama_log_set(self._log, None)
+        lib.llama_log_set(log, None)
         lib.llama_backend_init()
         parameters = lib.llama_context_default_params()
         found = (parameters.context, parameters.batch, parameters.micro_batch, parameters.sequences, parameters.flash_attention,
@@ -196,7 +211,8 @@ class Session:
         self.model = lib.llama_model_load_from_file(model.encode(), lib.llama_model_default_params())
         if not self.model:
             sys.exit(f"llama.cpp cannot load {model}")
-        parameters.context = parameters.batch = parameters.micro_batch = context
+        parameters.batch = parameters.micro_batch = context
+        parameters.context, parameters.sequences = context * sequences, sequences
         parameters.flash_attention = 0  # its CPU kernel sums values in F16
         if quantized_kv:
             parameters.key_type = parameters.value_type = Q8_0
@@ -221,18 +237,22 @@ class Session:
     def clear(self) -> None:
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
 
-    def decode(self, ids: list[int], position: int) -> np.ndarray:
-        """Logits (tokens x vocabulary) after each of the tokens, which stand at `position` and behind."""
+    def decode(self, ids: list[int], position: int, sequence: int = 0) -> np.ndarray:
+        """Logits (tokens x vocabulary) after each of the tokens, which stand at `position` of the sequence and behind."""
         if position + len(ids) > self.size:
             sys.exit(f"{position + len(ids)} tokens do not fit a context of {self.size}")
-        self.batch.count = len(ids)
-        for i, token in enumerate(ids):
-            self.batch.token[i], self.batch.position[i] = token, position + i
-            self.batch.sequences[i], self.batch.sequence[i][0], self.batch.output[i] = 1, 0, 1
+        return self.run([(token, position + i, sequence) for i, token in enumerate(ids)])
+
+    def run(self, entries: list[tuple[int, int, int]]) -> np.ndarray:
+        """Logits (tokens x vocabulary) after each of the tokens, which are given with their place in a sequence and its number."""
+        self.batch.count = len(entries)
+        for i, (token, position, sequence) in enumerate(entries):
+            self.batch.token[i], self.batch.position[i] = token, position
+            self.batch.sequences[i], self.batch.sequence[i][0], self.batch.output[i] = 1, sequence, 1
         status = self.lib.llama_decode(self.context, self.batch)
         if status != 0:
-            sys.exit(f"llama_decode of {len(ids)} tokens at {position} failed with status {status}")
-        rows = (self.lib.llama_get_logits_ith(self.context, i) for i in range(len(ids)))
+            sys.exit(f"llama_decode of {len(entries)} tokens failed with status {status}")
+        rows = (self.lib.llama_get_logits_ith(self.context, i) for i in range(len(entries)))
         return np.stack([np.ctypeslib.as_array(row, (self.vocabulary,)) for row in rows])
 
     def close(self) -> None:

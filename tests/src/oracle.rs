@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
 use serde::{Deserialize, Serialize};
 
@@ -67,8 +67,8 @@ pub struct Greedy {
     pub tokens: Vec<u32>,
     /// The two largest logits at each step.
     pub top: Vec<[(u32, f32); 2]>,
-    /// The largest difference of such a logit when all tokens are computed in one batch.
-    pub batch_noise: f32,
+    /// The largest difference of such a logit when all tokens are computed in one batch; of the first job.
+    pub batch_noise: Option<f32>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -97,8 +97,12 @@ pub enum OracleError {
         python: PathBuf,
         source: std::io::Error,
     },
-    #[error("the oracle failed on {}:\n{stderr}", model.display())]
-    Failed { model: PathBuf, stderr: String },
+    #[error("the oracle failed on {} ({status}):\n{stderr}", model.display())]
+    Failed {
+        model: PathBuf,
+        status: String,
+        stderr: String,
+    },
     #[error("the oracle's answer about {} is not what the script promises", model.display())]
     Answer {
         model: PathBuf,
@@ -174,29 +178,32 @@ impl Running {
         };
         let mut line = serde_json::to_vec(request).map_err(answer)?;
         line.push(b'\n');
-        // One that ended takes no request and gives no answer.
+        // One that ended takes no request, and gives no answer, or the beginning of one.
         let mut given = String::new();
         let asked = self.requests.as_mut().map(|pipe| pipe.write_all(&line));
-        if let (Some(Ok(())), Ok(1..)) = (asked, self.answers.read_line(&mut given)) {
+        let read = self.answers.read_line(&mut given);
+        if asked.is_some_and(|asked| asked.is_ok()) && read.is_ok() && given.ends_with('\n') {
             return serde_json::from_str(&given).map_err(answer);
         }
+        let status = self.end();
         let mut stderr = String::new();
         let read = self
-            .end()
-            .and_then(|()| self.stderr.rewind())
+            .stderr
+            .rewind()
             .and_then(|()| self.stderr.read_to_string(&mut stderr));
         if let Err(error) = read {
             stderr = format!("what it said cannot be read: {error}");
         }
         Err(OracleError::Failed {
             model: model(),
+            status: status.map_or_else(|error| error.to_string(), |status| status.to_string()),
             stderr,
         })
     }
 
-    fn end(&mut self) -> std::io::Result<()> {
+    fn end(&mut self) -> std::io::Result<ExitStatus> {
         drop(self.requests.take());
-        self.process.wait().map(drop)
+        self.process.wait()
     }
 }
 

@@ -264,11 +264,7 @@ fn greedy_agrees(name: &str, bounds: &Bounds) {
             }
         }
     }
-    let own = answer
-        .greedy
-        .iter()
-        .map(|job| job.batch_noise)
-        .fold(0.0, f32::max);
+    let own = answer.greedy[0].batch_noise.unwrap();
     println!(
         "{name}: {agreed} of {places} places agree, {decided} decided beyond the noise; the gap of the two best logits \
          differs by up to {noise} (llama.cpp {}: a logit from itself by up to {own})",
