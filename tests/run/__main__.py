@@ -39,6 +39,7 @@ PARTS = {
     "prima-tests::local_ring_lent": ("networks", "test(=machines_of_two_networks_make_a_ring)"),
     "prima-engine::gpu_layers": ("vulkan", "all()"),
     "prima-node-agent": ("vulkan", "test(=profile::gpu::tests::everything_of_a_gpu_is_measured)"),
+    "prima-tests::processors_emulated": ("large-pages", "test(=a_raspberry_pi_5_has_large_pages)"),
 }
 # Its programs are compiled for other processors, too.
 EMULATED = "prima-tests::processors_emulated"
@@ -181,18 +182,20 @@ def run_suites(plan: Plan, tools: str) -> tuple[int, list[costs.SuiteResult]]:
         filters = f"({filters})" + "".join(f" - {plan.filters[suite.id]}" for suite in chosen if suite.id in plan.filters)
         JUNIT.unlink(missing_ok=True)
         threads = f"--test-threads={2 * (os.cpu_count() or 1)}"
-        runner = f"target.'cfg(all())'.runner = '{ROOT / 'tests' / 'run' / 'timed.sh'}'"
+        runner = f"target.'cfg(all())'.runner = [{json.dumps(str(ROOT / 'tests' / 'run' / 'timed.sh'))}]"
         command = ["cargo", "nextest", "run", *options, "--config", runner, "--no-fail-fast", "--no-tests=pass", threads, "-E", filters]
         with tempfile.TemporaryDirectory() as noted:
             variables = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PRIMA_TEST_COSTS": noted}
             ended = subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
-            reported = {result.suite: result for result in (costs.read_junit(JUNIT, Path(noted)) if JUNIT.exists() else [])}
+            cpu_seconds = costs.read_cpu_seconds(Path(noted))
         status |= ended
+        reported = {result.suite: result for result in (costs.read_junit(JUNIT) if JUNIT.exists() else [])}
         for suite in chosen:
             # Packages without tests give suites without tests, but not the second build; and nextest must have run.
             missed = build > 0 or not reported and bool(ended)
             none = costs.SuiteResult(suite.id, 0, int(missed), 0.0, "none of its tests ran")
             results.append(reported.get(suite.id, none))
+            results[-1].cpu_seconds = cpu_seconds.get(str(suite.program))
             status |= results[-1].failed
     return min(status, 1), results
 

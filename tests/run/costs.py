@@ -66,40 +66,38 @@ class SuiteResult:
     failed: int
     seconds: float  # of its tests one after another
     slowest: str
-    cpu_seconds: float = 0.0  # of its tests and the processes that they started and waited for
+    cpu_seconds: float | None = None  # of its tests and the processes that they started and waited for
 
 
-def read_junit(path: Path, noted: Path) -> list[SuiteResult]:
-    """The suites of nextest's report, with the CPU times that timed.sh noted in the folder `noted`."""
-    results, cpu = [], read_cpu_seconds(noted)
+def read_junit(path: Path) -> list[SuiteResult]:
+    """The suites of nextest's report."""
+    results = []
     for suite in ElementTree.parse(path).getroot().iter("testsuite"):
         cases = sorted(suite.iter("testcase"), key=lambda case: float(case.get("time", "0")), reverse=True)
         failed = sum(any(case.find(kind) is not None for kind in ("failure", "error")) for case in cases)
         seconds = sum(float(case.get("time", "0")) for case in cases)
         slowest = f"{cases[0].get('name')} {float(cases[0].get('time', '0')):.1f}" if cases else ""
-        name = suite.get("name", "")
-        results.append(SuiteResult(name, len(cases), failed, seconds, slowest, cpu.get(name, 0.0)))
+        results.append(SuiteResult(suite.get("name", ""), len(cases), failed, seconds, slowest))
     return results
 
 
 def read_cpu_seconds(noted: Path) -> dict[str, float]:
-    """Of each suite: what timed.sh noted of its tests. A test that was killed noted nothing."""
-    suites: dict[str, float] = {}
+    """Of each test program, by its path: what timed.sh noted in the folder. A test that was killed noted nothing."""
+    programs: dict[str, float] = {}
     for file in noted.iterdir():
         lines = file.read_text().splitlines()
-        for name, waited_for in zip(lines[::3], lines[2::3], strict=True):
-            suite = name.split()[0]
-            suites[suite] = suites.get(suite, 0.0) + sum(
-                60 * int(minutes) + float(seconds) for minutes, seconds in re.findall(r"(\d+)m([\d.]+)s", waited_for)
-            )
-    return suites
+        for program, waited_for in zip(lines[::3], lines[2::3]):
+            times = re.findall(r"(\d+)m([\d.]+)s", waited_for)
+            programs[program] = programs.get(program, 0.0) + sum(60 * int(minutes) + float(seconds) for minutes, seconds in times)
+    return programs
 
 
 def suites_table(results: list[SuiteResult]) -> str:
     """One row a suite."""
     rows = [("suite", "tests", "failed", "seconds", "CPU seconds", "its slowest test, seconds")]
     for result in results:
-        numbers = (str(result.tests), str(result.failed or ""), f"{result.seconds:.1f}", f"{result.cpu_seconds:.1f}")
+        cpu = "" if result.cpu_seconds is None else f"{result.cpu_seconds:.1f}"
+        numbers = (str(result.tests), str(result.failed or ""), f"{result.seconds:.1f}", cpu)
         rows.append((result.suite, *numbers, result.slowest))
     return table(rows)
 

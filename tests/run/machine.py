@@ -120,6 +120,14 @@ def emulation() -> str:
         raise Lack("Debian's compiler for arm64 could not be fetched") from error
 
 
+def large_pages() -> str:
+    """Whether QEMU takes pages of another size than this machine's, as it did before its version 9."""
+    said = first_line("qemu-aarch64-static", "--version")
+    if int(said.split("version ")[1].split(".")[0]) >= 9:
+        raise Lack(f"this QEMU has the pages of this machine only ({said})")
+    return said
+
+
 def registry() -> str:
     """A registry, what pushes to it, and what pulls from it as a node does."""
     root()
@@ -186,6 +194,7 @@ NEEDS = {
     "registry": Need("releases to a registry", registry),
     "networks": Need("a ring of machines in two networks", networks),
     "faulty-machines": Need("machines whose links, disks and clocks fail", faulty_machines),
+    "large-pages": Need("a Raspberry Pi 5 with its pages of 16 KiB", large_pages),
     "emulation": Need("older and other processors, emulated", emulation),
 }
 

@@ -1,9 +1,12 @@
 #!/bin/sh
-# Runs a test, as nextest's runner, and notes the CPU time of its processes in the folder PRIMA_TEST_COSTS (costs.py reads it).
-# Listing the tests of a suite is not noted.
-[ -n "${NEXTEST_TEST_NAME:-}" ] || exec "$@"
+# Runs a test, as nextest's runner, and notes the CPU time of its processes in a file of the folder PRIMA_TEST_COSTS (costs.py reads it): the
+# test's program, and the two rows of the shell's `times`, of which the second is of what the shell waited for. Lists of tests are not noted.
+[ "${NEXTEST_TEST_PHASE:-}" = run ] || exec "$@"
+costs=$PRIMA_TEST_COSTS
+unset PRIMA_TEST_COSTS
 "$@"
 status=$?
-# The shell's `times`: a row of its own, and one of what it waited for.
-{ echo "$NEXTEST_BINARY_ID $NEXTEST_TEST_NAME"; times; } >> "$PRIMA_TEST_COSTS/$$"
-exit $status
+{ echo "$1"; times; } >> "$costs/$$"
+# As the test ended: nextest names the signal.
+[ "$status" -le 128 ] || kill -"$((status - 128))" $$
+exit "$status"

@@ -23,10 +23,17 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
 pub fn wait_for<T, E: Display>(what: &str, mut look: impl FnMut() -> Result<T, E>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
+        let begun = Instant::now();
         match look() {
             Ok(found) => return found,
             Err(error) if Instant::now() > deadline => panic!("waited in vain: {what}: {error}"),
-            Err(_) => thread::sleep(PAUSE),
+            Err(_) => pause(begun.elapsed()),
         }
     }
+}
+
+/// Between two looks, of which the last took so long. Where looking takes long (`kubectl`), pauses are twice as long: else those who wait
+/// would keep the machine busy.
+pub(crate) fn pause(looked: Duration) {
+    thread::sleep(PAUSE.max(2 * looked));
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::PATIENCE;
+use crate::patience::{PATIENCE, pause};
 use crate::process::under;
 
 pub(crate) struct Service {
@@ -55,7 +55,12 @@ impl Service {
         mut is_ready: impl FnMut() -> Result<(), E>,
     ) {
         let deadline = Instant::now() + PATIENCE;
-        while let Err(reason) = is_ready() {
+        loop {
+            let begun = Instant::now();
+            let Err(reason) = is_ready() else {
+                return;
+            };
+            let looked = begun.elapsed();
             let ended = self.child.try_wait().expect("wait for a child");
             assert!(
                 ended.is_none() && Instant::now() < deadline,
@@ -66,7 +71,7 @@ impl Service {
                 )),
                 self.log_tail(),
             );
-            thread::sleep(POLL_INTERVAL);
+            pause(looked);
         }
     }
 

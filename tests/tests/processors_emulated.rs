@@ -5,7 +5,9 @@ use std::process::Command;
 use std::thread;
 
 use prima_crds::v1alpha1::node_profile::NodeProfile;
-use prima_tests::emulated::{CORTEX_A72, CORTEX_A76, HASWELL, NEHALEM, NEWEST_ARM, Processor};
+use prima_tests::emulated::{
+    CORTEX_A72, CORTEX_A76, HASWELL, NEHALEM, NEWEST_ARM, Processor, RASPBERRY_PI_5,
+};
 use prima_tests::local_ring::smollm2;
 use prima_tests::machine_ring::{Host, MachineRing, Node, ThisMachine, plan};
 use prima_tests::one_process::OneProcess;
@@ -132,17 +134,22 @@ const PROMPTS: [&str; 4] = [
 const TOKENS: usize = 8;
 
 #[test]
+fn a_ring_of_x86_and_arm64_answers_as_one_process_does() {
+    ring_with(&CORTEX_A76, &PROMPTS);
+}
+
+#[test]
 fn a_raspberry_pi_5_has_large_pages() {
-    let printed = run(CORTEX_A76
+    let printed = run(RASPBERRY_PI_5
         .run("prima-node-agent")
         .args(["inspect", "--cpu"]));
     assert!(printed.contains("\npages      16 KiB each"), "{printed}");
     assert!(printed.contains("\nkernels    neon-dotprod:"), "{printed}");
+    ring_with(&RASPBERRY_PI_5, &PROMPTS[..2]);
 }
 
-/// The member on arm64 has pages of 16 KiB.
-#[test]
-fn a_ring_of_x86_and_arm64_answers_as_one_process_does() {
+/// This machine and `other` answer as one process does, where the choice of tokens is beyond the noise; for half of the prompts at least.
+fn ring_with(other: &'static Processor, prompts: &[&str]) {
     let model = smollm2();
     let engine = OneProcess::open(&model, 2).unwrap();
     let yaml = std::fs::read_to_string(inputs::file("tests/assets/machine.yaml"));
@@ -157,11 +164,11 @@ fn a_ring_of_x86_and_arm64_answers_as_one_process_does() {
         machine,
         model: model.clone(),
     };
-    let nodes = [node(&ThisMachine), node(&CORTEX_A76)];
+    let nodes = [node(&ThisMachine), node(other)];
     let ring = MachineRing::start(planned.plan, &nodes, &[]);
 
     let mut decided = 0;
-    for prompt in PROMPTS {
+    for prompt in prompts {
         let (expected, gap) = greedy(&engine, prompt);
         let body = json!({ "model": ring.model(), "prompt": prompt, "max_tokens": TOKENS, "temperature": 0 });
         let answer = http::post(ring.address(), "/v1/completions", &body).unwrap();
@@ -177,7 +184,7 @@ fn a_ring_of_x86_and_arm64_answers_as_one_process_does() {
         }
     }
     assert!(
-        decided >= 2,
+        2 * decided >= prompts.len(),
         "only {decided} prompts are decided beyond the noise"
     );
 }
