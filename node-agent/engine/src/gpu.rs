@@ -63,17 +63,18 @@ impl Gpu {
         };
         let mut listed: Vec<(GpuFacts, Option<String>)> = Vec::new();
         listed.extend(used.as_ref().ok().map(|facts| (facts.clone(), None)));
-        for (facts, kind) in vulkan::list()? {
+        for (facts, kind, unfit) in vulkan::list()? {
             let first = listed.first();
             if first.is_some_and(|(used, _)| (&used.name, used.pci) == (&facts.name, facts.pci)) {
                 continue;
             }
-            let reason = match (kind, &used) {
-                (GpuKind::Software, _) => {
+            let reason = match (unfit, kind, &used) {
+                (Some(unfit), ..) => unfit,
+                (None, GpuKind::Software, _) => {
                     "it computes on the processor, which is no gain".to_owned()
                 }
-                (_, Ok(_)) => "one GPU is used, the first".to_owned(),
-                (_, Err(error)) => error.to_string(),
+                (None, _, Ok(_)) => "one GPU is used, the first".to_owned(),
+                (None, _, Err(error)) => error.to_string(),
             };
             listed.push((facts, Some(reason)));
         }

@@ -53,6 +53,8 @@ pub struct Facts {
     pub kind: GpuKind,
     /// Bytes of memory that are its own, or that it shares with the processor.
     pub total_bytes: u64,
+    /// Why our kernels do not run on it, if so.
+    pub unfit: Option<String>,
 }
 
 /// How a GPU lies beside the processor. In the order in which they are preferred.
@@ -158,7 +160,7 @@ impl Drop for Shared {
 }
 
 impl Found {
-    /// `None` if it cannot compute, its driver is older than Vulkan 1.1, or its kernels may have fewer buffers than ours take.
+    /// `None` if it cannot compute.
     fn new(
         entry: &ash::Entry,
         instance: &ash::Instance,
@@ -166,10 +168,6 @@ impl Found {
     ) -> Option<Found> {
         // SAFETY: `physical` is the instance's, here and below.
         let properties = unsafe { instance.get_physical_device_properties(physical) };
-        let buffers = (properties.limits).max_per_stage_descriptor_storage_buffers;
-        if properties.api_version < vk::API_VERSION_1_1 || buffers < BINDINGS {
-            return None;
-        }
         // SAFETY: as above.
         let families = unsafe { instance.get_physical_device_queue_family_properties(physical) };
         let computes = |family: &vk::QueueFamilyProperties| {
@@ -186,6 +184,8 @@ impl Found {
             names.any(|extension| extension.extension_name_as_c_str() == Ok(name))
         };
         let name = properties.device_name_as_c_str().unwrap_or(c"GPU");
+        let buffers = properties.limits.max_per_stage_descriptor_storage_buffers;
+        let unfit = unfit(properties.api_version, buffers);
         Some(Found {
             physical,
             facts: Facts {
@@ -198,14 +198,35 @@ impl Found {
                     _ => GpuKind::Virtual,
                 },
                 total_bytes: local_heap(&memory).map_or(0, |(_, heap)| heap.size),
+                unfit: unfit.clone(),
             },
             limits: properties.limits,
             memory,
             queue_family,
             tells_budget: has(ash::ext::memory_budget::NAME),
-            abilities: abilities(entry, instance, physical, has),
+            abilities: match unfit {
+                None => abilities(entry, instance, physical, has),
+                // Asking takes Vulkan 1.1.
+                Some(_) => Abilities::default(),
+            },
         })
     }
+}
+
+/// Why a GPU cannot run our kernels: its driver's version of Vulkan, and the buffers that a kernel may have there.
+fn unfit(version: u32, buffers: u32) -> Option<String> {
+    let (major, minor) = (
+        vk::api_version_major(version),
+        vk::api_version_minor(version),
+    );
+    if version < vk::API_VERSION_1_1 {
+        return Some(format!(
+            "its driver has Vulkan {major}.{minor}; a driver with 1.1 or later is needed"
+        ));
+    }
+    (buffers < BINDINGS).then(|| {
+        format!("its driver gives a kernel {buffers} buffers, and prima's kernels take {BINDINGS}")
+    })
 }
 
 /// What the driver says of the GPU's abilities.
@@ -291,4 +312,22 @@ pub(crate) fn local_heap(
     heaps
         .filter(|(_, heap)| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL))
         .max_by_key(|(_, heap)| heap.size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_that_cannot_be_used_says_why() {
+        assert_eq!(unfit(vk::API_VERSION_1_1, BINDINGS), None);
+        assert_eq!(unfit(vk::API_VERSION_1_3, 500_000), None);
+        let old = unfit(vk::API_VERSION_1_0, BINDINGS).unwrap();
+        assert!(old.contains("Vulkan 1.0;"), "{old}");
+        let few = unfit(vk::API_VERSION_1_3, 4).unwrap();
+        assert!(
+            few.contains("4 buffers") && few.contains(&BINDINGS.to_string()),
+            "{few}"
+        );
+    }
 }

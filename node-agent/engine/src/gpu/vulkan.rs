@@ -25,12 +25,13 @@ use head::VulkanHead;
 use layers::VulkanLayers;
 pub(super) use open::VulkanGpu;
 
-/// All that Vulkan's drivers list; what is free of their memory is not asked.
-pub(super) fn list() -> Result<Vec<(GpuFacts, GpuKind)>, EngineError> {
+/// All that Vulkan's drivers list, with the kind and why it cannot be used, if so; what is free of their memory is not asked.
+pub(super) fn list() -> Result<Vec<(GpuFacts, GpuKind, Option<String>)>, EngineError> {
     let gpus = open::find()?;
-    let listed = gpus
-        .facts()
-        .map(|facts| (described(facts, facts.total_bytes), facts.kind));
+    let listed = gpus.facts().map(|facts| {
+        let described = described(facts, facts.total_bytes);
+        (described, facts.kind, facts.unfit.clone())
+    });
     Ok(listed.collect())
 }
 

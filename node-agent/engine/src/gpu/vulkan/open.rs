@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use prima_vulkan::{Device, GpuKind, Gpus, VulkanError};
+use prima_vulkan::{Device, Facts, GpuKind, Gpus, VulkanError};
 
 use super::workspace::Workspace;
 use crate::error::EngineError;
@@ -21,14 +21,18 @@ impl VulkanGpu {
     pub fn open(choice: GpuChoice) -> Result<VulkanGpu, EngineError> {
         let gpus = find()?;
         let software = choice == GpuChoice::Software;
-        let mut kinds = gpus.facts().map(|facts| facts.kind);
-        let index = kinds.position(|kind| (kind == GpuKind::Software) == software);
+        let is_wanted = |facts: &Facts| (facts.kind == GpuKind::Software) == software;
+        let index = gpus
+            .facts()
+            .position(|facts| is_wanted(facts) && facts.unfit.is_none());
         let index = index.ok_or_else(|| EngineError::NoGpu {
-            reason: match software {
-                true => "Vulkan's drivers list none that computes on the processor (Debian: mesa-vulkan-drivers)",
-                false => "Vulkan's drivers list no GPU",
-            }
-            .to_owned(),
+            reason: match (gpus.facts().find(|facts| is_wanted(facts)), software) {
+                (Some(Facts { name, unfit, .. }), _) => {
+                    format!("{name}: {}", unfit.as_deref().unwrap_or_default())
+                }
+                (None, true) => "Vulkan's drivers list none that computes on the processor (Debian: mesa-vulkan-drivers)".to_owned(),
+                (None, false) => "Vulkan's drivers list no GPU".to_owned(),
+            },
         })?;
         let device = Device::open(&gpus, index).map_err(|source| error("be opened", source))?;
         Ok(VulkanGpu {
