@@ -125,5 +125,7 @@ fn the_replay_finds_what_the_cache_found() {
         assert_eq!([counts.hits as u64, counts.misses as u64], found);
         sizes.push(capacity);
     }
-    assert!(sizes[0] >= 3 && sizes[0] < sizes[1] && sizes[1] < sizes[2]);
+    // Of the smallest, a token needs more than there is room for.
+    assert!(0 < sizes[0] && sizes[0] < EXPERTS_PER_TOKEN, "{sizes:?}");
+    assert!(sizes[0] < sizes[1] && sizes[1] < sizes[2], "{sizes:?}");
 }
