@@ -179,6 +179,7 @@ fn traces(path: &Path, threads: usize, never: &[u32]) -> Result<[Trace; 2], Benc
         let folder = tempfile::tempdir().map_err(|source| BenchError::Trace { source })?;
         let ring = LocalRing::builder()
             .model(path)
+            .measured()
             .env("PRIMA_ROUTING_TRACE", folder.path())
             .arg("--threads")
             .arg(threads.to_string())
