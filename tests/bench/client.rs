@@ -18,6 +18,8 @@ use prima_tests::statistics::Samples;
 
 /// For a long prompt on a slow machine: llama-server writes nothing, not even a head, before the first token.
 const PATIENCE: Duration = Duration::from_secs(600);
+/// At which nearly all tokens of random weights are alike.
+const TEMPERATURE: f64 = 2.0;
 
 /// An answer, as it came.
 pub struct Answer {
@@ -96,9 +98,7 @@ impl Client {
     /// The same of tokens that are drawn from nearly all alike, as llama-bench does it. (The most likely one of random weights is the same again
     /// and again, and so are its experts.)
     pub fn seconds_per_random_token(&self, seed: u32, tokens: usize) -> Result<f64, BenchError> {
-        let mut body = self.request("Once upon a time", tokens);
-        body["temperature"] = json!(2.0);
-        body["seed"] = json!(seed);
+        let body = self.drawn(seed, tokens);
         Ok(self.answer(&body)?.seconds_per_token)
     }
 
@@ -106,16 +106,21 @@ impl Client {
     /// a third. (Nearly, since the model's own logits count, too.)
     pub fn seconds_per_recurring_token(&self, seed: u32, tokens: usize) -> Result<f64, BenchError> {
         const WORDS: u32 = 256;
-        const TEMPERATURE: f64 = 2.0;
-        let mut body = self.request("Once upon a time", tokens);
-        body["temperature"] = json!(TEMPERATURE);
-        body["seed"] = json!(seed);
+        let mut body = self.drawn(seed, tokens);
         let words = (1000..).filter(|token: &u32| !self.never.contains_key(&token.to_string()));
         for (rank, token) in (1..=WORDS).zip(words) {
             let bias = 100.0 - TEMPERATURE * f64::from(rank).ln();
             body["logit_bias"][token.to_string()] = json!(bias);
         }
         Ok(self.answer(&body)?.seconds_per_token)
+    }
+
+    /// A request for tokens that are drawn, each from nearly all alike.
+    fn drawn(&self, seed: u32, tokens: usize) -> Value {
+        let mut body = self.request("Once upon a time", tokens);
+        body["temperature"] = json!(TEMPERATURE);
+        body["seed"] = json!(seed);
+        body
     }
 
     /// Seconds of one token, and for how many of them members computed, by their own clocks: `tokens` tokens after a prompt of one.

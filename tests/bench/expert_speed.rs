@@ -17,7 +17,7 @@ use prima_tests::Endpoint;
 use prima_tests::assets;
 use prima_tests::expert_replay::Trace;
 use prima_tests::http;
-use prima_tests::local_ring::LocalRing;
+use prima_tests::local_ring::{LocalRing, LocalRingBuilder};
 use prima_tests::machine::{Limits, Machine, drop_cached};
 use prima_tests::one_process::{OneProcess, end_tokens};
 use prima_tests::statistics::Samples;
@@ -62,7 +62,7 @@ pub struct ExpertSpeed {
 pub struct Limited {
     pub share: f64,
     pub megabytes: u64,
-    /// Tokens per second.
+    /// Tokens per second, of tokens that are drawn from all alike.
     pub llama_cpp: Samples,
     /// Of tokens that are drawn from all alike, as llama.cpp's.
     pub uniform: Ours,
@@ -173,17 +173,24 @@ fn measure_model(
     Ok(speed)
 }
 
+/// One member, which computes a token at a time.
+fn ring_of(path: &Path, threads: usize) -> LocalRingBuilder {
+    LocalRing::builder()
+        .model(path)
+        .measured()
+        .arg("--threads")
+        .arg(threads.to_string())
+        .arg("--context")
+        .arg("512")
+        .arg("--no-speculation")
+}
+
 /// The experts of tokens that are drawn from all alike, and by Zipf's law.
 fn traces(path: &Path, threads: usize, never: &[u32]) -> Result<[Trace; 2], BenchError> {
     let trace = |recurring: bool| {
         let folder = tempfile::tempdir().map_err(|source| BenchError::Trace { source })?;
-        let ring = LocalRing::builder()
-            .model(path)
-            .measured()
+        let ring = ring_of(path, threads)
             .env("PRIMA_ROUTING_TRACE", folder.path())
-            .arg("--threads")
-            .arg(threads.to_string())
-            .arg("--no-speculation")
             .start();
         let client = Client::of(ring, never);
         match recurring {
@@ -235,15 +242,7 @@ impl Limited {
         never: &[u32],
         weights: &Weights,
     ) -> Result<(), BenchError> {
-        let ring = LocalRing::builder()
-            .model(path)
-            .measured()
-            .arg("--threads")
-            .arg(threads.to_string())
-            .arg("--context")
-            .arg("512")
-            .arg("--no-speculation")
-            .start_on(machine);
+        let ring = ring_of(path, threads).start_on(machine);
         let address = ring.address();
         let client = Client::of(ring, never);
         // The first tokens of each fill memory with experts.

@@ -23,7 +23,7 @@ pub fn experts(speeds: &[ExpertSpeed]) -> String {
     let threads = speeds.first().map_or(0, |speed| speed.threads);
     let mut text = format!(
         "\n## Mixtures of experts beside llama.cpp\n\nTokens per second, {threads} threads each. The models have the widths and the experts of Qwen3-30B-A3B (128, of \
-         which a token uses 8) and of gpt-oss-20b (32, of which it uses 4), in 8 layers rather than 48 and 24, with random weights. Routers are \
+         which a token uses 8) and of gpt-oss-20b (32, of which it uses 4). They have 8 layers rather than 48 and 24, and random weights. Routers are \
          random, too, so that every expert is as likely as the others: memory helps as little as it can.\n\n\
          | model | | prima | llama.cpp | ratio | goal | |\n| --- | --- | --- | --- | --- | --- | --- |\n"
     );

@@ -30,6 +30,9 @@ from inputs import ROOT, Suite
 # Features that we do not need, such as updating itself, are a good part of its build.
 NEXTEST = ["0.9.114", "--no-default-features", "--features", "default-no-update"]
 JUNIT = ROOT / "target" / "nextest" / "default" / "junit.xml"
+# Its programs are compiled for other processors, too.
+EMULATED = "prima-tests::processors_emulated"
+EMULATED_LEVELS = {"sse4.1", "avx2", "neon", "neon-dotprod", "neon-i8mm"}
 # Tests of a suite that cannot run where a need is not met, though the others can.
 PARTS = {
     "prima-weights::suite": ("small-disk", "test(/^no_room::/)"),
@@ -39,11 +42,8 @@ PARTS = {
     "prima-tests::local_ring_lent": ("networks", "test(=machines_of_two_networks_make_a_ring)"),
     "prima-engine::gpu_layers": ("vulkan", "all()"),
     "prima-node-agent": ("vulkan", "test(=profile::gpu::tests::everything_of_a_gpu_is_measured)"),
-    "prima-tests::processors_emulated": ("large-pages", "test(=a_raspberry_pi_5_has_large_pages)"),
+    EMULATED: ("large-pages", "test(=a_raspberry_pi_5_has_large_pages)"),
 }
-# Its programs are compiled for other processors, too.
-EMULATED = "prima-tests::processors_emulated"
-EMULATED_LEVELS = {"sse4.1", "avx2", "neon", "neon-dotprod", "neon-i8mm"}
 # What no machine of ours runs in these tests.
 ELSEWHERE = [
     "layers on a real GPU: `make check-gpu` on a machine that has one; the same kernels run here on a driver of Vulkan that computes on the processor",

@@ -23,8 +23,6 @@ pub(crate) struct Service {
     log: PathBuf,
 }
 
-/// Asking is often kubectl, which takes as long to start.
-const POLL_INTERVAL: Duration = Duration::from_millis(200);
 const LOG_TAIL_LINES: usize = 20;
 
 impl Service {
@@ -110,7 +108,7 @@ impl Service {
             }
             let in_time = Instant::now() < deadline;
             assert!(in_time, "{} does not end\n{}", self.name, self.log_tail());
-            thread::sleep(POLL_INTERVAL);
+            pause(Duration::ZERO);
         }
     }
 

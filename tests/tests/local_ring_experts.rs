@@ -1,24 +1,20 @@
 //! Which experts passes need, as traces tell it: those of real rings, and a replay that finds in memory what the cache found.
 
 use std::fs;
-use std::time::Duration;
 
-use prima_engine::{LayerDevices, Model, Residency, ResidencyPart, StreamingSchedule};
-use prima_gguf::GgmlType;
+use prima_test_models::mixture::{self, EXPERT_BYTES, EXPERTS, LAYERS, VOCABULARY};
 use prima_test_models::options::Variant;
-use prima_test_models::{EXPERTS_PER_TOKEN, MadeUpModel, Random, Runner, characters_as_tokens};
+use prima_test_models::{EXPERTS_PER_TOKEN, Random, Runner, characters_as_tokens};
 use prima_tests::expert_replay::{Policy, Trace};
 use prima_tests::local_ring::LocalRing;
 use prima_tests::{Endpoint, http, wait_until};
 use serde_json::json;
 
-const FAMILY: &str = "qwen3moe";
-
 #[test]
 fn a_ring_traces_what_its_passes_need() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("mixture.gguf");
-    let made_up = Variant::of(FAMILY);
+    let made_up = Variant::of("qwen3moe");
     made_up.write(&model, characters_as_tokens);
     let layers = made_up.model.layers;
     let ring = LocalRing::builder()
@@ -68,43 +64,26 @@ fn ends_with_answer(passes: &[Vec<u32>], count: usize) -> bool {
     }
 }
 
-const LAYERS: usize = 3;
-const EXPERTS: usize = 24;
-/// Of one expert, and of the memory it takes: three parts of 16 pages, which may begin and end inside of a page.
-const EXPERT_BYTES: u64 = 3 * (64 << 10);
+/// The memory that an expert takes: three parts of 16 pages, which may begin and end inside of a page.
 const SLAB_BYTES: u64 = 3 * (68 << 10);
 
 #[test]
 fn the_replay_finds_what_the_cache_found() {
     let folder = tempfile::tempdir().unwrap();
-    let made_up = MadeUpModel {
-        layers: LAYERS,
-        experts: EXPERTS,
-        feed_forward: 128,
-        vocabulary: 512,
-        formats: vec![GgmlType::F16],
-        ..MadeUpModel::of(FAMILY)
-    };
-    let model = Model::open(&made_up.write(folder.path())).unwrap();
+    let path = mixture::write(folder.path());
     let mut sizes = Vec::new();
     for percent in [35, 50, 80] {
-        let parts = [ResidencyPart::Layers(0..LAYERS), ResidencyPart::OutputHead];
-        let schedule = StreamingSchedule {
-            rounds: 1,
-            shared: false,
-            ahead: 1.0,
-        };
-        let residency = Residency::new(&model, &parts, schedule).unwrap();
-        residency.set_budget(residency.weight_bytes() * percent / 100);
-        while residency.warm(Duration::from_millis(1)) {}
-        let uses = residency.watch_experts().unwrap();
-        assert!(residency.watch_experts().is_none(), "they are for one");
-
-        let cpu = LayerDevices::cpu();
-        let runner = Runner::with(residency, &cpu, &model, &[LAYERS], 2);
+        let runner = Runner::limited(&path, &[LAYERS], percent, None);
+        let uses = runner.residency.watch_experts().unwrap();
+        assert!(
+            runner.residency.watch_experts().is_none(),
+            "they are for one"
+        );
         let mut kv = runner.kv_cache();
         let mut random = Random(percent);
-        let tokens: Vec<u32> = (0..40).map(|_| random.within(0..512) as u32).collect();
+        let tokens: Vec<u32> = (0..40)
+            .map(|_| random.within(0..VOCABULARY) as u32)
+            .collect();
         let (prompt, rest) = tokens.split_at(20);
         runner.logits(&mut kv, prompt);
         for token in rest {

@@ -110,7 +110,7 @@ struct Streams {
 /// Long enough for a disk to reach its full rate with two reads at a time, short enough to need little memory for buffers. With the rest
 /// of its first and last page, a piece fits in 4 MiB.
 const PIECE_BYTES: usize = (4 << 20) - 8192;
-/// Choices of experts that whoever watches them has not taken yet.
+/// The most choices of experts that wait for whoever watches them.
 const WATCHED: usize = 1024;
 
 impl Residency {
@@ -361,7 +361,9 @@ impl Residency {
         let streams = self.streams.as_deref();
         if let Some((streams, cache)) = streams.and_then(|s| Some((s, s.experts.as_ref()?))) {
             let offset = experts.gate.weight.offset();
-            if let Some((sender, layer)) = streams.uses.get().zip(cache.layer_at(offset)) {
+            if let Some(sender) = streams.uses.get()
+                && let Some(layer) = cache.layer_at(offset)
+            {
                 let experts = needed.to_vec();
                 // Nobody may want them any more.
                 let _ = sender.send(ExpertUse { layer, experts });

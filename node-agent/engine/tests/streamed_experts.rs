@@ -4,49 +4,18 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "these are tests")]
 
 use std::fs::{self, OpenOptions};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use prima_engine::{
-    BatchEntry, EngineError, LayerDevices, Model, Residency, ResidencyPart, StreamingSchedule,
-};
-use prima_gguf::GgmlType;
-
-use prima_test_models::{EXPERTS_PER_TOKEN, MadeUpModel, Random, Runner};
-
-const ALONE: StreamingSchedule = StreamingSchedule {
-    rounds: 1,
-    shared: false,
-    ahead: 1.0,
-};
-const LAYERS: usize = 3;
-const EXPERTS: usize = 24;
-/// Gate, up and down of one expert.
-const EXPERT_BYTES: u64 = 3 * 256 * 128 * 2;
-
-/// 14 MB, nine tenths of which are experts.
-fn file(folder: &Path) -> PathBuf {
-    let model = MadeUpModel {
-        layers: LAYERS,
-        experts: EXPERTS,
-        feed_forward: 128,
-        vocabulary: 512,
-        formats: vec![GgmlType::F16],
-        ..MadeUpModel::of("qwen3moe")
-    };
-    model.write(folder)
-}
+use prima_engine::{BatchEntry, EngineError};
+use prima_test_models::mixture::{self, EXPERT_BYTES, EXPERTS, LAYERS};
+use prima_test_models::{EXPERTS_PER_TOKEN, Random, Runner};
 
 /// A whole model in windows that end at `ends`. Memory holds `percent` of its weights.
 fn limited(path: &Path, ends: &[usize], percent: u64) -> Runner {
-    let model = Model::open(path).unwrap();
-    let parts = [ResidencyPart::Layers(0..LAYERS), ResidencyPart::OutputHead];
-    let residency = Residency::new(&model, &parts, ALONE).unwrap();
-    residency.set_budget(residency.weight_bytes() * percent / 100);
-    while residency.warm(Duration::from_millis(1)) {}
-    Runner::with(residency, &LayerDevices::cpu(), &model, ends, 2)
+    Runner::limited(path, ends, percent, None)
 }
 
 fn tokens(count: usize) -> Vec<u32> {
@@ -79,7 +48,7 @@ fn count(runner: &Runner, tokens: &[u32]) -> (u64, u64) {
 #[test]
 fn every_budget_gives_the_same_bits() {
     let folder = tempfile::tempdir().unwrap();
-    let path = file(folder.path());
+    let path = mixture::write(folder.path());
     let expected = answer(&Runner::new(&path, 1), &tokens(40));
     for percent in [0, 5, 15, 30, 50, 75, 99, 100] {
         let runner = limited(&path, &[1, 3], percent);
@@ -98,7 +67,7 @@ fn every_budget_gives_the_same_bits() {
 #[test]
 fn what_is_read_is_what_is_missing() {
     let folder = tempfile::tempdir().unwrap();
-    let runner = limited(&file(folder.path()), &[LAYERS], 50);
+    let runner = limited(&mixture::write(folder.path()), &[LAYERS], 50);
     let mut kv = runner.kv_cache();
     runner.logits(&mut kv, &tokens(30));
     let before = runner.residency.status();
@@ -125,7 +94,7 @@ fn what_is_read_is_what_is_missing() {
 #[test]
 fn what_was_used_lately_stays() {
     let folder = tempfile::tempdir().unwrap();
-    let runner = limited(&file(folder.path()), &[LAYERS], 50);
+    let runner = limited(&mixture::write(folder.path()), &[LAYERS], 50);
     let each = (LAYERS * EXPERTS_PER_TOKEN) as u64;
     for token in 0..60 {
         count(&runner, &[token]);
@@ -136,7 +105,7 @@ fn what_was_used_lately_stays() {
 #[test]
 fn a_prompt_displaces_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let runner = limited(&file(folder.path()), &[LAYERS], 50);
+    let runner = limited(&mixture::write(folder.path()), &[LAYERS], 50);
     // Fills the memory that there is.
     count(&runner, &tokens(60));
     count(&runner, &[7]);
@@ -151,7 +120,7 @@ fn a_prompt_displaces_nothing() {
 #[test]
 fn a_budget_that_changes_meanwhile_changes_no_bit() {
     let folder = tempfile::tempdir().unwrap();
-    let path = file(folder.path());
+    let path = mixture::write(folder.path());
     let expected = answer(&Runner::new(&path, 1), &tokens(30));
     let runner = limited(&path, &[LAYERS], 100);
     let ended = AtomicBool::new(false);
@@ -179,7 +148,7 @@ fn a_budget_that_changes_meanwhile_changes_no_bit() {
 #[test]
 fn a_cut_file_is_an_error_until_it_is_whole_again() {
     let folder = tempfile::tempdir().unwrap();
-    let path = file(folder.path());
+    let path = mixture::write(folder.path());
     let bytes = fs::read(&path).unwrap();
     let runner = limited(&path, &[LAYERS], 0);
     let mut kv = runner.kv_cache();

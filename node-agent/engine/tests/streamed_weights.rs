@@ -14,22 +14,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use prima_engine::{
-    BatchEntry, Embedding, EngineError, KvCache, LayerDevices, Model, Residency, ResidencyPart,
-    StreamingSchedule,
-};
+use prima_engine::{BatchEntry, Embedding, EngineError, KvCache, Model};
 use prima_gguf::writer::split;
 use prima_gguf::{GgmlType, part_paths};
 
 use prima_test_models::{MadeUpModel, Random, Runner};
 
 const PIECE_BYTES: usize = 16 << 10;
-const ALONE: StreamingSchedule = StreamingSchedule {
-    rounds: 1,
-    shared: false,
-    ahead: 1.0,
-};
-
 /// Matrices of several pieces each, so that resident and streamed rows meet within one.
 fn file(folder: &Path) -> PathBuf {
     let model = MadeUpModel {
@@ -59,15 +50,7 @@ fn file_with_latents(folder: &Path) -> PathBuf {
 
 /// A whole model in windows that end at `ends`. Memory holds `percent` of its weights; the others are streamed.
 fn streaming(path: &Path, ends: &[usize], percent: u64) -> Runner {
-    let model = Model::open(path).unwrap();
-    let parts = [
-        ResidencyPart::Layers(0..model.spec().layers.len()),
-        ResidencyPart::OutputHead,
-    ];
-    let residency = Residency::in_pieces(&model, &parts, ALONE, PIECE_BYTES).unwrap();
-    residency.set_budget(residency.weight_bytes() * percent / 100);
-    while residency.warm(Duration::from_millis(1)) {}
-    Runner::with(residency, &LayerDevices::cpu(), &model, ends, 2)
+    Runner::limited(path, ends, percent, Some(PIECE_BYTES))
 }
 
 /// A prompt, then token by token.

@@ -1,21 +1,23 @@
 //! Models that tests make up: small ones of every family, with random weights in any formats, and what only some files of a family have
-//! ([`options`]); and a plain way to run them.
+//! ([`options`]); one whose experts need not all fit into memory ([`mixture`]); and a plain way to run them.
 //!
 //! A package of its own, since millions of random weights take optimised code. A panic here is a failed test.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "this is for tests")]
 
+pub mod mixture;
 pub mod options;
 
 use std::fs::File;
 use std::io::BufWriter;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use half::{bf16, f16};
 use prima_engine::{
     BatchEntry, Compute, Embedding, KvCache, KvFormat, LayerDevices, LayerWindow, Model,
-    OutputHead, Residency,
+    OutputHead, Residency, ResidencyPart, StreamingSchedule,
 };
 use prima_gguf::GgmlType;
 use prima_gguf::writer::GgufWriter;
@@ -657,6 +659,31 @@ impl Runner {
 
     pub fn on(devices: &LayerDevices, model: &Model, ends: &[usize], threads: usize) -> Runner {
         Runner::with(Residency::mapped(), devices, model, ends, threads)
+    }
+
+    /// With memory for `percent` of the weights; the others are read when they are needed, in pieces of so many bytes (`None`: as members do).
+    pub fn limited(
+        path: &Path,
+        ends: &[usize],
+        percent: u64,
+        piece_bytes: Option<usize>,
+    ) -> Runner {
+        const ALONE: StreamingSchedule = StreamingSchedule {
+            rounds: 1,
+            shared: false,
+            ahead: 1.0,
+        };
+        let model = Model::open(path).expect("a model");
+        let layers = model.spec().layers.len();
+        let parts = [ResidencyPart::Layers(0..layers), ResidencyPart::OutputHead];
+        let residency = match piece_bytes {
+            None => Residency::new(&model, &parts, ALONE),
+            Some(bytes) => Residency::in_pieces(&model, &parts, ALONE, bytes),
+        };
+        let residency = residency.expect("files to read from");
+        residency.set_budget(residency.weight_bytes() * percent / 100);
+        while residency.warm(Duration::from_millis(1)) {}
+        Runner::with(residency, &LayerDevices::cpu(), &model, ends, 2)
     }
 
     pub fn with(

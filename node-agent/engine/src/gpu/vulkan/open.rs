@@ -25,14 +25,16 @@ impl VulkanGpu {
         let index = gpus
             .facts()
             .position(|facts| is_wanted(facts) && facts.unfit.is_none());
-        let index = index.ok_or_else(|| EngineError::NoGpu {
-            reason: match (gpus.facts().find(|facts| is_wanted(facts)), software) {
-                (Some(Facts { name, unfit, .. }), _) => {
-                    format!("{name}: {}", unfit.as_deref().unwrap_or_default())
-                }
-                (None, true) => "Vulkan's drivers list none that computes on the processor (Debian: mesa-vulkan-drivers)".to_owned(),
-                (None, false) => "Vulkan's drivers list no GPU".to_owned(),
-            },
+        let index = index.ok_or_else(|| {
+            let mut wanted = gpus.facts().filter(|facts| is_wanted(facts));
+            let unfit = wanted.find_map(|facts| Some(format!("{}: {}", facts.name, facts.unfit.as_deref()?)));
+            let none = match software {
+                true => "Vulkan's drivers list none that computes on the processor (Debian: mesa-vulkan-drivers)",
+                false => "Vulkan's drivers list no GPU",
+            };
+            EngineError::NoGpu {
+                reason: unfit.unwrap_or_else(|| none.to_owned()),
+            }
         })?;
         let device = Device::open(&gpus, index).map_err(|source| error("be opened", source))?;
         Ok(VulkanGpu {
