@@ -214,6 +214,7 @@ pub fn members(plan: &Plan, address: impl Fn(&str) -> String) -> Vec<RingMember>
 pub fn with_report(member: RingMember, report: &MemberReport) -> RingMember {
     RingMember {
         output_head_on_gpu: report.output_head_on_gpu,
+        gpu_from_rows: report.gpu_from_rows.map(|rows| rows as i32),
         read_bytes_per_token: Some(report.read_bytes_per_token as i64),
         read_ahead_bytes: Some(report.read_ahead_bytes as i64),
         memory_bytes: Some(report.memory_bytes as i64),

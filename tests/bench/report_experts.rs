@@ -110,7 +110,7 @@ pub fn replayed<'a>(heads: &str, traces: impl IntoIterator<Item = (String, &'a T
         "Needed experts that would have been in memory, replayed from what passes needed, after the first {FILLING}. Each layer has room for so \
          many of its experts. Columns 'again' and 'within 8': the share of needed experts that the pass before, or one of the eight before, needed \
          too; of Qwen3-30B-A3B 45 % and 80 % are published.\n\n\
-         | {heads} | again | within 8 | room | oldest goes (prima) | those used again stay longer | always those most used | who knows what comes |\n\
+         | {heads} | again | within 8 | room | oldest goes | those used again stay longer (prima) | always those most used | who knows what comes |\n\
          {}{}|\n",
         rules.collect::<String>(),
         "| --- ".repeat(7),

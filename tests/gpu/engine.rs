@@ -19,11 +19,21 @@ impl Engine {
     /// With layers and output head on `gpu`, if it is named.
     pub fn open(path: &Path, gpu: Option<&Gpu>) -> Result<Engine, EngineError> {
         let model = Model::open(path)?;
+        Engine::of(match gpu {
+            Some(gpu) => WholeModel::open_on(gpu, model)?,
+            None => WholeModel::open(model)?,
+        })
+    }
+
+    /// On the processor, with weights that are copied to `gpu` for each prompt.
+    pub fn open_copying(path: &Path, gpu: &Gpu) -> Result<Engine, EngineError> {
+        let model = Model::open(path)?;
+        Engine::of(WholeModel::open_with_many_rows_on(gpu, 2, model)?)
+    }
+
+    fn of(whole: WholeModel) -> Result<Engine, EngineError> {
         Ok(Engine {
-            whole: match gpu {
-                Some(gpu) => WholeModel::open_on(gpu, model)?,
-                None => WholeModel::open(model)?,
-            },
+            whole,
             compute: Compute::new(Machine::threads())?,
         })
     }

@@ -96,6 +96,15 @@ impl Report {
         };
         row("prompt", |tokens| tokens.prefill, |rates| rates.prefill);
         row("answer", |tokens| tokens.decode, |rates| rates.decode);
+        let processor = speed.processor.prefill;
+        self.speeds.push(format!(
+            "| {} | prompt, weights copied for it | {processor:.1} ({}) | {:.1} ({}) | {:.2} | - | - |",
+            model.name,
+            on_processor.prefill,
+            speed.copied,
+            on_gpu.prefill,
+            speed.copied / processor,
+        ));
     }
 
     pub fn served(&mut self, model: &Model, served: &Served) {

@@ -39,6 +39,8 @@ pub struct Ring {
     /// Layers on the GPU, of each window.
     on_gpu: &'static [i32],
     head_on_gpu: bool,
+    /// Passes of so many rows are on the GPU through all layers.
+    gpu_from_rows: Option<i32>,
 }
 
 const ON_PROCESSOR: Ring = Ring {
@@ -47,15 +49,17 @@ const ON_PROCESSOR: Ring = Ring {
     ends: &[LAYERS],
     on_gpu: &[0],
     head_on_gpu: false,
+    gpu_from_rows: None,
 };
 
-pub const ON_GPU: [Ring; 3] = [
+pub const ON_GPU: [Ring; 4] = [
     Ring {
         what: "a ring of one member, all layers and the output head on the GPU",
         members: 1,
         ends: &[LAYERS],
         on_gpu: &[LAYERS],
         head_on_gpu: true,
+        gpu_from_rows: None,
     },
     Ring {
         what: "a ring of two members, two rounds: windows on both, on the GPU, on the processor",
@@ -63,6 +67,7 @@ pub const ON_GPU: [Ring; 3] = [
         ends: &[2, 3, 5, LAYERS],
         on_gpu: &[1, 0, 2, 0],
         head_on_gpu: false,
+        gpu_from_rows: None,
     },
     Ring {
         what: "a ring of three members, all on the one GPU",
@@ -70,6 +75,15 @@ pub const ON_GPU: [Ring; 3] = [
         ends: &[2, 4, LAYERS],
         on_gpu: &[2, 2, 2],
         head_on_gpu: false,
+        gpu_from_rows: None,
+    },
+    Ring {
+        what: "a ring of two members, whose prompts are on the GPU through all layers",
+        members: 2,
+        ends: &[3, LAYERS],
+        on_gpu: &[0, 1],
+        head_on_gpu: false,
+        gpu_from_rows: Some(2),
     },
 ];
 
@@ -129,6 +143,7 @@ impl Ring {
             for (window, layers) in member.windows.iter_mut().zip(on_gpu) {
                 window.gpu_layers = *layers;
             }
+            member.gpu_from_rows = self.gpu_from_rows;
         }
         spec.members[0].output_head_on_gpu = self.head_on_gpu;
         let nodes: Vec<Node<'_>> = (0..self.members)

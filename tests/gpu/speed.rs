@@ -37,6 +37,8 @@ pub struct Rates {
 pub struct Speed {
     pub processor: Rates,
     pub gpu: Rates,
+    /// Of prompts on the GPU whose weights are copied there for them.
+    pub copied: f64,
     /// What the two were measured with.
     pub tokens: [Tokens; 2],
 }
@@ -67,19 +69,24 @@ pub fn measure(machine: &Machine, model: &Model) -> Result<Speed, CheckError> {
     };
     let processor = Engine::open(&model.path, None)?;
     let gpu = Engine::open(&model.path, Some(&machine.gpu))?;
+    let copying = Engine::open_copying(&model.path, &machine.gpu)?;
     let (mut processor_turns, mut gpu_turns) = (Vec::new(), Vec::new());
+    let mut copied_turns = Vec::new();
     // The first pass reads the file, and takes memory.
     turn(&processor, on_processor)?;
     turn(&gpu, on_gpu)?;
+    copying.prefill(on_gpu.prefill)?;
     for _ in 0..TURNS {
         processor_turns.push(turn(&processor, on_processor)?);
         // GPUs lower their clocks while they wait, and raise them when they have been busy for a while.
         turn(&gpu, on_gpu)?;
         gpu_turns.push(turn(&gpu, on_gpu)?);
+        copied_turns.push(copying.prefill(on_gpu.prefill)?);
     }
     Ok(Speed {
         processor: medians(&processor_turns),
         gpu: medians(&gpu_turns),
+        copied: copied_turns.into_iter().collect::<Samples>().median(),
         tokens: [on_processor, on_gpu],
     })
 }

@@ -26,9 +26,9 @@ pub struct TraceError {
 /// A way of keeping experts where a layer has room for some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// What was used longest ago makes room: prima's way. A pass that needs more than there is room for displaces nothing.
+    /// What was used longest ago makes room. A pass that needs more than there is room for displaces nothing.
     Lru,
-    /// The same, but four fifths of the room are for experts that were used again since they came.
+    /// The same, but four fifths of the room are for experts that were used again since they came: prima's way.
     ProtectedLru,
     /// Those that the whole trace uses most, from their first use on, which only whoever knows what comes can tell.
     MostUsed,
@@ -219,7 +219,7 @@ impl Cache {
         let protects = self.policy == Policy::ProtectedLru;
         let protected = self.held.values().filter(|held| held.again).count();
         // Beyond its four fifths, the protected part gives up its own oldest.
-        let too_many = protected > self.capacity * 4 / 5;
+        let too_many = 5 * protected > 4 * self.capacity;
         let ages = self.held.iter().filter(|(_, held)| held.used < now);
         let oldest = ages
             .map(|(expert, held)| (protects && held.again != too_many, held.used, *expert))

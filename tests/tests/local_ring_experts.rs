@@ -98,7 +98,7 @@ fn the_replay_finds_what_the_cache_found() {
         let experts = status.resident_bytes - dense;
         assert_eq!(experts % (LAYERS as u64 * SLAB_BYTES), 0, "{status:?}");
         let capacity = (experts / (LAYERS as u64 * SLAB_BYTES)) as usize;
-        let counts = trace.replay(Policy::Lru, capacity, 0);
+        let counts = trace.replay(Policy::ProtectedLru, capacity, 0);
         println!("{percent} %: room for {capacity} of {EXPERTS}, {counts:?}");
         let found = [status.expert_hits, status.expert_misses];
         assert_eq!([counts.hits as u64, counts.misses as u64], found);

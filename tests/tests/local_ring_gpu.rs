@@ -77,6 +77,47 @@ fn members_with_and_without_gpus_answer_like_processors() {
     assert_eq!(complete(&ring, &long), first);
 }
 
+#[test]
+fn prompts_go_to_the_gpu_through_layers_of_the_processor() {
+    let profiles = vec![usual_profile(), usual_profile()];
+    let planned = plan(&smollm2(), profiles, &["--context", "512"]);
+    let nodes = [node(&WithGpu), node(&ThisMachine)];
+    let ring = MachineRing::start(planned.plan.clone(), &nodes, &[]);
+    let expected = complete(&ring, PROMPT);
+    assert_eq!(copied_bytes(&ring), [0.0, 0.0]);
+    drop(ring);
+
+    let mut copying = planned.plan;
+    let member = &mut copying.spec.members[0];
+    member.windows[0].gpu_layers = 1;
+    member.gpu_from_rows = Some(4);
+    let ring = MachineRing::start(copying, &nodes, &[]);
+    assert_eq!(complete(&ring, PROMPT), expected);
+    let [first, other] = copied_bytes(&ring)[..] else {
+        panic!("two members");
+    };
+    assert!(first > 0.0 && other == 0.0, "{first} {other}");
+    // A prompt of several chunks, which see those before.
+    let long = format!(
+        "{} {PROMPT}",
+        "One two three four five six seven. ".repeat(30)
+    );
+    let answer = complete(&ring, &long);
+    assert!(answer.contains("Paris"), "{answer}");
+    assert!(copied_bytes(&ring)[0] > 2.0 * first);
+}
+
+/// Of each member.
+fn copied_bytes(ring: &impl Endpoint) -> Vec<f64> {
+    let metrics = http::get(ring.address(), "/metrics")
+        .expect("an answer")
+        .body;
+    let lines = metrics.lines();
+    let own = lines.filter(|line| line.starts_with("prima_member_gpu_copied_bytes_total"));
+    let values = own.map(|line| line.rsplit(' ').next().and_then(|value| value.parse().ok()));
+    values.map(|value| value.expect("a number")).collect()
+}
+
 /// The usual machine, with a GPU that is said to be fast, and has memory for some layers.
 fn machine_with_gpu(folder: &Path) -> std::path::PathBuf {
     let mut profile: NodeProfile = usual_profile();

@@ -207,6 +207,11 @@ pub struct RingMember {
     /// Whether the output head runs on the GPU. Only rank 0 has one.
     #[serde(default, skip_serializing_if = "is_false")]
     pub output_head_on_gpu: bool,
+    /// Passes of at least so many rows, such as those of long prompts, run on the GPU through the member's other layers, too: their weights are
+    /// copied there for the pass. Absent: they never do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub gpu_from_rows: Option<i32>,
     /// How many members of this ring are on the same machine. They share its memory evenly.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub members_on_machine: i32,
@@ -529,6 +534,8 @@ impl RingPlanSpec {
             ] {
                 bounded(&field(name), bytes.unwrap_or(0), 0, i64::MAX)?;
             }
+            let rows = member.gpu_from_rows.unwrap_or(1).into();
+            bounded(&field("gpuFromRows"), rows, 1, i32::MAX.into())?;
             let (windows, rounds) = (member.windows.len(), self.rounds);
             if windows != rounds as usize {
                 let problem =
@@ -619,6 +626,7 @@ impl RingMember {
             public_key_sha256: None,
             windows,
             output_head_on_gpu: false,
+            gpu_from_rows: None,
             members_on_machine: 1,
             read_bytes_per_token: None,
             read_ahead_bytes: None,
@@ -763,6 +771,12 @@ mod tests {
         spec.validate().unwrap();
         spec.members[1].output_head_on_gpu = true;
         assert!(problem(&spec).contains("members[1].outputHeadOnGpu: only rank 0"));
+
+        let mut spec = plan(&[&[(0, 3)], &[(3, 6)]]);
+        spec.members[1].gpu_from_rows = Some(1);
+        spec.validate().unwrap();
+        spec.members[1].gpu_from_rows = Some(0);
+        assert!(problem(&spec).contains("members[1].gpuFromRows: 0 is outside 1.."));
     }
 
     #[test]

@@ -1,11 +1,20 @@
-//! Which layers of a window run on which device. The plan chooses; this only carries what it chose.
+//! Which layers of a window run on which device, and when. The plan chooses; this only carries what it chose.
 
 use crate::gpu::Gpu;
 
-/// The devices of a window's layers: the last ones on a GPU, the others on the CPU.
+/// The devices of a window's layers: the last ones on a GPU, the others on the CPU, or for passes of many rows on a GPU, too.
 #[derive(Debug, Clone, Default)]
 pub struct LayerDevices {
     gpu: Option<OnGpu>,
+    many_rows: Option<ManyRows>,
+}
+
+/// Who computes passes of many rows through the layers on the CPU.
+#[derive(Debug, Clone)]
+pub(crate) struct ManyRows {
+    pub gpu: Gpu,
+    /// The fewest.
+    pub rows: usize,
 }
 
 #[derive(Debug, Clone)]
@@ -19,7 +28,7 @@ pub(crate) struct OnGpu {
 impl LayerDevices {
     /// Every layer on the CPU.
     pub fn cpu() -> LayerDevices {
-        LayerDevices { gpu: None }
+        LayerDevices::default()
     }
 
     /// The last `gpu_layers` layers of the window (all, if it has fewer) on `gpu`.
@@ -29,7 +38,19 @@ impl LayerDevices {
             layers: gpu_layers,
             kv_positions: 0,
         };
-        LayerDevices { gpu: Some(on_gpu) }
+        LayerDevices {
+            gpu: Some(on_gpu),
+            many_rows: None,
+        }
+    }
+
+    /// With passes of at least `rows` rows on `gpu` in the layers on the CPU, too: their weights are copied there for the pass.
+    #[must_use]
+    pub fn with_many_rows_on(self, gpu: Gpu, rows: usize) -> LayerDevices {
+        LayerDevices {
+            many_rows: Some(ManyRows { gpu, rows }),
+            ..self
+        }
     }
 
     /// With memory on the GPU for so many positions of all sequences, taken at once rather than as they grow.
@@ -39,7 +60,11 @@ impl LayerDevices {
             kv_positions,
             ..on_gpu
         });
-        LayerDevices { gpu }
+        LayerDevices { gpu, ..self }
+    }
+
+    pub(crate) fn many_rows(&self) -> Option<&ManyRows> {
+        self.many_rows.as_ref()
     }
 
     /// What of a window's `layers` runs on a GPU, if anything.

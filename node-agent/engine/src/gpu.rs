@@ -23,6 +23,7 @@ use crate::error::EngineError;
 use crate::executor::Executor;
 use crate::kernels::Matrix;
 use crate::model::Model;
+use crate::residency::Residency;
 use backend::{Backend, GpuChoice};
 pub(crate) use backend::{DeviceHead, HeadWeights};
 pub use backend::{DeviceMatrix, DeviceRows};
@@ -132,16 +133,37 @@ impl Gpu {
         first_place: usize,
         kv_positions: usize,
     ) -> Result<Box<dyn Executor>, EngineError> {
+        self.check(model, &layers)?;
+        self.0.load(model, layers, first_place, kv_positions)
+    }
+
+    /// Makes ready to compute the layers `layers` of `model`, the first of a window, without keeping them there: for each pass their weights are
+    /// copied from where `residency` has them, the next layer's while one computes. Keys and values stay in memory. What is checked is that of
+    /// [`load`](Self::load).
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn stream(
+        &self,
+        model: &Model,
+        layers: Range<usize>,
+        residency: &Residency,
+    ) -> Result<Box<dyn Executor>, EngineError> {
+        self.check(model, &layers)?;
+        self.0.stream(model, layers, residency)
+    }
+
+    /// That the first layer, and the first with experts, are computed there as on the processor.
+    fn check(&self, model: &Model, layers: &Range<usize>) -> Result<(), EngineError> {
         let has_experts =
             |layer: &usize| model.spec().layers[*layer].feed_forward.experts.is_some();
         let with_experts = layers.clone().find(has_experts);
         let mut compared = vec![layers.start];
         compared.extend(with_experts.filter(|layer| *layer != layers.start));
-        for layer in compared {
+        compared.into_iter().try_for_each(|layer| {
             let alone = self.0.load(model, layer..layer + 1, 0, 0)?;
-            self_check::check(&*alone, model, layer)?;
-        }
-        self.0.load(model, layers, first_place, kv_positions)
+            self_check::check(&*alone, model, layer)
+        })
     }
 
     /// Copies the output norm and the output head there, once some rows of the matrix have computed there what they compute on the processor.

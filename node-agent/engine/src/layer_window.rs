@@ -5,8 +5,9 @@
 use std::ops::Range;
 
 use crate::batch::{BatchEntry, Sequence};
+use crate::by_rows::ByRows;
 use crate::cpu::{Compute, CpuLayers};
-use crate::device::{LayerDevices, OnGpu};
+use crate::device::{LayerDevices, ManyRows, OnGpu};
 use crate::error::EngineError;
 use crate::executor::Executor;
 use crate::kernels::KvShape;
@@ -54,7 +55,15 @@ impl LayerWindow {
         let mut executors: Vec<Box<dyn Executor>> = Vec::new();
         if on_cpu > 0 {
             let layers = layers.start..first_on_gpu;
-            executors.push(Box::new(CpuLayers::load(model, layers, residency)?));
+            let cpu = CpuLayers::load(model, layers.clone(), residency)?;
+            executors.push(match devices.many_rows() {
+                None => Box::new(cpu),
+                Some(ManyRows { gpu, rows }) => Box::new(ByRows {
+                    few: cpu,
+                    many: gpu.stream(model, layers, residency)?,
+                    from: *rows,
+                }),
+            });
         }
         if let Some(OnGpu {
             gpu, kv_positions, ..

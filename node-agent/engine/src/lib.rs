@@ -27,6 +27,7 @@
 //! ```
 
 mod batch;
+mod by_rows;
 mod cpu;
 mod damaged_map;
 mod device;

@@ -321,6 +321,24 @@ impl Residency {
         tensor.check()
     }
 
+    /// Calls `work` with all rows of a matrix wherever they are, in order: with the number of the first and the rows, some at a time.
+    ///
+    /// # Errors
+    /// As [`matmul`](Self::matmul).
+    pub(crate) fn each_run(
+        &self,
+        tensor: &MappedTensor,
+        mut work: impl FnMut(usize, Matrix<'_>),
+    ) -> Result<(), EngineError> {
+        match self.streaming([tensor]) {
+            Some((streams, plan)) => streams.each_run(&plan, tensor, work),
+            None => {
+                work(0, tensor.matrix());
+                tensor.check()
+            }
+        }
+    }
+
     /// What streams, if some of these tensors do, and how.
     fn streaming<const N: usize>(
         &self,

@@ -43,6 +43,20 @@ impl WholeModel {
         Self::with(model, &LayerDevices::last_on(usize::MAX, gpu.clone()), head)
     }
 
+    /// On the CPU, but for passes of at least `rows` rows through the layers, whose weights are then copied to `gpu`.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    pub fn open_with_many_rows_on(
+        gpu: &Gpu,
+        rows: usize,
+        model: Model,
+    ) -> Result<Self, EngineError> {
+        let head = OutputHead::open(&model, &Residency::mapped())?;
+        let devices = LayerDevices::cpu().with_many_rows_on(gpu.clone(), rows);
+        Self::with(model, &devices, head)
+    }
+
     fn with(
         model: Model,
         devices: &LayerDevices,

@@ -7,7 +7,10 @@
     reason = "these are tests"
 )]
 
+#[path = "on_gpu/many_rows.rs"]
+mod many_rows;
 mod on_gpu;
+
 use prima_engine::{Compute, Gpu, GpuApi, LayerDevices, Model, OutputHead, Residency};
 use prima_gguf::GgmlType;
 

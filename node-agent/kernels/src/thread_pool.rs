@@ -111,6 +111,18 @@ impl ThreadPool {
         }
     }
 
+    /// Has all of `out` written by `fill`, part by part of `len` each (the last may be shorter). `fill` is given a part's number.
+    pub fn fill<T: Send>(&self, out: &mut [T], len: usize, fill: impl Fn(usize, &mut [T]) + Sync) {
+        let count = out.len().div_ceil(len);
+        let parts = Mutex::new(out.chunks_mut(len).enumerate());
+        let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+        self.run(count, &|_| {
+            if let Some((number, part)) = next() {
+                fill(number, part);
+            }
+        });
+    }
+
     fn wake(&self, helpers: usize) {
         let mut placed = false;
         for (worker, parked) in self.workers.iter().zip(&self.shared.parked).take(helpers) {

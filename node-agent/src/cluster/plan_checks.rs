@@ -114,9 +114,10 @@ fn wanted_of_gpu(member: &RingMember) -> Option<String> {
             "windows[{round}].gpuLayers: {} layers",
             window.gpu_layers
         )),
+        None if member.output_head_on_gpu => Some("outputHeadOnGpu: the output head".to_owned()),
         None => member
-            .output_head_on_gpu
-            .then(|| "outputHeadOnGpu: the output head".to_owned()),
+            .gpu_from_rows
+            .map(|rows| format!("gpuFromRows: passes of {rows} rows")),
     }
 }
 
@@ -197,6 +198,10 @@ mod tests {
                     rank_0,
                 ),
                 "members[0].outputHeadOnGpu: the output head on a GPU",
+            ),
+            (
+                refused(|plan| plan.members[1].gpu_from_rows = Some(32), "m1", OWN),
+                "members[1].gpuFromRows: passes of 32 rows on a GPU",
             ),
             (
                 refused(|plan| plan.http_port = None, "m0", rank_0),

@@ -88,6 +88,7 @@ mod tests {
             memory_pressure_ppm: 40_000,
             expert_hits: 0,
             expert_misses: 0,
+            gpu_copied_bytes: 0,
         };
         tally.add(&RoundCost {
             elapsed: Duration::from_secs(7),

@@ -54,6 +54,8 @@ pub struct Hop {
     pressure: Pressure,
     /// Bytes read and time waited up to the last batch. What is read ahead between batches counts for the next one.
     told: ResidencyStatus,
+    /// The same of what was copied to the GPU.
+    told_copied: u64,
 }
 
 /// What a [`Hop`] is made of.
@@ -109,6 +111,7 @@ struct Pass {
     spent: Duration,
     kv_bytes: u64,
     weights: ResidencyStatus,
+    copied_bytes: u64,
 }
 
 enum Successor {
@@ -157,6 +160,7 @@ impl Hop {
             held,
             pressure,
             told: ResidencyStatus::default(),
+            told_copied: 0,
         }
     }
 
@@ -365,6 +369,7 @@ impl Hop {
                 spent,
                 kv_bytes: worker.kv_bytes(),
                 weights: worker.residency().status(),
+                copied_bytes: worker.compute().copied_bytes(),
             }
         };
         for (unpacked, output) in frames.into_iter().zip(outputs) {
@@ -387,6 +392,7 @@ impl Hop {
             self.deliver(frame, output).await;
         }
         self.told = pass.weights;
+        self.told_copied = pass.copied_bytes;
         Ok(())
     }
 
@@ -460,6 +466,7 @@ impl Hop {
             memory_pressure_ppm: self.pressure.ppm(),
             expert_hits: since(now.expert_hits, told.expert_hits),
             expert_misses: since(now.expert_misses, told.expert_misses),
+            gpu_copied_bytes: since(pass.copied_bytes, self.told_copied),
         }
     }
 

@@ -23,7 +23,7 @@ pub enum MetricKind {
     Gauge,
 }
 
-pub const HOP_METRICS: [HopMetric; 10] = [
+pub const HOP_METRICS: [HopMetric; 11] = [
     HopMetric {
         name: "compute_seconds",
         help: "Time computing",
@@ -94,6 +94,13 @@ pub const HOP_METRICS: [HopMetric; 10] = [
         unit: 1.0,
         field: |timing| &mut timing.expert_misses,
     },
+    HopMetric {
+        name: "gpu_copied_bytes",
+        help: "Bytes copied to the GPU for layers whose weights do not stay there",
+        kind: MetricKind::Sum,
+        unit: 1.0,
+        field: |timing| &mut timing.gpu_copied_bytes,
+    },
 ];
 
 impl HopMetric {
@@ -138,6 +145,7 @@ mod tests {
             memory_pressure_ppm: 5,
             expert_hits: 9,
             expert_misses: 1,
+            gpu_copied_bytes: 10,
         };
         first.add(&HopTiming {
             rank: 1,
@@ -151,6 +159,7 @@ mod tests {
             memory_pressure_ppm: 6,
             expert_hits: 7,
             expert_misses: 2,
+            gpu_copied_bytes: 1,
         });
         let both = HopTiming {
             rank: 1,
@@ -164,6 +173,7 @@ mod tests {
             memory_pressure_ppm: 6,
             expert_hits: 16,
             expert_misses: 3,
+            gpu_copied_bytes: 11,
         };
         assert_eq!(first, both);
         assert_eq!(HOP_METRICS[0].of(&both), 11.0 * 1e-9);

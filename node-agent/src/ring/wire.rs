@@ -31,8 +31,8 @@ const MAX_TRACEPARENT: usize = 128;
 const MAX_TEXT: usize = 512;
 /// Protobuf around a payload: the fields of a frame, without its timings.
 const FRAME_OVERHEAD: usize = 1024;
-/// One timing in protobuf, at most: eleven numbers and their tags.
-const TIMING_BYTES: usize = 128;
+/// One timing in protobuf, at most: twelve numbers and their tags.
+const TIMING_BYTES: usize = 144;
 /// An event in protobuf, at most.
 pub const MAX_EVENT_BYTES: usize = 4 * MAX_TEXT + 1024;
 
@@ -611,6 +611,7 @@ mod tests {
                 memory_pressure_ppm: u64::MAX,
                 expert_hits: u64::MAX,
                 expert_misses: u64::MAX,
+                gpu_copied_bytes: u64::MAX,
             };
             MEMBERS
         ];

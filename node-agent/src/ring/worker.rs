@@ -124,7 +124,8 @@ impl Worker {
             }
         };
         let gpu_layers = member.windows.iter().any(|window| window.gpu_layers > 0);
-        let gpu = match gpu_layers || member.output_head_on_gpu {
+        let many_rows = member.gpu_from_rows.map(|rows| rows as usize);
+        let gpu = match gpu_layers || member.output_head_on_gpu || many_rows.is_some() {
             true => Some(Gpu::open().map_err(open("part on a GPU, which the plan wants".into()))?),
             false => None,
         };
@@ -137,11 +138,15 @@ impl Worker {
                 let layers = window.layers();
                 let mut stage = Stage::default();
                 if !layers.is_empty() {
-                    let devices = match &gpu {
-                        Some(gpu) => LayerDevices::last_on(window.gpu_layers as usize, gpu.clone())
-                            .with_kv_positions(kv_positions),
-                        None => LayerDevices::cpu(),
-                    };
+                    let mut devices = LayerDevices::cpu();
+                    if let Some(gpu) = &gpu {
+                        let layers = window.gpu_layers as usize;
+                        devices = LayerDevices::last_on(layers, gpu.clone())
+                            .with_kv_positions(kv_positions);
+                        if let Some(rows) = many_rows {
+                            devices = devices.with_many_rows_on(gpu.clone(), rows);
+                        }
+                    }
                     let what = format!("layers {}..{}", layers.start, layers.end);
                     let window = LayerWindow::open(&model, layers, &devices, &residency);
                     stage.window = Some(window.map_err(open(what))?);

@@ -297,6 +297,7 @@ pub fn ring(readiness: Readiness) -> RingStatus {
             memory_pressure_ppm: 250_000,
             expert_hits: 0,
             expert_misses: 0,
+            gpu_copied_bytes: 0,
         },
         planned_read_bytes: Some(1 << 17),
         planned_kv_bytes: Some(1 << 19),

@@ -1,5 +1,6 @@
 //! Memory of a GPU, and of the processor that a GPU sees.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use ash::vk;
@@ -27,6 +28,8 @@ unsafe impl Sync for Allocation {}
 pub(crate) enum Use {
     /// What kernels read and write.
     Kernels,
+    /// The same, for copies on another queue.
+    Uploads,
     /// What passes through to the GPU.
     ToDevice,
     /// What passes through from it.
@@ -38,13 +41,20 @@ impl Allocation {
         // Words are read whole.
         let bytes = bytes.max(4).next_multiple_of(4);
         let usage = match purpose {
-            Use::Kernels => vk::BufferUsageFlags::STORAGE_BUFFER,
+            Use::Kernels | Use::Uploads => vk::BufferUsageFlags::STORAGE_BUFFER,
             Use::ToDevice | Use::FromDevice => vk::BufferUsageFlags::empty(),
         };
         let info = vk::BufferCreateInfo::default()
             .size(bytes)
             .usage(usage | vk::BufferUsageFlags::TRANSFER_SRC | vk::BufferUsageFlags::TRANSFER_DST)
             .sharing_mode(vk::SharingMode::EXCLUSIVE);
+        let families = device.found.families();
+        let info = match purpose == Use::Uploads && families.len() > 1 {
+            true => info
+                .sharing_mode(vk::SharingMode::CONCURRENT)
+                .queue_family_indices(&families),
+            false => info,
+        };
         let raw = &device.raw;
         // SAFETY: `info` is whole.
         let handle = unsafe { raw.create_buffer(&info, None) };
@@ -79,7 +89,7 @@ impl Allocation {
         self.memory = unsafe { raw.allocate_memory(&allocation, None) }.map_err(failed)?;
         // SAFETY: both are new, and the memory is as large as the buffer needs.
         unsafe { raw.bind_buffer_memory(self.handle, self.memory, 0) }.map_err(failed)?;
-        if purpose != Use::Kernels {
+        if matches!(purpose, Use::ToDevice | Use::FromDevice) {
             let flags = vk::MemoryMapFlags::empty();
             // SAFETY: the memory is host-visible by its type, and not mapped yet.
             let mapped = unsafe { raw.map_memory(self.memory, 0, vk::WHOLE_SIZE, flags) };
@@ -88,36 +98,36 @@ impl Allocation {
         Ok(())
     }
 
-    /// Copies `bytes` to where the processor sees the buffer.
+    /// The bytes where the processor sees the buffer, to be written.
     ///
     /// # Panics
     /// When it is not mapped, or ends before.
-    pub fn fill(&mut self, offset: u64, bytes: &[u8]) {
-        let end = offset + bytes.len() as u64;
-        assert!(end <= self.bytes, "byte {end} of {}", self.bytes);
-        let mapped = self.mapped.map_or(std::ptr::null_mut(), NonNull::as_ptr);
-        assert!(!mapped.is_null(), "a buffer that the processor sees");
-        // SAFETY: as many bytes are mapped, and the GPU reads them only in passes that are submitted later.
-        unsafe {
-            let to = mapped.add(offset as usize);
-            to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
-        }
+    pub fn part(&mut self, bytes: Range<u64>) -> &mut [u8] {
+        let first = self.mapped(&bytes);
+        // SAFETY: as many bytes are mapped, and the GPU reads them only in what is submitted later.
+        unsafe { std::slice::from_raw_parts_mut(first, (bytes.end - bytes.start) as usize) }
     }
 
-    /// Copies from where the processor sees the buffer.
+    /// Copies from where the processor sees the buffer, from byte `at` on.
     ///
     /// # Panics
     /// When it is not mapped, or ends before.
-    pub fn copy_to(&self, bytes: &mut [u8]) {
-        assert!(bytes.len() as u64 <= self.bytes, "{} bytes", self.bytes);
-        let mapped = self.mapped.map_or(std::ptr::null_mut(), NonNull::as_ptr);
-        assert!(!mapped.is_null(), "a buffer that the processor sees");
-        // SAFETY: as many bytes are mapped, and the pass that wrote them has ended.
+    pub fn copy_to(&self, at: u64, bytes: &mut [u8]) {
+        let first = self.mapped(&(at..at + bytes.len() as u64));
+        // SAFETY: as many bytes are mapped, and what wrote them has ended.
         unsafe {
             bytes
                 .as_mut_ptr()
-                .copy_from_nonoverlapping(mapped, bytes.len())
+                .copy_from_nonoverlapping(first, bytes.len())
         };
+    }
+
+    fn mapped(&self, bytes: &Range<u64>) -> *mut u8 {
+        assert!(bytes.end <= self.bytes, "bytes {bytes:?} of {}", self.bytes);
+        let mapped = self.mapped.map_or(std::ptr::null_mut(), NonNull::as_ptr);
+        assert!(!mapped.is_null(), "a buffer that the processor sees");
+        // SAFETY: as many bytes are mapped.
+        unsafe { mapped.add(bytes.start as usize) }
     }
 
     /// Frees it.
@@ -150,7 +160,7 @@ fn memory_type(found: &Found, purpose: Use, allowed: u32) -> Option<u32> {
     use vk::MemoryPropertyFlags as Flags;
     let visible = Flags::HOST_VISIBLE | Flags::HOST_COHERENT;
     let (wanted, needed) = match purpose {
-        Use::Kernels => (Flags::DEVICE_LOCAL, Flags::empty()),
+        Use::Kernels | Use::Uploads => (Flags::DEVICE_LOCAL, Flags::empty()),
         Use::ToDevice => (visible, visible),
         Use::FromDevice => (visible | Flags::HOST_CACHED, visible),
     };

@@ -7,6 +7,7 @@ use ash::vk;
 use crate::allocation::{Allocation, Use};
 use crate::device::Device;
 use crate::error::VulkanError;
+use crate::plain::{self, Plain};
 
 /// A piece of a GPU's memory. Its bytes are whatever was there before, until they are written.
 pub struct Buffer {
@@ -28,16 +29,48 @@ impl Device {
     /// # Errors
     /// [`VulkanError::OutOfMemory`], [`VulkanError::Driver`], [`VulkanError::Lost`].
     pub fn buffer(&self, bytes: u64) -> Result<Buffer, VulkanError> {
+        self.set_aside(bytes, Use::Kernels)
+    }
+
+    /// Memory for kernels, to which [`Uploads`](crate::Uploads) copy.
+    ///
+    /// # Errors
+    /// As [`buffer`](Self::buffer).
+    pub fn upload_buffer(&self, bytes: u64) -> Result<Buffer, VulkanError> {
+        self.set_aside(bytes, Use::Uploads)
+    }
+
+    /// Memory to which passes copy what the processor then reads.
+    ///
+    /// # Errors
+    /// As [`buffer`](Self::buffer).
+    pub fn host_buffer(&self, bytes: u64) -> Result<Buffer, VulkanError> {
+        self.set_aside(bytes, Use::FromDevice)
+    }
+
+    fn set_aside(&self, bytes: u64, purpose: Use) -> Result<Buffer, VulkanError> {
         let raw = self.raw();
         raw.check()?;
         Ok(Buffer {
-            own: Allocation::new(raw, bytes, Use::Kernels)?,
+            own: Allocation::new(raw, bytes, purpose)?,
             device: self.clone(),
         })
     }
 }
 
 impl Buffer {
+    /// Of a [host buffer](Device::host_buffer), once the copies to it have run: what lies from byte `at` on.
+    ///
+    /// # Panics
+    /// When it ends before, or the processor does not see it.
+    pub fn read<T: Plain>(&self, at: u64, numbers: &mut [T]) {
+        self.own.copy_to(at, plain::bytes_mut(numbers));
+    }
+
+    pub(crate) fn handle(&self) -> vk::Buffer {
+        self.own.handle
+    }
+
     /// Bytes; a multiple of 4.
     pub fn bytes(&self) -> u64 {
         self.own.bytes

@@ -29,6 +29,8 @@ pub(crate) struct Found {
     pub limits: vk::PhysicalDeviceLimits,
     pub memory: vk::PhysicalDeviceMemoryProperties,
     pub queue_family: u32,
+    /// Of the queue on which weights are copied while kernels run.
+    pub upload_family: u32,
     /// Whether it tells how much memory is left.
     pub tells_budget: bool,
     pub abilities: Abilities,
@@ -160,6 +162,13 @@ impl Drop for Shared {
 }
 
 impl Found {
+    /// The families of queues that are used: one or two.
+    pub fn families(&self) -> Vec<u32> {
+        let mut families = vec![self.queue_family, self.upload_family];
+        families.dedup();
+        families
+    }
+
     /// `None` if it cannot compute.
     fn new(
         entry: &ash::Entry,
@@ -174,6 +183,15 @@ impl Found {
             family.queue_count > 0 && family.queue_flags.contains(vk::QueueFlags::COMPUTE)
         };
         let queue_family = families.iter().position(computes)? as u32;
+        // One that only copies does so beside the kernels.
+        let only_copies = |family: &vk::QueueFamilyProperties| {
+            let kernels = vk::QueueFlags::COMPUTE | vk::QueueFlags::GRAPHICS;
+            let flags = family.queue_flags;
+            family.queue_count > 0
+                && flags.contains(vk::QueueFlags::TRANSFER)
+                && !flags.intersects(kernels)
+        };
+        let upload_family = families.iter().position(only_copies);
         // SAFETY: as above.
         let memory = unsafe { instance.get_physical_device_memory_properties(physical) };
         // SAFETY: as above. A driver that cannot say has no extensions.
@@ -203,6 +221,7 @@ impl Found {
             limits: properties.limits,
             memory,
             queue_family,
+            upload_family: upload_family.map_or(queue_family, |family| family as u32),
             tells_budget: has(ash::ext::memory_budget::NAME),
             abilities: match unfit {
                 None => abilities(entry, instance, physical, has),

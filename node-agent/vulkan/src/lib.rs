@@ -17,6 +17,7 @@ mod pass;
 mod plain;
 mod raw_device;
 mod recorder;
+mod uploads;
 
 pub use buffer::{Buffer, Slice};
 pub use device::Device;
@@ -27,7 +28,8 @@ pub use operations::{
     ActivationFunction, Attention, ExpertProduct, ExpertRows, ExpertTiles, Gating, HeadNorms,
     Heads, Input, KV_POSITIONS, MOST_HEAD_DIM, Matrix, Mixture, Norm, Product, Rotation, Routing,
     Rows, SequenceRows, SharedExpert, attention_groups, attention_part_bytes, input_bytes,
-    kv_block_bytes,
+    kv_block_bytes, pack_position, unpack_position,
 };
 pub use pass::Pass;
 pub use plain::Plain;
+pub use uploads::{Uploading, Uploads};

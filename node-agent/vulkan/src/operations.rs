@@ -12,7 +12,9 @@ pub use attention::{Attention, attention_groups, attention_part_bytes};
 pub use experts::{ExpertProduct, ExpertRows, ExpertTiles, Gating, Mixture, Routing, SharedExpert};
 pub use heads::{HeadNorms, Heads, Rotation};
 pub use input::{ActivationFunction, Input, input_bytes};
-pub use kv::{KV_POSITIONS, MOST_HEAD_DIM, SequenceRows, kv_block_bytes};
+pub use kv::{
+    KV_POSITIONS, MOST_HEAD_DIM, SequenceRows, kv_block_bytes, pack_position, unpack_position,
+};
 pub use multiply::{Matrix, Product};
 pub use norm::Norm;
 

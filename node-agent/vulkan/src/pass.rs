@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ash::vk;
 
 use crate::allocation::{Allocation, Use};
-use crate::buffer::Slice;
+use crate::buffer::{Buffer, Slice};
 use crate::device::Device;
 use crate::error::VulkanError;
 use crate::kernels::{BINDINGS, Kernel, PARAMS_BYTES};
@@ -16,7 +16,7 @@ use crate::raw_device::RawDevice;
 use crate::recorder::{Recorder, SETS};
 
 /// After so long a pass counts as hanging. Drivers of real GPUs give up within ten seconds; in software, passes take their time.
-const PATIENCE: Duration = Duration::from_secs(600);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Every device takes as many groups in each dimension.
 pub(crate) const MOST_GROUPS: u32 = 65_535;
@@ -158,7 +158,7 @@ impl<'a> Pass<'a> {
             recorder.stages.push(stage);
         }
         let stage = &mut recorder.stages[place];
-        stage.fill(offset, bytes);
+        stage.part(offset..offset + len).copy_from_slice(bytes);
         let from = stage.handle;
         self.stage = (place, (offset + len).next_multiple_of(16).min(stage.bytes));
         self.copy_raw((from, offset), (to.handle(), to.offset()), len);
@@ -283,13 +283,12 @@ impl<'a> Pass<'a> {
     }
 
     fn submit(&mut self, fence: vk::Fence) -> Result<(), VulkanError> {
-        let RawDevice { raw, queue, .. } = self.device.raw();
+        let device = self.device.raw();
         let commands = [self.commands];
-        let submit = [vk::SubmitInfo::default().command_buffers(&commands)];
         // SAFETY: all that the commands use lives until they have run: `run` waits, or else `drop`. (So no pass may be leaked, and none is.)
         let submitted = unsafe {
-            raw.end_command_buffer(self.commands)
-                .and_then(|()| raw.queue_submit(*queue, &submit, fence))
+            let ended = device.raw.end_command_buffer(self.commands);
+            ended.and_then(|()| device.submit(device.queue, &commands, fence))
         };
         submitted.map_err(|result| self.failed(result))?;
         self.submitted += 1;
@@ -302,6 +301,60 @@ impl<'a> Pass<'a> {
             self.device.raw().give_up();
         }
         VulkanError::of("run a pass", result)
+    }
+
+    /// Hands what is recorded so far to the GPU, which then tells when it has run: [`wait`](Self::wait) with the same `mark`, 0 or 1.
+    ///
+    /// # Errors
+    /// [`VulkanError::Lost`], [`VulkanError::Driver`].
+    ///
+    /// # Panics
+    /// When there is no such mark.
+    pub fn mark(&mut self, mark: usize) -> Result<(), VulkanError> {
+        let recorder = self.recorder.as_mut().ok_or(VulkanError::Lost)?;
+        let fence = recorder.marks[mark];
+        let raw = &self.device.raw().raw;
+        // SAFETY: nobody waits for the fence: what was handed over with it before has run.
+        unsafe { raw.reset_fences(&[fence]) }.map_err(|result| self.failed(result))?;
+        self.submit(fence)?;
+        let recorder = self.recorder.as_mut().ok_or(VulkanError::Lost)?;
+        // SAFETY: the pass before has ended.
+        self.commands = unsafe { recorder.begin(raw, self.submitted)? };
+        Ok(())
+    }
+
+    /// Waits until all has run that was recorded before this [`mark`](Self::mark) was set last in this pass.
+    ///
+    /// # Errors
+    /// Those of [`finish`](Self::finish).
+    ///
+    /// # Panics
+    /// When there is no such mark.
+    pub fn wait(&self, mark: usize) -> Result<(), VulkanError> {
+        let marks = self.recorder.as_ref().ok_or(VulkanError::Lost)?.marks;
+        let waited = self.device.raw().wait(marks[mark], PATIENCE);
+        waited.map_err(|result| self.gave_up(result))
+    }
+
+    /// Copies all of `from` to `to`, from byte `at` on, where the processor sees it once that has run.
+    ///
+    /// # Panics
+    /// When there is no room.
+    pub fn copy_back(&mut self, from: Slice<'a>, to: &'a Buffer, at: u64) {
+        let bytes = from.bytes();
+        assert!(at + bytes <= to.bytes(), "{bytes} bytes at {at}");
+        self.copy_raw((from.handle(), from.offset()), (to.handle(), at), bytes);
+        self.show_host();
+    }
+
+    /// What was copied can be seen by the processor once it has run.
+    fn show_host(&mut self) {
+        let copied = (
+            vk::PipelineStageFlags::TRANSFER,
+            vk::AccessFlags::TRANSFER_WRITE,
+        );
+        let seen = (vk::PipelineStageFlags::HOST, vk::AccessFlags::HOST_READ);
+        self.wait_for(copied, seen);
     }
 
     /// Runs the pass, and waits until it has ended.
@@ -322,7 +375,7 @@ impl<'a> Pass<'a> {
         let has_more = self.submitted > 0;
         if has_more {
             // SAFETY: nothing is handed over; the fence tells when what was before has run.
-            let submitted = unsafe { device.raw.queue_submit(device.queue, &[], nearly) };
+            let submitted = unsafe { device.submit(device.queue, &[], nearly) };
             submitted.map_err(|result| self.failed(result))?;
         }
         self.submit(done)?;
@@ -337,14 +390,20 @@ impl<'a> Pass<'a> {
                 self.submitted = 0;
                 Ok(())
             }
-            // What it may still use stays for as long as the process.
-            Err(vk::Result::TIMEOUT) => {
-                device.give_up();
-                Err(VulkanError::Hung {
+            Err(result) => Err(self.gave_up(result)),
+        }
+    }
+
+    /// What became of waiting. What a GPU that hangs may still use stays for as long as the process.
+    fn gave_up(&self, result: vk::Result) -> VulkanError {
+        match result {
+            vk::Result::TIMEOUT => {
+                self.device.raw().give_up();
+                VulkanError::Hung {
                     seconds: PATIENCE.as_secs(),
-                })
+                }
             }
-            Err(error) => Err(self.failed(error)),
+            result => self.failed(result),
         }
     }
 
@@ -377,17 +436,10 @@ impl<'a> Pass<'a> {
         };
         self.barrier();
         self.copy_raw((from.handle(), from.offset()), (returns.handle, 0), len);
-        let copied = (
-            vk::PipelineStageFlags::TRANSFER,
-            vk::AccessFlags::TRANSFER_WRITE,
-        );
-        self.wait_for(
-            copied,
-            (vk::PipelineStageFlags::HOST, vk::AccessFlags::HOST_READ),
-        );
+        self.show_host();
         let run = self.run();
         if run.is_ok() {
-            returns.copy_to(bytes);
+            returns.copy_to(0, bytes);
         }
         if let Some(recorder) = self.recorder.as_mut() {
             recorder.returns = Some(returns);
@@ -401,9 +453,7 @@ impl Drop for Pass<'_> {
     fn drop(&mut self) {
         let device = self.device.raw();
         if self.submitted > 0 && !device.is_lost() {
-            // SAFETY: passes take turns, so nothing else is in the queue.
-            let waited = unsafe { device.raw.queue_wait_idle(device.queue) };
-            if waited.is_err() {
+            if device.wait_for_queue(device.queue).is_err() {
                 device.give_up();
             }
         }

@@ -1,6 +1,7 @@
 //! What the driver gave for an open GPU.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ash::vk;
@@ -12,7 +13,12 @@ use crate::kernels::Kernels;
 /// An open GPU, which is closed with this.
 pub(crate) struct RawDevice {
     pub raw: ash::Device,
+    /// Kernels run here.
     pub queue: vk::Queue,
+    /// Weights are copied here while kernels run; the same queue where the GPU has no other.
+    pub upload_queue: vk::Queue,
+    /// Held while something is handed to a queue.
+    submitting: Mutex<()>,
     pub found: Found,
     pub kernels: Kernels,
     lost: AtomicBool,
@@ -25,9 +31,15 @@ impl RawDevice {
     pub fn open(gpus: &Gpus, index: usize) -> Result<RawDevice, VulkanError> {
         let failed = |result| VulkanError::of("open the GPU", result);
         let found = gpus.found(index).ok_or(failed(vk::Result::ERROR_UNKNOWN))?;
-        let queues = [vk::DeviceQueueCreateInfo::default()
-            .queue_family_index(found.queue_family)
-            .queue_priorities(&[1.0])];
+        let families = found.families();
+        let queues: Vec<_> = families
+            .iter()
+            .map(|&family| {
+                vk::DeviceQueueCreateInfo::default()
+                    .queue_family_index(family)
+                    .queue_priorities(&[1.0])
+            })
+            .collect();
         let mut extensions = Vec::new();
         if found.tells_budget {
             extensions.push(ash::ext::memory_budget::NAME);
@@ -65,8 +77,9 @@ impl RawDevice {
         // SAFETY: the device is the instance's, and `info` and what it points to outlive the call.
         let raw = unsafe { gpus.instance().create_device(found.physical, &info, None) }
             .map_err(failed)?;
-        // SAFETY: the family has this queue, which was asked for above.
-        let queue = unsafe { raw.get_device_queue(found.queue_family, 0) };
+        // SAFETY: the families have these queues, which were asked for above.
+        let [queue, upload_queue] = [found.queue_family, found.upload_family]
+            .map(|family| unsafe { raw.get_device_queue(family, 0) });
         let kernels = match Kernels::new(&raw) {
             Ok(kernels) => kernels,
             Err(error) => {
@@ -78,6 +91,8 @@ impl RawDevice {
         Ok(RawDevice {
             raw,
             queue,
+            upload_queue,
+            submitting: Mutex::default(),
             found: found.clone(),
             kernels,
             lost: AtomicBool::new(false),
@@ -100,6 +115,37 @@ impl RawDevice {
         // SAFETY: the device has the extension whose structure is asked to be filled.
         unsafe { instance.get_physical_device_memory_properties2(found.physical, &mut properties) };
         budget.heap_budget[place].saturating_sub(budget.heap_usage[place])
+    }
+
+    /// Hands `commands` to a queue; `fence` tells when they and all before have run.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Safety
+    /// All that the commands use lives until they have run, and the fence is not in use.
+    pub unsafe fn submit(
+        &self,
+        queue: vk::Queue,
+        commands: &[vk::CommandBuffer],
+        fence: vk::Fence,
+    ) -> Result<(), vk::Result> {
+        let info = [vk::SubmitInfo::default().command_buffers(commands)];
+        let submitting = self.submitting.lock();
+        let _submitting = submitting.unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: as the caller promises; nobody else uses the queue meanwhile.
+        unsafe { self.raw.queue_submit(queue, &info, fence) }
+    }
+
+    /// Waits until a queue has run all that it was handed.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn wait_for_queue(&self, queue: vk::Queue) -> Result<(), vk::Result> {
+        let submitting = self.submitting.lock();
+        let _submitting = submitting.unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the queue is the device's, and nobody else uses it meanwhile.
+        unsafe { self.raw.queue_wait_idle(queue) }
     }
 
     /// Waits for a fence.

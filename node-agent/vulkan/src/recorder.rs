@@ -17,6 +17,8 @@ pub(crate) struct Recorder {
     pub commands: Vec<vk::CommandBuffer>,
     /// Of all parts of a pass but the last, and of the last.
     pub fences: [vk::Fence; 2],
+    /// Of parts that a pass marks.
+    pub marks: [vk::Fence; 2],
     pub descriptors: Vec<vk::DescriptorPool>,
     pub stages: Vec<Allocation>,
     /// What comes back passes through this.
@@ -36,22 +38,25 @@ impl Recorder {
             pool,
             commands: Vec::new(),
             fences: [vk::Fence::null(); 2],
+            marks: [vk::Fence::null(); 2],
             descriptors: Vec::new(),
             stages: Vec::new(),
             returns: None,
         };
-        for place in 0..recorder.fences.len() {
+        let fences = recorder.fences.iter_mut().chain(&mut recorder.marks);
+        let made = fences.into_iter().try_for_each(|place| {
             // SAFETY: as above.
-            match unsafe { raw.create_fence(&vk::FenceCreateInfo::default(), None) } {
-                Ok(fence) => recorder.fences[place] = fence,
-                Err(error) => {
-                    // SAFETY: it is new. Null fences are destroyed by doing nothing.
-                    unsafe { recorder.destroy(raw) };
-                    return Err(failed(error));
-                }
+            *place = unsafe { raw.create_fence(&vk::FenceCreateInfo::default(), None) }?;
+            Ok(())
+        });
+        match made {
+            Ok(()) => Ok(recorder),
+            Err(error) => {
+                // SAFETY: it is new. Null fences are destroyed by doing nothing.
+                unsafe { recorder.destroy(raw) };
+                Err(failed(error))
             }
         }
-        Ok(recorder)
     }
 
     /// Begins the part of a pass with this number.
@@ -95,7 +100,7 @@ impl Recorder {
             for pool in self.descriptors {
                 raw.destroy_descriptor_pool(pool, None);
             }
-            for fence in self.fences {
+            for fence in self.fences.into_iter().chain(self.marks) {
                 raw.destroy_fence(fence, None);
             }
             raw.destroy_command_pool(self.pool, None);

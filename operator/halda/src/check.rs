@@ -204,6 +204,8 @@ struct Share<'a> {
     gpu_head_bytes: i64,
     draft_bytes: i64,
     logits_bytes: i64,
+    /// Whether layers on the processor are copied to the GPU for passes of many rows, two at a time.
+    streams: bool,
 }
 
 impl<'a> Share<'a> {
@@ -240,6 +242,7 @@ impl<'a> Share<'a> {
             gpu_head_bytes,
             draft_bytes,
             logits_bytes,
+            streams: report.gpu_from_rows.is_some(),
         }
     }
 
@@ -261,14 +264,15 @@ fn gpu(
     findings: &mut Vec<Finding>,
 ) {
     if let Some(limit) = status.own_gpu_bytes(spec) {
-        let layers = share.gpu_layers * (share.layer_bytes + share.gpu_kv_bytes);
+        let at_once = share.gpu_layers + if share.streams { 2 } else { 0 };
+        let layers = at_once * (share.layer_bytes + share.gpu_kv_bytes);
         let what = match share.gpu_head_bytes {
             0 => "GPU memory for layers and KV cache",
             _ => "GPU memory for layers, KV cache and output head",
         };
         findings.extend(share.exceeds(what, layers + share.gpu_head_bytes, limit));
     }
-    if status.gpu_for(spec).is_none() && share.gpu_layers > 0 {
+    if status.gpu_for(spec).is_none() && (share.gpu_layers > 0 || share.streams) {
         findings.push(Finding::GpuLayers {
             member: share.member.to_owned(),
             gpu_layers: share.gpu_layers as usize,

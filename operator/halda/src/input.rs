@@ -154,6 +154,20 @@ pub struct GpuCost {
     pub copy_seconds: f64,
     /// The device's `head_seconds` with the output head on this GPU. `None`: that is no gain, or it cannot be there.
     pub head_seconds: Option<f64>,
+    /// For layers on the CPU. `None`: that is no gain for a chunk of a prompt, or it cannot be done.
+    pub streamed: Option<StreamedCost>,
+}
+
+/// Layers on the CPU that are computed on the GPU where a pass has many rows: their weights are copied there for it, the next layer's while one
+/// computes.
+#[derive(Clone, Copy, Debug)]
+pub struct StreamedCost {
+    /// One layer, for a chunk of a prompt.
+    pub chunk_seconds: f64,
+    /// What two layers with the keys and values of all the context take there.
+    pub room_bytes: f64,
+    /// The fewest rows of a pass with which it is a gain.
+    pub from_rows: usize,
 }
 
 /// One way from device to device.
@@ -274,6 +288,8 @@ const BUFFER_WIDTHS: f64 = 16.0;
 /// The same for latent attention, whose queries are latents: several times as wide as heads are.
 const LATENT_BUFFER_WIDTHS: f64 = 32.0;
 const LATENT_ATTENTION: &str = "latent-attention";
+/// The largest layer, in units of the mean: files have some layers in larger formats.
+const LARGER_LAYER: f64 = 1.25;
 const HEAD_ROWS: f64 = GPU_HEAD_ROWS as f64;
 /// Activations in memory are F32, whatever the wire carries.
 const F32_BYTES: f64 = 4.0;
@@ -494,6 +510,7 @@ fn device(
         read_bytes_per_second: memory.read_bytes_per_second,
     };
     let cpu_layer = processor(options.kv_dtype).layer_cost(&name, spec, options)?;
+    let model_sizes = planned_model(model, options);
     let (output, _) = seconds(&name, &cpu.throughput, &spec.output_weights)?;
     let guess = match &options.draft {
         Some(draft) => {
@@ -519,12 +536,22 @@ fn device(
         cpu: cpu_layer,
         head_seconds: output + guess,
         gpu: match gpu {
-            Some((_, measured)) => Some(GpuCost {
-                head_seconds: gpu_output_seconds(&name, measured, spec)
-                    .filter(|on_gpu| *on_gpu < output)
-                    .map(|on_gpu| on_gpu + guess),
-                ..gpu_device(&name, measured, spec, options)?
-            }),
+            Some((backend, measured)) => {
+                let gpu = gpu_device(&name, measured, spec, options)?;
+                Some(GpuCost {
+                    head_seconds: gpu_output_seconds(&name, measured, spec)
+                        .filter(|on_gpu| *on_gpu < output)
+                        .map(|on_gpu| on_gpu + guess),
+                    streamed: match backend {
+                        GpuBackend::Vulkan => {
+                            let rate = measured.to_gpu_bytes_per_second as f64;
+                            streamed(&model_sizes, options, cpu_layer, &gpu, rate)
+                        }
+                        _ => None,
+                    },
+                    ..gpu
+                })
+            }
             None => None,
         },
         name,
@@ -563,6 +590,29 @@ fn gpu_device(
             false => copy_seconds(measured, model.hidden_size, model.hidden_size),
         },
         head_seconds: None,
+        streamed: None,
+    })
+}
+
+/// What it takes to copy layers' weights to a GPU, at so many bytes per second, for each chunk of a prompt. `None` where that is no gain, and
+/// where the GPU shares the machine's memory.
+fn streamed(
+    model: &ModelSizes,
+    options: &Options,
+    cpu: LayerCost,
+    gpu: &GpuCost,
+    rate: f64,
+) -> Option<StreamedCost> {
+    gpu.memory_bytes?;
+    let rows = CHUNK_POSITIONS.min(options.prompt_tokens) as f64;
+    let copied = model.layer_bytes / rate;
+    // One layer computes while the next is copied.
+    let chunk_seconds = copied.max(rows * gpu.layer.prefill_seconds);
+    let room = LARGER_LAYER * model.layer_bytes + model.gpu_layer_kv_bytes;
+    (chunk_seconds < rows * cpu.prefill_seconds).then_some(StreamedCost {
+        chunk_seconds,
+        room_bytes: 2.0 * room,
+        from_rows: (copied / cpu.prefill_seconds).ceil().max(2.0) as usize,
     })
 }
 

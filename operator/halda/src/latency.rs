@@ -23,8 +23,10 @@
 //!   as the slowest member. A member reads its overflow once per chunk, overlapped with its own work in the same way.
 //! - A hop costs latency and payload, for every member in every round, unless the ring has one member.
 //! - Rank 0's output head is on its GPU where its layers leave room ([`MemberLatency::output_head_on_gpu`]).
+//! - Where a GPU has room for two layers more, it computes a prompt's chunks through the layers on the CPU, too: each layer takes as long as its
+//!   weights take to get there, or as the GPU computes, if that is longer ([`MemberLatency::gpu_from_rows`]).
 
-use crate::input::{Device, GpuCost, MemoryRule, ModelSizes, Overlap, PlanningInput};
+use crate::input::{Device, GpuCost, MemoryRule, ModelSizes, Overlap, PlanningInput, StreamedCost};
 
 /// Who runs what. `shares` has one entry per device of the input.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,6 +89,8 @@ pub struct MemberLatency {
     pub memory_bytes: f64,
     pub gpu_memory_bytes: f64,
     pub output_head_on_gpu: bool,
+    /// From so many rows of a pass on, layers on the CPU are computed on the GPU. `None`: they never are.
+    pub gpu_from_rows: Option<usize>,
 }
 
 impl MemberLatency {
@@ -135,18 +139,40 @@ pub fn request_seconds(input: &PlanningInput, latency: &Latency) -> f64 {
 
 /// Predicts `assignment`, whose shares must cover all layers and whose ring holds each device with layers once.
 pub fn predict(input: &PlanningInput, assignment: &Assignment) -> Result<Latency, Violation> {
+    let latency = predict_with(input, assignment, GpuExtra::Streamed)?;
+    if latency.members[0].gpu_from_rows.is_none() || latency.members[0].output_head_on_gpu {
+        return Ok(latency);
+    }
+    // Rank 0's GPU may have room for the head instead.
+    let other = predict_with(input, assignment, GpuExtra::Head)?;
+    match request_seconds(input, &other) < request_seconds(input, &latency) {
+        true => Ok(other),
+        false => Ok(latency),
+    }
+}
+
+/// What comes first where a GPU's layers leave room.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum GpuExtra {
+    /// Layers on the CPU that are copied there for passes of many rows.
+    Streamed,
+    /// Rank 0's output head.
+    Head,
+}
+
+fn predict_with(
+    input: &PlanningInput,
+    assignment: &Assignment,
+    first: GpuExtra,
+) -> Result<Latency, Violation> {
     let rounds = assignment.rounds as f64;
     let mut members = Vec::with_capacity(assignment.ring.len());
     for (rank, &index) in assignment.ring.iter().enumerate() {
         let next = assignment.ring[(rank + 1) % assignment.ring.len()];
-        let mut member = work(input, index, assignment.shares[index], rank == 0, rounds);
-        memory(
-            input,
-            index,
-            assignment.shares[index],
-            rank == 0,
-            &mut member,
-        )?;
+        let share = assignment.shares[index];
+        let extras = gpu_extras(&input.model, &input.devices[index], share, rank == 0, first);
+        let mut member = work(input, index, share, rank == 0, rounds, extras);
+        memory(input, index, share, rank == 0, &mut member)?;
         if assignment.ring.len() > 1 {
             let hop = input.hops[index][next];
             member.hop_seconds = rounds * hop.decode_seconds;
@@ -195,14 +221,11 @@ fn work(
     share: LayerShare,
     is_rank0: bool,
     rounds: f64,
+    (streamed, on_gpu): (Option<StreamedCost>, Option<f64>),
 ) -> MemberLatency {
     let device = &input.devices[index];
     let chunk = input.workload.chunk_tokens as f64;
     let (cpu_layers, gpu_layers) = (share.cpu_layers as f64, share.gpu_layers as f64);
-    let on_gpu = match is_rank0 {
-        true => gpu_head_seconds(&input.model, device, share),
-        false => None,
-    };
     let mut member = MemberLatency {
         cpu_seconds: cpu_layers * device.cpu.decode_seconds,
         head_seconds: match (is_rank0, on_gpu) {
@@ -211,7 +234,11 @@ fn work(
             (true, None) => device.head_seconds,
         },
         output_head_on_gpu: on_gpu.is_some(),
-        chunk_seconds: chunk * cpu_layers * device.cpu.prefill_seconds,
+        gpu_from_rows: streamed.map(|streamed| streamed.from_rows),
+        chunk_seconds: match streamed {
+            Some(streamed) => cpu_layers * streamed.chunk_seconds,
+            None => chunk * cpu_layers * device.cpu.prefill_seconds,
+        },
         ..MemberLatency::default()
     };
     if let Some(gpu) = device.gpu.as_ref().filter(|_| share.gpu_layers > 0) {
@@ -223,13 +250,47 @@ fn work(
     member
 }
 
-/// What a token takes of rank 0's output head if it is on the GPU. That follows from the layers, so that searches choose layers only: where they
-/// leave room, the head is faster there and takes no memory of the machine. A layer that gives way to it loses what the head gains, byte by byte.
-fn gpu_head_seconds(model: &ModelSizes, device: &Device, share: LayerShare) -> Option<f64> {
-    let gpu = device.gpu.as_ref().filter(|_| share.gpu_layers > 0)?;
-    let with_head = gpu_layers_bytes(model, share) + model.gpu_output_bytes;
-    let has_room = gpu.memory_bytes? >= with_head;
-    gpu.head_seconds.filter(|_| has_room)
+/// What a GPU does beside its layers: what a chunk takes of layers on the CPU if they are copied there for it, and what a token takes of rank 0's
+/// output head if it is there. Both follow from the layers, so that searches choose layers only: where these leave room, both are faster there,
+/// and the head takes no memory of the machine. A layer that gives way to the head loses what the head gains, byte by byte.
+fn gpu_extras(
+    model: &ModelSizes,
+    device: &Device,
+    share: LayerShare,
+    is_rank0: bool,
+    first: GpuExtra,
+) -> (Option<StreamedCost>, Option<f64>) {
+    let Some((gpu, available)) = device
+        .gpu
+        .as_ref()
+        .and_then(|gpu| Some((gpu, gpu.memory_bytes?)))
+    else {
+        return (None, None);
+    };
+    let mut room = available - gpu_layers_bytes(model, share);
+    let mut streamed = None;
+    let mut head = None;
+    let extras = match first {
+        GpuExtra::Streamed => [GpuExtra::Streamed, GpuExtra::Head],
+        GpuExtra::Head => [GpuExtra::Head, GpuExtra::Streamed],
+    };
+    for extra in extras {
+        match extra {
+            GpuExtra::Streamed => {
+                let wanted = gpu.streamed.filter(|_| share.cpu_layers > 0);
+                streamed = wanted.filter(|streamed| streamed.room_bytes <= room);
+                room -= streamed.map_or(0.0, |streamed| streamed.room_bytes);
+            }
+            GpuExtra::Head => {
+                let wanted = gpu
+                    .head_seconds
+                    .filter(|_| is_rank0 && share.gpu_layers > 0);
+                head = wanted.filter(|_| model.gpu_output_bytes <= room);
+                room -= head.map_or(0.0, |_| model.gpu_output_bytes);
+            }
+        }
+    }
+    (streamed, head)
 }
 
 /// What layers take of a GPU's own memory.
@@ -282,6 +343,14 @@ fn memory(
                 }
             }
         }
+    }
+    if member.gpu_from_rows.is_some()
+        && let Some(streamed) = device.gpu.as_ref().and_then(|gpu| gpu.streamed)
+    {
+        if share.gpu_layers == 0 {
+            member.gpu_memory_bytes = model.gpu_buffer_bytes;
+        }
+        member.gpu_memory_bytes += streamed.room_bytes;
     }
     let (mut head, draft) = match is_rank0 {
         true => (model.head_bytes, model.rank0_bytes),

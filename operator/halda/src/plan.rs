@@ -65,6 +65,9 @@ pub struct MemberReport {
     pub layers: usize,
     pub gpu_layers: usize,
     pub output_head_on_gpu: bool,
+    /// Passes of so many rows are computed on the GPU through all layers; `None`: through its own only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_from_rows: Option<usize>,
     pub cpu_milliseconds: f64,
     pub gpu_milliseconds: f64,
     pub copy_milliseconds: f64,
@@ -248,6 +251,7 @@ fn report(input: &PlanningInput, found: &Found) -> PlanReport {
             layers: share.layers(),
             gpu_layers: share.gpu_layers,
             output_head_on_gpu: latency.output_head_on_gpu,
+            gpu_from_rows: latency.gpu_from_rows,
             cpu_milliseconds: latency.cpu_seconds * 1e3,
             gpu_milliseconds: latency.gpu_seconds * 1e3,
             copy_milliseconds: latency.copy_seconds * 1e3,

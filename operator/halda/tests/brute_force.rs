@@ -4,7 +4,7 @@
 use prima_halda::greedy::first_answer;
 use prima_halda::input::{
     Device, ExpertWeights, GpuCost, HopCost, LayerCost, MemoryRule, ModelSizes, Overlap,
-    PlanningInput, Workload,
+    PlanningInput, StreamedCost, Workload,
 };
 use prima_halda::latency::{Assignment, LayerShare, predict, request_seconds};
 use prima_halda::reference;
@@ -48,6 +48,7 @@ fn instance(seed: u64) -> PlanningInput {
     let layer_bytes = random.log(50e6, 2e9);
     let kv = layer_bytes * random.log(0.001, 0.3);
     let head = layer_bytes * random.unit() * 2.0;
+    let chunk_tokens = 1 + random.below(128);
     let same_links = random.below(2) == 0;
     let link = random.log(5e-5, 2e-2);
     let devices = (0..count)
@@ -63,6 +64,7 @@ fn instance(seed: u64) -> PlanningInput {
                     memory_bytes: Some(layer_bytes * random.unit() * 4.0),
                     copy_seconds: random.log(1e-5, 1e-3),
                     head_seconds: None,
+                    streamed: None,
                 }
             });
             let all_or_nothing = random.below(5) == 0;
@@ -96,9 +98,18 @@ fn instance(seed: u64) -> PlanningInput {
                 },
             };
             // In half of the rings, GPUs with memory of their own may have the output head.
-            let gpu = device.gpu.as_mut();
-            if let Some(gpu) = gpu.filter(|gpu| gpu.memory_bytes.is_some() && seed % 4 < 2) {
-                gpu.head_seconds = Some(device.head_seconds / 10.0);
+            let head_there = device.head_seconds / 10.0;
+            if let Some(gpu) = gpu_of_its_own(&mut device).filter(|_| seed % 4 < 2) {
+                gpu.head_seconds = Some(head_there);
+            }
+            let on_cpu = chunk_tokens as f64 * device.cpu.prefill_seconds;
+            // And in two thirds, they may compute chunks through other layers.
+            if let Some(gpu) = gpu_of_its_own(&mut device).filter(|_| seed % 3 > 0) {
+                gpu.streamed = Some(StreamedCost {
+                    chunk_seconds: on_cpu * random.unit(),
+                    room_bytes: layer_bytes * 2.0 * random.unit(),
+                    from_rows: 2,
+                });
             }
             device
         })
@@ -157,7 +168,7 @@ fn instance(seed: u64) -> PlanningInput {
         workload: Workload {
             prompt_tokens: 1 + random.below(2000),
             answer_tokens: 1 + random.below(500),
-            chunk_tokens: 1 + random.below(128),
+            chunk_tokens,
         },
         devices,
         hops,
@@ -169,6 +180,11 @@ fn instance(seed: u64) -> PlanningInput {
         },
         left_out: Vec::new(),
     }
+}
+
+fn gpu_of_its_own(device: &mut Device) -> Option<&mut GpuCost> {
+    let gpu = device.gpu.as_mut();
+    gpu.filter(|gpu| gpu.memory_bytes.is_some())
 }
 
 /// The fewest seconds that any assignment takes.
@@ -267,7 +283,7 @@ fn permutations(of: &[usize]) -> Vec<Vec<usize>> {
 
 fn against_enumeration(seeds: std::ops::Range<u64>) {
     let mut firsts = Vec::new();
-    let (mut possible, mut gpu_heads) = (0, 0);
+    let (mut possible, mut gpu_heads, mut streamed) = (0, 0, 0);
     for seed in seeds {
         let input = instance(seed);
         let enumerated = enumerate(&input);
@@ -277,6 +293,8 @@ fn against_enumeration(seeds: std::ops::Range<u64>) {
             (Some((least, assignment)), Some(found)) => {
                 possible += 1;
                 gpu_heads += usize::from(found.latency.members[0].output_head_on_gpu);
+                let mut members = found.latency.members.iter();
+                streamed += usize::from(members.any(|one| one.gpu_from_rows.is_some()));
                 let tolerance = 1e-5 * least + 1e-6;
                 assert!(
                     (found.seconds - least).abs() <= tolerance,
@@ -302,6 +320,7 @@ fn against_enumeration(seeds: std::ops::Range<u64>) {
         }
     }
     assert!(gpu_heads > 0, "no output head is on a GPU");
+    assert!(streamed > 0, "no chunk of a prompt goes to a GPU");
     // A first answer is there nearly always, and good more often than not.
     assert!(
         firsts.len() * 10 > possible * 9,

@@ -109,6 +109,7 @@ fn report(name: &str, cpu_milliseconds: f64) -> MemberReport {
         layers: 16,
         gpu_layers: 0,
         output_head_on_gpu: false,
+        gpu_from_rows: None,
         cpu_milliseconds,
         gpu_milliseconds: 1.0,
         copy_milliseconds: 2.0,

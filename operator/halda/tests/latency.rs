@@ -5,7 +5,7 @@
 
 use prima_halda::input::{
     Device, ExpertWeights, GpuCost, HopCost, LayerCost, MemoryRule, ModelSizes, Overlap,
-    PlanningInput, Workload,
+    PlanningInput, StreamedCost, Workload,
 };
 use prima_halda::latency::{
     Assignment, Latency, LayerShare, SLACK_BYTES, Violation, chunks, predict, request_seconds,
@@ -219,6 +219,7 @@ fn gpu(memory_bytes: Option<f64>) -> GpuCost {
         memory_bytes,
         copy_seconds: 0.0004,
         head_seconds: None,
+        streamed: None,
     }
 }
 
@@ -292,6 +293,69 @@ fn the_head_is_on_rank_0s_gpu_where_layers_leave_room() {
         let layers = shares[0].0 as f64;
         equal(found.members[0].memory_bytes, (layers + 0.5) * GB);
     }
+}
+
+#[test]
+fn a_gpu_with_room_computes_chunks_through_all_layers() {
+    let mut input = input(vec![device(0.010), device(0.010)]);
+    input.model.gpu_buffer_bytes = 0.25 * GB;
+    for device in &mut input.devices {
+        device.gpu = Some(GpuCost {
+            streamed: Some(StreamedCost {
+                chunk_seconds: 0.016,
+                room_bytes: 2.5 * GB,
+                from_rows: 16,
+            }),
+            ..gpu(Some(3.75 * GB))
+        });
+    }
+    let found = latency(&input, 1, &[(3, 1), (4, 0)]);
+    for (member, on_gpu) in found.members.iter().zip([64.0 * 0.00002 + 0.0004, 0.0]) {
+        assert_eq!(member.gpu_from_rows, Some(16));
+        let layers = if on_gpu > 0.0 { 3.0 } else { 4.0 };
+        equal(member.chunk_seconds, layers * 0.016 + on_gpu);
+        equal(member.cpu_seconds, layers * 0.010);
+    }
+    equal(found.members[0].gpu_memory_bytes, (1.0 + 0.25 + 2.5) * GB);
+    equal(found.members[1].gpu_memory_bytes, (0.25 + 2.5) * GB);
+
+    // Another layer on the GPU takes the room, and without layers on the processor there is nothing to copy.
+    let found = latency(&input, 1, &[(2, 2), (1, 3)]);
+    assert!(found.members.iter().all(|one| one.gpu_from_rows.is_none()));
+    equal(
+        found.members[0].chunk_seconds,
+        64.0 * (2.0 * 0.001 + 2.0 * 0.00002) + 0.0004,
+    );
+    input.model.layers = 1;
+    assert_eq!(
+        latency(&input, 1, &[(0, 1), (0, 0)]).members[0].gpu_from_rows,
+        None
+    );
+}
+
+#[test]
+fn what_is_better_comes_first_where_a_gpu_has_room_for_either() {
+    let mut input = input(vec![device(0.010)]);
+    input.model.output_bytes = 0.375 * GB;
+    input.model.gpu_output_bytes = 0.5 * GB;
+    input.devices[0].head_seconds = 0.004;
+    let mut with = |chunk_seconds, available| {
+        input.devices[0].gpu = Some(GpuCost {
+            head_seconds: Some(0.0005),
+            streamed: Some(StreamedCost {
+                chunk_seconds,
+                room_bytes: 2.0 * GB,
+                from_rows: 2,
+            }),
+            ..gpu(Some(available))
+        });
+        let rank0 = latency(&input, 1, &[(7, 1)]).members[0];
+        (rank0.gpu_from_rows.is_some(), rank0.output_head_on_gpu)
+    };
+    // Of 100 tokens, the head saves 0.35 s; of 4 chunks through 7 layers on the processor, 64 ms each.
+    assert_eq!(with(0.060, 3.0 * GB), (false, true));
+    assert_eq!(with(0.016, 3.0 * GB), (true, false));
+    assert_eq!(with(0.060, 3.5 * GB), (true, true));
 }
 
 #[test]

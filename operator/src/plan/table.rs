@@ -90,6 +90,7 @@ fn members(report: &PlanReport) -> Table {
             layers,
             gpu_layers,
             output_head_on_gpu,
+            gpu_from_rows,
             cpu_milliseconds,
             gpu_milliseconds,
             copy_milliseconds,
@@ -108,10 +109,7 @@ fn members(report: &PlanReport) -> Table {
         } = member;
         let numbers = [
             layers.to_string(),
-            match output_head_on_gpu {
-                true => format!("{gpu_layers} + output"),
-                false => count(*gpu_layers),
-            },
+            on_gpu(*gpu_layers, *output_head_on_gpu, gpu_from_rows.is_some()),
             time(*cpu_milliseconds),
             time(gpu_milliseconds + copy_milliseconds),
             time(*head_milliseconds),
@@ -137,10 +135,18 @@ fn members(report: &PlanReport) -> Table {
     table
 }
 
-fn count(number: usize) -> String {
-    match number {
-        0 => "-".to_owned(),
-        number => number.to_string(),
+/// What runs there: `24 + output + prompts`.
+fn on_gpu(layers: usize, output_head: bool, prompts: bool) -> String {
+    let layers = (layers > 0).then(|| layers.to_string());
+    let output_head = output_head.then(|| "output".to_owned());
+    let prompts = prompts.then(|| "prompts".to_owned());
+    let parts: Vec<String> = [layers, output_head, prompts]
+        .into_iter()
+        .flatten()
+        .collect();
+    match parts.is_empty() {
+        true => "-".to_owned(),
+        false => parts.join(" + "),
     }
 }
 

@@ -668,6 +668,16 @@ impl Runner {
         percent: u64,
         piece_bytes: Option<usize>,
     ) -> Runner {
+        Runner::limited_on(&LayerDevices::cpu(), path, ends, percent, piece_bytes)
+    }
+
+    pub fn limited_on(
+        devices: &LayerDevices,
+        path: &Path,
+        ends: &[usize],
+        percent: u64,
+        piece_bytes: Option<usize>,
+    ) -> Runner {
         const ALONE: StreamingSchedule = StreamingSchedule {
             rounds: 1,
             shared: false,
@@ -683,7 +693,7 @@ impl Runner {
         let residency = residency.expect("files to read from");
         residency.set_budget(residency.weight_bytes() * percent / 100);
         while residency.warm(Duration::from_millis(1)) {}
-        Runner::with(residency, &LayerDevices::cpu(), &model, ends, 2)
+        Runner::with(residency, devices, &model, ends, 2)
     }
 
     pub fn with(

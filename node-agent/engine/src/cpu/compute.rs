@@ -14,6 +14,7 @@ pub struct Compute {
     pool: ThreadPool,
     scratch: Mutex<Scratch>,
     parts: AtomicU64,
+    copied_bytes: AtomicU64,
 }
 
 /// Buffers that grow to the largest batch seen and are then reused.
@@ -82,6 +83,7 @@ impl Compute {
             pool,
             scratch: Mutex::default(),
             parts: AtomicU64::new(0),
+            copied_bytes: AtomicU64::new(0),
         })
     }
 
@@ -112,6 +114,15 @@ impl Compute {
 
     pub(crate) fn part_done(&self) {
         self.parts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Bytes copied to a GPU so far, for layers whose weights do not stay there.
+    pub fn copied_bytes(&self) -> u64 {
+        self.copied_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn copied(&self, bytes: u64) {
+        self.copied_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn pool(&self) -> &ThreadPool {

@@ -8,6 +8,7 @@ use crate::error::EngineError;
 use crate::executor::Executor;
 use crate::kernels::Matrix;
 use crate::model::Model;
+use crate::residency::Residency;
 
 /// A weight matrix on a GPU.
 pub struct DeviceMatrix(pub(super) Box<dyn Any>);
@@ -44,6 +45,14 @@ pub(super) trait Backend: Send + Sync {
         layers: Range<usize>,
         first_place: usize,
         kv_positions: usize,
+    ) -> Result<Box<dyn Executor>, EngineError>;
+
+    /// Makes room for two of the first layers of a window at a time, whose weights `residency` has: they are copied there for each pass.
+    fn stream(
+        &self,
+        model: &Model,
+        layers: Range<usize>,
+        residency: &Residency,
     ) -> Result<Box<dyn Executor>, EngineError>;
 
     fn load_head(&self, weights: HeadWeights<'_>) -> Result<Box<dyn DeviceHead>, EngineError>;

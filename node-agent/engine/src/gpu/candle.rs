@@ -19,6 +19,7 @@ use crate::error::EngineError;
 use crate::executor::Executor;
 use crate::kernels::Matrix;
 use crate::model::Model;
+use crate::residency::Residency;
 use head::CandleHead;
 use layers::CandleLayers;
 pub(super) use open::CandleGpu;
@@ -38,6 +39,18 @@ impl Backend for CandleGpu {
     ) -> Result<Box<dyn Executor>, EngineError> {
         let layers = CandleLayers::load(self, model, layers, first_place)?;
         Ok(Box::new(layers))
+    }
+
+    fn stream(
+        &self,
+        _model: &Model,
+        _layers: Range<usize>,
+        _residency: &Residency,
+    ) -> Result<Box<dyn Executor>, EngineError> {
+        Err(error(
+            "take weights for each pass",
+            "that is done through Vulkan only",
+        ))
     }
 
     fn load_head(&self, weights: HeadWeights<'_>) -> Result<Box<dyn DeviceHead>, EngineError> {

@@ -4,10 +4,12 @@ mod expert_step;
 mod head;
 mod kv;
 mod layers;
-mod loaded;
 mod open;
+mod placed;
 mod probe;
 mod step;
+mod streamed;
+mod window;
 mod workspace;
 
 use std::ops::Range;
@@ -20,10 +22,12 @@ use crate::error::EngineError;
 use crate::executor::Executor;
 use crate::kernels::Matrix;
 use crate::model::Model;
+use crate::residency::Residency;
 pub use head::GPU_HEAD_ROWS;
 use head::VulkanHead;
 use layers::VulkanLayers;
 pub(super) use open::VulkanGpu;
+use streamed::StreamedLayers;
 
 /// All that Vulkan's drivers list, with the kind and why it cannot be used, if so; what is free of their memory is not asked.
 pub(super) fn list() -> Result<Vec<(GpuFacts, GpuKind, Option<String>)>, EngineError> {
@@ -63,6 +67,17 @@ impl Backend for VulkanGpu {
     ) -> Result<Box<dyn Executor>, EngineError> {
         let layers = VulkanLayers::load(self, model, layers, first_place, kv_positions)?;
         Ok(Box::new(layers))
+    }
+
+    fn stream(
+        &self,
+        model: &Model,
+        layers: Range<usize>,
+        residency: &Residency,
+    ) -> Result<Box<dyn Executor>, EngineError> {
+        Ok(Box::new(StreamedLayers::new(
+            self, model, layers, residency,
+        )?))
     }
 
     fn load_head(&self, weights: HeadWeights<'_>) -> Result<Box<dyn DeviceHead>, EngineError> {

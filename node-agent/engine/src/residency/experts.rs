@@ -2,7 +2,7 @@
 //!
 //! The unit is one expert: its gate, up and down, each a range of the file, read by several threads at once into buffers of its own. Each
 //! layer has so many experts in memory, and gives up the one that was used longest ago: one list for all layers would be flushed by their
-//! cyclic order. A pass that needs more experts of a layer than it holds, as the chunks of a prompt do, reads the missing ones through a few
+//! cyclic order. Those that were used again since they came have four fifths of the room: most that come are used once. A pass that needs more experts of a layer than it holds, as the chunks of a prompt do, reads the missing ones through a few
 //! buffers and displaces nothing. Experts that are there are computed with while the others are read. While all fit, they lie in the map.
 
 use std::collections::{HashMap, VecDeque};
@@ -88,7 +88,15 @@ struct State {
 #[derive(Default)]
 struct Held {
     capacity: usize,
-    experts: HashMap<u32, (Arc<Slab>, u64)>,
+    experts: HashMap<u32, HeldExpert>,
+}
+
+struct HeldExpert {
+    slab: Arc<Slab>,
+    /// When it was used last.
+    used: u64,
+    /// Whether it was used again since it came.
+    again: bool,
 }
 
 /// An expert that a pass needs and that is not there.
@@ -134,6 +142,8 @@ struct PartRead {
 
 /// Reads at a time: enough for a disk of flash memory, where one read of a part would leave it half idle.
 const THREADS: usize = 8;
+/// The part of a layer's room that is for experts which were used again since they came. (A segmented LRU: Karedla, Love, Wherry 1994.)
+const PROTECTED: f64 = 0.8;
 /// Memory for experts that pass through, and the fewest and the most of them.
 const TRANSIT_BYTES: usize = 96 << 20;
 const TRANSIT: Range<usize> = 2..8;
@@ -421,11 +431,11 @@ impl State {
         let (mut ready, mut absent) = (Vec::new(), Vec::new());
         for (index, &expert) in needed.iter().enumerate() {
             match held.experts.get_mut(&expert) {
-                Some((slab, used)) => {
+                Some(own) => {
                     if !passes_through {
-                        *used = now;
+                        (own.used, own.again) = (now, true);
                     }
-                    ready.push((index, slab.clone()));
+                    ready.push((index, own.slab.clone()));
                 }
                 None => absent.push((index, expert)),
             }
@@ -454,13 +464,15 @@ impl State {
 }
 
 impl Held {
-    /// The memory of the expert that was used longest ago, before `now`, if nobody computes with it.
+    /// The memory of the expert that was used longest ago, before `now`, if nobody computes with it: of those that were not used again since
+    /// they came, unless others have more than their part.
     fn give_up_oldest(&mut self, now: u64) -> Option<Slab> {
-        let ages = self.experts.iter();
-        let ages = ages.map(|(&expert, (_, used))| (*used, expert));
-        let (_, oldest) = ages.filter(|(used, _)| *used < now).min()?;
-        let (slab, _) = self.experts.remove(&oldest)?;
-        Arc::into_inner(slab)
+        let protected = self.experts.values().filter(|own| own.again).count();
+        let too_many = protected as f64 > PROTECTED * self.capacity as f64;
+        let ages = self.experts.iter().filter(|(_, own)| own.used < now);
+        let oldest = ages.map(|(&expert, own)| (own.again != too_many, own.used, expert));
+        let (.., oldest) = oldest.min()?;
+        Arc::into_inner(self.experts.remove(&oldest)?.slab)
     }
 }
 
@@ -582,7 +594,12 @@ impl Pass<'_> {
                 (Some(held), true) => {
                     let held = &mut held[self.place];
                     if held.experts.len() < held.capacity {
-                        held.experts.insert(missing.expert, (slab, now));
+                        let own = HeldExpert {
+                            slab,
+                            used: now,
+                            again: false,
+                        };
+                        held.experts.insert(missing.expert, own);
                     }
                 }
                 (None, true) => {}

@@ -94,20 +94,8 @@ impl KvBlock {
     /// # Panics
     /// When `position` is not below [`BLOCK_POSITIONS`], or a row has the wrong length.
     pub fn store(&mut self, position: usize, key: &[f32], value: &[f32]) {
-        assert!(position < BLOCK_POSITIONS, "position {position} of a block");
-        let KvShape {
-            head_dim,
-            values_in_keys,
-            ..
-        } = self.shape;
-        let lens = (self.shape.row_len(), self.shape.value_row_len());
-        assert_eq!((key.len(), value.len()), lens, "numbers of a position");
-        let (group, lane) = (position / KEY_LANES, position % KEY_LANES);
-        let value_place = |dim| position * head_dim + dim;
-        let key_place = |dim| match values_in_keys {
-            Some(_) => value_place(dim),
-            None => (group * head_dim + dim) * KEY_LANES + lane,
-        };
+        let head_dim = self.shape.head_dim;
+        let (key_place, value_place) = places(self.shape, position, (key.len(), value.len()));
         match &mut self.numbers {
             Numbers::F16 { keys, values } => {
                 store_f16(keys, head_dim, key, key_place);
@@ -119,6 +107,29 @@ impl KvBlock {
                 keys.store(head_dim, position, key, key_place);
                 if let Some(values) = values {
                     values.store(head_dim, position, value, value_place);
+                }
+            }
+        }
+    }
+
+    /// Reads keys and values of one position, the reverse of [`store`](Self::store): as they are, or bytes times their scales as F16.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn load(&self, position: usize, key: &mut [f16], value: &mut [f16]) {
+        let head_dim = self.shape.head_dim;
+        let (key_place, value_place) = places(self.shape, position, (key.len(), value.len()));
+        match &self.numbers {
+            Numbers::F16 { keys, values } => {
+                load_f16(keys, head_dim, key, key_place);
+                if let Some(values) = values {
+                    load_f16(values, head_dim, value, value_place);
+                }
+            }
+            Numbers::Q8_0 { keys, values } => {
+                keys.load(head_dim, position, key, key_place);
+                if let Some(values) = values {
+                    values.load(head_dim, position, value, value_place);
                 }
             }
         }
@@ -166,6 +177,25 @@ impl ScaledBytes {
         (&self.bytes[bytes.clone()], &self.scales[scales])
     }
 
+    /// Reads each head of a row from its part, where `place` says.
+    fn load(
+        &self,
+        head_dim: usize,
+        position: usize,
+        row: &mut [f16],
+        place: impl Fn(usize) -> usize,
+    ) {
+        let len = BLOCK_POSITIONS * head_dim;
+        let heads = self.bytes.chunks_exact(len);
+        let scales = self.scales.chunks_exact(len / SCALE_DIMS);
+        for ((head, scales), row) in heads.zip(scales).zip(row.chunks_exact_mut(head_dim)) {
+            for (dim, number) in row.iter_mut().enumerate() {
+                let scale = scales[dim / SCALE_DIMS * BLOCK_POSITIONS + position];
+                *number = saturating_f16(f32::from(head[place(dim)]) * scale.to_f32());
+            }
+        }
+    }
+
     /// Writes each head of a row into its part; `place` is where a dimension lies in it.
     fn store(
         &mut self,
@@ -185,6 +215,38 @@ impl ScaledBytes {
                     head[place(dim)] = byte;
                 }
             }
+        }
+    }
+}
+
+/// Where each dimension of a position's key, and of its value, lies in a head's part. Rows have so many numbers.
+fn places(
+    shape: KvShape,
+    position: usize,
+    found: (usize, usize),
+) -> (impl Fn(usize) -> usize, impl Fn(usize) -> usize) {
+    assert!(position < BLOCK_POSITIONS, "position {position} of a block");
+    let KvShape {
+        head_dim,
+        values_in_keys,
+        ..
+    } = shape;
+    let lens = (shape.row_len(), shape.value_row_len());
+    assert_eq!(found, lens, "numbers of a position");
+    let (group, lane) = (position / KEY_LANES, position % KEY_LANES);
+    let value_place = move |dim| position * head_dim + dim;
+    let key_place = move |dim| match values_in_keys {
+        Some(_) => value_place(dim),
+        None => (group * head_dim + dim) * KEY_LANES + lane,
+    };
+    (key_place, value_place)
+}
+
+fn load_f16(numbers: &[f16], head_dim: usize, row: &mut [f16], place: impl Fn(usize) -> usize) {
+    let heads = numbers.chunks_exact(BLOCK_POSITIONS * head_dim);
+    for (head, row) in heads.zip(row.chunks_exact_mut(head_dim)) {
+        for (dim, number) in row.iter_mut().enumerate() {
+            *number = head[place(dim)];
         }
     }
 }

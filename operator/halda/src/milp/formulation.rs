@@ -5,7 +5,7 @@ use std::ops::{RangeBounds, RangeInclusive};
 use highs::{Col, RowProblem};
 
 use super::{MILLISECONDS, Program, UNIT_BYTES};
-use crate::input::{Device, HopCost, MemoryRule};
+use crate::input::{Device, HopCost, MemoryRule, StreamedCost};
 use crate::latency::chunks;
 
 /// A sum of columns, each with its factor.
@@ -68,6 +68,8 @@ struct Variables {
     gpu: Option<(Col, Col)>,
     /// h, where its GPU can have the output head, and the seconds that this takes less.
     gpu_head: Option<(Col, f64)>,
+    /// s and c, where its GPU can compute chunks through the layers on the CPU: whether it does, and through how many.
+    streamed: Option<(Col, Col)>,
 }
 
 /// What a device's layers take, in milliseconds and units.
@@ -175,6 +177,10 @@ impl<'a> Formulation<'a> {
             cpu_layers,
             gpu: gpu_layers.zip(uses_gpu),
             gpu_head,
+            streamed: gpu.and_then(|gpu| gpu.streamed).map(|_| {
+                let streams = self.whole(0.0, 0.0..=1.0);
+                (streams, self.rows.add_column(0.0, 0.0..=layers))
+            }),
         }
     }
 
@@ -202,6 +208,10 @@ impl<'a> Formulation<'a> {
                 self.row(..=0.0, [(gpu_head, 1.0), (is_rank0, -1.0)]);
             }
         }
+        if let Some((streams, streamed)) = variables.streamed {
+            self.row(..=0.0, [(streamed, 1.0), (variables.cpu_layers, -1.0)]);
+            self.row(..=0.0, [(streamed, 1.0), (streams, -layers)]);
+        }
     }
 
     fn work(&mut self, device: &Device, variables: &Variables) -> Work {
@@ -214,6 +224,7 @@ impl<'a> Formulation<'a> {
             cpu_layers,
             gpu,
             gpu_head,
+            streamed,
         } = variables;
         let mut token = vec![
             (cpu_layers, device.cpu.decode_seconds * ms),
@@ -241,7 +252,14 @@ impl<'a> Formulation<'a> {
                         copied = Some((layers, model.layer_bytes + model.gpu_layer_kv_bytes));
                     }
                 },
-                Some(available) => self.gpu_memory(available, layers, uses, gpu_head),
+                Some(available) => {
+                    self.gpu_memory(available, layers, uses, gpu_head);
+                    if let (Some(cost), Some((streams, streamed))) = (gpu.streamed, streamed) {
+                        self.streaming_memory(available, cost, layers, streams, gpu_head);
+                        let on_cpu = positions * device.cpu.prefill_seconds;
+                        chunk.push((streamed, (cost.chunk_seconds - on_cpu) * ms));
+                    }
+                }
             }
         }
         let mut stays = times(&in_memory, units);
@@ -275,6 +293,27 @@ impl<'a> Formulation<'a> {
             ..=0.0,
             [(layers, layer), (uses, room)].into_iter().chain(head),
         );
+    }
+
+    /// The same with room for layers that are copied there for a chunk, if they are.
+    fn streaming_memory(
+        &mut self,
+        available: f64,
+        cost: StreamedCost,
+        layers: Col,
+        streams: Col,
+        gpu_head: Option<(Col, f64)>,
+    ) {
+        let model = &self.program.input.model;
+        let layer = (model.layer_bytes + model.gpu_layer_kv_bytes) / UNIT_BYTES;
+        let beside = (cost.room_bytes + model.gpu_buffer_bytes) / UNIT_BYTES;
+        let output = model.gpu_output_bytes / UNIT_BYTES;
+        // More than anything that could be there.
+        let all = model.layers as f64 * layer + output + beside;
+        let head = gpu_head.map(|(gpu_head, _)| (gpu_head, output));
+        let most = available / UNIT_BYTES - beside + all;
+        let terms = [(layers, layer), (streams, all)].into_iter().chain(head);
+        self.row(..=most, terms);
     }
 
     /// What cannot be read from disk must fit. Of the weights, o do not fit: they are read for each token, ahead of their use as far as the

@@ -8,7 +8,7 @@ use prima_vulkan::{
     SharedExpert, Slice, VulkanError, input_bytes,
 };
 
-use super::loaded::{Experts, LoadedLayer, Projection};
+use super::placed::{Experts, PlacedLayer, Projection};
 use super::step::Step;
 use super::workspace::Layout;
 
@@ -36,7 +36,7 @@ impl ExpertPlaces {
     pub fn new<'a>(
         layout: &mut Layout,
         rows: usize,
-        layers: impl Iterator<Item = &'a LoadedLayer>,
+        layers: impl Iterator<Item = &'a PlacedLayer>,
     ) -> Result<ExpertPlaces, VulkanError> {
         let mut most = [0; 12];
         for layer in layers {
@@ -78,7 +78,7 @@ impl ExpertPlaces {
 /// Of each of the places.
 fn bytes(
     rows: usize,
-    layer: &LoadedLayer,
+    layer: &PlacedLayer,
     experts: &Experts,
     spec: &ExpertsSpec,
 ) -> Result<[u64; 12], VulkanError> {
@@ -109,12 +109,12 @@ fn tiles(rows: usize, experts: &Experts, spec: &ExpertsSpec) -> Result<ExpertTil
     ExpertTiles::new(rows, spec.used, spec.count, formats)
 }
 
-fn spec(layer: &LoadedLayer) -> Option<&ExpertsSpec> {
+fn spec(layer: &PlacedLayer) -> Option<&ExpertsSpec> {
     layer.spec.feed_forward.experts.as_ref()
 }
 
 /// Numbers that experts have for a row in the widest of their parts.
-pub(super) fn widest_row(layer: &LoadedLayer) -> usize {
+pub(super) fn widest_row(layer: &PlacedLayer) -> usize {
     spec(layer).map_or(0, |spec| {
         let hidden = layer.output.rows;
         spec.used * spec.width.max(hidden)
@@ -154,7 +154,7 @@ impl<'a> Step<'a> {
         let bias = experts.selection_bias.as_ref();
         let routing = Routing {
             logits,
-            selection_bias: bias.map(|bias| layer.vector(bias)),
+            selection_bias: bias.map(|bias| self.weights.vector(bias)),
             gating: match spec.gating {
                 Gating::Softmax => vulkan::Gating::Softmax,
                 Gating::Sigmoid => vulkan::Gating::Sigmoid,
@@ -232,8 +232,8 @@ impl<'a> Step<'a> {
             x,
             is_grouped,
             out,
-            bias: self.layer.bias(projection),
+            bias: self.weights.bias(projection),
         };
-        pass.multiply_experts(routed, self.layer.matrix(projection), product)
+        pass.multiply_experts(routed, self.weights.matrix(projection), product)
     }
 }

@@ -1,22 +1,18 @@
 //! The forward pass through a window's last layers on a GPU.
 //!
-//! Decides: the order of kernels, where they wait for one another, and that a pass of up to [`MOST_ROWS`] rows is waited for once, with
-//! one copy of the activation each way. Refuses: layers with parts that it does not compute.
+//! Decides: that a pass is waited for once, with one copy of the activation each way. Refuses: layers with parts that it does not compute.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use prima_gguf::GgmlType;
-use prima_model::{LayerSpec, TensorRows};
 use prima_vulkan::{Buffer, KV_POSITIONS, VulkanError, kv_block_bytes};
 
-use super::expert_step::{self, ExpertPlaces};
 use super::kv::{BlockPool, DeviceBlocks, Unshared};
-use super::loaded::LoadedLayer;
 use super::open::VulkanGpu;
-use super::step::{self, Chunk, Listed, Places, Step, Widths};
-use super::workspace::{Layout, Workspace, slice};
+use super::placed::{PlacedLayer, Weights};
+use super::step::{Chunk, Listed};
+use super::window::Window;
+use super::workspace::Workspace;
 use crate::batch::Sequence;
 use crate::cpu::Compute;
 use crate::error::EngineError;
@@ -29,23 +25,18 @@ use crate::layer::Layer;
 use crate::model::Model;
 use crate::ropes::Ropes;
 
-/// Rows that go through the layers at once. More follow in further submissions, since drivers end those that take seconds.
-const MOST_ROWS: usize = 512;
-
 /// Layers whose weights are on the GPU: the last ones of a window.
 pub(super) struct VulkanLayers {
     gpu: VulkanGpu,
-    hidden: usize,
-    norm_epsilon: f32,
-    residual_scale: f32,
+    window: Window,
     /// The place of the first in the window.
     first_place: usize,
     layers: Vec<DeviceLayer>,
-    ropes: Ropes,
 }
 
 struct DeviceLayer {
-    loaded: LoadedLayer,
+    placed: PlacedLayer,
+    weights: Weights,
     pool: Arc<BlockPool>,
 }
 
@@ -75,55 +66,27 @@ impl VulkanLayers {
                 None => kv_positions.div_ceil(KV_POSITIONS),
                 Some(_) => 0,
             };
-            let loaded = LoadedLayer::new(&gpu.device, &layer, direct).and_then(|loaded| {
+            let placed = PlacedLayer::place(&gpu.device, &layer, direct);
+            let loaded = placed.and_then(|(placed, copies)| {
+                let weights = Weights::load(&gpu.device, copies)?;
                 pool.reserve(&gpu.device, blocks)?;
-                Ok(loaded)
+                Ok((placed, weights))
             });
+            let (placed, weights) = loaded.map_err(|source| error("take its layers", source))?;
             Ok(DeviceLayer {
-                loaded: loaded.map_err(|source| error("take its layers", source))?,
+                placed,
+                weights,
                 pool,
             })
         });
         let layers: Vec<DeviceLayer> = layers.collect::<Result<_, EngineError>>()?;
-        let specs = || layers.iter().map(|layer| &layer.loaded.spec);
-        let formats = formats(specs().flat_map(LayerSpec::matrices));
-        let of_experts = self::formats(specs().flat_map(LayerSpec::expert_matrices));
-        let ready = gpu.device.make_ready(&formats, &of_experts);
-        ready.map_err(|source| error("compile the kernels of its layers", source))?;
-        let layers = VulkanLayers {
+        let placed = layers.iter().map(|layer| &layer.placed);
+        Ok(VulkanLayers {
+            window: Window::new(gpu, spec, placed, ropes)?,
             gpu: gpu.clone(),
-            hidden: spec.hidden,
-            norm_epsilon: spec.norm_epsilon,
-            residual_scale: spec.residual_scale,
             first_place,
             layers,
-            ropes,
-        };
-        match layers.most_rows() {
-            0 => Err(error(
-                "take its layers",
-                VulkanError::NoKernel {
-                    what: "numbers of a row at once: there are too many".to_owned(),
-                },
-            )),
-            _ => Ok(layers),
-        }
-    }
-
-    /// Rows of which the widest part is not larger than what kernels may see at once.
-    fn most_rows(&self) -> usize {
-        let Widths {
-            hidden,
-            queries,
-            inner,
-            ..
-        } = self.widths();
-        let layers = self.layers.iter();
-        let experts = layers.map(|layer| expert_step::widest_row(&layer.loaded));
-        let widest = experts.fold(hidden.max(queries).max(inner), usize::max);
-        let bytes = 4 * widest as u64;
-        let fit = self.gpu.device.most_bound_bytes() / bytes;
-        (fit as usize).min(MOST_ROWS)
+        })
     }
 
     /// A pass of some rows, which are in `activation`.
@@ -134,7 +97,6 @@ impl VulkanLayers {
         chunks: &[Chunk],
         sequences: &mut [Sequence<'_>],
     ) -> Result<(), VulkanError> {
-        let device = &self.gpu.device;
         self.make_room(chunks, sequences)?;
         let mut listed = Vec::new();
         let mut blocks: Vec<u32> = Vec::new();
@@ -155,46 +117,15 @@ impl VulkanLayers {
         }
         let caches = self.layers.iter().map(|layer| layer.pool.buffer());
         let caches: Vec<Arc<Buffer>> = caches.collect::<Result<_, _>>()?;
-        let rows_of = |chunk: &Chunk| chunk.first_position..chunk.first_position + chunk.rows;
-        let angles = self.ropes.angles(chunks.iter().flat_map(rows_of));
-
-        let rows = activation.len() / self.hidden;
-        let mut layout = Layout::new(device);
-        let parts = chunks.iter().map(|chunk| {
-            let layers = self.layers.iter();
-            let bytes = layers.map(|layer| step::part_bytes(&layer.loaded, chunks, chunk));
-            bytes.max().unwrap_or(0)
-        });
-        let loaded = self.layers.iter().map(|layer| &layer.loaded);
-        let experts = ExpertPlaces::new(&mut layout, rows, loaded)?;
-        let sizes = (rows, &self.widths());
-        let places = Places::new(&mut layout, sizes, blocks.len(), &angles, parts, experts);
-        let buffer = workspace.with_room(device, &layout)?;
-        let mut pass = device.pass()?;
-        pass.write(slice(buffer, &places.x), activation)?;
-        pass.write(slice(buffer, &places.blocks), &blocks)?;
-        for (place, angles) in places.angles.iter().zip(&angles) {
-            pass.write(slice(buffer, place), angles.turns())?;
-        }
-        pass.barrier();
+        let placed = self.layers.iter().map(|layer| &layer.placed);
+        let rows = self.window.rows(&self.gpu, placed, chunks, &blocks)?;
+        let mut begun = self.window.begin(&self.gpu, workspace, &rows, activation)?;
         let listed = listed.chunks(chunks.len());
         for ((layer, cache), listed) in self.layers.iter().zip(&caches).zip(listed) {
-            let step = Step {
-                layer: &layer.loaded,
-                cache: cache.whole(),
-                buffer,
-                places: &places,
-                chunks,
-                listed,
-                angles: &angles,
-                rows,
-                norm_epsilon: self.norm_epsilon,
-                residual_scale: self.residual_scale,
-            };
-            step.attention(&mut pass)?;
-            step.feed_forward(&mut pass)?;
+            let weights = (&layer.placed, &layer.weights);
+            begun.layer(&self.window, &rows, weights, cache, listed)?;
         }
-        pass.finish_reading(slice(buffer, &places.x), activation)
+        begun.finish(&rows, activation)
     }
 
     /// Makes room for the keys and values of new rows. If that fails, every cache is as it was before.
@@ -248,21 +179,6 @@ impl VulkanLayers {
         }
         Ok(())
     }
-
-    fn widths(&self) -> Widths {
-        let widest = |width: fn(&LoadedLayer) -> usize| {
-            let widths = self.layers.iter().map(|layer| width(&layer.loaded));
-            widths.max().unwrap_or(0)
-        };
-        let mut layers = self.layers.iter();
-        Widths {
-            hidden: self.hidden,
-            queries: widest(|layer| layer.query.rows),
-            keys: widest(|layer| layer.key.rows),
-            inner: widest(|layer| layer.dense.as_ref().map_or(0, |mlp| mlp.gate.rows)),
-            row_norms: layers.any(|layer| layer.loaded.norms_of_rows().is_some()),
-        }
-    }
 }
 
 impl Executor for VulkanLayers {
@@ -286,9 +202,9 @@ impl Executor for VulkanLayers {
     ) -> Result<(), EngineError> {
         let mut workspace = self.gpu.workspace();
         let mut rest = activation;
-        for chunks in chunks(batch, self.most_rows()) {
+        for chunks in self.window.passes(batch) {
             let rows: usize = chunks.iter().map(|chunk| chunk.rows).sum();
-            let (own, others) = rest.split_at_mut(rows * self.hidden);
+            let (own, others) = rest.split_at_mut(rows * self.window.hidden);
             rest = others;
             let done = self.pass(&mut workspace, own, &chunks, batch);
             compute.part_done();
@@ -296,37 +212,4 @@ impl Executor for VulkanLayers {
         }
         Ok(())
     }
-}
-
-/// Each once.
-fn formats<'a>(matrices: impl Iterator<Item = &'a TensorRows>) -> Vec<GgmlType> {
-    let formats: BTreeSet<GgmlType> = matrices.map(|matrix| matrix.format).collect();
-    formats.into_iter().collect()
-}
-
-/// The rows of a batch in passes of at most `most`.
-fn chunks(batch: &[Sequence<'_>], most: usize) -> Vec<Vec<Chunk>> {
-    let mut passes: Vec<Vec<Chunk>> = Vec::new();
-    let mut room = 0;
-    for (sequence, entry) in batch.iter().enumerate() {
-        let mut positions = entry.positions();
-        while !positions.is_empty() {
-            if room == 0 {
-                passes.push(Vec::new());
-                room = most;
-            }
-            let rows = positions.len().min(room);
-            let chunk = Chunk {
-                sequence,
-                first_position: positions.start,
-                rows,
-            };
-            if let Some(pass) = passes.last_mut() {
-                pass.push(chunk);
-            }
-            positions.start += rows;
-            room -= rows;
-        }
-    }
-    passes
 }

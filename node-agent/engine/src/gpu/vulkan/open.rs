@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use prima_vulkan::{Device, Facts, GpuKind, Gpus, VulkanError};
 
+use super::streamed::StreamRoom;
 use super::workspace::Workspace;
 use crate::error::EngineError;
 use crate::gpu::backend::{GpuChoice, error};
@@ -14,6 +15,8 @@ pub(in crate::gpu) struct VulkanGpu {
     pub device: Device,
     /// Passes on it take turns.
     workspace: Arc<Mutex<Workspace>>,
+    /// For layers whose weights do not stay, of all windows.
+    room: Arc<Mutex<StreamRoom>>,
 }
 
 impl VulkanGpu {
@@ -40,6 +43,7 @@ impl VulkanGpu {
         Ok(VulkanGpu {
             device,
             workspace: Arc::default(),
+            room: Arc::default(),
         })
     }
 
@@ -47,6 +51,11 @@ impl VulkanGpu {
     pub(super) fn workspace(&self) -> MutexGuard<'_, Workspace> {
         let workspace = self.workspace.lock();
         workspace.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the pass that uses it.
+    pub(super) fn room(&self) -> MutexGuard<'_, StreamRoom> {
+        self.room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn with_most_bound_bytes(self, bytes: u64) -> VulkanGpu {

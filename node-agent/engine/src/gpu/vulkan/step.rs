@@ -9,12 +9,13 @@ use prima_vulkan::{
 };
 
 use super::expert_step::ExpertPlaces;
-use super::loaded::{LoadedLayer, Mlp, Projection, Vector};
+use super::placed::{Mlp, PlacedLayer, Projection, Vector, Weights};
 use super::workspace::{Layout, slice};
 use crate::kernels::RopeAngles;
 
 pub(super) struct Step<'a> {
-    pub layer: &'a LoadedLayer,
+    pub layer: &'a PlacedLayer,
+    pub weights: &'a Weights,
     /// The layer's keys and values.
     pub cache: Slice<'a>,
     /// The workspace.
@@ -56,7 +57,7 @@ pub(super) struct Widths {
 }
 
 /// Bytes that parts of the attention of one of a pass's chunks take in a layer.
-pub(super) fn part_bytes(layer: &LoadedLayer, chunks: &[Chunk], chunk: &Chunk) -> u64 {
+pub(super) fn part_bytes(layer: &PlacedLayer, chunks: &[Chunk], chunk: &Chunk) -> u64 {
     let attention = &layer.spec.attention;
     let pass_rows = chunks.iter().map(|chunk| chunk.rows).sum();
     let pass = (pass_rows, groups(layer, chunks));
@@ -64,7 +65,7 @@ pub(super) fn part_bytes(layer: &LoadedLayer, chunks: &[Chunk], chunk: &Chunk) -
 }
 
 /// Groups that attend in a layer, for all chunks.
-fn groups(layer: &LoadedLayer, chunks: &[Chunk]) -> usize {
+fn groups(layer: &PlacedLayer, chunks: &[Chunk]) -> usize {
     let attention = &layer.spec.attention;
     let of = |chunk: &Chunk| attention_groups(chunk.rows, attention.heads, attention.kv_heads);
     chunks.iter().map(of).sum()
@@ -224,7 +225,7 @@ impl<'a> Step<'a> {
         add: Option<f32>,
     ) -> Norm<'a> {
         Norm {
-            weight: self.layer.vector(weight),
+            weight: self.weights.vector(weight),
             width: weight.len,
             x,
             out,
@@ -244,10 +245,10 @@ impl<'a> Step<'a> {
         let product = Product {
             x,
             out,
-            bias: self.layer.bias(projection),
+            bias: self.weights.bias(projection),
             add,
         };
-        pass.multiply(self.layer.matrix(projection), product)
+        pass.multiply(self.weights.matrix(projection), product)
     }
 
     /// x += post-norm(projection(from)), and a barrier behind it.
@@ -286,7 +287,7 @@ impl<'a> Step<'a> {
             pass.barrier();
         }
         let norms = self.layer.norms_of_heads();
-        let norms = norms.map(|norms| norms.map(|norm| self.layer.vector(norm)));
+        let norms = norms.map(|norms| norms.map(|norm| self.weights.vector(norm)));
         let norms = norms.map(|[query, key]| HeadNorms {
             query,
             key,
@@ -330,7 +331,7 @@ impl<'a> Step<'a> {
                 temperature: attention
                     .temperature
                     .map(|Temperature { scale, positions }| (scale, positions)),
-                sinks: sinks.map(|sinks| self.layer.vector(sinks)),
+                sinks: sinks.map(|sinks| self.weights.vector(sinks)),
             })
             .collect();
         for attention in &attentions {

@@ -1,5 +1,7 @@
-//! The weights of a layer on the GPU, matrices as the file has them. Large ones have buffers of their own, since drivers limit what one may have.
+//! A layer whose weights have their places in buffers of the GPU, matrices as the file has them. Large ones have buffers of their own, since
+//! drivers limit what one may have.
 
+use std::iter;
 use std::ops::Range;
 
 use prima_gguf::GgmlType;
@@ -12,9 +14,7 @@ use super::workspace::Layout;
 use crate::layer::{self, Direct, Layer};
 use crate::mapped_weights::MappedTensor;
 
-pub(super) struct LoadedLayer {
-    /// The first has all that is small.
-    weights: Vec<Buffer>,
+pub(super) struct PlacedLayer {
     pub spec: LayerSpec,
     /// The place of its rotation among the angles of a pass.
     pub rope: Option<usize>,
@@ -51,9 +51,13 @@ pub(super) struct Experts {
     pub down: Projection,
 }
 
+/// A layer's buffers. The first has all that is small.
+#[derive(Default)]
+pub(super) struct Weights(Vec<Buffer>);
+
 /// Which of a layer's buffers, and where in it.
 #[derive(Clone)]
-struct Place(usize, Range<u64>);
+pub(super) struct Place(pub usize, pub Range<u64>);
 
 /// Numbers of a layer, and how many.
 pub(super) struct Vector {
@@ -69,10 +73,20 @@ pub(super) struct Projection {
     bias: Option<Vector>,
 }
 
-/// What is copied to the buffer, and where.
-enum Piece<'a> {
-    Bytes(Place, &'a [u8]),
+/// What is copied to the buffers, and where.
+pub(super) enum Piece<'a> {
+    Matrix(Place, &'a MappedTensor),
+    /// Gate, up and down.
+    Experts([Place; 3], &'a layer::Experts),
     Numbers(Place, &'a [f32]),
+}
+
+/// What is to be copied for a layer.
+pub(super) struct Copies<'a> {
+    /// Bytes of each buffer.
+    pub buffers: Vec<u64>,
+    /// In the order in which a pass uses them.
+    pub pieces: Vec<Piece<'a>>,
 }
 
 /// From so many bytes on, a matrix has a buffer of its own. Vulkan promises buffers of 1 GiB, and layers with experts have more.
@@ -86,7 +100,7 @@ struct Placing<'a> {
     pieces: Vec<Piece<'a>>,
 }
 
-impl LoadedLayer {
+impl PlacedLayer {
     /// The norms of queries and keys, where each head has its own.
     pub fn norms_of_heads(&self) -> Option<[&Vector; 2]> {
         let [query, key] = self.head_norms.as_ref()?;
@@ -102,15 +116,15 @@ impl LoadedLayer {
         }
     }
 
-    /// Copies a layer to the GPU.
+    /// Gives a layer's weights their places.
     ///
     /// # Errors
-    /// [`VulkanError::NoKernel`] names what the GPU does not compute; [`VulkanError::OutOfMemory`].
-    pub fn new(
-        device: &Device,
-        layer: &Layer,
-        attention: &Direct,
-    ) -> Result<LoadedLayer, VulkanError> {
+    /// [`VulkanError::NoKernel`] names what the GPU does not compute.
+    pub fn place<'a>(
+        device: &'a Device,
+        layer: &'a Layer,
+        attention: &'a Direct,
+    ) -> Result<(PlacedLayer, Copies<'a>), VulkanError> {
         check(device, &layer.spec)?;
         let mut placing = Placing {
             device,
@@ -134,26 +148,20 @@ impl LoadedLayer {
             down: placing.projection(&mlp.down),
             output_gate: mlp.output_gate.as_ref().map(|gate| placing.matrix(gate)),
         });
-        let experts = layer.experts.as_ref().map(|experts| Experts {
-            router: placing.projection(&experts.router),
-            selection_bias: placing.optional(&experts.selection_bias),
-            gate: placing.projection(&experts.gate),
-            up: placing.projection(&experts.up),
-            down: placing.projection(&experts.down),
+        let experts = layer.experts.as_ref().map(|experts| {
+            let router = placing.projection(&experts.router);
+            let selection_bias = placing.optional(&experts.selection_bias);
+            let [gate, up, down] = placing.experts(experts);
+            Experts {
+                router,
+                selection_bias,
+                gate,
+                up,
+                down,
+            }
         });
         let feed_forward_post_norm = placing.optional(&layer.feed_forward_post_norm);
-        let buffers = placing.layouts.iter();
-        let weights = buffers.map(|layout| device.buffer(layout.end()));
-        let weights: Vec<Buffer> = weights.collect::<Result<_, _>>()?;
-        let to = |Place(buffer, bytes): Place| weights[buffer].slice(bytes);
-        for piece in placing.pieces {
-            match piece {
-                Piece::Bytes(place, bytes) => device.upload(to(place), bytes)?,
-                Piece::Numbers(place, numbers) => device.upload(to(place), numbers)?,
-            }
-        }
-        Ok(LoadedLayer {
-            weights,
+        let placed = PlacedLayer {
             spec: layer.spec.clone(),
             rope: layer.rope,
             attention_norm,
@@ -173,15 +181,73 @@ impl LoadedLayer {
             dense,
             experts,
             feed_forward_post_norm,
-        })
+        };
+        let copies = Copies {
+            buffers: placing.layouts.iter().map(Layout::end).collect(),
+            pieces: placing.pieces,
+        };
+        Ok((placed, copies))
+    }
+}
+
+impl Weights {
+    /// Copies a layer's weights to buffers of its own.
+    ///
+    /// # Errors
+    /// [`VulkanError::OutOfMemory`], [`VulkanError::Driver`].
+    pub fn load(device: &Device, copies: Copies<'_>) -> Result<Weights, VulkanError> {
+        let buffers = copies.buffers.iter().map(|bytes| device.buffer(*bytes));
+        let weights = Weights(buffers.collect::<Result<_, _>>()?);
+        let upload = |place: &Place, tensor: &MappedTensor| {
+            device.upload(weights.slice(place), tensor.matrix().bytes())
+        };
+        for piece in copies.pieces {
+            match piece {
+                Piece::Matrix(place, tensor) => upload(&place, tensor)?,
+                Piece::Experts(places, experts) => {
+                    let all = [&experts.gate, &experts.up, &experts.down];
+                    for (place, projection) in places.iter().zip(all) {
+                        upload(place, &projection.weight)?;
+                    }
+                }
+                Piece::Numbers(place, numbers) => device.upload(weights.slice(&place), numbers)?,
+            }
+        }
+        Ok(weights)
+    }
+
+    /// Sees to it that there is room for a layer whose buffers have these sizes, and what others need. What is there may be lost.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn make_room(&mut self, device: &Device, bytes: &[u64]) -> Result<(), VulkanError> {
+        for (place, &bytes) in bytes.iter().enumerate() {
+            match self.0.get(place) {
+                Some(buffer) if buffer.bytes() >= bytes => {}
+                None => self.0.push(device.upload_buffer(bytes)?),
+                Some(_) => {
+                    // The old one, and what comes behind it, is freed before.
+                    let behind: Vec<u64> = self
+                        .0
+                        .drain(place..)
+                        .skip(1)
+                        .map(|old| old.bytes())
+                        .collect();
+                    for bytes in iter::once(bytes).chain(behind) {
+                        self.0.push(device.upload_buffer(bytes)?);
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     pub fn vector(&self, vector: &Vector) -> Slice<'_> {
         self.slice(&vector.place)
     }
 
-    fn slice(&self, Place(buffer, bytes): &Place) -> Slice<'_> {
-        self.weights[*buffer].slice(bytes.clone())
+    pub fn slice(&self, Place(buffer, bytes): &Place) -> Slice<'_> {
+        self.0[*buffer].slice(bytes.clone())
     }
 
     pub fn matrix(&self, projection: &Projection) -> Matrix<'_> {
@@ -220,6 +286,25 @@ impl<'a> Placing<'a> {
     }
 
     fn matrix(&mut self, tensor: &'a MappedTensor) -> Projection {
+        let projection = self.placed(tensor);
+        self.pieces
+            .push(Piece::Matrix(projection.place.clone(), tensor));
+        projection
+    }
+
+    fn experts(&mut self, experts: &'a layer::Experts) -> [Projection; 3] {
+        let all = [&experts.gate, &experts.up, &experts.down];
+        let placed = all.map(|projection| Projection {
+            bias: self.optional(&projection.bias),
+            ..self.placed(&projection.weight)
+        });
+        let places = placed.each_ref().map(|projection| projection.place.clone());
+        self.pieces.push(Piece::Experts(places, experts));
+        placed
+    }
+
+    /// A place for a matrix.
+    fn placed(&mut self, tensor: &MappedTensor) -> Projection {
         let matrix = tensor.matrix();
         let bytes = matrix.bytes().len() as u64;
         let buffer = match bytes < LARGE {
@@ -229,11 +314,8 @@ impl<'a> Placing<'a> {
                 self.layouts.len() - 1
             }
         };
-        let place = Place(buffer, self.layouts[buffer].bytes(bytes));
-        self.pieces
-            .push(Piece::Bytes(place.clone(), matrix.bytes()));
         Projection {
-            place,
+            place: Place(buffer, self.layouts[buffer].bytes(bytes)),
             format: matrix.ggml_type(),
             rows: matrix.rows(),
             cols: matrix.cols(),

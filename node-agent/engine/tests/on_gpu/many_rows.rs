@@ -1,0 +1,193 @@
+//! Passes of many rows through layers whose weights are not on the GPU: the same results up to rounding as on the processor, which computes
+//! passes of few rows with the same keys and values.
+
+use prima_engine::{EngineError, KvCache, KvFormat, LayerDevices, LayerWindow, Model, Residency};
+use prima_gguf::GgmlType;
+use prima_test_models::{FAMILIES, MadeUpModel, Runner, difference};
+
+use crate::API;
+use crate::on_gpu::gpu;
+
+/// As for layers that stay there.
+const FLOAT: f32 = 1e-3;
+const QUANTIZED: f32 = 5e-2;
+
+/// Passes of at least so many rows go to the GPU.
+const MANY: usize = 8;
+
+fn devices() -> LayerDevices {
+    LayerDevices::cpu().with_many_rows_on(gpu(), MANY)
+}
+
+fn tokens(count: usize, step: usize) -> Vec<u32> {
+    (0..count).map(|i| (i * step % 96) as u32).collect()
+}
+
+/// What passes of `passes` rows make, one after the other, beside the processor.
+fn compare(name: &str, cpu: &Runner, found: &Runner, passes: &[usize], bound: f32) {
+    let (mut expected_kv, mut found_kv) = (cpu.kv_cache(), found.kv_cache());
+    for (step, rows) in passes.iter().enumerate() {
+        let rows = tokens(*rows, 5 + 2 * step);
+        let copied = found.compute.copied_bytes();
+        let expected = cpu.logits(&mut expected_kv, &rows);
+        let found_logits = found.logits(&mut found_kv, &rows);
+        let on_gpu = found.compute.copied_bytes() > copied;
+        assert_eq!(on_gpu, rows.len() >= MANY, "{name}: {} rows", rows.len());
+        for (row, (a, b)) in found_logits.iter().zip(&expected).enumerate() {
+            let difference = difference(a, b);
+            assert!(
+                difference < bound,
+                "{name}, pass {step}, row {row}: {difference}"
+            );
+        }
+    }
+    assert_eq!(found_kv.bytes(), expected_kv.bytes());
+}
+
+#[test]
+fn every_family_goes_there_and_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut refused = Vec::new();
+    for family in FAMILIES {
+        let made_up = MadeUpModel {
+            formats: vec![GgmlType::F32],
+            ..MadeUpModel::of(family)
+        };
+        let cpu = Runner::new(&made_up.write(directory.path()), 2);
+        let layers = cpu.model.spec().layers.len();
+        let parts = cpu.model.spec().parts();
+        if parts.iter().any(|part| !API.computes(*part)) {
+            let opened = LayerWindow::open(&cpu.model, 0..layers, &devices(), &Residency::mapped());
+            let error = opened.err().unwrap();
+            assert!(matches!(error, EngineError::NotOnGpu { .. }), "{error}");
+            refused.push(family);
+            continue;
+        }
+        // In two windows, which share the room for layers.
+        let found = Runner::on(&devices(), &cpu.model, &[layers / 2, layers], 2);
+        compare(family, &cpu, &found, &[29, 1, 12, 1], FLOAT);
+    }
+    assert_eq!(refused, ["deepseek2"]);
+}
+
+#[test]
+fn quantized_weights_and_keys_go_there_and_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let qwen2 = MadeUpModel {
+        formats: vec![GgmlType::Q4_0, GgmlType::Q6K],
+        seed: 3,
+        ..MadeUpModel::qwen2()
+    };
+    for made_up in [MadeUpModel::default(), qwen2] {
+        let mut cpu = Runner::new(&made_up.write(directory.path()), 2);
+        let mut found = Runner::on(&devices(), &cpu.model, &[5], 2);
+        for kv_format in [KvFormat::F16, KvFormat::Q8_0] {
+            (cpu.kv_format, found.kv_format) = (kv_format, kv_format);
+            let passes = [70, 3, 70, 1];
+            compare(
+                &format!("{} {kv_format:?}", made_up.architecture),
+                &cpu,
+                &found,
+                &passes,
+                QUANTIZED,
+            );
+        }
+    }
+}
+
+/// Of the layers on the processor, under every budget of memory; the last layers stay on the GPU.
+#[test]
+fn weights_come_from_wherever_they_are() {
+    let directory = tempfile::tempdir().unwrap();
+    for family in ["llama", "qwen3moe"] {
+        let made_up = MadeUpModel {
+            formats: vec![GgmlType::F16],
+            ..MadeUpModel::of(family)
+        };
+        let path = made_up.write(directory.path());
+        let cpu = Runner::new(&path, 2);
+        let layers = cpu.model.spec().layers.len();
+        let devices = LayerDevices::last_on(1, gpu()).with_many_rows_on(gpu(), MANY);
+        for percent in [0, 30, 100] {
+            let found = Runner::limited_on(&devices, &path, &[layers], percent, Some(64 << 10));
+            let name = format!("{family}, {percent} %");
+            compare(&name, &cpu, &found, &[40, 1, 40], FLOAT);
+            let read = found.residency.status().read_bytes;
+            assert_eq!(read > 0, percent < 100, "{name}: {read} bytes read");
+        }
+    }
+}
+
+#[test]
+fn all_weights_are_copied_once_for_a_pass() {
+    let directory = tempfile::tempdir().unwrap();
+    let made_up = MadeUpModel {
+        formats: vec![GgmlType::Q8_0],
+        ..MadeUpModel::default()
+    };
+    let model = Model::open(&made_up.write(directory.path())).unwrap();
+    let layers = model.spec().layers.len();
+    let found = Runner::on(&devices(), &model, &[layers], 2);
+    let weights: u64 = model
+        .spec()
+        .layers
+        .iter()
+        .flat_map(|layer| layer.matrices())
+        .map(|matrix| matrix.bytes.end - matrix.bytes.start)
+        .sum();
+    let mut kv = found.kv_cache();
+    let mut copied = |rows: usize| {
+        let before = found.compute.copied_bytes();
+        found.logits(&mut kv, &tokens(rows, 7));
+        (found.compute.copied_bytes() - before, kv.bytes())
+    };
+    // Beside them two norms for each layer.
+    let norms = (layers * 2 * model.spec().hidden * 4) as u64;
+    let (first, _) = copied(70);
+    assert_eq!(first, weights + norms);
+    assert_eq!(copied(1).0, 0);
+    // With what was there before of keys and values: two blocks of 64 positions.
+    let (later, bytes) = copied(30);
+    assert_eq!(later, weights + norms + bytes);
+}
+
+#[test]
+fn sequences_of_a_batch_fork_and_go_back() {
+    let directory = tempfile::tempdir().unwrap();
+    // Layers with windows keep less than others.
+    let made_up = MadeUpModel {
+        formats: vec![GgmlType::F32],
+        context_length: 2048,
+        hidden: 64,
+        heads: 2,
+        head_dim: Some(64),
+        feed_forward: 64,
+        ..MadeUpModel::of("gemma3")
+    };
+    let cpu = Runner::new(&made_up.write(directory.path()), 2);
+    let found = Runner::on(&devices(), &cpu.model, &[7], 2);
+    let run = |runner: &Runner| {
+        let mut made = Vec::new();
+        let mut caches: Vec<KvCache> = (0..3).map(|_| runner.kv_cache()).collect();
+        // More rows than go through the layers at once, among those of two others.
+        let prompts = [tokens(100, 7), tokens(600, 11), tokens(3, 13)];
+        let mut batch: Vec<_> = caches
+            .iter_mut()
+            .zip(&prompts)
+            .map(|(kv, prompt)| (kv, &prompt[..]))
+            .collect();
+        made.extend(runner.run(&mut batch));
+        let mut fork = caches[1].fork();
+        fork.truncate(570);
+        let [first, second, _] = &mut caches[..] else {
+            panic!("three caches");
+        };
+        for (kv, rows) in [(&mut fork, 20), (second, 9), (first, 130)] {
+            made.extend(runner.run(&mut [(kv, &tokens(rows, 3))]));
+        }
+        made
+    };
+    let (found, expected) = (run(&found), run(&cpu));
+    let difference = difference(&found, &expected);
+    assert!(difference < FLOAT, "{difference}");
+}

@@ -1,0 +1,275 @@
+//! Copies to the GPU that go on while a pass computes: on a queue of their own where the GPU has one.
+//!
+//! Decides: through how much of the processor's memory they go. While the GPU copies from one piece, the next is filled.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use ash::vk;
+
+use crate::allocation::{Allocation, Use};
+use crate::buffer::Slice;
+use crate::device::Device;
+use crate::error::VulkanError;
+use crate::pass::PATIENCE;
+use crate::plain::{self, Plain};
+
+/// Pieces of memory that copies pass through: one is filled, one is copied from, and one more, as both take turns unevenly.
+const PIECES: usize = 3;
+/// Bytes of one. Long enough for the link to reach its full rate.
+const PIECE_BYTES: u64 = 8 << 20;
+
+/// What copies beside passes are made with. Kept from pass to pass.
+pub struct Uploads {
+    device: Device,
+    pool: vk::CommandPool,
+    pieces: Vec<Piece>,
+    /// The piece that is filled next.
+    next: usize,
+}
+
+struct Piece {
+    memory: Allocation,
+    commands: vk::CommandBuffer,
+    copied: vk::Fence,
+    state: State,
+}
+
+#[derive(Clone, Copy)]
+enum State {
+    Free,
+    /// So many bytes are.
+    Filling(u64),
+    Copying,
+}
+
+/// Copies that go on. Buffers that they write are borrowed until they have ended.
+pub struct Uploading<'a> {
+    uploads: &'a mut Uploads,
+    bytes: u64,
+    buffers: PhantomData<Slice<'a>>,
+}
+
+impl Device {
+    /// # Errors
+    /// [`VulkanError::OutOfMemory`], [`VulkanError::Driver`].
+    pub fn uploads(&self) -> Result<Uploads, VulkanError> {
+        let failed = |result| VulkanError::of("prepare copies", result);
+        let raw = self.raw();
+        raw.check()?;
+        let info = vk::CommandPoolCreateInfo::default()
+            .queue_family_index(raw.found.upload_family)
+            .flags(vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER);
+        // SAFETY: the family is the device's; what is made, here and below, is destroyed with the uploads.
+        let pool = unsafe { raw.raw.create_command_pool(&info, None) }.map_err(failed)?;
+        let mut uploads = Uploads {
+            device: self.clone(),
+            pool,
+            pieces: Vec::new(),
+            next: 0,
+        };
+        for _ in 0..PIECES {
+            let info = vk::CommandBufferAllocateInfo::default()
+                .command_pool(pool)
+                .level(vk::CommandBufferLevel::PRIMARY)
+                .command_buffer_count(1);
+            // SAFETY: as above.
+            let commands = unsafe { raw.raw.allocate_command_buffers(&info) }.map_err(failed)?;
+            let memory = Allocation::new(raw, PIECE_BYTES, Use::ToDevice)?;
+            // SAFETY: as above.
+            match unsafe { raw.raw.create_fence(&vk::FenceCreateInfo::default(), None) } {
+                Ok(copied) => uploads.pieces.push(Piece {
+                    memory,
+                    commands: commands[0],
+                    copied,
+                    state: State::Free,
+                }),
+                Err(result) => {
+                    // SAFETY: it is new.
+                    unsafe { memory.destroy(&raw.raw) };
+                    return Err(failed(result));
+                }
+            }
+        }
+        Ok(uploads)
+    }
+}
+
+impl Uploads {
+    /// Copies may begin.
+    pub fn begin(&mut self) -> Uploading<'_> {
+        Uploading {
+            uploads: self,
+            bytes: 0,
+            buffers: PhantomData,
+        }
+    }
+
+    /// Copies at most `most` bytes, as `fill` writes them, to this place in a buffer. Returns how many.
+    fn copy(
+        &mut self,
+        (to, offset): (vk::Buffer, u64),
+        most: u64,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<u64, VulkanError> {
+        self.wait_for(self.next)?;
+        let raw = &self.device.raw().raw;
+        let piece = &mut self.pieces[self.next];
+        let at = match piece.state {
+            State::Filling(at) => at,
+            State::Free | State::Copying => {
+                let begin = vk::CommandBufferBeginInfo::default()
+                    .flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
+                // SAFETY: what was recorded there before has run.
+                let begun = unsafe { raw.begin_command_buffer(piece.commands, &begin) };
+                begun.map_err(|result| VulkanError::of("begin a copy", result))?;
+                0
+            }
+        };
+        let bytes = most.min(piece.memory.bytes - at);
+        fill(piece.memory.part(at..at + bytes));
+        let region = [vk::BufferCopy::default()
+            .src_offset(at)
+            .dst_offset(offset)
+            .size(bytes)];
+        // SAFETY: both ranges are within their buffers, which live until the copies have ended.
+        unsafe { raw.cmd_copy_buffer(piece.commands, piece.memory.handle, to, &region) };
+        let end = (at + bytes).next_multiple_of(16);
+        piece.state = State::Filling(end);
+        if end >= piece.memory.bytes {
+            self.submit()?;
+        }
+        Ok(bytes)
+    }
+
+    /// Hands the piece that is being filled to the GPU, if there is one.
+    fn submit(&mut self) -> Result<(), VulkanError> {
+        let device = self.device.raw();
+        let piece = &mut self.pieces[self.next];
+        if !matches!(piece.state, State::Filling(_)) {
+            return Ok(());
+        }
+        // SAFETY: what the commands use lives until they have run: whoever uploads waits. The fence is not in use.
+        let submitted = unsafe {
+            let raw = &device.raw;
+            raw.end_command_buffer(piece.commands)
+                .and_then(|()| raw.reset_fences(&[piece.copied]))
+                .and_then(|()| device.submit(device.upload_queue, &[piece.commands], piece.copied))
+        };
+        piece.state = match submitted {
+            Ok(()) => State::Copying,
+            Err(_) => State::Free,
+        };
+        self.next = (self.next + 1) % self.pieces.len();
+        submitted.map_err(|result| self.failed(result))
+    }
+
+    /// Waits until the piece may be filled.
+    fn wait_for(&mut self, piece: usize) -> Result<(), VulkanError> {
+        let State::Copying = self.pieces[piece].state else {
+            return Ok(());
+        };
+        let waited = self.device.raw().wait(self.pieces[piece].copied, PATIENCE);
+        waited.map_err(|result| self.failed(result))?;
+        self.pieces[piece].state = State::Free;
+        Ok(())
+    }
+
+    fn failed(&self, result: vk::Result) -> VulkanError {
+        match result {
+            vk::Result::TIMEOUT => {
+                self.device.raw().give_up();
+                VulkanError::Hung {
+                    seconds: PATIENCE.as_secs(),
+                }
+            }
+            vk::Result::ERROR_DEVICE_LOST => {
+                self.device.raw().give_up();
+                VulkanError::Lost
+            }
+            result => VulkanError::of("copy weights", result),
+        }
+    }
+}
+
+impl<'a> Uploading<'a> {
+    /// Copies to these bytes of `to` what `fill` writes, part by part: it is given how many were written before, and those to write. What is
+    /// there now must not be in use any more.
+    ///
+    /// # Errors
+    /// [`VulkanError::Hung`], [`VulkanError::Lost`], [`VulkanError::Driver`].
+    ///
+    /// # Panics
+    /// When `to` ends before.
+    pub fn write(
+        &mut self,
+        to: Slice<'a>,
+        bytes: Range<u64>,
+        mut fill: impl FnMut(usize, &mut [u8]),
+    ) -> Result<(), VulkanError> {
+        assert!(bytes.end <= to.bytes(), "bytes {bytes:?} of {}", to.bytes());
+        let (all, mut done) = (bytes.end - bytes.start, 0);
+        while done < all {
+            let place = (to.handle(), to.offset() + bytes.start + done);
+            let fill = |bytes: &mut [u8]| fill(done as usize, bytes);
+            done += self.uploads.copy(place, all - done, fill)?;
+        }
+        self.bytes += all;
+        Ok(())
+    }
+
+    /// Copies `numbers` to the beginning of `to`.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    ///
+    /// # Panics
+    /// As there.
+    pub fn write_all<T: Plain>(&mut self, to: Slice<'a>, numbers: &[T]) -> Result<(), VulkanError> {
+        let bytes = plain::bytes(numbers);
+        self.write(to, 0..bytes.len() as u64, |done, out| {
+            out.copy_from_slice(&bytes[done..][..out.len()]);
+        })
+    }
+
+    /// Waits until all is there. Kernels that read it are recorded behind a barrier, in parts of a pass that are handed over later.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn wait(&mut self) -> Result<(), VulkanError> {
+        self.uploads.submit()?;
+        (0..self.uploads.pieces.len()).try_for_each(|piece| self.uploads.wait_for(piece))
+    }
+
+    /// Bytes that were written so far.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Uploading<'_> {
+    fn drop(&mut self) {
+        let device = self.uploads.device.raw();
+        if !device.is_lost() && self.wait().is_err() {
+            // What was not copied yet is not any more.
+            self.uploads.device.raw().give_up();
+        }
+    }
+}
+
+impl Drop for Uploads {
+    fn drop(&mut self) {
+        let device = self.device.raw();
+        if device.is_lost() {
+            return;
+        }
+        // SAFETY: whoever uploaded has waited, so nothing uses them; command buffers go with their pool.
+        unsafe {
+            for piece in &self.pieces {
+                device.raw.destroy_fence(piece.copied, None);
+                piece.memory.destroy(&device.raw);
+            }
+            device.raw.destroy_command_pool(self.pool, None);
+        }
+    }
+}
