@@ -218,6 +218,7 @@ pub fn made_up() -> LocalModel {
             attention_window: 0,
             layer_weights: vec![weights("Q4_K", 6_500_000_000)],
             expert_weights: Vec::new(),
+            largest_part_bytes: 0,
             experts: 0,
             experts_per_token: 0,
             output_weights: vec![weights("Q6_K", 500_000_000)],

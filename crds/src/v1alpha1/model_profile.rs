@@ -67,6 +67,9 @@ pub struct ModelProfileSpec {
     /// Of `layerWeights`, those of experts, by format. Empty, as in documents of earlier versions: a token uses all weights of a layer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expert_weights: Vec<FormatWeights>,
+    /// Bytes of the largest matrix of a layer; all experts of a layer count as one. 0, or absent as in documents of earlier versions: not known.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub largest_part_bytes: i64,
     /// Experts of a layer that has some. 0: no layer has.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub experts: i32,
@@ -94,6 +97,14 @@ impl ModelProfileSpec {
         match self.experts {
             0 => 1.0,
             all => f64::from(self.experts_per_token) / f64::from(all),
+        }
+    }
+
+    /// Bytes of the largest part of a layer; where that is not known, of a layer that is larger than most.
+    pub fn part_bytes(&self) -> i64 {
+        match self.largest_part_bytes {
+            0 => self.layer_bytes() / 4 * 5,
+            bytes => bytes,
         }
     }
 
@@ -235,6 +246,7 @@ impl ModelProfile {
             attention_window,
             layer_weights,
             expert_weights,
+            largest_part_bytes,
             experts,
             experts_per_token,
             output_weights,
@@ -267,6 +279,7 @@ impl ModelProfile {
                 ),
                 ("windowedLayers", (*windowed_layers).into(), 0..=all_layers),
                 ("attentionWindow", (*attention_window).into(), windows),
+                ("largestPartBytes", *largest_part_bytes, 0..=MAX_BYTES),
                 ("experts", (*experts).into(), 0..=4096),
                 (
                     "expertsPerToken",
@@ -343,6 +356,7 @@ mod tests {
                 attention_window: 512,
                 layer_weights: vec![weights("Q8_0", 800, 850)],
                 expert_weights: vec![weights("Q8_0", 640, 680)],
+                largest_part_bytes: 113,
                 experts: 8,
                 experts_per_token: 2,
                 output_weights: vec![weights("F32", 20, 80)],

@@ -40,6 +40,7 @@ struct Map {
 }
 
 /// A matrix (or, with one row, a vector) whose blocks lie in the map; keeps the map alive.
+#[derive(Clone)]
 pub(crate) struct MappedTensor {
     /// Not really `'static`: it borrows `map`, and leaves this struct only with the lifetime of a borrow of the struct.
     matrix: Matrix<'static>,

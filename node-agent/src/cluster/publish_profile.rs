@@ -300,6 +300,7 @@ mod tests {
             attention_window: 1024,
             layer_weights: vec![weights.clone(); 3],
             expert_weights: vec![weights.clone(); 2],
+            largest_part_bytes: 1 << 28,
             experts: 128,
             experts_per_token: 8,
             output_weights: vec![weights],

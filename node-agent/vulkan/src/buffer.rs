@@ -71,6 +71,11 @@ impl Buffer {
         self.own.handle
     }
 
+    /// The GPU that it is on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// Bytes; a multiple of 4.
     pub fn bytes(&self) -> u64 {
         self.own.bytes

@@ -65,11 +65,19 @@ pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, Refuse
         attention_window: windows.max().unwrap_or(0) as i32,
         layer_weights: by_format(in_layers.chain(of_experts())),
         expert_weights: by_format(of_experts()),
+        largest_part_bytes: model.layers.iter().map(largest_part).max().unwrap_or(0),
         experts: experts as i32,
         experts_per_token: experts_per_token as i32,
         output_weights: by_format([&model.output_head]),
         embedding_bytes: byte_count(&model.embedding.bytes),
     })
+}
+
+/// Bytes of the largest matrix of a layer, of whose experts all count as one.
+fn largest_part(layer: &LayerSpec) -> i64 {
+    let experts = layer.expert_matrices().map(|rows| byte_count(&rows.bytes));
+    let single = layer.matrices().map(|rows| byte_count(&rows.bytes));
+    single.fold(experts.sum(), i64::max)
 }
 
 /// Marks of the tokens that `metadata` lists: of all, and of the last [`MARKS`] multiples of [`MARKED`] below.

@@ -204,7 +204,7 @@ struct Share<'a> {
     gpu_head_bytes: i64,
     draft_bytes: i64,
     logits_bytes: i64,
-    /// Whether layers on the processor are copied to the GPU for passes of many rows, two at a time.
+    /// Whether layers on the processor are copied to the GPU for passes of many rows, two parts of them at a time.
     streams: bool,
 }
 
@@ -264,8 +264,11 @@ fn gpu(
     findings: &mut Vec<Finding>,
 ) {
     if let Some(limit) = status.own_gpu_bytes(spec) {
-        let at_once = share.gpu_layers + if share.streams { 2 } else { 0 };
-        let layers = at_once * (share.layer_bytes + share.gpu_kv_bytes);
+        let streamed = match share.streams {
+            true => 2 * (spec.part_bytes() + share.gpu_kv_bytes),
+            false => 0,
+        };
+        let layers = share.gpu_layers * (share.layer_bytes + share.gpu_kv_bytes) + streamed;
         let what = match share.gpu_head_bytes {
             0 => "GPU memory for layers and KV cache",
             _ => "GPU memory for layers, KV cache and output head",

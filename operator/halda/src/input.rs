@@ -164,7 +164,7 @@ pub struct GpuCost {
 pub struct StreamedCost {
     /// One layer, for a chunk of a prompt.
     pub chunk_seconds: f64,
-    /// What two layers with the keys and values of all the context take there.
+    /// What two matrices (or all experts of two layers), and the keys and values of two layers for all the context, take there.
     pub room_bytes: f64,
     /// The fewest rows of a pass with which it is a gain.
     pub from_rows: usize,
@@ -288,8 +288,8 @@ const BUFFER_WIDTHS: f64 = 16.0;
 /// The same for latent attention, whose queries are latents: several times as wide as heads are.
 const LATENT_BUFFER_WIDTHS: f64 = 32.0;
 const LATENT_ATTENTION: &str = "latent-attention";
-/// The largest layer, in units of the mean: files have some layers in larger formats.
-const LARGER_LAYER: f64 = 1.25;
+/// Matrices of a layer.
+const MATRICES: f64 = 8.0;
 const HEAD_ROWS: f64 = GPU_HEAD_ROWS as f64;
 /// Activations in memory are F32, whatever the wire carries.
 const F32_BYTES: f64 = 4.0;
@@ -544,8 +544,8 @@ fn device(
                         .map(|on_gpu| on_gpu + guess),
                     streamed: match backend {
                         GpuBackend::Vulkan => {
-                            let rate = measured.to_gpu_bytes_per_second as f64;
-                            streamed(&model_sizes, options, cpu_layer, &gpu, rate)
+                            let gpu = (&gpu, measured);
+                            streamed(spec, &model_sizes, options, cpu_layer, gpu)
                         }
                         _ => None,
                     },
@@ -594,21 +594,23 @@ fn gpu_device(
     })
 }
 
-/// What it takes to copy layers' weights to a GPU, at so many bytes per second, for each chunk of a prompt. `None` where that is no gain, and
-/// where the GPU shares the machine's memory.
+/// What it takes to copy layers' weights to a GPU for each chunk of a prompt. `None` where that is no gain, and where the GPU shares the
+/// machine's memory.
 fn streamed(
+    spec: &ModelProfileSpec,
     model: &ModelSizes,
     options: &Options,
     cpu: LayerCost,
-    gpu: &GpuCost,
-    rate: f64,
+    (gpu, measured): (&GpuCost, &GpuMeasurements),
 ) -> Option<StreamedCost> {
     gpu.memory_bytes?;
     let rows = CHUNK_POSITIONS.min(options.prompt_tokens) as f64;
-    let copied = model.layer_bytes / rate;
-    // One layer computes while the next is copied.
+    // Each matrix is waited for.
+    let waits = MATRICES * 2.0 * measured.copy_overhead_nanoseconds as f64 / 1e9;
+    let copied = model.layer_bytes / measured.to_gpu_bytes_per_second as f64 + waits;
+    // While one is computed with, the next is copied.
     let chunk_seconds = copied.max(rows * gpu.layer.prefill_seconds);
-    let room = LARGER_LAYER * model.layer_bytes + model.gpu_layer_kv_bytes;
+    let room = spec.part_bytes() as f64 + model.gpu_layer_kv_bytes;
     (chunk_seconds < rows * cpu.prefill_seconds).then_some(StreamedCost {
         chunk_seconds,
         room_bytes: 2.0 * room,

@@ -23,7 +23,7 @@
 //!   as the slowest member. A member reads its overflow once per chunk, overlapped with its own work in the same way.
 //! - A hop costs latency and payload, for every member in every round, unless the ring has one member.
 //! - Rank 0's output head is on its GPU where its layers leave room ([`MemberLatency::output_head_on_gpu`]).
-//! - Where a GPU has room for two layers more, it computes a prompt's chunks through the layers on the CPU, too: each layer takes as long as its
+//! - Where a GPU has room for two matrices more, it computes a prompt's chunks through the layers on the CPU, too: each layer takes as long as its
 //!   weights take to get there, or as the GPU computes, if that is longer ([`MemberLatency::gpu_from_rows`]).
 
 use crate::input::{Device, GpuCost, MemoryRule, ModelSizes, Overlap, PlanningInput, StreamedCost};

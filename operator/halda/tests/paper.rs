@@ -541,7 +541,8 @@ fn an_output_head_is_on_a_gpu_that_has_room_and_kernels_for_it() {
     assert!(here.memory_bytes > there.memory_bytes + 295_000_000);
 }
 
-/// Weights on the processor of d2 and d3 cross 12 GB/s to their GPUs for each chunk of a prompt.
+/// Weights on the processors of d2 and d3 cross 12 GB/s to their GPUs for each chunk of a prompt. Most of what is left is the phone's, d4, which
+/// has layers since the others' memory is full.
 #[test]
 fn gpus_shorten_the_time_to_the_first_token() {
     let (model, mut cluster) = (model("llama-3-70b"), nodes(&D1_TO_D4));
@@ -551,16 +552,13 @@ fn gpus_shorten_the_time_to_the_first_token() {
     };
     let ttft = |cluster: &[NodeProfile]| {
         let plan = planned(&model, cluster, &options);
-        println!("{} gap {}", described("512 tokens", &plan), plan.report.proven_gap_percent);
-        let input = PlanningInput::new(&model, cluster, &options).unwrap();
-        for device in &input.devices { println!("{:?} {:?}", device.cpu, device.gpu); }
         let streams = plan.report.members.iter();
         let streams = streams.filter(|member| member.gpu_from_rows.is_some());
         (streams.count(), plan.report.ttft_milliseconds)
     };
-    // candle's GPUs do not take weights for each pass.
+    // Through CUDA, weights are not taken for each pass.
     let (streams, before) = ttft(&cluster);
-    assert_eq!(streams, 0);
+    assert!(streams == 0 && before > 45_000.0, "{streams} {before}");
     let gpus = cluster
         .iter_mut()
         .flat_map(|node| &mut node.status.as_mut().unwrap().gpus);
@@ -568,10 +566,7 @@ fn gpus_shorten_the_time_to_the_first_token() {
         gpu.backend = GpuBackend::Vulkan;
     }
     let (streams, after) = ttft(&cluster);
-    assert!(
-        streams > 0 && after < 10_000.0,
-        "{streams} {before} {after}"
-    );
+    assert!(streams == 2 && after < 25_000.0, "{streams} {after}");
 }
 
 /// Where machine and GPU share memory, they read it alike.

@@ -7,6 +7,7 @@ mod layers;
 mod open;
 mod placed;
 mod probe;
+mod resident;
 mod step;
 mod streamed;
 mod window;

@@ -5,11 +5,11 @@ use std::ops::Range;
 use prima_model::{Experts as ExpertsSpec, Gating};
 use prima_vulkan::{
     self as vulkan, ExpertProduct, ExpertRows, ExpertTiles, Input, Mixture, Pass, Routing,
-    SharedExpert, Slice, VulkanError, input_bytes,
+    SharedExpert, VulkanError, input_bytes,
 };
 
-use super::placed::{Experts, PlacedLayer, Projection};
-use super::step::Step;
+use super::placed::{Experts, Matrices, PlacedLayer};
+use super::step::{Step, StepError};
 use super::workspace::Layout;
 
 /// Where what experts need lies in the workspace.
@@ -126,10 +126,10 @@ impl<'a> Step<'a> {
     pub(super) fn experts(
         &self,
         pass: &mut Pass<'a>,
+        matrices: &mut dyn Matrices<'a>,
         input: Input<'a>,
-        experts: &'a Experts,
-        spec: &'a ExpertsSpec,
-    ) -> Result<(), VulkanError> {
+        (experts, spec): (&'a Experts, &'a ExpertsSpec),
+    ) -> Result<(), StepError> {
         let (layer, places) = (self.layer, &self.places.experts);
         let slice = |place: &Range<u64>| self.slice(place);
         let [choices, rows, of_choices, of_tiles] = places.routed.each_ref().map(slice);
@@ -141,12 +141,12 @@ impl<'a> Step<'a> {
             tiles: of_tiles,
         };
         let logits = slice(&places.logits);
-        self.project(pass, &experts.router, input, logits, None)?;
+        self.project(pass, matrices, &experts.router, input, logits, None)?;
         let shared_logits = slice(&places.shared_logits);
         if let Some(mlp) = &layer.dense {
-            self.gate_and_up(pass, mlp, input)?;
+            self.gate_and_up(pass, matrices, mlp, input)?;
             if let Some(gate) = &mlp.output_gate {
-                self.project(pass, gate, input, shared_logits, None)?;
+                self.project(pass, matrices, gate, input, shared_logits, None)?;
             }
         }
         pass.barrier();
@@ -154,7 +154,7 @@ impl<'a> Step<'a> {
         let bias = experts.selection_bias.as_ref();
         let routing = Routing {
             logits,
-            selection_bias: bias.map(|bias| self.weights.vector(bias)),
+            selection_bias: bias.map(|bias| layer.vector(bias)),
             gating: match spec.gating {
                 Gating::Softmax => vulkan::Gating::Softmax,
                 Gating::Sigmoid => vulkan::Gating::Sigmoid,
@@ -175,20 +175,37 @@ impl<'a> Step<'a> {
         pass.group_by_expert(routed)?;
         let projected = slice(&self.places.projected);
         if let Some((mlp, gated)) = shared {
-            self.project(pass, &mlp.down, gated, projected, None)?;
+            self.project(pass, matrices, &mlp.down, gated, projected, None)?;
         }
         pass.barrier();
 
+        let [of_gate, of_up, of_down] = matrices.experts(pass, experts)?;
+        let bias = |projection| layer.bias(projection);
         let (gate, up) = (slice(&places.gate), slice(&places.up));
-        for (projection, out) in [(&experts.gate, gate), (&experts.up, up)] {
-            self.project_experts(pass, routed, projection, (rounded, false), out)?;
+        for (matrix, bias, out) in [
+            (of_gate, bias(&experts.gate), gate),
+            (of_up, bias(&experts.up), up),
+        ] {
+            let product = ExpertProduct {
+                x: rounded,
+                is_grouped: false,
+                out,
+                bias,
+            };
+            pass.multiply_experts(routed, matrix, product)?;
         }
         pass.barrier();
         let room = (experts.down.format, slice(&places.gated_bytes));
         let gated = pass.gate_experts(routed, layer.activation, (gate, up), spec.width, room)?;
         pass.barrier();
         let made = slice(&places.made);
-        self.project_experts(pass, routed, &experts.down, (gated, true), made)?;
+        let product = ExpertProduct {
+            x: gated,
+            is_grouped: true,
+            out: made,
+            bias: bias(&experts.down),
+        };
+        pass.multiply_experts(routed, of_down, product)?;
         pass.barrier();
 
         let post_norm = layer.feed_forward_post_norm.as_ref();
@@ -217,23 +234,5 @@ impl<'a> Step<'a> {
             pass.barrier();
         }
         Ok(())
-    }
-
-    /// Each row with its expert's part of a projection; `x` is grouped by expert, or not.
-    fn project_experts(
-        &self,
-        pass: &mut Pass<'a>,
-        routed: ExpertRows<'a>,
-        projection: &'a Projection,
-        (x, is_grouped): (Input<'a>, bool),
-        out: Slice<'a>,
-    ) -> Result<(), VulkanError> {
-        let product = ExpertProduct {
-            x,
-            is_grouped,
-            out,
-            bias: self.weights.bias(projection),
-        };
-        pass.multiply_experts(routed, self.weights.matrix(projection), product)
     }
 }

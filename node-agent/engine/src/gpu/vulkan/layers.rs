@@ -9,8 +9,9 @@ use prima_vulkan::{Buffer, KV_POSITIONS, VulkanError, kv_block_bytes};
 
 use super::kv::{BlockPool, DeviceBlocks, Unshared};
 use super::open::VulkanGpu;
-use super::placed::{PlacedLayer, Weights};
-use super::step::{Chunk, Listed};
+use super::placed::PlacedLayer;
+use super::resident::Resident;
+use super::step::{Chunk, Listed, StepError};
 use super::window::Window;
 use super::workspace::Workspace;
 use crate::batch::Sequence;
@@ -36,7 +37,7 @@ pub(super) struct VulkanLayers {
 
 struct DeviceLayer {
     placed: PlacedLayer,
-    weights: Weights,
+    resident: Resident,
     pool: Arc<BlockPool>,
 }
 
@@ -66,16 +67,16 @@ impl VulkanLayers {
                 None => kv_positions.div_ceil(KV_POSITIONS),
                 Some(_) => 0,
             };
-            let placed = PlacedLayer::place(&gpu.device, &layer, direct);
-            let loaded = placed.and_then(|(placed, copies)| {
-                let weights = Weights::load(&gpu.device, copies)?;
+            let placed = PlacedLayer::new(&gpu.device, &layer, direct);
+            let loaded = placed.and_then(|placed| {
+                let resident = Resident::load(&gpu.device, &placed)?;
                 pool.reserve(&gpu.device, blocks)?;
-                Ok((placed, weights))
+                Ok((placed, resident))
             });
-            let (placed, weights) = loaded.map_err(|source| error("take its layers", source))?;
+            let (placed, resident) = loaded.map_err(|source| error("take its layers", source))?;
             Ok(DeviceLayer {
                 placed,
-                weights,
+                resident,
                 pool,
             })
         });
@@ -96,7 +97,7 @@ impl VulkanLayers {
         activation: &mut [f32],
         chunks: &[Chunk],
         sequences: &mut [Sequence<'_>],
-    ) -> Result<(), VulkanError> {
+    ) -> Result<(), StepError> {
         self.make_room(chunks, sequences)?;
         let mut listed = Vec::new();
         let mut blocks: Vec<u32> = Vec::new();
@@ -122,10 +123,17 @@ impl VulkanLayers {
         let mut begun = self.window.begin(&self.gpu, workspace, &rows, activation)?;
         let listed = listed.chunks(chunks.len());
         for ((layer, cache), listed) in self.layers.iter().zip(&caches).zip(listed) {
-            let weights = (&layer.placed, &layer.weights);
-            begun.layer(&self.window, &rows, weights, cache, listed)?;
+            let mut matrices = &layer.resident;
+            begun.layer(
+                &self.window,
+                &rows,
+                &layer.placed,
+                &mut matrices,
+                cache,
+                listed,
+            )?;
         }
-        begun.finish(&rows, activation)
+        Ok(begun.finish(&rows, activation)?)
     }
 
     /// Makes room for the keys and values of new rows. If that fails, every cache is as it was before.
@@ -208,7 +216,7 @@ impl Executor for VulkanLayers {
             rest = others;
             let done = self.pass(&mut workspace, own, &chunks, batch);
             compute.part_done();
-            done.map_err(|source| error("compute its layers", source))?;
+            done.map_err(|source| source.of("compute its layers"))?;
         }
         Ok(())
     }

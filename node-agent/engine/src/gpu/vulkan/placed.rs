@@ -1,15 +1,15 @@
-//! A layer whose weights have their places in buffers of the GPU, matrices as the file has them. Large ones have buffers of their own, since
-//! drivers limit what one may have.
+//! A layer on the GPU: its vectors, and which matrices it has. These are as the file has them, and come from whoever has them there
+//! ([`Matrices`]).
 
-use std::iter;
 use std::ops::Range;
 
 use prima_gguf::GgmlType;
 use prima_model::{ActivationFunction, LayerSpec};
 use prima_vulkan::{
-    self as vulkan, Buffer, Device, MOST_HEAD_DIM, Matrix, Slice, VulkanError, has_kernels,
+    self as vulkan, Buffer, Device, MOST_HEAD_DIM, Matrix, Pass, Slice, VulkanError, has_kernels,
 };
 
+use super::step::StepError;
 use super::workspace::Layout;
 use crate::layer::{self, Direct, Layer};
 use crate::mapped_weights::MappedTensor;
@@ -31,6 +31,31 @@ pub(super) struct PlacedLayer {
     pub dense: Option<Mlp>,
     pub experts: Option<Experts>,
     pub feed_forward_post_norm: Option<Vector>,
+    vectors: Buffer,
+    tensors: Vec<MappedTensor>,
+}
+
+/// Who has a layer's matrices on the GPU while a pass goes through it.
+pub(super) trait Matrices<'a> {
+    /// A matrix, for the kernels that are recorded until the next is asked for.
+    ///
+    /// # Errors
+    /// What keeps it from being there.
+    fn matrix(
+        &mut self,
+        pass: &mut Pass<'a>,
+        projection: &'a Projection,
+    ) -> Result<Matrix<'a>, StepError>;
+
+    /// Those of all experts: gate, up and down.
+    ///
+    /// # Errors
+    /// What keeps them from being there.
+    fn experts(
+        &mut self,
+        pass: &mut Pass<'a>,
+        experts: &'a Experts,
+    ) -> Result<[Matrix<'a>; 3], StepError>;
 }
 
 /// What all rows go through.
@@ -51,53 +76,26 @@ pub(super) struct Experts {
     pub down: Projection,
 }
 
-/// A layer's buffers. The first has all that is small.
-#[derive(Default)]
-pub(super) struct Weights(Vec<Buffer>);
-
-/// Which of a layer's buffers, and where in it.
-#[derive(Clone)]
-pub(super) struct Place(pub usize, pub Range<u64>);
-
 /// Numbers of a layer, and how many.
 pub(super) struct Vector {
-    place: Place,
+    place: Range<u64>,
     pub len: usize,
 }
 
 pub(super) struct Projection {
-    place: Place,
+    /// Its place among the layer's matrices.
+    pub number: usize,
     pub format: GgmlType,
     pub rows: usize,
     pub cols: usize,
     bias: Option<Vector>,
 }
 
-/// What is copied to the buffers, and where.
-pub(super) enum Piece<'a> {
-    Matrix(Place, &'a MappedTensor),
-    /// Gate, up and down.
-    Experts([Place; 3], &'a layer::Experts),
-    Numbers(Place, &'a [f32]),
-}
-
-/// What is to be copied for a layer.
-pub(super) struct Copies<'a> {
-    /// Bytes of each buffer.
-    pub buffers: Vec<u64>,
-    /// In the order in which a pass uses them.
-    pub pieces: Vec<Piece<'a>>,
-}
-
-/// From so many bytes on, a matrix has a buffer of its own. Vulkan promises buffers of 1 GiB, and layers with experts have more.
-const LARGE: u64 = 64 << 20;
-
 /// Gives the parts of a layer their places.
 struct Placing<'a> {
-    device: &'a Device,
-    /// Of each buffer.
-    layouts: Vec<Layout>,
-    pieces: Vec<Piece<'a>>,
+    layout: Layout,
+    vectors: Vec<(Range<u64>, &'a [f32])>,
+    tensors: Vec<MappedTensor>,
 }
 
 impl PlacedLayer {
@@ -116,20 +114,20 @@ impl PlacedLayer {
         }
     }
 
-    /// Gives a layer's weights their places.
+    /// Copies a layer's vectors to the GPU.
     ///
     /// # Errors
-    /// [`VulkanError::NoKernel`] names what the GPU does not compute.
-    pub fn place<'a>(
-        device: &'a Device,
-        layer: &'a Layer,
-        attention: &'a Direct,
-    ) -> Result<(PlacedLayer, Copies<'a>), VulkanError> {
+    /// [`VulkanError::NoKernel`] names what the GPU does not compute; [`VulkanError::OutOfMemory`].
+    pub fn new(
+        device: &Device,
+        layer: &Layer,
+        attention: &Direct,
+    ) -> Result<PlacedLayer, VulkanError> {
         check(device, &layer.spec)?;
         let mut placing = Placing {
-            device,
-            layouts: vec![Layout::new(device)],
-            pieces: Vec::new(),
+            layout: Layout::new(device),
+            vectors: Vec::new(),
+            tensors: Vec::new(),
         };
         let attention_norm = placing.optional(&layer.attention_norm);
         let query = placing.projection(&attention.query);
@@ -148,20 +146,19 @@ impl PlacedLayer {
             down: placing.projection(&mlp.down),
             output_gate: mlp.output_gate.as_ref().map(|gate| placing.matrix(gate)),
         });
-        let experts = layer.experts.as_ref().map(|experts| {
-            let router = placing.projection(&experts.router);
-            let selection_bias = placing.optional(&experts.selection_bias);
-            let [gate, up, down] = placing.experts(experts);
-            Experts {
-                router,
-                selection_bias,
-                gate,
-                up,
-                down,
-            }
+        let experts = layer.experts.as_ref().map(|experts| Experts {
+            router: placing.projection(&experts.router),
+            selection_bias: placing.optional(&experts.selection_bias),
+            gate: placing.projection(&experts.gate),
+            up: placing.projection(&experts.up),
+            down: placing.projection(&experts.down),
         });
         let feed_forward_post_norm = placing.optional(&layer.feed_forward_post_norm);
-        let placed = PlacedLayer {
+        let vectors = device.buffer(placing.layout.end())?;
+        for (place, numbers) in placing.vectors {
+            device.upload(vectors.slice(place), numbers)?;
+        }
+        Ok(PlacedLayer {
             spec: layer.spec.clone(),
             rope: layer.rope,
             attention_norm,
@@ -181,93 +178,52 @@ impl PlacedLayer {
             dense,
             experts,
             feed_forward_post_norm,
-        };
-        let copies = Copies {
-            buffers: placing.layouts.iter().map(Layout::end).collect(),
-            pieces: placing.pieces,
-        };
-        Ok((placed, copies))
-    }
-}
-
-impl Weights {
-    /// Copies a layer's weights to buffers of its own.
-    ///
-    /// # Errors
-    /// [`VulkanError::OutOfMemory`], [`VulkanError::Driver`].
-    pub fn load(device: &Device, copies: Copies<'_>) -> Result<Weights, VulkanError> {
-        let buffers = copies.buffers.iter().map(|bytes| device.buffer(*bytes));
-        let weights = Weights(buffers.collect::<Result<_, _>>()?);
-        let upload = |place: &Place, tensor: &MappedTensor| {
-            device.upload(weights.slice(place), tensor.matrix().bytes())
-        };
-        for piece in copies.pieces {
-            match piece {
-                Piece::Matrix(place, tensor) => upload(&place, tensor)?,
-                Piece::Experts(places, experts) => {
-                    let all = [&experts.gate, &experts.up, &experts.down];
-                    for (place, projection) in places.iter().zip(all) {
-                        upload(place, &projection.weight)?;
-                    }
-                }
-                Piece::Numbers(place, numbers) => device.upload(weights.slice(&place), numbers)?,
-            }
-        }
-        Ok(weights)
-    }
-
-    /// Sees to it that there is room for a layer whose buffers have these sizes, and what others need. What is there may be lost.
-    ///
-    /// # Errors
-    /// As [`load`](Self::load).
-    pub fn make_room(&mut self, device: &Device, bytes: &[u64]) -> Result<(), VulkanError> {
-        for (place, &bytes) in bytes.iter().enumerate() {
-            match self.0.get(place) {
-                Some(buffer) if buffer.bytes() >= bytes => {}
-                None => self.0.push(device.upload_buffer(bytes)?),
-                Some(_) => {
-                    // The old one, and what comes behind it, is freed before.
-                    let behind: Vec<u64> = self
-                        .0
-                        .drain(place..)
-                        .skip(1)
-                        .map(|old| old.bytes())
-                        .collect();
-                    for bytes in iter::once(bytes).chain(behind) {
-                        self.0.push(device.upload_buffer(bytes)?);
-                    }
-                }
-            }
-        }
-        Ok(())
+            vectors,
+            tensors: placing.tensors,
+        })
     }
 
     pub fn vector(&self, vector: &Vector) -> Slice<'_> {
-        self.slice(&vector.place)
-    }
-
-    pub fn slice(&self, Place(buffer, bytes): &Place) -> Slice<'_> {
-        self.0[*buffer].slice(bytes.clone())
-    }
-
-    pub fn matrix(&self, projection: &Projection) -> Matrix<'_> {
-        Matrix {
-            weights: self.slice(&projection.place),
-            format: projection.format,
-            rows: projection.rows,
-            cols: projection.cols,
-        }
+        self.vectors.slice(vector.place.clone())
     }
 
     pub fn bias(&self, projection: &Projection) -> Option<Slice<'_>> {
         projection.bias.as_ref().map(|bias| self.vector(bias))
     }
+
+    /// A matrix in memory.
+    pub fn tensor(&self, projection: &Projection) -> &MappedTensor {
+        &self.tensors[projection.number]
+    }
+
+    /// All, by their numbers.
+    pub fn tensors(&self) -> &[MappedTensor] {
+        &self.tensors
+    }
+}
+
+impl Experts {
+    pub fn of_experts(&self) -> [&Projection; 3] {
+        [&self.gate, &self.up, &self.down]
+    }
+}
+
+impl Projection {
+    /// With its weights there.
+    pub fn with<'a>(&self, weights: Slice<'a>) -> Matrix<'a> {
+        Matrix {
+            weights,
+            format: self.format,
+            rows: self.rows,
+            cols: self.cols,
+        }
+    }
 }
 
 impl<'a> Placing<'a> {
     fn vector(&mut self, numbers: &'a [f32]) -> Vector {
-        let place = Place(0, self.layouts[0].numbers(numbers.len()));
-        self.pieces.push(Piece::Numbers(place.clone(), numbers));
+        let place = self.layout.numbers(numbers.len());
+        self.vectors.push((place.clone(), numbers));
         Vector {
             place,
             len: numbers.len(),
@@ -285,37 +241,12 @@ impl<'a> Placing<'a> {
         }
     }
 
-    fn matrix(&mut self, tensor: &'a MappedTensor) -> Projection {
-        let projection = self.placed(tensor);
-        self.pieces
-            .push(Piece::Matrix(projection.place.clone(), tensor));
-        projection
-    }
-
-    fn experts(&mut self, experts: &'a layer::Experts) -> [Projection; 3] {
-        let all = [&experts.gate, &experts.up, &experts.down];
-        let placed = all.map(|projection| Projection {
-            bias: self.optional(&projection.bias),
-            ..self.placed(&projection.weight)
-        });
-        let places = placed.each_ref().map(|projection| projection.place.clone());
-        self.pieces.push(Piece::Experts(places, experts));
-        placed
-    }
-
-    /// A place for a matrix.
-    fn placed(&mut self, tensor: &MappedTensor) -> Projection {
+    fn matrix(&mut self, tensor: &MappedTensor) -> Projection {
+        let number = self.tensors.len();
+        self.tensors.push(tensor.clone());
         let matrix = tensor.matrix();
-        let bytes = matrix.bytes().len() as u64;
-        let buffer = match bytes < LARGE {
-            true => 0,
-            false => {
-                self.layouts.push(Layout::new(self.device));
-                self.layouts.len() - 1
-            }
-        };
         Projection {
-            place: Place(buffer, self.layouts[buffer].bytes(bytes)),
+            number,
             format: matrix.ggml_type(),
             rows: matrix.rows(),
             cols: matrix.cols(),

@@ -9,13 +9,37 @@ use prima_vulkan::{
 };
 
 use super::expert_step::ExpertPlaces;
-use super::placed::{Mlp, PlacedLayer, Projection, Vector, Weights};
+use super::placed::{Matrices, Mlp, PlacedLayer, Projection, Vector};
 use super::workspace::{Layout, slice};
+use crate::error::EngineError;
+use crate::gpu::backend::error;
 use crate::kernels::RopeAngles;
+
+/// Why a step cannot be recorded.
+pub(super) enum StepError {
+    Gpu(VulkanError),
+    /// Weights are not there.
+    Weights(EngineError),
+}
+
+impl From<VulkanError> for StepError {
+    fn from(source: VulkanError) -> StepError {
+        StepError::Gpu(source)
+    }
+}
+
+impl StepError {
+    /// As the engine tells it: the GPU could not do `action`.
+    pub fn of(self, action: &'static str) -> EngineError {
+        match self {
+            StepError::Gpu(source) => error(action, source),
+            StepError::Weights(source) => source,
+        }
+    }
+}
 
 pub(super) struct Step<'a> {
     pub layer: &'a PlacedLayer,
-    pub weights: &'a Weights,
     /// The layer's keys and values.
     pub cache: Slice<'a>,
     /// The workspace.
@@ -138,52 +162,57 @@ impl Places {
 
 impl<'a> Step<'a> {
     /// x += post-norm(output(attention(rope(queries, keys of the norm), values of the norm)))
-    pub fn attention(&self, pass: &mut Pass<'a>) -> Result<(), VulkanError> {
+    pub fn attention(
+        &self,
+        pass: &mut Pass<'a>,
+        matrices: &mut dyn Matrices<'a>,
+    ) -> Result<(), StepError> {
         let (layer, places) = (self.layer, self.places);
         let x = self.normed(pass, layer.attention_norm.as_ref())?;
         let [queries, keys, values] =
             [&places.queries, &places.keys, &places.values].map(|place| self.slice(place));
-        self.project(pass, &layer.query, x, queries, None)?;
-        self.project(pass, &layer.key, x, keys, None)?;
-        self.project(pass, &layer.value, x, values, None)?;
+        self.project(pass, matrices, &layer.query, x, queries, None)?;
+        self.project(pass, matrices, &layer.key, x, keys, None)?;
+        self.project(pass, matrices, &layer.value, x, values, None)?;
         pass.barrier();
         let attended = self.attend(pass, queries, (keys, values))?;
         pass.barrier();
-        self.add(
-            pass,
-            &layer.output,
-            attended,
-            layer.attention_post_norm.as_ref(),
-        )
+        let post_norm = layer.attention_post_norm.as_ref();
+        self.add(pass, matrices, &layer.output, attended, post_norm)
     }
 
     /// x += post-norm(experts(norm) + down(activation(gate(norm)) * up(norm))), as far as they are there
-    pub fn feed_forward(&self, pass: &mut Pass<'a>) -> Result<(), VulkanError> {
+    pub fn feed_forward(
+        &self,
+        pass: &mut Pass<'a>,
+        matrices: &mut dyn Matrices<'a>,
+    ) -> Result<(), StepError> {
         let layer = self.layer;
         let x = self.normed(pass, layer.feed_forward_norm.as_ref())?;
         if let (Some(experts), Some(spec)) = (&layer.experts, &layer.spec.feed_forward.experts) {
-            return self.experts(pass, x, experts, spec);
+            return self.experts(pass, matrices, x, (experts, spec));
         }
         let Some(mlp) = &layer.dense else {
             return Ok(());
         };
-        self.gate_and_up(pass, mlp, x)?;
+        self.gate_and_up(pass, matrices, mlp, x)?;
         pass.barrier();
         let gated = self.gated(pass, mlp, self.slice(&self.places.bytes))?;
         pass.barrier();
         let post_norm = layer.feed_forward_post_norm.as_ref();
-        self.add(pass, &mlp.down, gated, post_norm)
+        self.add(pass, matrices, &mlp.down, gated, post_norm)
     }
 
     pub fn gate_and_up(
         &self,
         pass: &mut Pass<'a>,
+        matrices: &mut dyn Matrices<'a>,
         mlp: &'a Mlp,
         x: Input<'a>,
-    ) -> Result<(), VulkanError> {
+    ) -> Result<(), StepError> {
         let (gate, up) = (self.slice(&self.places.gate), self.slice(&self.places.up));
-        self.project(pass, &mlp.gate, x, gate, None)?;
-        self.project(pass, &mlp.up, x, up, None)
+        self.project(pass, matrices, &mlp.gate, x, gate, None)?;
+        self.project(pass, matrices, &mlp.up, x, up, None)
     }
 
     /// activation(gate) * up, ready to be multiplied; `room` is for what is rounded.
@@ -225,7 +254,7 @@ impl<'a> Step<'a> {
         add: Option<f32>,
     ) -> Norm<'a> {
         Norm {
-            weight: self.weights.vector(weight),
+            weight: self.layer.vector(weight),
             width: weight.len,
             x,
             out,
@@ -237,34 +266,37 @@ impl<'a> Step<'a> {
     pub fn project(
         &self,
         pass: &mut Pass<'a>,
-        projection: &Projection,
+        matrices: &mut dyn Matrices<'a>,
+        projection: &'a Projection,
         x: Input<'a>,
         out: Slice<'a>,
         add: Option<f32>,
-    ) -> Result<(), VulkanError> {
+    ) -> Result<(), StepError> {
         let product = Product {
             x,
             out,
-            bias: self.weights.bias(projection),
+            bias: self.layer.bias(projection),
             add,
         };
-        pass.multiply(self.weights.matrix(projection), product)
+        let matrix = matrices.matrix(pass, projection)?;
+        Ok(pass.multiply(matrix, product)?)
     }
 
     /// x += post-norm(projection(from)), and a barrier behind it.
     fn add(
         &self,
         pass: &mut Pass<'a>,
-        projection: &Projection,
+        matrices: &mut dyn Matrices<'a>,
+        projection: &'a Projection,
         from: Input<'a>,
         post_norm: Option<&'a Vector>,
-    ) -> Result<(), VulkanError> {
+    ) -> Result<(), StepError> {
         let (x, scale) = (self.slice(&self.places.x), Some(self.residual_scale));
         match post_norm {
-            None => self.project(pass, projection, from, x, scale)?,
+            None => self.project(pass, matrices, projection, from, x, scale)?,
             Some(weight) => {
                 let projected = self.slice(&self.places.projected);
-                self.project(pass, projection, from, projected, None)?;
+                self.project(pass, matrices, projection, from, projected, None)?;
                 pass.barrier();
                 pass.norm(self.norm(weight, self.pass_rows(projected), x, scale))?;
             }
@@ -287,7 +319,7 @@ impl<'a> Step<'a> {
             pass.barrier();
         }
         let norms = self.layer.norms_of_heads();
-        let norms = norms.map(|norms| norms.map(|norm| self.weights.vector(norm)));
+        let norms = norms.map(|norms| norms.map(|norm| self.layer.vector(norm)));
         let norms = norms.map(|[query, key]| HeadNorms {
             query,
             key,
@@ -331,7 +363,7 @@ impl<'a> Step<'a> {
                 temperature: attention
                     .temperature
                     .map(|Temperature { scale, positions }| (scale, positions)),
-                sinks: sinks.map(|sinks| self.weights.vector(sinks)),
+                sinks: sinks.map(|sinks| self.layer.vector(sinks)),
             })
             .collect();
         for attention in &attentions {

@@ -1,22 +1,23 @@
-//! The forward pass through layers whose weights are not on the GPU: they are copied there layer by layer, the next while one computes. That pays
+//! The forward pass through layers whose matrices are not on the GPU: they are copied there one by one, the next while one computes. That pays
 //! where a pass has many rows, since each weight that crosses is used for all of them. Keys and values stay in memory, where the processor goes on
-//! with them: a layer's earlier ones are copied there with its weights, and the new ones back.
+//! with them: a layer's earlier ones are copied there, and the new ones back.
 //!
-//! Decides: that two layers have room at a time. While the first computes, the second is filled; the third waits for the first.
+//! Decides: that two matrices have room at a time, or those of all experts of two layers. While the first is computed with, the second is filled;
+//! the third waits for the first. Vectors stay on the GPU.
 
 use std::ops::Range;
 
 use half::f16;
 use prima_vulkan::{
-    Buffer, KV_POSITIONS, Slice, Uploading, Uploads, VulkanError, kv_block_bytes, pack_position,
-    unpack_position,
+    Buffer, KV_POSITIONS, Matrix, Pass, Slice, Uploading, Uploads, VulkanError, kv_block_bytes,
+    pack_position, unpack_position,
 };
 
 use super::open::VulkanGpu;
-use super::placed::{Piece, Place, PlacedLayer, Weights};
-use super::step::{Chunk, Listed};
+use super::placed::{Experts, Matrices, PlacedLayer, Projection};
+use super::step::{Chunk, Listed, StepError};
 use super::window::{Begun, Rows, Window};
-use super::workspace::Workspace;
+use super::workspace::{Layout, Workspace};
 use crate::batch::Sequence;
 use crate::cpu::Compute;
 use crate::error::EngineError;
@@ -24,15 +25,14 @@ use crate::executor::Executor;
 use crate::gpu::backend::error;
 use crate::gpu::facts::GpuApi;
 use crate::gpu::parts;
-use crate::kernels::{KvBlock, Matrix};
+use crate::kernels::{self, KvBlock};
 use crate::kv_cache::LayerKv;
-use crate::layer::{Experts, Layer, Projections, kv_shape};
-use crate::mapped_weights::MappedTensor;
+use crate::layer::{self, Layer, kv_shape};
 use crate::model::Model;
 use crate::residency::Residency;
 use crate::ropes::Ropes;
 
-/// Layers that have room at a time.
+/// Matrices, and keys and values of layers, that have room at a time.
 const SLOTS: usize = 2;
 /// Bytes that a thread copies at once.
 const COPIED: usize = 1 << 20;
@@ -49,24 +49,23 @@ pub(super) struct StreamedLayers {
 }
 
 struct StreamedLayer {
-    /// With its weights in memory.
-    layer: Layer,
-    /// In a slot.
     placed: PlacedLayer,
+    /// In memory.
+    experts: Option<layer::Experts>,
 }
 
-/// Room on a GPU for layers whose weights do not stay there. All windows share it.
+/// Room on a GPU for what passes copy there. All windows share it, and it grows to what they need.
 #[derive(Default)]
 pub(super) struct StreamRoom {
     uploads: Option<Uploads>,
-    slots: [Slot; SLOTS],
+    matrices: [Option<Buffer>; SLOTS],
+    kv: [KvRoom; SLOTS],
 }
 
-/// Room for a layer. Grows to what layers and passes need.
+/// For keys and values of a layer.
 #[derive(Default)]
-struct Slot {
-    weights: Weights,
-    /// Keys and values where kernels use them, and where new ones come back.
+struct KvRoom {
+    /// Where kernels use them, and where new ones come back.
     blocks: Option<Buffer>,
     back: Option<Buffer>,
 }
@@ -82,7 +81,7 @@ struct ChunkBlocks {
 }
 
 impl StreamedLayers {
-    /// Makes room for the layers `layers` of `model`, two at a time.
+    /// Makes room for the matrices of the layers `layers` of `model`, two at a time.
     ///
     /// # Errors
     /// [`EngineError::TensorValue`] when a layer is not in the bytes of a sparse file, [`EngineError::Gpu`]: no memory, or no kernels for
@@ -96,29 +95,38 @@ impl StreamedLayers {
         let refused = |source| error("take weights for each pass", source);
         let device = &gpu.device;
         let mut ropes = Ropes::default();
+        let layers = layers.map(|index| {
+            let layer = Layer::load(model, index, &mut ropes)?;
+            let direct = parts::computed(GpuApi::Vulkan, index, &layer)?;
+            Ok(StreamedLayer {
+                placed: PlacedLayer::new(device, &layer, direct).map_err(refused)?,
+                experts: layer.experts,
+            })
+        });
+        let layers: Vec<StreamedLayer> = layers.collect::<Result<_, EngineError>>()?;
+        let largest = layers.iter().map(|layer| layer.largest(gpu)).max();
         let mut room = gpu.room();
-        let StreamRoom { uploads, slots } = &mut *room;
+        let StreamRoom {
+            uploads, matrices, ..
+        } = &mut *room;
         if uploads.is_none() {
             *uploads = Some(device.uploads().map_err(refused)?);
         }
-        let mut streamed = Vec::new();
-        for (index, place) in layers.zip(0..) {
-            let layer = Layer::load(model, index, &mut ropes)?;
-            let direct = parts::computed(GpuApi::Vulkan, index, &layer)?;
-            let (placed, copies) = PlacedLayer::place(device, &layer, direct).map_err(refused)?;
-            let slot: &mut Slot = &mut slots[place % SLOTS];
-            let made = slot.weights.make_room(device, &copies.buffers);
-            made.map_err(refused)?;
-            streamed.push(StreamedLayer { layer, placed });
+        for slot in matrices {
+            grow(slot, largest.unwrap_or(0), |bytes| {
+                device.upload_buffer(bytes)
+            })
+            .map_err(refused)?;
         }
+        drop(room);
         let attention = &model.spec().layers[0].attention;
-        let placed = streamed.iter().map(|layer| &layer.placed);
+        let placed = layers.iter().map(|layer| &layer.placed);
         Ok(StreamedLayers {
             window: Window::new(gpu, model.spec(), placed, ropes)?,
             block_bytes: kv_block_bytes(attention.kv_heads, attention.head_dim),
             residency: residency.clone(),
             gpu: gpu.clone(),
-            layers: streamed,
+            layers,
         })
     }
 
@@ -147,46 +155,64 @@ impl StreamedLayers {
             of_layers.push(own);
         }
         let mut room = self.gpu.room();
-        let StreamRoom { uploads, slots } = &mut *room;
-        self.make_room(slots, &of_layers, chunks).map_err(failed)?;
-        let slots: &[Slot; SLOTS] = slots;
-        let Some(uploads) = uploads else {
-            unreachable!("it was made with the window");
+        let StreamRoom {
+            uploads,
+            matrices,
+            kv,
+        } = &mut *room;
+        self.make_room(kv, &of_layers, chunks).map_err(failed)?;
+        let (Some(uploads), [Some(first), Some(second)]) = (uploads, &*matrices) else {
+            unreachable!("they were made with the window");
         };
+        let kv: &[KvRoom; SLOTS] = kv;
         let placed = self.layers.iter().map(|layer| &layer.placed);
         let rows = self.window.rows(&self.gpu, placed, chunks, &blocks);
         let rows = rows.map_err(failed)?;
         let begun = self.window.begin(&self.gpu, workspace, &rows, activation);
-        let mut flow = Flow {
+        let mut begun = begun.map_err(failed)?;
+        let mut copies = Copies {
             compute,
-            layers: self,
-            slots,
-            rows: &rows,
-            of_layers: &of_layers,
+            residency: &self.residency,
+            slots: [first, second],
+            asked: 0,
             uploading: uploads.begin(),
-            begun: begun.map_err(failed)?,
+            layer: None,
         };
-        for (place, listed) in listed.chunks(chunks.len()).enumerate() {
+        let parts = self.layers.iter().zip(&of_layers).zip(kv.iter().cycle());
+        let parts: Vec<_> = parts
+            .zip(listed.chunks(chunks.len()))
+            .map(|(((layer, blocks), kv), listed)| Part {
+                layer,
+                blocks,
+                kv,
+                listed,
+                block_bytes: self.block_bytes,
+            })
+            .collect();
+        for (place, part) in parts.iter().enumerate() {
+            // The layer between has asked for more than one matrix, so all that was recorded before it has run.
             if let Some(before) = place.checked_sub(SLOTS) {
-                flow.take_back(before, sequences)?;
+                parts[before].take_back(compute, before, chunks, sequences);
             }
-            flow.send(place, sequences)?;
-            flow.start(place, listed).map_err(failed)?;
+            part.send_past(&mut copies, place, chunks, sequences)
+                .map_err(failed)?;
+            let done = part.record(&mut begun, &mut copies, &self.window, &rows);
+            done.map_err(|source| source.of("compute layers with copied weights"))?;
         }
-        for place in self.layers.len().saturating_sub(SLOTS)..self.layers.len() {
-            flow.take_back(place, sequences)?;
+        compute.copied(copies.uploading.bytes());
+        drop(copies);
+        begun.finish(&rows, activation).map_err(failed)?;
+        let last = parts.iter().enumerate();
+        for (place, part) in last.skip(parts.len().saturating_sub(SLOTS)) {
+            part.take_back(compute, place, chunks, sequences);
         }
-        let Flow {
-            begun, uploading, ..
-        } = flow;
-        compute.copied(uploading.bytes());
-        begun.finish(&rows, activation).map_err(failed)
+        Ok(())
     }
 
     /// Makes room for keys and values of any of the layers in both slots.
     fn make_room(
         &self,
-        slots: &mut [Slot; SLOTS],
+        kv: &mut [KvRoom; SLOTS],
         of_layers: &[Vec<ChunkBlocks>],
         chunks: &[Chunk],
     ) -> Result<(), VulkanError> {
@@ -199,24 +225,56 @@ impl StreamedLayers {
             blocks = blocks.max(last.at + last.count);
             back = back.max(last.back_at + last.count - last.new(chunk));
         }
-        let grown = |buffer: &mut Option<Buffer>, blocks: usize, host: bool| {
-            let bytes = blocks as u64 * self.block_bytes;
-            if buffer.as_ref().is_some_and(|own| own.bytes() >= bytes) {
-                return Ok(());
-            }
-            // The old one is freed before.
-            *buffer = None;
-            *buffer = Some(match host {
-                true => device.host_buffer(bytes)?,
-                false => device.upload_buffer(bytes)?,
-            });
-            Ok(())
-        };
-        slots.iter_mut().try_for_each(|slot| {
-            grown(&mut slot.blocks, blocks, false)?;
-            grown(&mut slot.back, back, true)
+        let bytes = |blocks: usize| blocks as u64 * self.block_bytes;
+        kv.iter_mut().try_for_each(|room| {
+            grow(&mut room.blocks, bytes(blocks), |bytes| {
+                device.upload_buffer(bytes)
+            })?;
+            grow(&mut room.back, bytes(back), |bytes| {
+                device.host_buffer(bytes)
+            })
         })
     }
+}
+
+impl StreamedLayer {
+    /// Bytes of the largest matrix, or of all experts together.
+    fn largest(&self, gpu: &VulkanGpu) -> u64 {
+        let bytes = |projection: &Projection| {
+            let tensor = self.placed.tensor(projection);
+            tensor.matrix().bytes().len() as u64
+        };
+        let experts = self.placed.experts.as_ref().map(Experts::of_experts);
+        let is_of_experts = |number: usize| {
+            let mut all = experts.iter().flatten();
+            all.any(|one| one.number == number)
+        };
+        let tensors = self.placed.tensors().iter().enumerate();
+        let single = tensors.filter(|(number, _)| !is_of_experts(*number));
+        let single = single.map(|(_, tensor)| tensor.matrix().bytes().len() as u64);
+        let together = experts.map_or(0, |all| {
+            let mut layout = Layout::new(&gpu.device);
+            for one in all {
+                layout.bytes(bytes(one));
+            }
+            layout.end()
+        });
+        single.fold(together, u64::max)
+    }
+}
+
+/// Sees to it that a buffer has so many bytes. What is there may be lost.
+fn grow(
+    buffer: &mut Option<Buffer>,
+    bytes: u64,
+    new: impl FnOnce(u64) -> Result<Buffer, VulkanError>,
+) -> Result<(), VulkanError> {
+    if buffer.as_ref().is_none_or(|own| own.bytes() < bytes) {
+        // The old one is freed before.
+        *buffer = None;
+        *buffer = Some(new(bytes)?);
+    }
+    Ok(())
 }
 
 /// The blocks of each chunk in the layer at `place`: those that its rows see, and new ones.
@@ -246,69 +304,46 @@ impl ChunkBlocks {
     }
 }
 
-/// A pass on its way through the layers.
-struct Flow<'a> {
+/// Copies to the GPU what a pass asks for.
+struct Copies<'a> {
     compute: &'a Compute,
-    layers: &'a StreamedLayers,
-    slots: &'a [Slot; SLOTS],
-    rows: &'a Rows<'a>,
-    of_layers: &'a [Vec<ChunkBlocks>],
+    residency: &'a Residency,
+    slots: [&'a Buffer; SLOTS],
+    /// How often a slot was filled.
+    asked: usize,
     uploading: Uploading<'a>,
-    begun: Begun<'a>,
+    /// Which layer asks.
+    layer: Option<&'a StreamedLayer>,
 }
 
-impl<'a> Flow<'a> {
-    /// Copies a layer's weights to its slot, with the keys and values that its rows see.
-    fn send(&mut self, place: usize, sequences: &[Sequence<'_>]) -> Result<(), EngineError> {
-        let failed = |source| error("take a layer's weights", source);
-        let StreamedLayer { layer, .. } = &self.layers.layers[place];
-        let slot = &self.slots[place % SLOTS];
-        let weights = &slot.weights;
-        let Projections::Direct(direct) = &layer.projections else {
-            unreachable!("checked when it was placed");
-        };
-        let device = &self.layers.gpu.device;
-        let (_, copies) = PlacedLayer::place(device, layer, direct).map_err(failed)?;
-        for piece in copies.pieces {
-            match piece {
-                Piece::Matrix(place, tensor) => self.matrix(weights, &place, tensor)?,
-                Piece::Experts(places, experts) => self.experts(weights, &places, experts)?,
-                Piece::Numbers(place, numbers) => {
-                    let written = self.uploading.write_all(weights.slice(&place), numbers);
-                    written.map_err(failed)?;
-                }
-            }
+impl<'a> Copies<'a> {
+    /// The slot that is filled next. What was recorded with the one before is handed to the GPU, and what was recorded with this one has run.
+    fn slot(&mut self, pass: &mut Pass<'a>) -> Result<&'a Buffer, VulkanError> {
+        if let Some(before) = self.asked.checked_sub(1) {
+            pass.mark(before % SLOTS)?;
         }
-        let blocks = slot.blocks.as_ref();
-        for (chunk, own) in self.rows.chunks.iter().zip(&self.of_layers[place]) {
-            let kv = &sequences[chunk.sequence].layers[place];
-            let Some(blocks) = blocks.filter(|_| !kv.is_empty()) else {
-                continue;
-            };
-            self.past(kv, own, blocks).map_err(failed)?;
+        let own = self.asked % SLOTS;
+        if self.asked >= SLOTS {
+            pass.wait(own)?;
         }
-        self.uploading.wait().map_err(failed)
+        self.asked += 1;
+        Ok(self.slots[own])
     }
 
-    fn matrix(
-        &mut self,
-        weights: &'a Weights,
-        place: &Place,
-        tensor: &MappedTensor,
-    ) -> Result<(), EngineError> {
-        let to = weights.slice(place);
-        let mut written = Ok(());
-        self.layers.residency.each_run(tensor, |first, rows| {
-            let first = first * rows.row_bytes();
-            if written.is_ok() {
-                written = self.rows(to, first, rows);
-            }
-        })?;
-        written.map_err(|source| error("take a layer's weights", source))
+    /// Waits for what was copied. What is recorded from now on sees it.
+    fn arrive(&mut self, pass: &mut Pass<'a>) -> Result<(), VulkanError> {
+        self.uploading.wait()?;
+        pass.barrier();
+        Ok(())
     }
 
     /// Copies rows of a matrix to their place, `first` bytes behind where it begins, by all threads.
-    fn rows(&mut self, to: Slice<'a>, first: usize, rows: Matrix<'_>) -> Result<(), VulkanError> {
+    fn rows(
+        &mut self,
+        to: Slice<'a>,
+        first: usize,
+        rows: kernels::Matrix<'_>,
+    ) -> Result<(), VulkanError> {
         let (pool, bytes) = (self.compute.pool(), rows.bytes());
         let place = first as u64..(first + bytes.len()) as u64;
         self.uploading.write(to, place, |done, out| {
@@ -319,112 +354,174 @@ impl<'a> Flow<'a> {
         })
     }
 
-    /// All experts of a layer: the rows of a pass need nearly all.
-    fn experts(
+    fn layer(&self) -> &'a StreamedLayer {
+        self.layer
+            .unwrap_or_else(|| unreachable!("a layer asks while it is recorded"))
+    }
+}
+
+impl<'a> Matrices<'a> for Copies<'a> {
+    fn matrix(
         &mut self,
-        weights: &'a Weights,
-        places: &[Place; 3],
-        experts: &Experts,
-    ) -> Result<(), EngineError> {
-        let to = places.each_ref().map(|place| weights.slice(place));
-        let all: Vec<u32> = (0..experts.router.width() as u32).collect();
-        let mut written = Ok(());
-        self.layers.residency.each_expert(experts, &all, |ready| {
-            for expert in ready {
-                for (to, matrix) in to.into_iter().zip([expert.gate, expert.up, expert.down]) {
-                    let first = expert.number as usize * matrix.bytes().len();
-                    if written.is_ok() {
-                        written = self.rows(to, first, matrix);
-                    }
-                }
+        pass: &mut Pass<'a>,
+        projection: &'a Projection,
+    ) -> Result<Matrix<'a>, StepError> {
+        let tensor = self.layer().placed.tensor(projection);
+        let slot = self.slot(pass)?;
+        let to = slot.slice(0..tensor.matrix().bytes().len() as u64);
+        let (residency, mut written) = (self.residency, Ok(()));
+        let read = residency.each_run(tensor, |first, rows| {
+            if written.is_ok() {
+                written = self.rows(to, first * rows.row_bytes(), rows);
             }
-        })?;
-        written.map_err(|source| error("take a layer's weights", source))
+        });
+        read.map_err(StepError::Weights)?;
+        written?;
+        self.arrive(pass)?;
+        Ok(projection.with(to))
     }
 
-    /// The keys and values of a sequence that are there already.
-    fn past(&mut self, kv: &LayerKv, own: &ChunkBlocks, to: &'a Buffer) -> Result<(), VulkanError> {
-        let block_bytes = self.layers.block_bytes;
-        let words = block_bytes as usize / 4;
-        let held = kv.blocks();
-        let seen = held.blocks().split_off(own.first - held.first());
-        let mut packed = Vec::new();
-        for (blocks, group) in seen.chunks(PACKED).zip(0..) {
-            packed.resize(blocks.len() * words, 0);
-            self.compute.pool().fill(&mut packed, words, |block, out| {
-                pack(blocks[block], out);
+    /// The rows of a pass need nearly all.
+    fn experts(
+        &mut self,
+        pass: &mut Pass<'a>,
+        experts: &'a Experts,
+    ) -> Result<[Matrix<'a>; 3], StepError> {
+        let layer = self.layer();
+        let slot = self.slot(pass)?;
+        let mut layout = Layout::new(slot.device());
+        let to = experts.of_experts().map(|one| {
+            let bytes = layer.placed.tensor(one).matrix().bytes().len();
+            slot.slice(layout.bytes(bytes as u64))
+        });
+        let (residency, mut written) = (self.residency, Ok(()));
+        if let Some(in_memory) = &layer.experts {
+            let all: Vec<u32> = (0..in_memory.router.width() as u32).collect();
+            let read = residency.each_expert(in_memory, &all, |ready| {
+                for expert in ready {
+                    for (to, rows) in to.into_iter().zip([expert.gate, expert.up, expert.down]) {
+                        let first = expert.number as usize * rows.bytes().len();
+                        if written.is_ok() {
+                            written = self.rows(to, first, rows);
+                        }
+                    }
+                }
             });
-            let first = (own.at + group * PACKED) as u64 * block_bytes;
-            let to = to.slice(first..first + blocks.len() as u64 * block_bytes);
-            self.uploading.write_all(to, &packed)?;
+            read.map_err(StepError::Weights)?;
+        }
+        written?;
+        self.arrive(pass)?;
+        let [gate, up, down] = experts.of_experts();
+        Ok([gate.with(to[0]), up.with(to[1]), down.with(to[2])])
+    }
+}
+
+/// A layer in a pass.
+struct Part<'a> {
+    layer: &'a StreamedLayer,
+    /// For each chunk.
+    blocks: &'a [ChunkBlocks],
+    kv: &'a KvRoom,
+    listed: &'a [Listed],
+    block_bytes: u64,
+}
+
+impl<'a> Part<'a> {
+    /// Copies to the GPU the keys and values that there are already and that the rows see.
+    fn send_past(
+        &self,
+        copies: &mut Copies<'a>,
+        place: usize,
+        chunks: &[Chunk],
+        sequences: &[Sequence<'_>],
+    ) -> Result<(), VulkanError> {
+        let Some(to) = &self.kv.blocks else {
+            return Ok(());
+        };
+        let pool = copies.compute.pool();
+        let words = self.block_bytes as usize / 4;
+        let mut packed = Vec::new();
+        for (chunk, own) in chunks.iter().zip(self.blocks) {
+            let kv = &sequences[chunk.sequence].layers[place];
+            if kv.is_empty() {
+                continue;
+            }
+            let held = kv.blocks();
+            let seen = held.blocks().split_off(own.first - held.first());
+            for (blocks, group) in seen.chunks(PACKED).zip(0..) {
+                packed.resize(blocks.len() * words, 0);
+                pool.fill(&mut packed, words, |block, out| pack(blocks[block], out));
+                let first = (own.at + group * PACKED) as u64 * self.block_bytes;
+                let to = to.slice(first..first + blocks.len() as u64 * self.block_bytes);
+                copies.uploading.write_all(to, &packed)?;
+            }
         }
         Ok(())
     }
 
-    /// Hands the layer's kernels to the GPU.
-    fn start(&mut self, place: usize, listed: &'a [Listed]) -> Result<(), VulkanError> {
-        let Slot {
-            weights,
-            blocks: Some(blocks),
+    /// Records the layer, and that its new keys and values come back.
+    fn record(
+        &self,
+        begun: &mut Begun<'a>,
+        copies: &mut Copies<'a>,
+        window: &Window,
+        rows: &'a Rows<'a>,
+    ) -> Result<(), StepError> {
+        let KvRoom {
+            blocks: Some(cache),
             back: Some(back),
-        } = &self.slots[place % SLOTS]
+        } = self.kv
         else {
             // Without rows there is nothing to compute.
             return Ok(());
         };
-        let layer = (&self.layers.layers[place].placed, weights);
-        let begun = &mut self.begun;
-        begun.pass.barrier();
-        begun.layer(&self.layers.window, self.rows, layer, blocks, listed)?;
-        let bytes = self.layers.block_bytes;
-        for (chunk, own) in self.rows.chunks.iter().zip(&self.of_layers[place]) {
+        copies.layer = Some(self.layer);
+        begun.layer(window, rows, &self.layer.placed, copies, cache, self.listed)?;
+        let bytes = self.block_bytes;
+        for (chunk, own) in rows.chunks.iter().zip(self.blocks) {
             let new = own.new(chunk);
             let from = (own.at + new) as u64 * bytes..(own.at + own.count) as u64 * bytes;
-            begun
-                .pass
-                .copy_back(blocks.slice(from), back, own.back_at as u64 * bytes);
+            let at = own.back_at as u64 * bytes;
+            begun.pass.copy_back(cache.slice(from), back, at);
         }
-        begun.pass.mark(place % SLOTS)
+        Ok(())
     }
 
-    /// Waits for a layer, and keeps its new keys and values.
+    /// Keeps the new keys and values of a layer that has run.
     fn take_back(
-        &mut self,
+        &self,
+        compute: &Compute,
         place: usize,
+        chunks: &[Chunk],
         sequences: &mut [Sequence<'_>],
-    ) -> Result<(), EngineError> {
-        let waited = self.begun.pass.wait(place % SLOTS);
-        waited.map_err(|source| error("compute layers with copied weights", source))?;
-        self.compute.part_done();
-        let Some(back) = &self.slots[place % SLOTS].back else {
-            return Ok(());
+    ) {
+        compute.part_done();
+        let Some(back) = &self.kv.back else {
+            return;
         };
-        let shape = kv_shape(&self.layers.layers[place].layer.spec.attention);
-        let row = shape.row_len();
-        let mut words = vec![0_u32; self.layers.block_bytes as usize / 4];
-        let mut halves = [vec![f16::ZERO; row], vec![f16::ZERO; row]];
-        for (chunk, own) in self.rows.chunks.iter().zip(&self.of_layers[place]) {
-            let kv = &mut sequences[chunk.sequence].layers[place];
-            let first = (own.first + own.new(chunk)) * KV_POSITIONS;
+        let shape = kv_shape(&self.layer.placed.spec.attention);
+        let mut words = vec![0_u32; self.block_bytes as usize / 4];
+        let zeros = || vec![f16::ZERO; shape.row_len()];
+        let mut halves = [zeros(), zeros()];
+        for (chunk, own) in chunks.iter().zip(self.blocks) {
+            let first_block = own.first + own.new(chunk);
             let positions = chunk.first_position..chunk.first_position + chunk.rows;
             let mut numbers = [Vec::new(), Vec::new()];
             for position in positions.clone() {
-                let (block, position_in) =
-                    ((position - first) / KV_POSITIONS, position % KV_POSITIONS);
-                if position_in == 0 || position == positions.start {
-                    let at = (own.back_at + block) as u64 * self.layers.block_bytes;
-                    back.read(at, &mut words);
+                let (block, within) = (position / KV_POSITIONS, position % KV_POSITIONS);
+                if within == 0 || position == positions.start {
+                    let at = own.back_at + block - first_block;
+                    back.read(at as u64 * self.block_bytes, &mut words);
                 }
                 let [keys, values] = &mut halves;
-                unpack_position(&words, position_in, keys, values);
+                unpack_position(&words, within, keys, values);
                 for (numbers, halves) in numbers.iter_mut().zip(&halves) {
                     numbers.extend(halves.iter().map(|half| half.to_f32()));
                 }
             }
             let [keys, values] = &numbers;
-            kv.append(shape, keys, values);
+            sequences[chunk.sequence].layers[place].append(shape, keys, values);
         }
-        Ok(())
     }
 }
 

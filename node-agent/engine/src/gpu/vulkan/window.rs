@@ -8,8 +8,8 @@ use prima_vulkan::{Buffer, Pass, VulkanError};
 
 use super::expert_step::{self, ExpertPlaces};
 use super::open::VulkanGpu;
-use super::placed::{PlacedLayer, Weights};
-use super::step::{self, Chunk, Listed, Places, Step, Widths};
+use super::placed::{Matrices, PlacedLayer};
+use super::step::{self, Chunk, Listed, Places, Step, StepError, Widths};
 use super::workspace::{Layout, Workspace, slice};
 use crate::batch::Sequence;
 use crate::error::EngineError;
@@ -156,18 +156,18 @@ impl<'a> Begun<'a> {
     /// Records a layer, whose keys and values lie in `cache`, in the blocks that are `listed` for each chunk.
     ///
     /// # Errors
-    /// As the operations of [`Pass`].
+    /// As the operations of [`Pass`], and of `matrices`.
     pub fn layer(
         &mut self,
         window: &Window,
         rows: &'a Rows<'a>,
-        (layer, weights): (&'a PlacedLayer, &'a Weights),
+        layer: &'a PlacedLayer,
+        matrices: &mut dyn Matrices<'a>,
         cache: &'a Buffer,
         listed: &'a [Listed],
-    ) -> Result<(), VulkanError> {
+    ) -> Result<(), StepError> {
         let step = Step {
             layer,
-            weights,
             cache: cache.whole(),
             buffer: self.buffer,
             places: &rows.places,
@@ -178,8 +178,8 @@ impl<'a> Begun<'a> {
             norm_epsilon: window.norm_epsilon,
             residual_scale: window.residual_scale,
         };
-        step.attention(&mut self.pass)?;
-        step.feed_forward(&mut self.pass)
+        step.attention(&mut self.pass, matrices)?;
+        step.feed_forward(&mut self.pass, matrices)
     }
 
     /// Runs the pass, and copies what came of it to `activation`.
