@@ -360,6 +360,22 @@ mod tests {
     }
 
     #[test]
+    fn every_part_is_filled_once() {
+        for threads in [1, 3] {
+            let pool = pool(threads);
+            for (count, len) in [(0, 5), (4, 5), (10, 5), (1003, 10)] {
+                let mut out = vec![0_usize; count];
+                pool.fill(&mut out, len, |part, own| {
+                    for (place, number) in own.iter_mut().enumerate() {
+                        *number += 1 + part * len + place;
+                    }
+                });
+                assert!(out.into_iter().eq(1..=count), "{count} by {len}");
+            }
+        }
+    }
+
+    #[test]
     fn many_short_jobs_follow_one_another_without_losing_a_piece() {
         let pool = pool(4);
         let total = AtomicUsize::new(0);

@@ -290,6 +290,9 @@ const LATENT_BUFFER_WIDTHS: f64 = 32.0;
 const LATENT_ATTENTION: &str = "latent-attention";
 /// Matrices of a layer.
 const MATRICES: f64 = 8.0;
+/// The fewest rows of a pass for which weights are copied to a GPU. The tokens of some answers at once are fewer: they stay with the processor,
+/// which computes the same bits whatever comes together.
+const FEWEST_STREAMED_ROWS: f64 = 32.0;
 const HEAD_ROWS: f64 = GPU_HEAD_ROWS as f64;
 /// Activations in memory are F32, whatever the wire carries.
 const F32_BYTES: f64 = 4.0;
@@ -611,10 +614,12 @@ fn streamed(
     // While one is computed with, the next is copied.
     let chunk_seconds = copied.max(rows * gpu.layer.prefill_seconds);
     let room = spec.part_bytes() as f64 + model.gpu_layer_kv_bytes;
-    (chunk_seconds < rows * cpu.prefill_seconds).then_some(StreamedCost {
+    let from_rows = (copied / cpu.prefill_seconds).ceil().max(FEWEST_STREAMED_ROWS);
+    let pays = rows >= from_rows && chunk_seconds < rows * cpu.prefill_seconds;
+    pays.then_some(StreamedCost {
         chunk_seconds,
         room_bytes: 2.0 * room,
-        from_rows: (copied / cpu.prefill_seconds).ceil().max(2.0) as usize,
+        from_rows: from_rows as usize,
     })
 }
 

@@ -421,3 +421,40 @@ fn q8_0_takes_17_bytes_where_f16_takes_32() {
         );
     }
 }
+
+#[test]
+fn a_position_is_read_as_it_was_stored() {
+    let whole = KvShape {
+        kv_heads: 3,
+        head_dim: 64,
+        values_in_keys: None,
+    };
+    let latent = KvShape {
+        kv_heads: 1,
+        head_dim: 96,
+        values_in_keys: Some(64),
+    };
+    for shape in [whole, latent] {
+        let mut random = Random(7);
+        for (mut block, exact) in [(KvBlock::f16(shape), true), (KvBlock::q8_0(shape), false)] {
+            let rows: Vec<[Vec<f32>; 2]> = (0..BLOCK_POSITIONS)
+                .map(|_| [shape.row_len(), shape.value_row_len()].map(|len| random.units(len)))
+                .collect();
+            for (position, [key, value]) in rows.iter().enumerate() {
+                block.store(position, key, value);
+            }
+            for (position, [key, value]) in rows.iter().enumerate() {
+                let mut found = [key.len(), value.len()].map(|len| vec![f16::ZERO; len]);
+                let [keys, values] = &mut found;
+                block.load(position, keys, values);
+                for (found, stored) in found.concat().iter().zip([&key[..], value].concat()) {
+                    // Numbers are below 1, so a step of Q8_0 is below 1/127.
+                    let off = (found.to_f32() - stored).abs();
+                    let near = off < 0.5 / 127.0 + 1e-3;
+                    let same = *found == f16::from_f32(stored);
+                    assert!(if exact { same } else { near }, "{position}: {found} {stored}");
+                }
+            }
+        }
+    }
+}

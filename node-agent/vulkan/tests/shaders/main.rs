@@ -1,4 +1,4 @@
-//! Every kernel on a driver of Vulkan that computes on the processor (lavapipe), or with `PRIMA_TEST_GPU=1` on the first GPU, compared
+//! Every kernel, and copies, on a driver of Vulkan that computes on the processor (lavapipe), or with `PRIMA_TEST_GPU=1` on the first GPU, compared
 //! with the same computed plainly. Buffers are exactly as large as what is in them, and what kernels must not read is poisoned.
 
 #![allow(
@@ -14,3 +14,4 @@ mod heads;
 mod products;
 mod rows;
 mod support;
+mod uploads;
