@@ -221,6 +221,7 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<NodeProfileStatus, ProfileE
     for gpu in &mut status.gpus {
         if let (Some(measured), Some(api)) = (gpu.measured.as_mut(), gpu::api(gpu.backend)) {
             measured.parts = names(Gpu::model_parts(api));
+            measured.streams_weights = api == GpuApi::Vulkan && !measured.unified_memory;
         }
     }
     // What changes from hour to hour is never taken from the cache.

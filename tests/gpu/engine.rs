@@ -40,8 +40,17 @@ impl Engine {
 
     /// Tokens per second of a prompt of `count` tokens in one batch, with the logits after the last.
     pub fn prefill(&self, count: usize) -> Result<f64, EngineError> {
+        self.prefill_in(count, count)
+    }
+
+    /// The same in pieces, as rings send prompts.
+    pub fn prefill_in(&self, piece: usize, count: usize) -> Result<f64, EngineError> {
+        let tokens = self.tokens(count);
         let begun = Instant::now();
-        self.last_logits(&self.tokens(count))?;
+        let mut kv = self.sequence(count);
+        for piece in tokens.chunks(piece) {
+            self.forward(&mut kv, piece)?;
+        }
         Ok(count as f64 / begun.elapsed().as_secs_f64())
     }
 

@@ -98,7 +98,7 @@ impl Report {
         row("answer", |tokens| tokens.decode, |rates| rates.decode);
         let processor = speed.processor.prefill;
         self.speeds.push(format!(
-            "| {} | prompt, weights copied for it | {processor:.1} ({}) | {:.1} ({}) | {:.2} | - | - |",
+            "| {} | prompt in pieces of 128, weights copied for each | {processor:.1} ({}) | {:.1} ({}) | {:.2} | - | - |",
             model.name,
             on_processor.prefill,
             speed.copied,

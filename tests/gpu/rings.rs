@@ -119,6 +119,16 @@ impl Ring {
         for (prompt, expected) in PROMPTS.iter().zip(&expected.0) {
             turned += compare(&ring, prompt, expected)?;
         }
+        let metrics = http::get(ring.address(), "/metrics");
+        let metrics = metrics.map_err(|source| CheckError::Http { source })?.body;
+        let mut copied = metrics
+            .lines()
+            .filter(|line| line.starts_with("prima_member_gpu_copied_bytes_total"));
+        let copies = copied.any(|line| !line.ends_with(" 0"));
+        if copies != self.gpu_from_rows.is_some() {
+            let answer = format!("{copies} that weights were copied for prompts");
+            return Err(CheckError::Answer { answer });
+        }
         let tokens = PROMPTS.len() * TOKENS;
         Ok(match turned {
             0 => format!("the same {tokens} tokens"),

@@ -1,5 +1,6 @@
 //! How fast the engine is on the GPU and on the processor, taking turns in this process.
 
+use prima_crds::v1alpha1::ring_plan::CHUNK_POSITIONS;
 use prima_tests::statistics::Samples;
 
 use crate::Finding;
@@ -37,7 +38,7 @@ pub struct Rates {
 pub struct Speed {
     pub processor: Rates,
     pub gpu: Rates,
-    /// Of prompts on the GPU whose weights are copied there for them.
+    /// Of prompts on the GPU whose weights are copied there for each piece, as rings send them.
     pub copied: f64,
     /// What the two were measured with.
     pub tokens: [Tokens; 2],
@@ -75,13 +76,13 @@ pub fn measure(machine: &Machine, model: &Model) -> Result<Speed, CheckError> {
     // The first pass reads the file, and takes memory.
     turn(&processor, on_processor)?;
     turn(&gpu, on_gpu)?;
-    copying.prefill(on_gpu.prefill)?;
+    copying.prefill_in(CHUNK_POSITIONS, on_gpu.prefill)?;
     for _ in 0..TURNS {
         processor_turns.push(turn(&processor, on_processor)?);
         // GPUs lower their clocks while they wait, and raise them when they have been busy for a while.
         turn(&gpu, on_gpu)?;
         gpu_turns.push(turn(&gpu, on_gpu)?);
-        copied_turns.push(copying.prefill(on_gpu.prefill)?);
+        copied_turns.push(copying.prefill_in(CHUNK_POSITIONS, on_gpu.prefill)?);
     }
     Ok(Speed {
         processor: medians(&processor_turns),

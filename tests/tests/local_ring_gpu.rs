@@ -90,7 +90,7 @@ fn prompts_go_to_the_gpu_through_layers_of_the_processor() {
     let mut copying = planned.plan;
     let member = &mut copying.spec.members[0];
     member.windows[0].gpu_layers = 1;
-    member.gpu_from_rows = Some(4);
+    member.gpu_from_rows = Some(2);
     let ring = MachineRing::start(copying, &nodes, &[]);
     assert_eq!(complete(&ring, PROMPT), expected);
     let [first, other] = copied_bytes(&ring)[..] else {

@@ -5,13 +5,13 @@ use std::ops::Range;
 use crate::batch::Sequence;
 use crate::cpu::{Compute, CpuLayers};
 use crate::error::EngineError;
-use crate::executor::Executor;
+use crate::executor::{Executor, ManyRowsExecutor};
 use crate::kv_cache::LayerKv;
 
 pub(crate) struct ByRows {
     pub few: CpuLayers,
-    pub many: Box<dyn Executor>,
-    /// The fewest rows of a pass that counts as many.
+    pub many: Box<dyn ManyRowsExecutor>,
+    /// The fewest rows of a pass that count as many.
     pub from: usize,
 }
 
@@ -30,10 +30,9 @@ impl Executor for ByRows {
         activation: &mut [f32],
         batch: &mut [Sequence<'_>],
     ) -> Result<(), EngineError> {
-        let rows: usize = batch.iter().map(|sequence| sequence.rows).sum();
-        match rows < self.from {
-            true => self.few.forward(compute, activation, batch),
-            false => self.many.forward(compute, activation, batch),
+        match self.many.takes(batch, self.from) {
+            true => self.many.forward(compute, activation, batch),
+            false => self.few.forward(compute, activation, batch),
         }
     }
 }

@@ -8,6 +8,13 @@ use crate::cpu::Compute;
 use crate::error::EngineError;
 use crate::kv_cache::LayerKv;
 
+/// An executor of layers that the processor has, too: it takes passes of many rows.
+pub(crate) trait ManyRowsExecutor: Executor {
+    /// Whether it gains by taking a batch rather than leaving it to the processor, which it does for `rows` rows of sequences that begin; and
+    /// whether it has room.
+    fn takes(&self, batch: &[Sequence<'_>], rows: usize) -> bool;
+}
+
 /// Runs some consecutive layers of a window.
 pub(crate) trait Executor: Send + Sync {
     /// The places of its layers in the window.

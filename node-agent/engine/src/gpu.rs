@@ -20,7 +20,7 @@ use prima_model::ModelPart;
 use prima_vulkan::GpuKind;
 
 use crate::error::EngineError;
-use crate::executor::Executor;
+use crate::executor::{Executor, ManyRowsExecutor};
 use crate::kernels::Matrix;
 use crate::model::Model;
 use crate::residency::Residency;
@@ -133,12 +133,12 @@ impl Gpu {
         first_place: usize,
         kv_positions: usize,
     ) -> Result<Box<dyn Executor>, EngineError> {
-        self.check(model, &layers)?;
+        Self::check(model, &layers, |layer| self.0.load(model, layer, 0, 0))?;
         self.0.load(model, layers, first_place, kv_positions)
     }
 
-    /// Makes ready to compute the layers `layers` of `model`, the first of a window, without keeping them there: for each pass their weights are
-    /// copied from where `residency` has them, the next layer's while one computes. Keys and values stay in memory. What is checked is that of
+    /// Makes ready to compute the layers `layers` of `model`, the first of a window, without keeping them there: for each pass their matrices are
+    /// copied from where `residency` has them, the next while one is computed with. Keys and values stay in memory. What is checked is that of
     /// [`load`](Self::load).
     ///
     /// # Errors
@@ -148,22 +148,27 @@ impl Gpu {
         model: &Model,
         layers: Range<usize>,
         residency: &Residency,
-    ) -> Result<Box<dyn Executor>, EngineError> {
-        self.check(model, &layers)?;
+    ) -> Result<Box<dyn ManyRowsExecutor>, EngineError> {
+        Self::check(model, &layers, |layer| {
+            Ok(self.0.stream(model, layer, &Residency::mapped())?)
+        })?;
         self.0.stream(model, layers, residency)
     }
 
-    /// That the first layer, and the first with experts, are computed there as on the processor.
-    fn check(&self, model: &Model, layers: &Range<usize>) -> Result<(), EngineError> {
+    /// That the first layer, and the first with experts, are computed as on the processor; `alone` makes ready a layer.
+    fn check(
+        model: &Model,
+        layers: &Range<usize>,
+        alone: impl Fn(Range<usize>) -> Result<Box<dyn Executor>, EngineError>,
+    ) -> Result<(), EngineError> {
         let has_experts =
             |layer: &usize| model.spec().layers[*layer].feed_forward.experts.is_some();
         let with_experts = layers.clone().find(has_experts);
         let mut compared = vec![layers.start];
         compared.extend(with_experts.filter(|layer| *layer != layers.start));
-        compared.into_iter().try_for_each(|layer| {
-            let alone = self.0.load(model, layer..layer + 1, 0, 0)?;
-            self_check::check(&*alone, model, layer)
-        })
+        compared
+            .into_iter()
+            .try_for_each(|layer| self_check::check(&*alone(layer..layer + 1)?, model, layer))
     }
 
     /// Copies the output norm and the output head there, once some rows of the matrix have computed there what they compute on the processor.

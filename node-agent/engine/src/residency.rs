@@ -351,12 +351,42 @@ impl Residency {
         are.then_some((streams, plan))
     }
 
+    /// Calls `work` with all experts of a layer, as [`each_expert`](Self::each_expert) does, whether rows chose them or not. Nobody is told.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn all_experts(
+        &self,
+        experts: &Experts,
+        work: impl FnMut(&[ResidentExpert<'_>]),
+    ) -> Result<(), EngineError> {
+        let all: Vec<u32> = (0..experts.router.width() as u32).collect();
+        self.experts(experts, &all, work)
+    }
+
     /// Calls `work` with the experts of a layer that `needed` names (by number, in order), several at a time, until it had each once. Those
     /// that are in memory come first.
     ///
     /// # Errors
     /// [`EngineError::ReadWeights`] when experts cannot be read, [`EngineError::Damaged`] when those in the map cannot.
     pub(crate) fn each_expert(
+        &self,
+        experts: &Experts,
+        needed: &[u32],
+        work: impl FnMut(&[ResidentExpert<'_>]),
+    ) -> Result<(), EngineError> {
+        if let Some(streams) = self.streams.as_deref()
+            && let Some((cache, sender)) = streams.experts.as_ref().zip(streams.uses.get())
+            && let Some(layer) = cache.layer_at(experts.gate.weight.offset())
+        {
+            let experts = needed.to_vec();
+            // Nobody may want them any more.
+            let _ = sender.send(ExpertUse { layer, experts });
+        }
+        self.experts(experts, needed, work)
+    }
+
+    fn experts(
         &self,
         experts: &Experts,
         needed: &[u32],
@@ -379,13 +409,6 @@ impl Residency {
         let streams = self.streams.as_deref();
         if let Some((streams, cache)) = streams.and_then(|s| Some((s, s.experts.as_ref()?))) {
             let offset = experts.gate.weight.offset();
-            if let Some(sender) = streams.uses.get()
-                && let Some(layer) = cache.layer_at(offset)
-            {
-                let experts = needed.to_vec();
-                // Nobody may want them any more.
-                let _ = sender.send(ExpertUse { layer, experts });
-            }
             let were_read = cache.each(offset, needed, |layer, slabs| {
                 let ready: Vec<_> = slabs
                     .iter()

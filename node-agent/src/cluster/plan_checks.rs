@@ -117,7 +117,7 @@ fn wanted_of_gpu(member: &RingMember) -> Option<String> {
         None if member.output_head_on_gpu => Some("outputHeadOnGpu: the output head".to_owned()),
         None => member
             .gpu_from_rows
-            .map(|rows| format!("gpuFromRows: passes of {rows} rows")),
+            .map(|rows| format!("gpuFromRows: passes of at least {rows} rows")),
     }
 }
 
@@ -201,7 +201,7 @@ mod tests {
             ),
             (
                 refused(|plan| plan.members[1].gpu_from_rows = Some(32), "m1", OWN),
-                "members[1].gpuFromRows: passes of 32 rows on a GPU",
+                "members[1].gpuFromRows: passes of at least 32 rows on a GPU",
             ),
             (
                 refused(|plan| plan.http_port = None, "m0", rank_0),

@@ -131,6 +131,7 @@ fn measurements(
         throughput,
         layer_overhead_nanoseconds: (layer_overhead * 1e9) as i64,
         parts: Vec::new(),
+        streams_weights: false,
     })
 }
 

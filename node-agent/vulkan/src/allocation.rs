@@ -48,7 +48,8 @@ impl Allocation {
             .size(bytes)
             .usage(usage | vk::BufferUsageFlags::TRANSFER_SRC | vk::BufferUsageFlags::TRANSFER_DST)
             .sharing_mode(vk::SharingMode::EXCLUSIVE);
-        let families = device.found.families();
+        let families = device.found.families().into_iter();
+        let families: Vec<u32> = families.map(|(family, _)| family).collect();
         let info = match purpose == Use::Uploads && families.len() > 1 {
             true => info
                 .sharing_mode(vk::SharingMode::CONCURRENT)

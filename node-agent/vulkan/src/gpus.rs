@@ -29,8 +29,8 @@ pub(crate) struct Found {
     pub limits: vk::PhysicalDeviceLimits,
     pub memory: vk::PhysicalDeviceMemoryProperties,
     pub queue_family: u32,
-    /// Of the queue on which weights are copied while kernels run.
-    pub upload_family: u32,
+    /// Of the queue on which weights are copied while kernels run, and which of the family's it is.
+    pub upload_queue: (u32, u32),
     /// Whether it tells how much memory is left.
     pub tells_budget: bool,
     pub abilities: Abilities,
@@ -162,11 +162,13 @@ impl Drop for Shared {
 }
 
 impl Found {
-    /// The families of queues that are used: one or two.
-    pub fn families(&self) -> Vec<u32> {
-        let mut families = vec![self.queue_family, self.upload_family];
-        families.dedup();
-        families
+    /// The families of queues that are used, one or two, and how many queues of each.
+    pub fn families(&self) -> Vec<(u32, usize)> {
+        let (family, place) = self.upload_queue;
+        match family == self.queue_family {
+            true => vec![(family, place as usize + 1)],
+            false => vec![(self.queue_family, 1), (family, 1)],
+        }
     }
 
     /// `None` if it cannot compute.
@@ -183,15 +185,6 @@ impl Found {
             family.queue_count > 0 && family.queue_flags.contains(vk::QueueFlags::COMPUTE)
         };
         let queue_family = families.iter().position(computes)? as u32;
-        // One that only copies does so beside the kernels.
-        let only_copies = |family: &vk::QueueFamilyProperties| {
-            let kernels = vk::QueueFlags::COMPUTE | vk::QueueFlags::GRAPHICS;
-            let flags = family.queue_flags;
-            family.queue_count > 0
-                && flags.contains(vk::QueueFlags::TRANSFER)
-                && !flags.intersects(kernels)
-        };
-        let upload_family = families.iter().position(only_copies);
         // SAFETY: as above.
         let memory = unsafe { instance.get_physical_device_memory_properties(physical) };
         // SAFETY: as above. A driver that cannot say has no extensions.
@@ -221,7 +214,7 @@ impl Found {
             limits: properties.limits,
             memory,
             queue_family,
-            upload_family: upload_family.map_or(queue_family, |family| family as u32),
+            upload_queue: upload_queue(&families, queue_family),
             tells_budget: has(ash::ext::memory_budget::NAME),
             abilities: match unfit {
                 None => abilities(entry, instance, physical, has),
@@ -229,6 +222,31 @@ impl Found {
                 Some(_) => Abilities::default(),
             },
         })
+    }
+}
+
+/// The queue that copies beside the kernels, which run on the first of `kernels`: of a family that only copies, else of another that computes, else
+/// the second of the same, else the same.
+fn upload_queue(families: &[vk::QueueFamilyProperties], kernels: u32) -> (u32, u32) {
+    use vk::QueueFlags as Flags;
+    let others = || {
+        let all = families.iter().zip(0_u32..);
+        all.filter(|(family, number)| family.queue_count > 0 && *number != kernels)
+    };
+    let not_only = Flags::COMPUTE
+        | Flags::GRAPHICS
+        | Flags::VIDEO_DECODE_KHR
+        | Flags::VIDEO_ENCODE_KHR
+        | Flags::PROTECTED;
+    let only_copies = |flags: Flags| flags.contains(Flags::TRANSFER) && !flags.intersects(not_only);
+    let copies = others().find(|(family, _)| only_copies(family.queue_flags));
+    let computes = || others().find(|(family, _)| family.queue_flags.contains(Flags::COMPUTE));
+    match copies.or_else(computes) {
+        Some((_, number)) => (number, 0),
+        None => {
+            let count = families[kernels as usize].queue_count;
+            (kernels, u32::from(count > 1))
+        }
     }
 }
 
@@ -336,6 +354,25 @@ pub(crate) fn local_heap(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn weights_are_copied_on_a_queue_of_their_own() {
+        use vk::QueueFlags as Flags;
+        let family = |flags, count| {
+            vk::QueueFamilyProperties::default()
+                .queue_flags(flags)
+                .queue_count(count)
+        };
+        let all = family(Flags::GRAPHICS | Flags::COMPUTE | Flags::TRANSFER, 1);
+        let computes = family(Flags::COMPUTE | Flags::TRANSFER, 4);
+        let copies = family(Flags::TRANSFER | Flags::SPARSE_BINDING, 2);
+        let video = family(Flags::VIDEO_DECODE_KHR | Flags::TRANSFER, 1);
+        let several = family(all.queue_flags, 16);
+        assert_eq!(upload_queue(&[all, video, computes, copies], 0), (3, 0));
+        assert_eq!(upload_queue(&[all, video, computes], 0), (2, 0));
+        assert_eq!(upload_queue(&[several, video], 0), (0, 1));
+        assert_eq!(upload_queue(&[all], 0), (0, 0));
+    }
 
     #[test]
     fn a_gpu_that_cannot_be_used_says_why() {

@@ -1,4 +1,5 @@
-//! A pass: copies and kernels, recorded in order. The GPU begins with the first while more are recorded; the host waits once, at the end.
+//! A pass: copies and kernels, recorded in order. The GPU begins with the first while more are recorded; the host waits once, at the end, and
+//! before where it asks to.
 
 use std::marker::PhantomData;
 use std::sync::MutexGuard;
@@ -274,12 +275,11 @@ impl<'a> Pass<'a> {
     }
 
     /// Hands what is recorded to the GPU, and goes on in a new part. Barriers count across parts.
-    fn go_on(&mut self) -> Result<(), VulkanError> {
-        self.submit(vk::Fence::null())?;
-        let recorder = self.recorder.as_mut().ok_or(VulkanError::Lost)?;
-        // SAFETY: the pass before has ended.
-        self.commands = unsafe { recorder.begin(&self.device.raw().raw, self.submitted)? };
-        Ok(())
+    ///
+    /// # Errors
+    /// [`VulkanError::Lost`], [`VulkanError::Driver`].
+    pub fn go_on(&mut self) -> Result<(), VulkanError> {
+        self.hand_over(vk::Fence::null())
     }
 
     fn submit(&mut self, fence: vk::Fence) -> Result<(), VulkanError> {
@@ -313,13 +313,17 @@ impl<'a> Pass<'a> {
     pub fn mark(&mut self, mark: usize) -> Result<(), VulkanError> {
         let recorder = self.recorder.as_mut().ok_or(VulkanError::Lost)?;
         let fence = recorder.marks[mark];
-        let raw = &self.device.raw().raw;
         // SAFETY: nobody waits for the fence: what was handed over with it before has run.
-        unsafe { raw.reset_fences(&[fence]) }.map_err(|result| self.failed(result))?;
+        let reset = unsafe { self.device.raw().raw.reset_fences(&[fence]) };
+        reset.map_err(|result| self.failed(result))?;
+        self.hand_over(fence)
+    }
+
+    fn hand_over(&mut self, fence: vk::Fence) -> Result<(), VulkanError> {
         self.submit(fence)?;
         let recorder = self.recorder.as_mut().ok_or(VulkanError::Lost)?;
         // SAFETY: the pass before has ended.
-        self.commands = unsafe { recorder.begin(raw, self.submitted)? };
+        self.commands = unsafe { recorder.begin(&self.device.raw().raw, self.submitted)? };
         Ok(())
     }
 

@@ -17,7 +17,7 @@ pub(crate) struct RawDevice {
     pub queue: vk::Queue,
     /// Weights are copied here while kernels run; the same queue where the GPU has no other.
     pub upload_queue: vk::Queue,
-    /// Held while something is handed to a queue.
+    /// Held while something is handed to a queue, or a queue is waited for.
     submitting: Mutex<()>,
     pub found: Found,
     pub kernels: Kernels,
@@ -34,10 +34,10 @@ impl RawDevice {
         let families = found.families();
         let queues: Vec<_> = families
             .iter()
-            .map(|&family| {
+            .map(|&(family, count)| {
                 vk::DeviceQueueCreateInfo::default()
                     .queue_family_index(family)
-                    .queue_priorities(&[1.0])
+                    .queue_priorities(&[1.0, 1.0][..count])
             })
             .collect();
         let mut extensions = Vec::new();
@@ -78,8 +78,8 @@ impl RawDevice {
         let raw = unsafe { gpus.instance().create_device(found.physical, &info, None) }
             .map_err(failed)?;
         // SAFETY: the families have these queues, which were asked for above.
-        let [queue, upload_queue] = [found.queue_family, found.upload_family]
-            .map(|family| unsafe { raw.get_device_queue(family, 0) });
+        let [queue, upload_queue] = [(found.queue_family, 0), found.upload_queue]
+            .map(|(family, place)| unsafe { raw.get_device_queue(family, place) });
         let kernels = match Kernels::new(&raw) {
             Ok(kernels) => kernels,
             Err(error) => {

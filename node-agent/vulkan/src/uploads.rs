@@ -14,10 +14,10 @@ use crate::error::VulkanError;
 use crate::pass::PATIENCE;
 use crate::plain::{self, Plain};
 
-/// Pieces of memory that copies pass through: one is filled, one is copied from, and one more, as both take turns unevenly.
-const PIECES: usize = 3;
-/// Bytes of one. Long enough for the link to reach its full rate.
-const PIECE_BYTES: u64 = 8 << 20;
+/// Pieces of memory that copies pass through: some are filled while others are copied from.
+const PIECES: usize = 12;
+/// Bytes of one. Long enough for the link to reach its full rate, short enough that it soon has the first of a matrix.
+const PIECE_BYTES: u64 = 2 << 20;
 
 /// What copies beside passes are made with. Kept from pass to pass.
 pub struct Uploads {
@@ -58,7 +58,7 @@ impl Device {
         let raw = self.raw();
         raw.check()?;
         let info = vk::CommandPoolCreateInfo::default()
-            .queue_family_index(raw.found.upload_family)
+            .queue_family_index(raw.found.upload_queue.0)
             .flags(vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER);
         // SAFETY: the family is the device's; what is made, here and below, is destroyed with the uploads.
         let pool = unsafe { raw.raw.create_command_pool(&info, None) }.map_err(failed)?;
@@ -123,6 +123,7 @@ impl Uploads {
                 // SAFETY: what was recorded there before has run.
                 let begun = unsafe { raw.begin_command_buffer(piece.commands, &begin) };
                 begun.map_err(|result| VulkanError::of("begin a copy", result))?;
+                piece.state = State::Filling(0);
                 0
             }
         };

@@ -7,7 +7,7 @@ use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfile, ModelProf
 use prima_crds::v1alpha1::node_profile::{GpuBackend, NodeProfile, NodeProfileStatus, Throughput};
 use prima_crds::v1alpha1::ring_plan::KvDtype;
 
-use crate::input::Options;
+use crate::input::{Options, streaming_room};
 use crate::plan::{MemberReport, Plan, PlannedMember};
 
 /// What is wrong with a plan.
@@ -43,6 +43,8 @@ pub enum Finding {
     Machine { member: String },
     #[error("{member}: the output head is on its GPU, but it is not rank 0, or has no such GPU")]
     OutputHead { member: String },
+    #[error("{member}: prompts are on its GPU through all layers, but it has no such GPU")]
+    Streaming { member: String },
     #[error("{found} members have layers, but at least {least} must")]
     TooFew { found: usize, least: usize },
     #[error("{member}: {what} of {found} bytes exceeds {limit} bytes")]
@@ -206,6 +208,7 @@ struct Share<'a> {
     logits_bytes: i64,
     /// Whether layers on the processor are copied to the GPU for passes of many rows, two parts of them at a time.
     streams: bool,
+    streaming_room: i64,
 }
 
 impl<'a> Share<'a> {
@@ -243,6 +246,7 @@ impl<'a> Share<'a> {
             draft_bytes,
             logits_bytes,
             streams: report.gpu_from_rows.is_some(),
+            streaming_room: streaming_room(spec, options),
         }
     }
 
@@ -265,7 +269,7 @@ fn gpu(
 ) {
     if let Some(limit) = status.own_gpu_bytes(spec) {
         let streamed = match share.streams {
-            true => 2 * (spec.part_bytes() + share.gpu_kv_bytes),
+            true => share.streaming_room,
             false => 0,
         };
         let layers = share.gpu_layers * (share.layer_bytes + share.gpu_kv_bytes) + streamed;
@@ -275,7 +279,14 @@ fn gpu(
         };
         findings.extend(share.exceeds(what, layers + share.gpu_head_bytes, limit));
     }
-    if status.gpu_for(spec).is_none() && (share.gpu_layers > 0 || share.streams) {
+    let gpu = status.gpu_for(spec);
+    let streams = gpu.is_some_and(|(_, gpu)| gpu.streams_weights && !gpu.unified_memory);
+    if share.streams && !streams {
+        findings.push(Finding::Streaming {
+            member: share.member.to_owned(),
+        });
+    }
+    if gpu.is_none() && share.gpu_layers > 0 {
         findings.push(Finding::GpuLayers {
             member: share.member.to_owned(),
             gpu_layers: share.gpu_layers as usize,

@@ -158,8 +158,8 @@ pub struct GpuCost {
     pub streamed: Option<StreamedCost>,
 }
 
-/// Layers on the CPU that are computed on the GPU where a pass has many rows: their weights are copied there for it, the next layer's while one
-/// computes.
+/// Layers on the CPU that are computed on the GPU where a pass has many rows: their matrices are copied there for it, the next while one is computed
+/// with.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamedCost {
     /// One layer, for a chunk of a prompt.
@@ -288,6 +288,26 @@ const BUFFER_WIDTHS: f64 = 16.0;
 /// The same for latent attention, whose queries are latents: several times as wide as heads are.
 const LATENT_BUFFER_WIDTHS: f64 = 32.0;
 const LATENT_ATTENTION: &str = "latent-attention";
+/// What a GPU needs beside its own layers so that weights of others can pass through: room for two matrices (all experts of a layer are one), and for
+/// the keys and values of two layers that see all the context. What is not a matrix stays there.
+pub fn streaming_room(spec: &ModelProfileSpec, options: &Options) -> i64 {
+    let positions =
+        (options.context_tokens as i64).saturating_mul(options.concurrent_requests as i64);
+    let kv = spec.kv_bytes(KvDtype::F16).saturating_mul(positions);
+    let vectors = match spec.parts.iter().any(|part| part == EXPERT_BIASES) {
+        true => bytes(&spec.layer_weights) * OF_EXPERT_BIASES,
+        false => 0.0,
+    };
+    2_i64
+        .saturating_mul(spec.part_bytes().saturating_add(kv))
+        .saturating_add(vectors as i64)
+}
+
+const EXPERT_BIASES: &str = "expert-biases";
+/// Bytes of experts' biases for each byte of weights (gpt-oss: a number of 4 bytes for each row of 2880 weights of 4.25 bits).
+const OF_EXPERT_BIASES: f64 = 0.003;
+/// Of memory that copies pass through.
+const PIECE_BYTES: f64 = (2 << 20) as f64;
 /// Matrices of a layer.
 const MATRICES: f64 = 8.0;
 /// The fewest rows of a pass for which weights are copied to a GPU. The tokens of some answers at once are fewer: they stay with the processor,
@@ -513,7 +533,6 @@ fn device(
         read_bytes_per_second: memory.read_bytes_per_second,
     };
     let cpu_layer = processor(options.kv_dtype).layer_cost(&name, spec, options)?;
-    let model_sizes = planned_model(model, options);
     let (output, _) = seconds(&name, &cpu.throughput, &spec.output_weights)?;
     let guess = match &options.draft {
         Some(draft) => {
@@ -539,19 +558,13 @@ fn device(
         cpu: cpu_layer,
         head_seconds: output + guess,
         gpu: match gpu {
-            Some((backend, measured)) => {
+            Some((_, measured)) => {
                 let gpu = gpu_device(&name, measured, spec, options)?;
                 Some(GpuCost {
                     head_seconds: gpu_output_seconds(&name, measured, spec)
                         .filter(|on_gpu| *on_gpu < output)
                         .map(|on_gpu| on_gpu + guess),
-                    streamed: match backend {
-                        GpuBackend::Vulkan => {
-                            let gpu = (&gpu, measured);
-                            streamed(spec, &model_sizes, options, cpu_layer, gpu)
-                        }
-                        _ => None,
-                    },
+                    streamed: streamed(spec, options, cpu_layer, (&gpu, measured)),
                     ..gpu
                 })
             }
@@ -601,24 +614,28 @@ fn gpu_device(
 /// machine's memory.
 fn streamed(
     spec: &ModelProfileSpec,
-    model: &ModelSizes,
     options: &Options,
     cpu: LayerCost,
     (gpu, measured): (&GpuCost, &GpuMeasurements),
 ) -> Option<StreamedCost> {
-    gpu.memory_bytes?;
+    gpu.memory_bytes.filter(|_| measured.streams_weights)?;
+    let to_gpu = measured.to_gpu_bytes_per_second as f64;
     let rows = CHUNK_POSITIONS.min(options.prompt_tokens) as f64;
-    // Each matrix is waited for.
-    let waits = MATRICES * 2.0 * measured.copy_overhead_nanoseconds as f64 / 1e9;
-    let copied = model.layer_bytes / measured.to_gpu_bytes_per_second as f64 + waits;
+    // Each matrix is waited for, and the first piece of the next is made ready only then.
+    let wait = 2.0 * measured.copy_overhead_nanoseconds as f64 / 1e9 + PIECE_BYTES / to_gpu;
+    // Half of the prompt is there on average, and crosses, too.
+    let positions = spec.seen_positions(options.prompt_tokens as f64 / 2.0);
+    let kv = spec.kv_bytes(KvDtype::F16) as f64 * positions;
+    let copied = (spec.layer_bytes() as f64 + kv) / to_gpu + MATRICES * wait;
     // While one is computed with, the next is copied.
     let chunk_seconds = copied.max(rows * gpu.layer.prefill_seconds);
-    let room = spec.part_bytes() as f64 + model.gpu_layer_kv_bytes;
-    let from_rows = (copied / cpu.prefill_seconds).ceil().max(FEWEST_STREAMED_ROWS);
+    let from_rows = (copied / cpu.prefill_seconds)
+        .ceil()
+        .max(FEWEST_STREAMED_ROWS);
     let pays = rows >= from_rows && chunk_seconds < rows * cpu.prefill_seconds;
     pays.then_some(StreamedCost {
         chunk_seconds,
-        room_bytes: 2.0 * room,
+        room_bytes: streaming_room(spec, options) as f64,
         from_rows: from_rows as usize,
     })
 }

@@ -23,8 +23,9 @@
 //!   as the slowest member. A member reads its overflow once per chunk, overlapped with its own work in the same way.
 //! - A hop costs latency and payload, for every member in every round, unless the ring has one member.
 //! - Rank 0's output head is on its GPU where its layers leave room ([`MemberLatency::output_head_on_gpu`]).
-//! - Where a GPU has room for two matrices more, it computes a prompt's chunks through the layers on the CPU, too: each layer takes as long as its
-//!   weights take to get there, or as the GPU computes, if that is longer ([`MemberLatency::gpu_from_rows`]).
+//! - Where a GPU has room for two matrices more, and for the keys and values of two layers, it computes a prompt's chunks through the layers on
+//!   the CPU, too: each layer takes as long as its weights take to get there, or as the GPU computes, if that is longer
+//!   ([`MemberLatency::gpu_from_rows`]). A last chunk that is part full costs a whole copy, which is not counted.
 
 use crate::input::{Device, GpuCost, MemoryRule, ModelSizes, Overlap, PlanningInput, StreamedCost};
 
@@ -139,15 +140,21 @@ pub fn request_seconds(input: &PlanningInput, latency: &Latency) -> f64 {
 
 /// Predicts `assignment`, whose shares must cover all layers and whose ring holds each device with layers once.
 pub fn predict(input: &PlanningInput, assignment: &Assignment) -> Result<Latency, Violation> {
-    let latency = predict_with(input, assignment, GpuExtra::Streamed)?;
-    if latency.members[0].gpu_from_rows.is_none() || latency.members[0].output_head_on_gpu {
-        return Ok(latency);
+    let latency = predict_with(input, assignment, GpuExtra::Streamed);
+    if let Ok(latency) = &latency
+        && let Some(rank0) = latency.members.first()
+        && (rank0.gpu_from_rows.is_none() || rank0.output_head_on_gpu)
+    {
+        return Ok(latency.clone());
     }
-    // Rank 0's GPU may have room for the head instead.
-    let other = predict_with(input, assignment, GpuExtra::Head)?;
-    match request_seconds(input, &other) < request_seconds(input, &latency) {
-        true => Ok(other),
-        false => Ok(latency),
+    // Rank 0's GPU may have room for the head instead, which then takes no memory of the machine.
+    match (latency, predict_with(input, assignment, GpuExtra::Head)) {
+        (Ok(latency), Ok(other)) => {
+            let better = request_seconds(input, &other) < request_seconds(input, &latency);
+            Ok(if better { other } else { latency })
+        }
+        (Err(_), Ok(other)) => Ok(other),
+        (latency, Err(_)) => latency,
     }
 }
 

@@ -65,7 +65,7 @@ pub struct MemberReport {
     pub layers: usize,
     pub gpu_layers: usize,
     pub output_head_on_gpu: bool,
-    /// Passes of so many rows are computed on the GPU through all layers; `None`: through its own only.
+    /// Passes of at least so many rows are computed on the GPU through all layers; `None`: through its own only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_from_rows: Option<usize>,
     pub cpu_milliseconds: f64,

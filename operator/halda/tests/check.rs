@@ -473,3 +473,25 @@ fn a_ring_with_fewer_members_than_asked_for_is_found() {
     assert_eq!(least(2), []);
     assert_eq!(least(3), [Finding::TooFew { found: 2, least: 3 }]);
 }
+
+#[test]
+fn prompts_on_a_gpu_through_all_layers_take_room_for_two_parts() {
+    let with = |gpu_bytes, streams_weights| {
+        findings(|plan, nodes| {
+            plan.report.members[0].gpu_from_rows = Some(32);
+            let status = nodes[0].status.as_mut().unwrap();
+            gpu_memory(status, gpu_bytes);
+            let gpu = status.gpus[0].measured.as_mut().unwrap();
+            gpu.streams_weights = streams_weights;
+        })
+    };
+    // The document does not say how large the largest matrix is.
+    let room = 2 * (LAYER / 4 * 5 + KV);
+    let full = 12 * (LAYER + KV) + room;
+    assert_eq!(with(full, true), []);
+    assert_eq!(with(full - 1, true), memory("desk", ON_GPU, full, full - 1));
+    let none = Finding::Streaming {
+        member: "desk".to_owned(),
+    };
+    assert_eq!(with(full, false), [none]);
+}

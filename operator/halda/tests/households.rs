@@ -82,7 +82,8 @@ fn cell(model: &ModelProfile, nodes: &[NodeProfile]) -> String {
 
 fn machines(report: &PlanReport, nodes: &[NodeProfile]) -> String {
     let mut said = format!("{} of {}", report.members.len(), nodes.len());
-    if report.members.iter().any(|member| member.gpu_layers > 0) {
+    let mut members = report.members.iter();
+    if members.any(|member| member.gpu_layers > 0 || member.gpu_from_rows.is_some()) {
         said += ", GPU";
     }
     if report

@@ -339,7 +339,8 @@ fn what_is_better_comes_first_where_a_gpu_has_room_for_either() {
     input.model.output_bytes = 0.375 * GB;
     input.model.gpu_output_bytes = 0.5 * GB;
     input.devices[0].head_seconds = 0.004;
-    let mut with = |chunk_seconds, available| {
+    let with = |chunk_seconds, available| {
+        let mut input = input.clone();
         input.devices[0].gpu = Some(GpuCost {
             head_seconds: Some(0.0005),
             streamed: Some(StreamedCost {
@@ -352,6 +353,22 @@ fn what_is_better_comes_first_where_a_gpu_has_room_for_either() {
         let rank0 = latency(&input, 1, &[(7, 1)]).members[0];
         (rank0.gpu_from_rows.is_some(), rank0.output_head_on_gpu)
     };
+    // Without a disk to read from, the head has to leave the machine's memory.
+    let mut full = input.clone();
+    full.model.head_bytes = 0.5 * GB;
+    full.devices[0].disk_bytes_per_second = None;
+    full.devices[0].memory_bytes = (7.0 + 0.5 - 0.375) * GB;
+    full.devices[0].gpu = Some(GpuCost {
+        head_seconds: Some(0.0005),
+        streamed: Some(StreamedCost {
+            chunk_seconds: 0.016,
+            room_bytes: 2.0 * GB,
+            from_rows: 2,
+        }),
+        ..gpu(Some(3.0 * GB))
+    });
+    let rank0 = latency(&full, 1, &[(7, 1)]).members[0];
+    assert!(rank0.output_head_on_gpu && rank0.gpu_from_rows.is_none());
     // Of 100 tokens, the head saves 0.35 s; of 4 chunks through 7 layers on the processor, 64 ms each.
     assert_eq!(with(0.060, 3.0 * GB), (false, true));
     assert_eq!(with(0.016, 3.0 * GB), (true, false));

@@ -556,14 +556,14 @@ fn gpus_shorten_the_time_to_the_first_token() {
         let streams = streams.filter(|member| member.gpu_from_rows.is_some());
         (streams.count(), plan.report.ttft_milliseconds)
     };
-    // Through CUDA, weights are not taken for each pass.
+    // Agents of earlier versions do not copy weights for each pass.
     let (streams, before) = ttft(&cluster);
     assert!(streams == 0 && before > 45_000.0, "{streams} {before}");
     let gpus = cluster
         .iter_mut()
         .flat_map(|node| &mut node.status.as_mut().unwrap().gpus);
-    for gpu in gpus.filter(|gpu| gpu.backend == GpuBackend::Cuda) {
-        gpu.backend = GpuBackend::Vulkan;
+    for measured in gpus.filter_map(|gpu| gpu.measured.as_mut()) {
+        measured.streams_weights = true;
     }
     let (streams, after) = ttft(&cluster);
     assert!(streams == 2 && after < 25_000.0, "{streams} {after}");

@@ -165,3 +165,20 @@ fn milliseconds(value: f64) -> String {
         value => format!("{value:.2} ms"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::on_gpu;
+
+    #[test]
+    fn what_is_on_a_gpu_is_named() {
+        for (layers, output_head, prompts, said) in [
+            (0, false, false, "-"),
+            (24, false, false, "24"),
+            (24, true, true, "24 + output + prompts"),
+            (0, false, true, "prompts"),
+        ] {
+            assert_eq!(on_gpu(layers, output_head, prompts), said);
+        }
+    }
+}

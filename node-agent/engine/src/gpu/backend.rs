@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::facts::GpuFacts;
 use crate::error::EngineError;
-use crate::executor::Executor;
+use crate::executor::{Executor, ManyRowsExecutor};
 use crate::kernels::Matrix;
 use crate::model::Model;
 use crate::residency::Residency;
@@ -47,13 +47,13 @@ pub(super) trait Backend: Send + Sync {
         kv_positions: usize,
     ) -> Result<Box<dyn Executor>, EngineError>;
 
-    /// Makes room for two of the first layers of a window at a time, whose weights `residency` has: they are copied there for each pass.
+    /// Makes room for two matrices at a time of the first layers of a window, whose weights `residency` has: they are copied there for each pass.
     fn stream(
         &self,
         model: &Model,
         layers: Range<usize>,
         residency: &Residency,
-    ) -> Result<Box<dyn Executor>, EngineError>;
+    ) -> Result<Box<dyn ManyRowsExecutor>, EngineError>;
 
     fn load_head(&self, weights: HeadWeights<'_>) -> Result<Box<dyn DeviceHead>, EngineError>;
 

@@ -16,7 +16,7 @@ use candle_core::{Module, Tensor};
 use super::backend::{Backend, DeviceHead, DeviceMatrix, DeviceRows, HeadWeights, error, own};
 use super::facts::GpuFacts;
 use crate::error::EngineError;
-use crate::executor::Executor;
+use crate::executor::{Executor, ManyRowsExecutor};
 use crate::kernels::Matrix;
 use crate::model::Model;
 use crate::residency::Residency;
@@ -46,7 +46,7 @@ impl Backend for CandleGpu {
         _model: &Model,
         _layers: Range<usize>,
         _residency: &Residency,
-    ) -> Result<Box<dyn Executor>, EngineError> {
+    ) -> Result<Box<dyn ManyRowsExecutor>, EngineError> {
         Err(error(
             "take weights for each pass",
             "that is done through Vulkan only",

@@ -20,7 +20,7 @@ use prima_vulkan::{Facts, GpuKind};
 use super::backend::{Backend, DeviceHead, DeviceMatrix, DeviceRows, HeadWeights, error, own};
 use super::facts::{GpuApi, GpuFacts};
 use crate::error::EngineError;
-use crate::executor::Executor;
+use crate::executor::{Executor, ManyRowsExecutor};
 use crate::kernels::Matrix;
 use crate::model::Model;
 use crate::residency::Residency;
@@ -75,7 +75,7 @@ impl Backend for VulkanGpu {
         model: &Model,
         layers: Range<usize>,
         residency: &Residency,
-    ) -> Result<Box<dyn Executor>, EngineError> {
+    ) -> Result<Box<dyn ManyRowsExecutor>, EngineError> {
         Ok(Box::new(StreamedLayers::new(
             self, model, layers, residency,
         )?))

@@ -641,3 +641,51 @@ impl Jobs {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn used(held: &mut Held, expert: u32, now: u64) {
+        match held.experts.get_mut(&expert) {
+            Some(own) => (own.used, own.again) = (now, true),
+            None => {
+                if held.experts.len() == held.capacity {
+                    held.give_up_oldest(now);
+                }
+                let buffers = [(); 3].map(|()| MmapMut::map_anon(PAGE).unwrap());
+                let own = HeldExpert {
+                    slab: Arc::new(Slab { buffers }),
+                    used: now,
+                    again: false,
+                };
+                held.experts.insert(expert, own);
+            }
+        }
+    }
+
+    fn after(capacity: usize, uses: &[u32]) -> Vec<u32> {
+        let mut held = Held {
+            capacity,
+            ..Held::default()
+        };
+        for (expert, now) in uses.iter().zip(1..) {
+            used(&mut held, *expert, now);
+        }
+        let mut experts: Vec<u32> = held.experts.into_keys().collect();
+        experts.sort_unstable();
+        experts
+    }
+
+    #[test]
+    fn experts_that_were_used_again_outlast_those_used_once() {
+        // 1 came back; then others pass by, once each.
+        assert_eq!(after(5, &[1, 1, 2, 3, 4, 5, 6, 7, 8]), [1, 5, 6, 7, 8]);
+        // All came back, which is more than their part: the oldest of them goes, and then what was used once.
+        let all = [1, 2, 3, 4, 5, 1, 2, 3, 4, 5];
+        assert_eq!(after(5, &[&all[..], &[6]].concat()), [2, 3, 4, 5, 6]);
+        assert_eq!(after(5, &[&all[..], &[6, 7]].concat()), [2, 3, 4, 5, 7]);
+        // Without a second use, the oldest goes.
+        assert_eq!(after(3, &[1, 2, 3, 4, 5]), [3, 4, 5]);
+    }
+}

@@ -1,7 +1,11 @@
 //! Passes of many rows through layers whose weights are not on the GPU: the same results up to rounding as on the processor, which computes
 //! passes of few rows with the same keys and values.
 
-use prima_engine::{EngineError, KvCache, KvFormat, LayerDevices, LayerWindow, Model, Residency};
+use std::fs::{self, OpenOptions};
+
+use prima_engine::{
+    BatchEntry, EngineError, Gpu, KvCache, KvFormat, LayerDevices, LayerWindow, Model, Residency,
+};
 use prima_gguf::GgmlType;
 use prima_test_models::{FAMILIES, MadeUpModel, Runner, difference};
 
@@ -162,8 +166,15 @@ fn sequences_of_a_batch_fork_and_go_back() {
         ..MadeUpModel::of("gemma3")
     };
     let cpu = Runner::new(&made_up.write(directory.path()), 2);
-    let found = Runner::on(&devices(), &cpu.model, &[7], 2);
+    // Such small layers cross with more keys and values than weights, which pays for no pass if few rows do not.
+    let devices = LayerDevices::cpu().with_many_rows_on(gpu(), 1);
+    let found = Runner::on(&devices, &cpu.model, &[7], 2);
     let run = |runner: &Runner| {
+        let mut copied = 0;
+        let mut goes_there = || {
+            let before = std::mem::replace(&mut copied, runner.compute.copied_bytes());
+            before < copied
+        };
         let mut made = Vec::new();
         let mut caches: Vec<KvCache> = (0..3).map(|_| runner.kv_cache()).collect();
         // More rows than go through the layers at once, among those of two others.
@@ -174,6 +185,7 @@ fn sequences_of_a_batch_fork_and_go_back() {
             .map(|(kv, prompt)| (kv, &prompt[..]))
             .collect();
         made.extend(runner.run(&mut batch));
+        let mut there = vec![goes_there()];
         let mut fork = caches[1].fork();
         fork.truncate(570);
         let [first, second, _] = &mut caches[..] else {
@@ -181,10 +193,76 @@ fn sequences_of_a_batch_fork_and_go_back() {
         };
         for (kv, rows) in [(&mut fork, 20), (second, 9), (first, 130)] {
             made.extend(runner.run(&mut [(kv, &tokens(rows, 3))]));
+            there.push(goes_there());
         }
-        made
+        (made, there)
     };
-    let (found, expected) = (run(&found), run(&cpu));
+    let ((found, there), (expected, _)) = (run(&found), run(&cpu));
+    assert_eq!(there, [true; 4]);
     let difference = difference(&found, &expected);
     assert!(difference < FLOAT, "{difference}");
+}
+
+#[test]
+fn a_pass_that_fails_leaves_no_rows_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let made_up = MadeUpModel {
+        formats: vec![GgmlType::F16],
+        ..MadeUpModel::default()
+    };
+    let path = made_up.write(directory.path());
+    let bytes = fs::read(&path).unwrap();
+    let layers = made_up.layers;
+    let found = Runner::limited_on(&devices(), &path, &[layers], 0, Some(64 << 10));
+    let mut kv = found.kv_cache();
+    found.logits(&mut kv, &tokens(30, 7));
+    let mut fork = kv.fork();
+    let expected = found.logits(&mut fork, &tokens(40, 5));
+    let cut = OpenOptions::new().write(true).open(&path).unwrap();
+    // Within the layers.
+    cut.set_len(bytes.len() as u64 / 2).unwrap();
+    for _ in 0..2 {
+        let entry = BatchEntry {
+            kv: &mut kv,
+            first_position: 30,
+            rows: 40,
+        };
+        let mut activation = vec![0.5; 40 * 256];
+        let failed = found.windows[0].forward(&found.compute, &mut activation, &mut [entry]);
+        let error = failed.unwrap_err();
+        assert!(matches!(error, EngineError::ReadWeights { .. }), "{error}");
+        assert_eq!(kv.len(), 30);
+    }
+    fs::write(&path, &bytes).unwrap();
+    let again = found.logits(&mut kv, &tokens(40, 5));
+    assert!(difference(&again.concat(), &expected.concat()) < FLOAT);
+}
+
+/// A GPU whose kernels see less of a buffer than the keys and values of a long prompt take: the processor computes it.
+#[test]
+fn what_has_no_room_there_stays_with_the_processor() {
+    let directory = tempfile::tempdir().unwrap();
+    let made_up = MadeUpModel {
+        formats: vec![GgmlType::F32],
+        context_length: 2048,
+        ..MadeUpModel::default()
+    };
+    let cpu = Runner::new(&made_up.write(directory.path()), 2);
+    // Those of 16 blocks of 64 positions.
+    let attention = &cpu.model.spec().layers[0].attention;
+    let bytes = 16 * 64 * 2 * 2 * attention.kv_heads * attention.head_dim;
+    let small = Gpu::software_with_most_bound_bytes(bytes as u64).unwrap();
+    let devices = LayerDevices::cpu().with_many_rows_on(small, 1);
+    let found = Runner::on(&devices, &cpu.model, &[made_up.layers], 2);
+    let mut kv = found.kv_cache();
+    found.logits(&mut kv, &tokens(40, 7));
+    let copied = found.compute.copied_bytes();
+    assert!(copied > 0);
+    let long = tokens(1900, 5);
+    let found_logits = found.logits(&mut kv, &long).pop().unwrap();
+    let mut expected_kv = cpu.kv_cache();
+    cpu.logits(&mut expected_kv, &tokens(40, 7));
+    let expected = cpu.logits(&mut expected_kv, &long).pop().unwrap();
+    assert_eq!(found.compute.copied_bytes(), copied);
+    assert!(difference(&found_logits, &expected) < FLOAT);
 }

@@ -452,7 +452,10 @@ fn a_position_is_read_as_it_was_stored() {
                     let off = (found.to_f32() - stored).abs();
                     let near = off < 0.5 / 127.0 + 1e-3;
                     let same = *found == f16::from_f32(stored);
-                    assert!(if exact { same } else { near }, "{position}: {found} {stored}");
+                    assert!(
+                        if exact { same } else { near },
+                        "{position}: {found} {stored}"
+                    );
                 }
             }
         }

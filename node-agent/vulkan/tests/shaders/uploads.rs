@@ -8,7 +8,9 @@ use crate::support::{DEVICE, Random};
 /// More than passes through a piece of memory at once, in parts that begin anywhere.
 #[test]
 fn bytes_arrive_in_their_places() {
-    let bytes: Vec<u8> = (0..20_000_003_usize).map(|at| (at * 31 % 251) as u8).collect();
+    let bytes: Vec<u8> = (0..20_000_003_usize)
+        .map(|at| (at * 31 % 251) as u8)
+        .collect();
     let buffer = DEVICE.upload_buffer(bytes.len() as u64).unwrap();
     let back = DEVICE.host_buffer(buffer.bytes()).unwrap();
     let mut uploads = DEVICE.uploads().unwrap();

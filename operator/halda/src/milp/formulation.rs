@@ -68,7 +68,7 @@ struct Variables {
     gpu: Option<(Col, Col)>,
     /// h, where its GPU can have the output head, and the seconds that this takes less.
     gpu_head: Option<(Col, f64)>,
-    /// s and c, where its GPU can compute chunks through the layers on the CPU: whether it does, and through how many.
+    /// s and v, where its GPU can compute chunks through the layers on the CPU: whether it does, and through how many.
     streamed: Option<(Col, Col)>,
 }
 
@@ -306,13 +306,11 @@ impl<'a> Formulation<'a> {
     ) {
         let model = &self.program.input.model;
         let layer = (model.layer_bytes + model.gpu_layer_kv_bytes) / UNIT_BYTES;
-        let beside = (cost.room_bytes + model.gpu_buffer_bytes) / UNIT_BYTES;
-        let output = model.gpu_output_bytes / UNIT_BYTES;
-        // More than anything that could be there.
-        let all = model.layers as f64 * layer + output + beside;
-        let head = gpu_head.map(|(gpu_head, _)| (gpu_head, output));
-        let most = available / UNIT_BYTES - beside + all;
-        let terms = [(layers, layer), (streams, all)].into_iter().chain(head);
+        let room = cost.room_bytes / UNIT_BYTES;
+        let head = gpu_head.map(|(gpu_head, _)| (gpu_head, model.gpu_output_bytes / UNIT_BYTES));
+        // Without the room, that of the layers says the same.
+        let most = (available - model.gpu_buffer_bytes).max(0.0) / UNIT_BYTES;
+        let terms = [(layers, layer), (streams, room)].into_iter().chain(head);
         self.row(..=most, terms);
     }
 

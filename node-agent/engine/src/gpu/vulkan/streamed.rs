@@ -21,7 +21,7 @@ use super::workspace::{Layout, Workspace};
 use crate::batch::Sequence;
 use crate::cpu::Compute;
 use crate::error::EngineError;
-use crate::executor::Executor;
+use crate::executor::{Executor, ManyRowsExecutor};
 use crate::gpu::backend::error;
 use crate::gpu::facts::GpuApi;
 use crate::gpu::parts;
@@ -34,8 +34,10 @@ use crate::ropes::Ropes;
 
 /// Matrices, and keys and values of layers, that have room at a time.
 const SLOTS: usize = 2;
-/// Bytes that a thread copies at once.
-const COPIED: usize = 1 << 20;
+/// The fewest bytes that a thread copies at once.
+const COPIED: usize = 64 << 10;
+/// Room for keys and values grows by so many blocks.
+const KV_GROWTH: usize = 16;
 /// Blocks of keys and values that are made ready at once.
 const PACKED: usize = 16;
 
@@ -45,6 +47,8 @@ pub(super) struct StreamedLayers {
     window: Window,
     layers: Vec<StreamedLayer>,
     block_bytes: u64,
+    /// Of all its layers.
+    weight_bytes: u64,
     residency: Residency,
 }
 
@@ -124,6 +128,7 @@ impl StreamedLayers {
         Ok(StreamedLayers {
             window: Window::new(gpu, model.spec(), placed, ropes)?,
             block_bytes: kv_block_bytes(attention.kv_heads, attention.head_dim),
+            weight_bytes: layers.iter().map(StreamedLayer::bytes).sum(),
             residency: residency.clone(),
             gpu: gpu.clone(),
             layers,
@@ -140,19 +145,15 @@ impl StreamedLayers {
         sequences: &mut [Sequence<'_>],
     ) -> Result<(), EngineError> {
         let failed = |source| error("compute layers with copied weights", source);
+        let of_layers = self.blocks(chunks, sequences);
         let mut blocks: Vec<u32> = Vec::new();
         let mut listed = Vec::new();
-        let mut of_layers = Vec::new();
-        for place in 0..self.layers.len() {
-            let own = blocks_of(place, chunks, sequences);
-            for chunk in &own {
-                listed.push(Listed {
-                    blocks_at: blocks.len(),
-                    first_block: chunk.first,
-                });
-                blocks.extend((chunk.at..chunk.at + chunk.count).map(|block| block as u32));
-            }
-            of_layers.push(own);
+        for chunk in of_layers.iter().flatten() {
+            listed.push(Listed {
+                blocks_at: blocks.len(),
+                first_block: chunk.first,
+            });
+            blocks.extend((chunk.at..chunk.at + chunk.count).map(|block| block as u32));
         }
         let mut room = self.gpu.room();
         let StreamRoom {
@@ -162,7 +163,11 @@ impl StreamedLayers {
         } = &mut *room;
         self.make_room(kv, &of_layers, chunks).map_err(failed)?;
         let (Some(uploads), [Some(first), Some(second)]) = (uploads, &*matrices) else {
-            unreachable!("they were made with the window");
+            // Another window wanted more room than there is.
+            return Err(failed(VulkanError::OutOfMemory {
+                bytes: 0,
+                available: self.gpu.device.available_bytes(),
+            }));
         };
         let kv: &[KvRoom; SLOTS] = kv;
         let placed = self.layers.iter().map(|layer| &layer.placed);
@@ -192,7 +197,7 @@ impl StreamedLayers {
         for (place, part) in parts.iter().enumerate() {
             // The layer between has asked for more than one matrix, so all that was recorded before it has run.
             if let Some(before) = place.checked_sub(SLOTS) {
-                parts[before].take_back(compute, before, chunks, sequences);
+                parts[before].take_back(before, chunks, sequences);
             }
             part.send_past(&mut copies, place, chunks, sequences)
                 .map_err(failed)?;
@@ -204,9 +209,17 @@ impl StreamedLayers {
         begun.finish(&rows, activation).map_err(failed)?;
         let last = parts.iter().enumerate();
         for (place, part) in last.skip(parts.len().saturating_sub(SLOTS)) {
-            part.take_back(compute, place, chunks, sequences);
+            part.take_back(place, chunks, sequences);
         }
         Ok(())
+    }
+
+    /// Of each layer.
+    fn blocks(&self, chunks: &[Chunk], sequences: &[Sequence<'_>]) -> Vec<Vec<ChunkBlocks>> {
+        let places = 0..self.layers.len();
+        places
+            .map(|place| blocks_of(place, chunks, sequences))
+            .collect()
     }
 
     /// Makes room for keys and values of any of the layers in both slots.
@@ -225,7 +238,15 @@ impl StreamedLayers {
             blocks = blocks.max(last.at + last.count);
             back = back.max(last.back_at + last.count - last.new(chunk));
         }
-        let bytes = |blocks: usize| blocks as u64 * self.block_bytes;
+        // Some more, so that a prompt's next chunk finds room.
+        let bytes = |blocks: usize| blocks.next_multiple_of(KV_GROWTH) as u64 * self.block_bytes;
+        let most = device.most_bound_bytes();
+        if bytes(blocks) > most {
+            return Err(VulkanError::OutOfMemory {
+                bytes: bytes(blocks),
+                available: most,
+            });
+        }
         kv.iter_mut().try_for_each(|room| {
             grow(&mut room.blocks, bytes(blocks), |bytes| {
                 device.upload_buffer(bytes)
@@ -237,7 +258,29 @@ impl StreamedLayers {
     }
 }
 
+impl ManyRowsExecutor for StreamedLayers {
+    fn takes(&self, batch: &[Sequence<'_>], rows: usize) -> bool {
+        let mut room = self.gpu.room();
+        self.window.passes(batch).iter().all(|chunks| {
+            let of_layers = self.blocks(chunks, batch);
+            // Keys and values cross, too.
+            let blocks: usize = of_layers.iter().flatten().map(|own| own.count).sum();
+            let kv_bytes = blocks as f64 * self.block_bytes as f64;
+            let fewest = rows as f64 * (1.0 + kv_bytes / self.weight_bytes as f64);
+            let own: usize = chunks.iter().map(|chunk| chunk.rows).sum();
+            own as f64 >= fewest && self.make_room(&mut room.kv, &of_layers, chunks).is_ok()
+        })
+    }
+}
+
 impl StreamedLayer {
+    /// Of its matrices.
+    fn bytes(&self) -> u64 {
+        let tensors = self.placed.tensors().iter();
+        let bytes: usize = tensors.map(|tensor| tensor.matrix().bytes().len()).sum();
+        bytes as u64
+    }
+
     /// Bytes of the largest matrix, or of all experts together.
     fn largest(&self, gpu: &VulkanGpu) -> u64 {
         let bytes = |projection: &Projection| {
@@ -348,8 +391,9 @@ impl<'a> Copies<'a> {
         let place = first as u64..(first + bytes.len()) as u64;
         self.uploading.write(to, place, |done, out| {
             let from = &bytes[done..][..out.len()];
-            pool.fill(out, COPIED, |part, out| {
-                out.copy_from_slice(&from[part * COPIED..][..out.len()]);
+            let len = out.len().div_ceil(pool.threads()).max(COPIED);
+            pool.fill(out, len, |part, out| {
+                out.copy_from_slice(&from[part * len..][..out.len()]);
             });
         })
     }
@@ -396,8 +440,7 @@ impl<'a> Matrices<'a> for Copies<'a> {
         });
         let (residency, mut written) = (self.residency, Ok(()));
         if let Some(in_memory) = &layer.experts {
-            let all: Vec<u32> = (0..in_memory.router.width() as u32).collect();
-            let read = residency.each_expert(in_memory, &all, |ready| {
+            let read = residency.all_experts(in_memory, |ready| {
                 for expert in ready {
                     for (to, rows) in to.into_iter().zip([expert.gate, expert.up, expert.down]) {
                         let first = expert.number as usize * rows.bytes().len();
@@ -475,6 +518,7 @@ impl<'a> Part<'a> {
             // Without rows there is nothing to compute.
             return Ok(());
         };
+        let compute = copies.compute;
         copies.layer = Some(self.layer);
         begun.layer(window, rows, &self.layer.placed, copies, cache, self.listed)?;
         let bytes = self.block_bytes;
@@ -484,18 +528,14 @@ impl<'a> Part<'a> {
             let at = own.back_at as u64 * bytes;
             begun.pass.copy_back(cache.slice(from), back, at);
         }
+        // It runs while the next layer's keys and values are made ready.
+        begun.pass.go_on()?;
+        compute.part_done();
         Ok(())
     }
 
     /// Keeps the new keys and values of a layer that has run.
-    fn take_back(
-        &self,
-        compute: &Compute,
-        place: usize,
-        chunks: &[Chunk],
-        sequences: &mut [Sequence<'_>],
-    ) {
-        compute.part_done();
+    fn take_back(&self, place: usize, chunks: &[Chunk], sequences: &mut [Sequence<'_>]) {
         let Some(back) = &self.kv.back else {
             return;
         };
