@@ -40,7 +40,7 @@ use prima_crds::v1alpha1::node_profile::{
     SystemProfile,
 };
 use prima_engine::kernels::{IsaLevel, IsaLevelError, MatrixError, ThreadPool, ThreadPoolError};
-use prima_engine::{Compute, Gpu};
+use prima_engine::{Compute, Gpu, GpuApi};
 use prima_model::ModelPart;
 use prima_weights::cache_folder;
 

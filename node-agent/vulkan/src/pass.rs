@@ -456,10 +456,9 @@ impl Drop for Pass<'_> {
     /// Waits for the parts of a pass that was not finished.
     fn drop(&mut self) {
         let device = self.device.raw();
-        if self.submitted > 0 && !device.is_lost() {
-            if device.wait_for_queue(device.queue).is_err() {
-                device.give_up();
-            }
+        let waits = self.submitted > 0 && !device.is_lost();
+        if waits && device.wait_for_queue(device.queue).is_err() {
+            device.give_up();
         }
     }
 }

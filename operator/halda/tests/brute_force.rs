@@ -104,7 +104,7 @@ fn instance(seed: u64) -> PlanningInput {
             }
             let on_cpu = chunk_tokens as f64 * device.cpu.prefill_seconds;
             // And in two thirds, they may compute chunks through other layers.
-            if let Some(gpu) = gpu_of_its_own(&mut device).filter(|_| seed % 3 > 0) {
+            if let Some(gpu) = gpu_of_its_own(&mut device).filter(|_| !seed.is_multiple_of(3)) {
                 gpu.streamed = Some(StreamedCost {
                     chunk_seconds: on_cpu * random.unit(),
                     room_bytes: layer_bytes * 2.0 * random.unit(),

@@ -236,7 +236,7 @@ impl StreamedLayers {
         let (mut blocks, mut back) = (0, 0);
         for (last, chunk) in ends {
             blocks = blocks.max(last.at + last.count);
-            back = back.max(last.back_at + last.count - last.new(chunk));
+            back = back.max(last.back_at + last.count - last.first_written(chunk));
         }
         // Some more, so that a prompt's next chunk finds room.
         let bytes = |blocks: usize| blocks.next_multiple_of(KV_GROWTH) as u64 * self.block_bytes;
@@ -334,7 +334,7 @@ fn blocks_of(place: usize, chunks: &[Chunk], sequences: &[Sequence<'_>]) -> Vec<
             back_at,
         };
         at += own.count;
-        back_at += own.count - own.new(chunk);
+        back_at += own.count - own.first_written(chunk);
         own
     });
     blocks.collect()
@@ -342,7 +342,7 @@ fn blocks_of(place: usize, chunks: &[Chunk], sequences: &[Sequence<'_>]) -> Vec<
 
 impl ChunkBlocks {
     /// Which of these blocks is the first that the chunk writes.
-    fn new(&self, chunk: &Chunk) -> usize {
+    fn first_written(&self, chunk: &Chunk) -> usize {
         chunk.first_position / KV_POSITIONS - self.first
     }
 }
@@ -523,7 +523,7 @@ impl<'a> Part<'a> {
         begun.layer(window, rows, &self.layer.placed, copies, cache, self.listed)?;
         let bytes = self.block_bytes;
         for (chunk, own) in rows.chunks.iter().zip(self.blocks) {
-            let new = own.new(chunk);
+            let new = own.first_written(chunk);
             let from = (own.at + new) as u64 * bytes..(own.at + own.count) as u64 * bytes;
             let at = own.back_at as u64 * bytes;
             begun.pass.copy_back(cache.slice(from), back, at);
@@ -544,7 +544,7 @@ impl<'a> Part<'a> {
         let zeros = || vec![f16::ZERO; shape.row_len()];
         let mut halves = [zeros(), zeros()];
         for (chunk, own) in chunks.iter().zip(self.blocks) {
-            let first_block = own.first + own.new(chunk);
+            let first_block = own.first + own.first_written(chunk);
             let positions = chunk.first_position..chunk.first_position + chunk.rows;
             let mut numbers = [Vec::new(), Vec::new()];
             for position in positions.clone() {
