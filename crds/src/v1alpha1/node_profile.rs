@@ -306,7 +306,7 @@ pub struct GpuMeasurements {
     pub read_bytes_per_second: i64,
     /// How fast keys and values are appended to the KV cache.
     pub kv_append_bytes_per_second: i64,
-    /// How fast activations, and weights for single passes, are copied to the GPU. 0 with unified memory.
+    /// How fast activations are copied to the GPU, and weights for single passes at least. 0 with unified memory.
     pub to_gpu_bytes_per_second: i64,
     /// How fast activations are copied from the GPU. 0 with unified memory.
     pub from_gpu_bytes_per_second: i64,
@@ -321,7 +321,7 @@ pub struct GpuMeasurements {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 128), inner(length(max = 64)))]
     pub parts: Vec<String>,
-    /// Whether the agent copies weights to it for single passes, so that long prompts run on it through layers that have no room there. Absent
+    /// Whether the agent copies weights to it for single passes, so that long prompts run on it through layers that have no room there. Absent,
     /// as in documents of earlier versions: it does not.
     #[serde(default, skip_serializing_if = "is_false")]
     pub streams_weights: bool,

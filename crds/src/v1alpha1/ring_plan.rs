@@ -208,7 +208,8 @@ pub struct RingMember {
     #[serde(default, skip_serializing_if = "is_false")]
     pub output_head_on_gpu: bool,
     /// Passes of at least so many rows, such as those of long prompts, run on the GPU through the member's other layers, too: their weights are
-    /// copied there for the pass. Absent: they never do.
+    /// copied there for the pass. After long conversations it takes more rows, and what has no room there stays with the processor. Absent: they
+    /// never run there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub gpu_from_rows: Option<i32>,

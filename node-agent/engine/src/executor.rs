@@ -10,8 +10,8 @@ use crate::kv_cache::LayerKv;
 
 /// An executor of layers that the processor has, too: it takes passes of many rows.
 pub(crate) trait ManyRowsExecutor: Executor {
-    /// Whether it gains by taking a batch rather than leaving it to the processor, which it does for `rows` rows of sequences that begin; and
-    /// whether it has room.
+    /// Whether it gains by taking a batch rather than leaving it to the processor, which it does from `rows` rows of sequences that begin on; and
+    /// whether it has room for keys and values.
     fn takes(&self, batch: &[Sequence<'_>], rows: usize) -> bool;
 }
 

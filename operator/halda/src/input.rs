@@ -166,7 +166,7 @@ pub struct StreamedCost {
     pub chunk_seconds: f64,
     /// What two matrices (or all experts of two layers), and the keys and values of two layers for all the context, take there.
     pub room_bytes: f64,
-    /// The fewest rows of a pass with which it is a gain.
+    /// The fewest rows of a pass that go there, of sequences that begin.
     pub from_rows: usize,
 }
 
@@ -626,10 +626,11 @@ fn streamed(
     // Half of the prompt is there on average, and crosses, too.
     let positions = spec.seen_positions(options.prompt_tokens as f64 / 2.0);
     let kv = spec.kv_bytes(KvDtype::F16) as f64 * positions;
-    let copied = (spec.layer_bytes() as f64 + kv) / to_gpu + MATRICES * wait;
+    let weights = spec.layer_bytes() as f64 / to_gpu + MATRICES * wait;
+    let copied = weights + kv / to_gpu;
     // While one is computed with, the next is copied.
     let chunk_seconds = copied.max(rows * gpu.layer.prefill_seconds);
-    let from_rows = (copied / cpu.prefill_seconds)
+    let from_rows = (weights / cpu.prefill_seconds)
         .ceil()
         .max(FEWEST_STREAMED_ROWS);
     let pays = rows >= from_rows && chunk_seconds < rows * cpu.prefill_seconds;

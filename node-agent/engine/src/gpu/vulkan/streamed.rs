@@ -260,16 +260,37 @@ impl StreamedLayers {
 
 impl ManyRowsExecutor for StreamedLayers {
     fn takes(&self, batch: &[Sequence<'_>], rows: usize) -> bool {
+        let passes = self.window.passes(batch);
+        let blocks: Vec<_> = passes
+            .iter()
+            .map(|chunks| self.blocks(chunks, batch))
+            .collect();
+        // Weights cross once for each pass, and so do keys and values that were there before.
+        let weights = (self.weight_bytes * passes.len() as u64) as f64;
+        let past = passes.iter().zip(&blocks).map(|(chunks, of_layers)| {
+            let chunks = of_layers.iter().flat_map(|own| own.iter().zip(chunks));
+            chunks.map(|(own, chunk)| own.past(chunk)).sum::<usize>()
+        });
+        let past = past.sum::<usize>() as f64 * self.block_bytes as f64;
+        let own: usize = batch.iter().map(|sequence| sequence.rows).sum();
+        if (own as f64) < rows as f64 * (1.0 + past / weights) {
+            return false;
+        }
         let mut room = self.gpu.room();
-        self.window.passes(batch).iter().all(|chunks| {
-            let of_layers = self.blocks(chunks, batch);
-            // Keys and values cross, too.
-            let blocks: usize = of_layers.iter().flatten().map(|own| own.count).sum();
-            let kv_bytes = blocks as f64 * self.block_bytes as f64;
-            let fewest = rows as f64 * (1.0 + kv_bytes / self.weight_bytes as f64);
-            let own: usize = chunks.iter().map(|chunk| chunk.rows).sum();
-            own as f64 >= fewest && self.make_room(&mut room.kv, &of_layers, chunks).is_ok()
-        })
+        let StreamRoom {
+            uploads,
+            matrices,
+            kv,
+        } = &mut *room;
+        let mut passes = passes.iter().zip(&blocks);
+        let has_room = uploads.is_some()
+            && matrices.iter().all(Option::is_some)
+            && passes.all(|(chunks, of_layers)| self.make_room(kv, of_layers, chunks).is_ok());
+        if !has_room {
+            // Others need what is of no use here.
+            *kv = Default::default();
+        }
+        has_room
     }
 }
 
@@ -341,6 +362,11 @@ fn blocks_of(place: usize, chunks: &[Chunk], sequences: &[Sequence<'_>]) -> Vec<
 }
 
 impl ChunkBlocks {
+    /// How many of these blocks have positions from before.
+    fn past(&self, chunk: &Chunk) -> usize {
+        chunk.first_position.div_ceil(KV_POSITIONS) - self.first
+    }
+
     /// Which of these blocks is the first that the chunk writes.
     fn first_written(&self, chunk: &Chunk) -> usize {
         chunk.first_position / KV_POSITIONS - self.first
