@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingPlan, RingPlanSpec};
 use prima_tests::machine_ring::{MachineRing, Node, ThisMachine};
+use prima_tests::patience::wait_until;
 use prima_tests::{Endpoint, http};
 use serde_json::{Value, json};
 
@@ -119,15 +120,15 @@ impl Ring {
         for (prompt, expected) in PROMPTS.iter().zip(&expected.0) {
             turned += compare(&ring, prompt, expected)?;
         }
-        let metrics = http::get(ring.address(), "/metrics");
-        let metrics = metrics.map_err(|source| CheckError::Http { source })?.body;
-        let mut copied = metrics
-            .lines()
-            .filter(|line| line.starts_with("prima_member_gpu_copied_bytes_total"));
-        let copies = copied.any(|line| !line.ends_with(" 0"));
-        if copies != self.gpu_from_rows.is_some() {
-            let answer = format!("{copies} that weights were copied for prompts");
-            return Err(CheckError::Answer { answer });
+        if self.gpu_from_rows.is_some() {
+            wait_until("both members copied weights for prompts", || {
+                let metrics = http::get(ring.address(), "/metrics").map(|answer| answer.body);
+                let metrics = metrics.unwrap_or_default();
+                let copied = metrics
+                    .lines()
+                    .filter(|line| line.starts_with("prima_member_gpu_copied_bytes_total"));
+                copied.filter(|line| !line.ends_with(" 0")).count() == self.members
+            });
         }
         let tokens = PROMPTS.len() * TOKENS;
         Ok(match turned {
