@@ -3,7 +3,7 @@
 
 use std::marker::PhantomData;
 use std::sync::MutexGuard;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ash::vk;
 
@@ -13,11 +13,8 @@ use crate::device::Device;
 use crate::error::VulkanError;
 use crate::kernels::{BINDINGS, Kernel, PARAMS_BYTES};
 use crate::plain::{self, Plain};
-use crate::raw_device::RawDevice;
+use crate::raw_device::{PATIENCE, RawDevice};
 use crate::recorder::{Recorder, SETS};
-
-/// After so long a pass counts as hanging. Drivers of real GPUs give up within ten seconds; in software, passes take their time.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Every device takes as many groups in each dimension.
 pub(crate) const MOST_GROUPS: u32 = 65_535;
@@ -295,12 +292,9 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// What became of running it. After a loss nothing is asked of the device any more.
+    /// What became of running it.
     fn failed(&self, result: vk::Result) -> VulkanError {
-        if result == vk::Result::ERROR_DEVICE_LOST {
-            self.device.raw().give_up();
-        }
-        VulkanError::of("run a pass", result)
+        self.device.raw().failed("run a pass", result)
     }
 
     /// Hands what is recorded so far to the GPU, which then tells when it has run: [`wait`](Self::wait) with the same `mark`, 0 or 1.
@@ -337,7 +331,7 @@ impl<'a> Pass<'a> {
     pub fn wait(&self, mark: usize) -> Result<(), VulkanError> {
         let marks = self.recorder.as_ref().ok_or(VulkanError::Lost)?.marks;
         let waited = self.device.raw().wait(marks[mark], PATIENCE);
-        waited.map_err(|result| self.gave_up(result))
+        waited.map_err(|result| self.failed(result))
     }
 
     /// Copies all of `from` to `to`, from byte `at` on, where the processor sees it once that has run.
@@ -394,20 +388,7 @@ impl<'a> Pass<'a> {
                 self.submitted = 0;
                 Ok(())
             }
-            Err(result) => Err(self.gave_up(result)),
-        }
-    }
-
-    /// What became of waiting. What a GPU that hangs may still use stays for as long as the process.
-    fn gave_up(&self, result: vk::Result) -> VulkanError {
-        match result {
-            vk::Result::TIMEOUT => {
-                self.device.raw().give_up();
-                VulkanError::Hung {
-                    seconds: PATIENCE.as_secs(),
-                }
-            }
-            result => self.failed(result),
+            Err(result) => Err(self.failed(result)),
         }
     }
 

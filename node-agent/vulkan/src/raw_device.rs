@@ -10,6 +10,9 @@ use crate::error::VulkanError;
 use crate::gpus::{Found, GpuKind, Gpus, local_heap};
 use crate::kernels::Kernels;
 
+/// After so long a pass counts as hanging. Drivers of real GPUs give up within ten seconds; in software, passes take their time.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
+
 /// An open GPU, which is closed with this.
 pub(crate) struct RawDevice {
     pub raw: ash::Device,
@@ -183,6 +186,24 @@ impl RawDevice {
         match self.is_lost() {
             true => Err(VulkanError::Lost),
             false => Ok(()),
+        }
+    }
+
+    /// What became of `action`, which ended with `result`. After a loss, or if it took too long, nothing is asked of the device any more, and what
+    /// it may still use stays for as long as the process.
+    pub fn failed(&self, action: &'static str, result: vk::Result) -> VulkanError {
+        match result {
+            vk::Result::TIMEOUT => {
+                self.give_up();
+                VulkanError::Hung {
+                    seconds: PATIENCE.as_secs(),
+                }
+            }
+            vk::Result::ERROR_DEVICE_LOST => {
+                self.give_up();
+                VulkanError::Lost
+            }
+            result => VulkanError::of(action, result),
         }
     }
 

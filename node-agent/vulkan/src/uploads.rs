@@ -11,8 +11,8 @@ use crate::allocation::{Allocation, Use};
 use crate::buffer::Slice;
 use crate::device::Device;
 use crate::error::VulkanError;
-use crate::pass::PATIENCE;
 use crate::plain::{self, Plain};
+use crate::raw_device::PATIENCE;
 
 /// Pieces of memory that copies pass through: some are filled while others are copied from.
 const PIECES: usize = 12;
@@ -162,7 +162,7 @@ impl Uploads {
             Err(_) => State::Free,
         };
         self.next = (self.next + 1) % self.pieces.len();
-        submitted.map_err(|result| self.failed(result))
+        submitted.map_err(|result| device.failed("copy weights", result))
     }
 
     /// Waits until the piece may be filled.
@@ -170,26 +170,11 @@ impl Uploads {
         let State::Copying = self.pieces[piece].state else {
             return Ok(());
         };
-        let waited = self.device.raw().wait(self.pieces[piece].copied, PATIENCE);
-        waited.map_err(|result| self.failed(result))?;
+        let device = self.device.raw();
+        let waited = device.wait(self.pieces[piece].copied, PATIENCE);
+        waited.map_err(|result| device.failed("copy weights", result))?;
         self.pieces[piece].state = State::Free;
         Ok(())
-    }
-
-    fn failed(&self, result: vk::Result) -> VulkanError {
-        match result {
-            vk::Result::TIMEOUT => {
-                self.device.raw().give_up();
-                VulkanError::Hung {
-                    seconds: PATIENCE.as_secs(),
-                }
-            }
-            vk::Result::ERROR_DEVICE_LOST => {
-                self.device.raw().give_up();
-                VulkanError::Lost
-            }
-            result => VulkanError::of("copy weights", result),
-        }
     }
 }
 

@@ -24,8 +24,8 @@
 //! - A hop costs latency and payload, for every member in every round, unless the ring has one member.
 //! - Rank 0's output head is on its GPU where its layers leave room ([`MemberLatency::output_head_on_gpu`]).
 //! - Where a GPU has room for two matrices more, and for the keys and values of two layers, it computes a prompt's chunks through the layers on
-//!   the CPU, too: each layer takes as long as its weights take to get there, or as the GPU computes, if that is longer
-//!   ([`MemberLatency::gpu_from_rows`]). A last chunk that is part full costs a whole copy, which is not counted.
+//!   the CPU, too ([`MemberLatency::gpu_from_rows`]). A layer takes as long as its weights take to get there, or as the GPU computes, if that
+//!   is longer. A last chunk that is part full costs a whole copy, which is not counted.
 
 use crate::input::{Device, GpuCost, MemoryRule, ModelSizes, Overlap, PlanningInput, StreamedCost};
 
@@ -140,14 +140,13 @@ pub fn request_seconds(input: &PlanningInput, latency: &Latency) -> f64 {
 
 /// Predicts `assignment`, whose shares must cover all layers and whose ring holds each device with layers once.
 pub fn predict(input: &PlanningInput, assignment: &Assignment) -> Result<Latency, Violation> {
+    let rank0 = &input.devices[assignment.ring[0]];
     let latency = predict_with(input, assignment, GpuExtra::Streamed);
-    if let Ok(latency) = &latency
-        && let Some(rank0) = latency.members.first()
-        && (rank0.gpu_from_rows.is_none() || rank0.output_head_on_gpu)
-    {
-        return Ok(latency.clone());
+    let gpu = rank0.gpu.as_ref();
+    if gpu.is_none_or(|gpu| gpu.streamed.is_none() || gpu.head_seconds.is_none()) {
+        return latency;
     }
-    // Rank 0's GPU may have room for the head instead, which then takes no memory of the machine.
+    // It may have room for either only. The head then takes no memory of the machine.
     match (latency, predict_with(input, assignment, GpuExtra::Head)) {
         (Ok(latency), Ok(other)) => {
             let better = request_seconds(input, &other) < request_seconds(input, &latency);

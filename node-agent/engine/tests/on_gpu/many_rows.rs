@@ -10,11 +10,7 @@ use prima_gguf::GgmlType;
 use prima_test_models::{FAMILIES, MadeUpModel, Runner, difference};
 
 use crate::API;
-use crate::on_gpu::gpu;
-
-/// As for layers that stay there.
-const FLOAT: f32 = 1e-3;
-const QUANTIZED: f32 = 5e-2;
+use crate::on_gpu::{FLOAT, QUANTIZED, gpu, small_with_windows};
 
 /// Passes of at least so many rows go to the GPU.
 const MANY: usize = 8;
@@ -166,15 +162,7 @@ fn all_weights_are_copied_once_for_a_pass() {
 fn sequences_of_a_batch_fork_and_go_back() {
     let directory = tempfile::tempdir().unwrap();
     // Layers with windows keep less than others.
-    let made_up = MadeUpModel {
-        formats: vec![GgmlType::F32],
-        context_length: 2048,
-        hidden: 64,
-        heads: 2,
-        head_dim: Some(64),
-        feed_forward: 64,
-        ..MadeUpModel::of("gemma3")
-    };
+    let made_up = small_with_windows();
     let cpu = Runner::new(&made_up.write(directory.path()), 2);
     // Such small layers cross with more keys and values than weights, which pays for no pass if few rows do not.
     let devices = LayerDevices::cpu().with_many_rows_on(gpu(), 1);

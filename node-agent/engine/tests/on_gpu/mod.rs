@@ -16,8 +16,8 @@ use prima_test_models::{FAMILIES, MadeUpModel, Runner, difference, greedy, smoll
 
 /// How far logits may differ, in units of their spread. With float weights, both only round; with quantized ones, both also round
 /// activations to 8 bits, each in its own way.
-const FLOAT: f32 = 1e-3;
-const QUANTIZED: f32 = 5e-2;
+pub const FLOAT: f32 = 1e-3;
+pub const QUANTIZED: f32 = 5e-2;
 
 /// One for all tests: its kernels are compiled once.
 static GPU: LazyLock<Gpu> = LazyLock::new(|| match std::env::var_os("PRIMA_TEST_GPU") {
@@ -241,10 +241,9 @@ fn a_part_of_a_head_is_rotated_where_the_model_says_so() {
     }
 }
 
-#[test]
-fn layers_with_windows_keep_what_is_seen() {
-    let directory = tempfile::tempdir().unwrap();
-    let made_up = MadeUpModel {
+/// Of seven layers, one has all positions, six have windows.
+pub fn small_with_windows() -> MadeUpModel {
+    MadeUpModel {
         formats: vec![GgmlType::F32],
         context_length: 2048,
         hidden: 64,
@@ -252,7 +251,13 @@ fn layers_with_windows_keep_what_is_seen() {
         head_dim: Some(64),
         feed_forward: 64,
         ..MadeUpModel::of("gemma3")
-    };
+    }
+}
+
+#[test]
+fn layers_with_windows_keep_what_is_seen() {
+    let directory = tempfile::tempdir().unwrap();
+    let made_up = small_with_windows();
     let cpu = Runner::new(&made_up.write(directory.path()), 2);
     let gpu = last_on_gpu(&cpu.model, 7, &[7]);
     let (mut cpu_kv, mut gpu_kv) = (cpu.kv_cache(), gpu.kv_cache());

@@ -209,15 +209,13 @@ impl Executor for VulkanLayers {
         batch: &mut [Sequence<'_>],
     ) -> Result<(), EngineError> {
         let mut workspace = self.gpu.workspace();
-        let mut rest = activation;
-        for chunks in self.window.passes(batch) {
-            let rows: usize = chunks.iter().map(|chunk| chunk.rows).sum();
-            let (own, others) = rest.split_at_mut(rows * self.window.hidden);
-            rest = others;
-            let done = self.pass(&mut workspace, own, &chunks, batch);
-            compute.part_done();
-            done.map_err(|source| source.of("compute its layers"))?;
-        }
-        Ok(())
+        let passes = self
+            .window
+            .each_pass(activation, batch, |own, chunks, batch| {
+                let done = self.pass(&mut workspace, own, chunks, batch);
+                compute.part_done();
+                done
+            });
+        passes.map_err(|source| source.of("compute its layers"))
     }
 }

@@ -9,8 +9,8 @@ use std::ops::Range;
 
 use half::f16;
 use prima_vulkan::{
-    Buffer, KV_POSITIONS, Matrix, Pass, Slice, Uploading, Uploads, VulkanError, kv_block_bytes,
-    pack_position, unpack_position,
+    Buffer, Device, KV_POSITIONS, Matrix, Pass, Slice, Uploading, Uploads, VulkanError,
+    kv_block_bytes, pack_position, unpack_position,
 };
 
 use super::open::VulkanGpu;
@@ -108,7 +108,7 @@ impl StreamedLayers {
             })
         });
         let layers: Vec<StreamedLayer> = layers.collect::<Result<_, EngineError>>()?;
-        let largest = layers.iter().map(|layer| layer.largest(gpu)).max();
+        let largest = layers.iter().map(|layer| layer.largest(device)).max();
         let mut room = gpu.room();
         let StreamRoom {
             uploads, matrices, ..
@@ -163,7 +163,7 @@ impl StreamedLayers {
         } = &mut *room;
         self.make_room(kv, &of_layers, chunks).map_err(failed)?;
         let (Some(uploads), [Some(first), Some(second)]) = (uploads, &*matrices) else {
-            // Another window wanted more room than there is.
+            // Another window wanted more room for matrices than there is.
             return Err(failed(VulkanError::OutOfMemory {
                 bytes: 0,
                 available: self.gpu.device.available_bytes(),
@@ -302,28 +302,25 @@ impl StreamedLayer {
         bytes as u64
     }
 
-    /// Bytes of the largest matrix, or of all experts together.
-    fn largest(&self, gpu: &VulkanGpu) -> u64 {
-        let bytes = |projection: &Projection| {
-            let tensor = self.placed.tensor(projection);
-            tensor.matrix().bytes().len() as u64
-        };
-        let experts = self.placed.experts.as_ref().map(Experts::of_experts);
-        let is_of_experts = |number: usize| {
-            let mut all = experts.iter().flatten();
-            all.any(|one| one.number == number)
-        };
-        let tensors = self.placed.tensors().iter().enumerate();
-        let single = tensors.filter(|(number, _)| !is_of_experts(*number));
-        let single = single.map(|(_, tensor)| tensor.matrix().bytes().len() as u64);
-        let together = experts.map_or(0, |all| {
-            let mut layout = Layout::new(&gpu.device);
-            for one in all {
-                layout.bytes(bytes(one));
-            }
-            layout.end()
+    /// Bytes that the largest matrix takes in a slot, or all experts together. (Each of these is smaller than all.)
+    fn largest(&self, device: &Device) -> u64 {
+        let tensors = self.placed.tensors().iter();
+        let single = tensors.map(|tensor| tensor.matrix().bytes().len() as u64);
+        let experts = self.placed.experts.as_ref();
+        let together = experts.map_or(0, |experts| {
+            let [.., last] = self.expert_places(device, experts);
+            last.end
         });
         single.fold(together, u64::max)
+    }
+
+    /// Where gate, up and down of all experts lie in a slot.
+    fn expert_places(&self, device: &Device, experts: &Experts) -> [Range<u64>; 3] {
+        let mut layout = Layout::new(device);
+        experts.of_experts().map(|one| {
+            let tensor = self.placed.tensor(one);
+            layout.bytes(tensor.matrix().bytes().len() as u64)
+        })
     }
 }
 
@@ -459,11 +456,8 @@ impl<'a> Matrices<'a> for Copies<'a> {
     ) -> Result<[Matrix<'a>; 3], StepError> {
         let layer = self.layer();
         let slot = self.slot(pass)?;
-        let mut layout = Layout::new(slot.device());
-        let to = experts.of_experts().map(|one| {
-            let bytes = layer.placed.tensor(one).matrix().bytes().len();
-            slot.slice(layout.bytes(bytes as u64))
-        });
+        let places = layer.expert_places(slot.device(), experts);
+        let to = places.map(|place| slot.slice(place));
         let (residency, mut written) = (self.residency, Ok(()));
         if let Some(in_memory) = &layer.experts {
             let read = residency.all_experts(in_memory, |ready| {
@@ -617,13 +611,9 @@ impl Executor for StreamedLayers {
         batch: &mut [Sequence<'_>],
     ) -> Result<(), EngineError> {
         let mut workspace = self.gpu.workspace();
-        let mut rest = activation;
-        for chunks in self.window.passes(batch) {
-            let rows: usize = chunks.iter().map(|chunk| chunk.rows).sum();
-            let (own, others) = rest.split_at_mut(rows * self.window.hidden);
-            rest = others;
-            self.pass(compute, &mut workspace, own, &chunks, batch)?;
-        }
-        Ok(())
+        self.window
+            .each_pass(activation, batch, |own, chunks, batch| {
+                self.pass(compute, &mut workspace, own, chunks, batch)
+            })
     }
 }

@@ -21,7 +21,7 @@ use crate::ropes::Ropes;
 const MOST_ROWS: usize = 512;
 
 pub(super) struct Window {
-    pub hidden: usize,
+    hidden: usize,
     norm_epsilon: f32,
     residual_scale: f32,
     ropes: Ropes,
@@ -92,6 +92,26 @@ impl Window {
     /// The rows of a batch in passes.
     pub fn passes(&self, batch: &[Sequence<'_>]) -> Vec<Vec<Chunk>> {
         chunks(batch, self.most_rows)
+    }
+
+    /// Calls `pass` with the rows of each pass and their part of `activation`, in order.
+    ///
+    /// # Errors
+    /// The first of `pass`, which is then called no more.
+    pub fn each_pass<E>(
+        &self,
+        activation: &mut [f32],
+        batch: &mut [Sequence<'_>],
+        mut pass: impl FnMut(&mut [f32], &[Chunk], &mut [Sequence<'_>]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut rest = activation;
+        for chunks in self.passes(batch) {
+            let rows: usize = chunks.iter().map(|chunk| chunk.rows).sum();
+            let (own, others) = rest.split_at_mut(rows * self.hidden);
+            rest = others;
+            pass(own, &chunks, batch)?;
+        }
+        Ok(())
     }
 
     /// Where the numbers of a pass through `layers` lie.
