@@ -1,9 +1,9 @@
 //! Weights under a memory budget: which stay in memory, which are read again for every token, and products with both kinds.
 //!
 //! Does not decide the budget: the part that watches the machine sets it, at any time, and results are the same to the bit under every
-//! budget. There are two kinds of weights. Those that every token uses have the budget first: what stays lies in the page cache, in this
-//! process's map; the others pass through a few buffers (`reader`) in the order of the cycle (`plan`). Experts, of which a token uses a few,
-//! share what is left (`experts`). The whole map stays valid, so when in doubt a weight is simply read there.
+//! budget. What stays lies in the page cache, in this process's map. There are two kinds of weights. Those that every token uses have the
+//! budget first; of them, those that do not stay pass through a few buffers (`reader`) in the order of the cycle (`plan`). Experts, of which
+//! a token uses a few, share what is left (`experts`). The whole map stays valid, so when in doubt a weight is simply read there.
 
 mod experts;
 mod plan;
@@ -27,7 +27,6 @@ use crate::model::Model;
 use experts::{ExpertCache, LayerExperts};
 use plan::{ResidencyPlan, Tensor, WeightCycle, WeightPiece};
 use reader::Reader;
-use source::ModelFiles;
 
 pub use plan::StreamingSchedule;
 
@@ -83,7 +82,7 @@ pub struct ResidencyStatus {
     pub streamed_bytes: u64,
     /// Memory that reading takes.
     pub buffer_bytes: u64,
-    /// Memory of this process that weights and buffers have now; other weights that stay are in the page cache.
+    /// Memory of this process that buffers have now; weights that stay are in the page cache.
     pub own_bytes: u64,
     /// Read since the start.
     pub read_bytes: u64,
@@ -172,10 +171,7 @@ impl Residency {
                 reader: Reader::start(model.map().paths())?,
                 experts: match experts.is_empty() {
                     true => None,
-                    false => Some(ExpertCache::start(
-                        ModelFiles::open(model.map().paths())?,
-                        experts,
-                    )?),
+                    false => Some(ExpertCache::start(model.map().clone(), experts)?),
                 },
                 uses: OnceLock::new(),
                 map: model.map().clone(),
@@ -406,14 +402,18 @@ impl Residency {
                 down,
             }
         };
+        let mut called = false;
         let streams = self.streams.as_deref();
         if let Some((streams, cache)) = streams.and_then(|s| Some((s, s.experts.as_ref()?))) {
             let offset = experts.gate.weight.offset();
-            let were_read = cache.each(offset, needed, |layer, slabs| {
-                let ready: Vec<_> = slabs
+            let were_some = cache.each(offset, needed, |layer, some| {
+                let ready: Vec<_> = some
                     .iter()
                     .map(|(index, slab)| {
                         let expert = mapped(*index);
+                        let Some(slab) = slab else {
+                            return expert;
+                        };
                         let [gate, up, down] = slab.parts(layer, expert.number);
                         ResidentExpert {
                             gate: expert.gate.at(gate),
@@ -425,17 +425,16 @@ impl Residency {
                     .collect();
                 work(&ready);
             });
-            let were_read = were_read.map_err(|(offset, source)| EngineError::ReadWeights {
+            called = were_some.map_err(|(offset, source)| EngineError::ReadWeights {
                 path: streams.map.file_at(offset).path().to_owned(),
                 offset,
                 source,
             })?;
-            if were_read {
-                return Ok(());
-            }
         }
-        let ready: Vec<_> = (0..needed.len()).map(mapped).collect();
-        work(&ready);
+        if !called {
+            let ready: Vec<_> = (0..needed.len()).map(mapped).collect();
+            work(&ready);
+        }
         let mut tensors = tensors.iter();
         tensors.try_for_each(|projection| projection.weight.check())
     }
@@ -506,7 +505,7 @@ impl Streams {
                 // What every token uses comes first.
                 let bytes = bytes.saturating_sub(experts.buffer_bytes());
                 let plan = self.cycle.plan(bytes, self.schedule);
-                self.hold_experts(experts, bytes.saturating_sub(plan.memory_bytes()));
+                experts.hold(bytes.saturating_sub(plan.memory_bytes()));
                 plan
             }
             Some(experts) => {
@@ -526,16 +525,6 @@ impl Streams {
             .filter(|piece| !before.streams(piece))
             .for_each(|piece| self.release(piece));
         *warmed = 0;
-    }
-
-    /// Experts take `bytes` of memory from now on, and none of the page cache.
-    fn hold_experts(&self, experts: &ExpertCache, bytes: u64) {
-        let were_mapped = experts.hold(bytes);
-        for range in experts.ranges().filter(|_| were_mapped) {
-            // If these calls fail, the system takes the pages back when it needs them.
-            let _ = self.map.unmap_pages(range.clone());
-            let _ = experts.drop_pages(&range);
-        }
     }
 
     fn warm(&self, limit: Duration) -> bool {

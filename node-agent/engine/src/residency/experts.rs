@@ -1,9 +1,11 @@
 //! Experts of which memory does not hold all: which stay, and how the others are read when a token needs them.
 //!
-//! The unit is one expert: its gate, up and down, each a range of the file, read by several threads at once into buffers of its own. Each
-//! layer has so many experts in memory, and gives up the one that was used longest ago: one list for all layers would be flushed by their
-//! cyclic order. Those that were used again since they came have four fifths of the room: most that come are used once. A pass that needs more experts of a layer than it holds, as the chunks of a prompt do, reads the missing ones through a few
-//! buffers and displaces nothing. Experts that are there are computed with while the others are read. While all fit, they lie in the map.
+//! The unit is one expert: its gate, up and down, each a range of the file, read by several threads at once. Those that stay lie in the page
+//! cache, in this process's map, as other weights do: the system counts that memory as available, and may take it at once. Each
+//! layer has so many experts there, and gives up the one that was used longest ago: one list for all layers would be flushed by their
+//! cyclic order. Those that were used again since they came have four fifths of the room: most that come are used once. A pass that needs more
+//! experts of a layer than it holds, as the chunks of a prompt do, reads the missing ones through a few buffers and displaces nothing.
+//! Experts that are there are computed with while the others are read. While all fit, nothing is given up.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -19,6 +21,7 @@ use prima_model::TensorRows;
 use super::plan::PAGE;
 use super::source::{ModelFiles, slot};
 use crate::error::EngineError;
+use crate::mapped_weights::MappedModel;
 
 /// The experts of one layer in the file: gate, up and down of each.
 #[derive(Clone, Debug)]
@@ -30,7 +33,7 @@ pub struct LayerExperts {
     pub parts: [(u64, usize); 3],
 }
 
-/// An expert in memory.
+/// An expert that passes through memory.
 pub struct Slab {
     buffers: [MmapMut; 3],
 }
@@ -67,13 +70,13 @@ pub struct ExpertMemory {
     pub resident_bytes: u64,
     /// For experts that pass through.
     pub buffer_bytes: u64,
-    /// Of these two, what this process has now, outside of the map.
+    /// Of the latter, what this process has now.
     pub own_bytes: u64,
 }
 
 #[derive(Default)]
 struct State {
-    /// `None`: all are in the map.
+    /// `None`: all may stay.
     held: Option<Vec<Held>>,
     /// Free ones of the buffers that experts pass through.
     free: Vec<Slab>,
@@ -88,13 +91,12 @@ struct State {
 #[derive(Default)]
 struct Held {
     capacity: usize,
-    experts: HashMap<u32, HeldExpert>,
+    experts: HashMap<u32, Uses>,
 }
 
-struct HeldExpert {
-    slab: Arc<Slab>,
+struct Uses {
     /// When it was used last.
-    used: u64,
+    last: u64,
     /// Whether it was used again since it came.
     again: bool,
 }
@@ -104,16 +106,17 @@ struct Missing {
     /// Its place among those that are needed.
     index: usize,
     expert: u32,
-    /// Whether it stays afterwards.
+    /// Whether it stays afterwards, and which one leaves for it.
     stays: bool,
-    /// What is read into; `None`: new memory.
-    slab: Option<Slab>,
+    leaves: Option<u32>,
     parts_left: usize,
+    failed: bool,
 }
 
 /// What readers are to do.
 struct Jobs {
     source: ModelFiles,
+    map: MappedModel,
     queue: Mutex<Queue>,
     work: Condvar,
 }
@@ -129,15 +132,26 @@ struct Job {
     index: usize,
     part: usize,
     range: Range<u64>,
-    buffer: Option<MmapMut>,
-    buffer_bytes: usize,
+    memory: Memory,
     reply: Sender<PartRead>,
+}
+
+/// What is read into.
+enum Memory {
+    /// The page cache, in place of this part of the file.
+    Kept { leaves: Option<Range<u64>> },
+    /// This buffer, or a new one of so many bytes.
+    Passing {
+        buffer: Option<MmapMut>,
+        bytes: usize,
+    },
 }
 
 struct PartRead {
     index: usize,
     part: usize,
-    result: io::Result<(MmapMut, usize)>,
+    /// The buffer, if it passes through one, and how many bytes were read.
+    result: io::Result<(Option<MmapMut>, usize)>,
 }
 
 /// Reads at a time: enough for a disk of flash memory, where one read of a part would leave it half idle.
@@ -167,7 +181,8 @@ impl LayerExperts {
         start..start + bytes as u64
     }
 
-    fn slab_bytes(&self) -> usize {
+    /// The most memory that one takes.
+    fn memory_bytes(&self) -> usize {
         self.parts
             .iter()
             .map(|(_, bytes)| buffer_bytes(*bytes))
@@ -197,14 +212,12 @@ fn buffer_bytes(part: usize) -> usize {
 }
 
 impl ExpertCache {
-    /// A cache of the experts of `layers`; at first, all are in the map.
+    /// A cache of the experts of `layers`, which are in `map`; at first, all may stay.
     ///
     /// # Errors
-    /// [`EngineError::ReadAhead`] when the system refuses a thread.
-    pub fn start(
-        source: ModelFiles,
-        layers: Vec<LayerExperts>,
-    ) -> Result<ExpertCache, EngineError> {
+    /// [`EngineError::ReadAhead`] when a file cannot be opened again or the system refuses a thread.
+    pub fn start(map: MappedModel, layers: Vec<LayerExperts>) -> Result<ExpertCache, EngineError> {
+        let source = ModelFiles::open(map.paths())?;
         let path = source.path();
         let largest = |part: usize| {
             let bytes = layers.iter().map(|layer| buffer_bytes(layer.parts[part].1));
@@ -221,6 +234,7 @@ impl ExpertCache {
             turn: Mutex::default(),
             jobs: Arc::new(Jobs {
                 source,
+                map,
                 queue: Mutex::default(),
                 work: Condvar::new(),
             }),
@@ -262,20 +276,17 @@ impl ExpertCache {
                 ..ExpertMemory::default()
             };
         };
-        let bytes = |count: fn(&Held) -> usize| {
-            let layers = held.iter().zip(&self.layers);
-            let bytes = layers.map(|(held, layer)| count(held) * layer.slab_bytes());
-            bytes.sum::<usize>() as u64
-        };
+        let layers = held.iter().zip(&self.layers);
+        let resident = layers.map(|(held, layer)| held.capacity * layer.memory_bytes());
         let passing = state.passing * self.transit.iter().sum::<usize>();
         ExpertMemory {
-            resident_bytes: bytes(|held| held.capacity).min(self.bytes()),
+            resident_bytes: (resident.sum::<usize>() as u64).min(self.bytes()),
             buffer_bytes: self.buffer_bytes(),
-            own_bytes: bytes(|held| held.experts.len()) + passing as u64,
+            own_bytes: passing as u64,
         }
     }
 
-    /// From now on, all are in the map.
+    /// From now on, all may stay.
     pub fn hold_all(&self) {
         let mut state = self.lock();
         state.held = None;
@@ -283,29 +294,37 @@ impl ExpertCache {
         state.free.clear();
     }
 
-    /// From now on, experts that stay take `bytes` of memory. Returns whether all were in the map before.
-    pub fn hold(&self, bytes: u64) -> bool {
+    /// From now on, experts that stay take `bytes` of memory. Those that no longer stay are released before this returns.
+    pub fn hold(&self, bytes: u64) {
         let all: usize = self
             .layers
             .iter()
-            .map(|layer| layer.count * layer.slab_bytes())
+            .map(|layer| layer.count * layer.memory_bytes())
             .sum();
         let share = bytes as f64 / all.max(1) as f64;
         let mut state = self.lock();
-        let were_mapped = state.held.is_none();
+        let all_stayed = state.held.is_none();
         let none = || self.layers.iter().map(|_| Held::default()).collect();
         let held = state.held.get_or_insert_with(none);
+        let mut leaving = Vec::new();
         for (held, layer) in held.iter_mut().zip(&self.layers) {
             held.capacity = ((share * layer.count as f64) as usize).min(layer.count);
-            while held.experts.len() > held.capacity {
-                held.give_up_oldest(u64::MAX);
+            while held.experts.len() > held.capacity
+                && let Some(expert) = held.give_up_oldest(u64::MAX)
+            {
+                leaving.push((layer, expert));
             }
         }
         drop(state);
-        if were_mapped {
+        for (layer, expert) in leaving {
+            self.jobs.release(layer, expert);
+        }
+        if all_stayed {
+            // Nobody knows which of them were used.
+            self.ranges()
+                .for_each(|range| self.jobs.release_range(range));
             self.compare_ways_of_reading();
         }
-        were_mapped
     }
 
     fn compare_ways_of_reading(&self) {
@@ -326,7 +345,7 @@ impl ExpertCache {
     }
 
     /// The parts of the file that experts take.
-    pub fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
+    fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
         self.layers.iter().flat_map(|layer| {
             let count = layer.count as u64;
             layer
@@ -335,16 +354,8 @@ impl ExpertCache {
         })
     }
 
-    /// Drops the pages of `range` from the page cache.
-    ///
-    /// # Errors
-    /// The error of the system call.
-    pub fn drop_pages(&self, range: &Range<u64>) -> io::Result<()> {
-        self.jobs.source.drop_pages(range)
-    }
-
     /// Calls `work` with the experts that `needed` names (in order, of the layer whose first part begins at `offset`), several at a time, by
-    /// their place in `needed`, until it had each once. Returns false, and does nothing, if they are in the map.
+    /// their place in `needed`, until it had each once; without a slab, they are in the map. Returns false, and does nothing, if all may stay.
     ///
     /// # Errors
     /// What could not be read, by where it begins, and why.
@@ -352,7 +363,7 @@ impl ExpertCache {
         &self,
         offset: u64,
         needed: &[u32],
-        mut work: impl FnMut(&LayerExperts, &[(usize, Arc<Slab>)]),
+        mut work: impl FnMut(&LayerExperts, &[(usize, Option<&Slab>)]),
     ) -> Result<bool, (u64, io::Error)> {
         let Some(&place) = self.by_offset.get(&offset) else {
             return Ok(false);
@@ -374,18 +385,17 @@ impl ExpertCache {
         };
         pass.begin_reads();
         if !ready.is_empty() {
-            work(pass.layer, &ready);
+            let experts: Vec<_> = ready.into_iter().map(|index| (index, None)).collect();
+            work(pass.layer, &experts);
         }
-        drop(ready);
         while !pass.reading.is_empty() {
             let read = pass.wait();
             if !read.is_empty() {
                 let experts: Vec<_> = read
                     .iter()
-                    .map(|(missing, slab)| (missing.index, slab.clone()))
+                    .map(|(missing, slab)| (missing.index, slab.as_ref()))
                     .collect();
                 work(pass.layer, &experts);
-                drop(experts);
             }
             pass.put_back(read);
             pass.begin_reads();
@@ -418,10 +428,10 @@ impl Drop for ExpertCache {
 }
 
 /// Experts that are there, by their place among those needed; and those that are not.
-type SortedOut = (Vec<(usize, Arc<Slab>)>, VecDeque<Missing>);
+type SortedOut = (Vec<usize>, VecDeque<Missing>);
 
 impl State {
-    /// Of the experts that are `needed` in a layer, which are there; `None`: all, in the map. What is missing has its memory, as far as it
+    /// Of the experts that are `needed` in a layer, which are there; `None`: all may be. For what is missing others have made room, as far as it
     /// stays.
     fn sort_out(&mut self, place: usize, needed: &[u32]) -> Option<SortedOut> {
         let held = self.held.as_mut()?.get_mut(place)?;
@@ -433,9 +443,12 @@ impl State {
             match held.experts.get_mut(&expert) {
                 Some(own) => {
                     if !passes_through {
-                        (own.used, own.again) = (now, true);
+                        *own = Uses {
+                            last: now,
+                            again: true,
+                        };
                     }
-                    ready.push((index, own.slab.clone()));
+                    ready.push(index);
                 }
                 None => absent.push((index, expert)),
             }
@@ -445,7 +458,7 @@ impl State {
         let mut room = held.capacity.saturating_sub(held.experts.len());
         let missing = absent.into_iter().map(|(index, expert)| {
             let stays = room > 0 || !passes_through;
-            let slab = match room {
+            let leaves = match room {
                 0 if stays => held.give_up_oldest(now),
                 _ => None,
             };
@@ -454,8 +467,9 @@ impl State {
                 index,
                 expert,
                 stays,
-                slab,
+                leaves,
                 parts_left: 3,
+                failed: false,
             }
         });
         let missing = missing.collect();
@@ -464,15 +478,15 @@ impl State {
 }
 
 impl Held {
-    /// The memory of the expert that was used longest ago, before `now`, if nobody computes with it: of those that were not used again since
-    /// they came, unless others have more than their part.
-    fn give_up_oldest(&mut self, now: u64) -> Option<Slab> {
+    /// The expert that was used longest ago, before `now`, is no longer held: of those that were not used again since they came, unless others
+    /// have more than their part.
+    fn give_up_oldest(&mut self, now: u64) -> Option<u32> {
         let protected = self.experts.values().filter(|own| own.again).count();
         let too_many = protected as f64 > PROTECTED * self.capacity as f64;
-        let ages = self.experts.iter().filter(|(_, own)| own.used < now);
-        let oldest = ages.map(|(&expert, own)| (own.again != too_many, own.used, expert));
+        let ages = self.experts.iter().filter(|(_, own)| own.last < now);
+        let oldest = ages.map(|(&expert, own)| (own.again != too_many, own.last, expert));
         let (.., oldest) = oldest.min()?;
-        Arc::into_inner(self.experts.remove(&oldest)?.slab)
+        self.experts.remove(&oldest).map(|_| oldest)
     }
 }
 
@@ -493,32 +507,32 @@ struct Pass<'a> {
 impl Pass<'_> {
     /// Begins as many reads as there is memory for.
     fn begin_reads(&mut self) {
-        while let Some(next) = self.missing.front_mut() {
+        while let Some(next) = self.missing.front() {
+            let mut buffers = [None, None, None];
             if !next.stays {
                 let mut state = self.cache.lock();
                 match state.free.pop() {
-                    Some(slab) => next.slab = Some(slab),
+                    Some(slab) => buffers = slab.buffers.map(Some),
                     None if state.passing < self.cache.most_passing() => state.passing += 1,
                     None => return,
                 }
             }
-            let Some(mut missing) = self.missing.pop_front() else {
+            let Some(missing) = self.missing.pop_front() else {
                 return;
-            };
-            let buffers = match missing.slab.take() {
-                Some(slab) => slab.buffers.map(Some),
-                None => [None, None, None],
             };
             let mut queue = self.cache.jobs.lock();
             for (part, buffer) in buffers.into_iter().enumerate() {
+                let leaves = missing.leaves.map(|expert| self.layer.range(expert, part));
                 queue.jobs.push_back(Job {
                     index: missing.index,
                     part,
                     range: self.layer.range(missing.expert, part),
-                    buffer,
-                    buffer_bytes: match missing.stays {
-                        true => buffer_bytes(self.layer.parts[part].1),
-                        false => self.cache.transit[part],
+                    memory: match missing.stays {
+                        true => Memory::Kept { leaves },
+                        false => Memory::Passing {
+                            buffer,
+                            bytes: self.cache.transit[part],
+                        },
                     },
                     reply: self.reply.clone(),
                 });
@@ -531,7 +545,7 @@ impl Pass<'_> {
     }
 
     /// Waits for an expert; returns all that were read by then, in the order of `needed`.
-    fn wait(&mut self) -> Vec<(Missing, Arc<Slab>)> {
+    fn wait(&mut self) -> Vec<(Missing, Option<Slab>)> {
         let begun = Instant::now();
         let mut read = Vec::new();
         let mut bytes = 0;
@@ -555,9 +569,10 @@ impl Pass<'_> {
             match result {
                 Ok((buffer, count)) => {
                     bytes += count as u64;
-                    buffers[part] = Some(buffer);
+                    buffers[part] = buffer;
                 }
                 Err(error) => {
+                    missing.failed = true;
                     let at = self.layer.range(missing.expert, part).start;
                     self.error.get_or_insert((at, error));
                     self.missing.clear();
@@ -568,13 +583,16 @@ impl Pass<'_> {
                 continue;
             }
             if let Some((missing, buffers)) = self.reading.remove(&index) {
-                match buffers {
-                    [Some(gate), Some(up), Some(down)] => {
-                        let buffers = [gate, up, down];
-                        read.push((missing, Arc::new(Slab { buffers })));
-                    }
-                    _ if !missing.stays => self.cache.lock().passing -= 1,
-                    _ => {}
+                let slab = match buffers {
+                    [Some(gate), Some(up), Some(down)] => Some(Slab {
+                        buffers: [gate, up, down],
+                    }),
+                    _ => None,
+                };
+                match missing.failed {
+                    false => read.push((missing, slab)),
+                    true if !missing.stays => self.cache.lock().passing -= 1,
+                    true => {}
                 }
             }
         }
@@ -586,26 +604,34 @@ impl Pass<'_> {
     }
 
     /// What stays is held from now on; the memory of the others is free.
-    fn put_back(&mut self, read: Vec<(Missing, Arc<Slab>)>) {
+    fn put_back(&mut self, read: Vec<(Missing, Option<Slab>)>) {
+        let mut leaving = Vec::new();
         let mut state = self.cache.lock();
         let now = state.now;
         for (missing, slab) in read {
             match (&mut state.held, missing.stays) {
                 (Some(held), true) => {
                     let held = &mut held[self.place];
-                    if held.experts.len() < held.capacity {
-                        let own = HeldExpert {
-                            slab,
-                            used: now,
-                            again: false,
-                        };
-                        held.experts.insert(missing.expert, own);
+                    match held.experts.len() < held.capacity {
+                        true => {
+                            let own = Uses {
+                                last: now,
+                                again: false,
+                            };
+                            held.experts.insert(missing.expert, own);
+                        }
+                        // There is less room than when it was read.
+                        false => leaving.push(missing.expert),
                     }
                 }
                 (None, true) => {}
-                (Some(_), false) => state.free.extend(Arc::into_inner(slab)),
+                (Some(_), false) => state.free.extend(slab),
                 (None, false) => state.passing -= 1,
             }
+        }
+        drop(state);
+        for expert in leaving {
+            self.cache.jobs.release(self.layer, expert);
         }
     }
 }
@@ -615,18 +641,13 @@ impl Jobs {
     fn run(&self) {
         let mut queue = self.lock();
         while !queue.stop {
-            let Some(mut job) = queue.jobs.pop_front() else {
+            let Some(job) = queue.jobs.pop_front() else {
                 let woken = self.work.wait(queue);
                 queue = woken.unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             drop(queue);
-            let buffer = job.buffer.take();
-            let result = buffer.map_or_else(|| slot(job.buffer_bytes), Ok);
-            let result = result.and_then(|mut buffer| {
-                let read = self.source.read(&job.range, &mut buffer)?;
-                Ok((buffer, read))
-            });
+            let result = self.read(&job.range, job.memory);
             // Nobody waits for it any more: then it is nobody's.
             let _ = job.reply.send(PartRead {
                 index: job.index,
@@ -635,6 +656,39 @@ impl Jobs {
             });
             queue = self.lock();
         }
+    }
+
+    fn read(&self, range: &Range<u64>, memory: Memory) -> io::Result<(Option<MmapMut>, usize)> {
+        match memory {
+            Memory::Kept { leaves } => {
+                if let Some(part) = leaves {
+                    self.release_range(part);
+                }
+                let read = self.source.cache(range)?;
+                // All at once. What cannot be mapped now is when it is computed with.
+                let _ = self.map.populate(range.clone());
+                Ok((None, read))
+            }
+            Memory::Passing { buffer, bytes } => {
+                let mut buffer = buffer.map_or_else(|| slot(bytes), Ok)?;
+                let read = self.source.read(range, &mut buffer)?;
+                Ok((Some(buffer), read))
+            }
+        }
+    }
+
+    /// Gives up the memory of an expert.
+    fn release(&self, layer: &LayerExperts, expert: u32) {
+        for part in 0..layer.parts.len() {
+            self.release_range(layer.range(expert, part));
+        }
+    }
+
+    /// Gives up the memory of a part of the file. Pages that it shares with what is beside it stay in the page cache.
+    fn release_range(&self, range: Range<u64>) {
+        // If these calls fail, the system takes the pages back when it needs them.
+        let _ = self.map.unmap_pages(range.clone());
+        let _ = self.source.drop_pages(&range);
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -648,15 +702,13 @@ mod tests {
 
     fn used(held: &mut Held, expert: u32, now: u64) {
         match held.experts.get_mut(&expert) {
-            Some(own) => (own.used, own.again) = (now, true),
+            Some(own) => (own.last, own.again) = (now, true),
             None => {
                 if held.experts.len() == held.capacity {
                     held.give_up_oldest(now);
                 }
-                let buffers = [(); 3].map(|()| MmapMut::map_anon(PAGE).unwrap());
-                let own = HeldExpert {
-                    slab: Arc::new(Slab { buffers }),
-                    used: now,
+                let own = Uses {
+                    last: now,
                     again: false,
                 };
                 held.experts.insert(expert, own);

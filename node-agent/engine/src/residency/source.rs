@@ -1,7 +1,7 @@
-//! The model's files, and how weights that do not stay are read from them: past the page cache if the file system allows it (so that they
-//! displace nothing that stays), else through it, dropping the pages afterwards; if both work, the faster way.
+//! The model's files, and how weights are read from them. Those that do not stay are read past the page cache if the file system allows it (so
+//! that they displace nothing that stays), else through it, dropping the pages afterwards; if both work, the faster way.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -14,13 +14,15 @@ use memmap2::MmapMut;
 
 use super::plan::PAGE;
 use crate::error::EngineError;
-use crate::page_cache::drop_pages;
+use crate::page_cache::{drop_pages, expect_reads};
 
 /// The files of a model, open. Offsets are those of the model.
 pub struct ModelFiles {
     /// In order.
     files: Vec<SourceFile>,
     way: OnceLock<Way>,
+    /// Takes whatever is written to it, and does nothing.
+    nowhere: File,
 }
 
 struct SourceFile {
@@ -40,6 +42,7 @@ enum Way {
     Cached,
 }
 
+const NOWHERE: &str = "/dev/null";
 /// Ranges by which the ways are compared.
 const TRIALS: usize = 4;
 
@@ -51,11 +54,12 @@ impl ModelFiles {
     pub fn open<'a>(
         files: impl IntoIterator<Item = (u64, &'a Path)>,
     ) -> Result<ModelFiles, EngineError> {
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            |source| EngineError::ReadAhead { path, source }
+        };
         let open = |(start, path): (u64, &Path)| {
-            let cached = File::open(path).map_err(|source| EngineError::ReadAhead {
-                path: path.to_owned(),
-                source,
-            })?;
+            let cached = File::open(path).map_err(failed(path))?;
             Ok::<_, EngineError>(SourceFile {
                 path: path.to_owned(),
                 start,
@@ -66,6 +70,10 @@ impl ModelFiles {
         Ok(ModelFiles {
             files: files.into_iter().map(open).collect::<Result<_, _>>()?,
             way: OnceLock::new(),
+            nowhere: OpenOptions::new()
+                .write(true)
+                .open(NOWHERE)
+                .map_err(failed(Path::new(NOWHERE)))?,
         })
     }
 
@@ -108,6 +116,15 @@ impl ModelFiles {
         self.read_in(*self.way.get().unwrap_or(&Way::Cached), range, slot)
     }
 
+    /// Reads the pages that hold `range` into the page cache, and no others; returns how many bytes that are. (Where there is no way to do so, as
+    /// on macOS, they are read when they are touched.)
+    ///
+    /// # Errors
+    /// The error of the read.
+    pub fn cache(&self, range: &Range<u64>) -> io::Result<usize> {
+        self.file_of(range).cache_pages(&self.nowhere, range)
+    }
+
     /// Drops the pages of `range` from the page cache, as far as no process has them mapped.
     ///
     /// # Errors
@@ -138,34 +155,68 @@ impl ModelFiles {
 
 impl SourceFile {
     fn drop_pages(&self, range: &Range<u64>) -> io::Result<()> {
-        drop_pages(
-            &self.cached,
-            range.start - self.start..range.end - self.start,
-        )
+        drop_pages(&self.cached, self.own(range))
+    }
+
+    /// A range of the model, as one of this file.
+    fn own(&self, range: &Range<u64>) -> Range<u64> {
+        range.start - self.start..range.end - self.start
     }
 
     /// Reads whole pages, from the range's first page to its last; the file may end inside the last one.
     fn read_pages(&self, file: &File, range: &Range<u64>, slot: &mut [u8]) -> io::Result<usize> {
-        let offset = range.start - self.start;
-        let first = offset - offset % PAGE as u64;
-        let needed = (range.end - self.start - first) as usize;
+        let (first, needed) = self.pages(range);
         let wanted = needed.next_multiple_of(PAGE).min(slot.len());
-        let mut read = 0;
-        while read < needed {
-            match rustix::io::pread(file, &mut slot[read..wanted], first + read as u64) {
-                Ok(0) => {
-                    return Err(io::Error::new(
-                        io::ErrorKind::UnexpectedEof,
-                        "the file is shorter than when it was opened",
-                    ));
-                }
-                Ok(bytes) => read += bytes,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(read)
+        in_full(needed, |read| {
+            rustix::io::pread(file, &mut slot[read..wanted], first + read as u64)
+        })
     }
+
+    /// The same, into the page cache. Sent to nowhere, pages are waited for and not copied; to touch them in the map would count as a page fault.
+    fn cache_pages(&self, nowhere: &File, range: &Range<u64>) -> io::Result<usize> {
+        let (first, needed) = self.pages(range);
+        expect_reads(&self.cached, first..first + needed as u64)?;
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        return in_full(needed, |read| {
+            let mut offset = first + read as u64;
+            let wanted = needed.next_multiple_of(PAGE) - read;
+            rustix::fs::sendfile(nowhere, &self.cached, Some(&mut offset), wanted)
+        });
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        {
+            let _ = nowhere;
+            Ok(needed)
+        }
+    }
+
+    /// Where the first page of `range` begins, and how many bytes there are from there to its end.
+    fn pages(&self, range: &Range<u64>) -> (u64, usize) {
+        let own = self.own(range);
+        let first = own.start - own.start % PAGE as u64;
+        (first, (own.end - first) as usize)
+    }
+}
+
+/// Calls `read` with how much was read until that is what is `needed`, or more.
+fn in_full(
+    needed: usize,
+    mut read: impl FnMut(usize) -> rustix::io::Result<usize>,
+) -> io::Result<usize> {
+    let mut all = 0;
+    while all < needed {
+        match read(all) {
+            Ok(0) => {
+                return Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "the file is shorter than when it was opened",
+                ));
+            }
+            Ok(bytes) => all += bytes,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(all)
 }
 
 /// A buffer to read into.
@@ -197,4 +248,28 @@ fn open_direct(path: &Path) -> Option<File> {
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn open_direct(_path: &Path) -> Option<File> {
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_cached_is_there_or_an_error() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), vec![1; 5 * PAGE + 7]).unwrap();
+        let files = ModelFiles::open([(0, file.path())]).unwrap();
+        let page = PAGE as u64;
+        // Whole pages, as far as there are some.
+        for (range, bytes) in [
+            (1..2, PAGE),
+            (page - 1..page + 1, 2 * PAGE),
+            (4 * page + 9..5 * page + 7, PAGE + 7),
+        ] {
+            assert_eq!(files.cache(&range).unwrap(), bytes, "{range:?}");
+        }
+        file.as_file().set_len(3 * page).unwrap();
+        let error = files.cache(&(2 * page..4 * page)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{error}");
+    }
 }
