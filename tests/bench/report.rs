@@ -339,17 +339,24 @@ fn machines_table(outcomes: &[&Outcome]) -> String {
     );
     for one in outcomes {
         let error = one.error_percent();
+        // What the page cache does is neither planned nor counted.
+        let [predicted, error, verdict, read, planned_read] = match one.setting.reading {
+            Reading::PageCache => <[String; 5]>::default(),
+            Reading::LeastAhead | Reading::Ahead => [
+                spread(&one.predicted, 2),
+                format!("{error:+.0} %"),
+                verdict(error.abs() < PREDICTION_GOAL).to_owned(),
+                spread(&one.read, 0),
+                spread(&one.planned_read, 0),
+            ],
+        };
         let _ = writeln!(
             text,
-            "| {} | {} | {} | {} | {} | {error:+.0} % | {} | {} | {} | {:.1} | {:.0} |",
+            "| {} | {} | {} | {predicted} | {} | {error} | {verdict} | {read} | {planned_read} | {:.1} | {:.0} |",
             one.setting.model,
             one.setting.describe_machines(),
             one.setting.rounds,
-            spread(&one.predicted, 2),
             spread(&one.measured, 2),
-            verdict(error.abs() < PREDICTION_GOAL),
-            spread(&one.read, 0),
-            spread(&one.planned_read, 0),
             one.pressure_percent.largest(),
             one.anonymous.largest()
         );

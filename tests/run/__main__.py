@@ -39,7 +39,7 @@ PARTS = {
     "prima-tests::monitoring": ("memory-groups", "test(=memory_pressure_raises_an_alert)"),
     "prima-tests::api_server_chart": ("chart-before", "test(=an_upgrade_from_the_chart_before_keeps_models)"),
     "prima-tests::images_archive": ("root-file-systems", "test(=a_root_file_system_runs_the_programs)"),
-    "prima-tests::local_ring_lent": ("networks", "test(=machines_of_two_networks_make_a_ring)"),
+    "prima-tests::local_ring_lent": ("networks", "(test(=machines_of_two_networks_make_a_ring) | test(=a_machine_that_is_cut_off_is_noticed_soon))"),
     "prima-engine::gpu_layers": ("vulkan", "all()"),
     "prima-node-agent": ("vulkan", "test(=profile::gpu::tests::everything_of_a_gpu_is_measured)"),
     EMULATED: ("large-pages", "test(=a_raspberry_pi_5_has_large_pages)"),

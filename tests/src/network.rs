@@ -87,6 +87,11 @@ impl Network {
         self.namespace.within(work)
     }
 
+    /// As if its cable were pulled.
+    pub fn cut_off(&self) {
+        self.namespace.ip(&["link", "set", UPLINK, "down"]);
+    }
+
     /// The link to the router, as the router calls it.
     pub(crate) fn port(&self) -> String {
         port(self.number)

@@ -1,8 +1,9 @@
 //! Rings without a cluster over several machines: one lends itself (`prima agent`), another borrows it (`prima run --member`). The machines
-//! are addresses of the loopback network, which a real network between two namespaces replaces in one test.
+//! are addresses of the loopback network, which real networks between namespaces replace in two tests.
 
 use std::fs;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
 
 use prima_gguf::part_paths;
 use prima_test_hub::{Cut, TestHub};
@@ -10,7 +11,7 @@ use prima_tests::lending::{Lender, User};
 use prima_tests::local_ring::{LocalRing, LocalRingBuilder, assert_none_left, smollm2};
 use prima_tests::network::Networks;
 use prima_tests::process::send_signal;
-use prima_tests::{Endpoint as _, split_model, wait_until};
+use prima_tests::{Endpoint as _, http, split_model, wait_until};
 use rustix::process::Signal;
 
 const PROMPT: &str = "The capital of France is";
@@ -295,6 +296,30 @@ fn strangers_and_those_who_guess_get_nothing() {
     let impostor = stranger.lend("desk", &address, None);
     let why = refused(&user, &impostor.address);
     assert!(why.contains("has another key than it had"), "{why}");
+}
+
+/// Pings tell of a stopped process after six seconds or more. That a machine is gone, its system's silence tells before.
+#[test]
+fn a_machine_that_is_cut_off_is_noticed_soon() {
+    let networks = Networks::new(2);
+    let [desk, laptop] = &networks.each[..] else {
+        panic!("two networks");
+    };
+    let (owner, user) = (User::default(), User::default());
+    let lender = owner.lend("desk", "0.0.0.0:9190", Some(desk));
+    let ring = borrowing(&user, &lender.invitation())
+        .split(&[20, 10])
+        .start_in(laptop);
+    let answers = || laptop.within(|| http::get(ring.address(), "/health"));
+    assert!(answers().is_ok_and(|answer| answer.status == 200));
+    let cut = Instant::now();
+    desk.cut_off();
+    wait_until("it is noticed", || {
+        !answers().is_ok_and(|answer| answer.status == 200)
+    });
+    let noticed = cut.elapsed();
+    eprintln!("noticed after {noticed:?}");
+    assert!(noticed < Duration::from_millis(5900), "{noticed:?}");
 }
 
 #[test]

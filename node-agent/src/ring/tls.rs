@@ -36,6 +36,7 @@ use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 use tonic::transport::server::Connected;
 
+use super::connection;
 use super::identity::{Fingerprint, FingerprintStart, Identity};
 
 /// Whose keys are let in. Clones share one list, which may change.
@@ -399,7 +400,7 @@ impl Service<Uri> for Connector {
         Box::pin(async move {
             let address = uri.authority().map_or("", |authority| authority.as_str());
             let stream = TcpStream::connect(address).await?;
-            stream.set_nodelay(true)?;
+            connection::set_up(&stream)?;
             // The key says who it is; the name is not looked at.
             let name = ServerName::from(stream.peer_addr()?.ip());
             let stream = timeout(HANDSHAKE_LIMIT, connector.connect(name, stream));
@@ -494,7 +495,7 @@ async fn accept(
 }
 
 async fn prove(acceptor: TlsAcceptor, stream: TcpStream) -> io::Result<Proven> {
-    stream.set_nodelay(true)?;
+    connection::set_up(&stream)?;
     let address = stream.peer_addr()?.ip();
     let stream = acceptor.accept(stream).await?;
     // The handshake has verified it.

@@ -94,10 +94,12 @@ impl Kind {
             // These break no ring: what else is broken is seen as ever.
             Kind::FullDisk | Kind::AgentClock => 5,
             Kind::OperatorClock => 5,
-            // Pings tell after 8 s that nobody answers; the rest is for a slow machine.
-            Kind::StopMember | Kind::Cut | Kind::Burst | Kind::Lose | Kind::Slow => 14,
+            // A system that cannot be reached is noticed within 5 s, and pings tell after 8 that a program does not answer; the rest is for a
+            // slow machine.
+            Kind::Cut | Kind::Isolate => 10,
+            Kind::StopMember | Kind::Burst | Kind::Lose | Kind::Slow => 14,
             // Nobody is there who could tell, but the operator finds within 5 s that rank 0 does not answer, and rank 0 within 8 that another does not.
-            Kind::KillAgent | Kind::StopAgent | Kind::Isolate => 14,
+            Kind::KillAgent | Kind::StopAgent => 14,
             // Until the other operator leads: its Lease takes 10 s.
             Kind::KillOperator | Kind::StopOperator => 20,
         };
