@@ -190,6 +190,25 @@ mod tests {
     }
 
     #[test]
+    fn experts_go_with_their_layer() {
+        let gguf = model(&[
+            "token_embd.weight",
+            "blk.0.ffn_gate_exps.weight",
+            "blk.0.ffn_gate_inp.weight",
+            "blk.1.ffn_gate_exps.weight",
+            "blk.1.exp_probs_b.bias",
+            "blk.1.ffn_down_shexp.weight",
+        ]);
+        let ranges = ranges(&gguf, &[1..2], false).unwrap();
+        let expected = [
+            "blk.1.ffn_gate_exps.weight",
+            "blk.1.exp_probs_b.bias",
+            "blk.1.ffn_down_shexp.weight",
+        ];
+        assert_eq!(names(&gguf, &ranges), expected);
+    }
+
+    #[test]
     fn a_layer_that_the_file_has_not_is_an_error() {
         assert_eq!(
             ranges(&tied(), &[1..3], false),

@@ -86,6 +86,9 @@ pub struct MemberReport {
     /// Read from disk for every token: the overflow (of experts, the part that a token uses), and with several rounds what the read-ahead
     /// buffer displaces.
     pub read_bytes_per_token: u64,
+    /// Of the experts that a token needs in layers on the CPU, those that are in memory, if tokens choose all as often; `None`: there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expert_hit_percent: Option<f64>,
     /// Read in a round, while others work.
     pub read_ahead_bytes: u64,
     pub why: String,
@@ -235,6 +238,11 @@ pub fn windows(shares: &[LayerShare], rounds: usize) -> Vec<Vec<Window>> {
     windows
 }
 
+/// Where `missing_bytes` of a member's `expert_bytes` are not in memory.
+fn expert_hit_percent(expert_bytes: f64, missing_bytes: f64) -> Option<f64> {
+    (expert_bytes > 0.0).then(|| 100.0 * (1.0 - missing_bytes / expert_bytes))
+}
+
 /// Part `i` of `total`, split into `parts` numbers that differ by at most one, the larger ones first.
 fn part(total: usize, parts: usize, i: usize) -> usize {
     total / parts + usize::from(i < total % parts)
@@ -265,6 +273,10 @@ fn report(input: &PlanningInput, found: &Found) -> PlanReport {
             kv_bytes: kv_bytes(&input.model, share) as u64,
             overflow_bytes: latency.lacking_bytes() as u64,
             read_bytes_per_token: latency.read_bytes() as u64,
+            expert_hit_percent: expert_hit_percent(
+                share.cpu_layers as f64 * input.model.experts.layer_bytes,
+                latency.missing_expert_bytes,
+            ),
             read_ahead_bytes: latency.read_ahead_bytes as u64,
             why: reasons.why[index].clone(),
         });

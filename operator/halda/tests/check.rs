@@ -123,6 +123,7 @@ fn report(name: &str, cpu_milliseconds: f64) -> MemberReport {
         kv_bytes: 0,
         overflow_bytes: 0,
         read_bytes_per_token: 0,
+        expert_hit_percent: None,
         read_ahead_bytes: 0,
         why: String::new(),
     }

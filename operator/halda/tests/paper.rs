@@ -472,6 +472,11 @@ fn an_agent_without_experts_gets_no_layers_with_experts() {
     let plan = planned(&model, &cluster, &options());
     assert_eq!(plan.members.len(), 1);
     assert_eq!(plan.members[0].name, "d2");
+    let all: i64 = model.spec.expert_weights.iter().map(|one| one.bytes).sum();
+    let member = &plan.report.members[0];
+    let missing = 100.0 * member.overflow_bytes as f64 / all as f64;
+    let hits = member.expert_hit_percent.unwrap();
+    assert!((hits + missing - 100.0).abs() < 1e-3, "{member:?}");
     let error = PlanningInput::new(&model, &cluster[..1], &options()).unwrap_err();
     let expected = "cannot compute experts, a part of the model: update it";
     assert!(error.to_string().contains(expected), "{error}");

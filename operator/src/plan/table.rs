@@ -69,8 +69,11 @@ pub fn text(report: &PlanReport) -> String {
 }
 
 fn members(report: &PlanReport) -> Table {
-    let mut table = Table::new();
-    table.load_preset(presets::UTF8_BORDERS_ONLY).set_header([
+    let has_experts = report
+        .members
+        .iter()
+        .any(|member| member.expert_hit_percent.is_some());
+    let mut headers = vec![
         "rank",
         "member",
         "layers",
@@ -83,7 +86,14 @@ fn members(report: &PlanReport) -> Table {
         "memory",
         "budget",
         "read per token",
-    ]);
+    ];
+    if has_experts {
+        headers.push("experts in memory");
+    }
+    let mut table = Table::new();
+    table
+        .load_preset(presets::UTF8_BORDERS_ONLY)
+        .set_header(headers);
     for (rank, member) in report.members.iter().enumerate() {
         let MemberReport {
             name,
@@ -104,10 +114,11 @@ fn members(report: &PlanReport) -> Table {
             kv_bytes: _,
             overflow_bytes: _,
             read_bytes_per_token,
+            expert_hit_percent,
             read_ahead_bytes: _,
             why: _,
         } = member;
-        let numbers = [
+        let mut numbers = vec![
             layers.to_string(),
             on_gpu(*gpu_layers, *output_head_on_gpu, gpu_from_rows.is_some()),
             time(*cpu_milliseconds),
@@ -122,6 +133,12 @@ fn members(report: &PlanReport) -> Table {
                 bytes => HumanBytes(*bytes).to_string(),
             },
         ];
+        if has_experts {
+            numbers.push(match expert_hit_percent {
+                Some(percent) => format!("{percent:.0} %"),
+                None => "-".to_owned(),
+            });
+        }
         let cells = numbers
             .into_iter()
             .map(|number| Cell::new(number).set_alignment(CellAlignment::Right));
