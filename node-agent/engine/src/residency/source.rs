@@ -116,8 +116,7 @@ impl ModelFiles {
         self.read_in(*self.way.get().unwrap_or(&Way::Cached), range, slot)
     }
 
-    /// Reads the pages that hold `range` into the page cache, and no others; returns how many bytes that are. (Where there is no way to do so, as
-    /// on macOS, they are read when they are touched.)
+    /// Reads the pages that hold `range` into the page cache, and no others as far as the system can be told; returns how many bytes that are.
     ///
     /// # Errors
     /// The error of the read.
@@ -175,18 +174,21 @@ impl SourceFile {
     /// The same, into the page cache. Sent to nowhere, pages are waited for and not copied; to touch them in the map would count as a page fault.
     fn cache_pages(&self, nowhere: &File, range: &Range<u64>) -> io::Result<usize> {
         let (first, needed) = self.pages(range);
-        expect_reads(&self.cached, first..first + needed as u64)?;
+        let wanted = needed.next_multiple_of(PAGE);
+        // Only advice: without it, reading takes longer.
+        let _ = expect_reads(&self.cached, first..first + needed as u64);
         #[cfg(any(target_os = "linux", target_os = "android"))]
-        return in_full(needed, |read| {
+        match in_full(needed, |read| {
             let mut offset = first + read as u64;
-            let wanted = needed.next_multiple_of(PAGE) - read;
-            rustix::fs::sendfile(nowhere, &self.cached, Some(&mut offset), wanted)
-        });
-        #[cfg(not(any(target_os = "linux", target_os = "android")))]
-        {
-            let _ = nowhere;
-            Ok(needed)
+            rustix::fs::sendfile(nowhere, &self.cached, Some(&mut offset), wanted - read)
+        }) {
+            // Not every file system has it.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
+            result => return result,
         }
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        let _ = nowhere;
+        self.read_pages(&self.cached, range, &mut slot(wanted)?)
     }
 
     /// Where the first page of `range` begins, and how many bytes there are from there to its end.
@@ -257,19 +259,27 @@ mod tests {
     #[test]
     fn what_is_cached_is_there_or_an_error() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), vec![1; 5 * PAGE + 7]).unwrap();
-        let files = ModelFiles::open([(0, file.path())]).unwrap();
+        let bytes = vec![1; 5 * PAGE + 7];
+        let mut files = ModelFiles::open([(0, file.path())]).unwrap();
         let page = PAGE as u64;
-        // Whole pages, as far as there are some.
-        for (range, bytes) in [
-            (1..2, PAGE),
-            (page - 1..page + 1, 2 * PAGE),
-            (4 * page + 9..5 * page + 7, PAGE + 7),
-        ] {
-            assert_eq!(files.cache(&range).unwrap(), bytes, "{range:?}");
+        for sends in [true, false] {
+            std::fs::write(file.path(), &bytes).unwrap();
+            if !sends {
+                // Nothing can be sent there, as from some file systems.
+                files.nowhere = tempfile::tempfile().unwrap();
+                rustix::fs::fcntl_setfl(&files.nowhere, rustix::fs::OFlags::APPEND).unwrap();
+            }
+            // Whole pages, as far as there are some.
+            for (range, bytes) in [
+                (1..2, PAGE),
+                (page - 1..page + 1, 2 * PAGE),
+                (4 * page + 9..5 * page + 7, PAGE + 7),
+            ] {
+                assert_eq!(files.cache(&range).unwrap(), bytes, "{range:?}");
+            }
+            file.as_file().set_len(3 * page).unwrap();
+            let error = files.cache(&(2 * page..4 * page)).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{error}");
         }
-        file.as_file().set_len(3 * page).unwrap();
-        let error = files.cache(&(2 * page..4 * page)).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{error}");
     }
 }
