@@ -48,7 +48,8 @@ fn kernels_of_the_newest_arm64() {
     kernels(NEWEST_ARM, &["neon", "neon-dotprod", "neon-i8mm"]);
 }
 
-/// The kernels' tests, which go through all levels that the processor has: plain Rust and `levels`.
+/// The kernels' tests at the highest of `levels`, those that the processor has beside plain Rust. Each lower one is the highest of another
+/// processor.
 fn kernels(processor: Processor, levels: &[&str]) {
     let printed = run(processor
         .run("kernels")
@@ -57,6 +58,7 @@ fn kernels(processor: Processor, levels: &[&str]) {
     assert!(printed.contains(&named), "{named}: {printed}");
 
     let mut command = processor.run("kernels");
+    command.env("PRIMA_TEST_LEVELS", "highest");
     for slow in SLOW {
         command.args(["--skip", slow]);
     }

@@ -69,13 +69,17 @@ impl SampleWeights {
         // subnormals are rare in real weights.
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         let mut bytes = Vec::with_capacity(len);
-        while bytes.len() < len {
+        // Then the same again: a cache goes by addresses.
+        while bytes.len() < ONE_F32_MATRIX / 64 {
             // Xorshift (Marsaglia 2003).
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
             let low = state & 0x0f0f_0f0f_0f0f_0f0f;
             bytes.extend_from_slice(&(low + 0x2c2c_2c2c_2c2c_2c2c).to_le_bytes());
+        }
+        while bytes.len() < len {
+            bytes.extend_from_within(..bytes.len().min(len - bytes.len()));
         }
         SampleWeights(bytes)
     }

@@ -7,6 +7,7 @@ use prima_kernels::{
     attention,
 };
 
+use crate::levels;
 use crate::reference::Random;
 
 #[derive(Clone)]
@@ -258,7 +259,7 @@ fn cases(seed: u64) -> Vec<Case> {
 
 #[test]
 fn attention_is_the_textbook_formula() {
-    for level in IsaLevel::available() {
+    for level in levels() {
         for case in cases(7) {
             let positions = case.positions();
             let out = case.run(&ThreadPool::new(2, level).unwrap(), 0, positions);
@@ -282,7 +283,7 @@ fn attention_is_the_textbook_formula() {
 
 /// Compares prefills in pieces of so many rows, on so many threads, with the whole.
 fn cut(cases: Vec<Case>, pieces: &[(usize, usize)]) {
-    for level in IsaLevel::available() {
+    for level in levels() {
         for case in &cases {
             let positions = case.positions();
             let whole = case.run(&ThreadPool::new(1, level).unwrap(), 0, positions);
@@ -321,7 +322,7 @@ fn sequences_of_a_batch_do_not_change_each_other() {
         [case(9, 90), case(10, 20), case(11, 400)]
     };
     let batches = [batch_of(Format::F16), batch_of(Format::Q8_0)];
-    for (level, cases) in IsaLevel::available()
+    for (level, cases) in levels()
         .into_iter()
         .flat_map(|level| batches.iter().map(move |cases| (level, cases)))
     {

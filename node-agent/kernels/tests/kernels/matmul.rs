@@ -4,6 +4,7 @@
 use prima_gguf::GgmlType;
 use prima_kernels::{IsaLevel, Matrix, RowsProduct, ThreadPool, matmul, matmul_rows};
 
+use crate::levels;
 use crate::reference::{FORMATS, Random, Scales, random_weights, weights};
 
 fn pool(threads: usize, level: IsaLevel) -> ThreadPool {
@@ -56,7 +57,7 @@ fn products_of_a_few_rows_are_exact_but_for_that() {
 /// Of so many shapes.
 fn are_exact(most: usize) {
     let mut random = Random(2);
-    for level in IsaLevel::available() {
+    for level in levels() {
         let pool = pool(2, level);
         for format in FORMATS {
             for (rows, cols) in shapes(format).into_iter().take(most) {
@@ -151,7 +152,7 @@ fn products_have_the_same_bits_at_every_level_that_fuses() {
                     let x = activations(&mut random, scales, n * cols);
                     let matrix = Matrix::new(format, rows, cols, &bytes).unwrap();
                     let expected = product(&pool(1, IsaLevel::SCALAR), matrix, &x);
-                    for level in IsaLevel::available() {
+                    for level in levels() {
                         let case = format!("{level} {format} {scales:?} {rows}x{cols} x{n}");
                         let got = product(&pool(2, level), matrix, &x);
                         if level.fuses() && scalar_fuses || scales == Scales::Exact {
@@ -199,7 +200,7 @@ fn a_row_has_the_same_bits_in_some_batches() {
 /// A row in batches of these sizes.
 fn have_the_same_bits(batches: impl IntoIterator<Item = usize> + Clone) {
     let mut random = Random(4);
-    for level in IsaLevel::available() {
+    for level in levels() {
         for format in FORMATS {
             let (rows, cols) = (
                 37,
@@ -243,7 +244,7 @@ fn matrices_that_share_activations_do_not_change_each_other() {
         })
         .collect();
     let x = random.units(3 * cols);
-    for level in IsaLevel::available() {
+    for level in levels() {
         let pool = pool(3, level);
         let mut outs: Vec<Vec<f32>> = kinds
             .iter()
@@ -270,7 +271,7 @@ fn matrices_that_share_activations_do_not_change_each_other() {
 #[test]
 fn weights_may_begin_at_any_byte() {
     let mut random = Random(6);
-    for level in IsaLevel::available() {
+    for level in levels() {
         let pool = pool(1, level);
         for format in FORMATS {
             let (rows, cols) = (18, 512);
@@ -309,7 +310,7 @@ fn products_with_some_rows_have_the_bits_of_their_own() {
     const COLS: usize = 512;
     const ROWS: usize = 9;
     let x = random.units(ROWS * COLS);
-    for level in IsaLevel::available() {
+    for level in levels() {
         for threads in [1, 3] {
             let pool = pool(threads, level);
             let ranges = [0..3, 3..3, 3..4, 4..9, 0..9, 8..9];
