@@ -90,6 +90,11 @@ pub fn build() -> Result<Programs, BenchError> {
         .arg(&source)
         .arg("-B")
         .arg(&build);
+    if has_doubtful_amx() {
+        eprintln!("without AMX: this is a virtual machine, which may list it and not give it");
+        let flags = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16";
+        configure.args(["C", "CXX"].map(|language| format!("-DCMAKE_{language}_FLAGS={flags}")));
+    }
     output("cmake", &mut configure)?;
     let mut compile = Command::new("nice");
     compile
@@ -101,6 +106,14 @@ pub fn build() -> Result<Programs, BenchError> {
         .arg(format!("--parallel={}", Compute::available_threads()));
     output("cmake --build", &mut compile)?;
     Ok(programs)
+}
+
+/// Where a virtual machine lists it and does not give it, llama.cpp's code for it ends with SIGILL.
+fn has_doubtful_amx() -> bool {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let flags = text.lines().find(|line| line.starts_with("flags"));
+    let has = |name| flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == name));
+    has("amx_tile") && has("hypervisor")
 }
 
 impl Programs {

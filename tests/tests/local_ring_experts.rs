@@ -7,6 +7,7 @@ use prima_test_models::options::Variant;
 use prima_test_models::{EXPERTS_PER_TOKEN, Random, Runner, characters_as_tokens};
 use prima_tests::expert_replay::{Policy, Trace};
 use prima_tests::local_ring::LocalRing;
+use prima_tests::machine::drop_cached;
 use prima_tests::{Endpoint, http, wait_until};
 use serde_json::json;
 
@@ -69,10 +70,12 @@ const SLAB_BYTES: u64 = 3 * (68 << 10);
 
 #[test]
 fn the_replay_finds_what_the_cache_found() {
-    let folder = tempfile::tempdir().unwrap();
+    // On a disk: the replay begins with nothing in memory, and so must the cache.
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = mixture::write(folder.path());
     let mut sizes = Vec::new();
     for percent in [35, 50, 80] {
+        drop_cached(&path).unwrap();
         let runner = Runner::limited(&path, &[LAYERS], percent, None);
         let uses = runner.residency.watch_experts().unwrap();
         assert!(

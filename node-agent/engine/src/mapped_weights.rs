@@ -18,6 +18,7 @@ use prima_model::TensorRows;
 use crate::damaged_map::Watched;
 use crate::error::EngineError;
 use crate::kernels::{Matrix, MatrixError};
+use crate::page_cache;
 
 /// The files of a model, mapped. Offsets are those of the model's header, and a range is in one of the files. Clones share the maps.
 #[derive(Clone)]
@@ -37,6 +38,8 @@ struct Map {
     watched: Watched,
     bytes: Mmap,
     path: PathBuf,
+    /// Whether the system tells which pages the page cache has.
+    tells: bool,
 }
 
 /// A matrix (or, with one row, a vector) whose blocks lie in the map; keeps the map alive.
@@ -78,6 +81,12 @@ impl MappedModel {
     pub(crate) fn populate(&self, range: Range<u64>) -> io::Result<()> {
         let (file, range) = self.own(range);
         file.populate(range)
+    }
+
+    /// As [`MappedFile::is_cached`].
+    pub(crate) fn is_cached(&self, range: Range<u64>) -> bool {
+        let (file, range) = self.own(range);
+        file.is_cached(range)
     }
 
     /// As [`MappedFile::unmap_pages`].
@@ -137,6 +146,7 @@ impl MappedFile {
             watched: Watched::new(start..start + bytes.len()),
             bytes,
             path: path.to_owned(),
+            tells: page_cache::tells(file, path),
         };
         Ok(MappedFile { map: Arc::new(map) })
     }
@@ -181,6 +191,12 @@ impl MappedFile {
             result => return result,
         }
         self.expect_reads(range)
+    }
+
+    /// Whether the page cache has all pages of `range`; false where the system does not tell.
+    pub(crate) fn is_cached(&self, range: Range<u64>) -> bool {
+        let (offset, length) = span(range);
+        self.map.tells && page_cache::has_all(&self.map.bytes[offset..][..length])
     }
 
     /// Has the system begin to read the pages of `range` into the page cache.

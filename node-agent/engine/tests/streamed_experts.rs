@@ -121,6 +121,39 @@ fn what_stays_is_in_the_page_cache() {
     assert!(left < others, "{left} of {cached} bytes are left");
 }
 
+/// As when a member starts again, since the ring is another.
+#[test]
+fn what_an_earlier_process_used_is_still_there() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = mixture::write(folder.path());
+    let file = File::open(&path).unwrap();
+    file.sync_all().unwrap();
+    let fill = |runner: &Runner| {
+        let mut kv = runner.kv_cache();
+        for token in tokens(100) {
+            runner.logits(&mut kv, &[token]);
+        }
+    };
+    let expected = answer(&Runner::new(&path, 1), &tokens(40));
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        let runner = limited(&path, &[LAYERS], 50);
+        let before = cached_bytes(&file);
+        assert!(answer(&runner, &tokens(40)) == expected);
+        fill(&runner);
+        let status = runner.residency.status();
+        held.push((before, cached_bytes(&file), status.expert_misses));
+    }
+    // All was in the page cache at first, since it had just been written: half of it stayed, and stays.
+    let (first, rest) = held.split_first().unwrap();
+    for (before, after, _) in rest {
+        assert!(
+            *before > first.1 * 9 / 10 && *after < first.1 * 11 / 10,
+            "{held:?}"
+        );
+    }
+}
+
 /// What the page cache has of it.
 fn cached_bytes(file: &File) -> u64 {
     let map = MappedFile::map(file, Path::new("a model")).unwrap();

@@ -94,6 +94,7 @@ struct Held {
     experts: HashMap<u32, Uses>,
 }
 
+#[derive(Default)]
 struct Uses {
     /// When it was used last.
     last: u64,
@@ -302,28 +303,30 @@ impl ExpertCache {
             .map(|layer| layer.count * layer.memory_bytes())
             .sum();
         let share = bytes as f64 / all.max(1) as f64;
-        let mut state = self.lock();
-        let all_stayed = state.held.is_none();
-        let none = || self.layers.iter().map(|_| Held::default()).collect();
-        let held = state.held.get_or_insert_with(none);
+        let capacity =
+            |layer: &LayerExperts| ((share * layer.count as f64) as usize).min(layer.count);
+        if self.lock().held.is_none() {
+            // What is there need not be read: an earlier process used it, or it has just been fetched.
+            let held = self.layers.iter().map(|layer| Held {
+                capacity: capacity(layer),
+                experts: self.jobs.keep_cached(layer, capacity(layer)),
+            });
+            let held = held.collect();
+            self.lock().held = Some(held);
+            self.compare_ways_of_reading();
+            return;
+        }
         let mut leaving = Vec::new();
-        for (held, layer) in held.iter_mut().zip(&self.layers) {
-            held.capacity = ((share * layer.count as f64) as usize).min(layer.count);
+        for (held, layer) in self.lock().held.iter_mut().flatten().zip(&self.layers) {
+            held.capacity = capacity(layer);
             while held.experts.len() > held.capacity
                 && let Some(expert) = held.give_up_oldest(u64::MAX)
             {
                 leaving.push((layer, expert));
             }
         }
-        drop(state);
         for (layer, expert) in leaving {
             self.jobs.release(layer, expert);
-        }
-        if all_stayed {
-            // Nobody knows which of them were used.
-            self.ranges()
-                .for_each(|range| self.jobs.release_range(range));
-            self.compare_ways_of_reading();
         }
     }
 
@@ -342,16 +345,6 @@ impl ExpertCache {
     pub fn layer_at(&self, offset: u64) -> Option<usize> {
         let place = self.by_offset.get(&offset)?;
         Some(self.layers[*place].layer)
-    }
-
-    /// The parts of the file that experts take.
-    fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
-        self.layers.iter().flat_map(|layer| {
-            let count = layer.count as u64;
-            layer
-                .parts
-                .map(|(first, bytes)| first..first + count * bytes as u64)
-        })
     }
 
     /// Calls `work` with the experts that `needed` names (in order, of the layer whose first part begins at `offset`), several at a time, by
@@ -675,6 +668,37 @@ impl Jobs {
                 Ok((Some(buffer), read))
             }
         }
+    }
+
+    /// Of a layer's experts that the page cache has, as many as there is room for. The memory of all others is given up.
+    fn keep_cached(&self, layer: &LayerExperts, room: usize) -> HashMap<u32, Uses> {
+        let count = layer.count as u32;
+        let ranges = |expert| (0..layer.parts.len()).map(move |part| layer.range(expert, part));
+        let is_cached = |expert: &u32| ranges(*expert).all(|part| self.map.is_cached(part));
+        let kept: HashMap<u32, Uses> = (0..count)
+            .filter(is_cached)
+            .take(room)
+            .map(|expert| (expert, Uses::default()))
+            .collect();
+        for part in 0..layer.parts.len() {
+            // Runs of experts, with the pages that they share.
+            let mut first = 0;
+            for end in (0..count)
+                .filter(|expert| kept.contains_key(expert))
+                .chain([count])
+            {
+                if first < end {
+                    let last = layer.range(end - 1, part).end;
+                    self.release_range(layer.range(first, part).start..last);
+                }
+                first = end + 1;
+            }
+        }
+        // Mapped, so that they are not dropped by mistake.
+        for part in kept.keys().flat_map(|expert| ranges(*expert)) {
+            let _ = self.map.populate(part);
+        }
+        kept
     }
 
     /// Gives up the memory of an expert.
