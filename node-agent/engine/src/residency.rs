@@ -197,7 +197,7 @@ impl Residency {
         }
     }
 
-    /// If some weights are streamed, reads the weights that stay into memory. The system reads ahead beyond them; streamed weights that
+    /// If some weights are streamed, reads the weights that stay into memory. The system reads ahead beyond them; weights that do not stay and that
     /// it read are released again. Ends soon after `limit`; returns whether there is more to do.
     pub fn warm(&self, limit: Duration) -> bool {
         let streams = self.streams.as_ref();
@@ -505,7 +505,9 @@ impl Streams {
                 // What every token uses comes first.
                 let bytes = bytes.saturating_sub(experts.buffer_bytes());
                 let plan = self.cycle.plan(bytes, self.schedule);
-                experts.hold(bytes.saturating_sub(plan.memory_bytes()));
+                if experts.hold(bytes.saturating_sub(plan.memory_bytes())) {
+                    *warmed = 0;
+                }
                 plan
             }
             Some(experts) => {
@@ -531,7 +533,9 @@ impl Streams {
         let begun = Instant::now();
         let mut warmed = lock(&self.warmed);
         let plan = self.reader.plan();
-        let pieces = match plan.streamed.is_empty() {
+        let all_stay =
+            plan.streamed.is_empty() && self.experts.as_ref().is_none_or(ExpertCache::holds_all);
+        let pieces = match all_stay {
             true => &[],
             false => self.cycle.pieces(),
         };
@@ -545,6 +549,11 @@ impl Streams {
             if begun.elapsed() >= limit {
                 return true;
             }
+        }
+        if *warmed == self.cycle.pieces().len()
+            && self.experts.as_ref().is_some_and(ExpertCache::tidy)
+        {
+            *warmed += 1;
         }
         false
     }

@@ -287,6 +287,10 @@ impl ExpertCache {
         }
     }
 
+    pub fn holds_all(&self) -> bool {
+        self.lock().held.is_none()
+    }
+
     /// From now on, all may stay.
     pub fn hold_all(&self) {
         let mut state = self.lock();
@@ -295,8 +299,9 @@ impl ExpertCache {
         state.free.clear();
     }
 
-    /// From now on, experts that stay take `bytes` of memory. Those that no longer stay are released before this returns.
-    pub fn hold(&self, bytes: u64) {
+    /// From now on, experts that stay take `bytes` of memory. Those that no longer stay are released before this returns. Returns
+    /// whether all might stay before.
+    pub fn hold(&self, bytes: u64) -> bool {
         let all: usize = self
             .layers
             .iter()
@@ -306,7 +311,8 @@ impl ExpertCache {
         let capacity =
             |layer: &LayerExperts| ((share * layer.count as f64) as usize).min(layer.count);
         if self.lock().held.is_none() {
-            // What is there need not be read: an earlier process used it, or it has just been fetched.
+            // What is there need not be read: an earlier process used it, or it has just been fetched. (Then its pages may be large, and shared by
+            // experts. Such a page leaves when the system needs it.)
             let held = self.layers.iter().map(|layer| Held {
                 capacity: capacity(layer),
                 experts: self.jobs.keep_cached(layer, capacity(layer)),
@@ -314,7 +320,7 @@ impl ExpertCache {
             let held = held.collect();
             self.lock().held = Some(held);
             self.compare_ways_of_reading();
-            return;
+            return true;
         }
         let mut leaving = Vec::new();
         for (held, layer) in self.lock().held.iter_mut().flatten().zip(&self.layers) {
@@ -328,6 +334,18 @@ impl ExpertCache {
         for (layer, expert) in leaving {
             self.jobs.release(layer, expert);
         }
+        false
+    }
+
+    /// Gives up the memory of experts that are not held, which the system has read around other weights. Returns false while a pass reads.
+    pub fn tidy(&self) -> bool {
+        let Ok(_turn) = self.turn.try_lock() else {
+            return false;
+        };
+        for (held, layer) in self.lock().held.iter().flatten().zip(&self.layers) {
+            self.jobs.release_all_but(&held.experts, layer);
+        }
+        true
     }
 
     fn compare_ways_of_reading(&self) {
@@ -680,13 +698,22 @@ impl Jobs {
             .take(room)
             .map(|expert| (expert, Uses::default()))
             .collect();
+        self.release_all_but(&kept, layer);
+        // Mapped, so that they are not dropped by mistake.
+        for part in kept.keys().flat_map(|expert| ranges(*expert)) {
+            let _ = self.map.populate(part);
+        }
+        kept
+    }
+
+    /// Gives up the memory of experts that are not among these.
+    fn release_all_but(&self, held: &HashMap<u32, Uses>, layer: &LayerExperts) {
+        let count = layer.count as u32;
         for part in 0..layer.parts.len() {
             // Runs of experts, with the pages that they share.
             let mut first = 0;
-            for end in (0..count)
-                .filter(|expert| kept.contains_key(expert))
-                .chain([count])
-            {
+            let ends = (0..count).filter(|expert| held.contains_key(expert));
+            for end in ends.chain([count]) {
                 if first < end {
                     let last = layer.range(end - 1, part).end;
                     self.release_range(layer.range(first, part).start..last);
@@ -694,11 +721,6 @@ impl Jobs {
                 first = end + 1;
             }
         }
-        // Mapped, so that they are not dropped by mistake.
-        for part in kept.keys().flat_map(|expert| ranges(*expert)) {
-            let _ = self.map.populate(part);
-        }
-        kept
     }
 
     /// Gives up the memory of an expert.
