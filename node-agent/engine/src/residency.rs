@@ -5,6 +5,7 @@
 //! budget first; of them, those that do not stay pass through a few buffers (`reader`) in the order of the cycle (`plan`). Experts, of which
 //! a token uses a few, share what is left (`experts`). The whole map stays valid, so when in doubt a weight is simply read there.
 
+mod expert_reader;
 mod experts;
 mod plan;
 mod reader;

@@ -11,15 +11,14 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use memmap2::MmapMut;
 use prima_model::TensorRows;
 
+use super::expert_reader::{ExpertReader, Job, Memory, PartRead};
 use super::plan::PAGE;
-use super::source::{ModelFiles, slot};
 use crate::error::EngineError;
 use crate::mapped_weights::MappedModel;
 
@@ -48,8 +47,7 @@ pub struct ExpertCache {
     state: Mutex<State>,
     /// Held by the pass that reads: the memory that experts pass through is for one.
     turn: Mutex<()>,
-    jobs: Arc<Jobs>,
-    threads: Vec<thread::JoinHandle<()>>,
+    reader: ExpertReader,
 }
 
 /// Sums since the start.
@@ -114,49 +112,6 @@ struct Missing {
     failed: bool,
 }
 
-/// What readers are to do.
-struct Jobs {
-    source: ModelFiles,
-    map: MappedModel,
-    queue: Mutex<Queue>,
-    work: Condvar,
-}
-
-#[derive(Default)]
-struct Queue {
-    jobs: VecDeque<Job>,
-    stop: bool,
-}
-
-/// One part of an expert.
-struct Job {
-    index: usize,
-    part: usize,
-    range: Range<u64>,
-    memory: Memory,
-    reply: Sender<PartRead>,
-}
-
-/// What is read into.
-enum Memory {
-    /// The page cache, in place of this part of the file.
-    Kept { leaves: Option<Range<u64>> },
-    /// This buffer, or a new one of so many bytes.
-    Passing {
-        buffer: Option<MmapMut>,
-        bytes: usize,
-    },
-}
-
-struct PartRead {
-    index: usize,
-    part: usize,
-    /// The buffer, if it passes through one, and how many bytes were read.
-    result: io::Result<(Option<MmapMut>, usize)>,
-}
-
-/// Reads at a time: enough for a disk of flash memory, where one read of a part would leave it half idle.
-const THREADS: usize = 8;
 /// The part of a layer's room that is for experts which were used again since they came. (A segmented LRU: Karedla, Love, Wherry 1994.)
 const PROTECTED: f64 = 0.8;
 /// Memory for experts that pass through, and the fewest and the most of them.
@@ -218,14 +173,12 @@ impl ExpertCache {
     /// # Errors
     /// [`EngineError::ReadAhead`] when a file cannot be opened again or the system refuses a thread.
     pub fn start(map: MappedModel, layers: Vec<LayerExperts>) -> Result<ExpertCache, EngineError> {
-        let source = ModelFiles::open(map.paths())?;
-        let path = source.path();
         let largest = |part: usize| {
             let bytes = layers.iter().map(|layer| buffer_bytes(layer.parts[part].1));
             bytes.max().unwrap_or(0)
         };
         let places = layers.iter().enumerate();
-        let mut cache = ExpertCache {
+        Ok(ExpertCache {
             by_offset: places
                 .map(|(place, layer)| (layer.parts[0].0, place))
                 .collect(),
@@ -233,26 +186,8 @@ impl ExpertCache {
             layers,
             state: Mutex::default(),
             turn: Mutex::default(),
-            jobs: Arc::new(Jobs {
-                source,
-                map,
-                queue: Mutex::default(),
-                work: Condvar::new(),
-            }),
-            threads: Vec::new(),
-        };
-        for _ in 0..THREADS {
-            let jobs = cache.jobs.clone();
-            let thread = thread::Builder::new().name("experts".into());
-            let started = thread.spawn(move || jobs.run());
-            cache
-                .threads
-                .push(started.map_err(|source| EngineError::ReadAhead {
-                    path: path.clone(),
-                    source,
-                })?);
-        }
-        Ok(cache)
+            reader: ExpertReader::start(map)?,
+        })
     }
 
     /// Of all experts.
@@ -315,7 +250,7 @@ impl ExpertCache {
             // experts. Such a page leaves when the system needs it.)
             let held = self.layers.iter().map(|layer| Held {
                 capacity: capacity(layer),
-                experts: self.jobs.keep_cached(layer, capacity(layer)),
+                experts: self.keep_cached(layer, capacity(layer)),
             });
             let held = held.collect();
             self.lock().held = Some(held);
@@ -332,7 +267,7 @@ impl ExpertCache {
             }
         }
         for (layer, expert) in leaving {
-            self.jobs.release(layer, expert);
+            self.release(layer, expert);
         }
         false
     }
@@ -343,9 +278,49 @@ impl ExpertCache {
             return false;
         };
         for (held, layer) in self.lock().held.iter().flatten().zip(&self.layers) {
-            self.jobs.release_all_but(&held.experts, layer);
+            self.release_all_but(&held.experts, layer);
         }
         true
+    }
+
+    /// Of a layer's experts that the page cache has, as many as there is room for. The memory of all others is given up.
+    fn keep_cached(&self, layer: &LayerExperts, room: usize) -> HashMap<u32, Uses> {
+        let ranges = |expert| (0..layer.parts.len()).map(move |part| layer.range(expert, part));
+        let is_cached = |expert: &u32| ranges(*expert).all(|part| self.reader.is_cached(part));
+        let kept: HashMap<u32, Uses> = (0..layer.count as u32)
+            .filter(is_cached)
+            .take(room)
+            .map(|expert| (expert, Uses::default()))
+            .collect();
+        self.release_all_but(&kept, layer);
+        for part in kept.keys().flat_map(|expert| ranges(*expert)) {
+            self.reader.keep_cached(part);
+        }
+        kept
+    }
+
+    /// Gives up the memory of experts that are not among these.
+    fn release_all_but(&self, held: &HashMap<u32, Uses>, layer: &LayerExperts) {
+        let count = layer.count as u32;
+        for part in 0..layer.parts.len() {
+            // Runs of experts, with the pages that they share.
+            let mut first = 0;
+            let ends = (0..count).filter(|expert| held.contains_key(expert));
+            for end in ends.chain([count]) {
+                if first < end {
+                    let last = layer.range(end - 1, part).end;
+                    self.reader.release(layer.range(first, part).start..last);
+                }
+                first = end + 1;
+            }
+        }
+    }
+
+    /// Gives up the memory of an expert.
+    fn release(&self, layer: &LayerExperts, expert: u32) {
+        for part in 0..layer.parts.len() {
+            self.reader.release(layer.range(expert, part));
+        }
     }
 
     fn compare_ways_of_reading(&self) {
@@ -356,7 +331,7 @@ impl ExpertCache {
             layers.map(move |layer| layer.range(expert, 0))
         });
         let ranges: Vec<Range<u64>> = experts.take(8).collect();
-        self.jobs.source.compare(&ranges, self.transit[0]);
+        self.reader.compare(&ranges, self.transit[0]);
     }
 
     /// The number of the layer whose first part begins at `offset`.
@@ -424,17 +399,6 @@ impl ExpertCache {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for ExpertCache {
-    fn drop(&mut self) {
-        self.jobs.lock().stop = true;
-        self.jobs.work.notify_all();
-        for thread in self.threads.drain(..) {
-            // A panic in it has been printed.
-            let _ = thread.join();
-        }
     }
 }
 
@@ -531,25 +495,22 @@ impl Pass<'_> {
             let Some(missing) = self.missing.pop_front() else {
                 return;
             };
-            let mut queue = self.cache.jobs.lock();
-            for (part, buffer) in buffers.into_iter().enumerate() {
-                let leaves = missing.leaves.map(|expert| self.layer.range(expert, part));
-                queue.jobs.push_back(Job {
-                    index: missing.index,
-                    part,
-                    range: self.layer.range(missing.expert, part),
-                    memory: match missing.stays {
-                        true => Memory::Kept { leaves },
-                        false => Memory::Passing {
-                            buffer,
-                            bytes: self.cache.transit[part],
-                        },
+            let jobs = buffers.into_iter().enumerate().map(|(part, buffer)| Job {
+                index: missing.index,
+                part,
+                range: self.layer.range(missing.expert, part),
+                memory: match missing.stays {
+                    true => Memory::Kept {
+                        leaves: missing.leaves.map(|expert| self.layer.range(expert, part)),
                     },
-                    reply: self.reply.clone(),
-                });
-            }
-            drop(queue);
-            self.cache.jobs.work.notify_all();
+                    false => Memory::Passing {
+                        buffer,
+                        bytes: self.cache.transit[part],
+                    },
+                },
+                reply: self.reply.clone(),
+            });
+            self.cache.reader.begin(jobs);
             let index = missing.index;
             self.reading.insert(index, (missing, [None, None, None]));
         }
@@ -642,103 +603,8 @@ impl Pass<'_> {
         }
         drop(state);
         for expert in leaving {
-            self.cache.jobs.release(self.layer, expert);
+            self.cache.release(self.layer, expert);
         }
-    }
-}
-
-impl Jobs {
-    /// A thread: reads part after part, until it is told to stop.
-    fn run(&self) {
-        let mut queue = self.lock();
-        while !queue.stop {
-            let Some(job) = queue.jobs.pop_front() else {
-                let woken = self.work.wait(queue);
-                queue = woken.unwrap_or_else(PoisonError::into_inner);
-                continue;
-            };
-            drop(queue);
-            let result = self.read(&job.range, job.memory);
-            // Nobody waits for it any more: then it is nobody's.
-            let _ = job.reply.send(PartRead {
-                index: job.index,
-                part: job.part,
-                result,
-            });
-            queue = self.lock();
-        }
-    }
-
-    fn read(&self, range: &Range<u64>, memory: Memory) -> io::Result<(Option<MmapMut>, usize)> {
-        match memory {
-            Memory::Kept { leaves } => {
-                if let Some(part) = leaves {
-                    self.release_range(part);
-                }
-                let read = self.source.cache(range)?;
-                // All at once. What cannot be mapped now is when it is computed with.
-                let _ = self.map.populate(range.clone());
-                Ok((None, read))
-            }
-            Memory::Passing { buffer, bytes } => {
-                let mut buffer = buffer.map_or_else(|| slot(bytes), Ok)?;
-                let read = self.source.read(range, &mut buffer)?;
-                Ok((Some(buffer), read))
-            }
-        }
-    }
-
-    /// Of a layer's experts that the page cache has, as many as there is room for. The memory of all others is given up.
-    fn keep_cached(&self, layer: &LayerExperts, room: usize) -> HashMap<u32, Uses> {
-        let count = layer.count as u32;
-        let ranges = |expert| (0..layer.parts.len()).map(move |part| layer.range(expert, part));
-        let is_cached = |expert: &u32| ranges(*expert).all(|part| self.map.is_cached(part));
-        let kept: HashMap<u32, Uses> = (0..count)
-            .filter(is_cached)
-            .take(room)
-            .map(|expert| (expert, Uses::default()))
-            .collect();
-        self.release_all_but(&kept, layer);
-        // Mapped, so that they are not dropped by mistake.
-        for part in kept.keys().flat_map(|expert| ranges(*expert)) {
-            let _ = self.map.populate(part);
-        }
-        kept
-    }
-
-    /// Gives up the memory of experts that are not among these.
-    fn release_all_but(&self, held: &HashMap<u32, Uses>, layer: &LayerExperts) {
-        let count = layer.count as u32;
-        for part in 0..layer.parts.len() {
-            // Runs of experts, with the pages that they share.
-            let mut first = 0;
-            let ends = (0..count).filter(|expert| held.contains_key(expert));
-            for end in ends.chain([count]) {
-                if first < end {
-                    let last = layer.range(end - 1, part).end;
-                    self.release_range(layer.range(first, part).start..last);
-                }
-                first = end + 1;
-            }
-        }
-    }
-
-    /// Gives up the memory of an expert.
-    fn release(&self, layer: &LayerExperts, expert: u32) {
-        for part in 0..layer.parts.len() {
-            self.release_range(layer.range(expert, part));
-        }
-    }
-
-    /// Gives up the memory of a part of the file. Pages that it shares with what is beside it stay in the page cache.
-    fn release_range(&self, range: Range<u64>) {
-        // If these calls fail, the system takes the pages back when it needs them.
-        let _ = self.map.unmap_pages(range.clone());
-        let _ = self.source.drop_pages(&range);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

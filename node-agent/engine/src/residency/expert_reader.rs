@@ -1,0 +1,186 @@
+//! Reads parts of experts on several threads: into the page cache and this process's map what stays, into buffers what passes through. Also
+//! gives their memory up. Does not decide which stay (`experts`).
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use memmap2::MmapMut;
+
+use super::source::{ModelFiles, slot};
+use crate::error::EngineError;
+use crate::mapped_weights::MappedModel;
+
+/// The threads. They end when it is dropped.
+pub struct ExpertReader {
+    shared: Arc<Shared>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+/// One part of an expert that is to be read.
+pub struct Job {
+    /// Which expert and which part of it: for who is told.
+    pub index: usize,
+    pub part: usize,
+    pub range: Range<u64>,
+    pub memory: Memory,
+    pub reply: Sender<PartRead>,
+}
+
+/// What is read into.
+pub enum Memory {
+    /// The page cache, in place of this part of the file.
+    Kept { leaves: Option<Range<u64>> },
+    /// This buffer, or a new one of so many bytes.
+    Passing {
+        buffer: Option<MmapMut>,
+        bytes: usize,
+    },
+}
+
+/// What became of a job.
+pub struct PartRead {
+    pub index: usize,
+    pub part: usize,
+    /// The buffer, if it passes through one, and how many bytes were read.
+    pub result: io::Result<(Option<MmapMut>, usize)>,
+}
+
+struct Shared {
+    source: ModelFiles,
+    map: MappedModel,
+    queue: Mutex<Queue>,
+    work: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    stop: bool,
+}
+
+/// Reads at a time: enough for a disk of flash memory, where one read of a part would leave it half idle.
+const THREADS: usize = 8;
+
+impl ExpertReader {
+    /// # Errors
+    /// [`EngineError::ReadAhead`] when a file cannot be opened again or the system refuses a thread.
+    pub fn start(map: MappedModel) -> Result<ExpertReader, EngineError> {
+        let source = ModelFiles::open(map.paths())?;
+        let path = source.path();
+        let mut reader = ExpertReader {
+            shared: Arc::new(Shared {
+                source,
+                map,
+                queue: Mutex::default(),
+                work: Condvar::new(),
+            }),
+            threads: Vec::new(),
+        };
+        for _ in 0..THREADS {
+            let shared = reader.shared.clone();
+            let thread = thread::Builder::new().name("experts".into());
+            let started = thread.spawn(move || shared.run());
+            reader
+                .threads
+                .push(started.map_err(|source| EngineError::ReadAhead {
+                    path: path.clone(),
+                    source,
+                })?);
+        }
+        Ok(reader)
+    }
+
+    /// As [`ModelFiles::compare`].
+    pub fn compare(&self, ranges: &[Range<u64>], slot_bytes: usize) {
+        self.shared.source.compare(ranges, slot_bytes);
+    }
+
+    /// Has the threads do this; who is told must be there until then.
+    pub fn begin(&self, jobs: impl IntoIterator<Item = Job>) {
+        self.shared.lock().jobs.extend(jobs);
+        self.shared.work.notify_all();
+    }
+
+    /// Whether the page cache has all of a part of the file; false where the system does not tell.
+    pub fn is_cached(&self, range: Range<u64>) -> bool {
+        self.shared.map.is_cached(range)
+    }
+
+    /// Maps a part of the file that is cached, so that nobody drops it by mistake.
+    pub fn keep_cached(&self, range: Range<u64>) {
+        // What cannot be mapped now is when it is computed with.
+        let _ = self.shared.map.populate(range);
+    }
+
+    /// Gives up the memory of a part of the file. Pages that it shares with what is beside it stay in the page cache.
+    pub fn release(&self, range: Range<u64>) {
+        self.shared.release(range);
+    }
+}
+
+impl Drop for ExpertReader {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.work.notify_all();
+        for thread in self.threads.drain(..) {
+            // A panic in it has been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// A thread: reads part after part, until it is told to stop.
+    fn run(&self) {
+        let mut queue = self.lock();
+        while !queue.stop {
+            let Some(job) = queue.jobs.pop_front() else {
+                let woken = self.work.wait(queue);
+                queue = woken.unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(queue);
+            let result = self.read(&job.range, job.memory);
+            // Nobody waits for it any more: then it is nobody's.
+            let _ = job.reply.send(PartRead {
+                index: job.index,
+                part: job.part,
+                result,
+            });
+            queue = self.lock();
+        }
+    }
+
+    fn read(&self, range: &Range<u64>, memory: Memory) -> io::Result<(Option<MmapMut>, usize)> {
+        match memory {
+            Memory::Kept { leaves } => {
+                if let Some(part) = leaves {
+                    self.release(part);
+                }
+                let read = self.source.cache(range)?;
+                // All at once, as computing would touch it page by page.
+                let _ = self.map.populate(range.clone());
+                Ok((None, read))
+            }
+            Memory::Passing { buffer, bytes } => {
+                let mut buffer = buffer.map_or_else(|| slot(bytes), Ok)?;
+                let read = self.source.read(range, &mut buffer)?;
+                Ok((Some(buffer), read))
+            }
+        }
+    }
+
+    fn release(&self, range: Range<u64>) {
+        // If these calls fail, the system takes the pages back when it needs them.
+        let _ = self.map.unmap_pages(range.clone());
+        let _ = self.source.drop_pages(&range);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
