@@ -298,7 +298,7 @@ fn strangers_and_those_who_guess_get_nothing() {
     assert!(why.contains("has another key than it had"), "{why}");
 }
 
-/// Pings tell of a stopped process after six seconds or more. That a machine is gone, its system's silence tells before.
+/// Pings need six seconds or more. That a machine is gone, the silence of its system tells before.
 #[test]
 fn a_machine_that_is_cut_off_is_noticed_soon() {
     let networks = Networks::new(2);

@@ -84,7 +84,7 @@ impl MappedModel {
     }
 
     /// As [`MappedFile::is_cached`].
-    pub(crate) fn is_cached(&self, range: Range<u64>) -> bool {
+    pub(crate) fn is_cached(&self, range: Range<u64>) -> Option<bool> {
         let (file, range) = self.own(range);
         file.is_cached(range)
     }
@@ -130,7 +130,7 @@ impl MappedFile {
         MappedFile::map(&file, path)
     }
 
-    /// Maps an open file; `path` is for errors.
+    /// Maps an open file; `path` is where it was opened.
     ///
     /// # Errors
     /// [`EngineError::Map`] when the system refuses.
@@ -193,10 +193,11 @@ impl MappedFile {
         self.expect_reads(range)
     }
 
-    /// Whether the page cache has all pages of `range`; false where the system does not tell.
-    pub(crate) fn is_cached(&self, range: Range<u64>) -> bool {
+    /// Whether the page cache has all pages of `range`; `None` where the system does not tell.
+    pub(crate) fn is_cached(&self, range: Range<u64>) -> Option<bool> {
         let (offset, length) = span(range);
-        self.map.tells && page_cache::has_all(&self.map.bytes[offset..][..length])
+        let own = &self.map.bytes[offset..][..length];
+        self.map.tells.then(|| page_cache::has_all(own))
     }
 
     /// Has the system begin to read the pages of `range` into the page cache.

@@ -22,8 +22,8 @@ pub fn drop_pages(file: &File, range: Range<u64>) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the system tells who asks what the page cache has of `file`, which was opened at `path`: it tells the owner, and whoever may write to it. Others
-/// hear that all of it is there.
+/// Whether [`has_all`] tells the truth about `file`, which was opened at `path`. Linux tells only its owner, and those who may write to it; for others
+/// every page seems to be there.
 pub fn tells(file: &File, path: &Path) -> bool {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     {
@@ -61,6 +61,18 @@ pub fn has_all(mapped: &[u8]) -> bool {
         let _ = mapped;
         false
     }
+}
+
+/// From now on, the system reads no pages around those that are read from `file`. Where it has no such call (macOS), nothing happens.
+///
+/// # Errors
+/// The error of the system call.
+pub fn expect_random_reads(file: &File) -> io::Result<()> {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random)?;
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    let _ = file;
+    Ok(())
 }
 
 /// Has the system begin to read the pages of `range` into the page cache, and no others. Where it has no such call (macOS), nothing happens.

@@ -103,8 +103,17 @@ struct Streams {
     /// Whom to tell of every choice of experts.
     uses: OnceLock<SyncSender<ExpertUse>>,
     map: MappedModel,
-    /// How many pieces of the cycle `warm` has visited since the plan changed; locked while it changes.
-    warmed: Mutex<usize>,
+    /// Locked while the plan changes.
+    warmed: Mutex<Warmed>,
+}
+
+/// What `warm` has done.
+#[derive(Default)]
+struct Warmed {
+    /// How many pieces of the cycle it has visited since the plan changed.
+    pieces: usize,
+    /// Whether experts are tidied since the budget changed.
+    experts: bool,
 }
 
 /// Long enough for a disk to reach its full rate with two reads at a time, short enough to need little memory for buffers. With the rest
@@ -191,7 +200,7 @@ impl Residency {
     }
 
     /// From now on, weights and buffers together may take `bytes` of memory. Weights that no longer stay are released before this
-    /// returns; weights that stay from now on come into memory when they are used, or by [`warm`](Self::warm).
+    /// returns, as far as no pass computes with them; weights that stay from now on come into memory when they are used, or by [`warm`](Self::warm).
     pub fn set_budget(&self, bytes: u64) {
         if let Some(streams) = &self.streams {
             streams.set_budget(bytes);
@@ -403,35 +412,38 @@ impl Residency {
                 down,
             }
         };
-        let mut called = false;
         let streams = self.streams.as_deref();
-        if let Some((streams, cache)) = streams.and_then(|s| Some((s, s.experts.as_ref()?))) {
-            let offset = experts.gate.weight.offset();
-            let were_some = cache.each(offset, needed, |layer, some| {
-                let ready: Vec<_> = some
-                    .iter()
-                    .map(|(index, slab)| {
-                        let expert = mapped(*index);
-                        let Some(slab) = slab else {
-                            return expert;
-                        };
-                        let [gate, up, down] = slab.parts(layer, expert.number);
-                        ResidentExpert {
-                            gate: expert.gate.at(gate),
-                            up: expert.up.at(up),
-                            down: expert.down.at(down),
-                            ..expert
-                        }
-                    })
-                    .collect();
-                work(&ready);
-            });
-            called = were_some.map_err(|(offset, source)| EngineError::ReadWeights {
-                path: streams.map.file_at(offset).path().to_owned(),
-                offset,
-                source,
-            })?;
-        }
+        let cache = streams.and_then(|streams| Some((streams, streams.experts.as_ref()?)));
+        let called = match cache {
+            None => false,
+            Some((streams, cache)) => {
+                let offset = experts.gate.weight.offset();
+                let called = cache.each(offset, needed, |layer, some| {
+                    let ready: Vec<_> = some
+                        .iter()
+                        .map(|(index, passing)| {
+                            let expert = mapped(*index);
+                            let Some(passing) = passing else {
+                                return expert;
+                            };
+                            let [gate, up, down] = passing.parts(layer, expert.number);
+                            ResidentExpert {
+                                gate: expert.gate.at(gate),
+                                up: expert.up.at(up),
+                                down: expert.down.at(down),
+                                ..expert
+                            }
+                        })
+                        .collect();
+                    work(&ready);
+                });
+                called.map_err(|(offset, source)| EngineError::ReadWeights {
+                    path: streams.map.file_at(offset).path().to_owned(),
+                    offset,
+                    source,
+                })?
+            }
+        };
         if !called {
             let ready: Vec<_> = (0..needed.len()).map(mapped).collect();
             work(&ready);
@@ -506,9 +518,11 @@ impl Streams {
                 // What every token uses comes first.
                 let bytes = bytes.saturating_sub(experts.buffer_bytes());
                 let plan = self.cycle.plan(bytes, self.schedule);
-                if experts.hold(bytes.saturating_sub(plan.memory_bytes())) {
-                    *warmed = 0;
+                let all_might_stay = experts.hold(bytes.saturating_sub(plan.memory_bytes()));
+                if all_might_stay {
+                    warmed.pieces = 0;
                 }
+                warmed.experts = false;
                 plan
             }
             Some(experts) => {
@@ -527,7 +541,7 @@ impl Streams {
         leaving
             .filter(|piece| !before.streams(piece))
             .for_each(|piece| self.release(piece));
-        *warmed = 0;
+        warmed.pieces = 0;
     }
 
     fn warm(&self, limit: Duration) -> bool {
@@ -540,21 +554,19 @@ impl Streams {
             true => &[],
             false => self.cycle.pieces(),
         };
-        for piece in pieces.iter().skip(*warmed) {
+        for piece in pieces.iter().skip(warmed.pieces) {
             match plan.streams(piece) {
                 true => self.release(piece),
                 // What cannot be read now fails again, and is reported, when it is computed with.
                 false => drop(self.map.populate(piece.range())),
             }
-            *warmed += 1;
+            warmed.pieces += 1;
             if begun.elapsed() >= limit {
                 return true;
             }
         }
-        if *warmed == self.cycle.pieces().len()
-            && self.experts.as_ref().is_some_and(ExpertCache::tidy)
-        {
-            *warmed += 1;
+        if let Some(experts) = self.experts.as_ref().filter(|_| !warmed.experts) {
+            warmed.experts = experts.tidy();
         }
         false
     }
@@ -634,6 +646,6 @@ fn multiply_part(
     }
 }
 
-fn lock(mutex: &Mutex<usize>) -> MutexGuard<'_, usize> {
+fn lock(mutex: &Mutex<Warmed>) -> MutexGuard<'_, Warmed> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -134,6 +134,30 @@ fn what_an_earlier_process_used_is_still_there() {
     }
 }
 
+/// As when another program needs memory for a moment.
+#[test]
+fn experts_that_the_system_has_taken_are_read_again() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = mixture::write(folder.path());
+    let (file, runner) = cold(&path);
+    let expected = answer(&Runner::new(&path, 1), &tokens(40));
+    let each = (LAYERS * EXPERTS_PER_TOKEN) as u64;
+    use_tokens(&runner);
+    count(&runner, &[7]);
+    assert_eq!(count(&runner, &[7]), (each, 0));
+    // It does not drop what is mapped, but for a file that ends before.
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes).unwrap();
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let residency = &runner.residency;
+    residency.set_budget(residency.weight_bytes() / 2 - 1);
+    while residency.warm(Duration::from_millis(1)) {}
+    assert_eq!(count(&runner, &[7]), (0, each));
+    assert_eq!(count(&runner, &[7]), (each, 0));
+    assert!(answer(&runner, &tokens(40)) == expected);
+}
+
 /// One at a time.
 fn use_tokens(runner: &Runner) {
     let mut kv = runner.kv_cache();
@@ -147,6 +171,7 @@ fn cold(path: &Path) -> (File, Runner) {
     let file = File::open(path).unwrap();
     // What has just been written cannot be dropped.
     file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
     let runner = limited(path, &[LAYERS], 0);
     let residency = &runner.residency;
     residency.set_budget(residency.weight_bytes() / 2);
@@ -250,4 +275,32 @@ fn a_cut_file_is_an_error_until_it_is_whole_again() {
     }
     fs::write(&path, &bytes).unwrap();
     assert!(runner.logits(&mut kv, &tokens(20)) == expected);
+}
+
+/// Weights that stay are in the map, which is damaged from then on.
+#[test]
+fn a_file_that_is_cut_under_what_stays_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = mixture::write(folder.path());
+    let runner = limited(&path, &[LAYERS], 50);
+    let mut kv = runner.kv_cache();
+    runner.logits(&mut kv, &tokens(20));
+    let cut = OpenOptions::new().write(true).open(&path).unwrap();
+    cut.set_len(fs::metadata(&path).unwrap().len() / 2).unwrap();
+    for _ in 0..4 {
+        kv.truncate(0);
+        let mut activation = vec![0.5; 20 * 256];
+        let entry = BatchEntry {
+            kv: &mut kv,
+            first_position: 0,
+            rows: 20,
+        };
+        let error = runner.windows[0].forward(&runner.compute, &mut activation, &mut [entry]);
+        let error = error.unwrap_err();
+        let expected = matches!(
+            error,
+            EngineError::ReadWeights { .. } | EngineError::Damaged { .. }
+        );
+        assert!(expected, "{error}");
+    }
 }

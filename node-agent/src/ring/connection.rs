@@ -18,9 +18,10 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// may wait for a busy machine's processor, and the ping for a chunk of a prompt on a slow link: 4 MiB take more than 3 s at 10 Mbit/s.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
 const PING_TIMEOUT: Duration = Duration::from_secs(6);
-/// Whose system acknowledges nothing for this long is gone: the machine is off, or the way to it is cut. A system answers for programs that are
-/// busy or stopped, so this tells sooner than pings, and never takes a slow machine for one that is gone.
-const UNREACHABLE: Duration = Duration::from_secs(3);
+/// Whose system takes in nothing for this long is gone: the machine is off, or the way to it is cut. A system answers for programs that are busy, so
+/// this tells sooner than pings. (A program that reads nothing until its buffers are full is gone, too.) Long enough for four tries in a
+/// network at home, where one packet in a hundred may be lost.
+const UNREACHABLE: Duration = Duration::from_secs(4);
 /// How often the other system is asked while nothing else goes over a connection.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
 /// A member has one predecessor, and strangers should not get many streams.
@@ -47,17 +48,27 @@ pub fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
         .keep_alive_while_idle(true))
 }
 
-/// Sets up a connection to another machine: packets leave at once, however small, and it breaks when that machine cannot be reached.
+/// Sets up a connection to another machine: packets leave at once, however small, and it breaks when that machine cannot be reached. (Rings
+/// without TLS are on one machine.)
 ///
 /// # Errors
-/// A system that refuses an option.
+/// A system that holds packets back. One without the other options leaves it to pings.
 pub fn set_up(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    let socket = SockRef::from(stream);
-    let keepalive = TcpKeepalive::new().with_time(ASK_INTERVAL);
-    socket.set_tcp_keepalive(&keepalive.with_interval(ASK_INTERVAL))?;
-    // Also while something is on its way. (Elsewhere, pings tell.)
-    #[cfg(target_os = "linux")]
+    if let Err(error) = break_when_unreachable(&SockRef::from(stream)) {
+        tracing::debug!(%error, "a connection without probes");
+    }
+    Ok(())
+}
+
+fn break_when_unreachable(socket: &SockRef<'_>) -> io::Result<()> {
+    let keepalive = TcpKeepalive::new()
+        .with_time(ASK_INTERVAL)
+        .with_interval(ASK_INTERVAL)
+        .with_retries(3);
+    socket.set_tcp_keepalive(&keepalive)?;
+    // Also while something is on its way.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
     socket.set_tcp_user_timeout(Some(UNREACHABLE))?;
     Ok(())
 }
@@ -118,7 +129,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[tokio::test]
-    async fn both_ends_notice_a_machine_that_is_gone() {
+    async fn both_ends_ask_whether_the_other_is_there() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (one, other) = tokio::join!(TcpStream::connect(address), listener.accept());

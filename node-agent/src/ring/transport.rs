@@ -2,8 +2,8 @@
 //! to both. It decides who may be a neighbour and when a neighbour is lost; it never looks into a frame.
 //!
 //! There is one predecessor at a time, identified by its key (where the plan has keys) and its greeting: a second one is refused while the
-//! first lives, so that a stray client cannot disturb a ring. A killed neighbour is noticed at once by its broken connection, a silent one
-//! (power, network, a stopped process) by unanswered HTTP/2 pings.
+//! first lives, so that a stray client cannot disturb a ring. A killed neighbour is noticed at once by its broken connection, one
+//! without power or network by the silence of its system, and a stopped process by unanswered HTTP/2 pings.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

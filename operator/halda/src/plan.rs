@@ -238,9 +238,13 @@ pub fn windows(shares: &[LayerShare], rounds: usize) -> Vec<Vec<Window>> {
     windows
 }
 
-/// Where `missing_bytes` of a member's `expert_bytes` are not in memory.
-fn expert_hit_percent(expert_bytes: f64, missing_bytes: f64) -> Option<f64> {
-    (expert_bytes > 0.0).then(|| 100.0 * (1.0 - missing_bytes / expert_bytes))
+/// Of a member whose layers on the CPU have so many bytes of experts. If other weights are read for every token, no expert is there.
+fn expert_hit_percent(expert_bytes: f64, latency: &MemberLatency) -> Option<f64> {
+    let missing = match latency.overflow_bytes > 0.0 {
+        true => expert_bytes,
+        false => latency.missing_expert_bytes,
+    };
+    (expert_bytes > 0.0).then(|| 100.0 * (1.0 - missing / expert_bytes))
 }
 
 /// Part `i` of `total`, split into `parts` numbers that differ by at most one, the larger ones first.
@@ -275,7 +279,7 @@ fn report(input: &PlanningInput, found: &Found) -> PlanReport {
             read_bytes_per_token: latency.read_bytes() as u64,
             expert_hit_percent: expert_hit_percent(
                 share.cpu_layers as f64 * input.model.experts.layer_bytes,
-                latency.missing_expert_bytes,
+                latency,
             ),
             read_ahead_bytes: latency.read_ahead_bytes as u64,
             why: reasons.why[index].clone(),

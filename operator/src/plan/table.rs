@@ -135,7 +135,7 @@ fn members(report: &PlanReport) -> Table {
         ];
         if has_experts {
             numbers.push(match expert_hit_percent {
-                Some(percent) => format!("{percent:.0} %"),
+                Some(percent) => format!("{:.0} %", percent.floor()),
                 None => "-".to_owned(),
             });
         }

@@ -99,18 +99,18 @@ impl ExpertReader {
         self.shared.source.compare(ranges, slot_bytes);
     }
 
-    /// Has the threads do this; who is told must be there until then.
+    /// Has the threads do this.
     pub fn begin(&self, jobs: impl IntoIterator<Item = Job>) {
         self.shared.lock().jobs.extend(jobs);
         self.shared.work.notify_all();
     }
 
-    /// Whether the page cache has all of a part of the file; false where the system does not tell.
-    pub fn is_cached(&self, range: Range<u64>) -> bool {
+    /// Whether the page cache has all of a part of the file; `None` where the system does not tell.
+    pub fn is_cached(&self, range: Range<u64>) -> Option<bool> {
         self.shared.map.is_cached(range)
     }
 
-    /// Maps a part of the file that is cached, so that nobody drops it by mistake.
+    /// Maps a part of the file that is cached. What is mapped is not dropped by mistake.
     pub fn keep_cached(&self, range: Range<u64>) {
         // What cannot be mapped now is when it is computed with.
         let _ = self.shared.map.populate(range);

@@ -33,7 +33,7 @@ pub struct LayerExperts {
 }
 
 /// An expert that passes through memory.
-pub struct Slab {
+pub struct PassingExpert {
     buffers: [MmapMut; 3],
 }
 
@@ -53,7 +53,7 @@ pub struct ExpertCache {
 /// Sums since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExpertReadings {
-    /// How often an expert that a pass needed was in memory, and how often it was not.
+    /// How often an expert that a pass needed was held in memory, and how often it was not.
     pub hits: u64,
     pub misses: u64,
     pub bytes: u64,
@@ -77,7 +77,7 @@ struct State {
     /// `None`: all may stay.
     held: Option<Vec<Held>>,
     /// Free ones of the buffers that experts pass through.
-    free: Vec<Slab>,
+    free: Vec<PassingExpert>,
     /// How many of them exist.
     passing: usize,
     /// Counts uses.
@@ -114,6 +114,8 @@ struct Missing {
 
 /// The part of a layer's room that is for experts which were used again since they came. (A segmented LRU: Karedla, Love, Wherry 1994.)
 const PROTECTED: f64 = 0.8;
+/// By which the ways of reading are compared.
+const EXPERTS_TO_COMPARE: usize = 8;
 /// Memory for experts that pass through, and the fewest and the most of them.
 const TRANSIT_BYTES: usize = 96 << 20;
 const TRANSIT: Range<usize> = 2..8;
@@ -137,12 +139,19 @@ impl LayerExperts {
         start..start + bytes as u64
     }
 
-    /// The most memory that one takes.
+    /// Of gate, up and down.
+    fn ranges(&self, expert: u32) -> impl Iterator<Item = Range<u64>> {
+        (0..self.parts.len()).map(move |part| self.range(expert, part))
+    }
+
+    /// The most memory that one takes: parts begin and end inside of pages.
     fn memory_bytes(&self) -> usize {
-        self.parts
+        let page = rustix::param::page_size();
+        let bytes = self
+            .parts
             .iter()
-            .map(|(_, bytes)| buffer_bytes(*bytes))
-            .sum()
+            .map(|(_, bytes)| bytes.next_multiple_of(page) + page);
+        bytes.sum()
     }
 
     fn bytes(&self) -> u64 {
@@ -151,7 +160,7 @@ impl LayerExperts {
     }
 }
 
-impl Slab {
+impl PassingExpert {
     /// The bytes of `expert` of `layer`: gate, up and down.
     pub fn parts(&self, layer: &LayerExperts, expert: u32) -> [&[u8]; 3] {
         [0, 1, 2].map(|part| {
@@ -234,8 +243,8 @@ impl ExpertCache {
         state.free.clear();
     }
 
-    /// From now on, experts that stay take `bytes` of memory. Those that no longer stay are released before this returns. Returns
-    /// whether all might stay before.
+    /// From now on, experts that stay take `bytes` of memory. Those that no longer stay are released before this returns, as far as no pass computes
+    /// with them. Returns whether all might stay before.
     pub fn hold(&self, bytes: u64) -> bool {
         let all: usize = self
             .layers
@@ -245,39 +254,42 @@ impl ExpertCache {
         let share = bytes as f64 / all.max(1) as f64;
         let capacity =
             |layer: &LayerExperts| ((share * layer.count as f64) as usize).min(layer.count);
-        if self.lock().held.is_none() {
-            // What is there need not be read: an earlier process used it, or it has just been fetched. (Then its pages may be large, and shared by
-            // experts. Such a page leaves when the system needs it.)
+        let all_might_stay = self.lock().held.is_none();
+        if all_might_stay {
+            // What is there need not be read: an earlier process used it, or it has just been fetched. Which of it was used most is not known. (A
+            // large page that two experts share stays until the system takes it.)
             let held = self.layers.iter().map(|layer| Held {
                 capacity: capacity(layer),
                 experts: self.keep_cached(layer, capacity(layer)),
             });
-            let held = held.collect();
+            let held: Vec<Held> = held.collect();
+            self.compare_ways_of_reading(&held);
             self.lock().held = Some(held);
-            self.compare_ways_of_reading();
             return true;
         }
-        let mut leaving = Vec::new();
+        // Under the lock, so that no pass reads one again before it is released.
         for (held, layer) in self.lock().held.iter_mut().flatten().zip(&self.layers) {
             held.capacity = capacity(layer);
             while held.experts.len() > held.capacity
                 && let Some(expert) = held.give_up_oldest(u64::MAX)
             {
-                leaving.push((layer, expert));
+                self.release(layer, expert);
             }
-        }
-        for (layer, expert) in leaving {
-            self.release(layer, expert);
         }
         false
     }
 
-    /// Gives up the memory of experts that are not held, which the system has read around other weights. Returns false while a pass reads.
+    /// Forgets experts that the system has taken from the page cache, so that they are read as any other that is missing; and gives up the memory of
+    /// those that are not held, which the system has read around other weights. Returns false while a pass reads.
     pub fn tidy(&self) -> bool {
         let Ok(_turn) = self.turn.try_lock() else {
             return false;
         };
-        for (held, layer) in self.lock().held.iter().flatten().zip(&self.layers) {
+        for (held, layer) in self.lock().held.iter_mut().flatten().zip(&self.layers) {
+            held.experts.retain(|&expert, _| {
+                let mut ranges = layer.ranges(expert);
+                !ranges.any(|range| self.reader.is_cached(range) == Some(false))
+            });
             self.release_all_but(&held.experts, layer);
         }
         true
@@ -285,16 +297,18 @@ impl ExpertCache {
 
     /// Of a layer's experts that the page cache has, as many as there is room for. The memory of all others is given up.
     fn keep_cached(&self, layer: &LayerExperts, room: usize) -> HashMap<u32, Uses> {
-        let ranges = |expert| (0..layer.parts.len()).map(move |part| layer.range(expert, part));
-        let is_cached = |expert: &u32| ranges(*expert).all(|part| self.reader.is_cached(part));
+        let is_cached = |expert: &u32| {
+            let mut ranges = layer.ranges(*expert);
+            ranges.all(|range| self.reader.is_cached(range) == Some(true))
+        };
         let kept: HashMap<u32, Uses> = (0..layer.count as u32)
             .filter(is_cached)
             .take(room)
             .map(|expert| (expert, Uses::default()))
             .collect();
         self.release_all_but(&kept, layer);
-        for part in kept.keys().flat_map(|expert| ranges(*expert)) {
-            self.reader.keep_cached(part);
+        for range in kept.keys().flat_map(|expert| layer.ranges(*expert)) {
+            self.reader.keep_cached(range);
         }
         kept
     }
@@ -318,19 +332,25 @@ impl ExpertCache {
 
     /// Gives up the memory of an expert.
     fn release(&self, layer: &LayerExperts, expert: u32) {
-        for part in 0..layer.parts.len() {
-            self.reader.release(layer.range(expert, part));
+        for range in layer.ranges(expert) {
+            self.reader.release(range);
         }
     }
 
-    fn compare_ways_of_reading(&self) {
+    /// By experts that are not held: what is in memory can be read neither way.
+    fn compare_ways_of_reading(&self, held: &[Held]) {
         // Of different layers, as far as there are some.
-        let experts = (0..8_u32).flat_map(|expert| {
-            let layers = self.layers.iter();
-            let layers = layers.filter(move |layer| (expert as usize) < layer.count);
-            layers.map(move |layer| layer.range(expert, 0))
+        let experts = (0..EXPERTS_TO_COMPARE).flat_map(|expert| {
+            let layers = self.layers.iter().zip(held);
+            layers.filter_map(move |(layer, held)| {
+                let mut others = (0..layer.count as u32)
+                    .rev()
+                    .filter(|other| !held.experts.contains_key(other));
+                let other = others.nth(expert)?;
+                Some(layer.range(other, 0))
+            })
         });
-        let ranges: Vec<Range<u64>> = experts.take(8).collect();
+        let ranges: Vec<Range<u64>> = experts.take(EXPERTS_TO_COMPARE).collect();
         self.reader.compare(&ranges, self.transit[0]);
     }
 
@@ -341,7 +361,7 @@ impl ExpertCache {
     }
 
     /// Calls `work` with the experts that `needed` names (in order, of the layer whose first part begins at `offset`), several at a time, by
-    /// their place in `needed`, until it had each once; without a slab, they are in the map. Returns false, and does nothing, if all may stay.
+    /// their place in `needed`, until it had each once; without a buffer, they are in the map. Returns false, and does nothing, if all may stay.
     ///
     /// # Errors
     /// What could not be read, by where it begins, and why.
@@ -349,7 +369,7 @@ impl ExpertCache {
         &self,
         offset: u64,
         needed: &[u32],
-        mut work: impl FnMut(&LayerExperts, &[(usize, Option<&Slab>)]),
+        mut work: impl FnMut(&LayerExperts, &[(usize, Option<&PassingExpert>)]),
     ) -> Result<bool, (u64, io::Error)> {
         let Some(&place) = self.by_offset.get(&offset) else {
             return Ok(false);
@@ -379,7 +399,7 @@ impl ExpertCache {
             if !read.is_empty() {
                 let experts: Vec<_> = read
                     .iter()
-                    .map(|(missing, slab)| (missing.index, slab.as_ref()))
+                    .map(|(missing, passing)| (missing.index, passing.as_ref()))
                     .collect();
                 work(pass.layer, &experts);
             }
@@ -487,7 +507,7 @@ impl Pass<'_> {
             if !next.stays {
                 let mut state = self.cache.lock();
                 match state.free.pop() {
-                    Some(slab) => buffers = slab.buffers.map(Some),
+                    Some(passing) => buffers = passing.buffers.map(Some),
                     None if state.passing < self.cache.most_passing() => state.passing += 1,
                     None => return,
                 }
@@ -517,7 +537,7 @@ impl Pass<'_> {
     }
 
     /// Waits for an expert; returns all that were read by then, in the order of `needed`.
-    fn wait(&mut self) -> Vec<(Missing, Option<Slab>)> {
+    fn wait(&mut self) -> Vec<(Missing, Option<PassingExpert>)> {
         let begun = Instant::now();
         let mut read = Vec::new();
         let mut bytes = 0;
@@ -555,16 +575,16 @@ impl Pass<'_> {
                 continue;
             }
             if let Some((missing, buffers)) = self.reading.remove(&index) {
-                let slab = match buffers {
-                    [Some(gate), Some(up), Some(down)] => Some(Slab {
+                let passing = match buffers {
+                    [Some(gate), Some(up), Some(down)] => Some(PassingExpert {
                         buffers: [gate, up, down],
                     }),
                     _ => None,
                 };
                 match missing.failed {
-                    false => read.push((missing, slab)),
-                    true if !missing.stays => self.cache.lock().passing -= 1,
-                    true => {}
+                    false => read.push((missing, passing)),
+                    true if missing.stays => self.cache.release(self.layer, missing.expert),
+                    true => self.cache.lock().passing -= 1,
                 }
             }
         }
@@ -576,15 +596,15 @@ impl Pass<'_> {
     }
 
     /// What stays is held from now on; the memory of the others is free.
-    fn put_back(&mut self, read: Vec<(Missing, Option<Slab>)>) {
-        let mut leaving = Vec::new();
+    fn put_back(&mut self, read: Vec<(Missing, Option<PassingExpert>)>) {
         let mut state = self.cache.lock();
         let now = state.now;
-        for (missing, slab) in read {
+        for (missing, passing) in read {
             match (&mut state.held, missing.stays) {
                 (Some(held), true) => {
                     let held = &mut held[self.place];
-                    match held.experts.len() < held.capacity {
+                    let is_held = held.experts.contains_key(&missing.expert);
+                    match is_held || held.experts.len() < held.capacity {
                         true => {
                             let own = Uses {
                                 last: now,
@@ -593,17 +613,13 @@ impl Pass<'_> {
                             held.experts.insert(missing.expert, own);
                         }
                         // There is less room than when it was read.
-                        false => leaving.push(missing.expert),
+                        false => self.cache.release(self.layer, missing.expert),
                     }
                 }
                 (None, true) => {}
-                (Some(_), false) => state.free.extend(slab),
+                (Some(_), false) => state.free.extend(passing),
                 (None, false) => state.passing -= 1,
             }
-        }
-        drop(state);
-        for expert in leaving {
-            self.cache.release(self.layer, expert);
         }
     }
 }

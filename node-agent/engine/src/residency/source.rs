@@ -14,7 +14,7 @@ use memmap2::MmapMut;
 
 use super::plan::PAGE;
 use crate::error::EngineError;
-use crate::page_cache::{drop_pages, expect_reads};
+use crate::page_cache::{drop_pages, expect_random_reads, expect_reads};
 
 /// The files of a model, open. Offsets are those of the model.
 pub struct ModelFiles {
@@ -30,6 +30,8 @@ struct SourceFile {
     /// Where it begins in the model: at a multiple of a page.
     start: u64,
     cached: File,
+    /// Reading from it reads no pages around those that are asked for.
+    paged: File,
     /// `None`: the file system refuses.
     direct: Option<File>,
 }
@@ -60,10 +62,14 @@ impl ModelFiles {
         };
         let open = |(start, path): (u64, &Path)| {
             let cached = File::open(path).map_err(failed(path))?;
+            let paged = File::open(path).map_err(failed(path))?;
+            // Only advice.
+            let _ = expect_random_reads(&paged);
             Ok::<_, EngineError>(SourceFile {
                 path: path.to_owned(),
                 start,
                 cached,
+                paged,
                 direct: open_direct(path),
             })
         };
@@ -176,19 +182,18 @@ impl SourceFile {
         let (first, needed) = self.pages(range);
         let wanted = needed.next_multiple_of(PAGE);
         // Only advice: without it, reading takes longer.
-        let _ = expect_reads(&self.cached, first..first + needed as u64);
+        let _ = expect_reads(&self.paged, first..first + needed as u64);
         #[cfg(any(target_os = "linux", target_os = "android"))]
-        match in_full(needed, |read| {
+        if let Ok(read) = in_full(needed, |read| {
             let mut offset = first + read as u64;
-            rustix::fs::sendfile(nowhere, &self.cached, Some(&mut offset), wanted - read)
+            rustix::fs::sendfile(nowhere, &self.paged, Some(&mut offset), wanted - read)
         }) {
-            // Not every file system has it.
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
-            result => return result,
+            return Ok(read);
         }
         #[cfg(not(any(target_os = "linux", target_os = "android")))]
         let _ = nowhere;
-        self.read_pages(&self.cached, range, &mut slot(wanted)?)
+        // Not every system can send from every file system; if it is the disk that fails, this says so.
+        self.read_pages(&self.paged, range, &mut slot(wanted)?)
     }
 
     /// Where the first page of `range` begins, and how many bytes there are from there to its end.
