@@ -131,6 +131,9 @@ fn watch(
         pressure.tell(at_first, now);
         let look = before.look(Counters::read(), now.available);
         let status = residency.status();
+        if look.taken {
+            residency.were_taken();
+        }
         if let Some(bytes) = governor.budget(&look, &status) {
             tracing::debug!(bytes, ?look, ?status, "another budget for weights");
             residency.set_budget(bytes);

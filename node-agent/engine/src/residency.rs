@@ -224,6 +224,14 @@ impl Residency {
         Some(receiver)
     }
 
+    /// Weights that were to stay have been taken by the system: at the next [`warm`](Self::warm), experts of which that is so are forgotten, and read
+    /// when they are needed.
+    pub fn were_taken(&self) {
+        if let Some(streams) = &self.streams {
+            lock(&streams.warmed).experts = false;
+        }
+    }
+
     pub fn status(&self) -> ResidencyStatus {
         let Some(streams) = &self.streams else {
             return ResidencyStatus::default();

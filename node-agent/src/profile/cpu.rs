@@ -69,7 +69,6 @@ impl SampleWeights {
         // subnormals are rare in real weights.
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         let mut bytes = Vec::with_capacity(len);
-        // Then the same again: a cache goes by addresses.
         while bytes.len() < ONE_F32_MATRIX / 64 {
             // Xorshift (Marsaglia 2003).
             state ^= state << 13;
@@ -78,6 +77,7 @@ impl SampleWeights {
             let low = state & 0x0f0f_0f0f_0f0f_0f0f;
             bytes.extend_from_slice(&(low + 0x2c2c_2c2c_2c2c_2c2c).to_le_bytes());
         }
+        // The same again and again: a cache tells by the address, not by what is there.
         while bytes.len() < len {
             bytes.extend_from_within(..bytes.len().min(len - bytes.len()));
         }

@@ -62,6 +62,7 @@ pub fn set_up(stream: &TcpStream) -> io::Result<()> {
 }
 
 fn break_when_unreachable(socket: &SockRef<'_>) -> io::Result<()> {
+    // So many tries count where the time below cannot be set.
     let keepalive = TcpKeepalive::new()
         .with_time(ASK_INTERVAL)
         .with_interval(ASK_INTERVAL)

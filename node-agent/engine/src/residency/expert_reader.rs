@@ -110,7 +110,7 @@ impl ExpertReader {
         self.shared.map.is_cached(range)
     }
 
-    /// Maps a part of the file that is cached. What is mapped is not dropped by mistake.
+    /// Maps a part of the file that is cached, so that reading beside it does not drop it.
     pub fn keep_cached(&self, range: Range<u64>) {
         // What cannot be mapped now is when it is computed with.
         let _ = self.shared.map.populate(range);
