@@ -10,6 +10,7 @@ mod experts;
 mod plan;
 mod reader;
 mod source;
+mod threads;
 
 use std::fmt;
 use std::io;
@@ -526,11 +527,11 @@ impl Streams {
                 // What every token uses comes first.
                 let bytes = bytes.saturating_sub(experts.buffer_bytes());
                 let plan = self.cycle.plan(bytes, self.schedule);
-                let all_might_stay = experts.hold(bytes.saturating_sub(plan.memory_bytes()));
-                if all_might_stay {
+                if experts.holds_all() {
                     warmed.pieces = 0;
                 }
                 warmed.experts = false;
+                experts.hold(bytes.saturating_sub(plan.memory_bytes()));
                 plan
             }
             Some(experts) => {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use prima_engine::{BatchEntry, EngineError, MappedFile};
+use prima_engine::{BatchEntry, EngineError, KvCache, MappedFile};
 use prima_test_models::mixture::{self, EXPERT_BYTES, EXPERTS, LAYERS};
 use prima_test_models::{EXPERTS_PER_TOKEN, Random, Runner};
 
@@ -148,8 +148,7 @@ fn experts_that_the_system_has_taken_are_read_again() {
     // It does not drop what is mapped, but for a file that ends before.
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, &bytes).unwrap();
-    file.sync_all().unwrap();
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    drop_cached(&file);
     let residency = &runner.residency;
     residency.set_budget(residency.weight_bytes() / 2 - 1);
     while residency.warm(Duration::from_millis(1)) {}
@@ -169,14 +168,18 @@ fn use_tokens(runner: &Runner) {
 /// A model on a disk (of one in memory, the page cache is all there is) and half of the memory that it needs, with no expert in it.
 fn cold(path: &Path) -> (File, Runner) {
     let file = File::open(path).unwrap();
-    // What has just been written cannot be dropped.
-    file.sync_all().unwrap();
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    drop_cached(&file);
     let runner = limited(path, &[LAYERS], 0);
     let residency = &runner.residency;
     residency.set_budget(residency.weight_bytes() / 2);
     while residency.warm(Duration::from_millis(1)) {}
     (file, runner)
+}
+
+fn drop_cached(file: &File) {
+    // What has just been written cannot be dropped.
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
 }
 
 /// What the page cache has of it.
@@ -261,14 +264,7 @@ fn a_cut_file_is_an_error_until_it_is_whole_again() {
     cut.set_len(bytes.len() as u64 / 2).unwrap();
     // More often than there is memory for experts that pass through.
     for _ in 0..4 {
-        let mut activation = vec![0.5; 20 * 256];
-        let entry = BatchEntry {
-            kv: &mut kv,
-            first_position: 0,
-            rows: 20,
-        };
-        let error = runner.windows[0].forward(&runner.compute, &mut activation, &mut [entry]);
-        let error = error.unwrap_err();
+        let error = forward_fails(&runner, &mut kv);
         assert!(matches!(error, EngineError::ReadWeights { .. }), "{error}");
         assert!(error.to_string().contains(&path.display().to_string()));
         assert_eq!(kv.len(), 0);
@@ -289,18 +285,23 @@ fn a_file_that_is_cut_under_what_stays_is_an_error() {
     cut.set_len(fs::metadata(&path).unwrap().len() / 2).unwrap();
     for _ in 0..4 {
         kv.truncate(0);
-        let mut activation = vec![0.5; 20 * 256];
-        let entry = BatchEntry {
-            kv: &mut kv,
-            first_position: 0,
-            rows: 20,
-        };
-        let error = runner.windows[0].forward(&runner.compute, &mut activation, &mut [entry]);
-        let error = error.unwrap_err();
+        let error = forward_fails(&runner, &mut kv);
         let expected = matches!(
             error,
             EngineError::ReadWeights { .. } | EngineError::Damaged { .. }
         );
         assert!(expected, "{error}");
     }
+}
+
+/// Why all layers cannot compute 20 rows.
+fn forward_fails(runner: &Runner, kv: &mut KvCache) -> EngineError {
+    let mut activation = vec![0.5; 20 * 256];
+    let entry = BatchEntry {
+        kv,
+        first_position: 0,
+        rows: 20,
+    };
+    let computed = runner.windows[0].forward(&runner.compute, &mut activation, &mut [entry]);
+    computed.unwrap_err()
 }

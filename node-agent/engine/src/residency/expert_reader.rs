@@ -6,18 +6,19 @@ use std::io;
 use std::ops::Range;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::thread::JoinHandle;
 
 use memmap2::MmapMut;
 
 use super::source::{ModelFiles, slot};
+use super::threads;
 use crate::error::EngineError;
 use crate::mapped_weights::MappedModel;
 
 /// The threads. They end when it is dropped.
 pub struct ExpertReader {
     shared: Arc<Shared>,
-    threads: Vec<thread::JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 /// One part of an expert that is to be read.
@@ -80,17 +81,10 @@ impl ExpertReader {
             }),
             threads: Vec::new(),
         };
-        for _ in 0..THREADS {
-            let shared = reader.shared.clone();
-            let thread = thread::Builder::new().name("experts".into());
-            let started = thread.spawn(move || shared.run());
-            reader
-                .threads
-                .push(started.map_err(|source| EngineError::ReadAhead {
-                    path: path.clone(),
-                    source,
-                })?);
-        }
+        let shared = reader.shared.clone();
+        threads::start(&mut reader.threads, THREADS, "experts", &path, move || {
+            shared.run();
+        })?;
         Ok(reader)
     }
 
@@ -126,10 +120,7 @@ impl Drop for ExpertReader {
     fn drop(&mut self) {
         self.shared.lock().stop = true;
         self.shared.work.notify_all();
-        for thread in self.threads.drain(..) {
-            // A panic in it has been printed.
-            let _ = thread.join();
-        }
+        threads::join(&mut self.threads);
     }
 }
 

@@ -231,6 +231,7 @@ impl ExpertCache {
         }
     }
 
+    /// Whether all may stay.
     pub fn holds_all(&self) -> bool {
         self.lock().held.is_none()
     }
@@ -244,8 +245,8 @@ impl ExpertCache {
     }
 
     /// From now on, experts that stay take `bytes` of memory. Those that no longer stay are released before this returns, as far as no pass computes
-    /// with them. Returns whether all might stay before.
-    pub fn hold(&self, bytes: u64) -> bool {
+    /// with them.
+    pub fn hold(&self, bytes: u64) {
         let all: usize = self
             .layers
             .iter()
@@ -254,8 +255,7 @@ impl ExpertCache {
         let share = bytes as f64 / all.max(1) as f64;
         let capacity =
             |layer: &LayerExperts| ((share * layer.count as f64) as usize).min(layer.count);
-        let all_might_stay = self.lock().held.is_none();
-        if all_might_stay {
+        if self.holds_all() {
             // What is there need not be read: an earlier process used it, or it has just been fetched. Which of it was used most is not known. (A
             // large page that two experts share stays until the system takes it.)
             let held = self.layers.iter().map(|layer| Held {
@@ -265,7 +265,7 @@ impl ExpertCache {
             let held: Vec<Held> = held.collect();
             self.compare_ways_of_reading(&held);
             self.lock().held = Some(held);
-            return true;
+            return;
         }
         // Under the lock, so that no pass reads one again before it is released.
         for (held, layer) in self.lock().held.iter_mut().flatten().zip(&self.layers) {
@@ -276,7 +276,6 @@ impl ExpertCache {
                 self.release(layer, expert);
             }
         }
-        false
     }
 
     /// Forgets experts that the system has taken from the page cache, so that they are read as any other that is missing; and gives up the memory of

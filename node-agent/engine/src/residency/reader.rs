@@ -7,19 +7,20 @@ use std::collections::VecDeque;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use memmap2::MmapMut;
 
 use super::plan::{PAGE, ResidencyPlan, WeightPiece};
 use super::source::{ModelFiles, slot};
+use super::threads;
 use crate::error::EngineError;
 
 /// A reader at work, until it is dropped.
 pub struct Reader {
     shared: Arc<Shared>,
-    threads: Vec<thread::JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 /// A piece in memory. Its buffer is read into again when this is dropped.
@@ -93,17 +94,10 @@ impl Reader {
             }),
             threads: Vec::new(),
         };
-        for _ in 0..THREADS {
-            let shared = reader.shared.clone();
-            let thread = thread::Builder::new().name("weights".into());
-            let started = thread.spawn(move || shared.read());
-            reader
-                .threads
-                .push(started.map_err(|source| EngineError::ReadAhead {
-                    path: path.clone(),
-                    source,
-                })?);
-        }
+        let shared = reader.shared.clone();
+        threads::start(&mut reader.threads, THREADS, "weights", &path, move || {
+            shared.read();
+        })?;
         Ok(reader)
     }
 
@@ -188,10 +182,7 @@ impl Drop for Reader {
     fn drop(&mut self) {
         self.shared.lock().stop = true;
         self.shared.work.notify_all();
-        for thread in self.threads.drain(..) {
-            // A panic in it has been printed.
-            let _ = thread.join();
-        }
+        threads::join(&mut self.threads);
     }
 }
 

@@ -1,5 +1,6 @@
-//! The model's files, and how weights are read from them. Those that do not stay are read past the page cache if the file system allows it (so
-//! that they displace nothing that stays), else through it, dropping the pages afterwards; if both work, the faster way.
+//! The model's files, and how weights are read from them. Experts that stay are read into the page cache. What does not stay is read past
+//! it if the file system allows that, so that it displaces nothing; else through it, and the pages are dropped afterwards. If both work, the
+//! faster way is taken.
 
 use std::fs::{File, OpenOptions};
 use std::io;
