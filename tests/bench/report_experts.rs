@@ -118,8 +118,9 @@ pub fn replayed<'a>(heads: &str, traces: impl IntoIterator<Item = (String, &'a T
     for (cells, trace) in traces {
         let repeated = [1, 8].map(|before| 100.0 * trace.repeated(before));
         for room in ROOM {
-            let capacity = (room * trace.experts() as f64) as usize;
-            let found = POLICIES.map(|policy| trace.replay(policy, capacity, FILLING).rate());
+            let experts = trace.experts() * trace.layers.len();
+            let held = (room * experts as f64) as usize;
+            let found = POLICIES.map(|policy| trace.replay(policy, held, FILLING).rate());
             let found = found.map(|rate| format!("{:.0} %", 100.0 * rate));
             let [again, within] = repeated;
             let _ = writeln!(

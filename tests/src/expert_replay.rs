@@ -100,11 +100,13 @@ impl Trace {
         counts.rate()
     }
 
-    /// What is found where each layer has room for `capacity` experts. Passes before `counted_from` only fill memory.
-    pub fn replay(&self, policy: Policy, capacity: usize, counted_from: usize) -> Counts {
+    /// What is found where all layers together have room for `room` experts, each for as many, or one more. Passes before `counted_from` only fill
+    /// memory.
+    pub fn replay(&self, policy: Policy, room: usize, counted_from: usize) -> Counts {
         let mut counts = Counts::default();
-        for passes in self.layers.values() {
-            let mut cache = Cache::new(policy, capacity, passes);
+        let share = |layers: usize| room * layers / self.layers.len();
+        for (layer, passes) in self.layers.values().enumerate() {
+            let mut cache = Cache::new(policy, share(layer + 1) - share(layer), passes);
             for (now, needed) in passes.iter().enumerate() {
                 let hits = cache.pass(now, needed);
                 if now >= counted_from {

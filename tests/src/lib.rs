@@ -20,6 +20,7 @@ pub mod lending;
 pub mod local_ring;
 pub mod machine;
 pub mod machine_ring;
+pub mod measurements;
 pub mod monitoring;
 pub mod network;
 pub mod node;

@@ -11,6 +11,7 @@ use rustix::process::Signal;
 use crate::api_server::{ApiServer, free_loopback_address};
 use crate::http;
 use crate::inputs;
+use crate::measurements::Measurements;
 use crate::process::send_signal;
 use crate::service::Service;
 
@@ -26,10 +27,18 @@ pub struct AgentMachine {
 pub struct NodeAgent {
     service: Service,
     http: SocketAddr,
+    data: PathBuf,
 }
 
 const LINKS_PORT: u16 = 9190;
+/// What an agent measured, in its folder.
+pub const MEASURED: &str = "profile.json";
 const HTTP_PORT: u16 = 9191;
+
+/// Of agents as they are started here.
+fn measurements() -> Measurements {
+    Measurements::of("with-one-thread")
+}
 
 impl AgentMachine {
     /// The machine of Node `node`, which the test creates; its files are in a folder of that name in `folder`.
@@ -54,10 +63,17 @@ impl AgentMachine {
 
     /// Its agent, as a pod called `agent-NODE` in `namespace`.
     pub fn start_agent(&self, api: &ApiServer, namespace: &str) -> NodeAgent {
+        let own = self.data.join(MEASURED);
+        if !own.exists() {
+            measurements().give(&own, &self.data);
+        }
         let name = format!("agent-{}", self.node);
         let service = Service::start(&name, self.agent(api, namespace), &self.data);
-        let http = SocketAddr::from((self.address, HTTP_PORT));
-        NodeAgent { service, http }
+        NodeAgent {
+            service,
+            http: SocketAddr::from((self.address, HTTP_PORT)),
+            data: self.data.clone(),
+        }
     }
 
     /// The same, to be started.
@@ -92,6 +108,7 @@ impl NodeAgent {
                 Ok(answer) => Err(answer.body),
                 Err(error) => Err(error.to_string()),
             });
+        measurements().keep(&self.data.join(MEASURED), &self.data);
     }
 
     /// Where its probes and metrics are.

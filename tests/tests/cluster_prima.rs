@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::ops::AddAssign;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,6 +14,8 @@ use k8s_openapi::jiff::Timestamp;
 use prima_test_hub::{Cut, TestHub};
 use prima_tests::cluster::{Cluster, PrimaImages};
 use prima_tests::local_ring::{LocalRing, running_members, smollm2};
+use prima_tests::measurements::Measurements;
+use prima_tests::node_agent::MEASURED;
 use prima_tests::{PATIENCE, assets, http, inputs, timeout_argument, wait_for, wait_until};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -24,6 +26,8 @@ const PROMPT: &str = "Name three colours.";
 const MAX_TOKENS: usize = 16;
 /// Two nodes with it hold the model, one does not.
 const MEMORY_CAP: i64 = 115 << 20;
+/// An agent's folder, on its node and in its pod.
+const DATA: &str = "/var/lib/prima";
 
 #[test]
 fn models_from_hub_and_disk_answer_as_on_one_machine() {
@@ -415,6 +419,11 @@ struct Test {
     _images: PrimaImages,
 }
 
+/// Of agents in pods.
+fn measurements() -> Measurements {
+    Measurements::of("on-a-node")
+}
+
 impl Test {
     /// A cluster with a hub, and without prima.
     fn start() -> Self {
@@ -448,6 +457,9 @@ impl Test {
 
     /// Installs prima as the README says.
     fn install(&self, values: &[&str]) {
+        for node in 0..NODES {
+            measurements().give(&self.measured(node), Path::new(DATA));
+        }
         let begun = Instant::now();
         let install = [
             "install",
@@ -536,6 +548,12 @@ impl Test {
                         .is_some_and(|links| links.len() == NODES)
                 })
         });
+        measurements().keep(&self.measured(0), Path::new(DATA));
+    }
+
+    /// What the agent of the node measured.
+    fn measured(&self, node: usize) -> PathBuf {
+        self.cluster.var_of(node).join("lib/prima").join(MEASURED)
     }
 
     /// The nodes of this cluster share a machine on which the model would fit many times.

@@ -247,20 +247,14 @@ impl ExpertCache {
     /// From now on, experts that stay take `bytes` of memory. Those that no longer stay are released before this returns, as far as no pass computes
     /// with them.
     pub fn hold(&self, bytes: u64) {
-        let all: usize = self
-            .layers
-            .iter()
-            .map(|layer| layer.count * layer.memory_bytes())
-            .sum();
-        let share = bytes as f64 / all.max(1) as f64;
-        let capacity =
-            |layer: &LayerExperts| ((share * layer.count as f64) as usize).min(layer.count);
+        let capacities = capacities(&self.layers, bytes);
         if self.holds_all() {
             // What is there need not be read: an earlier process used it, or it has just been fetched. Which of it was used most is not known. (A
             // large page that two experts share stays until the system takes it.)
-            let held = self.layers.iter().map(|layer| Held {
-                capacity: capacity(layer),
-                experts: self.keep_cached(layer, capacity(layer)),
+            let layers = self.layers.iter().zip(capacities);
+            let held = layers.map(|(layer, capacity)| Held {
+                capacity,
+                experts: self.keep_cached(layer, capacity),
             });
             let held: Vec<Held> = held.collect();
             self.compare_ways_of_reading(&held);
@@ -268,8 +262,10 @@ impl ExpertCache {
             return;
         }
         // Under the lock, so that no pass reads one again before it is released.
-        for (held, layer) in self.lock().held.iter_mut().flatten().zip(&self.layers) {
-            held.capacity = capacity(layer);
+        let mut state = self.lock();
+        let held = state.held.iter_mut().flatten();
+        for ((held, layer), capacity) in held.zip(&self.layers).zip(capacities) {
+            held.capacity = capacity;
             while held.experts.len() > held.capacity
                 && let Some(expert) = held.give_up_oldest(u64::MAX)
             {
@@ -419,6 +415,30 @@ impl ExpertCache {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// How many experts of each layer stay in `bytes`: the same share of all, and of one expert more or less as many as there is room for, so that a
+/// little more room is of use also where a layer has few.
+fn capacities(layers: &[LayerExperts], bytes: u64) -> Vec<usize> {
+    let count: usize = layers.iter().map(|layer| layer.count).sum();
+    let share_out = |experts: usize| {
+        let (mut seen, mut given) = (0, 0);
+        let capacities = layers.iter().map(|layer| {
+            seen += layer.count;
+            let before = given;
+            given = experts * seen / count;
+            given - before
+        });
+        capacities.collect::<Vec<usize>>()
+    };
+    let fits = |capacities: &Vec<usize>| {
+        let each = capacities.iter().zip(layers);
+        each.map(|(capacity, layer)| (capacity * layer.memory_bytes()) as u64)
+            .sum::<u64>()
+            <= bytes
+    };
+    let few = (0..=count).rev().map(share_out).find(fits);
+    few.unwrap_or_default()
 }
 
 /// Experts that are there, by their place among those needed; and those that are not.
@@ -654,6 +674,36 @@ mod tests {
         let mut experts: Vec<u32> = held.experts.into_keys().collect();
         experts.sort_unstable();
         experts
+    }
+
+    #[test]
+    fn room_is_shared_out_to_the_last_expert() {
+        let layer = |layer| LayerExperts {
+            layer,
+            count: 8,
+            // Every third layer has larger ones.
+            parts: [4000, 4000, if layer % 3 == 0 { 9000 } else { 4000 }].map(|bytes| (0, bytes)),
+        };
+        let layers: Vec<LayerExperts> = (0..6).map(layer).collect();
+        let memory = |capacities: &[usize]| {
+            let each = capacities.iter().zip(&layers);
+            let each = each.map(|(capacity, layer)| capacity * layer.memory_bytes());
+            each.sum::<usize>()
+        };
+        let (all, largest) = (memory(&[8; 6]), layers[0].memory_bytes());
+        for room in (0..all).step_by(1000) {
+            let capacities = capacities(&layers, room as u64);
+            let taken = memory(&capacities);
+            assert!(
+                taken <= room && room < taken + 2 * largest,
+                "{capacities:?}"
+            );
+            let (least, most) = (capacities.iter().min(), capacities.iter().max());
+            assert!(
+                most <= least.map(|least| least + 1).as_ref(),
+                "{capacities:?}"
+            );
+        }
     }
 
     #[test]

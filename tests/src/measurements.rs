@@ -1,0 +1,80 @@
+//! What agents measured of this machine. That takes each of them ten seconds of all processors, and is the same every time: of those that are
+//! started alike only the first measures. Later ones find what it found, as an agent does that starts again.
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::inputs;
+
+/// Those of agents that are started alike: with as many threads, on this machine or on a node of a cluster.
+pub struct Measurements {
+    /// Beside the programs. Void when the agent was built again.
+    kept: PathBuf,
+}
+
+impl Measurements {
+    pub fn of(started: &str) -> Measurements {
+        let agent = inputs::program("prima-node-agent");
+        let kept = agent.with_file_name(format!("measured-{started}.json"));
+        let built = |path: &Path| path.metadata().and_then(|file| file.modified()).ok();
+        if built(&kept) < built(&agent) {
+            // Another test may have removed it.
+            let _ = fs::remove_file(&kept);
+        }
+        Measurements { kept }
+    }
+
+    /// Puts them where an agent looks for its own: in `file`, for an agent that has its models in the folder `data`, as it sees it. Does nothing
+    /// while there are none.
+    pub fn give(&self, file: &Path, data: &Path) {
+        if let Ok(mut entry) = read(&self.kept) {
+            let models = entry["key"]["models"].as_str().expect("a folder");
+            // An empty path would add a slash.
+            entry["key"]["models"] = match models {
+                "" => Value::from(text(data)),
+                models => Value::from(text(&data.join(models))),
+            };
+            write(file, &entry).expect("an agent's measurements");
+        }
+    }
+
+    /// Keeps what an agent measured, from there.
+    pub fn keep(&self, file: &Path, data: &Path) {
+        if self.kept.exists() {
+            return;
+        }
+        let mut entry = read(file).expect("an agent's measurements");
+        let models = PathBuf::from(entry["key"]["models"].as_str().expect("a folder"));
+        let models = models.strip_prefix(data).expect("models in its folder");
+        entry["key"]["models"] = Value::from(text(models));
+        // Agents do not trust for long what was measured beside other programs, which tests always are.
+        entry["others_percent"] = Value::from(0);
+        write(&self.kept, &entry).expect("measurements for later agents");
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path of Unicode")
+}
+
+fn read(file: &Path) -> io::Result<Value> {
+    let text = fs::read(file)?;
+    Ok(serde_json::from_slice(&text)?)
+}
+
+/// Whole or not at all, as tests run side by side.
+fn write(file: &Path, entry: &Value) -> io::Result<()> {
+    let folder = file.parent().expect("a folder");
+    fs::create_dir_all(folder)?;
+    let new = tempfile::NamedTempFile::new_in(folder)?;
+    // Agents in pods are another user.
+    new.as_file()
+        .set_permissions(Permissions::from_mode(0o644))?;
+    fs::write(&new, entry.to_string())?;
+    new.persist(file)?;
+    Ok(())
+}
