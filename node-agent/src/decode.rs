@@ -51,6 +51,7 @@ pub fn initial_status(plan: &RingPlanSpec) -> RingStatus {
         kv_bytes: 0,
         kv: KvUse::default(),
         drafts: Drafts::default(),
+        expert_miss_percent: None,
     }
 }
 
@@ -605,6 +606,7 @@ impl Decode {
                 status.kv_bytes = self.tally.kv_bytes();
                 status.kv = kv;
                 status.drafts = self.drafts;
+                status.expert_miss_percent = self.tally.expert_miss_percent();
             }
             changed
         });

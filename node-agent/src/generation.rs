@@ -229,6 +229,8 @@ pub struct RingStatus {
     pub kv_bytes: u64,
     pub kv: KvUse,
     pub drafts: Drafts,
+    /// Of the experts that tokens would lack if they chose all alike, those that they do lack, in percent. `None`: nothing is known.
+    pub expert_miss_percent: Option<i32>,
 }
 
 /// The positions that the KV caches of every member hold, in whole blocks.

@@ -515,7 +515,7 @@ async fn announce(
     ));
     loop {
         match health(here(ring.http)).await {
-            Health::Ready(_) => break,
+            Health::Ready { .. } => break,
             Health::NotReady { why, .. } => screen.status(&why),
             // It has not begun to listen.
             Health::NoAnswer(_) => {}

@@ -225,6 +225,11 @@ pub struct ModelStatus {
     /// The speed that rank 0 measured: medians of its last answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Speed>,
+    /// Of a mixture whose experts are read from disk: of those that tokens would lack if they chose all alike, those that they did lack, in
+    /// percent. Measured by the last ring that could; new plans count on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 100))]
+    pub expert_miss_percent: Option<i32>,
     /// Of each machine: whether it is in the ring, and why; how much of its part of the file it has.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]

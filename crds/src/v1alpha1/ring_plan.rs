@@ -350,6 +350,11 @@ pub struct MemberStatus {
     /// Only of rank 0: medians of its last answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Speed>,
+    /// Only of rank 0, where experts are read from disk: of those that tokens would lack if they chose all alike, those that they did lack, in
+    /// percent. Below 100 where tokens come back to the experts that they used lately.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 100))]
+    pub expert_miss_percent: Option<i32>,
 }
 
 /// How far a member is: `Fetching`, `Loading`, `Loaded`; rank 0 then becomes `Ready`. `Refused`: this machine cannot run the plan.

@@ -93,6 +93,8 @@ pub struct ResidencyStatus {
     /// How often experts that were needed were in memory, and how often they were not, since the start. Not counted while all are.
     pub expert_hits: u64,
     pub expert_misses: u64,
+    /// Of all experts, those for which there is no room, in millionths.
+    pub missing_experts_ppm: u64,
 }
 
 struct Streams {
@@ -249,6 +251,7 @@ impl Residency {
             waited: readings.waited,
             expert_hits: 0,
             expert_misses: 0,
+            missing_experts_ppm: 0,
         };
         let Some(experts) = &streams.experts else {
             return dense;
@@ -263,6 +266,7 @@ impl Residency {
             waited: dense.waited + readings.waited,
             expert_hits: readings.hits,
             expert_misses: readings.misses,
+            missing_experts_ppm: held.missing_ppm,
         }
     }
 

@@ -14,8 +14,13 @@ use tokio::time::timeout;
 /// What rank 0 says of the ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// A token went round the ring; how fast, if rank 0 says so.
-    Ready(Option<Speed>),
+    /// A token went round the ring.
+    Ready {
+        /// How fast answers come, if rank 0 says so.
+        speed: Option<Speed>,
+        /// As in [`MemberStatus`](prima_crds::v1alpha1::ring_plan::MemberStatus).
+        expert_miss_percent: Option<i32>,
+    },
     /// Not yet ready, or no longer.
     NotReady {
         /// In its words.
@@ -81,12 +86,14 @@ fn read_answer(answer: &str) -> Health {
     if status == Some("200") {
         let time = |name: &str| body.get(name)?.as_i64();
         let speed = time("tokenMicroseconds").zip(time("firstTokenMicroseconds"));
-        return Health::Ready(
-            speed.map(|(token_microseconds, first_token_microseconds)| Speed {
+        let percent = body.get("expertMissPercent").and_then(Value::as_i64);
+        return Health::Ready {
+            speed: speed.map(|(token_microseconds, first_token_microseconds)| Speed {
                 token_microseconds,
                 first_token_microseconds,
             }),
-        );
+            expert_miss_percent: percent.map(|percent| percent.clamp(1, 100) as i32),
+        };
     }
     match body.pointer("/error/message").and_then(Value::as_str) {
         Some(message) => Health::NotReady {
@@ -110,13 +117,20 @@ mod tests {
     #[test]
     fn understands_what_rank_0_answers() {
         let ready = "HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\n{\"status\":\"ok\"}";
-        assert_eq!(read_answer(ready), Health::Ready(None));
-        let measured = "HTTP/1.0 200 OK\r\n\r\n{\"status\":\"ok\",\"firstTokenMicroseconds\":9,\"tokenMicroseconds\":2}";
-        let speed = Speed {
-            token_microseconds: 2,
-            first_token_microseconds: 9,
+        let silent = Health::Ready {
+            speed: None,
+            expert_miss_percent: None,
         };
-        assert_eq!(read_answer(measured), Health::Ready(Some(speed)));
+        assert_eq!(read_answer(ready), silent);
+        let measured = "HTTP/1.0 200 OK\r\n\r\n{\"status\":\"ok\",\"firstTokenMicroseconds\":9,\"tokenMicroseconds\":2,\"expertMissPercent\":61}";
+        let talkative = Health::Ready {
+            speed: Some(Speed {
+                token_microseconds: 2,
+                first_token_microseconds: 9,
+            }),
+            expert_miss_percent: Some(61),
+        };
+        assert_eq!(read_answer(measured), talkative);
         let error = r#""error":{"code":503,"message":"Loading model","type":"unavailable_error"}"#;
         for (more, fails_at) in [("", None), (r#","failsAt":"pi4""#, Some("pi4"))] {
             let answer = format!("HTTP/1.0 503 Service Unavailable\r\n\r\n{{{error}{more}}}");

@@ -299,7 +299,7 @@ impl Member {
                     Health::NoAnswer(_) => {
                         silence += asked.elapsed().clamp(HEALTH_INTERVAL, HEALTH_DEADLINE);
                     }
-                    Health::Ready(_) | Health::NotReady { .. } => silence = Duration::ZERO,
+                    Health::Ready { .. } | Health::NotReady { .. } => silence = Duration::ZERO,
                 }
                 if let Health::NoAnswer(why) = &health
                     && silence > SILENT_FOR

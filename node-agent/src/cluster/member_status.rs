@@ -72,7 +72,7 @@ pub fn status(name: &str, observed: &Observed, share: Option<Share>) -> MemberSt
             format!("waits until a token went round the ring: {why}"),
             None,
         ),
-        Observed::Joined(Some(Health::Ready(speed))) => (
+        Observed::Joined(Some(Health::Ready { speed, .. })) => (
             MemberState::Ready,
             "a token went round the ring".to_owned(),
             *speed,
@@ -86,6 +86,13 @@ pub fn status(name: &str, observed: &Observed, share: Option<Share>) -> MemberSt
         Observed::Joined(Some(Health::NotReady { fails_at, .. })) => fails_at.clone(),
         _ => None,
     };
+    let expert_miss_percent = match observed {
+        Observed::Joined(Some(Health::Ready {
+            expert_miss_percent,
+            ..
+        })) => *expert_miss_percent,
+        _ => None,
+    };
     MemberStatus {
         name: name.to_owned(),
         state,
@@ -95,6 +102,7 @@ pub fn status(name: &str, observed: &Observed, share: Option<Share>) -> MemberSt
         fetched_bytes: share.map(|share| share.fetched_bytes as i64),
         total_bytes: share.map(|share| share.total_bytes as i64),
         measured,
+        expert_miss_percent,
     }
 }
 
@@ -117,6 +125,7 @@ fn worth(told: Option<&MemberStatus>, now: &MemberStatus) -> Worth {
         fetched_bytes,
         total_bytes,
         measured,
+        expert_miss_percent,
     } = now;
     let Some(told) = told else {
         return Worth::AtOnce;
@@ -131,13 +140,20 @@ fn worth(told: Option<&MemberStatus>, now: &MemberStatus) -> Worth {
         }
         (told, now) => told != now,
     };
+    let other_experts = match (told.expert_miss_percent, *expert_miss_percent) {
+        (Some(told), Some(now)) => told.abs_diff(now) >= MISSES_APART,
+        (told, now) => told != now,
+    };
     let further = fetched_bytes != &told.fetched_bytes || total_bytes != &told.total_bytes;
     let otherwise = told.message != *message || told.retry_after_seconds != *retry_after_seconds;
-    match otherwise || further || faster_or_slower {
+    match otherwise || further || faster_or_slower || other_experts {
         true => Worth::Soon,
         false => Worth::Nothing,
     }
 }
+
+/// Points of a percentage that would change a plan.
+const MISSES_APART: u32 = 10;
 
 fn tenth_apart(told: i64, now: i64) -> bool {
     told.abs_diff(now) > told.unsigned_abs() / 10
@@ -268,6 +284,13 @@ mod tests {
         first_token_microseconds: 900_000,
     };
 
+    fn ready(speed: Option<Speed>, expert_miss_percent: Option<i32>) -> Observed {
+        joined(Health::Ready {
+            speed,
+            expert_miss_percent,
+        })
+    }
+
     fn joined(health: Health) -> Observed {
         Observed::Joined(Some(health))
     }
@@ -309,7 +332,7 @@ mod tests {
                 State::Loaded,
                 "a token went round the ring: Loading model",
             ),
-            (joined(Health::Ready(None)), State::Ready, "went round"),
+            (ready(None, None), State::Ready, "went round"),
         ];
         for (observed, state, message) in cases {
             let told = told(&observed);
@@ -326,11 +349,12 @@ mod tests {
             fetched_bytes: 3,
             total_bytes: 9,
         };
-        let told = status("desk", &joined(Health::Ready(Some(SPEED))), Some(share));
+        let told = status("desk", &ready(Some(SPEED), Some(61)), Some(share));
         assert_eq!(
             (told.fetched_bytes, told.total_bytes, told.measured),
             (Some(3), Some(9), Some(SPEED))
         );
+        assert_eq!(told.expert_miss_percent, Some(61));
         let told = status("desk", &Observed::Refused("ä".repeat(2000)), Some(share));
         assert_eq!(
             (told.message.chars().count(), told.fetched_bytes),
@@ -340,12 +364,16 @@ mod tests {
 
     #[test]
     fn a_state_is_told_at_once_progress_soon_and_noise_never() {
-        let ready = |microseconds| {
-            told(&joined(Health::Ready(Some(Speed {
-                token_microseconds: microseconds,
+        let answers = |token_microseconds, expert_miss_percent| {
+            let speed = Speed {
+                token_microseconds,
                 ..SPEED
-            }))))
+            };
+            told(&ready(Some(speed), expert_miss_percent))
         };
+        let silent = told(&ready(None, None));
+        let ready = |microseconds| answers(microseconds, None);
+        let missing = |percent| answers(50_000, Some(percent));
         let fetching = |bytes| {
             let share = Share {
                 fetched_bytes: bytes,
@@ -370,11 +398,10 @@ mod tests {
             (ready(50_000), ready(54_000), Worth::Nothing),
             (ready(50_000), ready(46_000), Worth::Nothing),
             (ready(50_000), ready(56_000), Worth::Soon),
-            (
-                told(&joined(Health::Ready(None))),
-                ready(50_000),
-                Worth::Soon,
-            ),
+            (silent, ready(50_000), Worth::Soon),
+            (ready(50_000), missing(60), Worth::Soon),
+            (missing(60), missing(69), Worth::Nothing),
+            (missing(60), missing(50), Worth::Soon),
         ] {
             assert_eq!(worth(Some(&before), &now), expected, "{before:?} {now:?}");
         }

@@ -1,4 +1,5 @@
-//! What the ring has cost so far, per member: sums for /metrics and the chat page. Pure.
+//! What the ring has cost so far, per member: sums for /metrics and the chat page; and how far tokens come back to the same experts, for the
+//! next plan. Pure.
 
 use std::time::Duration;
 
@@ -10,7 +11,15 @@ use crate::ring::RoundCost;
 #[derive(Debug)]
 pub struct Tally {
     pub members: Vec<MemberTotals>,
+    /// How often tokens needed an expert that was not in memory, and how often they would have, had they chosen all alike.
+    missed: f64,
+    missed_if_alike: f64,
 }
+
+/// So many of the latter say something.
+const ENOUGH_MISSES: f64 = 1000.0;
+/// After so many, older ones count for half: what people ask changes.
+const MANY_MISSES: f64 = 100_000.0;
 
 impl Tally {
     pub fn new(plan: &RingPlanSpec) -> Self {
@@ -28,6 +37,8 @@ impl Tally {
         });
         Self {
             members: members.collect(),
+            missed: 0.0,
+            missed_if_alike: 0.0,
         }
     }
 
@@ -51,6 +62,25 @@ impl Tally {
                 member.network_seconds += between.as_secs_f64() / hops as f64;
             }
         }
+        // The rows of a prompt need nearly all experts.
+        if cost.rows == 1 {
+            for timing in &cost.members {
+                let needed = timing.expert_hits.saturating_add(timing.expert_misses) as f64;
+                self.missed += timing.expert_misses as f64;
+                self.missed_if_alike += needed * timing.missing_experts_ppm as f64 / 1e6;
+            }
+            if self.missed_if_alike > MANY_MISSES {
+                self.missed /= 2.0;
+                self.missed_if_alike /= 2.0;
+            }
+        }
+    }
+
+    /// Of the experts that tokens would lack if they chose all alike, those that they do lack, in percent. Less than 100 where they come back to
+    /// those that they used lately. `None` until enough tokens have told.
+    pub fn expert_miss_percent(&self) -> Option<i32> {
+        let percent = 100.0 * self.missed / self.missed_if_alike;
+        (self.missed_if_alike >= ENOUGH_MISSES).then(|| percent.round().clamp(1.0, 100.0) as i32)
     }
 
     /// Bytes of KV cache on all members, as of their last frames.
@@ -89,9 +119,11 @@ mod tests {
             expert_hits: 0,
             expert_misses: 0,
             gpu_copied_bytes: 0,
+            missing_experts_ppm: 0,
         };
         tally.add(&RoundCost {
             elapsed: Duration::from_secs(7),
+            rows: 1,
             members: vec![timing(0), timing(1)],
         });
         for member in &tally.members {
@@ -107,10 +139,48 @@ mod tests {
         assert_eq!(tally.kv_bytes(), 128);
         tally.add(&RoundCost {
             elapsed: Duration::ZERO,
+            rows: 1,
             members: vec![timing(9)],
         });
         assert_eq!(tally.members[0].frames, 1);
         tally.all_released();
         assert_eq!(tally.kv_bytes(), 0);
+    }
+
+    #[test]
+    fn tokens_that_come_back_to_experts_lack_fewer() {
+        let mut tally = Tally::new(&plan(4, 2, 1, &[2]));
+        let member = |rank, expert_hits, expert_misses, missing_experts_ppm| HopTiming {
+            rank,
+            expert_hits,
+            expert_misses,
+            missing_experts_ppm,
+            ..HopTiming::default()
+        };
+        let mut pass = |rows, members: [HopTiming; 2]| {
+            tally.add(&RoundCost {
+                elapsed: Duration::ZERO,
+                rows,
+                members: members.to_vec(),
+            });
+            tally.expert_miss_percent()
+        };
+        // Half and a quarter of the experts are missing, of which 1000 each are needed: alike, 750 would be missed.
+        let some = [member(0, 700, 300, 500_000), member(1, 850, 150, 250_000)];
+        assert_eq!(pass(1, some), None);
+        assert_eq!(pass(1, some), Some(60));
+        // A prompt says nothing.
+        assert_eq!(pass(128, [member(0, 0, 9999, 500_000); 2]), Some(60));
+        // Never worse than alike; and after long, what was before hardly counts.
+        let all = [member(0, 0, 1000, 500_000); 2];
+        assert!(
+            (0..200)
+                .filter_map(|_| pass(1, all))
+                .all(|percent| percent <= 100)
+        );
+        for _ in 0..1000 {
+            pass(1, some);
+        }
+        assert!(pass(1, some) < Some(65));
     }
 }

@@ -345,6 +345,7 @@ impl RingCollector {
             kv_bytes,
             kv,
             drafts: _,
+            expert_miss_percent: _,
         } = &self.0;
         let ready = i64::from(*readiness == Readiness::Ready);
         for (name, help, value) in [

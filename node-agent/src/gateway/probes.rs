@@ -15,7 +15,8 @@ pub async fn live() -> &'static str {
 }
 
 /// `{"status": "ok"}`, how many requests run or wait, and the median times of the last answers: to the first token, and from one token to the
-/// next. Else the error, and the member at which the ring fails, if that is known.
+/// next; of a mixture, how often tokens lack experts (`RingStatus::expert_miss_percent`), if that is known. Else the error, and the member at
+/// which the ring fails, if that is known.
 pub async fn health(State(gateway): State<Gateway>) -> Response {
     let status = gateway.0.generator.status().borrow().clone();
     if let Err(error) = gateway.ready() {
@@ -35,6 +36,9 @@ pub async fn health(State(gateway): State<Gateway>) -> Response {
         if let Some(time) = time {
             body[name] = json!(time.as_micros() as u64);
         }
+    }
+    if let Some(percent) = status.expert_miss_percent {
+        body["expertMissPercent"] = json!(percent);
     }
     (StatusCode::OK, Json(body)).into_response()
 }

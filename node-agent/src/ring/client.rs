@@ -56,6 +56,7 @@ pub enum RingEvent {
 pub struct RoundCost {
     /// From its start until it came home.
     pub elapsed: Duration,
+    pub rows: usize,
     /// Per member, on that member's clock.
     pub members: Vec<HopTiming>,
 }
@@ -116,6 +117,7 @@ struct Open {
 struct InFlight {
     sequence: u64,
     begun: Instant,
+    rows: usize,
     /// Ends when the activation is home, or given up.
     _pass: Span,
 }
@@ -188,6 +190,7 @@ impl RingClient {
         open.in_flight.push_back(InFlight {
             sequence: open.sequence + 1,
             begun: Instant::now(),
+            rows: tokens.len(),
             _pass: pass,
         });
         let activation = Activation {
@@ -338,7 +341,7 @@ impl RingClient {
                 };
                 let in_flight = &mut open.in_flight;
                 // Frames of a session come home in order.
-                let InFlight { begun, .. } = in_flight
+                let InFlight { begun, rows, .. } = in_flight
                     .pop_front()
                     .filter(|oldest| oldest.sequence == sequence)?;
                 Some(RingEvent::Answer {
@@ -346,6 +349,7 @@ impl RingClient {
                     output,
                     cost: RoundCost {
                         elapsed: begun.elapsed(),
+                        rows,
                         members: timings,
                     },
                 })
@@ -450,6 +454,7 @@ mod tests {
         };
         let mut cost = RoundCost {
             elapsed: Duration::from_nanos(100),
+            rows: 1,
             members: vec![timing(0, 5), timing(1, 7), timing(2, 4), timing(9, 99)],
         };
         assert_eq!(cost.slowest_machine(&plan), Duration::from_nanos(9));

@@ -451,7 +451,7 @@ impl Hop {
     fn timing(&self, pass: &Pass, unpacked: &Unpacked) -> HopTiming {
         let share = unpacked.rows as f64 / pass.rows.max(1) as f64;
         let compute = pass.spent.mul_f64(share);
-        let since = |now: u64, told: u64| (now.saturating_sub(told) as f64 * share) as u64;
+        let since = |now: u64, told: u64| (now.saturating_sub(told) as f64 * share).round() as u64;
         let (now, told) = (&pass.weights, &self.told);
         let waited = now.waited.saturating_sub(told.waited);
         HopTiming {
@@ -467,6 +467,7 @@ impl Hop {
             expert_hits: since(now.expert_hits, told.expert_hits),
             expert_misses: since(now.expert_misses, told.expert_misses),
             gpu_copied_bytes: since(pass.copied_bytes, self.told_copied),
+            missing_experts_ppm: now.missing_experts_ppm,
         }
     }
 

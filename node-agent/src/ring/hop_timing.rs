@@ -23,7 +23,7 @@ pub enum MetricKind {
     Gauge,
 }
 
-pub const HOP_METRICS: [HopMetric; 11] = [
+pub const HOP_METRICS: [HopMetric; 12] = [
     HopMetric {
         name: "compute_seconds",
         help: "Time computing",
@@ -101,6 +101,13 @@ pub const HOP_METRICS: [HopMetric; 11] = [
         unit: 1.0,
         field: |timing| &mut timing.gpu_copied_bytes,
     },
+    HopMetric {
+        name: "missing_experts_ratio",
+        help: "Share of the experts of the member's layers for which its memory has no room",
+        kind: MetricKind::Gauge,
+        unit: 1e-6,
+        field: |timing| &mut timing.missing_experts_ppm,
+    },
 ];
 
 impl HopMetric {
@@ -146,6 +153,7 @@ mod tests {
             expert_hits: 9,
             expert_misses: 1,
             gpu_copied_bytes: 10,
+            missing_experts_ppm: 11,
         };
         first.add(&HopTiming {
             rank: 1,
@@ -160,6 +168,7 @@ mod tests {
             expert_hits: 7,
             expert_misses: 2,
             gpu_copied_bytes: 1,
+            missing_experts_ppm: 12,
         });
         let both = HopTiming {
             rank: 1,
@@ -174,6 +183,7 @@ mod tests {
             expert_hits: 16,
             expert_misses: 3,
             gpu_copied_bytes: 11,
+            missing_experts_ppm: 12,
         };
         assert_eq!(first, both);
         assert_eq!(HOP_METRICS[0].of(&both), 11.0 * 1e-9);

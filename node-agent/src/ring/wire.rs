@@ -612,6 +612,7 @@ mod tests {
                 expert_hits: u64::MAX,
                 expert_misses: u64::MAX,
                 gpu_copied_bytes: u64::MAX,
+                missing_experts_ppm: u64::MAX,
             };
             MEMBERS
         ];

@@ -298,6 +298,7 @@ pub fn ring(readiness: Readiness) -> RingStatus {
             expert_hits: 0,
             expert_misses: 0,
             gpu_copied_bytes: 0,
+            missing_experts_ppm: 0,
         },
         planned_read_bytes: Some(1 << 17),
         planned_kv_bytes: Some(1 << 19),
@@ -324,6 +325,7 @@ pub fn ring(readiness: Readiness) -> RingStatus {
             drafted: 60,
             accepted: 45,
         },
+        expert_miss_percent: None,
     }
 }
 

@@ -164,7 +164,7 @@ fn fill(
     let streamed = |index: &usize| {
         let device = &input.devices[*index];
         let disk = device.disk_bytes_per_second?;
-        let unused = model.experts.layer_bytes * (1.0 - model.experts.share);
+        let unused = model.experts.layer_bytes * (1.0 - model.experts.read_share());
         Some(device.cpu.decode_seconds + (model.layer_bytes - unused) / disk)
     };
     let last = members

@@ -63,9 +63,18 @@ pub struct ModelSizes {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExpertWeights {
     pub layer_bytes: f64,
-    /// The share of them that a token uses. Memory is assumed to hold the same share of these as of all. Real models do better: they use more
-    /// often what they used lately.
+    /// The share of them that a token uses.
     pub share: f64,
+    /// Of those for which memory has no room, a token needs this part of its share: 1 if tokens choose all alike, less where they come back to
+    /// what they used lately.
+    pub misses: f64,
+}
+
+impl ExpertWeights {
+    /// The part of those that are missing which a token reads.
+    pub fn read_share(&self) -> f64 {
+        self.share * self.misses
+    }
 }
 
 /// What requests look like.
@@ -200,6 +209,9 @@ pub struct Options {
     /// A small model that guesses, on rank 0's processor. For each token it computes at least one. How many guesses are right depends on the
     /// text, so a plan promises what comes without a right one.
     pub draft: Option<ModelProfileSpec>,
+    /// Of the experts that tokens would lack if they chose all alike, the part that they do lack, as rings of this model measured it: more than 0,
+    /// and 1 while nothing is known.
+    pub expert_misses: f64,
 }
 
 impl Options {
@@ -236,6 +248,7 @@ impl Default for Options {
             activation_dtype: ActivationDtype::default(),
             kv_dtype: KvDtype::default(),
             draft: None,
+            expert_misses: 1.0,
         }
     }
 }
@@ -470,6 +483,7 @@ fn planned_model(model: &ModelProfile, options: &Options) -> ModelSizes {
         experts: ExpertWeights {
             layer_bytes: bytes(&spec.expert_weights) / f64::from(spec.layers),
             share: spec.expert_share(),
+            misses: options.expert_misses,
         },
         layer_kv_bytes: kv_bytes(options.kv_dtype, kept),
         head_bytes: output_bytes + EMBEDDING_SHARE * spec.embedding_bytes as f64,

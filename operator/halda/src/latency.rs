@@ -388,7 +388,7 @@ fn memory(
         MemoryRule::Overflow => {
             let missing = overflow.min(layers * model.experts.layer_bytes);
             member.missing_expert_bytes = missing;
-            member.expert_read_bytes = missing * model.experts.share;
+            member.expert_read_bytes = missing * model.experts.read_share();
             member.overflow_bytes = overflow - missing;
             let reading = member.overflow_bytes / disk;
             // The rows of a chunk need nearly all experts.

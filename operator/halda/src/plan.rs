@@ -5,7 +5,7 @@ use prima_crds::quantity::rounded;
 use serde::Serialize;
 
 use crate::found::Found;
-use crate::input::{HopCost, InputError, ModelSizes, PlanningInput};
+use crate::input::{ExpertWeights, HopCost, InputError, ModelSizes, PlanningInput};
 use crate::latency::{Assignment, LayerShare, MemberLatency};
 use crate::search::{Effort, search};
 
@@ -86,7 +86,7 @@ pub struct MemberReport {
     /// Read from disk for every token: the overflow (of experts, the part that a token uses), and with several rounds what the read-ahead
     /// buffer displaces.
     pub read_bytes_per_token: u64,
-    /// Of the experts that a token needs in layers on the CPU, those that are in memory, if tokens choose all as often; `None`: there are none.
+    /// Of the experts that a token needs in layers on the CPU, those that are expected in memory; `None`: there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expert_hit_percent: Option<f64>,
     /// Read in a round, while others work.
@@ -238,13 +238,13 @@ pub fn windows(shares: &[LayerShare], rounds: usize) -> Vec<Vec<Window>> {
     windows
 }
 
-/// Of a member whose layers on the CPU have so many bytes of experts. If other weights are read for every token, no expert is there.
-fn expert_hit_percent(expert_bytes: f64, latency: &MemberLatency) -> Option<f64> {
-    let missing = match latency.overflow_bytes > 0.0 {
-        true => expert_bytes,
-        false => latency.missing_expert_bytes,
+/// Of a member whose layers on the CPU have so many bytes of `experts`. If other weights are read for every token, no expert is there.
+fn expert_hit_percent(bytes: f64, experts: &ExpertWeights, latency: &MemberLatency) -> Option<f64> {
+    let misses = match latency.overflow_bytes > 0.0 {
+        true => 1.0,
+        false => experts.misses * latency.missing_expert_bytes / bytes,
     };
-    (expert_bytes > 0.0).then(|| 100.0 * (1.0 - missing / expert_bytes))
+    (bytes > 0.0).then(|| 100.0 * (1.0 - misses))
 }
 
 /// Part `i` of `total`, split into `parts` numbers that differ by at most one, the larger ones first.
@@ -258,6 +258,16 @@ fn report(input: &PlanningInput, found: &Found) -> PlanReport {
     for (&index, latency) in found.assignment.ring.iter().zip(&found.latency.members) {
         let device = &input.devices[index];
         let share = found.assignment.shares[index];
+        let expert_hit_percent = expert_hit_percent(
+            share.cpu_layers as f64 * input.model.experts.layer_bytes,
+            &input.model.experts,
+            latency,
+        );
+        let mut why = reasons.why[index].clone();
+        if let Some(hits) = expert_hit_percent.filter(|hits| *hits < 99.5) {
+            why +=
+                &format!("; of 100 experts that its layers need, {hits:.0} are expected in memory");
+        }
         members.push(MemberReport {
             name: device.name.clone(),
             layers: share.layers(),
@@ -277,12 +287,9 @@ fn report(input: &PlanningInput, found: &Found) -> PlanReport {
             kv_bytes: kv_bytes(&input.model, share) as u64,
             overflow_bytes: latency.lacking_bytes() as u64,
             read_bytes_per_token: latency.read_bytes() as u64,
-            expert_hit_percent: expert_hit_percent(
-                share.cpu_layers as f64 * input.model.experts.layer_bytes,
-                latency,
-            ),
+            expert_hit_percent,
             read_ahead_bytes: latency.read_ahead_bytes as u64,
-            why: reasons.why[index].clone(),
+            why,
         });
     }
     let mut left_out: Vec<LeftOut> = input

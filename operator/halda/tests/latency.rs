@@ -477,6 +477,7 @@ fn of_experts_a_token_reads_what_it_uses_and_lacks() {
     input.model.experts = ExpertWeights {
         layer_bytes: 0.75 * GB,
         share: 0.125,
+        misses: 1.0,
     };
     input.devices[0].memory_bytes = 5.0 * GB;
     input.devices[0].disk_bytes_per_second = Some(2.0 * GB);
@@ -490,6 +491,16 @@ fn of_experts_a_token_reads_what_it_uses_and_lacks() {
     equal(found.token_seconds, 0.8 + 3.0 / 16.0);
     // A chunk of 64 positions reads them all.
     equal(member.chunk_seconds, 64.0 * 8.0 * 0.01 + 1.5);
+    // Tokens that come back to the same experts read fewer; a chunk does not.
+    input.model.experts.misses = 0.6;
+    let (alike, found) = (found, latency(&input, 1, &[(8, 0)]));
+    equal(found.members[0].read_bytes(), 0.6 * 3.0 / 8.0 * GB);
+    equal(found.token_seconds, 0.8 + 0.6 * 3.0 / 16.0);
+    equal(
+        found.members[0].chunk_seconds,
+        alike.members[0].chunk_seconds,
+    );
+    input.model.experts.misses = 1.0;
     // Where none is, other weights are read for each token, too.
     input.devices[0].memory_bytes = GB;
     let member = latency(&input, 1, &[(8, 0)]).members[0];

@@ -31,6 +31,7 @@ use prima_halda::Plan;
 
 use super::api_keys::KnownApiKeys;
 use super::candidates::Candidates;
+use super::conditions::member_status;
 use super::dereference::World;
 use crate::plan;
 use going_on::{Broken, going_on};
@@ -255,7 +256,13 @@ impl Case<'_> {
         let (Some(new), Some(old)) = (windows.predicted, current.spec.predicted) else {
             return kept;
         };
-        let (new, old) = (new.token_microseconds, old.token_microseconds);
+        // Where tokens come back to the same experts, it is faster than it was planned before that was known. So is the new one.
+        let rank0 = current.spec.members.first();
+        let measured = rank0.and_then(|rank0| member_status(current, rank0)?.measured);
+        let old = measured.map_or(old.token_microseconds, |measured| {
+            measured.token_microseconds.min(old.token_microseconds)
+        });
+        let new = new.token_microseconds;
         let faster = new * 100 < old * WORTH_PERCENT;
         if !faster || age(current, now) <= SETTLE {
             return kept;

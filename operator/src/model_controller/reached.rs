@@ -173,7 +173,7 @@ impl Ring {
     async fn problem(&self) -> Option<String> {
         match health_within(DEADLINE, self.http).await {
             // What is wrong with a ring that says so, its agent tells.
-            Health::Ready(_) | Health::NotReady { .. } => None,
+            Health::Ready { .. } | Health::NotReady { .. } => None,
             Health::NoAnswer(why) => Some(why),
         }
     }

@@ -92,10 +92,16 @@ fn status(
     let (model, resolution) = (&*world.model, &world.resolution);
     let before = model.status.as_ref();
     let shown_plan = ring.serving.as_deref().or(ring.newest.as_deref());
-    let measured = ring.serving.as_deref().and_then(|plan| {
+    let rank0 = ring.serving.as_deref().and_then(|plan| {
         let rank0 = plan.spec.members.first()?;
-        member_status(plan, rank0)?.measured
+        member_status(plan, rank0)
     });
+    let measured = rank0.and_then(|rank0| rank0.measured);
+    // Of the same file, what an earlier ring measured still counts.
+    let misses_before = before
+        .filter(|before| before.resolved.as_ref() == resolution.done())
+        .and_then(|before| before.expert_miss_percent);
+    let expert_miss_percent = rank0.and_then(|rank0| rank0.expert_miss_percent);
     let predicted = shown_plan.and_then(|plan| plan.spec.predicted);
     let per_second = |microseconds: i64| 1e6 / microseconds.max(1) as f64;
     let tokens_per_second = match (&measured, &predicted) {
@@ -134,6 +140,7 @@ fn status(
         tokens_per_second,
         predicted,
         measured,
+        expert_miss_percent: expert_miss_percent.or(misses_before),
         nodes,
         endpoint: Some(endpoint(model, &context.cluster_domain)),
     }

@@ -66,6 +66,8 @@ pub struct ExpertReadings {
 pub struct ExpertMemory {
     /// Of experts that may stay.
     pub resident_bytes: u64,
+    /// Of all experts, those that may not, in millionths.
+    pub missing_ppm: u64,
     /// For experts that pass through.
     pub buffer_bytes: u64,
     /// Of the latter, what this process has now.
@@ -224,7 +226,10 @@ impl ExpertCache {
         let layers = held.iter().zip(&self.layers);
         let resident = layers.map(|(held, layer)| held.capacity * layer.memory_bytes());
         let passing = state.passing * self.transit.iter().sum::<usize>();
+        let stay: usize = held.iter().map(|held| held.capacity).sum();
+        let all: usize = self.layers.iter().map(|layer| layer.count).sum();
         ExpertMemory {
+            missing_ppm: ((all - stay) * 1_000_000 / all.max(1)) as u64,
             resident_bytes: (resident.sum::<usize>() as u64).min(self.bytes()),
             buffer_bytes: self.buffer_bytes(),
             own_bytes: passing as u64,

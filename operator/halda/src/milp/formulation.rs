@@ -334,7 +334,7 @@ impl<'a> Formulation<'a> {
         self.row(..=0.0, stays.chain(kept));
         self.row(..=0.0, [(ahead, 1.0), (buffer, -1.0)]);
         // Read ahead is at most what the disk gives while the others work.
-        let share = self.program.input.model.experts.share;
+        let share = self.program.input.model.experts.read_share();
         let own = times(&work.token, disk / k).into_iter();
         let own = own.chain(experts.map(|experts| (experts, share / k)));
         self.row(

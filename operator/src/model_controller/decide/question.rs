@@ -52,6 +52,8 @@ impl Question {
                 activation_dtype: model.spec.activation_dtype,
                 kv_dtype: model.spec.kv_dtype,
                 draft: resolved.draft.as_ref().map(|draft| draft.profile.clone()),
+                expert_misses: expert_miss_percent(model)
+                    .map_or(1.0, |percent| f64::from(percent) / 100.0),
                 ..Options::default()
             },
         }
@@ -79,7 +81,13 @@ impl Question {
     }
 }
 
-/// Memory counts in steps of a twentieth, links in steps of a quarter.
+/// What rings of this model measured.
+fn expert_miss_percent(model: &Model) -> Option<i32> {
+    let percent = model.status.as_ref()?.expert_miss_percent?;
+    Some(percent.clamp(1, 100))
+}
+
+/// Memory counts in steps of a twentieth, links in steps of a quarter, how many experts are missed in steps of a tenth.
 fn fingerprint(model: &Model, resolved: &ResolvedModel, candidates: &Candidates) -> String {
     let steps = |value: i64| (value.max(1) as f64).log(1.25).round() as i64;
     let machines = candidates.profiles.iter().map(|profile| {
@@ -110,5 +118,6 @@ fn fingerprint(model: &Model, resolved: &ResolvedModel, candidates: &Candidates)
         &resolved.version.header_sha256,
         draft.map(|draft| &draft.version.header_sha256),
     );
-    format!("{:?} {versions:?} {machines:?}", model.spec)
+    let misses = (expert_miss_percent(model).unwrap_or(100) + 5) / 10;
+    format!("{:?} {versions:?} {machines:?} {misses}", model.spec)
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 
+use prima_crds::v1alpha1::model::ModelStatus;
 use prima_crds::v1alpha1::model_source::ModelSource;
 use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_crds::v1alpha1::ring_plan::{KvDtype, MemberState, MemberStatus};
@@ -319,14 +320,19 @@ fn a_ring_gives_way_to_one_a_fifth_faster() {
     let first = written(decided(&world(&desk, &[])), SignedDuration::ZERO);
     let best = first.spec.predicted.unwrap().token_microseconds;
     let just_not_worth_it = best * 5 / 4;
-    for (old, minutes, replaced) in [
-        (just_not_worth_it + 1, 11, true),
-        (just_not_worth_it, 11, false),
-        (best * 10, 10, false),
-        (best * 10, 9, false),
+    for (old, measured, minutes, replaced) in [
+        (just_not_worth_it + 1, None, 11, true),
+        (just_not_worth_it + 1, speed(best * 10), 11, true),
+        (just_not_worth_it, None, 11, false),
+        // It is faster than it was planned.
+        (best * 10, speed(just_not_worth_it), 11, false),
+        (best * 10, None, 10, false),
+        (best * 10, None, 9, false),
     ] {
         let mut plan = RingPlan::clone(&first);
         plan.spec.predicted = speed(old);
+        let state = json!({"members": [{"name": "desk", "state": "Ready", "message": "", "measured": measured}]});
+        plan.status = Some(serde_json::from_value(state).unwrap());
         let at = now();
         let made = at.timestamp - SignedDuration::from_mins(minutes);
         plan.metadata.creation_timestamp = Some(Time(made));
@@ -343,6 +349,40 @@ fn a_ring_gives_way_to_one_a_fifth_faster() {
             _ => assert!(!replaced, "{old} after {minutes} minutes"),
         }
     }
+}
+
+#[test]
+fn plans_count_on_how_often_experts_are_missed() {
+    let mut desk = machine("desk");
+    let status = profile(&mut desk).status.as_mut().unwrap();
+    status.memory.available_bytes = 5 * GIB;
+    status.parts.push("experts".to_owned());
+    let mut there = world(&[desk], &[]);
+    let Resolution::Done(resolved) = &mut there.resolution else {
+        panic!("not resolved");
+    };
+    let model = &mut resolved.profile;
+    (model.experts, model.experts_per_token) = (8, 1);
+    model.expert_weights = model.layer_weights.clone();
+    let mut state = State::default();
+    let mut planned = |expert_miss_percent| {
+        let model = Arc::get_mut(&mut there.model).unwrap();
+        model.status = Some(ModelStatus {
+            expert_miss_percent,
+            ..ModelStatus::default()
+        });
+        let plan = written(
+            decided_with(&there, &mut state, now()),
+            SignedDuration::ZERO,
+        );
+        plan.spec.predicted.unwrap().token_microseconds
+    };
+    let (alike, half) = (planned(None), planned(Some(50)));
+    assert!(half < alike, "{half} {alike}");
+    // The planner is not asked again for a few points.
+    assert_eq!(planned(Some(53)), half);
+    let more = planned(Some(70));
+    assert!(half < more && more < alike, "{half} {more} {alike}");
 }
 
 #[test]
