@@ -20,6 +20,8 @@ use prima_tests::statistics::Samples;
 const PATIENCE: Duration = Duration::from_secs(600);
 /// At which nearly all tokens of random weights are alike.
 const TEMPERATURE: f64 = 2.0;
+/// How many tokens there are where they come back.
+pub const WORDS: u32 = 256;
 
 /// An answer, as it came.
 pub struct Answer {
@@ -102,10 +104,9 @@ impl Client {
         Ok(self.answer(&body)?.seconds_per_token)
     }
 
-    /// The same of tokens that come back as words of a text do, nearly by Zipf's law: of 256, the second is half as likely as the first, the third
-    /// a third. (Nearly, since the model's own logits count, too.)
+    /// The same of tokens that come back as words of a text do, nearly by Zipf's law: of [`WORDS`], the second is half as likely as the first, the
+    /// third a third. (Nearly, since the model's own logits count, too.)
     pub fn seconds_per_recurring_token(&self, seed: u32, tokens: usize) -> Result<f64, BenchError> {
-        const WORDS: u32 = 256;
         let mut body = self.drawn(seed, tokens);
         let words = (1000..).filter(|token: &u32| !self.never.contains_key(&token.to_string()));
         for (rank, token) in (1..=WORDS).zip(words) {

@@ -35,7 +35,7 @@ const MODELS: [&str; 2] = [
 /// Of the experts, what there is memory for.
 const SHARES: [f64; 2] = [0.5, 0.25];
 /// Beside weights: the process, its buffers, keys and values.
-const OTHER_BYTES: f64 = 400e6;
+pub const OTHER_BYTES: f64 = 400e6;
 const TURNS: usize = 5;
 const TURNS_UNDER_LIMIT: usize = 3;
 const WARM_UP: usize = 48;
@@ -43,7 +43,7 @@ const TOKENS: usize = 32;
 /// Tokens whose experts are traced.
 const TRACED: usize = 256;
 /// For llama.cpp, which takes long for each; before them it decodes as many.
-const PEER_TOKENS: usize = 16;
+pub const PEER_TOKENS: usize = 16;
 
 pub struct ExpertSpeed {
     pub model: &'static str,
@@ -77,6 +77,8 @@ pub struct Ours {
     pub rate: Samples,
     /// Of the experts that tokens needed, those that were in memory.
     pub hit_rate: Samples,
+    /// Of all experts, those that memory held afterwards.
+    pub held: Samples,
     /// Bytes that were read, over those of the experts that were not in memory.
     pub read_ratio: Samples,
 }
@@ -265,9 +267,9 @@ impl Ours {
         weights: &Weights,
         answer: impl FnOnce() -> Result<f64, BenchError>,
     ) -> Result<(), BenchError> {
+        let metric =
+            |name| http::metric(address, name).map_err(|source| BenchError::Http { source });
         let metrics = || {
-            let metric =
-                |name| http::metric(address, name).map_err(|source| BenchError::Http { source });
             Ok::<_, BenchError>([
                 metric("prima_member_read_bytes_total")?,
                 metric("prima_member_expert_hits_total")?,
@@ -280,6 +282,9 @@ impl Ours {
         let [read, hits, misses] = [0, 1, 2].map(|place| after[place] - before[place]);
         self.rate.push(1.0 / seconds);
         self.hit_rate.push(hits / (hits + misses));
+        // All that every token uses stays, so what does not is experts.
+        let streamed = metric("prima_member_streamed_weight_bytes")?;
+        self.held.push(1.0 - streamed / weights.experts);
         if misses > 0.0 {
             self.read_ratio.push(read / (misses * weights.expert));
         }
