@@ -145,6 +145,29 @@ def test_the_ring_is_shown(page):
     assert page.locator("svg circle").count() == 1 + len(windows)
 
 
+def test_what_is_read_from_disk_is_shown(page):
+    with page.expect_response("**/ring") as answer:
+        pass
+    state = answer.value.json()
+    member = state["ring"]["members"][0]
+    member.update(resident_weight_bytes=3 * 2**30, streamed_weight_bytes=2**30, planned_read_bytes=2**29)
+    page.route("**/ring", lambda route: route.fulfill(json=state))
+    shown = page.locator("#members li").first
+    expect(shown).to_contain_text("75 % of weights in memory, 1.0 GiB read from disk when a token needs them, planned 512.0 MiB per token;")
+    page.unroute("**/ring")
+    member.update(expert_misses=1234, read_bytes=5 * 2**30)
+
+    def next_look(route):
+        member["expert_hits"] += 9
+        member["expert_misses"] += 1
+        route.fulfill(json=state)
+
+    page.route("**/ring", next_look)
+    expect(shown).to_contain_text(
+        re.compile(r"\d % of experts were there when needed, 90 % lately; read so far: 1,2\d\d experts, 5\.0 GiB in all;"))
+    page.unroute("**/ring")
+
+
 def test_a_question_is_answered(page):
     steer(page, temperature=0, max_tokens=24)
     before = int(page.inner_text("#generated"))

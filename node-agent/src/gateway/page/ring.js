@@ -2,7 +2,8 @@
 import {headers} from "./api.js";
 import {$, make} from "./make.js";
 
-const bytes = value => value < 2 ** 20 ? `${(value / 1024).toFixed(0)} KiB` : `${(value / 2 ** 20).toFixed(1)} MiB`;
+const bytes = value => value < 2 ** 20 ? `${(value / 1024).toFixed(0)} KiB` :
+  value < 2 ** 30 ? `${(value / 2 ** 20).toFixed(1)} MiB` : `${(value / 2 ** 30).toFixed(1)} GiB`;
 const colour = (index, count) => `hsl(${(170 + index * 360 / count) % 360} 50% 48%)`;
 let before = null;
 let onStatus, onReady;
@@ -11,6 +12,25 @@ let onStatus, onReady;
 export function say(text, bad = false) {
   if ($("state").textContent !== text) $("state").textContent = text;
   $("state").classList.toggle("bad", bad);
+}
+
+/** Of the experts that were needed since an earlier look, or since the start, the share that was in memory; "" if none was needed. */
+function found(member, earlier = {expert_hits: 0, expert_misses: 0}) {
+  const hits = member.expert_hits - earlier.expert_hits;
+  const needed = hits + member.expert_misses - earlier.expert_misses;
+  return needed > 0 ? `${Math.round(100 * hits / needed)} %` : "";
+}
+
+/** What a member does about weights that are not in memory. Before an expert was needed, nothing tells whether it has some. */
+function reading(member, last) {
+  const always = found(member);
+  if (!always) {
+    const planned = member.planned_read_bytes == null ? "" : `, planned ${bytes(member.planned_read_bytes)} per token`;
+    return `${bytes(member.streamed_weight_bytes)} read from disk when a token needs them${planned}`;
+  }
+  const lately = last && found(member, last);
+  return `${always} of experts were there when needed${lately ? `, ${lately} lately` : ""}; ` +
+    `read so far: ${member.expert_misses.toLocaleString("en")} experts, ${bytes(member.read_bytes)} in all`;
 }
 
 function draw(state) {
@@ -49,14 +69,10 @@ function draw(state) {
     row.append(name, make("div", "layers", windows.length ? `layers ${windows.join(", ")}` : "no layers"));
     const weights = member.resident_weight_bytes + member.streamed_weight_bytes;
     if (member.streamed_weight_bytes) {
-      const planned = member.planned_read_bytes == null ? "" : `, planned ${bytes(member.planned_read_bytes)}`;
       const last = earlier.get(member.name);
       const waited = last && passed ? Math.min(1, (member.disk_seconds - last.disk_seconds) / passed) : 0;
-      const needed = member.expert_hits + member.expert_misses;
-      const read = needed ? `${Math.round(100 * member.expert_hits / needed)} % of experts were there when needed` :
-        `${bytes(member.streamed_weight_bytes)} read per token${planned}`;
       row.append(make("div", "layers", `${Math.round(100 * member.resident_weight_bytes / weights)} % of weights in memory, ` +
-        `${read}; waiting for disk ${Math.round(waited * 100)} %; ` +
+        `${reading(member, last)}; waiting for disk ${Math.round(waited * 100)} %; ` +
         `memory pressure ${(member.memory_pressure_ratio * 100).toFixed(1)} %`));
     }
     return row;
