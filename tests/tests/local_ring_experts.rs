@@ -66,7 +66,7 @@ fn ends_with_answer(passes: &[Vec<u32>], count: usize) -> bool {
 }
 
 /// The memory that an expert takes: three parts of 16 pages, which may begin and end inside of a page.
-const SLAB_BYTES: u64 = 3 * (68 << 10);
+const EXPERT_MEMORY: u64 = 3 * (68 << 10);
 
 #[test]
 fn the_replay_finds_what_the_cache_found() {
@@ -99,8 +99,8 @@ fn the_replay_finds_what_the_cache_found() {
         let status = runner.residency.status();
         let dense = runner.residency.weight_bytes() - (LAYERS * EXPERTS) as u64 * EXPERT_BYTES;
         let experts = status.resident_bytes - dense;
-        assert_eq!(experts % SLAB_BYTES, 0, "{status:?}");
-        let room = (experts / SLAB_BYTES) as usize;
+        assert_eq!(experts % EXPERT_MEMORY, 0, "{status:?}");
+        let room = (experts / EXPERT_MEMORY) as usize;
         let counts = trace.replay(Policy::ProtectedLru, room, 0);
         println!("{percent} %: room for {room} in all, {counts:?}");
         let found = [status.expert_hits, status.expert_misses];
