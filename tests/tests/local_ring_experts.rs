@@ -1,4 +1,4 @@
-//! Which experts passes need, as traces tell it: those of real rings, and a replay that finds in memory what the cache found.
+//! Which experts passes need: as rings trace it and count it, and as a replay of traces finds in memory what the cache found.
 
 use std::fs;
 
@@ -8,6 +8,7 @@ use prima_test_models::{EXPERTS_PER_TOKEN, Random, Runner, characters_as_tokens}
 use prima_tests::expert_replay::{Policy, Trace};
 use prima_tests::local_ring::LocalRing;
 use prima_tests::machine::drop_cached;
+use prima_tests::machine_ring::{MachineRing, Node, ThisMachine, plan, usual_profile};
 use prima_tests::{Endpoint, http, wait_until};
 use serde_json::json;
 
@@ -24,14 +25,9 @@ fn a_ring_traces_what_its_passes_need() {
         .arg("--no-speculation")
         .env("PRIMA_ROUTING_TRACE", folder.path())
         .start();
-    // The prompt is one pass, and the last token is computed no more. None of them may end the answer.
+    // The prompt is one pass, and the last token is computed no more.
     const PASSES: usize = 12;
-    let body = json!({
-        "model": ring.model(), "prompt": "Once", "max_tokens": PASSES, "temperature": 0, "logit_bias": {"95": -100},
-    });
-    let answer = http::post(ring.address(), "/v1/completions", &body).unwrap();
-    assert_eq!(answer.status, 200, "{}", answer.body);
-    assert_eq!(answer.json()["usage"]["completion_tokens"], PASSES);
+    answer(&ring, PASSES);
     wait_until("all is written", || {
         let of_layers: Vec<_> = ["m0", "m1"]
             .iter()
@@ -51,6 +47,16 @@ fn a_ring_traces_what_its_passes_need() {
     ring.stop();
 }
 
+/// Has a ring draw so many tokens, none of which may end the answer.
+fn answer(ring: &impl Endpoint, tokens: usize) {
+    let body = json!({
+        "model": ring.model(), "prompt": "Once", "max_tokens": tokens, "temperature": 1, "logit_bias": {"95": -100},
+    });
+    let answer = http::post(ring.address(), "/v1/completions", &body).unwrap();
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    assert_eq!(answer.json()["usage"]["completion_tokens"], tokens);
+}
+
 /// Whether the last `count` of the passes are that of a prompt and of single tokens.
 fn ends_with_answer(passes: &[Vec<u32>], count: usize) -> bool {
     let begun = passes.len().saturating_sub(count);
@@ -62,6 +68,33 @@ fn ends_with_answer(passes: &[Vec<u32>], count: usize) -> bool {
             each && prompt.len() > EXPERTS_PER_TOKEN
         }
         _ => false,
+    }
+}
+
+#[test]
+fn a_ring_counts_experts_found_and_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("mixture.gguf");
+    mixture::write_for_ring(&model);
+    let planned = plan(&model, vec![usual_profile(); 2], &[]).plan;
+    let node = || Node {
+        machine: &ThisMachine,
+        model: model.clone(),
+    };
+    // Less than a layer takes, but enough for some experts beside what every token uses.
+    let memory = (EXPERTS as u64 * EXPERT_BYTES).to_string();
+    let arguments = ["--weights-memory", &memory];
+    let ring = MachineRing::start(planned, &[node(), node()], &arguments);
+    // The memory is given back a moment after the start.
+    for told in [
+        "prima_member_expert_hits_total",
+        "prima_member_expert_misses_total",
+    ] {
+        wait_until(told, || {
+            answer(&ring, 12);
+            let counts = http::metrics(ring.address(), told).unwrap();
+            counts.len() == 2 && counts.iter().all(|count| *count > 0.0)
+        });
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use prima_gguf::GgmlType;
 
-use super::MadeUpModel;
+use super::{MadeUpModel, characters_as_tokens};
 
 pub const LAYERS: usize = 3;
 pub const EXPERTS: usize = 24;
@@ -15,12 +15,24 @@ pub const EXPERT_BYTES: u64 = 3 * 256 * 128 * 2;
 /// Writes it into `folder`.
 pub fn write(folder: &Path) -> PathBuf {
     let model = MadeUpModel {
+        vocabulary: VOCABULARY,
+        ..made_up()
+    };
+    model.write(folder)
+}
+
+/// Writes one to `path` that a ring can serve: its vocabulary is characters.
+pub fn write_for_ring(path: &Path) {
+    let model = made_up();
+    model.write_with(path, model.tensors(), characters_as_tokens);
+}
+
+fn made_up() -> MadeUpModel {
+    MadeUpModel {
         layers: LAYERS,
         experts: EXPERTS,
         feed_forward: 128,
-        vocabulary: VOCABULARY,
         formats: vec![GgmlType::F16],
         ..MadeUpModel::of("qwen3moe")
-    };
-    model.write(folder)
+    }
 }
