@@ -3,13 +3,17 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "these are tests")]
 
-use std::fs::{self, File, OpenOptions};
+#[cfg(target_os = "linux")]
+use std::fs::File;
+use std::fs::{self, OpenOptions};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use prima_engine::{BatchEntry, EngineError, KvCache, MappedFile};
+#[cfg(target_os = "linux")]
+use prima_engine::MappedFile;
+use prima_engine::{BatchEntry, EngineError, KvCache};
 use prima_test_models::mixture::{self, EXPERT_BYTES, EXPERTS, LAYERS};
 use prima_test_models::{EXPERTS_PER_TOKEN, Random, Runner};
 
@@ -91,6 +95,7 @@ fn what_is_read_is_what_is_missing() {
     );
 }
 
+#[cfg(target_os = "linux")]
 #[test]
 fn what_stays_is_in_the_page_cache() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -115,6 +120,7 @@ fn what_stays_is_in_the_page_cache() {
 }
 
 /// As when a member starts again, since the ring is another.
+#[cfg(target_os = "linux")]
 #[test]
 fn what_an_earlier_process_used_is_still_there() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -135,6 +141,7 @@ fn what_an_earlier_process_used_is_still_there() {
 }
 
 /// As when another program needs memory for a moment.
+#[cfg(target_os = "linux")]
 #[test]
 fn experts_that_the_system_has_taken_are_read_again() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -158,6 +165,7 @@ fn experts_that_the_system_has_taken_are_read_again() {
 }
 
 /// One at a time.
+#[cfg(target_os = "linux")]
 fn use_tokens(runner: &Runner) {
     let mut kv = runner.kv_cache();
     for token in tokens(100) {
@@ -166,6 +174,7 @@ fn use_tokens(runner: &Runner) {
 }
 
 /// A model on a disk (of one in memory, the page cache is all there is) and half of the memory that it needs, with no expert in it.
+#[cfg(target_os = "linux")]
 fn cold(path: &Path) -> (File, Runner) {
     let file = File::open(path).unwrap();
     drop_cached(&file);
@@ -176,6 +185,7 @@ fn cold(path: &Path) -> (File, Runner) {
     (file, runner)
 }
 
+#[cfg(target_os = "linux")]
 fn drop_cached(file: &File) {
     // What has just been written cannot be dropped.
     file.sync_all().unwrap();
@@ -183,6 +193,7 @@ fn drop_cached(file: &File) {
 }
 
 /// What the page cache has of it.
+#[cfg(target_os = "linux")]
 fn cached_bytes(file: &File) -> u64 {
     let map = MappedFile::map(file, Path::new("a model")).unwrap();
     let page = rustix::param::page_size();
