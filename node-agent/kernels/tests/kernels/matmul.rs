@@ -32,6 +32,10 @@ fn shapes(format: GgmlType) -> Vec<(usize, usize)> {
     if block == 1 {
         shapes.extend([(5, 1), (18, 31), (16, 33), (20, 300)]);
     }
+    if block == 32 {
+        // The width of gpt-oss, which blocks of 256 do not divide.
+        shapes.push((17, 2880));
+    }
     shapes
 }
 
