@@ -76,7 +76,7 @@ fn dense_families_have_the_same_bits_on_every_processor() {
 
 #[test]
 fn mixtures_have_the_same_bits_on_every_processor() {
-    families("mixtures", 8);
+    families("mixtures", 9);
 }
 
 #[test]

@@ -6,7 +6,7 @@
 use prima_engine::Compute;
 use prima_engine::kernels::IsaLevel;
 
-use prima_test_models::options::{Variant, options};
+use prima_test_models::options::{Variant, experts_in_mxfp4, options};
 use prima_test_models::{FAMILIES, MadeUpModel, Runner, difference};
 
 /// In units of the spread of the logits. Where products and sums are not fused, other activations round to another eighth bit.
@@ -21,7 +21,8 @@ fn dense_families_have_the_same_bits_where_levels_fuse() {
 
 #[test]
 fn mixtures_have_the_same_bits_where_levels_fuse() {
-    have_the_same_bits(families().filter(|family| family.model.experts > 0));
+    let mixtures = families().filter(|family| family.model.experts > 0);
+    have_the_same_bits(mixtures.chain([experts_in_mxfp4()]));
 }
 
 #[test]

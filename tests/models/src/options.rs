@@ -227,6 +227,21 @@ pub fn options() -> [Variant; 19] {
     ]
 }
 
+/// gpt-oss as it is published: its experts are in MXFP4, whatever the formats of other matrices.
+pub fn experts_in_mxfp4() -> Variant {
+    Variant {
+        name: "gpt-oss with experts in MXFP4",
+        change: |tensors| {
+            for (name, format, _) in tensors {
+                if name.ends_with("_exps.weight") {
+                    *format = GgmlType::Mxfp4;
+                }
+            }
+        },
+        ..Variant::of("gpt-oss")
+    }
+}
+
 /// LongRoPE's, of heads of which 96 numbers are rotated.
 pub fn add_factors(tensors: &mut Vec<Tensor>) {
     let names = ["rope_factors_short.weight", "rope_factors_long.weight"];
