@@ -14,8 +14,10 @@ use std::time::Duration;
 #[cfg(target_os = "linux")]
 use prima_engine::MappedFile;
 use prima_engine::{BatchEntry, EngineError, KvCache};
-use prima_test_models::mixture::{self, EXPERT_BYTES, EXPERTS, LAYERS};
-use prima_test_models::{EXPERTS_PER_TOKEN, Random, Runner};
+use prima_gguf::GgmlType;
+use prima_test_models::mixture::{self, EXPERT_BYTES, EXPERTS, LAYERS, VOCABULARY};
+use prima_test_models::options::{Variant, experts_in_mxfp4};
+use prima_test_models::{EXPERTS_PER_TOKEN, FAMILIES, MadeUpModel, Random, Runner};
 
 /// A whole model in windows that end at `ends`. Memory holds `percent` of its weights.
 fn limited(path: &Path, ends: &[usize], percent: u64) -> Runner {
@@ -65,6 +67,44 @@ fn every_budget_gives_the_same_bits() {
         let within = status.resident_bytes + status.buffer_bytes <= all * percent / 100;
         assert!(within || percent < 30, "{percent} %: {status:?}");
         assert!(status.own_bytes <= status.buffer_bytes);
+    }
+}
+
+/// Of quantized matrices, and with memory for nothing, for few experts or only a part of the dense weights, for some experts, and for all; each
+/// in windows of its own.
+#[test]
+fn every_family_has_the_same_bits_under_budgets() {
+    const SOME: u64 = 60;
+    const CASES: [(u64, &[usize]); 4] =
+        [(0, &[4]), (30, &[1, 4]), (SOME, &[2, 3, 4]), (100, &[3, 4])];
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mixture.gguf");
+    let families = FAMILIES.into_iter().map(Variant::of);
+    let mixtures = families.filter(|family| family.model.experts > 0);
+    for variant in mixtures.chain([experts_in_mxfp4()]) {
+        let name = variant.name;
+        let variant = Variant {
+            model: MadeUpModel {
+                layers: 4,
+                // So many that those that pass through take little of the memory.
+                experts: 32,
+                vocabulary: VOCABULARY,
+                formats: vec![GgmlType::Q4K, GgmlType::Q8_0, GgmlType::Q4_1],
+                ..variant.model
+            },
+            ..variant
+        };
+        variant.write(&path, |_| {});
+        let expected = answer(&Runner::new(&path, 1), &tokens(8));
+        for (percent, ends) in CASES {
+            let case = format!("{name}, {percent} %");
+            let runner = limited(&path, ends, percent);
+            assert!(answer(&runner, &tokens(8)) == expected, "{case}");
+            let status = runner.residency.status();
+            assert_eq!(status.read_bytes == 0, percent == 100, "{case}");
+            assert_eq!(status.expert_misses == 0, percent == 100, "{case}");
+            assert!(status.expert_hits > 0 || percent != SOME, "{case}");
+        }
     }
 }
 

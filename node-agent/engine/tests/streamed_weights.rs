@@ -18,7 +18,7 @@ use prima_engine::{BatchEntry, Embedding, EngineError, KvCache, Model};
 use prima_gguf::writer::split;
 use prima_gguf::{GgmlType, part_paths};
 
-use prima_test_models::{MadeUpModel, Random, Runner};
+use prima_test_models::{MadeUpModel, Random, Runner, mixture};
 
 const PIECE_BYTES: usize = 16 << 10;
 /// Matrices of several pieces each, so that resident and streamed rows meet within one.
@@ -86,7 +86,8 @@ fn every_budget_gives_the_same_bits() {
     }
 }
 
-/// The model at `path` in three files, of which the first has no tensors; returns their paths.
+/// The model at `path` in three files, of which the first has no tensors; returns their paths. Of the mixture, gate and up of the first layer's
+/// experts are in another file than down.
 fn in_three_files(path: &Path) -> Vec<PathBuf> {
     let bytes = fs::read(path).unwrap();
     let tensors = Model::open(path).unwrap().gguf().tensors.len();
@@ -102,15 +103,19 @@ fn in_three_files(path: &Path) -> Vec<PathBuf> {
 #[test]
 fn a_model_in_several_files_gives_the_same_bits() {
     let folder = tempfile::tempdir().unwrap();
-    let path = file(folder.path());
-    let expected = answer(&Runner::new(&path, 1), &tokens(40));
-    let parts = in_three_files(&path);
-    fs::remove_file(path).unwrap();
-    assert!(answer(&Runner::new(&parts[0], 2), &tokens(40)) == expected);
-    for percent in [0, 50] {
-        let runner = streaming(&parts[0], &[1, 3], percent);
-        assert!(answer(&runner, &tokens(40)) == expected, "{percent} %");
-        assert!(runner.residency.status().read_bytes > 0);
+    let (dense, experts) = (file(folder.path()), mixture::write(folder.path()));
+    for (path, has_experts) in [(dense, false), (experts, true)] {
+        let expected = answer(&Runner::new(&path, 1), &tokens(40));
+        let parts = in_three_files(&path);
+        fs::remove_file(path).unwrap();
+        assert!(answer(&Runner::new(&parts[0], 2), &tokens(40)) == expected);
+        for percent in [0, 50] {
+            let runner = streaming(&parts[0], &[1, 3], percent);
+            assert!(answer(&runner, &tokens(40)) == expected, "{percent} %");
+            let status = runner.residency.status();
+            assert!(status.read_bytes > 0);
+            assert_eq!(status.expert_misses > 0, has_experts, "{percent} %");
+        }
     }
 }
 
