@@ -135,7 +135,7 @@ impl Shared {
                 continue;
             };
             drop(queue);
-            let result = self.read(&job.range, job.memory);
+            let result = threads::caught(|| self.read(&job.range, job.memory));
             // Nobody waits for it any more: then it is nobody's.
             let _ = job.reply.send(PartRead {
                 index: job.index,
@@ -173,5 +173,63 @@ impl Shared {
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use prima_gguf::Gguf;
+    use prima_gguf::writer::GgufWriter;
+
+    use super::super::plan::PAGE;
+    use super::*;
+    use crate::mapped_weights::MappedFile;
+
+    #[test]
+    fn a_read_that_panics_is_answered_and_its_thread_goes_on() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let header = GgufWriter::new().write_header(Vec::new()).unwrap();
+        let mut bytes = header.finish().unwrap();
+        bytes.resize(2 * PAGE, 0);
+        fs::write(file.path(), &bytes).unwrap();
+        let length = bytes.len() as u64;
+        let gguf = Gguf::parse("two pages", &bytes, length).unwrap();
+        let mapped = MappedFile::open(file.path()).unwrap();
+        let reader = ExpertReader::start(MappedModel::new(&gguf, vec![mapped])).unwrap();
+
+        let (reply, replies) = mpsc::channel();
+        let read = |index, range| {
+            let memory = Memory::Kept { leaves: None };
+            let reply = reply.clone();
+            reader.begin([Job {
+                index,
+                part: 0,
+                range,
+                memory,
+                reply,
+            }]);
+        };
+        let answer = || {
+            let answer = replies.recv_timeout(Duration::from_secs(60));
+            answer.expect("an answer")
+        };
+        // A range that ends before it begins has fewer bytes than none, and tests panic at that. One more read than there are threads.
+        (0..=THREADS).for_each(|index| read(index, length..0));
+        let mut failed: Vec<usize> = (0..=THREADS)
+            .map(|_| {
+                let PartRead { index, result, .. } = answer();
+                let error = result.unwrap_err();
+                assert!(error.to_string().contains("panicked"), "{error}");
+                index
+            })
+            .collect();
+        failed.sort_unstable();
+        assert!(failed.into_iter().eq(0..=THREADS));
+        read(0, 0..length);
+        assert_eq!(answer().result.unwrap().1, bytes.len());
     }
 }

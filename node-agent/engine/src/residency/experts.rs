@@ -567,7 +567,7 @@ impl Pass<'_> {
         let mut bytes = 0;
         while !self.reading.is_empty() {
             let next = match read.is_empty() {
-                // There is a sender here, so this ends with a reply.
+                // Every read is answered, whatever becomes of it.
                 true => self.replies.recv().ok(),
                 false => self.replies.try_recv().ok(),
             };

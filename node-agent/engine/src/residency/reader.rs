@@ -275,7 +275,8 @@ impl Shared {
             drop(state);
             let (mut slot, mut bytes) = (slot, 0);
             if let Ok(buffer) = &mut slot {
-                match self.source.read(&plan.streamed[index].range(), buffer) {
+                let range = plan.streamed[index].range();
+                match threads::caught(|| self.source.read(&range, buffer)) {
                     Ok(read) => bytes = read as u64,
                     Err(error) => slot = Err(error),
                 }

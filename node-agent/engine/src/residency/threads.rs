@@ -1,5 +1,7 @@
 //! Threads that read weights until their owner tells them to stop.
 
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::thread::{Builder, JoinHandle};
 
@@ -25,6 +27,16 @@ pub fn start(
         })?);
     }
     Ok(())
+}
+
+/// What `read` returns, and an error if it panics: the thread goes on, and whoever waits for the read is told.
+///
+/// # Errors
+/// The error of the read.
+pub fn caught<T>(read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    // A buffer that was being filled is dropped with the error.
+    let result = catch_unwind(AssertUnwindSafe(read));
+    result.unwrap_or_else(|_| Err(io::Error::other("the thread that reads panicked")))
 }
 
 /// Waits until all have ended.
