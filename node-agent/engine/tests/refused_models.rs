@@ -434,6 +434,21 @@ fn latents_that_are_not_computed_are_named() {
         );
         assert!(message.contains(&expected), "{message:?}");
     }
+    // As V2 (236B): a softmax, which is also what counts where the file does not say; or another one.
+    for gating in [Some(1), None, Some(3)] {
+        let groups = [
+            ("expert_gating_func", gating),
+            ("expert_group_count", Some(4)),
+            ("expert_group_used_count", Some(2)),
+        ];
+        let message = with_keys(&path, &groups);
+        let expected = "\"deepseek2.expert_group_count\": expected 1 where expert_gating_func is not 2 (sigmoid): ";
+        assert!(message.contains(expected), "{message:?}");
+        assert!(
+            message.ends_with("take V2-Lite, or V3 or a newer one, found 4"),
+            "{message:?}"
+        );
+    }
     for key in ["attention.kv_lora_rank", "rope.dimension_count"] {
         let message = with_keys(&path, &[(key, None)]);
         assert!(message.contains(&format!("deepseek2.{key}")), "{message:?}");

@@ -67,14 +67,15 @@ impl ExpertOptions {
             true => Gating::Sigmoid,
             false => kind.gating,
         };
+        let gating = gating(keys)?.unwrap_or(default_gating);
         let normalized = keys.flag("expert_weights_norm")?;
         let scale = keys.positive_or_none("expert_weights_scale")?;
         Ok(Some(ExpertOptions {
             count,
             used,
-            groups: groups(keys, count, used)?,
+            groups: groups(keys, gating, count, used)?,
             width,
-            gating: gating(keys)?.unwrap_or(default_gating),
+            gating,
             normalized: normalized.unwrap_or(kind.normalized),
             scale: scale.unwrap_or(1.0),
             biases: kind.biases,
@@ -87,8 +88,12 @@ impl ExpertOptions {
 }
 
 /// `None`: all experts are one group. The groups that a token chooses hold as many experts as it uses.
+///
+/// Groups are ranked as DeepSeek-V3 ranks them, whose scores are sigmoids. V2 (236B), with a softmax, was trained to rank them by the best
+/// score of each; no key says so.
 fn groups(
     keys: &Keys<'_>,
+    gating: Gating,
     experts: usize,
     used: usize,
 ) -> Result<Option<ExpertGroups>, ModelError> {
@@ -98,6 +103,13 @@ fn groups(
     let count = count as usize;
     if !experts.is_multiple_of(count) || 2 * count > experts {
         let expected = format!("a divisor of the {experts} experts, for two or more in each");
+        return Err(keys.refuse(GROUPS, expected, count));
+    }
+    if gating != Gating::Sigmoid {
+        let expected = format!(
+            "1 where {GATING} is not 2 (sigmoid): prima ranks groups as DeepSeek-V3 does, and V2 (236B) ranks them otherwise, so take \
+             V2-Lite, or V3 or a newer one"
+        );
         return Err(keys.refuse(GROUPS, expected, count));
     }
     let groups_used = keys.size(GROUPS_USED)?;

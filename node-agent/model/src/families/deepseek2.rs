@@ -1,9 +1,10 @@
-//! DeepSeek V2 to V3.1 and R1, GLM-4.7-Flash, Kimi K2 and whatever else llama.cpp's converter writes as `deepseek2`: keys and values of all
-//! heads are one latent row of each position; some dense layers first, then experts, and one for all tokens.
+//! DeepSeek V2-Lite, V3 to V3.1 and R1, GLM-4.7-Flash, Kimi K2 and whatever else llama.cpp's converter writes as `deepseek2`: keys and values
+//! of all heads are one latent row of each position; some dense layers first, then experts, and one for all tokens.
 //!
-//! Two things are not as elsewhere. Groups of experts are ranked by their two best scores, as in V3 and in llama.cpp; V2 (236B) was trained to
-//! rank them by the best one. And YaRN's `beta_fast` and `beta_slow` are taken from the file, as published (Kimi K2 has other ones than
-//! most); llama.cpp does not read them for this family.
+//! Two things are not as in llama.cpp. It ranks groups of experts by their two best scores in all models, as V3 was trained; V2 (236B) was
+//! trained to rank them by the best one, and is refused. (Files from before llama.cpp knew groups, of either, do not name them: then a token
+//! chooses among all experts, here as there.) And YaRN's `beta_fast` and `beta_slow` are taken from the file, as published (Kimi K2 has other
+//! ones than most); llama.cpp does not read them for this family.
 
 use super::llama::DENSE;
 use super::{EXPERTS, ExpertKind, Family, Presence};
