@@ -24,6 +24,9 @@ const TOP: usize = 20;
 const BOUND: f32 = 0.05;
 /// Less likely tokens are never chosen.
 const NEVER: f32 = -20.0;
+/// The part of the places at which a quantized mixture is within the bound of other models. At the rest, rounding may have chosen another
+/// expert. An error in a single expert of one layer is at more places than the rest: a token uses three of eight.
+const UNDISTURBED: f64 = 0.75;
 
 #[test]
 fn llama_with_biases_computes_what_llama_cpp_does() {
@@ -144,15 +147,13 @@ fn logits(engine: &OneProcess, tokens: &[u32]) -> Vec<Vec<f32>> {
 fn compare(name: &str, bound: f32, rows: &[Vec<f32>], expected: &Text) -> usize {
     let mut largest = 0_f32;
     for (place, (row, top)) in rows.iter().zip(&expected.top).enumerate() {
-        for &(token, logprob) in top.iter().filter(|(_, logprob)| *logprob > NEVER) {
-            let difference = (row[token as usize] - logprob).abs();
-            largest = largest.max(difference);
-            assert!(
-                difference <= bound,
-                "{name}, place {place}: token {token} has {}, llama.cpp {logprob}",
-                row[token as usize]
-            );
-        }
+        let (token, difference) = largest_difference(row, top);
+        largest = largest.max(difference);
+        assert!(
+            difference <= bound,
+            "{name}, place {place}: token {token} has {}, which differs by {difference} from llama.cpp's",
+            row[token as usize]
+        );
     }
     let decided = greedy_agrees(name, 2.0 * bound, rows, expected);
     let count = rows.len();
@@ -160,6 +161,16 @@ fn compare(name: &str, bound: f32, rows: &[Vec<f32>], expected: &Text) -> usize 
         "{name}: a top-{TOP} logprob differs by up to {largest}; {decided} of {count} places are decided"
     );
     decided
+}
+
+/// The token whose log probability differs most at one place, and by how much.
+fn largest_difference(row: &[f32], top: &[(u32, f32)]) -> (u32, f32) {
+    let likely = top.iter().filter(|(_, logprob)| *logprob > NEVER);
+    let differences =
+        likely.map(|&(token, logprob)| (token, (row[token as usize] - logprob).abs()));
+    // What is not a number is the largest.
+    let largest = differences.max_by(|(_, a), (_, b)| a.total_cmp(b));
+    largest.expect("a likely token")
 }
 
 #[test]
@@ -350,11 +361,8 @@ fn made_up(variants: impl IntoIterator<Item = Variant>, format: GgmlType, bound:
         let engine = OneProcess::open(&path, 2).unwrap();
         let rows = all_but_the_last(&engine, &exact.tokens);
         let name = format!("{} in {format}", variant.name);
-        // Where activations are rounded, another expert may be chosen where scores are close, and then all numbers are others.
-        let rounds_choices = format.block_len() > 1 && variant.model.experts > 0;
-        let bound = if rounds_choices { f32::INFINITY } else { bound };
-        let decided = compare(&name, bound, &rows, &exact);
         if format.block_len() == 1 {
+            let decided = compare(&name, bound, &rows, &exact);
             assert!(
                 decided > rows.len() / 3,
                 "{name}: {decided} places are decided"
@@ -373,21 +381,50 @@ fn made_up(variants: impl IntoIterator<Item = Variant>, format: GgmlType, bound:
                 row
             })
             .collect();
+        // Where activations are rounded, another expert may be chosen where scores are close, and then all numbers are others.
+        let rounds_choices = variant.model.experts > 0;
         let distance = match rounds_choices {
             true => median_distance,
             false => distance,
         };
-        let (own, peers) = (distance(&rows, &exact), distance(&peers, &exact));
-        println!("{name}: distance to the exact logprobs {own:.4}, llama.cpp's {peers:.4}");
-        assert!(own <= 1.3 * peers, "{name}: {own}, llama.cpp {peers}");
-        if !rounds_choices {
+        let [own, noise] = [&rows, &peers].map(|rows| distance(rows, &exact));
+        println!("{name}: distance to the exact logprobs {own:.4}, llama.cpp's {noise:.4}");
+        assert!(own <= 1.3 * noise, "{name}: {own}, llama.cpp {noise}");
+        if rounds_choices {
+            are_mostly_near(&name, bound, [&rows, &peers], &exact);
+        } else {
+            compare(&name, bound, &rows, &exact);
             places += rows.len();
-            decided_places += greedy_agrees(&name, 6.0 * peers as f32, &rows, &exact);
+            decided_places += greedy_agrees(&name, 6.0 * noise as f32, &rows, &exact);
         }
     }
     println!("{format}: {decided_places} of {places} places are decided");
     let enough = places == 0 || decided_places > places / 8;
     assert!(enough, "{decided_places} of {places} places are decided");
+}
+
+/// Panics unless the first of `both`, our rows and llama.cpp's, are within `bound` of the exact ones at [`UNDISTURBED`] of the places.
+fn are_mostly_near(name: &str, bound: f32, both: [&[Vec<f32>]; 2], exact: &Text) {
+    let [own, peers] = both.map(|rows| {
+        let places = rows.iter().zip(&exact.top);
+        let mut differences: Vec<f32> = places
+            .map(|(row, top)| largest_difference(row, top).1)
+            .collect();
+        differences.sort_by(f32::total_cmp);
+        differences
+    });
+    let near = |places: &[f32]| places.iter().filter(|place| **place <= bound).count();
+    let found = format!(
+        "{name}: within {bound} at {} of {} places, llama.cpp at {}",
+        near(&own),
+        own.len(),
+        near(&peers)
+    );
+    println!("{found}");
+    assert!(
+        near(&own) as f64 >= UNDISTURBED * own.len() as f64,
+        "{found}; largest differences of places: {own:.3?}, llama.cpp's: {peers:.3?}"
+    );
 }
 
 /// Panics where another token is the most likely although the gap to the second is wider than `noise`. Returns at how many places it is.
