@@ -100,6 +100,7 @@ impl User {
             .envs(self.variables());
         command
     }
+
     /// The model files that were sent to this user's machine: how long each is, and how much of it is there.
     pub fn sent_files(&self) -> Vec<(u64, u64)> {
         let entries = fs::read_dir(self.cache().join("sent")).expect("the folder of sent files");
@@ -168,7 +169,7 @@ impl Lender {
 impl Drop for Lender {
     fn drop(&mut self) {
         // Some are never asked to measure.
-        if self.measured.exists() {
+        if !std::thread::panicking() && self.measured.exists() {
             measurements().keep(&self.measured, &self.cache);
         }
     }

@@ -42,12 +42,13 @@ impl Measurements {
         }
     }
 
-    /// Keeps what an agent measured, from there.
+    /// Keeps what an agent measured, from there, unless that is what it was given.
     pub fn keep(&self, file: &Path, data: &Path) {
-        if self.kept.exists() {
+        let mut entry = read(file).expect("an agent's measurements");
+        let time = |entry: &Value| entry["status"]["measuredAt"].clone();
+        if read(&self.kept).is_ok_and(|kept| time(&kept) == time(&entry)) {
             return;
         }
-        let mut entry = read(file).expect("an agent's measurements");
         let models = PathBuf::from(entry["key"]["models"].as_str().expect("a folder"));
         let models = models.strip_prefix(data).expect("models in its folder");
         entry["key"]["models"] = Value::from(text(models));

@@ -45,6 +45,8 @@ impl AgentMachine {
     pub fn new(node: &str, folder: &Path) -> AgentMachine {
         let data = folder.join(node);
         fs::create_dir_all(&data).expect("a folder for an agent");
+        // As the agent calls it.
+        let data = data.canonicalize().expect("a folder for an agent");
         AgentMachine {
             node: node.to_owned(),
             address: free_loopback_address(LINKS_PORT),

@@ -44,39 +44,39 @@ const MAX_MESSAGE: usize = 1000;
 
 /// The status of the member `name`.
 pub fn status(name: &str, observed: &Observed, share: Option<Share>) -> MemberStatus {
-    let (state, message, measured) = match observed {
-        Observed::Refused(why) => (MemberState::Refused, why.clone(), None),
-        Observed::Failed { why, .. } => (MemberState::Failed, why.clone(), None),
+    let (state, message) = match observed {
+        Observed::Refused(why) => (MemberState::Refused, why.clone()),
+        Observed::Failed { why, .. } => (MemberState::Failed, why.clone()),
         Observed::Ending => (
             MemberState::Failed,
             "the agent of this machine ends".to_owned(),
-            None,
         ),
         Observed::Fetching => (
             MemberState::Fetching,
             "fetches its part of the model".to_owned(),
-            None,
         ),
         Observed::Started => (
             MemberState::Loading,
             "the weights are there, the process starts".to_owned(),
-            None,
         ),
         Observed::Joined(None) => (
             MemberState::Loaded,
             "runs its layers for the ring".to_owned(),
-            None,
         ),
         Observed::Joined(Some(Health::NotReady { why, .. } | Health::NoAnswer(why))) => (
             MemberState::Loaded,
             format!("waits until a token went round the ring: {why}"),
-            None,
         ),
-        Observed::Joined(Some(Health::Ready { speed, .. })) => (
-            MemberState::Ready,
-            "a token went round the ring".to_owned(),
-            *speed,
-        ),
+        Observed::Joined(Some(Health::Ready { .. })) => {
+            (MemberState::Ready, "a token went round the ring".to_owned())
+        }
+    };
+    let (measured, expert_miss_percent) = match observed {
+        Observed::Joined(Some(Health::Ready {
+            speed,
+            expert_miss_percent,
+        })) => (*speed, *expert_miss_percent),
+        _ => (None, None),
     };
     let retry_after_seconds = match observed {
         Observed::Failed { again_in, .. } => Some(again_in.as_secs().max(1) as i64),
@@ -84,13 +84,6 @@ pub fn status(name: &str, observed: &Observed, share: Option<Share>) -> MemberSt
     };
     let fails_at = match observed {
         Observed::Joined(Some(Health::NotReady { fails_at, .. })) => fails_at.clone(),
-        _ => None,
-    };
-    let expert_miss_percent = match observed {
-        Observed::Joined(Some(Health::Ready {
-            expert_miss_percent,
-            ..
-        })) => *expert_miss_percent,
         _ => None,
     };
     MemberStatus {

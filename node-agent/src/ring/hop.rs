@@ -372,8 +372,10 @@ impl Hop {
                 copied_bytes: worker.compute().copied_bytes(),
             }
         };
+        let mut before = 0;
         for (unpacked, output) in frames.into_iter().zip(outputs) {
-            let timing = self.timing(&pass, &unpacked);
+            let timing = self.timing(&pass, &unpacked, before);
+            before += unpacked.rows;
             let Unpacked {
                 mut frame, rows, ..
             } = unpacked;
@@ -447,11 +449,18 @@ impl Hop {
         }
     }
 
-    /// A frame's compute time is its rows' share of the batch; the time for other frames' rows is waiting.
-    fn timing(&self, pass: &Pass, unpacked: &Unpacked) -> HopTiming {
-        let share = unpacked.rows as f64 / pass.rows.max(1) as f64;
+    /// A frame's compute time is its rows' share of the batch; the time for other frames' rows is waiting. `before`: rows of the frames before it
+    /// in the batch.
+    fn timing(&self, pass: &Pass, unpacked: &Unpacked, before: usize) -> HopTiming {
+        let all = pass.rows.max(1);
+        let share = unpacked.rows as f64 / all as f64;
         let compute = pass.spent.mul_f64(share);
-        let since = |now: u64, told: u64| (now.saturating_sub(told) as f64 * share).round() as u64;
+        // Whole numbers that add up: one expert that four frames miss is missed by one of them.
+        let since = |now: u64, told: u64| {
+            let of_first =
+                |rows: usize| u128::from(now.saturating_sub(told)) * rows as u128 / all as u128;
+            (of_first(before + unpacked.rows) - of_first(before)) as u64
+        };
         let (now, told) = (&pass.weights, &self.told);
         let waited = now.waited.saturating_sub(told.waited);
         HopTiming {

@@ -47,6 +47,20 @@ async fn health_says_where_the_ring_fails() {
 }
 
 #[tokio::test]
+async fn health_says_how_often_experts_are_missed() {
+    let server = Server::start().await;
+    let mut ring = server.status.borrow().clone();
+    ring.readiness = Readiness::Ready;
+    for percent in [None, Some(61)] {
+        ring.expert_miss_percent = percent;
+        server.status.send_replace(ring.clone());
+        let reply = get("/health").send(server.address).await;
+        assert_eq!(reply.status, 200);
+        assert_eq!(reply.json().await["expertMissPercent"], json!(percent));
+    }
+}
+
+#[tokio::test]
 async fn the_model_is_listed_under_its_name() {
     let server = Server::start().await;
     let list = get("/v1/models").send(server.address).await.json().await;

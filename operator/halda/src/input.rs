@@ -66,7 +66,7 @@ pub struct ExpertWeights {
     /// The share of them that a token uses.
     pub share: f64,
     /// Of those for which memory has no room, a token needs this part of its share: 1 if tokens choose all alike, less where they come back to
-    /// what they used lately.
+    /// what they used lately. (Where none has room, it is 1 in truth; to say so would take the MILP a product.)
     pub misses: f64,
 }
 

@@ -238,13 +238,14 @@ pub fn windows(shares: &[LayerShare], rounds: usize) -> Vec<Vec<Window>> {
     windows
 }
 
-/// Of a member whose layers on the CPU have so many bytes of `experts`. If other weights are read for every token, no expert is there.
+/// Of a member whose layers on the CPU have so many bytes of `experts`.
 fn expert_hit_percent(bytes: f64, experts: &ExpertWeights, latency: &MemberLatency) -> Option<f64> {
-    let misses = match latency.overflow_bytes > 0.0 {
-        true => 1.0,
-        false => experts.misses * latency.missing_expert_bytes / bytes,
+    // If other weights are read for every token, no expert stays.
+    let missing = match latency.overflow_bytes > 0.0 {
+        true => bytes,
+        false => latency.missing_expert_bytes,
     };
-    (bytes > 0.0).then(|| 100.0 * (1.0 - misses))
+    (bytes > 0.0).then(|| 100.0 * (1.0 - experts.misses * missing / bytes))
 }
 
 /// Part `i` of `total`, split into `parts` numbers that differ by at most one, the larger ones first.

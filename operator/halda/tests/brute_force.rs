@@ -148,7 +148,7 @@ fn instance(seed: u64) -> PlanningInput {
                 2 => ExpertWeights {
                     layer_bytes: layer_bytes * 0.9,
                     share: 0.07,
-                    misses: if seed % 2 == 0 { 1.0 } else { 0.6 },
+                    misses: if seed.is_multiple_of(2) { 1.0 } else { 0.6 },
                 },
                 _ => ExpertWeights::default(),
             },

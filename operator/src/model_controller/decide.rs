@@ -256,9 +256,12 @@ impl Case<'_> {
         let (Some(new), Some(old)) = (windows.predicted, current.spec.predicted) else {
             return kept;
         };
-        // Where tokens come back to the same experts, it is faster than it was planned before that was known. So is the new one.
+        // A ring whose tokens come back to the same experts is faster than it was planned before that was known. The new prediction knows it.
         let rank0 = current.spec.members.first();
-        let measured = rank0.and_then(|rank0| member_status(current, rank0)?.measured);
+        let rank0 = rank0.and_then(|rank0| member_status(current, rank0));
+        let measured = rank0
+            .filter(|rank0| rank0.expert_miss_percent.is_some())
+            .and_then(|rank0| rank0.measured);
         let old = measured.map_or(old.token_microseconds, |measured| {
             measured.token_microseconds.min(old.token_microseconds)
         });

@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::events::EventType;
 use kube::{Api, Resource, ResourceExt};
-use prima_crds::v1alpha1::model::{Model, ModelStatus, NodeShare};
+use prima_crds::v1alpha1::model::{Model, ModelStatus, NodeShare, ResolvedModel};
 use prima_crds::v1alpha1::ring_plan::{RingMember, RingPlan};
 use serde_json::json;
 
@@ -97,11 +97,19 @@ fn status(
         member_status(plan, rank0)
     });
     let measured = rank0.and_then(|rank0| rank0.measured);
-    // Of the same file, what an earlier ring measured still counts.
-    let misses_before = before
-        .filter(|before| before.resolved.as_ref() == resolution.done())
-        .and_then(|before| before.expert_miss_percent);
-    let expert_miss_percent = rank0.and_then(|rank0| rank0.expert_miss_percent);
+    // What is pinned stays, even while it cannot be seen.
+    let resolved = resolution.done().or(pinned(model));
+    let expert_miss_percent = resolved.and_then(|resolved| {
+        let serving = ring.serving.as_deref().filter(|plan| {
+            let served = plan.spec.model.version.as_ref();
+            served == Some(&resolved.version)
+        });
+        let now = serving
+            .and(rank0)
+            .and_then(|rank0| rank0.expert_miss_percent);
+        // What an earlier ring of the same file measured still counts.
+        now.or_else(|| missed_before(before?, resolved))
+    });
     let predicted = shown_plan.and_then(|plan| plan.spec.predicted);
     let per_second = |microseconds: i64| 1e6 / microseconds.max(1) as f64;
     let tokens_per_second = match (&measured, &predicted) {
@@ -130,8 +138,7 @@ fn status(
         summary: conditions::summary(&conditions, ring.newest.as_deref()),
         conditions,
         file: Some(file.strip_suffix(".gguf").unwrap_or(file).to_owned()),
-        // What is pinned stays, even while it cannot be seen.
-        resolved: resolution.done().or(pinned(model)).cloned(),
+        resolved: resolved.cloned(),
         plan_generation: shown_plan
             .map(|plan| plan.spec.generation)
             .or(before.and_then(|before| before.plan_generation)),
@@ -140,10 +147,18 @@ fn status(
         tokens_per_second,
         predicted,
         measured,
-        expert_miss_percent: expert_miss_percent.or(misses_before),
+        expert_miss_percent,
         nodes,
         endpoint: Some(endpoint(model, &context.cluster_domain)),
     }
+}
+
+/// How often experts of this file are missed, as rings measured it.
+pub fn missed_before(status: &ModelStatus, file: &ResolvedModel) -> Option<i32> {
+    let of = status.resolved.as_ref()?;
+    status
+        .expert_miss_percent
+        .filter(|_| of.version == file.version)
 }
 
 /// Base URL for OpenAI clients in the cluster.

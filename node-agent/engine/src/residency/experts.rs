@@ -442,7 +442,9 @@ fn capacities(layers: &[LayerExperts], bytes: u64) -> Vec<usize> {
             .sum::<u64>()
             <= bytes
     };
-    let few = (0..=count).rev().map(share_out).find(fits);
+    let smallest = layers.iter().map(LayerExperts::memory_bytes).min();
+    let most = bytes as usize / smallest.unwrap_or(1).max(1);
+    let few = (0..=most.min(count)).rev().map(share_out).find(fits);
     few.unwrap_or_default()
 }
 

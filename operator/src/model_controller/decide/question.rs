@@ -10,6 +10,7 @@ use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_halda::{Options, Plan};
 
 use crate::model_controller::candidates::Candidates;
+use crate::model_controller::update_status::missed_before;
 use crate::plan;
 
 /// Asks for the best ring of these machines.
@@ -52,7 +53,7 @@ impl Question {
                 activation_dtype: model.spec.activation_dtype,
                 kv_dtype: model.spec.kv_dtype,
                 draft: resolved.draft.as_ref().map(|draft| draft.profile.clone()),
-                expert_misses: expert_miss_percent(model)
+                expert_misses: expert_miss_percent(model, resolved)
                     .map_or(1.0, |percent| f64::from(percent) / 100.0),
                 ..Options::default()
             },
@@ -81,10 +82,8 @@ impl Question {
     }
 }
 
-/// What rings of this model measured.
-fn expert_miss_percent(model: &Model) -> Option<i32> {
-    let percent = model.status.as_ref()?.expert_miss_percent?;
-    Some(percent.clamp(1, 100))
+fn expert_miss_percent(model: &Model, resolved: &ResolvedModel) -> Option<i32> {
+    missed_before(model.status.as_ref()?, resolved)
 }
 
 /// Memory counts in steps of a twentieth, links in steps of a quarter, how many experts are missed in steps of a tenth.
@@ -118,6 +117,6 @@ fn fingerprint(model: &Model, resolved: &ResolvedModel, candidates: &Candidates)
         &resolved.version.header_sha256,
         draft.map(|draft| &draft.version.header_sha256),
     );
-    let misses = (expert_miss_percent(model).unwrap_or(100) + 5) / 10;
+    let misses = (expert_miss_percent(model, resolved).unwrap_or(100) + 5) / 10;
     format!("{:?} {versions:?} {machines:?} {misses}", model.spec)
 }

@@ -320,18 +320,26 @@ fn a_ring_gives_way_to_one_a_fifth_faster() {
     let first = written(decided(&world(&desk, &[])), SignedDuration::ZERO);
     let best = first.spec.predicted.unwrap().token_microseconds;
     let just_not_worth_it = best * 5 / 4;
-    for (old, measured, minutes, replaced) in [
-        (just_not_worth_it + 1, None, 11, true),
-        (just_not_worth_it + 1, speed(best * 10), 11, true),
-        (just_not_worth_it, None, 11, false),
-        // It is faster than it was planned.
-        (best * 10, speed(just_not_worth_it), 11, false),
-        (best * 10, None, 10, false),
-        (best * 10, None, 9, false),
+    let fast = speed(just_not_worth_it);
+    for (old, (measured, misses), minutes, replaced) in [
+        (just_not_worth_it + 1, (None, None), 11, true),
+        (
+            just_not_worth_it + 1,
+            (speed(best * 10), Some(60)),
+            11,
+            true,
+        ),
+        (just_not_worth_it, (None, None), 11, false),
+        // It is faster than it was planned: because of its experts, or since clients say again what they were told, which no plan counts on.
+        (best * 10, (fast, Some(60)), 11, false),
+        (best * 10, (fast, None), 11, true),
+        (best * 10, (None, None), 10, false),
+        (best * 10, (None, None), 9, false),
     ] {
         let mut plan = RingPlan::clone(&first);
         plan.spec.predicted = speed(old);
-        let state = json!({"members": [{"name": "desk", "state": "Ready", "message": "", "measured": measured}]});
+        let state = json!({"name": "desk", "state": "Ready", "measured": measured, "expertMissPercent": misses});
+        let state = json!({"members": [state]});
         plan.status = Some(serde_json::from_value(state).unwrap());
         let at = now();
         let made = at.timestamp - SignedDuration::from_mins(minutes);
@@ -369,6 +377,7 @@ fn plans_count_on_how_often_experts_are_missed() {
         let model = Arc::get_mut(&mut there.model).unwrap();
         model.status = Some(ModelStatus {
             expert_miss_percent,
+            resolved: there.resolution.done().cloned(),
             ..ModelStatus::default()
         });
         let plan = written(
@@ -383,6 +392,14 @@ fn plans_count_on_how_often_experts_are_missed() {
     assert_eq!(planned(Some(53)), half);
     let more = planned(Some(70));
     assert!(half < more && more < alike, "{half} {more} {alike}");
+    // Of another file, nothing is known.
+    let Resolution::Done(resolved) = &mut there.resolution else {
+        panic!("not resolved");
+    };
+    resolved.version.etag = Some("new".to_owned());
+    let asked = decided_with(&there, &mut state, now());
+    let plan = written(asked, SignedDuration::ZERO);
+    assert_eq!(plan.spec.predicted.unwrap().token_microseconds, alike);
 }
 
 #[test]
