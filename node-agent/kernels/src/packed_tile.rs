@@ -87,24 +87,35 @@ impl TilePlace {
 
 /// A block format that can be unpacked for 16 rows at once, to what [`BlockFormat::unpack`] gives for each.
 pub(super) trait PackedFormat: BlockFormat {
+    /// In how many parts of as many groups a block's values are unpacked, one after the other. Of a large block in one part, the compiler
+    /// would load everything first, which is more than there are registers, and prefetch everything at its end: more lines at once than a
+    /// core can wait for.
+    const PARTS: usize = 1;
+    /// The groups of a part.
+    const PART_GROUPS: usize = Self::BLOCK / Self::GROUP / Self::PARTS;
     /// Whether one row of activations is multiplied with a block while it is unpacked, without a packed tile. It takes that
-    /// [`unpack_rows`](Self::unpack_rows) names quads and groups by constants, so that sums are registers; and there is no gain with more
-    /// than [`one_row::MOST_GROUPS`] of them in a block.
-    const ONE_ROW: bool = Self::BLOCK / Self::GROUP <= one_row::MOST_GROUPS;
+    /// [`values`](Self::values) names quads by constants, so that sums are registers.
+    const ONE_ROW: bool = true;
 
-    /// Unpacks one block of each row.
+    /// Unpacks the scales and minimums of a block of each row.
     ///
     /// # Safety
     /// The processor has the instructions of `W`; `BYTES` bytes of every row are readable; `to` takes a block of this format.
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>);
-}
+    unsafe fn scales<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>);
 
-/// Receives a block of each of 16 rows while it is unpacked: each of its columns, scales and minimums once, in any order.
-pub(super) trait Unpacked<W: Words> {
-    /// Columns `4 * quad..4 * quad + 4` of the block.
+    /// Unpacks the values of a `part` of a block of each row. Quads are numbered within it.
     ///
     /// # Safety
-    /// They are columns of the block.
+    /// As [`scales`](Self::scales); `part` is one of the parts, and `to` takes it.
+    unsafe fn values<W: Words>(rows: &Rows, part: usize, to: &mut impl Unpacked<W>);
+}
+
+/// Receives a block of each of 16 rows while it is unpacked: its scales and minimums, and each column of a part, once, in any order.
+pub(super) trait Unpacked<W: Words> {
+    /// Columns `4 * quad..4 * quad + 4` of the part.
+    ///
+    /// # Safety
+    /// They are columns of the part.
     unsafe fn values(&mut self, quad: usize, words: W);
 
     /// # Safety
@@ -116,7 +127,7 @@ pub(super) trait Unpacked<W: Words> {
     unsafe fn minimum(&mut self, group: usize, minimums: W::Floats);
 }
 
-/// Where a block of each of 16 rows goes in a packed tile.
+/// Where a part of a block of each of 16 rows goes in a packed tile, and the block's scales.
 struct Destination {
     values: *mut u8,
     scales: *mut f32,
@@ -128,7 +139,7 @@ impl<W: Words> Unpacked<W> for Destination {
     #[inline(always)]
     unsafe fn values(&mut self, quad: usize, words: W) {
         self.next.ask::<W>(quad);
-        // SAFETY: in the place of the block.
+        // SAFETY: in the place of the part.
         unsafe { words.store(self.values.add(quad * 4 * TILE_ROWS)) };
     }
 
@@ -145,38 +156,47 @@ impl<W: Words> Unpacked<W> for Destination {
     }
 }
 
-/// The part of the next 16 rows to prefetch, as long as one block of each current row. It is prefetched in memory order, as fast as
+/// The piece of the next 16 rows to prefetch, as long as a part of a block of each current row. It is prefetched in memory order, as fast as
 /// the current rows are unpacked: the hardware predicts one long stream, but not 16 short ones.
 #[derive(Clone, Copy)]
 struct Next {
     at: *const u8,
-    /// Bytes for each four columns.
-    step: usize,
+    /// Bytes of a piece.
+    bytes: usize,
+    /// Quads of a part.
+    quads: usize,
 }
 
 impl Next {
-    /// For the first block of each row at `place`. May point past the last row.
+    /// For the first part of a `block` of each row at `place`. May point past the last row.
     #[inline(always)]
-    fn of(matrix: &Matrix<'_>, place: &TilePlace, block_bytes: usize, block: usize) -> Self {
+    fn of(
+        matrix: &Matrix<'_>,
+        place: &TilePlace,
+        block_bytes: usize,
+        block: usize,
+        parts: usize,
+    ) -> Self {
         let row = matrix.row(place.row);
         let done = place.columns.start / block * block_bytes;
         Self {
             at: row.as_ptr().wrapping_add(TILE_ROWS * (row.len() + done)),
-            step: TILE_ROWS * block_bytes / (block / 4),
+            bytes: TILE_ROWS * block_bytes / parts,
+            quads: block / parts / 4,
         }
     }
 
-    /// Moves on by a block of each row.
+    /// Moves on by a part of each row.
     #[inline(always)]
-    fn advance(&mut self, block_bytes: usize) {
-        self.at = self.at.wrapping_add(TILE_ROWS * block_bytes);
+    fn advance(&mut self) {
+        self.at = self.at.wrapping_add(self.bytes);
     }
 
-    /// Prefetches the share for the block's columns `4 * quad..4 * quad + 4`, each line once. Where `quad` is a constant, as in
+    /// Prefetches the share for the part's columns `4 * quad..4 * quad + 4`, each line once. Where `quad` is a constant, as in
     /// unrolled loops, the lines are constants, too.
     #[inline(always)]
-    fn ask<W: Words>(self, quad: usize) {
-        let begin = |quad: usize| (quad * self.step).div_ceil(LINE);
+    fn ask<W: Words>(&self, quad: usize) {
+        let begin = |quad: usize| (quad * self.bytes).div_ceil(self.quads * LINE);
         for line in begin(quad)..begin(quad + 1) {
             W::prefetch(self.at.wrapping_add(line * LINE));
         }
@@ -387,7 +407,7 @@ pub(super) unsafe fn fill<W: Words, F: PackedFormat>(
     place: &TilePlace,
 ) {
     let mut rows = place.rows(matrix, F::BYTES, F::BLOCK);
-    let mut next = Next::of(matrix, place, F::BYTES, F::BLOCK);
+    let mut next = Next::of(matrix, place, F::BYTES, F::BLOCK, F::PARTS);
     let values = packed.values.chunks_exact_mut(TILE_ROWS * F::BLOCK);
     let scales = packed
         .scales
@@ -404,12 +424,17 @@ pub(super) unsafe fn fill<W: Words, F: PackedFormat>(
             minimums: minimums.as_mut_ptr(),
             next,
         };
-        // SAFETY: a block of each row that was not yet passed, and its place.
+        // SAFETY: a block of each row that was not yet passed, and its place, part by part.
         unsafe {
-            F::unpack_rows::<W>(&rows, &mut to);
+            F::scales::<W>(&rows, &mut to);
+            for part in 0..F::PARTS {
+                F::values::<W>(&rows, part, &mut to);
+                to.values = to.values.add(TILE_ROWS * F::BLOCK / F::PARTS);
+                to.next.advance();
+            }
             advance(&mut rows, F::BYTES);
         }
-        next.advance(F::BYTES);
+        next = to.next;
     }
 }
 

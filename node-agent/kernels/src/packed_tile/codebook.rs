@@ -13,8 +13,12 @@ macro_rules! row_by_row {
             impl PackedFormat for $format {
                 const ONE_ROW: bool = false;
 
+                /// They come with the values.
                 #[inline(always)]
-                unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
+                unsafe fn scales<W: Words>(_: &Rows, _: &mut impl Unpacked<W>) {}
+
+                #[inline(always)]
+                unsafe fn values<W: Words>(rows: &Rows, _: usize, to: &mut impl Unpacked<W>) {
                     // SAFETY: passed on from the caller.
                     unsafe { unpack_row_by_row::<Self, W>(rows, to) }
                 }
@@ -26,7 +30,7 @@ macro_rules! row_by_row {
 row_by_row!(Iq1S, Iq1M, Iq2Xxs, Iq2Xs, Iq2S, Iq3Xxs, Iq3S);
 
 /// # Safety
-/// As [`PackedFormat::unpack_rows`].
+/// As [`PackedFormat::values`].
 #[inline(always)]
 unsafe fn unpack_row_by_row<F: BlockFormat, W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
     let mut values = [[0; MAX_BLOCK]; TILE_ROWS];

@@ -129,13 +129,13 @@ unsafe fn fill<W: Words, T: FloatFormat>(
     const STEP: usize = 8;
     let columns = place.columns.len();
     let mut rows = place.rows(matrix, T::BYTES, 1);
-    let mut next = Next::of(matrix, place, STEP * T::BYTES, STEP);
+    let mut next = Next::of(matrix, place, STEP * T::BYTES, STEP, 1);
     let (steps, rest) = (columns / STEP, columns % STEP);
     let places = packed.0.chunks_exact_mut(STEP * TILE_ROWS).take(steps);
     for to in places {
         next.ask::<W>(0);
         next.ask::<W>(1);
-        next.advance(STEP * T::BYTES);
+        next.advance();
         // SAFETY: 8 weights of each row that were not yet passed; 8 times 16 places.
         unsafe {
             T::widen_rows::<W>(&rows, to.as_mut_ptr());

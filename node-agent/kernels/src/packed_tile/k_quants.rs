@@ -9,8 +9,10 @@ const TWO_BITS: u32 = 0x0303_0303;
 const ONE_BIT: u32 = 0x0101_0101;
 
 impl PackedFormat for Q2K {
+    const PARTS: usize = 2;
+
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
+    unsafe fn scales<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 84 bytes; a block's places.
         unsafe {
             let both = W::load_4(rows, 80);
@@ -26,13 +28,18 @@ impl PackedFormat for Q2K {
                     );
                 }
             }
-            unroll!(half in 0 1 {
-                let words = W::load_32(rows, 16 + 32 * half);
-                unroll!(row in 0 1 2 3 {
-                    unroll!(quad in 0 1 2 3 4 5 6 7 {
-                        let low = words[quad].shift_right(2 * row as i32).and(TWO_BITS);
-                        to.values(8 * (4 * half + row) + quad, low);
-                    });
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn values<W: Words>(rows: &Rows, part: usize, to: &mut impl Unpacked<W>) {
+        // SAFETY: the block's 84 bytes; a part's places.
+        unsafe {
+            let words = W::load_32(rows, 16 + 32 * part);
+            unroll!(row in 0 1 2 3 {
+                unroll!(quad in 0 1 2 3 4 5 6 7 {
+                    let low = words[quad].shift_right(2 * row as i32).and(TWO_BITS);
+                    to.values(8 * row + quad, low);
                 });
             });
         }
@@ -40,8 +47,10 @@ impl PackedFormat for Q2K {
 }
 
 impl PackedFormat for Q3K {
+    const PARTS: usize = 2;
+
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
+    unsafe fn scales<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 110 bytes; a block's places.
         unsafe {
             let d = W::load_4(rows, 106).shift_right(16).halves_to_floats();
@@ -61,15 +70,19 @@ impl PackedFormat for Q3K {
                     to.scale(4 * word + byte as usize, scale.to_floats().multiply(d));
                 }
             }
-            let third = W::load_32(rows, 0);
-            unroll!(half in 0 1 {
-                let words = W::load_32(rows, 32 + 32 * half);
-                unroll!(row in 0 1 2 3 {
-                    unroll!(quad in 0 1 2 3 4 5 6 7 {
-                        let low = words[quad].shift_right(2 * row as i32).and(TWO_BITS);
-                        let row = 4 * half + row;
-                        to.values(8 * row + quad, low.or(bit(third[quad], row, 2)));
-                    });
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn values<W: Words>(rows: &Rows, part: usize, to: &mut impl Unpacked<W>) {
+        // SAFETY: the block's 110 bytes; a part's places.
+        unsafe {
+            let third = of_part(W::load_32(rows, 0), 4 * part);
+            let words = W::load_32(rows, 32 + 32 * part);
+            unroll!(row in 0 1 2 3 {
+                unroll!(quad in 0 1 2 3 4 5 6 7 {
+                    let low = words[quad].shift_right(2 * row as i32).and(TWO_BITS);
+                    to.values(8 * row + quad, low.or(bit(third[quad], row, 2)));
                 });
             });
         }
@@ -77,45 +90,57 @@ impl PackedFormat for Q3K {
 }
 
 impl PackedFormat for Q4K {
+    const PARTS: usize = 4;
+
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
+    unsafe fn scales<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 144 bytes; a block's places.
+        unsafe { six_bit_scales::<W>(rows, to) }
+    }
+
+    #[inline(always)]
+    unsafe fn values<W: Words>(rows: &Rows, part: usize, to: &mut impl Unpacked<W>) {
+        // SAFETY: the block's 144 bytes; a part's places.
         unsafe {
-            six_bit_scales::<W>(rows, to);
-            unroll!(row in 0 2 4 6 {
-                let words = W::load_32(rows, 16 + 16 * row);
-                unroll!(quad in 0 1 2 3 4 5 6 7 {
-                    let (low, high) = (words[quad], words[quad].shift_right(4));
-                    to.values(8 * row + quad, low.and(NIBBLES));
-                    to.values(8 * row + 8 + quad, high.and(NIBBLES));
-                });
+            let words = W::load_32(rows, 16 + 32 * part);
+            unroll!(quad in 0 1 2 3 4 5 6 7 {
+                let (low, high) = (words[quad], words[quad].shift_right(4));
+                to.values(quad, low.and(NIBBLES));
+                to.values(8 + quad, high.and(NIBBLES));
             });
         }
     }
 }
 
 impl PackedFormat for Q5K {
+    const PARTS: usize = 4;
+
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
+    unsafe fn scales<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 176 bytes; a block's places.
+        unsafe { six_bit_scales::<W>(rows, to) }
+    }
+
+    #[inline(always)]
+    unsafe fn values<W: Words>(rows: &Rows, part: usize, to: &mut impl Unpacked<W>) {
+        // SAFETY: the block's 176 bytes; a part's places.
         unsafe {
-            six_bit_scales::<W>(rows, to);
-            let fifth = W::load_32(rows, 16);
-            unroll!(row in 0 2 4 6 {
-                let words = W::load_32(rows, 48 + 16 * row);
-                unroll!(quad in 0 1 2 3 4 5 6 7 {
-                    let (low, high) = (words[quad].and(NIBBLES), words[quad].shift_right(4).and(NIBBLES));
-                    to.values(8 * row + quad, low.or(bit(fifth[quad], row, 4)));
-                    to.values(8 * row + 8 + quad, high.or(bit(fifth[quad], row + 1, 4)));
-                });
+            let fifth = of_part(W::load_32(rows, 16), 2 * part);
+            let words = W::load_32(rows, 48 + 32 * part);
+            unroll!(quad in 0 1 2 3 4 5 6 7 {
+                let (low, high) = (words[quad].and(NIBBLES), words[quad].shift_right(4).and(NIBBLES));
+                to.values(quad, low.or(bit(fifth[quad], 0, 4)));
+                to.values(8 + quad, high.or(bit(fifth[quad], 1, 4)));
             });
         }
     }
 }
 
 impl PackedFormat for Q6K {
+    const PARTS: usize = 2;
+
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
+    unsafe fn scales<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 210 bytes; a block's places.
         unsafe {
             let d = W::load_4(rows, 206).shift_right(16).halves_to_floats();
@@ -125,22 +150,36 @@ impl PackedFormat for Q6K {
                     to.scale(4 * word + byte as usize, scale.to_floats().multiply(d));
                 }
             }
-            unroll!(half in 0 1 {
-                let high = W::load_32(rows, 128 + 32 * half);
-                unroll!(row in 0 1 {
-                    let low = W::load_32(rows, 64 * half + 32 * row);
-                    unroll!(quad in 0 1 2 3 4 5 6 7 {
-                        let (low, high) = (low[quad], high[quad].shift_right(2 * row as i32));
-                        let first = high.and(TWO_BITS).shift_left(4);
-                        let third = high.and(TWO_BITS << 4);
-                        let at = 32 * half + 8 * row + quad;
-                        to.values(at, low.and(NIBBLES).or(first));
-                        to.values(at + 16, low.shift_right(4).and(NIBBLES).or(third));
-                    });
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn values<W: Words>(rows: &Rows, part: usize, to: &mut impl Unpacked<W>) {
+        // SAFETY: the block's 210 bytes; a part's places.
+        unsafe {
+            let high = W::load_32(rows, 128 + 32 * part);
+            unroll!(row in 0 1 {
+                let low = W::load_32(rows, 64 * part + 32 * row);
+                unroll!(quad in 0 1 2 3 4 5 6 7 {
+                    let (low, high) = (low[quad], high[quad].shift_right(2 * row as i32));
+                    let first = high.and(TWO_BITS).shift_left(4);
+                    let third = high.and(TWO_BITS << 4);
+                    let at = 8 * row + quad;
+                    to.values(at, low.and(NIBBLES).or(first));
+                    to.values(at + 16, low.shift_right(4).and(NIBBLES).or(third));
                 });
             });
         }
     }
+}
+
+/// Bits whose places in their bytes depend on the part, moved to where those of the first are.
+#[inline(always)]
+fn of_part<W: Words>(mut words: [W; 8], by: usize) -> [W; 8] {
+    for word in &mut words {
+        *word = word.shift_right(by as i32);
+    }
+    words
 }
 
 /// Byte `byte` of each word.

@@ -8,54 +8,71 @@ const NIBBLES: u32 = 0x0f0f_0f0f;
 
 impl PackedFormat for Q4_0 {
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
+    unsafe fn scales<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 18 bytes; a block's places.
-        unsafe {
-            to.scale(0, W::load_4(rows, 0).halves_to_floats());
-            nibbles(W::load_16(rows, 2), to);
-        }
+        unsafe { to.scale(0, W::load_4(rows, 0).halves_to_floats()) }
+    }
+
+    #[inline(always)]
+    unsafe fn values<W: Words>(rows: &Rows, _: usize, to: &mut impl Unpacked<W>) {
+        // SAFETY: the block's 18 bytes; a block's places.
+        unsafe { nibbles(W::load_16(rows, 2), to) }
     }
 }
 
 impl PackedFormat for Q4_1 {
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
+    unsafe fn scales<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 20 bytes; a block's places.
-        unsafe {
-            scale_and_minimum::<W>(rows, to);
-            nibbles(W::load_16(rows, 4), to);
-        }
+        unsafe { scale_and_minimum::<W>(rows, to) }
+    }
+
+    #[inline(always)]
+    unsafe fn values<W: Words>(rows: &Rows, _: usize, to: &mut impl Unpacked<W>) {
+        // SAFETY: the block's 20 bytes; a block's places.
+        unsafe { nibbles(W::load_16(rows, 4), to) }
     }
 }
 
 impl PackedFormat for Q5_0 {
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
+    unsafe fn scales<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 22 bytes; a block's places.
-        unsafe {
-            to.scale(0, W::load_4(rows, 0).halves_to_floats());
-            five_bits(W::load_16(rows, 6), W::load_4(rows, 2), to);
-        }
+        unsafe { to.scale(0, W::load_4(rows, 0).halves_to_floats()) }
+    }
+
+    #[inline(always)]
+    unsafe fn values<W: Words>(rows: &Rows, _: usize, to: &mut impl Unpacked<W>) {
+        // SAFETY: the block's 22 bytes; a block's places.
+        unsafe { five_bits(W::load_16(rows, 6), W::load_4(rows, 2), to) }
     }
 }
 
 impl PackedFormat for Q5_1 {
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
+    unsafe fn scales<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 24 bytes; a block's places.
-        unsafe {
-            scale_and_minimum::<W>(rows, to);
-            five_bits(W::load_16(rows, 8), W::load_4(rows, 4), to);
-        }
+        unsafe { scale_and_minimum::<W>(rows, to) }
+    }
+
+    #[inline(always)]
+    unsafe fn values<W: Words>(rows: &Rows, _: usize, to: &mut impl Unpacked<W>) {
+        // SAFETY: the block's 24 bytes; a block's places.
+        unsafe { five_bits(W::load_16(rows, 8), W::load_4(rows, 4), to) }
     }
 }
 
 impl PackedFormat for Q8_0 {
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
+    unsafe fn scales<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
+        // SAFETY: the block's 34 bytes; a block's places.
+        unsafe { to.scale(0, W::load_4(rows, 0).halves_to_floats()) }
+    }
+
+    #[inline(always)]
+    unsafe fn values<W: Words>(rows: &Rows, _: usize, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 34 bytes; a block's places.
         unsafe {
-            to.scale(0, W::load_4(rows, 0).halves_to_floats());
             let words = W::load_32(rows, 2);
             unroll!(quad in 0 1 2 3 4 5 6 7 {
                 to.values(quad, words[quad].xor(0x8080_8080));

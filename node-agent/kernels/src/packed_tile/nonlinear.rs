@@ -8,18 +8,23 @@ const NIBBLES: u32 = 0x0f0f_0f0f;
 
 impl PackedFormat for Iq4Nl {
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
+    unsafe fn scales<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 18 bytes; a block's places.
-        unsafe {
-            to.scale(0, W::load_4(rows, 0).halves_to_floats());
-            look_up(W::load_16(rows, 2), &IQ4_VALUES, 0, to);
-        }
+        unsafe { to.scale(0, W::load_4(rows, 0).halves_to_floats()) }
+    }
+
+    #[inline(always)]
+    unsafe fn values<W: Words>(rows: &Rows, _: usize, to: &mut impl Unpacked<W>) {
+        // SAFETY: the block's 18 bytes; a block's places.
+        unsafe { look_up(W::load_16(rows, 2), &IQ4_VALUES, to) }
     }
 }
 
 impl PackedFormat for Iq4Xs {
+    const PARTS: usize = 8;
+
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
+    unsafe fn scales<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 136 bytes; a block's places.
         unsafe {
             let both = W::load_4(rows, 0);
@@ -29,43 +34,48 @@ impl PackedFormat for Iq4Xs {
                 let upper = both.shift_right(16 + 2 * group as i32).and(3).shift_left(4);
                 let scale = lower.shift_right(4 * group as i32).and(15).or(upper);
                 to.scale(group, scale.add(-32).to_floats().multiply(d));
-                look_up(W::load_16(rows, 8 + 16 * group), &IQ4_VALUES, group, to);
             });
         }
+    }
+
+    #[inline(always)]
+    unsafe fn values<W: Words>(rows: &Rows, part: usize, to: &mut impl Unpacked<W>) {
+        // SAFETY: the block's 136 bytes; a part's places.
+        unsafe { look_up(W::load_16(rows, 8 + 16 * part), &IQ4_VALUES, to) }
     }
 }
 
 impl PackedFormat for Mxfp4 {
     #[inline(always)]
-    unsafe fn unpack_rows<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
+    unsafe fn scales<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 17 bytes; a block's places.
         unsafe {
             let exponent = W::load_4(rows, 0).and(0xff);
             let root = exponent.shift_right(1).add(63).shift_left(23).as_floats();
             let odd = exponent.and(1).to_floats().add(Lanes::splat(1.0));
             to.scale(0, root.multiply(root).multiply(odd));
-            look_up(W::load_16(rows, 1), &MXFP4_VALUES, 0, to);
         }
+    }
+
+    #[inline(always)]
+    unsafe fn values<W: Words>(rows: &Rows, _: usize, to: &mut impl Unpacked<W>) {
+        // SAFETY: the block's 17 bytes; a block's places.
+        unsafe { look_up(W::load_16(rows, 1), &MXFP4_VALUES, to) }
     }
 }
 
-/// Group `group` of 32: the first 16 from the low halves of the bytes, the others from the high ones.
+/// A group of 32: the first 16 from the low halves of the bytes, the others from the high ones.
 ///
 /// # Safety
-/// `to` is a block's places, and the group one of its.
+/// `to` is the group's places.
 #[inline(always)]
-unsafe fn look_up<W: Words>(
-    words: [W; 4],
-    table: &[u8; 16],
-    group: usize,
-    to: &mut impl Unpacked<W>,
-) {
+unsafe fn look_up<W: Words>(words: [W; 4], table: &[u8; 16], to: &mut impl Unpacked<W>) {
     // SAFETY: passed on from the caller.
     unsafe {
         unroll!(quad in 0 1 2 3 {
             let (low, high) = (words[quad], words[quad].shift_right(4));
-            to.values(8 * group + quad, low.and(NIBBLES).look_up(table));
-            to.values(8 * group + quad + 4, high.and(NIBBLES).look_up(table));
+            to.values(quad, low.and(NIBBLES).look_up(table));
+            to.values(quad + 4, high.and(NIBBLES).look_up(table));
         });
     }
 }

@@ -1,17 +1,17 @@
-//! The product with one row of activations (decoding for one sequence). Each block is multiplied while it is unpacked and never stored,
-//! because nothing uses it again. Additions are in the order of [`tile()`](super::tile()), so the results are the same to the bit.
+//! The product with one row of activations (decoding for one sequence). Each part of a block is multiplied while it is unpacked and never
+//! stored, because nothing uses it again. Additions are in the order of [`tile()`](super::tile()), so the results are the same to the bit.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::super::activations::QuantizedRows;
-use super::super::formats::BlockFormat;
 use super::super::lanes::{Lanes, Words};
 use super::super::product::{Product, TILE_ROWS};
 use super::{Integers, Next, PackedFormat, Sums, TilePlace, Unpacked, advance, read_quad};
 
-/// Groups of a block, at most. What a format does not have is never computed, since the compiler knows the number of each.
-pub(super) const MOST_GROUPS: usize = 8;
+/// Groups of a part and of a block, at most. What a format does not have is never computed, since the compiler knows the number of each.
+const MOST_PART_GROUPS: usize = 8;
+const MOST_GROUPS: usize = 16;
 
 type Floats<I> = <<I as Integers>::Words as Words>::Floats;
 
@@ -28,6 +28,12 @@ pub(in super::super) unsafe fn multiply<I: Integers, F: PackedFormat>(
     const { assert!(I::Words::COUNT == TILE_ROWS) };
     // Nothing else is compiled for other formats.
     assert!(F::ONE_ROW, "a format that takes no packed tile");
+    const {
+        assert!(
+            !F::ONE_ROW
+                || F::PART_GROUPS <= MOST_PART_GROUPS && F::PART_GROUPS * F::PARTS <= MOST_GROUPS
+        )
+    };
     for row in rows.clone().step_by(TILE_ROWS) {
         let place = TilePlace {
             row,
@@ -53,61 +59,71 @@ unsafe fn totals<I: Integers, F: PackedFormat>(
     place: &TilePlace,
 ) -> Floats<I> {
     let mut weights = place.rows(&product.matrix, F::BYTES, F::BLOCK);
-    let mut next = Next::of(&product.matrix, place, F::BYTES, F::BLOCK);
     let mut totals = Floats::<I>::splat(0.0);
     debug_assert!(x.cols.is_multiple_of(F::BLOCK) && x.groups == x.cols / F::GROUP);
+    let mut scales = [Lanes::splat(0.0); MOST_GROUPS];
+    let mut minimums = [Lanes::splat(0.0); MOST_GROUPS];
+    let mut parts = Multiplied::<I, F> {
+        x: x.values.as_ptr(),
+        sums: [I::Sums::new(); MOST_PART_GROUPS],
+        scales: &mut scales,
+        minimums: &mut minimums,
+        next: Next::of(&product.matrix, place, F::BYTES, F::BLOCK, F::PARTS),
+        format: PhantomData,
+    };
     for block in 0..x.cols / F::BLOCK {
         // SAFETY: a block of each row that was not yet passed; as many activations and groups of them; else the caller's promise.
         unsafe {
-            let mut parts = Multiplied::<I, F> {
-                x: x.values.as_ptr().add(block * F::BLOCK),
-                sums: [I::Sums::new(); MOST_GROUPS],
-                scales: [Lanes::splat(0.0); MOST_GROUPS],
-                minimums: [Lanes::splat(0.0); MOST_GROUPS],
-                next,
-                format: PhantomData,
-            };
-            F::unpack_rows::<I::Words>(&weights, &mut parts);
-            // A loop would keep them all in memory.
-            const { assert!(MOST_GROUPS == 8) };
-            unroll!(group in 0 1 2 3 4 5 6 7 {
-                if group < F::BLOCK / F::GROUP {
-                    let at = block * (F::BLOCK / F::GROUP) + group;
-                    let start = match F::OFFSET != 0 && !I::takes_offset::<F::Quants>() {
-                        true => F::OFFSET * *x.negated_sums.get_unchecked(at),
-                        false => 0,
-                    };
-                    let sums = parts.sums[group].whole().add(start).to_floats();
-                    let x_scale = Lanes::splat(*x.scales.get_unchecked(at));
-                    totals = sums.multiply_add(parts.scales[group].multiply(x_scale), totals);
-                    if F::AFFINE {
-                        let x_sum = Lanes::splat(*x.scaled_sums.get_unchecked(at));
-                        totals = parts.minimums[group].multiply_add(x_sum, totals);
+            F::scales::<I::Words>(&weights, &mut parts);
+            for part in 0..F::PARTS {
+                parts.sums = [I::Sums::new(); MOST_PART_GROUPS];
+                F::values::<I::Words>(&weights, part, &mut parts);
+                // A loop would keep them all in memory.
+                const { assert!(MOST_PART_GROUPS == 8) };
+                unroll!(group in 0 1 2 3 4 5 6 7 {
+                    if group < F::PART_GROUPS {
+                        let of_block = part * F::PART_GROUPS + group;
+                        let at = block * (F::BLOCK / F::GROUP) + of_block;
+                        let start = match F::OFFSET != 0 && !I::takes_offset::<F::Quants>() {
+                            true => F::OFFSET * *x.negated_sums.get_unchecked(at),
+                            false => 0,
+                        };
+                        let sums = parts.sums[group].whole().add(start).to_floats();
+                        let x_scale = Lanes::splat(*x.scales.get_unchecked(at));
+                        let scale = parts.scales.get_unchecked(of_block).multiply(x_scale);
+                        totals = sums.multiply_add(scale, totals);
+                        if F::AFFINE {
+                            let x_sum = Lanes::splat(*x.scaled_sums.get_unchecked(at));
+                            let minimum = *parts.minimums.get_unchecked(of_block);
+                            totals = minimum.multiply_add(x_sum, totals);
+                        }
                     }
-                }
-            });
+                });
+                parts.x = parts.x.add(F::BLOCK / F::PARTS);
+                parts.next.advance();
+            }
             advance(&mut weights, F::BYTES);
         }
-        next.advance(F::BYTES);
     }
     totals
 }
 
-/// A block's products with the activations.
-struct Multiplied<I: Integers, F> {
+/// A part's products with the activations, and the scales of its block.
+struct Multiplied<'a, I: Integers, F> {
     x: *const i8,
-    sums: [I::Sums; MOST_GROUPS],
-    scales: [Floats<I>; MOST_GROUPS],
-    minimums: [Floats<I>; MOST_GROUPS],
+    sums: [I::Sums; MOST_PART_GROUPS],
+    // Not among the sums: what is found by an index that is not a constant is in memory, and all that is in one place with it.
+    scales: &'a mut [Floats<I>; MOST_GROUPS],
+    minimums: &'a mut [Floats<I>; MOST_GROUPS],
     next: Next,
     format: PhantomData<F>,
 }
 
-impl<I: Integers, F: BlockFormat> Unpacked<I::Words> for Multiplied<I, F> {
+impl<I: Integers, F: PackedFormat> Unpacked<I::Words> for Multiplied<'_, I, F> {
     #[inline(always)]
     unsafe fn values(&mut self, quad: usize, words: I::Words) {
         self.next.ask::<I::Words>(quad);
-        // SAFETY: columns of the block, of which there are as many activations.
+        // SAFETY: columns of the part, of which there are as many activations.
         let x_four = unsafe { read_quad(self.x.add(4 * quad)) };
         let four = match I::takes_offset::<F::Quants>() {
             true => words.xor(0x8080_8080),
