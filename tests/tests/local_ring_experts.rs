@@ -7,7 +7,6 @@ use prima_test_models::options::Variant;
 use prima_test_models::{EXPERTS_PER_TOKEN, Random, Runner, characters_as_tokens};
 use prima_tests::expert_replay::{Policy, Trace};
 use prima_tests::local_ring::LocalRing;
-use prima_tests::machine::drop_cached;
 use prima_tests::machine_ring::{MachineRing, Node, ThisMachine, plan, usual_profile};
 use prima_tests::{Endpoint, http, wait_until};
 use serde_json::json;
@@ -103,13 +102,15 @@ const EXPERT_MEMORY: u64 = 3 * (68 << 10);
 
 #[test]
 fn the_replay_finds_what_the_cache_found() {
-    // On a disk: the replay begins with nothing in memory, and so must the cache.
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
     let path = mixture::write(folder.path());
     let mut sizes = Vec::new();
     for percent in [35, 50, 80] {
-        drop_cached(&path).unwrap();
         let runner = Runner::limited(&path, &[LAYERS], percent, None);
+        // The replay begins with nothing in memory, and so must the cache: it would keep what the system has read around the file's header.
+        runner.residency.set_budget(0);
+        let budget = runner.residency.weight_bytes() * percent / 100;
+        runner.residency.set_budget(budget);
         let uses = runner.residency.watch_experts().unwrap();
         assert!(
             runner.residency.watch_experts().is_none(),
