@@ -87,7 +87,7 @@ impl TilePlace {
 
 /// A block format that can be unpacked for 16 rows at once, to what [`BlockFormat::unpack`] gives for each.
 pub(super) trait PackedFormat: BlockFormat {
-    /// In how many parts of as many groups a block's values are unpacked, one after the other. Of a large block in one part, the compiler
+    /// In how many parts of equally many groups a block's values are unpacked, one after the other. Of a large block in one part, the compiler
     /// would load everything first, which is more than there are registers, and prefetch everything at its end: more lines at once than a
     /// core can wait for.
     const PARTS: usize = 1;
@@ -110,7 +110,8 @@ pub(super) trait PackedFormat: BlockFormat {
     unsafe fn values<W: Words>(rows: &Rows, part: usize, to: &mut impl Unpacked<W>);
 }
 
-/// Receives a block of each of 16 rows while it is unpacked: its scales and minimums, and each column of a part, once, in any order.
+/// Receives a block of each of 16 rows while it is unpacked: its scales and minimums, and then each column, part after part. (Formats that are
+/// not [`ONE_ROW`](PackedFormat::ONE_ROW) may give scales with the values.)
 pub(super) trait Unpacked<W: Words> {
     /// Columns `4 * quad..4 * quad + 4` of the part.
     ///
@@ -156,8 +157,8 @@ impl<W: Words> Unpacked<W> for Destination {
     }
 }
 
-/// The piece of the next 16 rows to prefetch, as long as a part of a block of each current row. It is prefetched in memory order, as fast as
-/// the current rows are unpacked: the hardware predicts one long stream, but not 16 short ones.
+/// The piece of the next 16 rows to prefetch, as long as a part of a block of each current row. It is prefetched in memory order, as fast
+/// as the current rows are unpacked: the hardware predicts one long stream, but not 16 short ones.
 #[derive(Clone, Copy)]
 struct Next {
     at: *const u8,
@@ -192,7 +193,7 @@ impl Next {
         self.at = self.at.wrapping_add(self.bytes);
     }
 
-    /// Prefetches the share for the part's columns `4 * quad..4 * quad + 4`, each line once. Where `quad` is a constant, as in
+    /// Prefetches the share for the part's columns `4 * quad..4 * quad + 4`, each line at least once. Where `quad` is a constant, as in
     /// unrolled loops, the lines are constants, too.
     #[inline(always)]
     fn ask<W: Words>(&self, quad: usize) {
@@ -406,6 +407,7 @@ pub(super) unsafe fn fill<W: Words, F: PackedFormat>(
     matrix: &Matrix<'_>,
     place: &TilePlace,
 ) {
+    const { assert!(F::PART_GROUPS * F::PARTS * F::GROUP == F::BLOCK) };
     let mut rows = place.rows(matrix, F::BYTES, F::BLOCK);
     let mut next = Next::of(matrix, place, F::BYTES, F::BLOCK, F::PARTS);
     let values = packed.values.chunks_exact_mut(TILE_ROWS * F::BLOCK);

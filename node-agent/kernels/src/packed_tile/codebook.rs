@@ -1,8 +1,6 @@
 //! Unpacking the formats with codebooks: row by row, as each row looks up other entries, then turned into a packed tile.
 
-use super::super::formats::{
-    BlockFormat, Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, MAX_BLOCK, MIN_GROUP,
-};
+use super::super::formats::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, MAX_BLOCK, MIN_GROUP};
 use super::super::lanes::{Lanes, Words};
 use super::super::product::TILE_ROWS;
 use super::{PackedFormat, Rows, Unpacked};
@@ -32,7 +30,8 @@ row_by_row!(Iq1S, Iq1M, Iq2Xxs, Iq2Xs, Iq2S, Iq3Xxs, Iq3S);
 /// # Safety
 /// As [`PackedFormat::values`].
 #[inline(always)]
-unsafe fn unpack_row_by_row<F: BlockFormat, W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
+unsafe fn unpack_row_by_row<F: PackedFormat, W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
+    const { assert!(F::PARTS == 1) };
     let mut values = [[0; MAX_BLOCK]; TILE_ROWS];
     let mut scales = [[0.0; TILE_ROWS]; MAX_BLOCK / MIN_GROUP];
     for (lane, values) in values.iter_mut().enumerate() {
@@ -45,11 +44,11 @@ unsafe fn unpack_row_by_row<F: BlockFormat, W: Words>(rows: &Rows, to: &mut impl
         }
     }
     let rows = values.each_ref().map(|values| values.as_ptr());
-    // SAFETY: each row holds a whole block's values and scales; a block's places.
+    // SAFETY: each row holds a whole block's values and scales; the places of the only part.
     unsafe {
-        for part in 0..F::BLOCK / 32 {
-            for (quad, words) in W::load_32(&rows, 32 * part).into_iter().enumerate() {
-                to.values(8 * part + quad, words);
+        for eight in 0..F::BLOCK / 32 {
+            for (quad, words) in W::load_32(&rows, 32 * eight).into_iter().enumerate() {
+                to.values(8 * eight + quad, words);
             }
         }
         for (group, scales) in scales[..F::BLOCK / F::GROUP].iter().enumerate() {

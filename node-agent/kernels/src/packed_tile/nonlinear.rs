@@ -16,12 +16,12 @@ impl PackedFormat for Iq4Nl {
     #[inline(always)]
     unsafe fn values<W: Words>(rows: &Rows, _: usize, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 18 bytes; a block's places.
-        unsafe { look_up(W::load_16(rows, 2), &IQ4_VALUES, to) }
+        unsafe { look_up(W::load_16(rows, 2), &IQ4_VALUES, 0, to) }
     }
 }
 
 impl PackedFormat for Iq4Xs {
-    const PARTS: usize = 8;
+    const PARTS: usize = 4;
 
     #[inline(always)]
     unsafe fn scales<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>) {
@@ -41,7 +41,11 @@ impl PackedFormat for Iq4Xs {
     #[inline(always)]
     unsafe fn values<W: Words>(rows: &Rows, part: usize, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 136 bytes; a part's places.
-        unsafe { look_up(W::load_16(rows, 8 + 16 * part), &IQ4_VALUES, to) }
+        unsafe {
+            let [a, b, c, d, e, f, g, h] = W::load_32(rows, 8 + 32 * part);
+            look_up([a, b, c, d], &IQ4_VALUES, 0, to);
+            look_up([e, f, g, h], &IQ4_VALUES, 1, to);
+        }
     }
 }
 
@@ -60,22 +64,27 @@ impl PackedFormat for Mxfp4 {
     #[inline(always)]
     unsafe fn values<W: Words>(rows: &Rows, _: usize, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 17 bytes; a block's places.
-        unsafe { look_up(W::load_16(rows, 1), &MXFP4_VALUES, to) }
+        unsafe { look_up(W::load_16(rows, 1), &MXFP4_VALUES, 0, to) }
     }
 }
 
-/// A group of 32: the first 16 from the low halves of the bytes, the others from the high ones.
+/// Group `group` of a part, of 32: the first 16 from the low halves of the bytes, the others from the high ones.
 ///
 /// # Safety
-/// `to` is the group's places.
+/// `to` is the part's places, and the group one of its.
 #[inline(always)]
-unsafe fn look_up<W: Words>(words: [W; 4], table: &[u8; 16], to: &mut impl Unpacked<W>) {
+unsafe fn look_up<W: Words>(
+    words: [W; 4],
+    table: &[u8; 16],
+    group: usize,
+    to: &mut impl Unpacked<W>,
+) {
     // SAFETY: passed on from the caller.
     unsafe {
         unroll!(quad in 0 1 2 3 {
             let (low, high) = (words[quad], words[quad].shift_right(4));
-            to.values(quad, low.and(NIBBLES).look_up(table));
-            to.values(quad + 4, high.and(NIBBLES).look_up(table));
+            to.values(8 * group + quad, low.and(NIBBLES).look_up(table));
+            to.values(8 * group + quad + 4, high.and(NIBBLES).look_up(table));
         });
     }
 }

@@ -28,12 +28,9 @@ pub(in super::super) unsafe fn multiply<I: Integers, F: PackedFormat>(
     const { assert!(I::Words::COUNT == TILE_ROWS) };
     // Nothing else is compiled for other formats.
     assert!(F::ONE_ROW, "a format that takes no packed tile");
-    const {
-        assert!(
-            !F::ONE_ROW
-                || F::PART_GROUPS <= MOST_PART_GROUPS && F::PART_GROUPS * F::PARTS <= MOST_GROUPS
-        )
-    };
+    const { assert!(!F::ONE_ROW || F::PART_GROUPS <= MOST_PART_GROUPS) };
+    const { assert!(!F::ONE_ROW || F::PART_GROUPS * F::PARTS <= MOST_GROUPS) };
+    const { assert!(F::PART_GROUPS * F::PARTS * F::GROUP == F::BLOCK) };
     for row in rows.clone().step_by(TILE_ROWS) {
         let place = TilePlace {
             row,
@@ -63,7 +60,7 @@ unsafe fn totals<I: Integers, F: PackedFormat>(
     debug_assert!(x.cols.is_multiple_of(F::BLOCK) && x.groups == x.cols / F::GROUP);
     let mut scales = [Lanes::splat(0.0); MOST_GROUPS];
     let mut minimums = [Lanes::splat(0.0); MOST_GROUPS];
-    let mut parts = Multiplied::<I, F> {
+    let mut products = Multiplied::<I, F> {
         x: x.values.as_ptr(),
         sums: [I::Sums::new(); MOST_PART_GROUPS],
         scales: &mut scales,
@@ -72,13 +69,14 @@ unsafe fn totals<I: Integers, F: PackedFormat>(
         format: PhantomData,
     };
     for block in 0..x.cols / F::BLOCK {
-        // SAFETY: a block of each row that was not yet passed; as many activations and groups of them; else the caller's promise.
+        // SAFETY: a block of each row that was not yet passed; as many activations and groups of them; a block has no more groups than there is
+        // room for, as `multiply` asserts; else the caller's promise.
         unsafe {
-            F::scales::<I::Words>(&weights, &mut parts);
+            F::scales::<I::Words>(&weights, &mut products);
             for part in 0..F::PARTS {
-                parts.sums = [I::Sums::new(); MOST_PART_GROUPS];
-                F::values::<I::Words>(&weights, part, &mut parts);
-                // A loop would keep them all in memory.
+                products.sums = [I::Sums::new(); MOST_PART_GROUPS];
+                F::values::<I::Words>(&weights, part, &mut products);
+                // A loop would keep the sums in memory.
                 const { assert!(MOST_PART_GROUPS == 8) };
                 unroll!(group in 0 1 2 3 4 5 6 7 {
                     if group < F::PART_GROUPS {
@@ -88,19 +86,19 @@ unsafe fn totals<I: Integers, F: PackedFormat>(
                             true => F::OFFSET * *x.negated_sums.get_unchecked(at),
                             false => 0,
                         };
-                        let sums = parts.sums[group].whole().add(start).to_floats();
+                        let sums = products.sums[group].whole().add(start).to_floats();
                         let x_scale = Lanes::splat(*x.scales.get_unchecked(at));
-                        let scale = parts.scales.get_unchecked(of_block).multiply(x_scale);
+                        let scale = products.scales.get_unchecked(of_block).multiply(x_scale);
                         totals = sums.multiply_add(scale, totals);
                         if F::AFFINE {
                             let x_sum = Lanes::splat(*x.scaled_sums.get_unchecked(at));
-                            let minimum = *parts.minimums.get_unchecked(of_block);
+                            let minimum = *products.minimums.get_unchecked(of_block);
                             totals = minimum.multiply_add(x_sum, totals);
                         }
                     }
                 });
-                parts.x = parts.x.add(F::BLOCK / F::PARTS);
-                parts.next.advance();
+                products.x = products.x.add(F::BLOCK / F::PARTS);
+                products.next.advance();
             }
             advance(&mut weights, F::BYTES);
         }
@@ -112,7 +110,7 @@ unsafe fn totals<I: Integers, F: PackedFormat>(
 struct Multiplied<'a, I: Integers, F> {
     x: *const i8,
     sums: [I::Sums; MOST_PART_GROUPS],
-    // Not among the sums: what is found by an index that is not a constant is in memory, and all that is in one place with it.
+    // Behind references: what a variable indexes is in memory, and as fields they would take the sums with them.
     scales: &'a mut [Floats<I>; MOST_GROUPS],
     minimums: &'a mut [Floats<I>; MOST_GROUPS],
     next: Next,
