@@ -1,5 +1,7 @@
 //! Unpacking the K-quants for 16 rows at once.
 
+use std::sync::atomic::{Ordering, compiler_fence};
+
 use super::super::formats::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::super::lanes::{Lanes, Words};
 use super::{PackedFormat, Rows, Unpacked};
@@ -159,6 +161,8 @@ impl PackedFormat for Q6K {
         unsafe {
             let high = W::load_32(rows, 128 + 32 * part);
             unroll!(row in 0 1 {
+                // Else the compiler prefetches all 27 lines of a part at its end, which is more than some cores can wait for.
+                compiler_fence(Ordering::SeqCst);
                 let low = W::load_32(rows, 64 * part + 32 * row);
                 unroll!(quad in 0 1 2 3 4 5 6 7 {
                     let (low, high) = (low[quad], high[quad].shift_right(2 * row as i32));
