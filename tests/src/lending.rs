@@ -10,7 +10,6 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::inputs;
-use crate::measurements::Measurements;
 use crate::network::Network;
 use crate::process::{Ended, Process, send_signal};
 
@@ -26,9 +25,6 @@ pub struct Lender {
     pub address: String,
     /// If it takes somebody in.
     pub word: Option<String>,
-    /// Where it keeps what it measured, and its cache.
-    measured: PathBuf,
-    cache: PathBuf,
 }
 
 impl Default for User {
@@ -56,41 +52,17 @@ impl User {
     /// Lends the machine as `name`, at `address`, in `network` if there is one. Measures it at the first time.
     pub fn lend(&self, name: &str, address: &str, network: Option<&Network>) -> Lender {
         let command = self.agent(name, address);
-        let command = match network {
+        Lender::start(match network {
             Some(network) => network.enter(command),
             None => command,
-        };
-        self.start(name, command)
+        })
     }
 
     /// The same, for one more borrower.
     pub fn lend_enrolling(&self, name: &str, address: &str) -> Lender {
         let mut command = self.agent(name, address);
         command.arg("--enrol");
-        self.start(name, command)
-    }
-
-    fn start(&self, name: &str, command: Command) -> Lender {
-        let measured = self.measured(name);
-        if !measured.exists() {
-            measurements().give(&measured, &self.cache());
-        }
-        let mut agent = Process::spawn(command);
-        agent.wait_for_output("Ctrl-C ends lending.");
-        let printed = agent.stdout.lock().unwrap().clone();
-        let (_, shown) = printed.split_once("--member ").expect("what to type");
-        let shown = shown.lines().next().expect("an address").trim_matches('\'');
-        let (address, word) = match shown.split_once('#') {
-            Some((address, word)) => (address, Some(word.to_owned())),
-            None => (shown, None),
-        };
-        Lender {
-            address: address.to_owned(),
-            word,
-            agent,
-            measured,
-            cache: self.cache(),
-        }
+        Lender::start(command)
     }
 
     fn agent(&self, name: &str, address: &str) -> Command {
@@ -114,16 +86,6 @@ impl User {
     fn cache(&self) -> PathBuf {
         self.folder.path().join("cache")
     }
-
-    /// Where the agent that lends the machine as `name` keeps what it measured.
-    fn measured(&self, name: &str) -> PathBuf {
-        self.cache().join(format!("profiles/{name}-lent.json"))
-    }
-}
-
-/// Of agents that lend.
-fn measurements() -> Measurements {
-    Measurements::of("to-lend")
 }
 
 fn size_and_bytes_there(path: &Path) -> (u64, u64) {
@@ -132,6 +94,23 @@ fn size_and_bytes_there(path: &Path) -> (u64, u64) {
 }
 
 impl Lender {
+    fn start(command: Command) -> Lender {
+        let mut agent = Process::spawn(command);
+        agent.wait_for_output("Ctrl-C ends lending.");
+        let printed = agent.stdout.lock().unwrap().clone();
+        let (_, shown) = printed.split_once("--member ").expect("what to type");
+        let shown = shown.lines().next().expect("an address").trim_matches('\'');
+        let (address, word) = match shown.split_once('#') {
+            Some((address, word)) => (address, Some(word.to_owned())),
+            None => (shown, None),
+        };
+        Lender {
+            address: address.to_owned(),
+            word,
+            agent,
+        }
+    }
+
     /// What a borrower types at the first time.
     pub fn invitation(&self) -> String {
         format!("{}#{}", self.address, self.word.as_deref().expect("a word"))
@@ -163,14 +142,5 @@ impl Lender {
     pub fn kill(mut self) {
         send_signal(self.agent.id(), Signal::KILL);
         self.agent.wait();
-    }
-}
-
-impl Drop for Lender {
-    fn drop(&mut self) {
-        // Some are never asked to measure.
-        if !std::thread::panicking() && self.measured.exists() {
-            measurements().keep(&self.measured, &self.cache);
-        }
     }
 }
