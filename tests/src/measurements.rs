@@ -32,34 +32,22 @@ impl Measurements {
     /// while there are none.
     pub fn give(&self, file: &Path, data: &Path) {
         if let Ok(mut entry) = read(&self.kept) {
-            let models = entry["key"]["models"].as_str().expect("a folder");
-            // An empty path would add a slash.
-            entry["key"]["models"] = match models {
-                "" => Value::from(text(data)),
-                models => Value::from(text(&data.join(models))),
-            };
+            entry["key"]["models"] = Value::from(data.to_str().expect("a path of Unicode"));
             write(file, &entry).expect("an agent's measurements");
         }
     }
 
     /// Keeps what an agent measured, from there, unless that is what it was given.
-    pub fn keep(&self, file: &Path, data: &Path) {
+    pub fn keep(&self, file: &Path) {
         let mut entry = read(file).expect("an agent's measurements");
         let time = |entry: &Value| entry["status"]["measuredAt"].clone();
         if read(&self.kept).is_ok_and(|kept| time(&kept) == time(&entry)) {
             return;
         }
-        let models = PathBuf::from(entry["key"]["models"].as_str().expect("a folder"));
-        let models = models.strip_prefix(data).expect("models in its folder");
-        entry["key"]["models"] = Value::from(text(models));
         // Agents do not trust for long what was measured beside other programs, which tests always are.
         entry["others_percent"] = Value::from(0);
         write(&self.kept, &entry).expect("measurements for later agents");
     }
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("a path of Unicode")
 }
 
 fn read(file: &Path) -> io::Result<Value> {

@@ -110,7 +110,7 @@ impl NodeAgent {
                 Ok(answer) => Err(answer.body),
                 Err(error) => Err(error.to_string()),
             });
-        measurements().keep(&self.data.join(MEASURED), &self.data);
+        measurements().keep(&self.data.join(MEASURED));
     }
 
     /// Where its probes and metrics are.

@@ -548,7 +548,7 @@ impl Test {
                         .is_some_and(|links| links.len() == NODES)
                 })
         });
-        measurements().keep(&self.measured(0), Path::new(DATA));
+        measurements().keep(&self.measured(0));
     }
 
     /// What the agent of the node measured.

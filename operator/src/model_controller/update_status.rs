@@ -108,7 +108,7 @@ fn status(
             .and(rank0)
             .and_then(|rank0| rank0.expert_miss_percent);
         // What an earlier ring of the same file measured still counts.
-        now.or_else(|| missed_before(before?, resolved))
+        now.or_else(|| missed_before(model, resolved))
     });
     let predicted = shown_plan.and_then(|plan| plan.spec.predicted);
     let per_second = |microseconds: i64| 1e6 / microseconds.max(1) as f64;
@@ -154,7 +154,8 @@ fn status(
 }
 
 /// How often experts of this file are missed, as rings measured it.
-pub fn missed_before(status: &ModelStatus, file: &ResolvedModel) -> Option<i32> {
+pub fn missed_before(model: &Model, file: &ResolvedModel) -> Option<i32> {
+    let status = model.status.as_ref()?;
     let of = status.resolved.as_ref()?;
     status
         .expert_miss_percent

@@ -422,8 +422,8 @@ impl ExpertCache {
     }
 }
 
-/// How many experts of each layer stay in `bytes`: the same share of all, and of one expert more or less as many as there is room for, so that a
-/// little more room is of use also where a layer has few.
+/// How many experts of each layer stay in `bytes`: the same share of each layer. Some layers have one more, until the room is used up. So a little
+/// more room is of use also where a layer has few.
 fn capacities(layers: &[LayerExperts], bytes: u64) -> Vec<usize> {
     let count: usize = layers.iter().map(|layer| layer.count).sum();
     let share_out = |experts: usize| {

@@ -53,7 +53,7 @@ impl Question {
                 activation_dtype: model.spec.activation_dtype,
                 kv_dtype: model.spec.kv_dtype,
                 draft: resolved.draft.as_ref().map(|draft| draft.profile.clone()),
-                expert_misses: expert_miss_percent(model, resolved)
+                expert_misses: missed_before(model, resolved)
                     .map_or(1.0, |percent| f64::from(percent) / 100.0),
                 ..Options::default()
             },
@@ -80,10 +80,6 @@ impl Question {
             plan: plan.map(Arc::new).map_err(|error| error_chain(&error)),
         }
     }
-}
-
-fn expert_miss_percent(model: &Model, resolved: &ResolvedModel) -> Option<i32> {
-    missed_before(model.status.as_ref()?, resolved)
 }
 
 /// Memory counts in steps of a twentieth, links in steps of a quarter, how many experts are missed in steps of a tenth.
@@ -117,6 +113,6 @@ fn fingerprint(model: &Model, resolved: &ResolvedModel, candidates: &Candidates)
         &resolved.version.header_sha256,
         draft.map(|draft| &draft.version.header_sha256),
     );
-    let misses = (expert_miss_percent(model, resolved).unwrap_or(100) + 5) / 10;
+    let misses = (missed_before(model, resolved).unwrap_or(100) + 5) / 10;
     format!("{:?} {versions:?} {machines:?} {misses}", model.spec)
 }
