@@ -57,7 +57,8 @@ impl Integers for Avx2 {
         }
     }
 
-    type Sums = PairSums<__m256i, 2>;
+    type OneRow = [__m256i; 1];
+    type Sums = PairSums<__m256i, 1>;
 }
 
 impl Integers for AvxVnni {
@@ -93,21 +94,22 @@ impl Integers for AvxVnni {
         }
     }
 
+    type OneRow = [__m256i; 1];
     type Sums = VnniSums;
 }
 
 #[derive(Clone, Copy)]
-struct VnniSums([__m256i; 2]);
+struct VnniSums([__m256i; 1]);
 
-impl Sums<[__m256i; 2]> for VnniSums {
+impl Sums<[__m256i; 1]> for VnniSums {
     #[inline(always)]
     fn new() -> Self {
         // SAFETY: only used in kernels of a level that has the instructions; so below.
-        Self([unsafe { _mm256_setzero_si256() }; 2])
+        Self([unsafe { _mm256_setzero_si256() }; 1])
     }
 
     #[inline(always)]
-    fn add_quad<Q: Quants>(&mut self, four: [__m256i; 2], x_four: i32) {
+    fn add_quad<Q: Quants>(&mut self, four: [__m256i; 1], x_four: i32) {
         for (sum, four) in self.0.iter_mut().zip(four) {
             // SAFETY: as above.
             *sum = unsafe { _mm256_dpbusd_avx_epi32(*sum, four, _mm256_set1_epi32(x_four)) };
@@ -115,7 +117,7 @@ impl Sums<[__m256i; 2]> for VnniSums {
     }
 
     #[inline(always)]
-    fn whole(self) -> [__m256i; 2] {
+    fn whole(self) -> [__m256i; 1] {
         self.0
     }
 }

@@ -54,6 +54,7 @@ impl Integers for Avx512 {
         }
     }
 
+    type OneRow = [__m512i; 1];
     type Sums = Avx512Sums;
 }
 

@@ -1,6 +1,6 @@
 //! The block formats of quantized weights, as ggml lays them out (ggml/src/ggml-common.h): how one block becomes
 //! small unsigned numbers with a scale per group, and a minimum per group where the format has one. This is the
-//! specification; the vector levels unpack 16 rows at once (`packed_tile/`) to the same numbers. Refuses to know
+//! specification; the vector levels unpack several rows at once (`packed_tile/`) to the same numbers. Refuses to know
 //! about rows, activations or instruction sets.
 
 mod codebook;

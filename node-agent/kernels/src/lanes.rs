@@ -52,6 +52,54 @@ pub(super) trait Lanes: Copy {
     fn sum(self) -> f32;
 }
 
+/// Rows of bytes at equal distances. Not a list of pointers, since addresses of such rows take few registers.
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(
+        dead_code,
+        reason = "without vector levels nothing reads several rows at once"
+    )
+)]
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    pub(super) first: *const u8,
+    /// Bytes from a row to the next; 0 where one row takes the places of all.
+    pub(super) stride: usize,
+}
+
+impl Rows {
+    /// The byte at `offset` of a row.
+    ///
+    /// # Safety
+    /// It is in the row, or just behind it.
+    #[inline(always)]
+    pub(super) unsafe fn at(&self, row: usize, offset: usize) -> *const u8 {
+        // SAFETY: by the contract.
+        unsafe { self.first.add(row * self.stride + offset) }
+    }
+
+    /// The rows from `row` on.
+    ///
+    /// # Safety
+    /// There is such a row.
+    #[inline(always)]
+    unsafe fn from(&self, row: usize) -> Self {
+        // SAFETY: by the contract.
+        let first = unsafe { self.at(row, 0) };
+        Self { first, ..*self }
+    }
+
+    /// Moves each row on by `bytes`.
+    ///
+    /// # Safety
+    /// As many are left of each.
+    #[inline(always)]
+    pub(super) unsafe fn advance(&mut self, bytes: usize) {
+        // SAFETY: by the contract.
+        self.first = unsafe { self.first.add(bytes) };
+    }
+}
+
 /// One 32-bit word from each of several rows of a matrix, in order: as many rows as one register holds, or several. While blocks
 /// unpack, a word never leaves its row's lane.
 #[cfg_attr(
@@ -72,20 +120,20 @@ pub(super) trait Words: Copy {
     ///
     /// # Safety
     /// They are readable.
-    unsafe fn load_4(rows: &[*const u8], offset: usize) -> Self;
+    unsafe fn load_4(rows: &Rows, offset: usize) -> Self;
 
     /// The 16 bytes at `offset` behind each of the first `COUNT` rows, a word at a time.
     ///
     /// # Safety
     /// They are readable.
-    unsafe fn load_16(rows: &[*const u8], offset: usize) -> [Self; 4];
+    unsafe fn load_16(rows: &Rows, offset: usize) -> [Self; 4];
 
     /// The 32 bytes at `offset` behind each of the first `COUNT` rows, a word at a time.
     ///
     /// # Safety
     /// They are readable.
     #[inline(always)]
-    unsafe fn load_32(rows: &[*const u8], offset: usize) -> [Self; 8] {
+    unsafe fn load_32(rows: &Rows, offset: usize) -> [Self; 8] {
         // SAFETY: readable by the contract.
         unsafe {
             let [a, b, c, d] = Self::load_16(rows, offset);
@@ -237,25 +285,25 @@ impl<R: Words, const N: usize> Words for [R; N] {
     }
 
     #[inline(always)]
-    unsafe fn load_4(rows: &[*const u8], offset: usize) -> Self {
+    unsafe fn load_4(rows: &Rows, offset: usize) -> Self {
         // SAFETY: there are `COUNT` rows from each of these on, readable by the contract; so below.
         unsafe {
             let mut out = [R::load_4(rows, offset); N];
             for i in 1..N {
-                out[i] = R::load_4(&rows[i * R::COUNT..], offset);
+                out[i] = R::load_4(&rows.from(i * R::COUNT), offset);
             }
             out
         }
     }
 
     #[inline(always)]
-    unsafe fn load_16(rows: &[*const u8], offset: usize) -> [Self; 4] {
+    unsafe fn load_16(rows: &Rows, offset: usize) -> [Self; 4] {
         // SAFETY: as in `load_4`.
         unsafe {
             let [a, b, c, d] = R::load_16(rows, offset);
             let mut out = [[a; N], [b; N], [c; N], [d; N]];
             for i in 1..N {
-                let columns = R::load_16(&rows[i * R::COUNT..], offset);
+                let columns = R::load_16(&rows.from(i * R::COUNT), offset);
                 for (out, column) in out.iter_mut().zip(columns) {
                     out[i] = column;
                 }

@@ -214,6 +214,7 @@ impl Integers for Neon {
         }
     }
 
+    type OneRow = Self::Words;
     type Sums = NeonSums;
 }
 
@@ -250,6 +251,7 @@ impl Integers for NeonDotprod {
         }
     }
 
+    type OneRow = Self::Words;
     type Sums = SdotSums;
 }
 
@@ -313,6 +315,7 @@ impl Integers for NeonI8mm {
         }
     }
 
+    type OneRow = Self::Words;
     type Sums = UsdotSums;
 }
 

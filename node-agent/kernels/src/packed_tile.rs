@@ -11,7 +11,7 @@ use super::activations::QuantizedRows;
 use super::formats::{
     BlockFormat, MAX_BLOCK, MIN_GROUP, Quants, are_signed_bytes, with_block_format,
 };
-use super::lanes::{Lanes, Words};
+use super::lanes::{Lanes, Rows, Words};
 use super::matrix::Matrix;
 use super::matrix::no_kernel;
 use super::product::{Activations, Product, TILE_ROWS};
@@ -58,34 +58,36 @@ pub(super) struct PackedTile {
 pub(super) struct TilePlace {
     /// The first of the packed tile's weight rows.
     pub(super) row: usize,
-    /// How many of its 16 rows exist.
+    /// How many rows: 16, or one that takes the places of all.
     pub(super) rows: usize,
     /// The packed tile's columns.
     pub(super) columns: Range<usize>,
 }
 
+/// The first and the number of `rows` to take at a time: `height`, and each that is left by itself.
+fn tiles(rows: Range<usize>, height: usize) -> impl Iterator<Item = (usize, usize)> {
+    let left = rows.end - rows.len() % height;
+    let whole = (rows.start..left).step_by(height);
+    whole
+        .map(move |row| (row, height))
+        .chain((left..rows.end).map(|row| (row, 1)))
+}
+
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Where the weights of each of 16 rows begin.
-pub(super) type Rows = [*const u8; TILE_ROWS];
-
 impl TilePlace {
-    /// Where each row's blocks of the packed tile's columns begin.
+    /// The blocks of the columns.
     fn rows(&self, matrix: &Matrix<'_>, block_bytes: usize, block: usize) -> Rows {
-        let bytes =
-            self.columns.start / block * block_bytes..self.columns.end / block * block_bytes;
-        let mut rows = [std::ptr::null(); TILE_ROWS];
-        for (lane, row) in rows.iter_mut().enumerate() {
-            // Beyond the last row, the last one again; these results are not kept.
-            let whole = matrix.row(self.row + lane.min(self.rows - 1));
-            *row = whole[bytes.clone()].as_ptr();
+        let row = matrix.row(self.row);
+        Rows {
+            first: row[self.columns.start / block * block_bytes..].as_ptr(),
+            stride: if self.rows == 1 { 0 } else { row.len() },
         }
-        rows
     }
 }
 
-/// A block format that can be unpacked for 16 rows at once, to what [`BlockFormat::unpack`] gives for each.
+/// A block format that can be unpacked for several rows at once, to what [`BlockFormat::unpack`] gives for each.
 pub(super) trait PackedFormat: BlockFormat {
     /// In how many parts of equally many groups a block's values are unpacked, one after the other. Of a large block in one part, the compiler
     /// would load everything first, which is more than there are registers, and prefetch everything at its end: more lines at once than a
@@ -110,7 +112,7 @@ pub(super) trait PackedFormat: BlockFormat {
     unsafe fn values<W: Words>(rows: &Rows, part: usize, to: &mut impl Unpacked<W>);
 }
 
-/// Receives a block of each of 16 rows while it is unpacked: its scales and minimums, and then each column, part after part. (Formats that are
+/// Receives a block of each of several rows while it is unpacked: its scales and minimums, and then each column, part after part. (Formats that are
 /// not [`ONE_ROW`](PackedFormat::ONE_ROW) may give scales with the values.)
 pub(super) trait Unpacked<W: Words> {
     /// Columns `4 * quad..4 * quad + 4` of the part.
@@ -157,8 +159,8 @@ impl<W: Words> Unpacked<W> for Destination {
     }
 }
 
-/// The piece of the next 16 rows to prefetch, as long as a part of a block of each current row. It is prefetched in memory order, as fast
-/// as the current rows are unpacked: the hardware predicts one long stream, but not 16 short ones.
+/// The piece of the next rows to prefetch, as long as a part of a block of each current row. It is prefetched in memory order, as fast as the
+/// current rows are unpacked: the hardware predicts one long stream, but not 16 short ones.
 #[derive(Clone, Copy)]
 struct Next {
     at: *const u8,
@@ -169,11 +171,12 @@ struct Next {
 }
 
 impl Next {
-    /// For the first part of a `block` of each row at `place`. May point past the last row.
+    /// For the first part of a `block` of each of the `rows` at `place`. May point past the last row. (`rows` is a constant, so that lines are.)
     #[inline(always)]
     fn of(
         matrix: &Matrix<'_>,
         place: &TilePlace,
+        rows: usize,
         block_bytes: usize,
         block: usize,
         parts: usize,
@@ -181,8 +184,8 @@ impl Next {
         let row = matrix.row(place.row);
         let done = place.columns.start / block * block_bytes;
         Self {
-            at: row.as_ptr().wrapping_add(TILE_ROWS * (row.len() + done)),
-            bytes: TILE_ROWS * block_bytes / parts,
+            at: row.as_ptr().wrapping_add(rows * (row.len() + done)),
+            bytes: rows * block_bytes / parts,
             quads: block / parts / 4,
         }
     }
@@ -287,10 +290,13 @@ pub(super) trait Integers: Sized {
         start: [i32; ROWS],
     ) -> [Self::Floats; ROWS];
 
-    type Sums: Sums<Self::Words>;
+    /// The weight rows that [`one_row`] takes at a time. On x86-64 they fit in one register: there are only 16 registers, and of what unpacks to
+    /// more, half would wait on the stack.
+    type OneRow: Words;
+    type Sums: Sums<Self::OneRow>;
 }
 
-/// Adds up a group's products of 16 weight rows and one row of activations, as they come. As with [`Words`]: only for code that
+/// Adds up a group's products of weight rows and one row of activations, as they come. As with [`Words`]: only for code that
 /// runs where the processor has the level's instructions.
 pub(super) trait Sums<W>: Copy {
     fn new() -> Self;
@@ -364,11 +370,11 @@ pub(super) unsafe fn multiply<I: Integers, F: PackedFormat>(
         scales: [0.0; TILE_ROWS * COLUMNS / MIN_GROUP],
         minimums: [0.0; TILE_ROWS * COLUMNS / MIN_GROUP],
     };
-    for row in rows.clone().step_by(TILE_ROWS) {
+    for (row, rows) in tiles(rows, TILE_ROWS) {
         for column in (0..x.cols).step_by(COLUMNS) {
             let place = TilePlace {
                 row,
-                rows: TILE_ROWS.min(rows.end - row),
+                rows,
                 columns: column..(column + COLUMNS).min(x.cols),
             };
             // SAFETY: passed on from the caller.
@@ -409,7 +415,7 @@ pub(super) unsafe fn fill<W: Words, F: PackedFormat>(
 ) {
     const { assert!(F::PART_GROUPS * F::PARTS * F::GROUP == F::BLOCK) };
     let mut rows = place.rows(matrix, F::BYTES, F::BLOCK);
-    let mut next = Next::of(matrix, place, F::BYTES, F::BLOCK, F::PARTS);
+    let mut next = Next::of(matrix, place, TILE_ROWS, F::BYTES, F::BLOCK, F::PARTS);
     let values = packed.values.chunks_exact_mut(TILE_ROWS * F::BLOCK);
     let scales = packed
         .scales
@@ -434,20 +440,8 @@ pub(super) unsafe fn fill<W: Words, F: PackedFormat>(
                 to.values = to.values.add(TILE_ROWS * F::BLOCK / F::PARTS);
                 to.next.advance();
             }
-            advance(&mut rows, F::BYTES);
+            rows.advance(F::BYTES);
         }
         next = to.next;
-    }
-}
-
-/// Moves each row on by a block.
-///
-/// # Safety
-/// It was not behind its last.
-#[inline(always)]
-unsafe fn advance(rows: &mut Rows, block_bytes: usize) {
-    for row in rows {
-        // SAFETY: within the row, or just behind it.
-        *row = unsafe { row.add(block_bytes) };
     }
 }

@@ -44,5 +44,6 @@ impl Integers for Sse41 {
         }
     }
 
-    type Sums = PairSums<__m128i, 4>;
+    type OneRow = [__m128i; 1];
+    type Sums = PairSums<__m128i, 1>;
 }

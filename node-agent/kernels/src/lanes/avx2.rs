@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-use super::{Lanes, Words};
+use super::{Lanes, Rows, Words};
 
 impl Lanes for __m256 {
     const COUNT: usize = 8;
@@ -83,11 +83,11 @@ impl Words for __m256i {
     }
 
     #[inline(always)]
-    unsafe fn load_4(rows: &[*const u8], offset: usize) -> Self {
+    unsafe fn load_4(rows: &Rows, offset: usize) -> Self {
         let mut words = [0_i32; 8];
         for lane in 0..8 {
             // SAFETY: readable by the contract.
-            words[lane] = unsafe { rows[lane].add(offset).cast::<i32>().read_unaligned() };
+            words[lane] = unsafe { rows.at(lane, offset).cast::<i32>().read_unaligned() };
         }
         let [a, b, c, d, e, f, g, h] = words;
         // SAFETY: as in `splat`.
@@ -95,7 +95,7 @@ impl Words for __m256i {
     }
 
     #[inline(always)]
-    unsafe fn load_16(rows: &[*const u8], offset: usize) -> [Self; 4] {
+    unsafe fn load_16(rows: &Rows, offset: usize) -> [Self; 4] {
         // SAFETY: readable by the contract.
         unsafe {
             transpose_4([
@@ -199,11 +199,11 @@ impl Words for __m256i {
 /// # Safety
 /// AVX2; they are readable.
 #[inline(always)]
-unsafe fn halves(rows: &[*const u8], row: usize, offset: usize) -> __m256i {
+unsafe fn halves(rows: &Rows, row: usize, offset: usize) -> __m256i {
     // SAFETY: readable by the contract.
     unsafe {
-        let low = _mm_loadu_si128(rows[row].add(offset).cast());
-        let high = _mm_loadu_si128(rows[row + 4].add(offset).cast());
+        let low = _mm_loadu_si128(rows.at(row, offset).cast());
+        let high = _mm_loadu_si128(rows.at(row + 4, offset).cast());
         _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high)
     }
 }

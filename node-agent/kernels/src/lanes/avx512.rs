@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-use super::{Lanes, Words};
+use super::{Lanes, Rows, Words};
 
 impl Lanes for __m512 {
     const COUNT: usize = 16;
@@ -83,11 +83,11 @@ impl Words for __m512i {
     }
 
     #[inline(always)]
-    unsafe fn load_4(rows: &[*const u8], offset: usize) -> Self {
+    unsafe fn load_4(rows: &Rows, offset: usize) -> Self {
         let mut words = [0_i32; 16];
         for lane in 0..16 {
             // SAFETY: readable by the contract.
-            words[lane] = unsafe { rows[lane].add(offset).cast::<i32>().read_unaligned() };
+            words[lane] = unsafe { rows.at(lane, offset).cast::<i32>().read_unaligned() };
         }
         let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = words;
         // SAFETY: as in `splat`.
@@ -95,7 +95,7 @@ impl Words for __m512i {
     }
 
     #[inline(always)]
-    unsafe fn load_16(rows: &[*const u8], offset: usize) -> [Self; 4] {
+    unsafe fn load_16(rows: &Rows, offset: usize) -> [Self; 4] {
         // SAFETY: readable by the contract.
         unsafe {
             transpose_4([
@@ -194,13 +194,13 @@ impl Words for __m512i {
 /// # Safety
 /// AVX-512; they are readable.
 #[inline(always)]
-unsafe fn quarters(rows: &[*const u8], row: usize, offset: usize) -> __m512i {
+unsafe fn quarters(rows: &Rows, row: usize, offset: usize) -> __m512i {
     // SAFETY: readable by the contract.
     unsafe {
-        let first = _mm_loadu_si128(rows[row].add(offset).cast());
-        let second = _mm_loadu_si128(rows[row + 4].add(offset).cast());
-        let third = _mm_loadu_si128(rows[row + 8].add(offset).cast());
-        let fourth = _mm_loadu_si128(rows[row + 12].add(offset).cast());
+        let first = _mm_loadu_si128(rows.at(row, offset).cast());
+        let second = _mm_loadu_si128(rows.at(row + 4, offset).cast());
+        let third = _mm_loadu_si128(rows.at(row + 8, offset).cast());
+        let fourth = _mm_loadu_si128(rows.at(row + 12, offset).cast());
         let all = _mm512_castsi128_si512(first);
         let all = _mm512_inserti32x4::<1>(all, second);
         let all = _mm512_inserti32x4::<2>(all, third);

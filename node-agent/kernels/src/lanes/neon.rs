@@ -5,7 +5,7 @@ use std::arch::asm;
 
 use half::f16;
 
-use super::{Lanes, Words};
+use super::{Lanes, Rows, Words};
 
 impl Lanes for float32x4_t {
     const COUNT: usize = 4;
@@ -85,24 +85,24 @@ impl Words for uint32x4_t {
     }
 
     #[inline(always)]
-    unsafe fn load_4(rows: &[*const u8], offset: usize) -> Self {
+    unsafe fn load_4(rows: &Rows, offset: usize) -> Self {
         let mut words = [0_u32; 4];
         for lane in 0..4 {
             // SAFETY: readable by the contract.
-            words[lane] = unsafe { rows[lane].add(offset).cast::<u32>().read_unaligned() };
+            words[lane] = unsafe { rows.at(lane, offset).cast::<u32>().read_unaligned() };
         }
         // SAFETY: four words.
         unsafe { vld1q_u32(words.as_ptr()) }
     }
 
     #[inline(always)]
-    unsafe fn load_16(rows: &[*const u8], offset: usize) -> [Self; 4] {
+    unsafe fn load_16(rows: &Rows, offset: usize) -> [Self; 4] {
         // SAFETY: readable by the contract (as bytes: they need no alignment).
         unsafe {
-            let a = vreinterpretq_u32_u8(vld1q_u8(rows[0].add(offset)));
-            let b = vreinterpretq_u32_u8(vld1q_u8(rows[1].add(offset)));
-            let c = vreinterpretq_u32_u8(vld1q_u8(rows[2].add(offset)));
-            let d = vreinterpretq_u32_u8(vld1q_u8(rows[3].add(offset)));
+            let a = vreinterpretq_u32_u8(vld1q_u8(rows.at(0, offset)));
+            let b = vreinterpretq_u32_u8(vld1q_u8(rows.at(1, offset)));
+            let c = vreinterpretq_u32_u8(vld1q_u8(rows.at(2, offset)));
+            let d = vreinterpretq_u32_u8(vld1q_u8(rows.at(3, offset)));
             // Four rows of four words become four columns: pairs of rows, then pairs of these.
             let (ab, cd) = (even(a, b), even(c, d));
             let (ab_odd, cd_odd) = (odd(a, b), odd(c, d));

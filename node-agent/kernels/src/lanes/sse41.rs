@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use half::f16;
 
 use super::super::numerics::{HALF_REBIAS, HALF_SUBNORMAL};
-use super::{Lanes, Words};
+use super::{Lanes, Rows, Words};
 
 impl Lanes for __m128 {
     const COUNT: usize = 4;
@@ -81,11 +81,11 @@ impl Words for __m128i {
     }
 
     #[inline(always)]
-    unsafe fn load_4(rows: &[*const u8], offset: usize) -> Self {
+    unsafe fn load_4(rows: &Rows, offset: usize) -> Self {
         let mut words = [0_i32; 4];
         for lane in 0..4 {
             // SAFETY: readable by the contract.
-            words[lane] = unsafe { rows[lane].add(offset).cast::<i32>().read_unaligned() };
+            words[lane] = unsafe { rows.at(lane, offset).cast::<i32>().read_unaligned() };
         }
         let [a, b, c, d] = words;
         // SAFETY: as in `splat`.
@@ -93,14 +93,14 @@ impl Words for __m128i {
     }
 
     #[inline(always)]
-    unsafe fn load_16(rows: &[*const u8], offset: usize) -> [Self; 4] {
+    unsafe fn load_16(rows: &Rows, offset: usize) -> [Self; 4] {
         // SAFETY: readable by the contract.
         unsafe {
             transpose_4([
-                _mm_loadu_si128(rows[0].add(offset).cast()),
-                _mm_loadu_si128(rows[1].add(offset).cast()),
-                _mm_loadu_si128(rows[2].add(offset).cast()),
-                _mm_loadu_si128(rows[3].add(offset).cast()),
+                _mm_loadu_si128(rows.at(0, offset).cast()),
+                _mm_loadu_si128(rows.at(1, offset).cast()),
+                _mm_loadu_si128(rows.at(2, offset).cast()),
+                _mm_loadu_si128(rows.at(3, offset).cast()),
             ])
         }
     }

@@ -1,9 +1,9 @@
 //! Unpacking the formats with codebooks: row by row, as each row looks up other entries, then turned into a packed tile.
 
 use super::super::formats::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, MAX_BLOCK, MIN_GROUP};
-use super::super::lanes::{Lanes, Words};
+use super::super::lanes::{Lanes, Rows, Words};
 use super::super::product::TILE_ROWS;
-use super::{PackedFormat, Rows, Unpacked};
+use super::{PackedFormat, Unpacked};
 
 macro_rules! row_by_row {
     ($($format:ident),*) => {
@@ -36,14 +36,17 @@ unsafe fn unpack_row_by_row<F: PackedFormat, W: Words>(rows: &Rows, to: &mut imp
     let mut scales = [[0.0; TILE_ROWS]; MAX_BLOCK / MIN_GROUP];
     for (lane, values) in values.iter_mut().enumerate() {
         // SAFETY: a block of each row is readable by the contract.
-        let block = unsafe { std::slice::from_raw_parts(rows[lane], F::BYTES) };
+        let block = unsafe { std::slice::from_raw_parts(rows.at(lane, 0), F::BYTES) };
         let mut row_scales = [0.0; MAX_BLOCK / MIN_GROUP];
         F::unpack(block, values, &mut row_scales, &mut []);
         for (scales, scale) in scales.iter_mut().zip(row_scales) {
             scales[lane] = scale;
         }
     }
-    let rows = values.each_ref().map(|values| values.as_ptr());
+    let rows = Rows {
+        first: values.as_ptr().cast(),
+        stride: MAX_BLOCK,
+    };
     // SAFETY: each row holds a whole block's values and scales; the places of the only part.
     unsafe {
         for eight in 0..F::BLOCK / 32 {

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use super::super::lanes::{Lanes, Words};
+use super::super::lanes::{Lanes, Rows, Words};
 use super::super::matrix::Matrix;
 use super::super::product::{Product, TILE_ROWS};
 use super::super::scalar::FLOAT_GROUP;
-use super::{Next, Rows, TilePlace, advance};
+use super::{Next, TilePlace, tiles};
 
 /// Columns of a packed tile: 12 KiB, as for quantized weights.
 const COLUMNS: usize = 192;
@@ -93,11 +93,11 @@ pub(in super::super) unsafe fn multiply<W: Words, T: FloatFormat>(
     const { assert!(W::COUNT == TILE_ROWS && <W::Floats as Lanes>::COUNT == TILE_ROWS) };
     let cols = product.matrix.cols();
     let mut packed = FloatTile([0.0; TILE_ROWS * COLUMNS]);
-    for row in rows.clone().step_by(TILE_ROWS) {
+    for (row, rows) in tiles(rows, TILE_ROWS) {
         for column in (0..cols).step_by(COLUMNS) {
             let place = TilePlace {
                 row,
-                rows: TILE_ROWS.min(rows.end - row),
+                rows,
                 columns: column..(column + COLUMNS).min(cols),
             };
             // SAFETY: passed on from the caller.
@@ -129,7 +129,7 @@ unsafe fn fill<W: Words, T: FloatFormat>(
     const STEP: usize = 8;
     let columns = place.columns.len();
     let mut rows = place.rows(matrix, T::BYTES, 1);
-    let mut next = Next::of(matrix, place, STEP * T::BYTES, STEP, 1);
+    let mut next = Next::of(matrix, place, TILE_ROWS, STEP * T::BYTES, STEP, 1);
     let (steps, rest) = (columns / STEP, columns % STEP);
     let places = packed.0.chunks_exact_mut(STEP * TILE_ROWS).take(steps);
     for to in places {
@@ -139,20 +139,24 @@ unsafe fn fill<W: Words, T: FloatFormat>(
         // SAFETY: 8 weights of each row that were not yet passed; 8 times 16 places.
         unsafe {
             T::widen_rows::<W>(&rows, to.as_mut_ptr());
-            advance(&mut rows, STEP * T::BYTES);
+            rows.advance(STEP * T::BYTES);
         }
     }
     if rest > 0 {
         let mut padded = [[0_u8; 4 * STEP]; TILE_ROWS];
-        for (padded, row) in padded.iter_mut().zip(&mut rows) {
+        for (lane, padded) in padded.iter_mut().enumerate() {
+            let bytes = rest * T::BYTES;
             // SAFETY: as many weights of the row are left.
-            let weights = unsafe { std::slice::from_raw_parts(*row, rest * T::BYTES) };
-            padded[..weights.len()].copy_from_slice(weights);
-            *row = padded.as_ptr();
+            let weights = unsafe { std::slice::from_raw_parts(rows.at(lane, 0), bytes) };
+            padded[..bytes].copy_from_slice(weights);
         }
+        let padded = Rows {
+            first: padded.as_ptr().cast(),
+            stride: 4 * STEP,
+        };
         let to = &mut packed.0[steps * STEP * TILE_ROWS..][..STEP * TILE_ROWS];
         // SAFETY: 8 weights of each row, copied; 8 times 16 places.
-        unsafe { T::widen_rows::<W>(&rows, to.as_mut_ptr()) };
+        unsafe { T::widen_rows::<W>(&padded, to.as_mut_ptr()) };
     }
 }
 

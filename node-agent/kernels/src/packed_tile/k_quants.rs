@@ -1,10 +1,8 @@
-//! Unpacking the K-quants for 16 rows at once.
-
-use std::sync::atomic::{Ordering, compiler_fence};
+//! Unpacking the K-quants for several rows at once.
 
 use super::super::formats::{Q2K, Q3K, Q4K, Q5K, Q6K};
-use super::super::lanes::{Lanes, Words};
-use super::{PackedFormat, Rows, Unpacked};
+use super::super::lanes::{Lanes, Rows, Words};
+use super::{PackedFormat, Unpacked};
 
 const NIBBLES: u32 = 0x0f0f_0f0f;
 const TWO_BITS: u32 = 0x0303_0303;
@@ -159,18 +157,19 @@ impl PackedFormat for Q6K {
     unsafe fn values<W: Words>(rows: &Rows, part: usize, to: &mut impl Unpacked<W>) {
         // SAFETY: the block's 210 bytes; a part's places.
         unsafe {
-            let high = W::load_32(rows, 128 + 32 * part);
-            unroll!(row in 0 1 {
-                // Else the compiler prefetches all 27 lines of a part at its end, which is more than some cores can wait for.
-                compiler_fence(Ordering::SeqCst);
-                let low = W::load_32(rows, 64 * part + 32 * row);
-                unroll!(quad in 0 1 2 3 4 5 6 7 {
-                    let (low, high) = (low[quad], high[quad].shift_right(2 * row as i32));
-                    let first = high.and(TWO_BITS).shift_left(4);
-                    let third = high.and(TWO_BITS << 4);
-                    let at = 8 * row + quad;
-                    to.values(at, low.and(NIBBLES).or(first));
-                    to.values(at + 16, low.shift_right(4).and(NIBBLES).or(third));
+            // By halves: more does not fit in 16 registers.
+            unroll!(half in 0 1 {
+                let high = W::load_16(rows, 128 + 32 * part + 16 * half);
+                unroll!(row in 0 1 {
+                    let low = W::load_16(rows, 64 * part + 32 * row + 16 * half);
+                    unroll!(quad in 0 1 2 3 {
+                        let (low, high) = (low[quad], high[quad].shift_right(2 * row as i32));
+                        let first = high.and(TWO_BITS).shift_left(4);
+                        let third = high.and(TWO_BITS << 4);
+                        let at = 8 * row + 4 * half + quad;
+                        to.values(at, low.and(NIBBLES).or(first));
+                        to.values(at + 16, low.shift_right(4).and(NIBBLES).or(third));
+                    });
                 });
             });
         }

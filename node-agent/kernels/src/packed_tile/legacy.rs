@@ -1,8 +1,8 @@
-//! Unpacking the formats of 32-weight blocks for 16 rows at once.
+//! Unpacking the formats of 32-weight blocks for several rows at once.
 
 use super::super::formats::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
-use super::super::lanes::Words;
-use super::{PackedFormat, Rows, Unpacked};
+use super::super::lanes::{Rows, Words};
+use super::{PackedFormat, Unpacked};
 
 const NIBBLES: u32 = 0x0f0f_0f0f;
 

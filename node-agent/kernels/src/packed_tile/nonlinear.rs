@@ -1,8 +1,8 @@
-//! Unpacking the 4-bit formats with unevenly spaced values for 16 rows at once.
+//! Unpacking the 4-bit formats with unevenly spaced values for several rows at once.
 
 use super::super::formats::{IQ4_VALUES, Iq4Nl, Iq4Xs, MXFP4_VALUES, Mxfp4};
-use super::super::lanes::{Lanes, Words};
-use super::{PackedFormat, Rows, Unpacked};
+use super::super::lanes::{Lanes, Rows, Words};
+use super::{PackedFormat, Unpacked};
 
 const NIBBLES: u32 = 0x0f0f_0f0f;
 

@@ -7,13 +7,13 @@ use std::ops::Range;
 use super::super::activations::QuantizedRows;
 use super::super::lanes::{Lanes, Words};
 use super::super::product::{Product, TILE_ROWS};
-use super::{Integers, Next, PackedFormat, Sums, TilePlace, Unpacked, advance, read_quad};
+use super::{Integers, Next, PackedFormat, Sums, TilePlace, Unpacked, read_quad, tiles};
 
 /// Groups of a part and of a block, at most. What a format does not have is never computed, since the compiler knows the number of each.
 const MOST_PART_GROUPS: usize = 8;
 const MOST_GROUPS: usize = 16;
 
-type Floats<I> = <<I as Integers>::Words as Words>::Floats;
+type Floats<I> = <<I as Integers>::OneRow as Words>::Floats;
 
 /// Computes the columns `rows` of the only row of the output for quantized weights.
 ///
@@ -25,16 +25,16 @@ pub(in super::super) unsafe fn multiply<I: Integers, F: PackedFormat>(
     x: &QuantizedRows<'_>,
     rows: Range<usize>,
 ) {
-    const { assert!(I::Words::COUNT == TILE_ROWS) };
+    const { assert!(TILE_ROWS.is_multiple_of(I::OneRow::COUNT)) };
     // Nothing else is compiled for other formats.
     assert!(F::ONE_ROW, "a format that takes no packed tile");
     const { assert!(!F::ONE_ROW || F::PART_GROUPS <= MOST_PART_GROUPS) };
     const { assert!(!F::ONE_ROW || F::PART_GROUPS * F::PARTS <= MOST_GROUPS) };
     const { assert!(F::PART_GROUPS * F::PARTS * F::GROUP == F::BLOCK) };
-    for row in rows.clone().step_by(TILE_ROWS) {
+    for (row, rows) in tiles(rows, I::OneRow::COUNT) {
         let place = TilePlace {
             row,
-            rows: TILE_ROWS.min(rows.end - row),
+            rows,
             columns: 0..x.cols,
         };
         let mut lanes = [0.0; TILE_ROWS];
@@ -65,17 +65,24 @@ unsafe fn totals<I: Integers, F: PackedFormat>(
         sums: [I::Sums::new(); MOST_PART_GROUPS],
         scales: &mut scales,
         minimums: &mut minimums,
-        next: Next::of(&product.matrix, place, F::BYTES, F::BLOCK, F::PARTS),
+        next: Next::of(
+            &product.matrix,
+            place,
+            I::OneRow::COUNT,
+            F::BYTES,
+            F::BLOCK,
+            F::PARTS,
+        ),
         format: PhantomData,
     };
     for block in 0..x.cols / F::BLOCK {
         // SAFETY: a block of each row that was not yet passed; as many activations and groups of them; a block has no more groups than there is
         // room for, as `multiply` asserts; else the caller's promise.
         unsafe {
-            F::scales::<I::Words>(&weights, &mut products);
+            F::scales::<I::OneRow>(&weights, &mut products);
             for part in 0..F::PARTS {
                 products.sums = [I::Sums::new(); MOST_PART_GROUPS];
-                F::values::<I::Words>(&weights, part, &mut products);
+                F::values::<I::OneRow>(&weights, part, &mut products);
                 // A loop would keep the sums in memory.
                 const { assert!(MOST_PART_GROUPS == 8) };
                 unroll!(group in 0 1 2 3 4 5 6 7 {
@@ -100,7 +107,7 @@ unsafe fn totals<I: Integers, F: PackedFormat>(
                 products.x = products.x.add(F::BLOCK / F::PARTS);
                 products.next.advance();
             }
-            advance(&mut weights, F::BYTES);
+            weights.advance(F::BYTES);
         }
     }
     totals
@@ -117,10 +124,10 @@ struct Multiplied<'a, I: Integers, F> {
     format: PhantomData<F>,
 }
 
-impl<I: Integers, F: PackedFormat> Unpacked<I::Words> for Multiplied<'_, I, F> {
+impl<I: Integers, F: PackedFormat> Unpacked<I::OneRow> for Multiplied<'_, I, F> {
     #[inline(always)]
-    unsafe fn values(&mut self, quad: usize, words: I::Words) {
-        self.next.ask::<I::Words>(quad);
+    unsafe fn values(&mut self, quad: usize, words: I::OneRow) {
+        self.next.ask::<I::OneRow>(quad);
         // SAFETY: columns of the part, of which there are as many activations.
         let x_four = unsafe { read_quad(self.x.add(4 * quad)) };
         let four = match I::takes_offset::<F::Quants>() {
