@@ -27,6 +27,7 @@ use crate::client::Client;
 use crate::engine_speed::{Pair, decode, prefill};
 use crate::error::BenchError;
 use crate::peer::{self, Programs};
+use crate::prediction::predicted;
 
 const MODELS: [&str; 2] = [
     "shape-qwen3-30b-a3b-8-layers-Q4_K_M",
@@ -52,6 +53,8 @@ pub struct ExpertSpeed {
     pub decode: Pair,
     pub prefill_tokens: usize,
     pub prefill: Pair,
+    /// Of a ring of one member that has memory for all.
+    pub in_memory: Ring,
     /// `None` where no cgroup can be made.
     pub limited: Option<Vec<Limited>>,
     /// What tokens needed that were drawn from all alike, and by Zipf's law.
@@ -64,10 +67,19 @@ pub struct Limited {
     pub megabytes: u64,
     /// Tokens per second, of tokens that are drawn from all alike.
     pub llama_cpp: Samples,
+    /// What was predicted of tokens that are drawn from all alike.
+    pub predicted: Samples,
     /// Of tokens that are drawn from all alike, as llama.cpp's.
     pub uniform: Ours,
     /// Of tokens that come back.
     pub recurring: Ours,
+}
+
+/// Tokens per second: what `prima run` predicted, and what the ring decoded.
+#[derive(Default)]
+pub struct Ring {
+    pub predicted: Samples,
+    pub measured: Samples,
 }
 
 /// What a ring does under a limit.
@@ -117,6 +129,7 @@ fn measure_model(
         decode: Pair::default(),
         prefill_tokens: effort.prefill,
         prefill: Pair::default(),
+        in_memory: Ring::default(),
         limited: None,
         traces: traces(&path, threads, &never)?,
     };
@@ -136,6 +149,14 @@ fn measure_model(
         )?;
     }
     drop(engine);
+    for _ in 0..effort.turns.min(TURNS_UNDER_LIMIT) {
+        let ring = ring_of(&path, threads).start();
+        speed.in_memory.predicted.push(predicted(&ring)?);
+        let client = Client::of(ring, &never);
+        client.seconds_per_random_token(1, WARM_UP)?;
+        let seconds = client.seconds_per_random_token(2, TOKENS)?;
+        speed.in_memory.measured.push(1.0 / seconds);
+    }
     if let Err(error) = Machine::new("try", &Limits::of_memory(1 << 30), Path::new("/")) {
         eprintln!("memory limits: left out, they take root and a writable memory cgroup ({error})");
         return Ok(speed);
@@ -146,6 +167,7 @@ fn measure_model(
             share,
             megabytes: ((weights.others + share * weights.experts + OTHER_BYTES) / 1e6) as u64,
             llama_cpp: Samples::default(),
+            predicted: Samples::default(),
             uniform: Ours::default(),
             recurring: Ours::default(),
         })
@@ -245,6 +267,7 @@ impl Limited {
         weights: &Weights,
     ) -> Result<(), BenchError> {
         let ring = ring_of(path, threads).start_on(machine);
+        self.predicted.push(predicted(&ring)?);
         let address = ring.address();
         let client = Client::of(ring, never);
         // The first tokens of each fill memory with experts.

@@ -28,7 +28,7 @@ const THREE_MEMBERS_GOAL: f64 = 0.85; // of one member's decode
 /// The goal of residency, percent.
 const PRESSURE_GOAL: f64 = 6.0;
 /// The goals of the planner.
-const PREDICTION_GOAL: f64 = 20.0; // percent of the time per token
+pub const PREDICTION_GOAL: f64 = 20.0; // percent of the time per token
 const FIRST_GOAL: f64 = 12.0; // milliseconds
 const PROOF_GOAL: f64 = 1.0; // seconds
 

@@ -3,11 +3,12 @@
 use std::fmt::Write;
 
 use prima_tests::expert_replay::{POLICIES, Trace};
+use prima_tests::statistics::{Samples, error_percent};
 
 use crate::client::WORDS;
 use crate::engine_speed::Pair;
 use crate::expert_speed::{ExpertSpeed, OTHER_BYTES, Ours, PEER_TOKENS};
-use crate::report::{spread, verdict};
+use crate::report::{PREDICTION_GOAL, spread, verdict};
 
 /// How many times as fast as llama.cpp: in memory, and with memory for a part of the experts.
 const DECODE_GOAL: f64 = 1.1;
@@ -100,6 +101,7 @@ pub fn experts(speeds: &[ExpertSpeed]) -> String {
             }
         }
     }
+    text += &predictions(speeds);
     let traces = speeds.iter().flat_map(|speed| {
         let traces = TOKENS.into_iter().zip(&speed.traces);
         traces.map(move |(tokens, trace)| (format!("{} | {tokens}", speed.model), trace))
@@ -108,6 +110,35 @@ pub fn experts(speeds: &[ExpertSpeed]) -> String {
         "\n### Ways of keeping experts\n\n{}",
         replayed("model | tokens", traces)
     )
+}
+
+/// What `prima run` predicted of its own plan, beside what the ring decoded.
+fn predictions(speeds: &[ExpertSpeed]) -> String {
+    let mut text = format!(
+        "\n### Predicted\n\nTokens per second that `prima run` predicted of one member, and what it then decoded, of tokens that are drawn from all \
+         alike. The error is by how much longer a token takes than predicted. Goal: below {PREDICTION_GOAL} %.\n\n\
+         | model | experts that fit | predicted | measured | error of the time per token | |\n| --- | --- | --- | --- | --- | --- |\n"
+    );
+    for speed in speeds {
+        let mut row = |share: f64, predicted: &Samples, measured: &Samples| {
+            let error = error_percent(predicted, measured);
+            let _ = writeln!(
+                text,
+                "| {} | {:.0} % | {} | {} | {error:+.0} % | {} |",
+                speed.model,
+                100.0 * share,
+                spread(predicted, 2),
+                spread(measured, 2),
+                verdict(error.abs() < PREDICTION_GOAL)
+            );
+        };
+        let whole = &speed.in_memory;
+        row(1.0, &whole.predicted, &whole.measured);
+        for limit in speed.limited.iter().flatten() {
+            row(limit.share, &limit.predicted, &limit.uniform.rate);
+        }
+    }
+    text
 }
 
 /// How tokens are drawn: from all alike, and by Zipf's law.
