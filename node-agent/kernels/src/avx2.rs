@@ -57,8 +57,8 @@ impl Integers for Avx2 {
         }
     }
 
-    type OneRow = [__m256i; 1];
-    type Sums = PairSums<__m256i, 1>;
+    type OneRow = __m256i;
+    type Sums = PairSums<__m256i>;
 }
 
 impl Integers for AvxVnni {
@@ -94,30 +94,28 @@ impl Integers for AvxVnni {
         }
     }
 
-    type OneRow = [__m256i; 1];
+    type OneRow = __m256i;
     type Sums = VnniSums;
 }
 
 #[derive(Clone, Copy)]
-struct VnniSums([__m256i; 1]);
+struct VnniSums(__m256i);
 
-impl Sums<[__m256i; 1]> for VnniSums {
+impl Sums<__m256i> for VnniSums {
     #[inline(always)]
     fn new() -> Self {
         // SAFETY: only used in kernels of a level that has the instructions; so below.
-        Self([unsafe { _mm256_setzero_si256() }; 1])
+        Self(unsafe { _mm256_setzero_si256() })
     }
 
     #[inline(always)]
-    fn add_quad<Q: Quants>(&mut self, four: [__m256i; 1], x_four: i32) {
-        for (sum, four) in self.0.iter_mut().zip(four) {
-            // SAFETY: as above.
-            *sum = unsafe { _mm256_dpbusd_avx_epi32(*sum, four, _mm256_set1_epi32(x_four)) };
-        }
+    fn add_quad<Q: Quants>(&mut self, four: __m256i, x_four: i32) {
+        // SAFETY: as above.
+        self.0 = unsafe { _mm256_dpbusd_avx_epi32(self.0, four, _mm256_set1_epi32(x_four)) };
     }
 
     #[inline(always)]
-    fn whole(self) -> [__m256i; 1] {
+    fn whole(self) -> __m256i {
         self.0
     }
 }

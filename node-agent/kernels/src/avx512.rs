@@ -54,14 +54,14 @@ impl Integers for Avx512 {
         }
     }
 
-    type OneRow = [__m512i; 1];
+    type OneRow = __m512i;
     type Sums = Avx512Sums;
 }
 
 #[derive(Clone, Copy)]
 struct Avx512Sums(__m512i);
 
-impl Sums<[__m512i; 1]> for Avx512Sums {
+impl Sums<__m512i> for Avx512Sums {
     #[inline(always)]
     fn new() -> Self {
         // SAFETY: only used in kernels of a level that has the instructions; so below.
@@ -69,13 +69,13 @@ impl Sums<[__m512i; 1]> for Avx512Sums {
     }
 
     #[inline(always)]
-    fn add_quad<Q: Quants>(&mut self, [four]: [__m512i; 1], x_four: i32) {
+    fn add_quad<Q: Quants>(&mut self, four: __m512i, x_four: i32) {
         // SAFETY: as above.
         self.0 = unsafe { _mm512_dpbusd_epi32(self.0, four, _mm512_set1_epi32(x_four)) };
     }
 
     #[inline(always)]
-    fn whole(self) -> [__m512i; 1] {
-        [self.0]
+    fn whole(self) -> __m512i {
+        self.0
     }
 }

@@ -166,31 +166,29 @@ fn widened<B: ByteRegister>(sum: B, pairs: B) -> B {
     sum.add_32(pairs.multiply_pairs_16(B::splat_16(1)))
 }
 
-/// The sums of products of `N` registers of weight rows with one row of activations.
+/// The sums of products of a register of weight rows with one row of activations.
 #[derive(Clone, Copy)]
-pub(super) struct PairSums<B, const N: usize> {
-    whole: [B; N],
+pub(super) struct PairSums<B> {
+    whole: B,
     /// Sums in 16 bits.
-    pairs: [B; N],
-    /// How many products each of `pairs` holds.
+    pairs: B,
+    /// How many products `pairs` holds.
     held: usize,
 }
 
-impl<B: ByteRegister, const N: usize> Sums<[B; N]> for PairSums<B, N> {
+impl<B: ByteRegister> Sums<B> for PairSums<B> {
     #[inline(always)]
     fn new() -> Self {
         PairSums {
-            whole: [B::splat_32(0); N],
-            pairs: [B::splat_16(0); N],
+            whole: B::splat_32(0),
+            pairs: B::splat_16(0),
             held: 0,
         }
     }
 
     #[inline(always)]
-    fn add_quad<Q: Quants>(&mut self, four: [B; N], x_four: i32) {
-        for (pairs, four) in self.pairs.iter_mut().zip(four) {
-            *pairs = pairs.add_16(products::<B, Q>(four, x_four));
-        }
+    fn add_quad<Q: Quants>(&mut self, four: B, x_four: i32) {
+        self.pairs = self.pairs.add_16(products::<B, Q>(four, x_four));
         self.held += 1;
         if self.held == pairs_without_overflow::<Q>() {
             self.widen();
@@ -198,7 +196,7 @@ impl<B: ByteRegister, const N: usize> Sums<[B; N]> for PairSums<B, N> {
     }
 
     #[inline(always)]
-    fn whole(mut self) -> [B; N] {
+    fn whole(mut self) -> B {
         if self.held > 0 {
             self.widen();
         }
@@ -206,13 +204,11 @@ impl<B: ByteRegister, const N: usize> Sums<[B; N]> for PairSums<B, N> {
     }
 }
 
-impl<B: ByteRegister, const N: usize> PairSums<B, N> {
+impl<B: ByteRegister> PairSums<B> {
     #[inline(always)]
     fn widen(&mut self) {
-        for (whole, pairs) in self.whole.iter_mut().zip(&mut self.pairs) {
-            *whole = widened(*whole, *pairs);
-            *pairs = B::splat_16(0);
-        }
+        self.whole = widened(self.whole, self.pairs);
+        self.pairs = B::splat_16(0);
         self.held = 0;
     }
 }

@@ -1,5 +1,6 @@
 //! Floats or 32-bit words side by side: the registers of each instruction set, plain numbers, and arrays of them. Kernels take
-//! sixteen, in as many registers as needed. Code that works on them is written once, and computes in the same order everywhere.
+//! sixteen, in as many registers as needed; with one row of activations, on x86-64, as many as one register holds. Code that works on them is
+//! written once, and computes in the same order everywhere.
 //!
 //! The implementations for an instruction set may only be used in code that runs where the processor has it:
 //! that is part of the safety contract of every function that is generic over these traits.
@@ -52,7 +53,7 @@ pub(super) trait Lanes: Copy {
     fn sum(self) -> f32;
 }
 
-/// Rows of bytes at equal distances. Not a list of pointers, since addresses of such rows take few registers.
+/// Rows of bytes at equal distances: unlike those of a list, their addresses take few registers.
 #[cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
     allow(
@@ -63,7 +64,7 @@ pub(super) trait Lanes: Copy {
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
     pub(super) first: *const u8,
-    /// Bytes from a row to the next; 0 where one row takes the places of all.
+    /// Bytes from a row to the next; 0 where one row takes the places of several.
     pub(super) stride: usize,
 }
 
@@ -83,7 +84,7 @@ impl Rows {
     /// # Safety
     /// There is such a row.
     #[inline(always)]
-    unsafe fn from(&self, row: usize) -> Self {
+    unsafe fn starting_at(&self, row: usize) -> Self {
         // SAFETY: by the contract.
         let first = unsafe { self.at(row, 0) };
         Self { first, ..*self }
@@ -289,8 +290,8 @@ impl<R: Words, const N: usize> Words for [R; N] {
         // SAFETY: there are `COUNT` rows from each of these on, readable by the contract; so below.
         unsafe {
             let mut out = [R::load_4(rows, offset); N];
-            for i in 1..N {
-                out[i] = R::load_4(&rows.from(i * R::COUNT), offset);
+            for (i, out) in out.iter_mut().enumerate().skip(1) {
+                *out = R::load_4(&rows.starting_at(i * R::COUNT), offset);
             }
             out
         }
@@ -303,7 +304,7 @@ impl<R: Words, const N: usize> Words for [R; N] {
             let [a, b, c, d] = R::load_16(rows, offset);
             let mut out = [[a; N], [b; N], [c; N], [d; N]];
             for i in 1..N {
-                let columns = R::load_16(&rows.from(i * R::COUNT), offset);
+                let columns = R::load_16(&rows.starting_at(i * R::COUNT), offset);
                 for (out, column) in out.iter_mut().zip(columns) {
                     out[i] = column;
                 }

@@ -54,17 +54,17 @@ pub(super) struct PackedTile {
     pub(super) minimums: [f32; TILE_ROWS * COLUMNS / MIN_GROUP],
 }
 
-/// The part of a product for which one packed tile is responsible.
+/// The part of a matrix that is taken at a time: for a packed tile, or for the product with one row.
 pub(super) struct TilePlace {
-    /// The first of the packed tile's weight rows.
+    /// The first of the weight rows.
     pub(super) row: usize,
-    /// How many rows: 16, or one that takes the places of all.
+    /// How many: as many as are taken at a time, or one, which then takes the places of all. Only the first of its results is kept.
     pub(super) rows: usize,
-    /// The packed tile's columns.
     pub(super) columns: Range<usize>,
 }
 
-/// The first and the number of `rows` to take at a time: `height`, and each that is left by itself.
+/// The first and the number of `rows` to take at a time: `height`, and each that is left by itself, since rows at equal distances cannot end with
+/// the same one several times. That costs some whole tiles, but few matrices have such rows: some vocabularies and routers.
 fn tiles(rows: Range<usize>, height: usize) -> impl Iterator<Item = (usize, usize)> {
     let left = rows.end - rows.len() % height;
     let whole = (rows.start..left).step_by(height);
@@ -77,12 +77,13 @@ fn tiles(rows: Range<usize>, height: usize) -> impl Iterator<Item = (usize, usiz
 const LINE: usize = 64;
 
 impl TilePlace {
-    /// The blocks of the columns.
-    fn rows(&self, matrix: &Matrix<'_>, block_bytes: usize, block: usize) -> Rows {
-        let row = matrix.row(self.row);
+    /// Each row's blocks of the columns.
+    fn blocks(&self, matrix: &Matrix<'_>, block_bytes: usize, block: usize) -> Rows {
+        let row_bytes = matrix.row_bytes();
+        let rows = &matrix.bytes()[self.row * row_bytes..][..self.rows * row_bytes];
         Rows {
-            first: row[self.columns.start / block * block_bytes..].as_ptr(),
-            stride: if self.rows == 1 { 0 } else { row.len() },
+            first: rows[self.columns.start / block * block_bytes..].as_ptr(),
+            stride: if self.rows == 1 { 0 } else { row_bytes },
         }
     }
 }
@@ -102,7 +103,7 @@ pub(super) trait PackedFormat: BlockFormat {
     /// Unpacks the scales and minimums of a block of each row.
     ///
     /// # Safety
-    /// The processor has the instructions of `W`; `BYTES` bytes of every row are readable; `to` takes a block of this format.
+    /// The processor has the instructions of `W`; `BYTES` bytes of the first `W::COUNT` rows are readable; `to` takes a block of this format.
     unsafe fn scales<W: Words>(rows: &Rows, to: &mut impl Unpacked<W>);
 
     /// Unpacks the values of a `part` of a block of each row. Quads are numbered within it.
@@ -171,12 +172,13 @@ struct Next {
 }
 
 impl Next {
-    /// For the first part of a `block` of each of the `rows` at `place`. May point past the last row. (`rows` is a constant, so that lines are.)
+    /// For the first part of a `block` of each row at `place`, where `height` rows are taken at a time. (Also where one row is left: the compiler
+    /// has to know the lines.) May point past the last row.
     #[inline(always)]
     fn of(
         matrix: &Matrix<'_>,
         place: &TilePlace,
-        rows: usize,
+        height: usize,
         block_bytes: usize,
         block: usize,
         parts: usize,
@@ -184,8 +186,8 @@ impl Next {
         let row = matrix.row(place.row);
         let done = place.columns.start / block * block_bytes;
         Self {
-            at: row.as_ptr().wrapping_add(rows * (row.len() + done)),
-            bytes: rows * block_bytes / parts,
+            at: row.as_ptr().wrapping_add(height * (row.len() + done)),
+            bytes: height * block_bytes / parts,
             quads: block / parts / 4,
         }
     }
@@ -290,8 +292,8 @@ pub(super) trait Integers: Sized {
         start: [i32; ROWS],
     ) -> [Self::Floats; ROWS];
 
-    /// The weight rows that [`one_row`] takes at a time. On x86-64 they fit in one register: there are only 16 registers, and of what unpacks to
-    /// more, half would wait on the stack.
+    /// The weight rows that [`one_row`] takes at a time. On x86-64, what one register holds: SSE4.1 and AVX2 have only 16, and with more rows at a
+    /// time half of the sums would be on the stack. arm64 has 32, and takes four registers.
     type OneRow: Words;
     type Sums: Sums<Self::OneRow>;
 }
@@ -370,11 +372,11 @@ pub(super) unsafe fn multiply<I: Integers, F: PackedFormat>(
         scales: [0.0; TILE_ROWS * COLUMNS / MIN_GROUP],
         minimums: [0.0; TILE_ROWS * COLUMNS / MIN_GROUP],
     };
-    for (row, rows) in tiles(rows, TILE_ROWS) {
+    for (row, count) in tiles(rows, TILE_ROWS) {
         for column in (0..x.cols).step_by(COLUMNS) {
             let place = TilePlace {
                 row,
-                rows,
+                rows: count,
                 columns: column..(column + COLUMNS).min(x.cols),
             };
             // SAFETY: passed on from the caller.
@@ -414,7 +416,7 @@ pub(super) unsafe fn fill<W: Words, F: PackedFormat>(
     place: &TilePlace,
 ) {
     const { assert!(F::PART_GROUPS * F::PARTS * F::GROUP == F::BLOCK) };
-    let mut rows = place.rows(matrix, F::BYTES, F::BLOCK);
+    let mut rows = place.blocks(matrix, F::BYTES, F::BLOCK);
     let mut next = Next::of(matrix, place, TILE_ROWS, F::BYTES, F::BLOCK, F::PARTS);
     let values = packed.values.chunks_exact_mut(TILE_ROWS * F::BLOCK);
     let scales = packed
@@ -443,5 +445,19 @@ pub(super) unsafe fn fill<W: Words, F: PackedFormat>(
             rows.advance(F::BYTES);
         }
         next = to.next;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_fill_no_tile_are_taken_one_by_one() {
+        let of = |rows, height| tiles(rows, height).collect::<Vec<_>>();
+        assert_eq!(of(0..0, 8), []);
+        assert_eq!(of(5..7, 8), [(5, 1), (6, 1)]);
+        assert_eq!(of(16..32, 8), [(16, 8), (24, 8)]);
+        assert_eq!(of(3..20, 8), [(3, 8), (11, 8), (19, 1)]);
     }
 }

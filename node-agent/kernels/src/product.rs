@@ -4,7 +4,7 @@ use super::activations::QuantizedRows;
 use super::matrix::Matrix;
 use super::shared_slice::SharedSlice;
 
-/// Weight rows that the kernels take together; pieces are multiples of it.
+/// Weight rows that kernels take together at most; pieces are multiples of it.
 pub const TILE_ROWS: usize = 16;
 
 /// One matrix with what it multiplies and where the result goes.

@@ -44,6 +44,6 @@ impl Integers for Sse41 {
         }
     }
 
-    type OneRow = [__m128i; 1];
-    type Sums = PairSums<__m128i, 1>;
+    type OneRow = __m128i;
+    type Sums = PairSums<__m128i>;
 }

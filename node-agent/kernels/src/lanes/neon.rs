@@ -87,9 +87,9 @@ impl Words for uint32x4_t {
     #[inline(always)]
     unsafe fn load_4(rows: &Rows, offset: usize) -> Self {
         let mut words = [0_u32; 4];
-        for lane in 0..4 {
+        for (lane, word) in words.iter_mut().enumerate() {
             // SAFETY: readable by the contract.
-            words[lane] = unsafe { rows.at(lane, offset).cast::<u32>().read_unaligned() };
+            *word = unsafe { rows.at(lane, offset).cast::<u32>().read_unaligned() };
         }
         // SAFETY: four words.
         unsafe { vld1q_u32(words.as_ptr()) }

@@ -83,9 +83,9 @@ impl Words for __m128i {
     #[inline(always)]
     unsafe fn load_4(rows: &Rows, offset: usize) -> Self {
         let mut words = [0_i32; 4];
-        for lane in 0..4 {
+        for (lane, word) in words.iter_mut().enumerate() {
             // SAFETY: readable by the contract.
-            words[lane] = unsafe { rows.at(lane, offset).cast::<i32>().read_unaligned() };
+            *word = unsafe { rows.at(lane, offset).cast::<i32>().read_unaligned() };
         }
         let [a, b, c, d] = words;
         // SAFETY: as in `splat`.

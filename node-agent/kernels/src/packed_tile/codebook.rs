@@ -34,8 +34,8 @@ unsafe fn unpack_row_by_row<F: PackedFormat, W: Words>(rows: &Rows, to: &mut imp
     const { assert!(F::PARTS == 1) };
     let mut values = [[0; MAX_BLOCK]; TILE_ROWS];
     let mut scales = [[0.0; TILE_ROWS]; MAX_BLOCK / MIN_GROUP];
-    for (lane, values) in values.iter_mut().enumerate() {
-        // SAFETY: a block of each row is readable by the contract.
+    for (lane, values) in values.iter_mut().enumerate().take(W::COUNT) {
+        // SAFETY: a block of each of as many rows is readable by the contract.
         let block = unsafe { std::slice::from_raw_parts(rows.at(lane, 0), F::BYTES) };
         let mut row_scales = [0.0; MAX_BLOCK / MIN_GROUP];
         F::unpack(block, values, &mut row_scales, &mut []);

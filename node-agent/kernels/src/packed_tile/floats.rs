@@ -22,7 +22,7 @@ pub(in super::super) trait FloatFormat {
     /// Writes 8 columns of 16 rows as `[8][16 rows]`.
     ///
     /// # Safety
-    /// The processor has the instructions of `W`; 8 weights of every row are readable and 128 floats at `to`
+    /// The processor has the instructions of `W`; 8 weights of the first 16 rows are readable and 128 floats at `to`
     /// writable.
     unsafe fn widen_rows<W: Words>(rows: &Rows, to: *mut f32);
 }
@@ -93,11 +93,11 @@ pub(in super::super) unsafe fn multiply<W: Words, T: FloatFormat>(
     const { assert!(W::COUNT == TILE_ROWS && <W::Floats as Lanes>::COUNT == TILE_ROWS) };
     let cols = product.matrix.cols();
     let mut packed = FloatTile([0.0; TILE_ROWS * COLUMNS]);
-    for (row, rows) in tiles(rows, TILE_ROWS) {
+    for (row, count) in tiles(rows, TILE_ROWS) {
         for column in (0..cols).step_by(COLUMNS) {
             let place = TilePlace {
                 row,
-                rows,
+                rows: count,
                 columns: column..(column + COLUMNS).min(cols),
             };
             // SAFETY: passed on from the caller.
@@ -128,7 +128,7 @@ unsafe fn fill<W: Words, T: FloatFormat>(
 ) {
     const STEP: usize = 8;
     let columns = place.columns.len();
-    let mut rows = place.rows(matrix, T::BYTES, 1);
+    let mut rows = place.blocks(matrix, T::BYTES, 1);
     let mut next = Next::of(matrix, place, TILE_ROWS, STEP * T::BYTES, STEP, 1);
     let (steps, rest) = (columns / STEP, columns % STEP);
     let places = packed.0.chunks_exact_mut(STEP * TILE_ROWS).take(steps);

@@ -1,5 +1,7 @@
 //! Unpacking the K-quants for several rows at once.
 
+use std::sync::atomic::{Ordering, compiler_fence};
+
 use super::super::formats::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::super::lanes::{Lanes, Rows, Words};
 use super::{PackedFormat, Unpacked};
@@ -159,6 +161,8 @@ impl PackedFormat for Q6K {
         unsafe {
             // By halves: more does not fit in 16 registers.
             unroll!(half in 0 1 {
+                // Else the compiler prefetches all lines of a part at its end: 27 where 16 rows are taken at a time, more than some cores can wait for.
+                compiler_fence(Ordering::SeqCst);
                 let high = W::load_16(rows, 128 + 32 * part + 16 * half);
                 unroll!(row in 0 1 {
                     let low = W::load_16(rows, 64 * part + 32 * row + 16 * half);

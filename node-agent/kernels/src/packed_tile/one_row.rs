@@ -31,10 +31,10 @@ pub(in super::super) unsafe fn multiply<I: Integers, F: PackedFormat>(
     const { assert!(!F::ONE_ROW || F::PART_GROUPS <= MOST_PART_GROUPS) };
     const { assert!(!F::ONE_ROW || F::PART_GROUPS * F::PARTS <= MOST_GROUPS) };
     const { assert!(F::PART_GROUPS * F::PARTS * F::GROUP == F::BLOCK) };
-    for (row, rows) in tiles(rows, I::OneRow::COUNT) {
+    for (row, count) in tiles(rows, I::OneRow::COUNT) {
         let place = TilePlace {
             row,
-            rows,
+            rows: count,
             columns: 0..x.cols,
         };
         let mut lanes = [0.0; TILE_ROWS];
@@ -55,7 +55,7 @@ unsafe fn totals<I: Integers, F: PackedFormat>(
     x: &QuantizedRows<'_>,
     place: &TilePlace,
 ) -> Floats<I> {
-    let mut weights = place.rows(&product.matrix, F::BYTES, F::BLOCK);
+    let mut weights = place.blocks(&product.matrix, F::BYTES, F::BLOCK);
     let mut totals = Floats::<I>::splat(0.0);
     debug_assert!(x.cols.is_multiple_of(F::BLOCK) && x.groups == x.cols / F::GROUP);
     let mut scales = [Lanes::splat(0.0); MOST_GROUPS];

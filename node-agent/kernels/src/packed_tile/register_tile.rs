@@ -24,7 +24,7 @@ pub(in super::super) unsafe fn tile<I: Integers, Q: Quants, const ROWS: usize>(
     let lanes = I::Floats::COUNT;
     for lane in (0..place.rows).step_by(lanes) {
         let rows = lanes.min(place.rows - lane);
-        // Where weight rows are missing, a register does not fit in the output.
+        // Where one row is left, a register does not fit in the output.
         let mut padded = [[0.0; TILE_ROWS]; ROWS];
         let mut totals = [std::ptr::null_mut(); ROWS];
         // SAFETY: passed on from the caller; the places are those of this part, or as many of `padded`.
