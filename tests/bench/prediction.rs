@@ -7,7 +7,7 @@ use prima_tests::one_process::{OneProcess, end_tokens};
 use crate::Effort;
 use crate::client::Client;
 use crate::error::BenchError;
-use prima_tests::statistics::{Samples, error_percent};
+use prima_tests::statistics::Samples;
 
 /// Model, members, rounds.
 const SETTINGS: [(&str, usize, usize); 6] = [
@@ -29,13 +29,6 @@ pub struct Prediction {
     pub rounds: usize,
     pub predicted: Samples,
     pub measured: Samples,
-}
-
-impl Prediction {
-    /// Of the time per token, predicted against measured.
-    pub fn error_percent(&self) -> f64 {
-        error_percent(&self.predicted, &self.measured)
-    }
 }
 
 pub fn measure(effort: &Effort) -> Result<Vec<Prediction>, BenchError> {

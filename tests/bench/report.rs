@@ -14,7 +14,7 @@ use crate::memory_limit::UnderLimit;
 use crate::planning_speed::{MACHINES, PlanningSpeed};
 use crate::prediction::Prediction;
 use crate::ring_speed::{REQUESTS, RingSpeed};
-use prima_tests::statistics::Samples;
+use prima_tests::statistics::{Samples, error_percent};
 
 /// The goals of the kernels: times llama.cpp.
 const DECODE_GOAL: f64 = 1.1;
@@ -364,6 +364,17 @@ fn machines_table(outcomes: &[&Outcome]) -> String {
     text
 }
 
+/// Four cells: what was predicted, what was measured, by how much longer a token took, and whether that meets the goal.
+pub fn predicted_and_measured(predicted: &Samples, measured: &Samples, digits: usize) -> String {
+    let error = error_percent(predicted, measured);
+    format!(
+        "{} | {} | {error:+.0} % | {}",
+        spread(predicted, digits),
+        spread(measured, digits),
+        verdict(error.abs() < PREDICTION_GOAL)
+    )
+}
+
 /// The section about the planner.
 pub fn planner(predictions: &[Prediction], planning: &PlanningSpeed) -> String {
     let mut text = String::from(
@@ -372,16 +383,13 @@ pub fn planner(predictions: &[Prediction], planning: &PlanningSpeed) -> String {
          | model | members x rounds | predicted | measured | error of the time per token | |\n| --- | --- | --- | --- | --- | --- |\n",
     );
     for one in predictions {
-        let error = one.error_percent();
         let _ = writeln!(
             text,
-            "| {} | {} x {} | {} | {} | {error:+.0} % | {} |",
+            "| {} | {} x {} | {} |",
             one.model,
             one.members,
             one.rounds,
-            spread(&one.predicted, 0),
-            spread(&one.measured, 0),
-            verdict(error.abs() < PREDICTION_GOAL)
+            predicted_and_measured(&one.predicted, &one.measured, 0)
         );
     }
     let (first, proof) = (planning.first.median(), planning.seconds.median());

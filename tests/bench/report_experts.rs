@@ -3,12 +3,12 @@
 use std::fmt::Write;
 
 use prima_tests::expert_replay::{POLICIES, Trace};
-use prima_tests::statistics::{Samples, error_percent};
+use prima_tests::statistics::Samples;
 
 use crate::client::WORDS;
 use crate::engine_speed::Pair;
 use crate::expert_speed::{ExpertSpeed, OTHER_BYTES, Ours, PEER_TOKENS};
-use crate::report::{PREDICTION_GOAL, spread, verdict};
+use crate::report::{PREDICTION_GOAL, predicted_and_measured, spread, verdict};
 
 /// How many times as fast as llama.cpp: in memory, and with memory for a part of the experts.
 const DECODE_GOAL: f64 = 1.1;
@@ -121,15 +121,12 @@ fn predictions(speeds: &[ExpertSpeed]) -> String {
     );
     for speed in speeds {
         let mut row = |share: f64, predicted: &Samples, measured: &Samples| {
-            let error = error_percent(predicted, measured);
             let _ = writeln!(
                 text,
-                "| {} | {:.0} % | {} | {} | {error:+.0} % | {} |",
+                "| {} | {:.0} % | {} |",
                 speed.model,
                 100.0 * share,
-                spread(predicted, 2),
-                spread(measured, 2),
-                verdict(error.abs() < PREDICTION_GOAL)
+                predicted_and_measured(predicted, measured, 2)
             );
         };
         let whole = &speed.in_memory;

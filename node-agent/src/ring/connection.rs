@@ -20,8 +20,8 @@ const PING_INTERVAL: Duration = Duration::from_secs(2);
 const PING_TIMEOUT: Duration = Duration::from_secs(6);
 /// Whose system takes in nothing for this long is gone: the machine is off, or the way to it is cut. A system answers for programs that are busy, so
 /// this tells sooner than pings. (A program that reads nothing until its buffers are full is gone, too.) It counts from the first try to send
-/// something again, which may be a ping of `PING_INTERVAL` after the cut: 5.3 s in all. Long enough for four tries (after 0.2, 0.6, 1.4 and
-/// 3 s) in a network at home, where one packet in a hundred may be lost.
+/// something again. That may be a ping, which goes out up to `PING_INTERVAL` after the cut: 5.3 s in all. There is time for four tries (after 0.2,
+/// 0.6, 1.4 and 3 s), enough in a network at home, where one packet in a hundred may be lost.
 const UNREACHABLE: Duration = Duration::from_secs(3);
 /// How often the other system is asked while nothing else goes over a connection.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
