@@ -10,7 +10,8 @@
 //!
 //! For many positions (prefill), 2 FLOP for each weight and position / `prefillFlopPerSecond` replaces the first item. Weights that are not
 //! in memory take their bytes / `disk.sequentialReadBytesPerSecond` in addition; while that overlaps with computing, both run at their
-//! shares `readWhileComputingPercent` and `computeWhileReadingPercent`. A hop takes `latencyNanoseconds` + its bytes / `bytesPerSecond` of
+//! shares `readWhileComputingPercent` and `computeWhileReadingPercent`. Experts that are not in memory take their bytes /
+//! `disk.expertReadBytesPerSecond`, which overlaps with nothing. A hop takes `latencyNanoseconds` + its bytes / `bytesPerSecond` of
 //! the link.
 //!
 //! All of it is measured with the engine's own kernels, map and transport, and with as many threads as `serve` takes; the

@@ -272,6 +272,10 @@ pub struct DiskProfile {
     pub sequential_read_bytes_per_second: i64,
     /// How fast single pages of 4 KiB are read in random order, without read-ahead.
     pub random_read_bytes_per_second: i64,
+    /// How fast parts of 1 MiB are read from all over a file, several at once and all of them waited for before the next, as experts are that a
+    /// layer needs and memory lacks. Without it, plans take the sequential rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert_read_bytes_per_second: Option<i64>,
     /// How much of the sequential rate is left while all threads compute with weights in memory.
     pub read_while_computing_percent: i32,
     /// How much of the threads' decode rate is left while the disk is read sequentially.
@@ -399,6 +403,11 @@ mod tests {
                 "sequentialReadBytesPerSecond: 3100000000",
                 "sequentialReadBytesPerSecond: 0",
                 "status.disk.sequentialReadBytesPerSecond",
+            ),
+            (
+                "expertReadBytesPerSecond: 2400000000",
+                "expertReadBytesPerSecond: -1",
+                "status.disk.expertReadBytesPerSecond",
             ),
             (
                 "availableBytes: 8589934592",

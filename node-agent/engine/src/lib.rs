@@ -61,7 +61,8 @@ pub use model::Model;
 pub use output_head::OutputHead;
 pub use page_cache::drop_pages;
 pub use residency::{
-    ExpertUse, Residency, ResidencyPart, ResidencyStatus, StreamingSchedule, streaming_rate,
+    ExpertUse, Residency, ResidencyPart, ResidencyStatus, StreamingSchedule, expert_reading_rate,
+    streaming_rate,
 };
 pub use whole_model::WholeModel;
 

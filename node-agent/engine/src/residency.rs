@@ -30,6 +30,7 @@ use experts::{ExpertCache, LayerExperts};
 use plan::{ResidencyPlan, Tensor, WeightCycle, WeightPiece};
 use reader::Reader;
 
+pub use expert_reader::expert_reading_rate;
 pub use plan::StreamingSchedule;
 
 /// The weights of one member. Clones share everything.
@@ -472,21 +473,20 @@ fn of_expert(all: Matrix<'_>, expert: u32, count: usize) -> Matrix<'_> {
     all.part(expert * rows..(expert + 1) * rows)
 }
 
-/// The rate, in bytes a second, of streaming the first `bytes` of the file at `path` as weights are streamed, without computing. The
-/// clock starts, and `started` is called, once the buffers exist and the disk is at work.
+/// The rate, in bytes a second, of streaming `part` of the file at `path` as weights are streamed, without computing. The clock starts, and `started` is called, once the buffers exist and the disk is at work.
 ///
 /// # Errors
 /// [`EngineError::ReadAhead`] when the file cannot be opened or the system refuses a thread, [`EngineError::ReadWeights`] when it
 /// cannot be read.
 pub fn streaming_rate(
     path: &Path,
-    bytes: u64,
+    part: Range<u64>,
     mut started: impl FnMut(),
 ) -> Result<f64, EngineError> {
     const ROW_BYTES: usize = 1 << 10;
     let file = Tensor {
-        offset: 0,
-        rows: bytes as usize / ROW_BYTES,
+        offset: part.start,
+        rows: (part.end - part.start) as usize / ROW_BYTES,
         row_bytes: ROW_BYTES,
     };
     let plan = Arc::new(ResidencyPlan::of_all(&WeightCycle::new(

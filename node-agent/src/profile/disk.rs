@@ -1,13 +1,18 @@
-//! How fast the models' disk is read: sequentially, as the engine streams weights, also while the processor computes; and at random,
-//! through the engine's map of a file.
+//! How fast the models' disk is read: sequentially, as the engine streams weights, also while the processor computes; by parts of experts;
+//! and by single pages, through the engine's map of a file.
 //!
 //! Decides what is read: its own file on the models' volume, which is gone however this process ends, or a model if no file can be written.
 //! The file's pages are dropped from the page cache first. Afterwards the kernel says how much of what was read came from the disk; the
-//! profile reports the rest. What a virtual machine's host or a file server keeps in memory cannot be seen from here.
+//! profile reports the rest. What a virtual machine's host or a file server keeps in memory cannot be seen from here. So that what one run
+//! read is not read from there by the next, each reads another part of the file, as far as it is large enough. Of a model, the parts together
+//! tell how much of it is kept there now.
 
+use std::cell::Cell;
+use std::f64::consts::GOLDEN_RATIO;
 use std::fs::{self, File};
 use std::hint::black_box;
 use std::io::{self, Write as _};
+use std::ops::Range;
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -16,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::node_profile::DiskProfile;
 use prima_engine::kernels::ThreadPool;
-use prima_engine::{EngineError, MappedFile, drop_pages, streaming_rate};
+use prima_engine::{EngineError, MappedFile, drop_pages, expert_reading_rate, streaming_rate};
 
 use super::samples::RunTimes;
 
@@ -60,7 +65,7 @@ pub enum DiskError {
     Engine(#[source] Box<EngineError>),
 }
 
-/// The most and the fewest bytes that are read.
+/// The most and the fewest bytes that one run reads.
 const MAX_BYTES: u64 = 256 << 20;
 const MIN_BYTES: u64 = 16 << 20;
 
@@ -84,11 +89,13 @@ pub fn measure(
     };
     let sequential = subject.sequential()?;
     let both = subject.while_computing(&sequential, compute)?;
+    let experts = subject.experts()?;
     let random = subject.random(pool)?;
     Ok(DiskProfile {
         path: folder(models).display().to_string(),
         sequential_read_bytes_per_second: sequential.rate as i64,
         random_read_bytes_per_second: random as i64,
+        expert_read_bytes_per_second: Some(experts as i64),
         read_while_computing_percent: both.read_percent,
         compute_while_reading_percent: both.compute_percent,
         caveat: sequential.caveat(),
@@ -110,8 +117,9 @@ struct Subject {
     path: PathBuf,
     /// Path to open it again, even if it has no name.
     open_again: PathBuf,
-    /// Bytes that are read, from its start.
-    bytes: usize,
+    bytes: u64,
+    /// How many runs have read from it.
+    runs: Cell<u32>,
 }
 
 /// Bytes a second, and how much came from the disk.
@@ -136,6 +144,9 @@ const ALL_LIMIT: Duration = Duration::from_secs(3);
 /// Several of the 100 ms periods over which a container's CPU quota is counted.
 const COMPUTE_ALONE: Duration = Duration::from_millis(500);
 const RANDOM_LIMIT: Duration = Duration::from_secs(1);
+const EXPERTS_LIMIT: Duration = Duration::from_secs(1);
+/// About a part of an expert (gate, up or down) of a model of 30 billion weights in 128 experts, in 4 bits.
+const EXPERT_PART_BYTES: u64 = 1 << 20;
 const WRITE_LIMIT: Duration = Duration::from_secs(3);
 
 impl Subject {
@@ -170,7 +181,8 @@ impl Subject {
             file,
             path: path.to_owned(),
             open_again: path.to_owned(),
-            bytes: found.min(MAX_BYTES) as usize,
+            bytes: found,
+            runs: Cell::default(),
         })
     }
 
@@ -209,7 +221,8 @@ impl Subject {
             open_again: format!("/dev/fd/{}", file.as_raw_fd()).into(),
             file,
             path: folder.to_owned(),
-            bytes: bytes as usize,
+            bytes,
+            runs: Cell::default(),
         })
     }
 
@@ -218,14 +231,15 @@ impl Subject {
         let begun = Instant::now();
         let (mut seconds_per_byte, mut read, mut from_disk) = (Vec::new(), 0, Some(0));
         // A slow disk need not read all of it.
-        let mut bytes = MIN_BYTES.min(self.bytes as u64);
+        let most = MAX_BYTES.min(self.bytes);
+        let mut bytes = MIN_BYTES;
         while seconds_per_byte.len() < 3 && begun.elapsed() < ALL_LIMIT {
             let before = bytes_from_disk();
             let start = Instant::now();
             let rate = self.stream(bytes, || {})?;
             let growth = sum_of_growth(Some(0), before, bytes_from_disk());
-            if bytes < self.bytes as u64 && start.elapsed() < RUN_LIMIT / 8 {
-                bytes = (bytes * 8).min(self.bytes as u64);
+            if bytes < most && start.elapsed() < RUN_LIMIT / 8 {
+                bytes = (bytes * 8).min(most);
                 continue;
             }
             seconds_per_byte.push(1.0 / rate);
@@ -292,33 +306,52 @@ impl Subject {
         })
     }
 
-    /// Bytes per second at which the first `bytes` stream, none of them in the page cache before; `started` as in
-    /// `streaming_rate`.
+    /// Bytes per second at which so many `bytes` stream, none of them in the page cache before; `started` as in `streaming_rate`.
     fn stream(&self, bytes: u64, started: impl FnMut()) -> Result<f64, DiskError> {
         self.drop_pages()?;
-        streaming_rate(&self.open_again, bytes, started)
+        streaming_rate(&self.open_again, self.next_part(bytes), started)
+            .map_err(|source| DiskError::Engine(Box::new(source)))
+    }
+
+    /// Where the next run reads so many `bytes`: far from those before, however many runs there will be.
+    fn next_part(&self, bytes: u64) -> Range<u64> {
+        let run = self.runs.replace(self.runs.get() + 1);
+        let place = (f64::from(run) * GOLDEN_RATIO).fract();
+        let start = self.bytes.saturating_sub(bytes) as f64 * place;
+        let start = start as u64 / PIECE as u64 * PIECE as u64;
+        start..start + bytes
+    }
+
+    /// Parts of experts, in random order from all over the file.
+    fn experts(&self) -> Result<f64, DiskError> {
+        self.drop_pages()?;
+        let places = (self.bytes / EXPERT_PART_BYTES).min(MAX_BYTES / EXPERT_PART_BYTES);
+        let apart = self.bytes / places.max(1) / EXPERT_PART_BYTES * EXPERT_PART_BYTES;
+        let mut parts: Vec<_> = (0..places)
+            .map(|place| place * apart..place * apart + EXPERT_PART_BYTES)
+            .collect();
+        Random(0x6a09_e667_f3bc_c908).shuffle(&mut parts);
+        expert_reading_rate(&self.open_again, &parts, EXPERTS_LIMIT)
             .map_err(|source| DiskError::Engine(Box::new(source)))
     }
 
     /// Single pages in random order, each once, without read-ahead.
     fn random(&self, pool: &ThreadPool) -> Result<f64, DiskError> {
         let map = self.cold()?;
-        map.expect_random_reads(0..self.bytes as u64)
+        let part = self.next_part(MAX_BYTES.min(self.bytes));
+        map.expect_random_reads(part.clone())
             .map_err(|source| DiskError::Engine(Box::new(source)))?;
+        let bytes = &map.bytes()[part.start as usize..part.end as usize];
         // 16 KiB on a Raspberry Pi 5: smaller steps would touch what was read already.
         let page = rustix::param::page_size();
-        let mut pages: Vec<usize> = (0..self.bytes / page).collect();
-        let mut random = Random(0x9e37_79b9_7f4a_7c15);
-        for last in (1..pages.len()).rev() {
-            // Fisher and Yates.
-            pages.swap(last, (random.next() % (last as u64 + 1)) as usize);
-        }
+        let mut pages: Vec<usize> = (0..bytes.len() / page).collect();
+        Random(0x9e37_79b9_7f4a_7c15).shuffle(&mut pages);
         let start = Instant::now();
         let mut read = 0;
         // Few at a time: a hard disk reads a hundred pages a second.
         for pages in pages.chunks(16 * pool.threads()) {
             pool.run(pages.len(), &|index| {
-                touch(map.bytes()[pages[index] * page..].iter().take(1));
+                touch(bytes[pages[index] * page..].iter().take(1));
             });
             read += pages.len() * page;
             if start.elapsed() > RANDOM_LIMIT {
@@ -408,6 +441,13 @@ impl Random {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
+
+    /// Fisher and Yates.
+    fn shuffle<T>(&mut self, all: &mut [T]) {
+        for last in (1..all.len()).rev() {
+            all.swap(last, (self.next() % (last as u64 + 1)) as usize);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -427,7 +467,9 @@ mod tests {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let disk = measure(folder.path(), &pool(), &|| thread::sleep(PIECE_OF_WORK)).unwrap();
         assert!(
-            disk.sequential_read_bytes_per_second > 0 && disk.random_read_bytes_per_second > 0,
+            disk.sequential_read_bytes_per_second > 0
+                && disk.random_read_bytes_per_second > 0
+                && disk.expert_read_bytes_per_second > Some(0),
             "{disk:?}"
         );
         // Sleeping is not slowed down by reading, nor reading by sleeping; other tests may be at work.

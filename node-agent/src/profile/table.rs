@@ -26,6 +26,10 @@ pub fn show(name: &str, status: &NodeProfileStatus) -> String {
     } else {
         ""
     };
+    let experts = disk
+        .expert_read_bytes_per_second
+        .map(|experts| format!("{} by experts, ", rate(experts, "B/s")))
+        .unwrap_or_default();
     let mut lines = vec![
         format!(
             "{name}: {}, kernel {}, {}{container}",
@@ -52,7 +56,7 @@ pub fn show(name: &str, status: &NodeProfileStatus) -> String {
             rate(memory.kv_append_bytes_per_second, "B/s")
         ),
         format!(
-            "disk       {}: read at {} in order, {} page by page; reading and computing at once reach {} and {} %",
+            "disk       {}: read at {} in order, {experts}{} page by page; reading and computing at once reach {} and {} %",
             printable(&disk.path),
             rate(disk.sequential_read_bytes_per_second, "B/s"),
             rate(disk.random_read_bytes_per_second, "B/s"),

@@ -164,8 +164,9 @@ fn fill(
     let streamed = |index: &usize| {
         let device = &input.devices[*index];
         let disk = device.disk_bytes_per_second?;
-        let unused = model.experts.layer_bytes * (1.0 - model.experts.read_share());
-        Some(device.cpu.decode_seconds + (model.layer_bytes - unused) / disk)
+        let experts = model.experts.layer_bytes;
+        let read = experts * model.experts.read_share() / device.expert_rate(disk);
+        Some(device.cpu.decode_seconds + (model.layer_bytes - experts) / disk + read)
     };
     let last = members
         .iter()

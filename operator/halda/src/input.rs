@@ -95,6 +95,8 @@ pub struct Device {
     pub memory_rule: MemoryRule,
     /// `None`: weights that do not fit may not be streamed.
     pub disk_bytes_per_second: Option<f64>,
+    /// Experts that a layer needs and memory lacks; `None`: they are read as fast as other weights.
+    pub expert_read_bytes_per_second: Option<f64>,
     pub overlap: Overlap,
     pub cpu: LayerCost,
     /// Output head for one position, and the embedding; where there is a draft model, also its guess of one token.
@@ -110,6 +112,13 @@ pub struct Overlap {
     pub hidden: f64,
     /// Seconds that computing loses for each second of reading behind it: (1 - c) / d.
     pub slowdown: f64,
+}
+
+impl Device {
+    /// At which experts are read where other weights are read at `disk`, in bytes per second.
+    pub fn expert_rate(&self, disk: f64) -> f64 {
+        self.expert_read_bytes_per_second.unwrap_or(disk)
+    }
 }
 
 impl Overlap {
@@ -565,6 +574,7 @@ fn device(
             _ => MemoryRule::Overflow,
         },
         disk_bytes_per_second: disk_rate(&node.spec, status),
+        expert_read_bytes_per_second: disk.expert_read_bytes_per_second.map(|rate| rate as f64),
         overlap: Overlap::new(
             f64::from(disk.compute_while_reading_percent) / 100.0,
             f64::from(disk.read_while_computing_percent) / 100.0,

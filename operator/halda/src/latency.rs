@@ -392,8 +392,8 @@ fn memory(
             member.overflow_bytes = overflow - missing;
             let reading = member.overflow_bytes / disk;
             // The rows of a chunk need nearly all experts.
-            member.chunk_seconds +=
-                device.overlap.stall(member.chunk_seconds, reading) + missing / disk;
+            member.chunk_seconds += device.overlap.stall(member.chunk_seconds, reading)
+                + missing / device.expert_rate(disk);
         }
         MemoryRule::AllOrNothing => {
             member.overflow_bytes = weights;
@@ -465,7 +465,7 @@ fn stall(device: &Device, member: &MemberLatency, rounds: f64, cycle: f64) -> f6
         MemoryRule::AllOrNothing => overflow / (rounds * disk),
         MemoryRule::Overflow => {
             let busy = member.busy_seconds();
-            let experts = member.expert_read_bytes / (rounds * disk);
+            let experts = member.expert_read_bytes / (rounds * device.expert_rate(disk));
             let later = rounds - 1.0;
             let no_room = (overflow - later * member.weight_room_bytes) / (rounds * disk);
             let by_room = device.overlap.stall(busy / rounds, no_room);

@@ -475,8 +475,13 @@ fn what_if(input: &PlanningInput, found: &Found) -> Vec<WhatIf> {
         more.devices[index].memory_bytes += GIB;
         changes.push((format!("1 GiB more memory in {name}"), more));
         let mut faster = input.clone();
-        if let Some(disk) = &mut faster.devices[index].disk_bytes_per_second {
-            *disk *= 2.0;
+        let device = &mut faster.devices[index];
+        let rates = [
+            &mut device.disk_bytes_per_second,
+            &mut device.expert_read_bytes_per_second,
+        ];
+        for rate in rates.into_iter().flatten() {
+            *rate *= 2.0;
         }
         changes.push((format!("a disk twice as fast in {name}"), faster));
     }

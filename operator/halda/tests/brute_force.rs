@@ -77,6 +77,7 @@ fn instance(seed: u64) -> PlanningInput {
                     false => MemoryRule::Overflow,
                 },
                 disk_bytes_per_second: (random.below(6) > 0).then(|| random.log(5e7, 7e9)),
+                expert_read_bytes_per_second: (random.below(2) > 0).then(|| random.log(5e7, 7e9)),
                 overlap: match random.below(3) {
                     0 => Overlap::new(0.5, 0.5),
                     1 => Overlap::new(1.0, 1.0),

@@ -31,6 +31,7 @@ fn device(decode: f64) -> Device {
         memory_bytes: 1000.0 * GB,
         memory_rule: MemoryRule::Overflow,
         disk_bytes_per_second: None,
+        expert_read_bytes_per_second: None,
         overlap: IN_TURNS,
         cpu: LayerCost {
             decode_seconds: decode,
@@ -507,6 +508,12 @@ fn of_experts_a_token_reads_what_it_uses_and_lacks() {
     equal(member.missing_expert_bytes, 6.0 * GB);
     equal(member.overflow_bytes, 1.0 * GB);
     equal(member.read_bytes(), 1.75 * GB);
+    equal(member.disk_seconds, 1.75 / 2.0);
+    // Their parts lie apart: this disk reads them half as fast, but not the others.
+    input.devices[0].expert_read_bytes_per_second = Some(GB);
+    let apart = latency(&input, 1, &[(8, 0)]).members[0];
+    equal(apart.disk_seconds, 0.75 + 1.0 / 2.0);
+    equal(apart.chunk_seconds, member.chunk_seconds + 6.0 / 2.0);
 }
 
 #[test]

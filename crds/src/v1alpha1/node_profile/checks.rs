@@ -133,11 +133,14 @@ fn disk(checks: &Checks<'_>, disk: &DiskProfile) -> Result<(), DocumentError> {
         disk.read_while_computing_percent.into(),
         disk.compute_while_reading_percent.into(),
     );
+    // Where it was not measured, the sequential rate counts.
+    let experts = disk.expert_read_bytes_per_second.unwrap_or(sequential);
     checks.fields(
         "status.disk",
         [
             ("sequentialReadBytesPerSecond", sequential, DISK_RATE),
             ("randomReadBytesPerSecond", random, DISK_RATE),
+            ("expertReadBytesPerSecond", experts, DISK_RATE),
             ("readWhileComputingPercent", read, 1..=100),
             ("computeWhileReadingPercent", compute, 1..=100),
         ],

@@ -4,9 +4,12 @@
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Barrier, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use memmap2::MmapMut;
 
@@ -173,6 +176,67 @@ impl Shared {
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The rate, in bytes a second, at which `parts` of the file at `path` are read into the page cache as those of experts are that a layer lacks:
+/// several at once, and all of them waited for before the next. Ends after the last, or once `limit` has passed. Drops the pages afterwards.
+///
+/// # Errors
+/// [`EngineError::ReadAhead`] when the file cannot be opened, [`EngineError::ReadWeights`] when it cannot be read.
+pub fn expert_reading_rate(
+    path: &Path,
+    parts: &[Range<u64>],
+    limit: Duration,
+) -> Result<f64, EngineError> {
+    let source = ModelFiles::open([(0, path)])?;
+    let layers = parts.chunks(THREADS);
+    let all_have_read = Barrier::new(THREADS);
+    let (bytes, late, failed) = (
+        AtomicUsize::new(0),
+        AtomicBool::new(false),
+        Mutex::new(None),
+    );
+    let begun = Instant::now();
+    let read_one_of_each = |thread: usize| {
+        for layer in layers.clone() {
+            if let Some(part) = layer.get(thread) {
+                match source.cache(part) {
+                    Ok(read) => _ = bytes.fetch_add(read, Ordering::Relaxed),
+                    Err(error) => {
+                        late.store(true, Ordering::Relaxed);
+                        *failed.lock().unwrap_or_else(PoisonError::into_inner) =
+                            Some((part.start, error));
+                    }
+                }
+            }
+            // One of them decides, and the others see it before they go on.
+            if all_have_read.wait().is_leader() && begun.elapsed() > limit {
+                late.store(true, Ordering::Relaxed);
+            }
+            all_have_read.wait();
+            if late.load(Ordering::Relaxed) {
+                break;
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            scope.spawn(move || read_one_of_each(thread));
+        }
+    });
+    let seconds = begun.elapsed().as_secs_f64().max(1e-9);
+    for part in parts {
+        // Only what stays in the page cache without need.
+        let _ = source.drop_pages(part);
+    }
+    match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        None => Ok(bytes.into_inner() as f64 / seconds),
+        Some((offset, source)) => Err(EngineError::ReadWeights {
+            path: path.to_owned(),
+            offset,
+            source,
+        }),
     }
 }
 
