@@ -238,7 +238,7 @@ fn names(parts: impl Iterator<Item = ModelPart>) -> Vec<String> {
     parts.map(|part| part.name().to_owned()).collect()
 }
 
-/// The whole machine, in about ten seconds.
+/// The whole machine, in ten to fifteen seconds.
 fn measure(
     root: &Path,
     system: SystemProfile,

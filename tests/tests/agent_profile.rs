@@ -79,6 +79,12 @@ fn a_machine_is_measured_whole_and_within_bounds() {
         50 << 10,
         20 << 30,
     );
+    within(
+        "experts",
+        disk.expert_read_bytes_per_second.unwrap(),
+        1 << 20,
+        100 << 30,
+    );
     let [loopback] = &status.links[..] else {
         panic!("{:?}", status.links);
     };

@@ -473,27 +473,31 @@ fn of_expert(all: Matrix<'_>, expert: u32, count: usize) -> Matrix<'_> {
     all.part(expert * rows..(expert + 1) * rows)
 }
 
-/// The rate, in bytes a second, of streaming `part` of the file at `path` as weights are streamed, without computing. The clock starts, and `started` is called, once the buffers exist and the disk is at work.
+/// The rate, in bytes a second, of streaming `part` of the file at `path` as weights are streamed, without computing. The clock starts, and
+/// `started` is called, once the buffers exist and the disk is at work. Before, ways of reading are compared by another part, `trial`: what it
+/// read might come from caches below the file system.
 ///
 /// # Errors
 /// [`EngineError::ReadAhead`] when the file cannot be opened or the system refuses a thread, [`EngineError::ReadWeights`] when it
 /// cannot be read.
 pub fn streaming_rate(
     path: &Path,
+    trial: Range<u64>,
     part: Range<u64>,
     mut started: impl FnMut(),
 ) -> Result<f64, EngineError> {
     const ROW_BYTES: usize = 1 << 10;
-    let file = Tensor {
-        offset: part.start,
-        rows: (part.end - part.start) as usize / ROW_BYTES,
-        row_bytes: ROW_BYTES,
+    let plan_of = |part: Range<u64>| {
+        let part = Tensor {
+            offset: part.start,
+            rows: (part.end - part.start) as usize / ROW_BYTES,
+            row_bytes: ROW_BYTES,
+        };
+        ResidencyPlan::of_all(&WeightCycle::new(&[part], PIECE_BYTES))
     };
-    let plan = Arc::new(ResidencyPlan::of_all(&WeightCycle::new(
-        &[file],
-        PIECE_BYTES,
-    )));
     let reader = Reader::start([(0, path)])?;
+    reader.compare(&plan_of(trial));
+    let plan = Arc::new(plan_of(part));
     let untimed = plan.slots.min(plan.streamed.len() / 2);
     let (mut begun, mut timed) = (Instant::now(), 0);
     reader.follow(plan.clone());

@@ -160,3 +160,32 @@ fn gating(keys: &Keys<'_>) -> Result<Option<Gating>, ModelError> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use prima_gguf::Gguf;
+    use prima_gguf::writer::GgufWriter;
+
+    use super::*;
+    use crate::families::by_name;
+
+    /// Files of GLM-4.7-Flash do not say it; llama.cpp, too, knows them by their vocabulary.
+    #[test]
+    fn gating_that_no_key_states_follows_from_the_vocabulary() {
+        let mut writer = GgufWriter::new();
+        writer.metadata("deepseek2.expert_count", 64_u32);
+        writer.metadata("deepseek2.expert_used_count", 4_u32);
+        let header = writer.write_header(Vec::new()).unwrap().finish().unwrap();
+        let gguf = Gguf::parse("header", &header, header.len() as u64).unwrap();
+        let family = by_name("deepseek2").unwrap();
+        let keys = Keys {
+            file: "header",
+            metadata: &gguf.metadata,
+            prefix: family.architecture,
+        };
+        for (vocabulary, gating) in [(154_880, Gating::Sigmoid), (102_400, Gating::Softmax)] {
+            let options = ExpertOptions::read(&keys, family, 128, vocabulary).unwrap();
+            assert_eq!(options.unwrap().gating, gating, "{vocabulary} tokens");
+        }
+    }
+}

@@ -92,6 +92,11 @@ pub fn load(path: &Path, key: &CacheKey, now: Timestamp) -> Result<NodeProfileSt
             ));
         }
     }
+    if entry.status.disk.expert_read_bytes_per_second.is_none() {
+        return Err(
+            "how fast experts are read was not measured when this machine last was".to_owned(),
+        );
+    }
     let measured_at: Timestamp = entry
         .status
         .measured_at

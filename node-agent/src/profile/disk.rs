@@ -3,9 +3,9 @@
 //!
 //! Decides what is read: its own file on the models' volume, which is gone however this process ends, or a model if no file can be written.
 //! The file's pages are dropped from the page cache first. Afterwards the kernel says how much of what was read came from the disk; the
-//! profile reports the rest. What a virtual machine's host or a file server keeps in memory cannot be seen from here. So that what one run
-//! read is not read from there by the next, each reads another part of the file, as far as it is large enough. Of a model, the parts together
-//! tell how much of it is kept there now.
+//! profile reports the rest. What a virtual machine's host or a file server keeps in memory cannot be seen from here. So that one run does not
+//! read from there what another has read, each reads another part of the file. A model is large enough for that: its parts together tell how
+//! much of it is kept there now. A file of the profile's own is not: it was written just before, and is kept there most likely.
 
 use std::cell::Cell;
 use std::f64::consts::GOLDEN_RATIO;
@@ -17,7 +17,7 @@ use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use prima_crds::v1alpha1::node_profile::DiskProfile;
 use prima_engine::kernels::ThreadPool;
@@ -87,9 +87,10 @@ pub fn measure(
         true => Subject::in_folder(models)?,
         false => Subject::existing(models)?,
     };
+    // First, since it reads least.
+    let experts = subject.experts()?;
     let sequential = subject.sequential()?;
     let both = subject.while_computing(&sequential, compute)?;
-    let experts = subject.experts()?;
     let random = subject.random(pool)?;
     Ok(DiskProfile {
         path: folder(models).display().to_string(),
@@ -118,7 +119,13 @@ struct Subject {
     /// Path to open it again, even if it has no name.
     open_again: PathBuf,
     bytes: u64,
-    /// How many runs have read from it.
+    places: Places,
+}
+
+/// Where runs read. Shares of the file, from 0 to 1.
+struct Places {
+    /// Other profiles, before and after this one, read elsewhere.
+    first: f64,
     runs: Cell<u32>,
 }
 
@@ -138,6 +145,8 @@ struct Together {
 }
 
 const PIECE: usize = 1 << 20;
+/// By which the ways of reading are compared.
+const TRIAL_BYTES: u64 = MIN_BYTES;
 /// Time limits for runs of one kind: for each, and for all together.
 const RUN_LIMIT: Duration = Duration::from_secs(2);
 const ALL_LIMIT: Duration = Duration::from_secs(3);
@@ -182,7 +191,7 @@ impl Subject {
             path: path.to_owned(),
             open_again: path.to_owned(),
             bytes: found,
-            runs: Cell::default(),
+            places: Places::random(),
         })
     }
 
@@ -222,18 +231,18 @@ impl Subject {
             file,
             path: folder.to_owned(),
             bytes,
-            runs: Cell::default(),
+            places: Places::random(),
         })
     }
 
-    /// In the order of the file, as weights are streamed: the median of up to three runs.
+    /// In the order of the file, as weights are streamed: the mean of up to three runs, since each reads another part.
     fn sequential(&self) -> Result<Sequential, DiskError> {
         let begun = Instant::now();
-        let (mut seconds_per_byte, mut read, mut from_disk) = (Vec::new(), 0, Some(0));
+        let (mut runs, mut seconds, mut read, mut from_disk) = (0, 0.0, 0, Some(0));
         // A slow disk need not read all of it.
         let most = MAX_BYTES.min(self.bytes);
         let mut bytes = MIN_BYTES;
-        while seconds_per_byte.len() < 3 && begun.elapsed() < ALL_LIMIT {
+        while runs < 3 && begun.elapsed() < ALL_LIMIT {
             let before = bytes_from_disk();
             let start = Instant::now();
             let rate = self.stream(bytes, || {})?;
@@ -242,29 +251,31 @@ impl Subject {
                 bytes = (bytes * 8).min(most);
                 continue;
             }
-            seconds_per_byte.push(1.0 / rate);
+            runs += 1;
+            seconds += bytes as f64 / rate;
             read += bytes;
             from_disk = from_disk
                 .zip(growth)
                 .map(|(sum, more): (u64, u64)| sum + more);
         }
         Ok(Sequential {
-            rate: 1.0 / seconds_median(seconds_per_byte),
-            from_disk: from_disk.map(|bytes| bytes as f64 / read as f64),
+            rate: read as f64 / seconds.max(1e-9),
+            // What was read to find the best way counts, too.
+            from_disk: from_disk.map(|found| found as f64 / (read + runs * TRIAL_BYTES) as f64),
             bytes,
         })
     }
 
-    /// Streams and computes, in turns alone and both at once. Returns the share of its rate that each keeps: the median
-    /// of three runs.
+    /// Streams and computes, in turns alone and both at once. Returns the share of its rate that each keeps, of three runs: of reading, whose
+    /// runs read other parts, all together; of computing, the median.
     fn while_computing(
         &self,
         sequential: &Sequential,
         compute: &(dyn Fn() + Sync),
     ) -> Result<Together, DiskError> {
-        let (mut read, mut computed) = (Vec::new(), Vec::new());
+        let (mut alone_seconds, mut both_seconds, mut computed) = (0.0, 0.0, Vec::new());
         let begun = Instant::now();
-        while read.len() < 3 && begun.elapsed() < ALL_LIMIT {
+        while computed.len() < 3 && begun.elapsed() < ALL_LIMIT {
             let alone = {
                 let (start, mut count) = (Instant::now(), 0);
                 while start.elapsed() < COMPUTE_ALONE {
@@ -294,42 +305,29 @@ impl Subject {
                 (read_both, both)
             });
             computed.push(both / alone);
-            read.push(read_both? / read_alone);
+            alone_seconds += 1.0 / read_alone;
+            both_seconds += 1.0 / read_both?;
         }
-        let percent = |shares: Vec<f64>| {
-            let median = RunTimes::from(shares).median();
-            (100.0 * median).round().clamp(1.0, 100.0) as i32
-        };
+        let percent = |share: f64| (100.0 * share).round().clamp(1.0, 100.0) as i32;
         Ok(Together {
-            read_percent: percent(read),
-            compute_percent: percent(computed),
+            read_percent: percent(alone_seconds / both_seconds),
+            compute_percent: percent(RunTimes::from(computed).median()),
         })
     }
 
     /// Bytes per second at which so many `bytes` stream, none of them in the page cache before; `started` as in `streaming_rate`.
     fn stream(&self, bytes: u64, started: impl FnMut()) -> Result<f64, DiskError> {
         self.drop_pages()?;
-        streaming_rate(&self.open_again, self.next_part(bytes), started)
+        let trial = self.places.next(self.bytes, TRIAL_BYTES);
+        let part = self.places.next(self.bytes, bytes);
+        streaming_rate(&self.open_again, trial, part, started)
             .map_err(|source| DiskError::Engine(Box::new(source)))
-    }
-
-    /// Where the next run reads so many `bytes`: far from those before, however many runs there will be.
-    fn next_part(&self, bytes: u64) -> Range<u64> {
-        let run = self.runs.replace(self.runs.get() + 1);
-        let place = (f64::from(run) * GOLDEN_RATIO).fract();
-        let start = self.bytes.saturating_sub(bytes) as f64 * place;
-        let start = start as u64 / PIECE as u64 * PIECE as u64;
-        start..start + bytes
     }
 
     /// Parts of experts, in random order from all over the file.
     fn experts(&self) -> Result<f64, DiskError> {
         self.drop_pages()?;
-        let places = (self.bytes / EXPERT_PART_BYTES).min(MAX_BYTES / EXPERT_PART_BYTES);
-        let apart = self.bytes / places.max(1) / EXPERT_PART_BYTES * EXPERT_PART_BYTES;
-        let mut parts: Vec<_> = (0..places)
-            .map(|place| place * apart..place * apart + EXPERT_PART_BYTES)
-            .collect();
+        let mut parts = self.places.all_over(self.bytes);
         Random(0x6a09_e667_f3bc_c908).shuffle(&mut parts);
         expert_reading_rate(&self.open_again, &parts, EXPERTS_LIMIT)
             .map_err(|source| DiskError::Engine(Box::new(source)))
@@ -338,7 +336,7 @@ impl Subject {
     /// Single pages in random order, each once, without read-ahead.
     fn random(&self, pool: &ThreadPool) -> Result<f64, DiskError> {
         let map = self.cold()?;
-        let part = self.next_part(MAX_BYTES.min(self.bytes));
+        let part = self.places.next(self.bytes, MAX_BYTES.min(self.bytes));
         map.expect_random_reads(part.clone())
             .map_err(|source| DiskError::Engine(Box::new(source)))?;
         let bytes = &map.bytes()[part.start as usize..part.end as usize];
@@ -377,6 +375,38 @@ impl Subject {
     }
 }
 
+impl Places {
+    fn random() -> Places {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let nanoseconds = now.map_or(0, |now| now.subsec_nanos());
+        Places {
+            first: f64::from(nanoseconds) / 1e9,
+            runs: Cell::default(),
+        }
+    }
+
+    /// Where the next run reads so many `bytes` of a file of `all`: far from the runs before, however many there will be.
+    fn next(&self, all: u64, bytes: u64) -> Range<u64> {
+        let run = self.runs.replace(self.runs.get() + 1);
+        let place = (self.first + f64::from(run) * GOLDEN_RATIO).fract();
+        let start = all.saturating_sub(bytes) as f64 * place;
+        let start = start as u64 / PIECE as u64 * PIECE as u64;
+        start..start + bytes
+    }
+
+    /// Parts of experts from a file of `all` bytes, as far from each other as it allows.
+    fn all_over(&self, all: u64) -> Vec<Range<u64>> {
+        let slots = all / EXPERT_PART_BYTES;
+        let parts = slots.min(MAX_BYTES / EXPERT_PART_BYTES);
+        let first = (self.first * slots as f64) as u64;
+        let part = |index: u64| {
+            let slot = (first + index * slots / parts) % slots;
+            slot * EXPERT_PART_BYTES..(slot + 1) * EXPERT_PART_BYTES
+        };
+        (0..parts).map(part).collect()
+    }
+}
+
 impl Sequential {
     fn caveat(&self) -> Option<String> {
         match self.from_disk {
@@ -392,12 +422,6 @@ impl Sequential {
 
 fn touch<'a>(bytes: impl Iterator<Item = &'a u8>) {
     black_box(bytes.fold(0_u8, |sum, byte| sum.wrapping_add(*byte)));
-}
-
-fn seconds_median(seconds: Vec<f64>) -> f64 {
-    // The floor of [`RunTimes::median`] is for times of whole runs; these are per byte.
-    let scale = 1e9;
-    RunTimes::from(seconds.iter().map(|s| s * scale).collect::<Vec<_>>()).median() / scale
 }
 
 fn largest_model(folder: &Path) -> Result<Option<PathBuf>, DiskError> {
@@ -478,6 +502,46 @@ mod tests {
             "{disk:?}"
         );
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn runs_read_parts_that_lie_apart_in_the_file() {
+        const MIB: u64 = 1 << 20;
+        for (first, all) in [(0.0, 16 * MIB), (0.7, 511 * MIB + 77), (0.999, 100 << 30)] {
+            let places = || Places {
+                first,
+                runs: Cell::default(),
+            };
+            let run = MAX_BYTES.min(all);
+            let (runs, own) = (8, places());
+            let mut starts: Vec<u64> = (0..runs)
+                .map(|_| {
+                    let part = own.next(all, run);
+                    assert!(part.end <= all && part.end - part.start == run, "{part:?}");
+                    assert_eq!(part.start % MIB, 0);
+                    part.start
+                })
+                .collect();
+            starts.sort_unstable();
+            // Evenly: none is nearer to another than a third of what it could be.
+            let nearest = starts.windows(2).map(|two| two[1] - two[0]).min();
+            let even = (all - run) / runs / 3 / MIB * MIB;
+            assert!(nearest >= Some(even), "{starts:?} of {all}");
+
+            let mut parts = places().all_over(all);
+            assert_eq!(parts.len() as u64, (all / MIB).min(256));
+            parts.sort_unstable_by_key(|part| part.start);
+            let apart = all / MIB / parts.len() as u64 * MIB;
+            for two in parts.windows(2) {
+                assert!(two[1].start - two[0].start >= apart.max(MIB), "{two:?}");
+            }
+            assert!(
+                parts
+                    .iter()
+                    .all(|part| part.end <= all && part.end - part.start == MIB)
+            );
+            assert!(parts.last().unwrap().end + 2 * apart > all, "{all}");
+        }
     }
 
     #[test]

@@ -340,6 +340,8 @@ const HEAD_ROWS: f64 = GPU_HEAD_ROWS as f64;
 const F32_BYTES: f64 = 4.0;
 /// A disk slower than this is not relied on (s_threshold in the paper).
 const SLOWEST_DISK: i64 = 50_000_000;
+/// So that no coefficient of the MILP is millions of times another.
+const SLOWEST_EXPERTS: i64 = 1_000_000;
 /// Embedding rows are read in random order; as many stay in memory as a long text has different words.
 const EMBEDDING_SHARE: f64 = 0.1;
 
@@ -574,7 +576,7 @@ fn device(
             _ => MemoryRule::Overflow,
         },
         disk_bytes_per_second: disk_rate(&node.spec, status),
-        expert_read_bytes_per_second: disk.expert_read_bytes_per_second.map(|rate| rate as f64),
+        expert_read_bytes_per_second: expert_rate(status),
         overlap: Overlap::new(
             f64::from(disk.compute_while_reading_percent) / 100.0,
             f64::from(disk.read_while_computing_percent) / 100.0,
@@ -607,6 +609,18 @@ fn disk_rate(owner: &NodeProfileSpec, status: &NodeProfileStatus) -> Option<f64>
     };
     let allowed = owner.disk_allowed.unwrap_or(true) && rate >= SLOWEST_DISK;
     allowed.then_some(rate as f64)
+}
+
+/// In bytes per second; `None`: as other weights.
+fn expert_rate(status: &NodeProfileStatus) -> Option<f64> {
+    match status.system.os {
+        Os::Linux | Os::Android => {
+            let rate = status.disk.expert_read_bytes_per_second?;
+            Some(rate.max(SLOWEST_EXPERTS) as f64)
+        }
+        // The page cache cannot be emptied there, and was measured.
+        Os::MacOs => None,
+    }
 }
 
 fn gpu_device(

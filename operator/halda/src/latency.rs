@@ -19,6 +19,8 @@
 //!   seconds of stall per round, where s is the disk, C the time of a round and busy the member's own work for a token. With
 //!   one round, h = 0 and l = 1 this is equation 15: z = o/s. C = sum of (busy/k + z(C) + hop) over the members has one
 //!   solution, because z falls as C grows, and a token takes k C.
+//! - Experts that memory lacks are read at a rate of their own, and nothing hides that: which are needed is not known before. Meanwhile nothing else
+//!   is read ahead.
 //! - A prompt is computed in chunks, one behind the other: the first takes as long as all members together, and every further one as long
 //!   as the slowest member. A member reads its overflow once per chunk, overlapped with its own work in the same way.
 //! - A hop costs latency and payload, for every member in every round, unless the ring has one member.

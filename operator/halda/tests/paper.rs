@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use prima_crds::v1alpha1::model_profile::ModelProfile;
-use prima_crds::v1alpha1::node_profile::{GpuBackend, NodeProfile, Throughput};
+use prima_crds::v1alpha1::node_profile::{GpuBackend, NodeProfile, Os, Throughput};
 use prima_crds::v1alpha1::ring_plan::{ActivationDtype, KvDtype};
 use prima_halda::check::check;
 use prima_halda::search::{Effort, search};
@@ -340,6 +340,24 @@ fn a_long_context_is_what_does_not_fit() {
     let memory = planned(&windowed, &cluster, &options).report.members[0].memory_bytes;
     let kv = windowed.spec.kv_bytes_per_position_and_layer as u64 * 12_000;
     assert!(memory > 5 * kv, "{memory}: 5 layers see all positions");
+}
+
+#[test]
+fn experts_have_a_rate_of_their_own_where_it_was_of_the_disk() {
+    let mut cluster = nodes(&["d2"]);
+    let model = model("llama-3-8b");
+    for (os, measured, expected) in [
+        (Os::Linux, None, None),
+        (Os::Linux, Some(700_000_000), Some(7e8)),
+        (Os::Linux, Some(10), Some(1e6)),
+        (Os::MacOs, Some(700_000_000), None),
+    ] {
+        let status = cluster[0].status.as_mut().unwrap();
+        status.system.os = os;
+        status.disk.expert_read_bytes_per_second = measured;
+        let input = PlanningInput::new(&model, &cluster, &options()).unwrap();
+        assert_eq!(input.devices[0].expert_read_bytes_per_second, expected);
+    }
 }
 
 #[test]

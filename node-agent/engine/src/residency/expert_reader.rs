@@ -5,9 +5,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Barrier, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -183,61 +182,54 @@ impl Shared {
 /// several at once, and all of them waited for before the next. Ends after the last, or once `limit` has passed. Drops the pages afterwards.
 ///
 /// # Errors
-/// [`EngineError::ReadAhead`] when the file cannot be opened, [`EngineError::ReadWeights`] when it cannot be read.
+/// [`EngineError::ReadAhead`] when the file cannot be opened or the system refuses a thread, [`EngineError::ReadWeights`] when it cannot be
+/// read.
 pub fn expert_reading_rate(
     path: &Path,
     parts: &[Range<u64>],
     limit: Duration,
 ) -> Result<f64, EngineError> {
     let source = ModelFiles::open([(0, path)])?;
-    let layers = parts.chunks(THREADS);
-    let all_have_read = Barrier::new(THREADS);
-    let (bytes, late, failed) = (
-        AtomicUsize::new(0),
-        AtomicBool::new(false),
-        Mutex::new(None),
-    );
-    let begun = Instant::now();
-    let read_one_of_each = |thread: usize| {
-        for layer in layers.clone() {
-            if let Some(part) = layer.get(thread) {
-                match source.cache(part) {
-                    Ok(read) => _ = bytes.fetch_add(read, Ordering::Relaxed),
-                    Err(error) => {
-                        late.store(true, Ordering::Relaxed);
-                        *failed.lock().unwrap_or_else(PoisonError::into_inner) =
-                            Some((part.start, error));
-                    }
-                }
-            }
-            // One of them decides, and the others see it before they go on.
-            if all_have_read.wait().is_leader() && begun.elapsed() > limit {
-                late.store(true, Ordering::Relaxed);
-            }
-            all_have_read.wait();
-            if late.load(Ordering::Relaxed) {
-                break;
-            }
+    let (begun, mut bytes) = (Instant::now(), 0);
+    for layer in parts.chunks(THREADS) {
+        bytes += read_at_once(&source, path, layer)?;
+        if begun.elapsed() > limit {
+            break;
         }
-    };
-    thread::scope(|scope| {
-        for thread in 0..THREADS {
-            scope.spawn(move || read_one_of_each(thread));
-        }
-    });
-    let seconds = begun.elapsed().as_secs_f64().max(1e-9);
+    }
+    let rate = bytes as f64 / begun.elapsed().as_secs_f64().max(1e-9);
     for part in parts {
-        // Only what stays in the page cache without need.
+        // Nobody needs them now; the system would find that out by itself.
         let _ = source.drop_pages(part);
     }
-    match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        None => Ok(bytes.into_inner() as f64 / seconds),
-        Some((offset, source)) => Err(EngineError::ReadWeights {
-            path: path.to_owned(),
-            offset,
-            source,
-        }),
-    }
+    Ok(rate)
+}
+
+/// How many bytes are read of all `parts`, each by a thread of its own.
+fn read_at_once(
+    source: &ModelFiles,
+    path: &Path,
+    parts: &[Range<u64>],
+) -> Result<usize, EngineError> {
+    thread::scope(|scope| {
+        let start = |part| thread::Builder::new().spawn_scoped(scope, move || source.cache(part));
+        let readers: Vec<_> = parts.iter().map(start).collect();
+        let mut bytes = 0;
+        for (part, reader) in parts.iter().zip(readers) {
+            let reader = reader.map_err(|source| EngineError::ReadAhead {
+                path: path.to_owned(),
+                source,
+            })?;
+            let panicked = |_| Err(io::Error::other("the thread that reads panicked"));
+            let read = reader.join().unwrap_or_else(panicked);
+            bytes += read.map_err(|source| EngineError::ReadWeights {
+                path: path.to_owned(),
+                offset: part.start,
+                source,
+            })?;
+        }
+        Ok(bytes)
+    })
 }
 
 #[cfg(test)]
@@ -295,5 +287,25 @@ mod tests {
         assert!(failed.into_iter().eq(0..=THREADS));
         read(0, 0..length);
         assert_eq!(answer().result.unwrap().1, bytes.len());
+    }
+
+    #[test]
+    fn a_rate_is_of_what_was_read_and_no_file_ends_unnoticed() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let part = 4 * PAGE as u64;
+        fs::write(file.path(), vec![1; 11 * part as usize]).unwrap();
+        let parts = |count| -> Vec<_> { (0..count).map(|i| i * part..(i + 1) * part).collect() };
+        let rate = |count| expert_reading_rate(file.path(), &parts(count), Duration::from_secs(9));
+        assert_eq!(rate(0).unwrap(), 0.0);
+        assert!(rate(1).unwrap() > 0.0);
+        // More than are read at once.
+        assert!(rate(11).unwrap() > 0.0);
+        let error = rate(13).unwrap_err();
+        assert!(
+            matches!(error, EngineError::ReadWeights { offset, .. } if offset == 11 * part),
+            "{error}"
+        );
+        let missing = expert_reading_rate(Path::new("/none"), &parts(1), Duration::ZERO);
+        assert!(matches!(missing, Err(EngineError::ReadAhead { .. })));
     }
 }

@@ -101,11 +101,16 @@ impl Reader {
         Ok(reader)
     }
 
+    /// Before it reads for the first time, compares the ways of reading by some pieces of `plan`.
+    pub fn compare(&self, plan: &ResidencyPlan) {
+        let ranges: Vec<_> = plan.streamed.iter().map(WeightPiece::range).collect();
+        self.shared.source.compare(&ranges, plan.slot_bytes);
+    }
+
     /// From now on, streams what `plan` says. Before it streams for the first time, it compares the ways of reading.
     pub fn follow(&self, plan: Arc<ResidencyPlan>) {
         if !plan.streamed.is_empty() {
-            let ranges: Vec<_> = plan.streamed.iter().map(WeightPiece::range).collect();
-            self.shared.source.compare(&ranges, plan.slot_bytes);
+            self.compare(&plan);
         }
         let mut state = self.shared.lock();
         // Where computing is now, found in the new order.
