@@ -272,8 +272,8 @@ pub struct DiskProfile {
     pub sequential_read_bytes_per_second: i64,
     /// How fast single pages of 4 KiB are read in random order, without read-ahead.
     pub random_read_bytes_per_second: i64,
-    /// How fast parts of 1 MiB are read from all over a file, several at once and all of them waited for before the next, as experts are that a
-    /// layer needs and memory lacks. Without it, plans take the rate of other weights.
+    /// How fast parts of 1 MiB are read from all over a file: several at once, and the next ones when all of these are there. So the engine
+    /// reads experts that a layer needs and memory lacks. Without it, plans take the rate of other weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expert_read_bytes_per_second: Option<i64>,
     /// How much of the sequential rate is left while all threads compute with weights in memory.

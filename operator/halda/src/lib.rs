@@ -17,7 +17,8 @@
 //! | t^comm | `HopCost::decode_seconds` |
 //!
 //! The paper has no mixtures of experts: of weights that do not fit, experts come first, and a token reads those that it uses
-//! (`model.experts`), at a rate of their own (`Device::expert_read_bytes_per_second`). It has no draft models; one adds to `model.rank0_bytes` and a part of `Device::head_seconds` to rank 0.
+//! (`model.experts`), at a rate of their own (`Device::expert_read_bytes_per_second`). It has no draft models; one adds to
+//! `model.rank0_bytes` and a part of `Device::head_seconds` to rank 0.
 
 pub mod check;
 pub mod found;

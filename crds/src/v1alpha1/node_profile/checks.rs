@@ -133,7 +133,7 @@ fn disk(checks: &Checks<'_>, disk: &DiskProfile) -> Result<(), DocumentError> {
         disk.read_while_computing_percent.into(),
         disk.compute_while_reading_percent.into(),
     );
-    // Where it was not measured, the sequential rate counts.
+    // Where it was not measured, nothing more is checked.
     let experts = disk.expert_read_bytes_per_second.unwrap_or(sequential);
     checks.fields(
         "status.disk",

@@ -317,8 +317,7 @@ impl<'a> Formulation<'a> {
     /// What cannot be read from disk must fit. Of the weights, o do not fit: they are read for each token, ahead of their use as far as the
     /// buffer B allows.
     fn overflow(&mut self, device: &Device, variables: &Variables, work: &mut Work, disk: f64) {
-        // Experts are read at another rate than what is read ahead: so many times as slowly.
-        let slower = disk / device.expert_rate(disk);
+        let expert_disk = device.expert_rate(disk) / UNIT_BYTES / MILLISECONDS;
         let disk = disk / UNIT_BYTES / MILLISECONDS;
         let (k, cycle, overlap) = (self.rounds, self.cycle, &device.overlap);
         let overflow = self.rows.add_column(0.0, 0.0..);
@@ -336,9 +335,9 @@ impl<'a> Formulation<'a> {
         self.row(..=0.0, stays.chain(kept));
         self.row(..=0.0, [(ahead, 1.0), (buffer, -1.0)]);
         // Read ahead is at most what the disk gives while the others work.
-        let share = self.program.input.model.experts.read_share();
+        let expert_wait = self.program.input.model.experts.read_share() / (k * expert_disk);
         let own = times(&work.token, disk / k).into_iter();
-        let own = own.chain(experts.map(|experts| (experts, slower * share / k)));
+        let own = own.chain(experts.map(|experts| (experts, disk * expert_wait)));
         self.row(
             ..=0.0,
             own.chain([(ahead, 1.0), (cycle, -disk), (stall, disk)]),
@@ -361,9 +360,8 @@ impl<'a> Formulation<'a> {
         work.chunk.push((chunk_stall, 1.0));
         // Nothing hides reading experts: which are needed is not known before.
         if let Some(experts) = experts {
-            self.cycle_terms
-                .push((experts, slower * share / (k * disk)));
-            work.chunk.push((experts, slower / disk));
+            self.cycle_terms.push((experts, expert_wait));
+            work.chunk.push((experts, 1.0 / expert_disk));
         }
     }
 
