@@ -62,6 +62,10 @@ pub struct PlanArgs {
     /// How often a token goes round the ring [default: the best]
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u16).range(1..=1024))]
     rounds: Option<u16>,
+    /// Of a mixture: of the experts that tokens would lack if they chose all alike, the percentage that they do lack; rings measure it and a
+    /// Model's `status.expertMissPercent` says it
+    #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u8).range(1..=100))]
+    expert_misses: u8,
     /// For people, or for programs
     #[arg(short, long, value_enum, default_value = "table")]
     output: Output,
@@ -137,6 +141,7 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
         rank0: args.rank0.clone(),
         rounds: args.rounds.map(usize::from),
         kv_dtype: args.kv_dtype,
+        expert_misses: f64::from(args.expert_misses) / 100.0,
         ..Options::default()
     };
     let plan = checked(&model, &nodes, &options)?;

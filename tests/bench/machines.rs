@@ -2,6 +2,8 @@
 //! predicts from what the machines measured of themselves, beside what the ring then takes; and what each part of reading weights
 //! ahead gives. Leaves itself out where no cgroup can be made.
 
+use std::fs::File;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -31,6 +33,9 @@ pub struct Setting {
     pub machines: &'static [Limits],
     pub rounds: usize,
     pub reading: Reading,
+    /// What is known of the model before it runs: of the experts that tokens would lack if they chose all alike, those that they do lack, in
+    /// percent.
+    pub expert_misses: u8,
 }
 
 /// How weights that do not fit into memory are read.
@@ -56,6 +61,8 @@ pub struct Outcome {
     /// Of the member where it is highest: the paper's memory pressure, in percent, and megabytes of anonymous memory.
     pub pressure_percent: Samples,
     pub anonymous: Samples,
+    /// As [`Setting::expert_misses`], and as members counted it. Of a mixture only.
+    pub expert_misses: Samples,
 }
 
 const fn machine(megabytes: u64, cpus: f64, disk_megabytes: u64) -> Limits {
@@ -81,15 +88,14 @@ const fn ring(model: &'static str, machines: &'static [Limits], rounds: usize) -
         machines,
         rounds,
         reading: Reading::Ahead,
+        expert_misses: ALIKE,
     }
 }
 
 const fn without(reading: Reading, machines: &'static [Limits], rounds: usize) -> Setting {
     Setting {
-        model: LARGE,
-        machines,
-        rounds,
         reading,
+        ..ring(LARGE, machines, rounds)
     }
 }
 
@@ -116,6 +122,8 @@ const SETTINGS: [Setting; 17] = [
     without(Reading::LeastAhead, FOUR, 4),
     without(Reading::PageCache, FOUR, 4),
 ];
+/// All the experts that tokens would lack if they chose all alike: what a plan assumes of a model that never ran.
+pub const ALIKE: u8 = 100;
 const TURNS: usize = 2;
 /// A member that takes memory back does so every five seconds.
 const SETTLED: Duration = Duration::from_secs(6);
@@ -124,6 +132,8 @@ const PROMPT: &str = "Once upon a time";
 /// Tokens before those of a mixture that are measured: until there is no more room for experts. (Of 128 experts, 8 for each token, 5 % are not
 /// used yet after 48 tokens.)
 const WARM_UP: usize = 192;
+/// Tokens after these, by which it is counted how many experts are missed.
+const COUNTED: usize = 64;
 
 /// `None` where no such machines can be made.
 pub fn measure(effort: &Effort) -> Result<Option<Vec<Outcome>>, BenchError> {
@@ -139,14 +149,28 @@ pub fn measure_70b() -> Result<Option<Vec<Outcome>>, BenchError> {
     measure_settings(&[ring(HUGE, FOUR_WITH_4_GIB, 1)], 1)
 }
 
-/// A mixture of experts in a ring of four machines with 4 GiB each, of which it would need nearly five; also with the page cache alone.
+/// A mixture of experts in a ring of four machines with 4 GiB each, of which it would need nearly five: as planned when nothing is known of its
+/// experts; as planned again, with what members counted; and with the page cache alone.
 pub fn measure_mixture() -> Result<Option<Vec<Outcome>>, BenchError> {
-    let ahead = ring(MIXTURE, FOUR_WITH_4_GIB, 1);
+    let first = ring(MIXTURE, FOUR_WITH_4_GIB, 1);
+    let Some(mut outcomes) = measure_settings(&[first], 1)? else {
+        return Ok(None);
+    };
+    let counted = outcomes.iter().map(|first| first.expert_misses.median());
+    let again = Setting {
+        expert_misses: counted.sum::<f64>().round().clamp(1.0, ALIKE.into()) as u8,
+        ..first
+    };
     let page_cache = Setting {
         reading: Reading::PageCache,
-        ..ahead
+        ..again
     };
-    measure_settings(&[ahead, page_cache], 1)
+    outcomes.extend(
+        measure_settings(&[again, page_cache], 1)?
+            .into_iter()
+            .flatten(),
+    );
+    Ok(Some(outcomes))
 }
 
 fn measure_settings(
@@ -182,11 +206,12 @@ impl Setting {
     /// For the log.
     pub fn describe(&self) -> String {
         format!(
-            "{}, {}, {} rounds, {:?}",
+            "{}, {}, {} rounds, {:?}, {} % of misses",
             self.model,
             self.describe_machines(),
             self.rounds,
-            self.reading
+            self.reading,
+            self.expert_misses
         )
     }
 
@@ -234,6 +259,7 @@ impl Outcome {
             planned_read: Samples::default(),
             pressure_percent: Samples::default(),
             anonymous: Samples::default(),
+            expert_misses: Samples::default(),
         }
     }
 
@@ -248,11 +274,15 @@ impl Outcome {
             machines: limits,
             rounds,
             reading,
+            expert_misses,
         } = self.setting;
         let file = assets::path(&format!("models/{model}.gguf"))?;
         let files = match model {
             // A disk may have no room for four of them; members read different layers of it anyway.
-            HUGE | MIXTURE => vec![file.clone(); limits.len()],
+            HUGE | MIXTURE => {
+                read_through(&file)?;
+                vec![file.clone(); limits.len()]
+            }
             _ => copies.of(&file, limits.len())?,
         };
         let never = end_tokens(&OneProcess::open(&file, 1)?);
@@ -260,7 +290,7 @@ impl Outcome {
             .iter()
             .map(|limits| profiles.of(limits, &file))
             .collect::<Result<Vec<_>, _>>()?;
-        let rounds = rounds.to_string();
+        let (rounds, expert_misses) = (rounds.to_string(), expert_misses.to_string());
         let planned = plan(
             &file,
             measured,
@@ -273,6 +303,8 @@ impl Outcome {
                 "64",
                 "--rounds",
                 &rounds,
+                "--expert-misses",
+                &expert_misses,
             ],
         );
         let machines = limits
@@ -320,6 +352,12 @@ impl Outcome {
         if model == MIXTURE {
             // Fills memory with experts.
             client.seconds_per_random_token(1, WARM_UP)?;
+            if reading == Reading::Ahead {
+                let before = ExpertUses::read(address)?;
+                client.seconds_per_random_token(3, COUNTED)?;
+                let uses = ExpertUses::read(address)?;
+                self.expert_misses.push(uses.misses_since(&before));
+            }
         }
         let read = || metric("prima_member_read_bytes_total");
         let before = read()?;
@@ -340,6 +378,56 @@ impl Outcome {
         let anonymous = pids.into_iter().map(anonymous_bytes).fold(0.0, f64::max);
         self.anonymous.push(anonymous / 1e6);
         Ok(())
+    }
+}
+
+/// Reads a file through, so that it is read alike when machines are measured and when a ring runs: where this is a virtual machine, its host
+/// may keep what was read before.
+fn read_through(file: &Path) -> Result<(), BenchError> {
+    let read = || {
+        drop_cached(file)?;
+        std::io::copy(&mut File::open(file)?, &mut std::io::sink())?;
+        drop_cached(file)
+    };
+    read().map_err(|source| BenchError::PageCache { source })
+}
+
+/// Of each member: how many experts its tokens needed, how many of them were missed, and the share of all for which there is no room.
+struct ExpertUses {
+    hits: Vec<f64>,
+    misses: Vec<f64>,
+    missing: Vec<f64>,
+}
+
+impl ExpertUses {
+    fn read(address: SocketAddr) -> Result<ExpertUses, BenchError> {
+        let of = |name| http::metrics(address, name).map_err(|source| BenchError::Http { source });
+        Ok(ExpertUses {
+            hits: of("prima_member_expert_hits_total")?,
+            misses: of("prima_member_expert_misses_total")?,
+            missing: of("prima_member_missing_experts_ratio")?,
+        })
+    }
+
+    /// In percent of what would have been missed if tokens chose all experts alike; if none would, all of it.
+    fn misses_since(&self, before: &ExpertUses) -> f64 {
+        let since = |now: &[f64], before: &[f64]| -> Vec<f64> {
+            now.iter()
+                .zip(before)
+                .map(|(now, before)| now - before)
+                .collect()
+        };
+        let misses = since(&self.misses, &before.misses);
+        let hits = since(&self.hits, &before.hits);
+        let uses = hits.iter().zip(&misses).map(|(hits, misses)| hits + misses);
+        let alike: f64 = uses
+            .zip(&self.missing)
+            .map(|(uses, missing)| uses * missing)
+            .sum();
+        match alike > 0.0 {
+            true => 100.0 * misses.iter().sum::<f64>() / alike,
+            false => ALIKE.into(),
+        }
     }
 }
 

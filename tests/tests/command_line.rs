@@ -162,6 +162,44 @@ fn a_plan_is_made_of_what_kubectl_prints() {
 }
 
 #[test]
+fn plans_count_on_the_experts_that_tokens_come_back_to() {
+    let sample = |path| inputs::file(&format!("operator/samples/{path}"));
+    let plan = |more: &[&str]| {
+        let mut prima = Command::new(inputs::program("prima"));
+        prima
+            .args(["plan", "-o", "json", "--model"])
+            .arg(sample("models/gpt-oss-120b.yaml"))
+            .arg("--profiles")
+            .arg(sample("machines/four-office-pcs.yaml"))
+            .args(more);
+        prima.output().expect("prima")
+    };
+    let report = |more: &[&str]| -> Value {
+        let both: Value = serde_json::from_str(&written(plan(more))).expect("JSON");
+        both["report"].clone()
+    };
+    let sum = |report: &Value, field: &str| -> f64 {
+        let members = report["members"].as_array().expect("members");
+        members
+            .iter()
+            .map(|member| member[field].as_f64().expect("a number"))
+            .sum()
+    };
+    let (alike, half) = (report(&[]), report(&["--expert-misses", "50"]));
+    assert_eq!(report(&["--expert-misses", "100"]), alike);
+    let token = |report: &Value| report["tpotMilliseconds"].as_f64().expect("a number");
+    assert!(token(&half) < token(&alike), "{half:#} {alike:#}");
+    let read = |report: &Value| sum(report, "readBytesPerToken") / sum(report, "overflowBytes");
+    assert!((read(&half) / read(&alike) - 0.5).abs() < 0.01);
+    for refused in ["0", "101"] {
+        let output = plan(&["--expert-misses", refused]);
+        assert!(!output.status.success());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("--expert-misses <PERCENT>"), "{said}");
+    }
+}
+
+#[test]
 fn beyond_this_machine_a_ring_asks_for_a_key() {
     let run = || {
         LocalRing::builder()
