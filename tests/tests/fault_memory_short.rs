@@ -1,39 +1,67 @@
 //! Another program needs the memory that weights take, and ends. Real memory limits, so this takes root and a writable memory cgroup; `make test`
 //! leaves it out elsewhere, and says so.
 
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use prima_gguf::GgmlType;
+use prima_test_models::{MadeUpModel, characters_as_tokens};
 use prima_tests::local_ring::{LocalRing, smollm2};
 use prima_tests::machine::{Limits, Machine, cold_copy};
 use prima_tests::{Endpoint, http, wait_until};
 
 const MB: u64 = 1 << 20;
 const LIMIT: u64 = 320 * MB;
-const PROMPT: &str = "Once upon a time";
 /// From the moment when the other program begins to take memory.
 const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(30);
 
 #[test]
 fn weights_make_room_within_seconds_and_answers_stay_the_same() {
-    let machine = Machine::new("short", &Limits::of_memory(LIMIT), &smollm2()).unwrap();
+    make_room(&smollm2(), "Once upon a time", &[]);
+}
+
+/// Of a mixture, experts give way.
+#[test]
+fn experts_make_room_within_seconds_and_answers_stay_the_same() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("mixture.gguf");
+    // 99 MB, 1.2 of which are no experts.
+    let mixture = MadeUpModel {
+        layers: 3,
+        experts: 84,
+        feed_forward: 256,
+        formats: vec![GgmlType::F16],
+        ..MadeUpModel::of("qwen3moe")
+    };
+    mixture.write_with(&path, mixture.tensors(), characters_as_tokens);
+    let counted = [
+        "prima_member_expert_hits_total",
+        "prima_member_expert_misses_total",
+    ];
+    make_room(&path, "Once", &counted);
+}
+
+/// `counted` are metrics that grow while memory is short.
+fn make_room(model: &Path, prompt: &str, counted: &[&str]) {
+    let machine = Machine::new("short", &Limits::of_memory(LIMIT), model).unwrap();
     // Other tests may have the model in memory, where it would not count on this machine.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let model = cold_copy(&smollm2(), folder.path()).unwrap();
+    let model = cold_copy(model, folder.path()).unwrap();
     let ring = LocalRing::builder()
         .model(&model)
         .members(1)
         .arg("--context")
         .arg("512")
         .start_on(&machine);
-    let answer = ring.complete(PROMPT, 24);
+    let answer = ring.complete(prompt, 24);
     assert_eq!(metric(&ring, "prima_member_streamed_weight_bytes"), 0.0);
 
     // Leaves less than the model's 98 MB and what the ring's processes take besides.
     let other = machine.take_memory(LIMIT - 110 * MB).unwrap();
     // With every token, members tell how much they stream.
     let streams = || {
-        assert_eq!(ring.complete(PROMPT, 24), answer);
+        assert_eq!(ring.complete(prompt, 24), answer);
         metric(&ring, "prima_member_streamed_weight_bytes") > 0.0
     };
     let begun = Instant::now();
@@ -43,7 +71,9 @@ fn weights_make_room_within_seconds_and_answers_stay_the_same() {
     }
     // At first, what a token streams may still be in the buffers.
     wait_until("something is read", || {
-        streams() && metric(&ring, "prima_member_read_bytes_total") > 0.0
+        let read = ["prima_member_read_bytes_total"];
+        let mut counts = counted.iter().chain(&read);
+        streams() && counts.all(|name| metric(&ring, name) > 0.0)
     });
 
     drop(other);

@@ -25,7 +25,8 @@ const BOUND: f32 = 0.05;
 /// Less likely tokens are never chosen.
 const NEVER: f32 = -20.0;
 /// The part of the places at which a quantized mixture is within the bound of other models. At the rest, rounding may have chosen another
-/// expert. An error in a single expert of one layer is at more places than the rest: a token uses three of eight.
+/// expert. An error in a single expert of one layer is at more places than the rest: a token uses three of eight. Where it uses all eight, every
+/// place is within the bound.
 const UNDISTURBED: f64 = 0.75;
 
 #[test]
@@ -235,6 +236,22 @@ fn gemma_of_27b_quantized_is_as_near_as_llama_cpp() {
     made_up(gemma_of_27b(), GgmlType::Q4K, 2.0);
 }
 
+/// What rounding does grows from layer to layer. In Q4_K it is so much that a bound would say nothing: the root mean square is 0.36, llama.cpp's
+/// 0.34.
+#[test]
+fn deepseek2_of_27_layers_in_q8_0_is_as_near_as_llama_cpp() {
+    let deep = options().into_iter().filter(is_deep);
+    let without_choice: Vec<_> = deep
+        .filter_map(|variant| variant.without_choice())
+        .collect();
+    assert_eq!(without_choice.len(), 1);
+    made_up(without_choice, GgmlType::Q8_0, 0.2);
+}
+
+fn is_deep(variant: &Variant) -> bool {
+    variant.model.layers > 20
+}
+
 /// Gemma's largest models, which are known by their number of layers, scale queries by hidden / heads, and not by the width of a head. What
 /// rounding the KV cache does grows from layer to layer.
 fn gemma_of_27b() -> [Variant; 2] {
@@ -342,6 +359,14 @@ fn made_up(variants: impl IntoIterator<Item = Variant>, format: GgmlType, bound:
     let folder = tempfile::tempdir().unwrap();
     let text = random_text(folder.path());
     let (mut places, mut decided_places) = (0, 0);
+    // Where activations are rounded, another expert may be chosen where scores are close, and then all numbers are others. So mixtures are
+    // compared without a choice, too, and then as other models are.
+    let rounds = format.block_len() > 1;
+    let variants = variants.into_iter().flat_map(|variant| {
+        let without = variant.without_choice();
+        let without = without.filter(|other| rounds && !is_deep(other));
+        [variant].into_iter().chain(without)
+    });
     for variant in variants {
         let model = MadeUpModel {
             formats: vec![format],
@@ -360,8 +385,11 @@ fn made_up(variants: impl IntoIterator<Item = Variant>, format: GgmlType, bound:
         let exact = ask(true, TOP);
         let engine = OneProcess::open(&path, 2).unwrap();
         let rows = all_but_the_last(&engine, &exact.tokens);
-        let name = format!("{} in {format}", variant.name);
-        if format.block_len() == 1 {
+        let name = match variant.model.experts_per_token == variant.model.experts {
+            true => format!("{} in {format}, all experts", variant.name),
+            false => format!("{} in {format}", variant.name),
+        };
+        if !rounds {
             let decided = compare(&name, bound, &rows, &exact);
             assert!(
                 decided > rows.len() / 3,
@@ -381,8 +409,7 @@ fn made_up(variants: impl IntoIterator<Item = Variant>, format: GgmlType, bound:
                 row
             })
             .collect();
-        // Where activations are rounded, another expert may be chosen where scores are close, and then all numbers are others.
-        let rounds_choices = variant.model.experts > 0;
+        let rounds_choices = variant.chooses();
         let distance = match rounds_choices {
             true => median_distance,
             false => distance,

@@ -145,14 +145,28 @@ fn a_ring_of_x86_and_arm64_answers_as_one_process_does() {
     ring_with(&CORTEX_A76, &smollm2(), &PROMPTS, NOISE);
 }
 
-/// Of floats: were activations rounded, an older processor might choose other experts. Every character is a token there, and a space is none.
 #[test]
-fn a_mixture_on_x86_and_arm64_answers_as_one_process_does() {
+fn qwen3moe_on_x86_and_arm64_answers_as_one_process_does() {
+    mixture_ring("qwen3moe");
+}
+
+#[test]
+fn gpt_oss_on_x86_and_arm64_answers_as_one_process_does() {
+    mixture_ring("gpt-oss");
+}
+
+#[test]
+fn deepseek2_on_x86_and_arm64_answers_as_one_process_does() {
+    mixture_ring("deepseek2");
+}
+
+/// Of floats: were activations rounded, an older processor might choose other experts. Every character is a token there, and a space is none.
+fn mixture_ring(family: &'static str) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mixture.gguf");
     let model = MadeUpModel {
         formats: vec![GgmlType::F16],
-        ..MadeUpModel::of("qwen3moe")
+        ..MadeUpModel::of(family)
     };
     model.write_with(&path, model.tensors(), characters_as_tokens);
     let prompts = ["Once", "Paris", "12345", "hot", "x+y=", "(a,b)"];

@@ -65,7 +65,7 @@ impl Random {
 
 /// Positions that layers with a window see, in models that have such.
 pub const WINDOW: usize = 8;
-/// Experts that a token uses, in models that have some.
+/// Experts that a token uses, in models that have some and say nothing else.
 pub const EXPERTS_PER_TOKEN: usize = 3;
 /// Layers without experts, in models that begin with such.
 const DENSE_LAYERS: usize = 2;
@@ -114,8 +114,9 @@ pub struct MadeUpModel {
     /// `None`: hidden / heads.
     pub head_dim: Option<usize>,
     pub feed_forward: usize,
-    /// 0: it has none. Else a token uses [`EXPERTS_PER_TOKEN`].
+    /// 0: it has none.
     pub experts: usize,
+    pub experts_per_token: usize,
     pub vocabulary: usize,
     /// Scores that its classifier makes of a state; 0: it has none.
     pub scores: usize,
@@ -142,6 +143,7 @@ impl Default for MadeUpModel {
             head_dim: None,
             feed_forward: 512,
             experts: 0,
+            experts_per_token: EXPERTS_PER_TOKEN,
             vocabulary: 96,
             scores: 0,
             context_length: 512,
@@ -264,7 +266,7 @@ impl MadeUpModel {
         number("context_length", self.context_length as usize);
         if self.experts > 0 {
             number("expert_count", self.experts);
-            number("expert_used_count", EXPERTS_PER_TOKEN);
+            number("expert_used_count", self.experts_per_token);
         }
         match family {
             "qwen2moe" | "granitemoe" => {

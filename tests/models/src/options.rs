@@ -29,6 +29,26 @@ impl Variant {
         }
     }
 
+    /// The same of a token that uses all experts, so that none is chosen. `None`: it has none, or chooses groups of them.
+    pub fn without_choice(&self) -> Option<Variant> {
+        let groups = self
+            .keys
+            .iter()
+            .any(|(key, _)| *key == "expert_group_used_count");
+        (self.model.experts > 0 && !groups).then(|| Variant {
+            model: MadeUpModel {
+                experts_per_token: self.model.experts,
+                ..self.model.clone()
+            },
+            ..self.clone()
+        })
+    }
+
+    /// Whether a token uses a part of the experts.
+    pub fn chooses(&self) -> bool {
+        self.model.experts > self.model.experts_per_token
+    }
+
     /// Writes it, with metadata that `change` may alter.
     pub fn write(&self, path: &Path, change: impl FnOnce(&mut GgufWriter)) {
         let mut tensors = self.model.tensors();

@@ -67,6 +67,8 @@ struct Queue {
 
 /// Reads at a time: enough for a disk of flash memory, where one read of a part would leave it half idle.
 const THREADS: usize = 8;
+/// Of which a rate is measured.
+const ENOUGH_LAYERS: usize = 8;
 
 impl ExpertReader {
     /// # Errors
@@ -179,7 +181,9 @@ impl Shared {
 }
 
 /// The rate, in bytes a second, at which `parts` of the file at `path` are read into the page cache as those of experts are that a layer lacks:
-/// several at once, and all of them waited for before the next. Ends after the last, or once `limit` has passed. Drops the pages afterwards.
+/// several at once, and all of them waited for before the next. Ends after the last, or once `limit` has passed and enough were read; at the
+/// latest after three times that. Of enough, those that took longest do not count: a disk that pauses once is not a slow disk. Drops the pages
+/// afterwards.
 ///
 /// # Errors
 /// [`EngineError::ReadAhead`] when the file cannot be opened or the system refuses a thread, [`EngineError::ReadWeights`] when it cannot be
@@ -190,19 +194,33 @@ pub fn expert_reading_rate(
     limit: Duration,
 ) -> Result<f64, EngineError> {
     let source = ModelFiles::open([(0, path)])?;
-    let (begun, mut bytes) = (Instant::now(), 0);
+    let (begun, mut layers) = (Instant::now(), Vec::new());
     for layer in parts.chunks(THREADS) {
-        bytes += read_at_once(&source, path, layer)?;
-        if begun.elapsed() > limit {
+        let start = Instant::now();
+        let bytes = read_at_once(&source, path, layer)?;
+        layers.push((start.elapsed(), bytes));
+        let enough = layers.len() >= ENOUGH_LAYERS && begun.elapsed() > limit;
+        if enough || begun.elapsed() > 3 * limit {
             break;
         }
     }
-    let rate = bytes as f64 / begun.elapsed().as_secs_f64().max(1e-9);
+    let rate = usual_rate(layers);
     for part in parts {
         // Nobody needs them now; the system would find that out by itself.
         let _ = source.drop_pages(part);
     }
     Ok(rate)
+}
+
+/// In bytes a second. Of enough layers, the one that took longest does not count.
+fn usual_rate(mut layers: Vec<(Duration, usize)>) -> f64 {
+    layers.sort_unstable();
+    if layers.len() >= ENOUGH_LAYERS {
+        layers.pop();
+    }
+    let seconds: Duration = layers.iter().map(|(seconds, _)| seconds).sum();
+    let bytes: usize = layers.iter().map(|(_, bytes)| bytes).sum();
+    bytes as f64 / seconds.as_secs_f64().max(1e-9)
 }
 
 /// How many bytes are read of all `parts`, each by a thread of its own.
@@ -287,6 +305,16 @@ mod tests {
         assert!(failed.into_iter().eq(0..=THREADS));
         read(0, 0..length);
         assert_eq!(answer().result.unwrap().1, bytes.len());
+    }
+
+    #[test]
+    fn a_disk_that_pauses_once_is_not_a_slow_one() {
+        let read = |seconds| (Duration::from_secs(seconds), 100);
+        let paused: Vec<_> = [1, 1, 1, 9, 1, 1, 1, 1].map(read).into();
+        assert_eq!(usual_rate(paused), 100.0);
+        // Of few, there is no telling.
+        assert_eq!(usual_rate(vec![read(1), read(9)]), 20.0);
+        assert_eq!(usual_rate(Vec::new()), 0.0);
     }
 
     #[test]
