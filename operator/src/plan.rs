@@ -62,8 +62,8 @@ pub struct PlanArgs {
     /// How often a token goes round the ring [default: the best]
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u16).range(1..=1024))]
     rounds: Option<u16>,
-    /// Of a mixture: of the experts that tokens would lack if they chose all alike, the percentage that they do lack; rings measure it and a
-    /// Model's `status.expertMissPercent` says it
+    /// How many experts of a mixture tokens miss, in percent of what they would miss if they chose all alike; rings measure it, and a Model's
+    /// status.expertMissPercent says it
     #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u8).range(1..=100))]
     expert_misses: u8,
     /// For people, or for programs

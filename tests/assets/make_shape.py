@@ -3,7 +3,7 @@
     python make_shape.py 1b|8b|70b|qwen3-8b|qwen3-30b-a3b|gpt-oss-20b OUT.gguf --vocabulary ggml-vocab-llama-bpe.gguf [--layers N]
 
 The first three are Llama's; for Qwen3's the vocabulary is ggml-vocab-qwen2.gguf. The last two are mixtures of experts, with 8 layers of 48 and
-of 24 unless told otherwise, each as wide and with as many experts as in the model. Their routers are random, too, so that tokens go to all experts alike. gpt-oss has
+of 24 unless told otherwise, each as wide and with as many experts as in the model. Their routers are random, too: tokens go to all experts nearly alike. gpt-oss has
 Llama's vocabulary here, which is smaller than its own.
 
 Formats are those of llama.cpp's Q4_K_M mix (Q6_K for the output head and for half of attn_v and ffn_down, else Q4_K); gpt-oss has experts of

@@ -1,8 +1,8 @@
 //! Mixtures of experts beside llama.cpp: in memory, and with memory for a part of the experts.
 //!
 //! The models are as wide as published ones and have as many experts, in fewer layers, with random weights. Their routers are random, too: a
-//! token goes to any expert with the same chance, and what is in memory helps as little as it can. Where tokens come back, as in texts, so do
-//! their experts.
+//! token goes to any expert with nearly the same chance, and what is in memory helps little more than its share. Where tokens come back, as in
+//! texts, so do their experts.
 
 use std::fs;
 use std::net::SocketAddr;

@@ -61,7 +61,7 @@ pub struct Outcome {
     /// Of the member where it is highest: the paper's memory pressure, in percent, and megabytes of anonymous memory.
     pub pressure_percent: Samples,
     pub anonymous: Samples,
-    /// As [`Setting::expert_misses`], and as members counted it. Of a mixture only.
+    /// As [`Setting::expert_misses`], and as members counted it. Of a mixture that is read as planned.
     pub expert_misses: Samples,
 }
 
@@ -123,7 +123,7 @@ const SETTINGS: [Setting; 17] = [
     without(Reading::PageCache, FOUR, 4),
 ];
 /// All the experts that tokens would lack if they chose all alike: what a plan assumes of a model that never ran.
-pub const ALIKE: u8 = 100;
+const ALIKE: u8 = 100;
 const TURNS: usize = 2;
 /// A member that takes memory back does so every five seconds.
 const SETTLED: Duration = Duration::from_secs(6);
@@ -150,36 +150,46 @@ pub fn measure_70b() -> Result<Option<Vec<Outcome>>, BenchError> {
 }
 
 /// A mixture of experts in a ring of four machines with 4 GiB each, of which it would need nearly five: as planned when nothing is known of its
-/// experts; as planned again, with what members counted; and with the page cache alone.
+/// experts; as planned again, with what members counted; and with the page cache alone. All by one measurement of the machines.
 pub fn measure_mixture() -> Result<Option<Vec<Outcome>>, BenchError> {
     let first = ring(MIXTURE, FOUR_WITH_4_GIB, 1);
-    let Some(mut outcomes) = measure_settings(&[first], 1)? else {
+    if !machines_can_be_made(first.model)? {
         return Ok(None);
+    }
+    let (mut copies, mut profiles) = (Copies::default(), Profiles::default());
+    let mut measure = |setting: Setting| -> Result<Outcome, BenchError> {
+        eprintln!("machines: {}", setting.describe());
+        let mut outcome = Outcome::new(&setting);
+        outcome.measure(&mut copies, &mut profiles)?;
+        Ok(outcome)
     };
-    let counted = outcomes.iter().map(|first| first.expert_misses.median());
+    let first = measure(first)?;
     let again = Setting {
-        expert_misses: counted.sum::<f64>().round().clamp(1.0, ALIKE.into()) as u8,
-        ..first
+        expert_misses: first.expert_misses.median().round() as u8,
+        ..first.setting
     };
     let page_cache = Setting {
         reading: Reading::PageCache,
         ..again
     };
-    outcomes.extend(
-        measure_settings(&[again, page_cache], 1)?
-            .into_iter()
-            .flatten(),
-    );
-    Ok(Some(outcomes))
+    Ok(Some(vec![first, measure(again)?, measure(page_cache)?]))
+}
+
+/// Says why, if not.
+fn machines_can_be_made(model: &str) -> Result<bool, BenchError> {
+    let any = assets::path(&format!("models/{model}.gguf"))?;
+    let made = Machine::new("try", &FOUR[0], &any);
+    if let Err(error) = &made {
+        eprintln!("machines: left out, they take root and writable cgroups ({error})");
+    }
+    Ok(made.is_ok())
 }
 
 fn measure_settings(
     settings: &[Setting],
     turns: usize,
 ) -> Result<Option<Vec<Outcome>>, BenchError> {
-    let any = assets::path(&format!("models/{}.gguf", settings[0].model))?;
-    if let Err(error) = Machine::new("try", &FOUR[0], &any) {
-        eprintln!("machines: left out, they take root and writable cgroups ({error})");
+    if !machines_can_be_made(settings[0].model)? {
         return Ok(None);
     }
     let mut copies = Copies::default();
@@ -206,12 +216,11 @@ impl Setting {
     /// For the log.
     pub fn describe(&self) -> String {
         format!(
-            "{}, {}, {} rounds, {:?}, {} % of misses",
+            "{}, {}, {} rounds, {:?}",
             self.model,
             self.describe_machines(),
             self.rounds,
-            self.reading,
-            self.expert_misses
+            self.reading
         )
     }
 
@@ -279,13 +288,13 @@ impl Outcome {
         let file = assets::path(&format!("models/{model}.gguf"))?;
         let files = match model {
             // A disk may have no room for four of them; members read different layers of it anyway.
-            HUGE | MIXTURE => {
-                read_through(&file)?;
-                vec![file.clone(); limits.len()]
-            }
+            HUGE | MIXTURE => vec![file.clone(); limits.len()],
             _ => copies.of(&file, limits.len())?,
         };
         let never = end_tokens(&OneProcess::open(&file, 1)?);
+        if model == MIXTURE {
+            read_through(&file)?;
+        }
         let measured = limits
             .iter()
             .map(|limits| profiles.of(limits, &file))
@@ -409,7 +418,7 @@ impl ExpertUses {
         })
     }
 
-    /// In percent of what would have been missed if tokens chose all experts alike; if none would, all of it.
+    /// In percent of what would have been missed if tokens chose all experts alike: at least 1, and at most all; all, if none was.
     fn misses_since(&self, before: &ExpertUses) -> f64 {
         let since = |now: &[f64], before: &[f64]| -> Vec<f64> {
             now.iter()
@@ -425,7 +434,7 @@ impl ExpertUses {
             .map(|(uses, missing)| uses * missing)
             .sum();
         match alike > 0.0 {
-            true => 100.0 * misses.iter().sum::<f64>() / alike,
+            true => (100.0 * misses.iter().sum::<f64>() / alike).clamp(1.0, ALIKE.into()),
             false => ALIKE.into(),
         }
     }

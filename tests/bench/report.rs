@@ -317,20 +317,27 @@ pub fn machines_mixture(outcomes: &[Outcome]) -> String {
         all.next_back()
             .map_or(f64::NAN, |one| one.measured.median())
     };
-    let counted: Vec<String> = outcomes
-        .iter()
-        .filter(|one| one.setting.reading == Reading::Ahead)
+    let planned = || {
+        let all = outcomes.iter();
+        all.filter(|one| one.setting.reading == Reading::Ahead)
+    };
+    let counted_on: Vec<String> = planned()
+        .map(|one| format!("{} %", one.setting.expert_misses))
+        .collect();
+    let lacked: Vec<String> = planned()
         .map(|one| format!("{:.0} %", one.expert_misses.median()))
         .collect();
     format!(
         "{}\nRandom weights in the shape of Qwen3-30B-A3B (18.6 GB, Q4_K_M), all 48 layers, in a ring of machines with 4 GiB each, that read one \
-         file on one disk and share two cores. Tokens are random; but of random routers, too, some experts are likelier than others. First as \
-         planned when nothing is known: that tokens choose all experts alike. Then as planned again with what members counted, as an operator does \
-         (`--expert-misses`). Last with the page cache alone (`--no-streaming`), whose time is not predicted. Of the experts that tokens would have \
-         lacked had they chosen all alike, they lacked {}.\n\n{}\nTimes the page cache alone: **{:.1}**. Goal: memory pressure below \
-         {PRESSURE_GOAL} %: {}.\n",
+         file on one disk and share two cores. It was read through before: where this is a virtual machine, its host may keep it. Tokens are \
+         random; but of random routers, too, some experts are likelier than others, in some layers more than in others. First as planned when \
+         nothing is known: that tokens choose all experts alike. Then as planned again with what members counted, as an operator does \
+         (`--expert-misses`). Last with the page cache alone (`--no-streaming`), whose time is not predicted. Of the experts that tokens would \
+         have lacked had they chosen all alike, plans counted on {}; tokens lacked {}.\n\n{}\nAs planned again, times the page cache alone: \
+         **{:.1}**. Goal: memory pressure below {PRESSURE_GOAL} %: {}.\n",
         title("make bench-experts-ring"),
-        counted.join(", then "),
+        counted_on.join(", then "),
+        lacked.join(", then "),
         machines_table(&all),
         rate(Reading::Ahead) / rate(Reading::PageCache),
         pressure_verdict(outcomes)

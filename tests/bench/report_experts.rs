@@ -26,8 +26,8 @@ pub fn experts(speeds: &[ExpertSpeed]) -> String {
     let mut text = format!(
         "\n## Mixtures of experts beside llama.cpp\n\nTokens per second, {threads} threads each; llama.cpp with its defaults. The models have the \
          widths and the experts of Qwen3-30B-A3B (128, of which a token uses 8) and of gpt-oss-20b (32, of which it uses 4). They have 8 layers \
-         rather than 48 and 24, and random weights. Routers are random, too, so that every expert is as likely as the others: memory helps as \
-         little as it can. Tokens 'as in a text' are drawn from {WORDS}, nearly by Zipf's law: the second is half as likely as the first, the third \
+         rather than 48 and 24, and random weights. Routers are random, too, so that experts are nearly alike: memory helps \
+         little more than its share. Tokens 'as in a text' are drawn from {WORDS}, nearly by Zipf's law: the second is half as likely as the first, the third \
          a third. A token that comes back needs much the same experts as before.\n\n\
          | model | | prima | llama.cpp | ratio | goal | |\n| --- | --- | --- | --- | --- | --- | --- |\n"
     );

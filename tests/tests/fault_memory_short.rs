@@ -26,7 +26,7 @@ fn weights_make_room_within_seconds_and_answers_stay_the_same() {
 fn experts_make_room_within_seconds_and_answers_stay_the_same() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("mixture.gguf");
-    // 99 MB, 1.2 of which are no experts.
+    // 102 MB, 2.7 of which are no experts.
     let mixture = MadeUpModel {
         layers: 3,
         experts: 84,
@@ -55,9 +55,14 @@ fn make_room(model: &Path, prompt: &str, counted: &[&str]) {
         .arg("512")
         .start_on(&machine);
     let answer = ring.complete(prompt, 24);
-    assert_eq!(metric(&ring, "prima_member_streamed_weight_bytes"), 0.0);
+    assert!(answer.len() >= 24, "{answer:?}");
+    // Other tests may have programs wait for memory, and then members give up some.
+    wait_until("all is in memory", || {
+        ring.complete(prompt, 24);
+        metric(&ring, "prima_member_streamed_weight_bytes") == 0.0
+    });
 
-    // Leaves less than the model's 98 MB and what the ring's processes take besides.
+    // Leaves less than the models' 98 MB or more, and what the ring's processes take besides.
     let other = machine.take_memory(LIMIT - 110 * MB).unwrap();
     // With every token, members tell how much they stream.
     let streams = || {

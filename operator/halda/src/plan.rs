@@ -240,12 +240,12 @@ pub fn windows(shares: &[LayerShare], rounds: usize) -> Vec<Vec<Window>> {
 
 /// Of a member whose layers on the CPU have so many bytes of `experts`.
 fn expert_hit_percent(bytes: f64, experts: &ExpertWeights, latency: &MemberLatency) -> Option<f64> {
-    // If other weights are read for every token, no expert stays.
-    let missing = match latency.overflow_bytes > 0.0 {
-        true => bytes,
-        false => latency.missing_expert_bytes,
+    let missed = match latency.overflow_bytes > 0.0 {
+        // If other weights are read for every token, no expert stays, however often tokens come back to it.
+        true => 1.0,
+        false => experts.misses * latency.missing_expert_bytes / bytes,
     };
-    (bytes > 0.0).then(|| 100.0 * (1.0 - experts.misses * missing / bytes))
+    (bytes > 0.0).then_some(100.0 * (1.0 - missed))
 }
 
 /// Part `i` of `total`, split into `parts` numbers that differ by at most one, the larger ones first.
@@ -625,4 +625,31 @@ fn bisect(mut low: f64, mut high: f64, holds: impl Fn(f64) -> bool) -> f64 {
 
 fn gibibytes(bytes: f64) -> String {
     format!("{:.2} GiB", bytes / GIB)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_expert_is_expected_where_other_weights_do_not_fit() {
+        let experts = ExpertWeights {
+            misses: 0.5,
+            ..ExpertWeights::default()
+        };
+        let hits = |overflow_bytes, missing_expert_bytes| {
+            let latency = MemberLatency {
+                overflow_bytes,
+                missing_expert_bytes,
+                ..MemberLatency::default()
+            };
+            expert_hit_percent(100.0, &experts, &latency)
+        };
+        assert_eq!(hits(0.0, 0.0), Some(100.0));
+        // Of a half that is missing, tokens need half of their share.
+        assert_eq!(hits(0.0, 50.0), Some(75.0));
+        assert_eq!(hits(1.0, 100.0), Some(0.0));
+        let latency = MemberLatency::default();
+        assert_eq!(expert_hit_percent(0.0, &experts, &latency), None);
+    }
 }

@@ -67,8 +67,8 @@ struct Queue {
 
 /// Reads at a time: enough for a disk of flash memory, where one read of a part would leave it half idle.
 const THREADS: usize = 8;
-/// Of which a rate is measured.
-const ENOUGH_LAYERS: usize = 8;
+/// Groups of reads that make a rate of which the slowest is left out.
+const ENOUGH_GROUPS: usize = 8;
 
 impl ExpertReader {
     /// # Errors
@@ -181,9 +181,8 @@ impl Shared {
 }
 
 /// The rate, in bytes a second, at which `parts` of the file at `path` are read into the page cache as those of experts are that a layer lacks:
-/// several at once, and all of them waited for before the next. Ends after the last, or once `limit` has passed and enough were read; at the
-/// latest after three times that. Of enough, those that took longest do not count: a disk that pauses once is not a slow disk. Drops the pages
-/// afterwards.
+/// several at once, and all of them waited for before the next. Ends after the last, or about when `limit` has passed. Of eight such groups or
+/// more, the slowest does not count: a disk that pauses once is not a slow disk. Drops the pages afterwards.
 ///
 /// # Errors
 /// [`EngineError::ReadAhead`] when the file cannot be opened or the system refuses a thread, [`EngineError::ReadWeights`] when it cannot be
@@ -194,17 +193,16 @@ pub fn expert_reading_rate(
     limit: Duration,
 ) -> Result<f64, EngineError> {
     let source = ModelFiles::open([(0, path)])?;
-    let (begun, mut layers) = (Instant::now(), Vec::new());
-    for layer in parts.chunks(THREADS) {
+    let mut groups = Vec::new();
+    for group in parts.chunks(THREADS) {
         let start = Instant::now();
-        let bytes = read_at_once(&source, path, layer)?;
-        layers.push((start.elapsed(), bytes));
-        let enough = layers.len() >= ENOUGH_LAYERS && begun.elapsed() > limit;
-        if enough || begun.elapsed() > 3 * limit {
+        let bytes = read_at_once(&source, path, group)?;
+        groups.push((start.elapsed(), bytes));
+        if are_enough(&groups, limit) {
             break;
         }
     }
-    let rate = usual_rate(layers);
+    let rate = usual_rate(groups);
     for part in parts {
         // Nobody needs them now; the system would find that out by itself.
         let _ = source.drop_pages(part);
@@ -212,15 +210,25 @@ pub fn expert_reading_rate(
     Ok(rate)
 }
 
-/// In bytes a second. Of enough layers, the one that took longest does not count.
-fn usual_rate(mut layers: Vec<(Duration, usize)>) -> f64 {
-    layers.sort_unstable();
-    if layers.len() >= ENOUGH_LAYERS {
-        layers.pop();
+/// Whether these groups of reads, with the time and the bytes of each, took so long; of few, three times as long. The slowest does not count.
+fn are_enough(groups: &[(Duration, usize)], limit: Duration) -> bool {
+    let times = || groups.iter().map(|(time, _)| *time);
+    let usual = times().sum::<Duration>() - times().max().unwrap_or_default();
+    match groups.len() >= ENOUGH_GROUPS {
+        true => usual > limit,
+        false => usual > 3 * limit,
     }
-    let seconds: Duration = layers.iter().map(|(seconds, _)| seconds).sum();
-    let bytes: usize = layers.iter().map(|(_, bytes)| bytes).sum();
-    bytes as f64 / seconds.as_secs_f64().max(1e-9)
+}
+
+/// In bytes a second. Of enough groups, the slowest does not count.
+fn usual_rate(mut groups: Vec<(Duration, usize)>) -> f64 {
+    groups.sort_unstable();
+    if groups.len() >= ENOUGH_GROUPS {
+        groups.pop();
+    }
+    let time: Duration = groups.iter().map(|(time, _)| time).sum();
+    let bytes: usize = groups.iter().map(|(_, bytes)| bytes).sum();
+    bytes as f64 / time.as_secs_f64().max(1e-9)
 }
 
 /// How many bytes are read of all `parts`, each by a thread of its own.
@@ -315,6 +323,24 @@ mod tests {
         // Of few, there is no telling.
         assert_eq!(usual_rate(vec![read(1), read(9)]), 20.0);
         assert_eq!(usual_rate(Vec::new()), 0.0);
+    }
+
+    #[test]
+    fn a_pause_does_not_end_a_measurement() {
+        let enough = |seconds: &[u64]| {
+            let groups: Vec<_> = seconds
+                .iter()
+                .map(|&one| (Duration::from_secs(one), 1))
+                .collect();
+            are_enough(&groups, Duration::from_secs(6))
+        };
+        assert!(!enough(&[99]));
+        assert!(!enough(&[99, 1, 1, 1, 1, 1, 1]));
+        assert!(!enough(&[99, 1, 1, 1, 1, 1, 1, 0]));
+        assert!(enough(&[99, 1, 1, 1, 1, 1, 1, 1]));
+        // A disk that is slow all the time.
+        assert!(!enough(&[9, 9, 9]));
+        assert!(enough(&[9, 9, 9, 9]));
     }
 
     #[test]
