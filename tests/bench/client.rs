@@ -121,6 +121,10 @@ impl Client {
         let mut body = self.request("Once upon a time", tokens);
         body["temperature"] = json!(TEMPERATURE);
         body["seed"] = json!(seed);
+        // By default, llama.cpp draws from few.
+        body["top_k"] = json!(0);
+        body["top_p"] = json!(1);
+        body["min_p"] = json!(0);
         body
     }
 

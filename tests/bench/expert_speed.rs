@@ -39,7 +39,8 @@ const SHARES: [f64; 2] = [0.5, 0.25];
 pub const OTHER_BYTES: f64 = 400e6;
 const TURNS: usize = 5;
 const TURNS_UNDER_LIMIT: usize = 3;
-const WARM_UP: usize = 48;
+/// Tokens of which the experts fill memory.
+pub const WARM_UP: usize = 48;
 const TOKENS: usize = 32;
 /// Tokens whose experts are traced.
 const TRACED: usize = 256;
@@ -67,6 +68,8 @@ pub struct Limited {
     pub megabytes: u64,
     /// Tokens per second, of tokens that are drawn from all alike.
     pub llama_cpp: Samples,
+    /// Of tokens that come back.
+    pub llama_cpp_recurring: Samples,
     /// What was predicted of tokens that are drawn from all alike.
     pub predicted: Samples,
     /// Of tokens that are drawn from all alike, as llama.cpp's.
@@ -167,6 +170,7 @@ fn measure_model(
             share,
             megabytes: ((weights.others + share * weights.experts + OTHER_BYTES) / 1e6) as u64,
             llama_cpp: Samples::default(),
+            llama_cpp_recurring: Samples::default(),
             predicted: Samples::default(),
             uniform: Ours::default(),
             recurring: Ours::default(),
@@ -188,6 +192,16 @@ fn measure_model(
                         let rate =
                             peer.tokens_per_second_in(&machine, &path, threads, PEER_TOKENS, 2)?;
                         limit.llama_cpp.push(rate);
+                        // It takes minutes.
+                        if turn == 0 {
+                            let options = ["--load-mode", "mmap", "--no-repack"];
+                            let server =
+                                peer.server_on(Some(&machine), &path, threads, 512, &options)?;
+                            let client = Client::of(server, &never);
+                            client.seconds_per_recurring_token(1, WARM_UP)?;
+                            let seconds = client.seconds_per_recurring_token(2, PEER_TOKENS)?;
+                            limit.llama_cpp_recurring.push(1.0 / seconds);
+                        }
                     }
                 }
             }

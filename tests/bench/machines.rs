@@ -12,7 +12,7 @@ use prima_tests::Endpoint;
 use prima_tests::assets;
 use prima_tests::http;
 use prima_tests::machine::{Limits, Machine, cold_copy, drop_cached};
-use prima_tests::machine_ring::{MachineRing, Node, plan};
+use prima_tests::machine_ring::{MachineRing, Node, Planned, plan};
 use prima_tests::one_process::{OneProcess, end_tokens};
 use tempfile::TempDir;
 
@@ -33,9 +33,6 @@ pub struct Setting {
     pub machines: &'static [Limits],
     pub rounds: usize,
     pub reading: Reading,
-    /// What is known of the model before it runs: of the experts that tokens would lack if they chose all alike, those that they do lack, in
-    /// percent.
-    pub expert_misses: u8,
 }
 
 /// How weights that do not fit into memory are read.
@@ -61,8 +58,18 @@ pub struct Outcome {
     /// Of the member where it is highest: the paper's memory pressure, in percent, and megabytes of anonymous memory.
     pub pressure_percent: Samples,
     pub anonymous: Samples,
-    /// As [`Setting::expert_misses`], and as members counted it. Of a mixture that is read as planned.
+    /// Of a mixture that is read as planned.
+    pub known: Known,
+}
+
+/// What is predicted once members have counted how often experts are missed, as an operator does with its next plan.
+#[derive(Default)]
+pub struct Known {
+    /// Of the experts that tokens would lack if they chose all alike, those that they did lack, in percent.
     pub expert_misses: Samples,
+    /// As of an [`Outcome`].
+    pub predicted: Samples,
+    pub planned_read: Samples,
 }
 
 const fn machine(megabytes: u64, cpus: f64, disk_megabytes: u64) -> Limits {
@@ -88,7 +95,6 @@ const fn ring(model: &'static str, machines: &'static [Limits], rounds: usize) -
         machines,
         rounds,
         reading: Reading::Ahead,
-        expert_misses: ALIKE,
     }
 }
 
@@ -122,9 +128,11 @@ const SETTINGS: [Setting; 17] = [
     without(Reading::LeastAhead, FOUR, 4),
     without(Reading::PageCache, FOUR, 4),
 ];
-/// All the experts that tokens would lack if they chose all alike: what a plan assumes of a model that never ran.
+/// In percent of the experts that tokens would lack if they chose all alike: what a plan assumes of a model that never ran.
 const ALIKE: u8 = 100;
 const TURNS: usize = 2;
+/// Of a mixture, whose disk alone decides, and has no limit: they differ more.
+const MIXTURE_TURNS: usize = 3;
 /// A member that takes memory back does so every five seconds.
 const SETTLED: Duration = Duration::from_secs(6);
 const UNSETTLED: Duration = Duration::from_secs(45);
@@ -149,47 +157,23 @@ pub fn measure_70b() -> Result<Option<Vec<Outcome>>, BenchError> {
     measure_settings(&[ring(HUGE, FOUR_WITH_4_GIB, 1)], 1)
 }
 
-/// A mixture of experts in a ring of four machines with 4 GiB each, of which it would need nearly five: as planned when nothing is known of its
-/// experts; as planned again, with what members counted; and with the page cache alone. All by one measurement of the machines.
+/// A mixture of experts in a ring of four machines with 4 GiB each, of which it would need nearly five; also with the page cache alone.
 pub fn measure_mixture() -> Result<Option<Vec<Outcome>>, BenchError> {
-    let first = ring(MIXTURE, FOUR_WITH_4_GIB, 1);
-    if !machines_can_be_made(first.model)? {
-        return Ok(None);
-    }
-    let (mut copies, mut profiles) = (Copies::default(), Profiles::default());
-    let mut measure = |setting: Setting| -> Result<Outcome, BenchError> {
-        eprintln!("machines: {}", setting.describe());
-        let mut outcome = Outcome::new(&setting);
-        outcome.measure(&mut copies, &mut profiles)?;
-        Ok(outcome)
-    };
-    let first = measure(first)?;
-    let again = Setting {
-        expert_misses: first.expert_misses.median().round() as u8,
-        ..first.setting
-    };
+    let ahead = ring(MIXTURE, FOUR_WITH_4_GIB, 1);
     let page_cache = Setting {
         reading: Reading::PageCache,
-        ..again
+        ..ahead
     };
-    Ok(Some(vec![first, measure(again)?, measure(page_cache)?]))
-}
-
-/// Says why, if not.
-fn machines_can_be_made(model: &str) -> Result<bool, BenchError> {
-    let any = assets::path(&format!("models/{model}.gguf"))?;
-    let made = Machine::new("try", &FOUR[0], &any);
-    if let Err(error) = &made {
-        eprintln!("machines: left out, they take root and writable cgroups ({error})");
-    }
-    Ok(made.is_ok())
+    measure_settings(&[ahead, page_cache], MIXTURE_TURNS)
 }
 
 fn measure_settings(
     settings: &[Setting],
     turns: usize,
 ) -> Result<Option<Vec<Outcome>>, BenchError> {
-    if !machines_can_be_made(settings[0].model)? {
+    let any = assets::path(&format!("models/{}.gguf", settings[0].model))?;
+    if let Err(error) = Machine::new("try", &FOUR[0], &any) {
+        eprintln!("machines: left out, they take root and writable cgroups ({error})");
         return Ok(None);
     }
     let mut copies = Copies::default();
@@ -268,7 +252,7 @@ impl Outcome {
             planned_read: Samples::default(),
             pressure_percent: Samples::default(),
             anonymous: Samples::default(),
-            expert_misses: Samples::default(),
+            known: Known::default(),
         }
     }
 
@@ -283,7 +267,6 @@ impl Outcome {
             machines: limits,
             rounds,
             reading,
-            expert_misses,
         } = self.setting;
         let file = assets::path(&format!("models/{model}.gguf"))?;
         let files = match model {
@@ -299,23 +282,22 @@ impl Outcome {
             .iter()
             .map(|limits| profiles.of(limits, &file))
             .collect::<Result<Vec<_>, _>>()?;
-        let (rounds, expert_misses) = (rounds.to_string(), expert_misses.to_string());
-        let planned = plan(
-            &file,
-            measured,
-            &[
+        let planned = |expert_misses: u8| {
+            let numbers = [512, 16, 64, rounds, expert_misses.into()].map(|one| one.to_string());
+            let options = [
                 "--context",
-                "512",
                 "--prompt",
-                "16",
                 "--answer",
-                "64",
                 "--rounds",
-                &rounds,
                 "--expert-misses",
-                &expert_misses,
-            ],
-        );
+            ];
+            let pairs = options.iter().zip(&numbers);
+            let arguments: Vec<&str> = pairs
+                .flat_map(|(option, number)| [*option, number])
+                .collect();
+            plan(&file, measured.clone(), &arguments)
+        };
+        let first = planned(ALIKE);
         let machines = limits
             .iter()
             .enumerate()
@@ -330,11 +312,9 @@ impl Outcome {
         for node in &nodes {
             drop_cached(&node.model).map_err(|source| BenchError::PageCache { source })?;
         }
-        let members = planned.plan.spec.members.iter();
-        let planned_read: i64 = members
-            .filter_map(|member| member.read_bytes_per_token)
-            .sum();
-        let mut plan = planned.plan;
+        self.predicted.push(first.tokens_per_second);
+        self.planned_read.push(megabytes_per_token(&first));
+        let mut plan = first.plan;
         // The comparison is made by the plan: members know nothing of it.
         let options: &[&str] = match reading {
             Reading::PageCache => &["--no-streaming"],
@@ -364,8 +344,11 @@ impl Outcome {
             if reading == Reading::Ahead {
                 let before = ExpertUses::read(address)?;
                 client.seconds_per_random_token(3, COUNTED)?;
-                let uses = ExpertUses::read(address)?;
-                self.expert_misses.push(uses.misses_since(&before));
+                let misses = ExpertUses::read(address)?.misses_since(&before);
+                let again = planned(misses.round() as u8);
+                self.known.expert_misses.push(misses);
+                self.known.predicted.push(again.tokens_per_second);
+                self.known.planned_read.push(megabytes_per_token(&again));
             }
         }
         let read = || metric("prima_member_read_bytes_total");
@@ -376,10 +359,8 @@ impl Outcome {
             _ => client.seconds_per_token(PROMPT, tokens)?,
         };
         self.measured.push(1.0 / seconds);
-        self.predicted.push(planned.tokens_per_second);
         // The prompt is computed at once, and so read once.
         self.read.push((read()? - before) / tokens as f64 / 1e6);
-        self.planned_read.push(planned_read as f64 / 1e6);
         let pressure = http::metrics(address, "prima_member_memory_pressure_ratio")
             .map_err(|source| BenchError::Http { source })?;
         self.pressure_percent
@@ -388,6 +369,15 @@ impl Outcome {
         self.anonymous.push(anonymous / 1e6);
         Ok(())
     }
+}
+
+/// What all members are planned to read.
+fn megabytes_per_token(planned: &Planned) -> f64 {
+    let members = planned.plan.spec.members.iter();
+    let bytes: i64 = members
+        .filter_map(|member| member.read_bytes_per_token)
+        .sum();
+    bytes as f64 / 1e6
 }
 
 /// Reads a file through, so that it is read alike when machines are measured and when a ring runs: where this is a virtual machine, its host

@@ -312,36 +312,36 @@ pub fn machines_70b(outcomes: &[Outcome]) -> String {
 /// The report about a mixture of experts in a ring.
 pub fn machines_mixture(outcomes: &[Outcome]) -> String {
     let all: Vec<&Outcome> = outcomes.iter().collect();
-    let rate = |reading| {
-        let mut all = all.iter().filter(|one| one.setting.reading == reading);
-        all.next_back()
-            .map_or(f64::NAN, |one| one.measured.median())
-    };
-    let planned = || {
-        let all = outcomes.iter();
-        all.filter(|one| one.setting.reading == Reading::Ahead)
-    };
-    let counted_on: Vec<String> = planned()
-        .map(|one| format!("{} %", one.setting.expert_misses))
-        .collect();
-    let lacked: Vec<String> = planned()
-        .map(|one| format!("{:.0} %", one.expert_misses.median()))
-        .collect();
-    format!(
+    let of = |reading| all.iter().find(|one| one.setting.reading == reading);
+    let rate = |reading| of(reading).map_or(f64::NAN, |one| one.measured.median());
+    let mut text = format!(
         "{}\nRandom weights in the shape of Qwen3-30B-A3B (18.6 GB, Q4_K_M), all 48 layers, in a ring of machines with 4 GiB each, that read one \
-         file on one disk and share two cores. It was read through before: where this is a virtual machine, its host may keep it. Tokens are \
-         random; but of random routers, too, some experts are likelier than others, in some layers more than in others. First as planned when \
-         nothing is known: that tokens choose all experts alike. Then as planned again with what members counted, as an operator does \
-         (`--expert-misses`). Last with the page cache alone (`--no-streaming`), whose time is not predicted. Of the experts that tokens would \
-         have lacked had they chosen all alike, plans counted on {}; tokens lacked {}.\n\n{}\nAs planned again, times the page cache alone: \
+         file on one disk and share two cores. It was read through before: where this is a virtual machine, its host may keep it. Tokens are random. \
+         First as planned, then with the page cache alone (`--no-streaming`), whose time is not predicted.\n\n{}\nTimes the page cache alone: \
          **{:.1}**. Goal: memory pressure below {PRESSURE_GOAL} %: {}.\n",
         title("make bench-experts-ring"),
-        counted_on.join(", then "),
-        lacked.join(", then "),
         machines_table(&all),
         rate(Reading::Ahead) / rate(Reading::PageCache),
         pressure_verdict(outcomes)
-    )
+    );
+    if let Some(Outcome {
+        known, measured, ..
+    }) = of(Reading::Ahead)
+    {
+        // Writing to a String cannot fail.
+        let _ = write!(
+            text,
+            "\nThe first plan takes it that tokens choose all experts alike. But of random routers, too, some experts are likelier than others, in some \
+             layers more than in others. Of the experts that tokens would have lacked, they lacked so much, in percent, before those were timed; \
+             what is predicted with that (`prima plan --expert-misses`), as an operator does from then on:\n\n\
+             | lacked, % | predicted | measured | error of the time per token | | MB read a token, planned |\n| --- | --- | --- | --- | --- | --- |\n\
+             | {} | {} | {} |\n",
+            spread(&known.expert_misses, 0),
+            predicted_and_measured(&known.predicted, measured, 2),
+            spread(&known.planned_read, 0),
+        );
+    }
+    text
 }
 
 fn pressure_verdict(outcomes: &[Outcome]) -> &'static str {

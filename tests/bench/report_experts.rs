@@ -7,7 +7,7 @@ use prima_tests::statistics::Samples;
 
 use crate::client::WORDS;
 use crate::engine_speed::Pair;
-use crate::expert_speed::{ExpertSpeed, OTHER_BYTES, Ours, PEER_TOKENS};
+use crate::expert_speed::{ExpertSpeed, OTHER_BYTES, Ours, PEER_TOKENS, WARM_UP};
 use crate::report::{PREDICTION_GOAL, predicted_and_measured, spread, verdict};
 
 /// How many times as fast as llama.cpp: in memory, and with memory for a part of the experts.
@@ -59,7 +59,7 @@ pub fn experts(speeds: &[ExpertSpeed]) -> String {
              protected LRU: the one that was used longest ago goes, and those that were used again stay longer. llama.cpp has its weights in its map \
              as they are (`--load-mode mmap --repack 0`). Other settings were tried once by hand, with room for half of Qwen3's experts: its defaults and \
              `--repack 1` gave no token in two minutes, `--load-mode none` and `dio` were killed for memory, and one thread is as fast as two. Its \
-             tokens are drawn from all alike, and of two runs of {PEER_TOKENS} the second counts. The last columns: of the experts, what memory held in the end, \
+             tokens are {PEER_TOKENS}, after as many, or after {WARM_UP} where they come back, which is measured once. The last columns: of the experts, what memory held in the end, \
              which is more than was planned where prima needs less beside weights; needed experts that were in memory; and bytes that were read, over \
              those of the experts that were not.\n\n\
              | model | experts that fit | limit | tokens | prima | llama.cpp | ratio | goal | | held | in memory | read | goal | |\n\
@@ -69,18 +69,17 @@ pub fn experts(speeds: &[ExpertSpeed]) -> String {
     };
     for speed in speeds {
         for limit in speed.limited.iter().flatten() {
-            let ratio = limit.uniform.rate.median() / limit.llama_cpp.median();
-            let beside = format!(
-                "{} | **{ratio:.1}** | {LIMITED_GOAL} | {}",
-                spread(&limit.llama_cpp, 2),
-                verdict(ratio >= LIMITED_GOAL)
-            );
-            let alone = " | | |".to_owned();
             let [uniform, recurring] = TOKENS;
-            for (tokens, ours, beside) in [
-                (uniform, &limit.uniform, beside),
-                (recurring, &limit.recurring, alone),
+            for (tokens, ours, llama_cpp) in [
+                (uniform, &limit.uniform, &limit.llama_cpp),
+                (recurring, &limit.recurring, &limit.llama_cpp_recurring),
             ] {
+                let ratio = ours.rate.median() / llama_cpp.median();
+                let beside = format!(
+                    "{} | **{ratio:.1}** | {LIMITED_GOAL} | {}",
+                    spread(llama_cpp, 2),
+                    verdict(ratio >= LIMITED_GOAL)
+                );
                 let Ours {
                     rate,
                     hit_rate,

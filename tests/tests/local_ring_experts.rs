@@ -2,14 +2,17 @@
 
 use std::fs;
 
+use prima_gguf::GgmlType;
 use prima_test_models::mixture::{self, EXPERT_BYTES, EXPERTS, LAYERS, VOCABULARY};
 use prima_test_models::options::Variant;
-use prima_test_models::{EXPERTS_PER_TOKEN, Random, Runner, characters_as_tokens};
+use prima_test_models::{
+    EXPERTS_PER_TOKEN, FAMILIES, MadeUpModel, Random, Runner, characters_as_tokens,
+};
 use prima_tests::expert_replay::{Policy, Trace};
 use prima_tests::local_ring::LocalRing;
 use prima_tests::machine_ring::{MachineRing, Node, ThisMachine, plan, usual_profile};
 use prima_tests::{Endpoint, http, wait_until};
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[test]
 fn a_ring_traces_what_its_passes_need() {
@@ -95,6 +98,63 @@ fn a_ring_counts_experts_found_and_missing() {
             counts.len() == 2 && counts.iter().all(|count| *count > 0.0)
         });
     }
+}
+
+/// The last of them has memory for 30 % of the weights.
+#[test]
+fn mixtures_answer_the_same_in_rings_of_one_two_and_three() {
+    let folder = tempfile::tempdir().unwrap();
+    let families = FAMILIES.into_iter();
+    let mixtures: Vec<_> = families
+        .filter(|family| MadeUpModel::of(family).experts > 0)
+        .collect();
+    assert_eq!(mixtures.len(), 8);
+    for family in mixtures {
+        let path = folder.path().join(format!("{family}.gguf"));
+        let model = MadeUpModel {
+            formats: vec![GgmlType::F16],
+            ..MadeUpModel::of(family)
+        };
+        model.write_with(&path, model.tensors(), characters_as_tokens);
+        let bytes = fs::metadata(&path).unwrap().len();
+        let [one, two, three] = [1, 2, 3].map(|count| {
+            let planned = plan(&path, vec![usual_profile(); count], &["--context", "128"]).plan;
+            assert_eq!(planned.spec.members.len(), count);
+            let nodes = (0..count).map(|_| Node {
+                machine: &ThisMachine,
+                model: path.clone(),
+            });
+            let nodes: Vec<_> = nodes.collect();
+            let memory = (bytes * 30 / 100 / count as u64).to_string();
+            let short = ["--weights-memory", &memory];
+            let is_short = count == 3;
+            let ring = MachineRing::start(planned, &nodes, if is_short { &short } else { &[] });
+            let answer = greedy(&ring);
+            if is_short {
+                // The memory is given back a moment after the start.
+                wait_until("experts are missed", || {
+                    assert_eq!(greedy(&ring), answer, "{family}");
+                    let told = "prima_member_expert_misses_total";
+                    http::metric(ring.address(), told).unwrap() > 0.0
+                });
+            }
+            answer
+        });
+        assert_eq!(one, two, "{family}");
+        assert_eq!(one, three, "{family}");
+    }
+}
+
+/// The greedy answer, with what each of its tokens was given.
+fn greedy(ring: &impl Endpoint) -> Value {
+    let body = json!({
+        "model": ring.model(), "prompt": "Once", "max_tokens": 12, "temperature": 0, "logprobs": 3, "logit_bias": {"95": -100},
+    });
+    let answer = http::post(ring.address(), "/v1/completions", &body).unwrap();
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let answer = answer.json();
+    assert_eq!(answer["usage"]["completion_tokens"], 12);
+    answer["choices"].clone()
 }
 
 /// The memory that an expert takes: three parts of 16 pages, which may begin and end inside of a page.
