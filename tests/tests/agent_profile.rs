@@ -1,6 +1,7 @@
 //! `prima-node-agent profile` as a user runs it: the real program measures the machine that the tests run on. What it finds cannot be known
 //! here, only that it is complete, plausible, affordable and kept.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -48,6 +49,7 @@ fn a_machine_is_measured_whole_and_within_bounds() {
     let computed = Compute::model_parts().map(|part| part.name());
     assert_eq!(status.parts, computed.collect::<Vec<_>>());
     assert!(status.architectures.iter().any(|name| name == "llama"));
+    samples_run_what(&status);
     // What a machine of this century may have: with a wrong unit, a figure is off by a thousand.
     for one in &status.cpu.throughput {
         within(&one.format, one.decode_bytes_per_second, 10 << 20, 1 << 40);
@@ -119,6 +121,22 @@ fn a_machine_is_measured_whole_and_within_bounds() {
 
     let left: Vec<_> = fs::read_dir(machine.models()).unwrap().collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// People plan with them for what this version runs.
+fn samples_run_what(status: &NodeProfileStatus) {
+    for name in ["four-office-pcs", "gaming-pc-and-laptop", "pc-and-two-pis"] {
+        let file = inputs::file(&format!("operator/samples/machines/{name}.yaml"));
+        let yaml = fs::read_to_string(file).unwrap();
+        for sample in NodeProfile::all_from_yaml(name, &yaml).unwrap() {
+            let sample = sample.status.unwrap();
+            let families = |status: &NodeProfileStatus| -> BTreeSet<String> {
+                status.architectures.iter().cloned().collect()
+            };
+            assert_eq!(families(&sample), families(status), "{name}");
+            assert_eq!(sample.parts, status.parts, "{name}");
+        }
+    }
 }
 
 #[test]
