@@ -41,9 +41,9 @@ const TURNS: usize = 5;
 const TURNS_UNDER_LIMIT: usize = 3;
 /// Tokens of which the experts fill memory.
 pub const WARM_UP: usize = 48;
-/// Where memory holds all, until nearly all were used: the first use of an expert maps its pages. (Of 128, of which a token uses 8, 5 % are not
-/// used yet after 48.)
-const WARM_UP_OF_ALL: usize = 192;
+/// Tokens until nearly all experts were used. (Of 128, of which a token uses 8, 5 % are not used yet after 48.) Where memory holds all, the first
+/// use of one maps its pages.
+pub const WARM_UP_OF_ALL: usize = 192;
 const TOKENS: usize = 32;
 /// Tokens whose experts are traced.
 const TRACED: usize = 256;

@@ -19,6 +19,7 @@ use tempfile::TempDir;
 use crate::Effort;
 use crate::client::Client;
 use crate::error::BenchError;
+use crate::expert_speed::WARM_UP_OF_ALL;
 use prima_tests::statistics::{Samples, error_percent};
 
 pub const LARGE: &str = "shape-8b-Q4_K_M";
@@ -137,10 +138,8 @@ const MIXTURE_TURNS: usize = 3;
 const SETTLED: Duration = Duration::from_secs(6);
 const UNSETTLED: Duration = Duration::from_secs(45);
 const PROMPT: &str = "Once upon a time";
-/// Tokens before those of a mixture that are measured: until there is no more room for experts. (Of 128 experts, 8 for each token, 5 % are not
-/// used yet after 48 tokens.)
-const WARM_UP: usize = 192;
-/// Tokens after these, by which it is counted how many experts are missed.
+/// Tokens of a mixture between [`WARM_UP_OF_ALL`] and those that are timed, by which it is counted how many experts are missed. (A ring says
+/// so itself, but only after hundreds of tokens.)
 const COUNTED: usize = 64;
 
 /// `None` where no such machines can be made.
@@ -283,19 +282,20 @@ impl Outcome {
             .map(|limits| profiles.of(limits, &file))
             .collect::<Result<Vec<_>, _>>()?;
         let planned = |expert_misses: u8| {
-            let numbers = [512, 16, 64, rounds, expert_misses.into()].map(|one| one.to_string());
+            let (rounds, expert_misses) = (rounds.to_string(), expert_misses.to_string());
             let options = [
                 "--context",
+                "512",
                 "--prompt",
+                "16",
                 "--answer",
+                "64",
                 "--rounds",
+                &rounds,
                 "--expert-misses",
+                &expert_misses,
             ];
-            let pairs = options.iter().zip(&numbers);
-            let arguments: Vec<&str> = pairs
-                .flat_map(|(option, number)| [*option, number])
-                .collect();
-            plan(&file, measured.clone(), &arguments)
+            plan(&file, measured.clone(), &options)
         };
         let first = planned(ALIKE);
         let machines = limits
@@ -340,7 +340,7 @@ impl Outcome {
         }
         if model == MIXTURE {
             // Fills memory with experts.
-            client.seconds_per_random_token(1, WARM_UP)?;
+            client.seconds_per_random_token(1, WARM_UP_OF_ALL)?;
             if reading == Reading::Ahead {
                 let before = ExpertUses::read(address)?;
                 client.seconds_per_random_token(3, COUNTED)?;
@@ -385,10 +385,11 @@ fn megabytes_per_token(planned: &Planned) -> f64 {
 fn read_through(file: &Path) -> Result<(), BenchError> {
     let read = || {
         drop_cached(file)?;
-        std::io::copy(&mut File::open(file)?, &mut std::io::sink())?;
-        drop_cached(file)
+        std::io::copy(&mut File::open(file)?, &mut std::io::sink())
     };
-    read().map_err(|source| BenchError::PageCache { source })
+    read()
+        .map(drop)
+        .map_err(|source| BenchError::PageCache { source })
 }
 
 /// Of each member: how many experts its tokens needed, how many of them were missed, and the share of all for which there is no room.

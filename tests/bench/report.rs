@@ -315,8 +315,8 @@ pub fn machines_mixture(outcomes: &[Outcome]) -> String {
     let of = |reading| all.iter().find(|one| one.setting.reading == reading);
     let rate = |reading| of(reading).map_or(f64::NAN, |one| one.measured.median());
     let mut text = format!(
-        "{}\nRandom weights in the shape of Qwen3-30B-A3B (18.6 GB, Q4_K_M), all 48 layers, in a ring of machines with 4 GiB each, that read one \
-         file on one disk and share two cores. It was read through before: where this is a virtual machine, its host may keep it. Tokens are random. \
+        "{}\nA model in the shape of Qwen3-30B-A3B (18.6 GB, Q4_K_M) with all 48 layers and random weights. Machines with 4 GiB each make a ring; \
+         they share two cores and read one file on one disk. It was read through before: where this is a virtual machine, its host may keep it. Tokens are random. \
          First as planned, then with the page cache alone (`--no-streaming`), whose time is not predicted.\n\n{}\nTimes the page cache alone: \
          **{:.1}**. Goal: memory pressure below {PRESSURE_GOAL} %: {}.\n",
         title("make bench-experts-ring"),
@@ -332,9 +332,9 @@ pub fn machines_mixture(outcomes: &[Outcome]) -> String {
         let _ = write!(
             text,
             "\nThe first plan takes it that tokens choose all experts alike. But of random routers, too, some experts are likelier than others, in some \
-             layers more than in others. Of the experts that tokens would have lacked, they lacked so much, in percent, before those were timed; \
-             what is predicted with that (`prima plan --expert-misses`), as an operator does from then on:\n\n\
-             | lacked, % | predicted | measured | error of the time per token | | MB read a token, planned |\n| --- | --- | --- | --- | --- | --- |\n\
+             layers more than in others. Members counted, just before the timed tokens, how many of the expected misses came. This is \
+             predicted with it, as an operator's next plan does (`prima plan --expert-misses`):\n\n\
+             | misses that came, % | predicted | measured | error of the time per token | | MB read a token, planned |\n| --- | --- | --- | --- | --- | --- |\n\
              | {} | {} | {} |\n",
             spread(&known.expert_misses, 0),
             predicted_and_measured(&known.predicted, measured, 2),

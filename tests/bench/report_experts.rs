@@ -58,8 +58,8 @@ pub fn experts(speeds: &[ExpertSpeed]) -> String {
             "Tokens per second of an answer under a limit of memory: for other weights, a part of the experts, and {:.0} MB. prima keeps experts by \
              protected LRU: the one that was used longest ago goes, and those that were used again stay longer. llama.cpp has its weights in its map \
              as they are (`--load-mode mmap --repack 0`). Other settings were tried once by hand, with room for half of Qwen3's experts: its defaults and \
-             `--repack 1` gave no token in two minutes, `--load-mode none` and `dio` were killed for memory, and one thread is as fast as two. Its \
-             tokens are {PEER_TOKENS}, after as many, or after {WARM_UP} where they come back, which is measured once. The last columns: of the experts, what memory held in the end, \
+             `--repack 1` gave no token in two minutes, `--load-mode none` and `dio` were killed for memory, and one thread is as fast as two. It \
+             decodes {PEER_TOKENS} tokens after as many; where tokens come back, {PEER_TOKENS} after {WARM_UP}, once. The last columns: of the experts, what memory held in the end, \
              which is more than was planned where prima needs less beside weights; needed experts that were in memory; and bytes that were read, over \
              those of the experts that were not.\n\n\
              | model | experts that fit | limit | tokens | prima | llama.cpp | ratio | goal | | held | in memory | read | goal | |\n\

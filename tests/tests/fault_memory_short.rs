@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use prima_gguf::GgmlType;
-use prima_test_models::{MadeUpModel, characters_as_tokens};
+use prima_test_models::MadeUpModel;
 use prima_tests::local_ring::{LocalRing, smollm2};
 use prima_tests::machine::{Limits, Machine, cold_copy};
 use prima_tests::{Endpoint, http, wait_until};
@@ -34,7 +34,7 @@ fn experts_make_room_within_seconds_and_answers_stay_the_same() {
         formats: vec![GgmlType::F16],
         ..MadeUpModel::of("qwen3moe")
     };
-    mixture.write_with(&path, mixture.tensors(), characters_as_tokens);
+    mixture.write_for_ring(&path);
     let counted = [
         "prima_member_expert_hits_total",
         "prima_member_expert_misses_total",

@@ -29,7 +29,7 @@ fn a_ring_traces_what_its_passes_need() {
         .start();
     // The prompt is one pass, and the last token is computed no more.
     const PASSES: usize = 12;
-    answer(&ring, PASSES);
+    answer(&ring, PASSES, 1);
     wait_until("all is written", || {
         let of_layers: Vec<_> = ["m0", "m1"]
             .iter()
@@ -49,14 +49,16 @@ fn a_ring_traces_what_its_passes_need() {
     ring.stop();
 }
 
-/// Has a ring draw so many tokens, none of which may end the answer.
-fn answer(ring: &impl Endpoint, tokens: usize) {
+/// So many tokens from a ring, none of which may end the answer, with the log probabilities at each.
+fn answer(ring: &impl Endpoint, tokens: usize, temperature: u8) -> Value {
     let body = json!({
-        "model": ring.model(), "prompt": "Once", "max_tokens": tokens, "temperature": 1, "logit_bias": {"95": -100},
+        "model": ring.model(), "prompt": "Once", "max_tokens": tokens, "temperature": temperature, "logprobs": 3, "logit_bias": {"95": -100},
     });
     let answer = http::post(ring.address(), "/v1/completions", &body).unwrap();
     assert_eq!(answer.status, 200, "{}", answer.body);
-    assert_eq!(answer.json()["usage"]["completion_tokens"], tokens);
+    let answer = answer.json();
+    assert_eq!(answer["usage"]["completion_tokens"], tokens);
+    answer["choices"].clone()
 }
 
 /// Whether the last `count` of the passes are that of a prompt and of single tokens.
@@ -93,7 +95,7 @@ fn a_ring_counts_experts_found_and_missing() {
         "prima_member_expert_misses_total",
     ] {
         wait_until(told, || {
-            answer(&ring, 12);
+            answer(&ring, 12, 1);
             let counts = http::metrics(ring.address(), told).unwrap();
             counts.len() == 2 && counts.iter().all(|count| *count > 0.0)
         });
@@ -115,7 +117,7 @@ fn mixtures_answer_the_same_in_rings_of_one_two_and_three() {
             formats: vec![GgmlType::F16],
             ..MadeUpModel::of(family)
         };
-        model.write_with(&path, model.tensors(), characters_as_tokens);
+        model.write_for_ring(&path);
         let bytes = fs::metadata(&path).unwrap().len();
         let [one, two, three] = [1, 2, 3].map(|count| {
             let planned = plan(&path, vec![usual_profile(); count], &["--context", "128"]).plan;
@@ -129,32 +131,20 @@ fn mixtures_answer_the_same_in_rings_of_one_two_and_three() {
             let short = ["--weights-memory", &memory];
             let is_short = count == 3;
             let ring = MachineRing::start(planned, &nodes, if is_short { &short } else { &[] });
-            let answer = greedy(&ring);
+            let greedy = answer(&ring, 12, 0);
             if is_short {
                 // The memory is given back a moment after the start.
                 wait_until("experts are missed", || {
-                    assert_eq!(greedy(&ring), answer, "{family}");
+                    assert_eq!(answer(&ring, 12, 0), greedy, "{family}");
                     let told = "prima_member_expert_misses_total";
                     http::metric(ring.address(), told).unwrap() > 0.0
                 });
             }
-            answer
+            greedy
         });
         assert_eq!(one, two, "{family}");
         assert_eq!(one, three, "{family}");
     }
-}
-
-/// The greedy answer, with what each of its tokens was given.
-fn greedy(ring: &impl Endpoint) -> Value {
-    let body = json!({
-        "model": ring.model(), "prompt": "Once", "max_tokens": 12, "temperature": 0, "logprobs": 3, "logit_bias": {"95": -100},
-    });
-    let answer = http::post(ring.address(), "/v1/completions", &body).unwrap();
-    assert_eq!(answer.status, 200, "{}", answer.body);
-    let answer = answer.json();
-    assert_eq!(answer["usage"]["completion_tokens"], 12);
-    answer["choices"].clone()
 }
 
 /// The memory that an expert takes: three parts of 16 pages, which may begin and end inside of a page.

@@ -7,7 +7,7 @@ use std::thread;
 
 use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_gguf::GgmlType;
-use prima_test_models::{MadeUpModel, characters_as_tokens};
+use prima_test_models::MadeUpModel;
 use prima_tests::emulated::{
     CORTEX_A72, CORTEX_A76, HASWELL, NEHALEM, NEWEST_ARM, Processor, RASPBERRY_PI_5,
 };
@@ -168,7 +168,7 @@ fn mixture_ring(family: &'static str) {
         formats: vec![GgmlType::F16],
         ..MadeUpModel::of(family)
     };
-    model.write_with(&path, model.tensors(), characters_as_tokens);
+    model.write_for_ring(&path);
     let prompts = ["Once", "Paris", "12345", "hot", "x+y=", "(a,b)"];
     ring_with(&CORTEX_A76, &path, &prompts, NOISE_OF_FLOATS);
 }

@@ -517,6 +517,11 @@ impl MadeUpModel {
         path
     }
 
+    /// Writes it to `path`, for a ring to serve: its vocabulary is characters.
+    pub fn write_for_ring(&self, path: &Path) {
+        self.write_with(path, self.tensors(), characters_as_tokens);
+    }
+
     /// Writes a model of these tensors, with metadata that `change` may alter.
     pub fn write_with(
         &self,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use prima_gguf::GgmlType;
 
-use super::{MadeUpModel, characters_as_tokens};
+use super::MadeUpModel;
 
 pub const LAYERS: usize = 3;
 pub const EXPERTS: usize = 24;
@@ -23,8 +23,7 @@ pub fn write(folder: &Path) -> PathBuf {
 
 /// Writes one to `path` that a ring can serve: its vocabulary is characters.
 pub fn write_for_ring(path: &Path) {
-    let model = made_up();
-    model.write_with(path, model.tensors(), characters_as_tokens);
+    made_up().write_for_ring(path);
 }
 
 fn made_up() -> MadeUpModel {
