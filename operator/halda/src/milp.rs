@@ -77,6 +77,10 @@ pub fn solve(program: &Program<'_>) -> SolverOutcome {
         model.set_option("mip_abs_gap", 1e-6);
         model.set_option("mip_feasibility_tolerance", 1e-7);
         model.set_option("time_limit", program.time_limit_seconds);
+        // These look for a good answer, for as long as all else takes. There is one, and only better ones are of interest.
+        for heuristic in ["feasibility_jump", "rens"] {
+            model.set_option(format!("mip_heuristic_run_{heuristic}").as_str(), false);
+        }
         if program.below_seconds.is_finite() && !program.relaxed {
             model.set_option("objective_bound", program.below_seconds * MILLISECONDS);
         }

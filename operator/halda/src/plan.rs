@@ -1,10 +1,13 @@
 //! The answer and its reasons: which member runs which layers, what that is predicted to take and why, what was left out, and what would
 //! change it. All decisions are `search`'s; it is asked again for every "what if".
 
+use std::num::NonZero;
+use std::{panic, thread};
+
 use prima_crds::quantity::rounded;
 use serde::Serialize;
 
-use crate::found::Found;
+use crate::found::{Found, evaluate};
 use crate::input::{ExpertWeights, HopCost, InputError, ModelSizes, PlanningInput};
 use crate::latency::{Assignment, LayerShare, MemberLatency};
 use crate::search::{Effort, search};
@@ -130,7 +133,7 @@ pub struct WhatIf {
     pub change: String,
     pub tpot_milliseconds: f64,
     pub ttft_milliseconds: f64,
-    /// Of a request's time; negative if it got slower, which is within the proven gap.
+    /// Of a request's time.
     pub faster_percent: f64,
 }
 
@@ -182,6 +185,7 @@ const SEARCH_REASONS: usize = 8;
 const REASONS: Effort = Effort {
     relative_gap: 0.01,
     time_limit_seconds: 0.5,
+    all_rounds: false,
 };
 const GIB: f64 = (1_u64 << 30) as f64;
 
@@ -369,59 +373,92 @@ fn reasons(input: &PlanningInput, found: &Found) -> Reasons {
             next_best: None,
         };
     }
-    let mut next_best: Option<(f64, Alternative)> = None;
-    let why = (0..input.devices.len())
+    let is_in = |index: usize| found.assignment.ring.contains(&index);
+    // `None` where a machine cannot be left out.
+    let others: Vec<Option<PlanningInput>> = (0..input.devices.len())
         .map(|index| {
-            let is_in = found.assignment.ring.contains(&index);
-            let name = &input.devices[index].name;
             let all = input.devices[index].required || input.devices.len() <= input.fewest;
-            if is_in && (all || input.devices.len() == 1) {
-                return match input.devices.len() {
-                    1 => "the only machine".to_owned(),
-                    _ => "every machine is to take part".to_owned(),
-                };
+            if is_in(index) && (all || input.devices.len() == 1) {
+                return None;
             }
             let mut other = input.clone();
-            if is_in {
+            if is_in(index) {
                 remove(&mut other, index);
             } else {
                 other.devices[index].required = true;
             }
-            let Some(alternative) = search(&other, REASONS) else {
-                return match is_in {
-                    true => "without it the model does not fit".to_owned(),
-                    false => "it cannot hold a layer".to_owned(),
-                };
-            };
-            let slower = 100.0 * (alternative.seconds / found.seconds - 1.0);
-            let tpot = alternative.latency.token_seconds * 1e3;
-            if next_best
-                .as_ref()
-                .is_none_or(|(best, _)| alternative.seconds < *best)
-            {
-                let names = alternative.assignment.ring.iter();
-                let summary = Alternative {
-                    members: names.map(|&i| other.devices[i].name.clone()).collect(),
-                    rounds: alternative.assignment.rounds,
-                    tpot_milliseconds: tpot,
-                    ttft_milliseconds: alternative.latency.prompt_seconds * 1e3,
-                    slower_percent: slower,
-                };
-                next_best = Some((alternative.seconds, summary));
-            }
-            let with = if is_in { "without" } else { "with" };
-            if slower < 100.0 * REASONS.relative_gap {
-                return format!(
-                    "{with} {name}, a request takes about as long ({tpot:.1} ms a token)"
-                );
-            }
-            format!("{with} {name}, a request takes {slower:.0} % longer ({tpot:.1} ms a token)")
+            Some(other)
         })
         .collect();
+    let alternatives = search_each(others.iter().flatten());
+    let mut alternatives = alternatives.into_iter();
+    let mut next_best: Option<(f64, Alternative)> = None;
+    let mut why = Vec::new();
+    for (index, other) in others.iter().enumerate() {
+        let (is_in, name) = (is_in(index), &input.devices[index].name);
+        let Some(other) = other else {
+            why.push(match input.devices.len() {
+                1 => "the only machine".to_owned(),
+                _ => "every machine is to take part".to_owned(),
+            });
+            continue;
+        };
+        let Some(alternative) = alternatives.next().flatten() else {
+            why.push(match is_in {
+                true => "without it the model does not fit".to_owned(),
+                false => "it cannot hold a layer".to_owned(),
+            });
+            continue;
+        };
+        let slower = 100.0 * (alternative.seconds / found.seconds - 1.0);
+        let tpot = alternative.latency.token_seconds * 1e3;
+        if next_best
+            .as_ref()
+            .is_none_or(|(best, _)| alternative.seconds < *best)
+        {
+            let names = alternative.assignment.ring.iter();
+            let summary = Alternative {
+                members: names.map(|&i| other.devices[i].name.clone()).collect(),
+                rounds: alternative.assignment.rounds,
+                tpot_milliseconds: tpot,
+                ttft_milliseconds: alternative.latency.prompt_seconds * 1e3,
+                slower_percent: slower,
+            };
+            next_best = Some((alternative.seconds, summary));
+        }
+        let with = if is_in { "without" } else { "with" };
+        why.push(match slower < 100.0 * REASONS.relative_gap {
+            true => format!("{with} {name}, a request takes about as long ({tpot:.1} ms a token)"),
+            false => format!(
+                "{with} {name}, a request takes {slower:.0} % longer ({tpot:.1} ms a token)"
+            ),
+        });
+    }
     Reasons {
         why,
         next_best: next_best.map(|(_, alternative)| alternative),
     }
+}
+
+/// The best for each of `inputs`, several at a time: people wait for them, and after a loss a ring does.
+fn search_each<'a>(inputs: impl Iterator<Item = &'a PlanningInput>) -> Vec<Option<Found>> {
+    let inputs: Vec<&PlanningInput> = inputs.collect();
+    let at_once = thread::available_parallelism().map_or(1, NonZero::get);
+    let mut found = Vec::with_capacity(inputs.len());
+    for some in inputs.chunks(at_once) {
+        thread::scope(|scope| {
+            let searches = some
+                .iter()
+                .map(|input| scope.spawn(|| search(input, REASONS)));
+            let searches: Vec<_> = searches.collect();
+            found.extend(searches.into_iter().map(|search| {
+                search
+                    .join()
+                    .unwrap_or_else(|panic| panic::resume_unwind(panic))
+            }));
+        });
+    }
+    found
 }
 
 fn by_its_numbers(input: &PlanningInput, found: &Found, index: usize) -> String {
@@ -497,10 +534,20 @@ fn what_if(input: &PlanningInput, found: &Found) -> Vec<WhatIf> {
             changes.push(("wires (1 Gbit/s) between all machines".to_owned(), wired));
         }
     }
-    changes
-        .into_iter()
-        .filter_map(|(change, input)| {
-            let then = search(&input, REASONS)?;
+    let searched = search_each(changes.iter().map(|(_, input)| input));
+    let with_changes = changes.into_iter().zip(searched);
+    with_changes
+        .filter_map(|((change, input), searched)| {
+            let Assignment {
+                rounds,
+                ring,
+                shares,
+            } = found.assignment.clone();
+            let as_planned = evaluate(&input, rounds, ring, shares);
+            let then = [as_planned, searched]
+                .into_iter()
+                .flatten()
+                .min_by(|a, b| a.seconds.total_cmp(&b.seconds))?;
             Some(WhatIf {
                 change,
                 tpot_milliseconds: then.latency.token_seconds * 1e3,

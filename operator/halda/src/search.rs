@@ -1,6 +1,8 @@
 //! The search around the program of `milp`: rings of one member, every number of rounds, and the order of the ring. Decides which programs
 //! need not be solved, because their bound is worse than the best known answer, and how good that answer is proven to be.
 
+use std::cmp::Ordering;
+
 use crate::found::{Found, evaluate};
 use crate::greedy::first_answer;
 use crate::input::{Device, PlanningInput};
@@ -14,6 +16,9 @@ pub struct Effort {
     pub relative_gap: f64,
     /// For each program; there is one for each number of rounds that is worth it.
     pub time_limit_seconds: f64,
+    /// Whether every number of rounds is tried, or only 1, 2, 3, 4, 6, 8, 12 and so on. A request takes little longer with the next of these than
+    /// with the best number.
+    pub all_rounds: bool,
 }
 
 impl Default for Effort {
@@ -21,6 +26,7 @@ impl Default for Effort {
         Self {
             relative_gap: 1e-3,
             time_limit_seconds: 2.0,
+            all_rounds: true,
         }
     }
 }
@@ -49,12 +55,16 @@ pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
     let ordered = differ && input.devices.len() <= order::EXACT;
     let rounds: Vec<usize> = match input.rounds {
         Some(rounds) => vec![rounds],
-        None => (1..=input.model.layers.min(MOST_ROUNDS)).collect(),
+        None => (1..=input.model.layers.min(MOST_ROUNDS))
+            .filter(|rounds| {
+                effort.all_rounds || matches!(rounds >> rounds.trailing_zeros(), 1 | 3)
+            })
+            .collect(),
     };
-    let program = |rounds, best: &Option<Found>, relaxed| Program {
+    let program = |rounds, below_seconds, relaxed| Program {
         input,
         rounds,
-        below_seconds: best.as_ref().map_or(f64::INFINITY, |best| best.seconds),
+        below_seconds,
         relaxed,
         ordered,
         relative_gap: effort.relative_gap,
@@ -62,21 +72,26 @@ pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
     };
     let mut bounds: Vec<(f64, usize)> = rounds
         .into_iter()
-        .filter_map(|rounds| match milp::solve(&program(rounds, &None, true)) {
-            SolverOutcome::Bound(seconds) => Some((seconds, rounds)),
-            _ => None,
-        })
+        .filter_map(
+            |rounds| match milp::solve(&program(rounds, f64::INFINITY, true)) {
+                SolverOutcome::Bound(seconds) => Some((seconds, rounds)),
+                _ => None,
+            },
+        )
         .collect();
-    bounds.sort_by(|a, b| a.0.total_cmp(&b.0));
+    // Powers of two first: one of them is nearly as good as the best, and with a good answer the others are soon hopeless.
+    let key = |&(seconds, rounds): &(f64, usize)| (!rounds.is_power_of_two(), seconds);
+    bounds.sort_by(|a, b| key(a).partial_cmp(&key(b)).unwrap_or(Ordering::Equal));
     let mut bound = f64::INFINITY;
     for (lower, rounds) in bounds {
         let known = best.as_ref().map_or(f64::INFINITY, |best| best.seconds);
-        if lower >= known * (1.0 - effort.relative_gap) {
-            // All that follow have no better bound.
+        // What is not better by the gap is not looked for.
+        let below = known * (1.0 - effort.relative_gap);
+        if lower >= below {
             bound = bound.min(lower);
-            break;
+            continue;
         }
-        match milp::solve(&program(rounds, &best, false)) {
+        match milp::solve(&program(rounds, below, false)) {
             SolverOutcome::Solved(solution) => {
                 bound = bound.min(solution.bound_seconds.max(lower));
                 let ring = match differ && !ordered {
@@ -90,7 +105,7 @@ pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
                 }
             }
             SolverOutcome::TimeOut => bound = bound.min(lower),
-            SolverOutcome::Bound(_) | SolverOutcome::Nothing => {}
+            SolverOutcome::Bound(_) | SolverOutcome::Nothing => bound = bound.min(below),
         }
     }
     best.map(|found| Found {

@@ -14,6 +14,7 @@ const INSTANCES: u64 = 2000;
 const EXACT: Effort = Effort {
     relative_gap: 1e-7,
     time_limit_seconds: 20.0,
+    all_rounds: true,
 };
 
 /// xorshift64*: the same instances everywhere.
