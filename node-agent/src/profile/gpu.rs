@@ -94,6 +94,9 @@ pub fn api(backend: GpuBackend) -> Option<GpuApi> {
 /// Rows that are copied, read and written, and their length: 64 MiB in all.
 const ROWS: usize = 8192;
 const ROW: usize = 2048;
+/// Rows of a product that stands for a prompt's, and positions that layers see: less where a processor computes what GPUs do.
+const POSITIONS: usize = if cfg!(test) { 4 } else { cpu::POSITIONS };
+const HELD: usize = if cfg!(test) { 4 } else { 100 };
 
 fn measurements(
     gpu: &Gpu,
@@ -167,7 +170,7 @@ fn throughput(
         .map(|matrix| gpu.copy_matrix(*matrix))
         .collect::<Result<Vec<_>, _>>()?;
     let rows = |n: usize| gpu.copy_rows(&vec![0.5; n * cpu::COLUMNS], n);
-    let (one, many) = (rows(1)?, rows(cpu::POSITIONS)?);
+    let (one, many) = (rows(1)?, rows(POSITIONS)?);
     let all: Vec<_> = matrices.iter().collect();
     let decode_rounds = rounds(|| gpu.multiply(&all, &one))?;
     let often = all.repeat(decode_rounds);
@@ -176,7 +179,7 @@ fn throughput(
     let prefill_rounds = rounds(|| gpu.multiply(&first, &many))?;
     let some: Vec<_> = all.iter().copied().cycle().take(prefill_rounds).collect();
     let prefill = busy(|| gpu.multiply(&some, &many))?;
-    let flop = 2.0 * (cpu::COLUMNS * cpu::DECODE_ROWS * cpu::POSITIONS) as f64;
+    let flop = 2.0 * (cpu::COLUMNS * cpu::DECODE_ROWS * POSITIONS) as f64;
     Ok(cpu::rates(
         format,
         (bytes * decode_rounds, &decode),
@@ -214,7 +217,6 @@ fn rounds(mut work: impl FnMut() -> Result<(), EngineError>) -> Result<usize, En
 /// less. A GPU with a large cache holds some of the weights, so there this comes out some microseconds too low.
 fn layer_overhead_seconds(gpu: &Gpu, throughput: &[Throughput]) -> Result<f64, GpuError> {
     const LAYERS: usize = 16;
-    const HELD: usize = 100;
     let file = tempfile::NamedTempFile::new().map_err(GpuError::File)?;
     write_small_model(file.as_file(), LAYERS)?;
     let model = Model::open(file.path())?;
