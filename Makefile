@@ -60,7 +60,7 @@ bench-conversations: ## Only conversations beside llama-server: second turns, 16
 bench-kernels: ## Only the matrix kernels, each weight format at each level of instructions (10 minutes)
 	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --kernels
 
-bench-experts: ## Only mixtures of experts beside llama.cpp, in memory and with memory for a part of the experts (25 minutes)
+bench-experts: ## Only mixtures of experts beside llama.cpp, in memory and with memory for a part of the experts (40 minutes)
 	$(PYTHON) tests/assets/fetch.py bench-experts
 	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
 	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --experts

@@ -37,7 +37,6 @@ const MODELS: [&str; 2] = [
 const SHARES: [f64; 2] = [0.5, 0.25];
 /// Beside weights: the process, its buffers, keys and values.
 pub const OTHER_BYTES: f64 = 400e6;
-const TURNS: usize = 5;
 const TURNS_UNDER_LIMIT: usize = 3;
 /// Tokens of which the experts fill memory.
 pub const WARM_UP: usize = 48;
@@ -140,18 +139,19 @@ fn measure_model(
         traces: traces(&path, threads, &never)?,
     };
     eprintln!("{model}: beside llama.cpp, in memory");
-    for turn in 0..effort.turns.min(TURNS) {
-        let decoded = speed.decode_tokens;
-        speed.decode.take_turn(
-            turn,
-            || decode(&engine, &mut engine.sequence(1 + decoded), decoded),
-            || peer.tokens_per_second(&path, threads, 0, decoded),
-        )?;
+    // A prompt first: it maps the pages of all experts, as llama.cpp does when it loads them.
+    for turn in 0..effort.turns {
         let prefilled = speed.prefill_tokens;
         speed.prefill.take_turn(
             turn,
             || prefill(&engine, &mut engine.sequence(prefilled), prefilled),
             || peer.tokens_per_second(&path, threads, prefilled, 0),
+        )?;
+        let decoded = speed.decode_tokens;
+        speed.decode.take_turn(
+            turn,
+            || decode(&engine, &mut engine.sequence(1 + decoded), decoded),
+            || peer.tokens_per_second(&path, threads, 0, decoded),
         )?;
     }
     drop(engine);

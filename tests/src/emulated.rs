@@ -66,6 +66,11 @@ impl Processor {
     }
 }
 
+/// `program` of `target/processors` on this machine's own processor.
+pub fn natively(program: &str) -> Command {
+    Command::new(folder(std::env::consts::ARCH).join(program))
+}
+
 /// A member of a ring whose processor is emulated.
 impl Host for Processor {
     fn program(&self, name: &str) -> Command {
