@@ -1,6 +1,6 @@
 #!/bin/sh
 # The compiler for whoever fuzzes (RUSTC_WORKSPACE_WRAPPER): what reads what strangers send says where it has been, in words that libFuzzer
-# and a stable compiler understand. All else is compiled as for the tests, and what is not ours is not compiled again. No address sanitizer:
+# and a stable compiler understand. All else is compiled as for the tests (the kernels without optimisation), and what is not ours is not compiled again. No address sanitizer:
 # these packages have next to no unsafe code.
 name=
 for argument; do

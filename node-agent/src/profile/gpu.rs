@@ -95,8 +95,8 @@ pub fn api(backend: GpuBackend) -> Option<GpuApi> {
 const ROWS: usize = 8192;
 const ROW: usize = 2048;
 /// Rows of a product that stands for a prompt's, and positions that layers see: less where a processor computes what GPUs do.
-const POSITIONS: usize = if cfg!(test) { 4 } else { cpu::POSITIONS };
-const HELD: usize = if cfg!(test) { 4 } else { 100 };
+const POSITIONS: usize = if cfg!(test) { 17 } else { cpu::POSITIONS };
+const HELD: usize = if cfg!(test) { 17 } else { 100 };
 
 fn measurements(
     gpu: &Gpu,
@@ -213,7 +213,7 @@ fn rounds(mut work: impl FnMut() -> Result<(), EngineError>) -> Result<usize, En
 
 /// What one more layer takes in the engine's own pass beside multiplying its weights: the time of a whole window less that of half its layers,
 /// less what its weights take, as `throughput` has it (nothing, if their format was not measured). That rate is of products side by side, so what
-/// is lost where they are not is in this. The layers are as wide as small models are, and see 100 positions: norms and attention of tiny ones take
+/// is lost where they are not is in this. The layers are as wide as small models are, and see [`HELD`] positions: norms and attention of tiny ones take
 /// less. A GPU with a large cache holds some of the weights, so there this comes out some microseconds too low.
 fn layer_overhead_seconds(gpu: &Gpu, throughput: &[Throughput]) -> Result<f64, GpuError> {
     const LAYERS: usize = 16;

@@ -11,7 +11,7 @@ pub struct Found {
     pub latency: Latency,
     /// Seconds of a request.
     pub seconds: f64,
-    /// No assignment takes fewer seconds.
+    /// No assignment takes fewer seconds, of those with a number of rounds that was tried.
     pub bound_seconds: f64,
 }
 

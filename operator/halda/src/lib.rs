@@ -1,7 +1,7 @@
 //! Halda: who runs which layers, on CPU or GPU, in how many rounds, so that a request is answered soonest.
 //!
-//! Pure: documents in, plan and reasons out; no clock, no environment, no I/O. The mathematics is that of "PRIMA.CPP:
-//! Speeding Up 70B-Scale LLM Inference on Low-Resource Everyday Home Clusters" (Li et al. 2025, arXiv 2504.08791), with
+//! Documents in, plan and reasons out; no I/O, and of the environment only how many processors there are. The mathematics is that of
+//! "PRIMA.CPP: Speeding Up 70B-Scale LLM Inference on Low-Resource Everyday Home Clusters" (Li et al. 2025, arXiv 2504.08791), with
 //! what it leaves open settled as [`latency`] says. [`reference`] is its Algorithm 1 as published, to compare with.
 //!
 //! | paper | here |

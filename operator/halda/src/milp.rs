@@ -54,10 +54,10 @@ pub enum SolverOutcome {
     Solved(Solution),
     /// Of a relaxed program: the bound alone.
     Bound(f64),
-    /// No solution is below `below_seconds`, or there is none.
+    /// It is proven that no solution is below `below_seconds`, or that there is none.
     Nothing,
-    /// The time was over before there was a solution.
-    TimeOut,
+    /// The time was over before there was a solution, or the solver failed: nothing is proven.
+    Unknown,
 }
 
 const MILLISECONDS: f64 = 1e3;
@@ -68,7 +68,7 @@ pub fn solve(program: &Program<'_>) -> SolverOutcome {
     loop {
         let (problem, columns) = formulate(program, &cuts);
         let Ok(mut model) = problem.try_optimise(Sense::Minimise) else {
-            return SolverOutcome::Nothing;
+            return SolverOutcome::Unknown;
         };
         model.make_quiet();
         model.set_option("threads", 1);
@@ -77,27 +77,29 @@ pub fn solve(program: &Program<'_>) -> SolverOutcome {
         model.set_option("mip_abs_gap", 1e-6);
         model.set_option("mip_feasibility_tolerance", 1e-7);
         model.set_option("time_limit", program.time_limit_seconds);
-        // These look for a good answer, for as long as all else takes. There is one, and only better ones are of interest.
-        for heuristic in ["feasibility_jump", "rens"] {
-            model.set_option(format!("mip_heuristic_run_{heuristic}").as_str(), false);
-        }
         if program.below_seconds.is_finite() && !program.relaxed {
             model.set_option("objective_bound", program.below_seconds * MILLISECONDS);
+            // These look for a good answer, for as long as all else takes. There is one, and only better ones are of interest.
+            for heuristic in ["feasibility_jump", "rens"] {
+                model.set_option(format!("mip_heuristic_run_{heuristic}").as_str(), false);
+            }
         }
         let Ok(solved) = model.try_solve() else {
-            return SolverOutcome::Nothing;
+            return SolverOutcome::Unknown;
         };
         let usable = match solved.status() {
             HighsModelStatus::Optimal => true,
-            HighsModelStatus::ReachedTimeLimit => {
+            HighsModelStatus::ReachedTimeLimit if !program.relaxed => {
                 solved.primal_solution_status() == highs::HighsSolutionStatus::Feasible
             }
             _ => false,
         };
         if !usable {
             return match solved.status() {
-                HighsModelStatus::ReachedTimeLimit => SolverOutcome::TimeOut,
-                _ => SolverOutcome::Nothing,
+                HighsModelStatus::Infeasible | HighsModelStatus::ObjectiveBound => {
+                    SolverOutcome::Nothing
+                }
+                _ => SolverOutcome::Unknown,
             };
         }
         if program.relaxed {

@@ -182,11 +182,7 @@ impl std::fmt::Display for Infeasible {
 /// With more machines than this, each one's reasons come from its own numbers instead of another search.
 const SEARCH_REASONS: usize = 8;
 /// Reasons need no proof to a thousandth.
-const REASONS: Effort = Effort {
-    relative_gap: 0.01,
-    time_limit_seconds: 0.5,
-    all_rounds: false,
-};
+const REASONS_GAP: f64 = 0.01;
 const GIB: f64 = (1_u64 << 30) as f64;
 
 /// The best ring for `input`, with its reasons.
@@ -390,7 +386,7 @@ fn reasons(input: &PlanningInput, found: &Found) -> Reasons {
             Some(other)
         })
         .collect();
-    let alternatives = search_each(others.iter().flatten());
+    let alternatives = search_each(others.iter().flatten(), found.assignment.rounds);
     let mut alternatives = alternatives.into_iter();
     let mut next_best: Option<(f64, Alternative)> = None;
     let mut why = Vec::new();
@@ -427,7 +423,7 @@ fn reasons(input: &PlanningInput, found: &Found) -> Reasons {
             next_best = Some((alternative.seconds, summary));
         }
         let with = if is_in { "without" } else { "with" };
-        why.push(match slower < 100.0 * REASONS.relative_gap {
+        why.push(match slower < 100.0 * REASONS_GAP {
             true => format!("{with} {name}, a request takes about as long ({tpot:.1} ms a token)"),
             false => format!(
                 "{with} {name}, a request takes {slower:.0} % longer ({tpot:.1} ms a token)"
@@ -440,21 +436,32 @@ fn reasons(input: &PlanningInput, found: &Found) -> Reasons {
     }
 }
 
-/// The best for each of `inputs`, several at a time: people wait for them, and after a loss a ring does.
-fn search_each<'a>(inputs: impl Iterator<Item = &'a PlanningInput>) -> Vec<Option<Found>> {
+/// For reasons that are compared with a plan of so many rounds.
+fn for_reasons(rounds: usize) -> Effort {
+    Effort {
+        relative_gap: REASONS_GAP,
+        time_limit_seconds: 0.5,
+        few_rounds_and: Some(rounds),
+    }
+}
+
+/// What is found for each of `inputs`, to be compared with a plan of so many `rounds`. Several are searched at a time: people wait for them, and
+/// after a loss a ring does.
+fn search_each<'a>(
+    inputs: impl Iterator<Item = &'a PlanningInput>,
+    rounds: usize,
+) -> Vec<Option<Found>> {
     let inputs: Vec<&PlanningInput> = inputs.collect();
     let at_once = thread::available_parallelism().map_or(1, NonZero::get);
     let mut found = Vec::with_capacity(inputs.len());
     for some in inputs.chunks(at_once) {
         thread::scope(|scope| {
-            let searches = some
-                .iter()
-                .map(|input| scope.spawn(|| search(input, REASONS)));
-            let searches: Vec<_> = searches.collect();
-            found.extend(searches.into_iter().map(|search| {
-                search
+            let begin = |input| scope.spawn(move || search(input, for_reasons(rounds)));
+            let begun: Vec<_> = some.iter().copied().map(begin).collect();
+            found.extend(begun.into_iter().map(|thread| {
+                thread
                     .join()
-                    .unwrap_or_else(|panic| panic::resume_unwind(panic))
+                    .unwrap_or_else(|cause| panic::resume_unwind(cause))
             }));
         });
     }
@@ -534,7 +541,10 @@ fn what_if(input: &PlanningInput, found: &Found) -> Vec<WhatIf> {
             changes.push(("wires (1 Gbit/s) between all machines".to_owned(), wired));
         }
     }
-    let searched = search_each(changes.iter().map(|(_, input)| input));
+    let searched = search_each(
+        changes.iter().map(|(_, input)| input),
+        found.assignment.rounds,
+    );
     let with_changes = changes.into_iter().zip(searched);
     with_changes
         .filter_map(|((change, input), searched)| {
@@ -552,7 +562,8 @@ fn what_if(input: &PlanningInput, found: &Found) -> Vec<WhatIf> {
                 change,
                 tpot_milliseconds: then.latency.token_seconds * 1e3,
                 ttft_milliseconds: then.latency.prompt_seconds * 1e3,
-                faster_percent: 100.0 * (1.0 - then.seconds / found.seconds),
+                // Sums in another order may come out a bit higher.
+                faster_percent: 100.0 * (1.0 - then.seconds / found.seconds).max(0.0),
             })
         })
         .collect()
@@ -588,7 +599,7 @@ fn infeasible(input: &PlanningInput) -> Infeasible {
     let possible = |change: &dyn Fn(&mut PlanningInput)| {
         let mut changed = input.clone();
         change(&mut changed);
-        search(&changed, REASONS).is_some()
+        search(&changed, for_reasons(1)).is_some()
     };
     let mut helps = Vec::new();
     let with_kv = |factor: f64| {

@@ -1,7 +1,5 @@
-//! The search around the program of `milp`: rings of one member, every number of rounds, and the order of the ring. Decides which programs
-//! need not be solved, because their bound is worse than the best known answer, and how good that answer is proven to be.
-
-use std::cmp::Ordering;
+//! The search around the program of `milp`: rings of one member, numbers of rounds, and the order of the ring. Decides which programs need
+//! not be solved, because their bound is hardly better than the best known answer, and how good that answer is proven to be.
 
 use crate::found::{Found, evaluate};
 use crate::greedy::first_answer;
@@ -16,9 +14,9 @@ pub struct Effort {
     pub relative_gap: f64,
     /// For each program; there is one for each number of rounds that is worth it.
     pub time_limit_seconds: f64,
-    /// Whether every number of rounds is tried, or only 1, 2, 3, 4, 6, 8, 12 and so on. A request takes little longer with the next of these than
-    /// with the best number.
-    pub all_rounds: bool,
+    /// `Some`: of numbers of rounds, only 1, 2, 3, 4, 6, 8, 12 and so on are tried, and this one. With the next of these, a request takes little
+    /// longer than with the best. `None`: all are tried.
+    pub few_rounds_and: Option<usize>,
 }
 
 impl Default for Effort {
@@ -26,7 +24,7 @@ impl Default for Effort {
         Self {
             relative_gap: 1e-3,
             time_limit_seconds: 2.0,
-            all_rounds: true,
+            few_rounds_and: None,
         }
     }
 }
@@ -50,15 +48,17 @@ pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
         });
     }
 
-    // Every number of rounds has a bound; the most promising is solved first, the hopeless never.
+    // Every number of rounds has a bound; the hopeless are never solved.
     let differ = links_differ(input);
     let ordered = differ && input.devices.len() <= order::EXACT;
+    let is_tried = |rounds: &usize| match effort.few_rounds_and {
+        Some(one) => *rounds == one || matches!(rounds >> rounds.trailing_zeros(), 1 | 3),
+        None => true,
+    };
     let rounds: Vec<usize> = match input.rounds {
         Some(rounds) => vec![rounds],
         None => (1..=input.model.layers.min(MOST_ROUNDS))
-            .filter(|rounds| {
-                effort.all_rounds || matches!(rounds >> rounds.trailing_zeros(), 1 | 3)
-            })
+            .filter(is_tried)
             .collect(),
     };
     let program = |rounds, below_seconds, relaxed| Program {
@@ -75,13 +75,16 @@ pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
         .filter_map(
             |rounds| match milp::solve(&program(rounds, f64::INFINITY, true)) {
                 SolverOutcome::Bound(seconds) => Some((seconds, rounds)),
-                _ => None,
+                SolverOutcome::Solved(_) | SolverOutcome::Unknown => Some((0.0, rounds)),
+                SolverOutcome::Nothing => None,
             },
         )
         .collect();
     // Powers of two first: one of them is nearly as good as the best, and with a good answer the others are soon hopeless.
-    let key = |&(seconds, rounds): &(f64, usize)| (!rounds.is_power_of_two(), seconds);
-    bounds.sort_by(|a, b| key(a).partial_cmp(&key(b)).unwrap_or(Ordering::Equal));
+    bounds.sort_by(|a, b| {
+        let later = |rounds: usize| !rounds.is_power_of_two();
+        later(a.1).cmp(&later(b.1)).then(a.0.total_cmp(&b.0))
+    });
     let mut bound = f64::INFINITY;
     for (lower, rounds) in bounds {
         let known = best.as_ref().map_or(f64::INFINITY, |best| best.seconds);
@@ -93,7 +96,8 @@ pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
         }
         match milp::solve(&program(rounds, below, false)) {
             SolverOutcome::Solved(solution) => {
-                bound = bound.min(solution.bound_seconds.max(lower));
+                // Nothing above `below` was looked at.
+                bound = bound.min(solution.bound_seconds.max(lower).min(below));
                 let ring = match differ && !ordered {
                     true => order::cheapest(input, &solution.ring, rounds),
                     false => solution.ring,
@@ -104,8 +108,8 @@ pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
                     best = Some(found);
                 }
             }
-            SolverOutcome::TimeOut => bound = bound.min(lower),
-            SolverOutcome::Bound(_) | SolverOutcome::Nothing => bound = bound.min(below),
+            SolverOutcome::Nothing => bound = bound.min(below),
+            SolverOutcome::Unknown | SolverOutcome::Bound(_) => bound = bound.min(lower),
         }
     }
     best.map(|found| Found {

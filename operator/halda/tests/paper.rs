@@ -602,6 +602,49 @@ fn an_output_head_is_not_on_a_gpu_that_shares_memory() {
     assert!(gpu.memory_bytes.is_none() && gpu.head_seconds.is_none());
 }
 
+/// What is said of each machine is what a plan without it takes; and no change for the better makes a ring slower.
+#[test]
+fn reasons_are_what_other_machines_would_take() {
+    let (model, cluster) = (model("llama-3-70b"), nodes(&D1_TO_D4));
+    let report = planned(&model, &cluster, &options()).report;
+    assert!(report.members.len() > 1, "{report:#?}");
+    for member in &report.members {
+        let others: Vec<NodeProfile> = cluster
+            .iter()
+            .filter(|node| node.metadata.name.as_deref() != Some(&member.name))
+            .cloned()
+            .collect();
+        let input = PlanningInput::new(&model, &others, &options()).unwrap();
+        let Some(found) = search(&input, Effort::default()) else {
+            assert_eq!(member.why, "without it the model does not fit");
+            continue;
+        };
+        let said = member.why.split_once('(').unwrap().1;
+        let said: f64 = said.split_once(" ms a token").unwrap().0.parse().unwrap();
+        let taken = found.latency.token_seconds * 1e3;
+        assert!(
+            (said / taken - 1.0).abs() < 0.05,
+            "{}: {}, {taken} ms",
+            member.name,
+            member.why
+        );
+    }
+    let names: Vec<&str> = report.members.iter().map(|one| one.name.as_str()).collect();
+    let next = report.next_best.unwrap();
+    assert_ne!(next.members, names);
+    assert!(next.slower_percent > 0.0, "{next:?}");
+    let gains: Vec<f64> = report
+        .what_if
+        .iter()
+        .map(|change| change.faster_percent)
+        .collect();
+    assert!(
+        gains.iter().all(|gain| *gain >= 0.0) && gains.iter().any(|gain| *gain > 1.0),
+        "{:#?}",
+        report.what_if
+    );
+}
+
 #[test]
 fn planning_again_changes_nothing() {
     let (model, cluster) = (model("llama-3-70b"), nodes(&D1_TO_D4));

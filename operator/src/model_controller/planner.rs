@@ -29,7 +29,7 @@ pub struct Search {
 
 /// How long a reconcile waits for its answers.
 pub const PATIENCE: Duration = Duration::from_secs(1);
-/// Searches at the same time that are not urgent: each takes a processor.
+/// Searches at the same time that are not urgent: each takes a processor, and all for its reasons.
 const LEISURELY: usize = 2;
 
 impl Planner {
