@@ -94,8 +94,10 @@ pub fn api(backend: GpuBackend) -> Option<GpuApi> {
 /// Rows that are copied, read and written, and their length: 64 MiB in all.
 const ROWS: usize = 8192;
 const ROW: usize = 2048;
-/// Rows of a product that stands for a prompt's, and positions that layers see: less where a processor computes what GPUs do.
+/// Rows of a product that stands for a prompt's; layers, and positions that they see. Less where a processor computes what GPUs do, but enough for
+/// the kernels of prompts.
 const POSITIONS: usize = if cfg!(test) { 17 } else { cpu::POSITIONS };
+const LAYERS: usize = if cfg!(test) { 2 } else { 16 };
 const HELD: usize = if cfg!(test) { 17 } else { 100 };
 
 fn measurements(
@@ -216,7 +218,6 @@ fn rounds(mut work: impl FnMut() -> Result<(), EngineError>) -> Result<usize, En
 /// is lost where they are not is in this. The layers are as wide as small models are, and see [`HELD`] positions: norms and attention of tiny ones take
 /// less. A GPU with a large cache holds some of the weights, so there this comes out some microseconds too low.
 fn layer_overhead_seconds(gpu: &Gpu, throughput: &[Throughput]) -> Result<f64, GpuError> {
-    const LAYERS: usize = 16;
     let file = tempfile::NamedTempFile::new().map_err(GpuError::File)?;
     write_small_model(file.as_file(), LAYERS)?;
     let model = Model::open(file.path())?;
