@@ -1,7 +1,7 @@
 #!/bin/sh
 # The compiler for whoever fuzzes (RUSTC_WORKSPACE_WRAPPER): what reads what strangers send says where it has been, in words that libFuzzer
-# and a stable compiler understand. All else is compiled as for the tests (the kernels without optimisation), and what is not ours is not compiled again. No address sanitizer:
-# these packages have next to no unsafe code.
+# and a stable compiler understand. All else is compiled as for the tests (the kernels without optimisation), and what is not ours is not
+# compiled again. No address sanitizer: these packages have next to no unsafe code.
 name=
 for argument; do
     [ "$before" = --crate-name ] && name=$argument

@@ -215,8 +215,8 @@ fn rounds(mut work: impl FnMut() -> Result<(), EngineError>) -> Result<usize, En
 
 /// What one more layer takes in the engine's own pass beside multiplying its weights: the time of a whole window less that of half its layers,
 /// less what its weights take, as `throughput` has it (nothing, if their format was not measured). That rate is of products side by side, so what
-/// is lost where they are not is in this. The layers are as wide as small models are, and see [`HELD`] positions: norms and attention of tiny ones take
-/// less. A GPU with a large cache holds some of the weights, so there this comes out some microseconds too low.
+/// is lost where they are not is in this. The layers are as wide as small models are, and see [`HELD`] positions: norms and attention of tiny
+/// ones take less. A GPU with a large cache holds some of the weights, so there this comes out some microseconds too low.
 fn layer_overhead_seconds(gpu: &Gpu, throughput: &[Throughput]) -> Result<f64, GpuError> {
     let file = tempfile::NamedTempFile::new().map_err(GpuError::File)?;
     write_small_model(file.as_file(), LAYERS)?;

@@ -80,9 +80,8 @@ pub fn solve(program: &Program<'_>) -> SolverOutcome {
         if program.below_seconds.is_finite() && !program.relaxed {
             model.set_option("objective_bound", program.below_seconds * MILLISECONDS);
             // These look for a good answer, for as long as all else takes. There is one, and only better ones are of interest.
-            for heuristic in ["feasibility_jump", "rens"] {
-                model.set_option(format!("mip_heuristic_run_{heuristic}").as_str(), false);
-            }
+            model.set_option("mip_heuristic_run_feasibility_jump", false);
+            model.set_option("mip_heuristic_run_rens", false);
         }
         let Ok(solved) = model.try_solve() else {
             return SolverOutcome::Unknown;
@@ -96,9 +95,10 @@ pub fn solve(program: &Program<'_>) -> SolverOutcome {
         };
         if !usable {
             return match solved.status() {
-                HighsModelStatus::Infeasible | HighsModelStatus::ObjectiveBound => {
-                    SolverOutcome::Nothing
-                }
+                // No program is unbounded: what has a cost below 0 is at most 1.
+                HighsModelStatus::Infeasible
+                | HighsModelStatus::UnboundedOrInfeasible
+                | HighsModelStatus::ObjectiveBound => SolverOutcome::Nothing,
                 _ => SolverOutcome::Unknown,
             };
         }
