@@ -32,6 +32,8 @@ NEXTEST = ["0.9.114", "--no-default-features", "--features", "default-no-update"
 JUNIT = ROOT / "target" / "nextest" / "default" / "junit.xml"
 # Its programs are compiled for other processors, too.
 EMULATED = "prima-tests::processors_emulated"
+# What cargo makes a test program of.
+KINDS = ("lib", "bin", "test")
 EMULATED_LEVELS = {"sse4.1", "avx2", "neon", "neon-dotprod", "neon-i8mm"}
 # Tests of a suite that cannot run where a need is not met, though the others can.
 PARTS = {
@@ -78,10 +80,12 @@ def main() -> int:
     wanted = sys.argv[1:]
     spent, plan, results, status = costs.Costs(), Plan(), [], 1
     try:
+        packages = inputs.Package.all()
+        check_names(packages, wanted)
         machine.installed("npm", "npm")
         # Fetching mostly waits.
         with spent.phase("build, assets beside it") as phase, beside("python3", "tests/assets/fetch.py", "test"):
-            suites, digests = build()
+            suites, digests = build(packages)
             phase.remark = costs.slowest_crates(ROOT / "target" / "cargo-timings" / "cargo-timing.html")
         plan = decide(suites, digests, wanted, spent)
         if plan.run:
@@ -104,9 +108,16 @@ def main() -> int:
     return status
 
 
-def build() -> tuple[list[Suite], inputs.Digests]:
+def check_names(packages: dict[str, inputs.Package], wanted: list[str]) -> None:
+    """Before anything is built."""
+    suites = [Suite(0, package, name, kind, Path()) for package in packages for name, kind in packages[package].targets if kind in KINDS]
+    for pattern in wanted:
+        if not any(is_called(suite, pattern) for suite in suites):
+            sys.exit(f"no suite is called {pattern}; there are {', '.join(sorted({suite.name for suite in suites}))}")
+
+
+def build(packages: dict[str, inputs.Package]) -> tuple[list[Suite], inputs.Digests]:
     """Builds the programs and the tests; what cargo says where its terminal is."""
-    packages = inputs.Package.all()
     suites, programs = [], Path()
     for build, options in enumerate(inputs.BUILDS):
         command = ["cargo", "build", *options, "--message-format=json-render-diagnostics"]
@@ -129,9 +140,6 @@ def decide(suites: list[Suite], digests: inputs.Digests, wanted: list[str], spen
     """Which suites run. Tools are built for those only that ask for them."""
     plan, before = Plan(), inputs.passed()
     plan.inputs = digests
-    for pattern in wanted:
-        if not any(is_called(suite, pattern) for suite in suites):
-            raise machine.Lack(f"no suite is called {pattern}; there are {', '.join(sorted({suite.name for suite in suites}))}")
     for suite in suites:
         if wanted and not any(is_called(suite, pattern) for pattern in wanted):
             continue

@@ -80,6 +80,7 @@ class Package:
 
     folder: str
     dependencies: list[str]  # of the workspace
+    targets: list[tuple[str, str]]  # as cargo calls them, and their kinds
 
     @staticmethod
     def all() -> dict[str, Package]:
@@ -90,6 +91,7 @@ class Package:
             package["name"]: Package(
                 str(Path(package["manifest_path"]).parent.relative_to(ROOT)),
                 [dependency["name"] for dependency in package["dependencies"] if dependency.get("path")],
+                [(target["name"], target["kind"][0]) for target in package["targets"]],
             )
             for package in json.loads(listed)["packages"]
         }
