@@ -291,10 +291,10 @@ impl Parts {
         );
         let key = agent.key_file.clone().follow(profile.clone());
         self.keep("following the key", key);
-        let (client, there) = (agent.client.clone(), established.clone());
+        let (client, weights) = (agent.client.clone(), agent.weights.clone());
         self.keep(
             "watching Models",
-            local_models::follow(client, profile.clone(), there),
+            local_models::follow(client, profile.clone(), weights, established.clone()),
         );
         let links = Links {
             node: agent.node.clone(),

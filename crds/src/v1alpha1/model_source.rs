@@ -66,8 +66,8 @@ pub struct UrlSource {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HostPathSource {
-    /// Absolute path of the file: in /var/lib/prima, the agents' data folder, or in one of the folders of the chart's value
-    /// `agent.modelDirs`.
+    /// Absolute path of the file: in /var/lib/prima/models, of the agents' data folder, or in one of the folders of the chart's value
+    /// `agent.modelDirs`. Not of a file that agents fetched themselves.
     #[schemars(length(max = 1000))]
     #[x_kube(validation = Rule::new("self.startsWith('/') && !self.contains('/../') && self.endsWith('.gguf')")
         .message("expected the absolute path of a .gguf file, without '..'"))]

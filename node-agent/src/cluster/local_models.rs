@@ -2,7 +2,7 @@
 //! of these files.
 //!
 //! Decides when to look: when Models change, and once a minute, because people copy files at any time. A missing file is not reported; a
-//! folder that this agent was not given is.
+//! folder that this agent was not given is. Refuses what agents fetched for other Models, and more files of a namespace than fit into a profile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,7 +19,7 @@ use prima_crds::v1alpha1::model_source::{CLAIMS_FOLDER, ModelSource};
 use prima_crds::v1alpha1::node_profile::{LocalModel, NodeProfileStatus};
 use prima_crds::v1alpha1::ring_plan::FileVersion;
 use prima_gguf::part_paths;
-use prima_weights::model_profile;
+use prima_weights::{Cache, model_profile};
 use serde::Deserialize as _;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
@@ -28,14 +28,18 @@ use tokio::time::{Instant, sleep_until};
 use super::api;
 use super::backoff::jittered;
 use super::metrics::{Established, Step};
+use super::weights::{KEPT_FOR_OTHERS, Weights};
 use crate::local_header;
 
 const INTERVAL: Duration = Duration::from_secs(60);
+/// Of a namespace, the first by their paths. An object in the cluster has 1.5 MiB at most, and each file takes 2 kB of it at worst.
+const MOST_PATHS: usize = 64;
 
 /// Looks for ever.
 pub async fn follow(
     client: Client,
     profile: watch::Sender<NodeProfileStatus>,
+    weights: Weights,
     established: Established,
 ) {
     let in_container = profile.borrow().system.in_container;
@@ -72,8 +76,8 @@ pub async fn follow(
             continue;
         }
         again = Instant::now() + jittered(INTERVAL);
-        let paths: BTreeSet<String> = wanted.0.values().flatten().cloned().collect();
-        let looking = spawn_blocking(move || look(&paths, seen, in_container));
+        let (paths, weights) = (wanted.paths(), weights.clone());
+        let looking = spawn_blocking(move || look(&paths, seen, in_container, weights.cache()));
         // A panic has been printed; what was seen is read again.
         seen = looking.await.unwrap_or_default();
         let found: Vec<LocalModel> = seen
@@ -90,7 +94,7 @@ pub async fn follow(
     }
 }
 
-/// The paths that each Model names: of its file, and of its draft model's.
+/// The paths that each Model names, by namespace and name: of its file, and of its draft model's.
 #[derive(Default)]
 struct WantedPaths(BTreeMap<(String, String), BTreeSet<String>>);
 
@@ -108,6 +112,29 @@ impl WantedPaths {
             true => self.0.remove(&key).is_some(),
             false => self.0.insert(key, paths.clone()) != Some(paths),
         }
+    }
+
+    /// What is looked for.
+    fn paths(&self) -> BTreeSet<String> {
+        let mut of_namespaces: BTreeMap<&str, BTreeSet<&String>> = BTreeMap::new();
+        for ((namespace, _), paths) in &self.0 {
+            of_namespaces.entry(namespace).or_default().extend(paths);
+        }
+        for (namespace, paths) in &of_namespaces {
+            if let Some(first) = paths.iter().nth(MOST_PATHS) {
+                tracing::warn!(
+                    namespace,
+                    first,
+                    paths = paths.len(),
+                    "more files than a namespace may name on a machine: those from this one on are not looked for"
+                );
+            }
+        }
+        let paths = of_namespaces.into_values();
+        paths
+            .flat_map(|paths| paths.into_iter().take(MOST_PATHS))
+            .cloned()
+            .collect()
     }
 }
 
@@ -127,10 +154,14 @@ enum Stamp {
 }
 
 /// Reads the headers of files that are new or have changed since `seen`.
-fn look(paths: &BTreeSet<String>, mut seen: Seen, in_container: bool) -> Seen {
+fn look(paths: &BTreeSet<String>, mut seen: Seen, in_container: bool, fetched: &Cache) -> Seen {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let look_at = |path: &String| {
         let (stamp, found) = match fs::metadata(path) {
+            Ok(_) if fetched.holds(Path::new(path)) => {
+                let problem = format!("{path} {KEPT_FOR_OTHERS}");
+                (Stamp::NoFile, Some(unusable(path, problem)))
+            }
             Ok(_) => {
                 let stamp = stamp(Path::new(path));
                 if let Some((before, found)) = seen.remove(path)
@@ -142,14 +173,8 @@ fn look(paths: &BTreeSet<String>, mut seen: Seen, in_container: bool) -> Seen {
             }
             Err(error) => (
                 Stamp::NoFile,
-                problem_without_file(path, &error, in_container, &mounts).map(|problem| {
-                    LocalModel {
-                        path: path.clone(),
-                        profile: None,
-                        version: None,
-                        problem: Some(problem),
-                    }
-                }),
+                problem_without_file(path, &error, in_container, &mounts)
+                    .map(|problem| unusable(path, problem)),
             ),
         };
         (path.clone(), (stamp, found))
@@ -183,12 +208,16 @@ fn read(path: &str) -> LocalModel {
             }),
             problem: None,
         },
-        Err(problem) => LocalModel {
-            path: path.to_owned(),
-            profile: None,
-            version: None,
-            problem: Some(problem),
-        },
+        Err(problem) => unusable(path, problem),
+    }
+}
+
+fn unusable(path: &str, problem: String) -> LocalModel {
+    LocalModel {
+        path: path.to_owned(),
+        profile: None,
+        version: None,
+        problem: Some(problem),
     }
 }
 
@@ -310,11 +339,12 @@ mod tests {
         let path = folder.path().join("a.gguf");
         let paths = BTreeSet::from([path.display().to_string()]);
         let found = |seen: &Seen| seen.values().next().unwrap().1.clone();
-        let seen = look(&paths, Seen::new(), false);
+        let fetched = Cache::open(&folder.path().join("cache")).unwrap();
+        let seen = look(&paths, Seen::new(), false, &fetched);
         assert_eq!(found(&seen), None);
 
         fs::write(&path, "not a model").unwrap();
-        let seen = look(&paths, seen, false);
+        let seen = look(&paths, seen, false, &fetched);
         let told = found(&seen).unwrap();
         assert!(told.problem.unwrap().contains("a.gguf"));
         assert_eq!((told.profile, told.version), (None, None));
@@ -324,8 +354,43 @@ mod tests {
         let mut data = writer.write_header(Vec::new()).unwrap();
         data.tensor(&[1; 40]).unwrap();
         fs::write(&path, data.finish().unwrap()).unwrap();
-        let told = found(&look(&paths, seen, false)).unwrap();
+        let told = found(&look(&paths, seen, false, &fetched)).unwrap();
         let problem = told.problem.unwrap();
         assert!(problem.contains("general.architecture"), "{problem}");
+    }
+
+    #[test]
+    fn what_was_fetched_for_a_model_has_no_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let fetched = Cache::open(&folder.path().join("cache")).unwrap();
+        let kept = folder.path().join("cache/of-another-namespace.gguf");
+        fs::write(&kept, "secret").unwrap();
+        let link = folder.path().join("link.gguf");
+        std::os::unix::fs::symlink(&kept, &link).unwrap();
+        let around = folder.path().join("cache/./of-another-namespace.gguf");
+        for path in [kept, link, around] {
+            let paths = BTreeSet::from([path.display().to_string()]);
+            let seen = look(&paths, Seen::new(), false, &fetched);
+            let told = seen.into_values().next().unwrap().1.unwrap();
+            let problem = told.problem.unwrap();
+            assert!(problem.ends_with(KEPT_FOR_OTHERS), "{problem}");
+        }
+    }
+
+    #[test]
+    fn a_namespace_names_so_many_files_at_most() {
+        let mut wanted = WantedPaths::default();
+        let source = |path: String| json!({"source": {"hostPath": {"path": path}}});
+        for number in 0..1000 {
+            let spec = source(format!("/a/{number:04}.gguf"));
+            wanted.seen(&model(&format!("m{number}"), spec));
+        }
+        let mut other = model("one", source("/z/b.gguf".to_owned()));
+        other.metadata.namespace = Some("other".to_owned());
+        wanted.seen(&other);
+        let paths: Vec<String> = wanted.paths().into_iter().collect();
+        assert_eq!(paths.len(), MOST_PATHS + 1);
+        assert_eq!(paths[MOST_PATHS - 1], "/a/0063.gguf");
+        assert_eq!(paths[MOST_PATHS], "/z/b.gguf");
     }
 }

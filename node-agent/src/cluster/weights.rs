@@ -34,6 +34,10 @@ fn kept_free(total: u64) -> u64 {
     total / 5
 }
 
+/// Of a path that leads into the cache. What is there may have been fetched with a token that not everybody has who may write Models.
+pub const KEPT_FOR_OTHERS: &str = "is one of the files that agents fetched for Models, which cannot be named by a path: name the source that it was fetched \
+     from, or copy it to a folder of your own";
+
 /// How much of a member's part of the file is on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
@@ -120,6 +124,8 @@ pub enum WeightsError {
         "{path} is not on this machine: copy it there, or leave this machine out (spec.nodeSelector of the Model)"
     )]
     NotHere { path: String },
+    #[error("{path} {KEPT_FOR_OTHERS}")]
+    KeptForOthers { path: String },
     #[error("cannot use the model's file")]
     LocalHeader(#[source] LocalHeaderError),
     #[error(
@@ -168,6 +174,7 @@ impl WeightsError {
             Self::NoVersion
             | Self::NoSource
             | Self::NotHere { .. }
+            | Self::KeptForOthers { .. }
             | Self::OtherHeader { .. }
             | Self::OtherSize { .. }
             | Self::Layers(_)
@@ -225,6 +232,11 @@ impl Weights {
         })))
     }
 
+    /// What was fetched.
+    pub fn cache(&self) -> &Cache {
+        &self.0.cache
+    }
+
     /// Gets what is wanted of a model. `progress` is called with what is fetched.
     pub async fn obtain(
         &self,
@@ -237,6 +249,9 @@ impl Weights {
             Some(source) => source.local_path(),
         };
         match (local, &model.source) {
+            (Some(path), _) if self.cache().holds(Path::new(&path)) => {
+                Err(WeightsError::KeptForOthers { path })
+            }
             (Some(path), _) => own_file(model, path).await,
             (None, Some(source)) => {
                 let version = model.version.as_ref().ok_or(WeightsError::NoVersion)?;

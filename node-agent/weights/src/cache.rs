@@ -86,6 +86,13 @@ impl Cache {
         })
     }
 
+    /// Whether a path leads to what is kept here, by whatever way.
+    pub fn holds(&self, path: &Path) -> bool {
+        let folder = self.folder.canonicalize();
+        let path = path.canonicalize();
+        folder.is_ok_and(|folder| path.is_ok_and(|path| path.starts_with(folder)))
+    }
+
     /// Where the files of this version of the source's model are kept.
     pub fn paths(&self, source: &Source, files: &[FileIdentity]) -> Vec<PathBuf> {
         self.paths_of(&source.place(), &source.file_name(), files)
