@@ -3,6 +3,7 @@
 //! Refuses: to fetch more than a few bytes of a file that is not GGUF, and headers larger than any model has.
 
 use prima_gguf::{Gguf, GgufError};
+use tokio::task::{JoinError, spawn_blocking};
 
 use crate::remote::Remote;
 use crate::remote_error::RemoteError;
@@ -33,6 +34,8 @@ pub enum HeaderError {
         limit: u64,
         needed: u64,
     },
+    #[error("reading the model's header was cut short")]
+    Panicked(#[source] JoinError),
 }
 
 impl Remote {
@@ -55,7 +58,12 @@ impl Remote {
         let mut bytes = self.first_bytes().to_vec();
         let mut next_read = FIRST_READ;
         loop {
-            let needed = match Gguf::parse(&self.shown(), &bytes, size_bytes) {
+            // Of a hostile header that takes seconds, in which the operator's one thread has other things to do.
+            let (shown, read) = (self.shown(), bytes);
+            let parsing = spawn_blocking(move || (Gguf::parse(&shown, &read, size_bytes), read));
+            let (parsed, read) = parsing.await.map_err(HeaderError::Panicked)?;
+            bytes = read;
+            let needed = match parsed {
                 Ok(gguf) if gguf.data_offset > limit => return Err(too_large(gguf.data_offset)),
                 Ok(gguf) => {
                     // The padding before the data may still be missing, or some data may be there already.

@@ -1,9 +1,10 @@
 //! What servers say of the files that Models name. Headers are read beside the reconciles, a few at a time and none for long: a server that
-//! is slow, or sends what no model has, keeps no other Model waiting.
+//! is slow, or sends what no model has, keeps no other Model waiting, nor does a namespace of many such Models keep another one's.
 //!
 //! A server that failed is asked again after pauses that grow, also by the next operator: a condition of the Model's says since when.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
@@ -29,7 +30,9 @@ pub const RETRY: Retry = Retry {
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// Headers of at most [`SMALL`] bytes that are read at the same time.
-const AT_ONCE: usize = 4;
+const AT_ONCE: usize = 8;
+/// Of the Models of one namespace.
+const OF_A_NAMESPACE: usize = 2;
 /// Larger ones are read one after another, as each takes several times its bytes.
 const SMALL: u64 = 2 << 20;
 /// For one model, all parts together: the largest headers come in that time at 5 Mbit/s.
@@ -43,6 +46,7 @@ pub struct HeaderReader {
     client: Client,
     small: Semaphore,
     large: Semaphore,
+    of_namespaces: Mutex<HashMap<String, Arc<Semaphore>>>,
     read: mpsc::UnboundedSender<ObjectRef<Model>>,
 }
 
@@ -55,6 +59,7 @@ impl HeaderReader {
             client,
             small: Semaphore::new(AT_ONCE),
             large: Semaphore::new(1),
+            of_namespaces: Mutex::default(),
             read,
         };
         (Arc::new(reader), models)
@@ -64,9 +69,10 @@ impl HeaderReader {
     fn begin(self: &Arc<Self>, model: &Model, source: &ModelSource) -> oneshot::Receiver<Found> {
         let (mut tell, told) = oneshot::channel();
         let (reader, model, source) = (self.clone(), ObjectRef::from(model), source.clone());
+        let namespace = model.namespace.clone().unwrap_or_default();
         tokio::spawn(async move {
             tokio::select! {
-                found = reader.read(&source) => {
+                found = reader.read(&namespace, &source) => {
                     // If nobody listens any more, nobody need know.
                     let _ = tell.send(found);
                     let _ = reader.read.send(model);
@@ -78,7 +84,10 @@ impl HeaderReader {
     }
 
     /// Version and header of a file on a server. Errors are one line, for people.
-    async fn read(&self, source: &ModelSource) -> Found {
+    async fn read(&self, namespace: &str, source: &ModelSource) -> Found {
+        let turns = self.turns_of(namespace);
+        // This semaphore and the others are never closed.
+        let _turn = turns.acquire().await;
         if let Some(found) = self.read_within(SMALL, &self.small, source).await {
             return found;
         }
@@ -86,6 +95,17 @@ impl HeaderReader {
             .read_within(MAX_HEADER_BYTES, &self.large, source)
             .await;
         found.unwrap_or_else(|| Err(format!("{}: the header is too large", shown(source))))
+    }
+
+    /// Forgets those that nobody waits for or has.
+    fn turns_of(&self, namespace: &str) -> Arc<Semaphore> {
+        let turns = self.of_namespaces.lock();
+        let mut turns = turns.unwrap_or_else(PoisonError::into_inner);
+        turns.retain(|_, turns| Arc::strong_count(turns) > 1);
+        let turns = turns.entry(namespace.to_owned());
+        turns
+            .or_insert_with(|| Arc::new(Semaphore::new(OF_A_NAMESPACE)))
+            .clone()
     }
 
     /// Waits for its turn, then reads; `None` if the header has more than `limit` bytes, and a larger limit is left.
@@ -98,7 +118,6 @@ impl HeaderReader {
         let Some(fetched) = self.hub.source(source, None) else {
             return Some(Err("expected huggingFace or url".to_owned()));
         };
-        // The semaphore is never closed.
         let _turn = turns.acquire().await;
         let opened = RemoteModel::open_within(&self.client, &fetched, limit);
         let remote = match timeout(DEADLINE, opened).await {
@@ -310,6 +329,35 @@ mod tests {
         looks.keep(|_| false);
         connection.read_to_end(&mut Vec::new()).await.unwrap();
         assert!(read.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn a_namespace_keeps_no_other_waiting() {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = silent.local_addr().unwrap();
+        let (reader, _read) = reader(Reach::anywhere());
+        let asks = |namespace: &str, number: usize| {
+            let mut model = model(&format!("http://{address}/{namespace}-{number}.gguf"));
+            model.metadata.namespace = Some(namespace.to_owned());
+            let mut looks = Looks::default();
+            assert!(looks.look(&model, &model.spec.source, &reader).is_err());
+            looks
+        };
+        let mut asked = Vec::new();
+        let _many: Vec<Looks> = (0..100).map(|number| asks("many", number)).collect();
+        let _one = asks("one", 0);
+        // None is answered, so none makes room for others.
+        let mut connections = Vec::new();
+        for _ in 0..=OF_A_NAMESPACE {
+            let (mut connection, _) = silent.accept().await.unwrap();
+            let mut request = [0; 9];
+            connection.read_exact(&mut request).await.unwrap();
+            asked.push(String::from_utf8_lossy(&request[5..]).into_owned());
+            connections.push(connection);
+        }
+        asked.sort();
+        assert_eq!(asked, ["many", "many", "one-"]);
+        assert_eq!(reader.of_namespaces.lock().unwrap().len(), 2);
     }
 
     #[tokio::test]
