@@ -35,8 +35,8 @@ use crate::cluster::world::Stores;
 use api_keys::KnownApiKeys;
 pub use api_keys::keep as keep_api_keys;
 pub use apply::{MANAGER, OURS};
+use decide::DecisionKind;
 pub use decide::Question;
-use decide::{DecisionKind, Now};
 use dereference::World;
 use planner::{PATIENCE, Planner, Search};
 use reached::Reached;
@@ -182,7 +182,7 @@ async fn steps(
     let (world, decision, ring) = loop {
         let alone = context.deciding.lock().await;
         let world = World::new(model, resolution.clone(), context, api_keys.clone());
-        let (decision, decided) = decide::decide(&world, &state.decided, Now::read());
+        let (decision, decided) = decide::decide(&world, &state.decided, Instant::now());
         state.decided = decided;
         match decision.kind {
             // Other Models go on meanwhile. By the time of the answer, the world may have changed.
@@ -199,7 +199,8 @@ async fn steps(
                 }
             }
             _ => {
-                let ring = apply::apply(&world, &decision, context, &mut state.written).await?;
+                let written = &mut state.written;
+                let ring = apply::apply(&world, &decision, context, written, alone).await?;
                 break (world, decision, ring);
             }
         }

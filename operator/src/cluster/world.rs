@@ -12,7 +12,6 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::{ApiResource, DynamicObject, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::{self, Store};
@@ -103,8 +102,6 @@ pub enum AgentState {
 const EXPIRY: Duration = Duration::from_secs(AGENT_LEASE_SECONDS as u64);
 /// Seconds that an agent's Lease may say: less runs out before a busy API server answers, more leaves a ring broken for too long.
 const EXPIRIES: RangeInclusive<i32> = 5..=600;
-/// Older than any living agent's Lease, whatever its clock says.
-const STALE: SignedDuration = SignedDuration::from_mins(5);
 /// How often to look whether an agent has gone.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -171,16 +168,10 @@ impl Agents {
         if heard.renewed == renewed {
             return false;
         }
-        // A Lease that was not renewed for minutes is of an agent that had gone before this process began. Clocks differ by less.
-        let stale = heard.renewed.is_none()
-            && renewed
-                .as_ref()
-                .is_none_or(|at| Timestamp::now().duration_since(at.0) > STALE);
+        // Of the first one its time says nothing: many boards have no clock. So an agent that had gone before this process began counts as
+        // living once more, until its Lease has run out.
         heard.renewed = renewed;
         heard.at = now;
-        if stale {
-            return false;
-        }
         if !heard.alive {
             heard.first = now;
         }
@@ -561,6 +552,7 @@ fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::coordination::v1::LeaseSpec;
+    use k8s_openapi::jiff::Timestamp;
     use serde_json::json;
 
     use super::*;
@@ -736,12 +728,19 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_of_long_ago_is_of_an_agent_that_is_gone() {
+    fn a_clock_that_is_years_wrong_changes_nothing() {
+        const YEARS: i64 = 100_000_000;
         let start = Instant::now();
-        let mut agents = Agents::new(start);
-        assert!(!agents.hear(&lease(-3600), start));
-        assert_eq!(agents.state("pi4", start), AgentState::Silent);
-        assert!(agents.hear(&lease(0), start), "a change: it is back");
+        let at = |seconds| start + Duration::from_secs(seconds);
+        for wrong in [-YEARS, YEARS] {
+            let mut agents = Agents::new(start);
+            assert!(agents.hear(&lease(wrong), start));
+            assert!(!agents.hear(&lease(wrong + 10), at(10)), "it lives on");
+            assert!(!agents.look(at(50)));
+            assert!(agents.look(at(51)), "it is gone");
+            // It was set right meanwhile.
+            assert!(agents.hear(&lease(60), at(60)), "it is back");
+        }
     }
 
     #[test]

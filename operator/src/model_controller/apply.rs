@@ -21,6 +21,7 @@ use prima_crds::v1alpha1::model::Model;
 use prima_crds::v1alpha1::ring_plan::{MemberState, RingPlan};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::sync::MutexGuard;
 use tokio::time::sleep;
 
 use super::api_keys::KnownApiKeys;
@@ -48,17 +49,21 @@ pub struct Ring {
 /// What was written last for each object: its content's hash, and the version that it then had.
 pub type Written = BTreeMap<String, (u64, Option<String>)>;
 
+/// `deciding`: held until the next plan is written, if there is one. What follows takes nothing from other Models, which need not wait for it.
 pub async fn apply(
     world: &World,
     decision: &Decision,
     context: &Context,
     written: &mut Written,
+    deciding: MutexGuard<'_, ()>,
 ) -> Result<Ring, ControllerError> {
+    let mut deciding = Some(deciding);
     let model = &*world.model;
     let writer = Writer::new(model, context)?;
     let mut plans = world.plans.clone();
     match &decision.kind {
         DecisionKind::Released { .. } => {
+            deciding = None;
             writer.release(&mut plans, world, written).await?;
         }
         DecisionKind::Impossible { .. } | DecisionKind::Keep(_) | DecisionKind::Ask(_) => {}
@@ -85,6 +90,7 @@ pub async fn apply(
             plans.push(plan);
         }
     }
+    drop(deciding);
     let serving = plans
         .iter()
         .rev()

@@ -16,9 +16,8 @@ mod refusals;
 mod tests;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use prima_crds::v1alpha1::model::{Model, NodeShare, ResolvedModel};
 use prima_crds::v1alpha1::model_profile::ModelProfileSpec;
@@ -47,13 +46,21 @@ pub struct State {
     /// The newest generation for which the old ring had to end first, and why there is a new one.
     pub ended_first: Option<(i64, String)>,
     refusals: Refusals,
+    /// The generation of the ring that runs, and when this operator saw it first: its own clock may be years away from the API server's.
+    seen: Option<(i64, Instant)>,
 }
 
-/// When a decision is made: by the monotonic clock, and by the wall clock, as in the API server's times.
-#[derive(Clone, Copy)]
-pub struct Now {
-    pub instant: Instant,
-    pub timestamp: Timestamp,
+impl State {
+    /// How long the ring that runs has been known.
+    fn see(&mut self, current: &RingPlan, now: Instant) -> Duration {
+        let generation = current.spec.generation;
+        let since = match self.seen {
+            Some((seen, since)) if seen == generation => since,
+            _ => now,
+        };
+        self.seen = Some((generation, since));
+        now.duration_since(since)
+    }
 }
 
 /// What should be.
@@ -106,20 +113,12 @@ impl Decision {
     }
 }
 
-impl Now {
-    pub fn read() -> Self {
-        Self {
-            instant: Instant::now(),
-            timestamp: Timestamp::now(),
-        }
-    }
-}
-
 /// A new plan's predicted time per token must be at most this share of the old plan's, in percent.
 const WORTH_PERCENT: i64 = 80;
-const SETTLE: SignedDuration = SignedDuration::from_mins(10);
+const SETTLE: Duration = Duration::from_secs(600);
 
-pub fn decide(world: &World, state: &State, now: Now) -> (Decision, State) {
+/// `now`: by the monotonic clock.
+pub fn decide(world: &World, state: &State, now: Instant) -> (Decision, State) {
     let mut state = state.clone();
     let decision = match wanted(world) {
         Ok(resolved) => with_machines(world, resolved, &mut state, now),
@@ -155,9 +154,15 @@ fn wanted(world: &World) -> Result<&ResolvedModel, DecisionKind> {
     }
 }
 
-fn with_machines(world: &World, resolved: &ResolvedModel, state: &mut State, now: Now) -> Decision {
+fn with_machines(
+    world: &World,
+    resolved: &ResolvedModel,
+    state: &mut State,
+    now: Instant,
+) -> Decision {
     let current = world.current();
-    let refused = state.refusals.note(current, &world.machines, now.instant);
+    let known_for = current.map_or(Duration::ZERO, |plan| state.see(plan, now));
+    let refused = state.refusals.note(current, &world.machines, now);
     let members = current.map_or(&[][..], |plan| &plan.spec.members);
     let candidates = Candidates::new(&world.model, resolved, world, &refused, members);
     let case = Case {
@@ -183,7 +188,7 @@ fn with_machines(world: &World, resolved: &ResolvedModel, state: &mut State, now
         None => case.first_ring(state),
         Some(current) => {
             match going_on(current, &world.model, resolved, &case.skeleton, &candidates) {
-                Ok(()) => case.faster_ring(current, state, now),
+                Ok(()) => case.faster_ring(current, state, known_for),
                 Err(broken) => case.ring_instead_of(current, &broken, state),
             }
         }
@@ -192,7 +197,7 @@ fn with_machines(world: &World, resolved: &ResolvedModel, state: &mut State, now
         out: out_of_ring(&kind, world, &candidates, state),
         kind,
         awaited: candidates.awaited,
-        fails: state.refusals.wait(now.instant),
+        fails: state.refusals.wait(now),
     }
 }
 
@@ -246,7 +251,12 @@ impl Case<'_> {
     }
 
     /// Whether another ring is so much faster that it replaces the working one.
-    fn faster_ring(&self, current: &Arc<RingPlan>, state: &State, now: Now) -> DecisionKind {
+    fn faster_ring(
+        &self,
+        current: &Arc<RingPlan>,
+        state: &State,
+        known_for: Duration,
+    ) -> DecisionKind {
         let kept = DecisionKind::Keep(current.clone());
         let windows = match self.best(state, false) {
             Ok(windows) => windows,
@@ -267,7 +277,7 @@ impl Case<'_> {
         });
         let new = new.token_microseconds;
         let faster = new * 100 < old * WORTH_PERCENT;
-        if !faster || age(current, now) <= SETTLE {
+        if !faster || known_for <= SETTLE {
             return kept;
         }
         match self.spec(windows) {
@@ -443,13 +453,6 @@ fn same_file(plan: &RingPlan, model: &Model) -> bool {
         Some(path) => planned.source.is_none() && planned.file == path,
         None => planned.source.as_ref() == Some(source),
     }
-}
-
-fn age(plan: &RingPlan, now: Now) -> SignedDuration {
-    plan.creation_timestamp()
-        .map_or(SignedDuration::MAX, |made| {
-            now.timestamp.duration_since(made.0)
-        })
 }
 
 fn no_machines(candidates: &Candidates) -> String {

@@ -44,10 +44,10 @@ pub fn in_the_clear(plan: &RingPlan, machines: &[Machine]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::jiff::SignedDuration;
+    use std::time::Instant;
 
     use super::super::tests::{decided, written};
-    use super::super::{DecisionKind, Now, State, decide};
+    use super::super::{DecisionKind, State, decide};
     use super::in_the_clear;
     use crate::cluster::world::Machine;
     use crate::model_controller::test_world::{machine, profile, ring, world};
@@ -71,10 +71,7 @@ mod tests {
         then: [Option<&str>; 2],
         now: [Option<&str>; 2],
     ) -> Option<(String, Vec<Option<String>>)> {
-        let mut plan = written(
-            decided(&world(&desk_and_pi(then), &[])),
-            SignedDuration::ZERO,
-        );
+        let mut plan = written(decided(&world(&desk_and_pi(then), &[])));
         let spec = &mut std::sync::Arc::make_mut(&mut plan).spec;
         let halves = [(0, 4), (4, 8)];
         let members = halves.iter().zip(["desk", "pi4"]).zip(then);
@@ -92,7 +89,7 @@ mod tests {
         spec.validate().unwrap();
         let there = world(&desk_and_pi(now), std::slice::from_ref(&plan));
         // The planner is not asked: every machine keeps its layers.
-        let (decision, _) = decide(&there, &State::default(), Now::read());
+        let (decision, _) = decide(&there, &State::default(), Instant::now());
         match decision.kind {
             DecisionKind::New { spec, why, .. } => {
                 spec.validate().unwrap();

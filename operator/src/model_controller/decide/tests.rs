@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 
 use prima_crds::v1alpha1::model::ModelStatus;
@@ -18,6 +17,8 @@ use crate::model_controller::resolve::Resolution;
 use crate::model_controller::test_world::{
     GIB, add_draft, gpu, machine, model, profile, ring, unmeasured, world,
 };
+
+const MINUTE: Duration = Duration::from_secs(60);
 
 fn speed(token_microseconds: i64) -> Option<Speed> {
     Some(Speed {
@@ -44,12 +45,8 @@ fn reported(state: MemberState, message: &str) -> Arc<RingPlan> {
     Arc::new(plan)
 }
 
-fn now() -> Now {
-    Now::read()
-}
-
 /// Decides, and asks the planner as often as that takes.
-fn decided_with(world: &World, state: &mut State, now: Now) -> Decision {
+fn decided_with(world: &World, state: &mut State, now: Instant) -> Decision {
     loop {
         let (decision, next) = decide(world, state, now);
         *state = next;
@@ -61,17 +58,22 @@ fn decided_with(world: &World, state: &mut State, now: Now) -> Decision {
 }
 
 pub(super) fn decided(world: &World) -> Decision {
-    decided_with(world, &mut State::default(), now())
+    decided_with(world, &mut State::default(), Instant::now())
 }
 
-/// The plan that was decided, as if it had been written so long ago.
-pub(super) fn written(decision: Decision, ago: SignedDuration) -> Arc<RingPlan> {
+/// What is decided when the ring that runs has been known for long.
+fn decided_later(world: &World) -> Decision {
+    let (mut state, seen) = (State::default(), Instant::now());
+    decided_with(world, &mut state, seen);
+    decided_with(world, &mut state, seen + SETTLE + MINUTE)
+}
+
+/// The plan that was decided, as if it had been written.
+pub(super) fn written(decision: Decision) -> Arc<RingPlan> {
     let DecisionKind::New { spec, .. } = decision.kind else {
         panic!("there is no new plan");
     };
-    let mut plan = RingPlan::new("m-1", *spec);
-    plan.metadata.creation_timestamp = Some(Time(now().timestamp - ago));
-    Arc::new(plan)
+    Arc::new(RingPlan::new("m-1", *spec))
 }
 
 fn impossible(decision: &Decision) -> (&str, &str) {
@@ -317,7 +319,7 @@ fn a_machine_at_which_the_ring_fails_has_refused_soon() {
 #[test]
 fn a_ring_gives_way_to_one_a_fifth_faster() {
     let desk = [machine("desk")];
-    let first = written(decided(&world(&desk, &[])), SignedDuration::ZERO);
+    let first = written(decided(&world(&desk, &[])));
     let best = first.spec.predicted.unwrap().token_microseconds;
     let just_not_worth_it = best * 5 / 4;
     let fast = speed(just_not_worth_it);
@@ -341,11 +343,11 @@ fn a_ring_gives_way_to_one_a_fifth_faster() {
         let state = json!({"name": "desk", "state": "Ready", "measured": measured, "expertMissPercent": misses});
         let state = json!({"members": [state]});
         plan.status = Some(serde_json::from_value(state).unwrap());
-        let at = now();
-        let made = at.timestamp - SignedDuration::from_mins(minutes);
-        plan.metadata.creation_timestamp = Some(Time(made));
         let world = world(&desk, &[Arc::new(plan)]);
-        match decided_with(&world, &mut State::default(), at).kind {
+        let (mut state, seen) = (State::default(), Instant::now());
+        let at_first = decided_with(&world, &mut state, seen);
+        assert!(matches!(at_first.kind, DecisionKind::Keep(_)));
+        match decided_with(&world, &mut state, seen + MINUTE * minutes).kind {
             DecisionKind::New {
                 spec, retire_first, ..
             } => {
@@ -380,10 +382,7 @@ fn plans_count_on_how_often_experts_are_missed() {
             resolved: there.resolution.done().cloned(),
             ..ModelStatus::default()
         });
-        let plan = written(
-            decided_with(&there, &mut state, now()),
-            SignedDuration::ZERO,
-        );
+        let plan = written(decided_with(&there, &mut state, Instant::now()));
         plan.spec.predicted.unwrap().token_microseconds
     };
     let (alike, half) = (planned(None), planned(Some(50)));
@@ -397,26 +396,25 @@ fn plans_count_on_how_often_experts_are_missed() {
         panic!("not resolved");
     };
     resolved.version.etag = Some("new".to_owned());
-    let asked = decided_with(&there, &mut state, now());
-    let plan = written(asked, SignedDuration::ZERO);
+    let asked = decided_with(&there, &mut state, Instant::now());
+    let plan = written(asked);
     assert_eq!(plan.spec.predicted.unwrap().token_microseconds, alike);
 }
 
 #[test]
 fn a_faster_ring_waits_where_both_do_not_fit() {
     let desk = [machine("desk")];
-    let mut plan = RingPlan::clone(&written(decided(&world(&desk, &[])), SignedDuration::ZERO));
-    plan.metadata.creation_timestamp = None;
+    let mut plan = RingPlan::clone(&written(decided(&world(&desk, &[]))));
     plan.spec.predicted = speed(i64::MAX / 1000);
     // All 8 layers of 1 GiB are shared; the old ring's other 6 GiB and the new ring's 8 are more than there is.
     plan.spec.members[0].memory_bytes = Some(14 * GIB);
     let there = world(&desk, &[Arc::new(plan.clone())]);
-    assert!(matches!(decided(&there).kind, DecisionKind::Keep(_)));
+    assert!(matches!(decided_later(&there).kind, DecisionKind::Keep(_)));
     // If the same ring is broken, it ends first, and the generation that replaces it is remembered.
     plan.spec.context_length += 1;
     let there = world(&desk, &[Arc::new(plan)]);
     let mut state = State::default();
-    let decision = decided_with(&there, &mut state, now());
+    let decision = decided_with(&there, &mut state, Instant::now());
     let DecisionKind::New {
         spec,
         retire_first,
@@ -433,10 +431,7 @@ fn a_faster_ring_waits_where_both_do_not_fit() {
 #[test]
 fn a_machine_that_leaves_is_replaced_where_that_costs_nothing() {
     let mut desk = machine("desk");
-    let first = written(
-        decided(&world(std::slice::from_ref(&desk), &[])),
-        SignedDuration::ZERO,
-    );
+    let first = written(decided(&world(std::slice::from_ref(&desk), &[])));
     desk.leaving = true;
     // Alone, it serves as long as it does.
     let alone = world(std::slice::from_ref(&desk), std::slice::from_ref(&first));
@@ -466,7 +461,7 @@ fn a_machine_that_leaves_is_replaced_where_that_costs_nothing() {
 #[test]
 fn another_kv_dtype_replaces_the_ring() {
     let desk = [machine("desk")];
-    let f16 = written(decided(&world(&desk, &[])), SignedDuration::ZERO);
+    let f16 = written(decided(&world(&desk, &[])));
     let mut there = world(&desk, std::slice::from_ref(&f16));
     assert!(matches!(decided(&there).kind, DecisionKind::Keep(_)));
     Arc::get_mut(&mut there.model).unwrap().spec.kv_dtype = KvDtype::Q8_0;
@@ -487,7 +482,7 @@ fn another_kv_dtype_replaces_the_ring() {
 #[test]
 fn a_draft_model_is_planned_at_rank_0() {
     let desk = [machine("desk")];
-    let without = written(decided(&world(&desk, &[])), SignedDuration::ZERO);
+    let without = written(decided(&world(&desk, &[])));
     assert_eq!(without.spec.draft, None);
     let mut there = world(&desk, std::slice::from_ref(&without));
     add_draft(&mut there, &["desk"]);
@@ -520,7 +515,7 @@ fn a_draft_model_is_planned_at_rank_0() {
     let speed = |spec: &RingPlanSpec| spec.predicted.unwrap().token_microseconds;
     assert!(speed(spec) > speed(&without.spec));
 
-    let drafting = written(decision, SignedDuration::ZERO);
+    let drafting = written(decision);
     there.plans = vec![drafting];
     assert!(matches!(decided(&there).kind, DecisionKind::Keep(_)));
     // Another one is another ring.
@@ -575,7 +570,7 @@ fn a_ring_survives_an_unseen_source_and_not_an_edit() {
 #[test]
 fn a_ring_that_moved_keeps_its_layers_and_asks_nobody() {
     let first = decided(&world(&[machine("desk")], &[]));
-    let mut first = written(first, SignedDuration::ZERO);
+    let mut first = written(first);
     Arc::make_mut(&mut first).spec.rounds = 2;
     let mut desk = machine("desk");
     let agent = profile(&mut desk)
@@ -589,7 +584,7 @@ fn a_ring_that_moved_keeps_its_layers_and_asks_nobody() {
     let (decision, _) = decide(
         &world(&[desk], std::slice::from_ref(&first)),
         &State::default(),
-        now(),
+        Instant::now(),
     );
     let DecisionKind::New { spec, why, .. } = decision.kind else {
         panic!("it is not decided without the planner");
@@ -605,16 +600,20 @@ fn a_ring_that_moved_keeps_its_layers_and_asks_nobody() {
 fn a_broken_ring_goes_on_until_the_planner_answers() {
     let desk = [machine("desk")];
     let first = world(&desk, &[]);
-    let (decision, state) = decide(&first, &State::default(), now());
+    let (decision, state) = decide(&first, &State::default(), Instant::now());
     let DecisionKind::Ask(question) = decision.kind else {
         panic!("nobody is asked");
     };
     assert!(!question.urgent);
     assert!(state.answer.is_none());
 
-    let mut plan = RingPlan::clone(&written(decided(&first), SignedDuration::ZERO));
+    let mut plan = RingPlan::clone(&written(decided(&first)));
     plan.spec.context_length += 1;
-    let (decision, _) = decide(&world(&desk, &[Arc::new(plan)]), &State::default(), now());
+    let (decision, _) = decide(
+        &world(&desk, &[Arc::new(plan)]),
+        &State::default(),
+        Instant::now(),
+    );
     let DecisionKind::Ask(question) = decision.kind else {
         panic!("nobody is asked");
     };
@@ -626,8 +625,13 @@ fn a_broken_ring_goes_on_until_the_planner_answers() {
 fn an_answer_counts_while_the_world_is_as_it_was() {
     let there = world(&[machine("desk")], &[]);
     let mut state = State::default();
-    decided_with(&there, &mut state, now());
-    let asks = |world: &World| matches!(decide(world, &state, now()).0.kind, DecisionKind::Ask(_));
+    decided_with(&there, &mut state, Instant::now());
+    let asks = |world: &World| {
+        matches!(
+            decide(world, &state, Instant::now()).0.kind,
+            DecisionKind::Ask(_)
+        )
+    };
     assert!(!asks(&there));
     let changed = |change: fn(&mut NodeProfile)| {
         let mut desk = machine("desk");
@@ -671,11 +675,10 @@ fn without_ports_or_room_it_says_so_and_a_working_ring_goes_on() {
     assert_eq!(reason, "NoPorts");
     assert!(message.contains("200 ring ports"), "{message}");
 
-    let mut plan = RingPlan::clone(&written(decided(&world(&desk, &[])), SignedDuration::ZERO));
+    let mut plan = RingPlan::clone(&written(decided(&world(&desk, &[]))));
     plan.spec.predicted = speed(i64::MAX / 1000);
-    plan.metadata.creation_timestamp = None;
     there.plans = vec![Arc::new(plan)];
-    assert!(matches!(decided(&there).kind, DecisionKind::Keep(_)));
+    assert!(matches!(decided_later(&there).kind, DecisionKind::Keep(_)));
 
     let mut desk = machine("desk");
     let owner = &mut profile(&mut desk).spec;
@@ -741,7 +744,7 @@ fn a_machine_that_the_planner_leaves_out_says_why() {
     }
     let there = world(&[machine("desk"), pi4], &[]);
     let mut state = State::default();
-    let decision = decided_with(&there, &mut state, now());
+    let decision = decided_with(&there, &mut state, Instant::now());
     let plan = state.answer.unwrap().plan.unwrap();
     let [left_out] = plan.report.left_out.as_slice() else {
         panic!("both are needed");
@@ -755,7 +758,7 @@ fn a_machine_that_the_planner_leaves_out_says_why() {
 #[test]
 fn a_ring_with_another_rank_0_than_wanted_ends() {
     let first = decided(&world(&[machine("desk")], &[]));
-    let mut first = written(first, SignedDuration::ZERO);
+    let mut first = written(first);
     Arc::make_mut(&mut first).spec.generation = 5;
     let mut there = world(&[machine("desk"), machine("pi4")], &[first]);
     let want = |there: &mut World, name: &str| {
@@ -802,7 +805,7 @@ fn a_ring_has_as_many_machines_as_the_model_asks_for() {
     assert!(message.contains("at least 4 machines"), "{message}");
 
     // A ring that was planned before is replaced.
-    let plan = [written(alone, SignedDuration::ZERO)];
+    let plan = [written(alone)];
     assert_eq!(members(&asks_for(2, &plan)), 2);
     assert!(matches!(asks_for(1, &plan).kind, DecisionKind::Keep(_)));
 }
