@@ -3,7 +3,7 @@
 #
 #   x86_64/   kernels, families_at_every_level  tests of the kernels and of the engine, as cargo built them for this machine
 #   aarch64/  kernels, families_at_every_level  the same tests for arm64
-#             prima-node-agent                  the agent
+#             prima, prima-node-agent           the programs
 #             libraries                         what QEMU gives them as their root
 #
 # arm64 is compiled by Debian's cross compiler in a root of its own (once, 1.5 GB in the cache): the toolchain of this machine
@@ -43,15 +43,15 @@ main() {
 
     # In one command, so that their features are the same and nothing is compiled twice.
     built=$(in_root cargo build --locked --offline --message-format=json --target "$target" -p prima-kernels -p prima-engine \
-        -p prima-node-agent --bins "${tests[@]/#/--test=}")
-    link aarch64 "${tests[@]}" prima-node-agent <<< "$built"
+        -p prima -p prima-node-agent --bins "${tests[@]/#/--test=}")
+    link aarch64 "${tests[@]}" prima prima-node-agent <<< "$built"
     ln -sfn "$cache/$version" "$programs/aarch64/libraries"
 }
 
 # make_root FOLDER: Debian's unstable release, whose Release file may be some days old on a mirror.
 make_root() {
     mmdebstrap --quiet --variant=apt --architectures=amd64,arm64 --aptopt='Acquire::Check-Valid-Until "false"' \
-        --include=rustc,cargo,gcc,libc6-dev,gcc-aarch64-linux-gnu,g++-aarch64-linux-gnu,libstd-rust-dev:arm64 \
+        --include=rustc,cargo,gcc,libc6-dev,gcc-aarch64-linux-gnu,g++-aarch64-linux-gnu,libstd-rust-dev:arm64,cmake,libclang-dev \
         sid "$1" http://deb.debian.org/debian
     mkdir "$1"/{source,registry}
 }
@@ -84,7 +84,8 @@ in_root() {
             CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_OPT_LEVEL=0 \
             CARGO_PROFILE_DEV_DEBUG_ASSERTIONS=false CARGO_PROFILE_DEV_OVERFLOW_CHECKS=false \
             CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc \
-            CXX_aarch64_unknown_linux_gnu=aarch64-linux-gnu-g++ sh -c "
+            CXX_aarch64_unknown_linux_gnu=aarch64-linux-gnu-g++ \
+            BINDGEN_EXTRA_CLANG_ARGS_aarch64_unknown_linux_gnu=-I/usr/aarch64-linux-gnu/include sh -c "
                 mkdir -p /root/cargo && ln -sfn /registry /root/cargo/registry && cd /source && exec \"\$@\"" sh "$@"
     ' "$root" "$PWD" "${CARGO_HOME:-$HOME/.cargo}/registry" "$@"
 }

@@ -71,7 +71,7 @@ impl Cluster {
 
         let names: Vec<String> = (0..nodes).map(node::node_name).collect();
         let site = Site::host(control_plane.clone(), CONTROL_PLANE);
-        let mut api_server = ApiServer::start_at(site, Backend::Etcd, &names);
+        let mut api_server = ApiServer::start_at(site, Backend::Kine, &names);
         api_server.start_controller_manager();
         api_server.start_scheduler();
 

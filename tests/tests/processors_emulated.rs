@@ -15,7 +15,7 @@ use prima_tests::local_ring::smollm2;
 use prima_tests::machine_ring::{Host, MachineRing, Node, ThisMachine, plan};
 use prima_tests::one_process::OneProcess;
 use prima_tests::{Endpoint, http, inputs};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Tests that take long under QEMU. It runs a part of each of the first three, under other names; the last computes nothing that depends on
 /// the processor. (`tests/run` says so.)
@@ -180,6 +180,27 @@ fn a_raspberry_pi_5_has_large_pages() {
     assert!(printed.contains("\npages      16 KiB each"), "{printed}");
     assert!(printed.contains("\nkernels    neon-dotprod:"), "{printed}");
     ring_with(&RASPBERRY_PI_5, &smollm2(), &PROMPTS[..2], NOISE);
+}
+
+/// Its programs are those of the images, and its planner finds the plan that this machine's finds.
+#[test]
+fn a_raspberry_pi_5_runs_the_operators_program() {
+    let version = format!("prima {}\n", env!("CARGO_PKG_VERSION"));
+    assert_eq!(run(CORTEX_A76.run("prima").arg("--version")), version);
+
+    let sample = |name: &str| inputs::file(&format!("operator/samples/{name}.yaml"));
+    let members = |mut prima: Command| {
+        prima
+            .args(["plan", "-o", "json", "--model"])
+            .arg(sample("models/qwen3-8b"))
+            .arg("--profiles")
+            .arg(sample("machines/pc-and-two-pis"));
+        let planned: Value = serde_json::from_str(&run(&mut prima)).unwrap();
+        planned["ringPlan"]["spec"]["members"].clone()
+    };
+    let here = members(Command::new(inputs::program("prima")));
+    assert!(!here.as_array().unwrap().is_empty(), "{here:#}");
+    assert_eq!(members(CORTEX_A76.run("prima")), here);
 }
 
 /// This machine and `other` answer as one process does, where the choice of tokens is beyond `noise`; for half of the prompts at least.
