@@ -68,7 +68,7 @@ impl Metrics {
         }
     }
 
-    /// From now on this instance leads, and tells of Models and machines.
+    /// From now on this instance leads, and reports Models and machines.
     pub fn lead(&self, models: Store<Model>, machines: Store<NodeProfile>) {
         // It leads once at most.
         let _ = self.watched.0.set((models, machines));
@@ -132,6 +132,8 @@ impl Collector for Watched {
         let machines: Vec<_> = machines.state();
         let machines: Vec<_> = machines
             .iter()
+            // One that its owner leaves out may sleep: no ring misses it.
+            .filter(|machine| !machine.spec.exclude)
             .filter_map(|machine| {
                 let label = NodeLabel {
                     node: machine.name_any(),
@@ -143,7 +145,7 @@ impl Collector for Watched {
         gauges(
             &mut encoder,
             "prima_node_ready",
-            "1 while a node's agent is heard of",
+            "1 while a node's agent is heard of; of nodes that are not excluded",
             machines.iter().map(|(label, is)| (label, *is)),
         )?;
         let ready = models.iter().filter(|model| is(model, "Ready")).count();
@@ -218,12 +220,15 @@ mod tests {
         let desk = test_world::profile(&mut desk);
         let ready = serde_json::from_value(condition("Ready", "False")).unwrap();
         desk.status.as_mut().unwrap().conditions = vec![ready];
+        let mut excluded = desk.clone();
+        excluded.metadata.name = Some("laptop".to_owned());
+        excluded.spec.exclude = true;
         let models = [
             model("smollm2", "True", false),
             model("qwen", "False", false),
             model("asleep", "False", true),
         ];
-        metrics.lead(store(models.to_vec()), store(vec![desk.clone()]));
+        metrics.lead(store(models.to_vec()), store(vec![desk.clone(), excluded]));
         let text = metrics.text().unwrap();
         for line in [
             r#"prima_model_ready{namespace="home",model="smollm2"} 1"#,
@@ -236,6 +241,8 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line}: {text}");
         }
-        assert!(!text.contains("asleep"), "{text}");
+        for left_out in ["asleep", "laptop"] {
+            assert!(!text.contains(left_out), "{text}");
+        }
     }
 }
