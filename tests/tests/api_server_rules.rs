@@ -343,6 +343,35 @@ fn the_accounts_have_the_verbs_that_they_need_and_no_others() {
         ("secrets", "get"),
     ]);
     assert_eq!(allowed(&api, "prima-operator", &expected), expected);
+
+    // What the cluster's own roles get of the chart. Plans have digests of API keys, which are not for viewers.
+    bind(&api, "prima-view", "viewer");
+    let expected = set(&[
+        ("models.prima.dev", "get list watch"),
+        ("nodeprofiles.prima.dev", "get list watch"),
+    ]);
+    assert_eq!(allowed(&api, "viewer", &expected), expected);
+    bind(&api, "prima-edit", "editor");
+    let expected = set(&[
+        (
+            "models.prima.dev",
+            "create update patch delete deletecollection",
+        ),
+        ("ringplans.prima.dev", "get list watch"),
+    ]);
+    assert_eq!(allowed(&api, "editor", &expected), expected);
+}
+
+/// Gives an account of the chart's namespace a role. (Nothing aggregates roles where only an API server runs.)
+fn bind(api: &ApiServer, role: &str, account: &str) {
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": account},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}],
+    });
+    api.apply(&binding.to_string()).expect("a binding");
 }
 
 /// What the API server allows an account once it has heard of the roles that give these rights, which is a moment after they are made.
