@@ -1,5 +1,5 @@
 //! What the chart renders, and what it refuses. `tests/chart/golden.txt` shows the default rendering whole, and for each scenario of
-//! `charts/prima/ci/` what differs from it. `UPDATE_GOLDEN=1` writes it anew; review it as one reviews code.
+//! `charts/prima/ci/` what differs from it. `UPDATE_GOLDEN=1` writes it again; review it as one reviews code.
 
 use std::fs;
 use std::path::{Path, PathBuf};
