@@ -80,7 +80,7 @@ pub struct NodeProfileSpec {
     /// Leave this machine out of all rings.
     #[serde(default, skip_serializing_if = "is_false")]
     pub exclude: bool,
-    /// Memory that stays free for the owner, such as `2Gi`. Default: 5 % of the available memory.
+    /// Memory that stays free for the owner, such as `2Gi`. Default: 5 % of the available memory, in a cluster 128 MiB at least.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reserved_memory: Option<Quantity>,
     /// The same in bytes, as profiles had it first.
