@@ -13,16 +13,25 @@ digests=target/images/digests.txt
 
 [ -f "$archive" ] || { echo "$archive is missing: run images/build.sh first" >&2; exit 1; }
 
-chart=$(helm package charts/prima --destination target/images)
-chart=${chart##* }
-# Helm notes this time in what it pushes: the same chart is to have the same digest.
-touch --reference=charts/prima/Chart.yaml "$chart"
-
 # As the archive has them: NAMESPACE/IMAGE:TAG.
 names=$(tar -xOf "$archive" index.json | python3 -c '
 import json, sys
 for manifest in json.load(sys.stdin)["manifests"]:
     print(manifest["annotations"]["org.opencontainers.image.ref.name"])')
+tag=${names##*:}
+
+# field NAME: of Chart.yaml, with or without quotes.
+field() { sed -n "s/^$1: \"\{0,1\}\([^\"]*\)\"\{0,1\}\$/\1/p" charts/prima/Chart.yaml; }
+
+# The chart installs the images that it is pushed with. If they were built with a TAG of their own, it is a pre-release of that name, and
+# does not take the place of the chart that installs others.
+version=$(field version)
+[ "$tag" = "$(field appVersion)" ] || version+=-$tag
+chart=$(helm package charts/prima --version "$version" --app-version "$tag" --destination target/images)
+chart=${chart##* }
+# Helm notes this time in what it pushes: the same chart is to have the same digest.
+touch --reference=charts/prima/Chart.yaml "$chart"
+
 : > "$digests"
 for name in $names; do
     image=$target/${name##*/}

@@ -186,6 +186,16 @@ fn helm_pulls_the_chart() {
     let (name, digest) = chart.split_once('@').expect("a digest");
     let (repository, version) = name.rsplit_once(':').expect("a version");
     let packaged = format!("target/images/prima-{version}.tgz");
+    // Installed, it asks for the images that were released with it; it is no release of the chart's own version.
+    let (_, tag) = IMAGES[0].0.rsplit_once(':').expect("a tag");
+    assert!(version.ends_with(&format!("-{tag}")), "{version}");
+    let mut show = Command::new(program("helm"));
+    show.args(["show", "chart"])
+        .arg(released.tree.path(&packaged));
+    let shown = released.tree.run(show);
+    let shown = String::from_utf8_lossy(&shown.stdout);
+    let expected = format!("appVersion: {tag}");
+    assert!(shown.lines().any(|line| line == expected), "{shown}");
     let packaged = fs::read(released.tree.path(&packaged)).expect("a chart");
     for (reference, version) in [
         (repository.to_owned(), Some(version)),
