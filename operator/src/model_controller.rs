@@ -13,6 +13,7 @@ mod decide;
 mod dereference;
 mod event;
 pub mod planner;
+mod quota;
 mod reached;
 pub mod resolve;
 #[cfg(test)]

@@ -449,8 +449,22 @@ fn what_does_not_fit_says_by_how_much() {
         let status = profile.status.as_mut().expect("a status");
         status.disk.sequential_read_bytes_per_second = 10_000_000;
     });
+    let quota = json!({
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "models", "namespace": "default"},
+        "spec": {"hard": {"prima.dev/memory": "1Gi"}},
+    });
+    test.api.apply(&quota.to_string()).expect("a quota");
     let operator = Operator::start(&test.api, "one");
     test.api.apply(&model("first", "")).expect("a model");
+    wait_until("the operator knows of the quota", || {
+        test.condition("model/first", "Planned").1 == "OverQuota"
+    });
+    let message = test.condition("model/first", "Planned").2;
+    assert!(message.contains("may take 1.0 GiB"), "{message}");
+    let more = json!({"spec": {"hard": {"prima.dev/memory": "64Gi"}}});
+    test.patch("resourcequota/models", &more.to_string());
     test.wait_for("model/first", "Ready", "True", &operator);
     test.api.apply(&model("second", "")).expect("a model");
     // While the planner searches, there is no plan yet.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use futures::stream::{BoxStream, StreamExt};
 use futures::{Stream, future};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::core::v1::{Node, ResourceQuota, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{ApiResource, DynamicObject, PartialObjectMeta};
@@ -48,6 +48,7 @@ pub struct Stores {
     cordoned: Store<PartialObjectMeta<Node>>,
     agents: Arc<Mutex<Agents>>,
     leases: Store<Lease>,
+    quotas: Store<ResourceQuota>,
     /// Plans that were written a moment ago, which the watch may not have shown yet.
     written: Mutex<Vec<(Instant, Arc<RingPlan>)>>,
 }
@@ -248,6 +249,11 @@ impl Stores {
         let (leases, lease_changes) = watched(leases);
         let left_soon = leases.clone();
         let left_soon = looked_at(move || leaving(&left_soon));
+        let quotas = Api::<ResourceQuota>::all(client.clone());
+        let (quotas, quota_changes) = watched(watcher::watcher(quotas, all()));
+        // The API server writes into them all the time what it counts.
+        let allowed = quotas.clone();
+        let allowed = looked_at(move || allowances(&allowed));
         let (services, service_changes) =
             watched(watcher::watcher(Api::all(client.clone()), ours()));
         let (slices, slice_changes) = watched(watcher::watcher(Api::all(client.clone()), ours()));
@@ -281,6 +287,8 @@ impl Stores {
             cordon_changes.filter_map(|_| future::ready(None)).boxed(),
             cordons.boxed(),
             left_soon.boxed(),
+            quota_changes.filter_map(|_| future::ready(None)).boxed(),
+            allowed.boxed(),
             heard.boxed(),
             looked.boxed(),
         ]);
@@ -303,6 +311,7 @@ impl Stores {
             cordoned,
             agents,
             leases,
+            quotas,
             written: Mutex::default(),
         };
         let changes = Changes {
@@ -320,6 +329,7 @@ impl Stores {
         listed("NodeProfiles", &self.profiles, deadline).await?;
         listed("Nodes", &self.nodes, deadline).await?;
         listed("Nodes", &self.cordoned, deadline).await?;
+        listed("ResourceQuotas", &self.quotas, deadline).await?;
         listed("Leases", &self.leases, deadline).await
     }
 
@@ -371,6 +381,13 @@ impl Stores {
                 name,
             })
             .collect()
+    }
+
+    /// What a namespace may take.
+    pub fn quotas(&self, namespace: &str) -> Vec<Arc<ResourceQuota>> {
+        let mut quotas = self.quotas.state();
+        quotas.retain(|quota| quota.metadata.namespace.as_deref() == Some(namespace));
+        quotas
     }
 
     /// All plans that are not being deleted, as far as they are known or were written here.
@@ -437,6 +454,16 @@ fn leaving(leases: &Store<Lease>) -> HashSet<String> {
                 .map(str::to_owned)
         })
         .collect()
+}
+
+/// What quotas say, in words.
+fn allowances(quotas: &Store<ResourceQuota>) -> HashSet<String> {
+    let quotas = quotas.state();
+    let said = |quota: &Arc<ResourceQuota>| {
+        let hard = quota.spec.as_ref().map(|spec| &spec.hard);
+        format!("{:?} {} {hard:?}", quota.namespace(), quota.name_any())
+    };
+    quotas.iter().map(said).collect()
 }
 
 fn names(nodes: &Store<PartialObjectMeta<Node>>) -> HashSet<String> {

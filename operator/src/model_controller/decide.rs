@@ -32,6 +32,7 @@ use super::api_keys::KnownApiKeys;
 use super::candidates::Candidates;
 use super::conditions::member_status;
 use super::dereference::World;
+use super::quota;
 use crate::plan;
 use going_on::{Broken, going_on};
 pub use keys::in_the_clear;
@@ -359,7 +360,7 @@ impl Case<'_> {
         }
     }
 
-    /// The next plan, with ports that no other has.
+    /// The next plan, with ports that no other has, if its namespace may take that much.
     fn spec(&self, windows: PlannedWindows) -> Result<RingPlanSpec, DecisionKind> {
         let PlannedWindows {
             rounds,
@@ -382,14 +383,26 @@ impl Case<'_> {
         let written = status.and_then(|status| status.plan_generation);
         let known = self.world.current().map(|plan| plan.spec.generation);
         let generation = written.max(known).unwrap_or(0);
-        Ok(RingPlanSpec {
+        let spec = RingPlanSpec {
             generation: generation + 1,
             rounds,
             members,
             predicted,
             http_port: Some(ports::http(slot)),
             ..self.skeleton.clone()
-        })
+        };
+        let namespace = self.world.model.namespace();
+        let others = self.world.others.iter().map(|plan| &**plan);
+        let beside: Vec<&RingPlan> = others
+            .filter(|plan| plan.namespace() == namespace)
+            .collect();
+        match quota::refusal(&self.world.quotas, &spec, &beside) {
+            None => Ok(spec),
+            Some(message) => Err(DecisionKind::Impossible {
+                reason: "OverQuota",
+                message,
+            }),
+        }
     }
 
     fn fits_beside(&self, spec: &RingPlanSpec) -> bool {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::ResourceExt;
 use prima_crds::v1alpha1::model::Model;
 use prima_crds::v1alpha1::ring_plan::RingPlan;
@@ -21,6 +22,8 @@ pub struct World {
     pub plans: Vec<Arc<RingPlan>>,
     /// Other Models' plans; machines have promised memory to them.
     pub others: Vec<Arc<RingPlan>>,
+    /// Of the Model's namespace.
+    pub quotas: Vec<Arc<ResourceQuota>>,
     pub api_keys: KnownApiKeys,
     /// Plans whose rank 0 does not answer, and why.
     pub silent: Arc<Silent>,
@@ -43,6 +46,9 @@ impl World {
             machines: context.stores.machines(),
             plans,
             others,
+            quotas: context
+                .stores
+                .quotas(&model.namespace().unwrap_or_default()),
             api_keys,
             silent: context.reached.silent(),
         }

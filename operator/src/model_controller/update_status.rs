@@ -67,7 +67,8 @@ pub async fn update_status(
             true => was.is_some_and(|was| was.status != is.status) || (good && was.is_none()),
             false => {
                 // `Ready` has its reason from another condition, which tells it.
-                let serious = is.reason.ends_with("Failed") || is.reason == "DoesNotFit";
+                let serious = is.reason.ends_with("Failed")
+                    || matches!(is.reason.as_str(), "DoesNotFit" | "OverQuota");
                 was.is_some_and(|was| was.status != is.status) || (kind != "Ready" && serious)
             }
         };

@@ -688,6 +688,52 @@ fn without_ports_or_room_it_says_so_and_a_working_ring_goes_on() {
 }
 
 #[test]
+fn a_quota_refuses_a_new_ring_and_ends_none() {
+    let desk = [machine("desk")];
+    let mut there = world(&desk, &[]);
+    Arc::get_mut(&mut there.model).unwrap().metadata.namespace = Some("kids".to_owned());
+    let quota =
+        json!({"metadata": {"name": "home"}, "spec": {"hard": {"prima.dev/memory": "1Gi"}}});
+    there.quotas = vec![Arc::new(serde_json::from_value(quota).unwrap())];
+    let decision = decided(&there);
+    let (reason, message) = impossible(&decision);
+    assert_eq!(reason, "OverQuota");
+    assert!(message.contains("may take 1.0 GiB"), "{message}");
+
+    // One that runs goes on, but has to stay as it is.
+    let quotas = std::mem::take(&mut there.quotas);
+    let plan = written(decided(&there));
+    there.plans = vec![plan];
+    there.quotas = quotas;
+    assert!(matches!(decided_later(&there).kind, DecisionKind::Keep(_)));
+    let model = Arc::get_mut(&mut there.model).unwrap();
+    model.spec.context_length = Some(128);
+    assert_eq!(impossible(&decided(&there)).0, "OverQuota");
+}
+
+#[test]
+fn only_the_namespaces_own_models_count_for_its_quota() {
+    let desk = [machine("desk")];
+    let mut there = world(&desk, &[]);
+    Arc::get_mut(&mut there.model).unwrap().metadata.namespace = Some("kids".to_owned());
+    let needed = written(decided(&there)).spec.members[0]
+        .memory_bytes
+        .unwrap();
+    let hard = json!({"prima.dev/memory": (needed + GIB).to_string()});
+    let quota = json!({"metadata": {"name": "home"}, "spec": {"hard": hard}});
+    there.quotas = vec![Arc::new(serde_json::from_value(quota).unwrap())];
+    // On a machine that is not there any more, so that it takes nothing of the other one.
+    let mut other = RingPlan::clone(&ring(&[(0, 8)], 2 * GIB, 0));
+    other.spec.members[0].name = "gone".to_owned();
+    other.metadata.namespace = Some("parents".to_owned());
+    there.others = vec![Arc::new(other.clone())];
+    assert!(matches!(decided(&there).kind, DecisionKind::New { .. }));
+    other.metadata.namespace = Some("kids".to_owned());
+    there.others = vec![Arc::new(other)];
+    assert_eq!(impossible(&decided(&there)).0, "OverQuota");
+}
+
+#[test]
 fn rank_0_must_be_there() {
     let mut there = world(&[machine("desk")], &[]);
     Arc::get_mut(&mut there.model).unwrap().spec.rank0 = Some("nas".to_owned());
