@@ -269,6 +269,8 @@ struct Request {
     max_tokens: usize,
     read: Read,
     begun: bool,
+    /// How many others began when it was its turn, but it did not fit.
+    passed: usize,
     /// How many times the ring broke with it.
     breaks: usize,
     sequences: Vec<Sequence>,
@@ -428,6 +430,7 @@ impl Scheduler {
                     max_tokens,
                     read,
                     begun: false,
+                    passed: 0,
                     breaks: 0,
                 };
                 self.submit(request, submitted, choices);

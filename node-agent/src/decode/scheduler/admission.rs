@@ -1,6 +1,7 @@
 //! Who begins: whose turn it is, whether there is room, and what of a text the ring has already.
 
 use std::collections::BTreeMap;
+use std::iter;
 use std::time::Instant;
 
 use super::kept::common_prefix;
@@ -17,6 +18,15 @@ struct Source {
     kept: bool,
 }
 
+/// How a sequence can begin.
+struct Fit {
+    source: Option<Source>,
+    /// Those that give way for it.
+    give_way: Vec<SequenceId>,
+}
+
+/// So many others may begin before a request whose turn it is, but that does not fit yet.
+pub(super) const PASSED_BY: usize = 16;
 /// Tokens of an answer that room is made for when it begins, if its share of the context has as many; most are shorter, and clients seldom
 /// tell.
 const EXPECTED_ANSWER: usize = 256;
@@ -32,40 +42,66 @@ fn following(request: &Request) -> usize {
 }
 
 impl Scheduler {
-    /// Starts what waits while there is room: of the client that has the fewest sequences on the ring, the oldest. If a client has at least
-    /// two more, it makes room for it, where that is enough.
+    /// Starts what waits while there is room, in turn. If a client has at least two sequences more on the ring than another, it makes room for
+    /// that one, where that is enough. What does not fit in its turn is passed by other clients' requests, but only so often: then the room
+    /// stays free for it.
     pub(super) fn begin_what_fits(&mut self, now: Instant) {
-        while let Phase::Ready = self.phase
-            && let Some(id) = self.next_to_begin()
-            && let Some(request) = self.requests.get(&id.0)
-        {
-            // The first choice begins for those that follow it, too.
-            let following = if id.1 == 0 { following(request) } else { 0 };
-            let wanted = 1 + following;
-            let others = self.beyond_their_share(request.client, wanted);
-            if self.places(others.len()) < wanted {
-                break;
-            }
-            let source = self.best_source(request, &request.sequences[id.1].text);
-            let fits = |without: &[SequenceId]| {
-                self.places(without.len()) >= wanted && self.has_room(id, source.as_ref(), without)
-            };
-            let Some(aside) = (0..=others.len()).find(|&aside| fits(&others[..aside])) else {
+        // What made room for others does not take it again at once.
+        let mut gave_way: Vec<SequenceId> = Vec::new();
+        while let Phase::Ready = self.phase {
+            let turns = self.turns_to_begin(&gave_way);
+            let Some((&first, others)) = turns.split_first() else {
                 break;
             };
-            if aside > 0 {
-                others[..aside]
-                    .iter()
-                    .for_each(|&other| self.set_aside(other, now));
+            let passing: &[SequenceId] = match self.requests.get(&first.0) {
+                Some(request) if request.passed < PASSED_BY => others,
+                _ => &[],
+            };
+            let mut in_turn = iter::once(first).chain(passing.iter().copied());
+            let Some((id, fit)) = in_turn.find_map(|id| Some((id, self.fit(id)?))) else {
+                break;
+            };
+            if !fit.give_way.is_empty() {
+                for &other in &fit.give_way {
+                    self.set_aside(other, now);
+                }
+                gave_way.extend(fit.give_way);
                 continue;
             }
             let adopts =
                 |source: &Source| source.kept && source.length - source.shared < SHORT_TAIL;
-            if self.sessions_left() == 0 && !source.as_ref().is_some_and(adopts) {
+            if self.sessions_left() == 0 && !fit.source.as_ref().is_some_and(adopts) {
                 break;
             }
-            self.begin(id, source, now);
+            if id != first
+                && let Some(request) = self.requests.get_mut(&first.0)
+            {
+                request.passed += 1;
+            }
+            self.begin(id, fit.source, now);
         }
+    }
+
+    /// How a sequence can begin now, if it can.
+    fn fit(&self, id: SequenceId) -> Option<Fit> {
+        let request = self.requests.get(&id.0)?;
+        // The first choice begins for those that follow it, too.
+        let following = if id.1 == 0 { following(request) } else { 0 };
+        let wanted = 1 + following;
+        let mut others = self.beyond_their_share(request.client, wanted);
+        if self.places(others.len()) < wanted {
+            return None;
+        }
+        let source = self.best_source(request, &request.sequences[id.1].text);
+        let fits = |without: &[SequenceId]| {
+            self.places(without.len()) >= wanted && self.has_room(id, source.as_ref(), without)
+        };
+        let fewest = (0..=others.len()).find(|&count| fits(&others[..count]))?;
+        others.truncate(fewest);
+        Some(Fit {
+            source,
+            give_way: others,
+        })
     }
 
     /// Places for sequences, if so many of those that run give way.
@@ -90,10 +126,19 @@ impl Scheduler {
         shares
     }
 
-    fn next_to_begin(&self) -> Option<SequenceId> {
+    /// The oldest that waits of each client, but for these; first those of clients with the fewest sequences on the ring.
+    fn turns_to_begin(&self, but_for: &[SequenceId]) -> Vec<SequenceId> {
+        let mut oldest = BTreeMap::new();
+        for &id in &self.waiting {
+            if !but_for.contains(&id) {
+                oldest.entry(self.client(id)).or_insert(id);
+            }
+        }
         let shares = self.shares();
-        let by_share = |id: &&SequenceId| (shares.get(&self.client(**id)), **id);
-        self.waiting.iter().min_by_key(by_share).copied()
+        let share = |client: &ClientId| shares.get(client).copied();
+        let mut turns: Vec<_> = oldest.iter().map(|(one, &id)| (share(one), id)).collect();
+        turns.sort_unstable();
+        turns.into_iter().map(|(_, id)| id).collect()
     }
 
     /// The youngest sequence of the client that has the most on the ring. It is never the oldest of all that run, unless it is alone.

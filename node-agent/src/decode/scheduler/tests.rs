@@ -518,6 +518,65 @@ fn a_client_with_many_answers_gives_way_to_one_with_none() {
     assert_eq!(world.finished.len(), 51);
 }
 
+/// A request for all places, and one whose prompt fills the context.
+const LARGE: [(usize, usize); 2] = [(30, SMALL.at_once), (600, 1)];
+
+#[test]
+fn a_small_request_passes_one_that_does_not_fit() {
+    for (length, choices) in LARGE {
+        let mut world = World::new(SMALL);
+        world.submit(1, &long_prompts().next().unwrap(), 1, 200, 1);
+        world.run_some(10);
+        world.submit(2, &tokens(2, length), choices, 5, 2);
+        world.submit(3, &tokens(3, 30), 1, 1, 3);
+        let steps = steps_to_first_token(&mut world, 3);
+        assert!(steps < 10, "{steps} steps");
+        assert!(world.clients.contains_key(&1), "the long answer goes on");
+        assert_eq!(world.clients[&2].cached, None);
+        world.run();
+        world.is_quiet();
+        assert_eq!(world.finished.len(), 3);
+    }
+}
+
+#[test]
+fn one_that_does_not_fit_is_passed_so_often_and_no_more() {
+    for (length, choices) in LARGE {
+        let mut world = World::new(SMALL);
+        let mut prompts = long_prompts();
+        let mut submit_small = |world: &mut World, id| {
+            world.submit(id, &prompts.next().unwrap(), 1, 20, id);
+        };
+        // They end one after the other.
+        for id in 1..=3 {
+            submit_small(&mut world, id);
+            world.run_some(5);
+        }
+        let large = 4;
+        world.submit(large, &tokens(large, length), choices, 5, large);
+        let waits = |world: &World| {
+            let client = world.clients.get(&large);
+            client.is_some_and(|client| client.cached.is_none())
+        };
+        let (mut last, mut steps) = (large, 0);
+        while waits(&world) {
+            // Three small ones are always there.
+            while world.clients.len() < 4 {
+                last += 1;
+                submit_small(&mut world, last);
+            }
+            world.step(steps);
+            steps += 1;
+            assert!(steps < 5000, "it never begins");
+        }
+        let others = world.clients.iter().chain(&world.finished);
+        let begun = others.filter(|(id, other)| **id > large && other.cached.is_some());
+        assert_eq!(begun.count(), admission::PASSED_BY);
+        world.run();
+        world.is_quiet();
+    }
+}
+
 #[test]
 fn a_client_may_let_as_much_wait_as_others() {
     let mut world = World::new(SMALL);
@@ -895,7 +954,7 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
             let cut = random.below(base.len().min(500) + 1);
             let new = 1 + random.below(120);
             let prompt = [&base[..cut], &tokens(random.next(), new)].concat();
-            let choices = 1 + random.below(shape.at_once.min(3));
+            let choices = 1 + random.below(shape.at_once);
             let (max_tokens, keyspace) = (1 + random.below(200), random.below(2) as u64);
             let (read, asked) = match random.below(10) {
                 0 => (Read::AllStates, (1, 0)),
