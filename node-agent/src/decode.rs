@@ -462,6 +462,7 @@ impl Decode {
                 Action::Guess {
                     request,
                     choice,
+                    keyspace,
                     text,
                     count,
                 } => {
@@ -469,6 +470,7 @@ impl Decode {
                         model.ask(Job {
                             request,
                             choice,
+                            keyspace,
                             text,
                             count,
                         });

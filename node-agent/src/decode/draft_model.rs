@@ -1,21 +1,23 @@
 //! A small model at rank 0 that guesses what the ring's model will say, on threads of its own, so that no pass of the ring waits for it.
-//! What it has computed of a text stays for the next guess, within the memory that the plan has for it.
+//! What it has computed of a text stays for the next guess, within the memory that the plan has for it; for texts of the same key space only,
+//! and for as long as the ring keeps a conversation.
 //!
 //! Its guesses decide nothing: the ring's model verifies each.
 
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::model_profile::{OtherVocabulary, same_vocabulary};
 use prima_crds::v1alpha1::ring_plan::CHUNK_POSITIONS;
+use prima_engine::kernels::BLOCK_POSITIONS;
 use prima_engine::{BatchEntry, Compute, EngineError, KvCache, KvFormat, Model, WholeModel};
 use prima_gguf::GgufError;
 use prima_text::most_likely;
 use prima_weights::vocabulary_marks;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::scheduler::{RequestId, common_prefix};
+use super::scheduler::{KEPT_FOR, RequestId, common_prefix};
 
 /// The model, and what it has computed.
 pub struct DraftModel {
@@ -23,17 +25,24 @@ pub struct DraftModel {
     compute: Compute,
     /// Tokens that both models know: the first so many.
     vocabulary: usize,
+    /// The most tokens of a text.
     context_length: usize,
-    /// Positions that all texts together may hold.
-    positions: usize,
+    /// Blocks of positions that all texts together may hold.
+    blocks: usize,
     /// The least recently used first.
     texts: Vec<Text>,
 }
 
 struct Text {
+    /// Only texts of the same key space go on from it.
+    keyspace: u64,
     tokens: Vec<u32>,
     kv: KvCache,
+    last_used: Instant,
 }
+
+/// When nobody asks: how often to look for texts that have been kept for long enough.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
 
 /// Why a model cannot guess for another.
 #[derive(Debug, thiserror::Error)]
@@ -62,34 +71,44 @@ impl DraftModel {
     ) -> Result<Self, DraftModelError> {
         let marks = |model: &Model| vocabulary_marks(&model.gguf().metadata).map_err(Box::new);
         same_vocabulary(&marks(&model)?, &marks(target)?)?;
+        // A block that is begun takes all of its memory, so none is begun that does not fit whole.
+        let blocks = contexts * context_length / BLOCK_POSITIONS;
         Ok(Self {
             vocabulary: model.spec().vocabulary.min(target.spec().vocabulary),
             whole: WholeModel::open(model).map_err(Box::new)?,
             compute: Compute::new(threads).map_err(Box::new)?,
-            context_length,
-            positions: contexts * context_length,
+            context_length: context_length.min(blocks * BLOCK_POSITIONS),
+            blocks,
             texts: Vec::new(),
         })
     }
 
     /// Takes in `text`, and says how it goes on: at most `count` tokens, fewer at the end of the context; none if it knows too little of the
-    /// text to do that soon, or a token of it is not in its vocabulary. Returns also how much of the text it has taken in.
+    /// text to do that soon, the text is longer than the context, or a token of it is not in its vocabulary. Returns also how much of the text
+    /// it has taken in.
     ///
     /// # Errors
     /// Those of computing it; what was kept of the text is gone then.
-    pub fn guess(&mut self, text: &[u32], count: usize) -> Result<(usize, Vec<u32>), EngineError> {
-        let count = count.min(self.context_length.saturating_sub(text.len()));
+    pub fn guess(
+        &mut self,
+        keyspace: u64,
+        text: &[u32],
+        count: usize,
+        now: Instant,
+    ) -> Result<(usize, Vec<u32>), EngineError> {
+        self.forget_idle(now);
         let unknown = |token: &u32| *token as usize >= self.vocabulary;
-        if text.is_empty() || text.iter().any(unknown) {
+        if text.is_empty() || text.len() > self.context_length || text.iter().any(unknown) {
             return Ok((text.len(), Vec::new()));
         }
+        let count = count.min(self.context_length - text.len());
         // To guess, the last token's row must be computed.
         let known = &text[..text.len() - usize::from(count > 0)];
-        let mut own = self.take_longest(known);
+        let mut own = self.take_longest(keyspace, known, now);
         let missing = &text[own.tokens.len()..];
         if count > 0 && missing.len() > CHUNK_POSITIONS {
             let taken_in = own.tokens.len();
-            self.texts.push(own);
+            self.keep(own);
             return Ok((taken_in, Vec::new()));
         }
         self.make_room(text.len() + count);
@@ -107,22 +126,42 @@ impl DraftModel {
                 activation = self.append(&mut own, &guesses[guesses.len() - 1..])?;
             }
         }
-        self.texts.push(own);
+        self.keep(own);
         Ok((text.len(), guesses))
+    }
+
+    /// Forgets what the ring would not keep any longer either.
+    fn forget_idle(&mut self, now: Instant) {
+        self.texts
+            .retain(|one| now.saturating_duration_since(one.last_used) <= KEPT_FOR);
+    }
+
+    fn keep(&mut self, text: Text) {
+        if !text.tokens.is_empty() {
+            self.texts.push(text);
+        }
     }
 
     /// Forgets the least recently used until a text of so many tokens fits beside the others.
     fn make_room(&mut self, tokens: usize) {
-        let held = |texts: &[Text]| texts.iter().map(|one| one.tokens.len()).sum::<usize>();
-        while !self.texts.is_empty() && held(&self.texts) + tokens > self.positions {
+        let of_one = |tokens: usize| tokens.div_ceil(BLOCK_POSITIONS);
+        let held = |texts: &[Text]| {
+            texts
+                .iter()
+                .map(|one| of_one(one.tokens.len()))
+                .sum::<usize>()
+        };
+        while !self.texts.is_empty() && held(&self.texts) + of_one(tokens) > self.blocks {
             self.texts.remove(0);
         }
     }
 
     /// What is there of the beginning of `text`.
-    fn take_longest(&mut self, text: &[u32]) -> Text {
+    fn take_longest(&mut self, keyspace: u64, text: &[u32], now: Instant) -> Text {
         let shared = |one: &Text| common_prefix(&one.tokens, text);
-        let longest = (0..self.texts.len()).max_by_key(|&place| shared(&self.texts[place]));
+        let places = 0..self.texts.len();
+        let own = places.filter(|&place| self.texts[place].keyspace == keyspace);
+        let longest = own.max_by_key(|&place| shared(&self.texts[place]));
         // One that shares little is another conversation, which goes on later.
         let same = longest.filter(|&place| {
             let one = &self.texts[place];
@@ -133,14 +172,17 @@ impl DraftModel {
             let shared = shared(&one);
             one.kv.truncate(shared);
             one.tokens.truncate(shared);
+            one.last_used = now;
             // Layers with a window may have given back what the next token would see.
             if one.kv.len() == shared {
                 return one;
             }
         }
         Text {
+            keyspace,
             tokens: Vec::new(),
             kv: self.whole.sequence(self.context_length, KvFormat::F16),
+            last_used: now,
         }
     }
 
@@ -167,6 +209,7 @@ pub struct DraftThread {
 pub struct Job {
     pub request: RequestId,
     pub choice: usize,
+    pub keyspace: u64,
     pub text: Vec<u32>,
     pub count: usize,
 }
@@ -208,9 +251,17 @@ impl DraftThread {
 
 /// Until nobody asks any more, or it cannot compute.
 fn work(mut model: DraftModel, jobs: &mpsc::Receiver<Job>, tell: &UnboundedSender<DraftGuess>) {
-    while let Ok(job) = jobs.recv() {
+    loop {
+        let job = match jobs.recv_timeout(LOOK_EVERY) {
+            Ok(job) => job,
+            Err(RecvTimeoutError::Timeout) => {
+                model.forget_idle(Instant::now());
+                continue;
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
         let begun = Instant::now();
-        match model.guess(&job.text, job.count) {
+        match model.guess(job.keyspace, &job.text, job.count, begun) {
             Ok((taken_in, tokens)) => {
                 let guess = DraftGuess {
                     request: job.request,
@@ -232,5 +283,92 @@ fn work(mut model: DraftModel, jobs: &mpsc::Receiver<Job>, tell: &UnboundedSende
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prima_test_models::MadeUpModel;
+
+    use super::*;
+
+    /// Guesses for a model like itself, with room for so many contexts. Returns also the bytes of that room.
+    fn draft_model(context_length: usize, contexts: usize) -> (DraftModel, u64) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.gguf");
+        MadeUpModel::default().write_for_ring(&path);
+        let model = Model::open(&path).unwrap();
+        let layers = model.spec().layers.iter();
+        let position: usize = layers
+            .map(|layer| layer.attention.kv_bytes(KvFormat::F16))
+            .sum();
+        let planned = position * context_length * contexts;
+        let target = model.clone();
+        let draft = DraftModel::new(model, &target, 1, context_length, contexts).unwrap();
+        (draft, planned as u64)
+    }
+
+    fn text(first: u32, tokens: usize) -> Vec<u32> {
+        (first..).map(|token| token % 90).take(tokens).collect()
+    }
+
+    #[test]
+    fn many_short_texts_stay_within_the_planned_memory() {
+        // Contexts of whole blocks, and others.
+        for (context_length, at_once) in [(2 * BLOCK_POSITIONS, 4), (2 * BLOCK_POSITIONS - 1, 3)] {
+            let (mut draft, planned) = draft_model(context_length, 2);
+            let now = Instant::now();
+            for first in 0..10 {
+                let (taken_in, guesses) = draft.guess(0, &text(7 * first, 3), 2, now).unwrap();
+                assert_eq!((taken_in, guesses.len()), (3, 2));
+                let held: u64 = draft.texts.iter().map(|one| one.kv.bytes()).sum();
+                assert!(held <= planned, "{held} of {planned} bytes");
+            }
+            assert_eq!(draft.texts.len(), at_once);
+        }
+    }
+
+    #[test]
+    fn a_text_longer_than_the_memory_gets_no_guess() {
+        let (mut draft, planned) = draft_model(2 * BLOCK_POSITIONS - 1, 1);
+        let now = Instant::now();
+        for (tokens, guessed) in [
+            (BLOCK_POSITIONS - 1, 1),
+            (BLOCK_POSITIONS, 0),
+            (BLOCK_POSITIONS + 1, 0),
+        ] {
+            let (taken_in, guesses) = draft.guess(0, &text(0, tokens), 5, now).unwrap();
+            assert_eq!((taken_in, guesses.len()), (tokens, guessed));
+            let held: u64 = draft.texts.iter().map(|one| one.kv.bytes()).sum();
+            assert!(held <= planned, "{held} of {planned} bytes");
+        }
+    }
+
+    #[test]
+    fn a_text_serves_its_own_key_space_only() {
+        let (mut draft, _) = draft_model(256, 2);
+        let now = Instant::now();
+        // More than it takes in at once for a guess.
+        let long = text(0, CHUNK_POSITIONS + 10);
+        assert_eq!(draft.guess(7, &long, 0, now).unwrap(), (long.len(), vec![]));
+        assert_eq!(draft.guess(8, &long, 2, now).unwrap(), (0, vec![]));
+        let (taken_in, guesses) = draft.guess(7, &long, 2, now).unwrap();
+        assert_eq!((taken_in, guesses.len()), (long.len(), 2));
+    }
+
+    #[test]
+    fn a_text_is_forgotten_when_the_ring_forgets_it() {
+        let (mut draft, _) = draft_model(256, 2);
+        let begun = Instant::now();
+        draft.guess(0, &text(0, 10), 0, begun).unwrap();
+        draft.guess(0, &text(50, 10), 0, begun).unwrap();
+        // The first is used again.
+        draft.guess(0, &text(0, 11), 0, begun + KEPT_FOR).unwrap();
+        assert_eq!(draft.texts.len(), 2);
+        draft.forget_idle(begun + KEPT_FOR + Duration::from_secs(1));
+        assert_eq!(draft.texts.len(), 1);
+        assert_eq!(draft.texts[0].tokens, text(0, 11));
+        draft.forget_idle(begun + 3 * KEPT_FOR);
+        assert!(draft.texts.is_empty());
     }
 }

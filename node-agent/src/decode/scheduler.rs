@@ -42,6 +42,7 @@ use crate::ring::{Output, SessionId, session_capacity};
 use kept::Kept;
 pub use kept::common_prefix;
 use pass_cost::PassCost;
+pub use ring_state::KEPT_FOR;
 use run_ahead::PassTimes;
 use speculation::Speculation;
 
@@ -183,6 +184,8 @@ pub enum Action {
     Guess {
         request: RequestId,
         choice: usize,
+        /// Requests share texts within it only.
+        keyspace: u64,
         text: Vec<u32>,
         count: usize,
     },

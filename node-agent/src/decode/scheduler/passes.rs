@@ -135,6 +135,9 @@ impl Scheduler {
         waits: bool,
         now: Instant,
     ) {
+        let Some(keyspace) = self.requests.get(&id.0).map(|one| one.keyspace) else {
+            return;
+        };
         self.asked = Some(DraftJob {
             id,
             text: text.clone(),
@@ -145,6 +148,7 @@ impl Scheduler {
         self.actions.push(Action::Guess {
             request: id.0,
             choice: id.1,
+            keyspace,
             text,
             count,
         });

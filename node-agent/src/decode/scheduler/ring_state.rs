@@ -17,7 +17,7 @@ const BREAKS: usize = 3;
 /// More frames than can overtake one that waits for its window.
 const OVERTAKING: u64 = 32;
 /// For whoever looks at a machine's memory: a conversation is not kept for longer.
-pub(super) const KEPT_FOR: Duration = Duration::from_secs(3600);
+pub const KEPT_FOR: Duration = Duration::from_secs(3600);
 
 impl Scheduler {
     fn probe(&mut self, now: Instant) {

@@ -2,7 +2,6 @@ mod world;
 
 use prima_crds::v1alpha1::ring_plan::DRAFTED_ROWS;
 
-use super::ring_state::KEPT_FOR;
 use super::*;
 use crate::ring::MAX_FRAME_ROWS;
 use world::*;
@@ -638,6 +637,23 @@ fn a_draft_model_that_is_gone_is_not_waited_for() {
     world.run();
     world.is_quiet();
     assert!(world.asked.is_empty());
+}
+
+#[test]
+fn a_draft_model_is_told_whose_a_text_is() {
+    let shape = Shape {
+        draft_model: true,
+        ..SMALL
+    };
+    let mut world = World::new(shape);
+    for keyspace in [7, 8] {
+        let id = keyspace;
+        world.submit(id, &tokens(id, 100), 1, 5, keyspace);
+        let asked = world.asked.front();
+        assert!(matches!(asked, Some(Action::Guess { keyspace: own, .. }) if *own == keyspace));
+        world.run();
+    }
+    world.is_quiet();
 }
 
 #[test]

@@ -308,6 +308,7 @@ impl World {
             choice,
             mut text,
             count,
+            ..
         }) = self.asked.pop_front()
         else {
             return false;
