@@ -380,7 +380,13 @@ impl Decode {
             RingEvent::Lost { rank, cause } => (Event::Lost { rank, cause }, Vec::new()),
             RingEvent::Busy => (Event::Busy, Vec::new()),
         };
-        self.tell(event, &rows).await
+        let released = matches!(event, Event::Released { .. });
+        self.tell(event, &rows).await?;
+        // Only frames tell what members hold, and none may come for long.
+        if released && self.scheduler.holds_nothing() {
+            self.tally.all_released();
+        }
+        Ok(())
     }
 
     /// What the draft model says; `None`: it cannot guess any more.

@@ -509,6 +509,11 @@ impl Scheduler {
             || (waiting.len() >= limit && own >= limit / clients.len())
     }
 
+    /// Whether no member holds anything of any session.
+    pub fn holds_nothing(&self) -> bool {
+        self.running.is_empty() && self.kept.len() == 0 && self.releasing.is_empty()
+    }
+
     /// KV cache, in positions, and the sessions that hold it.
     pub fn kv(&self) -> KvUse {
         let (planned, used, kept) = self.ledger.positions();

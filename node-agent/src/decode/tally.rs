@@ -90,7 +90,7 @@ impl Tally {
         known.then(|| percent.round().clamp(1.0, 100.0) as i32)
     }
 
-    /// Bytes of KV cache on all members, as of their last frames.
+    /// Bytes of KV cache on all members, as of their last frames, or none where all is released.
     pub fn kv_bytes(&self) -> u64 {
         let held = self.members.iter().map(|member| member.timing.kv_bytes);
         held.fold(0, u64::saturating_add)

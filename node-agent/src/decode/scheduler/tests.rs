@@ -94,9 +94,12 @@ fn the_least_recently_used_goes_first() {
 fn a_conversation_is_forgotten_after_an_hour() {
     let mut world = World::new(SMALL);
     world.ask(1, &tokens(1, 100), 1);
+    assert!(!world.scheduler.holds_nothing());
     world.now += KEPT_FOR + Duration::from_secs(1);
     world.tell(Event::Tick, &[]);
+    assert!(!world.scheduler.holds_nothing(), "it is still on its way");
     world.run();
+    assert!(world.scheduler.holds_nothing());
     assert_eq!(
         (world.ring.sessions(), world.scheduler.kv().used_positions),
         (0, 0)
